@@ -123,7 +123,7 @@ impl Category {
 pub struct DeviceIndex(u8);
 
 impl DeviceIndex {
-    /// Converts a number into a [`DeviceIndex`]; `None` if it is not below [`MAX_DEVICES`].
+    /// Converts a number into a [`DeviceIndex`]; `None` if the number is too large.
     fn new(index: usize) -> Option<Self> {
         (index < MAX_DEVICES).then_some(Self(index as u8))
     }
@@ -135,8 +135,8 @@ impl DeviceIndex {
     /// Returns the device's position in the GPU table, as a number.
     #[inline]
     pub const fn get(self) -> usize {
-        // The index is always below `MAX_DEVICES`. The remainder changes nothing, but lets the
-        // compiler leave out a bounds check.
+        // The index is always below `MAX_DEVICES`, so the operator `%` does not change it. It lets
+        // the compiler leave out a bounds check.
         self.0 as usize % MAX_DEVICES
     }
 }
@@ -156,7 +156,7 @@ pub struct DeviceEntry {
     pub id: DeviceId,
     /// The device's total memory in bytes.
     pub capacity: u64,
-    /// Bytes that a CUDA context takes on the device, as a process of the group last measured it; 0
+    /// Bytes that a CUDA context takes on the device, as last measured by a process of the group; 0
     /// if unknown.
     pub context_bytes: u64,
 }
@@ -181,10 +181,10 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Creates a ledger file with exactly this mode, unless a file with this name exists.
+    /// Creates a ledger file with the permissions `mode`, unless a file with this name exists.
     ///
     /// The file is written under a temporary name in the same directory, which begins with a dot.
-    /// If the process is killed meanwhile, the temporary file is left behind.
+    /// If the process is killed before the file is complete, the temporary file is left behind.
     pub fn create(path: &Path, mode: u32) -> Result<(), LedgerError> {
         file::create(path, mode)
     }
@@ -276,7 +276,7 @@ impl Ledger {
         self.signals().waiting.load(Ordering::Relaxed) != 0
     }
 
-    /// Adds a request that has waited for this long to the group's statistics.
+    /// Adds a request that has waited, and its waiting time, to the group's statistics.
     pub fn note_wait(&self, device: DeviceIndex, time: std::time::Duration) {
         if self.map.writable() {
             let header = self.header();
@@ -300,16 +300,16 @@ impl Ledger {
                 .is_ok()
     }
 
-    /// Adds an event to the ring buffer; it replaces the oldest event. Does nothing if the ledger
-    /// was opened for reading only.
+    /// Adds an event to the ring buffer. In a full buffer, the event replaces the oldest one. Does
+    /// nothing if the ledger was opened for reading only.
     pub fn record(&self, happening: &Happening) {
         if self.map.writable() {
             events::record(&self.header().ring, happening);
         }
     }
 
-    /// Returns the events with number `since` or higher, oldest first. Older events than the ring
-    /// buffer holds are missing.
+    /// Returns the events whose number is `since` or higher, oldest first. Events that are no
+    /// longer in the ring buffer are missing.
     pub fn events(&self, since: u64) -> Vec<Event> {
         events::read(&self.header().ring, since)
     }
@@ -349,8 +349,7 @@ impl Ledger {
         self.is_locked(Bytes::owner(slot))
     }
 
-    /// Returns whether a process has locked one of these bytes of the file; true if that is
-    /// unknown.
+    /// Returns whether a process has locked any of the given bytes; true if that is unknown.
     fn is_locked(&self, bytes: Bytes) -> bool {
         let file = self.place.open(false);
         file.map_or(true, |file| lock::is_locked(&file, bytes).unwrap_or(true))

@@ -66,15 +66,14 @@ fn control(file: &Description, command: i32, kind: i32, bytes: Bytes) -> io::Res
     lock.l_start = bytes.start as libc::off_t;
     lock.l_len = bytes.len as libc::off_t;
     interrupted::again(|| {
-        // SAFETY: these commands read and write the one `flock` that `lock` is.
+        // SAFETY: these commands read and write only the structure `lock`.
         match unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut lock) } {
             0 => Ok(lock),
             _ => Err(io::Error::last_os_error()),
         }
     })
     .map_err(|error| match error.raw_os_error() {
-        // The kernel does not know the command, because it is too old for these locks. EINVAL has
-        // no other cause here.
+        // EINVAL has only one cause here: the kernel is too old for open file description locks.
         Some(libc::EINVAL) => io::Error::other(NO_LOCKS),
         _ => error,
     })
@@ -157,7 +156,7 @@ mod tests {
             for held in [Bytes::owner(slot), Bytes::claim(slot)] {
                 assert!(
                     take(held) && take(held),
-                    "the owner of a lock can take it again"
+                    "the owner of a lock can take the lock again"
                 );
                 assert!(!is_locked(&one, held).expect("asked"));
                 for at in [0, 1, last] {

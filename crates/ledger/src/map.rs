@@ -55,7 +55,7 @@ impl Birthmark {
 
 /// Mapped pages that a forked child does not inherit.
 pub(super) struct Unforked {
-    // Not unmapped in a forked child: the child may have mapped something else at their addresses.
+    // A forked child does not unmap them: it may have mapped something else at their addresses.
     pages: ManuallyDrop<Pages>,
     mark: Birthmark,
 }
@@ -142,7 +142,7 @@ mod tests {
         assert!(mark.is_ours());
         mark.word().store(0, Ordering::Relaxed);
         assert!(!mark.is_ours(), "the mark was wiped, as in a forked child");
-        // On Linux before 4.14 the mark has this value, and compares pids.
+        // On Linux before 4.14 a mark always has this value, and pids are compared instead.
         mark.word().store(Birthmark::PID_ONLY, Ordering::Relaxed);
         assert!(mark.is_ours());
         mark.pid += 1;

@@ -80,8 +80,8 @@ impl<'a> Line<'a> {
     }
 }
 
-/// Number of bytes that are kept of each line of a `maps` file. In a longer line, only the end of a
-/// long path is lost.
+/// Number of bytes that are kept of each line of a `maps` file. A longer line loses only the end of
+/// its path.
 const LONGEST_LINE: usize = 256;
 
 /// Calls `take` with each parsed line of a `maps` file. Does not allocate.
@@ -116,9 +116,9 @@ fn each_line(mut file: impl Read, mut take: impl FnMut(&Line<'_>)) -> io::Result
 struct Seen {
     /// Whether the process has mapped the ledger's content for writing.
     content: bool,
-    /// Whether the process has mapped a page of the ledger without read or write access. This page
-    /// keeps the file lock of a slot. A process that only reads the ledger, such as the controller,
-    /// has no such page.
+    /// Whether the process has mapped a page of the ledger that it can neither read nor write. This
+    /// page keeps the file lock of a slot. A process that only reads the ledger, such as the
+    /// controller, has no such page.
     anchor: bool,
 }
 
@@ -147,9 +147,9 @@ pub(super) fn at(address: usize) -> io::Result<MappedFile> {
 
 impl MappedFile {
     /// Returns whether a process is a member of this ledger. A member has mapped the ledger's
-    /// content for writing, and a page without access that keeps its slot's lock.
+    /// content for writing. It has also mapped an inaccessible page, which keeps its slot's lock.
     ///
-    /// Blocks while the process's memory map is locked, which the user of that process can prolong
+    /// Blocks while the process's memory map is locked. That process's user can keep it locked
     /// forever. Does not allocate.
     pub fn has_member(&self, mappings: &Mappings) -> io::Result<bool> {
         for path in &mappings.0 {
@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(
             member(content),
             Some(false),
-            "the controller has no page without access"
+            "the controller has mapped no inaccessible page"
         );
         assert_eq!(member(anchor), Some(false));
         assert_eq!(member(&content.replace("rw-s", "r--s")), Some(false));
@@ -188,7 +188,7 @@ mod tests {
             let maps = format!("{content}{anchor}").replace("00:1b 12", other);
             assert_eq!(member(&maps), Some(false), "{other}");
         }
-        assert_eq!(member(""), None, "a process without memory");
+        assert_eq!(member(""), None, "the process has no mappings");
         // One path is longer than the kept part of a line, and one path is not UTF-8.
         let long = content.replace("/x", &format!("/{}", "x/".repeat(LONGEST_LINE)));
         assert_eq!(member(&format!("{long}{anchor}")), Some(true));

@@ -1,15 +1,15 @@
 //! Orphans: charges for memory that has left the process that charged it. Another process of the
 //! group may hold this memory now.
 //!
-//! An orphan stays charged in its slot and counts against the limit. It is uncharged by the process
-//! that finds out where the memory is. Either the member that holds the memory has charged it
-//! itself, or no member holds it.
+//! An orphan stays charged in its slot and counts against the limit. A process uncharges it after
+//! finding that the memory is charged elsewhere or is gone: either the member that holds the memory
+//! has charged it too, or no member holds it.
 //!
 //! Any member may uncharge an orphan, even in the slot of another living process, which may be
 //! asleep. This is the only change that a process makes to another living process's charge. The
-//! change only lowers the charge, at most by the orphaned amount. Meanwhile the process holds the
-//! slot's claim lock, so that the slot cannot get another owner. If the process dies in the middle
-//! of the change, the group stays overcharged until the slot's owner exits.
+//! change only lowers the charge, at most by the orphaned amount. During the change, the process
+//! holds the slot's claim lock, so that the slot cannot get another owner. If the process dies in
+//! the middle of the change, the group stays overcharged until the slot's owner exits.
 
 use super::atomic::{AtomicU64, Ordering};
 use super::charge::{self, UNIT};
@@ -23,7 +23,7 @@ pub(super) fn orphaned(left: &AtomicU64) -> u64 {
     (left.load(Ordering::Acquire) & u64::from(u32::MAX)) * UNIT
 }
 
-/// The orphans of a group on one device when they were read.
+/// The orphans of a group on one device, at the time of reading.
 #[derive(Clone, Debug, Default)]
 pub struct Orphans {
     /// The slots that have orphans, each with its orphaned bytes.
@@ -83,14 +83,14 @@ impl Slot {
     pub fn orphan(&self, device: DeviceIndex, bytes: u64) {
         let units = bytes.div_ceil(UNIT);
         // The process's own record must change first. Once the units are marked, another member may
-        // uncharge them. This process must not mistake that for an error.
+        // uncharge them. This process must not mistake such a change for an error.
         self.begin(device);
         self.record(device).taken(units);
         self.stats(device).left.fetch_add(units, Ordering::AcqRel);
     }
 
-    /// Uncharges orphans until `keep` of the `seen` bytes are left, starting in this process's own
-    /// slot. Skips a slot if its orphans have changed since `seen` was read. Returns the bytes
+    /// Uncharges the orphans `seen` until `keep` bytes of them are left, starting in this process's
+    /// own slot. Skips a slot if its orphans have changed since `seen` was read. Returns the bytes
     /// uncharged.
     pub fn release_orphans(&self, device: DeviceIndex, seen: &Orphans, keep: u64) -> u64 {
         let mut surplus = seen.total().saturating_sub(keep);
@@ -240,7 +240,7 @@ mod tests {
             other.release_orphans(device, &scratch.orphans(device), 0),
             4 * UNIT
         );
-        // The claim lock can be taken, so it was released.
+        // This process can take the claim lock, so the lock was released.
         assert!(lock::try_lock(&file, Bytes::claim(owner.index())).expect("locks"));
     }
 

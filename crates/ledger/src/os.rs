@@ -26,7 +26,7 @@ pub(super) fn now() -> Instant {
     Instant::now()
 }
 
-/// Sleeps for this time.
+/// Sleeps for the given time.
 pub(super) fn sleep(time: Duration) {
     std::thread::sleep(time);
 }
@@ -41,11 +41,11 @@ pub(super) fn spin() {
     std::hint::spin_loop();
 }
 
-/// Reserves file system space for these bytes of the ledger file. Later accesses then cannot fail
-/// because the file system is full.
+/// Reserves file system space for these bytes of the ledger file. Later accesses to these bytes
+/// then work even if the file system is full.
 ///
-/// Does nothing on a file system that cannot reserve space. `posix_fallocate` is not used, because
-/// it would write to the file there, in a race with the members.
+/// Does nothing on a file system that cannot reserve space. On such a file system,
+/// `posix_fallocate` would write to the file instead, in a race with the members.
 pub(super) fn reserve(file: &File, offset: u64, len: u64) -> io::Result<()> {
     let reserved = interrupted::again(|| {
         // SAFETY: the descriptor is open, and the call accesses no memory of this process.
@@ -162,7 +162,7 @@ mod tests {
         let open = |path, write| File::options().read(true).write(write).open(path);
         // The file system of this file cannot reserve space.
         let file = open("/proc/self/comm", true).expect("there");
-        reserve(&file, 0, 1).expect("success without a reservation");
+        reserve(&file, 0, 1).expect("reserving succeeds without an effect");
         let file = open("/proc/self/comm", false).expect("there");
         reserve(&file, 0, 1).expect_err("the file is not open for writing");
     }

@@ -1,9 +1,9 @@
 //! Protection of child groups: memory that other groups must leave free.
 //!
 //! A group may have memory that is protected for one of its child groups. Processes outside the
-//! child group must leave free what the child group has not charged of this memory. Every slot in
-//! the group's ledger tells which child group its owner is in. Therefore this ledger alone shows
-//! how much the child group has charged.
+//! child group must leave free the part of this memory that the child group has not charged. Every
+//! slot in the group's ledger tells which child group its owner is in. Therefore that ledger alone
+//! shows how much the child group has charged.
 
 use super::atomic::Ordering;
 use super::charge::{UNIT, granted};
@@ -12,9 +12,9 @@ use std::fmt;
 
 /// Tells how much memory of a group is protected for its child groups.
 pub trait Protection: fmt::Debug + Sync {
-    /// Returns the bytes that this process must leave free for child groups it is not in: their
-    /// protected memory, minus what they have charged. If `low` is true, the best-effort protection
-    /// `low` counts too.
+    /// Returns the bytes that this process must leave free for child groups that it does not belong
+    /// to: the protected bytes of these groups, minus their charged bytes. If `low` is true, the
+    /// best-effort protection `low` counts too.
     fn untaken(&self, ledger: &Ledger, device: DeviceIndex, low: bool) -> u64;
 }
 
@@ -28,7 +28,7 @@ pub fn child_key(name: &str) -> u64 {
 }
 
 impl Ledger {
-    /// Returns the unused part of a child group's protected memory, in bytes. `child` is the
+    /// Returns the unused part of a child group's protected memory, in bytes. `child` is the child
     /// group's [`child_key`], and `bytes` of memory are protected for it. The result is `bytes`
     /// minus the child group's charges, at least 0.
     ///
@@ -84,7 +84,11 @@ mod tests {
             4 * UNIT,
             "undecided units of the group do not count"
         );
-        assert_eq!(untaken(5 * UNIT), 0, "the group has charged more");
+        assert_eq!(
+            untaken(5 * UNIT),
+            0,
+            "the child group has charged more than is protected"
+        );
         let elsewhere = scratch.untaken(scratch.other, child_key("alice"), UNIT);
         assert_eq!(elsewhere, UNIT, "charges on another device do not count");
     }

@@ -18,13 +18,13 @@ use gpulimit_base::process;
 pub trait Witness {
     /// Returns whether the driver still lists more than `covered` bytes of this dead process on the
     /// device. Returns `None` if that is unknown; the slot then drains for a grace time. `covered`
-    /// is 0 in general. If the process has become another program by `exec`, it is the number of
-    /// bytes that this program has charged.
+    /// is 0 in general. If the process has become another program by `exec`, `covered` is the
+    /// number of bytes that the new program has charged.
     fn holds_memory(&self, process: &Identity, device: &DeviceId, covered: u64) -> Option<bool>;
 
-    /// Charges memory that a dead process shared with living members to those members. Called after
-    /// the driver has freed the dead process's own memory. Up to `bytes` may still be in use by
-    /// members that have not charged them. Returns false if that amount is unknown.
+    /// Charges to this process what a dead process shared and living members still use without a
+    /// charge: at most `bytes`. Called after the driver has freed the dead process's own memory.
+    /// Returns false if the amount is unknown.
     fn adopt(&self, _process: &Identity, _device: &DeviceId, _bytes: u64) -> bool {
         false
     }
@@ -47,10 +47,10 @@ pub(super) const GRACE_MS: u64 = 1_000;
 /// the process after this time is assumed to list it forever.
 pub(super) const DRAIN_MAX_MS: u64 = 30_000;
 
-/// Number of charged slots whose owners every sweep looks at.
+/// Number of charged slots whose owners every sweep checks.
 const SHARE: usize = 128;
-/// Milliseconds for which a look at all owners of a group is not repeated if the group has more
-/// than [`SHARE`] charged slots.
+/// In a group with more than [`SHARE`] charged slots, a sweep checks all owners at most once in
+/// this number of milliseconds.
 const FRESH_MS: u64 = 1_000;
 
 /// The result of an attempt to clean one slot.
@@ -85,8 +85,8 @@ pub(super) fn reap(
         Err(_) => return Fate::Live,
     }
     let fate = reap_claimed(ledger, file, slot, witness);
-    // The slot is already emptied, because another process may claim it once this lock is released.
-    // If this call fails, closing the file releases the lock.
+    // A cleaned slot is already empty here: another process may claim it once the lock is released.
+    // If unlocking fails, closing the file releases the lock.
     let _ = lock::unlock(file, Bytes::claim(slot));
     fate
 }
@@ -152,13 +152,13 @@ fn record(ledger: &Ledger, slot: usize) {
     }
 }
 
-/// Returns whether a dead owner's slot has drained. Stores the time if this process is the first to
-/// find the owner dead. The caller holds the claim lock.
+/// Returns whether a dead owner's slot has drained. The first process that finds the owner dead
+/// stores the present time in the slot. The caller holds the claim lock.
 fn is_drained(ledger: &Ledger, slot: usize, witness: &dyn Witness) -> bool {
     let owner = &ledger.content().slots[slot].owner;
     let now = os::boot_ms();
     let mut since = owner.dead_since.load(Ordering::Relaxed);
-    // A time in the future is wrong: another boot clock or a damaged file is the cause.
+    // A stored time in the future is wrong: it is from another boot clock or a damaged file.
     if since == 0 || since > now {
         owner.dead_since.store(now, Ordering::Relaxed);
         since = now;
@@ -166,7 +166,7 @@ fn is_drained(ledger: &Ledger, slot: usize, witness: &dyn Witness) -> bool {
     has_drained(ledger, slot, witness, now - since)
 }
 
-/// Returns whether a slot has drained whose owner was found dead `dead_ms` milliseconds ago.
+/// Returns whether a slot has drained. Its owner was found dead `dead_ms` milliseconds ago.
 pub(super) fn has_drained(
     ledger: &Ledger,
     slot: usize,
@@ -202,8 +202,8 @@ pub(super) fn has_drained(
 
 /// Returns the bytes that later programs of the same process have charged. A process keeps its pid
 /// in `exec`, and the driver lists the memory of all its programs under this pid. Later programs'
-/// charges are therefore subtracted when an older program's slot is examined. Older programs'
-/// charges are never subtracted for a later program's slot.
+/// charges are therefore subtracted when an older program's slot is examined. When a later
+/// program's slot is examined, older programs' charges are not subtracted.
 fn charged_after(ledger: &Ledger, slot: usize, process: &Identity, device: DeviceIndex) -> u64 {
     let owner = |slot: usize| &ledger.content().slots[slot].owner;
     let same = |other: Identity| other.is_same(process);
@@ -278,9 +278,9 @@ pub(super) struct Swept {
 /// `await_ending` is true, the units of exiting processes that still hold their file lock count as
 /// pending.
 ///
-/// A look at one owner takes about 15 µs. In a group with more than [`SHARE`] charged slots, all
-/// owners are therefore looked at only once in [`FRESH_MS`]. Until then, a sweep looks at the
-/// owners whose pid is gone, at the slots that drain, and at a random share of the others.
+/// Checking one owner takes about 15 µs. In a group with more than [`SHARE`] charged slots, all
+/// owners are therefore checked at most once in [`FRESH_MS`] milliseconds. In between, a sweep
+/// checks the owners whose pid is gone, the slots that drain, and a random share of the others.
 pub(super) fn sweep(
     ledger: &Ledger,
     file: &Description,
@@ -331,9 +331,9 @@ pub(super) fn sweep(
     swept
 }
 
-/// Returns whether one system call, or none, shows that a slot's owner is dead: the slot is
-/// draining, or its owner's pid is gone. A zombie and a process of another pid namespace are not
-/// found out in this way.
+/// Returns whether a quick check shows that a slot's owner is dead: the slot is draining, or its
+/// owner's pid is gone. The check makes at most one system call. It cannot detect a zombie, or a
+/// dead process of another pid namespace.
 fn may_be_dead(ledger: &Ledger, slot: usize, pid_ns: u64) -> bool {
     let owner = &ledger.content().slots[slot].owner;
     let pid = owner.pid.load(Ordering::Relaxed) as u32;

@@ -33,8 +33,8 @@ impl Record<loom::sync::atomic::AtomicU64> {
 impl<W: Word> Record<W> {
     /// Begins a change of this process's word in the ledger. Call it before changing the word.
     /// Returns how many units are missing from the word because another process has lowered it.
-    /// Returns 0 if none are missing, or if that is unknown. `charged` must read the word with
-    /// [`Ordering::Acquire`].
+    /// Returns 0 if no units are missing, or if that is unknown while other threads change the
+    /// word. `charged` must read the word with [`Ordering::Acquire`].
     #[inline]
     pub(super) fn begin(&self, charged: impl FnOnce() -> u64) -> u64 {
         let now = self
@@ -69,7 +69,7 @@ impl<W: Word> Record<W> {
     /// Ends a change that took `n` units from the word.
     #[inline]
     pub(super) fn taken(&self, n: u64) {
-        // Never subtract more than the recorded units: that would change the number of threads.
+        // Subtracting more than the recorded units would also change the number of threads.
         let n = n.min(self.0.load(Ordering::Relaxed) & UNITS);
         self.0.fetch_sub(THREAD + n, Ordering::AcqRel);
     }
@@ -92,7 +92,7 @@ mod tests {
         assert_eq!(
             record.begin(|| 7),
             0,
-            "too many units in the word are no error"
+            "more units in the word than in the record are no error"
         );
         record.taken(100);
         assert_eq!(record.begin(|| 0), 0);
@@ -100,7 +100,7 @@ mod tests {
         assert_eq!(
             record.begin(|| 1),
             2,
-            "units that were never recorded are not missing"
+            "units that were never recorded do not count as missing"
         );
     }
 

@@ -3,7 +3,7 @@
 use super::lock::{self, Bytes, Description};
 use super::{Ledger, LedgerError};
 
-/// A guard that keeps all processes from claiming a slot, until it is dropped. A process that
+/// A guard that keeps all processes from claiming a slot until the guard is dropped. A process that
 /// waited for a slot then finds that the ledger file is gone, and opens the group anew.
 #[derive(Debug)]
 pub struct Removal {

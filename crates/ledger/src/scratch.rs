@@ -95,7 +95,7 @@ pub(super) fn stranger(pid: u32) -> Identity {
     }
 }
 
-/// Returns the only group in which a test charges, with this limit in bytes.
+/// Returns the single group in which a test charges. `max` is its limit in bytes.
 pub(super) fn level(slot: &Slot, device: DeviceIndex, max: u64) -> Level<'_> {
     Level {
         slot,
@@ -106,8 +106,8 @@ pub(super) fn level(slot: &Slot, device: DeviceIndex, max: u64) -> Level<'_> {
     }
 }
 
-/// A test process without idle memory. The stored value answers whether the driver still holds
-/// memory of a dead process.
+/// A test process without idle memory. The stored value is its answer when asked whether the driver
+/// still holds memory of a dead process.
 pub(super) struct Knows(pub Option<bool>);
 
 impl Witness for Knows {

@@ -22,7 +22,7 @@ use std::time::Duration;
 /// A claimed slot: this process's charges and statistics in one ledger.
 ///
 /// A kernel file lock marks the slot as owned. A mapping keeps this lock alive, so that closing
-/// descriptors does not lose it. A forked child does not inherit the lock. The lock ends with exec,
+/// descriptors does not end it. A forked child does not inherit the lock. The lock ends with exec,
 /// and with any death of the process. Do not use the slot in a forked child; dropping it there has
 /// no effect.
 ///
@@ -119,8 +119,8 @@ impl Slot {
     #[cold]
     fn repair(&self, device: DeviceIndex, lacks: u64, hidden: bool) -> bool {
         // A damaged ledger file stays damaged, so this process never gets a grant again.
-        // `high_water` is not repaired: as long as it is wrong, every member gets here and detects
-        // the damage.
+        // `high_water` is not repaired: as long as it is wrong, every member detects the damage
+        // here.
         if self.ledger.damage().is_some() {
             self.distrust.store(u64::MAX, Ordering::Relaxed);
             return false;
@@ -195,7 +195,7 @@ const DISTRUST_MS: u64 = 1_000;
 const TRIES: u32 = if cfg!(loom) { 2 } else { 64 };
 /// Largest number of slots that a process checks for a dead owner before it claims a new slot.
 const PROBES: u32 = 16;
-/// How often a process tries all slots, as long as some of them may become free soon.
+/// Largest number of times that a process tries all slots while some may become free soon.
 const ROUNDS: u32 = if cfg!(loom) { 3 } else { 200 };
 const ROUND_PAUSE: Duration = Duration::from_millis(5);
 
@@ -206,11 +206,10 @@ impl Ledger {
     ///
     /// Low slots are preferred, because every charge reads all slots up to the highest one ever
     /// claimed. But if many processes start at once, all of them would try the lowest free slot.
-    /// Therefore a process chooses at random among the lowest free slots. After each slot lost to
-    /// another process, it chooses among twice as many. Even a thousand processes then need only a
-    /// few attempts each. This number may grow up to all slots. If thousands of processes start on
-    /// two processors, more than a thousand of them may be suspended while they claim the lowest
-    /// slots.
+    /// Therefore a process chooses at random among the lowest free slots. Each time another process
+    /// is faster, it chooses among twice as many slots. Even a thousand processes then need only a
+    /// few attempts each. The choice may grow to all slots. If thousands of processes start on two
+    /// processors, more than a thousand of them may be suspended while they claim the lowest slots.
     pub fn claim(self: &Arc<Self>, identity: &Identity, below: &str) -> Result<Slot, LedgerError> {
         let place = &self.place;
         if !self.map.writable() {
@@ -366,7 +365,7 @@ impl Candidate<'_> {
         move |error| LedgerError::io_with_room(&path, action, error)
     }
 
-    /// Returns whether a slot has no charge and no living owner. The slot still names its dead
+    /// Returns whether a slot has no charge and no living owner. The slot may still name a dead
     /// owner.
     fn is_abandoned(&self, slot: usize) -> Result<bool, LedgerError> {
         let held = lock::is_locked(self.claim, Bytes::owner(slot)).map_err(self.error("lock"))?;
@@ -425,8 +424,8 @@ impl Candidate<'_> {
         Ok(Take::Taken(anchor))
     }
 
-    /// Reserves file system space for all parts of the file that the slot's owner writes. If the
-    /// file system is full, this fails now instead of causing a SIGBUS later.
+    /// Reserves file system space for all parts of the file that the slot's owner writes. In a full
+    /// file system this call fails; without it, a later write would end with SIGBUS.
     fn reserve(&self, slot: usize) -> io::Result<()> {
         for block in 0..BLOCKS {
             let line = size_of::<layout::WordLine>() as u64;

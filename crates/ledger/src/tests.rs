@@ -103,7 +103,7 @@ fn members_are_asked_at_most_every_200_ms() {
         at.load(Ordering::Relaxed).abs_diff(just) < 60_000,
         "the time of asking is recorded"
     );
-    // The members were last asked just now, a while ago, and (by a wrong clock) in the future.
+    // The recorded time of asking is set to now, to a while ago, and (wrongly) to the future.
     at.store(os::boot_ms(), Ordering::Relaxed);
     assert!(!scratch.ask_members());
     at.store(os::boot_ms() - 10_000, Ordering::Relaxed);
@@ -256,7 +256,7 @@ fn removal_keeps_processes_out_until_it_ends() {
     let removal = scratch.begin_removal().expect("nobody");
     assert!(
         scratch.begin_removal().is_err(),
-        "only one removal at a time"
+        "a second removal fails while the first one lasts"
     );
     drop(removal);
     drop(scratch.join());

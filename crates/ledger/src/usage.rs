@@ -20,7 +20,7 @@ pub struct Usage {
     /// Bytes of requests that are undecided at the moment; not part of `charged`.
     pub undecided: u64,
     /// The largest usage that was recorded since the group was created. Does not include memory
-    /// that the recording process had charged ahead, and is never above the limit at that time.
+    /// that the recording process had charged ahead. Never above the limit at that time.
     pub peak: u64,
     /// Number of refused requests since the group was created.
     pub refusals: u64,
@@ -152,8 +152,8 @@ impl Ledger {
 
     /// Returns the living members, and the dead members whose memory the driver may still hold.
     pub fn processes(&self, witness: &dyn Witness) -> Vec<ProcessUsage> {
-        // Finding dead processes needs a descriptor of the ledger. Without one, all processes count
-        // as living.
+        // Finding dead processes needs a descriptor of the ledger. If opening the ledger fails, all
+        // processes count as living.
         let file = self.place.open(false).ok();
         let now = os::boot_ms();
         let mut patience = Patience::default();
@@ -209,8 +209,8 @@ impl Patience {
         true
     }
 
-    /// Returns a slot's word and its idle bytes. Both are from before a request, or both are from
-    /// after it.
+    /// Returns a slot's word and its idle bytes, if possible as they are between two requests of
+    /// the slot's owner.
     fn settled(&mut self, ledger: &Ledger, slot: usize, device: DeviceIndex) -> (u64, u64) {
         let idle = &ledger.content().slots[slot].stats[device.get()].idle;
         let figure = || idle.load(Ordering::Relaxed);
@@ -245,8 +245,8 @@ fn device_usage(
     (usage.charged != 0 || usage.peak != 0 || usage.refusals != 0).then_some(usage)
 }
 
-/// Returns the largest number of bytes that the members could give back if asked, without the owner
-/// of slot `own`. A member whose group is within its `low` is not asked, and counts as 0.
+/// Returns the largest number of bytes that the members could give back if asked, except the owner
+/// of slot `own`. A member counts as 0 if its group uses no more than `low` or `min` protects.
 pub(super) fn reclaimable(ledger: &Ledger, own: usize, device: DeviceIndex) -> u64 {
     (0..ledger.high_water())
         .filter(|slot| *slot != own)

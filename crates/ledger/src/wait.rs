@@ -1,9 +1,9 @@
 //! Waiting in line for memory of a full group.
 //!
-//! A waiting process draws a number and writes it into its own slot. It comes after every process
-//! that waits for the same device with a lower number. The line consists only of these numbers, so
-//! that no waiter holds a lock. If a process dies, its number no longer counts. If a waiter is
-//! stopped, the others skip it after a while.
+//! A waiting process draws a number and writes it into its own slot. The process comes after every
+//! process that waits for the same device with a lower number. The line consists only of these
+//! numbers, so that no waiter holds a lock. If a process dies, its number no longer counts. If a
+//! waiter is stopped, the others skip it after a while.
 //!
 //! A process that gives memory back first lowers its charge, and then reads the word `waiting`. A
 //! waiter first sets `waiting`, and then reads the charges. At least one of the two therefore sees
@@ -20,18 +20,18 @@ const NAP: Duration = Duration::from_millis(100);
 /// Milliseconds after which other processes skip a waiter that has not checked the line.
 const ABSENT_MS: u64 = 2_000;
 
-/// The answer to a waiting process that asks whether it may try to charge.
+/// The answer to a waiting process that asks whether it is allowed to try to charge.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Turn {
-    /// The process is first in line and may try to charge.
+    /// The process is first in line and is allowed to try to charge.
     Yes,
     /// Another process with a lower number comes first.
     NotYet,
-    /// The process has waited as long as it may.
+    /// The time for which the process is allowed to wait is over.
     Over,
 }
 
-/// The place of a request in a group's line of waiting requests. Dropping it leaves the line.
+/// The place of a request in a group's line of waiting requests. Dropping it ends the wait.
 pub struct Line<'a> {
     slot: &'a Slot,
     device: DeviceIndex,
@@ -81,8 +81,8 @@ impl<'a> Line<'a> {
             .seen
             .store(os::boot_ms(), Ordering::Relaxed);
         self.returned = signals.returned.load(Ordering::SeqCst);
-        // Every check changes the value. Another process may find no waiters and clear `waiting`,
-        // but only while the value is unchanged.
+        // Every call changes the value of `waiting`. A process that finds no waiters clears
+        // `waiting`, but only if the value has not changed meanwhile.
         signals.waiting.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         if os::now() >= self.until {
@@ -125,7 +125,7 @@ impl Ledger {
             return true;
         }
         if !DeviceIndex::all().any(any) {
-            // If a process has begun to wait meanwhile, it has changed the word, and this exchange
+            // If a process has begun to wait meanwhile, it has changed `waiting`, and this exchange
             // fails.
             let _ = waiting.compare_exchange(before, 0, Ordering::SeqCst, Ordering::Relaxed);
         }
@@ -160,7 +160,7 @@ fn is_before(ledger: &Ledger, own: usize, device: DeviceIndex, ticket: u64) -> b
     false
 }
 
-/// Returns whether a waiter has not checked the line for too long, so that it is skipped.
+/// Returns whether a waiter has not checked the line for so long that other processes skip it.
 fn is_absent(waiting: &Waiting, now: u64) -> bool {
     now.saturating_sub(waiting.seen.load(Ordering::Relaxed)) > ABSENT_MS
 }
@@ -273,7 +273,7 @@ mod tests {
         seen.store(os::boot_ms() + 60_000, Ordering::Relaxed);
         assert!(
             scratch.somebody_waits(&slot, scratch.device),
-            "a waiter with a time in the future counts"
+            "a waiter whose recorded time is in the future counts"
         );
     }
 

@@ -1,9 +1,9 @@
 //! Tests of the ledger with real processes. The tests kill, stop or fork these processes, or close
 //! all their descriptors.
 //!
-//! To start another process, the test binary runs itself. The variable `LEDGER_ROLE` tells the test
-//! `role` what to do there. A second mapping, independent of the ledger, records which memory the
-//! processes have really taken.
+//! To start another process, the test binary runs itself. In the new process, the variable
+//! `LEDGER_ROLE` tells the test `role` what to do. A second mapping, independent of the ledger,
+//! records which memory the processes have really taken.
 #![allow(unsafe_code)]
 
 use gpulimit_base::device::DeviceId;
@@ -143,7 +143,7 @@ struct Actor {
 }
 
 impl Actor {
-    /// Waits until the other process prints this line.
+    /// Waits until the other process prints the line `wanted`.
     fn says(&mut self, wanted: &str) {
         let mut line = String::new();
         // The test harness of the other process prints lines too. They are skipped.
@@ -182,9 +182,9 @@ impl Drop for Actor {
 /// A simulated device with twelve blocks of memory. One word holds the owners of all blocks, in
 /// five bits per block. Each block has at most one owner.
 ///
-/// A single word changes at one moment. Even a process that is killed has therefore either taken a
-/// block or not. The device has as many blocks as the limit allows. If the ledger grants a request
-/// for which the device has no free block, the limit was exceeded.
+/// The word changes in one step. Even a process that is killed has therefore either taken a block
+/// or not. The device has as many blocks as the limit allows. If the ledger grants a request for
+/// which the device has no free block, the limit was exceeded.
 struct Judge(*const AtomicU64);
 
 impl Judge {
@@ -443,7 +443,7 @@ fn a_storm_of_charges_and_kills_never_passes_the_limit() {
     }
     judge.stop().store(1, Ordering::SeqCst);
     for mut actor in actors {
-        // This process may just have been started, and may not have opened the ledger yet.
+        // This actor may just have been started, and may not have opened the ledger yet.
         actor.child.wait().expect("wait");
     }
     let ledger = scratch.open();
@@ -452,7 +452,11 @@ fn a_storm_of_charges_and_kills_never_passes_the_limit() {
     let usage = ledger.usage(device);
     let (violations, grants) = (judge.violations(), judge.grants());
     eprintln!("{kills} kills, {grants:?} grants, {cleaned:?}, {usage:?}");
-    assert_eq!(violations.load(Ordering::SeqCst), 0, "the limit was passed");
+    assert_eq!(
+        violations.load(Ordering::SeqCst),
+        0,
+        "the limit was exceeded"
+    );
     assert!(enough(kills));
     assert_eq!((usage.charged, usage.undecided), (0, 0));
     assert!(usage.peak <= u64::from(Judge::BLOCKS) * Judge::BLOCK);
@@ -695,8 +699,8 @@ fn joining_a_full_ledger_is_an_error() {
     let error = ledger.claim(&Identity::of_self(), "").expect_err("full");
     assert!(matches!(error, LedgerError::NoSlot { .. }), "{error}");
     assert!(error.to_string().contains("4096 slots"), "{error}");
-    // Closing the file is not enough. Another test may be starting a process, and that process
-    // holds a copy of the descriptor until it executes its program.
+    // Closing the file is not enough to drop the locks. Another test may be starting a process, and
+    // that process holds a copy of the descriptor until it executes its program.
     lock(&file, libc::F_UNLCK, 0, MAX_SLOTS);
     ledger
         .claim(&Identity::of_self(), "")
@@ -893,7 +897,7 @@ fn a_refusal_names_its_level_and_charges_no_level() {
     let path = [low, high];
     let quiet = Quiet(&NoWitness);
     charge(&path, 6 * KIB4, &quiet).expect("it fits");
-    let refused = charge(&path, 5 * KIB4, &quiet).expect_err("the root is full");
+    let refused = charge(&path, 5 * KIB4, &quiet).expect_err("the root group is full");
     assert_eq!(
         (refused.level, refused.charged, refused.max),
         (1, 6 * KIB4, 10 * KIB4)
@@ -914,7 +918,10 @@ fn absurd_requests_are_refused() {
     member.charge(1 << 42, u64::MAX).expect("no limit");
     member.charge(1 << 42, u64::MAX).expect("no limit");
     let started = Instant::now();
-    assert!(member.charge(KIB4, u64::MAX).is_err(), "the word is full");
+    assert!(
+        member.charge(KIB4, u64::MAX).is_err(),
+        "the ledger word is full"
+    );
     assert!(started.elapsed() < HANG);
     assert_eq!(member.charged(), 1 << 43);
     member.uncharge(u64::MAX);
@@ -924,7 +931,10 @@ fn absurd_requests_are_refused() {
         "at most the charged bytes are given back"
     );
     member.charge(0, 0).expect("nothing");
-    assert!(member.charge(1, 4095).is_err(), "a byte takes 4 KiB");
+    assert!(
+        member.charge(1, 4095).is_err(),
+        "a byte is charged as 4 KiB"
+    );
 }
 
 #[test]
@@ -954,14 +964,18 @@ fn orphans_are_charged_until_a_member_gives_them_back() {
     other.slot.orphan(device, KIB4);
     let seen = ledger.orphans(device);
     assert_eq!(release(&seen, 2 * KIB4), KIB4);
-    assert_eq!(other.slot.charged(device), 0, "its own orphans go first");
+    assert_eq!(
+        other.slot.charged(device),
+        0,
+        "its own orphans are uncharged first"
+    );
     assert_eq!(release(&ledger.orphans(device), 0), 2 * KIB4);
     assert_eq!(
         (sleeping.slot.charged(device), other.charged()),
         (2 * KIB4, 2 * KIB4)
     );
-    // Other processes may uncharge the orphans of a slot. Its owner does not take that for an
-    // error.
+    // Other processes may uncharge the orphans of a slot. The slot's owner does not treat this as
+    // an error.
     sleeping.charge(KIB4, 3 * KIB4).expect("there is room");
     assert_eq!(other.charged(), 3 * KIB4);
     sleeping.uncharge(3 * KIB4);
@@ -995,7 +1009,11 @@ fn shared_memory_of_the_dead_needs_a_member_to_adopt_it() {
     let heir = Heir(AtomicU64::new(0));
     let cleaned = ledger.clean(&heir);
     assert_eq!((cleaned.draining, survivor.charged()), (0, 0));
-    assert_eq!(heir.0.into_inner(), 5 * KIB4, "shared plus orphaned bytes");
+    assert_eq!(
+        heir.0.into_inner(),
+        5 * KIB4,
+        "shared and orphaned bytes are adopted"
+    );
     assert_eq!(ledger.orphans(survivor.device).total(), 0);
     let device = survivor.device;
     drop(survivor);

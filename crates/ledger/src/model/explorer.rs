@@ -25,18 +25,18 @@ use std::rc::Rc;
 
 /// Largest number of processes in a scenario.
 pub(crate) const MAX_PROCESSES: usize = 3;
-/// The process number of callers that are no process of a scenario: the judge, and loom's threads.
+/// Process number of callers outside a scenario: the checks of its rules, and loom's threads.
 pub(crate) const OBSERVER: usize = 8;
-/// Largest number of steps of one process. If a process takes more steps, other processes keep it
-/// from ending, which violates a rule.
+/// Largest number of steps of one process. Taking more steps violates the rule that all processes
+/// end.
 const STEPS: u32 = 2_000;
 /// Size of a coroutine's stack, in 64-bit words.
 const STACK: usize = 0x4000;
 /// The time of the model's clock at the start of a run, in milliseconds.
 const BOOT_MS: u64 = 1_000;
 /// Duration of a process's first wait, in milliseconds. Each further wait takes four times as long.
-/// A sleep may really take that long on a loaded machine. After two waits, a request no longer
-/// waits for undecided requests of others.
+/// On a loaded machine, a real sleep may take that long. After two waits, a request no longer waits
+/// for undecided requests of others.
 const WAIT_MS: u64 = 600;
 
 /// The effect of a step: whether the step changes state that other processes can see.
@@ -140,7 +140,7 @@ pub(crate) fn pause() {
     CLOCK.set(CLOCK.get() + (WAIT_MS << (2 * waits.min(6) - 2)));
     if word::mode() == Mode::Step {
         // During a wait, the kernel drops dead processes' locks and the driver frees their memory.
-        // Both take less time than a wait: a few milliseconds and 190 ms.
+        // In reality, this takes up to 190 ms, less than any wait.
         super::scenario::finish_deaths();
         super::scenario::forget_obstacles(process());
         // After a wait, a request reads all words anew. It remembers only how long it has waited.
@@ -185,7 +185,7 @@ fn see(value: u64) {
 #[allow(deprecated)]
 fn stop(name: Name, effect: Effect) {
     PENDING.set((name, effect));
-    // The generator library itself finds the coroutine that is running.
+    // This pauses the coroutine that is running; the library `generator` knows which one it is.
     generator::yield_with(());
 }
 
@@ -203,7 +203,7 @@ pub(crate) fn step<T>(
         let owner = owner(book, slot);
         if effect == Effect::Read && owner == Some(process()) {
             // Reading the process's own word is no step, because no other process changes it. The
-            // check below ensures that.
+            // check below reports any such change.
             return operate();
         }
         stop(name, effect);
@@ -450,8 +450,8 @@ impl Explorer {
         mix(mix(hash, CLOCK.get()), self.kills.into())
     }
 
-    /// Runs all processes, even dead ones, to the end of their programs without scheduling. Then
-    /// the next run can start.
+    /// Runs the programs of all processes to their ends, even those of dead processes, without
+    /// scheduling. Then the next run can start.
     fn finish(&mut self) {
         word::set_mode(Mode::Plain);
         for process in 0..self.coroutines.len() {

@@ -20,7 +20,7 @@ pub(crate) enum Fault {
     HighWaterMissing,
     /// Memory fences have no effect.
     FenceMissing,
-    /// The simulated driver claims too early that it has freed a dead process's memory.
+    /// The simulated driver reports too early that it has freed a dead process's memory.
     DrainMissing,
 }
 

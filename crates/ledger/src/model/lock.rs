@@ -80,8 +80,8 @@ impl Bytes {
         self.start >= MAX_SLOTS
     }
 
-    /// Returns where these locks are in the word that holds all locks of the file. The range is
-    /// empty if the slot does not exist in the model.
+    /// Returns the positions of these locks in the word that holds all locks of a ledger file. The
+    /// range is empty if the model does not have the slot.
     pub(super) fn bytes(self) -> std::ops::Range<usize> {
         let (first, len) = (self.start % MAX_SLOTS, self.len.min(SLOTS));
         let len = if first < USED.get() { len } else { 0 };
@@ -107,7 +107,7 @@ pub(super) fn holder(word: u64, bytes: Bytes) -> u8 {
     word.to_le_bytes()[bytes.bytes().start]
 }
 
-/// Returns the word `word` after some locks were dropped: those for which `gone` returns true.
+/// Returns `word` without the locks for which `gone` returns true.
 pub(super) fn without(word: u64, gone: impl Fn(usize, u8) -> bool) -> u64 {
     let mut holders = word.to_le_bytes();
     for (at, holder) in holders.iter_mut().enumerate() {
@@ -141,7 +141,7 @@ pub(super) struct Description(Arc<Open>);
 impl Description {
     pub(super) fn new(book: usize) -> Self {
         let first = 1 + explorer::process() as u8 * DESCRIPTIONS;
-        // Loom's threads and the judge get the numbers above those of the processes.
+        // Callers outside a scenario, such as loom's threads, get the highest numbers.
         let last = if usize::from(first) > explorer::OBSERVER * usize::from(DESCRIPTIONS) {
             127
         } else {

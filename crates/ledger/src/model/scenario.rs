@@ -1,8 +1,8 @@
-//! Scenarios: processes with short programs that use ledgers and a simulated driver. A judge checks
-//! the rules after each step.
+//! Scenarios: processes with short programs that use ledgers and a simulated driver. The method
+//! `judge` checks the rules after each step.
 //!
-//! The judge knows how much memory the driver has handed out to each process. It compares these
-//! amounts with the ledgers. The ledgers of a scenario are numbered; `book` is such a number.
+//! The checks compare the ledgers with the memory that the driver has really handed out to each
+//! process. The ledgers of a scenario are numbered; a variable `book` is such a number.
 
 use super::super::atomic::Ordering;
 use super::super::charge::{UNIT, granted, undecided};
@@ -39,7 +39,7 @@ pub(crate) enum Action {
     Limit { book: usize, units: u64 },
     /// Charges memory with a faulty algorithm.
     TakeBy(u64, fn(&[Level<'_>], u64) -> bool),
-    /// Charges memory like [`Action::Take`], but tries only once. The judge accepts any refusal.
+    /// Charges memory like [`Action::Take`], but tries only once. Any refusal is accepted.
     Try(u64),
     /// Uncharges like [`Action::Give`], but the memory was charged ahead and never used.
     GiveIdle,
@@ -76,7 +76,7 @@ pub(crate) struct Scenario {
     watched: Vec<(Name, &'static AtomicU64)>,
 }
 
-/// What the judge knows about one process.
+/// What the checks of the rules know about one process.
 #[derive(Default)]
 struct Actor {
     slots: RefCell<Vec<Slot>>,
@@ -85,7 +85,7 @@ struct Actor {
     memory: Cell<u64>,
     asks: Cell<u64>,
     asks_since: Cell<u64>,
-    /// Whether the process's request did not fit the limit at some moment since it began.
+    /// Whether the process's request exceeded the limit at some moment since the request began.
     too_much: Cell<bool>,
     /// Whether another living process was in the middle of a request or of cleaning, at some moment
     /// since this process last waited.
@@ -102,7 +102,7 @@ pub(crate) struct Left {
 thread_local! {
     static ACTORS: [Actor; MAX_PROCESSES] = Default::default();
     static LIMITS: [Cell<u64>; BOOKS] = Default::default();
-    /// False while requests may use the limit from before its last change.
+    /// False while requests that began before the limit was last changed may use the earlier limit.
     static SETTLED: [Cell<bool>; BOOKS] = Default::default();
     static STRANGERS: Cell<bool> = const { Cell::new(false) };
 }
@@ -122,8 +122,8 @@ pub(crate) fn finish_deaths() {
     }
 }
 
-/// Forgets which processes were in the way of a request before its present wait. They no longer
-/// justify a refusal.
+/// Forgets that other processes blocked a request before its present wait. They no longer justify
+/// refusing the request.
 pub(crate) fn forget_obstacles(process: usize) {
     actor(process, |actor| actor.in_the_way.set(false));
 }
@@ -537,7 +537,7 @@ impl Scenario {
             };
             if memory > max {
                 violation(format!(
-                    "above the limit: {memory} units of {max} in ledger {book}"
+                    "above the limit of {max} units in ledger {book}: {memory} units handed out"
                 ));
             }
         }
@@ -600,7 +600,7 @@ impl Scenario {
             .sum()
     }
 
-    /// Returns whether the process has no request, or has a grant in the topmost group already.
+    /// Returns whether the process has no request, or its topmost group has granted the request.
     fn is_decided(&self, process: usize) -> bool {
         let Some(top) = self.roles[process].path.last() else {
             return true;
@@ -670,7 +670,7 @@ impl Scenario {
                 .map(|word| (granted(word), undecided(word)))
                 .collect();
             violation(format!(
-                "processes hold {held} units, but cleaned ledger {book} has {words:?}"
+                "processes hold {held} units, but after cleaning, ledger {book} has {words:?}"
             ));
         }
         if lock::locks(book).peek().to_le_bytes()[SLOTS..] != [0; SLOTS] {
@@ -683,7 +683,7 @@ impl Scenario {
                 owner.bytes().is_empty() || lock::holder(lock::locks(book).peek(), owner) != 0
             });
             if !all {
-                violation("a free slot cannot be claimed".into());
+                violation("a new process failed to claim a free slot".into());
             }
             return;
         };
@@ -696,7 +696,7 @@ impl Scenario {
             keeps_low: false,
         };
         if level::charge(&[level], rest * UNIT, &MemberPressure(self)).is_err() {
-            violation(format!("{rest} free units cannot be charged"));
+            violation(format!("a new process failed to charge {rest} free units"));
         }
     }
 }

@@ -2,8 +2,8 @@
 //! value that the memory model allows.
 //!
 //! Each thread plays a process with its own slot, unless noted. A request waits for a few steps
-//! instead of a second, and may be refused after that. A real request may be refused in the same
-//! way, if another process was stopped while charging.
+//! instead of a second, and can be refused after that. A real request can be refused in the same
+//! way if another process was stopped while charging.
 
 use super::super::atomic::{Ordering, Word};
 use super::super::charge::{self, Reaped, Refusal, Rung, Surroundings, charged};
@@ -82,7 +82,7 @@ impl Rung for Seat {
         );
     }
 
-    // This model has no records of processes. Models of the record are further down in this file.
+    // These models do not keep records of a process's own charges. Further models below do so.
     fn begin(&self) -> bool {
         true
     }
@@ -94,8 +94,8 @@ impl Rung for Seat {
     fn taken(&self, _: u64) {}
 }
 
-/// Test surroundings of a request that can wait for a number of steps. No process has idle memory
-/// or is dead.
+/// A model's [`Surroundings`]: a request can wait for `steps` steps. No process has idle memory,
+/// and no process is dead.
 struct Patience {
     steps: u32,
     over: bool,
@@ -129,7 +129,7 @@ impl Surroundings<Seat> for Patience {
 #[derive(Copy, Clone, Debug, PartialEq)]
 enum Outcome {
     Granted,
-    /// Refused because other processes were granted too much memory.
+    /// Refused because the memory granted to other processes left no room.
     Refused,
     OutOfPatience,
 }
@@ -171,13 +171,21 @@ fn one_of_two_requests_for_the_last_bytes_is_granted() {
         assert!([mine, others] != [Outcome::Granted; 2], "both were granted");
         assert!(
             [mine, others] != [Outcome::Refused; 2],
-            "both were refused without a reason"
+            "both requests were refused without a reason"
         );
         if mine == Outcome::Refused {
-            assert_eq!(others, Outcome::Granted, "refused without a reason");
+            assert_eq!(
+                others,
+                Outcome::Granted,
+                "a request was refused without a reason"
+            );
         }
         if others == Outcome::Refused {
-            assert_eq!(mine, Outcome::Granted, "refused without a reason");
+            assert_eq!(
+                mine,
+                Outcome::Granted,
+                "a request was refused without a reason"
+            );
         }
         let expect = |outcome| if outcome == Outcome::Granted { 6 } else { 0 };
         assert_eq!(
@@ -225,7 +233,7 @@ fn two_levels(climb: fn(&[Seat], u64)) {
         let path = [leaf.seat(1, 10), root.seat(1, 4)];
         let handle = thread::spawn(move || climb(&path, 6));
         let mine = charge(&[leaf.seat(0, 10)], 5, 2);
-        handle.join().expect("the process in two groups");
+        handle.join().expect("the process in two groups ends");
         assert_ne!(
             mine,
             Outcome::Refused,

@@ -34,7 +34,7 @@ struct Watched {
     weak: Vec<Arc<Weak>>,
 }
 
-/// What a watched word is, and to which ledger (`book`) and slot it belongs.
+/// The meaning of a watched word, with the ledger (`book`) and the slot that it belongs to.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(crate) enum Name {
     Charged { book: usize, slot: usize },
@@ -113,7 +113,7 @@ impl AtomicU64 {
         &raw const *self as usize
     }
 
-    /// Reads the word. This is no step.
+    /// Reads the word without a step of the model.
     pub(crate) fn peek(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -242,13 +242,13 @@ impl AtomicU64 {
         Err(before)
     }
 
-    /// Stores a value in the word. This is no step.
+    /// Stores a value in the word without a step of the model.
     pub(crate) fn store_plain(&self, value: u64) {
         self.0.store(value, Ordering::Relaxed);
     }
 
-    /// Changes the word in one step, as the kernel does. `change` gets the current value, and
-    /// returns the new one or `None`. Returns only whether there was a new value.
+    /// Changes the word in one step, as the kernel changes locks. `change` gets the current value,
+    /// and returns a new value or `None`. Returns whether `change` returned a new value.
     pub(crate) fn change(&self, effect: Effect, change: impl Fn(u64) -> Option<u64>) -> bool {
         let plain = |w: &Plain| {
             w.fetch_update(Ordering::SeqCst, Ordering::SeqCst, &change)

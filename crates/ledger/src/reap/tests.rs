@@ -13,7 +13,7 @@ fn reaped(scratch: &Scratch, slot: usize, held: Option<bool>) -> Fate {
     reap(scratch, &file(scratch), slot, &Knows(held))
 }
 
-/// Makes the ledger say that the slot's owner was found dead `ms` milliseconds ago.
+/// Writes into the ledger that the slot's owner was found dead `ms` milliseconds ago.
 fn found_dead(scratch: &Scratch, slot: usize, ms: u64) {
     let owner = &scratch.content().slots[slot].owner;
     owner
@@ -38,7 +38,7 @@ fn owned_empty_and_claimed_slots_are_left_alone() {
     lock::unlock(&other, Bytes::claim(dead)).expect("locks");
     assert_eq!(reaped(&scratch, dead, Some(false)), Fate::Cleaned);
     assert_eq!(charged(&scratch), 0);
-    // The claim lock can be taken, so it was released.
+    // This process can take the claim lock, so the lock was released.
     assert!(lock::try_lock(&other, Bytes::claim(dead)).expect("locks"));
 }
 
@@ -54,7 +54,7 @@ fn a_slot_drains_while_the_driver_holds_its_memory() {
     assert_eq!(
         reaped(&scratch, dead, Some(true)),
         Fate::Draining,
-        "the driver is known to hold memory"
+        "the driver still holds the dead process's memory"
     );
     assert_eq!(charged(&scratch), 3);
     found_dead(&scratch, dead, DRAIN_MAX_MS);
@@ -142,7 +142,7 @@ fn the_witness_is_asked_per_device_with_the_charge_of_later_programs() {
     assert_eq!(
         asked(first),
         (vec![(process, GPU, UNIT)], false),
-        "with equal times, the lower slot counts as older"
+        "of two slots claimed at the same time, the lower counts as the older"
     );
     assert_eq!(asked(second), (vec![(process, GPU, 0)], true));
     birth(first).store(1_001, Ordering::Relaxed);
@@ -354,7 +354,7 @@ fn exiting_owners_count_as_pending_on_request() {
     assert_eq!(sweep(false), (false, 0, 0));
 }
 
-/// A slot without a file lock whose owner's pid exists, as a zombie's does.
+/// Creates the slot of a zombie: it has no file lock, but its owner's pid still exists.
 fn zombie(scratch: &Scratch) -> usize {
     let own = Identity::of_self();
     let start_time = own.start_time + 1 + scratch.high_water() as u64;

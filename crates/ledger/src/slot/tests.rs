@@ -48,7 +48,7 @@ fn a_crowd_is_spread_over_the_lowest_free_slots() {
     let mut slots: Vec<_> = (0..4).map(|_| scratch.join()).collect();
     slots.remove(1);
     assert_eq!(picks_of(&scratch, 3), [1, 4, 5]);
-    // With almost all slots taken, fewer free slots than `crowd` are left.
+    // Almost all slots are taken now, so fewer than `crowd` slots are free.
     let high_water = &scratch.content().header.signals.high_water;
     high_water.store(MAX_SLOTS as u64, Ordering::Relaxed);
     for slot in 4..MAX_SLOTS - 1 {
@@ -70,7 +70,7 @@ fn an_empty_slot_of_a_dead_owner_is_preferred_to_a_new_slot() {
     let (_alive, free) = (scratch.join(), scratch.join());
     let killed = scratch.dead(&stranger(1), 0, 0);
     drop(free);
-    assert_eq!(picks_of(&scratch, 1), [1], "a free slot comes first");
+    assert_eq!(picks_of(&scratch, 1), [1], "a free slot is preferred");
     let _other = scratch.join();
     let charged = scratch.dead(&stranger(2), 3, 0);
     assert_eq!(picks_of(&scratch, 1), [killed]);
@@ -113,7 +113,7 @@ fn a_claim_waits_for_the_end_of_a_removal() {
         assert!(matches!(error, LedgerError::Replaced { .. }), "{error}");
     });
     drop(removal);
-    // Now the removal is given up, so the waiting process gets a slot.
+    // The next removal is cancelled, so the waiting process gets a slot.
     let scratch = Scratch::new();
     let removal = scratch.begin_removal().expect("nobody");
     std::thread::scope(|scope| {
@@ -151,7 +151,7 @@ fn a_slot_names_its_owner_and_the_owners_group() {
     );
     let long = vec!["x".repeat(64); 10].join("/");
     assert_eq!(claim(&long).1, long[..8 * BELOW_WORDS]);
-    // A faulty member may have written such names into the ledger.
+    // A faulty member may have written invalid names like these into the ledger.
     for forged in ["a\u{1b}[2J", "a\nb", "../lab", "a//b", "/a", "ä"] {
         assert_eq!(claim(forged).1, "", "{forged:?}");
     }
