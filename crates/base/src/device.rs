@@ -1,7 +1,7 @@
 //! The identities of GPUs and MIG instances: their UUIDs.
 //!
-//! Only the UUID of a GPU or MIG instance is the same everywhere. Its ordinal number differs
-//! between CUDA, NVML and containers. UUIDs are written as NVML writes them.
+//! The UUID of a GPU or MIG instance is the same everywhere, but its ordinal number differs between
+//! CUDA, NVML and containers. UUIDs are written as NVML writes them.
 
 use std::error::Error;
 use std::fmt;
@@ -17,7 +17,7 @@ pub enum DeviceKind {
 }
 
 impl DeviceKind {
-    /// Returns the text that NVML puts before a UUID of this kind: `GPU-` or `MIG-`.
+    /// Returns the text that NVML puts before the UUID of such a device: `GPU-` or `MIG-`.
     pub const fn prefix(self) -> &'static str {
         match self {
             Self::Gpu => "GPU-",

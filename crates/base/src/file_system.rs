@@ -25,20 +25,20 @@ pub struct FileSystem {
     /// The name of the file system as `mount` shows it, such as `tmpfs` or `fuse.sshfs`. If the
     /// name is unknown, the text is `file system 0x…` with the magic number.
     pub name: Cow<'static, str>,
-    /// The reason why a group cannot be stored on this file system; `None` if a group can.
+    /// The reason why this file system cannot store groups; `None` if it can store them.
     pub fault: Option<Fault>,
 }
 
 /// A reason why a group cannot be stored on a file system.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Fault {
-    /// Several hosts may mount the file system, but a mapped file is not shared between hosts.
+    /// Several hosts can mount the file system, but a mapped file is not shared between hosts.
     Network,
     /// The first write to a file makes a copy and changes only the copy. Processes that mapped the
     /// file before this write do not see the change.
     CopiesUp,
     /// The file system drops a file lock when the descriptor is closed, even if the file is still
-    /// mapped. A living process may therefore lose its lock.
+    /// mapped. A living process can therefore lose its lock.
     LosesLocks,
 }
 
@@ -172,8 +172,8 @@ impl Unsuitable {
 fn magic(path: &Path) -> io::Result<u32> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let mut about = MaybeUninit::<libc::statfs>::uninit();
-    // SAFETY: the path ends with a zero byte; the call writes at most one `statfs`, and fills it if
-    // it succeeds.
+    // SAFETY: the path ends with a zero byte; the call writes at most one `statfs`, and all of it
+    // on success.
     let about = unsafe {
         match libc::statfs(path.as_ptr(), about.as_mut_ptr()) {
             0 => about.assume_init(),
@@ -224,11 +224,11 @@ impl fmt::Display for Fault {
         f.write_str(match self {
             Self::Network => "this file system does not share mapped memory between machines",
             Self::CopiesUp => {
-                "this file system copies a file at the first write to it and drops the file lock \
-                 of a program that has closed its descriptor"
+                "this file system copies a file at the first write to it, and drops the lock on \
+                 a mapped file when the file is closed"
             }
             Self::LosesLocks => {
-                "this file system drops the file lock of a program that has closed its descriptor"
+                "this file system drops the lock on a mapped file when the file is closed"
             }
         })
     }

@@ -35,8 +35,7 @@ pub fn during<T>(write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         _ => 0,
     };
     // SAFETY: the calls read and write only sets and a timeout on this function's stack. The
-    // timeout is zero, so the call does not wait for the signal, which is blocked. The old mask is
-    // restored.
+    // timeout is zero, so `rt_sigtimedwait` does not wait for a signal. The old mask is restored.
     unsafe {
         // A signal that was already pending before the write belongs to the program and stays. The
         // kernel merges a second signal of the same number into the pending one.

@@ -64,8 +64,8 @@ impl Identity {
         let mut stat = [0; 1024];
         let stat = head(&first_thread(self.pid, self.pid), &mut stat);
         if stat.is_empty() {
-            // There are two reasons why `/proc` may not show the process. Its parent may have
-            // reaped it already; it is then about to drop its file lock. Or `/proc` hides the
+            // There are two possible reasons why `/proc` does not show the process. Its parent has
+            // reaped the process, which is then about to drop its file lock. Or `/proc` hides the
             // processes of other users.
             return !process::exists(self.pid);
         }
@@ -133,7 +133,7 @@ impl SeenProcess {
     /// caller's namespace does not contain the process.
     ///
     /// A process in an inner pid namespace has a different pid in the caller's namespace. To find
-    /// it, this method searches `everybody`, a list of all processes in `/proc`.
+    /// that pid, this method searches `everybody`, a list of all processes in `/proc`.
     pub fn pid_of<Everybody>(
         process: &Identity,
         everybody: impl FnOnce() -> Everybody,
@@ -158,9 +158,9 @@ impl SeenProcess {
         Self::numbers().map(|pid| (pid, Self::by_pid(pid)))
     }
 
-    /// Searches the listed processes for the one that an identity from another pid namespace
-    /// describes. Returns the pid of that process in the caller's namespace. The process must be in
-    /// the same pid namespace as the identity.
+    /// Searches `seen` for the process that an identity from another pid namespace describes. Skips
+    /// processes outside of that namespace. Returns the pid of the found process in the caller's
+    /// namespace.
     fn find(process: &Identity, mut seen: impl Iterator<Item = (u32, Self)>) -> Option<u32> {
         seen.find(|(_, seen)| seen.pid_ns == process.pid_ns && seen.is(process))
             .map(|(pid, _)| pid)
@@ -293,7 +293,7 @@ fn start_time(stat: &[u8]) -> Option<u64> {
 
 /// Returns whether a `stat` file shows a dying process. The state (field 3) of such a process is
 /// zombie or dead, its flags (field 9) contain PF_EXITING, or its pending signals (field 31)
-/// contain SIGKILL. The kernel makes a SIGKILL for the process pending for each of its threads.
+/// contain SIGKILL. The kernel marks a SIGKILL for a process as pending in each of its threads.
 fn is_exiting(stat: &[u8]) -> bool {
     const PF_EXITING: u64 = 0x4;
     const KILL: u64 = 1 << (9 - 1);
@@ -404,7 +404,7 @@ mod tests {
         );
         assert!(
             !seen.is(&other(|other| other.pid_ns += 1)),
-            "the pid namespace differs"
+            "the identity is from another pid namespace"
         );
         // Linux assigns no pid as large as this one, so a process with this pid does not exist.
         let gone = other(|other| other.pid = 1 << 23);
@@ -482,7 +482,7 @@ mod tests {
         };
         assert!(gone.is_ending(own.pid_ns));
         let unknown = Identity { pid_ns: 0, ..gone };
-        assert!(!unknown.is_ending(0), "the namespace is unknown");
+        assert!(!unknown.is_ending(0), "the pid namespace is unknown");
         let mut child = std::process::Command::new("sleep")
             .arg("60")
             .spawn()
@@ -547,10 +547,10 @@ mod tests {
         assert_eq!(
             SeenProcess::pid_of(&Identity { pid_ns, ..own }, SeenProcess::everybody),
             None,
-            "the process is not in the list"
+            "no listed process is in this pid namespace"
         );
-        // A process that `/proc` does not show is found under its own pid, because `/proc` may hide
-        // a process of another user.
+        // If `/proc` shows no process with this pid, `pid_of` still returns the pid, because
+        // `/proc` may hide a process of another user.
         let gone = Identity {
             pid: 1 << 23,
             ..own
@@ -586,7 +586,7 @@ mod tests {
             SeenProcess::find(&inner, processes.into_iter())
         };
         assert_eq!(found(seen(7, inner.pid_ns)), Some(700));
-        assert_eq!(found(seen(7, 0)), None, "the namespace is unknown");
+        assert_eq!(found(seen(7, 0)), None, "the pid namespace is unknown");
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub struct Pages {
 // SAFETY: `Pages` is only an address range. The types that are built on it decide how the bytes are
 // accessed, and hand out only shared references to atomics.
 unsafe impl Send for Pages {}
-// SAFETY: the same reason as for `Send`.
+// SAFETY: `Pages` is only an address range; see the reason for `Send`.
 unsafe impl Sync for Pages {}
 
 impl Pages {
@@ -57,7 +57,7 @@ impl Pages {
     }
 
     /// Maps one page of a file without read access. The mapping only keeps the open file
-    /// description, and so its locks, alive.
+    /// description alive, and with it the locks on the file.
     pub fn unreadable(file: &File) -> io::Result<Self> {
         Self::map(4096, libc::PROT_NONE, libc::MAP_SHARED, file.as_raw_fd())
     }
@@ -87,7 +87,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // Stop watching before unmapping: another mapping may get the same addresses as soon as
+        // Stop watching before unmapping: another mapping can get the same addresses as soon as
         // they are unmapped.
         self.watch = None;
         // SAFETY: `self` owns the mapping, and every reference into it borrows from `self`.

@@ -273,7 +273,7 @@ const ACCEPTED: &str = "expected bytes, a number with K, M, G or T (base 1024, a
                         a part of the GPU such as 50%, or max";
 
 /// The form that is accepted for an [`Extent`] in addition to the forms of a size.
-const ACCEPTED_TOO: &str = ", or all of the GPU except a size, such as -2G";
+const ACCEPTED_TOO: &str = ", or -2G for all of the GPU except 2 GiB";
 
 impl fmt::Display for SizeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -44,9 +44,9 @@ impl Members {
 impl Access {
     /// Gives the owner and the members of the group access to the group's file `name`.
     ///
-    /// Sets the permissions on the open file, not by its name. Fails if the file and its directory
-    /// have different owners, because another user may have made the file. In a directory of root,
-    /// the file's owner does not matter.
+    /// Sets the permissions through the open file, not through its name. Fails if the file and its
+    /// directory have different owners, because another user may have made the file. In a directory
+    /// of root, the file's owner does not matter.
     pub(super) fn give_file(&self, directory: &Directory, name: &str) -> io::Result<()> {
         let file = directory.open_file(name, false)?;
         let (whose, place) = (file.metadata()?.uid(), directory.about()?.uid());
@@ -62,7 +62,7 @@ impl Access {
         self.give(&file)
     }
 
-    /// As [`Self::give_file`], for an open file that this process has just made.
+    /// Does the same as [`Self::give_file`] for an open file that this process has just made.
     pub(super) fn give(&self, file: &File) -> io::Result<()> {
         let gid = match self.members {
             Members::UnixGroup(gid) => Some(gid),
@@ -82,18 +82,18 @@ impl Access {
         }
     }
 
-    /// Reads the access to a group from the permissions of the file at `path`.
+    /// Reads from the permissions of the file at `path` which users may use a group.
     pub(super) fn of(path: &Path) -> io::Result<Self> {
         let about = fs::symlink_metadata(path)?;
         Ok(Self::from(about.uid(), about.gid(), about.mode()))
     }
 
-    /// Reads the access to a group from the permissions of an open file.
+    /// Reads from the permissions of an open file which users may use a group.
     pub(super) fn of_file(about: &fs::Metadata) -> Self {
         Self::from(about.uid(), about.gid(), about.mode())
     }
 
-    /// Reads the access to a group from the permissions of an entry of the group's directory.
+    /// Reads from the permissions of an entry of the group's directory which users may use a group.
     pub(super) fn of_entry(entry: &Entry) -> Self {
         Self::from(entry.owner, entry.group, entry.mode)
     }

@@ -51,8 +51,8 @@ impl Group {
             access.give_file(here, LEDGER).map_err(failed)?;
         }
         let is_group = here.entry(LIMITS).map_err(failed)?.is_some();
-        // Dropping `place` restores the rights of root. Lowered rights would not suffice for the
-        // groups above, which may belong to root or to another user.
+        // Dropping `place` restores the rights of root. A user's rights would not suffice for
+        // changes in the groups above, which may belong to root or to another user.
         drop(place);
         if !is_group {
             self.admit_above(access)?;

@@ -68,8 +68,8 @@ impl Member {
         charge(self, device, bytes, pressure, insistence, &())
     }
 
-    /// As [`Member::charge`], for bytes that are not in use yet. Also adds the bytes to `idle`, at
-    /// the moment when they are charged.
+    /// Does the same as [`Member::charge`] for bytes that are not in use yet. Also adds the bytes
+    /// to `idle`, at the moment when they are charged.
     pub fn charge_ahead(
         &self,
         device: &MemberDevice,
@@ -177,7 +177,7 @@ impl<'a> Request<'a, '_> {
         self.attempt()
     }
 
-    /// Makes the error for a request that the group at `level` has refused. The error contains that
+    /// Builds the error for a request that the group at `level` has refused. The error has that
     /// group's current charge and limit. Level 0 is the process's own group.
     fn refused_at(&self, level: usize) -> Refused {
         let (station, index) = (self.station(level), self.device.index[level]);
@@ -242,7 +242,7 @@ impl<'a> Request<'a, '_> {
                 if !current.is_outdated() {
                     return answer;
                 }
-                // The limits have changed since the charge was granted, so undo it and try again.
+                // The limits changed after the charge was granted, so undo the charge and retry.
                 if answer.0.is_ok() {
                     self.member
                         .uncharge_idle(self.device, self.bytes, self.idle);
@@ -256,7 +256,7 @@ impl<'a> Request<'a, '_> {
         }
     }
 
-    /// Waits and kills, as the options of the group that refused the request say.
+    /// Waits and kills processes, if the options of the group that refused the request say so.
     fn insist(&self, mut refused: Refused) -> Result<(), Refused> {
         let mut waited = false;
         for _ in 0..=VICTIMS {
@@ -361,13 +361,13 @@ impl<'a> Request<'a, '_> {
         processes.retain(|process| process.alive);
         match oom {
             Oom::None => processes.clear(),
-            // With this option a process never kills itself. Its request is refused instead.
+            // With `oom=kill-largest` a process never kills itself. Its request is refused instead.
             Oom::KillLargest => {
                 order::sort_by(&mut processes, |a, b| uses(a) > uses(b));
                 processes.truncate(1);
                 processes.retain(|largest| uses(largest) > 0 && !is_same(&largest.identity, &own));
             }
-            // Kill this process last, so that it can kill the group's other processes first.
+            // Kill this process last, so that it can kill the other processes first.
             Oom::KillGroup => order::sort_by(&mut processes, |a, b| {
                 !is_same(&a.identity, &own) && is_same(&b.identity, &own)
             }),

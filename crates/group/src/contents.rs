@@ -28,7 +28,7 @@ pub(super) enum Verdict {
 pub(super) struct Contents {
     /// Whether a file in the directory proves that the directory is a group.
     proven: bool,
-    /// Whether the directory has files that gpulimit makes, such as an empty `lock`, but that alone
+    /// Whether the directory has files such as an empty `lock`. gpulimit makes them, but they alone
     /// do not prove a group.
     signs: bool,
     /// Whether the directory has a limits file, whose content an administrator may have written.
@@ -121,7 +121,7 @@ impl Contents {
     }
 
     /// Decides what kind of directory this is. An empty directory counts as an unfinished group if
-    /// its own name, `name`, is that of a job's group.
+    /// its own name, `name`, has the form of a job group's name.
     pub fn verdict(&self, name: &str) -> Verdict {
         let empty_job = || !self.signs && Kind::of(name) == Kind::Job;
         if self.proven || self.leased.is_some() {
@@ -181,7 +181,7 @@ pub(super) fn is_draft(directory: &Directory, name: &str) -> bool {
 }
 
 /// Returns whether `head`, the first bytes of a file, is the beginning of a draft. A missing file
-/// also counts as a draft: since the directory was listed, it has got its final name.
+/// also counts as a draft: it got its final name after the directory was listed.
 fn is_drafts(head: Result<[u8; 8], ErrorKind>) -> bool {
     match head {
         Ok(head) => head == [0; 8] || Limits::begins_with(head) || Ledger::begins_with(head),

@@ -10,8 +10,8 @@ use std::os::unix::fs::MetadataExt;
 /// A group's directory and its parent directory, both open and checked, reached from the root of
 /// groups without symbolic links.
 ///
-/// Until this value is dropped, the user root has only the rights of a user: the first user who
-/// owns a directory on this path. In that user's directories root can do no more than the user.
+/// Until this value is dropped, root has only the rights of the first other user who owns a
+/// directory on this path. In that user's directories root can do no more than the user.
 #[derive(Debug)]
 pub(super) struct Descent {
     /// The open directory that contains the group's directory.
@@ -57,7 +57,7 @@ impl Descent {
         })
     }
 
-    /// Returns the user whose rights the user root has taken; `None` if no rights were lowered.
+    /// Returns the user whose rights root has meanwhile; `None` if no rights were lowered.
     pub fn user(&self) -> Option<u32> {
         self.power.as_ref().map(Lowered::user)
     }

@@ -302,19 +302,19 @@ fn not_directory(error: Errno) -> io::Error {
     }
 }
 
-/// Makes the error for a link, directory, pipe, socket or device that is in the place of a regular
+/// Builds the error for a link, directory, pipe, socket or device that is in the place of a regular
 /// file.
 fn not_regular(error: Errno) -> io::Error {
     match error {
         Errno::LOOP | Errno::ISDIR | Errno::NXIO | Errno::NODEV => io::Error::new(
             io::ErrorKind::InvalidInput,
-            "it is not a regular file: remove it if it is not needed",
+            "the entry is not a regular file: remove the entry if it is not needed",
         ),
         error => error.into(),
     }
 }
 
-/// Makes the error for a file that another program has a lease on.
+/// Builds the error for a file that another program has a lease on.
 pub(super) fn leased(path: &Path) -> io::Error {
     let file = path.file_name().unwrap_or_default().display();
     io::Error::new(

@@ -11,8 +11,8 @@ use std::path::PathBuf;
 
 impl Root {
     /// Removes the drafts in the root and in the groups that `survey` lists. Returns the paths of
-    /// the removed drafts. A draft stays if its group has members or if the caller may not remove
-    /// it.
+    /// the removed drafts. A draft stays if its group has members or if the caller has no right to
+    /// remove it.
     pub fn remove_drafts(&self, survey: &Survey) -> Vec<PathBuf> {
         let in_root = self.remove_hints().unwrap_or_default();
         let in_groups = survey.groups.iter().map(Group::remove_drafts);

@@ -109,7 +109,7 @@ impl fmt::Display for Fault {
             Self::Symlink => f.write_str("is a symbolic link"),
             Self::NotDirectory => f.write_str("is not a directory"),
             Self::Owner(uid) => write!(f, "belongs to user {uid}, not to you"),
-            Self::Writable(mode) => write!(f, "may be written by other users (mode {mode:04o})"),
+            Self::Writable(mode) => write!(f, "can be written by other users (mode {mode:04o})"),
         }
     }
 }
@@ -162,7 +162,7 @@ impl GroupError {
         self
     }
 
-    /// Makes the error of a system call, with the operation and the path.
+    /// Builds the error for a failed system call, with the operation and the path.
     pub(super) fn io(what: &'static str, path: &Path, error: io::Error) -> Self {
         Self::Io {
             what,
@@ -171,7 +171,7 @@ impl GroupError {
         }
     }
 
-    /// Makes the error for a file of a group that another program has a lease on.
+    /// Builds the error for a file of a group that another program has a lease on.
     pub(super) fn leased(path: &Path) -> Self {
         Self::io("open", path, directory::leased(path))
     }

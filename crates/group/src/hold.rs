@@ -34,7 +34,7 @@ impl Hold {
         Self::wait_for(|| Self::take(path, libc::LOCK_SH))
     }
 
-    /// As [`Hold::with_others`], with the lock file called `name` in an open directory.
+    /// Takes the lock as [`Hold::with_others`] does, on the file called `name` in a directory.
     pub(super) fn with_others_in(directory: &Directory, name: &str) -> io::Result<Self> {
         Self::wait_for(|| Self::take_in(directory, name, libc::LOCK_SH))
     }
@@ -58,9 +58,9 @@ impl Hold {
         Self::take(path, libc::LOCK_EX)?.ok_or_else(|| io::ErrorKind::WouldBlock.into())
     }
 
-    /// As [`Hold::alone`], with the lock file called `name` in an open directory. Returns `None`
-    /// while another process has the lock. Fails with `WouldBlock` if a program has a lease on the
-    /// lock file.
+    /// Takes the lock as [`Hold::alone`] does: on the file called `name` in an open directory.
+    /// Returns `None` while another process has the lock. Fails with `WouldBlock` if a program has
+    /// a lease on the lock file.
     pub(super) fn alone_in(directory: &Directory, name: &str) -> io::Result<Option<Self>> {
         Self::take_in(directory, name, libc::LOCK_EX)
     }
@@ -113,8 +113,8 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        // Unlock explicitly: a child that another thread has just forked keeps a copy of the
-        // descriptor until it calls exec. SAFETY: `self.file` is an open descriptor.
+        // Unlock explicitly: until it calls exec, a child that another thread has just forked keeps
+        // a copy of the descriptor, and so the lock. SAFETY: `self.file` is an open descriptor.
         unsafe { libc::flock(self.file.as_raw_fd(), libc::LOCK_UN) };
     }
 }

@@ -109,13 +109,13 @@ impl Job {
         }
     }
 
-    /// Returns whether a process in the pid namespace `pid_ns` may be the recorded process.
+    /// Returns whether a process in the pid namespace `pid_ns` can be the recorded process.
     /// `pid_ns` is `None` if the namespace is unknown, for example for another user's process.
     fn may_be_in(&self, pid_ns: Option<u64>) -> bool {
         self.pid_ns == 0 || pid_ns.is_none_or(|there| there == self.pid_ns)
     }
 
-    /// Returns whether a process that started at the time `then` may be the recorded process.
+    /// Returns whether a process that started at the time `then` can be the recorded process.
     fn has_started(&self, then: Option<u64>) -> bool {
         then.is_none_or(|then| then == self.start)
             || self.start == 0
@@ -399,7 +399,7 @@ mod tests {
         child.kill().expect("killed");
         let start = std::time::Instant::now();
         while job.state(&Everybody::default()) == JobState::Lives {
-            assert!(start.elapsed().as_secs() < 60, "it is a zombie");
+            assert!(start.elapsed().as_secs() < 60, "a zombie does not live");
         }
         child.wait().expect("reaped");
         assert_eq!(job.state(&Everybody::default()), JobState::Ended);

@@ -15,8 +15,8 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// A process of a group. A signal to this value reaches only this process, even if the kernel has
-/// given its pid to another process.
+/// A process of a group. A signal that is sent through this value reaches only this process, even
+/// if the kernel has given its pid to another process.
 #[derive(Debug)]
 pub struct Target {
     /// The process's pid in the caller's pid namespace.
@@ -26,8 +26,8 @@ pub struct Target {
     descriptor: Option<OwnedFd>,
 }
 
-/// A function that takes numbers of processes in `/proc`, and returns for each whether the process
-/// is a member of a ledger. `TimedOut` means that its memory map could not be read in time.
+/// A function that takes pids as `/proc` shows them, and returns for each process whether it is a
+/// member of a ledger. `TimedOut` means that the process's memory map could not be read in time.
 pub type Look<'a> = dyn Fn(&MappedFile, &[u32]) -> Vec<io::Result<bool>> + 'a;
 
 /// The member processes of one ledger, to which signals may be sent.
@@ -74,11 +74,11 @@ impl<'a> Targets<'a> {
         self.prove(processes.map(candidate).collect())
     }
 
-    /// Finds the processes that hold these slots, as [`Self::named`].
+    /// Finds the processes that hold these slots, as [`Self::named`] does.
     ///
-    /// If some processes are not found, returns two more lists. The first has the members that no
-    /// slot names: they hold the remaining slots. The second has the pids of possible members whose
-    /// memory maps could not be read in time.
+    /// If some processes are not found, returns two more lists. The first has all other members:
+    /// they hold the slots whose processes were not found. The second has the pids of possible
+    /// members whose memory maps could not be read in time.
     pub fn all(
         &self,
         processes: &[ProcessUsage],
@@ -265,7 +265,7 @@ impl Target {
                 let nothing = std::ptr::null::<libc::siginfo_t>();
                 let descriptor = libc::c_long::from(descriptor.as_raw_fd());
                 let signal = libc::c_long::from(signal);
-                // SAFETY: `descriptor` is open as long as `self`; the rest are plain numbers.
+                // SAFETY: `self` keeps `descriptor` open; the rest are plain numbers.
                 unsafe {
                     libc::syscall(
                         libc::SYS_pidfd_send_signal,
@@ -315,7 +315,7 @@ mod tests {
         assert!(!may(5, Members::Owner, "0\t0\t0\t0", ""), "root's own");
         assert!(
             !may(5, Members::Owner, "0\t5\t0\t5", ""),
-            "the effective user alone is not enough"
+            "the effective user id alone is not enough"
         );
         assert!(may(0, Members::Owner, "0\t0\t0\t0", ""));
         assert!(!may(0, Members::Owner, own, ""));

@@ -73,8 +73,8 @@ const LOCK: &str = "lock";
 const LIMITS_LOCK: &str = ".limits.lock";
 /// The name of the file that records the process for which a job's group was made.
 const JOB: &str = "job";
-/// The most drafts in a group for which gpulimit waits until other programs end their leases. The
-/// number is bounded because a user can make any number of drafts.
+/// gpulimit waits for the end of leases on at most this many drafts of a group. The number is
+/// bounded because a user can make any number of drafts.
 const MAX_DRAFTS: usize = 64;
 
 /// A group on disk.
@@ -201,7 +201,7 @@ impl Group {
     /// ends at `until`.
     ///
     /// Administrators' commands use this function, so that a lease cannot keep them from changing
-    /// or removing a group. The preloaded library does not, because the function starts threads.
+    /// or removing a group. The preloaded library must not use this function, which starts threads.
     pub fn past_leases<T>(
         &self,
         until: Instant,
@@ -210,8 +210,8 @@ impl Group {
         self.past(false, until, act)
     }
 
-    /// As [`Group::past_leases`], for an `act` that opens only the group's ledger. Waits only for
-    /// leases on this file.
+    /// Does the same as [`Group::past_leases`] for an `act` that opens only the group's ledger.
+    /// Waits only for leases on this file.
     pub fn past_lease_on_ledger<T>(
         &self,
         until: Instant,
@@ -283,7 +283,7 @@ impl Group {
         let owner = place.directory.about().map_err(failed)?.uid();
         let there = place.directory.entry(LEDGER).map_err(failed)?;
         let is_there = |there: &Entry| there.id == (open.dev(), open.ino());
-        // Restore the rights of root, which are needed to read the views of containers.
+        // Restore the rights of root, which are needed to read the containers' views of the group.
         drop(place);
         match there {
             Some(there) if is_there(&there) && owner == 0 => Ok(true),
@@ -311,7 +311,7 @@ impl Group {
         self.held(Hold::with_others(&self.lock_path()))
     }
 
-    /// As [`Group::hold`], for the group in the open directory `here`. Fails with
+    /// Does the same as [`Group::hold`] for the group in the open directory `here`. Fails with
     /// [`GroupError::Missing`] if that group was removed, even if a new group has the same path.
     fn hold_in(&self, here: &Directory) -> Result<Hold, GroupError> {
         self.held(Hold::with_others_in(here, LOCK))
@@ -327,7 +327,7 @@ impl Group {
         })
     }
 
-    /// Makes the error for a group that does not exist.
+    /// Builds the error for a group that does not exist.
     fn missing(&self) -> GroupError {
         GroupError::Missing {
             name: self.name.clone(),
@@ -336,14 +336,14 @@ impl Group {
         }
     }
 
-    /// Makes the error for a group in which a program runs or which a program is just joining.
+    /// Builds the error for a group in which a program runs or which a program is just joining.
     fn in_use(&self) -> GroupError {
         GroupError::InUse {
             name: self.name.clone(),
         }
     }
 
-    /// Makes the error for a system call that failed in the group's directory.
+    /// Builds the error for a system call that failed in the group's directory.
     fn failed(&self, what: &'static str, error: io::Error) -> GroupError {
         GroupError::io(what, &self.path, error)
     }

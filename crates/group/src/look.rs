@@ -3,7 +3,7 @@
 //! A read of `/proc/PID/maps` waits for a lock on the other process's memory. The user of that
 //! process can keep the lock forever, for example through a file system that does not answer. The
 //! wait then ends only if a signal ends the reading process (since Linux 5.3). So a child process
-//! with an alarm reads the file. The preloaded library may not start a thread or another program
+//! with an alarm reads the file. The preloaded library must not start a thread or another program
 //! for this. The child shares the memory of this process, as a child of `posix_spawn` does.
 #![allow(unsafe_code)]
 

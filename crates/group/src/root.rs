@@ -262,7 +262,7 @@ impl Root {
         }
     }
 
-    /// Makes the error for a group that does not exist. Does not list the existing groups, because
+    /// Builds the error for a group that does not exist. Does not list the existing groups, because
     /// the preloaded library must not read the directories of other users.
     pub(super) fn missing(&self, name: &str) -> GroupError {
         GroupError::Missing {

@@ -55,7 +55,7 @@ impl LimitsError {
         }
     }
 
-    /// Makes the error for a damaged limits file at `path`.
+    /// Builds the error for a damaged limits file at `path`.
     pub(super) fn damaged(path: &Path, why: &'static str) -> Self {
         Self::Damaged {
             path: path.into(),

@@ -28,8 +28,8 @@ const TAKEN: usize = 1;
 /// The registry of this process: the mappings that are watched for truncation. On fork the kernel
 /// fills the child's copy with zeros. A registry with pid 0 belongs to no process.
 struct Registry {
-    /// The pid of the process that owns the mappings. It identifies a forked copy on kernels that
-    /// cannot wipe pages on fork.
+    /// The pid of the process that owns the mappings. The pid identifies a forked copy of the
+    /// registry on kernels that cannot wipe pages on fork.
     pid: AtomicI32,
     entries: [Entry; WATCHED],
 }
@@ -150,7 +150,7 @@ fn of_this_process(registry: *const Registry) -> Option<&'static Registry> {
     (registry.pid.load(Ordering::Acquire) == pid).then_some(registry)
 }
 
-/// Installs gpulimit's SIGBUS handler in front of the present handler, with the same mask and
+/// Installs gpulimit's SIGBUS handler in front of the present handler, with that handler's mask and
 /// stack.
 fn install() {
     // SAFETY: `sigaction` consists of integers and a bit set, for which all zeros is valid.
@@ -177,11 +177,11 @@ extern "C" fn on_bus(signal: i32, about: *mut libc::siginfo_t, context: *mut lib
     // SAFETY: the address of the calling thread's errno is always valid.
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: errno belongs to this thread, and the kernel passes a valid description of the
-    // signal. Its address field is used only if the code says that it is valid.
+    // signal. The address in it is used only if the signal's code says that the address is valid.
     let (error, code, address) = unsafe { (*errno, (*about).si_code, (*about).si_addr().addr()) };
     let is_ours = code == libc::BUS_ADRERR && replace(address);
-    // SAFETY: errno belongs to this thread. It is restored because the interrupted program may be
-    // about to read it.
+    // SAFETY: errno belongs to this thread. The old value is restored because the interrupted
+    // program may be about to read it.
     unsafe { *errno = error };
     if !is_ours {
         pass_on(signal, about, context);
@@ -210,7 +210,7 @@ fn replace(address: usize) -> bool {
         libc::c_long::from(-1),
         libc::c_long::from(libc::MADV_DONTFORK),
     );
-    // A program may replace the C library's system call functions by its own, which may not be
+    // A program can replace the C library's system call functions by functions that are not
     // async-signal-safe. So the handler makes raw system calls.
     //
     // SAFETY: the range is a whole watched mapping, which is alive because a thread has just
@@ -233,7 +233,7 @@ fn replace(address: usize) -> bool {
 
 /// Passes a signal on to the handler that the program had installed before gpulimit's handler.
 fn pass_on(signal: i32, about: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the action is never freed; the pointer is null only if it was not stored yet.
+    // SAFETY: the action is never freed; the pointer is null only before an action is stored.
     let before = unsafe { BEFORE.load(Ordering::Acquire).as_ref() };
     let action = before.map_or(libc::SIG_DFL, |before| before.sa_sigaction);
     let flags = before.map_or(0, |before| before.sa_flags);
@@ -257,7 +257,7 @@ fn pass_on(signal: i32, about: *mut libc::siginfo_t, context: *mut libc::c_void)
                 set_default();
             }
             // SAFETY: the program installed this handler for SIGBUS, and its flags say which of the
-            // two signatures it has. It gets the kernel's own arguments.
+            // two signatures it has. The handler gets the kernel's own arguments.
             unsafe {
                 if flags & libc::SA_SIGINFO != 0 {
                     let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
