@@ -177,8 +177,8 @@ impl Member {
         })
     }
 
-    /// As [`Member::try_charge`], for bytes that are not in use yet. Also adds the bytes to `idle`,
-    /// at the moment when they are charged.
+    /// Does the same as [`Member::try_charge`] for bytes that are not in use yet. Also adds the
+    /// bytes to `idle`, at the moment when they are charged.
     pub fn try_charge_ahead(&self, device: &MemberDevice, bytes: u64, idle: &dyn Idle) -> bool {
         !self.levels.iter().any(|level| level.ledger.has_waiters())
             && self.on_path(device, Spared::High, |path| {
@@ -186,8 +186,8 @@ impl Member {
             })
     }
 
-    /// As [`Member::charge`], but makes a single attempt without reclaiming or waiting. Takes
-    /// neither memory above the limit `high` nor memory that is protected for other groups.
+    /// Tries once to charge `bytes`, without reclaiming or waiting. Takes neither memory above the
+    /// limit `high` nor memory that is protected for other groups.
     #[inline]
     pub fn try_charge(&self, device: &MemberDevice, bytes: u64) -> bool {
         !self.levels.iter().any(|level| level.ledger.has_waiters())
@@ -221,15 +221,15 @@ impl Member {
         });
     }
 
-    /// Returns whether every request of this process for the device is granted or refused. While
-    /// one is undecided, this process's charged bytes and idle bytes may not match.
+    /// Returns whether every request of this process for the device is granted or refused. While a
+    /// request is undecided, this process's charged bytes and idle bytes can disagree.
     pub fn is_decided(&self, device: &MemberDevice) -> bool {
         // The process's own group decides on a request last, after all groups above it.
         self.leaf().slot.is_decided(device.index[0])
     }
 
-    /// Runs `run` with the groups in which a charge is made, as levels: first the process's own
-    /// group, then the groups above it upwards.
+    /// Calls `run` with the levels of a charge, one for each group: first the process's own group,
+    /// then the groups above it upwards.
     #[inline]
     pub(super) fn on_path<T>(
         &self,
@@ -245,8 +245,8 @@ impl Member {
         }
     }
 
-    /// Returns the first `N` levels of the path. If the path has fewer levels, repeats the last
-    /// one.
+    /// Returns the first `N` levels of a charge, from the process's own group upwards. If there are
+    /// fewer levels, repeats the last one.
     #[inline]
     fn path<const N: usize>(&self, device: &MemberDevice, spared: Spared) -> [Level<'_>; N] {
         let last = self.levels.len() - 1;
@@ -263,7 +263,7 @@ impl Member {
         self.levels.iter().zip(device.index.iter().copied())
     }
 
-    /// Runs `run` with this process's slots, in its own group and in each group above it.
+    /// Calls `run` with each slot of this process: in its own group and in each group above it.
     fn each_slot(&self, device: &MemberDevice, run: impl Fn(&Slot, DeviceIndex)) {
         for (station, index) in self.stations(device) {
             run(&station.slot, index);
@@ -407,14 +407,14 @@ impl Member {
     }
 
     /// Returns the orphaned bytes that are still charged to this process. The ledgers of its group
-    /// and of the groups above it may differ; returns the largest figure.
+    /// and of the groups above it can differ; returns the largest figure.
     pub fn orphaned(&self, device: &MemberDevice) -> u64 {
         let orphaned = |(station, index): (&Station, DeviceIndex)| station.slot.orphaned(index);
         self.stations(device).map(orphaned).max().unwrap_or(0)
     }
 
     /// Returns the orphaned bytes of all processes of a group. The ledgers of this process's group
-    /// and of the groups above it may differ; returns the largest figure.
+    /// and of the groups above it can differ; returns the largest figure.
     pub fn orphans(&self, device: &MemberDevice) -> u64 {
         let total =
             |(station, index): (&Station, DeviceIndex)| station.ledger.orphans(index).total();
@@ -472,8 +472,8 @@ impl Member {
         }
     }
 
-    /// Returns the size of a context in bytes as a process measured it last; 0 where none has
-    /// measured it. Reads the size from the ledger, or else from a file of the root.
+    /// Returns the size of a context in bytes, from the last measurement by any process; 0 where
+    /// there is none. Reads the size from the ledger, or else from a file of the root.
     pub fn context_hint(&self, device: &MemberDevice) -> u64 {
         match self.leaf().ledger.context_hint(device.index[0]) {
             0 => context_size::read(&self.root, &device.id),
@@ -617,7 +617,7 @@ impl Station {
     }
 }
 
-/// The limits and the protection on a device, in bytes, computed for one generation of the rules.
+/// The limits and the protection on a device, in bytes, for one version of the limits file.
 ///
 /// A sequence lock protects the values. A thread that finds another thread storing values does not
 /// wait: it computes the values for itself without storing them.

@@ -90,7 +90,7 @@ impl Lowered {
         Ok(lowered)
     }
 
-    /// Returns the user whose rights the thread has taken.
+    /// Returns the user whose rights the thread has now.
     pub(super) fn user(&self) -> u32 {
         self.user
     }
@@ -108,7 +108,7 @@ impl Drop for Lowered {
 /// Sets a file-system user or group id of this thread. Makes the system call itself, because the C
 /// library's function would change all threads.
 fn set(call: libc::c_long, id: u32) -> io::Result<()> {
-    // SAFETY: the call gets plain numbers. It returns the previous id, even if the id stays.
+    // SAFETY: the call gets plain numbers. It returns the previous id, even on failure.
     unsafe { libc::syscall(call, libc::c_long::from(id)) };
     if current(call) == id {
         Ok(())

@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// The child groups that have protected memory, of one group: the process's own group or a group
+/// The child groups that have protected memory. Their parent is the process's own group or a group
 /// above it.
 pub(super) struct ProtectedGroups {
     /// The directory that holds the child groups.

@@ -119,7 +119,7 @@ impl Root {
         Ok(names)
     }
 
-    /// Reads the directory `part` in `parent`, which may be a group, and the directories below it.
+    /// Reads the directory `part` in `parent` and the directories below it; `part` can be a group.
     /// Returns whether any of these directories holds foreign files.
     fn survey_group(
         &self,
@@ -485,8 +485,8 @@ fn remove_directory(group: &Group, descent: &Descent) -> io::Result<()> {
 }
 
 /// Waits at most a second until a file system in user space (FUSE) has deleted the removed files.
-/// It keeps each of them under another name until the file's last mapping is gone. On other file
-/// systems a file with such a name belongs to a user.
+/// FUSE keeps each such file under another name until the file's last mapping is gone. On other
+/// file systems a file with such a name belongs to a user.
 fn await_hidden(directory: &Directory) {
     const PATIENCE: Duration = Duration::from_secs(1);
     if !directory.is_on_fuse().unwrap_or(false) {

@@ -149,7 +149,7 @@ impl Root {
         listing.map(|listing| listing.groups)
     }
 
-    /// As [`Root::directories_below`], for the directories directly below `parent`.
+    /// Does the same as [`Root::directories_below`] for the directories directly below `parent`.
     pub(super) fn directories_in(&self, parent: Option<&Group>) -> Result<Vec<Group>, GroupError> {
         let listing = self.listing(parent, Reach::Next, &|_| true);
         listing.map(|listing| listing.groups)
@@ -228,7 +228,7 @@ impl Root {
                 let _ = self.list_in(&below, &below_prefix, reach, keep, budget, listing);
             }
         }
-        // A budget counts the names that are read in a user's directory and below it. It ends with
+        // A budget counts the names read in a user's directory and below it. The budget ends with
         // this directory, which is reported once even if several listings below were cut short.
         if outer.is_none() && budget.is_some() {
             *budget = None;
@@ -281,8 +281,8 @@ impl Root {
         self.create_for(name, limits, Access::default())
     }
 
-    /// As [`Root::create`], but also lets the users of `access` run programs in the group, and
-    /// therefore in the groups above it.
+    /// Does the same as [`Root::create`], but also lets the users of `access` run programs in the
+    /// group, and therefore in the groups above it.
     ///
     /// In a directory that belongs to a user, all groups belong to that user.
     pub fn create_for(
@@ -343,7 +343,7 @@ impl Root {
         Ok(Created { group, new, hold })
     }
 
-    /// As [`Group::past_leases`], for a group that may not exist yet.
+    /// Does the same as [`Group::past_leases`] for a group that may not exist yet.
     pub fn past_leases<T>(
         &self,
         name: &str,
@@ -451,7 +451,7 @@ impl Root {
     /// it.
     fn modes(&self) -> Result<Modes, GroupError> {
         let about = check(&self.path)?;
-        // The user root may use another user's directory, but not as root's own default.
+        // `check` lets the user root use any directory, but a default root must be its user's own.
         if about.uid() != user::effective() && self.path == own_default() {
             return Err(GroupError::Unsafe {
                 path: self.path.clone(),
@@ -505,9 +505,9 @@ fn has_limits(directory: &io::Result<Directory>) -> bool {
 /// Which directories a listing contains.
 #[derive(Copy, Clone, Eq, PartialEq)]
 enum Reach {
-    /// Only the directories directly below the start.
+    /// Only the directories directly below the one where the listing starts.
     Next,
-    /// The directories at all levels below the start.
+    /// The directories at all levels below the one where the listing starts.
     All,
 }
 

@@ -78,7 +78,7 @@ impl Drop for Deferred {
 }
 
 /// Holds back all signals except SIGKILL and SIGSTOP until the value is dropped, in this thread and
-/// in processes that it makes.
+/// in child processes that the thread starts.
 pub(super) struct Blocked {
     before: libc::sigset_t,
     /// Keeps the value from moving to another thread, because the signal mask belongs to this
@@ -201,7 +201,7 @@ pub(super) mod tests {
         assert!(signals.has_pending());
         assert!(signals.has_pending(), "it stays");
         assert_eq!(RAN.load(Ordering::Relaxed), 0);
-        // The caller of `Deferred::new` may itself hold signals back. Here another `Deferred` does.
+        // The caller can itself hold signals back; here the first `Deferred` holds them back.
         assert!(!Deferred::new().has_pending(), "blocked by another");
         assert_eq!(RAN.load(Ordering::Relaxed), 0);
         drop(signals);

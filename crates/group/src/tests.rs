@@ -22,7 +22,7 @@ const HANG: Duration = Duration::from_secs(60);
 /// A root of groups for one test, which is removed at the end of the test.
 struct Place(
     Root,
-    #[expect(dead_code, reason = "removed when the test ends")] Scratch,
+    #[expect(dead_code, reason = "the directory is removed when the test ends")] Scratch,
 );
 
 impl Place {
@@ -56,7 +56,7 @@ impl Place {
     }
 }
 
-/// A pressure that counts how often it is asked to reclaim, and has nothing to give back.
+/// A [`Pressure`] that counts how often it is asked to reclaim, and has nothing to give back.
 #[derive(Default)]
 struct Poor(Cell<u32>);
 
@@ -146,7 +146,7 @@ fn a_refusal_names_the_refusing_group_and_its_figures() {
         charged: charged * UNIT,
         max: max * UNIT,
     };
-    let refusal = charge(&alices, 2).expect_err("the lab is full");
+    let refusal = charge(&alices, 2).expect_err("the group lab is full");
     assert_eq!(refusal, refused("lab", 9, 10));
     alices.0.count_refusal(&alices.1, 2 * UNIT, &refusal);
     assert_eq!(charge(&alices, 4), Err(refused("lab/alice", 5, 8)));
@@ -427,7 +427,7 @@ fn the_size_of_a_context_is_known_to_the_next_member() {
     assert_eq!((hint(&alice), hint(&lab)), (500, 500));
     lab.0.levels[0].ledger.set_context_hint(lab.1.index[0], 600);
     assert_eq!((hint(&alice), hint(&lab)), (500, 600), "the group's own");
-    assert_eq!(hint(&place.join("other")), 500, "read from the root");
+    assert_eq!(hint(&place.join("other")), 500, "the root stores the size");
 }
 
 #[test]
@@ -523,7 +523,7 @@ fn a_wait_is_bounded_and_never_for_memory_that_cannot_come() {
     one.0.uncharge(&one.1, 8 * UNIT);
     charge(&other, 8).expect("room");
     assert_eq!(
-        charge(&one, 11).expect_err("larger than the limit").max,
+        charge(&one, 11).expect_err("no limit allows 11 units").max,
         10 * UNIT
     );
     let another_way = one
@@ -569,7 +569,7 @@ fn a_request_does_not_overtake_a_waiter() {
         let insists = third
             .0
             .charge(&third.1, UNIT, &Poor::default(), Insistence::None);
-        insists.expect("a request that may not wait is not queued");
+        insists.expect("a request that must not wait is not queued");
         third.0.uncharge(&third.1, UNIT);
         group
             .write_limits(|set| set.options.on_limit = OnLimit::Fail)
@@ -618,7 +618,7 @@ fn threads_of_one_process_wait_side_by_side() {
 
 #[test]
 fn a_signal_ends_a_wait_whenever_it_comes() {
-    /// A pressure that sends this thread a signal while it is asked to reclaim.
+    /// A [`Pressure`] that sends this thread a signal while it is asked to reclaim.
     struct Signalled;
 
     impl Pressure for Signalled {
@@ -647,7 +647,7 @@ fn a_signal_ends_a_wait_whenever_it_comes() {
 
 #[test]
 fn a_request_follows_changing_limits_a_bounded_number_of_times() {
-    /// A pressure that changes the group's limit while it is asked to reclaim.
+    /// A [`Pressure`] that changes the group's limit while it is asked to reclaim.
     struct Restless<'a>(&'a Group, Cell<u32>);
 
     impl Pressure for Restless<'_> {
@@ -733,7 +733,7 @@ fn bystander(place: &Place, units: u64) -> std::process::Child {
         .stdout(std::process::Stdio::piped())
         .spawn()
         .expect("spawned");
-    // Borrow the pipe so that it stays open: the test runner writes a line to it after a minute.
+    // Borrow the pipe so that it stays open: the child's test harness writes to it after a minute.
     let out = child.stdout.as_mut().expect("piped");
     let mut lines = std::io::BufRead::lines(std::io::BufReader::new(out));
     let is_in = |line: std::io::Result<String>| line.expect("read").contains("#in the group");

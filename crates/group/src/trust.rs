@@ -16,7 +16,7 @@ pub(super) fn check(path: &Path) -> Result<fs::Metadata, GroupError> {
     is_safe(path, &about).map(|()| about)
 }
 
-/// As [`check`], for a directory that is already open.
+/// Does the same as [`check`] for a directory that is already open.
 pub(super) fn check_open(directory: &Directory) -> Result<fs::Metadata, GroupError> {
     let path = directory.path();
     let about = directory

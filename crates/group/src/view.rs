@@ -49,9 +49,9 @@ impl Group {
         Ok(ledgers)
     }
 
-    /// Returns whether all names of an open ledger are legitimate: one in the group's directory,
-    /// and the others in containers' views of the group. Only root can make names in views, so a
-    /// user cannot hide another name there.
+    /// Returns whether all hard links to an open ledger are legitimate: one in the group's
+    /// directory, and the others in containers' views of the group. Only root can make links in
+    /// views, so a user cannot hide another link there.
     pub(super) fn is_only_ledger(&self, ledger: &Ledger) -> Result<bool, GroupError> {
         let failed = |error| self.failed("open", error);
         let before = ledger.metadata().map_err(failed)?;
@@ -60,7 +60,7 @@ impl Group {
         }
         let views = self.views_with((before.dev(), before.ino()));
         let views = views.map_err(failed)?;
-        // Check that the number of names stayed the same while the views were counted.
+        // Check that the number of links stayed the same while the views were counted.
         let after = ledger.metadata().map_err(failed)?;
         Ok(before.nlink() == after.nlink() && after.nlink() == views + 1)
     }

@@ -46,7 +46,7 @@ pub enum LimitsError {
 }
 
 impl LimitsError {
-    /// Returns a function that makes the error of a system call on the limits file at `path`.
+    /// Returns a function that builds the error for a failed system call on the limits file `path`.
     pub(super) fn io(what: &'static str, path: &Path) -> impl Fn(io::Error) -> Self {
         move |error| Self::Io {
             what,

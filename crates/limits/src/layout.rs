@@ -50,7 +50,7 @@ struct Bank {
     wait_timeout: AtomicU64,
     oom: AtomicU64,
     uncounted_context: AtomicU64,
-    /// The checksum of the bank's used words, except this one; see [`sum`].
+    /// The checksum of the number of rules, the options and the used entries; see [`sum`].
     sum: AtomicU64,
     reserved: [AtomicU64; 2],
     entries: [Entry; MAX_RULES],
@@ -243,7 +243,7 @@ fn entry_words(selector: &Selector, values: &Values) -> [u64; size_of::<Entry>()
     words
 }
 
-/// Returns the checksum of a bank's words and of the number of the change that makes it valid. Each
+/// Returns the checksum of a bank's words and of the change number that makes the bank valid. Each
 /// step of the calculation is reversible, so changing a single word always changes the checksum.
 fn sum(changes: u64, words: impl Iterator<Item = u64>) -> u64 {
     words.fold(changes ^ MAGIC, |sum, word| {

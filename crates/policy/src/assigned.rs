@@ -8,7 +8,7 @@ use super::{
 };
 use gpulimit_group::{GroupError, MAX_DEPTH, Root, check_name, is_within};
 
-/// Returns the group that the rules in `source` put this process into; `None` where no rule does.
+/// Returns the group to which the rules in `source` assign this process, if they assign one.
 pub(super) fn by_rules(source: &Source) -> Result<Option<Assigned>, PolicyError> {
     let Some(rules) = Rules::load(source)? else {
         Rules::check_hidden(source)?;
@@ -34,7 +34,7 @@ pub(super) fn below(
                 let name = name.unwrap_or_else(own_job_group_name);
                 (relative(&rule, &name)?, Some(request))
             }
-            // Another tool's variable asks for no limit. The limit of the rule's group still holds.
+            // Another tool's variable says "no limit"; the limit of the rule's group still holds.
             Asked::NoLimit => (rule.group.clone(), None),
             Asked::Unset => match name {
                 Some(name) => (existing(&root, &rule, name)?, None),
@@ -98,7 +98,7 @@ mod tests {
     /// A root with the groups `lab`, `lab/alice`, `lab/alice/train` and `lab/bob`.
     struct Place(
         Source,
-        #[expect(dead_code, reason = "goes with the test")] Scratch,
+        #[expect(dead_code, reason = "the directory is removed with the test")] Scratch,
     );
 
     impl Place {

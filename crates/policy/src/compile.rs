@@ -188,8 +188,8 @@ fn holds_always(stanza: &RuleStanza) -> bool {
         list.as_ref()
             .is_some_and(|list| !list.value.iter().any(|glob| glob == "*"))
     };
-    // A rule with a group for each user matches regular users only. A `container` pattern `*`
-    // matches only processes in a container.
+    // Two kinds of rules never match every process: a rule with a group for each user matches only
+    // regular users, and the `container` pattern `*` matches only processes in a container.
     let each = Holes::of(&stanza.group.value).is_some_and(|holes| holes.user);
     !each
         && stanza.unix_group.is_none()

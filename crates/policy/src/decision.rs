@@ -9,8 +9,8 @@ impl Rules {
     /// Returns the group of the first rule that matches the process. Returns `None` if no rule
     /// matches, or if this rule exempts the process.
     ///
-    /// A process in a user namespace can forge its user ids. There the first rule must have no
-    /// condition, like the rule in a container's view of the groups.
+    /// A process in a user namespace can forge its user ids. For such a process the first rule must
+    /// have no condition, like the rule in a container's view of the groups.
     pub fn assigned(&self, facts: &Facts) -> Result<Option<Assigned>, RulesError> {
         if facts.in_user_namespace
             && let Some(first) = self.0.first()

@@ -80,8 +80,8 @@ pub fn assignment(env: &Environment<'_>) -> Result<Option<Assignment>, PolicyErr
     assignment_by(rule()?, env)
 }
 
-/// Returns the group that the administrator's rules put this process into; `None` where no rule
-/// does.
+/// Returns the group that the administrator's rules put this process into; `None` if no rule
+/// matches or the rule exempts the process.
 pub fn rule() -> Result<Option<Assigned>, PolicyError> {
     assigned::by_rules(&Source::system())
 }
@@ -178,7 +178,7 @@ impl Assignment {
     /// these limits.
     ///
     /// `gpus` returns the GPUs with their CUDA ordinals, and `capacity` the memory of a GPU in
-    /// bytes. They are called only if the request depends on them.
+    /// bytes. Both functions are called only if the requested limits depend on them.
     pub fn join(
         &self,
         gpus: &dyn Fn() -> Vec<(u32, DeviceId)>,

@@ -1,6 +1,6 @@
 //! Finds out whether this process is in the machine's initial user namespace.
 //!
-//! The kernel setting `user.max_user_namespaces` may allow every user to make a user namespace, in
+//! The kernel setting `user.max_user_namespaces` can allow every user to make a user namespace, in
 //! which users can have any ids. So user ids mean the machine's users only in the initial user
 //! namespace.
 #![allow(unsafe_code)]

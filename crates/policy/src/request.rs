@@ -78,8 +78,8 @@ impl LimitRequest {
             true => gpus.iter().map(|(n, id)| (*id, capacity(*n))).collect(),
             false => Vec::new(),
         };
-        // The limit for all GPUs can add rules for single GPUs. So set the limits for single GPUs
-        // last, which replace these rules.
+        // The limit for all GPUs can add rules for single GPUs. So the limits for single GPUs are
+        // set last and replace these rules.
         let mut named: Vec<Selector> = Vec::new();
         let rules = |spread: bool| {
             let rules = self.rules.iter();

@@ -175,8 +175,8 @@ impl Rules {
         let root = fs::symlink_metadata(&source.root).map_err(failed)?;
         let about = file.metadata().map_err(failed)?;
         // If a user namespace does not map the machine's root, root's files show the user id
-        // `UNMAPPED`. Subordinate ids can make another user's files look the same. But a user who
-        // can mount such files can also run the program without the preloaded library.
+        // `UNMAPPED`, so accept this id. With subordinate ids a user's own files can show it. But a
+        // user who can mount such files can also run the program without the library.
         let is_initial = namespace::is_initial().map_err(RulesError::unknown(namespace::USER))?;
         let owner = match is_initial {
             true => source.owner,

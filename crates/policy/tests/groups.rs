@@ -187,7 +187,7 @@ fn concurrent_creation_makes_one_group() {
         .expect("listed")
         .count();
     // The group's directory holds four entries: limits, ledger, lock and sub.
-    assert_eq!(left, 4, "temporary files stay behind");
+    assert_eq!(left, 4, "no temporary file stays behind");
 }
 
 #[test]
@@ -370,7 +370,7 @@ fn asked(pairs: &[(&str, &str)]) -> Assignment {
 }
 
 fn rules(pairs: &[(&str, &str)]) -> Vec<(RequestSelector, Size)> {
-    let rules = asked(pairs).create.expect("a group to make").rules;
+    let rules = asked(pairs).create.expect("a group must be made").rules;
     let size = |(selector, extent)| match extent {
         Extent::Size(size) => (selector, size),
         Extent::AllBut(_) => panic!("{extent} depends on the GPU"),
@@ -571,7 +571,7 @@ fn a_limit_for_an_unknown_gpu_is_an_error() {
             "{error}"
         );
     }
-    // A variable of another tool may list all GPUs of the machine, also those that the process does
+    // A variable of another tool may list all GPUs of the machine, even those that the process does
     // not see.
     assert_eq!(join("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "1=2G,7=2G"), None);
     assert!(

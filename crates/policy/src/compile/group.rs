@@ -17,7 +17,7 @@ pub(super) struct Planned {
 }
 
 impl Compiler<'_> {
-    /// Makes the template, and the templates above it, produce a group for this user or unix group.
+    /// Lets the template, and the templates above it, make a group for this user or unix group.
     pub(super) fn bind(&mut self, template: &str, binding: Binding) {
         for prefix in prefixes(template) {
             if let Some(holes) = Holes::of(prefix)
@@ -317,7 +317,8 @@ impl Compiler<'_> {
                 let bound = self.bindings.get(template).into_iter().flatten();
                 let mut names = bound.map(|binding| fill(template, binding)).peekable();
                 match names.peek() {
-                    // The rule makes no group on this machine.
+                    // The rule makes no group on this machine: only check that its template has a
+                    // stanza.
                     None => !is_written,
                     Some(_) => names.any(|name| !groups.contains_key(&place(&name))),
                 }

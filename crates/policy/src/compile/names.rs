@@ -20,7 +20,7 @@ pub struct UnixGroup {
     pub name: String,
     /// The unix group's id.
     pub gid: u32,
-    /// The login names of the unix group's members. Users whose primary group it is may be missing.
+    /// The login names of the unix group's members. Users with this primary group may be missing.
     pub members: Vec<String>,
 }
 
@@ -73,7 +73,7 @@ impl<'a> Names<'a> {
         self.accounts.unix_group(name)
     }
 
-    /// Returns all members of a unix group that the user database knows.
+    /// Returns all users in the user database who are members of a unix group.
     pub fn members(&mut self, group: &UnixGroup) -> Vec<User> {
         let accounts = self.accounts;
         let mut members: Vec<User> = group

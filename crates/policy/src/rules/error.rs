@@ -54,7 +54,7 @@ pub enum RulesError {
         /// The path of the root.
         root: PathBuf,
     },
-    /// The rule makes a group for each user, but this user has none.
+    /// The rule makes a group for each listed user, but this user is not listed.
     Unlisted {
         /// The id of the user.
         uid: u32,
@@ -76,7 +76,7 @@ pub enum Fault {
 }
 
 impl RulesError {
-    /// Returns a function that makes the error for a property that cannot be read from the file
+    /// Returns a function that builds the error for a property that cannot be read from the file
     /// `what`.
     pub(crate) fn unknown(what: &'static str) -> impl Fn(io::Error) -> Self {
         move |error| Self::Unknown { what, error }
@@ -102,7 +102,7 @@ impl fmt::Display for RulesError {
                     Fault::Kind => f.write_str("is not a plain file or directory")?,
                     Fault::Owner(uid) => write!(f, "belongs to user {uid} and not to root")?,
                     Fault::Writable(mode) => {
-                        write!(f, "may be written by other users (mode {mode:04o})")?;
+                        write!(f, "can be written by other users (mode {mode:04o})")?;
                     }
                 }
                 write!(f, ": {AGAIN}")

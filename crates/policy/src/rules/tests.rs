@@ -6,7 +6,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 /// A root of the test's own, which is removed with the test.
 struct Place(
     Source,
-    #[expect(dead_code, reason = "goes with the test")] Scratch,
+    #[expect(dead_code, reason = "the directory is removed with the test")] Scratch,
 );
 
 impl Place {
