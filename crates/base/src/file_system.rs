@@ -172,8 +172,8 @@ impl Unsuitable {
 fn magic(path: &Path) -> io::Result<u32> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     let mut about = MaybeUninit::<libc::statfs>::uninit();
-    // SAFETY: the path ends with a zero byte; the call writes at most one `statfs`, and all of it
-    // on success.
+    // SAFETY: the path ends with a zero byte; the call writes at most one `statfs`, and a complete
+    // one on success.
     let about = unsafe {
         match libc::statfs(path.as_ptr(), about.as_mut_ptr()) {
             0 => about.assume_init(),

@@ -22,7 +22,7 @@ pub struct Pages {
 // SAFETY: `Pages` is only an address range. The types that are built on it decide how the bytes are
 // accessed, and hand out only shared references to atomics.
 unsafe impl Send for Pages {}
-// SAFETY: `Pages` is only an address range; see the reason for `Send`.
+// SAFETY: `Pages` is only an address range, as explained for `Send`.
 unsafe impl Sync for Pages {}
 
 impl Pages {

@@ -82,18 +82,18 @@ impl Access {
         }
     }
 
-    /// Reads from the permissions of the file at `path` which users may use a group.
+    /// Returns which users may use the group, by the permissions of the file at `path`.
     pub(super) fn of(path: &Path) -> io::Result<Self> {
         let about = fs::symlink_metadata(path)?;
         Ok(Self::from(about.uid(), about.gid(), about.mode()))
     }
 
-    /// Reads from the permissions of an open file which users may use a group.
+    /// Returns which users may use the group, by the permissions of an open file.
     pub(super) fn of_file(about: &fs::Metadata) -> Self {
         Self::from(about.uid(), about.gid(), about.mode())
     }
 
-    /// Reads from the permissions of an entry of the group's directory which users may use a group.
+    /// Returns which users may use the group, by the permissions of an entry of its directory.
     pub(super) fn of_entry(entry: &Entry) -> Self {
         Self::from(entry.owner, entry.group, entry.mode)
     }

@@ -57,7 +57,7 @@ impl Descent {
         })
     }
 
-    /// Returns the user whose rights root has meanwhile; `None` if no rights were lowered.
+    /// Returns the user to whose rights root was lowered; `None` if no rights were lowered.
     pub fn user(&self) -> Option<u32> {
         self.power.as_ref().map(Lowered::user)
     }

@@ -58,7 +58,7 @@ impl Hold {
         Self::take(path, libc::LOCK_EX)?.ok_or_else(|| io::ErrorKind::WouldBlock.into())
     }
 
-    /// Takes the lock as [`Hold::alone`] does: on the file called `name` in an open directory.
+    /// Takes the lock as [`Hold::alone`] does, on the file called `name` in an open directory.
     /// Returns `None` while another process has the lock. Fails with `WouldBlock` if a program has
     /// a lease on the lock file.
     pub(super) fn alone_in(directory: &Directory, name: &str) -> io::Result<Option<Self>> {

@@ -317,8 +317,7 @@ impl Compiler<'_> {
                 let bound = self.bindings.get(template).into_iter().flatten();
                 let mut names = bound.map(|binding| fill(template, binding)).peekable();
                 match names.peek() {
-                    // The rule makes no group on this machine: only check that its template has a
-                    // stanza.
+                    // The rule makes no group on this machine: look for its stanza instead.
                     None => !is_written,
                     Some(_) => names.any(|name| !groups.contains_key(&place(&name))),
                 }
