@@ -117,8 +117,8 @@ impl Process {
     /// group.
     ///
     /// If joining has failed, gpulimit has printed the reason once, and this function returns a
-    /// status. Every call that would take memory must then fail with this status. The status
-    /// `CUDA_ERROR_UNKNOWN` says that the program is to run without a limit.
+    /// CUDA error. If the error is `CUDA_ERROR_UNKNOWN`, the program is to run without a limit.
+    /// With any other error, every call that would take memory must fail with this error.
     pub fn member(&'static self) -> Result<&'static Member, Status> {
         if self.member.get().is_none() {
             // Only one thread joins. If a second thread joined too, the process would claim a
@@ -185,7 +185,7 @@ impl Process {
     }
 
     /// Corrects the process's charges to what the driver has really allocated. Call after a panic
-    /// inside gpulimit: a panic may leave bytes charged for a driver call that was never made.
+    /// inside gpulimit: a panic can leave bytes charged for a driver call that was never made.
     #[cold]
     pub fn recover(&'static self) {
         for device in self.devices() {
@@ -204,8 +204,8 @@ impl Process {
     }
 
     /// Remembers how many bytes of local memory every thread of `kernel` needs. A `CUkernel` has
-    /// separate code in each context, so its need is remembered only while the process has one
-    /// context.
+    /// separate code in each context. So the bytes of a `CUkernel` are remembered only while the
+    /// process has one context.
     pub fn learn_need(&'static self, kernel: Opaque, per_thread: u64) {
         if self.context_count() == 1 || !self.launched.is_kernel(kernel) {
             self.launched.learn_need(kernel, per_thread);
@@ -231,8 +231,8 @@ impl Process {
         count
     }
 
-    /// Returns the compute capabilities of the devices that this process sees, each once, as
-    /// numbers such as 90 for 9.0.
+    /// Returns the different compute capabilities of the devices that this process sees. The number
+    /// 90 stands for the compute capability 9.0.
     pub fn capabilities(&self) -> Vec<u32> {
         let mut found: Vec<u32> = (0..self.device_count())
             .filter_map(|ordinal| {
@@ -285,8 +285,8 @@ impl Process {
         let holder = self.greens.holder(context);
         let known = |device: &&Device| device.contexts.has(holder);
         self.devices().find(known).or_else(|| {
-            // A thread's current context is always valid, so the driver may be asked about it. This
-            // holds even if no hook has seen the creation of the context.
+            // A thread's current context is always valid, so it is safe to ask the driver about
+            // this context, even if no hook has seen its creation.
             let is_current = context != 0 && answer(cuda::cuCtxGetCurrent) == Ok(context);
             let ordinal = is_current.then(|| answer(cuda::cuCtxGetDevice).ok())??;
             self.device(ordinal).ok()

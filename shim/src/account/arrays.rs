@@ -2,7 +2,7 @@
 //! how much memory the driver requires for an array with a given descriptor.
 //!
 //! The entry of an array is removed before the driver is asked to destroy the array. During that
-//! call, the driver may already hand out the same handle for a new array.
+//! call, the driver can already hand out the same handle for a new array.
 
 use parking_lot::Mutex;
 
@@ -78,8 +78,8 @@ impl Arrays {
         drained.map(|(_, entry)| entry).for_each(gone);
     }
 
-    /// Returns the bytes that an array of this shape requires on the device. Calls `ask` only when
-    /// the number is not remembered.
+    /// Returns the bytes that an array of this shape requires on the device. Calls `ask` for this
+    /// number of bytes unless the number is remembered.
     pub fn required(
         &self,
         device: Ordinal,
@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(
             required(0, REMEMBERED + 1, None),
             None,
-            "no more shapes are remembered"
+            "a further shape is not remembered"
         );
     }
 }

@@ -5,9 +5,9 @@
 //!
 //! A *small* allocation has up to 2 MiB. It lies in one block and may share this block with other
 //! small allocations. A *large* allocation starts on a block boundary and shares no block. So the
-//! map has one entry for each block that holds small allocations, and one entry for the first block
-//! of each large allocation. The first kind of entry counts the small allocations; the second kind
-//! holds the number of blocks.
+//! map of the blocks has one entry for each block that holds small allocations, and one entry for
+//! the first block of each large allocation. The first kind of entry counts the small allocations;
+//! the second kind holds the number of blocks.
 //!
 //! Order of removal: a small allocation is removed from the map *after* the driver has freed it.
 //! Meanwhile another thread may get an address in the same block; that thread then finds the block
@@ -50,7 +50,7 @@ pub enum Departure {
     Unknown,
     /// Other small allocations remain in the block.
     Held,
-    /// It was the last small allocation in the block, and the driver has freed the block.
+    /// This was the last small allocation in the block, and the driver has freed the block.
     Emptied(Ordinal),
 }
 
@@ -115,7 +115,7 @@ impl Blocks {
     }
 
     /// Records a small allocation at `address`. Returns true when it is the first small allocation
-    /// in its block. Calls `context` for the context of the block if the block has no entry yet.
+    /// in its block. If the block has no entry yet, asks `context` for the block's CUDA context.
     #[inline]
     pub fn enter_small(
         &self,
@@ -127,8 +127,8 @@ impl Blocks {
         let mut shard = self.shard(block).lock();
         if let Some(held) = shard.get_mut(&block) {
             held.small += 1;
-            // If this is the first small allocation, the entry is left from a large allocation that
-            // the driver is freeing. The small allocation then lies in a new block.
+            // An entry without small allocations belongs to a large allocation that the driver is
+            // freeing. The small allocation then lies in a new block.
             return held.small == 1;
         }
         let new = Block {
@@ -161,9 +161,9 @@ impl Blocks {
         Departure::Emptied(device)
     }
 
-    /// Returns an address by which the exported memory around `address` is recorded, because the
-    /// driver exports whole blocks. If a large allocation starts at the block of `address`, returns
-    /// the start of the block, and otherwise `address`. Returns `None` for an unknown block.
+    /// Returns the address under which an export of the memory at `address` is recorded. The driver
+    /// exports whole blocks. If a large allocation starts at the block of `address`, this is the
+    /// start of the block, and otherwise `address` itself. Returns `None` for an unknown block.
     pub fn base(&self, address: DevicePtr) -> Option<DevicePtr> {
         let block = address / BLOCK;
         let held = *self.shard(block).lock().get(&block)?;

@@ -40,9 +40,9 @@ pub struct Book {
     idle: AtomicI64,
     /// The number of changes of the field `idle` so far.
     idle_changes: AtomicU64,
-    /// Idle bytes (charged, not in use) that other requests of this process cannot use: bytes that
-    /// pools keep for their own reuse, bytes charged in advance for launches of graphs, and bytes
-    /// set aside for contexts.
+    /// Idle bytes (charged, not in use) that are kept for a fixed purpose: bytes that pools keep
+    /// for their own reuse, bytes charged in advance for launches of graphs, and bytes set aside
+    /// for contexts.
     headroom: AtomicI64,
 }
 
@@ -85,8 +85,8 @@ impl Book {
         self.seen_free()
     }
 
-    /// Returns the same bytes as [`Book::free`]. Returns `None` if another thread's request has
-    /// changed the charged or the idle bytes during the call.
+    /// Returns the same number of bytes as [`Book::free`]. Returns `None` if another thread's
+    /// request has changed the charged or the idle bytes during the call.
     pub(super) fn settled_free(&self) -> Option<u64> {
         // A request under way is visible in two ways: the ledger marks its charge as undecided, and
         // the request increments `idle_changes`.
@@ -104,8 +104,8 @@ impl Book {
         self.group_free().saturating_add(idle)
     }
 
-    /// Returns the charged but unused (idle) bytes that other requests of this process cannot use:
-    /// the driver's reserve, the pools' headroom and the bytes set aside for contexts.
+    /// Returns the idle bytes (charged, not in use) that are kept for a fixed purpose: the driver's
+    /// reserve, the pools' headroom and the bytes set aside for contexts.
     fn stays_idle(&self) -> u64 {
         RESERVE + u64::try_from(self.headroom.load(Ordering::Relaxed)).unwrap_or(0)
     }
@@ -309,8 +309,8 @@ impl Book {
         idle.saturating_sub(self.stays_idle()) + reserves
     }
 
-    /// Adds `change`, which may be negative, to the idle bytes (charged, not in use) that other
-    /// requests of this process cannot use.
+    /// Adds `change`, which may be negative, to the idle bytes (charged, not in use) that are kept
+    /// for a fixed purpose, such as the headroom of a pool.
     pub fn adjust_headroom(&self, change: i64) {
         if change != 0 {
             self.headroom.fetch_add(change, Ordering::Relaxed);
@@ -345,10 +345,10 @@ impl Book {
     }
 }
 
-/// Publishes `figure` in the ledger with `show`. Other threads may change and publish the same
-/// figure meanwhile. So this function publishes again until the figure has not changed during a
-/// round. It stops after a bounded number of rounds; the next thread that changes the figure then
-/// corrects the ledger.
+/// Publishes the number that `figure` returns: `show` writes it to the ledger. Other threads may
+/// change and publish the same number meanwhile. So this function publishes again until the number
+/// stays the same. It stops after a bounded number of rounds; the next thread that changes the
+/// number then corrects the ledger.
 fn publish(figure: impl Fn() -> u64, show: impl Fn(u64)) {
     for _ in 0..SHOWINGS {
         let bytes = figure();

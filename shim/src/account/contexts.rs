@@ -14,19 +14,19 @@ use crate::driver::cuda;
 const SCHED_MASK: u32 = 7;
 const SCHED_BLOCKING_SYNC: u32 = 4;
 
-/// Whether a hook has seen a context in which threads sleep while they wait for the GPU.
+/// Whether a hook has seen a context whose threads sleep while they wait for the GPU.
 static SLEEPS: AtomicBool = AtomicBool::new(false);
 
-/// Notes from the flags of a new context whether its threads sleep while they wait for the GPU.
+/// Records whether the flags of a new context make its threads sleep while they wait for the GPU.
 pub fn note_flags(flags: u32) {
     if flags & SCHED_MASK == SCHED_BLOCKING_SYNC {
         SLEEPS.store(true, Ordering::Relaxed);
     }
 }
 
-/// Returns whether a thread of this process may sleep while it waits for the GPU. If so, calls that
-/// wait for the GPU, such as `cuMemFree`, are cancellation points of the thread (measured, H200,
-/// 580.159).
+/// Returns whether threads of this process possibly sleep while they wait for the GPU. If so, calls
+/// that wait for the GPU, such as `cuMemFree`, are cancellation points of the thread (measured,
+/// H200, 580.159).
 #[inline]
 pub fn may_sleep() -> bool {
     SLEEPS.load(Ordering::Relaxed)
@@ -43,7 +43,7 @@ pub fn current_context() -> Context {
 /// The contexts of one device.
 #[derive(Default)]
 pub struct Contexts {
-    /// A lock that a thread holds while it makes a context.
+    /// A lock that a thread holds while it creates a context.
     pub making: Mutex<()>,
     all: RwLock<Vec<Context>>,
     /// The handle of the device's primary context; 0 before the program first retains that context.
@@ -99,7 +99,7 @@ impl Contexts {
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, left);
     }
 
-    /// Returns whether the next release of the primary context may destroy it.
+    /// Returns whether the next release of the primary context can destroy this context.
     pub fn is_last_release(&self) -> bool {
         self.retained.load(Ordering::Acquire) <= 1
     }

@@ -52,8 +52,8 @@ impl Process {
 #[cold]
 fn first_use() -> &'static Process {
     crate::fault::point("first-use");
-    // A new account reads random numbers from the kernel for its hash maps. Without this guard,
-    // `pthread_cancel` could end the thread in that system call.
+    // A new account reads random numbers from the kernel for its hash maps. The guard `Undisturbed`
+    // keeps `pthread_cancel` from ending the thread in that system call.
     let _undisturbed = Undisturbed::new();
     let Some(page) = page() else {
         return by_pid();
@@ -62,8 +62,8 @@ fn first_use() -> &'static Process {
     publish(unsafe { &*page }, null_mut(), Process::default())
 }
 
-/// Publishes `fresh` in `place`, where the caller has read the pointer `known`. If another thread
-/// has published its own value since then, returns that value.
+/// Stores `fresh` in `place` if `place` still holds the pointer `known`, which the caller has read
+/// there. Otherwise another thread has stored a value, and this function returns that value.
 fn publish<T>(place: &AtomicPtr<T>, known: *mut T, fresh: T) -> &'static T {
     let mine = Box::into_raw(Box::new(fresh));
     // SAFETY: `mine` comes from Box::into_raw. If published, it is leaked. If another thread

@@ -40,7 +40,7 @@ pub struct Device {
     /// A lower bound of the bytes that a CUDA context takes on this GPU. It is known before the
     /// process makes a context.
     pub least_context: u64,
-    /// The memory of the GPU according to CUDA, in bytes.
+    /// The size of the GPU's memory in bytes, as CUDA reports it.
     pub capacity: u64,
     pub book: Book,
     pub spares: Spares,

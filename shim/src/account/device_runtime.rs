@@ -17,8 +17,8 @@ pub fn heap(limit: u64) -> u64 {
     round_up(limit, BLOCK).saturating_add(BLOCK)
 }
 
-/// The bytes that a context takes for the device runtime when code is loaded whose image uses
-/// device `printf`, `assert` or `malloc`.
+/// The bytes that a context takes for the device runtime when a program loads code that uses device
+/// `printf`, `assert` or `malloc`.
 #[derive(Clone, Copy, Default)]
 pub struct Runtime {
     /// All bytes that the context has taken for the device runtime after the code is loaded.
@@ -49,14 +49,14 @@ impl Runtime {
         }
     }
 
-    /// Returns whether code with the needs `says` makes the context take more memory for the device
-    /// runtime.
+    /// Returns whether the context takes more memory for the device runtime when code is loaded.
+    /// `says`: what the code's image says about the code's needs.
     pub fn is_new(says: Needs, device: &Device, memory: &ContextMemory) -> bool {
         says.uses_runtime() && device.kernels.runtime(says) > memory.runtime.load(Ordering::Acquire)
     }
 
-    /// Sets aside bytes of `paid` for the device `malloc` heap. They stay charged until the context
-    /// takes the heap.
+    /// Sets aside bytes of the guard `paid` for the device `malloc` heap. These bytes stay charged
+    /// until the context takes the memory of the heap.
     pub fn keep(self, paid: &mut Prepaid<'_>, memory: &ContextMemory) {
         if self.heap > 0 {
             memory.heap.store(self.heap, Ordering::Release);
@@ -76,9 +76,9 @@ impl Runtime {
         if status == SUCCESS {
             memory.runtime.fetch_max(self.level, Ordering::AcqRel);
         }
-        // The driver's own memory has not grown. So the device runtime was set up by earlier code,
-        // whose image does not say so. That code may have taken the heap too, so the bytes set
-        // aside for the heap are uncharged.
+        // If the driver's own memory has not grown, earlier code has set up the device runtime,
+        // although its image does not mention the runtime. That code may have taken the heap too,
+        // so the bytes set aside for the heap are uncharged.
         let is_there = status == SUCCESS && grown.is_none_or(|grown| grown >= self.tables / 2);
         if self.heap > 0 && !is_there {
             let kept = memory.heap.swap(0, Ordering::AcqRel);

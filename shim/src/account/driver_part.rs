@@ -33,7 +33,7 @@ struct State {
     uncounted: u64,
     /// Bytes of `held` that are promised to driver calls under way.
     prepaid: u64,
-    /// The number of calls for which a thread is charging bytes.
+    /// The number of calls for which threads are charging bytes at the moment.
     paying: u32,
     /// Bytes of `held` that are kept for memory which contexts will take later.
     reserved: u64,
@@ -133,7 +133,7 @@ impl State {
 #[derive(Default)]
 pub struct DriverPart {
     state: Mutex<State>,
-    /// Notified when a call ends that has paid in advance, or when a call stops charging bytes.
+    /// Notified when a call with bytes charged in advance ends, or when a thread stops charging.
     settled: Condvar,
 }
 
@@ -167,11 +167,11 @@ pub struct Measured {
 }
 
 impl DriverPart {
-    /// Waits until a call of another thread ends that has paid in advance or is about to pay, but
-    /// at most until `until`. Such a call may leave bytes of its estimate unused, or may have
-    /// loaded what the waiting call needs. Returns false when there is no such call, or when the
-    /// time is over. The caller must hold no promised bytes, because two such callers would wait
-    /// for each other.
+    /// Waits for the end of another thread's call for which bytes are or were charged in advance,
+    /// but no longer than until `until`. That call may leave some of these bytes unused, or may
+    /// have loaded code that the waiting call needs. Returns false when there is no such call, or
+    /// when the time is over. The caller must hold no promised bytes, because two such callers
+    /// would wait for each other.
     pub fn await_others(&self, until: Instant) -> bool {
         let mut state = self.state.lock();
         (state.prepaid > 0 || state.paying > 0)
@@ -226,7 +226,7 @@ impl DriverPart {
     }
 
     /// Changes the recorded size of the driver's own memory by `change` bytes. Used where NVML
-    /// gives no figure. The change holds for as long as the context lives.
+    /// gives no figure. The change is part of the assumed size of the newest context.
     pub fn assume(&self, book: &Book, contexts: &Contexts, change: i64) {
         let mut state = self.state.lock();
         if let Some(context) = state.assumed.last_mut() {
@@ -419,7 +419,7 @@ mod tests {
         assert_eq!(
             state.out_of_reserve(BLOCK),
             BLOCK,
-            "never more bytes than the growth"
+            "the result is no larger than the growth"
         );
     }
 

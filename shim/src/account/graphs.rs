@@ -80,9 +80,9 @@ impl GraphMemory {
         }
     }
 
-    /// Pays for the bytes that `launch` may take. Charged but unused graph memory pays first, and
-    /// `charge` charges the rest. Other launches under way may free such memory when they end. So
-    /// this function first waits for them, but at most until `until`.
+    /// Promises the bytes that `launch` may take. Charged graph memory that is unused is promised
+    /// first, and `charge` charges the rest. Other launches under way may leave unused bytes when
+    /// they end. So this function first waits for them, until `until` at most.
     pub fn pay<E>(
         &self,
         book: &Book,
@@ -105,8 +105,8 @@ impl GraphMemory {
         self.pay_now(book, state, launch, charge)
     }
 
-    /// Trims the device's graph memory, and then pays for `launch` like [`GraphMemory::pay`]
-    /// without waiting. The bytes that the trim has freed pay first, and `charge` charges the rest.
+    /// Trims the device's graph memory, and then works like [`GraphMemory::pay`] without waiting.
+    /// The freed bytes are promised to `launch` first, and `charge` charges the rest.
     pub fn pay_by_trim<E>(
         &self,
         book: &Book,
@@ -136,7 +136,7 @@ impl GraphMemory {
             payment: &payment,
             charged: false,
         };
-        // `charge` may wait for room in the group. So no lock is held during the call.
+        // `charge` can wait for room in the group. So no lock is held during the call.
         let charged = payment.complete(charge);
         paying.charged = charged.is_ok();
         charged
@@ -158,7 +158,7 @@ impl GraphMemory {
         }
     }
 
-    /// Returns the event for which a launch may wait after the group has refused its bytes.
+    /// Returns the event for which a launch can wait after the group has refused its bytes.
     /// `waited`: the launch has already waited for the work of its own stream.
     pub fn hope(&self, launch: &Launch<'_>, waited: bool) -> Option<Hope> {
         self.state.lock().hope(launch, waited)
@@ -209,8 +209,8 @@ impl GraphMemory {
 
     fn look(&self, book: &Book, state: &mut State) {
         // The lock is held during this query, so that the readings of several threads are recorded
-        // in order. A deadlock is impossible: the driver takes no lock here that it holds during a
-        // callback of gpulimit.
+        // in order. A deadlock is impossible: this query takes none of the locks that the driver
+        // holds while it calls back into gpulimit.
         let which = GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT;
         let ask = |bytes| cuda::cuDeviceGetGraphMemAttribute(book.ordinal, which, bytes);
         let before = state.reserved();

@@ -3,9 +3,9 @@
 //! Some functions of the driver crash when they get the handle of a destroyed object, for instance
 //! `cuMemPoolGetAttribute` (measured). So gpulimit passes a handle from the program to further
 //! driver functions only if this table has the handle. A handle that the table lacks may still be
-//! valid: the program may have made the object in a way that no hook sees. A call with such a
-//! handle pays in advance for the most memory that it can take. gpulimit asks the driver about the
-//! handle only after the driver has accepted the call.
+//! valid: the program may have made the object in a way that no hook sees. For a call with such a
+//! handle, the most memory that the call can take is charged in advance. gpulimit asks the driver
+//! about the handle only after the driver has accepted the call.
 //!
 //! The table holds streams, code, graphs and executable graphs. Contexts, pools, blocks of device
 //! memory and green contexts have tables of their own. Other handles (events, arrays, nodes,
@@ -93,7 +93,7 @@ impl Handles {
         known.extract_if(goes).collect()
     }
 
-    /// Puts back removed handles, because the driver has refused to destroy them.
+    /// Puts back removed handles, because the driver has refused to destroy their objects.
     pub fn restore(&self, taken: Taken) {
         self.0.write().extend(taken);
     }

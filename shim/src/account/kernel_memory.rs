@@ -35,9 +35,9 @@ const START: u64 = 1024;
 /// The local memory per thread is always a multiple of this number of bytes.
 const GRAIN: u64 = 16;
 
-/// The first code in a context that uses device `malloc` takes this many bytes, plus 1 MiB for each
-/// multiprocessor. The total of 138 MiB on an H100 is measured; its dependence on the number of
-/// multiprocessors is assumed.
+/// A context takes this many bytes, plus 1 MiB for each multiprocessor, when it first loads code
+/// that uses device `malloc`. The total of 138 MiB on an H100 is measured; its dependence on the
+/// number of multiprocessors is assumed.
 const TABLES: u64 = 6 << 20;
 
 /// Bytes that a context takes when it first loads code that uses device `assert` or `printf`.
@@ -54,11 +54,11 @@ pub struct KernelMemory {
 
 /// The memory that one context sets aside for kernels.
 pub struct ContextMemory {
-    /// Held exclusively by a call that may change this memory. Held shared by a launch that needs
-    /// more local memory than a context has from the start.
+    /// A reader-writer lock. A call that may change this memory holds the write lock. A launch that
+    /// needs more local memory than a context has from the start holds a read lock.
     pub alone: RwLock<()>,
-    /// The stack limit: the local memory of every thread in bytes. The driver may enlarge the local
-    /// memory to this limit only later.
+    /// The stack limit: the local memory of every thread in bytes. The driver can set this limit
+    /// first and enlarge the local memory to it later.
     per_thread: AtomicU64,
     /// Bytes of device memory that the local memory takes; 0 after the driver has freed it.
     backing: AtomicU64,
@@ -91,7 +91,7 @@ impl KernelMemory {
     }
 
     /// Returns the bytes that a context has taken for the device runtime in total, after code with
-    /// these needs was loaded.
+    /// the given needs was loaded.
     pub fn runtime(&self, needs: Needs) -> u64 {
         let malloc = round_up((self.multiprocessors << 20).saturating_add(TABLES), BLOCK);
         [
@@ -105,7 +105,7 @@ impl KernelMemory {
     }
 
     /// Returns whether `per_thread` bytes of local memory per thread are more than every context
-    /// has from the start. A context may lose local memory above that size again.
+    /// has from the start. Local memory above that size can be freed before the context ends.
     pub fn is_large(&self, per_thread: u64) -> bool {
         per_thread > START
     }

@@ -2,8 +2,8 @@
 //!
 //! The driver loads code lazily. So the first launch of a kernel may take memory (92 MiB for the
 //! very first launch of PyTorch), and later launches take none. To recognise a first launch, the
-//! hook looks the function up in a table of recent launches. If the function is not there, the hook
-//! looks in the set of all launched functions.
+//! hook looks the kernel's function up in a table of recent launches. If the function is not there,
+//! the hook looks in the set of all launched functions.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -16,7 +16,7 @@ use crate::account::maps::{Map, Set};
 /// memory". Handles are aligned, so the bit is 0 in every handle.
 const NEEDS_NONE: Opaque = 2;
 
-/// Returns an entry that says "the code of this handle is loaded". The handle itself as an entry
+/// Returns an entry that says "the code of this handle is loaded". An entry equal to the handle
 /// says "this function has been launched".
 pub const fn loaded(handle: Opaque) -> Opaque {
     handle | 1
@@ -28,8 +28,8 @@ const PLACES: usize = 4096;
 
 /// The functions that were launched recently, each at the index that its handle hashes to. The
 /// exported launch functions read this table without calling a handler (`hook::pass`). A thread
-/// writes it only under the lock of [`Launched::functions`]. Otherwise it could write a function
-/// that another thread has just removed.
+/// writes to the table only under the lock of [`Launched::functions`]. Otherwise the thread could
+/// write back a function that another thread has just removed.
 pub static RECENT: [AtomicUsize; PLACES] = [const { AtomicUsize::new(0) }; PLACES];
 
 /// The constants of the hash that gives a handle's index in [`RECENT`]: shift the handle right by
@@ -85,9 +85,9 @@ struct Kernel {
 pub struct Launched {
     functions: RwLock<Set<Opaque>>,
     kernels: RwLock<Map<Opaque, Kernel>>,
-    /// The bytes of local memory per thread that kernels and graphs needed in the context where
-    /// they were launched. Only needs above the size that a new context has are listed. The context
-    /// may have lost that local memory since the launch.
+    /// The bytes of local memory per thread that kernels and graphs needed in the context of their
+    /// launch. The map lists only needs that exceed the local memory of a new context. The context
+    /// may have lost the additional local memory after the launch.
     large: RwLock<Map<(Opaque, Context), u64>>,
     /// The bytes of local memory per thread that kernels need. For kernels that need none,
     /// `functions` has an entry with the bit [`NEEDS_NONE`] instead.
@@ -295,7 +295,7 @@ mod tests {
             launched.insert(function);
         }
         assert!((1..500).all(|at| launched.contains(at * 64)));
-        assert!(is_recent(499 * 64), "the table keeps the latest function");
+        assert!(is_recent(499 * 64), "the last function is in the table");
         launched.remove(64);
         assert!(!launched.contains(64));
         assert!((2..500).all(|at| launched.contains(at * 64)));
@@ -315,7 +315,7 @@ mod tests {
         );
         launched.insert_in(64, 1, 2);
         launched.insert_in(128, 1, 2);
-        assert!(launched.contains(128), "a function has one context");
+        assert!(launched.contains(128), "a CUfunction has just one context");
         assert!(!launched.contains(64));
         assert!(launched.contains_in(64, 1) && !launched.contains_in(64, 2));
         launched.insert_in(64, 2, 2);

@@ -19,11 +19,11 @@
 //!
 //! **While a thread holds a lock, its requests never wait for room in the group and never have
 //! other processes killed**, because a thread that is about to free memory may need the lock. While
-//! a call holds a lock, it tries to pay with a request that does not *insist*. Such a request
-//! neither waits for room nor has processes killed. It still asks other members to give back unused
-//! memory, for 100 ms at most, and waits until the memory of dead members is freed. If the request
-//! is refused, the call releases the lock and all bytes promised to it, waits, and starts again
-//! (`handler::payment`).
+//! a call holds a lock, it tries to charge its bytes with a request that does not *insist*. Such a
+//! request neither waits for room nor has processes killed. It still asks other members to give
+//! back unused memory, for 100 ms at most, and waits until the memory of dead members is freed. If
+//! the request is refused, the call releases the lock and all bytes promised to it, waits, and
+//! starts again (`handler::payment`).
 //!
 //! The crate `group` takes its lock `Kept::groups` during a charge. This lock comes after every
 //! lock of this table. Directories are read while a thread holds it.

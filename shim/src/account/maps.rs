@@ -30,8 +30,8 @@ impl Hasher for Mix {
         self.write_u64(number.into());
     }
 
-    // Without these two methods, handles and the discriminants of enums would be hashed byte by
-    // byte.
+    // Without `write_usize` and `write_isize`, handles and the discriminants of enums would be
+    // hashed byte by byte.
     #[inline]
     fn write_usize(&mut self, number: usize) {
         self.write_u64(number as u64);
@@ -58,8 +58,8 @@ mod tests {
             hasher.write_u64(block);
             hasher.finish()
         };
-        // Block numbers of one shard. Hash tables use the lowest and the highest bits of a hash. So
-        // both must differ between neighbouring blocks.
+        // Every 64th block number, as in a shard of `Blocks`. Hash tables use the lowest and the
+        // highest bits of a hash. So both must differ between neighbouring blocks.
         let hashes: Vec<_> = (0..1024).map(|at| hash(0x3f_8000_0000 + at * 64)).collect();
         for bits in [|hash: u64| hash & 1023, |hash: u64| hash >> 54] {
             let places: Set<_> = hashes.iter().map(|hash| bits(*hash)).collect();

@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(closed, opening(0, 3));
         assert_eq!(openings.close(5), None);
         assert!(openings.enter(5, closed), "the driver refused");
-        assert!(!openings.enter(5, closed), "the program opened it again");
+        assert!(!openings.enter(5, closed), "the memory was opened again");
         assert_eq!(openings.close(5), None);
         assert_eq!(openings.drain(8), []);
         assert_eq!(openings.drain(7), [opening(0, 3)]);
@@ -144,7 +144,7 @@ mod tests {
         assert_eq!(take(109), 100);
         assert_eq!(take(109), 70);
         assert_eq!(take(109), 40);
-        assert_eq!(take(109), 0, "the other memory is on another GPU");
+        assert_eq!(take(109), 0, "the remaining memory is on another GPU");
         assert_eq!(openings.close(2).expect("open").bytes, 100 * BLOCK);
     }
 }

@@ -150,7 +150,7 @@ mod tests {
         make(&mut packed, 7, 0, BLOCK);
         make(&mut packed, 7, BLOCK, BLOCK);
         packed.begin(7, 0);
-        assert!(!packed.gone(7, GRAIN, BLOCK), "an array needs the block");
+        assert!(!packed.gone(7, GRAIN, BLOCK), "the block holds an array");
         assert_eq!(packed.end(7), BLOCK);
         packed.begin(7, 0);
         assert!(packed.gone(7, GRAIN, BLOCK));
@@ -177,11 +177,11 @@ mod tests {
         packed.measured(10 * BLOCK, 11 * BLOCK);
         assert_eq!(packed.bytes(), BLOCK);
         packed.measured(11 * BLOCK, 13 * BLOCK);
-        assert_eq!(packed.bytes(), 2 * BLOCK, "at most what both arrays take");
+        assert_eq!(packed.bytes(), 2 * BLOCK, "2 arrays take at most 2 blocks");
         packed.end(7);
         packed.end(8);
         packed.measured(13 * BLOCK, BLOCK);
-        assert_eq!(packed.bytes(), BLOCK, "at most the driver's own memory");
+        assert_eq!(packed.bytes(), BLOCK, "the driver has only one block left");
     }
 
     #[test]

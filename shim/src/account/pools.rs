@@ -54,8 +54,8 @@ pub const STEP: u64 = 32 << 20;
 /// threads' allocations that use the pool's charged bytes, and for the GPU work in its own stream.
 pub const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The most successive allocations without reading the pool's reserved bytes. The bound matters if
-/// a driver makes a pool grow in a way that was never observed.
+/// The most allocations in a row after which the pool's reserved bytes are not read. The bound
+/// matters if a driver makes a pool grow in a way that was never observed.
 const UNSEEN: u32 = 63;
 
 #[derive(Default)]
@@ -95,14 +95,14 @@ impl State {
         self.held.saturating_sub(self.reserved + self.prepaid)
     }
 
-    /// Returns the charged bytes that can pay for growth of a managed pool into memory that it has
-    /// had before.
+    /// Returns the bytes that are charged for a managed pool and that are neither in use nor
+    /// promised to a call. The pool can grow by these bytes without a new charge.
     fn credit(&self) -> u64 {
         self.held.saturating_sub(self.current() + self.prepaid)
     }
 
     /// Returns the bytes that must be charged in addition to the pool's reserved bytes (its
-    /// headroom). They may be promised to a call under way.
+    /// headroom). They include bytes that are promised to a call under way.
     fn headroom(&self) -> u64 {
         if self.current() > 0 { STEP } else { 0 }
     }
@@ -123,9 +123,9 @@ impl State {
         self.reserved.saturating_sub(self.held)
     }
 
-    /// Returns whether the pool's reserved bytes must be read before `bytes` are charged. This is
-    /// necessary for more than one step, because the pool may have grown into its headroom
-    /// unnoticed.
+    /// Returns whether the pool's reserved bytes must be read before `bytes` are charged. A charge
+    /// for more than one step (32 MiB) needs the reading, because the pool may have grown into its
+    /// headroom unnoticed.
     #[inline]
     fn needs_look(&self, bytes: u64) -> bool {
         bytes > STEP && self.unseen > 0
@@ -195,7 +195,7 @@ impl State {
     }
 }
 
-/// A memory pool. If `counted` is true, this process is charged for its memory on `device`.
+/// A memory pool on `device`. If `counted` is true, this process is charged for the pool's memory.
 pub struct Pool {
     handle: MemPool,
     pub device: Ordinal,
@@ -253,8 +253,8 @@ impl Pool {
         state.prepay(bytes)
     }
 
-    /// Pays for a growth of `bytes` with the charge for memory that a managed pool has given back.
-    /// The pool may grow into that memory again. Returns false when this charge is too small.
+    /// Lets a managed pool grow by `bytes` without a new charge. The charge for memory that the
+    /// pool gave back is used for the growth. Returns false when this charge is too small.
     pub fn borrow(&self, bytes: u64) -> bool {
         let mut state = self.state.lock();
         let enough = self.managed && state.credit() >= bytes;
@@ -277,9 +277,9 @@ impl Pool {
         }
     }
 
-    /// Pays for a growth of `bytes`. The pool's unused charge pays first, and `charge` charges the
-    /// rest. Other threads' calls may use the pool's headroom. So this function first waits for
-    /// them, but at most until `until`.
+    /// Promises `bytes` to a call that may make the pool grow. The pool's unused charge is used
+    /// first, and `charge` charges the rest. Other threads' calls may use the pool's headroom. So
+    /// this function first waits for these calls, but no longer than until `until`.
     pub fn pay<E>(
         &self,
         book: &Book,
@@ -319,10 +319,10 @@ impl Pool {
         Promise::new(self, bytes)
     }
 
-    /// Ends a call that has paid `bytes` in advance. `range`: the address range that the driver has
-    /// given to the call, if any. Reads the pool's reserved bytes, unless `range` shows that they
-    /// are unchanged. Returns true when the pool's whole headroom is charged. Otherwise the pool
-    /// has grown, and the caller charges or undoes the growth under a [`promise::Growth`].
+    /// Ends a call for which `bytes` were charged in advance. `range`: the address range that the
+    /// driver has given to the call, if any. Reads the pool's reserved bytes, unless `range` shows
+    /// that they are unchanged. Returns true when the pool's whole headroom is charged. Otherwise
+    /// the pool has grown, and the caller charges or undoes the growth under a [`promise::Growth`].
     #[inline]
     fn settle(&self, book: &Book, bytes: u64, range: Option<Range<DevicePtr>>) -> bool {
         let mut state = self.state.lock();
@@ -378,8 +378,8 @@ impl Pool {
             return;
         }
         // The lock is held during this query, so that the readings of several threads are recorded
-        // in order. A deadlock is impossible: the driver takes no lock here that it holds during a
-        // callback of gpulimit. If the driver fails, the pool counts as empty.
+        // in order. A deadlock is impossible: this query takes none of the locks that the driver
+        // holds while it calls back into gpulimit. If the driver fails, the pool counts as empty.
         let seen = self.attribute(MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
         state.unseen = 0;
         match seen {
@@ -622,8 +622,8 @@ impl Pools {
         let mut gave = false;
         let pools = self.select(|pool| pool.counted && pool.device == book.ordinal);
         for pool in pools {
-            // If another thread holds the pool's lock, that thread updates the charge itself. The
-            // charge is then not compared here.
+            // If another thread holds the pool's lock, that thread updates the charge. This
+            // function then does not check whether the charge has shrunk.
             let before = pool.state.try_lock().map(|state| state.held);
             if trim && before != Some(0) {
                 pool.trim(book, u64::MAX);
@@ -762,7 +762,7 @@ mod tests {
             reserved: STEP,
             ..State::default()
         };
-        assert!(!state.is_lent(STEP), "no call uses the headroom");
+        assert!(!state.is_lent(STEP), "the whole headroom is unused");
         state.held = STEP;
         assert!(!state.is_lent(STEP), "no call is under way");
         state.growing = 1;
@@ -772,7 +772,7 @@ mod tests {
         state.prepaid = STEP;
         assert!(state.is_lent(2 * STEP));
         state.held = 3 * STEP;
-        assert!(!state.is_lent(2 * STEP), "the headroom is unused");
+        assert!(!state.is_lent(2 * STEP), "no call uses the pool's headroom");
         state.held = STEP;
         state.reserved = 0;
         assert!(!state.is_lent(STEP), "none");
@@ -792,7 +792,7 @@ mod tests {
         state.steps.learn(&range);
         assert!(state.is_as_seen(&range));
         state.unseen += 1;
-        assert!(!state.is_as_seen(&range), "the last reading is too old");
+        assert!(!state.is_as_seen(&range), "too many calls since a reading");
         state.unseen = 0;
         state.large = 1;
         assert!(!state.is_as_seen(&range), "a call may take several steps");
@@ -801,7 +801,7 @@ mod tests {
         assert!(!state.spare_look(2 * STEP, &range));
         assert_eq!(state.unseen, 1);
         state.prepaid = 0;
-        assert!(!state.is_as_seen(&range), "too many bytes are charged");
+        assert!(!state.is_as_seen(&range), "more than headroom is charged");
         assert!(!state.spare_look(STEP, &range));
         assert_eq!(state.unseen, 1);
     }

@@ -59,9 +59,9 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Lets the request wait only while `is_needed` returns true. Another thread may load or pay
-    /// for the same thing meanwhile. A request that is no longer needed fails, and its refusal is
-    /// not reported.
+    /// Lets the request wait only while `is_needed` returns true. A request is no longer needed
+    /// when, for instance, another thread has loaded the same code meanwhile. Such a request fails,
+    /// and its refusal is not reported.
     pub fn as_long_as(self, is_needed: &'a dyn Fn() -> bool) -> Self {
         Request {
             is_needed: Some(is_needed),

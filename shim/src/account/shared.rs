@@ -13,10 +13,10 @@
 //! - The GPU uses *hidden* bytes, which are in no process's figure. Exception: the hidden bytes did
 //!   not grow by the size of the memory when the process released it.
 //!
-//! The free bytes of the GPU are no evidence, because other processes free memory too. An importer
-//! that measures charges the memory that NVML now attributes to it, and uncharges the orphan for
-//! this memory. A process that cleans up the ledger slot of a dead process takes over the orphans
-//! for memory that the dead process left.
+//! The free bytes of the GPU are no evidence, because other processes free memory too. When a
+//! process that imported memory measures its usage, it charges the memory that NVML now attributes
+//! to it, and uncharges the orphan for this memory. A process that cleans up the ledger slot of a
+//! dead process takes over the orphans for memory that the dead process left.
 
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::{Identity, SeenProcess};
@@ -26,11 +26,11 @@ use gpulimit_ledger::{Category, Witness};
 use super::book::RESERVE;
 use crate::driver::figures::{self, ProcessList};
 
-/// The GPU may use more bytes than NVML's figures for all processes add up to. This is the most
-/// such bytes for each process. For a context, 5.6 MiB were measured.
+/// The GPU may use more bytes than NVML's figures for all processes add up to. This constant bounds
+/// the excess for each process. One context was measured to cause an excess of 5.6 MiB.
 const PROCESS_OVERHEAD: u64 = 8 << 20;
 
-/// The most times that the used bytes of the GPU are read until two successive readings are equal.
+/// The most times that the used bytes of the GPU are read again while successive readings differ.
 const LOOKS: u32 = 4;
 
 /// NVML's figures for a device, compared with the charges of the living members.
@@ -247,8 +247,8 @@ mod tests {
     /// Pids above the largest pid that Linux assigns.
     const PIDS: u32 = 1 << 23;
 
-    /// Returns a member with the pid `PIDS + number` and with these MiB charged, idle, orphaned and
-    /// managed.
+    /// Returns a member with the pid `PIDS + number`. The four sizes in MiB are its charged, idle,
+    /// orphaned and managed bytes.
     fn holder(number: u32, [charged, idle, orphaned, managed]: [u64; 4]) -> Holder {
         let group = Scratch::new(&[]);
         let member = group.member();
@@ -262,8 +262,8 @@ mod tests {
         holder
     }
 
-    /// Returns the uncharged and the orphaned bytes. NVML lists these MiB for each pid, and
-    /// attributes `hidden` bytes to no process.
+    /// Returns the uncharged and the orphaned bytes. `listed`: NVML's figure for each pid, in MiB.
+    /// NVML attributes `hidden` bytes to no process.
     fn bear(hidden: u64, listed: &[(u32, u64)], living: &[Holder]) -> Option<(u64, u64)> {
         let bytes = |(number, mib): &(u32, u64)| (PIDS + number, mib * MIB);
         let listed: Vec<_> = listed.iter().map(bytes).collect();
@@ -320,7 +320,7 @@ mod tests {
         assert_eq!(
             bears(RESERVE / MIB),
             Some((0, 0)),
-            "the member may have charged the reserve only"
+            "the unlisted member charged only its reserve"
         );
         assert_eq!(bears(RESERVE / MIB + 1), Some((u64::MAX, 0)));
         let living = [holder(1, [100, 0, 0, 0])];
@@ -388,17 +388,17 @@ mod tests {
         // bytes to no process.
         let needed = |borne: Borne| borne.needed(30, 10, Some(20));
         assert_eq!(needed(borne(0, 8)), 0, "the memory is freed");
-        assert_eq!(needed(borne(10, 8)), 10, "a member holds the memory");
-        assert_eq!(needed(borne(10, 29)), 30, "other memory is hidden");
-        assert_eq!(needed(borne(0, 29)), 20, "the hidden bytes have not grown");
+        assert_eq!(needed(borne(10, 8)), 10, "a member holds 10 of the bytes");
+        assert_eq!(needed(borne(10, 29)), 30, "10 are held and 20 may be held");
+        assert_eq!(needed(borne(0, 29)), 20, "only 9 more bytes are hidden now");
         assert_eq!(needed(borne(0, 30)), 30);
         let unseen = |uncharged, hidden| Borne {
             unseen: true,
             ..borne(uncharged, hidden)
         };
-        assert_eq!(needed(unseen(0, 30)), 30, "the unlisted member may hold it");
-        assert_eq!(needed(unseen(0, 29)), 20, "only older orphans may be held");
-        assert_eq!(needed(unseen(10, 29)), 30, "a member holds the memory");
+        assert_eq!(needed(unseen(0, 30)), 30, "an unlisted member may hold all");
+        assert_eq!(needed(unseen(0, 29)), 20, "only older memory may be held");
+        assert_eq!(needed(unseen(10, 29)), 30, "a member holds 10 of the bytes");
         // It is unknown how many bytes NVML attributed to no process before.
         assert_eq!(borne(0, 9).needed(30, 10, None), 9);
         assert_eq!(borne(0, 8).needed(30, 10, None), 0);

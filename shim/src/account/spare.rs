@@ -39,8 +39,8 @@ impl Spares {
 }
 
 /// Returns the index of the calling thread's spare block. It is computed from the address of the
-/// thread's stack, so it needs no thread-local memory. It changes only when the stack grows by
-/// megabytes, which does no harm.
+/// thread's stack, so it needs no thread-local memory. If the stack grows by megabytes, the index
+/// changes, which does no harm.
 #[inline]
 fn place() -> usize {
     const STACK: u32 = 21;
@@ -100,7 +100,7 @@ mod tests {
         assert!(!spare.keep());
         assert!(spare.take());
         assert!(!spare.take());
-        assert!(!spare.keep(), "a taken spare block keeps its place");
+        assert!(!spare.keep(), "a taken spare block can still come back");
         spare.put_back();
         assert!(spare.take());
         spare.consume();

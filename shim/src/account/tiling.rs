@@ -99,7 +99,7 @@ mod tests {
             assert!(least <= taken, "{shape:?}: {least}");
             assert!(
                 (taken..=taken * 3 / 2 + BLOCK).contains(&most),
-                "{shape:?}: {most} for {taken}"
+                "{shape:?}: estimated {most} bytes, taken {taken} bytes"
             );
         }
     }

@@ -390,7 +390,7 @@ mod tests {
         vmm.created(5, 3, 100);
         vmm.created(6, 3, 50);
         assert_eq!(vmm.exported(5), Some((3, 100)));
-        assert_eq!(vmm.exported(5), None, "only at the first export");
+        assert_eq!(vmm.exported(5), None, "a later export returns nothing");
         assert_eq!(vmm.exported(9), None, "an unknown handle");
         let releasing = vmm.releasing(6, ignore);
         assert_eq!(releasing.leaving, None);
@@ -409,7 +409,7 @@ mod tests {
         vmm.created(5, 0, 100);
         vmm.mapped(0x1000, 5, 100);
         let release = vmm.releasing(5, leaving);
-        assert_eq!(named.get(), 100, "the mapping keeps the memory");
+        assert_eq!(named.get(), 100, "the mapping keeps the memory alive");
         let unmap = vmm.unmapping(0x1000, 100, leaving);
         assert_eq!(named.get(), 0, "the driver may free the memory now");
         vmm.undone(unmap, staying);

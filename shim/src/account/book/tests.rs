@@ -62,8 +62,8 @@ fn small_arrays_are_published_as_arrays() {
     assert_eq!((shown(&book, arrays), shown(&book, driver)), (76, 0));
     book.set_packed(0);
     assert_eq!((shown(&book, arrays), shown(&book, driver)), (36, 30));
-    // What NVML would report without the driver's own memory. NVML does not report the 55 bytes of
-    // managed memory.
+    // The named bytes are NVML's figure without the driver's own memory. NVML does not report the
+    // 55 bytes of managed memory.
     assert_eq!(book.named(), 9 * (1 + 2 + 3 + 4 + 5));
 }
 

@@ -41,9 +41,9 @@ impl Device {
         let (member, device) = (self.book.member, &self.book.device);
         member.mark_shared(device, (bytes as i64).wrapping_neg());
         member.orphan(device, bytes);
-        // NVML may now attribute the memory to this process in two cases. First, the memory was
-        // imported and not charged to this process (`bytes` is 0). Second, this process still has
-        // memory of other processes open.
+        // In two cases, NVML may now attribute more memory to this process: the released memory was
+        // imported and not charged to this process (`bytes` is 0), or this process still has memory
+        // of other processes open.
         if bytes == 0 || self.may_inherit() {
             self.measure();
         }

@@ -10,12 +10,12 @@ use crate::account::rounding::BLOCK;
 use crate::clock::monotonic_ms;
 use crate::driver::figures;
 
-/// The age in milliseconds after which a measurement is too old. A call that takes a block then
-/// measures again.
+/// The age in milliseconds after which a measurement is too old. The next call that takes a 2 MiB
+/// block then measures again.
 const MEASURE_AGE_MS: u64 = 100;
 
-/// The most times that one measurement reads NVML's figure. It reads again when another thread has
-/// taken or freed memory meanwhile.
+/// The most times that one measurement reads this process's figure from NVML. The measurement reads
+/// again when another thread has taken or freed memory meanwhile.
 pub(super) const ATTEMPTS: u32 = 12;
 
 /// State that is shared by measurements and by the calls that run at the same time.
@@ -26,9 +26,9 @@ pub(super) struct Measuring {
     begun: AtomicU64,
     /// The time of the last measurement, in milliseconds of the monotonic clock.
     pub at: AtomicU64,
-    /// Whether the last measurement may have overestimated the driver's own memory. If so, it is
-    /// repeated by the next call that may measure, or by a thread that was destroying a context
-    /// meanwhile.
+    /// Whether the last measurement may have overestimated the driver's own memory. If so, the next
+    /// call that is able to measure repeats the measurement. So does a thread that was destroying a
+    /// context during the measurement.
     inexact: AtomicBool,
     /// The number of ended calls that took or freed memory or destroyed a context. Each such call
     /// first increments this number, and then checks whether a measurement ran meanwhile.
@@ -71,7 +71,7 @@ impl Device {
     }
 
     /// Changes the recorded size of the driver's own memory by `change` bytes. Used where NVML
-    /// gives no figure. The change holds for as long as the context lives.
+    /// gives no figure. The change is part of the assumed size of the newest context.
     pub fn assume(&self, change: i64) {
         self.driver_part.assume(&self.book, &self.contexts, change);
     }
@@ -81,7 +81,7 @@ impl Device {
     /// - Another measurement ran during the hooked call, and may have counted the call's memory as
     ///   the driver's own.
     /// - NVML may have begun to attribute memory of other processes to this process.
-    /// - The last measurement is old.
+    /// - The last measurement is old, or may have overestimated the driver's own memory.
     pub fn renew(&self, mark: u64) {
         self.measuring.ended_calls.fetch_add(1, Ordering::SeqCst);
         if self.is_due(mark) {
@@ -126,9 +126,9 @@ impl Device {
     ///
     /// Memory becomes named only after the driver has allocated it, and stops being named before
     /// the driver frees it. So the result is never too small, even if another thread makes a call
-    /// between the two readings. It may be too large; that other call then measures again
-    /// ([`Device::renew`]). Pools shrink inside synchronise calls and graph memory grows inside
-    /// launches. So the reserved bytes of pools and graphs are read before and after NVML's figure.
+    /// between the two readings. The result may be too large; the other thread's call then measures
+    /// again ([`Device::renew`]). Pools shrink inside synchronise calls and graph memory grows
+    /// inside launches. So the reserved bytes of both are read before and after NVML's figure.
     fn measure_total(&self) -> Option<Total> {
         let look = || {
             self.process.pools.refresh_on(&self.book);
@@ -151,8 +151,8 @@ impl Device {
         let memory = contexts
             .iter()
             .map(|context| self.kernels.context(*context).backing())
-            // The account records the new size of grown local memory only after a measurement. So
-            // local memory counts here with at most its size at the start of the context.
+            // When local memory grows, the account records its new size only after a measurement.
+            // So here local memory counts with at most its size at the context's start.
             .map(|bytes| bytes.min(self.kernels.start()));
         let variables = self.process.variables.on(self.ordinal);
         memory.fold(variables, u64::saturating_add)
@@ -170,8 +170,8 @@ impl Device {
         for attempt in 1..=ATTEMPTS {
             let is_last = attempt == ATTEMPTS;
             if is_last {
-                // After the last attempt, other threads' calls must measure again when they end. So
-                // the result is marked as inexact before the attempt.
+                // The last attempt is not repeated. So the calls that run during it must measure
+                // again when they end; the mark `inexact` tells them to do so.
                 inexact.store(true, Ordering::SeqCst);
             }
             look();
@@ -193,8 +193,8 @@ impl Device {
                 inexact.store(true, Ordering::SeqCst);
             }
             // Another thread's call may free memory after NVML's figure was read, and end without
-            // seeing this measurement. To exclude this, each side increments its own counter first,
-            // and then reads the counter of the other side.
+            // seeing this measurement. To exclude this, the call and the measurement each increment
+            // a counter of their own first, and then read the counter of the other.
             if after == before && gone == 0 && ended_calls() == ended_before {
                 self.measuring.at.store(monotonic_ms(), Ordering::Relaxed);
                 inexact.store(at_least, Ordering::SeqCst);
@@ -203,8 +203,8 @@ impl Device {
             }
             // If other threads take and free memory all the time, the smallest sum of named bytes
             // is used. The driver's own memory is then overestimated rather than underestimated.
-            // Two equal sums are not enough: one thread may have taken as much memory as another
-            // thread freed.
+            // Equal sums do not show that no memory was freed: one thread may have taken as much
+            // memory as another thread freed.
             let named = before.saturating_sub(gone).min(after);
             return Some(Total {
                 figure,

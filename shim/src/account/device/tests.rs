@@ -138,7 +138,7 @@ fn requests_under_way_are_not_free() {
             }
         });
         // The loop runs until a thread has read the free bytes during some requests. On a busy
-        // machine, this thread may not run for a while.
+        // machine, that thread can be late.
         for request in 0..2_000_000 {
             std::thread::yield_now();
             assert!(!charge_ahead(device, Request::trimming(60 * MIB)));
@@ -356,7 +356,7 @@ fn taking_memory_over_gives_its_orphan_back() {
     assert_eq!(charged(device), (10, 0));
     orphan(device);
     assert_eq!(device.take_over(0), 0);
-    assert_eq!(charged(device), (10, 0), "the orphan of this process stays");
+    assert_eq!(charged(device), (10, 0), "the released bytes stay charged");
     orphan(device);
     assert!(device.settle_orphans() && !device.settle_orphans());
 }
@@ -561,7 +561,7 @@ fn prepaid_bytes_go_back_by_themselves() {
         let _paid = Prepaid::pay(device, Request::insisting("a", 30 * MIB)).expect("room");
         panic!("a test");
     });
-    assert_eq!(charged(device), (30, 30), "the driver may have been called");
+    assert_eq!(charged(device), (30, 30), "the driver was possibly called");
     device.recover();
     assert_eq!(charged(device), (0, 0));
     panics(|| {
@@ -571,7 +571,7 @@ fn prepaid_bytes_go_back_by_themselves() {
         paid.offer(6 * MIB);
         panic!("a test");
     });
-    assert_eq!(charged(device), (8, 8), "kept bytes stay charged");
+    assert_eq!(charged(device), (8, 8), "bytes for contexts stay charged");
     device.driver_part.unreserve(&device.book, 8 * MIB);
     assert_eq!(charged(device), (0, 0));
     panics(|| {
@@ -599,7 +599,7 @@ fn charges_for_a_call_go_back_by_themselves() {
         let _charged = pay();
         panic!("a test");
     });
-    assert_eq!(charged(device), (30, 30), "the driver may have been called");
+    assert_eq!(charged(device), (30, 30), "the driver was possibly called");
     device.recover();
     assert_eq!(charged(device), (0, 0));
     let ahead = device.charge_ahead(Request::insisting("a", 30 * MIB));
@@ -611,8 +611,8 @@ fn charges_for_a_call_go_back_by_themselves() {
     assert_eq!(charged(device), (60, 0));
 }
 
-/// Bytes that are charged for a call must be promised to it at once. Otherwise a second thread
-/// could uncharge them, a third thread could charge them for itself, and the call would fail.
+/// Bytes charged for a call must be promised to this call at once. Otherwise a second thread could
+/// uncharge them, a third thread could charge them for itself, and the call would fail.
 #[test]
 fn bytes_charged_for_a_call_are_promised_at_once() {
     const ROUNDS: u32 = 20_000;

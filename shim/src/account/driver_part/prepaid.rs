@@ -1,5 +1,5 @@
-//! A guard for bytes that are charged in advance for one call, for the driver's own memory. If the
-//! call is not made, dropping the guard uncharges the bytes that exceed the reserve.
+//! A guard for bytes that are charged before a call in which the driver's own memory may grow. If
+//! the call is not made, dropping the guard uncharges the bytes that exceed the reserve.
 
 use super::{DriverPart, Measured, RESERVE, State};
 use crate::account::charged::Charged;
@@ -26,8 +26,8 @@ impl<'a> Prepaid<'a> {
         Prepaid::lent(device, 0)
     }
 
-    /// Charges the bytes of `request`: the most bytes that a call may take. Unused bytes of
-    /// [`RESERVE`] are charged already and pay first.
+    /// Charges the bytes of `request`: the most bytes that a call can take. Unused bytes of
+    /// [`RESERVE`] are used first, because they are charged already.
     pub fn pay(device: &'a Device, request: Request<'_>) -> Result<Self, Refused> {
         let mut paid = Prepaid::none(device);
         match paid.raise(request) {
@@ -37,8 +37,8 @@ impl<'a> Prepaid<'a> {
     }
 
     /// Promises `bytes` of the charged [`RESERVE`] to a call that probably does not need them.
-    /// Returns false when the reserve has fewer bytes left. Returns no guard, to save time in very
-    /// frequent calls.
+    /// Returns false when the reserve has fewer bytes left. Does not create a guard, to save time
+    /// in very frequent calls.
     pub fn lend(device: &Device, bytes: u64) -> bool {
         let mut state = device.driver_part.state.lock();
         let enough = state.idle() >= bytes;
@@ -62,9 +62,9 @@ impl<'a> Prepaid<'a> {
         &self.device.driver_part
     }
 
-    /// Raises the promised bytes to the bytes of `request`. Charged but unused bytes pay first, and
-    /// the rest is charged now. If the group refuses the rest, the guard keeps the bytes promised
-    /// before, and `Err` holds the bytes that the call needs.
+    /// Raises the promised bytes to the bytes of `request`. Bytes that are charged but unused are
+    /// promised first, and the rest is charged now. If the group refuses the rest, the guard keeps
+    /// the bytes promised before, and `Err` holds the number of bytes that the call needs.
     pub fn raise(&mut self, request: Request<'_>) -> Result<(), u64> {
         let device = self.device;
         self.raise_by(request.bytes, &|missing| {
@@ -93,7 +93,7 @@ impl<'a> Prepaid<'a> {
                 }
                 (missing, Paying::begin(self.part(), &mut state))
             };
-            // `charge` may wait for room in the group. So no lock is held during the call.
+            // `charge` can wait for room in the group. So no lock is held during the call.
             let charged = charge(missing)?;
             let more = to.saturating_sub(self.bytes);
             // The new bytes are recorded and promised under one lock. Otherwise another thread
@@ -108,16 +108,16 @@ impl<'a> Prepaid<'a> {
     }
 
     /// Raises the promised bytes to `bytes` plus a whole [`RESERVE`], for a call whose need is
-    /// unknown. In a full group, the unused rest of the reserve is enough if it has at least one
-    /// block. Never waits for room in the group. `Err` holds the bytes that the call needs.
+    /// unknown. In a full group, adds only the unused rest of the reserve, if this rest has at
+    /// least one 2 MiB block. Never waits for room. `Err` holds the bytes that the call needs.
     pub fn raise_with_reserve(&mut self, bytes: u64) -> Result<(), u64> {
         self.raise(Request::reclaiming(bytes + RESERVE))
             .or_else(|_| self.raise(Request::trimming(self.with_reserve(bytes))))
             .map_err(|_| self.with_reserve(bytes))
     }
 
-    /// Returns `bytes` plus the unused rest of [`RESERVE`]. If this rest is less than a block,
-    /// returns `bytes` plus a whole [`RESERVE`].
+    /// Returns `bytes` plus the unused rest of [`RESERVE`]. If this rest is less than one 2 MiB
+    /// block, returns `bytes` plus a whole [`RESERVE`].
     fn with_reserve(&self, bytes: u64) -> u64 {
         let idle = self.part().state.lock().idle();
         match (idle + self.bytes.saturating_sub(bytes)).min(RESERVE) {
@@ -176,8 +176,8 @@ impl<'a> Prepaid<'a> {
         self.settle_offer(|_| 0)
     }
 
-    /// Ends the call like [`Prepaid::settle`]. `taken` gets the growth of the driver's own memory,
-    /// and returns how many bytes of [`Prepaid::offer`] the call has used.
+    /// Ends the call like [`Prepaid::settle`]. Calls `taken` with the growth of the driver's own
+    /// memory; `taken` returns how many bytes of [`Prepaid::offer`] the call has used.
     pub fn settle_offer(mut self, taken: impl FnOnce(u64) -> u64) -> Result<Measured, Self> {
         let (Device { book, contexts, .. }, part) = (self.device, self.part());
         let (number, total) = self.device.look();

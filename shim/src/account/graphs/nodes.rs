@@ -34,8 +34,8 @@ pub struct Nodes {
 type Range = (DevicePtr, DevicePtr);
 
 impl Nodes {
-    /// Collects the memory nodes and kernels of `graph`. If the handle is not a graph, returns no
-    /// nodes; the program gets the error from the driver.
+    /// Collects the memory nodes and kernels of `graph`. If the handle is not a graph, collects
+    /// nothing; the driver reports the error to the program.
     pub fn of(graph: Graph, bodies: &Bodies) -> Nodes {
         let mut nodes = Nodes::default();
         walk(graph, bodies, &mut |node, kind| match kind {
@@ -144,7 +144,7 @@ fn kernel(node: Node) -> Option<Opaque> {
         .handle()
 }
 
-/// Returns the nodes of `graph` itself, without the nodes of the graphs inside them.
+/// Returns the nodes of `graph` itself. Nodes of graphs that lie inside these nodes are left out.
 fn list(graph: Graph) -> Vec<Node> {
     let mut count = 0usize;
     if cuda::cuGraphGetNodes(graph, 0, Out::of(&mut count)) != SUCCESS || count == 0 {
@@ -160,8 +160,8 @@ fn list(graph: Graph) -> Vec<Node> {
 ///
 /// A *piece* is an address range without gaps. A piece of more than a step (32 MiB) takes its size
 /// rounded up to whole steps. Smaller pieces share steps. The driver begins a further step only
-/// when no step has room, so the pieces in any two steps together are larger than one step. The
-/// result is at least the number of steps of address space that the pieces touch.
+/// when no step has room, so the pieces in any two steps together are larger than one step. This
+/// function never returns fewer steps than the pieces touch in the address space.
 ///
 /// Measured: pieces of 100 MiB, 33 MiB and 1 byte take 4 steps, 2 steps and 1 step. Twenty pieces
 /// of 2 MiB take 2 steps. Pieces of 100, 50 and 7 MiB take 6 steps together; for these this
@@ -226,7 +226,7 @@ mod tests {
         let mut met = Vec::new();
         each_once(1, |graph| {
             met.push(graph);
-            assert!(met.len() < 100, "the visit of the graphs never ends");
+            assert!(met.len() < 100, "the loop over the graphs does not end");
             vec![graph % 3 + 1, 3]
         });
         met.sort_unstable();

@@ -53,17 +53,17 @@ pub struct Launch<'a> {
     /// Whether this launch was alone when its bytes were charged: the device had no graph memory,
     /// and no other launch was under way.
     alone: bool,
-    /// The number of launches that had ended before this launch began to pay.
+    /// The number of launches that had ended before the charge for this launch began.
     ended: u64,
 }
 
-/// An event for which a launch may wait after the group has refused its bytes.
+/// An event for which a launch can wait after the group has refused its bytes.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Hope {
-    /// The end of another thread's launch, which leaves its bytes unused. It may have ended
-    /// already.
+    /// The end of another thread's launch, because this launch may leave charged bytes unused. The
+    /// launch may have ended already.
     Others,
-    /// The end of GPU work that uses the reserved memory, perhaps in the launch's own stream.
+    /// The end of GPU work that uses the reserved memory, perhaps in the waiting launch's stream.
     OwnWork,
 }
 
@@ -121,8 +121,9 @@ impl State {
     ) -> Launch<'a> {
         let bytes = need.bytes();
         let same = stream.is_some() && stream == self.stream;
-        // No launch is backed (free of charge) while a launch that began an epoch is under way. A
-        // launch that leaves memory allocated must also run without other backed launches.
+        // A launch is backed when its graph still has its memory. No launch counts as backed while
+        // a launch that began an epoch is under way. A launch that leaves memory allocated must
+        // also run without other backed launches.
         let apart = self.beginning == 0 && !(keeps && self.backed > 0);
         let backed = same && apart && need.epoch() == self.epoch;
         let begins = keeps || !same;
@@ -167,7 +168,7 @@ impl State {
         launch.ended = self.ended;
     }
 
-    /// Returns the event for which a launch may wait after the group has refused its bytes.
+    /// Returns the event for which a launch can wait after the group has refused its bytes.
     /// `waited`: the launch has already waited for the work of its own stream.
     pub fn hope(&self, launch: &Launch<'_>, waited: bool) -> Option<Hope> {
         if self.under_way() || self.ended != launch.ended {
@@ -176,8 +177,8 @@ impl State {
         (!waited && self.reserved > 0).then_some(Hope::OwnWork)
     }
 
-    /// Returns whether waiting may help `launch`: the unused graph memory does not pay for it, but
-    /// other launches under way may leave unused bytes when they end.
+    /// Returns whether waiting can help `launch`: the charged but unused bytes are too few for the
+    /// launch, but other launches under way may leave more such bytes when they end.
     pub fn may_gain(&self, launch: &Launch<'_>) -> bool {
         self.under_way() && self.idle() < self.due(launch)
     }
@@ -333,8 +334,7 @@ mod tests {
         finish(state, &launch, reserved);
     }
 
-    /// Returns whether a launch of the graph would be backed (free of charge, because the graph
-    /// still has its memory).
+    /// Returns whether a launch needs no charge, because its graph still has its memory.
     fn is_backed(state: &mut State, need: &Need, keeps: bool, stream: Option<Identity>) -> bool {
         let (launch, _) = start(state, need, keeps, stream);
         let reserved = state.reserved();
@@ -348,7 +348,7 @@ mod tests {
         let (launch, charged) = start(&mut state, &graph, false, S);
         assert_eq!((charged, launch.bytes, launch.paid), (100, 100, 100));
         assert_eq!((state.held(), state.reserved(), state.ended), (100, 0, 0));
-        assert_eq!(state.release(), 0, "the launch has its bytes");
+        assert_eq!(state.release(), 0, "every byte is promised to a launch");
         assert_eq!(finish(&mut state, &launch, 64), 36);
         assert_eq!((state.held(), state.reserved(), state.ended), (64, 64, 1));
         assert!(!state.under_way());
@@ -371,7 +371,7 @@ mod tests {
         assert_eq!(
             finish(&mut state, &other, 20),
             0,
-            "the other bytes are promised to the first launch"
+            "the remaining bytes are promised to the first launch"
         );
         assert_eq!(finish(&mut state, &launch, 100), 20);
     }
@@ -395,7 +395,7 @@ mod tests {
         let (mut state, graph) = (State::default(), need(100));
         assert!(!state.under_way());
         let mut launch = state.begin(&graph, false, S);
-        assert!(!state.under_way(), "the launch has no bytes yet");
+        assert!(!state.under_way(), "no charge for the launch has begun");
         let payment = state.lend(&launch);
         assert!(state.under_way(), "bytes are being charged for the launch");
         state.pay(&mut launch, &payment, true);
@@ -545,7 +545,7 @@ mod tests {
         let mut launch = state.begin(&graph, false, T);
         assert_eq!(state.see(0), 0);
         state.begin_anew(&mut launch);
-        assert_eq!(pay(&mut state, &mut launch), 0, "the trim frees enough");
+        assert_eq!(pay(&mut state, &mut launch), 0, "the trimmed bytes suffice");
         finish(&mut state, &launch, 100);
         assert!(is_backed(&mut state, &graph, false, T));
         assert!(!is_backed(&mut state, &other, false, T));
@@ -573,7 +573,7 @@ mod tests {
         let mut anew = state.begin(&other, false, S);
         assert!(first.backed && !anew.backed);
         assert_eq!((state.see(64), state.release()), (0, 0));
-        // A second backed launch (free of charge), which begins after the trim.
+        // A second launch whose graph still has its memory begins after the trim.
         state.begin_anew(&mut anew);
         assert_eq!(pay(&mut state, &mut anew), 128);
         assert_eq!(finish(&mut state, &anew, 64), 128);
@@ -610,14 +610,14 @@ mod tests {
         run(&mut state, &other, false, S, 64);
         assert_eq!(other.bytes(), 100);
         state.see(0);
-        // Each of these two launches runs beside the other.
+        // These two launches run at the same time.
         let (launch, _) = start(&mut state, &other, false, S);
         let (beside, _) = start(&mut state, &third, false, S);
         finish(&mut state, &beside, 64);
         state.see(0);
         finish(&mut state, &launch, 64);
         assert_eq!((other.bytes(), third.bytes()), (100, 100));
-        // A backed launch (free of charge) is under way, and the device was trimmed.
+        // A launch whose graph still has its memory is under way when the device is trimmed.
         run(&mut state, &other, false, S, 64);
         let (backed, _) = start(&mut state, &other, false, S);
         assert!(backed.backed);
@@ -696,6 +696,6 @@ mod tests {
         state.end(&launch);
         state.see(50);
         state.conclude(&launch, true);
-        assert_eq!(graph.bytes(), 100, "another launch has begun since then");
+        assert_eq!(graph.bytes(), 100, "another launch ran in between");
     }
 }

@@ -1,5 +1,5 @@
-//! Two guards for a graph launch under way: one for the launch, and one for its payment. On a
-//! panic, dropping them ends the promise of bytes to the launch.
+//! Two guards for a graph launch under way: one for the launch itself, and one for charging its
+//! bytes. After a panic, the drop of the guards ends the promise of bytes to the launch.
 
 use super::GraphMemory;
 use super::state::{Launch, Payment};

@@ -1,5 +1,5 @@
-//! Allocations from managed pools. They may outlive their pool: the driver frees the memory of a
-//! destroyed pool only when the pool's last allocation is freed (measured, H200, 580.159.04).
+//! Allocations from managed pools. An allocation can outlive its pool: the driver frees the memory
+//! of a destroyed pool only when the pool's last allocation is freed (measured, H200, 580.159.04).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -12,7 +12,7 @@
 //! gap in older memory, and the pool serves the request from the gap. The new step is then unknown
 //! and unused. It has room for every request of up to a step, so there is never a second such step.
 //! The headroom pays for it. The reserved bytes are read after a call that got memory in an unknown
-//! step or asked for more than a step. Calls that run at the same time have each paid for a step.
+//! step or asked for more than a step. A whole step is charged for each call under way.
 //!
 //! The driver may put a pool's memory at new addresses in two cases: the pool has given memory
 //! back, or the driver joins pieces of unused memory for a request of more than a step. Then more
@@ -93,10 +93,10 @@ mod tests {
         assert!(!steps.cover(&at(0, 1), STEP));
         steps.learn(&at(0, 1));
         assert!(steps.cover(&at(0, 1), STEP));
-        assert!(steps.cover(&at(31, MIB), STEP), "up to the end of the step");
+        assert!(steps.cover(&at(31, MIB), STEP), "the range fits the step");
         assert!(
             !steps.cover(&at(31, MIB + 1), STEP),
-            "beyond the end of the step"
+            "the range goes beyond the step"
         );
         steps.learn(&at(31, MIB + 1));
         assert!(steps.cover(&at(31, MIB + 1), 2 * STEP));

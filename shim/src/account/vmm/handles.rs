@@ -237,7 +237,7 @@ mod tests {
         assert_eq!(
             handles.find(5),
             Some(second),
-            "found after the number of buckets has grown"
+            "the entry is found after the buckets have grown"
         );
         assert_eq!(handles.get_mut(first), Some(&mut "first"));
         assert_eq!(handles.remove(second), Some("second"));
