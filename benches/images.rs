@@ -1,5 +1,5 @@
-//! Measures what reading the code images of a shared library costs, such as those in the wheels of
-//! PyTorch and of NVIDIA's libraries.
+//! Measures the time that it takes to read the code images of a shared library. Such libraries are
+//! in the wheels of PyTorch and of NVIDIA's libraries.
 //! Run: `cargo run --release -p gpulimit-benches --bin images -- FILE…`.
 
 use gpulimit_fatbin::{FATBIN, length_of_fat_binary, needs_of_bytes};

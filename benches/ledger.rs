@@ -85,7 +85,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         let full = [level(2 << 20)];
         let _ = charge(&[level(u64::MAX)], 2 << 20, &Alone);
-        // The first refusal looks at the owners of all slots; for a second, the others need not.
+        // The first refusal checks the owners of all slots; refusals in the next second need not.
         let mut refusals = [Duration::ZERO; 21];
         for refusal in &mut refusals {
             let started = Instant::now();

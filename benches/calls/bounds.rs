@@ -6,11 +6,11 @@ use crate::run::{Setup, Way};
 use std::error::Error;
 use std::path::Path;
 
-/// Counts the instructions that the library adds in each case of the file, and prints them. Returns
-/// an error if a case takes more instructions than its bound, or if instructions cannot be counted.
+/// Counts the instructions that the library adds in each benchmark case of `file`, and prints the
+/// counts. Returns an error if a case exceeds its bound, or if instructions cannot be counted.
 ///
-/// A line of the file is `CASE POINT BOUND`: a case, `AXIS=VALUE` or `-`, and the most
-/// instructions. Lines that begin with `#` are comments.
+/// A line of `file` has the form `CASE POINT BOUND`. POINT is `AXIS=VALUE` or `-`, and BOUND is the
+/// largest allowed number of instructions. Lines that begin with `#` are comments.
 pub fn check(setup: &Setup, file: &Path) -> Result<(), Box<dyn Error>> {
     let text = std::fs::read_to_string(file)?;
     let mut over = Vec::new();
@@ -33,7 +33,7 @@ pub fn check(setup: &Setup, file: &Path) -> Result<(), Box<dyn Error>> {
             .ok_or_else(|| format!("cannot count the instructions of '{name}'"))?;
         println!("{line:<40} {added:>12.0}");
         if added > bound {
-            over.push(format!("{name} {added:.0} instead of {bound}"));
+            over.push(format!("{name} adds {added:.0}, bound {bound}"));
         }
     }
     if over.is_empty() {
@@ -41,7 +41,7 @@ pub fn check(setup: &Setup, file: &Path) -> Result<(), Box<dyn Error>> {
     }
     let file = file.display();
     Err(format!(
-        "more instructions than the bounds of {file}: {}",
+        "the library adds more instructions than {file} allows: {}",
         over.join(", ")
     )
     .into())

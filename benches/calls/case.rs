@@ -100,8 +100,8 @@ pub struct Series {
     pub case: &'static Case,
     pub axis: Option<Axis>,
     values: &'static [u32],
-    /// The most nanoseconds that gpulimit may add to one iteration. The second number is the
-    /// largest value of the axis for which this aim holds.
+    /// The aim: the most nanoseconds that gpulimit is allowed to add to one iteration, and the
+    /// largest value of the axis for which this bound holds.
     pub aim: Option<(f64, u32)>,
 }
 
@@ -111,8 +111,8 @@ impl Series {
         self.values.iter().map(move |&value| Point { axis, value })
     }
 
-    /// Returns the most nanoseconds that gpulimit may add to an iteration at this measurement
-    /// point; `None` without an aim.
+    /// Returns the most nanoseconds that gpulimit is allowed to add to an iteration at this
+    /// measurement point; `None` if the point has no such bound.
     pub fn aim_at(&self, point: Point) -> Option<f64> {
         self.aim
             .filter(|&(_, up_to)| point.value <= up_to)

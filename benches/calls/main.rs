@@ -35,7 +35,7 @@ struct Options {
     at: Option<u32>,
     callgrind: bool,
     json: bool,
-    /// The file of upper bounds with which only instructions are counted and compared.
+    /// A file of upper bounds. With this option, only instructions are counted and compared.
     check: Option<PathBuf>,
     /// The folder for benchmarks.md and benchmarks.svg, and the date to write into these files.
     write: Option<(PathBuf, String)>,
@@ -56,7 +56,7 @@ impl Options {
         };
         while let Some(argument) = arguments.next() {
             let mut value = || {
-                let missing = format!("{argument} takes a value; {USAGE}");
+                let missing = format!("option {argument} needs a value; {USAGE}");
                 arguments.next().ok_or(missing)
             };
             match argument.as_str() {

@@ -5,11 +5,11 @@ use crate::run::{Resident, Setup, Way};
 use std::error::Error;
 use std::fmt::Write as _;
 
-/// The largest number of live allocations that is measured: of 4 KiB each, and of 2 MiB each.
+/// The number of live allocations that are measured: first of 4 KiB each, second of 2 MiB each.
 const MANY: [u32; 2] = [1_000_000, 25_000];
-/// The most bytes that gpulimit may take for each live allocation.
+/// The most bytes that gpulimit is allowed to take for each live allocation.
 const AIM_EACH: f64 = 64.0;
-/// The most bytes that gpulimit may take in a process without live allocations.
+/// The most bytes that gpulimit is allowed to take in a process without live allocations.
 const AIM_BASE: u64 = 1 << 20;
 
 /// The kinds of allocations whose footprint is measured. Allocations of 4 KiB and of 2 MiB

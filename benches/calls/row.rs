@@ -46,13 +46,13 @@ impl Row {
     }
 
     /// Returns how many more instructions an iteration takes with the library than without it;
-    /// `None` if one of both was not counted.
+    /// `None` if the instructions of either were not counted.
     pub fn added_instructions(&self, way: Way) -> Option<f64> {
         Some(self.instructions[way as usize]? - self.instructions[Way::Bare as usize]?)
     }
 
-    /// Returns how many times as long an iteration takes with a limit as without the library.
-    /// Counts elapsed time, with all threads or processes together.
+    /// Returns the elapsed time of an iteration with a limit, divided by the elapsed time without
+    /// the library. The time is for all threads or processes together.
     fn ratio(&self) -> Option<f64> {
         Some(self.time(Way::Limited)?.interval / self.time(Way::Bare)?.interval)
     }

@@ -58,7 +58,7 @@ pub struct Resident {
     pub nvml: u64,
 }
 
-/// How often a program is started to measure its start; the shortest time counts.
+/// The number of times that a program is started to measure its start; the shortest time counts.
 const STARTS: u32 = 20;
 /// The number of iterations for which callgrind counts instructions.
 const COUNTED: u32 = 500;

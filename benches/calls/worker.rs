@@ -351,8 +351,8 @@ fn allocate(alloc: unsafe extern "C" fn(*mut u64, usize) -> c_int, bytes: usize)
     address
 }
 
-/// Returns an operation that allocates from a memory pool and frees. The pool keeps freed memory,
-/// so the operation takes no new memory from the GPU.
+/// Returns an operation that allocates memory from a pool and frees it. The pool keeps the freed
+/// memory, so the operation takes no new memory from the GPU.
 fn warm_pool(driver: &Driver) -> Box<dyn FnMut()> {
     let (alloc, free) = (driver.cuMemAllocAsync, driver.cuMemFreeAsync);
     let (mut pool, mut keep) = (null_mut(), u64::MAX);
@@ -454,8 +454,8 @@ macro_rules! driver {
         impl Driver {
             /// Loads the driver and makes the primary context of GPU 0 current.
             fn load() -> Driver {
-                // SAFETY: the names are NUL-terminated, and each function has the type of its
-                // header.
+                // SAFETY: the names are NUL-terminated, and each function has the type that cuda.h
+                // declares.
                 let driver = unsafe {
                     let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW);
                     assert!(!library.is_null(), "libcuda.so.1 is missing: run scripts/bench");

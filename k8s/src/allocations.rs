@@ -11,8 +11,8 @@
 //!     NAME/ledger            a hard link to the ledger, the only file that is mounted writable
 //! ```
 //! Each allocation gets a new name and new files, even if its units were allocated before. The
-//! container's root can write the ledger, and may leave it with another owner, without permissions,
-//! or open in another pod. So the files of an allocation are never used again.
+//! container's root can change the owner and the permissions of the ledger, and can keep it open in
+//! another pod. So the files of an allocation are never used again.
 //!
 //! The groups of containers have no parent group. Every container could write the ledger of a
 //! common parent group, and so block the other containers.
@@ -216,9 +216,9 @@ impl Allocations {
     /// another pod. It is also unused if no process uses its group, and kubelet has listed its
     /// units in no pod for the time `keep`.
     ///
-    /// `in_use` has the units in kubelet's current list, and the time when kubelet was asked for
-    /// it. The list lacks later allocations. Also returns the reasons why allocations could not be
-    /// removed; the next sweep tries to remove them again.
+    /// `in_use` has the units in kubelet's current list, and the time when the plugin asked for
+    /// that list. Later allocations are not in the list. Also returns the reasons why allocations
+    /// could not be removed; the next sweep tries to remove them again.
     pub fn sweep(
         &mut self,
         in_use: Option<(Instant, &BTreeMap<Unit, String>)>,

@@ -73,7 +73,7 @@ pub struct Device {
     pub health: String,
 }
 
-/// The question of kubelet: which units does the plugin prefer for these containers?
+/// Kubelet's question which units the plugin prefers for the given containers.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct PreferenceRequest {
     /// The units to choose from, one entry for each container.

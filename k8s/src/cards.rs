@@ -19,7 +19,7 @@ pub struct Card {
 
 /// The loaded NVML library and the cards that NVML lists.
 pub struct Cards {
-    /// `None` after NVML has failed; it is then loaded again.
+    /// `None` after NVML has failed; the plugin then loads NVML again.
     nvml: Option<Nvml>,
     found: Vec<Card>,
 }
@@ -71,7 +71,7 @@ impl Cards {
 }
 
 fn load() -> Result<Nvml, NvmlError> {
-    // The name without `.1` exists only where development packages are installed.
+    // `libnvidia-ml.so` (without `.1`) exists only where development packages are installed.
     Nvml::builder()
         .lib_path(OsStr::new("libnvidia-ml.so.1"))
         .init()

@@ -13,17 +13,17 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Response, Status};
 
-/// The time that kubelet may take to answer one of the plugin's calls.
+/// The longest time that the plugin waits for kubelet's answer to a call.
 const ANSWER: Duration = Duration::from_secs(20);
-/// The time that kubelet may take to send a request to the plugin.
+/// The longest time that the plugin waits until a request from kubelet is complete.
 const REQUEST: Duration = Duration::from_secs(30);
 
-/// The most calls that may be open at a time on one connection. Kubelet needs a few, and each open
-/// call costs memory.
+/// The most calls that can be open at the same time on one connection. Kubelet needs a few, and
+/// each open call costs memory.
 const CALLS: u32 = 100;
 
-/// Serves kubelet until the caller drops the future. By tonic's default, a request from kubelet may
-/// have up to 4 MiB, and so may an answer to [`ask`].
+/// Serves kubelet until the caller drops the future. tonic accepts messages of up to 4 MiB:
+/// requests from kubelet here, and answers to [`ask`].
 pub async fn serve(listener: UnixListener, plugin: Arc<Plugin>) {
     let connections = UnixListenerStream::new(listener).then(|connection| async {
         if connection.is_err() {

@@ -13,8 +13,8 @@ pub const INSIDE: &str = "/usr/local/lib/gpulimit";
 /// The `ld.so.preload` file that makes every program of a container load libgpulimit.so.
 pub const PRELOAD: &str = "ld.so.preload";
 
-/// Returns the paths where libgpulimit.so may be: beside this program, and where packages put
-/// libraries.
+/// Returns the paths where the plugin looks for libgpulimit.so: beside this program, and where
+/// packages install libraries.
 pub fn places() -> Vec<PathBuf> {
     let program = std::env::current_exe().unwrap_or_default();
     let directory = program.parent().unwrap_or(Path::new("/"));
@@ -62,7 +62,7 @@ pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
         .and_then(|()| fs::set_permissions(&draft, Permissions::from_mode(mode)))
         .and_then(|()| fs::rename(&draft, path));
     if replaced.is_err() {
-        // Writing the draft may have failed because the file system is full, so remove the draft.
+        // Remove the incomplete new file, because the file system may be full.
         let _ = fs::remove_file(&draft);
     }
     replaced

@@ -26,7 +26,7 @@ const ENDPOINT: &str = "gpulimit.sock";
 const KUBELET: &str = "kubelet.sock";
 /// The interval at which the plugin checks whether kubelet was restarted.
 const TICK: Duration = Duration::from_millis(500);
-/// The time that kubelet may take to connect to the plugin after the plugin's registration.
+/// The longest time that the plugin waits for kubelet to connect after the plugin's registration.
 const LISTENS: Duration = Duration::from_secs(10);
 
 /// The state of the plugin.
@@ -58,7 +58,7 @@ pub fn run(options: Options) -> Result<(), String> {
 }
 
 impl Node {
-    /// Prepares everything that must exist before the plugin is registered, because containers may
+    /// Prepares everything that must exist before the plugin is registered, because containers can
     /// start right after the registration.
     fn prepare(options: Options) -> Result<Self, String> {
         let cards = Cards::find().map_err(|error| {
@@ -131,7 +131,7 @@ impl Node {
             _ = interrupt.recv() => {}
             () = self.serve() => {}
         }
-        say("stopping; containers keep running");
+        say("the plugin stops; containers keep running");
         Ok(())
     }
 
@@ -263,7 +263,7 @@ impl Node {
         self.troubles = troubles;
         for name in swept.removed {
             self.owners_logged.remove(&name);
-            say(format_args!("removed {name}, which no pod uses"));
+            say(format_args!("removed {name}: no pod uses this group"));
         }
         let Some(owners) = owners else {
             return;
@@ -273,7 +273,7 @@ impl Node {
             if let Some(owner) = owners.get(&unit)
                 && self.owners_logged.insert(name.clone())
             {
-                say(format_args!("{name} belongs to {owner}"));
+                say(format_args!("group {name} belongs to {owner}"));
             }
         }
     }

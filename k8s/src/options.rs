@@ -102,7 +102,7 @@ Examples:
 fn bytes(text: &str) -> Result<u64, String> {
     match text.parse::<Size>().map_err(|error| error.to_string())? {
         Size::Bytes(bytes) => Ok(bytes),
-        _ => Err("expected bytes, such as 1Gi".into()),
+        _ => Err("expected a number of bytes, such as 1Gi".into()),
     }
 }
 

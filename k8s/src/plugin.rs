@@ -19,7 +19,7 @@ use tokio::sync::watch;
 use tokio_stream::wrappers::WatchStream;
 use tonic::{Request, Response, Status};
 
-/// The most units that a node may have: with more units, kubelet's messages would be too long.
+/// The most units that a node can have: with more units, kubelet's messages would be too long.
 const MOST_UNITS: u64 = 20_000;
 
 /// The longest error message to kubelet, in characters.
@@ -49,7 +49,7 @@ pub struct Plugin {
     units: BTreeMap<DeviceId, u32>,
     allocations: Mutex<Allocations>,
     delivery: Delivery,
-    /// The list of units for kubelet. It is always `Ok`, but tonic's streams need a `Result`.
+    /// The list of units for kubelet. The value is always `Ok`; tonic's streams require a `Result`.
     list: watch::Sender<Result<DeviceList, Status>>,
 }
 

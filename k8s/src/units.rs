@@ -62,7 +62,7 @@ impl fmt::Display for Wrong {
             Self::Id(id) => write!(f, "'{}' is not a unit of this plugin", id.escape_debug()),
             Self::Twice(unit) => write!(f, "the request has unit {unit} twice"),
             Self::Cards(cards) => {
-                f.write_str("a container's memory must be on one GPU, and these units are on ")?;
+                f.write_str("a container's memory must be on one GPU, but the units are on ")?;
                 for (at, (card, count)) in cards.iter().enumerate() {
                     write!(f, "{}{card} ({count})", if at == 0 { "" } else { " and " })?;
                 }
@@ -71,7 +71,7 @@ impl fmt::Display for Wrong {
             Self::Pieces { wanted, largest } => {
                 write!(f, "no GPU of this node has {wanted} units left")?;
                 match largest {
-                    Some((card, left)) => write!(f, ": {card} has the most, {left}"),
+                    Some((card, left)) => write!(f, "; {card} has the most units left: {left}"),
                     None => Ok(()),
                 }
             }

@@ -33,8 +33,8 @@ impl Method {
         /// (a zstd block of 128 KiB in four bytes).
         const DENSEST: [u64; 2] = [256, 32 << 10];
         let size = usize::try_from(stated).ok()?;
-        // The entry may claim a larger size than its compressed bytes can decompress to. Such an
-        // entry is rejected before memory is allocated for its content.
+        // A damaged entry can state a larger size than its compressed bytes can decompress to. Such
+        // an entry is rejected before memory is allocated for its content.
         let most = DENSEST[self as usize].saturating_mul(packed.len() as u64);
         if !(1..=MOST.min(most)).contains(&stated) {
             return None;

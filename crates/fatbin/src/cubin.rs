@@ -51,8 +51,8 @@ pub fn needs(cubin: &[u8]) -> Needs {
 }
 
 /// Returns the memory needs of a cubin. Reads at most `left` bytes of headers and tables, and
-/// subtracts the bytes that were read. `left` is enough for a compiler's cubin, in which tables do
-/// not overlap.
+/// subtracts the number of bytes read from `left`. A `left` of the cubin's length is enough where
+/// no tables overlap, as in all cubins that compilers write.
 pub fn needs_within(cubin: &[u8], left: &mut usize) -> Needs {
     let mut found = Found::default();
     let whole = found.read(File(cubin), left);

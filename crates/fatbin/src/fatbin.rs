@@ -193,8 +193,8 @@ fn joined<'a>(
     let mut records = header.get(FIRST..)?.chunks_exact(RECORD);
     for _ in 0..count {
         let record = File(records.next()?);
-        // An image's header is built like an entry's header. But this field is the offset of the
-        // image instead of the size of the header.
+        // An image's header has the layout of an entry's header, except for the field at byte 4: it
+        // holds the offset of the image instead of the size of the header.
         let from = record.short_place(4)?;
         let Some(mut entry) = image(record) else {
             continue;

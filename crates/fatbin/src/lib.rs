@@ -275,7 +275,7 @@ mod tests {
         assert_eq!(
             variables(&image),
             (300 << 20, UNKNOWN),
-            "a name outside the image"
+            "the name of a section lies outside the image"
         );
         let mut image = whole.clone();
         let size = section(&image, 1) + 32;
@@ -285,7 +285,7 @@ mod tests {
             let mut image = symbols(&[("malloc", 0, 0)]);
             let table = section(&image, 1) + at;
             put(&mut image, table, &(1u64 << 44).to_le_bytes());
-            assert!(all(&image).unknown, "symbols outside: {at}");
+            assert!(all(&image).unknown, "symbols outside the image: {at}");
         }
         let mut image = symbols(&[("malloc", 0, 0)]);
         let strings = section(&image, 1) + 40;
@@ -420,7 +420,7 @@ mod tests {
         assert_eq!(
             variables(&packed),
             (0, UNKNOWN),
-            "payloads that are not compressed"
+            "the flags call the payloads compressed, but they are not"
         );
         let mut odd = large.clone();
         put(&mut odd, 58, &[0]);
@@ -444,7 +444,7 @@ mod tests {
         let large = cubin(&[(".nv.global", 5000)]);
         for (count, unknown) in [(5000, KNOWN), (1 << 16, UNKNOWN)] {
             let mut entries = vec![(2, 0x11, &[][..]); count];
-            // Fill with PTX texts, not with empty cubins, whose memory needs would be unknown.
+            // The other entries are PTX, because the needs of empty cubins would be unknown.
             entries.fill((1, 0x11, b".version"));
             entries.insert(0, (2, 0x11, &large));
             entries.push((1, 0x11, b".global .b8 x[30000];"));

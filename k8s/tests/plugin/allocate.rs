@@ -144,7 +144,7 @@ fn units_that_are_not_on_one_gpu_are_refused() {
     refused(
         &spans,
         Code::ResourceExhausted,
-        &["must be on one GPU", &on[0], &on[1]],
+        &["memory must be on one GPU", &on[0], &on[1]],
     );
     node.plugin
         .says("refused: a container's memory must be on one GPU");
@@ -201,7 +201,7 @@ fn the_fullest_gpu_that_fits_is_preferred() {
     }
     // Kubernetes counts the units of both GPUs together, so it may ask for more than one GPU has.
     let status = node.kubelet.prefer(&free, 51).expect_err("refused");
-    let most = format!("{} has the most, 50", card(&node, 1));
+    let most = format!("{} has the most units left: 50", card(&node, 1));
     assert_eq!(status.code(), Code::ResourceExhausted);
     assert!(status.message().contains(&most), "{status}");
     // The plugin must choose the init container's units, although the other GPU would fit better.
@@ -426,7 +426,7 @@ fn a_plugin_killed_during_an_allocation_does_not_block_the_next() {
             let calls = scope.spawn(|| while node.kubelet.allocate(&ids).is_ok() {});
             std::thread::sleep(wait);
             node.plugin.kill();
-            calls.join().expect("answered or hung up on");
+            calls.join().expect("the loop of calls ends");
         });
         node.replace_plugin();
         let edits = node.kubelet.allocate(&ids).expect("granted");

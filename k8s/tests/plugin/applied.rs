@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
 
 const USER: u32 = 41_007;
-/// The prefix for the name of a variable that the container does not get.
+/// The prefix that marks a variable to be removed from the container's environment.
 const WITHOUT: &str = "without ";
 
 /// A script that mounts everything in a new mount namespace with its own /etc, /run and
@@ -40,7 +40,7 @@ fn may_run() -> bool {
         .output();
     let may = may.is_ok_and(|output| output.status.success());
     if !may {
-        eprintln!("SKIPPED: mount namespaces take root");
+        eprintln!("SKIPPED: only root can make mount namespaces");
     }
     may
 }
@@ -50,7 +50,7 @@ fn may_run() -> bool {
 fn container(node: &Node, edits: &Edits, uid: u32, more: &[&str], program: &[&str]) -> Command {
     let machine = node.world.machine();
     let open = fs::Permissions::from_mode(0o666);
-    fs::set_permissions(machine.state(), open).expect("a GPU for all");
+    fs::set_permissions(machine.state(), open).expect("all users may open the GPU");
     let mount = |mount: &gpulimit_k8s::api::Mount| {
         let how = if mount.read_only { "ro" } else { "rw" };
         format!(

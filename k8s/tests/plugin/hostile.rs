@@ -14,13 +14,13 @@ use std::process::{Child, Command, Stdio};
 struct Lease(Child);
 
 impl Lease {
-    /// Takes a lease and keeps it, even if another process waits for its end. The error is the
-    /// system's text.
+    /// Takes a lease and keeps it, even if another process waits for the lease's end. The error is
+    /// the system's text.
     fn take(path: &Path) -> Result<Self, String> {
         Self::taken(path, "signal.SIG_IGN")
     }
 
-    /// Takes a lease. Its holder ends as soon as another process waits for the lease's end.
+    /// Takes a lease. The holder of the lease ends as soon as another process waits for the lease.
     fn take_until_asked(path: &Path) -> Self {
         Self::taken(path, "signal.SIG_DFL").expect("a lease")
     }

@@ -42,7 +42,7 @@ impl Registration for Desk {
     async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
         let mut books = self.0.lock().unwrap();
         if books.refuses {
-            return Err(Status::unknown("not today: 100 % no"));
+            return Err(Status::unknown("test refusal: 100 %"));
         }
         books.registered.push(request.into_inner());
         Ok(Response::new(Empty {}))

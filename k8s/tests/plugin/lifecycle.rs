@@ -85,7 +85,7 @@ fn kubelet_may_start_later_and_first_refuse() {
     node.kubelet.books().refuses = true;
     node.kubelet.start();
     node.plugin
-        .says("cannot register gpulimit.dev/gpu-memory with kubelet: Unknown: not today: 100 % no");
+        .says("cannot register gpulimit.dev/gpu-memory with kubelet: Unknown: test refusal: 100 %");
     assert!(node.kubelet.books().registered.is_empty());
     node.kubelet.books().refuses = false;
     node.registrations(1);

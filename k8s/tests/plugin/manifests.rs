@@ -107,10 +107,10 @@ fn the_root_gets_its_own_file_system() {
     fs::remove_dir_all(&place).expect("removed");
     let said = text(&output.stderr);
     if said.contains("unshare failed") {
-        eprintln!("SKIPPED: mounts take root");
+        eprintln!("SKIPPED: only root can mount file systems");
         return;
     }
-    // The last number is the number of mounts in the node's own /run.
+    // The `1` at the end of the output is the number of mounts in the node's own /run.
     assert_eq!(text(&output.stdout), "tmpfs\nx\nlab\n1\n", "{said}");
     assert!(said.contains("restart the node"), "{said}");
 }

@@ -22,7 +22,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// Makes a node with two GPUs, whose plugin is registered.
+    /// Makes a node with two GPUs and a registered plugin.
     pub fn new() -> Self {
         Self::with(&[("GPULIMIT_SIM_GPUS", "2")], &[])
     }
