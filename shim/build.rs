@@ -1,6 +1,6 @@
-//! Sets how `libgpulimit.so` is linked.
+//! Sets the linker options of `libgpulimit.so`.
 //!
-//! Every program of a session loads the library, so loading it must be fast.
+//! With /etc/ld.so.preload, every program loads the library, so loading it must be fast.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,12 +20,12 @@ fn main() {
     // Binds the library's calls of its own functions at link time. So no other library can replace
     // these functions, and the dynamic linker need not look them up.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
-    // Writes only the GNU hash table of symbols: every supported dynamic linker can read it.
+    // Writes only the GNU hash table of symbols, which every supported dynamic linker can read.
     println!("cargo::rustc-cdylib-link-arg=-Wl,--hash-style=gnu");
     // Never unloads this library, because symbols of other libraries may point to it
     // (entry/door/front.rs).
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
-    // Links the unwinder statically, so that libgcc_s is not loaded with the library (0.1 ms).
+    // Links the unwinder statically: loading libgcc_s with every program would take 0.1 ms more.
     if let Some(folder) = archive("libgcc_eh.a").as_deref().and_then(Path::parent) {
         println!("cargo::rustc-link-search=native={}", folder.display());
         println!("cargo::rustc-link-lib=static:-bundle=gcc_eh");
@@ -36,7 +36,7 @@ fn main() {
 }
 
 /// Returns the path of a static library that comes with the system's C compiler. Returns `None`
-/// when the compiler lacks that library, or when another program links this build.
+/// when the compiler lacks that library, or when `RUSTC_LINKER` selects another linker.
 fn archive(name: &str) -> Option<PathBuf> {
     // A linker of another toolchain (zig, a cross compiler) brings its own static libraries.
     if std::env::var_os("RUSTC_LINKER").is_some() {

@@ -1,6 +1,6 @@
 //! The C types of the CUDA driver and NVML, as plain integers.
 //!
-//! C enums are integers in this module, not Rust enums: a program or a newer driver may pass a
+//! C enums are integers in this module, not Rust enums: a program or a newer driver can pass a
 //! value that today's headers do not name. Opaque handles are `usize`. The structures have the
 //! layouts of cuda.h and nvml.h, which are the same from version 11.7 to version 13.5.
 

@@ -62,7 +62,7 @@ pub struct Row {
     /// The status that the hooked function returns when its handler panics, because a panic must
     /// not unwind into the program.
     pub broken: Status,
-    /// The address of the exported function that programs call instead of the driver's.
+    /// The address of the exported function that programs call instead of the driver's function.
     pub hook: *const c_void,
 }
 
@@ -108,7 +108,7 @@ unsafe fn enter_by(
     // SAFETY: the caller promises that `call` may be called with `hook`.
     let hook = |with| unsafe { call(hook, with) };
     // Handlers of launches and pools put off the thread's cancellation themselves, in their slow
-    // paths. In their fast paths a thread may be cancelled without harm.
+    // paths. In their fast paths a thread can be cancelled without harm.
     let slow = !matches!(row.class, Class::launch | Class::pooled);
     run(row, slow, || hook(None), |call| hook(Some(call)))
 }
@@ -129,9 +129,9 @@ pub fn after(row: &'static Row, status: Status, handler: fn(Call)) -> Status {
 /// Runs a hook. Inlined into the exported functions that programs call by the million; other hooks
 /// run through [`enter`] or [`after`].
 ///
-/// First answers requests of other members of the group for memory that this process holds unused.
-/// Calls of memory pools do not answer, because they must cost next to nothing. The synchronise
-/// calls answer in their handlers.
+/// First checks whether other members of the group request memory that this process holds unused.
+/// Calls of memory pool functions skip this check, because they must be very fast. For the
+/// synchronise calls, the handlers do this check.
 ///
 /// `undisturbed` puts off the cancellation of the thread, because a cancelled thread could end in
 /// the driver or in gpulimit.
@@ -173,7 +173,7 @@ fn panicked(panic: Box<dyn Any + Send>, row: &Row) -> Status {
     crate::message::line(format_args!(
         "internal error in {symbol}: the call returns error {broken}. Please report this bug"
     ));
-    // Dropping the payload of a panic may panic again, so the payload is leaked.
+    // Dropping the payload of a panic can panic again, so the payload is leaked.
     std::mem::forget(panic);
     // `Process::recover` calls the driver. Inside the re-entrancy guard these calls go straight to
     // the driver.

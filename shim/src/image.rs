@@ -98,7 +98,7 @@ pub fn needs_of_file(path: FileName, capabilities: &dyn Fn() -> Vec<u32>) -> Nee
 }
 
 /// Returns the content of the regular file at `path`; `None` for any other kind of file. Reading a
-/// FIFO would take the bytes away from the driver, and a device may have no end.
+/// FIFO would take the bytes away from the driver, and a device can have no end.
 fn content(path: &OsStr) -> Option<Vec<u8>> {
     let mut options = File::options();
     options.read(true).custom_flags(libc::O_NONBLOCK);

@@ -26,7 +26,7 @@ pub enum Failed {
 }
 
 /// Returns the value of an environment variable. Reads it through the C library, because the
-/// program may change its environment by `setenv`.
+/// program can change its environment by `setenv`.
 fn variable(name: &str) -> Option<OsString> {
     let name = CString::new(name).ok()?;
     // SAFETY: the name ends with a NUL, and the value is copied at once. `secure_getenv` returns

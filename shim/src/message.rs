@@ -49,9 +49,9 @@ fn descriptor_flags() -> libc::c_int {
     unsafe { libc::fcntl(libc::STDERR_FILENO, libc::F_GETFD) }
 }
 
-/// Writes `gpulimit: `, `text` and a newline to standard error in one call. Drops the line where
-/// the write would wait, and where descriptor 2 closes on exec. Child processes inherit a true
-/// standard error, so such a descriptor is another file that the program has opened in its place.
+/// Writes `gpulimit: `, `text` and a newline to standard error in one call. Drops the line if the
+/// write would wait, or if descriptor 2 closes on exec. A real standard error stays open on exec,
+/// so such a descriptor 2 is another file that the program has opened.
 pub fn line(text: fmt::Arguments<'_>) {
     if MUTE.load(Ordering::Relaxed) || descriptor_flags() & libc::FD_CLOEXEC != 0 {
         return;

@@ -10,21 +10,21 @@
 //! A `library` names its soname and two statuses. `missing` is the status of a function that this
 //! version of the driver lacks. `broken` is the status of a hook whose handler has panicked.
 //!
-//! A row of `hooks` is `CLASS SYMBOL(ARGUMENTS) => HANDLER`. It may end with `as` or `given`, and
+//! A row of `hooks` is `CLASS SYMBOL(ARGUMENTS) => HANDLER`. It can end with `as` or `given`, and
 //! after that with `unless` or `known by`:
 //!
 //! - `CLASS` says what the hook does about memory (`Class` in `hook.rs`).
 //! - `SYMBOL(ARGUMENTS)` is the driver's function, with the types of the C header. Pointers that
 //!   the driver writes are `Out<T>`, pointers to structures that gpulimit reads are `In<T>`.
 //! - Without `as` and `given`, `HANDLER` gets the call, the driver's function and all arguments.
-//!   The handler may call the function more than once, and with other arguments than the program's.
+//!   The handler can call the function more than once, and with other arguments than the program's.
 //! - `given (a, b)`: `HANDLER` gets the call, the driver's function with the program's arguments
 //!   bound to it, and of these arguments only `a` and `b`. So functions that differ in their other
 //!   arguments can share a handler.
 //! - `as hot`: programs call the function by the million. The path to the handler is compiled into
 //!   the export. The thread stays cancellable: only the slow paths of the handler put cancellation
 //!   off.
-//! - `as wait`: the function may wait for the GPU for long. The export calls the driver first, with
+//! - `as wait`: the function can wait for the GPU for long. The export calls the driver first, with
 //!   no guard and no lock held. `HANDLER` runs after the driver's call and gets only the `Call`.
 //! - `unless CHECK: a`: if `CHECK(a)` is true, the export goes straight to the driver. The hook
 //!   then costs only that check.

@@ -14,8 +14,8 @@ pub struct In<T>(*const T);
 
 /// The address of a code image (a cubin, PTX or fatbin), or 0. Same ABI as `const void *`.
 ///
-/// An `Image` comes only from a CUDA call of the program. gpulimit may read the memory behind the
-/// address until that call returns.
+/// An `Image` comes only from a CUDA call of the program. gpulimit is allowed to read the memory
+/// behind the address until that call returns.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct Image(usize);

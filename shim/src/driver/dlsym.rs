@@ -1,6 +1,6 @@
 //! The C library's own `dlsym`. `libgpulimit.so` exports a `dlsym` of its own, which passes
-//! look-ups on to the C library's. gpulimit also finds the driver's functions with the C library's
-//! `dlsym`.
+//! look-ups on to the one of the C library. gpulimit also finds the driver's functions with the C
+//! library's `dlsym`.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_void};
@@ -39,8 +39,8 @@ pub fn real() -> *mut c_void {
     REAL.load(Ordering::Relaxed)
 }
 
-/// Sets the address of the C library's `dlsym`. The start hook calls this where [`next_versioned`]
-/// may not find that function.
+/// Sets the address of the C library's `dlsym`. The start hook calls this if the linker searches
+/// other libraries before `libgpulimit.so`: [`next_versioned`] does not search those libraries.
 pub fn know(real: *const c_void) {
     REAL.store(real.cast_mut(), Ordering::Relaxed);
 }

@@ -46,7 +46,7 @@ impl Handle {
         let pid = std::process::id();
         each_process(self.get(id)?, &mut |listed, used| {
             if listed == pid {
-                // NVML may list a process more than once on a MIG device.
+                // NVML can list a process more than once on a MIG device.
                 bytes = bytes.saturating_add(used);
             }
         })?;
@@ -211,11 +211,11 @@ impl Witness for ProcessList {
             self_listed |= pid == own;
         })?;
         match held {
-            // A listed process may be about to take or to lose memory. Where no charge covers its
-            // memory, it counts as holding memory even with 0 bytes.
+            // The figure of a listed process can change at any moment. So a listed process whose
+            // memory no charge covers counts as holding memory, even with 0 bytes.
             Some(held) => Some(held > covered || covered == 0),
-            // A list without the calling process proves nothing: it may not cover this PID
-            // namespace.
+            // A list without the calling process proves nothing, because such a list can belong to
+            // another PID namespace.
             None => self_listed.then_some(false),
         }
     }

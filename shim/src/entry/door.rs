@@ -41,7 +41,7 @@ fn before_deepbind() {
 
 /// Changes the symbol tables of libcuda and libnvidia-ml, where loaded, so that lookups find the
 /// hooks. Runs before a lookup with `RTLD_NEXT`, which searches only the libraries after the
-/// calling library and may skip `libgpulimit.so`.
+/// calling library and can skip `libgpulimit.so`.
 fn before_next() {
     redirect_where(Library::loaded);
 }

@@ -72,8 +72,8 @@ macro_rules! exports {
     ) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
-            // Programs call functions with an `unless` check by the million. A call that needs no
-            // handler costs only that check, because it does not take the re-entrancy guard.
+            // If the row has `unless CHECK` and the check is true, the call costs only that check,
+            // because it does not take the re-entrancy guard.
             #[allow(unused_variables)]
             let real = || driver::$name($($arg),*);
             $( if $known($handle) { return real(); } )?
@@ -105,8 +105,8 @@ macro_rules! exports {
         @enter $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, given $given:tt)?
     ) => {{
         // This tail call leaves no stack frame of `libgpulimit.so`. When a thread is cancelled
-        // inside the driver, libgcc_s unwinds its stack. It could not unwind a frame of the
-        // portable build, which contains another unwinder.
+        // inside the driver, libgcc_s unwinds the thread's stack. libgcc_s cannot unwind a frame of
+        // the portable build, which contains another unwinder.
         if crate::account::limited::unlimited() {
             return driver::$name($($arg),*);
         }

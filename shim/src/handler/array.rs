@@ -212,8 +212,8 @@ impl Making {
         Ok(status)
     }
 
-    /// Refills the driver's reserve after the driver has taken `grown` bytes: charges the part of
-    /// them that was paid out of the reserve.
+    /// Refills the driver's reserve after the driver has taken `grown` bytes: charges as many bytes
+    /// as the reserve has paid for.
     fn make_whole(&self, grown: u64) -> Result<(), Refused> {
         let part = &self.device.driver_part;
         let missing = part.out_of_reserve(grown);

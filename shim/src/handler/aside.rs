@@ -33,7 +33,7 @@ pub fn attempt(real: &dyn Real, work: impl FnOnce() -> Result<Status, Aside>) ->
     work().unwrap_or_else(|aside| aside.answer(real))
 }
 
-/// Returns `bytes` if a GPU of this size may hold that many.
+/// Returns `bytes` if a GPU of this size can hold that many.
 #[inline]
 pub fn size_on(device: &Device, bytes: u64) -> Result<u64, Aside> {
     let may_hold = device.may_hold(bytes);

@@ -54,7 +54,7 @@ fn load_module(call: Call, needs: Needs, module: Out<Opaque>, real: &dyn Real) -
     status
 }
 
-/// Remembers the new `handle`, so that gpulimit may later ask the driver about it. Does nothing
+/// Remembers the new `handle`, so that gpulimit can later ask the driver about it. Does nothing
 /// where the driver's call has failed.
 fn remember_handle(
     call: Call,
@@ -202,7 +202,7 @@ pub fn kernel_function(
     status
 }
 
-/// `cuModuleGetFunction`: The call may load the code of a lazily loaded module. Measures after the
+/// `cuModuleGetFunction`: The call can load the code of a lazily loaded module. Measures after the
 /// first call for each function.
 pub fn module_function(
     call: Call,
@@ -255,7 +255,7 @@ pub fn unload_library(call: Call, real: &dyn Real, library: Opaque) -> Status {
 }
 
 /// `cuModuleUnload`: Uncharges the memory that a measurement after the call finds gone. Forgets the
-/// handles of the module's functions before the call. The driver may then give these handles to
+/// handles of the module's functions before the call. The driver can then give these handles to
 /// other code, which must be charged.
 pub fn unload(call: Call, real: &dyn Real, code: Opaque) -> Status {
     call.process.launched.forget_library(code);

@@ -296,7 +296,7 @@ pub fn release_primary(call: Call, real: &dyn Real, ordinal: Ordinal) -> Status 
         return real.call();
     };
     if device.contexts.is_last_release() || call.symbol.contains("Reset") {
-        // Forgets the recorded launches, because the driver may reuse the freed handles for code
+        // Forgets the recorded launches, because the driver can reuse the freed handles for code
         // that another thread loads. The first launch of that code must be charged.
         call.process.launched.forget();
     }
@@ -321,9 +321,9 @@ pub fn release_primary(call: Call, real: &dyn Real, ordinal: Ordinal) -> Status 
 }
 
 /// `cuCtxSetFlags`, `cuDevicePrimaryCtxSetFlags_v2`: Charges nothing. Remembers whether threads in
-/// the context sleep while they wait for the GPU: a cancelled thread may end in such a sleep.
+/// the context sleep while they wait for the GPU: a cancelled thread can end in such a sleep.
 pub fn set_flags(_: Call, real: &dyn Real, flags: u32) -> Status {
-    // Notes the flags before the driver's call, because other threads may wait in the context as
+    // Notes the flags before the driver's call, because other threads can wait in the context as
     // soon as the flags are set.
     note_flags(flags);
     real.call()
@@ -351,7 +351,7 @@ pub fn destroy(call: Call, real: &dyn Real, context: Context) -> Status {
     let Some(device) = call.process.context_device(context) else {
         return destroy_unknown(call, real, context);
     };
-    // Forgets the recorded launches, because the driver may reuse the freed handles for code that
+    // Forgets the recorded launches, because the driver can reuse the freed handles for code that
     // another thread loads. The first launch of that code must be charged.
     call.process.launched.forget();
     let mut shared = Vec::new();

@@ -1,4 +1,4 @@
-//! `cuCtxSetLimit`: charges memory that contexts set aside for their kernels before they do so.
+//! `cuCtxSetLimit`: charges the memory for the stacks and heaps of kernels before contexts take it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

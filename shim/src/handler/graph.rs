@@ -87,7 +87,7 @@ fn make(
 /// Remembers the nodes of the executable graph `exec`.
 fn enter(call: Call, exec: GraphExec, known: Exec, nodes: &Nodes, per_thread: u64) {
     let execs = &call.process.execs;
-    // An executable graph ends with its context, and the driver may then reuse its handle. So
+    // An executable graph ends with its context, and the driver can then reuse its handle. So
     // gpulimit removes the old record of this handle.
     execs.take(exec);
     if !nodes.is_empty() {
@@ -215,7 +215,7 @@ fn with_memory(call: Call, exec: &Exec, needs: &[Need], stream: Stream, real: &d
     })
 }
 
-/// Charges bytes ahead for the memory of graphs. They stay charged when the launch has ended.
+/// Charges bytes in advance for the memory of graphs. The bytes stay charged after the launch.
 fn pay_ahead(device: &Device, request: Request<'_>) -> Result<(), Refused> {
     device.charge_ahead(request).map(Charged::spend)
 }
@@ -266,7 +266,7 @@ fn pay(
 }
 
 /// `cuGraphExecDestroy`: Uncharges nothing, because the GPU keeps the memory for other graphs.
-/// Forgets the executable graph, because the driver may give its handle to another executable
+/// Forgets the executable graph, because the driver can give its handle to another executable
 /// graph.
 pub fn destroy(call: Call, real: &dyn Real, exec: GraphExec) -> Status {
     let known = call.process.execs.take(exec);

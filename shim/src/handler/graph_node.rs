@@ -45,7 +45,7 @@ pub fn set(call: Call, real: &dyn Real, params: In<NodeParams>) -> Status {
 }
 
 /// `cuGraphAddNode` and its later versions: Charged like `cuGraphAddKernelNode_v2`. Remembers the
-/// graphs that a conditional node may run: the call that makes the node's graph executable needs
+/// graphs that a conditional node can run: the call that makes the node's graph executable needs
 /// them.
 pub fn add(call: Call, real: &dyn Real, node: Out<Node>, params: In<NodeParams>) -> Status {
     let status = set(call, real, params);

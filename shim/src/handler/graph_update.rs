@@ -3,8 +3,8 @@
 //!
 //! A change of an executable graph cannot add memory nodes, but it can add kernels that need more
 //! local memory than their context has. The growth of local memory is charged before the change. If
-//! the driver takes the memory only at the next launch, it is charged at that launch: gpulimit
-//! remembers the graph's need. gpulimit asks the driver only once for the need of each kernel.
+//! the driver delays the growth until a launch, gpulimit remembers the graph's need and charges it
+//! at that launch. gpulimit asks the driver only once for the need of each kernel.
 
 use std::cell::{Cell, RefCell};
 
@@ -100,7 +100,7 @@ fn change(call: Call, exec: GraphExec, source: Source, real: &dyn Real) -> Statu
         }
         most.get()
     };
-    // The driver's call may also load the code of kernels that gpulimit has not seen before.
+    // The driver's call can also load the code of kernels that gpulimit has not seen before.
     let usage = Use::Graph(&need);
     let load = || loading::run(call, device, context, usage, declared, 0, real, None);
     let status = attempt(real, load);

@@ -56,7 +56,7 @@ pub fn create(call: Call, real: &dyn Real, green: Out<Opaque>, ordinal: Ordinal)
 /// `cuGreenCtxDestroy`: If the primary context ends with its last green context, uncharges the
 /// primary context after the call.
 pub fn destroy(call: Call, real: &dyn Real, green: Opaque) -> Status {
-    // Forgets the green context before the driver's call, because the driver may give its handle to
+    // Forgets the green context before the driver's call, because the driver can give its handle to
     // another green context at once.
     let Some(known) = call.process.greens.take(green) else {
         return real.call();

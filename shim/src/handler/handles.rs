@@ -5,7 +5,7 @@ use crate::account::handles::{Kind, Origin};
 use crate::driver::{Real, cuda};
 use crate::handler::Call;
 
-/// Returns the origin of a handle that was made in the current context.
+/// Returns the origin (context and owner) of a handle that was made in the current context.
 pub fn current_origin() -> Origin {
     let mut context = 0;
     cuda::cuCtxGetCurrent(Out::of(&mut context));
@@ -13,11 +13,11 @@ pub fn current_origin() -> Origin {
 }
 
 /// `cuGraphCreate`, `cuGraphClone`, `cuStreamEndCapture`: Charges nothing. Remembers the graph's
-/// handle, so that later hooks may ask the driver about the graph.
+/// handle, so that later hooks can ask the driver about the graph.
 pub fn make_graph(call: Call, real: &dyn Real, graph: Out<Graph>) -> Status {
     let status = real.call();
     if let (SUCCESS, Some(graph @ 1..)) = (status, graph.read()) {
-        // A graph does not belong to any context, so its origin is empty.
+        // A graph belongs to no context and no module, so the origin of its handle is empty.
         let handles = &call.process.handles;
         handles.insert(Kind::Graph, graph, Origin::default());
     }
@@ -45,7 +45,7 @@ fn destroy(call: Call, real: &dyn Real, kind: Kind, handle: usize) -> Status {
 }
 
 /// `cuModuleEnumerateFunctions`: Charges nothing. Remembers the functions of a known module, so
-/// that later hooks may ask the driver about these functions.
+/// that later hooks can ask the driver about these functions.
 pub fn functions(
     call: Call,
     real: &dyn Real,
@@ -68,7 +68,7 @@ pub fn functions(
 }
 
 /// `cuLibraryEnumerateKernels`: Charges nothing. Remembers the kernels of a known CUDA library, so
-/// that later hooks may ask the driver about these kernels.
+/// that later hooks can ask the driver about these kernels.
 pub fn kernels(
     call: Call,
     real: &dyn Real,
@@ -87,8 +87,8 @@ pub fn kernels(
     })
 }
 
-/// Remembers the functions or kernels that the driver has written to `list`. `are()` returns how
-/// many of them the code has. The driver writes at most `room` of them.
+/// Remembers the functions or kernels that the driver has written to `list`, at most `room` of
+/// them. `are()` returns the number of all functions or kernels of the code.
 fn listed(
     call: Call,
     status: Status,

@@ -1,5 +1,5 @@
-//! Kernel and graph launches. The first launch of a kernel may load its code and take local memory.
-//! The first launch of a graph may load code and take local memory for all its kernels.
+//! Kernel and graph launches. The first launch of a kernel can load its code and take local memory.
+//! The first launch of a graph can load code and take local memory for all its kernels.
 
 use std::cell::Cell;
 use std::time::Instant;
@@ -28,7 +28,7 @@ use crate::handler::measured;
 use crate::handler::payment::{ROUNDS, insist};
 use crate::handler::stream::{self, capturing, is_capturing};
 
-/// The bytes charged before the first launch of a process. The driver may set up far more in that
+/// The bytes charged before the first launch of a process. The driver can set up far more in that
 /// launch than the kernel's code: 92 MiB with PyTorch on an H100 (measured).
 const FIRST: u64 = 128 << 20;
 
@@ -134,7 +134,7 @@ fn remember(call: Call, device: &Device, context: Context, seen: Opaque, per_thr
     }
 }
 
-/// Returns whether gpulimit knows the launched handle and the stream. The driver may crash on an
+/// Returns whether gpulimit knows the launched handle and the stream. The driver can crash on an
 /// invalid handle. So gpulimit asks the driver about an unknown handle only after the driver has
 /// accepted the launch.
 fn is_known(call: Call, what: Target<'_>, stream: Stream) -> bool {
@@ -290,8 +290,8 @@ pub fn multi_device(call: Call, real: &dyn Real, list: In<LaunchParams>, count: 
         let Some((device, due)) = shortage.get() else {
             return status;
         };
-        // This thread holds no lock here, so it may wait for room. The room is not kept for this
-        // thread: another thread may take the room first, and then this thread waits again.
+        // This thread holds no lock here, so it can wait for room. The room is not kept for this
+        // thread: another thread can take the room first, and then this thread waits again.
         let mut paid = Prepaid::none(device);
         if device.driver_part.await_others(Instant::now() + PATIENCE) {
             continue;

@@ -2,8 +2,8 @@
 //! loads all code and variables of a CUDA library at once, in each context separately (measured,
 //! H100, 580.159.04).
 //!
-//! The first use of code may be a call of many driver functions. Some compute with the code, such
-//! as the occupancy functions. Others store it, such as the functions that add nodes to graphs.
+//! Many driver functions can be the first to use code. The occupancy functions compute with the
+//! code; the functions that add nodes to graphs store it.
 
 use crate::abi::{
     CUDA_ERROR_NOT_FOUND, CUDA_ERROR_OUT_OF_MEMORY, Context, Device as Ordinal, Opaque, Out,
@@ -140,7 +140,7 @@ pub fn everywhere(call: Call, real: &dyn Real, kernel: Opaque, ordinal: Ordinal)
     })
 }
 
-/// A lazily loaded CUDA library that a driver call may load.
+/// A lazily loaded CUDA library that a driver call can load.
 pub struct Lazy {
     pub library: Option<Opaque>,
     /// A kernel whose CUDA library is unknown, or 0. gpulimit asks the driver for that library

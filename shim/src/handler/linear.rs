@@ -259,7 +259,7 @@ pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> 
 }
 
 /// Does the work of [`release`], and puts the thread's cancellation off until the memory is
-/// uncharged. Called where a cancelled thread may end in the driver's call.
+/// uncharged. Called where a cancelled thread can end in the driver's call.
 #[cold]
 fn free_undisturbed(call: Call, dptr: DevicePtr, real: &dyn Real) -> Status {
     let _undisturbed = Undisturbed::new();
@@ -336,7 +336,7 @@ fn leave_small(call: Call, dptr: DevicePtr, mark: u64, status: Status) {
             // then shows what was freed.
             Departure::Unknown => {
                 call.process.refresh_pools();
-                // The memory pool may shrink at the next synchronise call, which must then ask for
+                // The memory pool can shrink at the next synchronise call, which must then ask for
                 // its size.
                 call.process.pools.touch();
             }

@@ -70,18 +70,18 @@ pub fn has_grown(device: &'static Device, context: Context, per_thread: u64) {
     }
 }
 
-/// The use that a driver call makes of code. It determines how much memory for kernels is charged
-/// before the call.
+/// What a driver call does with code. This determines how much memory for kernels is charged before
+/// the call.
 pub enum Use<'a> {
     /// The call loads code.
     Load,
-    /// The call launches a kernel. The function returns the bytes of local memory that each thread
-    /// of the kernel needs. It runs only after the estimate for the driver's call is paid.
+    /// The call launches a kernel. The function in this variant returns the kernel's bytes of local
+    /// memory per thread; it runs only after the estimate for the driver's call is paid.
     Launch(&'a dyn Fn() -> u64),
     /// The call launches several kernels, and this value stands for one of them.
     OneOfSeveral(&'a dyn Fn() -> u64, &'a Shortage),
-    /// The call makes, changes or launches an executable graph. The function returns the most bytes
-    /// of local memory that a thread of any of the graph's kernels needs.
+    /// The call makes, changes or launches an executable graph. Holds a function that returns the
+    /// most bytes of local memory that a thread of any of the graph's kernels needs.
     Graph(&'a dyn Fn() -> u64),
 }
 

@@ -1,5 +1,5 @@
 //! Managed memory of `cuMemAllocManaged` and of `__managed__` variables. Managed memory is charged
-//! in full, because the GPU may come to hold all of it without any driver call.
+//! in full, because the GPU can come to hold all of it without any driver call.
 
 use gpulimit_ledger::Category;
 

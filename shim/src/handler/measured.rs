@@ -73,13 +73,13 @@ pub fn judge(
     status
 }
 
-/// A function that returns the most bytes that a call may take on a device.
+/// A function that returns the most bytes that a call can take on a device.
 pub type Most<'a> = &'a dyn Fn(&Device) -> u64;
 
 /// The estimate for a call whose size is unbounded: all memory of the device.
 pub const ALL: Most<'static> = &|device| device.capacity;
 
-/// Runs `real`, the driver's function, for a handle that gpulimit does not know. The call may take
+/// Runs `real`, the driver's function, for a handle that gpulimit does not know. The call can take
 /// memory on any device. So on each device with contexts, this function pays `most` bytes ahead, or
 /// as much as the group has left. Where the call takes more, further growth is refused until the
 /// group is below its limit again. `undo` works as in [`run`].

@@ -23,7 +23,7 @@ use crate::handler::aside::{Aside, attempt};
 use crate::handler::stream::{await_work, capturing, own_stream};
 
 /// `cuMemAllocAsync`: Allocates from the current memory pool of the stream's device. Charges,
-/// before the call, the most by which the pool may grow, in steps of 32 MiB. Uncharges, after the
+/// before the call, the most by which the pool can grow, in steps of 32 MiB. Uncharges, after the
 /// call, the part by which the pool did not grow.
 pub fn alloc(
     call: Call,
@@ -55,7 +55,7 @@ fn current_pool(
 }
 
 /// `cuMemAllocFromPoolAsync`: Charged like `cuMemAllocAsync`, but on the device of the pool, which
-/// may differ from the stream's device.
+/// can differ from the stream's device.
 pub fn alloc_from(
     call: Call,
     real: impl Fn(Out<DevicePtr>, usize, MemPool, Stream) -> Status,
@@ -158,8 +158,8 @@ fn allocate_unknown(
         };
         let Some(pool) = known.filter(|pool| pool.counted) else {
             if kind.is_some() {
-                // gpulimit does not count this pool by itself, so it measures the pool's memory as
-                // memory of the driver.
+                // gpulimit has no separate charge for this pool, so it measures the pool's memory
+                // as memory of the driver.
                 device.measure();
             }
             drop(charged);
@@ -224,7 +224,7 @@ fn allocate(
     const TOO_MUCH: u64 = 1 << 48;
     let bytes = bytesize as u64;
     let may_hold = match pool.managed {
-        // Managed memory may be larger than the GPU's memory.
+        // Managed memory can be larger than the GPU's memory.
         true => (1..TOO_MUCH).contains(&bytes),
         false => device.may_hold(bytes),
     };
@@ -325,7 +325,7 @@ impl Allocation {
                 return Err(device.refuse(call.symbol, bytes).into());
             }
             // Waits until the group has room for the pool's growth and for new headroom. The room
-            // is not kept for this thread: another thread may take it first.
+            // is not kept for this thread: another thread can take it first.
             let room = Request::insisting(call.symbol, growth + STEP).of(bytes);
             if tries > 1 {
                 drop(device.charge_ahead(room)?);
@@ -340,7 +340,7 @@ impl Allocation {
 /// pool's headroom.
 const TRIES: u32 = 16;
 
-/// Pays for the growth that an allocation may cause, where the pool's headroom does not suffice.
+/// Pays for the growth that an allocation can cause, where the pool's headroom does not suffice.
 #[cold]
 fn pay(
     call: Call,
@@ -518,7 +518,7 @@ pub fn destroy(call: Call, real: &dyn Real, pool: MemPool) -> Status {
     if let Some(known) = known {
         known.retire();
     }
-    // Notes the pool as destroyed before the driver's call, because the driver may give its handle
+    // Notes the pool as destroyed before the driver's call, because the driver can give its handle
     // to another pool at once.
     if known.is_some() {
         call.process.pools.note_destroyed(pool);

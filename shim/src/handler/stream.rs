@@ -34,7 +34,7 @@ thread_local! {
     };
 }
 
-/// Returns whether gpulimit knows the stream. The driver may crash on an invalid handle, so
+/// Returns whether gpulimit knows the stream. The driver can crash on an invalid handle, so
 /// gpulimit asks it only about streams that it knows.
 pub fn is_known(stream: Stream) -> bool {
     stream <= PER_THREAD || Process::current().handles.knows(Kind::Stream, stream)

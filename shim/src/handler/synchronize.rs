@@ -1,7 +1,7 @@
 //! The driver's synchronise calls. During these calls the driver gives back memory that pools hold
 //! above their release threshold.
 //!
-//! A synchronise call may wait for long. With `CU_CTX_SCHED_BLOCKING_SYNC` a cancelled thread ends
+//! A synchronise call can wait for long. With `CU_CTX_SCHED_BLOCKING_SYNC` a cancelled thread ends
 //! inside the call (measured, H200, 580.159). So the exported functions call the driver first,
 //! outside of any hook, and the handlers run after the driver's call.
 

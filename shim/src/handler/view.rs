@@ -35,7 +35,7 @@ pub fn mem_get_info_v1(call: Call, real: &dyn Real, free: Out<u32>, total: Out<u
     if status == SUCCESS
         && let Some((device, max)) = limited(call.process.current_device())
     {
-        // Asks the 64-bit function for the driver's figures, because the 32-bit function may cut
+        // Asks the 64-bit function for the driver's figures, because the 32-bit function can cut
         // off the upper half of a number.
         let (mut real_free, mut real_total) = (0, 0);
         if cuda::cuMemGetInfo_v2(Out::of(&mut real_free), Out::of(&mut real_total)) == SUCCESS {

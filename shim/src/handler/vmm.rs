@@ -89,9 +89,9 @@ pub fn retain(call: Call, real: &dyn Real, handle: Out<AllocationHandle>) -> Sta
 }
 
 /// `cuMemExportToShareableHandle`: Charges nothing. Marks the memory as shared, because another
-/// process may hold it longer than this process does.
+/// process can hold it longer than this process does.
 pub fn export(call: Call, real: &dyn Real, handle: AllocationHandle) -> Status {
-    // Marks the memory as shared before the driver's call, because another thread may release it as
+    // Marks the memory as shared before the driver's call, because another thread can release it as
     // soon as the file descriptor exists.
     if let Some((ordinal, bytes)) = call.process.vmm.exported(handle)
         && let Ok(device) = call.process.device(ordinal)
@@ -126,7 +126,7 @@ fn location(handle: AllocationHandle) -> Option<Ordinal> {
 }
 
 /// Returns a function that removes memory from the record of this process's memory. Call that
-/// function before a driver call that may free the memory. Otherwise a measurement during the
+/// function before a driver call that can free the memory. Otherwise a measurement during the
 /// driver call would count too little memory as the driver's own.
 fn take_from_book(call: Call) -> impl Fn(Ordinal, u64) {
     move |ordinal, bytes| {
@@ -146,13 +146,13 @@ fn put_into_book(call: Call) -> impl Fn(Ordinal, u64) {
     }
 }
 
-/// Runs `real`, a driver function that may end allocations. Before the call, `announce` removes
+/// Runs `real`, a driver function that can end allocations. Before the call, `announce` removes
 /// these allocations from the record of this process's memory.
 fn end(call: Call, announce: impl Fn() -> Announced, real: &dyn Real) -> Status {
     let mark = call.process.mark();
     let announced = announce();
     // The bytes of the GPU that NVML attributed to no process before the call. Read only where the
-    // call may end shared memory. If the figure grows during the call, other processes still hold
+    // call can end shared memory. If the figure grows during the call, other processes still hold
     // the memory.
     let left = announced
         .leaving

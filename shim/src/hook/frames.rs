@@ -1,5 +1,5 @@
 //! Finds the place on the stack where the program called into `libgpulimit.so`. Any number of
-//! frames of `libgpulimit.so` may lie further down the stack.
+//! frames of `libgpulimit.so` can lie further down the stack.
 //!
 //! All functions of `libgpulimit.so` begin their frames with the caller's frame pointer and the
 //! return address (`.cargo/config.toml`). So the frames form a linked list, which this module
@@ -10,8 +10,8 @@ use std::arch::asm;
 use std::ptr::{null, with_exposed_provenance};
 
 /// Returns the stack pointer that the program had when it called into `libgpulimit.so`; 0 in a
-/// build without frame pointers. On aarch64, returns the end of a record inside the first frame.
-/// Parts of the frame may lie above the record, and a jump out of a hook may go unnoticed there.
+/// build without frame pointers. On aarch64, returns the end of a record inside the first frame. If
+/// parts of the frame lie above the record, gpulimit can miss a jump out of a hook there.
 #[inline(never)]
 pub fn start_of_library_frames() -> usize {
     if !cfg!(frame_pointers) {
@@ -63,8 +63,8 @@ mod tests {
     use std::hint::black_box;
     use std::sync::Mutex;
 
-    /// Three addresses: the result of `start_of_library_frames` in a callback of the C library, its
-    /// result further down the stack, and a local variable of the callback.
+    /// Three addresses: the result of `start_of_library_frames` in a callback of the C library, the
+    /// result of the same function further down the stack, and a local variable of the callback.
     static SEEN: Mutex<Option<[usize; 3]>> = Mutex::new(None);
 
     #[inline(never)]

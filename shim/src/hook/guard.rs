@@ -1,7 +1,7 @@
 //! The re-entrancy guard: a driver call that the driver or gpulimit makes from inside a hook goes
 //! straight to the driver.
 //!
-//! A program may leave a hook by `siglongjmp` out of a signal handler that interrupted the hook.
+//! A program can leave a hook by `siglongjmp` out of a signal handler that interrupted the hook.
 //! The hook then runs no code at its end, so a flag would stay set. Instead, the guard stores the
 //! address of a word in the stack frame of the thread's current hook. That word holds its own
 //! address. A call from further up the stack cannot be inside that hook. A call from further down
@@ -54,7 +54,7 @@ pub fn alone<T>(work: impl FnOnce() -> T) -> Option<T> {
     // `work` runs inside `try_with`, so that the thread-local variable is looked up once.
     let done = INSIDE.try_with(|inside| {
         // The guard uses the lowest word of `room`. After a jump out of the hook, the program's
-        // next call may come from a little further down the stack. It still enters `libgpulimit.so`
+        // next call can come from a little further down the stack. It still enters `libgpulimit.so`
         // above the guard's word, which shows that the program has left the hook.
         let mut room = MaybeUninit::<[usize; ROOM]>::uninit();
         let word = room.as_mut_ptr().cast::<usize>();

@@ -1,6 +1,6 @@
 //! Writes to standard error without waiting and without sending a signal to the program.
 //!
-//! The file behind descriptor 2 belongs to the program and may be shared with other processes, so
+//! The file behind descriptor 2 belongs to the program and can be shared with other processes, so
 //! gpulimit must not change its flags: `O_NONBLOCK` would apply to all of these processes. For each
 //! kind of file there is a call that returns at once:
 //!
@@ -15,7 +15,7 @@
 //! write waits in two cases only: another process fills the pipe after `poll`, or the terminal has
 //! room for only a part of the line.
 //!
-//! All system calls are made directly, because a cancelled thread may end in the C library's
+//! All system calls are made directly, because a cancelled thread can end in the C library's
 //! functions of the same names.
 #![allow(unsafe_code)]
 
@@ -74,7 +74,7 @@ fn kind() -> libc::mode_t {
 
 fn send(line: &[u8]) {
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: the line is valid for its length, and no address is passed.
+    // SAFETY: the line is valid for its length, and the address of the receiver is null.
     unsafe {
         libc::syscall(
             libc::SYS_sendto,

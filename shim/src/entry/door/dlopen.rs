@@ -26,8 +26,8 @@ extern "C" fn fallback(_path: *const c_char, _flags: c_int) -> *mut c_void {
     std::ptr::null_mut()
 }
 
-/// Stores the address of the C library's `dlopen`. The start hook calls this where
-/// [`next_versioned`] may not find that function.
+/// Stores the address of the C library's `dlopen`. The start hook calls this if the linker searches
+/// other libraries before `libgpulimit.so`: [`next_versioned`] does not search those libraries.
 pub fn know(real: *const c_void) {
     REAL.store(real.cast_mut(), Ordering::Relaxed);
 }

@@ -17,7 +17,7 @@ use crate::driver::dlsym::{real, real_dlsym};
 /// Returns the address of the hook if `name` in `handle` is a hooked function of the driver; null
 /// if the C library's `dlsym` must answer.
 ///
-/// The program may call `dlsym` before constructors run, inside an allocator, or in a forked child.
+/// The program can call `dlsym` before constructors run, inside an allocator, or in a forked child.
 /// So this function reads only the first bytes of a name that cannot belong to the driver.
 unsafe extern "C" fn decide(handle: *mut c_void, name: *const c_char) -> *const c_void {
     let _ = real();
@@ -39,7 +39,7 @@ unsafe extern "C" fn decide(handle: *mut c_void, name: *const c_char) -> *const 
     }
     if handle == libc::RTLD_NEXT {
         // Only the C library's `dlsym` can tell where a search with `RTLD_NEXT` begins. That search
-        // may find the driver's function, so the driver's symbols are redirected first.
+        // can find the driver's function, so the driver's symbols are redirected first.
         let _ = std::panic::catch_unwind(super::before_next);
         return std::ptr::null();
     }

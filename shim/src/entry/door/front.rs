@@ -69,8 +69,8 @@ fn replace() {
     };
     crate::driver::dlsym::know(real_dlsym);
     dlopen::know(real_dlopen);
-    // Looks up the loaded drivers and their addresses now, because no library may be loaded inside
-    // `any_object`.
+    // Looks up the loaded drivers and their addresses now, because it is forbidden to load a
+    // library inside `any_object`.
     let drivers: [&Hooked; 2] = [&cuda::CUDA, &nvml::NVML];
     let loaded = drivers.map(|hooked| hooked.library().loaded());
     let target = |address: *const c_void| {

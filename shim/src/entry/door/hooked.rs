@@ -64,8 +64,8 @@ impl Hooked {
         Some(self.rows.get(table.get(at)?.1)?.hook)
     }
 
-    /// Returns the rows of the hook table, each with whether the loaded driver has the row's
-    /// function.
+    /// Returns the rows of the hook table. The boolean beside a row tells whether the loaded driver
+    /// has the row's function.
     pub fn report(&self) -> impl Iterator<Item = (&Row, bool)> {
         let present = self.library.present();
         self.rows
@@ -83,9 +83,9 @@ impl Hooked {
         }
         let handle = self.library.open(libc::RTLD_NOW);
         // One thread at a time changes the symbol table, because the first thread to finish makes
-        // its pages read-only again. A thread never waits for the dynamic linker while it holds
-        // this lock. A child process that is forked meanwhile has a lock of its own, and redirects
-        // the symbols again.
+        // the table's pages read-only again. A thread never waits for the dynamic linker while it
+        // holds this lock. A child process that is forked meanwhile has a lock of its own, and
+        // redirects the symbols again.
         let redirecting = &Process::current().redirecting;
         let _alone = hold(Place::Redirecting, || redirecting.lock());
         if !self.redirected.load(Ordering::Acquire) {

@@ -9,8 +9,8 @@ use crate::abi::{Opaque, Out, SUCCESS, Status};
 use crate::driver::Real;
 use crate::handler::Call;
 
-/// `cuGetProcAddress`, `cuGetProcAddress_v2`: Where the driver returns a function that is hooked,
-/// the program gets the hook.
+/// `cuGetProcAddress`, `cuGetProcAddress_v2`: If the driver returns the address of a hooked
+/// function, the program gets the address of the hook instead.
 pub fn proc_address(_: Call, real: &dyn Real, pfn: Out<Opaque>) -> Status {
     let status = real.call();
     // For an unknown name `cuGetProcAddress` fails and leaves `pfn` unchanged;

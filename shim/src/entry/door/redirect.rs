@@ -1,7 +1,7 @@
 //! Makes symbols of other libraries, and pointers that the dynamic linker has already bound, lead
 //! to the functions of `libgpulimit.so`.
 //!
-//! The dynamic linker may bind a library straight to the driver, past every preloaded library.
+//! The dynamic linker can bind a library straight to the driver, past every preloaded library.
 //! Therefore the driver's symbol table is changed: every lookup of a hooked name in libcuda then
 //! finds the hook. The change affects this process only, because the memory of the table is a
 //! private mapping.
@@ -42,8 +42,7 @@ unsafe extern "C" {
     fn dlinfo(handle: *mut c_void, request: libc::c_int, info: *mut c_void) -> libc::c_int;
 }
 
-/// A function that returns the new address for the function at an address; `None` if that address
-/// is to stay.
+/// A function that maps the address of a function to its new address; `None` if the address stays.
 pub type Target<'a> = &'a dyn Fn(*const c_void) -> Option<*const c_void>;
 
 /// Changes the symbols of the library behind `handle` to the addresses that `target` returns for
@@ -175,8 +174,8 @@ impl Object {
         let end = self.symbols as usize + self.count * size_of::<libc::Elf64_Sym>();
         let executable = protection_of(start).map_or(0, |flags| flags & libc::PROT_EXEC);
         let protect = |write| {
-            // SAFETY: these pages belong to the mapping of a library that stays loaded. They keep
-            // their permissions, and are writable in between.
+            // SAFETY: these pages belong to the mapping of a library that stays loaded. Only their
+            // write permission changes.
             unsafe {
                 libc::mprotect(
                     start as *mut c_void,
@@ -191,7 +190,7 @@ impl Object {
         for (symbol, address) in self.defined() {
             if let Some(target) = target(address) {
                 // SAFETY: the symbol is within the table, whose pages are writable now. The linker
-                // reads whole words of it, so it sees the old or the new value.
+                // reads the address as a whole word, so it gets either the old or the new address.
                 unsafe { (*symbol).st_value = (target as usize).wrapping_sub(self.base) as u64 }
             }
         }
@@ -199,8 +198,8 @@ impl Object {
     }
 
     /// Changes the pointers that the dynamic linker has already bound for this object, which `info`
-    /// describes. They become the addresses that `target` returns for them. Also changes pointers
-    /// in pages that the linker made read-only after relocation.
+    /// describes: replaces each pointer by the address that `target` returns for it. Also changes
+    /// pointers in pages that the linker made read-only after relocation.
     pub fn rebind(&self, info: &libc::dl_phdr_info, target: Target<'_>) {
         for (table, bytes) in self.relocations {
             for at in 0..bytes / size_of::<Relocation>() {
@@ -218,8 +217,8 @@ impl Object {
                 };
                 let sealed = sealed(info, slot);
                 let protect = |write| {
-                    // SAFETY: the page of the word keeps its permissions, and is writable in
-                    // between.
+                    // SAFETY: the word's page belongs to a loaded object. Only its write permission
+                    // changes.
                     unsafe {
                         libc::mprotect(
                             (slot / page() * page()) as *mut c_void,

@@ -1,4 +1,4 @@
-//! The payment for the new block that a small allocation may take. The payment is a guard. If the
+//! The payment for the new block that a small allocation can take. The payment is a guard. If the
 //! allocation takes no new block, the payment is returned. If the handler panics, the payment stays
 //! charged until the next measurement.
 
