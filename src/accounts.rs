@@ -108,15 +108,15 @@ pub fn unix_group_name(gid: u32) -> String {
     found.map_or_else(|| gid.to_string(), |group| group.name)
 }
 
-/// The type of a lookup function of the user database, such as getpwnam_r. Its parameters are the
-/// key, the entry to fill, the entry's buffer and the buffer's size, and the pointer to the found
-/// entry.
+/// The type of a lookup function of the user database, such as getpwnam_r. The parameters are: the
+/// key, the entry to fill, a buffer for the entry's texts, the size of this buffer, and the place
+/// to which the function writes a pointer to the found entry.
 type Lookup<K, E> = unsafe extern "C" fn(K, *mut E, *mut c_char, usize, *mut *mut E) -> c_int;
 
 /// Looks up an entry of the user database, with a buffer that grows until the entry fits.
 ///
 /// # Safety
-/// `key` is valid for `lookup`: a C string if it is a pointer.
+/// If `lookup` expects a pointer as the key, `key` must point to a C string.
 unsafe fn ask<K: Copy, E, T>(lookup: Lookup<K, E>, key: K, read: impl Fn(&E) -> T) -> Option<T> {
     let mut size = 16 * 1024;
     loop {

@@ -149,9 +149,9 @@ fn default_file() -> Result<PathBuf, Failure> {
     })
 }
 
-/// Opens the directory in which the policy's groups are made. The variable GPULIMIT_ROOT names it.
-/// Without this variable, it is /run/gpulimit for root. For other users, it is the directory in
-/// which they may make groups.
+/// Opens the directory in which the policy's groups are made. The variable GPULIMIT_ROOT names this
+/// directory. Without the variable, root uses /run/gpulimit, and other users use the directory in
+/// which they are allowed to make groups.
 fn root() -> Result<Root, Failure> {
     if super::env("GPULIMIT_ROOT").is_none() && effective_user() == 0 {
         return Ok(Root::at(SYSTEM)?);
@@ -323,7 +323,7 @@ fn carry_out(
     if record != *recorded {
         record::write(root, &record)?;
     }
-    // The owner of a group can make changes of it fail. Such a failure must not keep `apply` from
+    // A group's owner can block changes to that group. A blocked change must not keep `apply` from
     // changing the other groups and the rules.
     for step in steps.iter_mut() {
         let changed = root.past_leases(step.name(), end_of_leases(), || change(root, step));
@@ -343,8 +343,8 @@ fn carry_out(
         let Step::Remove { name, kept } = &mut *step else {
             continue;
         };
-        // A group with child groups cannot be removed. So first remove the groups of ended jobs
-        // below it.
+        // A group with child groups cannot be removed. So first remove the child groups whose jobs
+        // have ended.
         let _ = root.collect_garbage(Garbage::Below(Some(name)));
         match root.past_leases(name, end_of_leases(), || root.remove(name)) {
             Ok(()) => drop(record.remove(name)),
@@ -354,8 +354,8 @@ fn carry_out(
             Err(error) => fail(root, step, error)?,
         }
     }
-    // Drop groups from the record that another program has removed. Somebody may make a group of
-    // the same name by hand, and `apply` must not remove that group.
+    // If another program has removed a group, delete its name from the record. If somebody then
+    // makes a group of this name by hand, `apply` does not remove the new group.
     record.retain(|name| !root.group(name).is_err_and(|error| error.is_missing()));
     if record != before {
         record::write(root, &record)?;
@@ -388,8 +388,8 @@ fn change(root: &Root, step: &Step) -> Result<(), GroupError> {
     Ok(())
 }
 
-/// Marks a step as failed if another user can make it fail, so that `apply` continues with the next
-/// step. Otherwise returns the error, for instance for a full file system, and `apply` stops.
+/// If another user can block changes to the group, marks the step as failed, and `apply` continues
+/// with the next step. Otherwise returns the error, such as a full file system, and `apply` stops.
 fn fail(root: &Root, step: &mut Step, error: GroupError) -> Result<(), GroupError> {
     if !difference::user_can_block(root, step.name()) {
         return Err(error);

@@ -22,13 +22,13 @@ pub struct Args {
     /// What to do
     what: What,
 
-    /// Make a device that gives each container a cap of its own: a size, or NAME=SIZE. Repeat for
-    /// more devices
+    /// Make a device that gives each container its own limit of SIZE. NAME is the device's name.
+    /// Repeat for more devices
     #[arg(long = "cap", value_name = "[NAME=]SIZE", allow_hyphen_values = true)]
     caps: Vec<String>,
 
-    /// Make a device for a group that containers share with each other and with the host. Repeat
-    /// for more devices
+    /// Make a device for an existing group, which containers share with each other and with the
+    /// host. Repeat for more devices
     #[arg(long = "group", value_name = "NAME")]
     groups: Vec<String>,
 
@@ -36,7 +36,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE", default_value = "/etc/cdi/gpulimit.json")]
     output: PathBuf,
 
-    /// The directory for the files that gpulimit writes and all containers mount
+    /// The directory to which gpulimit writes the files that are mounted in all containers
     #[arg(long, value_name = "DIR", default_value = "/etc/gpulimit/container")]
     files: PathBuf,
 }
@@ -76,7 +76,7 @@ const WITH_DIGITS: &str = "0.5.0";
 /// The first version of the CDI specification.
 const OLDEST: &str = "0.3.0";
 /// The text of the rules file in a container before a hook assigns a group. The text is invalid on
-/// purpose: libgpulimit.so then refuses all GPU memory. The hook mounts valid rules over it.
+/// purpose: libgpulimit.so then refuses all GPU memory. The hook mounts valid rules over this file.
 const CLOSED: &str = "no gpulimit hook has given this container a group\n";
 
 /// Runs the command.
@@ -86,7 +86,7 @@ pub fn cdi(args: &Args) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Writes the CDI file, and the files that containers with a gpulimit device mount.
+/// Writes the CDI file, and the files that are mounted in containers with a gpulimit device.
 fn generate(args: &Args) -> Result<ExitCode, Failure> {
     let devices = devices(args)?;
     if !args.files.is_absolute() {
@@ -182,7 +182,7 @@ fn generate(args: &Args) -> Result<ExitCode, Failure> {
 fn utf8(path: &Path) -> Result<&str, Failure> {
     path.to_str().ok_or_else(|| {
         Failure::new(format_args!(
-            "the path '{}' is not UTF-8, which a CDI file needs: use another path",
+            "the path '{}' is not UTF-8, but a CDI file must be UTF-8: use another path",
             path.display()
         ))
     })

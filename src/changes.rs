@@ -21,8 +21,8 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// Makes changes for the GPUs that the --device options name. Computes sizes such as -2G (all
-    /// but 2 GiB) from each GPU's memory.
+    /// Combines the settings with the GPUs that the --device options name. Computes sizes such as
+    /// -2G (all but 2 GiB) from each GPU's memory.
     pub fn new(
         settings: Vec<Setting>,
         devices: &[String],
@@ -33,8 +33,8 @@ impl Changes {
     }
 
     /// Like [`Changes::new`], for a command that will run in this process's environment. That
-    /// environment may hide GPUs from the command. Without --device, a hidden GPU that is too small
-    /// for a size such as -2G is left out, and is not an error.
+    /// environment may hide GPUs from the command. A hidden GPU that is too small for a size such
+    /// as -2G is left out. It is an error only if --device names GPUs.
     pub fn of_command(
         settings: Vec<Setting>,
         devices: &[String],
@@ -102,7 +102,7 @@ impl Changes {
         self.settings.iter().any(is_max)
     }
 
-    /// Describes the changes for people, a line for each.
+    /// Describes the changes for people, in one line each.
     pub fn lines(&self, now: &LimitSet, driver: Option<&Driver>) -> Vec<String> {
         let mut lines = Vec::new();
         for change in &self.settings {
@@ -171,8 +171,8 @@ impl Changes {
         };
         let mut lines = Vec::new();
         for target in &self.targets {
-            // If the ledger lists no GPU, use `None`, a GPU of unknown size. Then bytes compare
-            // only with bytes, and percentages only with percentages.
+            // If the ledger lists no GPU, use `None`: a GPU of unknown size. For such a GPU, bytes
+            // are compared only with bytes, and percentages only with percentages.
             let mut gpus: Vec<Option<DeviceId>> = match target {
                 Selector::Device(id) => vec![Some(*id)],
                 Selector::All => seen.iter().map(|device| Some(device.id)).collect(),
@@ -223,9 +223,8 @@ fn gpus(settings: &[Setting], driver: Option<&Driver>) -> Vec<Capacity> {
     }
 }
 
-/// Drops the GPUs that CUDA_VISIBLE_DEVICES hides and that are too small for a size such as -2G
-/// (all but 2 GiB). Asks CUDA which GPUs are visible, because CUDA may number GPUs in its own
-/// order.
+/// Drops GPUs that are hidden by CUDA_VISIBLE_DEVICES and too small for a size such as -2G (all but
+/// 2 GiB). Asks CUDA which GPUs are visible, because CUDA may number GPUs in its own order.
 fn leave_out_hidden(gpus: &mut Vec<Capacity>, settings: &[Setting]) {
     let less = settings.iter().filter_map(|setting| match setting {
         Setting::Size(_, Extent::AllBut(less)) => Some(*less),

@@ -86,7 +86,7 @@ pub fn warn(path: &Path, plan: &Plan, wanted: &[Wanted], driver: Option<&Driver>
             .chain(without_max(&group.settings, &wanted.limits.options))
             .for_each(&mut say);
     }
-    // One entry of the policy may make many groups. Print its warning only once.
+    // One entry of the policy can describe many groups. Print the entry's warning only once.
     lines.sort();
     lines.dedup();
     for (line, why) in lines {
@@ -95,21 +95,21 @@ pub fn warn(path: &Path, plan: &Plan, wanted: &[Wanted], driver: Option<&Driver>
     let left = compile::uncovered(&plan.rules, &Database);
     if !left.is_empty() {
         output::note(&format!(
-            "{}: warning: no rule covers {}: their programs have no limit; add a last rule with \
-             user = \"*\" for all other users",
+            "{}: warning: no rule limits the programs of these users: {}; to limit all other \
+             users, add a last rule for them (user = \"*\")",
             path.display(),
             output::some(&left)
         ));
     }
 }
 
-/// Returns warnings about GPUs on which a group above `group` has a smaller `max`.
+/// Returns a warning for each GPU on which a group above `group` has a smaller `max` than `group`.
 fn outranked(
     group: &Wanted,
     all: &BTreeMap<&str, &LimitSet>,
     gpus: &[(DeviceId, u64)],
 ) -> Vec<String> {
-    // If no GPU is known, bytes compare only with bytes, and percentages only with percentages.
+    // If no GPU is known, compare bytes only with bytes, and percentages only with percentages.
     let unknown = gpus.is_empty().then_some(None);
     let gpus = gpus.iter().map(|gpu| Some(*gpu)).chain(unknown);
     gpus.filter_map(|gpu| {
@@ -155,7 +155,7 @@ pub struct Found {
     pub absent: Vec<Mistake>,
 }
 
-/// Reads a policy file. If it has mistakes, prints them. `outcome` then ends the error message.
+/// Reads a policy file. If it has mistakes, prints them, and ends the error message with `outcome`.
 pub fn read(path: &Path, outcome: &str) -> Result<Found, Failure> {
     let text = fs::read_to_string(path).map_err(|error| {
         let remedy = match error.kind() {

@@ -106,7 +106,7 @@ fn bash(script: String) -> String {
             .replace("@KEYS@", &keys.join(" "))
 }
 
-/// Makes zsh complete the names of groups. For these arguments, clap's script completes files.
+/// Makes zsh complete the names of groups, in place of the file names that clap's script completes.
 fn zsh(script: String) -> String {
     let named = |line: &str| {
         let groups = [

@@ -25,7 +25,7 @@ pub struct Args {
     #[command(flatten)]
     sizes: Sizes,
 
-    /// Limit this GPU only: index, UUID or its beginning, PCI bus id, or all. Repeat for more
+    /// The GPU to limit: index, UUID, start of the UUID, PCI bus id, or all. Repeat for more GPUs
     #[arg(long = "device", value_name = "GPU")]
     devices: Vec<String>,
 
@@ -33,7 +33,7 @@ pub struct Args {
     #[arg(long, value_name = "USER")]
     owner: Option<String>,
 
-    /// Who else may run programs in the group: owner, all, or a unix group
+    /// Who may run programs in the group: its owner, all users, or its owner and a unix group
     #[arg(long, value_name = "owner|all|@UNIXGROUP", default_value = "owner")]
     members: String,
 
@@ -157,8 +157,8 @@ fn check_findable(root: &Root, name: &str, access: Access, args: &Args) -> Resul
         .owner
         .clone()
         .unwrap_or_else(|| accounts::user_name(owner));
-    // The remedy: make the directory of groups readable for all users. Without GPULIMIT_ROOT, make
-    // /run/gpulimit, which gpulimit then uses.
+    // The remedy is a directory of groups that all users can read. Without GPULIMIT_ROOT, this is
+    // /run/gpulimit, which gpulimit uses once it exists.
     let step = match super::env("GPULIMIT_ROOT") {
         Some(_) => format!("install -d -m 0755 {}", path.display()),
         None => format!("install -d -m 0755 {SYSTEM}"),
@@ -183,8 +183,8 @@ fn denied(error: GroupError, args: &Args) -> Failure {
             "cannot create {path}: {cause}; only root can give a group to another user ({owner})"
         )),
         (None, Some(members)) => Failure::new(format_args!(
-            "cannot create {path}: {cause}; only root and its members can give a group to \
-             @{members}"
+            "cannot create {path}: {cause}; only root and members of the unix group can give a \
+             group to @{members}"
         )),
         (None, None) => error.into(),
     }

@@ -21,18 +21,18 @@ const VERSION: &CStr = c"GLIBC_2.17";
 type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
 unsafe extern "C" {
-    // glibc has had this function since version 2.1; the libc crate does not declare it.
+    // glibc has `dlvsym` from version 2.1 on, but the libc crate does not declare it.
     fn dlvsym(handle: *mut c_void, symbol: *const c_char, version: *const c_char) -> *mut c_void;
 }
 
-// Hides this function from shared libraries. They must call the C library's `dlsym` directly,
-// because for `RTLD_NEXT` it looks at the address of its caller.
+// Hides this function from shared libraries. They must call the C library's `dlsym` directly: with
+// `RTLD_NEXT`, the result of `dlsym` depends on the address of the caller.
 std::arch::global_asm!(".hidden dlsym");
 
-/// Looks up a symbol with the C library's `dlsym`; null when there is none.
+/// Looks up a symbol with the C library's `dlsym`. Returns null if the symbol does not exist.
 ///
 /// # Safety
-/// The same as for the C library's `dlsym`.
+/// The caller must fulfil the requirements of the C library's `dlsym`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     static REAL: OnceLock<Option<Dlsym>> = OnceLock::new();

@@ -1,4 +1,4 @@
-//! `gpulimit doctor`: checks what works on this machine, and how to fix what does not.
+//! `gpulimit doctor`: checks what works on this machine, and says how to fix what does not work.
 
 mod checks;
 mod container;
@@ -147,8 +147,8 @@ pub fn look_at(pid: u32) -> Value {
     process::look(pid).iter().map(Finding::json).collect()
 }
 
-/// Returns an error if this process may open only few more files. The other checks would then fail,
-/// and report wrong causes.
+/// Returns an error if this process cannot open as many files as the checks need. The checks would
+/// then fail, and report wrong causes.
 fn too_few_descriptors() -> Option<Finding> {
     /// More file descriptors than any check has open at a time, in this process or in a child
     /// process.
@@ -168,7 +168,7 @@ fn too_few_descriptors() -> Option<Finding> {
                     "raise the limit on open files (`ulimit -n`)",
                 ));
             }
-            // Any other failure is not due to a lack of descriptors.
+            // Any other error has another cause than a lack of file descriptors.
             Err(_) => break,
         }
     }

@@ -84,7 +84,7 @@ const MOST_NAMES: usize = 4_096;
 pub struct Library<'data>(ElfFile64<'data>);
 
 impl<'data> Library<'data> {
-    /// Parses the ELF headers of a shared library. If the file is not one, the error says why.
+    /// Parses the ELF headers of a shared library. The error for any other file says what it is.
     pub fn parse(bytes: &'data [u8]) -> Result<Self, String> {
         if let Some(what) = foreign(bytes) {
             return Err(format!("the file is {what}"));
@@ -135,8 +135,8 @@ impl<'data> Library<'data> {
             let (endian, data, sections) = self.parts();
             let (entries, link) = sections.gnu_verdef(endian, data).ok()??;
             let strings = sections.strings(endian, data, link).ok()?;
-            // The first name in a version definition is its own name; the others are its parents'
-            // names.
+            // A version definition contains first the name of the version itself, and then the
+            // names of its parent versions.
             let names = entries
                 .map_while(Result::ok)
                 .filter_map(|(_, mut names)| names.next().ok().flatten());

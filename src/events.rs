@@ -28,7 +28,7 @@ pub struct Args {
     #[arg(long, short)]
     follow: bool,
 
-    /// Print JSON, one object per line: sizes are bytes, unknown figures null
+    /// Print JSON, one object per line: sizes are in bytes, and unknown figures are null
     #[arg(long)]
     json: bool,
 }
@@ -61,8 +61,8 @@ pub fn events(args: &Args) -> Result<ExitCode, Failure> {
     let mut watch = Watch::default();
     let mut selection = Selection::of(args.group.as_deref())?;
     loop {
-        // Note which groups are already removed, and drop them only after this round. Their last
-        // events are then still printed.
+        // Note which groups were removed before this round. Drop them after this round, which
+        // still prints their last events.
         let gone: Vec<bool> = watch.sources.iter().map(Source::is_gone).collect();
         watch.add(&selection)?;
         let mut lines: Vec<Line> = watch.sources.iter_mut().flat_map(Source::lines).collect();
@@ -228,14 +228,14 @@ impl Line {
             None => gib(what.charged).to_string(),
         };
         let said = match what.kind {
-            EventKind::Refusal => format!("{who} was refused {bytes}, {state} charged"),
-            EventKind::Wait => format!("{who} waits for {bytes}, {state} charged"),
+            EventKind::Refusal => format!("{who} was refused {bytes}, with {state} charged"),
+            EventKind::Wait => format!("{who} waits for {bytes}, with {state} charged"),
             EventKind::Granted => format!("{who} got the {bytes} that it waited for"),
             EventKind::High => {
-                format!("{who} goes above the group's `high` with another {bytes}, {state} charged")
+                format!("{who} goes above `high` by asking for {bytes}, with {state} charged")
             }
             EventKind::Reap => {
-                format!("the {bytes} that {who} held when it ended were given back to the group")
+                format!("{who} ended, and the {bytes} that it held were given back to the group")
             }
             EventKind::Kill => format!("{who} was killed or told to end while it used {bytes}"),
             EventKind::Limits => format!("changed by {who}"),

@@ -36,7 +36,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// Makes a failure of a verb, with exit status 1.
+    /// Creates the failure of a verb, with exit status 1.
     pub fn new(text: impl fmt::Display) -> Self {
         Self {
             text: text.to_string(),
@@ -44,7 +44,7 @@ impl Failure {
         }
     }
 
-    /// Makes the failure for a mistake in the command line, with exit status 2.
+    /// Creates the failure for a mistake in the command line, with exit status 2.
     pub fn usage(text: impl fmt::Display) -> Self {
         Self::new(text).with(USAGE)
     }
@@ -85,8 +85,8 @@ impl From<GroupError> for Failure {
 }
 
 impl From<ExtentError> for Failure {
-    /// If a size such as -2G exceeds the memory of a known GPU, the command line is wrong, and the
-    /// status is 2. If no GPU is known, the status is 1.
+    /// If a size such as -2G exceeds the memory of a known GPU, the command line has a mistake, and
+    /// the exit status is 2. If no GPU is known, the exit status is 1.
     fn from(error: ExtentError) -> Self {
         let usage = matches!(error, ExtentError::TooMuch { .. });
         Self::new(error).with(if usage { USAGE } else { 1 })

@@ -25,11 +25,11 @@ pub struct Figures {
     pub root: PathBuf,
     /// The group's own settings.
     pub rules: LimitSet,
-    /// The number of live processes in the group. If the caller may not read the group's ledger,
-    /// this and all usage figures are `None`.
+    /// The number of live processes in the group. If the caller cannot read the group's ledger,
+    /// this number and all usage figures are `None`.
     pub processes: Option<usize>,
-    /// The smallest `max` for all GPUs among the groups above, with the name of its group. `None`
-    /// if the group's own `max` is not larger.
+    /// The smallest `max` for all GPUs among the groups above this group, and the name of that
+    /// group. `None` if this group's own `max` is not larger.
     pub above_all: Option<(Size, String)>,
     /// The label of the table row for GPUs that are not in `gpus`; `None` if there is no such row.
     pub others: Option<&'static str>,
@@ -52,8 +52,8 @@ pub struct Gpu {
     /// The group's own `max` on this GPU. `None` if there is no limit, or if the limit is a
     /// percentage and the GPU's memory is unknown.
     pub max: Option<u64>,
-    /// The `max` that applies: the smallest of the group and the groups above it. Also the name of
-    /// the group that has this `max`.
+    /// The `max` that applies: the smallest `max` among the group and the groups above it, with the
+    /// name of the group that has this `max`.
     pub effective: Option<(u64, String)>,
     /// The bytes in use.
     pub usage: Option<u64>,
@@ -90,7 +90,7 @@ impl Figures {
                 ids.push(*id);
             }
         }
-        // A group with limits for single GPUs and another limit for all other GPUs lists all GPUs.
+        // If the group has limits for single GPUs and another for all other GPUs, list all GPUs.
         let has_others = has_rest(&view.rules);
         if let (true, Some(driver)) = (has_others, driver) {
             for (id, _) in driver.capacities() {

@@ -55,8 +55,8 @@ pub fn gc(_: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Removes the charges of dead processes from the groups' ledgers. Returns a line of text for each
-/// group that had some.
+/// Removes the charges of dead processes from the groups' ledgers. Returns lines of text about the
+/// groups that had such charges.
 fn clean(survey: &Survey, driver: Option<&Driver>) -> Vec<String> {
     let mut lines = Vec::new();
     for group in &survey.groups {
@@ -71,22 +71,22 @@ fn clean(survey: &Survey, driver: Option<&Driver>) -> Vec<String> {
                 continue;
             }
         };
-        for (count, what) in [
-            (done.cleaned, "given back"),
-            (done.draining, "still held by the driver"),
-        ] {
-            if count > 0 {
-                lines.push(format!(
-                    "{name}: memory of dead processes {what} ({count})",
-                    name = group.name()
-                ));
-            }
+        let (name, cleaned, draining) = (group.name(), done.cleaned, done.draining);
+        if cleaned > 0 {
+            lines.push(format!(
+                "{name}: memory of dead processes given back to the group ({cleaned})"
+            ));
+        }
+        if draining > 0 {
+            lines.push(format!(
+                "{name}: memory of dead processes still held by the driver ({draining})"
+            ));
         }
     }
     lines
 }
 
-/// Names on standard error the files that gpulimit did not remove, and says why.
+/// Prints on standard error which files gpulimit did not remove, and why.
 fn report(root: &Root, survey: &Survey) {
     const SHOWN: usize = 5;
     let (shown, more) = match survey.foreign.len() {

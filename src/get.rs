@@ -23,12 +23,12 @@ pub struct Args {
     #[arg(value_parser = key)]
     key: Option<Name>,
 
-    /// Print the values for this GPU: index, UUID or its beginning, or PCI bus id. Repeat for more
+    /// The GPU whose values to print: index, UUID, start of the UUID, PCI bus id. Repeat for more
     #[arg(long = "device", value_name = "GPU")]
     devices: Vec<String>,
 
-    /// Take the groups above into account: max is then the smallest max of the group and the groups
-    /// above it
+    /// Take the groups above this group into account: print the smallest max of the group and the
+    /// groups above it
     #[arg(long)]
     effective: bool,
 

@@ -21,8 +21,8 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A group that lacks a file is opened again. These are the number of attempts, the pause before
-/// each attempt, and the total time for all groups.
+/// If a group lacks a file, gpulimit tries again to open the group: this many times, with a pause
+/// before each attempt, and for a limited total time for all groups.
 const LOOKS_AGAIN: u32 = 9;
 const PAUSE: Duration = Duration::from_millis(2);
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -36,7 +36,7 @@ pub enum Purpose {
     Change,
     /// The verb makes the group.
     Make,
-    /// The verb runs programs in the group, and may make the group first.
+    /// The verb runs programs in the group, and can make the group first.
     Run,
 }
 
@@ -46,8 +46,8 @@ pub enum Purpose {
 /// `lab/alice`, both `night` and `lab/alice/night` mean `lab/alice/night`. If there is no such
 /// group, most verbs also accept the full name of another group; `create` and `run` do not.
 ///
-/// If no rule assigns the caller, names are full names. Root's names are always full names, except
-/// in `run`. Names in `GPULIMIT_GROUP` have the same meaning.
+/// If no rule assigns the caller, names are full names. For root, names are always full names,
+/// except in `run`. Names in `GPULIMIT_GROUP` have the same meaning.
 pub fn meant(name: &str, purpose: Purpose) -> Result<(Root, String), Failure> {
     let rule = match policy::rule() {
         Ok(Some(rule)) => rule,
@@ -95,7 +95,7 @@ pub fn open(root: &Root, name: &str, purpose: Purpose) -> Result<Group, Failure>
     })
 }
 
-/// Drops the groups of ended jobs from a list, except groups above a group that stays.
+/// Drops the groups of ended jobs from a list. A group above a group that stays is not dropped.
 fn without_ended_jobs(groups: Vec<Group>) -> Vec<Group> {
     let mut parents = BTreeSet::new();
     let mut kept = Vec::new();
@@ -229,7 +229,7 @@ impl Selection {
     }
 }
 
-/// Reports groups that cannot be opened. The first ones get a line each, the others are counted.
+/// Reports groups that cannot be opened: prints a line for each of the first, counts the others.
 #[derive(Default)]
 pub struct Unreadable {
     groups: usize,
@@ -239,7 +239,7 @@ impl Unreadable {
     /// The number of groups that get a line of their own.
     const LINES: usize = 8;
 
-    /// Reports why a group cannot be opened. After enough such lines, only counts the group.
+    /// Reports why a group cannot be opened. After [`Self::LINES`] groups, only counts the group.
     pub fn note(&mut self, why: &str) {
         self.groups += 1;
         if self.groups <= Self::LINES {
@@ -247,12 +247,12 @@ impl Unreadable {
         }
     }
 
-    /// Reports the number of groups that got no line. Returns true if any group failed to open.
+    /// Reports the number of groups without a line. Returns true if any group could not be opened.
     pub fn end(&self) -> bool {
         match self.groups.saturating_sub(Self::LINES) {
             0 => {}
-            1 => output::note("and 1 other group cannot be opened"),
-            others => output::note(&format!("and {others} other groups cannot be opened")),
+            1 => output::note("1 more group cannot be opened"),
+            others => output::note(&format!("{others} more groups cannot be opened")),
         }
         self.groups > 0
     }
@@ -262,7 +262,7 @@ impl Unreadable {
 pub struct Above {
     pub name: String,
     pub rules: LimitSet,
-    /// `None` if the caller may not read the ledger.
+    /// `None` if the caller cannot read the ledger.
     pub ledger: Option<Ledger>,
 }
 
@@ -287,7 +287,7 @@ pub struct View {
     /// The group's name for printing.
     pub title: String,
     pub rules: LimitSet,
-    /// `None` if the caller may not read the ledger.
+    /// `None` if the caller cannot read the ledger.
     pub ledger: Option<Ledger>,
     pub devices: Vec<DeviceEntry>,
     /// The processes that are members of this group or of a group below it.
@@ -312,7 +312,7 @@ impl View {
         Ok(Self::of(group, title, rules, ledger, driver))
     }
 
-    /// Makes the view of a group whose limits and ledger are already open.
+    /// Returns the view of a group whose limits and ledger are already open.
     pub fn of(
         group: Group,
         title: String,
@@ -375,8 +375,8 @@ pub fn is_denied(error: &GroupError) -> bool {
     )
 }
 
-/// Opens the ledger of a group. A caller who may write it can also remove the charges of dead
-/// processes; other callers get it read-only. Returns `None` if the caller may not even read it.
+/// Opens the ledger of a group for writing, to remove charges of dead processes. If the caller may
+/// only read the ledger, opens it read-only. Returns `None` if the caller cannot even read it.
 pub fn readable(group: &Group) -> Result<Option<Ledger>, GroupError> {
     let path = group.ledger_path();
     let opened = match Ledger::open(&path).map_err(GroupError::from) {
@@ -404,10 +404,10 @@ pub fn end_of_leases() -> Instant {
     *END.get_or_init(|| Instant::now() + Duration::from_secs(60))
 }
 
-/// Makes the error for a ledger that the caller may not read.
+/// Returns the error for a ledger that the caller is not allowed to read.
 pub fn unreadable(path: PathBuf) -> Failure {
     Failure::new(format_args!(
-        "you may not read {}: only members of the group can",
+        "you are not allowed to read {}: only members of the group can read this file",
         path.display()
     ))
 }

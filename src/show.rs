@@ -17,7 +17,7 @@ pub struct Args {
     /// Show only this group and the groups below it
     group: Option<String>,
 
-    /// Print JSON: sizes are bytes, unknown figures null
+    /// Print JSON: sizes are in bytes, and unknown figures are null
     #[arg(long)]
     json: bool,
 }

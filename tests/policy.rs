@@ -705,7 +705,7 @@ fn policies_that_are_not_enforced_cause_warnings() {
         assert!(part.starts_with(verb), "{said}");
         part.to_owned()
     };
-    let left = "no rule covers bob: their programs have no limit";
+    let left = "no rule limits the programs of these users: bob";
     let unknown = "does not name the library";
     let (check, apply) = (part("check"), part("apply"));
     assert!(check.contains(left) && !check.contains(unknown), "{said}");

@@ -1,5 +1,5 @@
-//! Compares the existing groups with the groups of a policy, and lists the steps from the former
-//! state to the policy's.
+//! Compares the existing groups with the groups of a policy, and lists the steps after which the
+//! groups match the policy.
 
 use crate::accounts;
 use crate::failure::Failure;
@@ -54,7 +54,7 @@ pub struct Change {
 }
 
 impl Change {
-    /// Makes a change that concerns the whole group, not one GPU.
+    /// Describes the change of a key that applies to the whole group, not to one GPU.
     fn new(key: &'static str, old: Option<String>, new: Option<String>) -> Self {
         let gpu = None;
         Self { key, gpu, old, new }
@@ -102,8 +102,8 @@ pub fn steps(
     Ok(steps)
 }
 
-/// Returns whether a user other than the caller can make changes of this group fail. The owners of
-/// the group and of the groups above it can.
+/// Returns whether a user other than the caller can block changes to this group: whether such a
+/// user owns the group or a group above it.
 pub fn user_can_block(root: &Root, name: &str) -> bool {
     let is_own = |name: &str| match root.group(name) {
         Ok(group) => group
@@ -123,8 +123,8 @@ fn change(root: &Root, group: &Group, wanted: &Wanted) -> Result<Option<Step>, F
         there.owner.map(accounts::user_name),
         wanted.access.owner.map(accounts::user_name),
     );
-    // Also compare the owner of the directory for child groups. An earlier `apply` may have been
-    // killed after it had changed only the ledger's owner.
+    // Also compare the owner of the directory for child groups. If an earlier `apply` was killed,
+    // it may have changed the owner of the group's ledger, but not of this directory.
     let below = fs::metadata(group.below_path())
         .ok()
         .map(|about| about.uid());

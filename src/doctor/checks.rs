@@ -162,7 +162,7 @@ fn library(has_driver: bool) -> Result<Vec<Finding>, Finding> {
     match ask("preload", Some(&library)) {
         Err(how) => findings.push(Finding::error(
             "preload",
-            format!("a program with the library preloaded ended with {how}"),
+            format!("a test program that preloads the library ended with {how}"),
             "use the libgpulimit.so of the same version as this gpulimit",
         )),
         Ok(answers) => findings.extend(preload(&library, &answers, has_driver)),
@@ -206,7 +206,7 @@ pub(super) fn system_wide() -> Finding {
                 "{file} names {path}, but {why}: another user could change the code that every \
                  program runs"
             ),
-            "let only root change the library: `chown root`, `chmod go-w`",
+            "allow only root to change the library: use `chown root` and `chmod go-w`",
         );
     }
     if state.copies.len() > 1 || !state.first {
@@ -216,7 +216,7 @@ pub(super) fn system_wide() -> Finding {
                 "{file} does not name {path} first and only once: a library that the file names \
                  earlier can hide calls from libgpulimit.so"
             ),
-            "run `gpulimit install` to correct the file",
+            "run `gpulimit install` to correct /etc/ld.so.preload",
         );
     }
     Finding::fine(CHECK, format!("{path}, by {file}"))
@@ -280,28 +280,23 @@ fn preload(library: &Path, answers: &[(String, String)], has_driver: bool) -> Ve
         findings.push(Finding::fine(
             "hooks",
             format!(
-                "{hooks} in the library's table; without a CUDA driver, hooks cannot be resolved",
+                "{hooks} hooks in the library; without a CUDA driver, they cannot be resolved",
                 hooks = hooks.len()
             ),
         ));
     } else {
-        let older = if absent.is_empty() {
-            String::new()
-        } else {
-            format!(
-                ", {count} for functions that this driver lacks",
-                count = absent.len()
-            )
+        let found = match (resolved.len(), absent.len()) {
+            (count, 0) => format!("{count} resolved"),
+            (count, more) => {
+                format!("{count} resolved; {more} hooks are for functions that this driver lacks")
+            }
         };
-        findings.push(Finding::fine(
-            "hooks",
-            format!("{} resolved{older}", resolved.len()),
-        ));
+        findings.push(Finding::fine("hooks", found));
         if !missing.is_empty() {
             findings.push(Finding::error(
                 "hooks",
                 format!(
-                    "{count} not resolved, although this driver should have the functions: {names}",
+                    "{count} hooks unresolved, but the driver should have these functions: {names}",
                     count = missing.len(),
                     names = names(&missing)
                 ),
@@ -333,7 +328,7 @@ fn rules() -> Vec<Finding> {
             findings.push(Finding::warning(
                 CHECK,
                 format!(
-                    "no rule covers {}: their programs have no limit",
+                    "no rule limits the programs of these users: {}",
                     output::some(&left)
                 ),
                 "add a rule with user = \"*\" at the end of the policy, and apply the policy",

@@ -17,7 +17,7 @@ pub(super) fn pid(name: &str) -> Result<(u32, Finding), Finding> {
     let Some(pid) = found else {
         return Err(Finding::error(
             CHECK,
-            format!("no process found in a container '{name}'"),
+            format!("found no process in a container with the id or name '{name}'"),
             "give the id of a container (at least 12 digits) or a name that docker, podman or \
              nerdctl knows, or check one of the container's processes with --pid",
         ));

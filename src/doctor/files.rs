@@ -23,8 +23,8 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// Opens the root directory of a process. Fails if the caller may not access the process's
-    /// files.
+    /// Opens the root directory of a process. Fails if the caller is not allowed to access the
+    /// process's files.
     pub(super) fn of(pid: u32) -> io::Result<Self> {
         let open = |name: &str, flags| {
             let path = format!("/proc/{pid}/{name}");
@@ -61,7 +61,7 @@ impl Files {
     }
 
     /// Reads a regular file from the process's root directory. Fails if the file has more than
-    /// `most` bytes. A file of a kernel file system reports the length 0, and reads as empty.
+    /// `most` bytes. Returns no bytes for a file that reports the length 0, as most in `/proc` do.
     pub(super) fn read(&self, path: &Path, most: u64) -> io::Result<Vec<u8>> {
         let _lowered = self.lower()?;
         let found = in_root(self.root.as_fd(), path)?;

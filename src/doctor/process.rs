@@ -26,16 +26,16 @@ const LONGEST: u64 = 16 << 20;
 /// The maximum number of bytes to read of an `ld.so.preload` file.
 const LONGEST_PRELOAD: u64 = 64 << 10;
 
-/// What the caller may read about a process.
+/// The facts about a process that the caller is allowed to read.
 pub(super) struct Process {
     pid: u32,
     uid: u32,
-    /// The files that the process sees; `None` if the caller may not access them.
+    /// The files that the process sees; `None` if the caller cannot access them.
     files: Option<Files>,
-    /// The environment with which the process started; `None` if the caller may not read it.
+    /// The environment with which the process started; `None` if the caller cannot read it.
     environment: Option<Vec<(OsString, OsString)>>,
-    /// The paths of the files that the process has mapped; `None` if the caller may not read its
-    /// memory map.
+    /// The paths of the files that the process has mapped; `None` if the caller cannot read the
+    /// process's memory map.
     mapped: Option<Vec<String>>,
 }
 
@@ -180,8 +180,8 @@ impl Process {
         )
     }
 
-    /// Reports whether the process has loaded libgpulimit.so. If it has not, this is an error only
-    /// if a limit is `wanted`.
+    /// Reports whether the process has loaded libgpulimit.so. A missing library is an error if a
+    /// limit is `wanted`, and a warning otherwise.
     fn library(&self, wanted: bool) -> Vec<Finding> {
         const CHECK: &str = "library";
         let Some(mapped) = &self.mapped else {
@@ -281,9 +281,9 @@ impl Process {
             if since.is_some_and(|(changed, started)| changed > started) {
                 return (
                     format!(
-                        "the process started before {} named {}",
-                        install::FILE,
-                        path.display()
+                        "the process started before {} was added to {}",
+                        path.display(),
+                        install::FILE
                     ),
                     "restart the process".into(),
                 );
@@ -469,8 +469,8 @@ impl Process {
     }
 }
 
-/// Checks that the dynamic linker of a container can load the libgpulimit.so at this path. If it
-/// cannot, the error says why.
+/// Checks that the dynamic linker of a container can load the libgpulimit.so at this path.
+/// Otherwise, the error says why the dynamic linker cannot load the library.
 fn library_in(files: &Files, path: &Path, mapped: Option<&[String]>) -> Result<(), String> {
     /// The maximum size of a library file: far above that of libgpulimit.so or of any C library.
     const LONGEST: u64 = 256 << 20;
@@ -502,7 +502,7 @@ fn library_in(files: &Files, path: &Path, mapped: Option<&[String]>) -> Result<(
     }
 }
 
-/// Returns a process's group in this root, and the process's bytes on all GPUs together.
+/// Returns a process's group in the directory `root`, and the process's bytes on all GPUs together.
 fn member_in(root: &Root, seen: &SeenProcess) -> Option<(String, u64)> {
     let is_it = |process: &ProcessUsage| process.alive && seen.is(&process.identity);
     for group in root.groups().unwrap_or_default() {
@@ -588,8 +588,8 @@ fn start_of(path: &str) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Returns when a process started. The times of the files in `/proc/PID` would be wrong: they say
-/// when a file was first accessed.
+/// Returns the time at which a process started. The times of the files in `/proc/PID` say something
+/// else: when a file was first accessed.
 fn started(pid: u32) -> Option<SystemTime> {
     /// The clock ticks per second in `/proc`. This number is the same on every machine.
     const TICKS_PER_SECOND: u64 = 100;
@@ -603,7 +603,7 @@ fn started(pid: u32) -> Option<SystemTime> {
     SystemTime::now().checked_sub(age)
 }
 
-/// Returns the remedy to print if the caller, `user`, may not read a process's memory map.
+/// Returns the remedy for a caller, `user`, who is not allowed to read a process's memory map.
 const fn remedy_of_unreadable(user: u32) -> &'static str {
     match user {
         0 => {

@@ -1,4 +1,4 @@
-//! Checks the directory of groups: whether the caller can make groups, and what else is there.
+//! Checks the directory of groups, the entries in it, and whether the caller can make groups.
 
 use super::Finding;
 use crate::accounts;
@@ -53,7 +53,7 @@ pub(super) fn checks() -> Vec<Finding> {
         Ok(false) if groups.is_empty() => findings.push(Finding::error(
             CHECK,
             format!(
-                "you may not make groups in {path}, which has no groups in which to run programs"
+                "{path} has no groups in which to run programs, and you are not allowed to make one"
             ),
             "ask the owner of the directory for a group, or name a directory of your own in \
              GPULIMIT_ROOT",
@@ -61,7 +61,7 @@ pub(super) fn checks() -> Vec<Finding> {
         Ok(false) => findings.push(Finding::fine(
             CHECK,
             format!(
-                "you may not make groups in {path}, so the space for more groups was not tested"
+                "the space for more groups in {path} was not tested: you cannot make groups there"
             ),
         )),
         Err(error) => findings.push(unusable(&root, &error)),
@@ -89,7 +89,7 @@ pub(super) fn checks() -> Vec<Finding> {
                  the other entries were not checked",
                 name.escape_debug()
             ),
-            "ask that user to remove what is not needed",
+            "ask the owner of this directory to remove entries that are not needed",
         ));
     }
     let mut idle = Vec::new();
@@ -131,7 +131,7 @@ pub(super) fn checks() -> Vec<Finding> {
     }
     if leftovers.len() > SHOWN {
         let more = format!(
-            "{count} more are not complete groups",
+            "{count} more groups are not complete",
             count = leftovers.len() - SHOWN
         );
         findings.push(Finding::warning("stale", more, ""));
@@ -140,14 +140,14 @@ pub(super) fn checks() -> Vec<Finding> {
     if let Some(first) = survey.foreign.first() {
         let more = match survey.foreign.len() {
             1 => String::new(),
-            2 => " and 1 more entry".into(),
-            count => format!(" and {more} more entries", more = count - 1),
+            2 => " and 1 more file".into(),
+            count => format!(" and {more} more files", more = count - 1),
         };
         let name = first.to_string_lossy();
         findings.push(Finding::warning(
             "root",
             format!(
-                "not made by gpulimit: {name}{more}",
+                "found files not made by gpulimit: {name}{more}",
                 name = name.escape_debug()
             ),
             "move such files elsewhere, or correct GPULIMIT_ROOT; gpulimit never changes or \
@@ -169,7 +169,7 @@ fn file_system(root: &Path) -> Result<String, Unsuitable> {
     Ok(name.map_or_else(|_| String::new(), |name| format!(" on {name}")))
 }
 
-/// Reports why the caller cannot make groups in a root.
+/// Reports why the caller cannot make groups in the directory `root`.
 fn unusable(root: &Root, error: &GroupError) -> Finding {
     let path = root.path();
     let said = format!("cannot make groups in {}: {error}", path.display());

@@ -21,8 +21,8 @@ pub(super) fn checks(name: &str) -> Vec<Finding> {
         Ok(None) => {
             return vec![Finding::fine(
                 CHECK,
-                "this machine has no rules: the environment of a program sets its limit; `gpulimit \
-                 apply` makes rules",
+                "this machine has no rules: a program's limit comes from its environment; \
+                 `gpulimit apply` makes rules",
             )];
         }
         Ok(Some(rules)) => rules,
@@ -36,11 +36,11 @@ pub(super) fn checks(name: &str) -> Vec<Finding> {
             .unwrap_or_default(),
         ..Facts::default()
     };
-    // Rules have an effect only on programs that load libgpulimit.so, so report if some may not.
+    // Rules affect only programs that load libgpulimit.so, so report if not all programs load it.
     let mut findings = vec![super::checks::system_wide()];
     findings.retain(|finding| finding.level != Level::Fine);
-    // Some rules have further conditions, such as the cgroup. A user's processes differ in these,
-    // so list such rules separately.
+    // Some rules have further conditions, such as the cgroup. Only some of the user's processes may
+    // fulfil these conditions, so list such rules separately.
     let mut always = Vec::new();
     for rule in rules.iter() {
         let asks = asks(rule);
@@ -73,7 +73,7 @@ pub(super) fn checks(name: &str) -> Vec<Finding> {
         ),
         Ok(None) => Finding::fine(
             CHECK,
-            format!("no rule assigns {name}: the environment of a program sets its limit"),
+            format!("no rule assigns {name}: a program's limit comes from its environment"),
         ),
         Err(error) => Finding::error(
             CHECK,
@@ -84,7 +84,7 @@ pub(super) fn checks(name: &str) -> Vec<Finding> {
     findings
 }
 
-/// Lists the conditions of a rule, except for the one on the user.
+/// Lists the conditions of a rule, except for the condition on the user.
 fn asks(rule: &Rule) -> Vec<String> {
     let mut asks = Vec::new();
     for (what, globs) in [

@@ -57,7 +57,7 @@ fn events_are_listed_for_all_groups_by_time() {
     let out = place.said(&["events", "a"]);
     assert!(
         out.contains("refusal  a  GPU GPU-1a2b…: pid")
-            && out.contains(" was refused 3.0 GiB, 0.0 of 2.0 GiB charged"),
+            && out.contains(" was refused 3.0 GiB, with 0.0 of 2.0 GiB charged"),
         "{out}"
     );
     let error = place.refused(1, &["events", "x"]);

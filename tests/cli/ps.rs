@@ -82,7 +82,7 @@ fn many_unfinished_groups_cost_one_wait_and_a_few_lines() {
         let errors = place.refused(1, &[verb]);
         let lines: Vec<_> = errors.lines().collect();
         assert_eq!(lines.len(), 9, "{verb}: {errors}");
-        let last = "gpulimit: and 92 other groups cannot be opened";
+        let last = "gpulimit: 92 more groups cannot be opened";
         assert_eq!(lines.last(), Some(&last), "{verb}: {errors}");
     }
 }
