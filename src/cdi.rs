@@ -22,8 +22,8 @@ pub struct Args {
     /// What to do
     what: What,
 
-    /// Make a device that gives each container its own limit of SIZE. NAME is the device's name.
-    /// Repeat for more devices
+    /// Make a device that gives each container its own limit of SIZE. NAME, if given, is the
+    /// device's name. Repeat for more devices
     #[arg(long = "cap", value_name = "[NAME=]SIZE", allow_hyphen_values = true)]
     caps: Vec<String>,
 

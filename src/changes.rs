@@ -34,7 +34,7 @@ impl Changes {
 
     /// Like [`Changes::new`], for a command that will run in this process's environment. That
     /// environment may hide GPUs from the command. A hidden GPU that is too small for a size such
-    /// as -2G is left out. It is an error only if --device names GPUs.
+    /// as -2G is left out. Such a GPU is an error only if --device names GPUs.
     pub fn of_command(
         settings: Vec<Setting>,
         devices: &[String],

@@ -84,7 +84,7 @@ const MOST_NAMES: usize = 4_096;
 pub struct Library<'data>(ElfFile64<'data>);
 
 impl<'data> Library<'data> {
-    /// Parses the ELF headers of a shared library. The error for any other file says what it is.
+    /// Parses the ELF headers of a shared library. For another file, the error says what is wrong.
     pub fn parse(bytes: &'data [u8]) -> Result<Self, String> {
         if let Some(what) = foreign(bytes) {
             return Err(format!("the file is {what}"));

@@ -232,7 +232,9 @@ impl Line {
             EventKind::Wait => format!("{who} waits for {bytes}, with {state} charged"),
             EventKind::Granted => format!("{who} got the {bytes} that it waited for"),
             EventKind::High => {
-                format!("{who} goes above `high` by asking for {bytes}, with {state} charged")
+                format!(
+                    "{who} exceeds the group's `high` by asking for {bytes}, with {state} charged"
+                )
             }
             EventKind::Reap => {
                 format!("{who} ended, and the {bytes} that it held were given back to the group")

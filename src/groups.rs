@@ -247,7 +247,7 @@ impl Unreadable {
         }
     }
 
-    /// Reports the number of groups without a line. Returns true if any group could not be opened.
+    /// Reports how many groups were only counted. Returns true if any group could not be opened.
     pub fn end(&self) -> bool {
         match self.groups.saturating_sub(Self::LINES) {
             0 => {}
@@ -375,8 +375,8 @@ pub fn is_denied(error: &GroupError) -> bool {
     )
 }
 
-/// Opens the ledger of a group for writing, to remove charges of dead processes. If the caller may
-/// only read the ledger, opens it read-only. Returns `None` if the caller cannot even read it.
+/// Opens the ledger of a group for writing, to remove charges of dead processes. If the caller
+/// cannot write the ledger, opens it read-only. Returns `None` if the caller cannot even read it.
 pub fn readable(group: &Group) -> Result<Option<Ledger>, GroupError> {
     let path = group.ledger_path();
     let opened = match Ledger::open(&path).map_err(GroupError::from) {

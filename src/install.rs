@@ -239,17 +239,15 @@ fn enter(place: &Place, target: &Path) -> Result<ExitCode, Failure> {
         };
         file::change(&path, preload.text(), &text, check)?;
     }
+    let effect = if place.is_here() {
+        "programs that start from now on load the library"
+    } else {
+        "gpulimit did not test whether programs of the image still start"
+    };
     place.say(
-        "added the library to",
-        "would add the library to",
-        format_args!(
-            "{FILE}{}",
-            if place.is_here() {
-                ": programs that start from now on load the library"
-            } else {
-                "; whether programs start in that system was not tested"
-            }
-        ),
+        "added",
+        "would add",
+        format_args!("the library to {FILE}; {effect}"),
     )?;
     Ok(ExitCode::SUCCESS)
 }
@@ -264,7 +262,7 @@ fn make_group_root(place: &Place) -> Result<(), Failure> {
         place.say(
             "made",
             "would make",
-            format_args!("{SYSTEM}; at boot, systemd-tmpfiles makes it"),
+            format_args!("{SYSTEM}; systemd-tmpfiles makes this directory at every boot"),
         )?;
     } else {
         Root::at(&path)?;
@@ -292,9 +290,9 @@ pub fn uninstall(args: &Uninstall) -> Result<ExitCode, Failure> {
                 }
             }
             place.say(
-                "removed the library from",
-                "would remove the library from",
-                FILE,
+                "removed",
+                "would remove",
+                format_args!("the library from {FILE}"),
             )?;
         }
     }

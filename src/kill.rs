@@ -102,8 +102,8 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
             Err(error) => missed.push((who, error)),
         }
     }
-    // These members of the group hold slots that name other processes, so nothing tells which slot
-    // is whose. They get the signal only if the caller gave no pids.
+    // The slots of these members name other processes, so it is unknown which slot belongs to which
+    // member. These members get the signal only if the caller gave no pids.
     let mut found = 0;
     if args.pids.is_empty() {
         for target in &unnamed {
@@ -136,7 +136,7 @@ fn keep_others(processes: &mut Vec<ProcessUsage>) {
     processes.retain(|process| process.alive && !process.identity.is_same(&own));
 }
 
-/// Returns the finder of a group's members. It finds only processes that provably are members.
+/// Returns a finder of a group's members, which finds only processes that provably are members.
 pub fn proven<'a>(
     group: &Group,
     ledger: &'a Ledger,
@@ -176,20 +176,20 @@ fn why(error: &Error) -> String {
             "no process with this pid has mapped the group's ledger as a member does".into()
         }
         ErrorKind::PermissionDenied => {
-            "the process is another user's, or the owner of the group may not signal the process"
+            "the process belongs to another user, or the group's owner cannot signal the process"
                 .into()
         }
         ErrorKind::TimedOut => {
-            "reading the process's memory map took too long to prove that it is a member".into()
+            "it took too long to read the process's memory map, which shows its group".into()
         }
         _ => error.to_string(),
     }
 }
 
-/// Returns a line about processes whose memory maps could not be read in time. They may be members
-/// under another pid.
+/// Returns a line about processes whose memory maps could not be read in time. Such a process may
+/// be a member of the group whose slot names another pid.
 fn unseen(silent: &[u32]) -> Option<String> {
-    let why = "processes whose memory maps cannot be read in time may be members";
+    let why = "could not find out in time whether these processes are members of the group";
     (!silent.is_empty()).then(|| format!("{why}: {}", output::some(silent)))
 }
 

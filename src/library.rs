@@ -41,7 +41,7 @@ fn first_of(places: Vec<PathBuf>) -> Result<PathBuf, Failure> {
     let (places, remedy) = match &given {
         Some(path) => (
             vec![PathBuf::from(path)],
-            "set GPULIMIT_LIBRARY to the path of the library, or unset it",
+            "set GPULIMIT_LIBRARY to the path of the library, or unset this variable",
         ),
         None => (
             places,
@@ -123,9 +123,8 @@ pub fn check(path: &Path) -> Result<String, Failure> {
     }
 }
 
-/// Loads libgpulimit.so into this process, to test whether a command can preload it. Without this
-/// test, the dynamic linker would only print a line if it failed, and the command would run without
-/// a limit.
+/// Loads libgpulimit.so into this process, to test whether a command can preload the library. If a
+/// preload fails, the dynamic linker only prints a line, and the command would run without a limit.
 pub fn try_to_load(path: &Path) -> Result<(), Failure> {
     load::load(path).map_err(|why| unfit(path, &why))
 }

@@ -1,7 +1,7 @@
 //! Reads memory maps and files of other processes, in bounded time.
 //!
 //! Such a read can block forever, for instance if the file is on a file system that the process's
-//! user serves. A blocked process may not even end by SIGKILL. So a child process (`gpulimit
+//! user serves. Even SIGKILL does not always end a blocked process. So a child process (`gpulimit
 //! __probe`) does the reading, and gpulimit does not wait for the child to end.
 
 use super::probe::VERB;
@@ -117,12 +117,12 @@ pub fn ask(
     }
 }
 
-/// Returns the function that [`gpulimit_group::Targets`] needs: it gets a group's ledger and pids,
-/// and tells which of these processes are members of the group.
+/// Returns the function that [`gpulimit_group::Targets`] needs. The function takes a group's ledger
+/// and pids, and tells which of these processes are members of the group.
 ///
-/// Its calls together wait for at most [`PATIENCE`]; after that, each call waits for at most a
-/// second. Otherwise, a user could delay the caller forever by starting ever more processes with
-/// unreadable files.
+/// All calls of the function together wait for at most [`PATIENCE`]; after that, each call waits
+/// for at most a second. Otherwise, a user could delay the caller forever by starting ever more
+/// processes with unreadable files.
 pub fn members() -> impl Fn(&MappedFile, &[u32]) -> Vec<io::Result<bool>> {
     const LEAST: Duration = Duration::from_secs(1);
     let left = Cell::new(PATIENCE);

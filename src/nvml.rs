@@ -112,14 +112,14 @@ fn instances(gpu: &Device<'_>) -> Option<Vec<DeviceId>> {
     Some((0..places).filter_map(id).collect())
 }
 
-/// The inode number of the initial pid namespace (linux/proc_ns.h). In it, NVML shows processes
-/// under their own pids.
+/// The inode number of the initial pid namespace (linux/proc_ns.h). In this namespace, NVML lists
+/// processes under the same pids as `/proc`.
 const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
 impl Witness for Driver {
-    /// Returns whether the driver still holds memory of a program; `None` if unknown. The program's
-    /// process may have executed another program since (`exec`). Then `covered` bytes are charged
-    /// for the other program, and only memory beyond them counts.
+    /// Returns whether the driver still holds memory of a program; `None` if unknown. If the
+    /// program's process has since executed another program (`exec`), `covered` bytes belong to
+    /// the new program, and only memory beyond these bytes counts.
     ///
     /// If NVML does not list the process, the driver holds none of its memory. This is certain only
     /// in the initial pid namespace, because NVML's pids may differ in others.

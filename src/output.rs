@@ -1,5 +1,5 @@
-//! Prints to standard output and standard error. Both may be closed pipes. Every verb prints
-//! through these functions.
+//! Prints to standard output and standard error, each of which can be a closed pipe. Every verb
+//! prints through these functions.
 //!
 //! Other users write much of what the controller prints: commands and group names in ledgers, paths
 //! of libraries, names of directories. So these functions escape all text, see [`Escaped`].
@@ -16,7 +16,7 @@ use std::io::{self, ErrorKind, Write};
 pub enum Reader {
     /// The program still reads.
     There,
-    /// The program has closed the pipe, as `head` does after its last line.
+    /// The program has closed the pipe, as `head` does once it has printed its last line.
     Gone,
 }
 
@@ -86,13 +86,13 @@ pub fn note(text: &str) {
 }
 
 /// Prints the output of the command line parser: help, or a message about a mistake. Breaks long
-/// lines of a message, because lines of help already fit.
+/// lines of messages only; the lines of help are short.
 pub fn parsing(error: &clap::Error) {
     let said = error.render();
     let plain = said.to_string();
     let escaped = lines(&plain);
-    // Print bold type only if nothing had to be escaped. Bold type is made of escape sequences, and
-    // so a caller's argument could imitate it.
+    // Print bold type only if nothing had to be escaped. Otherwise, a caller's argument could
+    // contain escape sequences that pass for those of bold type.
     let text = |bold: bool| match bold && escaped == plain {
         true => said.ansi().to_string(),
         false => escaped.clone(),

@@ -3,8 +3,8 @@
 use gpulimit_base::identity::{Identity, SeenProcess};
 use std::cell::OnceCell;
 
-/// Finds the pid of a process by its identity. Reads all of `/proc` at most once, and only if a
-/// process of another pid namespace is asked for.
+/// Finds the pid of a process by its identity. Reads all of `/proc` at most once, and only to find
+/// a process of another pid namespace.
 #[derive(Default)]
 pub struct Pids {
     own_namespace: OnceCell<u64>,

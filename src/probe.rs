@@ -27,7 +27,7 @@ pub const VERB: &str = "__probe";
 pub struct Args {
     /// The question to answer.
     what: What,
-    /// The object of the question: the path of the preloaded libgpulimit.so, the pid of a process,
+    /// What the question is about: the path of the preloaded libgpulimit.so, the pid of a process,
     /// a ledger, or the path of a mapped file.
     about: Option<PathBuf>,
 }
@@ -148,7 +148,7 @@ fn close_inherited() {
     let open: Vec<c_int> = entries.filter_map(|entry| number(entry.ok()?)).collect();
     for descriptor in open.into_iter().filter(|descriptor| *descriptor > 2) {
         // SAFETY: this process inherited the descriptor from its caller, so no code here uses it.
-        // The listing of descriptors is complete, and its own descriptor is closed.
+        // The directory has been read, and the descriptor used for reading it is already closed.
         unsafe { libc::close(descriptor) };
     }
 }

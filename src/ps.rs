@@ -242,7 +242,7 @@ fn of(
 
 impl Line {
     /// Sorts rows by group and then by pid. A group comes before the groups below it. Rows of the
-    /// same process are equal here, so that a stable sort keeps the order of its GPUs.
+    /// same process are equal here, so a stable sort keeps the order of the process's GPUs.
     fn by_group_and_pid(&self, other: &Self) -> Ordering {
         let groups = self.group.split('/').cmp(other.group.split('/'));
         let process = |line: &Self| (line.pid, line.own_pid);

@@ -10,7 +10,7 @@ use std::path::Path;
 pub fn replace(path: &Path, draft: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     let written = write(draft, bytes, mode).and_then(|()| fs::rename(draft, path));
     if written.is_err() {
-        // If this fails, the next call removes the draft.
+        // If the draft cannot be removed now, the next call removes it.
         let _ = fs::remove_file(draft);
     }
     written

@@ -146,8 +146,8 @@ fn drain(group: &Group, end: Instant) -> Result<(), Failure> {
     let look = look::members();
     let targets = proven(group, &ledger, &look)?;
     while ledger.has_live() {
-        // Check the time before the kill, not after it. A slow round may end after `end`, but may
-        // have killed all processes.
+        // Check the time before the kills, not after them: slow kills may take until after `end`,
+        // and still end all processes.
         let late = Instant::now() > end;
         let killed = end_all(group, &ledger, &targets);
         if late && ledger.has_live() {
@@ -156,7 +156,7 @@ fn drain(group: &Group, end: Instant) -> Result<(), Failure> {
             return Err(match remaining.as_str() {
                 "" => GroupError::InUse { name: name.into() }.into(),
                 who => Failure::new(format_args!(
-                    "killed in group '{name}', but not gone yet: {who}"
+                    "processes of group '{name}' were killed, but are not gone yet: {who}"
                 )),
             });
         }

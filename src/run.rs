@@ -29,8 +29,8 @@ pub struct Args {
     #[arg(skip)]
     settings: Vec<String>,
 
-    /// Limit this GPU or MIG instance only: index, UUID or its beginning, PCI bus id, or all.
-    /// Repeat for more
+    /// The GPU or MIG instance to limit: index, UUID, start of the UUID, PCI bus id, or all. Repeat
+    /// for more
     #[arg(long = "device", value_name = "GPU")]
     devices: Vec<String>,
 
@@ -39,7 +39,7 @@ pub struct Args {
     #[arg(long, value_name = "TIME", value_parser = time)]
     wait: Option<Duration>,
 
-    /// Run below this group, which must exist [default: the group in GPULIMIT_GROUP]
+    /// The existing parent group of the command's group [default: the group in GPULIMIT_GROUP]
     #[arg(long, value_name = "PARENT")]
     group: Option<String>,
 
@@ -142,7 +142,7 @@ pub fn run(mut args: Args, inherited: &Inherited) -> Result<ExitCode, Failure> {
         .env_remove(policy::MAX);
     let Some(stat) = stat else {
         // Nothing remains to be done after the command, so this process becomes the command. The
-        // call returns only if that fails.
+        // next call returns only if it fails.
         let error = signals::become_command(&mut command, inherited);
         place.leave();
         return Err(cannot_run(&program, &error));
@@ -168,12 +168,12 @@ fn cannot_run(program: &OsStr, error: &io::Error) -> Failure {
     let name = program.to_string_lossy();
     let failure = |why: &str| Failure::new(format_args!("cannot run '{name}': {why}"));
     match error.kind() {
-        ErrorKind::NotFound if name.contains('/') => failure(
-            "the file does not exist, or the interpreter that its first line names does not",
-        )
-        .with(NOT_FOUND),
+        ErrorKind::NotFound if name.contains('/') => {
+            failure("either the file or the interpreter named in its first line does not exist")
+                .with(NOT_FOUND)
+        }
         ErrorKind::NotFound => {
-            failure("no such command in PATH: check the spelling, or give its path").with(NOT_FOUND)
+            failure("no such command in PATH: check the spelling, or give a path").with(NOT_FOUND)
         }
         ErrorKind::PermissionDenied => {
             failure("the file is not executable: check `ls -l`, or run it with its interpreter")

@@ -30,8 +30,8 @@ pub struct Args {
     #[command(flatten)]
     sizes: Sizes,
 
-    /// Change the limits for this GPU or MIG instance only: index, UUID or its beginning, PCI bus
-    /// id, or all. Repeat for more
+    /// The GPU or MIG instance whose limits to change: index, UUID, start of the UUID, PCI bus id,
+    /// or all. Repeat for more
     #[arg(long = "device", value_name = "GPU")]
     devices: Vec<String>,
 }
@@ -77,8 +77,8 @@ pub fn set(args: &Args) -> Result<ExitCode, Failure> {
     let name = group.name().to_owned();
     let mut lines = changes.lines(&now, driver);
     if let Ok(ledger) = groups::readable(&group) {
-        // The administrator of a group can change its limits even without the right to read its
-        // ledger. The ledger is `None` then.
+        // The ledger is `None` if the caller is allowed to change the group's limits, but not to
+        // read its ledger.
         if let Some(ledger) = &ledger {
             record(ledger, &changes, &now);
             // Remove the charges of dead processes, because the warnings show the group's usage.
@@ -103,7 +103,7 @@ fn refused(group: &Group, error: GroupError) -> Failure {
             if error.kind() == ErrorKind::PermissionDenied =>
         {
             Failure::new(format_args!(
-                "you may not change the limits of group '{}': only the owner of {} can",
+                "you may not change the limits of group '{}': only the owner of {} may do that",
                 group.name(),
                 group.limits_path().display()
             ))

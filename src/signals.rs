@@ -74,7 +74,7 @@ pub struct Inherited {
 /// runs, because that code always ignores SIGPIPE.
 static IGNORED_PIPE: AtomicBool = AtomicBool::new(false);
 /// One bit for each of the descriptors 0 to 2: set if it was closed when this process started. Must
-/// be read before Rust's start-up code runs, because that code opens `/dev/null` in its place.
+/// be read before Rust's start-up code runs, which opens `/dev/null` for each closed descriptor.
 static CLOSED: AtomicU8 = AtomicU8::new(0);
 
 /// The C library calls this function before `main` and before Rust's start-up code.
@@ -115,7 +115,7 @@ impl Inherited {
         };
         Self {
             mask,
-            // SAFETY: the call filled in `child`, which is valid even as zeroes.
+            // SAFETY: the call filled in `child`. If the call failed, the zeroes there are valid.
             child: unsafe { child.assume_init() },
             pipe: match IGNORED_PIPE.load(Ordering::Relaxed) {
                 true => libc::SIG_IGN,
@@ -193,12 +193,12 @@ pub fn supervise(command: &mut Command, inherited: &Inherited) -> io::Result<End
             return Err(error);
         }
     };
-    // Wait for signals until the child has ended. The kernel reports its end with SIGCHLD.
+    // Wait for signals until the child has ended. The kernel reports the child's end with SIGCHLD.
     loop {
         let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
         // SAFETY: both pointers point to local variables.
         let signal = unsafe { libc::sigwaitinfo(&waited, info.as_mut_ptr()) };
-        // SAFETY: a successful call filled in `info`, which is valid even as zeroes.
+        // SAFETY: a successful call filled in `info`; if the call failed, its zeroes are valid.
         let info = unsafe { info.assume_init() };
         match signal {
             libc::SIGCHLD => {
@@ -270,8 +270,8 @@ const fn is_suspension(signal: libc::c_int) -> bool {
 fn follow(child: libc::pid_t) -> io::Result<()> {
     // Wait a moment: somebody may be resuming the whole process group just now.
     std::thread::sleep(Duration::from_millis(2));
-    // Suspend this process only if the child is still stopped. The kernel has already reported the
-    // stop, and would not report it again, so ask whether the child was resumed.
+    // Suspend this process only if the child is still stopped. The kernel reports each stop only
+    // once, so ask whether the child was resumed.
     if state(child, libc::WCONTINUED)?.is_none() {
         // SAFETY: sends a signal to this process.
         unsafe { libc::raise(libc::SIGSTOP) };

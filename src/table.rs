@@ -94,8 +94,8 @@ impl Table {
     }
 
     /// Returns the table as text for standard output. If the terminal is too narrow, drops some of
-    /// the `optional` columns: first those whose cells say nothing interesting, then others in the
-    /// given order.
+    /// the `optional` columns: first those that contain only zeroes or other uninteresting values,
+    /// then others in the given order.
     pub fn render_without(mut self, optional: &[Column]) -> String {
         // The table must fit only if standard output is a terminal.
         if let (true, Some(width)) = (
@@ -109,8 +109,8 @@ impl Table {
 
     fn narrow(&mut self, optional: &[Column], width: usize) {
         let mut order = optional.to_vec();
-        // Columns without an interesting cell come first. The sort is stable, so apart from that
-        // the given order stays.
+        // Columns without an interesting cell come first. Otherwise, the columns keep the given
+        // order, because the sort is stable.
         order.sort_by_key(|column| !self.says_only(*column, &["0 B", "running", UNKNOWN]));
         for column in order {
             if self.least_width() > width {

@@ -11,7 +11,7 @@ const OVERFLOW: u32 = 65534;
 /// The maximum number of symbolic links to follow on a path. The kernel has the same maximum.
 const MOST_LINKS: u32 = 40;
 
-/// The users and unix groups who may be able to change a file that root uses.
+/// The trusted users and unix groups: those that may have write access to files that root uses.
 #[derive(Clone, Debug, Default)]
 pub struct Trusted {
     users: BTreeSet<u32>,
@@ -53,9 +53,9 @@ impl Trusted {
         trusted
     }
 
-    /// Fails if a user who is not trusted could change a file. Such a user could also replace the
-    /// file, by changing a directory or symbolic link on its path. The error names what could be
-    /// changed, and why.
+    /// Fails if a user who is not trusted could change a file, or replace the file by changing a
+    /// directory or symbolic link on its path. The error names what the user could change, and the
+    /// reason.
     pub fn check(&self, path: &Path) -> Result<(), String> {
         let way = self.checked(Path::new("/"), path)?;
         match way.ends_early {
@@ -92,8 +92,8 @@ impl Trusted {
                 continue;
             }
             // In a sticky directory, other users can make files, but cannot remove or rename a
-            // trusted user's files. So accept it if the next part of the path exists and belongs to
-            // a trusted user.
+            // trusted user's files. So accept such a directory if the next part of the path exists
+            // and belongs to a trusted user.
             let is_taken = number + 1 < last;
             if about.is_dir() && mode & 0o1000 != 0 && is_taken {
                 continue;

@@ -123,7 +123,7 @@ fn contradictions(values: Values, capacity: Option<u64>) -> impl Iterator<Item =
         .filter(move |(_, size)| *size != Size::Max && is_above(*size, max, capacity))
         .map(move |(key, size)| {
             let effect = match key {
-                Key::High => "the limit high has no effect",
+                Key::High => "the limit `high` has no effect",
                 _ => "the group can never use that much",
             };
             format!("{key}={size} is above max={max}: {effect}")
@@ -220,7 +220,7 @@ mod tests {
         ];
         expect(
             &above,
-            &["high=5GiB is above max=4GiB: the limit high has no effect"],
+            &["high=5GiB is above max=4GiB: the limit `high` has no effect"],
         );
         // Half of GPU A's memory is more than `max`, and half of GPU B's is not. So the warning is
         // for A only.

@@ -58,8 +58,8 @@ pub fn write_named(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> 
     match fs::symlink_metadata(path) {
         Ok(about) if !about.is_file() => {
             let mut options = OpenOptions::new();
-            // A symbolic link may lead to a regular file, which is truncated, or to a missing file,
-            // which is created. Do neither for devices and pipes.
+            // If the path is a symbolic link, create or truncate the file to which the link leads.
+            // Devices and pipes are neither created nor truncated.
             options.write(true).create(about.is_symlink()).mode(mode);
             options
                 .truncate(about.is_symlink())
@@ -91,7 +91,7 @@ pub fn change(
     Err(match restored {
         Ok(()) => Failure::new(format_args!("{failure}: {} was restored", path.display())),
         Err(again) => Failure::new(format_args!(
-            "{failure}; and the former content of the file could not be restored: {again}"
+            "{failure}; the former content of the file could not be restored: {again}"
         )),
     })
 }

@@ -44,7 +44,7 @@ impl Preload {
         Ok(Self { text: Some(text) })
     }
 
-    /// Makes a value from text that was read elsewhere, such as another process's preload file.
+    /// Wraps the text of a preload file that the caller has read, such as a container's.
     pub fn of(text: String) -> Self {
         Self { text: Some(text) }
     }

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// Runs a program with libgpulimit.so preloaded. All symbols of the library are bound at the start,
-/// so a missing one is an error. The program does not use CUDA.
+/// so a missing symbol is an error. The program does not use CUDA.
 pub fn with(library: &Path) -> Result<(), Failure> {
     let mut command = true_command();
     command.env("LD_PRELOAD", library).env("LD_BIND_NOW", "1");
@@ -27,10 +27,10 @@ pub fn with(library: &Path) -> Result<(), Failure> {
 /// libraries the program loads. The program does not use CUDA.
 pub fn plain() -> Result<(), Failure> {
     run_silently(true_command())
-        .map_err(|how| Failure::new(format_args!("with the library installed, {how}")))
+        .map_err(|how| Failure::new(format_args!("the installed library does not work: {how}")))
 }
 
-/// Returns a command that does nothing: `true`. If it is missing, this program with `--version`.
+/// Returns a harmless command: `true`, or this program with `--version` if `true` is missing.
 fn true_command() -> Command {
     let mut programs = ["/bin/true", "/usr/bin/true"].into_iter();
     let mut command = match programs.find(|path| Path::new(path).exists()) {
@@ -59,8 +59,8 @@ fn run_silently(mut command: Command) -> Result<(), String> {
 }
 
 /// Returns two lists of pids: the processes that have mapped this library, and the processes whose
-/// memory maps could not be read in time. The first list lacks processes that the caller may not
-/// see.
+/// memory maps could not be read in time. The first list lacks processes that the caller is not
+/// allowed to inspect.
 pub fn users(library: &Path) -> Result<(Vec<u32>, Vec<u32>), Failure> {
     let own = std::process::id();
     let pids: Vec<u32> = SeenProcess::numbers().filter(|pid| *pid != own).collect();

@@ -44,7 +44,7 @@ const LOCK_WAIT: Duration = Duration::from_secs(60);
 /// How long `poststop` waits for a container's killed processes to end.
 const END_WAIT: Duration = Duration::from_secs(30);
 /// How long `poststop` waits for the container's first process to end. A runtime calls this hook
-/// when that process has ended. If the process lives longer, another container has the same id.
+/// when that process has ended. If it lives on, it belongs to another container with this id.
 const FIRST_END_WAIT: Duration = Duration::from_secs(1);
 
 fn lock_records(root: &Root) -> Result<Hold, Failure> {
@@ -86,7 +86,7 @@ pub fn create(root: &Root, state: &State, wanted: &Wanted) -> Result<(), Failure
     };
     let _lock = lock_records(root)?;
     // First remove the groups of ended containers whose runtime was killed before it called the
-    // hook. Ignore a failure: if it concerns this container's name, the checks below report it.
+    // hook. Ignore errors: the checks below report errors that concern this container's name.
     let _ = sweep_held(root);
     let place = Place::of(root, &name);
     match place.read()? {
@@ -122,8 +122,8 @@ pub fn create(root: &Root, state: &State, wanted: &Wanted) -> Result<(), Failure
         bundle.root_group.map_or(Ok(()), |group| place.admit(group))
     });
     if made.is_err() {
-        // Remove what was made for the container. If that fails now, a sweep does it after the
-        // container has ended.
+        // Remove what was made for the container. If this fails, a later sweep removes the rest
+        // after the container has ended.
         let _ = take_away(root, &place, &record);
     }
     made
@@ -154,8 +154,8 @@ fn only_for_root(root: &Root) -> Result<(), Failure> {
     }
 }
 
-/// Makes a group for one container. All users in the container may use it, and on the host only
-/// root. The group is removed with the container.
+/// Makes a group for one container. All users in the container may use the group; on the host, only
+/// root may use it. The group is removed with the container.
 fn own_group(root: &Root, name: &str, size: Extent) -> Result<Group, Failure> {
     // Remove a group of this name that has no record. Somebody made it by hand, or the process that
     // made it was killed.
@@ -206,8 +206,8 @@ pub fn mount(root: &Root, state: &State) -> Result<(), Failure> {
 }
 
 /// Removes the group of an ended container, or what was made for a container that never started.
-/// Keeps the group of a container that still runs: the runtime called the hook for a second
-/// container with the same id, which could not start.
+/// Keeps the group of a container that still runs: in this case, the runtime called the hook for a
+/// second container, which has the same id and could not start.
 pub fn remove(root: &Root, state: &State) -> Result<(), Failure> {
     if !root.exists() {
         return Ok(());

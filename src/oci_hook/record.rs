@@ -1,4 +1,4 @@
-//! The records of containers that have a group. The root has a directory for each such container:
+//! The records of containers that have a group. Each such container has a directory:
 //!
 //! ```text
 //! .containers/container-4f2a0c6d8e1b/record   the container's record
@@ -14,7 +14,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// The directory in a root that contains the containers' directories. Groups cannot have this name.
+/// The directory that contains the containers' directories. Groups cannot have this name.
 const FOLDER: &str = ".containers";
 const RECORD: &str = "record";
 const DRAFT: &str = "record.new";
@@ -116,11 +116,11 @@ impl Place {
     }
 
     /// Lets a unix group pass through the container's directory. In a container with a user
-    /// namespace, the container's root is a member of that unix group. It can then read the record
-    /// and mount the view, but cannot change them.
+    /// namespace, the container's root is a member of that unix group. The container's root can
+    /// then read the record and mount the view, but can change neither.
     pub fn admit(&self, group: u32) -> Result<(), Failure> {
         let path = self.path();
-        let failed = cannot("give the container access to", &path);
+        let failed = cannot("grant access to", &path);
         let Some((_, place)) = self.open()? else {
             return Err(failed(ErrorKind::NotFound.into()));
         };
@@ -248,7 +248,7 @@ impl Place {
     }
 }
 
-/// Opens the directory of all containers in this root; `None` if it does not exist.
+/// Opens the directory of all containers in the directory `root`; `None` if it does not exist.
 fn open_folder(root: &Path) -> Result<Option<Directory>, Failure> {
     let directory = Directory::open(root);
     if let Ok(directory) = &directory

@@ -19,8 +19,8 @@ use std::time::Duration;
 pub struct Place {
     pub group: Group,
     root: Root,
-    /// The hold on a group that was made for this command only; `None` for other groups. While this
-    /// process lives, other programs cannot remove the group as unused.
+    /// If the group was made for this command only: a lock that, while this process lives, keeps
+    /// other programs from removing the group as unused. `None` for other groups.
     own: Option<Hold>,
 }
 
@@ -63,8 +63,8 @@ impl Place {
         })
     }
 
-    /// Makes a group for this command only. If the caller may not make a group below the parent,
-    /// and the command has no limit of its own, uses the parent group.
+    /// Makes a group for this command only. If the caller is not allowed to make a group below the
+    /// parent group, and the command has no limit of its own, uses the parent group.
     fn own(args: &Args, limits: Option<LimitSet>) -> Result<Self, Failure> {
         let parent = match &args.group {
             Some(name) => Some(groups::find(name, Purpose::Run)?),
@@ -133,8 +133,8 @@ impl Place {
 /// Makes a group for this process, which will become the command. The group's name contains the pid
 /// and the start time of this process.
 ///
-/// The name may be taken, so several names are tried. A `gpulimit run` that executes another one
-/// has the same pid and start time, and so may a process in another pid namespace.
+/// If a name is taken, tries another one. The same pid and start time can belong to a process in
+/// another pid namespace, and to an earlier `gpulimit run` that executed this one.
 fn make_job(root: &Root, above: &str, limits: &LimitSet) -> Result<Created, GroupError> {
     const TRIES: u64 = 1_000;
     let me = Identity::of_self();

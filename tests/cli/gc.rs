@@ -102,6 +102,6 @@ fn gc_uncharges_memory_of_dead_processes() {
         assert!(out.contains("lab: memory of dead processes"), "{out}");
         thread::sleep(Duration::from_millis(50));
     }
-    assert!(out.contains("given back (1)"), "{out}");
+    assert!(out.contains("given back to the group (1)"), "{out}");
     assert_eq!(place.said(&["gc"]), "");
 }
