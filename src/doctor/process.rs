@@ -165,7 +165,7 @@ impl Process {
     fn itself(&self) -> Finding {
         let name = proc::read(self.path("comm")).unwrap_or_default();
         let place = if self.is_contained() {
-            ", in a mount namespace of its own (a container)"
+            ", which runs in its own mount namespace (in a container)"
         } else {
             ""
         };

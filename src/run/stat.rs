@@ -83,8 +83,8 @@ fn waited(count: u64, time: Duration) -> String {
     let time = span(time);
     match count {
         0 => String::new(),
-        1 => format!(", waited once, for {time}"),
-        _ => format!(", waited {count} times, {time} in all"),
+        1 => format!(", 1 request waited for memory, {time}"),
+        _ => format!(", {count} requests waited for memory, {time} in total"),
     }
 }
 
@@ -96,7 +96,10 @@ mod tests {
     fn waits_are_counted_in_words() {
         let time = Duration::from_secs(2);
         assert_eq!(waited(0, time), "");
-        assert_eq!(waited(1, time), ", waited once, for 2.00 s");
-        assert_eq!(waited(3, time), ", waited 3 times, 2.00 s in all");
+        assert_eq!(waited(1, time), ", 1 request waited for memory, 2.00 s");
+        assert_eq!(
+            waited(3, time),
+            ", 3 requests waited for memory, 2.00 s in total"
+        );
     }
 }
