@@ -3,10 +3,10 @@
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
-    // -Bsymbolic binds the library's calls of its own functions to itself. So a preloaded library
-    // does not see these calls, as with the real driver.
+    // With -Bsymbolic the library's calls to its own functions stay inside the library. So a
+    // preloaded library does not see these calls. This holds for the real driver, too.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
-    // With nodelete the library stays mapped until its exit handlers have run. Some C libraries,
-    // but not all, keep a library with thread-local variables mapped without this flag.
+    // With nodelete the library stays mapped until its exit handlers have run. Without nodelete,
+    // some implementations of libc unmap the library earlier.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
 }

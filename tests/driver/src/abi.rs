@@ -262,14 +262,14 @@ fn wait(ns: u64) {
 }
 
 thread_local! {
-    /// Whether the present driver call got a stale or wrong handle. A real driver may crash on such
-    /// a handle, because the handle is an address and the memory there may be reused.
+    /// Whether the present driver call got a stale or wrong handle. A real driver can crash on such
+    /// a handle: the handle is an address, and the memory there can be reused.
     static FATAL: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Functions of the real driver that crash if the object of their handle was destroyed or is of
-/// another kind (measured on an H200, 580.159.03). The real `cuLibraryUnload` crashes, too. It is
-/// left out because random tests call it with wrong handles.
+/// Functions of the real driver that crash for the handle of a destroyed object, and for the handle
+/// of an object of the wrong kind (measured on an H200, 580.159.03). The real `cuLibraryUnload`
+/// crashes, too, but the list omits it: random tests call it with wrong handles.
 const CRASHES: &[&str] = &[
     "cuGraphLaunch",
     "cuGraphUpload",

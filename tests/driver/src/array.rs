@@ -87,7 +87,7 @@ pub enum Part {
         layer: u32,
         /// The first byte.
         offset: u64,
-        /// The number of bytes.
+        /// The number of bytes in the part.
         size: u64,
     },
 }
@@ -96,7 +96,7 @@ pub enum Part {
 struct State {
     arrays: HashMap<u64, Array>,
     last: u64,
-    /// The handles of destroyed arrays, which new arrays may get. The handle that was freed last is
+    /// The handles of destroyed arrays, for reuse by new arrays. The handle that was freed last is
     /// used first, as a heap allocator does with addresses.
     free: Vec<u64>,
     /// The handles in `free`, each with the kind of its destroyed array.

@@ -1,17 +1,18 @@
 //! Cancellation of threads (`pthread_cancel`) in calls of the simulated driver.
 //!
-//! In the real driver, calls that open, read or wait are cancellation points: a cancelled thread
-//! ends inside such a call. Measured on an H200 (580.159) with a thread that was already cancelled:
+//! A driver call is a *cancellation point* if a cancelled thread ends inside the call. In the real
+//! driver, calls that open or read a file or that wait are cancellation points. Measured on an H200
+//! (580.159) with a thread that was already cancelled:
 //!
 //! | the thread ends in | the thread does not end in |
 //! |---|---|
 //! | `cuInit`, `cuCtxCreate`, `cuDevicePrimaryCtxRetain`, `cuCtxDestroy`, `cuModuleLoadData`, the first `cuMemAllocAsync` | `cuMemAlloc`, `cuMemFree`, later `cuMemAllocAsync`, `cuMemFreeAsync`, streams, launches, graphs, `cuMemCreate`, `cuMemMap`, `cuCtxSetLimit`, `cuMemAllocManaged`, `cuModuleUnload`, pools |
-//! | with `CU_CTX_SCHED_BLOCKING_SYNC` and work under way also `cuCtxSynchronize`, `cuStreamSynchronize`, `cuEventSynchronize`, `cuMemFree`, `cuModuleUnload` | the same without that flag |
+//! | `cuCtxSynchronize`, `cuStreamSynchronize`, `cuEventSynchronize`, `cuMemFree`, `cuModuleUnload`, while work is under way in a context with `CU_CTX_SCHED_BLOCKING_SYNC` | the same calls without that flag |
 //!
-//! In the simulated driver a cancelled thread ends at the beginning of such a call. Cancellation is
-//! disabled for the rest of the call, because unwinding through Rust frames would abort the
-//! process. The second row of the table is simplified: it holds once the process has made a context
-//! with `CU_CTX_SCHED_BLOCKING_SYNC`, even while no work is under way.
+//! In the simulated driver a cancelled thread ends at the beginning of a cancellation point.
+//! Cancellation is disabled for the rest of the call, because unwinding through Rust frames would
+//! abort the process. The second row of the table is simplified: it holds once the process has made
+//! a context with `CU_CTX_SCHED_BLOCKING_SYNC`, even while no work is under way.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -96,8 +97,8 @@ impl Point {
             Point::Waiting => SLEEPS.load(Ordering::Relaxed),
         };
         if is_point {
-            // SAFETY: the function takes no arguments. It may unwind the calling frames, which hold
-            // nothing that must be dropped.
+            // SAFETY: the function takes no arguments. It can unwind the frames of its callers.
+            // These frames hold no values that need a drop.
             unsafe { pthread_testcancel() };
         }
     }

@@ -3,7 +3,7 @@
 //!
 //! Measured (H100, 580.159.04): `cuMemPoolGetAttribute` invalidates a capture in the global mode.
 //! Every later call on the captured stream then returns error 901. `cuStreamEndCapture` returns
-//! this error, too, but after it the stream works again. If the thread that calls
+//! this error, too, but ends the capture, so the stream works again. If the thread that calls
 //! `cuMemPoolGetAttribute` is in the relaxed mode, the capture stays valid. The other forbidden
 //! calls are taken from NVIDIA's documentation.
 
@@ -39,12 +39,12 @@ struct Capture {
     id: u64,
     graph: &'static Graph,
     last: Option<&'static Node>,
-    /// The last captured call, whose graph node is not yet added. A later step of the call may
-    /// still decide what kind of node this is.
+    /// The last captured call, if its graph node is not yet added. A later step of the call can
+    /// still change the kind of this node.
     pending: Option<Kind>,
 }
 
-/// The number of captures under way. At 0, driver calls read no other data about captures.
+/// The number of captures under way. If it is 0, driver calls read no other data about captures.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 static CAPTURES: Mutex<Vec<Capture>> = Mutex::new(Vec::new());
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
@@ -61,7 +61,7 @@ fn captures() -> MutexGuard<'static, Vec<Capture>> {
     CAPTURES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// `cuThreadExchangeStreamCaptureMode`: sets the thread's mode and returns the one before.
+/// `cuThreadExchangeStreamCaptureMode`: sets the thread's mode and returns the previous mode.
 ///
 /// # Errors
 /// `INVALID_VALUE` for a number that is not a mode.
@@ -72,7 +72,7 @@ pub fn exchange_mode(mode: i32) -> Outcome<i32> {
     }
 }
 
-/// Invalidates the captures for which `fits` is true. Returns whether there were any.
+/// Invalidates the captures for which `fits` is true. Returns whether it found such a capture.
 #[cold]
 fn invalidate(mut fits: impl FnMut(&Capture) -> bool) -> bool {
     let mut any = false;
@@ -83,9 +83,8 @@ fn invalidate(mut fits: impl FnMut(&Capture) -> bool) -> bool {
     any
 }
 
-/// Reports a call that NVIDIA's documentation calls potentially unsafe during a capture.
-/// Invalidates the captures that forbid this call. While no stream is captured, this costs one
-/// branch.
+/// Reports a driver call that is potentially unsafe during a capture (NVIDIA's documentation).
+/// Invalidates the captures that forbid this call. Costs one branch while no stream is captured.
 ///
 /// # Errors
 /// `STREAM_CAPTURE_UNSUPPORTED` if a capture forbids the call; the capture is then invalid.
@@ -300,7 +299,7 @@ pub fn allocate(stream: &Stream, bytes: u64) -> Outcome<u64> {
     .ok_or(Status::STREAM_CAPTURE_INVALIDATED)?
 }
 
-/// Adds a node that frees the address to the captured graph.
+/// Adds a node to the captured graph. The node frees the address.
 ///
 /// # Errors
 /// `INVALID_VALUE` when no graph allocated the address.

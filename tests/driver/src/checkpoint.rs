@@ -2,7 +2,7 @@
 //! away, and brings this memory back.
 //!
 //! The function that locks a process does not wait for driver calls under way in that process. The
-//! caller must make sure that there are none.
+//! caller must make sure that no driver calls are under way.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::time::Duration;
@@ -36,7 +36,7 @@ fn step(line: &Slot, from: u64, to: u64) -> Outcome<()> {
 /// Returns the `CUprocessState` of a process.
 ///
 /// # Errors
-/// `INVALID_VALUE` for a pid without a slot; the other functions that take a pid do the same.
+/// `INVALID_VALUE` for a pid without a slot. All functions here that take a pid return this error.
 pub fn state(machine: &'static Machine, pid: i32) -> Outcome<i32> {
     Ok(find(machine, pid)?.1.state.load(SeqCst) as i32)
 }

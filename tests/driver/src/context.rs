@@ -35,8 +35,8 @@ const LIMITS: [Option<u64>; 7] = [
     Some(64),
     Some(9_830_400),
 ];
-/// The memory, in MiB, that a context takes for its first module with device malloc. It also takes
-/// 1 MiB per multiprocessor. An H100 has 132 multiprocessors, which makes 138 MiB (measured).
+/// A context takes this many MiB, and 1 MiB per multiprocessor, for its first module with device
+/// malloc. On an H100 with 132 multiprocessors this is 138 MiB (measured).
 const HEAP_TABLES: u64 = 6;
 /// The bytes that a context takes for its first module with device printf or assert. The bytes for
 /// assert include those for printf. The bytes for malloc include those for assert. Neither the
@@ -101,7 +101,7 @@ struct State {
     has_heap: bool,
     /// Whether a module that uses device printf or assert was loaded in the context.
     uses_printf: bool,
-    /// Bytes that modules made the context take for the device runtime (malloc, printf, assert).
+    /// Bytes for the device runtime (malloc, printf, assert), taken when modules were loaded.
     tables: u64,
     /// Bytes held for the device runtime: `tables` plus the heap of device malloc.
     device_runtime: u64,
@@ -132,8 +132,8 @@ pub struct Needs {
     pub assert: bool,
 }
 
-/// Returns the bytes of GPU memory that back `per_thread` bytes of local memory for every thread
-/// that the GPU can run at once. The result is rounded down to whole blocks (measured, H100,
+/// Returns the bytes of GPU memory for `per_thread` bytes of local memory per thread, with as many
+/// threads as the GPU can run at once. The result is rounded down to whole blocks (measured, H100,
 /// 580.159.04).
 fn backing(machine: &Machine, per_thread: u64) -> Outcome<u64> {
     let threads = device::multiprocessors(machine) * THREADS_PER_MULTIPROCESSOR;
@@ -445,12 +445,13 @@ impl Context {
         Ok(self.state().limits.get(&limit).copied().unwrap_or(start))
     }
 
-    /// Sets one limit of the context. A new stack limit resizes the local memory at once. This
-    /// frees local memory that kernel launches have added.
+    /// Sets one limit of the context. A new stack limit resizes the local memory at once. Local
+    /// memory that kernel launches have added is then freed.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`; `UNSUPPORTED_LIMIT`; `INVALID_VALUE` for an unknown limit, a stack limit
-    /// that is too large, and the limit of device printf or malloc once it is in use.
+    /// that is too large, and the limit of a device function (printf, malloc) that is already in
+    /// use.
     pub fn set_limit(&self, limit: i32, value: u64) -> Outcome<()> {
         self.limit(limit)?;
         let mut state = self.state();
@@ -474,8 +475,8 @@ impl Context {
         Ok(())
     }
 
-    /// Takes the memory for the device runtime that a module with these needs adds to the context.
-    /// The memory is freed with the context.
+    /// Takes the memory that the device runtime needs for a module, unless the context already
+    /// holds it. The memory is freed with the context.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.
@@ -631,8 +632,8 @@ impl Context {
         Ok(())
     }
 
-    /// Takes the memory for an executable graph. Only the first one in a context takes any
-    /// (measured). The memory is freed with the context.
+    /// Takes the memory for an executable graph. Only the first executable graph in a context takes
+    /// memory (measured). The memory is freed with the context.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.

@@ -137,7 +137,7 @@ pub fn capacity(machine: &Machine, device: usize) -> u64 {
 
 /// Returns the number of multiprocessors of a GPU. A context has room for the stacks of all threads
 /// that the GPU can run at once: on an H100, 264 of 518 MiB (measured). So a small value of the
-/// knob `context-bytes` makes this number smaller than that of an H100.
+/// knob `context-bytes` means fewer multiprocessors than on an H100.
 pub fn multiprocessors(machine: &Machine) -> u64 {
     let fitting = machine.knobs.context_bytes.load(Relaxed) / (THREADS_PER_MULTIPROCESSOR * STACK);
     fitting.clamp(1, MULTIPROCESSORS)

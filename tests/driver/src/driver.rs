@@ -17,7 +17,7 @@ const FORKED: u32 = 2;
 
 static STATE: AtomicU32 = AtomicU32::new(0);
 
-/// What the driver of this process keeps for one GPU.
+/// The driver's objects for one GPU in this process.
 pub struct Gpu {
     /// The GPU's primary context, the same object for the life of the process.
     pub primary: &'static Context,
@@ -90,7 +90,7 @@ pub fn driver() -> Outcome<&'static Driver> {
 }
 
 impl Driver {
-    /// Returns what the driver of this process keeps for the GPU with this PCI index.
+    /// Returns the driver's objects for the GPU with this PCI index.
     pub fn gpu(&self, index: usize) -> &Gpu {
         self.gpus[index].get_or_init(|| {
             let default_pool = Pool::make(Some(index));

@@ -5,8 +5,8 @@
 //! the last operation, and the slot of this operation. Each slot has a word of its own for every
 //! GPU. Before a process changes a GPU's word, it adds the last operation to the word of its slot.
 //! This step is called *settling*. Any process can settle any operation, with the same result. So
-//! the words of the slots lack at most one operation, and a process may be killed or stopped
-//! between any two instructions.
+//! for each GPU at most one operation is missing in the words of the slots, and a process can be
+//! killed or stopped between any two instructions.
 //!
 //! | word | bits, low to high |
 //! |---|---|
@@ -15,8 +15,8 @@
 //! | slot, intent | 25 blocks of change (plus a bias), 11 unused, 28 sequence |
 //!
 //! While the owner of a slot lives, only the owner makes operations for the slot, one at a time per
-//! GPU. After the owner's death, other processes (reapers) do this. Several reapers may work on the
-//! same slot, because all of them only give back what the slot holds.
+//! GPU. After the owner's death, other processes (reapers) make them. Several reapers can work on
+//! the same slot, because reapers only give back the blocks of the slot.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
@@ -91,7 +91,7 @@ pub fn held(machine: &Machine, slot: usize, device: usize) -> u64 {
     count(machine.slots[slot].held[device].word.load(Acquire))
 }
 
-/// Returns the most blocks of the GPU that were ever used at once.
+/// Returns the largest number of the GPU's blocks that were ever in use at once.
 pub fn peak(machine: &Machine, device: usize) -> u64 {
     settle(machine, device);
     machine.devices[device].peak.load(Acquire)
@@ -143,8 +143,8 @@ pub fn reap(machine: &Machine, slot: usize, device: usize, owner: u64) {
         settle(machine, device);
         let intent = held.intent.load(SeqCst);
         let before = held.word.load(SeqCst);
-        // Give back the blocks in `before` only if the dead process still owned the slot when they
-        // were read.
+        // The word `before` counts the dead process's blocks only if that process still owned the
+        // slot when this thread read the word.
         if line.owner.load(SeqCst) != owner || count(before) == 0 {
             return;
         }

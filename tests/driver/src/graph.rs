@@ -2,11 +2,12 @@
 //!
 //! Measured (H100, 580.159.04): adding memory nodes or instantiating the graph takes none of the
 //! nodes' memory. The first instantiation in a context takes 2 MiB. The upload or the first launch
-//! takes the memory of the nodes; later launches take no more. `cuDeviceGraphMemTrim` gives the
-//! memory back; freeing it or destroying the graph does not. Two graphs that run one after the
-//! other on one stream share the memory. A launch that does not fit fails with `OUT_OF_MEMORY`, and
-//! keeps the memory that it has already taken until a trim. Instantiating a graph takes the local
-//! memory of its kernels.
+//! takes the memory of the nodes; later launches take no more. `cuDeviceGraphMemTrim` (a trim)
+//! gives the memory back to the GPU. Freeing the nodes' allocations or destroying the graph does
+//! not. Two graphs that run one after the other on one stream share the memory. If the memory does
+//! not fit on the GPU, the launch fails with `OUT_OF_MEMORY`. The memory that this launch has
+//! already taken stays taken until a trim. Instantiating a graph takes the local memory of its
+//! kernels.
 #![allow(unsafe_code)]
 
 mod layout;
@@ -39,7 +40,7 @@ pub struct Need {
 }
 
 impl Need {
-    /// Returns a need that is enough for either of two kernels.
+    /// Returns the memory that is enough for both kernels, launched one after the other.
     fn or(self, other: Need) -> Need {
         Need {
             local: self.local.max(other.local),
@@ -53,16 +54,16 @@ impl Need {
 pub enum Kind {
     /// Launches a kernel.
     Kernel {
-        /// The handle of the `CUfunction` or `CUkernel`; 0 if a captured call launches no kernel.
+        /// The handle of the `CUfunction` or `CUkernel`; 0 for a captured call without a kernel.
         function: usize,
         /// The memory that the launched kernel needs.
         need: Need,
     },
-    /// Takes no memory; the number is the node's `CUgraphNodeType`.
+    /// A node that takes no memory; the number is its `CUgraphNodeType`.
     Other(i32),
     /// Runs another graph.
     Child(&'static Graph),
-    /// A conditional node, which may run one of these graphs (the bodies of the node).
+    /// A conditional node. It runs one of these graphs (the bodies of the node) or none.
     Conditional(&'static [&'static Graph]),
     /// A node that allocates memory on a GPU.
     Alloc {
@@ -73,7 +74,7 @@ pub enum Kind {
         /// PCI index of the GPU.
         device: usize,
     },
-    /// Frees an address that this graph or another graph has allocated.
+    /// A node that frees an address. This graph or another graph has allocated the address.
     Free(u64),
 }
 
@@ -106,7 +107,7 @@ impl Node {
         }
     }
 
-    /// Returns the node's work.
+    /// Returns what the node does: its [`Kind`].
     pub fn kind(&self) -> Kind {
         *self.kind.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -156,8 +157,8 @@ struct Parts {
 }
 
 impl Parts {
-    /// Returns whether more nodes of the graph allocate this address than free it. Ignores freeing
-    /// nodes for which `among` is false.
+    /// Returns whether the address is still allocated: the graph's nodes allocate it more often
+    /// than they free it. Of the freeing nodes, only those for which `among` is true count.
     fn holds(&self, address: u64, among: impl Fn(&Node) -> bool) -> bool {
         let balance = |node: &&Node| match node.kind() {
             Kind::Alloc { address: at, .. } if at == address => 1,
@@ -220,7 +221,7 @@ impl Parts {
 pub struct Graph {
     magic: AtomicU64,
     parts: Mutex<Option<Parts>>,
-    /// Whether the graph has memory nodes and an executable graph was made from it, which still
+    /// Whether the graph has memory nodes, and an executable graph that was made from this graph
     /// exists.
     instantiated: AtomicBool,
     /// Whether the graph is the body of a conditional node.
@@ -354,8 +355,8 @@ impl Graph {
         Ok(Plan::of(self)?.has_memory())
     }
 
-    /// Returns whether the graph may be a child of another graph. A graph with conditional nodes
-    /// may not (measured), and neither may the body of a conditional node.
+    /// Returns whether the driver accepts the graph as a child of another graph. It rejects a graph
+    /// with conditional nodes (measured) and the body of a conditional node.
     ///
     /// # Errors
     /// `INVALID_VALUE` when the graph was destroyed.
@@ -455,7 +456,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Returns a need that is enough for every one of these kernels.
+    /// Returns the memory that is enough for all these kernels, launched one after the other.
     fn need(kernels: &[(usize, Need)]) -> Need {
         let needs = kernels.iter().map(|(_, need)| *need);
         needs.fold(Need::default(), Need::or)
@@ -469,8 +470,8 @@ impl Plan {
     fn kept(&self) -> impl Iterator<Item = Range> {
         let mut freed = self.freed.clone();
         let allocated = self.allocated.iter().map(|(range, _)| *range);
-        // Several nodes may allocate the same address. The graph then frees all of these
-        // allocations except the last.
+        // Several nodes can allocate the same address, one after the other. The graph then frees
+        // all of these allocations except the last.
         allocated.filter(move |range| {
             let at = freed.iter().position(|freed| *freed == range.start);
             at.map(|at| freed.swap_remove(at)).is_none()
@@ -547,9 +548,9 @@ impl Exec {
         self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the memory for new kernels if they need more than the present kernels. A change of
-    /// kernels takes only this difference. If a lower stack limit has freed memory of the kernels,
-    /// the next upload or launch takes that memory again. Measured (H100, 580.159.04).
+    /// Takes the memory for new kernels if they need more than the present kernels. Otherwise takes
+    /// nothing, even after a lower stack limit has freed memory of the present kernels: the next
+    /// upload or launch then takes that memory again. Measured (H100, 580.159.04).
     fn grow(&self, need: Need) -> Outcome<()> {
         let known = Plan::need(&self.kernels());
         match known.or(need) == known {
@@ -662,7 +663,7 @@ impl Exec {
     pub fn launch(&self, stream: Name) -> Outcome<()> {
         let auto_free = self.flags & AUTO_FREE != 0;
         let plan = self.plan()?;
-        // A lower stack limit may have freed memory that the kernels need.
+        // A lower stack limit can have freed memory that the kernels need.
         self.grow_again()?;
         let run = || work::launch(stream);
         memory::launch(&plan, stream.identity()?, auto_free, run)

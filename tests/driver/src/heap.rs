@@ -1,9 +1,9 @@
 //! A heap that places small requests in blocks of 2 MiB.
 //!
-//! Each request gets the smallest free extent that is large enough; among equal extents, the one
-//! that was freed last. A freed extent is joined with its free neighbours. The heap only records
-//! which addresses are in use and never touches the memory. The time of an operation does not
-//! depend on the number of live requests.
+//! Each request gets the smallest free extent that is large enough. If several extents have this
+//! size, the request gets the one that was freed last. A freed extent is joined with its free
+//! neighbours. The heap only records which addresses are in use and never touches the memory. The
+//! time of an operation does not depend on the number of live requests.
 
 use crate::machine::BLOCK;
 
@@ -67,8 +67,8 @@ impl Default for Free {
 struct Block {
     /// The address of the block; 0 = the element is vacant.
     address: u64,
-    /// The numbers of the live extents, by the first grain of each. A chunk of this table is made
-    /// when it is first used.
+    /// The numbers of the live extents, by the first grain of each extent. Each chunk of this table
+    /// is allocated on its first use.
     starts: Box<[Option<Box<[u32; CHUNK]>>; GRAINS / CHUNK]>,
 }
 
@@ -266,7 +266,7 @@ impl Heap {
 }
 
 impl Free {
-    /// Returns the first extent in the list of the smallest size of at least `grains`.
+    /// Returns an extent of at least `grains`: the first one in the list of the smallest such size.
     fn smallest(&self, grains: u16) -> Option<u32> {
         if self.words == 0 {
             return None;
@@ -354,7 +354,7 @@ mod tests {
             assert_eq!(
                 address / BLOCK,
                 (end - 1) / BLOCK,
-                "a request straddles two blocks"
+                "each request lies in one block"
             );
             for inside in [0, bytes / 2, bytes - 1] {
                 let found = heap.find(*block, address + inside);
@@ -365,7 +365,7 @@ mod tests {
         blocks.dedup();
         let mut held: Vec<u64> = heap.addresses().map(|address| address / BLOCK).collect();
         held.sort_unstable();
-        assert_eq!(blocks, held, "the heap has only blocks with a request");
+        assert_eq!(blocks, held, "every block of the heap has a request");
         let mut room = 0;
         for block in held {
             let mut gap = 0;

@@ -2,8 +2,8 @@
 //! shared.
 //!
 //! Measured (H100, 580.159.04): NVML counts the memory for its owner until the owner frees it. Then
-//! NVML counts it for the process that has it open, and the owner may already use the address
-//! again. A second open of the same handle returns the same address, and each open needs a close.
+//! NVML counts the memory for the process that has it open, and the owner can already reuse the
+//! address. A second open of the same handle returns the same address, and each open needs a close.
 //! Assumed: a process that opens two small requests in one block maps the block only once.
 
 use std::collections::hash_map::Entry;
@@ -28,8 +28,8 @@ pub struct Handle(pub [u64; 8]);
 struct Mapping {
     shared: Shared,
     context: usize,
-    /// The open requests in this memory, by address. Each entry has the bytes of the request and
-    /// the number of its opens.
+    /// The open requests in this memory, by address. Each entry has the bytes of the request, and
+    /// how often this process has it open.
     open: BTreeMap<u64, (u64, u32)>,
 }
 
@@ -125,7 +125,7 @@ pub fn open(context: &Context, handle: Handle) -> Outcome<u64> {
     Ok(first + offset)
 }
 
-/// Closes memory once. Memory that was opened several times stays open until the last close.
+/// Undoes one open of the memory. The memory stays open until every open is undone.
 ///
 /// # Errors
 /// `INVALID_VALUE` when the address is not open.

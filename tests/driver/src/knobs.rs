@@ -50,11 +50,11 @@ pub struct Knobs {
     pub mig: AtomicU32,
     /// The nanoseconds for which every kernel keeps its stream busy.
     pub work: AtomicU64,
-    /// The nanoseconds that every driver call waits before its work. A rule for a function
-    /// overrides this.
+    /// The nanoseconds that every driver call waits before its work. A rule for the called function
+    /// overrides this number.
     pub latency: AtomicU64,
-    /// The nanoseconds that every driver call waits after its work. A rule for a function overrides
-    /// this.
+    /// The nanoseconds that every driver call waits after its work. A rule for the called function
+    /// overrides this number.
     pub delay: AtomicU64,
     /// Not 0: each wait of a driver call is random, between 0 and the set time. This number is the
     /// seed.
@@ -88,7 +88,7 @@ pub struct Orders {
 }
 
 fn unreadable(knob: &str, value: &str) -> String {
-    format!("knob {knob}: cannot read {value:?}")
+    format!("knob {knob}: invalid value {value:?}")
 }
 
 fn pack(name: &str) -> Option<[u64; NAME_WORDS]> {
@@ -169,7 +169,7 @@ impl Knobs {
             "gpus" => {
                 let count = number(value)?;
                 if count > MAX_DEVICES as u64 {
-                    return Err(format!("knob gpus: {count} is more than {MAX_DEVICES}"));
+                    return Err(format!("knob gpus: at most {MAX_DEVICES}, got {count}"));
                 }
                 self.devices.store(count as u32, Relaxed);
             }
@@ -200,7 +200,7 @@ impl Knobs {
                 let count = number(value)?;
                 // An H100 can be divided into at most 7 MIG instances.
                 if count > 7 {
-                    return Err(format!("knob mig: {count} is more than 7"));
+                    return Err(format!("knob mig: at most 7, got {count}"));
                 }
                 self.mig.store(count as u32, Relaxed);
             }
@@ -296,11 +296,11 @@ impl Knobs {
                 return Ok(rule);
             }
         }
-        Err(format!("only {MAX_RULES} functions can wait or fail"))
+        Err(format!("at most {MAX_RULES} functions can wait or fail"))
     }
 
     /// Returns what the knobs do to a call of the driver function `symbol`. `calls` is the number
-    /// of calls of this function in this process, with this call.
+    /// of calls of this function in this process, including this call.
     pub fn orders(&self, symbol: &str, calls: u64) -> Orders {
         let mut orders = Orders {
             latency: self.latency.load(Relaxed),

@@ -72,7 +72,7 @@ pub struct Object {
 pub struct DeviceWords {
     /// The GPU's used blocks and the last operation on them, see [`crate::grant`].
     pub word: AtomicU64,
-    /// The most blocks of the GPU that were ever used at once.
+    /// The largest number of the GPU's blocks that were ever in use at once.
     pub peak: AtomicU64,
 }
 
@@ -180,7 +180,7 @@ impl Machine {
                 Err(error) => return Err(error),
             }
         }
-        Err(io::Error::other("another process keeps removing the file"))
+        Err(io::Error::other("a process keeps removing the state file"))
     }
 
     /// Creates a machine. The file gets its final name only when it is complete, so other processes

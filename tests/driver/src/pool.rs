@@ -21,7 +21,7 @@ use crate::{Outcome, Status};
 pub const STEP: u64 = 32 << 20;
 const GRAIN: u64 = 512;
 /// The largest number of freed ranges in [`State::quick`], where requests of the same size find
-/// them. At this number, all of them are merged with their neighbours.
+/// them. When the list is full, all its ranges are joined with their neighbours.
 const QUICK: usize = 16;
 /// The index of `CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES` in [`State::reuse`].
 const INTERNAL_DEPENDENCIES: usize = 2;
@@ -66,8 +66,8 @@ struct State {
     live: HashMap<u64, u64, BuildHasherDefault<AddressHasher>>,
     quick: Vec<(u64, u64)>,
     free: Gaps,
-    /// Freed ranges whose stream still has work under way. Until this work ends, only that stream
-    /// may use the range again.
+    /// Freed ranges, each by a stream that still has work under way. Until this work ends, only
+    /// this stream can use the range again.
     pending: Vec<Pending>,
     steps: BTreeSet<u64>,
     /// The start of the address range of a managed pool. `None` until the managed pool first grows,
@@ -75,7 +75,7 @@ struct State {
     arena: Option<u64>,
 }
 
-/// A range that a stream has freed. This stream may use the range again at once. Other streams must
+/// A range that a stream has freed. This stream can use the range again at once. Other streams must
 /// wait until the stream's earlier work ends.
 #[derive(Clone, Debug)]
 struct Pending {
@@ -436,7 +436,7 @@ impl State {
         }
     }
 
-    /// Takes a gap of this size. The stream may use this gap without waiting.
+    /// Takes a gap of this size. The stream can use this gap without waiting.
     fn take(&mut self, size: u64, stream: Name) -> Option<u64> {
         if self.pending.is_empty() {
             self.take_free(size)
@@ -464,8 +464,8 @@ impl State {
         self.free.take(size, |start| start)
     }
 
-    /// Takes a gap that another stream may still use. The calling stream then waits for that other
-    /// stream.
+    /// Takes a gap that another stream may still be using. The calling stream then waits for that
+    /// other stream.
     #[cold]
     fn take_dependent(&mut self, size: u64, stream: Name) -> Option<u64> {
         if self.reuse[INTERNAL_DEPENDENCIES] == 0 {
@@ -477,8 +477,8 @@ impl State {
         Some(address)
     }
 
-    /// Takes the first gap that is large enough, made of free memory and of pending ranges for
-    /// which `may` is true. Returns the gap's address, and the time at which the whole gap is free.
+    /// Takes the first gap that is large enough. Free memory counts, and pending ranges for which
+    /// `may` is true. Returns the gap's address, and the time at which all of it is free.
     fn take_among(&mut self, size: u64, may: impl FnMut(&Pending) -> bool) -> Option<(u64, u64)> {
         let (lent, kept) = std::mem::take(&mut self.pending).into_iter().partition(may);
         self.pending = kept;

@@ -2,9 +2,9 @@
 //! slots of dead processes.
 //!
 //! The owner of slot *i* holds a lock (`F_OFD_SETLK`) on byte *i* of a range of the machine's
-//! shared file. The lock belongs to an opening of the file, which a mapping of the file keeps
-//! alive. Forked children do not inherit this mapping. So the lock ends with the process's memory,
-//! however the process dies. Any process can test the lock, in any PID namespace.
+//! shared file. The lock lasts until the file is closed. A mapping of the file keeps the file open;
+//! forked children do not inherit this mapping. So the lock ends with the process's memory, however
+//! the process dies. Any process can test the lock, in any PID namespace.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -332,7 +332,7 @@ pub fn holders(machine: &Machine) -> Vec<Holder> {
     holders
 }
 
-/// A process that asks NVML for processes. NVML reports the pids in this process's `/proc`.
+/// A process that asks NVML for processes. NVML reports each by its pid in the viewer's `/proc`.
 pub struct Viewer {
     /// The inode of this process's PID namespace.
     namespace: u64,

@@ -1,7 +1,7 @@
 //! Exported memory of the simulated driver, which several processes may hold.
 //!
-//! The bytes of each exported object ([`Object`]) have a slot of their own. They stay there as long
-//! as any process has a handle, a mapping or a descriptor of the memory. Linear memory
+//! The bytes of an exported object ([`Object`]) count in the object's own slot. They count there as
+//! long as any process has a handle, a mapping or a descriptor of the memory. Linear memory
 //! ([`crate::ipc`]) has no descriptors.
 //!
 //! Measured (H100, 580.159.04): NVML counts the bytes for the exporter as long as the exporter
@@ -310,7 +310,7 @@ pub fn each_shown(machine: &Machine, mut seen: impl FnMut(u64, usize, u64)) {
     }
 }
 
-/// Returns the bytes of a GPU's exported memory that their exporter no longer holds.
+/// Returns how many exported bytes of a GPU's memory are no longer held by their exporter.
 pub fn unowned(machine: &Machine, device: usize) -> u64 {
     let on_device = |object: &Object| object.device.load(Relaxed) == device as u64;
     let left = |(_, object): &(usize, &Object)| {

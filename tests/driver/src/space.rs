@@ -269,7 +269,7 @@ impl Space {
     /// Takes device addresses for this many bytes from the lowest gap that is large enough.
     ///
     /// # Errors
-    /// `OUT_OF_MEMORY` when no gap fits.
+    /// `OUT_OF_MEMORY` when no gap is large enough.
     pub fn take(&self, bytes: u64, alignment: u64) -> Outcome<u64> {
         let alignment = alignment.max(BLOCK);
         let align = |start: u64| {
@@ -283,7 +283,7 @@ impl Space {
     /// Takes device addresses that fit into 32 bits.
     ///
     /// # Errors
-    /// `OUT_OF_MEMORY` when no gap fits.
+    /// `OUT_OF_MEMORY` when no gap is large enough.
     pub fn take_low(&self, bytes: u64) -> Outcome<u64> {
         let low = self.low.get_or_init(|| {
             let backed = map_at(LOW, LOW_BYTES);

@@ -82,7 +82,7 @@ impl Shape {
     /// Checks that the driver accepts an array of this shape.
     ///
     /// # Errors
-    /// `INVALID_VALUE`, also for a size above the GPU's attributes for textures.
+    /// `INVALID_VALUE` for an invalid shape, and for a size above the GPU's limits for textures.
     pub fn check(&self) -> Outcome<()> {
         let within = |most: [u64; 3]| {
             self.width <= most[0] && self.height <= most[1] && self.depth <= most[2]

@@ -22,7 +22,7 @@ struct Physical {
     properties: Properties,
     handles: u32,
     mappings: u32,
-    /// The exported memory behind an imported or exported allocation.
+    /// The exported memory of the allocation; `None` for memory that only this process can hold.
     shared: Option<Shared>,
 }
 
@@ -147,8 +147,8 @@ impl Physical {
 pub fn export(handle: u64) -> Outcome<i32> {
     let mut guard = state();
     let physical = guard.physical(handle)?;
-    // The lowest bit of `requestedHandleTypes` stands for file descriptors. Without this bit at its
-    // creation, an allocation cannot be exported as a file descriptor.
+    // The lowest bit of `requestedHandleTypes` stands for file descriptors. An allocation that was
+    // created without this bit cannot be exported as a file descriptor.
     if physical.handles == 0 || physical.properties[4] & 1 == 0 {
         return Err(Status::INVALID_VALUE);
     }

@@ -139,8 +139,8 @@ impl PartialEq for Queue {
     }
 }
 
-/// A stream as a driver call names it. Most calls only pass this name on. The stream's queue is
-/// looked up only where it is needed.
+/// The arguments by which a driver call names a stream. The stream's queue is looked up only where
+/// a function needs the queue.
 #[derive(Clone, Copy)]
 pub struct Name {
     /// The `CUstream` handle, already checked.

@@ -20,8 +20,8 @@ fn make(out: Out<u64>, shape: Outcome<Shape>, levels: Option<u32>) -> Outcome<()
     out.put(array::create(context, shape, levels)?)
 }
 
-/// `cuArrayCreate` or `cuArray3DCreate` with 32-bit sizes. In a 64-bit process both functions fail
-/// with error 201 (measured).
+/// The variants of `cuArrayCreate` and `cuArray3DCreate` with 32-bit sizes. In a 64-bit process
+/// both fail with error 201 (measured).
 pub fn create_v1(_array: Out<u64>, _descriptor: In<u8>) -> Outcome<()> {
     driver()?;
     Err(Status::INVALID_CONTEXT)

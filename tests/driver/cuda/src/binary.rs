@@ -2,7 +2,7 @@
 //! one for each kind of GPU.
 //!
 //! Reads the format of the fat binaries that nvcc 11 to 13 write and that NVIDIA's libraries
-//! contain. An image in a fat binary may be compressed with LZ4 or zstd.
+//! contain. An image in a fat binary can be compressed with LZ4 or zstd.
 
 use std::borrow::Cow;
 
@@ -19,8 +19,8 @@ const GPU: u32 = 90;
 /// The part of a code image that the driver loads.
 pub enum Code<'a> {
     Text(Cow<'a, [u8]>),
-    /// Machine code, with the sizes in bytes of its variables in device memory and in managed
-    /// memory.
+    /// Machine code: the bytes of its variables in device memory, and the bytes of its managed
+    /// variables.
     Machine {
         bytes: u64,
         managed: u64,
@@ -40,7 +40,7 @@ pub fn behind(image: Text) -> Outcome<Cow<'static, [u8]>> {
     let length = if start == FATBIN[..4] {
         16 + image.field::<u64>(8).get()?
     } else if start == ELF {
-        // An ELF file does not give its length. It ends with its table of sections or of segments.
+        // An ELF file ends with its table of sections or with its table of segments.
         let sections =
             image.field::<u64>(40).get()? + u64::from(image.field::<u16>(60).get()?) * 64;
         let segments =
@@ -85,8 +85,8 @@ fn number(bytes: &[u8], at: usize, width: usize) -> Option<u64> {
     Some(u64::from_le_bytes(wide))
 }
 
-/// Returns the entry of a fat binary that the simulated GPU runs. This is the machine code for that
-/// GPU. Without such machine code it is the PTX text for the newest GPU that fits.
+/// Returns the entry of a fat binary that the simulated GPU runs. The function prefers machine code
+/// for that GPU. Without machine code it returns the PTX text for the newest GPU that fits.
 fn choice(fatbin: &[u8]) -> Option<(u64, Cow<'_, [u8]>)> {
     let mut rest = fatbin.get(16..)?;
     let mut best = None;

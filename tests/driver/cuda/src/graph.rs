@@ -36,7 +36,7 @@ pub fn create(out: Out<usize>, flags: u32) -> Outcome<()> {
 }
 
 /// Copies a graph. Fails for a graph with memory nodes or conditional nodes, and for the body of a
-/// conditional node (NVIDIA's documentation; for conditional nodes it was also measured).
+/// conditional node (NVIDIA's documentation; also measured for conditional nodes).
 pub fn clone(clone: Out<usize>, graph: usize) -> Outcome<()> {
     here()?;
     let graph = Graph::from_handle(graph)?;
@@ -85,7 +85,7 @@ fn child(
 }
 
 /// Returns a handle for the condition of a conditional node. The simulated driver never evaluates
-/// conditions, so the handle may be any number.
+/// conditions, so any number can be the handle.
 pub fn conditional_handle(
     out: Out<u64>,
     graph: usize,
@@ -173,7 +173,7 @@ pub fn add_empty_node(
 /// Returns the function of a kernel node, with the memory that the function needs. Reads
 /// `CUDA_KERNEL_NODE_PARAMS_v2`. The first field is a function. If this field is 0, offset 56 has a
 /// kernel and offset 64 a context; the context 0 means the current context. Loads the code of the
-/// function, or the library of the kernel. A kernel in the first field fails with error 400
+/// function, or the library of the kernel. Fails with error 400 if the first field is a kernel
 /// (measured).
 fn kernel_of(params: In<u8>) -> Outcome<(usize, Need)> {
     match params.field(0).get()? {

@@ -57,8 +57,8 @@ fn given(handle: usize) -> Outcome<&'static Context> {
     Context::from_handle(handle.wrapping_sub(GREEN)).map_err(|_| Status::INVALID_HANDLE)
 }
 
-/// Destroys a green context, and releases the primary context. Each green context retains its
-/// primary context, which therefore lives at least as long.
+/// Destroys a green context. Each green context holds a reference to its primary context; this
+/// function releases that reference.
 pub fn destroy(handle: usize) -> Outcome<()> {
     let green = given(handle)?;
     let primary = green.end_green()?;

@@ -1,18 +1,18 @@
-//! The integrity answer, which libcudart demands from the driver before it works with that driver.
+//! The integrity answer: a hash from the driver that libcudart checks when libcudart starts.
 //!
 //! The integrity answer is an HMAC-MD2 (RFC 2104, RFC 1319) with a fixed key. It covers facts that
 //! libcudart and the driver both know: the versions, the process, the thread, the addresses of two
 //! export tables, a time from libcudart, and the identity of every visible GPU. libcudart computes
 //! the same answer from these facts. If the driver's answer differs, libcudart refuses to start.
 
-/// A visible GPU: the part of the integrity answer's facts that describes it.
+/// A GPU that the process sees: the facts that the integrity answer covers.
 pub struct Gpu {
     pub uuid: [u8; 16],
     /// PCI domain, bus, device.
     pub place: [u32; 3],
 }
 
-/// The facts that the integrity answer covers, besides the GPUs.
+/// All facts that the integrity answer covers, except those about the GPUs.
 pub struct Question {
     pub driver_version: u32,
     pub version: u32,
@@ -28,7 +28,7 @@ const KEY: [u8; 16] = [
     0x14, 0x6a, 0xdd, 0xae, 0x53, 0xa9, 0xa7, 0x52, 0xaa, 0x08, 0x41, 0x36, 0x0b, 0xf5, 0x5a, 0x9f,
 ];
 
-/// Returns the integrity answer. If the version in `question` ends in 0 or 1, this is a constant.
+/// Returns the integrity answer: a constant if the version in `question` ends in 0 or 1.
 pub fn answer(question: &Question, gpus: &[Gpu]) -> [u64; 2] {
     match question.version % 10 {
         0 => return [0x3341_181c_03cb_675c, 0x8ed3_83aa_1f4c_d1e8],

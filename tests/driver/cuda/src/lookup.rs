@@ -43,8 +43,8 @@ fn look(symbol: Text, version: i32, flags: u64) -> Outcome<Answer> {
     if name.is_empty() {
         return Ok(Answer::Empty);
     }
-    // A negative version asks for the newest variant of the function. Before driver 13.0, a version
-    // above the driver's own version does the same.
+    // A negative version asks for the newest variant of the function. With a driver before 13.0, a
+    // version above the driver's version does so, too.
     let newest = if version < 0 {
         driver
     } else {
@@ -74,8 +74,8 @@ fn look(symbol: Text, version: i32, flags: u64) -> Outcome<Answer> {
     })
 }
 
-/// Returns a function's twin: the variant that uses the per-thread default stream. If the plain
-/// function has a newer variant than the twin, returns the plain function.
+/// Returns a function's twin: the variant that uses the per-thread default stream. Returns the
+/// plain function instead if it has a newer version number than the twin.
 fn twin(plain: Option<&'static Symbol>, twin: Option<&'static Symbol>) -> Option<&'static Symbol> {
     match (plain, twin) {
         (Some(plain), Some(twin)) if twin.version < plain.version => Some(plain),
@@ -83,8 +83,8 @@ fn twin(plain: Option<&'static Symbol>, twin: Option<&'static Symbol>) -> Option
     }
 }
 
-/// `cuGetProcAddress` of CUDA 11. For an unknown name it returns an error and leaves the pointer as
-/// it was.
+/// `cuGetProcAddress` of CUDA 11. For an unknown name it returns an error and does not write to
+/// `pfn`.
 pub fn v1(symbol: Text, pfn: Out<usize>, version: i32, flags: u64) -> Outcome<()> {
     match look(symbol, version, flags)? {
         Answer::Found(address) => pfn.put(address),

@@ -35,7 +35,7 @@ use gpulimit_sim::abi::{In, Out, Text, fatal};
 struct Module {
     context: &'static Context,
     /// The id of the context when the module was loaded. If the id is different now, the context
-    /// was destroyed, and the module's memory with it.
+    /// was destroyed and the module's memory was freed.
     generation: u64,
     image: Arc<Image>,
     start: u64,
@@ -77,7 +77,7 @@ struct State {
     libraries: HashMap<usize, Library>,
     functions: HashMap<usize, Function>,
     last: usize,
-    /// The handles of removed functions. A new function may get such a handle.
+    /// The handles of removed functions. New functions can reuse these handles.
     free: Vec<usize>,
 }
 
@@ -460,8 +460,8 @@ pub fn library_kernel(out: Out<usize>, library: usize, name: Text) -> Outcome<()
     out.put(with(|state| state.kernel(library, name))?)
 }
 
-/// Returns the status for a handle that is not a library. A wrong handle, except NULL, may crash
-/// the call.
+/// Returns the error code for a handle that is not a library. For a handle other than NULL, some
+/// functions also crash the process, as in the real driver.
 fn no_library(handle: usize) -> Status {
     match handle {
         0 => Status::INVALID_HANDLE,
@@ -491,8 +491,8 @@ pub fn kernels(list: Out<usize>, count: u32, library: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// Writes the number of a library's kernels. A handle that is not a library crashes this call, as
-/// it does in the real driver (measured, H200, 580.159.04).
+/// Writes the number of a library's kernels. Crashes for a handle that is neither NULL nor a
+/// library, as the real driver does (measured, H200, 580.159.04).
 pub fn kernel_count(count: Out<u32>, library: usize) -> Outcome<()> {
     driver()?;
     let names = with(|state| names(state, library)).map_err(|error| match library {
@@ -666,8 +666,7 @@ impl Function {
     }
 }
 
-/// Returns the memory that a function needs. The handle of a kernel fails with error 400
-/// (measured).
+/// Returns the memory that a function needs. Fails with error 400 for a kernel's handle (measured).
 pub fn function_need(function: usize) -> Outcome<Need> {
     Ok(function_of(function)?.need())
 }
@@ -679,16 +678,16 @@ pub fn kernel_need(kernel: usize) -> Outcome<Need> {
     Ok(found.need())
 }
 
-/// Returns a function for a graph node, with the memory that the function needs. Loads the
-/// function's code, as the driver does (measured).
+/// Returns what a graph node needs to launch a function: the function's handle, and the memory for
+/// the launch. Loads the function's code, as the real driver does (measured).
 pub fn function_node(function: usize) -> Outcome<(usize, Need)> {
     let found = function_of(function)?;
     load_code(found.owner)?;
     Ok((function, found.need()))
 }
 
-/// Returns a kernel's function in a context, for a graph node, with the memory that the function
-/// needs. The graph node then has the function's handle, not the kernel's (measured).
+/// Returns what a graph node needs to launch a kernel: the handle of the kernel's function in this
+/// context, and the memory for the launch. The node does not store the kernel's handle (measured).
 pub fn kernel_node(kernel: usize, context: &'static Context) -> Outcome<(usize, Need)> {
     let need = kernel_of(kernel)?.need();
     Ok((function_in(kernel, context)?, need))
@@ -732,12 +731,12 @@ pub fn function_module(out: Out<usize>, function: usize) -> Outcome<()> {
     out.put(function_of(function)?.owner)
 }
 
-/// Loads the code of a function. The handle of a kernel fails with error 400 (measured).
+/// Loads the code of a function. Fails with error 400 for the handle of a kernel (measured).
 pub fn load_function(function: usize) -> Outcome<()> {
     load_code(function_of(function)?.owner)
 }
 
-/// Writes an attribute of a function. The handle of a kernel fails with error 400 (measured).
+/// Writes an attribute of a function. Fails with error 400 for a kernel's handle (measured).
 pub fn function_attribute(value: Out<i32>, attribute: i32, function: usize) -> Outcome<()> {
     put_attribute(value, attribute, function_of(function)?)
 }
@@ -820,8 +819,8 @@ pub fn param_info(
     offset.put(0)
 }
 
-/// Writes the number of a kernel's parameters. Loads the kernel's library. This is assumed, because
-/// the measured driver does not have this function.
+/// Writes the number of a kernel's parameters. Also loads the kernel's library; this was not
+/// measured, because the measured driver does not have this function.
 pub fn param_count(kernel: usize, count: Out<usize>) -> Outcome<()> {
     place_kernel(kernel_of(kernel)?)?;
     count.put(1)
@@ -941,7 +940,7 @@ pub fn launch_grid_async(function: usize, width: i32, height: i32, stream: usize
 }
 
 /// Returns how many thread blocks fit on a multiprocessor. Loads the code of the function or kernel
-/// even if the block size is invalid. A NULL result pointer fails before anything is loaded
+/// even if the block size is invalid. Fails for a NULL result pointer, before any code is loaded
 /// (measured).
 fn fits<T>(place: Out<T>, function: usize, threads: i32) -> Outcome<i32> {
     here()?;

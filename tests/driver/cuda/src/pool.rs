@@ -79,7 +79,7 @@ pub fn create(pool: Out<usize>, props: In<u8>) -> Outcome<()> {
     let made = match props.field::<i32>(0).get()? {
         PINNED => Pool::make(location(place)?),
         MANAGED => {
-            // A managed pool cannot be shared and cannot have a largest size (measured, H200,
+            // A managed pool cannot be exported or have a maximum size (measured, H200,
             // 580.159.04).
             if props.field::<i32>(4).get()? != 0 || props.field::<u64>(24).get()? != 0 {
                 return Err(Status::INVALID_VALUE);
@@ -91,8 +91,8 @@ pub fn create(pool: Out<usize>, props: In<u8>) -> Outcome<()> {
     pool.put(made.handle())
 }
 
-/// Returns the GPU to which the simulated driver assigns a managed pool. A managed pool may have
-/// any location or none.
+/// Returns the GPU to which the simulated driver assigns a managed pool. The real driver allows any
+/// location for a managed pool, or none.
 fn managed_for(place: [i32; 2]) -> Outcome<usize> {
     match place {
         [1, _] => location(place)?.ok_or(Status::INVALID_VALUE),
@@ -101,8 +101,7 @@ fn managed_for(place: [i32; 2]) -> Outcome<usize> {
     }
 }
 
-/// The default pools of managed memory. The key of each pool is the kind and the id of its
-/// location.
+/// The default pools of managed memory. The key of a pool is its location: kind and id.
 static MANAGED_DEFAULTS: Mutex<Vec<([i32; 2], &'static Pool)>> = Mutex::new(Vec::new());
 
 fn managed_defaults() -> MutexGuard<'static, Vec<([i32; 2], &'static Pool)>> {
@@ -161,8 +160,8 @@ pub fn attribute(pool: usize, attribute: i32, value: Out<u8>) -> Outcome<()> {
     driver()?;
     capture::unsafe_call()?;
     if Pool::was_destroyed(pool) {
-        // For a destroyed pool, the real driver returns 1 or crashes (measured with RMM's tests,
-        // H200, 580.159.03). The simulated driver always crashes.
+        // The real `cuMemPoolGetAttribute` returns 1 or crashes for a destroyed pool (measured with
+        // RMM's tests, H200, 580.159.03). The simulated driver always crashes.
         crash();
     }
     let answer = Pool::from_handle(pool)?.attribute(attribute)?;
@@ -209,8 +208,8 @@ pub fn set_current_of(ordinal: i32, pool: usize) -> Outcome<()> {
     set_current(device::index(ordinal)?, pool)
 }
 
-/// Returns the GPU of a default pool of pinned memory. Fails for other memory and for the host,
-/// because the simulated driver has no such default pools.
+/// Returns the GPU of a default pool of pinned memory. Fails if the kind is not pinned memory or
+/// the location is not a GPU: the simulated driver has no default pools for these.
 fn place(at: In<[i32; 2]>, kind: i32) -> Outcome<usize> {
     match (location(at.get()?)?, kind) {
         (Some(index), PINNED) => Ok(index),

@@ -140,7 +140,7 @@ pub fn host_function(handle: usize, function: usize, data: usize, twin: bool) ->
     if captured(handle)? {
         return Ok(());
     }
-    // SAFETY: the C caller promises that the address is a function of this type.
+    // SAFETY: the C caller promises that this is the address of a function of this type.
     let function: extern "C" fn(usize) = unsafe { std::mem::transmute(function) };
     function(data);
     Ok(())
@@ -158,7 +158,7 @@ pub fn callback(
     if callback == 0 {
         return Err(Status::INVALID_VALUE);
     }
-    // SAFETY: the C caller promises that the address is a function of this type.
+    // SAFETY: the C caller promises that this is the address of a function of this type.
     let callback: extern "C" fn(usize, i32, usize) = unsafe { std::mem::transmute(callback) };
     callback(handle, 0, data);
     Ok(())

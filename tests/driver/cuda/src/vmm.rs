@@ -26,8 +26,8 @@ pub fn unreserve(address: u64, bytes: usize) -> Outcome<()> {
     vmm::unreserve(address, bytes as u64)
 }
 
-/// Reads the location at offset 8 of a `CUmemAllocationProp`. Returns its GPU; `None` for host
-/// memory.
+/// Reads the location at offset 8 of a `CUmemAllocationProp`. Returns the location's GPU; `None`
+/// for host memory.
 fn place(prop: In<u8>) -> Outcome<Option<usize>> {
     let [kind, id] = prop.field::<[i32; 2]>(8).get()?;
     let ordinal = match kind {
@@ -71,8 +71,8 @@ pub fn unmap(address: u64, bytes: usize) -> Outcome<()> {
     vmm::unmap(address, bytes as u64)
 }
 
-/// Sets the access flags of a mapping. The last descriptor in the list decides; the simulated
-/// driver ignores which GPU a descriptor names.
+/// Sets the access flags of a mapping. Uses the flags of the last access descriptor in `access`,
+/// and ignores which GPU this descriptor names.
 pub fn set_access(address: u64, bytes: usize, access: In<u8>, count: usize) -> Outcome<()> {
     driver()?;
     for index in 0..count {

@@ -40,7 +40,7 @@ pub fn memory_v2(handle: usize, memory: &mut [u64; 5]) -> Option<Answer> {
     Some(answer(function(handle, memory)))
 }
 
-/// Calls a function that returns a process list by the function's exported name. Returns `None`
+/// Looks up a function by its exported name `name`, and calls it for a process list. Returns `None`
 /// unless the knob `own-exports` is set.
 pub fn list(name: &CStr, handle: usize, count: Out<u32>, infos: Out<u8>) -> Option<Answer> {
     let found = match bound(name) {

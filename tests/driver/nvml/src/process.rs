@@ -50,8 +50,8 @@ fn pretence(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
-/// Writes a process list. If the caller's buffer is too small, writes only the number of elements
-/// that are needed.
+/// Writes a process list. If the caller's buffer is too small, writes no elements, only the number
+/// of elements that there are.
 fn list(handle: usize, count: Out<u32>, infos: Out<u8>, mode: Mode, stride: usize) -> Answer {
     let (machine, unit) = open(handle)?;
     let room = count.read()? as usize;

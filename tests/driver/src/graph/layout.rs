@@ -4,7 +4,7 @@
 //! Measured (H100, 580.159.04): a graph takes its memory in steps of 32 MiB, and small allocations
 //! share a step. One byte takes 32 MiB, and 33 MiB take 64 MiB. Twenty allocations of 2 MiB take 64
 //! MiB. Three allocations of 100, 50 and 7 MiB take 192 MiB together. NVIDIA's documentation says
-//! that an allocation may get the address of another one that is freed before.
+//! that an allocation can reuse the address of an allocation that the graph frees earlier.
 
 use std::collections::BTreeSet;
 

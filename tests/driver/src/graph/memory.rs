@@ -38,8 +38,8 @@ struct Share {
 }
 
 impl Share {
-    /// Returns the bytes that running graphs use, without those on the stream `except`. The graphs
-    /// of one stream run one after the other, so only the largest graph of each stream counts.
+    /// Returns the bytes that running graphs use, except graphs on the stream `except`. The graphs
+    /// of one stream run one after the other, so only its largest graph counts.
     fn running(&mut self, except: Option<u64>) -> u64 {
         self.running.retain(|running| !work::is_over(running.end));
         let mut streams = HashMap::<u64, u64>::new();
@@ -99,7 +99,7 @@ impl Memory {
             share.reserved_high = share.reserved_high.max(share.reserved);
         }
         // Measured: for allocations of 100, 50 and 7 MiB the driver reports 192 MiB as reserved and
-        // 160 MiB as used. Only a trim makes the used bytes fewer.
+        // 160 MiB as used. Only a trim lowers the used bytes.
         let used = (live + plan.bytes(device)).next_multiple_of(STEP);
         share.used = share.used.max(used);
         share.used_high = share.used_high.max(share.used);
@@ -247,7 +247,7 @@ pub fn attribute(device: usize, attribute: i32) -> Outcome<u64> {
 /// Resets a high-water mark.
 ///
 /// # Errors
-/// `INVALID_VALUE` for another attribute or value.
+/// `INVALID_VALUE` for an attribute that is not a high-water mark, and for a value other than 0.
 pub fn set_attribute(device: usize, attribute: i32, value: u64) -> Outcome<()> {
     let mut memory = memory();
     let share = memory.share(device);

@@ -227,7 +227,7 @@ fn contexts_do_not_share_array_blocks_and_free_their_arrays() {
         assert_eq!(cuda.beyond(), 2 * MIB);
         assert_eq!(destroy(cuda, other), 709);
         assert_eq!(destroy(cuda, small), 0);
-        assert_eq!(destroy(cuda, small), 709, "destroyed");
+        assert_eq!(destroy(cuda, small), 709, "the array is destroyed");
         assert_eq!(used(), CONTEXT);
     });
 }
@@ -311,7 +311,7 @@ fn levels_are_destroyed_with_their_array() {
             assert_eq!(destroy(cuda, third), 0, "destroying a level does nothing");
             assert_eq!(cuda.call("cuArray3DGetDescriptor_v2", &places), 0);
         }
-        assert_eq!(destroy(cuda, whole), 400, "the handle is of another kind");
+        assert_eq!(destroy(cuda, whole), 400, "the handle is a mipmapped array");
         assert_eq!(cuda.beyond(), taken);
         assert_eq!(destroy_mipmapped(cuda, whole), 0);
         assert_eq!(cuda.beyond(), 0);
@@ -421,7 +421,7 @@ fn release(cuda: &Cuda, handle: u64) -> i32 {
 fn mapped_memory_is_freed_with_its_handle() {
     alone(&[], |cuda| {
         cuda.start();
-        assert_eq!(tile_pool(cuda, 64 << 10), Err(1), "the size is below 2 MiB");
+        assert_eq!(tile_pool(cuda, 64 << 10), Err(1), "the pool is below 2 MiB");
         let array = create(cuda, [8192, 8192, 0, 32, 4, SPARSE]).expect("an array");
         assert_eq!(cuda.beyond(), 0);
         // A part of the array: level 0, 8 × 4 tiles of 64 × 64 elements each.
@@ -434,7 +434,7 @@ fn mapped_memory_is_freed_with_its_handle() {
         assert_eq!(
             cuda.beyond(),
             0,
-            "released memory is freed although it is mapped"
+            "releasing the handle frees the memory even while it is mapped"
         );
         assert_eq!(map(cuda, &[map_info(0, array, tiles, None)]), 0);
         let two = memory(cuda, 2 * MIB);

@@ -141,7 +141,7 @@ fn capture_modes_decide_which_threads_may_make_unsafe_calls() {
     alone(&[], |cuda| {
         cuda.start();
         let stream = stream(cuda, 1);
-        assert_eq!(exchange(cuda, 2), 0, "threads begin in the global mode");
+        assert_eq!(exchange(cuda, 2), 0, "a thread begins in the global mode");
         assert_eq!(exchange(cuda, 1), 2);
         assert_eq!(exchange(cuda, 0), 1);
         let mut none = 3i32;
@@ -268,28 +268,28 @@ fn memory_nodes_take_memory_at_the_upload() {
             0
         );
         assert_eq!(nodes, 3);
-        assert_eq!(cuda.beyond(), 0, "captured");
+        assert_eq!(cuda.beyond(), 0, "capturing takes no memory");
         let exec = cuda
             .get("cuGraphInstantiateWithFlags", &[graph, 0])
             .expect("an executable graph") as usize;
-        assert_eq!(cuda.beyond(), 2 * MIB, "instantiated");
+        assert_eq!(cuda.beyond(), 2 * MIB, "instantiating takes 2 MiB");
         assert_eq!(cuda.call("cuGraphUpload", &[exec, stream]), 0);
-        assert_eq!(cuda.beyond(), 66 * MIB, "uploaded");
+        assert_eq!(cuda.beyond(), 66 * MIB, "the upload takes 64 MiB");
         for _ in 0..2 {
             assert_eq!(cuda.call("cuGraphLaunch", &[exec, stream]), 0);
             assert_eq!(cuda.call("cuStreamSynchronize", &[stream]), 0);
             assert_eq!(memory(cuda, 2), 64 * MIB);
-            assert_eq!(cuda.beyond(), 66 * MIB, "launched");
+            assert_eq!(cuda.beyond(), 66 * MIB, "the launch takes no more");
         }
         assert_eq!(cuda.call("cuGraphExecDestroy", &[exec]), 0);
-        assert_eq!(cuda.beyond(), 66 * MIB, "destroyed");
+        assert_eq!(cuda.beyond(), 66 * MIB, "the GPU keeps the memory");
         assert_eq!(cuda.call("cuDeviceGraphMemTrim", &[0]), 0);
-        assert_eq!(cuda.beyond(), 2 * MIB, "trimmed");
+        assert_eq!(cuda.beyond(), 2 * MIB, "a trim gives back 64 MiB");
         assert_eq!((memory(cuda, 0), memory(cuda, 1)), (0, 64 * MIB));
         assert_eq!(
             cuda.call("cuGraphExecDestroy", &[exec]),
             1,
-            "it is destroyed"
+            "the executable graph is destroyed"
         );
         // The second executable graph in a context takes no memory.
         let mut log = [0u8; 16];
@@ -300,7 +300,7 @@ fn memory_nodes_take_memory_at_the_upload() {
         assert_eq!(cuda.beyond(), 2 * MIB);
         assert_eq!(cuda.call("cuGraphDestroy", &[graph]), 0);
         assert_eq!(cuda.call("cuGraphLaunch_ptsz", &[exec, stream]), 0);
-        assert_eq!(cuda.beyond(), 66 * MIB, "the first launch");
+        assert_eq!(cuda.beyond(), 66 * MIB, "the launch takes 64 MiB");
         assert_eq!(cuda.call("cuDevicePrimaryCtxReset_v2", &[0]), 0);
         assert_eq!(crate::rig::used(), 0);
     });
@@ -344,7 +344,7 @@ fn a_launch_may_leave_memory_allocated() {
         );
         assert_eq!((memory(cuda, 0), memory(cuda, 2)), (32 * MIB, 32 * MIB));
         assert_eq!(cuda.call("cuDeviceGraphMemTrim", &[0]), 0);
-        assert_eq!(cuda.beyond(), 34 * MIB, "in use");
+        assert_eq!(cuda.beyond(), 34 * MIB, "a trim keeps allocated memory");
         assert_eq!(cuda.call("cuMemFreeAsync", &[address, stream]), 0);
         assert_eq!(cuda.beyond(), 34 * MIB);
         assert_eq!(cuda.call("cuGraphLaunch", &[exec, stream]), 0);
@@ -414,7 +414,7 @@ fn graph_memory_grows_in_steps() {
             (&twenty, 64, 64),
         ] {
             let exec = executable(cuda, freed_graph(cuda, sizes), 0);
-            assert_eq!(cuda.beyond(), before, "instantiated");
+            assert_eq!(cuda.beyond(), before, "instantiating takes nothing");
             assert_eq!(cuda.call("cuGraphUpload", &[exec, stream]), 0);
             assert_eq!(cuda.beyond() - before, reserved * MIB, "{sizes:?}");
             for _ in 0..2 {
@@ -423,7 +423,7 @@ fn graph_memory_grows_in_steps() {
             assert_eq!(memory(cuda, 0), used * MIB, "{sizes:?}");
             assert_eq!(memory(cuda, 2), reserved * MIB);
             assert_eq!(cuda.call("cuGraphExecDestroy", &[exec]), 0);
-            assert_eq!(cuda.beyond() - before, reserved * MIB, "destroyed");
+            assert_eq!(cuda.beyond() - before, reserved * MIB, "the memory is kept");
             assert_eq!(cuda.call("cuDeviceGraphMemTrim", &[0]), 0);
             assert_eq!((memory(cuda, 0), memory(cuda, 2)), (0, 0));
             assert_eq!(cuda.beyond(), before);
@@ -448,7 +448,7 @@ fn memory_left_by_a_launch_must_be_freed_before_the_next() {
         assert_eq!(
             cuda.get("cuGraphInstantiateWithFlags", &[graph, 0]),
             Err(1),
-            "a graph with memory nodes has one executable graph"
+            "a graph with memory nodes can have only one executable graph"
         );
         assert_eq!(cuda.call("cuGraphLaunch", &[exec, stream]), 0);
         assert_eq!(cuda.call("cuGraphLaunch", &[exec, stream]), 1);
@@ -479,7 +479,7 @@ fn memory_left_by_a_launch_must_be_freed_before_the_next() {
         assert_eq!(again, Err(1));
         let freeing = executable(cuda, freeing, 0);
         assert_eq!(cuda.call("cuGraphLaunch", &[freeing, stream]), 0);
-        assert_eq!(cuda.free(address as u64), 1, "the graph freed this address");
+        assert_eq!(cuda.free(address as u64), 1, "a graph freed the address");
     });
 }
 
@@ -491,10 +491,10 @@ fn graphs_share_memory_unless_they_run_at_once() {
         let graphs = [100, 80].map(|size| executable(cuda, freed_graph(cuda, &[size * MIB]), 0));
         for graph in graphs {
             assert_eq!(cuda.call("cuGraphLaunch", &[graph, one]), 0);
-            assert_eq!(memory(cuda, 2), 128 * MIB, "on one stream");
+            assert_eq!(memory(cuda, 2), 128 * MIB, "graphs share memory");
         }
         assert_eq!(cuda.call("cuDeviceGraphMemTrim", &[0]), 0);
-        assert_eq!(memory(cuda, 2), 128 * MIB, "a trim frees no running graph");
+        assert_eq!(memory(cuda, 2), 128 * MIB, "a trim skips running graphs");
         assert_eq!(cuda.call("cuGraphLaunch", &[graphs[1], two]), 0);
         assert_eq!(memory(cuda, 2), (128 + 96) * MIB, "streams share no memory");
         assert_eq!(cuda.call("cuCtxSynchronize", &[]), 0);
@@ -523,7 +523,7 @@ fn a_launch_that_is_too_large_keeps_what_it_took() {
     });
 }
 
-/// An allocation in a graph may get the address of another allocation that is freed before
+/// An allocation in a graph can reuse the address of an allocation that the graph frees earlier
 /// (NVIDIA's documentation).
 #[test]
 fn an_allocation_gets_an_address_that_is_freed_before_it() {
@@ -545,8 +545,8 @@ fn an_allocation_gets_an_address_that_is_freed_before_it() {
         let exec = executable(cuda, end(cuda, stream).expect("a graph"), 0);
         assert_eq!(cuda.call("cuGraphLaunch", &[exec, stream]), 0);
         assert_eq!(memory(cuda, 2), 128 * MIB);
-        // Two nodes may run in any order. So if one of them frees an address, the other does not
-        // get it.
+        // Two nodes can run in any order. So if one of them frees an address, the other does not
+        // reuse it.
         let (graph, addresses, last) = graph_of(cuda, &[100 * MIB]);
         let arguments = [graph, &raw const last as usize, 1, addresses[0] as usize];
         assert!(cuda.get("cuGraphAddMemFreeNode", &arguments).is_ok());

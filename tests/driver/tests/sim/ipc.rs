@@ -43,7 +43,7 @@ fn invalid_exports_and_opens_are_refused() {
                 Err(201),
                 "the exporter cannot open its own memory"
             );
-            assert_eq!(open(cuda, name, handle, 0), Err(1), "a flag is required");
+            assert_eq!(open(cuda, name, handle, 0), Err(1), "the call needs a flag");
             assert_eq!(open(cuda, name, Handle([7; 8]), 1), Err(1), "not a handle");
         }
         assert_eq!(close(cuda, memory), 1);
@@ -66,8 +66,8 @@ fn invalid_exports_and_opens_are_refused() {
     });
 }
 
-/// The child process of a test. Each letter on its standard input is a command. Its role is the
-/// path of the file that holds the IPC handle.
+/// The child process of a test. Each letter on its standard input is a command. The child's role is
+/// the path of the file that holds the IPC handle.
 fn told(path: &str) {
     let cuda = Cuda::load();
     cuda.start();
@@ -145,7 +145,7 @@ fn opened_memory_counts_for_its_owner_and_then_for_its_opener() {
         assert_eq!(held([&owner, &opener]), [0, size]);
         assert_eq!(machine.used(), two + size);
         say(&mut opener, "c");
-        assert_eq!(held([&owner, &opener]), [0, size], "memory is still open");
+        assert_eq!(held([&owner, &opener]), [0, size], "one open is left");
         say(&mut opener, "g");
         assert_eq!(machine.used(), two);
         say(&mut owner, letter);
@@ -159,8 +159,8 @@ fn opened_memory_counts_for_its_owner_and_then_for_its_opener() {
         two + SIZE,
         "no peak counts shared memory twice"
     );
-    // Destroying the owner's context frees the memory. Destroying the context that opened the
-    // memory closes it.
+    // Destroying the owner's context frees the memory. Destroying the context of the process that
+    // opened the memory closes the memory.
     say(&mut owner, "a");
     say(&mut opener, "or");
     assert_eq!(held([&owner, &opener]), [SIZE, 0]);

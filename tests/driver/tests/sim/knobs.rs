@@ -165,7 +165,7 @@ fn mig_instances_match_nvml() {
     if let Some(expected) = role() {
         let cuda = Cuda::load();
         let (count, whole, own) = seen(&cuda);
-        assert_eq!(count, 1, "a process sees one MIG instance");
+        assert_eq!(count, 1, "a process sees only one MIG instance");
         let nvml = Library::open("libnvidia-ml.so.1").expect("NVML");
         assert_eq!(nvml.call("nvmlInit_v2", &[]), 0);
         let written = |device: usize| {

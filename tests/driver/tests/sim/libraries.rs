@@ -38,7 +38,7 @@ fn module_takes_its_variable_at_the_load(cuda: &Cuda) {
 }
 
 /// Makes a library load its module in every possible way, and checks that the module takes 64 MiB.
-/// `before` is the number of bytes in use before.
+/// `before` is the number of bytes in use before the library is loaded.
 fn library_takes_its_variable(cuda: &Cuda, before: u64) {
     let file = std::env::temp_dir().join(format!("gpulimit-sim-{}.ptx", std::process::id()));
     std::fs::write(&file, BIG.to_bytes()).expect("written");
@@ -85,7 +85,7 @@ fn library_takes_its_variable(cuda: &Cuda, before: u64) {
         assert_eq!(cuda.beyond(), 64 * MIB, "way {way}");
         assert_eq!(cuda.call("cuLibraryUnload", &[library]), 0);
         assert_eq!(cuda.beyond(), 0, "way {way}");
-        assert_eq!(launch(cuda, kernel), 400, "unloaded");
+        assert_eq!(launch(cuda, kernel), 400, "the library is unloaded");
     }
     let _ = std::fs::remove_file(file);
 }
@@ -102,7 +102,7 @@ fn mode(cuda: &Cuda) -> i32 {
 fn is_lazy(cuda: &Cuda) {
     assert_eq!(cuda.call("cuInit", &[0]), 0);
     let early = library(cuda, "cuLibraryLoadData", BIG.as_ptr() as usize);
-    assert_eq!(used(), 0, "a library loads without a context or memory");
+    assert_eq!(used(), 0, "without a context a library takes no memory");
     cuda.start();
     assert_eq!(cuda.call("cuLibraryUnload", &[early]), 0);
     assert_eq!(mode(cuda), 2);
@@ -171,7 +171,7 @@ fn the_first_launch_takes_memory_until_the_context_is_destroyed() {
                 assert_eq!(cuda.beyond(), taken);
                 assert_eq!(launch(cuda, function), 0);
                 assert_eq!(cuda.call("cuModuleUnload", &[module]), 0);
-                assert_eq!(cuda.beyond(), taken, "the context keeps the memory");
+                assert_eq!(cuda.beyond(), taken, "unloading keeps the memory");
                 assert_eq!(cuda.call("cuDevicePrimaryCtxReset_v2", &[0]), 0);
                 assert_eq!(used(), 0);
                 cuda.start();

@@ -36,9 +36,9 @@ fn physical_memory_is_kept_by_handles_and_mappings() {
         assert_eq!(cuda.beyond(), size);
         let at = [address as usize, size as usize, 0, handle as usize, 0];
         assert_eq!(cuda.call("cuMemMap", &at), 0);
-        assert_eq!(cuda.call("cuMemMap", &at), 208, "already mapped");
+        assert_eq!(cuda.call("cuMemMap", &at), 208, "the range has a mapping");
         assert_eq!(cuda.call("cuMemRelease", &[handle as usize]), 0);
-        assert_eq!(cuda.beyond(), size, "still mapped");
+        assert_eq!(cuda.beyond(), size, "the allocation is still mapped");
         // NCCL frees an allocation in this order: retain, release, unmap, release.
         let again = cuda
             .get("cuMemRetainAllocationHandle", &[address as usize])
@@ -47,7 +47,7 @@ fn physical_memory_is_kept_by_handles_and_mappings() {
         assert_eq!(
             cuda.call("cuMemAddressFree", &[address as usize, size as usize]),
             1,
-            "still mapped"
+            "memory is still mapped at the reserved addresses"
         );
         assert_eq!(
             cuda.call("cuMemUnmap", &[address as usize, size as usize]),
@@ -194,7 +194,7 @@ fn capacity_holds_against_threads() {
                     .map(|thread| thread.join().expect("a thread"))
                     .sum()
             });
-            assert!(refused > 0, "the capacity is too small for all threads");
+            assert!(refused > 0, "the GPU is too small for all threads");
             assert_eq!(cuda.beyond(), 0);
             let machine = gpulimit_sim::machine::Machine::get().expect("a machine");
             let peak = gpulimit_sim::grant::peak(machine, 0) * 2 * MIB;

@@ -101,13 +101,13 @@ fn the_other_limits_take_no_memory() {
         ] {
             assert_eq!(set(cuda, limit, value), 0);
             assert_eq!(cuda.get("cuCtxGetLimit", &[limit]), Ok(now));
-            assert_eq!(cuda.beyond(), 0, "limit {limit} set to {value}");
+            assert_eq!(cuda.beyond(), 0, "limit {limit} = {value} takes no memory");
         }
     });
 }
 
-/// A kernel with 1,100 bytes of local memory reports 1,104 and takes 20 MiB. A second context has
-/// local memory of its own.
+/// A kernel with 1,100 bytes of local memory reports 1,104 bytes and takes 20 MiB. A second context
+/// has local memory of its own.
 #[test]
 fn a_launch_grows_the_local_memory_of_its_context() {
     alone(&[], |cuda| {
@@ -437,7 +437,7 @@ fn malloc_takes_memory_at_the_load_and_at_the_first_launch() {
         for _ in 0..2 {
             assert_eq!(launch(cuda, function(cuda, user)), 0);
             assert_eq!(cuda.beyond(), 396 * MIB);
-            assert_eq!(set(cuda, HEAP, 512 << 20), 1, "in use");
+            assert_eq!(set(cuda, HEAP, 512 << 20), 1, "the heap is in use");
         }
         assert_eq!(cuda.call("cuModuleUnload", &[user]), 0);
         assert_eq!(cuda.beyond(), 396 * MIB, "unloading keeps the malloc heap");
@@ -464,13 +464,13 @@ fn printf_takes_the_same_for_every_limit() {
             assert_eq!(cuda.beyond(), before + (stays + 2) * MIB, "{limit:?}");
             assert_eq!(launch(cuda, function(cuda, user)), 0);
             assert_eq!(cuda.beyond(), before + (stays + 2) * MIB, "{limit:?}");
-            assert_eq!(set(cuda, PRINTF, 16 << 20), 1, "in use");
+            assert_eq!(set(cuda, PRINTF, 16 << 20), 1, "printf is in use");
             assert_eq!(cuda.call("cuModuleUnload", &[user]), 0);
             assert_eq!(cuda.beyond(), before + stays * MIB, "{limit:?}");
             assert_eq!(
                 set(cuda, PRINTF, 16 << 20),
                 1,
-                "the limit stays fixed after the module is unloaded"
+                "printf's limit stays fixed after the module is unloaded"
             );
             assert_eq!(cuda.call("cuCtxDestroy_v2", &[context]), 0);
             assert_eq!(cuda.beyond(), 0);

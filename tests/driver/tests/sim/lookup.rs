@@ -101,7 +101,7 @@ fn a_failed_lookup_answers_as_its_version_does() {
         assert_eq!(
             v2(cuda, c"cuMemAlloc", 12_000, 4),
             (1, 0xdead, 77),
-            "unknown flags"
+            "the flag 4 does not exist"
         );
         assert_eq!(v1(cuda, c"cuMemAlloc_v2", 12_000, 0), (500, 0xdead));
         assert_eq!(v1(cuda, c"cuMemAllocAsync", 11_010, 0), (500, 0xdead));
@@ -116,7 +116,7 @@ fn a_failed_lookup_answers_as_its_version_does() {
         assert_eq!(
             cuda.call("cuGetProcAddress_v2", &arguments),
             0,
-            "the pointer for the status may be NULL"
+            "the pointer to the status can be NULL"
         );
         assert_eq!(found, cuda.find("cuInit"));
     });
@@ -128,7 +128,7 @@ fn an_older_driver_hides_newer_functions() {
         assert_eq!(
             v2(cuda, c"cuCtxCreate", 13_000, 0),
             (0, cuda.find("cuCtxCreate_v3"), 0),
-            "the lookup finds the newest variant of the driver"
+            "the lookup finds the newest variant that the driver has"
         );
         assert_eq!(v2(cuda, c"cuMemGetMemPool", 13_000, 0), (0, 0, 1));
     });

@@ -28,7 +28,7 @@ fn a_killed_process_keeps_its_memory_for_the_lag() {
     assert_eq!(machine.used(), HELD);
     child.kill().expect("killed");
     child.wait().expect("gone");
-    assert_eq!(machine.used(), HELD, "a dead process still uses its memory");
+    assert_eq!(machine.used(), HELD, "a dead child's memory still counts");
     let usage = machine.usage();
     assert!(
         usage.contains(&format!("\"pid\":{}", child.id())) && usage.contains("\"dying\":true"),
@@ -117,7 +117,7 @@ fn processes_by_nvml() {
         assert_eq!(
             nvml.call(name, &[device, &raw mut count as usize, 0]),
             7,
-            "too little room"
+            "the buffer has too little room"
         );
         assert_eq!(count, 2);
         let mut infos = [0u64; 12];
@@ -227,9 +227,9 @@ fn every_nvml_list_of_processes() {
         let mut list = [0x0200_0018u64, 2, 0];
         let name = "nvmlDeviceGetRunningProcessDetailList";
         let detailed = |list: &mut [u64; 3]| nvml.call(name, &[device, list.as_mut_ptr() as usize]);
-        assert_eq!(detailed(&mut list), 25, "unknown version of the structure");
+        assert_eq!(detailed(&mut list), 25, "the list's version is unknown");
         list = [0x0100_0018 | 9 << 32, 0, 0];
-        assert_eq!(detailed(&mut list), 2, "unknown mode");
+        assert_eq!(detailed(&mut list), 2, "the list's mode is unknown");
         list = [0x0100_0018, 0, 0];
         assert_eq!((detailed(&mut list), list[1]), (7, 1));
     });
@@ -278,7 +278,7 @@ fn contexts_do_not_survive_fork() {
         assert!(in_child(
             &|| cuda.call("cuInit", &[0]) == 3 && cuda.alloc(1) == Err(3)
         ));
-        assert!(cuda.alloc(1).is_ok(), "the driver works in the parent");
+        assert!(cuda.alloc(1).is_ok(), "the parent's driver still works");
     });
 }
 

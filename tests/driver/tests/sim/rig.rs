@@ -36,7 +36,7 @@ fn libraries() -> &'static Path {
             .env_remove("GPULIMIT_SIM_BUILT");
         assert!(
             build.status().expect("scripts/sim runs").success(),
-            "scripts/sim builds the driver"
+            "scripts/sim could not build the driver"
         );
         target.join("sim-driver")
     })

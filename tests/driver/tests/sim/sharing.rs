@@ -48,13 +48,13 @@ fn a_process_can_import_its_own_export() {
     alone(&[], |cuda| {
         cuda.start();
         let plain = create(cuda, 0);
-        assert_eq!(export(cuda, plain), Err(1), "export was not requested");
+        assert_eq!(export(cuda, plain), Err(1), "the memory is not exportable");
         assert_eq!(cuda.call("cuMemRelease", &[plain]), 0);
         let handle = create(cuda, 1);
         let descriptor = export(cuda, handle).expect("a descriptor");
         let again = import(cuda, descriptor);
         assert_ne!(handle, again);
-        assert_eq!(export(cuda, again), Err(1), "an import cannot be exported");
+        assert_eq!(export(cuda, again), Err(1), "imports cannot be exported");
         let mut told = [0u8; 32];
         let arguments = [told.as_mut_ptr() as usize, again];
         let name = "cuMemGetAllocationPropertiesFromHandle";
@@ -63,7 +63,7 @@ fn a_process_can_import_its_own_export() {
         assert_eq!(cuda.beyond(), SIZE);
         assert_eq!(cuda.call("cuMemRelease", &[handle]), 0);
         assert_eq!(cuda.call("cuMemRelease", &[again]), 0);
-        assert_eq!(cuda.beyond(), SIZE, "the descriptor keeps the memory");
+        assert_eq!(cuda.beyond(), SIZE, "a descriptor keeps the memory");
         let again = import(cuda, descriptor);
         close(descriptor);
         assert_eq!(cuda.beyond(), SIZE, "the import keeps the memory");
@@ -77,7 +77,7 @@ fn a_process_can_import_its_own_export() {
     });
 }
 
-/// The child process of a test. Each letter on its standard input is a command. Its role is
+/// The child process of a test. Each letter on its standard input is a command. The child's role is
 /// "export", or the path of the exporter's descriptor.
 fn told(role: &str) {
     let cuda = Cuda::load();
@@ -135,7 +135,7 @@ pub fn say(child: &mut Child, letters: &str) -> String {
     line
 }
 
-/// Starts a process that exports memory, and `others` processes that have opened its descriptor.
+/// Starts an exporter of memory, and `others` processes that open the exporter's descriptor.
 fn exported(machine: &Machine, others: usize) -> (Child, Vec<Child>) {
     let mut exporter = machine.spawn("export");
     let line = say(&mut exporter, "e");
@@ -195,7 +195,7 @@ fn exported_memory_counts_for_its_exporter_or_its_only_importer() {
         "no peak counts shared memory twice"
     );
     say(&mut exporter, "eri");
-    assert_eq!(holds(&exporter), 0, "the exporter's own descriptor is open");
+    assert_eq!(holds(&exporter), 0, "the exporter has a descriptor open");
     say(&mut exporter, "c");
     assert_eq!(holds(&exporter), SIZE);
     say(&mut exporter, "r");

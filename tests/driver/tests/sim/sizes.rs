@@ -37,7 +37,7 @@ fn every_context_costs_the_same() {
         assert_eq!(
             cuda.call("cuCtxDestroy_v2", &[more[0] as usize]),
             709,
-            "it is destroyed"
+            "the context is destroyed"
         );
         assert_eq!(cuda.call("cuDevicePrimaryCtxRelease_v2", &[0]), 0);
         assert_eq!(used(), 0);
@@ -125,7 +125,7 @@ fn requests_of_all_sizes_share_blocks() {
         assert_eq!((cuda.free(four[1]), cuda.free(four[2])), (0, 0));
         let large = cuda.alloc(1 << 20).expect("memory");
         assert_eq!((large, cuda.beyond()), (four[1], 2 * MIB));
-        assert_eq!(cuda.free(four[2]), 1, "the address is in another request");
+        assert_eq!(cuda.free(four[2]), 1, "the address is in the new request");
         for address in [four[0], four[3], large] {
             assert_eq!(cuda.free(address), 0);
         }
@@ -202,7 +202,7 @@ fn a_mix_takes_the_blocks_it_touches() {
         for (address, _) in live {
             assert_eq!(cuda.free(address), 0);
         }
-        assert_eq!(cuda.beyond(), 0, "all returned");
+        assert_eq!(cuda.beyond(), 0, "all memory is given back");
     });
 }
 
@@ -226,11 +226,11 @@ fn large_requests_have_blocks_of_their_own() {
             assert_eq!((base, size), (address, bytes));
             assert_eq!(cuda.free(address), 0);
             assert_eq!(cuda.beyond(), 0, "{bytes}");
-            assert_eq!(cuda.free(address), 1, "freed twice");
+            assert_eq!(cuda.free(address), 1, "the address is already free");
         }
         assert_eq!(cuda.alloc(0), Err(1));
         assert_eq!(cuda.free(0), 0);
-        assert_eq!(cuda.free(4096), 1, "never allocated");
+        assert_eq!(cuda.free(4096), 1, "the address was never allocated");
         assert_eq!(cuda.alloc(1 << 40), Err(2));
     });
 }
@@ -421,7 +421,7 @@ fn stream_memory_stays_with_the_context() {
         }
         assert_eq!(cuda.beyond(), 2240 * MIB);
         cuda.get("cuStreamCreate", &[1]).expect("a stream");
-        assert_eq!(cuda.beyond(), 2240 * MIB, "a new stream reuses old memory");
+        assert_eq!(cuda.beyond(), 2240 * MIB, "the new stream reuses memory");
         assert_eq!(cuda.call("cuDevicePrimaryCtxReset_v2", &[0]), 0);
         assert_eq!(used(), 0);
     });
@@ -520,7 +520,7 @@ fn the_32_bit_interface_has_addresses_of_its_own() {
             let mut address = [0u32, 7];
             let place = address.as_mut_ptr() as usize;
             let status = cuda.call("cuMemAlloc", &[place, bytes | garbage]);
-            assert_eq!(address[1], 7, "cuMemAlloc writes only four bytes");
+            assert_eq!(address[1], 7, "cuMemAlloc writes an address of 4 bytes");
             (status, address[0] as usize)
         };
         let (status, small) = allocate(1000);
@@ -545,7 +545,7 @@ fn the_32_bit_interface_has_addresses_of_its_own() {
         assert_eq!(cuda.call("cuMemFree", &[small | garbage]), 0);
         assert_eq!(cuda.call("cuMemFree_v2", &[large]), 0);
         assert_eq!(cuda.call("cuMemFree", &[places[0] as usize | garbage]), 0);
-        assert_eq!(cuda.call("cuMemFree", &[small]), 1, "twice");
+        assert_eq!(cuda.call("cuMemFree", &[small]), 1, "the address is free");
         assert_eq!(cuda.beyond(), 0);
         assert_eq!(allocate(1000), (0, small), "the freed address is reused");
         let mut numbers = [0u32; 3];

@@ -141,7 +141,7 @@ fn a_launch_keeps_its_stream_busy() {
         let elapsed = program.get("cuEventElapsedTime", &[before, after]);
         assert_eq!(elapsed, Err(NOT_READY));
         program.launch(idle, 0);
-        assert_eq!(program.query(idle), 0, "with work 0 a kernel takes no time");
+        assert_eq!(program.query(idle), 0, "a kernel with no work ends at once");
     });
 }
 
@@ -301,7 +301,7 @@ fn freed_memory_waits_for_its_stream() {
         let (worker, other) = (program.stream(), program.stream());
         program.launch(worker, HOUR);
         let place = program.freed(STEP, worker);
-        assert_eq!(program.bytes(), (STEP, 0), "freed memory counts as unused");
+        assert_eq!(program.bytes(), (STEP, 0), "freed memory is not in use");
         program.trim();
         program.sync(other);
         assert_eq!(program.bytes(), (STEP, 0), "a trim keeps pending memory");
@@ -395,7 +395,7 @@ fn a_stream_waits_for_pending_memory_if_the_pool_cannot_grow() {
         assert_eq!(
             program.alloc(20 * MIB),
             Err(2),
-            "pending memory is not trimmed"
+            "a failed request leaves pending memory in the pool"
         );
         program.set_pool(3, 0);
         assert_eq!(
