@@ -112,11 +112,19 @@ fn the_unit_starts_after_the_driver_and_before_users() {
             .iter()
             .any(|name| name == "systemd-tmpfiles-setup.service")
     );
-    assert!(
-        before
-            .iter()
-            .any(|name| name == "systemd-user-sessions.service")
-    );
+    for name in [
+        "systemd-user-sessions.service",
+        "display-manager.service",
+        "k3s.service",
+        "crio.service",
+        "podman-restart.service",
+    ] {
+        assert!(before.iter().any(|there| there == name), "{name}");
+    }
+    for drop_in in ["limit", "service", "user"] {
+        let drop_in = format!("config/systemd/drop-in/{drop_in}.conf");
+        assert_eq!(values(&drop_in, "After"), ["gpulimit-apply.service"]);
+    }
     assert_eq!(values(unit, "RemainAfterExit"), ["yes"]);
     assert_eq!(values(unit, "ExecReload"), values(unit, "ExecStart"));
     // These settings would hide the GPUs, or the root.
