@@ -85,6 +85,15 @@ pub fn warn(path: &Path, plan: &Plan, wanted: &[Wanted], driver: Option<&Driver>
         odd.chain(outranked(wanted, &all, &gpus))
             .chain(without_max(&group.settings, &wanted.limits.options))
             .for_each(&mut say);
+        if let Some(members) = &group.widened {
+            let why = format!(
+                "members = \"{}\" has no effect, because groups below are for other users: all \
+                 users may run programs in the group; to close it, change the unix group and mode \
+                 of its directory (docs/security.md)",
+                members.value.escape_debug()
+            );
+            lines.push((members.line, why));
+        }
     }
     // One entry of the policy can describe many groups. Print the entry's warning only once.
     lines.sort();

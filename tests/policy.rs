@@ -369,6 +369,20 @@ fn limits_and_options_without_effect_cause_warnings() {
 }
 
 #[test]
+fn members_without_effect_cause_a_warning() {
+    let place = Place::new();
+    let policy = "[group.lab]\nmembers = '@root'\n[group.'lab/a']\nmembers = 'all'\n\
+        [group.'lab/b']\nmembers = 'all'\n";
+    for verb in ["check", "apply"] {
+        let output = place.run(verb, policy, &[]);
+        assert!(output.status.success(), "{output:?}");
+        let said = text(&output.stderr);
+        let why = "p.toml:2: warning: members = \"@root\" has no effect, because groups below are";
+        assert_eq!(said.matches(why).count(), 1, "{said}");
+    }
+}
+
+#[test]
 fn rules_are_readable_by_all_and_removed_with_the_last_one() {
     let place = Place::new();
     let (name, uid) = me();

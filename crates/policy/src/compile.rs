@@ -29,10 +29,12 @@ pub struct PlannedGroup {
     pub name: String,
     /// The group's limits, with the values of `[defaults]` for keys that the group does not set.
     pub settings: Settings,
-    /// The user id of the group's owner, if the policy file gives the group an owner.
+    /// The user who owns the group; `None` for the user who applies the policy.
     pub owner: Option<u32>,
     /// The users who may run programs in the group, besides its owner.
     pub members: Members,
+    /// The value of the key `members`, if `members` admits all users in spite of it.
+    pub widened: Option<At<String>>,
     /// The line of the policy file that asks for the group.
     pub line: usize,
 }

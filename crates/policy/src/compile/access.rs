@@ -126,8 +126,10 @@ fn widen(groups: &mut Groups) {
             if let Some(planned) = groups.get_mut(&place(above)) {
                 let group = &mut planned.group;
                 let foreign = owner.is_some_and(|owner| owner != 0 && group.owner != Some(owner));
-                if foreign || members != Members::Owner {
+                let others = members != Members::Owner && members != group.members;
+                if (foreign || others) && group.members != Members::All {
                     group.members = Members::All;
+                    group.widened.clone_from(&planned.members);
                 }
             }
         }

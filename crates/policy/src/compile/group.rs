@@ -126,6 +126,7 @@ impl Compiler<'_> {
                         settings: merged(&stanza.settings, &self.policy.defaults),
                         owner: self.owner(stanza, &binding),
                         members: Members::Owner,
+                        widened: None,
                         line: stanza.name.line,
                     },
                     template: template.clone(),

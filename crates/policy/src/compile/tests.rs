@@ -239,6 +239,32 @@ group = "d"
 }
 
 #[test]
+fn a_group_above_groups_of_other_users_admits_all_users() {
+    let members = |text: &str| {
+        let plan = plan(text);
+        let lab = group(&plan, "lab");
+        let said = lab.widened.as_ref().map(|at| (at.value.clone(), at.line));
+        (lab.members, said)
+    };
+    let lab = "[group.lab]\nmembers = '@lab'\n";
+    let widened = (Members::All, Some(("@lab".to_owned(), 2)));
+    for below in [
+        "[group.'lab/a']\nowner = 'alice'\n",
+        "[group.'lab/a']\nmembers = '@guests'\n",
+        "[group.'lab/a']\nmembers = 'all'\n",
+    ] {
+        assert_eq!(members(&format!("{lab}{below}")), widened, "{below}");
+        let unsaid = format!("[group.lab]\n{below}");
+        assert_eq!(members(&unsaid), (Members::All, None), "{below}");
+    }
+    // The users of the group below are members already.
+    for below in ["members = '@lab'", "members = 'owner'"] {
+        let text = format!("{lab}[group.'lab/a']\n{below}\n");
+        assert_eq!(members(&text), (Members::UnixGroup(100), None), "{below}");
+    }
+}
+
+#[test]
 fn contradictions_are_reported() {
     for (text, line, why) in [
         ("[group.'a/b']\n", 1, "add [group.\"a\"]"),
