@@ -125,7 +125,7 @@ enum Verb {
     K8sDevicePlugin(k8s_device_plugin::Args),
     /// Print the completion script for a shell
     Completions(completions::Args),
-    /// Print or write the manual pages
+    /// Print a manual page, or write all of them
     Man(man::Args),
     /// Answers questions of other verbs, in a child process
     #[command(name = probe::VERB, hide = true)]

@@ -14,18 +14,18 @@ use std::process::ExitCode;
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// Write the pages of gpulimit and of all verbs into this directory; without a directory, print
-    /// the page of gpulimit itself
-    #[arg(value_hint = clap::ValueHint::DirPath)]
-    directory: Option<PathBuf>,
+    /// A verb: print its page. Or a directory: write the pages of gpulimit and of all verbs into
+    /// it. Without either, print the page of gpulimit itself
+    #[arg(value_name = "VERB|DIRECTORY", value_hint = clap::ValueHint::DirPath)]
+    what: Option<PathBuf>,
 }
 
 const HELP: &str = "\
 The pages have the text of --help: gpulimit.1, and one page for each verb, such
-as gpulimit-run.1.
+as gpulimit-run.1. A directory with the name of a verb is written as ./run.
 
 Examples:
-  gpulimit man | man -l -
+  gpulimit man run | man -l -
   gpulimit man /usr/local/share/man/man1";
 
 /// Writes the pages.
@@ -33,9 +33,14 @@ pub fn man(args: &Args) -> Result<ExitCode, Failure> {
     // clap adds the verb `help`, which needs no manual page.
     let mut command = super::command().disable_help_subcommand(true);
     command.build();
-    match &args.directory {
-        None => output::print(&page(command)?)?,
-        Some(directory) => {
+    let verb = args
+        .what
+        .as_ref()
+        .and_then(|what| command.find_subcommand(what));
+    match (&args.what, verb) {
+        (None, _) => output::print(&page(command)?)?,
+        (_, Some(verb)) => output::print(&page(verb.clone())?)?,
+        (Some(directory), None) => {
             let failed = |error: io::Error| {
                 Failure::new(format_args!(
                     "cannot write manual pages to {}: {error}",

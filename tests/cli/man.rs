@@ -75,10 +75,12 @@ fn every_command_has_a_page() {
 }
 
 #[test]
-fn the_first_page_goes_to_standard_output() {
+fn the_first_page_and_that_of_a_verb_go_to_standard_output() {
     let place = Place::new();
     let page = place.said(&["man"]);
     assert!(page.contains(".TH gpulimit 1"), "{page}");
+    let page = place.said(&["man", "run"]);
+    assert!(page.contains(".TH gpulimit-run 1"), "{page}");
     let error = place.refused(1, &["man", "/proc/nowhere"]);
     assert!(
         error.contains("cannot write manual pages to /proc/nowhere"),
