@@ -1,7 +1,8 @@
 //! Parses the sizes of limits on the command line: `--max 4G`, or `max=4G`.
 
 use super::failure::Failure;
-use gpulimit_base::units::Extent;
+use super::output;
+use gpulimit_base::units::{Extent, Size};
 use gpulimit_limits::{Key, OptionKey, Setting};
 
 /// The command line options for the sizes of a group's limits.
@@ -66,6 +67,9 @@ pub fn together(options: &Sizes, words: &[String]) -> Result<Vec<Setting>, Failu
             )));
         }
         settings.push(setting);
+    }
+    if settings.contains(&Setting::Size(Key::Max, Extent::Size(Size::Bytes(0)))) {
+        output::note("warning: max=0 refuses all GPU memory; max=max is no limit");
     }
     Ok(settings)
 }

@@ -7,6 +7,28 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 #[test]
+fn a_limit_of_zero_causes_a_warning() {
+    let place = Place::new();
+    for arguments in [
+        &["create", "lab", "--max", "0"][..],
+        &["set", "lab", "max=0"],
+        &["run", "--max", "0", "--", "true"],
+    ] {
+        let output = place.output(arguments);
+        assert!(output.status.success(), "{output:?}");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            said.contains("max=max is no limit"),
+            "{arguments:?}: {said}"
+        );
+    }
+    assert_eq!(
+        place.said(&["set", "lab", "--min", "0"]),
+        "lab: min=0 applied to all GPUs\n"
+    );
+}
+
+#[test]
 fn create_makes_a_group_with_its_limits() {
     let place = Place::new();
     assert_eq!(
