@@ -30,6 +30,10 @@ fn options() -> Result<Options, Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
+            "--help" | "-h" => {
+                println!("{USAGE}");
+                std::process::exit(0);
+            }
             "--insist" => options.insist = true,
             "--hold" => {
                 let seconds = arguments.next().ok_or(USAGE)?;
@@ -64,7 +68,11 @@ fn main() -> ExitCode {
 
 fn fill() -> Result<ExitCode, Box<dyn Error>> {
     let options = options()?;
-    let context = CudaContext::new(0)?;
+    // Without a driver cudarc panics.
+    std::panic::set_hook(Box::new(|_| {}));
+    let context = std::panic::catch_unwind(|| CudaContext::new(0))
+        .map_err(|_| "cannot load the NVIDIA driver (libcuda.so)")??;
+    let _ = std::panic::take_hook();
     let (free, total) = context.mem_get_info()?;
     println!(
         "fill: the GPU has {}, free are {}",

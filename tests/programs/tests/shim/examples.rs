@@ -1,5 +1,5 @@
-//! examples/tiles.c, compiled against NVIDIA's own header. The GPU checks run the examples in
-//! Python.
+//! examples/tiles.c, compiled against NVIDIA's own header, and the program of the demo where there
+//! is no driver. The GPU checks run the examples in Python.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -44,4 +44,28 @@ fn tiles_fit_into_the_free_memory() {
     );
     assert!(out.contains("in 3 tiles: "), "{out}");
     world.judge_end(CAP);
+}
+
+#[test]
+fn the_program_of_the_demo_has_help_and_names_a_missing_driver() {
+    let fill = |argument| {
+        let mut command = Command::new(world::demo());
+        command.arg(argument).env_clear();
+        let output = world::finish(command);
+        let said = text(&output.stdout) + &text(&output.stderr);
+        (output.status.code(), said)
+    };
+    let (status, said) = fill("--help");
+    assert!(
+        status == Some(0) && said.starts_with("usage: fill "),
+        "{said}"
+    );
+    let (status, said) = fill("1M");
+    if status != Some(0) {
+        assert_eq!(status, Some(2), "{said}");
+        assert!(
+            said.starts_with("fill: ") && !said.contains("panicked"),
+            "{said}"
+        );
+    }
 }
