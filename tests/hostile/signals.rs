@@ -3,10 +3,12 @@
 
 use crate::damage::{Random, SLOT, SLOTS};
 use crate::{Ground, run};
+use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::{Identity, SeenProcess};
-use gpulimit_group::{Access, Member, Members, Root};
-use gpulimit_ledger::{Ledger, MAX_SLOTS};
-use gpulimit_limits::LimitSet;
+use gpulimit_base::units::Size;
+use gpulimit_group::{Access, Insistence, Member, Members, Root};
+use gpulimit_ledger::{DeviceIndex, Ledger, MAX_SLOTS, NoWitness, Pressure, Witness};
+use gpulimit_limits::{LimitSet, Oom};
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
@@ -24,6 +26,10 @@ const STRANGER: u32 = 40_018;
 /// The number of slots that the forger holds: if root's command waited a second for each, it would
 /// not end within [`crate::PATIENCE`].
 const HELD: usize = 300;
+
+const GPU: DeviceId = DeviceId::gpu([7; 16]);
+const CAPACITY: u64 = 80 << 30;
+const GIB: u64 = 1 << 30;
 
 const ROOT: &str = "GPULIMIT_TEST_ROOT";
 const GROUP: &str = "GPULIMIT_TEST_GROUP";
@@ -216,6 +222,8 @@ fn stranger_process() {
     let root = Root::at(root).expect("a root");
     let group = std::env::var(GROUP).expect("a name");
     let member = Member::join(&root, &group).expect("joined");
+    let device = member.device(GPU, CAPACITY).expect("room");
+    member.charge_unchecked(&device, GIB);
     println!("joined");
     std::thread::sleep(std::time::Duration::from_secs(600));
     drop(member);
@@ -344,4 +352,65 @@ fn links_to_other_ledgers_lead_to_no_signal() {
     assert_eq!(status, Some(0), "{said}");
     let ended = victim.0.wait().expect("ended");
     assert_eq!(ended.signal(), Some(9), "{said}");
+}
+
+/// A request of root's program in a group of the forger's.
+struct Request;
+
+impl Pressure for Request {
+    fn reclaim(&self, _: DeviceIndex) -> bool {
+        false
+    }
+
+    fn witness(&self) -> &dyn Witness {
+        &NoWitness
+    }
+}
+
+/// The forger's group kills its largest process when it is full. Root runs a program there, which
+/// has the right to kill every process of the machine.
+#[test]
+fn a_program_of_root_in_a_users_group_kills_only_members_of_this_group() {
+    let Some(ground) = Ground::new() else { return };
+    let root = Root::at(ground.make("groups", 0, 0o755)).expect("a root");
+    let mut limits = LimitSet::all(Size::Bytes(GIB));
+    limits.options.oom = Oom::KillLargest;
+    for (name, owner, limits) in [
+        ("lab", 0, LimitSet::default()),
+        ("lab/victim", STRANGER, LimitSet::default()),
+        ("lab/hers", FORGER, LimitSet::default()),
+        ("lab/hers/linked", FORGER, limits.clone()),
+        ("lab/hers/own", FORGER, limits),
+    ] {
+        let access = Access {
+            owner: Some(owner),
+            members: Members::Owner,
+        };
+        let made = root.create_for(name, &limits, access);
+        assert!(made.expect("created").new);
+    }
+    let mut victim = join(&root, "lab/victim", STRANGER);
+    let mut own = join(&root, "lab/hers/own", FORGER);
+    let as_forger = |script: &str| {
+        let mut command = Command::new("sh");
+        command.args(["-ec", script]).uid(FORGER).gid(FORGER);
+        command.current_dir(root.path().join("lab/sub/hers/sub/linked"));
+        assert!(command.status().expect("started").success());
+    };
+    let charge = |member: &Member| {
+        let device = member.device(GPU, CAPACITY).expect("room");
+        let done = member.charge(&device, GIB, &Request, Insistence::Full);
+        done.map(|()| member.uncharge(&device, GIB)).is_ok()
+    };
+    as_forger("ln -f ../../../../ledger ledger");
+    let member = Member::join(&root, "lab/hers/linked").expect("joined");
+    assert!(!charge(&member));
+    assert!(victim.lives());
+    as_forger("rm ledger");
+    assert!(!charge(&member));
+    assert!(victim.lives());
+    let member = Member::join(&root, "lab/hers/own").expect("joined");
+    assert!(charge(&member));
+    assert_eq!(own.0.wait().expect("ended").signal(), Some(9));
+    assert!(victim.lives());
 }

@@ -14,16 +14,19 @@ use super::look;
 use super::member::{Member, MemberDevice, Refusal, Spared, Station};
 use super::signals::Deferred;
 use super::undisturbed::Undisturbed;
+use super::user;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::order;
 use gpulimit_base::units::gib;
 use gpulimit_ledger::{
-    self as ledger, DeviceIndex, EventKind, Happening, Idle, Line, Pressure, ProcessUsage, Refused,
-    Turn, Witness,
+    self as ledger, DeviceIndex, EventKind, Happening, Idle, Ledger, Line, Pressure, ProcessUsage,
+    Refused, Turn, Witness,
 };
 use gpulimit_limits::{OnLimit, Oom, Options};
 use std::fmt;
+use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
 /// How long one request may look for processes to kill. Reading the memory map of one process can
@@ -348,7 +351,7 @@ impl<'a> Request<'a, '_> {
         // If the ledger shows signs of tampering, a user may have forged this refusal: kill no
         // process.
         let station = self.station(level);
-        if oom == Oom::None || station.slot.distrusts() {
+        if oom == Oom::None || station.slot.distrusts() || may_be_foreign(&station.ledger) {
             return false;
         }
         let index = self.device.index[level];
@@ -449,6 +452,18 @@ impl fmt::Display for Victims<'_> {
             more => write!(f, " and {more} more"),
         }
     }
+}
+
+/// Returns whether this process is root's and the ledger may be that of another group. In their own
+/// directory, a user can replace the ledger by a link to another one, and root could then kill
+/// processes that the user could not.
+fn may_be_foreign(ledger: &Ledger) -> bool {
+    let is_own = || {
+        let directory = fs::metadata(ledger.path().parent()?).ok()?;
+        let names = ledger.metadata().ok()?.nlink();
+        Some(directory.uid() == 0 || names == 1 && !ledger.is_unlinked())
+    };
+    user::effective() == 0 && is_own() != Some(true)
 }
 
 fn is_same(one: &Identity, other: &Identity) -> bool {
