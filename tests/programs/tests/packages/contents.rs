@@ -46,6 +46,38 @@ const SYSTEM: [&str; 4] = [
     "usr/lib/systemd/system/run-gpulimit.mount",
 ];
 
+/// Asserts that the links of all pages in a folder lead to files in it.
+#[track_caller]
+fn links_lead_to_files(folder: &Path) {
+    let mut command = Command::new("find");
+    command.arg(folder).args(["-name", "*.md"]);
+    let pages = text(&finish(command).stdout);
+    assert!(pages.contains("/docs/README.md"), "{pages}");
+    for page in pages.lines().map(Path::new) {
+        let content = fs::read_to_string(page).expect("a page");
+        let targets = content.split("](").skip(1);
+        let targets = targets.filter_map(|rest| rest.split([')', '#']).next());
+        for target in targets.filter(|it| !it.is_empty() && !it.starts_with("http")) {
+            let there = page.parent().expect("a folder").join(target);
+            assert!(there.exists(), "{}: {target}", page.display());
+        }
+    }
+}
+
+/// Extracts a package into a folder of its own with a shell command, which finds the package as
+/// `$0`.
+fn extracted(name: &str, script: &str, package: &Path) -> std::path::PathBuf {
+    let folder = built::folder(name);
+    let mut command = Command::new("sh");
+    command
+        .args(["-ec", script])
+        .arg(package)
+        .current_dir(&folder);
+    let output = finish(command);
+    assert!(output.status.success(), "{output:?}");
+    folder
+}
+
 fn named(path: &Path) -> &str {
     path.file_name()
         .and_then(|name| name.to_str())
@@ -78,6 +110,13 @@ fn the_archive_has_the_expected_files() {
             "config/slurm/prolog",
         ],
     );
+    let folder = extracted("contents-tar", "tar -xzf \"$0\"", &new);
+    links_lead_to_files(&folder);
+    let page = folder.join(format!(
+        "gpulimit-{NEW}-linux-{ARCH}/share/doc/gpulimit/docs/slurm.md"
+    ));
+    let page = fs::read_to_string(page).expect("a page");
+    assert!(page.contains("](../../../gpulimit/config/slurm)"), "{page}");
 }
 
 #[test]
@@ -94,10 +133,8 @@ fn debians_package_has_the_expected_files() {
     let fields =
         format!("Version: {NEW}-1\nArchitecture: {DEBIAN_ARCH}\nDepends: libc6 (>= 2.17)\n");
     assert_eq!(text(&finish(command).stdout), fields);
-    let folder = built::folder("contents-deb");
-    let mut command = Command::new("dpkg-deb");
-    command.arg("--extract").arg(&new).arg(&folder);
-    assert!(finish(command).status.success());
+    let folder = extracted("contents-deb", "dpkg-deb --extract \"$0\" .", &new);
+    links_lead_to_files(&folder);
     let names = names(
         "sh",
         &["-c", "dpkg-deb --fsys-tarfile \"$0\" | tar -t"],
@@ -155,6 +192,10 @@ fn fedoras_package_has_the_expected_files() {
             "share/doc/gpulimit/CHANGELOG.md",
         ],
     );
+    if Command::new("cpio").arg("--version").output().is_ok() {
+        let script = "rpm2cpio \"$0\" | cpio --quiet -id";
+        links_lead_to_files(&extracted("contents-rpm", script, &new));
+    }
 }
 
 #[test]
@@ -183,6 +224,8 @@ fn the_wheel_has_the_expected_files() {
             &format!("{info}/licenses/LICENSE-MIT"),
         ],
     );
+    let script = "python3 -m zipfile -e \"$0\" .";
+    links_lead_to_files(&extracted("contents-wheel", script, &new));
 }
 
 /// Small files replace the binaries, since the test compares only how they are packed.
