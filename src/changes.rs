@@ -193,7 +193,7 @@ impl Changes {
                 };
                 let above = above
                     .iter()
-                    .filter_map(|above| Some((&*above.name, theirs(above)?)));
+                    .filter_map(|above| Some((above.group.name(), theirs(above)?)));
                 lines.extend(lower_max(own, above, capacity).filter(|line| !lines.contains(line)));
             }
         }

@@ -5,7 +5,7 @@ use super::groups::{self, Selection, View};
 use super::nvml::Driver;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::{Size, gib};
-use gpulimit_group::Kind;
+use gpulimit_group::{Group, Kind};
 use gpulimit_ledger::{DeviceUsage, Ledger, ProcessUsage};
 use gpulimit_limits::{Key, LimitSet, Options, Selector, Values};
 use serde_json::{Value, json};
@@ -59,8 +59,8 @@ pub struct Gpu {
     pub usage: Option<u64>,
     /// The highest charge of the group on this GPU so far, in bytes.
     pub peak: Option<u64>,
-    /// The bytes that the group can still get on this GPU within its own limit and the limits of
-    /// the groups above it.
+    /// The bytes of this GPU that the group can still get within its own limit, the limits of the
+    /// groups above, and the memory that `min` keeps for other groups.
     pub free: Option<u64>,
     /// The number of requests for memory of this GPU that were refused.
     pub refusals: Option<u64>,
@@ -196,22 +196,29 @@ impl Gpu {
         };
         let above = view.above.iter().map(|above| {
             let max = bytes(above.rules.for_device(id, Key::Max), capacity);
-            (max, &*above.name, above.ledger.as_ref())
+            (max, &above.group, above.ledger.as_ref())
         });
-        // The group itself comes first, and then the groups above it. Among equal limits, the limit
-        // of the closest group is therefore reported.
-        let levels: Vec<(u64, &str, Option<&Ledger>)> =
-            std::iter::once((own, view.group.name(), view.ledger.as_ref()))
+        // List the levels from the group upwards, so that among equal limits the limit of the
+        // closest group is reported.
+        let levels: Vec<(u64, &Group, Option<&Ledger>)> =
+            std::iter::once((own, &view.group, view.ledger.as_ref()))
                 .chain(above)
-                .filter_map(|(max, name, ledger)| Some((max?, name, ledger)))
+                .filter_map(|(max, group, ledger)| Some((max?, group, ledger)))
                 .collect();
         let charged = |ledger: &Ledger| match ledger.find_device(&id) {
             Some(device) => ledger.charged(device),
             None => 0,
         };
-        let left = levels
-            .iter()
-            .filter_map(|(max, _, ledger)| Some(max.saturating_sub(charged((*ledger)?))));
+        // Other groups get nothing of what `min` keeps for one of them. The memory that is kept for
+        // groups below this group is free for this group as a whole.
+        let kept = |group: &Group, ledger: &Ledger| match group.name() == view.group.name() {
+            true => 0,
+            false => group.kept_from(view.group.name(), ledger, &id, capacity.unwrap_or(0)),
+        };
+        let left = levels.iter().filter_map(|(max, group, ledger)| {
+            let ledger = (*ledger)?;
+            Some(max.saturating_sub(charged(ledger).saturating_add(kept(group, ledger))))
+        });
         Self {
             id,
             index: groups::index(id, driver),
@@ -222,7 +229,7 @@ impl Gpu {
             effective: levels
                 .iter()
                 .min_by_key(|(max, ..)| *max)
-                .map(|(max, name, _)| (*max, (*name).to_owned())),
+                .map(|(max, group, _)| (*max, group.name().to_owned())),
             usage: usage.map(|usage| usage.charged.saturating_sub(usage.idle)),
             peak: usage.map(|usage| usage.peak),
             free: left.min(),
@@ -287,7 +294,7 @@ fn above_all(view: &View) -> Option<(Size, String)> {
         if let Some(size) = above.rules.get(Selector::All, Key::Max)
             && is_above(smallest.0, size, None)
         {
-            smallest = (size, Some(above.name.clone()));
+            smallest = (size, Some(above.group.name().to_owned()));
         }
     }
     let (size, name) = smallest;

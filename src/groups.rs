@@ -260,7 +260,7 @@ impl Unreadable {
 
 /// A group above another group. Its limits and its usage affect what the lower group can get.
 pub struct Above {
-    pub name: String,
+    pub group: Group,
     pub rules: LimitSet,
     /// `None` if the caller cannot read the ledger.
     pub ledger: Option<Ledger>,
@@ -274,7 +274,7 @@ impl Above {
             Some(Self {
                 rules: group.limits().ok()?.rules().ok()?,
                 ledger: Ledger::open_readonly(&group.ledger_path()).ok(),
-                name: group.name().into(),
+                group,
             })
         };
         group.upwards().skip(1).filter_map(open).collect()

@@ -94,6 +94,7 @@ pub fn report(
             charged: refusal.charged,
             reserve: member.reserve(member_device, refusal.group),
             max: refusal.max,
+            kept: refusal.kept,
         },
         Holders(&holders),
         Hint {
@@ -105,11 +106,13 @@ pub fn report(
 
 /// The group's usage, with the same figures as in `gpulimit show`: `0.5 of 4.0 GiB`. The bytes
 /// charged to the group may show as a larger figure than its usage. Then the text names the
-/// difference: `520.0 of 524.0 MiB and keeps 4.0 MiB in reserve`.
+/// difference: `520.0 of 524.0 MiB and keeps 4.0 MiB in reserve`. The text also names the memory
+/// that `min` keeps for other groups.
 struct Usage {
     charged: u64,
     reserve: u64,
     max: u64,
+    kept: u64,
 }
 
 impl fmt::Display for Usage {
@@ -118,13 +121,17 @@ impl fmt::Display for Usage {
             charged,
             reserve,
             max,
+            kept,
         } = *self;
         let used = charged.saturating_sub(reserve);
         write!(f, "{} of {}", gib(used).in_unit_of(max), gib(max))?;
-        if gib(used).in_unit_of(max).shows_as(charged) {
-            return Ok(());
+        if !gib(used).in_unit_of(max).shows_as(charged) {
+            write!(f, " and keeps {} in reserve", gib(reserve))?;
         }
-        write!(f, " and keeps {} in reserve", gib(reserve))
+        match kept {
+            0 => Ok(()),
+            kept => write!(f, " and keeps {} for other groups (min)", gib(kept)),
+        }
     }
 }
 
@@ -197,15 +204,16 @@ mod tests {
     #[test]
     fn usage_matches_show_and_names_the_reserve() {
         const MIB: u64 = 1 << 20;
-        let said = |charged, reserve, max| {
-            let (charged, reserve, max) = (charged * MIB, reserve * MIB, max * MIB);
+        let keeps = |charged, reserve, max, kept| {
             Usage {
-                charged,
-                reserve,
-                max,
+                charged: charged * MIB,
+                reserve: reserve * MIB,
+                max: max * MIB,
+                kept: kept * MIB,
             }
             .to_string()
         };
+        let said = |charged, reserve, max| keeps(charged, reserve, max, 0);
         assert_eq!(
             said(524, 4, 524),
             "520.0 of 524.0 MiB and keeps 4.0 MiB in reserve"
@@ -213,6 +221,8 @@ mod tests {
         assert_eq!(said(524, 0, 524), "524.0 of 524.0 MiB");
         assert_eq!(said(1536, 4, 2048), "1.5 of 2.0 GiB");
         assert_eq!(said(2, 4, 8), "0.0 of 8.0 MiB and keeps 4.0 MiB in reserve");
+        let said = "1.0 of 2.0 GiB and keeps 512.0 MiB for other groups (min)";
+        assert_eq!(keeps(1024, 0, 2048, 512), said);
     }
 
     #[test]

@@ -233,6 +233,31 @@ fn show_names_the_group_of_the_smallest_limit() {
 }
 
 #[test]
+fn memory_that_min_keeps_for_others_is_not_free() {
+    let place = Place::new();
+    place.group("lab", Size::Bytes(10 * GIB));
+    place.group("lab/alice", Size::Max);
+    place.group("lab/bob", Size::Max);
+    place.said(&["set", "lab/alice", "min=4G"]);
+    let free = |group: &str| {
+        let json = place.json(&["show", group, "--json"]);
+        json["groups"][0]["gpus"][0]["free"]
+            .as_u64()
+            .expect("known")
+            / GIB
+    };
+    let (bob, device) = place.member("lab/bob");
+    bob.charge(&device, GIB, &Nothing, Insistence::Full)
+        .expect("fits");
+    let (alice, hers) = place.member("lab/alice");
+    assert_eq!((free("lab"), free("lab/alice"), free("lab/bob")), (9, 9, 5));
+    alice
+        .charge(&hers, 3 * GIB, &Nothing, Insistence::Full)
+        .expect("fits");
+    assert_eq!((free("lab"), free("lab/alice"), free("lab/bob")), (6, 6, 5));
+}
+
+#[test]
 fn groups_removed_during_a_listing_are_no_error() {
     let place = Place::new();
     place.group("stays", Size::Max);

@@ -425,10 +425,12 @@ impl<'a> Request<'a, '_> {
     }
 
     fn refusal(&self, refused: Refused) -> Refusal<'a> {
+        let station = self.station(refused.level);
         Refusal {
-            group: &self.station(refused.level).name,
+            group: &station.name,
             charged: refused.charged,
             max: refused.max,
+            kept: station.kept(self.device.index[refused.level]),
         }
     }
 }

@@ -1,13 +1,13 @@
 //! The membership of this process in a group and in the groups above it.
 
 use super::protection::ProtectedGroups;
-use super::{Group, GroupError, Root, context_size, name};
+use super::{Group, GroupError, Root, context_size};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::file_system;
 use gpulimit_base::identity::Identity;
 use gpulimit_ledger::{
     self as ledger, Category, DeviceIndex, DeviceUsage, EventKind, Happening, Idle, Ledger, Level,
-    MAX_DEVICES, NoWitness, ProcessUsage, Slot, Witness, child_key,
+    MAX_DEVICES, NoWitness, ProcessUsage, Slot, Witness,
 };
 use gpulimit_limits::{Bounds, Limits};
 use std::error::Error;
@@ -102,6 +102,8 @@ pub struct Refusal<'a> {
     pub charged: u64,
     /// The group's limit at the moment of the refusal, in bytes.
     pub max: u64,
+    /// The bytes that `min` keeps for groups that do not contain this process.
+    pub kept: u64,
 }
 
 impl fmt::Display for Refusal<'_> {
@@ -353,12 +355,7 @@ impl Member {
         let limited = self.stations(device).filter_map(|(station, index)| {
             let max = station.bounds(device, index).max;
             (max != u64::MAX).then(|| {
-                let protected = station
-                    .protected
-                    .protection(&station.ledger)
-                    .map_or(0, |protected| {
-                        protected.untaken(&station.ledger, index, false)
-                    });
+                let protected = station.kept(index);
                 let charged = station.ledger.charged(index);
                 if station.ledger.damage().is_some() {
                     return (0, charged);
@@ -531,12 +528,11 @@ impl Station {
         let ledger = Arc::new(Ledger::open(&group.ledger_path())?);
         let below = leaf.get(group.name().len() + 1..).unwrap_or_default();
         let slot = ledger.claim(&Identity::of_self(), below)?;
-        let own = name::upwards(below).last().filter(|own| !own.is_empty());
         let station = Self {
             name: group.name().into(),
             limits,
             slot,
-            protected: ProtectedGroups::new(group.below_path(), own.map_or(0, child_key)),
+            protected: ProtectedGroups::of(group, leaf),
             answered: AtomicU64::new(ledger.asked()),
             ledger,
             bounds: std::array::from_fn(|_| Remembered::default()),
@@ -602,7 +598,13 @@ impl Station {
         });
     }
 
-    /// Returns whether members other than this process have a charge on the device.
+    /// Returns the bytes of the device that `min` keeps for other groups.
+    pub(super) fn kept(&self, index: DeviceIndex) -> u64 {
+        let protected = self.protected.protection(&self.ledger);
+        protected.map_or(0, |it| it.untaken(&self.ledger, index, false))
+    }
+
+    /// Returns whether members other than this process have anything charged on the device.
     pub(super) fn others_hold(&self, index: DeviceIndex) -> bool {
         self.ledger.charged(index) > self.slot.charged(index)
     }

@@ -1,5 +1,7 @@
 //! The protection (`min` and `low`) of a group's child groups, as a member of the group reads it.
 
+use super::{Group, name};
+use gpulimit_base::device::DeviceId;
 use gpulimit_ledger::{DeviceIndex, Ledger, Protection, child_key};
 use gpulimit_limits::Limits;
 use std::fmt;
@@ -26,10 +28,14 @@ pub(super) struct ProtectedGroups {
 }
 
 impl ProtectedGroups {
-    pub(super) fn new(below: PathBuf, own: u64) -> Self {
+    /// Prepares to read the child groups of `group` for a process of the group `leaf`, which is
+    /// `group` or below it.
+    pub(super) fn of(group: &Group, leaf: &str) -> Self {
+        let below = leaf.get(group.name().len() + 1..).unwrap_or_default();
+        let own = name::upwards(below).last().filter(|own| !own.is_empty());
         Self {
-            below,
-            own,
+            below: group.below_path(),
+            own: own.map_or(0, child_key),
             read_at: AtomicU64::new(0),
             any: AtomicBool::new(false),
             groups: Mutex::default(),
@@ -70,27 +76,49 @@ impl ProtectedGroups {
         self.any.store(!groups.is_empty(), Ordering::Relaxed);
         self.read_at.store(now, Ordering::Release);
     }
-}
 
-impl Protection for ProtectedGroups {
-    fn untaken(&self, ledger: &Ledger, device: DeviceIndex, low: bool) -> u64 {
-        let Some(entry) = ledger.device_entry(device) else {
-            return 0;
-        };
+    /// As [`Protection::untaken`], also for a GPU that is not in the ledger yet (`device` is then
+    /// `None`).
+    fn untaken_of(
+        &self,
+        ledger: &Ledger,
+        device: Option<DeviceIndex>,
+        (id, capacity): (&DeviceId, u64),
+        low: bool,
+    ) -> u64 {
         let groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
         let protected = groups.iter().map(|(child, limits)| {
-            let bounds = limits.bounds(&entry.id, entry.capacity);
+            let bounds = limits.bounds(id, capacity);
             let bytes = if low {
                 bounds.min.max(bounds.low)
             } else {
                 bounds.min
             };
-            match bytes {
-                0 => 0,
-                bytes => ledger.untaken(device, *child, bytes),
+            match device {
+                Some(device) if bytes > 0 => ledger.untaken(device, *child, bytes),
+                _ => bytes,
             }
         });
         protected.sum()
+    }
+}
+
+impl Protection for ProtectedGroups {
+    fn untaken(&self, ledger: &Ledger, device: DeviceIndex, low: bool) -> u64 {
+        let entry = ledger.device_entry(device);
+        entry.map_or(0, |it| {
+            self.untaken_of(ledger, Some(device), (&it.id, it.capacity), low)
+        })
+    }
+}
+
+impl Group {
+    /// Returns the bytes of a GPU that `min` of child groups keeps from processes of the group
+    /// `leaf`, which is this group or below it. `ledger` is this group's.
+    pub fn kept_from(&self, leaf: &str, ledger: &Ledger, id: &DeviceId, capacity: u64) -> u64 {
+        let groups = ProtectedGroups::of(self, leaf);
+        groups.read(ledger);
+        groups.untaken_of(ledger, ledger.find_device(id), (id, capacity), false)
     }
 }
 

@@ -145,6 +145,7 @@ fn a_refusal_names_the_refusing_group_and_its_figures() {
         group,
         charged: charged * UNIT,
         max: max * UNIT,
+        kept: 0,
     };
     let refusal = charge(&alices, 2).expect_err("the group lab is full");
     assert_eq!(refusal, refused("lab", 9, 10));
@@ -227,6 +228,8 @@ fn memory_protected_for_others_is_not_free() {
         charge(&bob, 5).expect_err("min stays protected").group,
         "lab"
     );
+    let refusal = charge(&bob, 5).expect_err("min stays protected");
+    assert_eq!(refusal.kept, 3 * UNIT);
     charge(&bob, 4).expect("low gives way");
     assert_eq!(at(&bob), 0);
     charge(&alice, 2).expect("protected for alice");

@@ -156,6 +156,7 @@ impl Device {
             group: member.group(),
             charged: member.charged(device),
             max: self.book.max(),
+            kept: 0,
         };
         self.refused(symbol, bytes, &verdict)
     }

@@ -130,7 +130,9 @@ fn other_groups_never_get_memory_kept_by_min() {
     // Beyond its `min` the group competes like any other.
     kept.expect(&[("alloc y 300M", "2")]);
     world.judge(cap);
-    drop((kept, other));
+    let (_, errors) = other.end();
+    assert!(errors.contains(" for other groups (min); pid"), "{errors}");
+    drop(kept);
     world.judge_end(cap);
 }
 
