@@ -312,7 +312,7 @@ fn overlay_is_refused(upper: &Path) {
     let lost = |error: LedgerError| match error {
         LedgerError::FileSystem(unsuitable) => {
             assert_eq!(unsuitable.name, "overlayfs");
-            assert!(unsuitable.to_string().contains("drops the file lock"));
+            assert!(unsuitable.to_string().contains("drops the lock"));
         }
         other => panic!("{other}"),
     };

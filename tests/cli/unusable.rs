@@ -157,7 +157,7 @@ fn doctor_reports_a_root_that_the_user_cannot_write() {
     place.said(&["create", "lab", "--max", "4G", "--members", "all"]);
     let out = as_nobody();
     assert!(
-        out.contains("so the space for more groups was not tested"),
+        out.contains("was not tested: you cannot make groups there"),
         "{out}"
     );
 }

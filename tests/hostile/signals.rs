@@ -192,7 +192,7 @@ fn kill_signals_no_bystander_named_in_a_forged_slot() {
         let line = format!("SIGKILL sent to {} (in no slot)", scene.forger.0.id());
         assert!(said.contains(&line), "{forgery}: {said}");
         assert_eq!(said.matches(" sent to ").count(), 1, "{forgery}: {said}");
-        let missed = said.matches("cannot signal ").count();
+        let missed = said.matches("gpulimit: cannot signal ").count();
         // One of the slots belongs to the forger, which got the signal. Random words also make free
         // slots.
         match forgery {

@@ -496,7 +496,7 @@ mod tests {
         }
         for text in ["-", "--2G", "-2", "-50%", "-max", "-0", "-G", "- ", "+2G"] {
             let error = read(text).expect_err(text).to_string();
-            assert!(error.contains("such as -2G"), "{error}");
+            assert!(error.contains("or -2G"), "{error}");
             assert!(error.contains(&format!("'{text}'")), "{error}");
         }
     }
