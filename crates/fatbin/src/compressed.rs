@@ -1,5 +1,4 @@
-//! Decompression of fat binary entries. nvcc compresses the entries with LZ4 or with zstd. The
-//! option `--compress-mode=speed` selects LZ4; before CUDA 12.8, nvcc always uses LZ4.
+//! Decompression of fat binary entries, which nvcc compresses with LZ4 or with zstd.
 
 use super::{lz4, zstd};
 
@@ -25,16 +24,13 @@ impl Method {
 
     /// Decompresses `packed`. Returns `None` unless the result has the size that the entry states.
     pub fn decode(self, packed: &[u8], stated: u64) -> Option<Vec<u8>> {
-        /// Largest decompressed size in bytes: a larger entry is not decompressed. The largest
-        /// cubin in NVIDIA's own libraries has 105 MB. For an entry above this size gpulimit does
-        /// not estimate the memory, but measures the memory after loading.
+        /// Largest decompressed size in bytes. For a larger entry, gpulimit measures the memory
+        /// after loading.
         const MOST: u64 = 512 << 20;
-        /// Largest number of bytes that one compressed byte can decompress to, in LZ4 and in zstd
-        /// (a zstd block of 128 KiB in four bytes).
+        /// Largest number of bytes that one compressed byte can decompress to, in LZ4 and in zstd.
         const DENSEST: [u64; 2] = [256, 32 << 10];
         let size = usize::try_from(stated).ok()?;
-        // A damaged entry can state a larger size than its compressed bytes can decompress to. Such
-        // an entry is rejected before memory is allocated for its content.
+        // A damaged entry can state a huge size. Reject such an entry before memory is allocated.
         let most = DENSEST[self as usize].saturating_mul(packed.len() as u64);
         if !(1..=MOST.min(most)).contains(&stated) {
             return None;

@@ -1,9 +1,10 @@
-//! Memory needs of a cubin, the ELF file that holds code for one GPU architecture. The variables of
-//! a cubin lie in sections with special names. The symbols of the cubin tell which variables are
-//! managed, and which functions of the device's runtime its code calls.
+//! Memory needs of a cubin, the ELF file that holds code for one GPU architecture.
 //!
-//! The cubin is not trusted. If some parts lie outside the file, or contradict each other, the
-//! memory needs are [unknown](Needs::unknown). The parts that can be read still count.
+//! Variables lie in sections with special names. The symbols tell which variables are managed, and
+//! which runtime functions the code calls.
+//!
+//! If the cubin is damaged, its memory needs are [unknown](Needs::unknown). The readable parts
+//! still count.
 
 use super::numbers::File;
 use super::{Needs, runtime};
@@ -31,8 +32,7 @@ impl<'a> File<'a> {
     }
 }
 
-/// Returns the length of a cubin according to its ELF header. The cubin ends with its section table
-/// or its segment table: in the output of ptxas 11 to 13, nothing follows these tables. Returns
+/// Returns the length of a cubin, which ends with its section table or its segment table. Returns
 /// `None` if the length exceeds the address space.
 pub fn length(header: &[u8; HEADER]) -> Option<usize> {
     let header = File(header);
@@ -51,8 +51,7 @@ pub fn needs(cubin: &[u8]) -> Needs {
 }
 
 /// Returns the memory needs of a cubin. Reads at most `left` bytes of headers and tables, and
-/// subtracts the number of bytes read from `left`. A `left` of the cubin's length is enough where
-/// no tables overlap, as in all cubins that compilers write.
+/// lowers `left` by the bytes read.
 pub fn needs_within(cubin: &[u8], left: &mut usize) -> Needs {
     let mut found = Found::default();
     let whole = found.read(File(cubin), left);
@@ -72,9 +71,8 @@ pub fn needs_within(cubin: &[u8], left: &mut usize) -> Needs {
 
 #[derive(Default)]
 struct Found {
-    /// The sections that hold variables, in the order of their numbers. Each item has the section's
-    /// number, its size according to its header, and its size according to its symbols. Both sizes
-    /// include managed variables.
+    /// The sections that hold variables, sorted by number. Each has a number, a size from its
+    /// header, and a size from its symbols.
     globals: Vec<(u16, u64, u64)>,
     managed: u64,
     runtime: Needs,

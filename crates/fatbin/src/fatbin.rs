@@ -1,9 +1,7 @@
-//! Memory needs of a fat binary, which contains code images for different GPUs. Each image may be
-//! compressed.
+//! Memory needs of a fat binary, which contains code images for different GPUs.
 //!
-//! A fat binary begins with a header of 16 bytes, followed by entries. Each entry consists of a
-//! header of its own and a payload. This layout was seen in the output of nvcc 11 to 13, and in
-//! NVIDIA's libraries.
+//! A fat binary begins with a header of 16 bytes, followed by entries. Each entry has a header of
+//! its own and a payload. The layout is known from the output of nvcc 11 to 13.
 
 use super::Needs;
 use super::compressed::Method;
@@ -14,8 +12,8 @@ use super::ptx;
 /// Size in bytes of a fat binary's header, and the least size of an entry's header.
 pub const HEADER: usize = 16;
 const ENTRY: usize = 64;
-/// Largest number of images of one fat binary that are examined. If a fat binary has more images,
-/// its memory needs are unknown.
+/// Largest number of images that are examined per fat binary. With more images, the memory needs
+/// are unknown.
 const MOST: usize = 1 << 16;
 /// Largest number of bytes that are decompressed per fat binary. Beyond this limit, the memory
 /// needs of compressed images are unknown.
@@ -70,9 +68,9 @@ pub fn length(header: &[u8; HEADER]) -> Option<usize> {
     usize::from(File(header).half(6)?).checked_add(File(header).place(8)?)
 }
 
-/// Returns the memory needs of a fat binary, for GPUs of these compute capabilities. The driver
-/// loads only one image per GPU, so the image with the largest needs counts. Uncompressed images
-/// are cheap to read, so they all count, whichever GPU they are for.
+/// Returns the memory needs of a fat binary, for GPUs of these compute capabilities.
+///
+/// The driver loads one image per GPU, so the image with the largest needs counts.
 pub fn needs(fatbin: &[u8], capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
     let mut entries = Vec::new();
     let whole = read(fatbin, &mut entries).is_some();
@@ -84,8 +82,8 @@ pub fn needs(fatbin: &[u8], capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
     // If several images share compressed data, the data is decompressed only once.
     let mut decoded: Option<(&[u8], Option<Vec<u8>>)> = None;
     let mut left = MOST_DECODED;
-    // The images of one entry may overlap, so a crafted entry could make this loop read the same
-    // bytes many times. `unread` bounds the bytes that are read for all images together.
+    // Images may overlap, so a crafted file could be read many times. `unread` bounds the bytes
+    // read for all images.
     let mut unread = fatbin.len();
     for (number, entry) in entries.iter().enumerate() {
         let image = match entry.compressed {
@@ -133,8 +131,8 @@ impl Compressed {
     }
 }
 
-/// Appends the images of a fat binary to `entries`. Returns `None` if not all images could be read;
-/// `entries` then has the images read so far.
+/// Appends the images of a fat binary to `entries`. Returns `None` if some images could not be
+/// read.
 fn read<'a>(fatbin: &'a [u8], entries: &mut Vec<Entry<'a>>) -> Option<()> {
     let header = fatbin.first_chunk()?;
     let whole = length(header)?;
@@ -179,8 +177,8 @@ fn read<'a>(fatbin: &'a [u8], entries: &mut Vec<Entry<'a>>) -> Option<()> {
     (at >= whole).then_some(())
 }
 
-/// Appends the images of an entry that has several images in one payload (`fatbinary --concat`).
-/// The entry's header is followed by one header per image.
+/// Appends the images of an entry with several images (`fatbinary --concat`). One header per image
+/// follows the entry's header.
 fn joined<'a>(
     header: &[u8],
     image: &dyn Fn(File<'_>) -> Option<Entry<'a>>,
@@ -193,8 +191,8 @@ fn joined<'a>(
     let mut records = header.get(FIRST..)?.chunks_exact(RECORD);
     for _ in 0..count {
         let record = File(records.next()?);
-        // An image's header has the layout of an entry's header, except for the field at byte 4: it
-        // holds the offset of the image instead of the size of the header.
+        // In an image's header, the field at byte 4 is the image's offset, not the size of the
+        // header.
         let from = record.short_place(4)?;
         let Some(mut entry) = image(record) else {
             continue;
@@ -211,10 +209,11 @@ fn joined<'a>(
     Some(())
 }
 
-/// Returns for each entry whether the driver may choose the entry's image for one of the GPUs. A
-/// cubin fits a GPU of the same major version and of the same or a higher minor version. A PTX text
-/// fits a GPU of the same or a higher version. The driver takes the fitting cubin with the highest
-/// version, or else the fitting PTX text. Variants of a version, such as `sm_90a`, all count.
+/// Returns for each entry whether the driver may choose the entry's image for one of the GPUs.
+///
+/// The driver takes the fitting cubin with the highest version, or else the fitting PTX text:
+/// - A cubin fits a GPU of the same major version and of the same or a higher minor version.
+/// - A PTX text fits a GPU of the same or a higher version.
 fn chosen_for(entries: &[Entry<'_>], capabilities: &[u32]) -> Vec<bool> {
     let mut chosen = vec![false; entries.len()];
     for gpu in capabilities {
@@ -373,8 +372,8 @@ mod tests {
     #[test]
     fn only_compressed_entries_are_chosen_by_gpu() {
         let mut plain = LZ4.to_vec();
-        // The PTX entry is compressed, but its flags say that it is not. Its compressed bytes are
-        // then read as PTX text, and declare no variable.
+        // The PTX entry is compressed, but its flags say uncompressed. Its bytes then declare no
+        // variable.
         plain[16 + 40..16 + 48].copy_from_slice(&0x11u64.to_le_bytes());
         assert_eq!(all(&plain, &[80]).variables, version(100));
         assert_eq!(all(&plain, &[70]).variables, 0);

@@ -1,11 +1,10 @@
 //! Estimates of the GPU memory that a code image takes when the driver loads it.
 //!
-//! For most code, gpulimit measures the memory after the driver has loaded the code. This is too
-//! late for code with large `__device__` arrays, or with device `malloc`, `assert` or `printf`. A
-//! load of such code that exceeds the limit must be refused before the driver takes the memory.
-//! Therefore this crate estimates the memory from the image itself. An image is a PTX text, a cubin
-//! (ELF), or a fat binary of these, compressed or not. The layouts of images come from the PTX ISA,
-//! and from binaries of nvcc 11 to 13.
+//! For most code, gpulimit measures the memory after loading. This is too late for large
+//! `__device__` arrays and for device `malloc`. Such a load must be refused before the driver takes
+//! the memory.
+//!
+//! An image is a PTX text, a cubin (ELF), or a fat binary of these, compressed or not.
 
 mod compressed;
 mod cubin;
@@ -64,8 +63,7 @@ impl Needs {
         self.device_malloc || self.device_assert || self.device_printf
     }
 
-    /// Returns the memory needs when the driver loads one of two images, and it is unknown which
-    /// one. The bounds hold for both images.
+    /// Returns memory needs that hold for each of two images, one of which the driver loads.
     pub fn or(self, other: Needs) -> Needs {
         Needs {
             variables: self.variables.max(other.variables),
@@ -98,8 +96,8 @@ impl Needs {
         .bounded()
     }
 
-    /// Returns these memory needs with each size capped at 2^48 bytes, which is more than any GPU
-    /// has. Sums of capped sizes do not overflow.
+    /// Returns these memory needs with each size capped at 2^48 bytes, so that sums do not
+    /// overflow.
     fn bounded(self) -> Needs {
         const MOST: u64 = 1 << 48;
         Needs {
@@ -113,8 +111,7 @@ impl Needs {
 
 /// The first bytes of a fat binary.
 pub const FATBIN: [u8; 4] = 0xba55_ed50_u32.to_le_bytes();
-/// The first bytes of a `__fatBinC_Wrapper_t`, the structure that programs built by nvcc register.
-/// The address of a fat binary is at byte 8 of the structure.
+/// The first bytes of a `__fatBinC_Wrapper_t`, which has the address of a fat binary at byte 8.
 pub const WRAPPER: [u8; 4] = 0x4662_43b1_u32.to_le_bytes();
 /// The first bytes of a cubin.
 pub const ELF: [u8; 4] = [0x7f, b'E', b'L', b'F'];
@@ -189,8 +186,8 @@ mod tests {
         image
     }
 
-    /// Returns the memory needs of an image. Asserts that they stay the same when the image is cut
-    /// to the length in its header.
+    /// Returns the memory needs of an image. Asserts that bytes after the image's stated length
+    /// make no difference.
     fn all(image: &[u8]) -> Needs {
         let gpus = || vec![90];
         let file = needs_of_bytes(image, &gpus);
@@ -293,9 +290,8 @@ mod tests {
         assert!(all(&image).unknown, "names of symbols outside the image");
     }
 
-    /// Builds a cubin for a test. Each symbol has a name, the number of its section, and the size
-    /// of its managed variable. Section 0 means that another file defines the symbol; size 0 means
-    /// no variable.
+    /// Builds a cubin with symbols: name, number of the section (0: undefined), size of the managed
+    /// variable (0: none).
     fn symbols(list: &[(&str, u8, u64)]) -> Vec<u8> {
         let (mut texts, mut table) = (vec![0u8], vec![0u8; 24]);
         for (name, own, managed) in list {

@@ -1,7 +1,4 @@
-//! Decompression of one LZ4 block from a fat binary. The block has no LZ4 frame around it. The
-//! header of the fat binary's entry states the decompressed size.
-//!
-//! The layout of the data is the LZ4 block format.
+//! Decompression of one LZ4 block from a fat binary. The block has no LZ4 frame around it.
 
 use super::output::{Output, STEP};
 

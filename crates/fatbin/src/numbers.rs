@@ -1,7 +1,6 @@
 //! Reading of numbers in images: unsigned and little-endian.
 
-/// The bytes of an image, or of a part of it. Each method returns the number that begins at byte
-/// `at`, or `None` if the bytes end before the number does.
+/// The bytes of an image. Each method returns the number at byte `at`, or `None` beyond the end.
 #[derive(Clone, Copy)]
 pub struct File<'a>(pub &'a [u8]);
 

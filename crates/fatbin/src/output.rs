@@ -1,8 +1,8 @@
 //! The output buffer of the LZ4 and zstd decoders, which has a fixed size and is written once from
 //! front to back.
 
-/// The step of short copies, in bytes. A short copy always writes whole steps, so it may write more
-/// bytes than it was asked to copy.
+/// The step of short copies, in bytes. A short copy writes whole steps, so it may write too many
+/// bytes.
 pub const STEP: usize = 16;
 
 /// The bytes that a decoder has written so far, and space for the bytes that are still missing.
@@ -63,8 +63,8 @@ impl Output {
         Some(())
     }
 
-    /// Appends `count` bytes of earlier output, beginning `offset` bytes before the end of the
-    /// output. If `count` exceeds `offset`, the copied bytes repeat.
+    /// Appends `count` bytes of earlier output, from `offset` bytes before the end. The bytes
+    /// repeat if `count` exceeds `offset`.
     #[inline]
     pub fn repeat(&mut self, offset: usize, count: usize) -> Option<()> {
         if offset == 0 || offset > self.at || count > self.size - self.at {

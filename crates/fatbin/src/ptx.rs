@@ -1,23 +1,21 @@
-//! Memory needs of a PTX text: its variables, and the functions of the device's runtime that its
-//! kernels call.
+//! Memory needs of a PTX text: its variables, and the runtime functions that its kernels call.
 //!
-//! The text is split into tokens. So comments, strings and white space neither hide a declaration
-//! nor look like one. A declaration that cannot be parsed makes the needs
-//! [unknown](Needs::unknown). The accepted syntax was checked with ptxas 12.9. An array dimension
-//! is a single number: decimal, hexadecimal, octal or binary. Functions may contain declarations.
+//! The text is split into tokens, so a comment or a string never looks like a declaration. A
+//! declaration that cannot be parsed makes the needs [unknown](Needs::unknown). The accepted syntax
+//! was checked with ptxas 12.9.
 
 use std::iter::Peekable;
 
 use super::Needs;
 use super::runtime::NAMES;
 
-/// The alignment of variables in GPU memory, in bytes. The driver never places two variables in the
-/// same aligned block of this size.
+/// The alignment of variables in GPU memory, in bytes. Two variables never share an aligned block
+/// of this size.
 const GRAIN: u64 = 256;
 /// Largest number of bytes that a texture, sampler or surface reference takes in GPU memory.
 const REFERENCE: u64 = 256;
-/// Largest number of `.extern` declarations for which definitions are searched. If a PTX text has
-/// more `.extern` declarations, its memory needs are unknown.
+/// Largest number of `.extern` declarations whose definitions are searched. With more, the memory
+/// needs are unknown.
 const MOST_EXTERNS: usize = 64;
 /// Directives that may stand before `.global` in a variable's declaration.
 const LINKAGE: [&[u8]; 4] = [b".visible", b".extern", b".weak", b".common"];
@@ -169,9 +167,8 @@ impl<'a> Reader<'a> {
         self.add_externs();
     }
 
-    /// Returns whether a `.global` after the token `before` begins a variable's declaration. No
-    /// declaration begins after an instruction's name (`ld.global`), a modifier (`cvta.to.global`)
-    /// or `.ptr`.
+    /// Returns whether `.global` after the token `before` begins a variable's declaration, unlike
+    /// in `ld.global`.
     fn declares(&mut self, before: Option<Token<'a>>) -> bool {
         match before {
             None | Some(Token::Sign(_) | Token::Text | Token::Broken) => true,
@@ -211,8 +208,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Records the use of a runtime function if `word` is the function's name. `word` is not part
-    /// of a declaration: a function that is only declared takes no memory (measured).
+    /// Records the use of a runtime function if `word` names one. A function that is only declared
+    /// takes no memory.
     fn used(&mut self, word: &[u8]) {
         for ((name, use_of), called) in NAMES.iter().zip(self.called) {
             if called && word == *name {
@@ -221,9 +218,10 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Parses a variable's declaration after `.global`, such as
-    /// `.attribute(.managed) .align 16 .v4 .f32 name[10][20] = {1, 2}, other;`. Returns `None` if
-    /// the text is not a complete declaration. The variables before the error still count.
+    /// Parses a variable's declaration after `.global`, such as `.align 16 .v4 .f32 name[10][20],
+    /// other;`.
+    ///
+    /// Returns `None` if the declaration is incomplete. The variables before the error still count.
     fn declaration(&mut self) -> Option<()> {
         let (mut width, mut vector, mut align, mut is_managed) = (None, 1u64, 1u64, false);
         while let Token::Word(word @ [b'.', ..]) = self.peek()? {
@@ -295,8 +293,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Parses an initializer `= {1, {2, 3}}` up to the following `,` or `;`. Returns the largest
-    /// possible number of values in the initializer.
+    /// Parses an initializer `= {1, {2, 3}}`. Returns the largest possible number of its values.
     fn values(&mut self) -> Option<u64> {
         let (mut depth, mut count) = (0u32, 1u64);
         loop {

@@ -1,11 +1,9 @@
-//! Functions of the device's runtime, such as device `malloc`. An image that uses such a function
-//! refers to it by name; the driver provides the function.
+//! Functions of the device's runtime, such as device `malloc`. Images call these functions by name.
 
 use super::Needs;
 
-/// The names of the runtime functions, and the memory that each function needs. Device `new` calls
-/// `malloc`, and device `delete` calls `free`. An image that uses only `free` takes as much memory
-/// as an image that uses `malloc` (measured).
+/// The names of the runtime functions, and the memory that each function needs. `free` alone needs
+/// as much as `malloc`.
 pub const NAMES: [(&[u8], Needs); 4] = [
     (b"malloc", MALLOC),
     (b"free", MALLOC),

@@ -1,8 +1,6 @@
-//! Decompression of one zstd frame from a fat binary. The frame uses no dictionary. The header of
-//! the fat binary's entry states the decompressed size.
+//! Decompression of one zstd frame (RFC 8878) from a fat binary. The frame uses no dictionary.
 //!
-//! The layout of the data is RFC 8878. An optional checksum is not verified, because the
-//! decompressed bytes are not trusted anyway.
+//! The optional checksum is not verified, because the decompressed bytes are not trusted anyway.
 
 mod bits;
 mod fse;

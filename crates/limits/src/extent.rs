@@ -64,10 +64,9 @@ impl Error for ExtentError {}
 impl LimitSet {
     /// Sets one key of the rule for `selector` to an extent. `gpus` are all GPUs of the machine.
     ///
-    /// A limits file cannot hold "all but 2 GiB", so this function turns it into bytes for each
-    /// GPU. [`Selector::All`] sets the rule for all GPUs to the smallest result. A GPU with a
-    /// larger result, or with an older rule, gets its own result in a rule of its own. With `each`,
-    /// every GPU gets a rule of its own, for callers that see only some of the GPUs.
+    /// A limits file holds bytes, so "all but 2 GiB" becomes bytes for each GPU. [`Selector::All`]
+    /// gets the smallest result, and other GPUs get rules of their own. With `each`, every GPU gets
+    /// a rule, for callers that see only some GPUs.
     pub fn set_extent(
         &mut self,
         selector: Selector,

@@ -14,12 +14,11 @@ use std::time::Duration;
 pub enum Key {
     /// The hard limit: the group's usage never exceeds this size. Default: no limit.
     Max,
-    /// The soft limit. While the group uses more, its members give back their unused memory before
-    /// they charge more, and an event is recorded. Default: no limit.
+    /// The soft limit. A group above this size gives back unused memory before a charge. Default:
+    /// no limit.
     High,
-    /// Soft protection. While the group uses at most this size, its members are not asked to give
-    /// back unused memory. Other groups get this memory only after all other memory is taken.
-    /// Default: 0.
+    /// Soft protection. Up to this size, a group keeps its unused memory. Other groups get all
+    /// other memory first. Default: 0.
     Low,
     /// Hard protection. Other groups that share an ancestor with this group can never charge this
     /// memory. Default: 0.
@@ -57,8 +56,7 @@ impl fmt::Display for Key {
     }
 }
 
-/// The sizes in one rule, by key. A key without a size in a GPU's own rule has the size from the
-/// rule for all GPUs.
+/// The sizes in one rule, by key. A GPU's rule inherits missing sizes from the rule for all GPUs.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub struct Values([Option<Size>; Key::COUNT]);
 
@@ -209,8 +207,8 @@ pub struct Options {
     pub wait_timeout: Duration,
     /// What is killed before a request fails: `none` (default), `kill-largest` or `kill-group`.
     pub oom: Oom,
-    /// Whether the memory of CUDA contexts is charged to the group. Default: yes. The limit then
-    /// covers all memory that `nvidia-smi` shows for the group's processes.
+    /// Whether CUDA contexts are charged, so that the limit covers all memory in `nvidia-smi`.
+    /// Default: yes.
     pub count_context: bool,
 }
 
@@ -424,8 +422,8 @@ impl FromStr for Setting {
     }
 }
 
-/// Returns whether `text` is probably a misspelling of `known`. At most two letters may be wrong,
-/// missing or extra. A longer text that ends with `known` also counts, such as `memory.max`.
+/// Returns whether `text` is probably a misspelling of `known`: at most two letters differ, or
+/// `text` ends with `known`.
 pub fn is_near(text: &str, known: &str) -> bool {
     let text: Vec<char> = text.to_ascii_lowercase().chars().take(32).collect();
     if text.ends_with(&known.chars().collect::<Vec<_>>()) {

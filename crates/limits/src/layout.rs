@@ -1,17 +1,17 @@
 //! The layout of a limits file. A reader gets consistent content even while a writer changes the
 //! file.
 //!
-//! The file has two banks of rules and the word `active`, which counts the changes. One bank is
-//! valid: the lowest bit of the count names it. A writer fills the other bank and then increases
-//! the count, so a killed writer leaves the valid bank unchanged. A reader reads the count before
-//! and after it reads the valid bank. If both counts are the same, no writer has changed the bank
-//! in between.
+//! The file has two banks of rules and the word `active`, which counts the changes. The lowest bit
+//! of the count names the valid bank.
 //!
-//! Each bank has a checksum over its words and over the count that made it valid. The checksum
-//! reveals that another program has written to the file by mistake. Damaged limits allow no memory;
-//! they never mean "no limit".
+//! A writer fills the other bank and then increases the count. So a killed writer leaves the valid
+//! bank unchanged.
 //!
-//! Numbers are in the machine's byte order, because the file never leaves the machine.
+//! A reader reads the count before and after the valid bank. If the counts are equal, the bank did
+//! not change in between.
+//!
+//! Each bank has a checksum, because another program may write to the file by mistake. Damaged
+//! limits allow no memory.
 
 use super::{Bounds, Key, LimitSet, OnLimit, Oom, Options, Selector, Values};
 use gpulimit_base::device::{DeviceId, DeviceKind};
@@ -107,11 +107,11 @@ impl File {
         self.active.load(Ordering::Acquire)
     }
 
-    /// Reads the valid bank consistently. Returns the result of `read`, and the number of changes
-    /// (the generation) that the result belongs to.
+    /// Reads the valid bank consistently. Returns the result of `read`, and the bank's change
+    /// number.
     ///
-    /// Returns `None` if the file changed during every attempt, which well-behaved writers do not
-    /// cause. The inner `None` means that the bank is damaged.
+    /// Returns `None` if the file changed during every attempt. The inner `None` means that the
+    /// bank is damaged.
     fn look<T>(&self, read: impl Fn(&Bank) -> Option<T>) -> Option<(Option<T>, u64)> {
         for _ in 0..LOOKS {
             let before = self.generation();
@@ -172,9 +172,8 @@ impl File {
     /// holds the lock for writers.
     pub(super) fn replace(&self, set: &LimitSet) {
         let next = self.active.load(Ordering::Relaxed).wrapping_add(1);
-        // A reader may still be reading this bank, which was valid before the last change. The
-        // fence makes sure that a reader that sees a new word also sees the last change, and reads
-        // again.
+        // A reader may still read this bank. The fence makes sure that a reader of a new word also
+        // sees the last change, and reads again.
         fence(Ordering::Release);
         let bank = &self.banks[usize::from(next & 1 == 1)];
         for (word, value) in bank.words().zip(bank_words(set, next)) {
@@ -196,8 +195,8 @@ impl File {
     }
 }
 
-/// Returns the words of a bank that holds `set`, up to the last used entry. Change number `changes`
-/// makes the bank valid; the checksum includes this number.
+/// Returns the words of a bank that holds `set`, up to the last used entry, for change number
+/// `changes`.
 fn bank_words(set: &LimitSet, changes: u64) -> Vec<u64> {
     let options = &set.options;
     let millis = u64::try_from(options.wait_timeout.as_millis()).unwrap_or(u64::MAX);
@@ -243,8 +242,8 @@ fn entry_words(selector: &Selector, values: &Values) -> [u64; size_of::<Entry>()
     words
 }
 
-/// Returns the checksum of a bank's words and of the change number that makes the bank valid. Each
-/// step of the calculation is reversible, so changing a single word always changes the checksum.
+/// Returns the checksum of a bank's words and of its change number. A change of a single word
+/// always changes the checksum.
 fn sum(changes: u64, words: impl Iterator<Item = u64>) -> u64 {
     words.fold(changes ^ MAGIC, |sum, word| {
         (sum ^ word)

@@ -82,8 +82,7 @@ impl LimitSet {
         }
     }
 
-    /// Returns the size of a key for a device: from the device's own rule, or else from the rule
-    /// for all GPUs; `None` if neither rule sets the key.
+    /// Returns a key's size for a device. The device's own rule replaces the rule for all GPUs.
     pub fn for_device(&self, device: DeviceId, key: Key) -> Option<Size> {
         self.get(Selector::Device(device), key)
             .or_else(|| self.get(Selector::All, key))
@@ -153,8 +152,7 @@ const CUT_SHORT: &str = "cut short";
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Limits {
-    /// Creates a limits file with exactly the permissions `mode`. Never leaves a half-written file
-    /// at `path`, even if the process is killed.
+    /// Creates a limits file with exactly the permissions `mode`. Never leaves a half-written file.
     ///
     /// Returns `false` if `path` exists already; the existing file stays as it is.
     pub fn create(path: &Path, mode: u32, set: &LimitSet) -> Result<bool, LimitsError> {
@@ -164,8 +162,8 @@ impl Limits {
         }
         let (file, draft) = Draft::new(path).map_err(&failed)?;
         let write = |mut file: File| {
-            // Write every page of the file. Otherwise a full file system could not provide a page
-            // later, and SIGBUS would end every process that reads the page.
+            // Write every page now. If a full file system lacked a page later, SIGBUS would end
+            // every reader.
             held_signals::during(|| file.write_all(&layout::File::bytes(set)))?;
             file.set_permissions(fs::Permissions::from_mode(mode))?;
             match fs::hard_link(&draft.0, path) {
@@ -192,8 +190,8 @@ impl Limits {
         })
     }
 
-    /// Returns whether the file at the path is no longer the mapped file. [`Limits::write`] changes
-    /// the file at the path, and this mapping would not show the change.
+    /// Returns whether the file at the path is no longer the mapped file, so that [`Limits::write`]
+    /// would not change the mapping.
     pub fn is_unlinked(&self) -> bool {
         match fs::symlink_metadata(&self.path) {
             Ok(about) => (about.dev(), about.ino()) != self.id,
@@ -209,8 +207,7 @@ impl Limits {
         &self.path
     }
 
-    /// Returns the number of changes to the limits so far. While this number stays the same, the
-    /// limits stay the same. The call costs one load.
+    /// Returns the number of changes to the limits so far. The call costs one load.
     pub fn generation(&self) -> u64 {
         self.map.generation()
     }
@@ -245,10 +242,9 @@ impl Limits {
         }
     }
 
-    /// Applies `change` to the limits in the file at `path`. Members see all of the change or none
-    /// of it.
+    /// Applies `change` to the limits in the file at `path`, as a whole. Returns the new limits.
     ///
-    /// Returns the new limits. Waits a bounded time while another writer changes the file.
+    /// Waits a bounded time while another writer changes the file.
     pub fn write(path: &Path, change: impl FnOnce(&mut LimitSet)) -> Result<LimitSet, LimitsError> {
         let (mapped, _) = open(path, true)?;
         let failed = LimitsError::io("lock", path);
@@ -273,8 +269,8 @@ impl Limits {
     }
 }
 
-/// Opens the lock file of a limits file. Writers do not lock the limits file itself, because every
-/// user who may read a file may also lock it.
+/// Opens the lock file of a limits file. The limits file itself is not locked, because every reader
+/// could lock it.
 fn writers_lock(path: &Path) -> Result<File, LimitsError> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let path = path.with_file_name(format!(".{name}.lock"));
@@ -343,8 +339,7 @@ impl Draft {
             let mut options = OpenOptions::new();
             options.write(true).create_new(true).mode(0o600);
             match options.open(&draft) {
-                // The name is taken: by a file of a killed process, or by a process with the same
-                // pid in another pid namespace. Try the next name.
+                // The name is taken, for example by a file of a killed process. Try the next name.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
                 Ok(file) => return Ok((file, Self(draft))),
@@ -536,7 +531,6 @@ mod tests {
             .expect("opened");
         let good = layout::File::bytes(&set());
         // These offsets hold the count of changes, the number of rules, and the parts of a rule.
-        // Without the checksum, some of the values written there would mean "no limit".
         let bank = 128 + 4160;
         for at in [64, bank, bank + 64, bank + 64 + 24, bank + 64 + 32] {
             for value in [0, 2, 77, u64::MAX] {

@@ -30,15 +30,14 @@ impl Deref for Map {
     type Target = File;
 
     fn deref(&self) -> &File {
-        // SAFETY: the mapping is page-aligned, has `SIZE` bytes and lives as long as `self`; every
+        // SAFETY: the mapping is page-aligned, has `SIZE` bytes and lives as long as `self`. Every
         // bit pattern is a valid `File`. `Limits` only loads through a read-only mapping.
         unsafe { self.0.start().cast().as_ref() }
     }
 }
 
-/// Tries to take the lock for writers on `file`. Returns false if another writer has the lock.
-///
-/// The lock ends when `file` is closed or when this process dies.
+/// Tries to lock `file` for writers, until the file is closed or this process dies. Returns false
+/// if another writer has the lock.
 pub(super) fn try_lock(file: &fs::File) -> io::Result<bool> {
     // SAFETY: `flock` consists of plain integers, for which zeros are valid.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };

@@ -11,8 +11,8 @@ impl<'a> Forward<'a> {
         Forward { bytes, at: 0 }
     }
 
-    /// Returns the next `count` bits of the stream, at most 16, without consuming them. Bits beyond
-    /// the end of the stream are zeros.
+    /// Returns the next `count` bits, at most 16, without consuming them. Bits beyond the end are
+    /// zeros.
     pub fn peek(&self, count: usize) -> usize {
         let byte = |number| {
             let byte = self.bytes.get(self.at / 8 + number);
@@ -26,18 +26,17 @@ impl<'a> Forward<'a> {
         self.at += count;
     }
 
-    /// Returns the bytes after the last byte from which a bit was read; `None` if the reader has
-    /// passed the end of the stream.
+    /// Returns the bytes after the last consumed bit; `None` if the reader has passed the end of
+    /// the stream.
     pub fn behind(self) -> Option<&'a [u8]> {
         self.bytes.get(self.at.div_ceil(8)..)
     }
 }
 
-/// A reader of a bit stream from the end, highest bits first. The highest set bit of the last byte
-/// marks where the stream begins.
+/// A reader of a bit stream from the end. The highest set bit of the last byte marks the stream's
+/// beginning.
 ///
-/// Bits before the front of the stream are read as zeros. After its last read, the caller must
-/// check with [`Self::left`] that it has not read too far.
+/// Bits before the front are zeros. After its last read, the caller must check [`Self::left`].
 pub struct Backward<'a> {
     bytes: &'a [u8],
     /// Offset in the stream of the eight bytes in `window`; negative if `window` begins before the
@@ -88,8 +87,8 @@ impl<'a> Backward<'a> {
         self.window = self.load();
     }
 
-    /// Returns the next `count` bits of the stream without consuming them. `count` is below 64, and
-    /// at most the number of available bits.
+    /// Returns the next `count` bits without consuming them. `count` is below 64, and that many
+    /// bits are available.
     #[inline]
     pub fn peek(&self, count: u32) -> u64 {
         // Shift twice: with a `count` of 0, a single shift would be by 64, which is not allowed.

@@ -7,8 +7,8 @@ const MOST_BITS: u32 = 11;
 /// Number of Huffman codes that can be read between two refills of the bit reader.
 const AT_ONCE: usize = 5;
 
-/// A Huffman decoding table. For each value of the next `bits` bits of the stream, the table holds
-/// the symbol and the length of the symbol's code.
+/// A Huffman decoding table. The next `bits` bits of the stream select a symbol and its code
+/// length.
 #[derive(Default)]
 pub struct Table {
     bits: u32,
@@ -48,8 +48,8 @@ impl Table {
         (bits.left() == 0).then_some(())
     }
 
-    /// Decodes four streams of Huffman codes into the four quarters of `out`. The input begins with
-    /// the sizes of the first three streams; the four streams follow.
+    /// Decodes four streams of Huffman codes into the four quarters of `out`. The sizes of three
+    /// streams come first.
     pub fn decode_four(&self, mut streams: &[u8], out: &mut [u8]) -> Option<()> {
         let mut sizes = [0; 3];
         for size in &mut sizes {

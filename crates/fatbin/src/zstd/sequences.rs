@@ -4,8 +4,8 @@
 use super::bits::Backward;
 use super::{Output, fse, number};
 
-/// One state of a sequence decoder: the smallest value, the number of bits to read and add to it,
-/// and the transition to the next state.
+/// One state of a sequence decoder: a value, the number of bits to add to the value, and the next
+/// state.
 #[derive(Clone, Copy, Default)]
 struct State {
     base: u32,
