@@ -1,6 +1,5 @@
 //! Generates clients and servers of kubelet's services with tonic's generator. The services are
-//! listed here, because reading kubelet's `.proto` files takes `protoc`, which a fresh machine does
-//! not have.
+//! listed here, so that the build does not need `protoc`.
 
 use tonic_build::manual::{Builder, Method, MethodBuilder, Service};
 

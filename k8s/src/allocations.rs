@@ -1,5 +1,5 @@
-//! The allocations of containers. Each allocation has a group, a view and a record. The container
-//! mounts the view as its root of groups.
+//! The allocations of containers: each has a group, a view and a record. The container mounts the
+//! view as its root of groups.
 //!
 //! ```text
 //! STATE/allocations/NAME     the record: card, units and bytes; survives a reboot; it is written
@@ -10,12 +10,11 @@
 //!     NAME/limits, lock      hard links to the group's files
 //!     NAME/ledger            a hard link to the ledger, the only file that is mounted writable
 //! ```
-//! Each allocation gets a new name and new files, even if its units were allocated before. The
-//! container's root can change the owner and the permissions of the ledger, and can keep it open in
-//! another pod. So the files of an allocation are never used again.
+//! Each allocation gets new files, because a container's root can change the ledger's owner and
+//! keep the ledger open in another pod.
 //!
-//! The groups of containers have no parent group. Every container could write the ledger of a
-//! common parent group, and so block the other containers.
+//! The groups of containers have no parent group, because every container could block the others
+//! through the parent's ledger.
 
 use crate::library::replace;
 use crate::units::{Share, Unit};
@@ -38,12 +37,11 @@ use std::time::{Duration, Instant, SystemTime};
 const VIEWS: &str = ".kubernetes";
 /// The directory in the plugin's state directory that contains the records of allocations.
 const RECORDS: &str = "allocations";
-/// The longest time between two allocations of the same units to one pod. Kubelet allocates a pod's
-/// units first to its init containers, and within this time to its other containers. A later
-/// allocation is for another pod.
+/// The longest time between the allocations of one pod's units to init containers and to other
+/// containers.
 const SAME_POD: Duration = Duration::from_secs(60);
-/// The total time that the plugin waits at its start until other programs have lost their leases
-/// (`F_SETLEASE`) on the groups' files. By default, the kernel ends a lease after 45 seconds.
+/// The total time that the plugin waits at its start for other programs' leases (`F_SETLEASE`). A
+/// lease ends after 45 seconds.
 const LEASES: Duration = Duration::from_secs(60);
 
 /// All allocations of the node, with their groups, views and records.
@@ -153,9 +151,8 @@ impl Allocations {
         })
     }
 
-    /// Makes an allocation with new files. Earlier allocations of the same units stay, because
-    /// kubelet gives the units of an init container to another container of the same pod later. A
-    /// sweep removes these allocations when their pod has ended.
+    /// Makes an allocation with new files. Earlier allocations of the same units stay: kubelet
+    /// reuses units of init containers.
     pub fn grant(&mut self, share: &Share, bytes: u64) -> Result<Grant, String> {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let mut record = Record {
@@ -194,14 +191,13 @@ impl Allocations {
         self.root.path().join(VIEWS).join(name)
     }
 
-    /// Makes the groups and views that are missing although they have a record, for instance after
-    /// a reboot. Existing groups and the processes in them stay as they are. Returns the reasons
-    /// why groups or views could not be made.
+    /// Makes groups and views that are missing although they have a record. Returns the reasons for
+    /// failures.
     pub fn recover(&self) -> Result<Vec<String>, String> {
         let mut troubles = Vec::new();
         let mut records = self.records()?;
-        // Try all groups once before waiting for any of them. Each attempt makes the kernel end the
-        // leases on that group's files, so all leases end at about the same time.
+        // Try all groups once before waiting, so that the leases on all groups end at the same
+        // time.
         records.retain(|name, (record, _)| self.ensure(name, record, Instant::now()).is_err());
         let until = Instant::now() + LEASES;
         for (name, (record, _)) in records {
@@ -212,13 +208,11 @@ impl Allocations {
         Ok(troubles)
     }
 
-    /// Removes unused allocations. An allocation is unused if its units were allocated again to
-    /// another pod. It is also unused if no process uses its group, and kubelet has listed its
-    /// units in no pod for the time `keep`.
+    /// Removes unused allocations, and returns the reasons for failures. An allocation is unused:
+    /// - if its units were allocated again to another pod, or
+    /// - if no process uses its group, and kubelet has listed its units in no pod for `keep`.
     ///
-    /// `in_use` has the units in kubelet's current list, and the time when the plugin asked for
-    /// that list. Later allocations are not in the list. Also returns the reasons why allocations
-    /// could not be removed; the next sweep tries to remove them again.
+    /// `in_use` has the units in kubelet's list, and the time when the plugin asked for that list.
     pub fn sweep(
         &mut self,
         in_use: Option<(Instant, &BTreeMap<Unit, String>)>,
@@ -300,16 +294,15 @@ impl Allocations {
         Ok(records)
     }
 
-    /// Makes an allocation's group and view if they do not exist. Waits until `until` for the end
-    /// of other programs' leases on the group's files.
+    /// Makes an allocation's group and view if missing. Waits until `until` for other programs'
+    /// leases to end.
     fn ensure(&self, name: &str, record: &Record, until: Instant) -> Result<Grant, String> {
         let limits = record.limits()?;
         let create = || self.root.create(name, &limits);
         let created = self.root.past_leases(name, until, create).map_err(text)?;
         let group = &created.group;
-        // Programs in a container may have any user id, so the group's files are open to all user
-        // ids. Only the plugin's user may enter the directory, so users of the node cannot reach
-        // the files.
+        // The container's programs may have any user id, so the files are open to all. The private
+        // directory keeps out the node's users.
         let private = Permissions::from_mode(0o700);
         fs::set_permissions(group.path(), private).map_err(at(group.path()))?;
         let readable = Permissions::from_mode(0o644);
@@ -346,8 +339,7 @@ impl Allocations {
         Ok(grant)
     }
 
-    /// Removes an allocation, beginning with its group. Fails if a process uses the group. With
-    /// `force`, removes the group's directory and its files even then.
+    /// Removes an allocation. Fails if a process uses the group, unless `force` is set.
     fn remove(&self, name: &str, force: bool) -> Result<(), String> {
         let group = self.root.path().join(name);
         match self.root.remove(name) {
@@ -384,8 +376,8 @@ impl State {
     fn of(group: &Group) -> Self {
         match Ledger::open(&group.ledger_path()) {
             Ok(ledger) if ledger.has_live() || ledger.clean(&NoWitness).draining != 0 => Self::Busy,
-            // This version cannot read the ledger of another version of gpulimit. The removal of
-            // the group checks that no process uses the ledger.
+            // A ledger of another version is unreadable here. The removal of the group checks that
+            // no process uses the ledger.
             Ok(_) | Err(LedgerError::Version { .. }) => Self::Idle,
             Err(LedgerError::Damaged { .. }) => Self::Spoilt,
             Err(LedgerError::Io { error, .. })
@@ -402,15 +394,13 @@ impl State {
 }
 
 /// Makes a hard link to `file` at the path `name`, and replaces whatever is there.
-///
-/// An empty directory may be there: after a reboot, a container runtime makes a directory in place
-/// of a file that it should mount and does not find.
 fn link(file: &Path, name: &Path) -> Result<(), String> {
     let same = |about: &fs::Metadata| {
         let wanted = fs::symlink_metadata(file);
         wanted.is_ok_and(|wanted| (wanted.dev(), wanted.ino()) == (about.dev(), about.ino()))
     };
     match fs::symlink_metadata(name) {
+        // After a reboot, a container runtime makes an empty directory in place of a missing file.
         Ok(about) if about.is_dir() => fs::remove_dir_all(name).map_err(at(name))?,
         Ok(about) if same(&about) => return Ok(()),
         Ok(_) => fs::remove_file(name).map_err(at(name))?,

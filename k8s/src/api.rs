@@ -1,9 +1,7 @@
 //! The parts of kubelet's protocols that the plugin uses: device plugins (v1beta1) and the devices
 //! of pods (podresources v1).
 //!
-//! The messages are written by hand with the field numbers of the wire format, so that building
-//! needs no compiler for protocol buffers. The tests compare the encoded messages with bytes that
-//! kubelet's own code has written.
+//! The messages are written by hand, so that the build needs no compiler for protocol buffers.
 
 use std::collections::HashMap;
 

@@ -18,12 +18,10 @@ const ANSWER: Duration = Duration::from_secs(20);
 /// The longest time that the plugin waits until a request from kubelet is complete.
 const REQUEST: Duration = Duration::from_secs(30);
 
-/// The most calls that can be open at the same time on one connection. Kubelet needs a few, and
-/// each open call costs memory.
+/// The most open calls on one connection. Kubelet needs few, and each open call costs memory.
 const CALLS: u32 = 100;
 
-/// Serves kubelet until the caller drops the future. tonic accepts messages of up to 4 MiB:
-/// requests from kubelet here, and answers to [`ask`].
+/// Serves kubelet until the caller drops the future. tonic accepts messages of up to 4 MiB.
 pub async fn serve(listener: UnixListener, plugin: Arc<Plugin>) {
     let connections = UnixListenerStream::new(listener).then(|connection| async {
         if connection.is_err() {

@@ -21,8 +21,8 @@ pub mod units;
 use gpulimit_base::escaped::Escaped;
 use std::fmt::Display;
 
-/// Writes a line to the pod's log. Escapes the line, because parts of it may come from kubelet and
-/// from containers. Ignores a failure to write.
+/// Writes a line to the pod's log, escaped: kubelet or a container may have chosen parts of the
+/// line.
 pub fn say(text: impl Display) {
     use std::io::Write;
     let text = text.to_string();

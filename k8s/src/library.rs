@@ -30,11 +30,9 @@ pub fn places() -> Vec<PathBuf> {
 }
 
 /// Copies libgpulimit.so, and the `ld.so.preload` file that names it, into a directory of the node.
-/// Running containers keep the files that they have mounted.
 ///
-/// Returns both files, open. While they are open, the kernel grants no write lease on them
-/// (`F_SETLEASE`). With a write lease, one container could block the start of programs in all other
-/// containers.
+/// Returns both files, open. An open file cannot get a write lease (`F_SETLEASE`), with which one
+/// container could block programs in all others.
 pub fn install(library: &Path, directory: &Path) -> io::Result<[File; 2]> {
     fs::create_dir_all(directory)?;
     fs::set_permissions(directory, Permissions::from_mode(0o755))?;
@@ -51,8 +49,8 @@ pub fn install(library: &Path, directory: &Path) -> io::Result<[File; 2]> {
 
 /// Replaces a file as a whole, with these permissions. Keeps a file that already has this content.
 pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    // If a container holds a lease on the file (`F_SETLEASE`), opening the file normally blocks.
-    // `text_file::read` fails instead, and the file is then replaced.
+    // A lease of a container (`F_SETLEASE`) would block a normal `open`. `text_file::read` fails
+    // instead.
     if text_file::read(path, bytes.len() as u64).is_ok_and(|there| there == bytes) {
         return Ok(());
     }

@@ -1,5 +1,4 @@
-//! Runs the plugin on a node. Registers the plugin with kubelet at the start and after each restart
-//! of kubelet, and removes unused allocations.
+//! Runs the plugin on a node: registers with each new kubelet, and removes unused allocations.
 
 use crate::allocations::{Allocations, Swept};
 use crate::api::registration_client::RegistrationClient;
@@ -232,9 +231,8 @@ impl Node {
     async fn sweep(&mut self) {
         let asked = Instant::now();
         let pods = pods::list(&self.options.pods, &self.options.resource).await;
-        // A kubelet that has just started does not list its pods yet, not even this plugin's pod.
-        // So ignore a list without this plugin's pod. The sweep then removes only allocations whose
-        // units were allocated again.
+        // A kubelet that has just started lists no pods yet. So ignore a list that lacks the
+        // plugin's own pod.
         let own = self.options.pod.as_ref();
         let knows = |pods: &pods::Pods| own.is_none_or(|own| pods.names.contains(own));
         match &pods {

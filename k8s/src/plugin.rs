@@ -192,9 +192,8 @@ impl Plugin {
                 false,
             ),
         ];
-        // The rule in the container's view selects the group, whatever the environment says.
-        // `GPULIMIT_GROUP` matters only if the view is missing: the library then refuses all GPU
-        // memory.
+        // The rule in the container's view selects the group. If the view is missing,
+        // `GPULIMIT_GROUP` makes the library refuse all GPU memory.
         let mut variables = HashMap::from([("GPULIMIT_GROUP".into(), grant.name.clone())]);
         let mut cdi = Vec::new();
         match self.delivery.gpus {

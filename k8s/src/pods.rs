@@ -9,8 +9,8 @@ use std::path::Path;
 
 /// The answer of kubelet.
 pub struct Pods {
-    /// The units of containers that kubelet lists, each with the name of its container,
-    /// `namespace/pod/container`. Kubelet does not list the units of init containers.
+    /// The units in kubelet's list, each with its container, `namespace/pod/container`. Kubelet
+    /// does not list init containers.
     pub owners: BTreeMap<Unit, String>,
     /// The names of all pods that kubelet lists, `namespace/pod`, with or without units.
     pub names: BTreeSet<String>,

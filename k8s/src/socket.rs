@@ -6,14 +6,13 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use tokio::net::UnixListener;
 
-/// The identity of a file. Each start of kubelet makes a new socket file, so the identity of
-/// kubelet's socket shows a restart.
+/// The identity of a file. Each start of kubelet makes a socket file with a new identity.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct Identity {
     device: u64,
     inode: u64,
-    /// The file's change time in seconds and nanoseconds. The inode number alone does not identify
-    /// a file: the file system may give the number of a removed file to a new file at once.
+    /// The file's change time in seconds and nanoseconds: a new file may reuse the inode number of
+    /// a removed file.
     changed: (i64, i64),
 }
 

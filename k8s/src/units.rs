@@ -128,8 +128,8 @@ fn sorted(ids: &[String]) -> Result<BTreeMap<DeviceId, Vec<u32>>, Wrong> {
     Ok(cards)
 }
 
-/// Chooses units for a container, all on one card. Among the cards with enough free units, chooses
-/// the card with the fewest free units. The other cards then keep large amounts free.
+/// Chooses units for a container, all on one card. Among the cards with room, takes the card with
+/// the fewest free units.
 pub fn prefer(choice: &Choice) -> Result<Vec<Unit>, Wrong> {
     let wanted = usize::try_from(choice.size).unwrap_or(0);
     if wanted == 0 {

@@ -17,8 +17,8 @@ pub(super) fn by_rules(source: &Source) -> Result<Option<Assigned>, PolicyError>
     Ok(rules.assigned(&Facts::of_self(&rules)?)?)
 }
 
-/// Returns the group of a process that `rule` matches: the rule's group, or the group below it that
-/// the environment asks for.
+/// Returns the group of a process that `rule` matches: the rule's group, or a requested group below
+/// it.
 ///
 /// The group is always in the root that holds the rules, whatever `GPULIMIT_ROOT` says.
 pub(super) fn below(
@@ -50,8 +50,7 @@ pub(super) fn below(
     })
 }
 
-/// Returns the full name of a group below the rule's group. `name` is the full name, or the part
-/// after the name of the rule's group.
+/// Returns the full name of a group below the rule's group. `name` may lack the rule's group.
 fn existing(root: &Root, rule: &Assigned, name: String) -> Result<String, PolicyError> {
     if is_within(&name, &rule.group) {
         return Ok(name);

@@ -1,5 +1,5 @@
-//! Compiles a policy file. Fills placeholders in for every user and unix group, and replaces names
-//! of users and unix groups by their numbers. Also finds contradictions in the file.
+//! Compiles a policy file: fills placeholders in, replaces names of users by numbers, and finds
+//! contradictions.
 
 mod access;
 mod coverage;
@@ -190,8 +190,8 @@ fn holds_always(stanza: &RuleStanza) -> bool {
         list.as_ref()
             .is_some_and(|list| !list.value.iter().any(|glob| glob == "*"))
     };
-    // Two kinds of rules never match every process: a rule with a group for each user matches only
-    // regular users, and the `container` pattern `*` matches only processes in a container.
+    // A group for each user means regular users only. The `container` pattern `*` means processes
+    // in containers only.
     let each = Holes::of(&stanza.group.value).is_some_and(|holes| holes.user);
     !each
         && stanza.unix_group.is_none()

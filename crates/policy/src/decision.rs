@@ -6,11 +6,11 @@ use super::rules::{Assigned, FILE, Rule, Rules, RulesError, Target, UnixGroups, 
 use std::path::Path;
 
 impl Rules {
-    /// Returns the group of the first rule that matches the process. Returns `None` if no rule
-    /// matches, or if this rule exempts the process.
+    /// Returns the group of the first rule that matches the process; `None` if no rule matches, or
+    /// if the rule is an exemption.
     ///
-    /// A process in a user namespace can forge its user ids. For such a process the first rule must
-    /// have no condition, like the rule in a container's view of the groups.
+    /// A process in a user namespace can forge its user ids, so it needs a first rule without
+    /// conditions.
     pub fn assigned(&self, facts: &Facts) -> Result<Option<Assigned>, RulesError> {
         if facts.in_user_namespace
             && let Some(first) = self.0.first()

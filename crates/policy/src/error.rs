@@ -30,8 +30,7 @@ pub enum PolicyError {
         /// The GPUs that this process sees.
         known: Vec<(u32, DeviceId)>,
     },
-    /// An environment variable names a GPU by a text that fits the UUIDs of several GPUs, or sets
-    /// two limits for one GPU.
+    /// An environment variable names a GPU ambiguously, or sets two limits for one GPU.
     Ambiguous {
         /// The name of the variable.
         variable: String,
@@ -40,8 +39,7 @@ pub enum PolicyError {
         /// The GPUs that the text `gpu` fits, or the GPU that already has a limit.
         matches: Vec<(u32, DeviceId)>,
     },
-    /// The limit that a variable asks for depends on the size of a GPU ("all but 2 GiB") and cannot
-    /// be turned into bytes.
+    /// A limit that depends on the size of a GPU ("all but 2 GiB") cannot be turned into bytes.
     Extent {
         /// The name of the variable.
         variable: String,

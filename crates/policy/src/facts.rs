@@ -12,8 +12,8 @@ use std::os::unix::ffi::OsStrExt;
 /// The properties of a process that rules are compared with.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Facts {
-    /// Whether the process is in a user namespace other than the machine's initial one. In such a
-    /// namespace the process itself can forge the other properties.
+    /// Whether the process is in a user namespace of its own, where it can forge the other
+    /// properties.
     pub in_user_namespace: bool,
     /// The real user id of the process.
     pub uid: u32,
@@ -56,7 +56,7 @@ impl Facts {
     }
 
     /// Adds the properties that the rules have conditions on. `process` is the process's folder in
-    /// `/proc`. Adds nothing for a process in a user namespace.
+    /// `/proc`.
     fn gather(
         self,
         process: &str,
@@ -81,9 +81,8 @@ impl Facts {
             let ids = facts.cgroups.iter().flat_map(|path| containers(path));
             facts.containers = ids.map(str::to_owned).collect();
             if facts.containers.is_empty() {
-                // In a cgroup namespace, the cgroup's path does not show the container's id. But
-                // the container engine mounts files into the container, and the paths of their
-                // sources contain the id.
+                // A cgroup namespace hides the container's id. The sources of the container's
+                // mounts still contain the id.
                 let text = fs::read(format!("{process}/mountinfo"))
                     .map_err(unknown("/proc/self/mountinfo"))?;
                 let text = String::from_utf8_lossy(&text);
@@ -106,8 +105,7 @@ fn is_in_initial_namespace() -> Result<bool, RulesError> {
 /// Returns the ids of the containers that a process is in. `pid` is the process's number in the
 /// caller's pid namespace.
 pub fn containers_of(pid: u32) -> Vec<String> {
-    // Read at most this many bytes of a file, because callers read the files of every process, and
-    // a process can have any number of mounts.
+    // Limit the bytes read per file, because a process can have any number of mounts.
     const LONGEST: u64 = 4 << 20;
     let read = |file: &str| {
         let mut bytes = Vec::new();

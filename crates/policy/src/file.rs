@@ -1,8 +1,8 @@
 //! The policy file, `gpulimit.toml`, as an administrator writes it: groups with their limits, and
 //! rules that put processes into them.
 //!
-//! First serde reads each stanza into a type. Then this module checks the texts in the stanza. In
-//! this way all mistakes of the file are reported at once, each with its line.
+//! serde reads each stanza into a type, and this module checks its texts. So all mistakes are
+//! reported at once, each with its line.
 
 mod stanza;
 
@@ -26,8 +26,7 @@ pub struct Mistake {
     pub line: usize,
     /// The reason why the text at this line is not valid, and the text that is accepted.
     pub why: String,
-    /// Whether the mistake is only that this machine lacks a user, a unix group or a GPU. The
-    /// policy file may be right on another machine.
+    /// Whether the mistake is only that this machine lacks a user, a unix group or a GPU.
     pub absent: bool,
 }
 
@@ -49,8 +48,7 @@ pub struct At<T> {
 /// The limits of one group, or the defaults of the policy file for keys that groups do not set.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Settings {
-    /// The sizes by key and by GPU. GPUs have their names from the policy file; `all` means all
-    /// GPUs without a size of their own.
+    /// The sizes by key and by GPU; `all` means all GPUs without a size of their own.
     pub sizes: Vec<(Key, At<String>, Extent)>,
     /// The values of keys that hold for the group as a whole; the values have been checked.
     pub options: Vec<(OptionKey, String)>,

@@ -1,9 +1,9 @@
 //! Finds the group of a process from the administrator's rules and from environment variables.
 //!
-//! The administrator's rules come first, then `GPULIMIT_GROUP`, `GPULIMIT_MAX`, and the variables
-//! of other tools. If a rule matches the process, the environment can only choose a group below the
-//! rule's group. An invalid value is an error, because a requested limit must never be left out
-//! silently.
+//! The order is: the rules, `GPULIMIT_GROUP`, `GPULIMIT_MAX`, the variables of other tools. If a
+//! rule matches, the environment can only choose a group below the rule's group.
+//!
+//! An invalid value is an error, because a requested limit must never be left out silently.
 
 mod assigned;
 #[cfg(feature = "file")]
@@ -50,9 +50,8 @@ macro_rules! job_variables {
     };
 }
 
-/// The environment variables that ask for a group made for this job alone. A process with such a
-/// variable but without [`GROUP`] sets [`GROUP`] to [`own_job_group_name`]. So its child processes
-/// join the same group.
+/// The environment variables that ask for a group for this job alone. Child processes find that
+/// group in [`GROUP`].
 pub const JOB_VARIABLES: &[&str] = job_variables!(
     0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31
 );
@@ -86,8 +85,8 @@ pub fn rule() -> Result<Option<Assigned>, PolicyError> {
     assigned::by_rules(&Source::system())
 }
 
-/// Returns the group of a process that has the environment `env`. `rule` is the rule that matches
-/// the process, if there is one.
+/// Returns the group of a process with the environment `env`. `rule` is the rule that matches the
+/// process.
 pub fn assignment_by(
     rule: Option<Assigned>,
     env: &Environment<'_>,
@@ -163,9 +162,8 @@ impl Assignment {
             .is_some_and(|rule| rule.group == self.group)
     }
 
-    /// Returns whether a process that cannot join the group may run without a limit. Always false
-    /// if the environment chose the group: users could escape their limit by choosing a group that
-    /// cannot be joined.
+    /// Returns whether a process that cannot join the group may run without a limit. Never true if
+    /// the environment chose the group: users could escape their limit.
     pub fn is_open(&self) -> bool {
         self.is_by_rule_alone()
             && self
@@ -174,11 +172,10 @@ impl Assignment {
                 .is_some_and(|rule| rule.on_error == OnError::Open)
     }
 
-    /// Makes this process a member of its group. If `create` is set, makes the group first, with
-    /// these limits.
+    /// Makes this process a member of its group. Creates a missing group if `create` is set.
     ///
     /// `gpus` returns the GPUs with their CUDA ordinals, and `capacity` the memory of a GPU in
-    /// bytes. Both functions are called only if the requested limits depend on them.
+    /// bytes. Both functions are called only if the limits depend on them.
     pub fn join(
         &self,
         gpus: &dyn Fn() -> Vec<(u32, DeviceId)>,
@@ -222,8 +219,8 @@ impl Assignment {
     }
 }
 
-/// Adds rules for GPUs that were not visible to the process that made the group. Existing rules
-/// stay, because an administrator may have changed them.
+/// Adds limits for GPUs that the group has no limits for. Existing limits stay: an administrator
+/// may have set them.
 fn add_missing(group: &Group, limits: &LimitSet) -> Result<(), PolicyError> {
     let there = group
         .limits()?

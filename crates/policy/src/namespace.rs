@@ -1,8 +1,7 @@
 //! Finds out whether this process is in the machine's initial user namespace.
 //!
-//! The kernel setting `user.max_user_namespaces` can allow every user to make a user namespace, in
-//! which users can have any ids. So user ids mean the machine's users only in the initial user
-//! namespace.
+//! User ids mean the machine's users only in the initial user namespace: in others, users can have
+//! any ids.
 #![allow(unsafe_code)]
 
 use libc::{EMFILE, ENFILE, ENOMEM};
@@ -19,21 +18,18 @@ pub(super) const UNMAPPED: u32 = 65534;
 pub(super) const USER: &str = "/proc/self/ns/user";
 /// The inode of the initial user namespace (`PROC_USER_INIT_INO`), fixed since Linux 3.8.
 const INITIAL: u64 = 0xEFFF_FFFD;
-/// The `ioctl` request for the owner of a user namespace (`ioctl_ns(2)`, since Linux 4.11). The
-/// answer is a user id in the caller's namespace.
+/// The `ioctl` request for the owner of a user namespace (`ioctl_ns(2)`, since Linux 4.11).
 const NS_GET_OWNER_UID: libc::Ioctl = 0xb704;
 /// The magic number of nsfs, the file system of namespaces (`NSFS_MAGIC`), since Linux 3.19.
 const NSFS: u64 = 0x6e73_6673;
 /// The magic number of procfs, the file system of namespaces in older kernels (`PROC_SUPER_MAGIC`).
 const PROC: u64 = 0x9fa0;
 
-/// Returns whether this process is in the initial user namespace. Returns false if the process
-/// cannot find out, for example without `/proc`. Fails only if it runs out of file descriptors or
-/// memory.
+/// Returns whether this process is in the initial user namespace; false if the process cannot find
+/// out. Fails only without file descriptors or memory.
 ///
-/// A process in its own mount namespace can mount anything at `/proc`, even the file of the initial
-/// user namespace. So this function also asks the kernel for the owner of the namespace. The
-/// initial user namespace belongs to root, whose id is 0 only where user ids are the machine's own.
+/// A process can mount a false file at `/proc`, so this function also asks the kernel for the
+/// namespace's owner. The initial user namespace belongs to root.
 pub(super) fn is_initial() -> io::Result<bool> {
     let file = match File::open(USER) {
         Ok(file) => file,
@@ -69,8 +65,8 @@ fn file_system(file: &File) -> Option<u64> {
     matches!(magic, NSFS | PROC).then_some(magic)
 }
 
-/// Returns the owner of the user namespace behind `file`, as a user id in the caller's namespace;
-/// `None` if the kernel does not tell.
+/// Returns the owner of a user namespace, as a user id in the caller's namespace; `None` if
+/// unknown.
 fn owner(file: &File) -> Option<u32> {
     let mut uid: libc::uid_t = libc::uid_t::MAX;
     // SAFETY: the descriptor is open, and `uid` has room for the answer.

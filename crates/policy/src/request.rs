@@ -60,14 +60,14 @@ pub struct LimitRequest {
     pub rules: Vec<(RequestSelector, Extent)>,
     /// The name of the variable.
     pub variable: String,
-    /// Whether limits for GPUs that this process does not see are ignored. True for variables of
-    /// other tools, because these may list all GPUs of the machine.
+    /// Whether limits for GPUs that this process does not see are ignored, as in variables of other
+    /// tools.
     pub lenient: bool,
 }
 
 impl LimitRequest {
-    /// Turns the request into limits for these GPUs, each with its CUDA ordinal. `capacity` returns
-    /// the memory in bytes of the GPU with a given ordinal.
+    /// Turns the request into limits for these GPUs with their CUDA ordinals. `capacity` returns a
+    /// GPU's memory in bytes.
     pub fn resolve(
         &self,
         gpus: &[(u32, DeviceId)],
@@ -78,8 +78,8 @@ impl LimitRequest {
             true => gpus.iter().map(|(n, id)| (*id, capacity(*n))).collect(),
             false => Vec::new(),
         };
-        // The limit for all GPUs can add rules for single GPUs. So the limits for single GPUs are
-        // set last and replace these rules.
+        // Set the limits for single GPUs last, because the limit for all GPUs can add rules for
+        // single GPUs.
         let mut named: Vec<Selector> = Vec::new();
         let rules = |spread: bool| {
             let rules = self.rules.iter();

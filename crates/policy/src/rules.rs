@@ -1,9 +1,8 @@
-//! The administrator's rules in compiled form: they decide which group a process belongs to,
-//! whatever its environment says.
+//! The administrator's rules in compiled form: they decide which group a process belongs to.
 //!
 //! `gpulimit apply` writes the rules into the system root, and the preloaded library reads them
-//! there. The file has lines of words, with numbers in place of names. So a reader needs neither
-//! TOML nor the user database. A damaged file is an error; it never means "no rules".
+//! there. The file has numbers in place of names, so a reader needs no user database. A damaged
+//! file is an error; it never means "no rules".
 
 mod error;
 mod text;
@@ -19,8 +18,8 @@ use std::path::{Path, PathBuf};
 /// The name of the file in a root that holds the compiled rules. A group cannot have this name.
 pub const FILE: &str = ".rules";
 
-/// The administrator's policy file, from which `gpulimit apply` makes the compiled rules. If a
-/// program in a container sees this file but not the rules, the program knows that rules exist.
+/// The administrator's policy file. If only this file is visible in a container, the rules are
+/// hidden.
 pub const POLICY: &str = "/etc/gpulimit/gpulimit.toml";
 
 /// The most bytes of a rules file that are read. A longer file counts as damaged.
@@ -59,8 +58,8 @@ pub type Range = (u32, u32);
 pub struct UnixGroups {
     /// The ids of the unix groups, which are compared with the unix groups of the process.
     pub gids: Vec<u32>,
-    /// The ids of the users who are members of the unix groups. A process can hide its unix groups
-    /// by means of a user namespace, so its user id is compared as well.
+    /// The ids of the users in the unix groups. A process can hide its unix groups in a user
+    /// namespace.
     pub members: Vec<Range>,
 }
 
@@ -71,8 +70,7 @@ pub enum Target {
     Exempt,
     /// The same group for all processes that the rule matches.
     Group(String),
-    /// A group for each user, as pairs of user id and group. A user who is not in the list gets no
-    /// GPU memory.
+    /// A group for each user, as pairs of user id and group. Other users get no GPU memory.
     Each(Vec<(u32, String)>),
 }
 
@@ -160,8 +158,8 @@ impl Rules {
         self.0.iter()
     }
 
-    /// Reads the compiled rules in a root; `None` where the root has no rules. Fails if a user
-    /// other than `source.owner` could have written the rules.
+    /// Reads the compiled rules in a root, if any. Fails if a user other than `source.owner` could
+    /// have written the rules.
     pub fn load(source: &Source) -> Result<Option<Self>, RulesError> {
         let path = source.root.join(FILE);
         let failed = |error| RulesError::Io {
@@ -174,9 +172,8 @@ impl Rules {
         };
         let root = fs::symlink_metadata(&source.root).map_err(failed)?;
         let about = file.metadata().map_err(failed)?;
-        // If a user namespace does not map the machine's root, root's files show the user id
-        // `UNMAPPED`, so accept this id. With subordinate ids a user's own files can show it. But a
-        // user who can mount such files can also run the program without the library.
+        // If a user namespace does not map the machine's root, root's files show `UNMAPPED`. Accept
+        // this id: a user who forges it could also run the program without the library.
         let is_initial = namespace::is_initial().map_err(RulesError::unknown(namespace::USER))?;
         let owner = match is_initial {
             true => source.owner,
@@ -220,9 +217,8 @@ impl Rules {
         }
     }
 
-    /// Fails if the machine's rules are hidden from this process. They are hidden if the process is
-    /// in a user namespace, the machine has a policy file, and the path of the machine's root of
-    /// groups leads to another directory.
+    /// Fails if this process is in a user namespace that hides the machine's rules: the policy file
+    /// is visible, but the machine's root of groups is not.
     pub(super) fn check_hidden(source: &Source) -> Result<(), RulesError> {
         let is_the_machines = |path: &Path| match fs::symlink_metadata(path) {
             Ok(about) => about.uid() == namespace::UNMAPPED,

@@ -38,8 +38,7 @@ fn limits(node: &Node, name: &str) -> LimitSet {
     limits.rules().expect("rules")
 }
 
-/// Starts a program in the container's group. The program runs as the node's root, because the user
-/// makes no difference for the ledger.
+/// Starts a program in the container's group, as the node's root.
 fn member(node: &Node, edits: &Edits) -> Session {
     let mut command = node.world.preloaded(gpu_script());
     command.env("GPULIMIT_GROUP", group_of(edits)).env(
@@ -292,8 +291,7 @@ fn a_restarted_plugin_keeps_the_groups_of_running_containers() {
             ("free b", "0"),
         ]);
     }
-    // Kubelet may ask for the same units again, for instance if it died before it recorded the
-    // answer. The second allocation gets another group.
+    // Kubelet may ask for the same units again. The second allocation gets another group.
     let again = node.kubelet.allocate(&node.ids(0, 0..4)).expect("granted");
     assert_ne!(group_of(&again), name);
     assert_eq!(inode(&node.group(&name).ledger_path()), ledger);

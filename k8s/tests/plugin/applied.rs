@@ -1,5 +1,5 @@
-//! Tests that start containers as a container runtime would: with the variables and mounts of the
-//! plugin's answer, and with another user id. Needs root.
+//! Tests that start containers as a container runtime would, with the plugin's variables and
+//! mounts. Needs root.
 
 use crate::rig::{GIB, Node, gpu_script, group_of};
 use gpulimit_k8s::api::Edits;
@@ -12,8 +12,8 @@ const USER: u32 = 41_007;
 /// The prefix that marks a variable to be removed from the container's environment.
 const WITHOUT: &str = "without ";
 
-/// A script that mounts everything in a new mount namespace with its own /etc, /run and
-/// /usr/local/lib. Then it runs the program as the user, with the script's arguments.
+/// A script that applies all mounts in a new mount namespace, and then runs the program as the
+/// user.
 const ENTER: &str = r#"
 set -e
 mount --make-rprivate /
@@ -45,8 +45,8 @@ fn may_run() -> bool {
     may
 }
 
-/// Returns the command that runs `program` in a container with the plugin's `edits`. `more` has the
-/// pod's own variables, which override the plugin's variables.
+/// Returns the command that runs `program` in a container with the plugin's `edits`. The pod's
+/// variables `more` override `edits`.
 fn container(node: &Node, edits: &Edits, uid: u32, more: &[&str], program: &[&str]) -> Command {
     let machine = node.world.machine();
     let open = fs::Permissions::from_mode(0o666);

@@ -9,8 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// A process that holds a write lease on a file (`F_SETLEASE`). A container's root can take a lease
-/// on every file that it can read.
+/// A process that holds a write lease on a file (`F_SETLEASE`), as a container's root can.
 struct Lease(Child);
 
 impl Lease {

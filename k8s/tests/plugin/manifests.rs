@@ -182,8 +182,8 @@ fn manifests_fit_the_plugin() {
         (given.unit, given.reserve, given.gpus),
         (defaults.unit, defaults.reserve, defaults.gpus)
     );
-    // The plugin makes files on the node and tells containers their paths, so each path must be the
-    // same inside and outside the plugin's pod.
+    // The plugin tells containers the paths of its files, so each path is the same inside and
+    // outside its pod.
     let pods = defaults.pods.parent().expect("a directory");
     let places: [&Path; 4] = [&defaults.kubelet, pods, &defaults.root, &defaults.state];
     let places = places.map(|path| path.to_str().expect("UTF-8"));

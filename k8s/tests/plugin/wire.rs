@@ -1,6 +1,5 @@
-//! Tests that the plugin's messages have kubelet's encoding. The expected bytes were written by
-//! Google's protobuf from `api.proto` of Kubernetes 1.37 (deviceplugin/v1beta1 and
-//! podresources/v1). `tests/plugin/peer.rs` tests with another gRPC implementation.
+//! Tests that the plugin's messages have kubelet's encoding. Google's protobuf wrote the expected
+//! bytes, from `api.proto` of Kubernetes 1.37.
 
 use gpulimit_k8s::api::{
     AllocateRequest, AllocateResponse, CdiDevice, Choice, Container, ContainerDevices, Device,

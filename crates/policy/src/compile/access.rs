@@ -22,9 +22,8 @@ struct Assigned {
 
 type Groups = BTreeMap<Vec<String>, Planned>;
 
-/// Sets which users may run programs in each group. A group's `members` key names these users.
-/// Without the key, they are the users whom the rules put into the group. Users of a group are also
-/// admitted to all groups above it.
+/// Sets which users may run programs in each group, and in the groups above it. The key `members`
+/// names these users. Without the key, they are the users whom the rules put into the group.
 pub(super) fn set_members(compiler: &mut Compiler<'_>, rules: &[Rule], groups: &mut Groups) {
     let mut assigned: BTreeMap<String, Assigned> = BTreeMap::new();
     for rule in rules {
@@ -115,8 +114,7 @@ fn members_value(compiler: &mut Compiler<'_>, text: &At<String>) -> Option<Membe
     }
 }
 
-/// Admits the users of each group to all groups above it, because a process is also charged in the
-/// groups above its own.
+/// Admits each group's users to all groups above it, because those groups are charged, too.
 fn widen(groups: &mut Groups) {
     let described =
         |Planned { group, .. }: &Planned| (group.name.clone(), group.owner, group.members);

@@ -5,8 +5,7 @@ use crate::rules::{Rule, Rules, is_in};
 
 /// Returns the login names of the people to whom no rule of the policy applies.
 ///
-/// A rule with a condition on the cgroup, the container or the executable applies only to some
-/// processes of a user, so it does not count. If the policy has no other rules, the list is empty.
+/// A rule for only some processes of a user does not count. If no rule counts, the list is empty.
 pub fn uncovered(rules: &Rules, accounts: &dyn Accounts) -> Vec<String> {
     let covering: Vec<&Rule> = rules
         .iter()

@@ -151,8 +151,8 @@ impl Compiler<'_> {
         planned
     }
 
-    /// Returns the users and unix groups for which the template makes a group. They are bound to
-    /// the template itself, or to a template above it with the same placeholders.
+    /// Returns the users and unix groups bound to the template, or to a template above it with the
+    /// same placeholders.
     fn inherited(&self, template: &str, holes: Holes) -> BTreeSet<Binding> {
         let same = |prefix: &&str| Holes::of(prefix) == Some(holes);
         let bindings = prefixes(template)
@@ -186,8 +186,8 @@ impl Compiler<'_> {
                 .filter(|group| group.template == *template)
                 .collect();
             let is_missing = if made.is_empty() {
-                // No group comes from this stanza: its template makes no group on this machine, or
-                // single groups replace all groups of the template.
+                // This stanza makes no group: its template fits no user here, or single groups
+                // replace its groups.
                 !self.bindings.contains_key(template)
                     && !policy.groups.iter().any(|other| other.name.value == above)
             } else {
@@ -345,8 +345,8 @@ impl Compiler<'_> {
     }
 }
 
-/// Splits unix groups into parts, one part for each group of a template. If the template contains
-/// `{group}`, each unix group is a part. Otherwise all unix groups are one part.
+/// Splits unix groups into parts, one for each group of a template. Without `{group}`, all unix
+/// groups are one part.
 pub(super) fn parts(groups: Vec<UnixGroup>, holes: Holes) -> Vec<(Option<String>, Vec<UnixGroup>)> {
     match holes.group {
         true => {

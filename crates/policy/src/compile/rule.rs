@@ -1,5 +1,4 @@
-//! The rules of a policy: each rule of the file becomes one or more compiled rules with user ids
-//! and full group names.
+//! The rules of a policy, compiled into rules with user ids and full group names.
 
 use super::group::parts;
 use super::names::{UnixGroup, User};
@@ -55,8 +54,8 @@ impl Compiler<'_> {
         if users.as_ref().is_some_and(Vec::is_empty)
             || unix_groups.as_ref().is_some_and(Vec::is_empty)
         {
-            // The rule's users or unix groups do not exist, which has been reported. Without this
-            // condition the rule would match every process, so the rule is not compiled.
+            // The rule's users do not exist, which has been reported. A rule without them would
+            // match every process.
             return Vec::new();
         }
         let mut rules = Vec::new();

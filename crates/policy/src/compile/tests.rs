@@ -4,8 +4,8 @@ use crate::rules::{Range, Rule, Target, UnixGroups};
 use gpulimit_base::units::Size;
 use std::path::Path;
 
-/// A machine with three people and a daemon. Alice and bob are in the unix group `lab`, carol is in
-/// `lab` and `guests`, and the daemon is in no unix group.
+/// A machine with three people and a daemon. Alice, bob and carol are in the unix group `lab`,
+/// carol also in `guests`.
 struct Machine;
 
 const PEOPLE: [(&str, u32, u32); 5] = [

@@ -5,8 +5,7 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-/// The reason why existing rules cannot be read or applied. The program then gets no GPU memory,
-/// because a limit that the administrator intended must not be lost.
+/// The reason why existing rules cannot be read or applied. The program then gets no GPU memory.
 #[derive(Debug)]
 pub enum RulesError {
     /// A system call failed.

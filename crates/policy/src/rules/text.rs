@@ -84,8 +84,8 @@ fn numbers(out: &mut impl fmt::Write, word: &str, ranges: &[Range]) -> fmt::Resu
     out.write_char('\n')
 }
 
-/// Returns the FNV-1a hash, used as the checksum of the rules. The checksum reveals damage; the
-/// owner and the permissions of the file keep out forgery.
+/// Returns the FNV-1a hash of the rules. The hash reveals damage; the file's permissions keep out
+/// forgery.
 fn sum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
         (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
