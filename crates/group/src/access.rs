@@ -10,8 +10,7 @@ use std::path::Path;
 /// The users who may run programs in a group, and the user who may make groups below that group.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub struct Access {
-    /// The group's owner, who may run programs in the group and make groups below it. `None` means
-    /// the user who makes the group.
+    /// The group's owner, who may make groups below it; `None` means the user who makes the group.
     pub owner: Option<u32>,
     /// The other users who may run programs in the group.
     pub members: Members,
@@ -42,11 +41,11 @@ impl Members {
 }
 
 impl Access {
-    /// Gives the owner and the members of the group access to the group's file `name`.
+    /// Gives the owner and the members of the group access to its file `name`, through the open
+    /// file.
     ///
-    /// Sets the permissions through the open file, not through its name. Fails if the file and its
-    /// directory have different owners, because another user may have made the file. In a directory
-    /// of root, the file's owner does not matter.
+    /// In a user's directory, fails if the file belongs to another user, who may have made the
+    /// file.
     pub(super) fn give_file(&self, directory: &Directory, name: &str) -> io::Result<()> {
         let file = directory.open_file(name, false)?;
         let (whose, place) = (file.metadata()?.uid(), directory.about()?.uid());

@@ -1,8 +1,7 @@
 //! Makes a group's files and sets which users may use them.
 //!
-//! Owners and permissions are changed through open files in an open directory ([`Descent`]). While
-//! root works in a group's directory, root has only the rights of that directory's owner. So a
-//! user's symbolic link cannot lead root to the files of another group.
+//! Permissions are changed through open files ([`Descent`]), and root has only the rights of the
+//! directory's owner. So a user's symbolic link cannot lead root to other files.
 
 use super::descent::Descent;
 use super::directory::Directory;
@@ -51,8 +50,7 @@ impl Group {
             access.give_file(here, LEDGER).map_err(failed)?;
         }
         let is_group = here.entry(LIMITS).map_err(failed)?.is_some();
-        // Dropping `place` restores the rights of root. A user's rights would not suffice for
-        // changes in the groups above, which may belong to root or to another user.
+        // Dropping `place` restores the rights of root, which are needed in the groups above.
         drop(place);
         if !is_group {
             self.admit_above(access)?;
@@ -72,8 +70,8 @@ impl Group {
         Access::of(&self.ledger_path()).map_err(|error| self.failed("open", error))
     }
 
-    /// Lets the users of `access` run programs in the group and in the groups above it. In the
-    /// groups above, all users keep the rights that they already have.
+    /// Lets the users of `access` run programs in the group and in the groups above it. No user
+    /// loses a right in the groups above.
     pub fn give_access(&self, access: Access) -> Result<(), GroupError> {
         self.change(|here| {
             access.give_file(here, LEDGER)?;
@@ -89,8 +87,8 @@ impl Group {
         change(&place.directory).map_err(|error| self.failed("change", error))
     }
 
-    /// Gives the users of `access` write access to the ledgers of all groups above. They need this
-    /// access because a member of a group is also charged in the groups above it.
+    /// Lets the users of `access` write the ledgers of all groups above, because members are also
+    /// charged there.
     fn admit_above(&self, access: Access) -> Result<(), GroupError> {
         let user = access.owner.filter(|uid| *uid != user::effective());
         for above in self.upwards().skip(1) {

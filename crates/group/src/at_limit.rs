@@ -1,4 +1,4 @@
-//! The steps of a group at its limit, taken in this order until a memory request fits:
+//! The steps of a group at its limit, in this order; the group's options select steps:
 //!
 //! 1. The process gives back its unused memory.
 //! 2. The charges of dead processes are removed.
@@ -6,8 +6,6 @@
 //! 4. The request waits.
 //! 5. Processes are killed.
 //! 6. The request is refused.
-//!
-//! The group's options say which of these steps are taken.
 
 use super::kill::{Target, Targets};
 use super::look;
@@ -29,18 +27,16 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
-/// How long one request may look for processes to kill. Reading the memory map of one process can
-/// take up to a second.
+/// How long one request may look for processes to kill. Reading one memory map can take a second.
 const LOOKS: Duration = Duration::from_secs(4);
 /// The most attempts of one request while the limits keep changing; then the request is refused.
-/// Only a program that changes the limits without pause reaches this number.
 pub(super) const CHANGES: u32 = 1_000;
 /// The most rounds of killing for one request.
 const VICTIMS: u32 = 64;
 /// The most killed processes that a message names.
 const NAMED: usize = 3;
-/// The pause between two attempts of a waiting thread that is not in the line of waiting requests.
-/// Only one thread of each process is in this line.
+/// The pause between two attempts of a thread that waits outside the line. A process has one thread
+/// in the line.
 const NAP: Duration = Duration::from_millis(50);
 
 /// How many of the steps at a group's limit a request takes.
@@ -55,8 +51,7 @@ pub enum Insistence {
 impl Member {
     /// Charges `bytes` in the group and in all groups above it, or in none of them.
     ///
-    /// If the request does not fit in one of these groups, that group's options decide whether the
-    /// request waits and whether processes are killed for it.
+    /// The options of the group without room decide whether the request waits or kills.
     #[inline]
     pub fn charge(
         &self,
@@ -71,8 +66,7 @@ impl Member {
         charge(self, device, bytes, pressure, insistence, &())
     }
 
-    /// Does the same as [`Member::charge`] for bytes that are not in use yet. Also adds the bytes
-    /// to `idle`, at the moment when they are charged.
+    /// Does the same as [`Member::charge`], and adds the bytes to `idle`: they are not in use yet.
     pub fn charge_ahead(
         &self,
         device: &MemberDevice,
@@ -117,8 +111,8 @@ fn charge<'a>(
     .map_err(|refused| request.refusal(refused))
 }
 
-/// One attempt to charge a request: the request's callbacks, and the generation of the limits at
-/// the start of the attempt. If the limits change meanwhile, the attempt starts over.
+/// One attempt to charge a request. If the generation of the limits changes meanwhile, the attempt
+/// starts over.
 struct Current<'a> {
     member: &'a Member,
     pressure: &'a dyn Pressure,
@@ -180,8 +174,8 @@ impl<'a> Request<'a, '_> {
         self.attempt()
     }
 
-    /// Builds the error for a request that the group at `level` has refused. The error has that
-    /// group's current charge and limit. Level 0 is the process's own group.
+    /// Builds the error for a refusal by the group at `level`, with that group's charge and limit.
+    /// Level 0 is the process's group.
     fn refused_at(&self, level: usize) -> Refused {
         let (station, index) = (self.station(level), self.device.index[level]);
         Refused {
@@ -191,8 +185,8 @@ impl<'a> Request<'a, '_> {
         }
     }
 
-    /// Handles a request that would take a group above its limit `high`. Asks the group's other
-    /// members for unused memory, and gives back this process's own unused memory.
+    /// Handles a request that would take a group above `high`: reclaims unused memory of this
+    /// process and of other members.
     fn restrain(&self) {
         let mut above = false;
         for (at, station) in self.member.levels.iter().enumerate() {
@@ -216,8 +210,8 @@ impl<'a> Request<'a, '_> {
         }
     }
 
-    /// Returns the level of a group with the option `on_limit=wait` in which other requests already
-    /// wait. Level 0 is the process's own group.
+    /// Returns the level of a group with `on_limit=wait` in which other requests wait. Level 0 is
+    /// the process's group.
     fn line_ahead(&self) -> Option<usize> {
         let waits = |(at, station): &(usize, &Station)| {
             station
@@ -229,9 +223,8 @@ impl<'a> Request<'a, '_> {
         levels.find(waits).map(|(at, _)| at)
     }
 
-    /// Tries to charge the request. Reclaims unused memory of this process, cleans up dead members,
-    /// and asks the other members for unused memory. If this is not enough, also takes memory that
-    /// `low` protects for other groups.
+    /// Tries to charge the request: reclaims, removes dead members, asks other members, and last
+    /// takes memory that `low` protects.
     fn attempt(&self) -> Result<(), Refused> {
         let charge = |spared| {
             for _ in 0..CHANGES {
@@ -283,8 +276,7 @@ impl<'a> Request<'a, '_> {
         Err(refused)
     }
 
-    /// Waits in line for room in the group. Refuses at once if the other members have no charge,
-    /// because they cannot give anything back.
+    /// Waits in line for room in the group. Refuses at once if the other members have no charge.
     fn wait(&self, refused: Refused, options: &Options) -> Result<(), Refused> {
         let station = self.station(refused.level);
         if !station.others_hold(self.device.index[refused.level]) {
@@ -310,8 +302,8 @@ impl<'a> Request<'a, '_> {
     ) -> Result<(), Refused> {
         let level = refused.level;
         let index = self.device.index[level];
-        // Dropping `signals` runs the program's handlers of pending signals. A handler may jump out
-        // of this function, so no lock may be held when `signals` is dropped.
+        // Dropping `signals` runs signal handlers. A handler may jump out of this function, so hold
+        // no lock here.
         let signals = Deferred::new();
         let mut line = Line::join(&station.slot, index, until);
         self.record(EventKind::Wait, &refused);
@@ -345,8 +337,8 @@ impl<'a> Request<'a, '_> {
         }
     }
 
-    /// Kills processes as the group's option `oom` says. Returns whether any process was killed.
-    /// Records and reports the kill first, because this process may be among the killed ones.
+    /// Kills processes as the option `oom` says. Reports each kill first, because this process may
+    /// be killed, too.
     fn make_room(&self, level: usize, oom: Oom) -> bool {
         // If the ledger shows signs of tampering, a user may have forged this refusal: kill no
         // process.
@@ -456,9 +448,8 @@ impl fmt::Display for Victims<'_> {
     }
 }
 
-/// Returns whether this process is root's and the ledger may be that of another group. In their own
-/// directory, a user can replace the ledger by a link to another one, and root could then kill
-/// processes that the user could not.
+/// Returns whether this process is root's and the ledger may be a user's link to another group's
+/// ledger. Root must not kill there.
 fn may_be_foreign(ledger: &Ledger) -> bool {
     let is_own = || {
         let directory = fs::metadata(ledger.path().parent()?).ok()?;

@@ -1,8 +1,7 @@
 //! Classifies directories, because gpulimit may remove a directory only if it is a group.
 //!
-//! A user may name any directory as the root by mistake, so file names prove nothing. The proof of
-//! a group is a file that begins with the magic number of a limits file or of a ledger. The version
-//! of the file does not matter.
+//! A user may name any directory as the root by mistake, so file names prove nothing. A group has a
+//! file with the magic number of a limits file or of a ledger, in any version.
 
 use super::directory::{Directory, EntryKind};
 use super::{BELOW, JOB, Kind, LEDGER, LIMITS, LIMITS_LOCK, LOCK, name};
@@ -39,8 +38,8 @@ pub(super) struct Contents {
     pub others: Vec<OsString>,
     /// The names of the entries that gpulimit did not make, in no particular order.
     pub foreign: Vec<OsString>,
-    /// The name of a file of the group on which another program has a lease (`F_SETLEASE`). The
-    /// first bytes of such a file cannot be read.
+    /// The name of a file of the group that another program has leased (`F_SETLEASE`) and that is
+    /// therefore unreadable.
     pub leased: Option<OsString>,
 }
 
@@ -102,14 +101,12 @@ impl Contents {
                 _ => contents.foreign.push(name),
             }
         }
-        // In a proven group, files with these names belong to the group even if they are damaged.
-        // Elsewhere they may be a user's own files. A directory with a leased file counts as a
-        // group, because the lease hides the file's content.
+        // In a proven group, files with these names belong to the group. A leased file also counts,
+        // because its content is hidden.
         if !contents.proven && contents.leased.is_none() {
             contents.foreign.append(&mut named);
         }
-        // Other processes may be making or removing the group at the same time. A file that was
-        // removed or completed after the directory was listed is not foreign.
+        // Other processes may be making or removing the group. A file of theirs is not foreign.
         contents.foreign.retain(|name| match name.to_str() {
             Some(LIMITS) => !head(directory, LIMITS).is_ok_and(Limits::begins_with),
             Some(LEDGER) => !head(directory, LEDGER).is_ok_and(Ledger::begins_with),
@@ -120,8 +117,8 @@ impl Contents {
         Ok(contents)
     }
 
-    /// Decides what kind of directory this is. An empty directory counts as an unfinished group if
-    /// its own name, `name`, has the form of a job group's name.
+    /// Decides what kind of directory this is. An empty directory named like a job's group is an
+    /// unfinished group.
     pub fn verdict(&self, name: &str) -> Verdict {
         let empty_job = || !self.signs && Kind::of(name) == Kind::Job;
         if self.proven || self.leased.is_some() {
@@ -139,8 +136,8 @@ impl Contents {
     }
 }
 
-/// Returns whether a directory has a group's limits file. The limits file or the ledger must begin
-/// with its magic number. A limits file that the caller may not read is also accepted.
+/// Returns whether a directory has a group's limits file, proven by a magic number. An unreadable
+/// limits file also counts.
 pub(super) fn has_limits(directory: &Directory) -> bool {
     let there = directory.entry(LIMITS).ok().flatten();
     there.is_some_and(|limits| limits.kind == EntryKind::File)
@@ -168,8 +165,7 @@ pub(super) fn belongs_in_root(name: &OsStr, kind: EntryKind) -> bool {
     })
 }
 
-/// Returns whether `name` is the name that a file system in user space (FUSE) gives to a removed
-/// file. The file keeps this name until its last mapping is gone.
+/// Returns whether `name` is the name that FUSE gives to a removed file that is still mapped.
 pub(super) fn is_hidden(name: &OsStr) -> bool {
     name.as_encoded_bytes().starts_with(b".fuse_hidden")
 }
@@ -180,8 +176,8 @@ pub(super) fn is_draft(directory: &Directory, name: &str) -> bool {
     has_draft_name(OsStr::new(name)) && is_drafts(head(directory, name))
 }
 
-/// Returns whether `head`, the first bytes of a file, is the beginning of a draft. A missing file
-/// also counts as a draft: it got its final name after the directory was listed.
+/// Returns whether `head`, the first bytes of a file, begins a draft. A missing file counts: drafts
+/// get renamed.
 fn is_drafts(head: Result<[u8; 8], ErrorKind>) -> bool {
     match head {
         Ok(head) => head == [0; 8] || Limits::begins_with(head) || Ledger::begins_with(head),

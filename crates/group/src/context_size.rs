@@ -1,8 +1,8 @@
 //! The size of a CUDA context, stored in the root in one small file per GPU.
 //!
-//! The driver does not report this size, so a process must measure it. With a stored size, another
-//! process can charge a context before it makes one. The stored size is only a hint: a process
-//! corrects its charge at its next measurement. So failing to write the file is not an error.
+//! The driver does not report this size, so a process measures it. With a stored size, a process
+//! can charge a context before it makes the context. The stored size is only a hint, so failing to
+//! write the file is not an error.
 
 use super::directory::Directory;
 use gpulimit_base::device::DeviceId;
@@ -35,8 +35,8 @@ pub(super) fn read(root: &Path, device: &DeviceId) -> u64 {
         .unwrap_or(0)
 }
 
-/// Stores the size of a context on this GPU. The whole file is replaced at once, so that readers
-/// never find half a number. An existing file is replaced only if it is empty or holds a number.
+/// Stores the size of a context on this GPU. Replaces the whole file at once, and only a hint
+/// ([`is_hint`]).
 pub(super) fn write(root: &Path, device: &DeviceId, bytes: u64) {
     // A failure to store the hint is ignored; the next measurement tries again.
     let _ = replace(root, device, bytes);
@@ -69,8 +69,7 @@ pub(super) fn is_draft(root: &Directory, name: &str) -> bool {
         && is_hint(root, name).unwrap_or(false)
 }
 
-/// Returns whether `write` may use this name: there is no file of this name, or the file is empty
-/// or holds a number.
+/// Returns whether `write` may use this name: the file is missing, is empty, or holds a number.
 fn is_hint(root: &Directory, name: &str) -> io::Result<bool> {
     let mut text = String::new();
     match root.open_file(name, false) {

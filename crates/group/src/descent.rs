@@ -7,11 +7,10 @@ use super::{BELOW, Group, GroupError, user};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 
-/// A group's directory and its parent directory, both open and checked, reached from the root of
-/// groups without symbolic links.
+/// A group's directory and its parent directory, both open, reached without symbolic links.
 ///
-/// Until this value is dropped, root has only the rights of the first other user who owns a
-/// directory on this path. In that user's directories root can do no more than the user.
+/// Until the drop, root has only the rights of the first other user who owns a directory on this
+/// path.
 #[derive(Debug)]
 pub(super) struct Descent {
     /// The open directory that contains the group's directory.

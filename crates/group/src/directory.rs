@@ -1,9 +1,8 @@
 //! Open directories, and operations on their entries that need no path.
 //!
-//! The kernel resolves a path anew in each system call. A user who can write one of the directories
-//! in the path decides where the path leads. An open directory, in contrast, stays the directory
-//! that was checked. Every name in this module is a single path component, and symbolic links are
-//! not followed. So work in a directory never leads out of it.
+//! A path can change between two system calls, but an open directory stays the directory that was
+//! checked. Every name here is a single path component, and symbolic links are not followed. So
+//! work in a directory never leads out of it.
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -18,8 +17,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Instant;
 
-/// Flags for opening every file and directory: follow no symbolic links, do not wait for the other
-/// end of a pipe, get no controlling terminal.
+/// Flags for opening every file: follow no symbolic links, never wait for a pipe, get no
+/// controlling terminal.
 const CAREFUL: OFlags = OFlags::NOFOLLOW
     .union(OFlags::CLOEXEC)
     .union(OFlags::NONBLOCK)
@@ -90,11 +89,10 @@ impl Opening {
 }
 
 impl Directory {
-    /// Opens the directory at this path. Follows symbolic links in the path, but not in its last
+    /// Opens the directory at this path. Follows symbolic links in the path, except in its last
     /// component.
     ///
-    /// Fails with `NotADirectory` where the path does not lead to a directory, or its last
-    /// component is a symbolic link.
+    /// Fails with `NotADirectory` if the path does not lead to a directory.
     pub fn open(path: &Path) -> io::Result<Self> {
         let flags = CAREFUL | OFlags::DIRECTORY;
         let file = rustix::fs::open(path, flags, Mode::empty()).map_err(not_directory)?;
@@ -125,10 +123,9 @@ impl Directory {
         Ok(made)
     }
 
-    /// Opens the regular file called `name` for reading, and for writing as well if `write` is set.
-    ///
-    /// Fails with `InvalidInput` if the entry is not a regular file. Fails with `WouldBlock` while
-    /// another program has a lease on the file.
+    /// Opens the regular file called `name` for reading, and with `write` also for writing. Errors:
+    /// - `InvalidInput`: the entry is not a regular file.
+    /// - `WouldBlock`: another program has a lease on the file.
     pub fn open_file(&self, name: impl AsRef<OsStr>, write: bool) -> io::Result<File> {
         let access = if write { OFlags::RDWR } else { OFlags::RDONLY };
         let name = component(name.as_ref())?;
@@ -144,14 +141,11 @@ impl Directory {
         }
     }
 
-    /// Begins to open the regular file called `name`, even if another program has a lease
-    /// (`F_SETLEASE`) on it. Opens the file for writing too if the caller may write it.
+    /// Begins to open the regular file called `name` despite a lease (`F_SETLEASE`), for writing
+    /// too if allowed.
     ///
-    /// The kernel breaks a lease `fs.lease-break-time` seconds after the first attempt to open the
-    /// file. It grants no new lease while a program waits in `open` or has the file open. So one
-    /// blocking `open` must wait for the whole time: between two calls the lease's holder could
-    /// take a new lease. The call runs in a thread of its own, because the wait may never end, and
-    /// because the caller may wait for several files at once.
+    /// One blocking `open` must wait for the lease's end: between two calls, the holder could take
+    /// a new lease. The call runs in a thread of its own, because the wait may never end.
     pub fn begin_open(&self, name: &OsStr) -> io::Result<Opening> {
         let (mut access, mut opened) = (OFlags::RDWR, self.open_file(name, true));
         let is_denied = |error: &io::Error| {
@@ -218,8 +212,8 @@ impl Directory {
         }))
     }
 
-    /// Iterates over the names in the directory, in no particular order, without `.` and `..`. Each
-    /// call starts from the beginning of the directory.
+    /// Iterates over the names in the directory, unordered, from the start at each call, without
+    /// `.` and `..`.
     pub fn names(&self) -> io::Result<impl Iterator<Item = io::Result<OsString>> + use<>> {
         let name = |entry: Result<rustix::fs::DirEntry, Errno>| match entry {
             Err(error) => Some(Err(error.into())),
@@ -283,8 +277,7 @@ impl Directory {
     }
 }
 
-/// Checks that a name is a single path component that does not lead out of its directory. Returns
-/// the name as a C string.
+/// Returns a name as a C string. Fails if the name is not a single path component.
 fn component(name: &OsStr) -> io::Result<CString> {
     match name.as_bytes() {
         b"" | b"." | b".." => Err(io::ErrorKind::InvalidInput.into()),
@@ -293,8 +286,7 @@ fn component(name: &OsStr) -> io::Result<CString> {
     }
 }
 
-/// Turns the error `ELOOP` into `ENOTDIR`, because the kernel may return either of them for a
-/// symbolic link in place of a directory.
+/// Turns `ELOOP` into `ENOTDIR`: for a symbolic link, the kernel may return either of them.
 fn not_directory(error: Errno) -> io::Error {
     match error {
         Errno::LOOP => Errno::NOTDIR.into(),

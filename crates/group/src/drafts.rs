@@ -10,9 +10,8 @@ use std::io;
 use std::path::PathBuf;
 
 impl Root {
-    /// Removes the drafts in the root and in the groups that `survey` lists. Returns the paths of
-    /// the removed drafts. A draft stays if its group has members or if the caller has no right to
-    /// remove it.
+    /// Removes the drafts in the root and in the groups of `survey`, and returns their paths. A
+    /// draft in a group with members stays.
     pub fn remove_drafts(&self, survey: &Survey) -> Vec<PathBuf> {
         let in_root = self.remove_hints().unwrap_or_default();
         let in_groups = survey.groups.iter().map(Group::remove_drafts);
@@ -20,8 +19,8 @@ impl Root {
         in_root.into_iter().chain(in_groups).collect()
     }
 
-    /// Removes the drafts of the files that store the sizes of contexts. A process that is just
-    /// writing such a draft then fails to store the size, and tries again at its next measurement.
+    /// Removes the drafts of stored context sizes. A process that is just writing such a draft
+    /// tries again later.
     fn remove_hints(&self) -> io::Result<Vec<PathBuf>> {
         let root = Directory::open(self.path())?;
         let names = Self::names(&root, &mut Vec::new(), &mut None)?;

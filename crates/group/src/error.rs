@@ -142,14 +142,14 @@ impl GroupError {
         }
     }
 
-    /// Returns whether the error is another program's lease (`F_SETLEASE`) on a file of the group.
-    /// [`Group::past_leases`](super::Group::past_leases) waits for the end of such leases.
+    /// Returns whether another program has a lease on a file of the group.
+    /// [`Group::past_leases`](super::Group::past_leases) waits for the lease's end.
     pub fn is_leased(&self) -> bool {
         matches!(self, Self::Io { error, .. } if error.kind() == io::ErrorKind::WouldBlock)
     }
 
-    /// Adds the names of the existing groups to an error about a missing group. Not for the
-    /// preloaded library, which must not list the directories of other users.
+    /// Adds the existing groups to the error. Not for the preloaded library, which must not list
+    /// other users' directories.
     #[must_use]
     pub fn with_known(mut self) -> Self {
         if let Self::Missing { root, known, .. } = &mut self {
@@ -179,7 +179,7 @@ impl GroupError {
 
 impl GroupError {
     /// Formats the message about a missing group, with the existing name that the user probably
-    /// meant. The message does not say how to make the group.
+    /// meant.
     fn absence(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self::Missing { name, root, known } = self else {
             return fmt::Display::fmt(self, f);

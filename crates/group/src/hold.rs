@@ -1,11 +1,11 @@
 //! The lock on a group.
 //!
 //! Processes that make, join or keep a group share the lock. A process that removes the group holds
-//! the lock exclusively. So a group is never removed while a process is joining it.
+//! the lock exclusively.
 //!
-//! The lock is a `flock` on a file in the group's directory. Only users who may run programs in the
-//! group can open the file. Otherwise any user could take the lock and keep members from joining.
-//! The kernel releases the lock when its process ends.
+//! The lock is a `flock` on a file in the group's directory, so it ends with its process. Only
+//! users who may run programs in the group can open the file, because others could block the
+//! members.
 #![allow(unsafe_code)]
 
 use super::directory::{Directory, leased};
@@ -28,8 +28,8 @@ pub struct Hold {
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Hold {
-    /// Takes a group's lock shared with other processes. Waits a bounded time while another process
-    /// removes the group, and then fails with `TimedOut`.
+    /// Takes a group's lock shared with other processes. Fails with `TimedOut` if another process's
+    /// removal takes too long.
     pub(super) fn with_others(path: &Path) -> io::Result<Self> {
         Self::wait_for(|| Self::take(path, libc::LOCK_SH))
     }
@@ -58,9 +58,8 @@ impl Hold {
         Self::take(path, libc::LOCK_EX)?.ok_or_else(|| io::ErrorKind::WouldBlock.into())
     }
 
-    /// Takes the lock as [`Hold::alone`] does, on the file called `name` in an open directory.
-    /// Returns `None` while another process has the lock. Fails with `WouldBlock` if a program has
-    /// a lease on the lock file.
+    /// Takes the lock as [`Hold::alone`] does, in an open directory. Returns `None` while another
+    /// process has the lock. Fails with `WouldBlock` if the lock file is leased.
     pub(super) fn alone_in(directory: &Directory, name: &str) -> io::Result<Option<Self>> {
         Self::take_in(directory, name, libc::LOCK_EX)
     }
@@ -87,11 +86,10 @@ impl Hold {
         })
     }
 
-    /// Locks an open file.
+    /// Locks an open file. Returns `None` if another process has the lock, or if the file was
+    /// replaced.
     ///
-    /// Returns `None` if another process has the lock, or if the file has been removed or replaced
-    /// since it was opened. `there` returns the device number and inode that the file's name leads
-    /// to now.
+    /// `there` returns the device number and inode that the file's name leads to now.
     fn lock(
         file: File,
         how: libc::c_int,
@@ -113,8 +111,8 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        // Unlock explicitly: until it calls exec, a child that another thread has just forked keeps
-        // a copy of the descriptor, and so the lock. SAFETY: `self.file` is an open descriptor.
+        // Unlock explicitly: a child forked by another thread keeps a copy of the descriptor until
+        // `exec`. SAFETY: `self.file` is an open descriptor.
         unsafe { libc::flock(self.file.as_raw_fd(), libc::LOCK_UN) };
     }
 }

@@ -1,7 +1,7 @@
 //! The file `job` in a group's directory: the record of the process for which the group was made.
 //!
-//! `gpulimit run` records itself, and then becomes the command by `exec`. The command holds no lock
-//! on the group until it uses CUDA. So the group stays as long as the recorded process lives.
+//! `gpulimit run` records itself, and then becomes the command by `exec`. The group stays as long
+//! as the recorded process lives, even before the command uses CUDA.
 
 use super::descent::Descent;
 use super::directory::Directory;
@@ -33,8 +33,7 @@ pub enum JobState {
     Unseen,
 }
 
-/// The process for which a job's group was made. The pid alone does not identify the process,
-/// because another process may later get the same pid.
+/// The process for which a job's group was made. Its pid may later belong to another process.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Job {
     /// The id of the machine's current boot; "-" where the id is unknown.
@@ -43,11 +42,11 @@ pub(super) struct Job {
     pid: u32,
     /// The inode of the process's pid namespace; 0 where it is unknown.
     pid_ns: u64,
-    /// The start time of the process in clock ticks since boot, by the clock of the process's time
-    /// namespace; 0 where it is unknown.
+    /// The start time of the process in clock ticks since boot, in its time namespace; 0 if
+    /// unknown.
     start: u64,
-    /// The inode of the process's time namespace; 0 where it is unknown. Start times of different
-    /// time namespaces cannot be compared.
+    /// The inode of the process's time namespace, because start times of different namespaces
+    /// cannot be compared; 0 if unknown.
     time_ns: u64,
 }
 
@@ -109,8 +108,8 @@ impl Job {
         }
     }
 
-    /// Returns whether a process in the pid namespace `pid_ns` can be the recorded process.
-    /// `pid_ns` is `None` if the namespace is unknown, for example for another user's process.
+    /// Returns whether the recorded process can be in the pid namespace `pid_ns`; `None` is an
+    /// unknown namespace.
     fn may_be_in(&self, pid_ns: Option<u64>) -> bool {
         self.pid_ns == 0 || pid_ns.is_none_or(|there| there == self.pid_ns)
     }
@@ -160,10 +159,10 @@ impl Seen {
     }
 }
 
-/// All living processes, each with the pid in its own pid namespace. `/proc` is read on first use.
+/// All living processes, each with the pid in its own pid namespace, read from `/proc` on first
+/// use.
 ///
-/// All records of jobs share one list, because a listing reads several files per process and a user
-/// can have thousands of jobs. Read the records first: the list lacks processes that start later.
+/// Read the records of jobs before this list, because the list lacks processes that start later.
 #[derive(Default)]
 pub(super) struct Everybody(OnceCell<Option<Vec<(u32, Seen)>>>);
 
@@ -299,8 +298,8 @@ impl Group {
         }
     }
 
-    /// Returns whether this group was made for a job and both the job and all members have ended.
-    /// The next clean-up removes such a group.
+    /// Returns whether this is a job's group whose job and members have ended. The next clean-up
+    /// removes such a group.
     pub fn has_ended(&self) -> bool {
         Self::ended(std::slice::from_ref(self)) == [true]
     }

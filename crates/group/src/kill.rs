@@ -1,8 +1,8 @@
 //! Sends signals to the processes that hold slots of a ledger, and only to these processes.
 //!
-//! A member can write the pid of any process into the ledger. So gpulimit signals a process only if
-//! its memory map shows the two mappings of a member. Root signals a process only if the group's
-//! owner could do so too, or if the process's user may run programs in the group.
+//! A member can write any pid into the ledger, so only a process whose memory map shows a member's
+//! two mappings gets a signal. Root also checks that the group's owner could signal the process, or
+//! that the process's user may be a member.
 #![allow(unsafe_code)]
 
 use super::access::{Access, Members};
@@ -15,19 +15,18 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// A process of a group. A signal that is sent through this value reaches only this process, even
-/// if the kernel has given its pid to another process.
+/// A process of a group. Signals reach only this process, even if its pid was reused.
 #[derive(Debug)]
 pub struct Target {
     /// The process's pid in the caller's pid namespace.
     pub pid: u32,
-    /// The process's pidfd. `None` before Linux 5.3, and where a container forbids pidfds. Signals
-    /// then go to the pid; gpulimit checks just before that the pid still belongs to the process.
+    /// The process's pidfd; `None` on systems without pidfds. gpulimit then checks the pid just
+    /// before a signal.
     descriptor: Option<OwnedFd>,
 }
 
-/// A function that takes pids as `/proc` shows them, and returns for each process whether it is a
-/// member of a ledger. `TimedOut` means that the process's memory map could not be read in time.
+/// A function that returns whether processes are members of a ledger, by their pids in `/proc`.
+/// `TimedOut`: the memory map could not be read in time.
 pub type Look<'a> = dyn Fn(&MappedFile, &[u32]) -> Vec<io::Result<bool>> + 'a;
 
 /// The member processes of one ledger, to which signals may be sent.
@@ -53,10 +52,9 @@ impl<'a> Targets<'a> {
     }
 
     /// Finds processes by the identities in their slots. Errors:
-    /// - `NotFound`: the process has ended, is invisible to the caller, or is not a member.
-    /// - `PermissionDenied`: the caller may not read the process's memory map, or root may not
-    ///   signal the process for this group.
-    /// - `TimedOut`: the process's memory map could not be read in time.
+    /// - `NotFound`: the process has ended, is invisible, or is not a member.
+    /// - `PermissionDenied`: the process's memory map is unreadable, or root may not signal it.
+    /// - `TimedOut`: the memory map could not be read in time.
     pub fn named<'b>(
         &self,
         processes: impl Iterator<Item = &'b Identity>,
@@ -76,9 +74,8 @@ impl<'a> Targets<'a> {
 
     /// Finds the processes that hold these slots, as [`Self::named`] does.
     ///
-    /// If some processes are not found, returns two more lists. The first has all other members:
-    /// they hold the slots whose processes were not found. The second has the pids of possible
-    /// members whose memory maps could not be read in time.
+    /// If some processes are not found, also returns all other members, and the pids whose memory
+    /// maps could not be read in time.
     pub fn all(
         &self,
         processes: &[ProcessUsage],
@@ -174,8 +171,8 @@ impl Candidate {
     /// Returns the process, if the pid still belongs to it after its memory map was read.
     fn target(self) -> io::Result<Target> {
         let target = Target::open(self.pid)?;
-        // Two processes with the same pid have different start times. The kernel reuses a pid only
-        // after all other pids, which takes longer than one clock tick.
+        // Different processes with this pid have different start times: the kernel takes longer
+        // than a clock tick to reuse a pid.
         let seen = SeenProcess::by_pid(target.number_in_proc());
         match seen == self.seen && seen.start_time().is_some() {
             true => Ok(target),
@@ -184,9 +181,10 @@ impl Candidate {
     }
 }
 
-/// Returns whether root may signal this process for a group: the group's owner could signal the
-/// process, or the process's user may run programs in the group. Like the kernel, compares the real
-/// and the saved user id.
+/// Returns whether root may signal this process: the group's owner could do so, or the process's
+/// user may be a member.
+///
+/// Like the kernel, compares the real and the saved user id.
 fn may_be_signalled(access: &Access, status: &str) -> bool {
     let numbers = |name: &str| -> Vec<u32> {
         let line = status.lines().find_map(|line| line.strip_prefix(name));
@@ -250,8 +248,8 @@ impl Target {
             (!status.contains("\nState:\tZ")).then_some(status)
         });
         let statuses = statuses.collect();
-        // Signal 0 only checks that the process still exists. Otherwise the statuses may be those
-        // of another process that has the same number now.
+        // Signal 0 checks that the process still exists. Otherwise the statuses may be another
+        // process's.
         match self.send(0) {
             Ok(()) => statuses,
             Err(_) => Vec::new(),

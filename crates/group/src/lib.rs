@@ -8,9 +8,8 @@
 //! lab/sub/          the child groups, such as `lab/alice` in `lab/sub/alice`; the owner of the
 //!                   directory may make child groups
 //! ```
-//! The ownership of these files is the permission model. The child groups are in a directory of
-//! their own, `sub`, so that `sub` can belong to a user. If the user owned the directory of the
-//! group itself, the user could replace the group's files.
+//! The ownership of these files is the permission model. A user may own `sub`, but not the group's
+//! own directory, where the user could replace the group's files.
 
 mod access;
 mod admission;
@@ -73,8 +72,8 @@ const LOCK: &str = "lock";
 const LIMITS_LOCK: &str = ".limits.lock";
 /// The name of the file that records the process for which a job's group was made.
 const JOB: &str = "job";
-/// gpulimit waits for the end of leases on at most this many drafts of a group. The number is
-/// bounded because a user can make any number of drafts.
+/// The most drafts of a group whose leases gpulimit awaits, because a user can make any number of
+/// drafts.
 const MAX_DRAFTS: usize = 64;
 
 /// A group on disk.
@@ -180,9 +179,8 @@ impl Group {
         Ok(now)
     }
 
-    /// Tells the members of the parent group that this group's protection (`min` or `low`) has
-    /// changed. Does nothing if the caller may not write the parent's ledger; the members then
-    /// notice later.
+    /// Tells the members of the parent group about changed protection. If the parent's ledger is
+    /// not writable, they notice later.
     fn notify_parent(&self) {
         if let Some(parent) = self.parent()
             && let Ok(ledger) = Ledger::open(&parent.ledger_path())
@@ -196,12 +194,11 @@ impl Group {
         Ok(Ledger::open_readonly(&self.ledger_path())?)
     }
 
-    /// Runs `act`. If `act` fails because another program has a lease (`F_SETLEASE`) on a file of
-    /// the group or of a group above it, waits until the lease ends and runs `act` again. The wait
-    /// ends at `until`.
+    /// Runs `act`, and again after leases (`F_SETLEASE`) on files of this group or of a group above
+    /// it have ended. Waits until `until`.
     ///
-    /// Administrators' commands use this function, so that a lease cannot keep them from changing
-    /// or removing a group. The preloaded library must not use this function, which starts threads.
+    /// Only for administrators' commands, which a lease must not block: the function starts
+    /// threads.
     pub fn past_leases<T>(
         &self,
         until: Instant,
@@ -211,7 +208,6 @@ impl Group {
     }
 
     /// Does the same as [`Group::past_leases`] for an `act` that opens only the group's ledger.
-    /// Waits only for leases on this file.
     pub fn past_lease_on_ledger<T>(
         &self,
         until: Instant,
@@ -237,12 +233,10 @@ impl Group {
         }
     }
 
-    /// Opens the files of the group and of the groups above it. Waits at most until `until` for the
-    /// end of other programs' leases. Leaves out files that cannot be opened for another reason.
-    /// With `only_ledger`, opens only the group's ledger.
+    /// Opens the files of the group and of the groups above it; with `only_ledger`, only the
+    /// group's ledger. Waits until `until` for other programs' leases to end.
     ///
-    /// Waits for all files at the same time and keeps the opened ones open. Otherwise a program
-    /// could lease two files in turns, and one of them would always be leased.
+    /// Keeps the opened files open, because a program could lease two files in turns.
     fn await_leases(&self, only_ledger: bool, until: Instant) -> Result<Vec<File>, GroupError> {
         let mut openings = Vec::new();
         let levels = if only_ledger { 1 } else { MAX_DEPTH };
@@ -272,10 +266,10 @@ impl Group {
         Ok(open)
     }
 
-    /// Returns whether an open ledger is really the file of this group. A user can replace a ledger
-    /// in their own directory by a link to another group's ledger, which lists other users'
-    /// processes. Fails if the file in another user's directory has hard links that gpulimit did
-    /// not make.
+    /// Returns whether an open ledger is really this group's file. A user can put a link to another
+    /// group's ledger in its place.
+    ///
+    /// Fails if the file in another user's directory has hard links that gpulimit did not make.
     pub fn owns(&self, ledger: &Ledger) -> Result<bool, GroupError> {
         let failed = |error| self.failed("open", error);
         let open = ledger.metadata().map_err(failed)?;
@@ -311,8 +305,8 @@ impl Group {
         self.held(Hold::with_others(&self.lock_path()))
     }
 
-    /// Does the same as [`Group::hold`] for the group in the open directory `here`. Fails with
-    /// [`GroupError::Missing`] if that group was removed, even if a new group has the same path.
+    /// Does the same as [`Group::hold`] in the open directory `here`. Fails with
+    /// [`GroupError::Missing`] if `here` was removed.
     fn hold_in(&self, here: &Directory) -> Result<Hold, GroupError> {
         self.held(Hold::with_others_in(here, LOCK))
     }

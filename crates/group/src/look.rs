@@ -1,10 +1,8 @@
 //! Reads the memory map of another process within a bounded time.
 //!
-//! A read of `/proc/PID/maps` waits for a lock on the other process's memory. The user of that
-//! process can keep the lock forever, for example through a file system that does not answer. The
-//! wait then ends only if a signal ends the reading process (since Linux 5.3). So a child process
-//! with an alarm reads the file. The preloaded library must not start a thread or another program
-//! for this. The child shares the memory of this process, as a child of `posix_spawn` does.
+//! A read of `/proc/PID/maps` can block forever, and only a signal that ends the reader ends the
+//! wait (since Linux 5.3). So a child process with an alarm reads the file. The child shares the
+//! memory of this process, as a child of `posix_spawn` does.
 #![allow(unsafe_code)]
 
 use super::Undisturbed;
@@ -21,13 +19,13 @@ const SECONDS: libc::time_t = 1;
 /// makes system calls.
 const STACK: usize = (64 << 10) / 16;
 
-/// The exit statuses of the child: `NO` if the process is not a member, `YES` if it is. Any other
-/// exit status is an error number of the kernel.
+/// The child's exit statuses for "not a member" and "member". Any other exit status is an error
+/// number.
 const NO: c_int = 0;
 const YES: c_int = 255;
 
-/// Returns a function for [`super::Targets`] that tells which processes are members of a ledger.
-/// After the time `end` it reads no more memory maps and answers `TimedOut`.
+/// Returns a function that tells which processes are members of a ledger. After `end`, the function
+/// answers `TimedOut`.
 pub(super) fn until(end: Instant) -> impl Fn(&MappedFile, &[u32]) -> Vec<io::Result<bool>> {
     move |file, numbers| {
         let look = |number: &u32| match Instant::now() < end {
@@ -43,8 +41,8 @@ struct Task<'a> {
     mappings: Mappings,
 }
 
-/// Returns whether the process with this number in `/proc` is a member of a ledger. Fails with
-/// `TimedOut` if its memory map could not be read in time.
+/// Returns whether a process is a member of a ledger. Fails with `TimedOut` if its memory map is
+/// not readable in time.
 fn has_member(file: &MappedFile, number: u32) -> io::Result<bool> {
     let task = Task {
         file,
@@ -52,17 +50,17 @@ fn has_member(file: &MappedFile, number: u32) -> io::Result<bool> {
     };
     let mut stack = vec![0u128; STACK];
     let top = stack.as_mut_ptr_range().end.cast::<c_void>();
-    // The child shares the memory of this process. Block signals and cancellation, because both
-    // would run code of the program in the child.
+    // Signals and cancellation would run the program's code in the child, which shares this
+    // process's memory. Block both.
     let _undisturbed = Undisturbed::new();
     let _blocked = Blocked::new();
     let flags = libc::CLONE_VM | libc::CLONE_VFORK;
     let argument = ptr::from_ref(&task).cast_mut().cast::<c_void>();
     let mut status = 0;
     // SAFETY: this thread continues only after the child has ended, so `stack` and `task` outlive
-    // the child. The child has its own tables of signal handlers and descriptors. It allocates no
-    // memory, takes no lock, and writes only its stack and this thread's `errno`. It sends no
-    // signal when it ends, so the program's own waits do not see it.
+    // the child. The child has its own signal handlers and descriptors. It allocates no memory,
+    // takes no lock, and writes only its stack and this thread's `errno`. It sends no signal when
+    // it ends, so the program's waits do not see it.
     let waited = unsafe {
         let child = libc::clone(look, top, flags, argument);
         if child < 0 {

@@ -66,8 +66,8 @@ pub(super) enum Spared {
     Nothing,
 }
 
-/// One of the groups in which a process is charged: its own group or a group above it. Has the
-/// group's limits, and this process's slot in the group's ledger.
+/// A group in which a process is charged, with the group's limits and the process's slot in the
+/// ledger.
 pub(super) struct Station {
     pub(super) name: Box<str>,
     pub(super) limits: Limits,
@@ -77,8 +77,7 @@ pub(super) struct Station {
     bounds: [Remembered; MAX_DEVICES],
     /// The protection (`min` and `low`) of the group's child groups.
     protected: ProtectedGroups,
-    /// The number of the last request for unused memory that this process has answered. The ledger
-    /// numbers these requests to its members.
+    /// The ledger's number of the last request for unused memory that this process has answered.
     answered: AtomicU64,
 }
 
@@ -117,10 +116,10 @@ impl fmt::Display for Refusal<'_> {
 impl Error for Refusal<'_> {}
 
 impl Member {
-    /// Makes this process a member of the group.
+    /// Makes this process a member of the group. Waits a bounded time while another process removes
+    /// the group.
     ///
-    /// Call once per process, and once more in a forked child that uses devices of its own. Waits a
-    /// bounded time while another process removes the group.
+    /// Call once per process, and once more in a forked child that uses devices of its own.
     pub fn join(root: &Root, name: &str) -> Result<Self, GroupError> {
         for _ in 0..ATTEMPTS {
             let group = root.group(name)?;
@@ -128,8 +127,8 @@ impl Member {
             match path.collect::<Result<Vec<_>, _>>() {
                 Err(error) if error.is_missing() && root.group(name).is_err() => break,
                 Err(error) => return Err(error),
-                // A user may have removed the group's files while this process joined. Other
-                // processes would then not see this process's charges.
+                // A user may have removed the group's files meanwhile. Other processes would not
+                // see this process's charges.
                 Ok(levels) if levels.iter().any(Station::is_unlinked) => {}
                 Ok(levels) => {
                     return Ok(Self {
@@ -151,16 +150,16 @@ impl Member {
         &self.levels[0]
     }
 
-    /// Returns whether files were removed by hand while this process was a member. Checks the files
-    /// of the process's group and of the groups above it.
+    /// Returns whether a ledger of this process's groups was removed by hand while the process was
+    /// a member.
     pub fn is_orphaned(&self) -> bool {
         self.levels
             .iter()
             .any(|station| station.ledger.is_unlinked())
     }
 
-    /// Returns an error if a file of the process's group, or of a group above it, is too damaged to
-    /// charge. All requests are then refused.
+    /// Returns an error if a file of a group is too damaged to charge. All requests are then
+    /// refused.
     pub fn damage(&self) -> Option<GroupError> {
         self.levels.iter().find_map(Station::damage)
     }
@@ -179,8 +178,8 @@ impl Member {
         })
     }
 
-    /// Does the same as [`Member::try_charge`] for bytes that are not in use yet. Also adds the
-    /// bytes to `idle`, at the moment when they are charged.
+    /// Does the same as [`Member::try_charge`], and adds the bytes to `idle`: they are not in use
+    /// yet.
     pub fn try_charge_ahead(&self, device: &MemberDevice, bytes: u64, idle: &dyn Idle) -> bool {
         !self.levels.iter().any(|level| level.ledger.has_waiters())
             && self.on_path(device, Spared::High, |path| {
@@ -188,8 +187,8 @@ impl Member {
             })
     }
 
-    /// Tries once to charge `bytes`, without reclaiming or waiting. Takes neither memory above the
-    /// limit `high` nor memory that is protected for other groups.
+    /// Tries once to charge `bytes`, without reclaiming or waiting, below `high` and outside
+    /// protected memory.
     #[inline]
     pub fn try_charge(&self, device: &MemberDevice, bytes: u64) -> bool {
         !self.levels.iter().any(|level| level.ledger.has_waiters())
@@ -223,15 +222,14 @@ impl Member {
         });
     }
 
-    /// Returns whether every request of this process for the device is granted or refused. While a
-    /// request is undecided, this process's charged bytes and idle bytes can disagree.
+    /// Returns whether this process has no undecided request. During a request, charged and idle
+    /// bytes can disagree.
     pub fn is_decided(&self, device: &MemberDevice) -> bool {
         // The process's own group decides on a request last, after all groups above it.
         self.leaf().slot.is_decided(device.index[0])
     }
 
-    /// Calls `run` with the levels of a charge, one for each group: first the process's own group,
-    /// then the groups above it upwards.
+    /// Calls `run` with the levels of a charge: the process's own group, then the groups above it.
     #[inline]
     pub(super) fn on_path<T>(
         &self,
@@ -247,8 +245,8 @@ impl Member {
         }
     }
 
-    /// Returns the first `N` levels of a charge, from the process's own group upwards. If there are
-    /// fewer levels, repeats the last one.
+    /// Returns the first `N` levels of a charge, from the process's own group upwards. Repeats the
+    /// last level if needed.
     #[inline]
     fn path<const N: usize>(&self, device: &MemberDevice, spared: Spared) -> [Level<'_>; N] {
         let last = self.levels.len() - 1;
@@ -272,8 +270,8 @@ impl Member {
         }
     }
 
-    /// Returns whether the memory of contexts is charged. It is charged unless the process's group
-    /// and all groups above it have the option `count_context=no`.
+    /// Returns whether contexts are charged. They are not if all groups of the process have
+    /// `count_context=no`.
     pub fn counts_contexts(&self) -> bool {
         let counts = |station: &Station| station.limits.options().count_context;
         self.levels.iter().any(counts)
@@ -286,8 +284,7 @@ impl Member {
         all.fold(0, u64::wrapping_add)
     }
 
-    /// Returns the smallest limit of the process's group and the groups above it, in bytes;
-    /// `u64::MAX` where they have no limit. Follows changes of the limits at once.
+    /// Returns the smallest limit of the process's groups, in bytes; `u64::MAX` without any limit.
     pub fn max(&self, device: &MemberDevice) -> u64 {
         let limits = self
             .stations(device)
@@ -296,8 +293,7 @@ impl Member {
     }
 
     /// Returns whether a process has asked for unused memory since this function last returned
-    /// true. The request may come through the process's own group or a group above it. Costs one
-    /// load per group.
+    /// true.
     #[inline]
     pub fn is_asked(&self) -> bool {
         self.levels
@@ -317,8 +313,8 @@ impl Member {
         true
     }
 
-    /// Returns whether the process's group, or a group above it, uses no more than its own `low` or
-    /// `min`. Members of such a group need not give memory back.
+    /// Returns whether a group of the process uses no more than its `low` or `min`. Members then
+    /// need not give memory back.
     pub fn is_low(&self, device: &MemberDevice) -> bool {
         self.stations(device).any(|(station, index)| {
             let Bounds { low, min, .. } = station.bounds(device, index);
@@ -331,8 +327,8 @@ impl Member {
         self.tightest(device).map_or(u64::MAX, |(free, _)| free)
     }
 
-    /// Returns the bytes charged in the group with the least free memory, among the process's group
-    /// and the groups above it. Without any limit, returns those of the process's group.
+    /// Returns the bytes charged in the group with the least free memory; without any limit, in the
+    /// process's group.
     pub fn charged(&self, device: &MemberDevice) -> u64 {
         match self.tightest(device) {
             Some((_, charged)) => charged,
@@ -340,17 +336,16 @@ impl Member {
         }
     }
 
-    /// Returns the bytes that are charged but not in use in the group called `group`: the process's
-    /// own group or a group above it. `gpulimit show` does not count these bytes as usage.
+    /// Returns the bytes that are charged but not in use in `group`, the process's group or one
+    /// above it.
     pub fn reserve(&self, device: &MemberDevice, group: &str) -> u64 {
         let mut stations = self.stations(device);
         let station = stations.find(|(station, _)| *station.name == *group);
         station.map_or(0, |(station, index)| station.ledger.usage(index).idle)
     }
 
-    /// Returns the free and the charged bytes of the group with the least free memory, among the
-    /// process's group and the groups above it. `None` without any limit. Memory that is protected
-    /// for other groups is not free.
+    /// Returns the free and the charged bytes of the group with the least free memory. `None`
+    /// without any limit. Protected memory is not free.
     fn tightest(&self, device: &MemberDevice) -> Option<(u64, u64)> {
         let limited = self.stations(device).filter_map(|(station, index)| {
             let max = station.bounds(device, index).max;
@@ -369,8 +364,7 @@ impl Member {
         limited.min()
     }
 
-    /// Publishes in the ledgers how many bytes of this process belong to a category of memory, such
-    /// as pools. `bytes` is the new total, not a difference.
+    /// Publishes this process's total bytes in a category of memory, such as pools.
     pub fn publish(&self, device: &MemberDevice, category: Category, bytes: u64) {
         self.each_slot(device, |slot, index| slot.publish(index, category, bytes));
     }
@@ -396,31 +390,31 @@ impl Member {
         self.each_slot(device, |slot, index| slot.mark_shared(index, bytes));
     }
 
-    /// Turns `bytes` of this process's charge into orphans: shared memory that this process has
-    /// freed but another member may still use. They stay charged until a member calls
-    /// [`Member::release_orphans`].
+    /// Turns `bytes` of this process's charge into orphans: freed shared memory that another member
+    /// may still use. See [`Member::release_orphans`].
     pub fn orphan(&self, device: &MemberDevice, bytes: u64) {
         self.each_slot(device, |slot, index| slot.orphan(index, bytes));
     }
 
-    /// Returns the orphaned bytes that are still charged to this process. The ledgers of its group
-    /// and of the groups above it can differ; returns the largest figure.
+    /// Returns the orphaned bytes still charged to this process: the largest figure in the ledgers
+    /// of its groups.
     pub fn orphaned(&self, device: &MemberDevice) -> u64 {
         let orphaned = |(station, index): (&Station, DeviceIndex)| station.slot.orphaned(index);
         self.stations(device).map(orphaned).max().unwrap_or(0)
     }
 
-    /// Returns the orphaned bytes of all processes of a group. The ledgers of this process's group
-    /// and of the groups above it can differ; returns the largest figure.
+    /// Returns the orphaned bytes of all processes: the largest figure in the ledgers of this
+    /// process's groups.
     pub fn orphans(&self, device: &MemberDevice) -> u64 {
         let total =
             |(station, index): (&Station, DeviceIndex)| station.ledger.orphans(index).total();
         self.stations(device).map(total).max().unwrap_or(0)
     }
 
-    /// Uncharges orphans in the process's group and in every group above it. Calls `keep` for each
-    /// group with its orphaned bytes and its living processes; `keep` returns how many bytes must
-    /// stay charged. Returns whether any bytes were uncharged.
+    /// Uncharges orphans in the process's groups. Returns whether any bytes were uncharged.
+    ///
+    /// For each group, `keep` gets the orphaned bytes and the living processes, and returns the
+    /// bytes that must stay charged.
     pub fn release_orphans(
         &self,
         device: &MemberDevice,
@@ -437,9 +431,8 @@ impl Member {
         released
     }
 
-    /// Returns the living processes of the highest group in which this process is charged, and of
-    /// all groups below it. Includes processes without a charge on this device, because they may
-    /// use memory that other processes share.
+    /// Returns the living processes of the topmost group in which this process is charged, even
+    /// those without a charge.
     pub fn all_living(&self, device: &MemberDevice) -> Vec<Holder> {
         self.living(device, self.levels.len() - 1)
     }
@@ -457,8 +450,7 @@ impl Member {
             .collect()
     }
 
-    /// Counts a refusal in the process's group and in every group above it. Records it as an event
-    /// in the group that refused.
+    /// Counts a refusal in the process's groups, and records an event in the group that refused.
     pub fn count_refusal(&self, device: &MemberDevice, bytes: u64, refusal: &Refusal<'_>) {
         for (station, index) in self.stations(device) {
             station.slot.count_refusal(index);
@@ -469,8 +461,7 @@ impl Member {
         }
     }
 
-    /// Returns the size of a context in bytes, from the last measurement by any process; 0 where
-    /// there is none. Reads the size from the ledger, or else from a file of the root.
+    /// Returns the last measured size of a context in bytes, by any process; 0 where it is unknown.
     pub fn context_hint(&self, device: &MemberDevice) -> u64 {
         match self.leaf().ledger.context_hint(device.index[0]) {
             0 => context_size::read(&self.root, &device.id),
@@ -541,8 +532,8 @@ impl Station {
         station.damage().map_or(Ok(station), Err)
     }
 
-    /// Returns whether the path of the group's limits file or ledger no longer leads to the mapped
-    /// file. If so, changes by other processes may not reach this process.
+    /// Returns whether a mapped file is no longer at its path. Changes by other processes may then
+    /// be invisible.
     fn is_unlinked(&self) -> bool {
         self.ledger.is_unlinked() || self.limits.is_unlinked()
     }
@@ -578,8 +569,8 @@ impl Station {
         }
     }
 
-    /// Records an event of this process in the group's ledger: a request for `bytes`, with the
-    /// group's charge and limit at that moment.
+    /// Records an event in the group's ledger: a request for `bytes`, with the group's charge and
+    /// limit.
     pub(super) fn record(
         &self,
         kind: EventKind,
@@ -621,8 +612,8 @@ impl Station {
 
 /// The limits and the protection on a device, in bytes, for one version of the limits file.
 ///
-/// A sequence lock protects the values. A thread that finds another thread storing values does not
-/// wait: it computes the values for itself without storing them.
+/// A sequence lock protects the values. A thread that finds another thread storing values computes
+/// them for itself instead of waiting.
 #[derive(Default)]
 struct Remembered {
     /// `2 * (generation + 1)`, plus 1 while a thread stores values; 0 before values were ever

@@ -1,7 +1,7 @@
-//! Lowers the rights of the user root, so that root has no more power over files than a given user.
+//! Lowers the rights of the user root to those of a given user.
 //!
-//! A user can replace a directory that root has just checked by a symbolic link or by another
-//! directory. With the user's rights root then does only what the user could also have done.
+//! A user can replace a directory that root has just checked. With the user's rights, root then
+//! does only what the user could also have done.
 #![allow(unsafe_code)]
 
 use super::{Group, GroupError, user};
@@ -35,9 +35,8 @@ impl Rights {
     }
 }
 
-/// Lowered rights of this thread. Until the value is dropped, the thread can do with files only
-/// what the given user could do. Other threads keep their rights. Nested values must be dropped in
-/// reverse order.
+/// Lowered rights of this thread to files, until the drop. Nested values must be dropped in reverse
+/// order.
 #[derive(Debug)]
 pub struct Lowered {
     user: u32,
@@ -47,11 +46,10 @@ pub struct Lowered {
 }
 
 impl Lowered {
-    /// Lowers root's rights to those of a user: the first user who owns a directory on the path
-    /// from the root of groups to the group's files. Returns `None` if the user root owns all these
-    /// directories, or if the caller is not root.
+    /// Lowers root's rights to those of the first user who owns a directory on the path to the
+    /// group's files.
     ///
-    /// Only root can change the path above that user's directory, so the path still leads there.
+    /// Returns `None` if root owns all these directories, or if the caller is not root.
     pub(super) fn to_owner_of(group: &Group) -> Result<Option<Self>, GroupError> {
         if user::effective() != 0 {
             return Ok(None);
@@ -105,8 +103,8 @@ impl Drop for Lowered {
     }
 }
 
-/// Sets a file-system user or group id of this thread. Makes the system call itself, because the C
-/// library's function would change all threads.
+/// Sets a file-system id of this thread by a system call: the C library's function would change all
+/// threads.
 fn set(call: libc::c_long, id: u32) -> io::Result<()> {
     // SAFETY: the call gets plain numbers. It returns the previous id, even on failure.
     unsafe { libc::syscall(call, libc::c_long::from(id)) };

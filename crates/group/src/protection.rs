@@ -16,11 +16,10 @@ use std::sync::{Mutex, PoisonError};
 pub(super) struct ProtectedGroups {
     /// The directory that holds the child groups.
     below: PathBuf,
-    /// The key of the child group to which this process belongs; 0 where there is none. The
-    /// protection of this child group does not limit the process.
+    /// The key of the child group of this process, whose protection does not limit the process; 0
+    /// if none.
     own: u64,
-    /// The value of [`Ledger::children`] at the last read of `groups`, plus 1; 0 before the first
-    /// read.
+    /// The value of [`Ledger::children`] at the last read of `groups`, plus 1; 0 before.
     read_at: AtomicU64,
     /// Whether any of the child groups has protected memory.
     any: AtomicBool,
@@ -113,8 +112,8 @@ impl Protection for ProtectedGroups {
 }
 
 impl Group {
-    /// Returns the bytes of a GPU that `min` of child groups keeps from processes of the group
-    /// `leaf`, which is this group or below it. `ledger` is this group's.
+    /// Returns the GPU's bytes that `min` of child groups keeps from processes of `leaf`, which is
+    /// this group or below it.
     pub fn kept_from(&self, leaf: &str, ledger: &Ledger, id: &DeviceId, capacity: u64) -> u64 {
         let groups = ProtectedGroups::of(self, leaf);
         groups.read(ledger);

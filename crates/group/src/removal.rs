@@ -1,7 +1,7 @@
 //! Removes groups, and finds groups that are no longer used.
 //!
-//! All functions work on open directories ([`Descent`]) and remove only what [`Contents`]
-//! recognises as made by gpulimit. A directory with any other file stays as it is.
+//! All functions work on open directories ([`Descent`]). A directory with a file that [`Contents`]
+//! does not recognise stays as it is.
 
 use super::contents::{self, Contents, Verdict};
 use super::descent::Descent;
@@ -19,8 +19,8 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The most names that a clean-up reads below each directory of another user. Without this bound,
-/// the files of one user could make the clean-ups of other users slow.
+/// The most names that a clean-up reads below a user's directory. One user must not slow down
+/// others' clean-ups.
 pub const MAX_USER_NAMES: usize = 4_096;
 
 /// The part of a root that a clean-up covers.
@@ -58,8 +58,8 @@ impl Survey {
     }
 }
 
-/// The number of names that may still be read in a directory of another user and below it; `None`
-/// in all other directories.
+/// The number of names that may still be read below another user's directory; `None` in other
+/// directories.
 pub(super) type Budget = Option<usize>;
 
 impl Root {
@@ -119,8 +119,8 @@ impl Root {
         Ok(names)
     }
 
-    /// Reads the directory `part` in `parent` and the directories below it; `part` can be a group.
-    /// Returns whether any of these directories holds foreign files.
+    /// Reads the directory `part` in `parent` and the directories below it. Returns whether any of
+    /// them holds foreign files.
     fn survey_group(
         &self,
         parent: &Directory,
@@ -173,8 +173,7 @@ impl Root {
             return false;
         };
         let mut has_foreign = false;
-        // Each directory that root has given to a user has a budget of its own: the number of names
-        // to read below it.
+        // Each directory that root has given to a user has a budget of names to read.
         let (outer, cut_before) = (*budget, survey.cut_short.len());
         if let Ok(names) = Self::names(&below, &mut survey.cut_short, budget) {
             for part in names {
@@ -216,31 +215,31 @@ impl Root {
 
     /// Removes a group in which no program runs, together with the groups of ended jobs below it.
     ///
-    /// Fails with [`GroupError::Foreign`] and removes no file of the group if the directory holds
-    /// files that gpulimit did not make.
+    /// Fails with [`GroupError::Foreign`] if the directory holds foreign files; all files then
+    /// stay.
     pub fn remove(&self, name: &str) -> Result<(), GroupError> {
         let group = self.group(name)?;
         self.remove_jobs_within(&group);
-        // Remove a job's group that the user names, even if this process cannot see whether the job
-        // still runs.
+        // Remove a job's group on request, even if this process cannot see whether the job still
+        // runs.
         let may_end = |job: &Record| {
             group.kind() != Kind::Job || job.state(&Everybody::default()) != JobState::Lives
         };
         self.remove_if(&group, may_end, |_| true)
     }
 
-    /// Removes the groups of ended jobs anywhere below a group. Failures are ignored here: if such
-    /// a group stays, the later removal of the group above it fails.
+    /// Removes the groups of ended jobs below a group. Ignores failures, which a later removal
+    /// reports.
     pub fn remove_jobs_within(&self, group: &Group) {
         let below = self.directories_below(Some(group));
         self.remove_ended(below.unwrap_or_default());
     }
 
-    /// Removes the groups of ended jobs, in the whole root or directly below one group, and returns
-    /// their names.
-    ///
-    /// A job's group stays while one of these is true: its job or a member lives, a process holds
-    /// its lock, it has child groups, or the driver may still hold memory of its dead processes.
+    /// Removes the groups of ended jobs, and returns their names. A job's group stays while:
+    /// - its job or a member lives,
+    /// - a process holds its lock,
+    /// - it has child groups, or
+    /// - the driver may still hold memory of its dead processes.
     pub fn collect_garbage(&self, within: Garbage<'_>) -> Result<Vec<String>, GroupError> {
         let groups = match within {
             Garbage::Everywhere => {
@@ -267,8 +266,8 @@ impl Root {
         let idle = |ledger: &Ledger| ledger.clean(&NoWitness).draining == 0;
         groups.retain(|group| {
             let state = states.next();
-            // If the record has changed since the check, a process is making the group again. Leave
-            // such a group to the next clean-up.
+            // A changed record means that a process makes the group again. Leave such a group to
+            // the next clean-up.
             let has_ended = |now: &Record| {
                 state.is_some_and(|(then, state)| now == then && state == JobState::Ended)
             };
@@ -277,8 +276,7 @@ impl Root {
         groups.into_iter().map(|group| group.name).collect()
     }
 
-    /// Removes incomplete groups, except those that other processes are just making. Returns their
-    /// paths.
+    /// Removes incomplete groups that no process is making, and returns their paths.
     ///
     /// A directory with a limits file stays, because an administrator may have written the limits.
     pub fn remove_leftovers(&self) -> Result<Vec<PathBuf>, GroupError> {
@@ -314,8 +312,8 @@ impl Root {
         let Some(alone) = hold_alone(group, &descent)? else {
             return Ok(());
         };
-        // A process that makes the group holds the lock until it has recorded the job. So read the
-        // record only now, with the lock taken.
+        // A process that makes the group records the job while it holds the lock. So read the
+        // record under the lock.
         if !job(&Record::of(&descent.directory)) {
             return Err(group.in_use());
         }
@@ -356,15 +354,14 @@ fn own_contents(group: &Group, directory: &Directory) -> Result<Contents, GroupE
     }
 }
 
-/// Takes a group's lock exclusively. Fails with [`GroupError::InUse`] while another process holds
-/// the lock. An empty directory is removed instead, and the result is `None`.
+/// Takes a group's lock exclusively, or fails with [`GroupError::InUse`]. Removes an empty
+/// directory instead and returns `None`.
 fn hold_alone(group: &Group, descent: &Descent) -> Result<Option<Hold>, GroupError> {
     let failed = |error| group.failed("remove", error);
     let Descent { directory, .. } = descent;
     if Contents::of(directory).map_err(failed)?.is_empty() {
-        // An empty directory needs no lock, even if another process is just making a group in it.
-        // If that process has made the lock file by now, the removal fails. Otherwise that process
-        // finds no directory and tries again.
+        // An empty directory needs no lock. A process that is just making a group in it tries
+        // again.
         return match remove_directory(group, descent) {
             Ok(()) => Ok(None),
             Err(error) => Err(failed(error)),
@@ -397,8 +394,8 @@ fn remove_held(
         ledger => ledger.ok(),
     };
     let removal = match &ledger {
-        // Members may run another version of gpulimit. If the group were removed and made again,
-        // they would still charge in the removed ledger.
+        // Members of another gpulimit version may use the ledger. After a removal, they would still
+        // charge there.
         None if Ledger::is_used(&group.ledger_path()) => return Err(group.in_use()),
         Some(ledger) if !idle(ledger) => return Err(group.in_use()),
         Some(ledger) => Some(ledger.begin_removal().map_err(|error| match error {
@@ -424,8 +421,8 @@ fn remove_held(
     drop((removal, ledger, alone));
     await_hidden(directory);
     match remove_directory(group, descent) {
-        // Since the removal of the lock file, another process has begun to make the group again, or
-        // to clean up. That process now uses the directory.
+        // Another process has begun to make the group again, or to clean up. It now uses the
+        // directory.
         Err(error)
             if error.kind() == ErrorKind::DirectoryNotEmpty
                 && directory.entry(LOCK).is_ok_and(|lock| lock.is_some()) => {}
@@ -437,8 +434,7 @@ fn remove_held(
     Ok(())
 }
 
-/// Fails if the group's directory `sub` is not empty, because the group then has child groups.
-/// Called before any file of the group is removed.
+/// Fails if the group has child groups. Called before any file of the group is removed.
 fn check_below(group: &Group, directory: &Directory) -> Result<(), GroupError> {
     let below = match directory.open_directory(BELOW) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
@@ -484,9 +480,8 @@ fn remove_directory(group: &Group, descent: &Descent) -> io::Result<()> {
     }
 }
 
-/// Waits at most a second until a file system in user space (FUSE) has deleted the removed files.
-/// FUSE keeps each such file under another name until the file's last mapping is gone. On other
-/// file systems a file with such a name belongs to a user.
+/// Waits at most a second until a FUSE file system has deleted the removed files, which it renames
+/// while they are mapped.
 fn await_hidden(directory: &Directory) {
     const PATIENCE: Duration = Duration::from_secs(1);
     if !directory.is_on_fuse().unwrap_or(false) {

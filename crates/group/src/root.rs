@@ -48,13 +48,14 @@ const PUBLIC: Modes = Modes {
 };
 
 impl Root {
-    /// Finds the root for new groups: `GPULIMIT_ROOT`, else [`SYSTEM`] if the caller may make
-    /// groups there, else `/dev/shm/gpulimit-<uid>`. The directory is made with the first group.
+    /// Finds the root for new groups; its directory need not exist yet. The order is:
+    /// 1. `GPULIMIT_ROOT`,
+    /// 2. [`SYSTEM`], if the caller may make groups there,
+    /// 3. `/dev/shm/gpulimit-<uid>`. Root uses it only in a user namespace, or in a container
+    ///    without a usable `/run`, because any user could take the name first.
     ///
     /// Refuses a directory that other users could tamper with, and a default directory that another
-    /// user has made. The user root normally uses no directory in `/dev/shm`, because any user
-    /// could take its name first. The exceptions are a user namespace, and a container whose `/run`
-    /// cannot hold groups.
+    /// user has made.
     pub fn locate(env: &dyn Fn(&str) -> Option<OsString>) -> Result<Self, GroupError> {
         let path: PathBuf = match env("GPULIMIT_ROOT") {
             Some(path) if Path::new(&path).is_absolute() => path.into(),
@@ -74,8 +75,8 @@ impl Root {
         Self::at(path)
     }
 
-    /// Finds the root to search for the group `name`: [`SYSTEM`] if it has the group's topmost
-    /// directory and `GPULIMIT_ROOT` is not set, else the root that [`Root::locate`] finds.
+    /// Finds the root of the group `name`: [`SYSTEM`] if it has the group's topmost directory and
+    /// `GPULIMIT_ROOT` is not set, else as [`Root::locate`].
     pub fn locate_group(
         env: &dyn Fn(&str) -> Option<OsString>,
         name: &str,
@@ -88,8 +89,8 @@ impl Root {
         Self::locate(env)
     }
 
-    /// Returns the roots in which the caller looks for groups: `GPULIMIT_ROOT` alone if it is set.
-    /// Otherwise [`SYSTEM`], if it exists, and then the caller's own root.
+    /// Returns the roots to search for groups: `GPULIMIT_ROOT` alone if set, else [`SYSTEM`] and
+    /// the caller's own root.
     pub fn locate_all(env: &dyn Fn(&str) -> Option<OsString>) -> Result<Vec<Self>, GroupError> {
         let own = Self::locate(env)?;
         let system = Path::new(SYSTEM);
@@ -118,17 +119,16 @@ impl Root {
         is_directory(&self.path)
     }
 
-    /// Returns all groups of the root by name, each before the groups below it. Groups that
-    /// [`Root::list`] leaves out are missing here too.
+    /// Returns the groups of [`Root::list`] by name, each before the groups below it.
     pub fn groups(&self) -> Result<Vec<Group>, GroupError> {
         self.list(None).map(|listing| listing.groups)
     }
 
-    /// Lists the groups below `within`, or all groups of the root, each before the groups below it.
-    /// Groups that the caller may not read are left out.
+    /// Lists the readable groups below `within`, or of the whole root, each before the groups below
+    /// it.
     ///
-    /// Does not follow symbolic links. In and below each directory of another user, reads at most
-    /// [`MAX_USER_NAMES`](super::MAX_USER_NAMES) names.
+    /// Follows no symbolic links. Reads at most [`MAX_USER_NAMES`](super::MAX_USER_NAMES) names
+    /// below a user's directory.
     pub fn list(&self, within: Option<&Group>) -> Result<Listing, GroupError> {
         self.listing(within, Reach::All, &has_limits)
     }
@@ -139,8 +139,8 @@ impl Root {
         listing.map(|listing| listing.groups)
     }
 
-    /// Returns the directories that could hold groups, below `group` or in the whole root. Each
-    /// directory comes before the directories below it. Reads no more names than [`Root::list`].
+    /// Returns the directories that could hold groups, below `group` or in the whole root, with the
+    /// bounds of [`Root::list`].
     pub(super) fn directories_below(
         &self,
         group: Option<&Group>,
@@ -155,8 +155,8 @@ impl Root {
         listing.map(|listing| listing.groups)
     }
 
-    /// Lists the directories below `parent`, or below the root, that `keep` accepts. `keep` gets
-    /// each directory opened, or the error if opening it failed.
+    /// Lists the directories below `parent` that `keep` accepts. `keep` gets each open directory,
+    /// or the error.
     fn listing(
         &self,
         parent: Option<&Group>,
@@ -228,8 +228,8 @@ impl Root {
                 let _ = self.list_in(&below, &below_prefix, reach, keep, budget, listing);
             }
         }
-        // A budget counts the names read in a user's directory and below it. The budget ends with
-        // this directory, which is reported once even if several listings below were cut short.
+        // The budget ends with this user's directory. Report the directory once, even if several
+        // listings were cut short.
         if outer.is_none() && budget.is_some() {
             *budget = None;
             listing.cut_short.truncate(cut_before + 1);
@@ -262,8 +262,8 @@ impl Root {
         }
     }
 
-    /// Builds the error for a group that does not exist. Does not list the existing groups, because
-    /// the preloaded library must not read the directories of other users.
+    /// Builds the error for a missing group. The preloaded library must not list other users'
+    /// directories, so no names are added.
     pub(super) fn missing(&self, name: &str) -> GroupError {
         GroupError::Missing {
             name: name.into(),
@@ -275,14 +275,13 @@ impl Root {
     /// Makes a group with these limits, owned by the caller. An existing group keeps its limits.
     /// The parent group must exist.
     ///
-    /// The group cannot be removed before the returned [`Created`] is dropped. The permissions of
-    /// the group's files do not depend on the umask.
+    /// The group cannot be removed before the returned [`Created`] is dropped. The umask does not
+    /// matter.
     pub fn create(&self, name: &str, limits: &LimitSet) -> Result<Created, GroupError> {
         self.create_for(name, limits, Access::default())
     }
 
-    /// Does the same as [`Root::create`], but also lets the users of `access` run programs in the
-    /// group, and therefore in the groups above it.
+    /// Does the same as [`Root::create`], and lets the users of `access` run programs in the group.
     ///
     /// In a directory that belongs to a user, all groups belong to that user.
     pub fn create_for(
@@ -296,13 +295,13 @@ impl Root {
         let group = Group::at(&self.path, name);
         let mut limits = limits.clone();
         if let Some(parent) = group.parent() {
-            // Contexts are charged unless a group and all groups above it have `count_context=no`.
-            // So a new group inherits `no` from its parent.
+            // A new group inherits `count_context=no`: contexts are charged unless all groups have
+            // this option.
             let above = self.group(parent.name())?.limits()?.options();
             limits.options.count_context &= above.count_context;
         }
-        // Another process may remove the directory between any two steps, so try again. Limit the
-        // attempts: on procfs, for example, creating a file always fails with `NotFound`.
+        // Another process may remove the directory, so try again. Limit the attempts: on procfs,
+        // all of them fail.
         let is_in_directory = || group.path().parent().is_some_and(is_directory);
         let was_removed =
             |error: &GroupError| error.is_missing() || is_not_found(error) && is_in_directory();
@@ -353,8 +352,7 @@ impl Root {
         Group::at(&self.path, name).past_leases(until, act)
     }
 
-    /// Checks that a group can be given to the user `owner`. Fails if a child group belongs to
-    /// another user: root, with the rights of `owner`, could not change or remove that child group.
+    /// Checks that a group can be given to `owner`. Fails if a child group belongs to another user.
     pub fn check_owner(&self, group: &Group, owner: u32) -> Result<(), GroupError> {
         for below in self.directories_in(Some(group))? {
             let about = fs::symlink_metadata(below.path());
@@ -384,8 +382,8 @@ impl Root {
         self.modes().map(|_| ())
     }
 
-    /// Takes the exclusive lock on a file of the root's directory, and makes the file if needed.
-    /// Fails with `WouldBlock` while another process has the lock.
+    /// Takes the exclusive lock on a file of the root, and makes a missing file. Fails with
+    /// `WouldBlock` while the file is locked.
     pub fn hold_alone(&self, file: &str) -> io::Result<Hold> {
         let path = self.path.join(file);
         let mut options = fs::OpenOptions::new();
@@ -397,8 +395,8 @@ impl Root {
         Hold::alone(&path)
     }
 
-    /// Returns whether users other than the owner can find groups in this root: the root's
-    /// directory belongs to the user root and is readable for all.
+    /// Returns whether all users can find groups here: root owns the directory, and all users may
+    /// read it.
     pub fn is_public(&self) -> bool {
         match self.modes() {
             Ok(modes) => modes == PUBLIC,
@@ -406,11 +404,9 @@ impl Root {
         }
     }
 
-    /// Makes the root's directory, and returns `false` if a file or directory of that name exists.
+    /// Makes the root's directory. Returns `false` if a file or directory of that name exists.
     ///
-    /// In a user's directory, the user root makes the new directory with that user's rights, so
-    /// that it belongs to the user. The permissions are set on the open directory. Its path could
-    /// lead to another file by then.
+    /// In a user's directory, root makes the new directory with that user's rights.
     pub(super) fn make_directory(&self, mode: u32) -> Result<bool, GroupError> {
         let failed = |error| GroupError::io("create", &self.path, error);
         let (Some(above), Some(name)) = (self.path.parent(), self.path.file_name()) else {
@@ -554,8 +550,8 @@ fn is_directory(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|about| about.is_dir())
 }
 
-/// Makes a directory with exactly these permissions. An existing directory stays as it is; if its
-/// owner or permissions are unsafe, the call fails.
+/// Makes a directory with exactly these permissions. Keeps an existing directory, or fails if that
+/// directory is unsafe.
 pub(super) fn make_directory(path: &Path, mode: u32) -> Result<(), GroupError> {
     let failed = |error| GroupError::io("create", path, error);
     match DirBuilder::new().mode(mode).create(path) {

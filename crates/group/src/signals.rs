@@ -6,8 +6,8 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ptr;
 
-/// The signals that the kernel sends for a fault of the thread itself. If such a signal is blocked
-/// when the fault happens, the kernel ends the process.
+/// The signals for a fault of the thread itself. If such a signal is blocked, the fault ends the
+/// process.
 const FAULTS: [c_int; 6] = [
     libc::SIGSEGV,
     libc::SIGBUS,
@@ -19,8 +19,7 @@ const FAULTS: [c_int; 6] = [
 /// The highest signal number of Linux on all supported architectures.
 const LAST: c_int = 64;
 
-/// Holds back the program's signal handlers in this thread until the value is dropped. Signals stay
-/// pending, so that the thread can find out that a signal has arrived.
+/// Holds back the program's signal handlers in this thread until the drop. Signals stay pending.
 pub(super) struct Deferred {
     /// The thread's signal mask from before this value was made.
     before: libc::sigset_t,
@@ -43,9 +42,8 @@ impl Deferred {
         }
     }
 
-    /// Returns whether a signal is pending for which the program has a handler. A pending signal
-    /// without a handler takes effect during this call: the process ends or stops, or the signal is
-    /// ignored.
+    /// Returns whether a signal with a handler is pending. A signal without a handler takes effect
+    /// during this call.
     pub(super) fn has_pending(&self) -> bool {
         let mut pending = empty();
         // SAFETY: the call writes only `pending`, a local set.
@@ -77,8 +75,8 @@ impl Drop for Deferred {
     }
 }
 
-/// Holds back all signals except SIGKILL and SIGSTOP until the value is dropped, in this thread and
-/// in child processes that the thread starts.
+/// Holds back all signals in this thread and its new children until the drop, except SIGKILL and
+/// SIGSTOP.
 pub(super) struct Blocked {
     before: libc::sigset_t,
     /// Keeps the value from moving to another thread, because the signal mask belongs to this
@@ -140,8 +138,8 @@ fn has(set: &libc::sigset_t, signal: c_int) -> bool {
     unsafe { libc::sigismember(set, signal) == 1 }
 }
 
-/// Changes the signal mask of this thread and returns the previous mask. Uses `sigprocmask`, which
-/// every version of glibc has in libc. For a thread it does the same as `pthread_sigmask`.
+/// Changes the signal mask of this thread and returns the previous mask. Every glibc has
+/// `sigprocmask` in libc, unlike `pthread_sigmask`.
 fn change(how: c_int, set: &libc::sigset_t) -> libc::sigset_t {
     let mut before = empty();
     // SAFETY: the call reads `set`, which the caller has borrowed, and writes `before`, a local

@@ -92,8 +92,7 @@ fn kinds(group: &Group) -> Vec<EventKind> {
     happened(group).iter().map(|what| what.kind).collect()
 }
 
-/// While a process makes a group, another process may remove the group's directory. The lock of the
-/// removed directory must then not count for a new directory of the same name.
+/// The lock of a removed group's directory must not count for a new directory of the same name.
 #[test]
 fn the_lock_of_a_removed_directory_is_not_taken_after_the_group_is_made_again() {
     let place = Place::new();

@@ -10,12 +10,10 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 
 impl Root {
-    /// Tests whether groups can be made in this root: makes a group with all its files, joins it,
-    /// and removes everything again. If the root does not exist, the trial uses a temporary
-    /// directory beside it and does not make the root.
+    /// Tests whether groups can be made in this root, or beside it if it does not exist. Leaves
+    /// nothing behind.
     ///
-    /// Returns `false` if the caller may not make groups at the top of this root but another user
-    /// may. The trial then proves nothing about the root.
+    /// Returns `false` if only another user may make groups at the top of this root.
     pub fn try_out(&self) -> Result<bool, GroupError> {
         if self.exists() {
             return match self.try_group() {
@@ -34,8 +32,8 @@ impl Root {
         tried.and(removed).map(|()| true)
     }
 
-    /// Makes a temporary directory beside the root. Tries several names, because in a directory
-    /// such as `/dev/shm` other users may have taken any name that they could guess.
+    /// Makes a temporary directory beside the root. Tries several names, because other users may
+    /// have taken some.
     fn draft(&self, above: &Directory) -> Result<(String, Self), GroupError> {
         const NAMES: u32 = 1_000;
         let me = Identity::of_self();
@@ -54,8 +52,8 @@ impl Root {
         ))
     }
 
-    /// Makes, joins and removes a group. The group has the name of a job's group. So if this
-    /// process is killed, the usual clean-up removes the remains.
+    /// Makes, joins and removes a group with a job's name. If this process is killed, the usual
+    /// clean-up removes the group.
     fn try_group(&self) -> Result<(), GroupError> {
         let me = Identity::of_self();
         let name = format!("run-{}-{}", me.pid, me.start_time);

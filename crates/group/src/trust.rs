@@ -7,8 +7,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Checks that a directory belongs to the caller or to root, and that other users cannot put files
-/// into it.
+/// Checks that a directory belongs to the caller or to root, and that other users cannot write it.
 ///
 /// The user root may use the directories of all users.
 pub(super) fn check(path: &Path) -> Result<fs::Metadata, GroupError> {

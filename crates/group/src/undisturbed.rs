@@ -14,10 +14,8 @@ unsafe extern "C" {
 
 /// Keeps `pthread_cancel` from ending this thread until the value is dropped.
 ///
-/// A cancelled thread ends at its next cancellation point (a call that opens, reads, writes or
-/// sleeps) and unwinds its stack. If the unwinding meets Rust code that catches panics, the whole
-/// process ends. So gpulimit holds a value of this type while it makes such calls in the program's
-/// threads. The thread then ends at its first cancellation point after the drop.
+/// A cancelled thread unwinds its stack at its next read, write or sleep. If Rust code on the stack
+/// catches panics, the process ends.
 pub struct Undisturbed {
     before: c_int,
     /// Keeps the value from moving to another thread, because the cancellation state belongs to

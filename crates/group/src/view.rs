@@ -1,7 +1,7 @@
 //! A container's view of the groups: a root with one group and the groups above it.
 //!
-//! The ledger, lock and limits in a view are hard links to the group's own files. So a process that
-//! joins the group in the view is a member of the group itself.
+//! The files in a view are hard links, so a process that joins the view's group is a member of the
+//! group itself.
 
 use super::directory::Directory;
 use super::root::make_directory;
@@ -20,11 +20,10 @@ const CONTAINERS: &str = ".containers";
 const VIEW: &str = "view";
 
 impl Group {
-    /// Makes a view of this group at the path `place`, which must not exist and must be on the
-    /// group's file system. Returns the paths of the view's ledgers, which members write.
+    /// Makes a view of this group at the missing path `place`, on the group's file system. Returns
+    /// the ledgers' paths.
     ///
-    /// The view has the files of this group and of the groups above it, but no groups below it. The
-    /// stored sizes of contexts are copied from the group's root.
+    /// The view has this group, the groups above it, and copies of the stored sizes of contexts.
     pub fn show_in(&self, place: &Path) -> Result<Vec<PathBuf>, GroupError> {
         let failed = |error| GroupError::io("create", place, error);
         fs::create_dir(place)
@@ -49,9 +48,8 @@ impl Group {
         Ok(ledgers)
     }
 
-    /// Returns whether all hard links to an open ledger are legitimate: one in the group's
-    /// directory, and the others in containers' views of the group. Only root can make links in
-    /// views, so a user cannot hide another link there.
+    /// Returns whether an open ledger has hard links only in the group's directory and in views,
+    /// which only root makes.
     pub(super) fn is_only_ledger(&self, ledger: &Ledger) -> Result<bool, GroupError> {
         let failed = |error| self.failed("open", error);
         let before = ledger.metadata().map_err(failed)?;

@@ -1,8 +1,7 @@
-//! Attacks on groups by unprivileged users who own at most a part of the groups. Each attack must
-//! have no effect.
+//! Attacks on groups by unprivileged users; each attack must have no effect.
 //!
 //! The test binary runs itself as the other users: with `PERMISSION_ROLE` set, the test `role` acts
-//! as one of these users.
+//! as one of them.
 #![allow(unsafe_code)]
 
 #[path = "../../../tests/groups/nothing.rs"]
@@ -379,8 +378,8 @@ fn hold_locks(root: &Path) {
     let mut held = Vec::new();
     for group in ["lab/sub/bob", "lab"] {
         for name in ["limits", "lock", "ledger", ".limits.lock"] {
-            // Alice may write these files of `lab`, because her programs are charged in `lab`. So
-            // she may also lock them. The test leaves these files out.
+            // Alice may lock these files of `lab`, because she may write them. The test leaves
+            // these files out.
             if group == "lab" && matches!(name, "lock" | "ledger") {
                 continue;
             }
@@ -675,8 +674,8 @@ fn erasing_charges_from_the_ledger_gains_nothing() {
         assert_eq!(charged(), Some(0));
         assert!(!charge(2 * GIB), "only 1 GiB of 4 GiB is free");
         assert_eq!(charged(), Some(3 * GIB), "restored");
-        // For a while after damage to the ledger all requests are refused, because other processes
-        // may have been granted too much before the damage was found.
+        // After damage to the ledger, requests are refused for a while: too much may have been
+        // granted before.
         let granted = charge(GIB);
         // On a slow machine this period may already be over.
         if began.elapsed() < WHILE {
