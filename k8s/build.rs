@@ -1,5 +1,5 @@
-//! Generates clients and servers of kubelet's services with tonic's generator. The services are
-//! listed here, so that the build does not need `protoc`.
+//! Generates clients and servers of kubelet's services with tonic's generator. The list of services
+//! saves the build from needing `protoc`.
 
 use tonic_build::manual::{Builder, Method, MethodBuilder, Service};
 

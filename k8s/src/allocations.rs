@@ -301,8 +301,8 @@ impl Allocations {
         let create = || self.root.create(name, &limits);
         let created = self.root.past_leases(name, until, create).map_err(text)?;
         let group = &created.group;
-        // The container's programs may have any user id, so the files are open to all. The private
-        // directory keeps out the node's users.
+        // The container's programs may have any user id, so all users may open the files. The
+        // private directory excludes the node's users.
         let private = Permissions::from_mode(0o700);
         fs::set_permissions(group.path(), private).map_err(at(group.path()))?;
         let readable = Permissions::from_mode(0o644);

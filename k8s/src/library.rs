@@ -29,10 +29,8 @@ pub fn places() -> Vec<PathBuf> {
     ]
 }
 
-/// Copies libgpulimit.so, and the `ld.so.preload` file that names it, into a directory of the node.
-///
-/// Returns both files, open. An open file cannot get a write lease (`F_SETLEASE`), with which one
-/// container could block programs in all others.
+/// Copies libgpulimit.so and its `ld.so.preload` file to the node. Returns both open, so that no
+/// container can take a write lease.
 pub fn install(library: &Path, directory: &Path) -> io::Result<[File; 2]> {
     fs::create_dir_all(directory)?;
     fs::set_permissions(directory, Permissions::from_mode(0o755))?;

@@ -32,8 +32,8 @@ impl<'a> File<'a> {
     }
 }
 
-/// Returns the length of a cubin, which ends with its section table or its segment table. Returns
-/// `None` if the length exceeds the address space.
+/// Returns the length of a cubin, which ends with its section or segment table; `None` beyond the
+/// address space.
 pub fn length(header: &[u8; HEADER]) -> Option<usize> {
     let header = File(header);
     let end = |table: usize, count: usize, each: usize| match header.half(count)? {
@@ -50,8 +50,8 @@ pub fn needs(cubin: &[u8]) -> Needs {
     needs_within(cubin, &mut cubin.len())
 }
 
-/// Returns the memory needs of a cubin. Reads at most `left` bytes of headers and tables, and
-/// lowers `left` by the bytes read.
+/// Returns the memory needs of a cubin. Reads at most `left` bytes of its tables, and lowers `left`
+/// accordingly.
 pub fn needs_within(cubin: &[u8], left: &mut usize) -> Needs {
     let mut found = Found::default();
     let whole = found.read(File(cubin), left);
@@ -71,8 +71,8 @@ pub fn needs_within(cubin: &[u8], left: &mut usize) -> Needs {
 
 #[derive(Default)]
 struct Found {
-    /// The sections that hold variables, sorted by number. Each has a number, a size from its
-    /// header, and a size from its symbols.
+    /// The sections that hold variables: the number, the size in the header, and the size of the
+    /// symbols.
     globals: Vec<(u16, u64, u64)>,
     managed: u64,
     runtime: Needs,

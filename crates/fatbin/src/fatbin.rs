@@ -68,9 +68,8 @@ pub fn length(header: &[u8; HEADER]) -> Option<usize> {
     usize::from(File(header).half(6)?).checked_add(File(header).place(8)?)
 }
 
-/// Returns the memory needs of a fat binary, for GPUs of these compute capabilities.
-///
-/// The driver loads one image per GPU, so the image with the largest needs counts.
+/// Returns the memory needs of a fat binary: the largest of an image that a GPU with these compute
+/// capabilities may load.
 pub fn needs(fatbin: &[u8], capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
     let mut entries = Vec::new();
     let whole = read(fatbin, &mut entries).is_some();
@@ -210,13 +209,11 @@ fn joined<'a>(
 }
 
 /// Returns for each entry whether the driver may choose the entry's image for one of the GPUs.
-///
-/// The driver takes the fitting cubin with the highest version, or else the fitting PTX text:
-/// - A cubin fits a GPU of the same major version and of the same or a higher minor version.
-/// - A PTX text fits a GPU of the same or a higher version.
 fn chosen_for(entries: &[Entry<'_>], capabilities: &[u32]) -> Vec<bool> {
     let mut chosen = vec![false; entries.len()];
     for gpu in capabilities {
+        // The driver takes the fitting cubin with the highest version, or else the fitting PTX
+        // text.
         let nearest = |kind, lowest| {
             let fits = |entry: &&Entry<'_>| {
                 entry.kind == kind && (lowest..=*gpu).contains(&entry.capability)
@@ -228,6 +225,7 @@ fn chosen_for(entries: &[Entry<'_>], capabilities: &[u32]) -> Vec<bool> {
                 .max();
             nearest.map(|capability| (kind, capability))
         };
+        // A cubin fits only GPUs of the same major version. A PTX text fits all higher versions.
         let taken = nearest(Kind::Cubin, gpu / 10 * 10).or_else(|| nearest(Kind::Ptx, 0));
         for (entry, chosen) in entries.iter().zip(&mut chosen) {
             *chosen |= Some((entry.kind, entry.capability)) == taken;

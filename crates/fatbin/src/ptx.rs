@@ -218,10 +218,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Parses a variable's declaration after `.global`, such as `.align 16 .v4 .f32 name[10][20],
-    /// other;`.
-    ///
-    /// Returns `None` if the declaration is incomplete. The variables before the error still count.
+    /// Parses a variable's declaration after `.global`, such as `.align 16 .f32 name[10], other;`.
+    /// Returns `None` if the declaration is incomplete.
     fn declaration(&mut self) -> Option<()> {
         let (mut width, mut vector, mut align, mut is_managed) = (None, 1u64, 1u64, false);
         while let Token::Word(word @ [b'.', ..]) = self.peek()? {

@@ -41,11 +41,8 @@ impl Members {
 }
 
 impl Access {
-    /// Gives the owner and the members of the group access to its file `name`, through the open
-    /// file.
-    ///
-    /// In a user's directory, fails if the file belongs to another user, who may have made the
-    /// file.
+    /// Gives the users of the group access to its file `name`. In a user's directory, refuses
+    /// another user's file.
     pub(super) fn give_file(&self, directory: &Directory, name: &str) -> io::Result<()> {
         let file = directory.open_file(name, false)?;
         let (whose, place) = (file.metadata()?.uid(), directory.about()?.uid());

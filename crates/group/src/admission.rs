@@ -70,8 +70,8 @@ impl Group {
         Access::of(&self.ledger_path()).map_err(|error| self.failed("open", error))
     }
 
-    /// Lets the users of `access` run programs in the group and in the groups above it. No user
-    /// loses a right in the groups above.
+    /// Lets the users of `access` run programs in the group and in the groups above it. All users
+    /// keep their rights there.
     pub fn give_access(&self, access: Access) -> Result<(), GroupError> {
         self.change(|here| {
             access.give_file(here, LEDGER)?;

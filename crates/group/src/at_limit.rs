@@ -35,8 +35,8 @@ pub(super) const CHANGES: u32 = 1_000;
 const VICTIMS: u32 = 64;
 /// The most killed processes that a message names.
 const NAMED: usize = 3;
-/// The pause between two attempts of a thread that waits outside the line. A process has one thread
-/// in the line.
+/// The pause between two attempts of a waiting thread that is not in line. One thread per process
+/// is in line.
 const NAP: Duration = Duration::from_millis(50);
 
 /// How many of the steps at a group's limit a request takes.
@@ -49,9 +49,8 @@ pub enum Insistence {
 }
 
 impl Member {
-    /// Charges `bytes` in the group and in all groups above it, or in none of them.
-    ///
-    /// The options of the group without room decide whether the request waits or kills.
+    /// Charges `bytes` in the group and in all groups above it, or in none. The group's options
+    /// decide about waiting and killing.
     #[inline]
     pub fn charge(
         &self,
@@ -174,8 +173,8 @@ impl<'a> Request<'a, '_> {
         self.attempt()
     }
 
-    /// Builds the error for a refusal by the group at `level`, with that group's charge and limit.
-    /// Level 0 is the process's group.
+    /// Builds the error for a refusal by the group at `level` (0 is the process's group), with its
+    /// charge and limit.
     fn refused_at(&self, level: usize) -> Refused {
         let (station, index) = (self.station(level), self.device.index[level]);
         Refused {
@@ -223,7 +222,7 @@ impl<'a> Request<'a, '_> {
         levels.find(waits).map(|(at, _)| at)
     }
 
-    /// Tries to charge the request: reclaims, removes dead members, asks other members, and last
+    /// Tries to charge the request: reclaims, removes dead members, asks other members, and finally
     /// takes memory that `low` protects.
     fn attempt(&self) -> Result<(), Refused> {
         let charge = |spared| {

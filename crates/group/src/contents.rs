@@ -106,7 +106,8 @@ impl Contents {
         if !contents.proven && contents.leased.is_none() {
             contents.foreign.append(&mut named);
         }
-        // Other processes may be making or removing the group. A file of theirs is not foreign.
+        // Other processes may be making or removing the group. A file that was removed or completed
+        // meanwhile is not foreign.
         contents.foreign.retain(|name| match name.to_str() {
             Some(LIMITS) => !head(directory, LIMITS).is_ok_and(Limits::begins_with),
             Some(LEDGER) => !head(directory, LEDGER).is_ok_and(Ledger::begins_with),

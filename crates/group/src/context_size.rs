@@ -35,8 +35,8 @@ pub(super) fn read(root: &Path, device: &DeviceId) -> u64 {
         .unwrap_or(0)
 }
 
-/// Stores the size of a context on this GPU. Replaces the whole file at once, and only a hint
-/// ([`is_hint`]).
+/// Stores the size of a context on this GPU. Replaces a whole file at once, and no file with other
+/// content.
 pub(super) fn write(root: &Path, device: &DeviceId, bytes: u64) {
     // A failure to store the hint is ignored; the next measurement tries again.
     let _ = replace(root, device, bytes);

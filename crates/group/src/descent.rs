@@ -7,10 +7,8 @@ use super::{BELOW, Group, GroupError, user};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 
-/// A group's directory and its parent directory, both open, reached without symbolic links.
-///
-/// Until the drop, root has only the rights of the first other user who owns a directory on this
-/// path.
+/// A group's directory and its parent directory, both open, reached without symbolic links and with
+/// lowered rights of root.
 #[derive(Debug)]
 pub(super) struct Descent {
     /// The open directory that contains the group's directory.

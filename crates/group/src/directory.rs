@@ -89,10 +89,8 @@ impl Opening {
 }
 
 impl Directory {
-    /// Opens the directory at this path. Follows symbolic links in the path, except in its last
-    /// component.
-    ///
-    /// Fails with `NotADirectory` if the path does not lead to a directory.
+    /// Opens the directory at this path. Fails with `NotADirectory` if the last component is not a
+    /// directory, or is a symbolic link.
     pub fn open(path: &Path) -> io::Result<Self> {
         let flags = CAREFUL | OFlags::DIRECTORY;
         let file = rustix::fs::open(path, flags, Mode::empty()).map_err(not_directory)?;
@@ -143,9 +141,6 @@ impl Directory {
 
     /// Begins to open the regular file called `name` despite a lease (`F_SETLEASE`), for writing
     /// too if allowed.
-    ///
-    /// One blocking `open` must wait for the lease's end: between two calls, the holder could take
-    /// a new lease. The call runs in a thread of its own, because the wait may never end.
     pub fn begin_open(&self, name: &OsStr) -> io::Result<Opening> {
         let (mut access, mut opened) = (OFlags::RDWR, self.open_file(name, true));
         let is_denied = |error: &io::Error| {
@@ -169,6 +164,8 @@ impl Directory {
         if !place.metadata()?.is_file() {
             return Err(not_regular(Errno::LOOP));
         }
+        // Wait in one blocking `open`: between two calls, the lease's holder could take a new
+        // lease. The wait may never end, so use a thread.
         let (done, opened) = mpsc::channel();
         thread::Builder::new().spawn(move || {
             let path = format!("/proc/self/fd/{}", place.as_raw_fd());

@@ -10,8 +10,8 @@ use std::io;
 use std::path::PathBuf;
 
 impl Root {
-    /// Removes the drafts in the root and in the groups of `survey`, and returns their paths. A
-    /// draft in a group with members stays.
+    /// Removes the drafts in the root and in the groups of `survey` without members. Returns the
+    /// paths of the drafts.
     pub fn remove_drafts(&self, survey: &Survey) -> Vec<PathBuf> {
         let in_root = self.remove_hints().unwrap_or_default();
         let in_groups = survey.groups.iter().map(Group::remove_drafts);

@@ -58,8 +58,8 @@ impl Hold {
         Self::take(path, libc::LOCK_EX)?.ok_or_else(|| io::ErrorKind::WouldBlock.into())
     }
 
-    /// Takes the lock as [`Hold::alone`] does, in an open directory. Returns `None` while another
-    /// process has the lock. Fails with `WouldBlock` if the lock file is leased.
+    /// Takes the lock as [`Hold::alone`] does; `None` while the lock is taken. Fails with
+    /// `WouldBlock` if the lock file is leased.
     pub(super) fn alone_in(directory: &Directory, name: &str) -> io::Result<Option<Self>> {
         Self::take_in(directory, name, libc::LOCK_EX)
     }
@@ -86,10 +86,8 @@ impl Hold {
         })
     }
 
-    /// Locks an open file. Returns `None` if another process has the lock, or if the file was
-    /// replaced.
-    ///
-    /// `there` returns the device number and inode that the file's name leads to now.
+    /// Locks an open file; `None` if the lock is taken, or if `there` finds another file (device,
+    /// inode) at the path.
     fn lock(
         file: File,
         how: libc::c_int,

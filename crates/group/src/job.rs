@@ -159,10 +159,8 @@ impl Seen {
     }
 }
 
-/// All living processes, each with the pid in its own pid namespace, read from `/proc` on first
-/// use.
-///
-/// Read the records of jobs before this list, because the list lacks processes that start later.
+/// All living processes, with pids in their own pid namespaces. Read the jobs' records before this
+/// list, because the list lacks later processes.
 #[derive(Default)]
 pub(super) struct Everybody(OnceCell<Option<Vec<(u32, Seen)>>>);
 

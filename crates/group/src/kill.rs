@@ -25,8 +25,8 @@ pub struct Target {
     descriptor: Option<OwnedFd>,
 }
 
-/// A function that returns whether processes are members of a ledger, by their pids in `/proc`.
-/// `TimedOut`: the memory map could not be read in time.
+/// A function that tells which processes, given by pid, are members of a ledger. `TimedOut`:
+/// reading a memory map took too long.
 pub type Look<'a> = dyn Fn(&MappedFile, &[u32]) -> Vec<io::Result<bool>> + 'a;
 
 /// The member processes of one ledger, to which signals may be sent.
@@ -72,10 +72,8 @@ impl<'a> Targets<'a> {
         self.prove(processes.map(candidate).collect())
     }
 
-    /// Finds the processes that hold these slots, as [`Self::named`] does.
-    ///
-    /// If some processes are not found, also returns all other members, and the pids whose memory
-    /// maps could not be read in time.
+    /// Finds the processes of these slots like [`Self::named`]. If some are missing, also finds
+    /// other members, and pids that time out.
     pub fn all(
         &self,
         processes: &[ProcessUsage],
@@ -183,8 +181,6 @@ impl Candidate {
 
 /// Returns whether root may signal this process: the group's owner could do so, or the process's
 /// user may be a member.
-///
-/// Like the kernel, compares the real and the saved user id.
 fn may_be_signalled(access: &Access, status: &str) -> bool {
     let numbers = |name: &str| -> Vec<u32> {
         let line = status.lines().find_map(|line| line.strip_prefix(name));
@@ -193,6 +189,7 @@ fn may_be_signalled(access: &Access, status: &str) -> bool {
     };
     let (users, groups) = (numbers("Uid:"), numbers("Gid:"));
     let owner = access.owner.unwrap_or(0);
+    // Like the kernel, compare the real and the saved user id.
     let [real, _, saved, _] = users[..] else {
         return false;
     };

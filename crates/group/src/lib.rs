@@ -179,8 +179,8 @@ impl Group {
         Ok(now)
     }
 
-    /// Tells the members of the parent group about changed protection. If the parent's ledger is
-    /// not writable, they notice later.
+    /// Tells the members of the parent group about changed protection. Without write access,
+    /// members notice the change later.
     fn notify_parent(&self) {
         if let Some(parent) = self.parent()
             && let Ok(ledger) = Ledger::open(&parent.ledger_path())
@@ -194,11 +194,8 @@ impl Group {
         Ok(Ledger::open_readonly(&self.ledger_path())?)
     }
 
-    /// Runs `act`, and again after leases (`F_SETLEASE`) on files of this group or of a group above
-    /// it have ended. Waits until `until`.
-    ///
-    /// Only for administrators' commands, which a lease must not block: the function starts
-    /// threads.
+    /// Runs `act`, and retries until `until` while another program leases a file of the groups.
+    /// Starts threads: not for the preloaded library.
     pub fn past_leases<T>(
         &self,
         until: Instant,
@@ -233,10 +230,8 @@ impl Group {
         }
     }
 
-    /// Opens the files of the group and of the groups above it; with `only_ledger`, only the
-    /// group's ledger. Waits until `until` for other programs' leases to end.
-    ///
-    /// Keeps the opened files open, because a program could lease two files in turns.
+    /// Opens the files of the group and of the groups above it, or only its ledger. Waits until
+    /// `until` for leases to end.
     fn await_leases(&self, only_ledger: bool, until: Instant) -> Result<Vec<File>, GroupError> {
         let mut openings = Vec::new();
         let levels = if only_ledger { 1 } else { MAX_DEPTH };
@@ -254,6 +249,7 @@ impl Group {
                 }
             }
         }
+        // Keep the opened files open: a program could lease two files in turns.
         let mut open = Vec::new();
         for (path, opening) in openings {
             match opening.finish(until) {
@@ -266,10 +262,8 @@ impl Group {
         Ok(open)
     }
 
-    /// Returns whether an open ledger is really this group's file. A user can put a link to another
-    /// group's ledger in its place.
-    ///
-    /// Fails if the file in another user's directory has hard links that gpulimit did not make.
+    /// Returns whether an open ledger is this group's file, and not another group's. Fails if
+    /// gpulimit did not make all hard links to the file.
     pub fn owns(&self, ledger: &Ledger) -> Result<bool, GroupError> {
         let failed = |error| self.failed("open", error);
         let open = ledger.metadata().map_err(failed)?;

@@ -116,10 +116,8 @@ impl fmt::Display for Refusal<'_> {
 impl Error for Refusal<'_> {}
 
 impl Member {
-    /// Makes this process a member of the group. Waits a bounded time while another process removes
-    /// the group.
-    ///
-    /// Call once per process, and once more in a forked child that uses devices of its own.
+    /// Makes this process a member of the group. Call once per process, and again in a forked child
+    /// with devices of its own.
     pub fn join(root: &Root, name: &str) -> Result<Self, GroupError> {
         for _ in 0..ATTEMPTS {
             let group = root.group(name)?;
@@ -127,8 +125,8 @@ impl Member {
             match path.collect::<Result<Vec<_>, _>>() {
                 Err(error) if error.is_missing() && root.group(name).is_err() => break,
                 Err(error) => return Err(error),
-                // A user may have removed the group's files meanwhile. Other processes would not
-                // see this process's charges.
+                // A user may have removed the group's files meanwhile. Other processes would then
+                // not see this process's charges.
                 Ok(levels) if levels.iter().any(Station::is_unlinked) => {}
                 Ok(levels) => {
                     return Ok(Self {
@@ -344,7 +342,7 @@ impl Member {
         station.map_or(0, |(station, index)| station.ledger.usage(index).idle)
     }
 
-    /// Returns the free and the charged bytes of the group with the least free memory. `None`
+    /// Returns the free and the charged bytes of the group with the least free memory; `None`
     /// without any limit. Protected memory is not free.
     fn tightest(&self, device: &MemberDevice) -> Option<(u64, u64)> {
         let limited = self.stations(device).filter_map(|(station, index)| {
@@ -411,10 +409,8 @@ impl Member {
         self.stations(device).map(total).max().unwrap_or(0)
     }
 
-    /// Uncharges orphans in the process's groups. Returns whether any bytes were uncharged.
-    ///
-    /// For each group, `keep` gets the orphaned bytes and the living processes, and returns the
-    /// bytes that must stay charged.
+    /// Uncharges orphans in the process's groups, except the bytes that `keep` returns. Returns
+    /// whether any bytes were uncharged.
     pub fn release_orphans(
         &self,
         device: &MemberDevice,
@@ -610,10 +606,8 @@ impl Station {
     }
 }
 
-/// The limits and the protection on a device, in bytes, for one version of the limits file.
-///
-/// A sequence lock protects the values. A thread that finds another thread storing values computes
-/// them for itself instead of waiting.
+/// The limits and the protection on a device, in bytes, for one version of the limits file. A
+/// sequence lock protects the values.
 #[derive(Default)]
 struct Remembered {
     /// `2 * (generation + 1)`, plus 1 while a thread stores values; 0 before values were ever
@@ -641,6 +635,7 @@ impl Remembered {
                 };
             }
         }
+        // Do not wait for a thread that is storing values: compute them again.
         self.renew(before, compute())
     }
 

@@ -35,8 +35,8 @@ impl Rights {
     }
 }
 
-/// Lowered rights of this thread to files, until the drop. Nested values must be dropped in reverse
-/// order.
+/// Lowered rights of this thread to files, until this value is dropped. Drop nested values in
+/// reverse order.
 #[derive(Debug)]
 pub struct Lowered {
     user: u32,
@@ -46,10 +46,8 @@ pub struct Lowered {
 }
 
 impl Lowered {
-    /// Lowers root's rights to those of the first user who owns a directory on the path to the
-    /// group's files.
-    ///
-    /// Returns `None` if root owns all these directories, or if the caller is not root.
+    /// Lowers root's rights to those of the first other user who owns a directory on the group's
+    /// path; `None` without such a user.
     pub(super) fn to_owner_of(group: &Group) -> Result<Option<Self>, GroupError> {
         if user::effective() != 0 {
             return Ok(None);

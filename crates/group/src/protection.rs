@@ -19,7 +19,8 @@ pub(super) struct ProtectedGroups {
     /// The key of the child group of this process, whose protection does not limit the process; 0
     /// if none.
     own: u64,
-    /// The value of [`Ledger::children`] at the last read of `groups`, plus 1; 0 before.
+    /// The value of [`Ledger::children`] at the last read of `groups`, plus 1; 0 before the first
+    /// read.
     read_at: AtomicU64,
     /// Whether any of the child groups has protected memory.
     any: AtomicBool,

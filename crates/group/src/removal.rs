@@ -213,10 +213,8 @@ impl Root {
         Ok(paths)
     }
 
-    /// Removes a group in which no program runs, together with the groups of ended jobs below it.
-    ///
-    /// Fails with [`GroupError::Foreign`] if the directory holds foreign files; all files then
-    /// stay.
+    /// Removes an unused group and the groups of ended jobs below it. Fails with
+    /// [`GroupError::Foreign`] if the directory holds foreign files.
     pub fn remove(&self, name: &str) -> Result<(), GroupError> {
         let group = self.group(name)?;
         self.remove_jobs_within(&group);
@@ -276,9 +274,8 @@ impl Root {
         groups.into_iter().map(|group| group.name).collect()
     }
 
-    /// Removes incomplete groups that no process is making, and returns their paths.
-    ///
-    /// A directory with a limits file stays, because an administrator may have written the limits.
+    /// Removes incomplete groups that no process is making, and returns their paths. Keeps
+    /// directories with a limits file.
     pub fn remove_leftovers(&self) -> Result<Vec<PathBuf>, GroupError> {
         let mut groups = self.survey()?.unfinished;
         order::sort_by(&mut groups, |one, other| one.name > other.name);
@@ -421,8 +418,8 @@ fn remove_held(
     drop((removal, ledger, alone));
     await_hidden(directory);
     match remove_directory(group, descent) {
-        // Another process has begun to make the group again, or to clean up. It now uses the
-        // directory.
+        // Another process has begun to make the group again, or to clean up. That process now uses
+        // the directory.
         Err(error)
             if error.kind() == ErrorKind::DirectoryNotEmpty
                 && directory.entry(LOCK).is_ok_and(|lock| lock.is_some()) => {}
@@ -480,8 +477,9 @@ fn remove_directory(group: &Group, descent: &Descent) -> io::Result<()> {
     }
 }
 
-/// Waits at most a second until a FUSE file system has deleted the removed files, which it renames
-/// while they are mapped.
+/// Waits at most a second for removed files that a FUSE file system keeps under another name while
+/// they are mapped. The soft limit. Above this size, members give back unused memory before they
+/// charge more. Default: no limit.
 fn await_hidden(directory: &Directory) {
     const PATIENCE: Duration = Duration::from_secs(1);
     if !directory.is_on_fuse().unwrap_or(false) {

@@ -124,11 +124,8 @@ impl Root {
         self.list(None).map(|listing| listing.groups)
     }
 
-    /// Lists the readable groups below `within`, or of the whole root, each before the groups below
-    /// it.
-    ///
-    /// Follows no symbolic links. Reads at most [`MAX_USER_NAMES`](super::MAX_USER_NAMES) names
-    /// below a user's directory.
+    /// Lists the readable groups below `within` or the root, top down. Reads at most
+    /// [`MAX_USER_NAMES`](super::MAX_USER_NAMES) names below a user's directory.
     pub fn list(&self, within: Option<&Group>) -> Result<Listing, GroupError> {
         self.listing(within, Reach::All, &has_limits)
     }
@@ -272,18 +269,13 @@ impl Root {
         }
     }
 
-    /// Makes a group with these limits, owned by the caller. An existing group keeps its limits.
-    /// The parent group must exist.
-    ///
-    /// The group cannot be removed before the returned [`Created`] is dropped. The umask does not
-    /// matter.
+    /// Makes a group with these limits, or keeps an existing group's limits. The parent group must
+    /// exist. The returned [`Created`] prevents a removal.
     pub fn create(&self, name: &str, limits: &LimitSet) -> Result<Created, GroupError> {
         self.create_for(name, limits, Access::default())
     }
 
     /// Does the same as [`Root::create`], and lets the users of `access` run programs in the group.
-    ///
-    /// In a directory that belongs to a user, all groups belong to that user.
     pub fn create_for(
         &self,
         name: &str,
@@ -382,8 +374,8 @@ impl Root {
         self.modes().map(|_| ())
     }
 
-    /// Takes the exclusive lock on a file of the root, and makes a missing file. Fails with
-    /// `WouldBlock` while the file is locked.
+    /// Locks a file of the root exclusively, and makes a missing file. Fails with `WouldBlock`
+    /// while the file is locked.
     pub fn hold_alone(&self, file: &str) -> io::Result<Hold> {
         let path = self.path.join(file);
         let mut options = fs::OpenOptions::new();
@@ -404,9 +396,8 @@ impl Root {
         }
     }
 
-    /// Makes the root's directory. Returns `false` if a file or directory of that name exists.
-    ///
-    /// In a user's directory, root makes the new directory with that user's rights.
+    /// Makes the root's directory; in a user's directory, with that user's rights. Returns `false`
+    /// if the name is taken.
     pub(super) fn make_directory(&self, mode: u32) -> Result<bool, GroupError> {
         let failed = |error| GroupError::io("create", &self.path, error);
         let (Some(above), Some(name)) = (self.path.parent(), self.path.file_name()) else {

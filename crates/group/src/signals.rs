@@ -19,7 +19,8 @@ const FAULTS: [c_int; 6] = [
 /// The highest signal number of Linux on all supported architectures.
 const LAST: c_int = 64;
 
-/// Holds back the program's signal handlers in this thread until the drop. Signals stay pending.
+/// Holds back the program's signal handlers in this thread until this value is dropped. Signals
+/// stay pending.
 pub(super) struct Deferred {
     /// The thread's signal mask from before this value was made.
     before: libc::sigset_t,
@@ -75,8 +76,8 @@ impl Drop for Deferred {
     }
 }
 
-/// Holds back all signals in this thread and its new children until the drop, except SIGKILL and
-/// SIGSTOP.
+/// Holds back all signals except SIGKILL and SIGSTOP until this value is dropped, in this thread
+/// and its new children.
 pub(super) struct Blocked {
     before: libc::sigset_t,
     /// Keeps the value from moving to another thread, because the signal mask belongs to this

@@ -10,10 +10,8 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 
 impl Root {
-    /// Tests whether groups can be made in this root, or beside it if it does not exist. Leaves
-    /// nothing behind.
-    ///
-    /// Returns `false` if only another user may make groups at the top of this root.
+    /// Tests whether groups can be made in this root, and removes all traces. Returns `false` if
+    /// only another user may make groups here.
     pub fn try_out(&self) -> Result<bool, GroupError> {
         if self.exists() {
             return match self.try_group() {

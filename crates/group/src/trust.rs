@@ -8,8 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// Checks that a directory belongs to the caller or to root, and that other users cannot write it.
-///
-/// The user root may use the directories of all users.
+/// Root accepts all owners.
 pub(super) fn check(path: &Path) -> Result<fs::Metadata, GroupError> {
     let about = fs::symlink_metadata(path).map_err(|error| GroupError::io("open", path, error))?;
     is_safe(path, &about).map(|()| about)

@@ -12,10 +12,8 @@ unsafe extern "C" {
     fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
 }
 
-/// Keeps `pthread_cancel` from ending this thread until the value is dropped.
-///
-/// A cancelled thread unwinds its stack at its next read, write or sleep. If Rust code on the stack
-/// catches panics, the process ends.
+/// Keeps `pthread_cancel` from ending this thread until this value is dropped. Unwinding would end
+/// the process at code that catches panics.
 pub struct Undisturbed {
     before: c_int,
     /// Keeps the value from moving to another thread, because the cancellation state belongs to

@@ -20,10 +20,8 @@ const CONTAINERS: &str = ".containers";
 const VIEW: &str = "view";
 
 impl Group {
-    /// Makes a view of this group at the missing path `place`, on the group's file system. Returns
-    /// the ledgers' paths.
-    ///
-    /// The view has this group, the groups above it, and copies of the stored sizes of contexts.
+    /// Makes a view of this group at the new path `place` on the same file system. Returns the
+    /// paths of the view's ledgers.
     pub fn show_in(&self, place: &Path) -> Result<Vec<PathBuf>, GroupError> {
         let failed = |error| GroupError::io("create", place, error);
         fs::create_dir(place)

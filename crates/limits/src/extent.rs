@@ -62,11 +62,8 @@ impl fmt::Display for ExtentError {
 impl Error for ExtentError {}
 
 impl LimitSet {
-    /// Sets one key of the rule for `selector` to an extent. `gpus` are all GPUs of the machine.
-    ///
-    /// A limits file holds bytes, so "all but 2 GiB" becomes bytes for each GPU. [`Selector::All`]
-    /// gets the smallest result, and other GPUs get rules of their own. With `each`, every GPU gets
-    /// a rule, for callers that see only some GPUs.
+    /// Sets one key of the rule for `selector` to an extent, as bytes of each of `gpus`. With
+    /// `each`, every GPU gets a rule.
     pub fn set_extent(
         &mut self,
         selector: Selector,
@@ -107,6 +104,8 @@ impl LimitSet {
                 let all = gpus.iter().map(on).collect::<Result<Vec<_>, _>>()?;
                 let smallest = all.iter().map(|(_, bytes)| *bytes).min();
                 let smallest = smallest.ok_or(ExtentError::Unknown { extent, gpu: None })?;
+                // All GPUs get the smallest result. A GPU with another result gets a rule of its
+                // own.
                 self.set(Selector::All, key, Size::Bytes(smallest));
                 for (gpu, bytes) in all {
                     let own = Selector::Device(gpu);

@@ -107,11 +107,8 @@ impl File {
         self.active.load(Ordering::Acquire)
     }
 
-    /// Reads the valid bank consistently. Returns the result of `read`, and the bank's change
-    /// number.
-    ///
-    /// Returns `None` if the file changed during every attempt. The inner `None` means that the
-    /// bank is damaged.
+    /// Reads the valid bank and its change number. `None`: the file changed during every attempt;
+    /// inner `None`: the bank is damaged.
     fn look<T>(&self, read: impl Fn(&Bank) -> Option<T>) -> Option<(Option<T>, u64)> {
         for _ in 0..LOOKS {
             let before = self.generation();
@@ -172,8 +169,8 @@ impl File {
     /// holds the lock for writers.
     pub(super) fn replace(&self, set: &LimitSet) {
         let next = self.active.load(Ordering::Relaxed).wrapping_add(1);
-        // A reader may still read this bank. The fence makes sure that a reader of a new word also
-        // sees the last change, and reads again.
+        // A reader may still read this bank. The fence makes a reader of new words see the last
+        // change and read again.
         fence(Ordering::Release);
         let bank = &self.banks[usize::from(next & 1 == 1)];
         for (word, value) in bank.words().zip(bank_words(set, next)) {

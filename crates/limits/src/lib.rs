@@ -152,9 +152,8 @@ const CUT_SHORT: &str = "cut short";
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Limits {
-    /// Creates a limits file with exactly the permissions `mode`. Never leaves a half-written file.
-    ///
-    /// Returns `false` if `path` exists already; the existing file stays as it is.
+    /// Creates a limits file with the permissions `mode`, never half-written. Returns `false` if
+    /// `path` exists; that file stays as it is.
     pub fn create(path: &Path, mode: u32, set: &LimitSet) -> Result<bool, LimitsError> {
         let failed = LimitsError::io("create", path);
         if set.rules.len() > MAX_RULES {
@@ -242,9 +241,8 @@ impl Limits {
         }
     }
 
-    /// Applies `change` to the limits in the file at `path`, as a whole. Returns the new limits.
-    ///
-    /// Waits a bounded time while another writer changes the file.
+    /// Applies `change` as a whole to the limits file at `path`, and returns the new limits. Waits
+    /// a bounded time for other writers.
     pub fn write(path: &Path, change: impl FnOnce(&mut LimitSet)) -> Result<LimitSet, LimitsError> {
         let (mapped, _) = open(path, true)?;
         let failed = LimitsError::io("lock", path);

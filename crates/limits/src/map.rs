@@ -37,7 +37,7 @@ impl Deref for Map {
 }
 
 /// Tries to lock `file` for writers, until the file is closed or this process dies. Returns false
-/// if another writer has the lock.
+/// if the lock is taken.
 pub(super) fn try_lock(file: &fs::File) -> io::Result<bool> {
     // SAFETY: `flock` consists of plain integers, for which zeros are valid.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };

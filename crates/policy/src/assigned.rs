@@ -17,10 +17,8 @@ pub(super) fn by_rules(source: &Source) -> Result<Option<Assigned>, PolicyError>
     Ok(rules.assigned(&Facts::of_self(&rules)?)?)
 }
 
-/// Returns the group of a process that `rule` matches: the rule's group, or a requested group below
-/// it.
-///
-/// The group is always in the root that holds the rules, whatever `GPULIMIT_ROOT` says.
+/// Returns the group of a process that `rule` matches, in the rule's root: the rule's group, or a
+/// requested group below it.
 pub(super) fn below(
     source: &Source,
     rule: Assigned,

@@ -6,12 +6,11 @@ use super::rules::{Assigned, FILE, Rule, Rules, RulesError, Target, UnixGroups, 
 use std::path::Path;
 
 impl Rules {
-    /// Returns the group of the first rule that matches the process; `None` if no rule matches, or
-    /// if the rule is an exemption.
-    ///
-    /// A process in a user namespace can forge its user ids, so it needs a first rule without
-    /// conditions.
+    /// Returns the group of the first rule that matches the process; `None` for an exemption or
+    /// without a match.
     pub fn assigned(&self, facts: &Facts) -> Result<Option<Assigned>, RulesError> {
+        // In a user namespace, a process can forge its user ids. So the first rule must have no
+        // condition.
         if facts.in_user_namespace
             && let Some(first) = self.0.first()
             && !first.is_unconditional()

@@ -162,8 +162,8 @@ impl Assignment {
             .is_some_and(|rule| rule.group == self.group)
     }
 
-    /// Returns whether a process that cannot join the group may run without a limit. Never true if
-    /// the environment chose the group: users could escape their limit.
+    /// Returns whether a process that cannot join the group may run without a limit. Never true for
+    /// a group that the user chose.
     pub fn is_open(&self) -> bool {
         self.is_by_rule_alone()
             && self
@@ -172,10 +172,8 @@ impl Assignment {
                 .is_some_and(|rule| rule.on_error == OnError::Open)
     }
 
-    /// Makes this process a member of its group. Creates a missing group if `create` is set.
-    ///
-    /// `gpus` returns the GPUs with their CUDA ordinals, and `capacity` the memory of a GPU in
-    /// bytes. Both functions are called only if the limits depend on them.
+    /// Makes this process a member of its group, and creates a missing group if asked. `gpus` and
+    /// `capacity` (bytes) are called only if needed.
     pub fn join(
         &self,
         gpus: &dyn Fn() -> Vec<(u32, DeviceId)>,

@@ -25,11 +25,8 @@ const NSFS: u64 = 0x6e73_6673;
 /// The magic number of procfs, the file system of namespaces in older kernels (`PROC_SUPER_MAGIC`).
 const PROC: u64 = 0x9fa0;
 
-/// Returns whether this process is in the initial user namespace; false if the process cannot find
-/// out. Fails only without file descriptors or memory.
-///
-/// A process can mount a false file at `/proc`, so this function also asks the kernel for the
-/// namespace's owner. The initial user namespace belongs to root.
+/// Returns whether this process is in the initial user namespace; false if unknown. Fails only
+/// without file descriptors or memory.
 pub(super) fn is_initial() -> io::Result<bool> {
     let file = match File::open(USER) {
         Ok(file) => file,
@@ -45,6 +42,8 @@ pub(super) fn is_initial() -> io::Result<bool> {
     if file.metadata().map(|about| about.ino()).ok() != Some(INITIAL) {
         return Ok(false);
     }
+    // A process can mount another file at this path, so also ask the kernel for the namespace's
+    // owner, root.
     Ok(match file_system(&file) {
         Some(NSFS) => owner(&file).is_none_or(|uid| uid == 0),
         Some(_) => true,

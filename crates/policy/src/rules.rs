@@ -172,8 +172,8 @@ impl Rules {
         };
         let root = fs::symlink_metadata(&source.root).map_err(failed)?;
         let about = file.metadata().map_err(failed)?;
-        // If a user namespace does not map the machine's root, root's files show `UNMAPPED`. Accept
-        // this id: a user who forges it could also run the program without the library.
+        // In a user namespace, root's files may show `UNMAPPED`. Accept this id: a user who forges
+        // it could also avoid the library.
         let is_initial = namespace::is_initial().map_err(RulesError::unknown(namespace::USER))?;
         let owner = match is_initial {
             true => source.owner,
@@ -217,8 +217,8 @@ impl Rules {
         }
     }
 
-    /// Fails if this process is in a user namespace that hides the machine's rules: the policy file
-    /// is visible, but the machine's root of groups is not.
+    /// Fails if a user namespace hides the machine's rules: the policy file is visible, but the
+    /// machine's root of groups is not.
     pub(super) fn check_hidden(source: &Source) -> Result<(), RulesError> {
         let is_the_machines = |path: &Path| match fs::symlink_metadata(path) {
             Ok(about) => about.uid() == namespace::UNMAPPED,

@@ -183,7 +183,7 @@ fn manifests_fit_the_plugin() {
         (defaults.unit, defaults.reserve, defaults.gpus)
     );
     // The plugin tells containers the paths of its files, so each path is the same inside and
-    // outside its pod.
+    // outside the plugin's pod.
     let pods = defaults.pods.parent().expect("a directory");
     let places: [&Path; 4] = [&defaults.kubelet, pods, &defaults.root, &defaults.state];
     let places = places.map(|path| path.to_str().expect("UTF-8"));

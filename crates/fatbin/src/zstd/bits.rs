@@ -33,10 +33,8 @@ impl<'a> Forward<'a> {
     }
 }
 
-/// A reader of a bit stream from the end. The highest set bit of the last byte marks the stream's
-/// beginning.
-///
-/// Bits before the front are zeros. After its last read, the caller must check [`Self::left`].
+/// A reader of a bit stream from the end. Bits before the front are zeros, so check [`Self::left`]
+/// after the last read.
 pub struct Backward<'a> {
     bytes: &'a [u8],
     /// Offset in the stream of the eight bytes in `window`; negative if `window` begins before the
@@ -49,6 +47,7 @@ pub struct Backward<'a> {
 
 impl<'a> Backward<'a> {
     pub fn new(bytes: &'a [u8]) -> Option<Self> {
+        // The highest set bit of the last byte marks where the stream begins.
         let last = *bytes.last().filter(|last| **last != 0)?;
         let mut bits = Backward {
             bytes,

@@ -13,8 +13,8 @@ pub struct State {
     pub next: u16,
 }
 
-/// Reads a symbol distribution from the front of `rest`. Returns the binary logarithm of the
-/// decoding table's size, and the frequency of each symbol; -1 stands for a frequency below 1.
+/// Reads a symbol distribution. Returns the table's size as a binary logarithm, and the
+/// frequencies; -1 is a frequency below 1.
 pub fn distribution(rest: &mut &[u8], most_log: u32, most: usize) -> Option<(u32, Vec<i16>)> {
     let mut bits = Forward::new(rest);
     let log = bits.peek(4) as u32 + 5;

@@ -22,8 +22,8 @@ struct Assigned {
 
 type Groups = BTreeMap<Vec<String>, Planned>;
 
-/// Sets which users may run programs in each group, and in the groups above it. The key `members`
-/// names these users. Without the key, they are the users whom the rules put into the group.
+/// Sets which users may run programs in each group: the key `members`, or else the users whom the
+/// rules put there.
 pub(super) fn set_members(compiler: &mut Compiler<'_>, rules: &[Rule], groups: &mut Groups) {
     let mut assigned: BTreeMap<String, Assigned> = BTreeMap::new();
     for rule in rules {

@@ -3,9 +3,8 @@
 use super::names::Accounts;
 use crate::rules::{Rule, Rules, is_in};
 
-/// Returns the login names of the people to whom no rule of the policy applies.
-///
-/// A rule for only some processes of a user does not count. If no rule counts, the list is empty.
+/// Returns the login names of the people to whom no rule applies. Rules for only some processes of
+/// a user do not count.
 pub fn uncovered(rules: &Rules, accounts: &dyn Accounts) -> Vec<String> {
     let covering: Vec<&Rule> = rules
         .iter()
