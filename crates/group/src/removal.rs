@@ -478,8 +478,7 @@ fn remove_directory(group: &Group, descent: &Descent) -> io::Result<()> {
 }
 
 /// Waits at most a second for removed files that a FUSE file system keeps under another name while
-/// they are mapped. The soft limit. Above this size, members give back unused memory before they
-/// charge more. Default: no limit.
+/// they are mapped.
 fn await_hidden(directory: &Directory) {
     const PATIENCE: Duration = Duration::from_secs(1);
     if !directory.is_on_fuse().unwrap_or(false) {

@@ -14,8 +14,8 @@ use std::time::Duration;
 pub enum Key {
     /// The hard limit: the group's usage never exceeds this size. Default: no limit.
     Max,
-    /// The soft limit. A group above this size gives back unused memory before a charge. Default:
-    /// no limit.
+    /// The soft limit. Above this size, members give back unused memory before they charge more.
+    /// Default: no limit.
     High,
     /// Soft protection. Up to this size, a group keeps its unused memory. Other groups get all
     /// other memory first. Default: 0.
