@@ -1,9 +1,8 @@
 //! The part of a hook that all hooked functions share: the check for a limit, the re-entrancy guard
 //! and the panic boundary around the handler.
 //!
-//! A hooked function first checks whether this process has a limit. Then it takes the re-entrancy
-//! guard, sets up the panic boundary and calls the handler. Without a limit, or inside another hook
-//! of the same thread, the driver gets the call exactly as the program made it.
+//! Without a limit, or inside another hook of the same thread, the driver gets the call exactly as
+//! the program made it.
 #![allow(unsafe_code)]
 
 mod frames;
@@ -35,13 +34,13 @@ pub enum Class {
     sized,
     /// The hook charges the bytes that the memory pool reserves from the GPU.
     pooled,
-    /// The size is unknown before the call. The hook charges an estimate, calls the driver and
-    /// measures. If the memory does not fit into the group, the hook undoes the call.
+    /// The size is unknown before the call. The hook charges an estimate, measures after the call,
+    /// and undoes a call that does not fit.
     measured,
     /// The hook uncharges the memory after the driver has freed it.
     release,
-    /// The hook measures at the first launch of a kernel or graph; later launches go straight to
-    /// the driver. Graphs with memory nodes are charged before each launch.
+    /// The hook measures at the first launch of a kernel or graph. Graphs with memory nodes are
+    /// charged before each launch.
     launch,
     /// The hook answers the program with the group's figures for memory instead of the GPU's.
     view,
@@ -93,12 +92,10 @@ pub fn enter<F: Fn(Option<Call>) -> Status>(row: &'static Row, hook: F) -> Statu
     unsafe { enter_by(row, hook.cast(), call::<F>) }
 }
 
-/// Does the work of [`enter`]. Compiled once for all hooks, because there are many hooks and a
-/// program calls few of them often. Takes a pointer and a function, not a `dyn Fn`: otherwise
-/// the dynamic linker would have to relocate a vtable per closure type in every program.
+/// Does the work of [`enter`], compiled once for all hooks. A pointer and a function replace a `dyn
+/// Fn`, because vtables need relocation in every program.
 ///
-/// # Safety
-/// `call` may be called with `hook`.
+/// # Safety `call` may be called with `hook`.
 #[inline(never)]
 unsafe fn enter_by(
     row: &'static Row,
@@ -108,15 +105,13 @@ unsafe fn enter_by(
     // SAFETY: the caller promises that `call` may be called with `hook`.
     let hook = |with| unsafe { call(hook, with) };
     // Handlers of launches and pools put off the thread's cancellation themselves, in their slow
-    // paths. In their fast paths a thread can be cancelled without harm.
+    // paths.
     let slow = !matches!(row.class, Class::launch | Class::pooled);
     run(row, slow, || hook(None), |call| hook(Some(call)))
 }
 
-/// Runs `handler` after the driver's call, which may have waited for the GPU for long. The exported
-/// function has made that call without the re-entrancy guard. So a thread that is cancelled in the
-/// call ends inside the driver, as it does without gpulimit. Returns `status`, the result of the
-/// driver's call.
+/// Runs `handler` after the driver's call, and returns `status`, the call's result. The driver's
+/// call ran without the re-entrancy guard.
 #[inline(never)]
 pub fn after(row: &'static Row, status: Status, handler: fn(Call)) -> Status {
     let done = |call| {
@@ -126,15 +121,14 @@ pub fn after(row: &'static Row, status: Status, handler: fn(Call)) -> Status {
     run(row, true, || status, done)
 }
 
-/// Runs a hook. Inlined into the exported functions that programs call by the million; other hooks
-/// run through [`enter`] or [`after`].
+/// Runs a hook. Inlined into very frequent functions; other hooks run through [`enter`] or
+/// [`after`].
 ///
-/// First checks whether other members of the group request memory that this process holds unused.
-/// Calls of memory pool functions skip this check, because they must be very fast. For the
-/// synchronise calls, the handlers do this check.
+/// First answers requests of other members for unused memory. Calls of memory pools skip this check
+/// to be fast.
 ///
-/// `undisturbed` puts off the cancellation of the thread, because a cancelled thread could end in
-/// the driver or in gpulimit.
+/// `undisturbed` puts off the thread's cancellation, so that the thread does not end in the driver
+/// or in gpulimit.
 #[inline(always)]
 pub fn run(
     row: &'static Row,

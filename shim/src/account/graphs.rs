@@ -1,33 +1,26 @@
 //! Graph memory: the device memory that the memory nodes of CUDA graphs allocate.
 //!
 //! A launch or an upload of a graph takes graph memory from one pool per device, in steps of 32
-//! MiB. The pool shrinks only when it is trimmed or when the device's last context is destroyed
-//! (measured). Adding nodes to a graph and instantiating it take no memory. A launch cannot be
-//! undone, and a failed launch keeps the memory that it has taken. So the largest possible growth
-//! of the pool is charged before the launch. This growth follows from the graph's nodes
-//! ([`nodes`]). The pool's reserved bytes are read after the launch.
+//! MiB. A failed launch keeps the memory that it has taken. So the largest possible growth of the
+//! pool is charged before the launch ([`nodes`]).
 //!
-//! **Backed graphs.** A graph that has been launched before must still run in a full group, where
-//! no bytes can be charged in advance. A launch takes no new memory if three conditions have held
-//! since the graph's last launch or upload (NVIDIA's programming guide):
-//! - All launches of graphs with memory nodes were in the same stream. Such graphs share memory
-//!   because they cannot run at the same time.
+//! **Backed graphs.** A graph that has been launched before must still run in a full group. A
+//! launch takes no new memory if three conditions have held since the graph's last launch or upload
+//! (NVIDIA's programming guide):
+//! - All launches of graphs with memory nodes were in the same stream.
 //! - No other graph has left memory allocated.
 //! - The pool was not trimmed.
 //!
-//! An *epoch* is a period in which these conditions hold for one stream. Three events begin a new
-//! epoch: a launch in another stream, a launch of a graph that leaves memory allocated, and a trim
-//! of the pool. A graph that got its memory in the present epoch is *backed*, and its launch is not
-//! charged. After a launch that leaves memory allocated, only the launched graph is backed.
+//! An *epoch* is a period in which these conditions hold for one stream. A graph that got its
+//! memory in the present epoch is *backed*, and its launch is not charged. After a launch that
+//! leaves memory allocated, only the launched graph is backed.
 //!
 //! A launch may begin an epoch while a backed launch of another thread is under way. The launch
 //! that begins the epoch then pays for both. A trim does not lower the charge of a backed launch
-//! under way. The bytes that were reserved when the backed launch began stay charged until it ends.
+//! under way.
 //!
-//! A launch that is not backed is charged like the graph's first launch. In a full group the pool
-//! is trimmed to make room for this charge. The trim also frees the memory that the graph itself
-//! had before. If work in the graph's own stream still uses that memory, the launch waits for the
-//! work.
+//! Other launches are charged like the graph's first launch. In a full group, the pool is trimmed
+//! first. The trim can free the graph's own memory, so the launch may wait for work in its stream.
 
 pub mod bodies;
 pub mod execs;
@@ -63,8 +56,7 @@ pub struct GraphMemory {
 
 impl GraphMemory {
     /// Begins a launch of a graph in `stream`; `None` is an unknown stream. `keeps`: the graph
-    /// leaves memory allocated after the launch. [`GraphMemory::pay`] charges the bytes for the
-    /// launch, and [`UnderWay::settle`] ends it.
+    /// leaves memory allocated.
     pub fn begin<'a>(
         &'a self,
         book: &'a Book,
@@ -80,9 +72,8 @@ impl GraphMemory {
         }
     }
 
-    /// Promises the bytes that `launch` may take. Charged graph memory that is unused is promised
-    /// first, and `charge` charges the rest. Other launches under way may leave unused bytes when
-    /// they end. So this function first waits for them, until `until` at most.
+    /// Promises the bytes that `launch` may take: first charged, unused graph memory, then bytes
+    /// that `charge` charges. Waits for other launches, until `until` at most.
     pub fn pay<E>(
         &self,
         book: &Book,
@@ -106,7 +97,6 @@ impl GraphMemory {
     }
 
     /// Trims the device's graph memory, and then works like [`GraphMemory::pay`] without waiting.
-    /// The freed bytes are promised to `launch` first, and `charge` charges the rest.
     pub fn pay_by_trim<E>(
         &self,
         book: &Book,
@@ -142,8 +132,8 @@ impl GraphMemory {
         charged
     }
 
-    /// Ends a launch: reads how much graph memory the driver has reserved now. A failed launch may
-    /// keep memory that it took; the device's graph memory is then trimmed.
+    /// Ends a launch: reads the reserved graph memory. After a failed launch, trims the memory that
+    /// the launch may have kept.
     fn settle(&self, book: &Book, launch: &Launch<'_>, succeeded: bool) {
         let mut state = self.state.lock();
         state.end(launch);
@@ -158,8 +148,8 @@ impl GraphMemory {
         }
     }
 
-    /// Returns the event for which a launch can wait after the group has refused its bytes.
-    /// `waited`: the launch has already waited for the work of its own stream.
+    /// Returns the event for which a refused launch can wait. `waited`: the launch has waited for
+    /// its own stream.
     pub fn hope(&self, launch: &Launch<'_>, waited: bool) -> Option<Hope> {
         self.state.lock().hope(launch, waited)
     }
@@ -183,8 +173,8 @@ impl GraphMemory {
         self.refresh(book);
     }
 
-    /// Uncharges graph memory that no launch needs. With `trim`, the driver first frees the memory
-    /// that no graph uses. Returns true when bytes were uncharged.
+    /// Uncharges graph memory that no launch needs. `trim`: the driver first frees unused graph
+    /// memory. Returns true if bytes were uncharged.
     pub fn reclaim(&self, book: &Book, trim: bool) -> bool {
         let before = self.state.lock().held();
         if before == 0 {
@@ -208,14 +198,13 @@ impl GraphMemory {
     }
 
     fn look(&self, book: &Book, state: &mut State) {
-        // The lock is held during this query, so that the readings of several threads are recorded
-        // in order. A deadlock is impossible: this query takes none of the locks that the driver
-        // holds while it calls back into gpulimit.
+        // The lock keeps readings in order. No deadlock: the query takes no lock that the driver
+        // holds while it calls gpulimit.
         let which = GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT;
         let ask = |bytes| cuda::cuDeviceGetGraphMemAttribute(book.ordinal, which, bytes);
         let before = state.reserved();
-        // The query fails in a context with a sticky error. Such a context keeps its graph memory
-        // reserved until it is destroyed, so the previous figure still holds.
+        // The query fails in a context with a sticky error. Such a context keeps its graph memory,
+        // so the previous figure holds.
         let reserved = relaxed(|| answer(ask)).unwrap_or(before);
         if reserved == before {
             return;

@@ -1,26 +1,21 @@
 //! Memory pools for stream-ordered allocation (`cuMemAllocAsync`). The physical memory belongs to
-//! the pool, not to the allocation, so bytes are charged for pools.
+//! the pool, so bytes are charged for pools.
 //!
-//! The reserved bytes of a pool grow inside an allocation, in steps of 32 MiB. They grow by at most
-//! the requested bytes rounded up to a step (measured). They shrink inside synchronise calls,
-//! inside `cuMemPoolTrimTo`, and when the pool is destroyed. Only the driver knows whether an
-//! allocation makes the pool grow: this depends on the fragmentation of the pool's unused memory
-//! and on the GPU work that has ended. So the largest possible growth is always charged before the
-//! call. After the call, the pool's reserved bytes are read, unless the returned address shows that
-//! the pool has not grown ([`steps`]).
+//! The reserved bytes of a pool grow inside an allocation, in steps of 32 MiB. The growth is at
+//! most the requested bytes rounded up to a step (measured). Only the driver knows whether an
+//! allocation makes the pool grow. So the largest possible growth is charged before the call. The
+//! reserved bytes are read after the call, unless the returned address shows that the pool has not
+//! grown ([`steps`]).
 //!
-//! A pool that has reserved memory has one more step charged, its *headroom*. The headroom pays in
-//! advance for the next allocation. So the program can reuse the pool's memory even when the group
-//! is full. If a pool grows into its headroom, a new headroom must be charged. If the group refuses
-//! it, the growth is undone and the allocation is refused.
+//! A pool with reserved memory has one more step charged, its *headroom*. The headroom pays in
+//! advance for the next allocation, so a full group does not block reuse of the pool's memory. A
+//! pool that grows into its headroom needs a new headroom. If the group refuses the new headroom,
+//! the growth is undone and the allocation is refused.
 //!
-//! The GPU keeps all memory that a pool of managed memory has ever handed out, even memory that is
-//! freed or trimmed. It keeps this memory until the pool is destroyed and the pool's last
-//! allocation is freed. The kept memory is exactly the steps of address space in which the pool's
-//! allocations ever lay (measured, H200, 580.159.04). So the charge of a managed pool shrinks only
-//! at the pool's end. In a full group, the charge for memory that the pool has given back pays for
-//! its next growth. Most often the pool grows at the same addresses as before; growth at other
-//! addresses is undone.
+//! The GPU keeps all memory that a managed pool has ever handed out. The memory is freed when the
+//! pool is destroyed and its last allocation is freed (measured). So the charge of a managed pool
+//! shrinks only at the pool's end. In a full group, the charge for memory that the pool has given
+//! back pays for its next growth. Growth at new addresses is undone.
 
 pub mod lent;
 pub mod promise;
@@ -50,12 +45,12 @@ use steps::Steps;
 /// The reserved bytes of a pool grow in multiples of this many bytes (measured).
 pub const STEP: u64 = 32 << 20;
 
-/// The longest time that a stream-ordered allocation waits before it is refused. It waits for other
-/// threads' allocations that use the pool's charged bytes, and for the GPU work in its own stream.
+/// The longest time that a stream-ordered allocation waits for other threads' allocations and for
+/// its stream before it is refused.
 pub const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The most allocations in a row after which the pool's reserved bytes are not read. The bound
-/// matters if a driver makes a pool grow in a way that was never observed.
+/// limits unexpected growth.
 const UNSEEN: u32 = 63;
 
 #[derive(Default)]
@@ -68,7 +63,7 @@ struct State {
     /// undone yet.
     growing: u32,
     /// The pool's reserved bytes when they were last read. For a managed pool, the most bytes that
-    /// the GPU may keep for it.
+    /// the GPU may keep.
     reserved: u64,
     /// Bytes of `reserved` that a managed pool has given back and that the GPU still keeps.
     kept: u64,
@@ -95,20 +90,18 @@ impl State {
         self.held.saturating_sub(self.reserved + self.prepaid)
     }
 
-    /// Returns the bytes that are charged for a managed pool and that are neither in use nor
-    /// promised to a call. The pool can grow by these bytes without a new charge.
+    /// Returns the bytes by which a managed pool can grow without a new charge.
     fn credit(&self) -> u64 {
         self.held.saturating_sub(self.current() + self.prepaid)
     }
 
-    /// Returns the bytes that must be charged in addition to the pool's reserved bytes (its
-    /// headroom). They include bytes that are promised to a call under way.
+    /// Returns the size of the pool's headroom: the bytes charged in addition to its reserved
+    /// bytes.
     fn headroom(&self) -> u64 {
         if self.current() > 0 { STEP } else { 0 }
     }
 
-    /// Returns how many bytes of the pool's headroom are not charged. The headroom is one step (32
-    /// MiB) in addition to the pool's reserved bytes.
+    /// Returns how many bytes of the pool's headroom (one step of 32 MiB) are not charged.
     fn short(&self) -> u64 {
         (self.reserved + self.headroom()).saturating_sub(self.held)
     }
@@ -123,9 +116,8 @@ impl State {
         self.reserved.saturating_sub(self.held)
     }
 
-    /// Returns whether the pool's reserved bytes must be read before `bytes` are charged. A charge
-    /// for more than one step (32 MiB) needs the reading, because the pool may have grown into its
-    /// headroom unnoticed.
+    /// Returns whether the reserved bytes must be read before `bytes` are charged. The pool may
+    /// have grown into its headroom unnoticed.
     #[inline]
     fn needs_look(&self, bytes: u64) -> bool {
         bytes > STEP && self.unseen > 0
@@ -137,8 +129,8 @@ impl State {
         (self.prepaid > 0 || self.growing > 0) && self.idle() < bytes.min(self.headroom())
     }
 
-    /// Returns whether `range`, the address range of the latest allocation, shows that the pool has
-    /// not grown since its reserved bytes were last read. The whole headroom is then still charged.
+    /// Returns whether `range`, the latest allocation, shows that the pool has not grown since its
+    /// reserved bytes were read.
     #[inline]
     fn is_as_seen(&self, range: &Range<DevicePtr>) -> bool {
         self.large == 0
@@ -147,8 +139,8 @@ impl State {
             && self.steps.cover(range, self.reserved)
     }
 
-    /// Returns whether the pool's reserved bytes need not be read after a call. `bytes` were
-    /// charged for this call, and the driver has given it the address range `range`.
+    /// Returns whether the pool's reserved bytes need not be read after a call. `range`: the
+    /// addresses that the call got.
     #[inline]
     fn spare_look(&mut self, bytes: u64, range: &Range<DevicePtr>) -> bool {
         let spared = bytes == STEP && self.is_as_seen(range);
@@ -156,16 +148,16 @@ impl State {
         spared
     }
 
-    /// Returns whether the pool's whole headroom is charged. If not, the pool has grown, and the
-    /// caller must charge the growth or undo it. Call after the pool's reserved bytes were read.
+    /// Returns whether the whole headroom is charged. If not, the caller must charge or undo the
+    /// pool's growth.
     fn conclude(&mut self) -> bool {
         let whole = self.short() == 0;
         self.growing += u32::from(!whole);
         whole
     }
 
-    /// Records the beginning of a call that may make the pool grow by `bytes`. `paid` of these
-    /// bytes are promised to the call.
+    /// Records the beginning of a call that may make the pool grow by `bytes`. Promises `paid` of
+    /// them to the call.
     fn begin(&mut self, paid: u64, bytes: u64) {
         self.prepaid += paid;
         self.large += u32::from(bytes > STEP);
@@ -244,8 +236,8 @@ impl Pool {
             .unwrap_or(0)
     }
 
-    /// Promises `bytes` of the pool's unused charge to a call that may make the pool grow. Returns
-    /// false when the pool has fewer such bytes; the caller then uses [`Pool::pay`].
+    /// Promises `bytes` of the pool's unused charge to a call. Returns false if too few are left;
+    /// then use [`Pool::pay`].
     #[inline]
     pub fn prepay(&self, book: &Book, bytes: u64) -> bool {
         let mut state = self.state.lock();
@@ -253,8 +245,8 @@ impl Pool {
         state.prepay(bytes)
     }
 
-    /// Lets a managed pool grow by `bytes` without a new charge. The charge for memory that the
-    /// pool gave back is used for the growth. Returns false when this charge is too small.
+    /// Lets a managed pool grow by `bytes` out of the charge for memory that it gave back. Returns
+    /// false if this charge is too small.
     pub fn borrow(&self, bytes: u64) -> bool {
         let mut state = self.state.lock();
         let enough = self.managed && state.credit() >= bytes;
@@ -264,8 +256,7 @@ impl Pool {
         enough
     }
 
-    /// Returns whether the pool has grown by more bytes than were charged in advance. Only growth
-    /// since the last call of this function counts.
+    /// Returns whether the pool has outgrown its charge since the last call of this function.
     pub fn has_overrun(&self) -> bool {
         std::mem::take(&mut self.state.lock().overrun)
     }
@@ -277,9 +268,8 @@ impl Pool {
         }
     }
 
-    /// Promises `bytes` to a call that may make the pool grow. The pool's unused charge is used
-    /// first, and `charge` charges the rest. Other threads' calls may use the pool's headroom. So
-    /// this function first waits for these calls, but no longer than until `until`.
+    /// Promises `bytes` to a call: first the pool's unused charge, then bytes that `charge`
+    /// charges. Waits for other calls, until `until` at most.
     pub fn pay<E>(
         &self,
         book: &Book,
@@ -319,10 +309,11 @@ impl Pool {
         Promise::new(self, bytes)
     }
 
-    /// Ends a call for which `bytes` were charged in advance. `range`: the address range that the
-    /// driver has given to the call, if any. Reads the pool's reserved bytes, unless `range` shows
-    /// that they are unchanged. Returns true when the pool's whole headroom is charged. Otherwise
-    /// the pool has grown, and the caller charges or undoes the growth under a [`promise::Growth`].
+    /// Ends a call for which `bytes` were charged. Reads the pool's reserved bytes, unless `range`
+    /// shows that they are unchanged.
+    ///
+    /// Returns true if the whole headroom is charged. Otherwise the caller charges or undoes the
+    /// growth under a [`promise::Growth`].
     #[inline]
     fn settle(&self, book: &Book, bytes: u64, range: Option<Range<DevicePtr>>) -> bool {
         let mut state = self.state.lock();
@@ -348,9 +339,8 @@ impl Pool {
         whole
     }
 
-    /// Charges a new headroom with `charge`, after the pool has grown into its headroom. If the
-    /// group refuses the bytes, trims the pool and tries again. Returns false when the group
-    /// refuses again.
+    /// Charges a new headroom with `charge`. If the group refuses the bytes, trims the pool and
+    /// tries again. Returns false after two refusals.
     pub fn restore_headroom<E>(&self, book: &Book, charge: impl Fn(u64) -> Result<(), E>) -> bool {
         let restore = || {
             let short = self.state.lock().short();
@@ -377,9 +367,8 @@ impl Pool {
         if state.retired {
             return;
         }
-        // The lock is held during this query, so that the readings of several threads are recorded
-        // in order. A deadlock is impossible: this query takes none of the locks that the driver
-        // holds while it calls back into gpulimit. If the driver fails, the pool counts as empty.
+        // The lock keeps readings in order. No deadlock: the query takes no lock that the driver
+        // holds while it calls gpulimit.
         let seen = self.attribute(MEMPOOL_ATTR_RESERVED_MEM_CURRENT);
         state.unseen = 0;
         match seen {
@@ -388,8 +377,10 @@ impl Pool {
             None => state.steps = Steps::incomplete(),
             _ => {}
         }
+        // If the driver fails, the pool counts as empty.
         let current = seen.unwrap_or(0);
         let before = state.reserved;
+        // The GPU keeps every step in which a managed pool's allocations ever lay (measured).
         let reserved = match self.managed {
             true => before.max(current).max(state.steps.bytes()),
             false => current,
@@ -421,9 +412,8 @@ impl Pool {
         }
     }
 
-    /// Records that the pool was destroyed. The driver may not have freed all of its memory yet.
-    /// Returns the bytes that stay charged, as idle bytes, until the caller has measured how much
-    /// memory is left.
+    /// Records that the pool was destroyed. Returns the bytes that stay charged until the caller
+    /// has measured the remaining memory.
     pub fn close(&self, book: &Book) -> u64 {
         let retired = State {
             retired: true,
@@ -470,25 +460,25 @@ impl Pool {
 }
 
 /// The memory pools of a process. Records of pools are never freed, because hooks hold references
-/// to them. Programs make only few pools.
+/// to them.
 #[derive(Default)]
 pub struct Pools {
     by_handle: RwLock<Map<MemPool, &'static Pool>>,
-    /// The handles of destroyed pools. The driver may still return such a handle, because a program
-    /// can make a destroyed pool the current one (measured).
+    /// The handles of destroyed pools. The driver may still return such a handle as the current
+    /// pool (measured).
     destroyed: RwLock<Set<MemPool>>,
     /// Whether a pool allocation or free has happened since the last synchronise call.
     dirty: AtomicBool,
     /// The allocations of managed pools.
     pub lent: Lent,
-    /// Bytes that allocations still used when their pools were destroyed. They are measured as part
-    /// of the driver's own memory until they are freed.
+    /// Bytes that allocations still used when their pools were destroyed. They count as the
+    /// driver's own memory until they are freed.
     left_in_use: AtomicU64,
 }
 
 impl Pools {
-    /// Returns the pool with this handle. Records the pool first if it is unknown; `describe` then
-    /// returns its device and whether its memory counts for this process.
+    /// Returns the pool with this handle. For an unknown pool, `describe` returns its device and
+    /// whether its memory counts.
     pub fn known_or(
         &self,
         handle: MemPool,
@@ -564,9 +554,8 @@ impl Pools {
         }
     }
 
-    /// Returns whether [`Pools::touch`] was called since the last synchronise call. `all`: this
-    /// synchronise call has waited for all work of the process, so the record of [`Pools::touch`]
-    /// is cleared.
+    /// Returns whether [`Pools::touch`] was called since the last synchronise call. `all`: the
+    /// process has no unfinished work, so the record is cleared.
     #[inline]
     pub fn is_touched(&self, all: bool) -> bool {
         let touched = self.dirty.load(Ordering::Relaxed);
@@ -616,14 +605,13 @@ impl Pools {
         self.select(|_| true)
     }
 
-    /// Uncharges bytes that the pools of one device do not use. With `trim`, the driver first frees
-    /// the pools' unused memory. Returns true when bytes were uncharged.
+    /// Uncharges unused bytes of the pools of one device. `trim`: the driver first frees unused
+    /// memory. Returns true if bytes were uncharged.
     pub fn reclaim(&self, book: &Book, trim: bool) -> bool {
         let mut gave = false;
         let pools = self.select(|pool| pool.counted && pool.device == book.ordinal);
         for pool in pools {
-            // If another thread holds the pool's lock, that thread updates the charge. This
-            // function then does not check whether the charge has shrunk.
+            // Another thread that holds the pool's lock updates the charge itself.
             let before = pool.state.try_lock().map(|state| state.held);
             if trim && before != Some(0) {
                 pool.trim(book, u64::MAX);

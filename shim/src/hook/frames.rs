@@ -1,17 +1,18 @@
-//! Finds the place on the stack where the program called into `libgpulimit.so`. Any number of
-//! frames of `libgpulimit.so` can lie further down the stack.
+//! Finds the place on the stack where the program called into `libgpulimit.so`.
 //!
 //! All functions of `libgpulimit.so` begin their frames with the caller's frame pointer and the
-//! return address (`.cargo/config.toml`). So the frames form a linked list, which this module
-//! follows to the first return address outside of `libgpulimit.so`.
+//! return address (`.cargo/config.toml`). This linked list leads to the first return address
+//! outside of the library.
 #![allow(unsafe_code)]
 
 use std::arch::asm;
 use std::ptr::{null, with_exposed_provenance};
 
-/// Returns the stack pointer that the program had when it called into `libgpulimit.so`; 0 in a
-/// build without frame pointers. On aarch64, returns the end of a record inside the first frame. If
-/// parts of the frame lie above the record, gpulimit can miss a jump out of a hook there.
+/// Returns the stack pointer of the program's call into `libgpulimit.so`; 0 in a build without
+/// frame pointers.
+///
+/// On aarch64, returns an address inside the first frame, so gpulimit can miss a jump out of a
+/// hook.
 #[inline(never)]
 pub fn start_of_library_frames() -> usize {
     if !cfg!(frame_pointers) {
@@ -28,9 +29,8 @@ pub fn start_of_library_frames() -> usize {
     // The loop always ends, because the program or another library has called into
     // `libgpulimit.so`.
     loop {
-        // SAFETY: `frame` is the record of a frame of this library, which begins with the caller's
-        // frame pointer and the return address: first of this function, then of each caller in the
-        // library.
+        // SAFETY: `frame` is the record of this function's frame, then of each caller in this
+        // library. A record holds the caller's frame pointer and the return address.
         let [before, from] = unsafe { with_exposed_provenance::<[usize; 2]>(frame).read() };
         if !is_of_library(from) {
             return frame + size_of::<[usize; 2]>();
@@ -63,8 +63,8 @@ mod tests {
     use std::hint::black_box;
     use std::sync::Mutex;
 
-    /// Three addresses: the result of `start_of_library_frames` in a callback of the C library, the
-    /// result of the same function further down the stack, and a local variable of the callback.
+    /// Two results of `start_of_library_frames`, in a callback and further down the stack, and the
+    /// address of the callback's local variable.
     static SEEN: Mutex<Option<[usize; 3]>> = Mutex::new(None);
 
     #[inline(never)]

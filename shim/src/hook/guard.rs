@@ -1,17 +1,18 @@
 //! The re-entrancy guard: a driver call that the driver or gpulimit makes from inside a hook goes
 //! straight to the driver.
 //!
-//! A program can leave a hook by `siglongjmp` out of a signal handler that interrupted the hook.
-//! The hook then runs no code at its end, so a flag would stay set. Instead, the guard stores the
-//! address of a word in the stack frame of the thread's current hook. That word holds its own
-//! address. A call from further up the stack cannot be inside that hook. A call from further down
-//! the stack is inside that hook under two conditions: the word still holds its own address, and it
-//! lies above the place where the call entered `libgpulimit.so`. Otherwise the program has left the
-//! hook, and the call is handled like any other call.
+//! A program can leave a hook by `siglongjmp`. The hook then runs no code at its end, so a flag
+//! would stay set. Instead, the guard stores the address of a word in the stack frame of the
+//! thread's current hook. That word holds its own address.
 //!
-//! On another stack (of a signal handler or a fiber), a comparison of stack addresses shows
-//! nothing. A driver call from there goes straight to the driver, because a handler might wait for
-//! ever for a lock that the interrupted hook holds.
+//! A call from further down the stack is inside the hook under two conditions:
+//! - The word still holds its own address.
+//! - The word lies above the place where the call entered `libgpulimit.so`.
+//!
+//! Otherwise the program has left the hook, and the call is handled like any other call.
+//!
+//! A driver call from another stack (of a signal handler or a fiber) goes straight to the driver.
+//! Its handler might wait for ever for a lock that the interrupted hook holds.
 #![allow(unsafe_code)]
 
 use std::cell::Cell;
@@ -31,8 +32,8 @@ fn start_of_library_frames() -> usize {
 const ROOM: usize = 64;
 
 thread_local! {
-    /// The address of the guard's word in the frame of the hook that this thread is in; 0 outside
-    /// of hooks. The word holds its own address.
+    /// The address of the guard's word in the frame of this thread's current hook; 0 outside of
+    /// hooks.
     static INSIDE: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -46,24 +47,22 @@ impl Drop for Inside<'_> {
     }
 }
 
-/// Runs `work` as a hook of this thread. Returns `None` without running `work` in two cases: the
-/// thread is already inside a hook, or the thread is ending and its thread-local variables are
-/// gone.
+/// Runs `work` as a hook of this thread. Returns `None` without running it if the thread is inside
+/// a hook or is ending.
 #[inline]
 pub fn alone<T>(work: impl FnOnce() -> T) -> Option<T> {
     // `work` runs inside `try_with`, so that the thread-local variable is looked up once.
     let done = INSIDE.try_with(|inside| {
-        // The guard uses the lowest word of `room`. After a jump out of the hook, the program's
-        // next call can come from a little further down the stack. It still enters `libgpulimit.so`
-        // above the guard's word, which shows that the program has left the hook.
+        // The guard uses the lowest word of `room`. A later call from a little further down the
+        // stack still enters above this word.
         let mut room = MaybeUninit::<[usize; ROOM]>::uninit();
         let word = room.as_mut_ptr().cast::<usize>();
         let here = word.expose_provenance();
         if inside.get() != 0 && !is_abandoned(inside.get(), here) {
             return None;
         }
-        // SAFETY: writes to a local variable. The write is volatile, because only `is_abandoned`
-        // reads the variable, through an address of which the compiler knows nothing.
+        // SAFETY: writes to a local variable. The volatile write is necessary, because
+        // `is_abandoned` reads the variable by its address.
         unsafe { word.write_volatile(here) };
         inside.set(here);
         let _inside = Inside(inside);
@@ -72,8 +71,8 @@ pub fn alone<T>(work: impl FnOnce() -> T) -> Option<T> {
     done.unwrap_or(None)
 }
 
-/// Returns whether the program has left an earlier hook by a jump. The word of that hook is at
-/// `before`; the word of the present call would be at `here`. Stacks grow downwards.
+/// Returns whether the program has left an earlier hook by a jump. `before` and `here`: the words
+/// of the two hooks.
 #[cold]
 fn is_abandoned(before: usize, here: usize) -> bool {
     if here < before {
@@ -82,8 +81,8 @@ fn is_abandoned(before: usize, here: usize) -> bool {
         let as_left = is_readable(before)
             && unsafe { std::ptr::with_exposed_provenance::<usize>(before).read_volatile() }
                 == before;
-        // The word of an abandoned hook may be intact, in a part of this call's frames that was not
-        // overwritten yet. It then lies below the place where this call entered `libgpulimit.so`.
+        // The word of an abandoned hook may be intact. The word then lies below the place where
+        // this call entered `libgpulimit.so`.
         return !as_left || before < start_of_library_frames();
     }
     !is_on_signal_stack(before) && is_one_stack(before, here)
@@ -102,9 +101,8 @@ fn is_on_signal_stack(before: usize) -> bool {
         && !(start..start.saturating_add(stack.ss_size)).contains(&before)
 }
 
-/// Returns whether every page between the addresses `before` and `here` can be read. Where both
-/// addresses lie on one stack, every page can be read. Where they lie on two stacks, there is a
-/// page between them that cannot be read: the page below a stack.
+/// Returns whether every page between two addresses can be read. Two stacks always have an
+/// unreadable page between them.
 fn is_one_stack(before: usize, here: usize) -> bool {
     const PAGE: usize = 4096;
     const LARGEST: usize = 64 << 20;
@@ -113,8 +111,8 @@ fn is_one_stack(before: usize, here: usize) -> bool {
 
 /// Returns whether a word can be read at `address`.
 fn is_readable(address: usize) -> bool {
-    // SAFETY: the kernel writes nothing. If it can read a signal set at `address`, it fails with
-    // `EINVAL`, because -1 is no valid operation. If it cannot, it fails with `EFAULT`.
+    // SAFETY: the kernel writes nothing, because -1 is no valid operation. A readable `address`
+    // gives `EINVAL`, an unreadable one `EFAULT`.
     let answer = unsafe {
         libc::syscall(
             libc::SYS_rt_sigprocmask,

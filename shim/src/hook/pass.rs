@@ -1,17 +1,16 @@
-//! The fast path of kernel and graph launches: a tail jump to the driver on x86-64. On other
-//! architectures the exported function looks up the handle in the same table and calls the driver.
+//! The fast path of kernel and graph launches: a tail jump to the driver on x86-64.
 //!
-//! An ordinary function would push the eleven arguments of a launch once more. So the exported
-//! functions for launches are naked functions. They look up the handle in the table of recent
-//! launches, and use only registers that hold no argument. Then they jump to the driver's function
-//! with all arguments in place. During the driver's call the stack then holds no frame of
-//! `libgpulimit.so`. An ordinary function handles launches whose handle is not in the table, and
-//! all launches before the driver's address is known.
+//! An ordinary function would push the arguments of a launch once more. So the exported functions
+//! are naked, and use only registers that hold no argument. They jump to the driver if the table of
+//! recent launches has the handle. The stack then holds no frame of `libgpulimit.so`. An ordinary
+//! function handles all other launches.
 
-/// The body of a naked exported function. `$handle` is the register that holds the handle,
-/// `$others` the ordinary function, `$at` the index of the driver's function in `$addresses`. A
-/// handle of 0 is equal to an empty place of the table. So a call with handle 0 goes to the driver,
-/// which answers it.
+/// The body of a naked exported function. A handle of 0 equals an empty place of the table, so the
+/// driver answers the call.
+///
+/// - `$handle`: the register that holds the handle.
+/// - `$addresses`, `$at`: the list and the index of the driver's function.
+/// - `$others`: the ordinary function.
 macro_rules! pass {
     ($handle:ident, $addresses:path, $at:expr, $others:ident) => {
         std::arch::naked_asm!(

@@ -5,10 +5,8 @@ use parking_lot::RwLock;
 use crate::abi::{Graph, Node};
 use crate::account::maps::Map;
 
-/// The graphs inside each conditional node.
-///
-/// A hook records every conditional node when it is added to a graph. The record of a destroyed
-/// node stays until the driver hands out the same node handle again.
+/// The graphs inside each conditional node. The record of a destroyed node stays until the driver
+/// reuses the node's handle.
 #[derive(Default)]
 pub struct Bodies(RwLock<Map<Node, Vec<Graph>>>);
 

@@ -22,8 +22,8 @@ pub struct Need {
     pub device: Ordinal,
     /// The most bytes that a launch of the graph takes on the device.
     bytes: AtomicU64,
-    /// The epoch in which the graph got its memory (an epoch ends with a change of stream or a
-    /// trim); 0 when the graph has no memory. See [`super::GraphMemory`].
+    /// The epoch in which the graph got its memory (see [`super::GraphMemory`]); 0 for a graph
+    /// without memory.
     epoch: AtomicU64,
 }
 
@@ -71,8 +71,8 @@ impl Need {
 pub struct Execs {
     live: AtomicUsize,
     by_handle: RwLock<Map<GraphExec, Arc<Exec>>>,
-    /// The bytes of local memory that every thread needs for the kernels of a graph. Graphs that
-    /// need no local memory are left out.
+    /// The bytes of local memory per thread for the kernels of a graph. A missing entry means 0
+    /// bytes.
     per_thread: RwLock<Map<GraphExec, u64>>,
 }
 
@@ -86,14 +86,14 @@ impl Execs {
         self.by_handle.read().get(&exec).cloned()
     }
 
-    /// Records the executable graph `exec`, which the driver has just made. Replaces the record of
-    /// a destroyed graph that had the same handle.
+    /// Records the new executable graph `exec`. Replaces the record of a destroyed graph with the
+    /// same handle.
     pub fn insert(&self, exec: GraphExec, known: Arc<Exec>) {
         self.change(|map| map.insert(exec, known));
     }
 
-    /// Removes the record of the executable graph `exec`. Call before the driver is asked to
-    /// destroy the graph, because the driver may hand out its handle for another graph.
+    /// Removes the record of `exec`. Call before the driver destroys the graph, because the driver
+    /// may reuse the handle.
     pub fn take(&self, exec: GraphExec) -> Option<Arc<Exec>> {
         if self.live.load(Ordering::Acquire) == 0 {
             return None;

@@ -1,10 +1,8 @@
 //! The bytes that the memory nodes of a graph need.
 //!
-//! The driver chooses the address of an allocation when its memory node is added to the graph. Two
-//! allocations of a graph get the same address only if the first is freed before the second begins
-//! (NVIDIA's programming guide, graph memory nodes). Such allocations share one piece of memory, so
-//! the addresses tell how much memory a graph needs. For instance, a graph that allocates and frees
-//! the same memory a hundred times needs that memory once.
+//! The driver chooses an allocation's address when its memory node is added. Two allocations of a
+//! graph share an address only if the first is freed before the second begins (NVIDIA's programming
+//! guide, graph memory nodes). So the addresses tell how much memory a graph needs.
 
 use gpulimit_base::order;
 
@@ -34,8 +32,7 @@ pub struct Nodes {
 type Range = (DevicePtr, DevicePtr);
 
 impl Nodes {
-    /// Collects the memory nodes and kernels of `graph`. If the handle is not a graph, collects
-    /// nothing; the driver reports the error to the program.
+    /// Collects the memory nodes and kernels of `graph`, or nothing if the handle is not a graph.
     pub fn of(graph: Graph, bodies: &Bodies) -> Nodes {
         let mut nodes = Nodes::default();
         walk(graph, bodies, &mut |node, kind| match kind {
@@ -123,8 +120,8 @@ fn walk(graph: Graph, bodies: &Bodies, show: &mut dyn FnMut(Node, i32)) {
     });
 }
 
-/// Visits `graph` and the graphs inside its nodes, each only once. A second visit could cause an
-/// endless loop: the old record of a destroyed conditional node may lead back to a visited graph.
+/// Visits `graph` and the graphs inside its nodes, each only once. Old records of destroyed nodes
+/// could otherwise cause an endless loop.
 fn each_once(first: Graph, mut within: impl FnMut(Graph) -> Vec<Graph>) {
     let (mut ahead, mut met) = (vec![first], Set::default());
     while let Some(graph) = ahead.pop() {
@@ -158,14 +155,9 @@ fn list(graph: Graph) -> Vec<Node> {
 
 /// Returns an upper bound of the graph memory that allocations in these address ranges take.
 ///
-/// A *piece* is an address range without gaps. A piece of more than a step (32 MiB) takes its size
-/// rounded up to whole steps. Smaller pieces share steps. The driver begins a further step only
-/// when no step has room, so the pieces in any two steps together are larger than one step. This
-/// function never returns fewer steps than the pieces touch in the address space.
-///
-/// Measured: pieces of 100 MiB, 33 MiB and 1 byte take 4 steps, 2 steps and 1 step. Twenty pieces
-/// of 2 MiB take 2 steps. Pieces of 100, 50 and 7 MiB take 6 steps together; for these this
-/// function returns 7.
+/// A *piece* is an address range without gaps. A piece larger than a step (32 MiB) takes whole
+/// steps. Smaller pieces share steps. The driver begins a further step only when no step has room,
+/// so any two steps together hold more than 32 MiB of pieces.
 fn most(mut ranges: Vec<Range>) -> u64 {
     order::sort(&mut ranges);
     let (mut large, mut small, mut pieces) = (0u64, 0u64, 0);

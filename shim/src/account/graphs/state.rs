@@ -1,11 +1,10 @@
-//! The state of a device's graph memory: the bytes that are charged, promised and reserved, and the
-//! current epoch. The epoch tells which graphs still have their memory (see [`super`]). This code
-//! calls neither the driver nor the ledger.
+//! The state of a device's graph memory: the charged, promised and reserved bytes, and the current
+//! epoch (see [`super`]). This code calls neither the driver nor the ledger.
 
 use super::execs::Need;
 
-/// The identity of a stream: the stream's number in the driver, and the number of the thread if it
-/// is a thread's default stream.
+/// The identity of a stream: the driver's number, and the thread's number for a thread's default
+/// stream.
 pub type Identity = (u64, u64);
 
 #[derive(Default)]
@@ -50,8 +49,8 @@ pub struct Launch<'a> {
     number: u64,
     /// Bytes of graph memory that were reserved before the launch.
     reserved: u64,
-    /// Whether this launch was alone when its bytes were charged: the device had no graph memory,
-    /// and no other launch was under way.
+    /// Whether the device had no graph memory and no other launch under way when this launch was
+    /// charged.
     alone: bool,
     /// The number of launches that had ended before the charge for this launch began.
     ended: u64,
@@ -105,8 +104,7 @@ impl State {
             .saturating_sub(self.reserved.max(floor) + self.prepaid)
     }
 
-    /// Returns whether any launch is under way: one that charges bytes, one that has charged them,
-    /// or one that needs none because its graph still has its memory.
+    /// Returns whether any launch is under way, charged or backed.
     fn under_way(&self) -> bool {
         self.prepaid > 0 || self.paying > 0 || self.backed > 0
     }
@@ -121,9 +119,8 @@ impl State {
     ) -> Launch<'a> {
         let bytes = need.bytes();
         let same = stream.is_some() && stream == self.stream;
-        // A launch is backed when its graph still has its memory. No launch counts as backed while
-        // a launch that began an epoch is under way. A launch that leaves memory allocated must
-        // also run without other backed launches.
+        // A launch is not backed beside a launch that began an epoch. A launch that keeps memory is
+        // not backed beside another.
         let apart = self.beginning == 0 && !(keeps && self.backed > 0);
         let backed = same && apart && need.epoch() == self.epoch;
         let begins = keeps || !same;
@@ -152,9 +149,8 @@ impl State {
         }
     }
 
-    /// Returns the bytes to charge in advance for a launch. A launch that begins an epoch may take
-    /// the memory of backed launches under way. Those were not charged, so this launch pays for
-    /// them too.
+    /// Returns the bytes to charge before a launch. A launch that begins an epoch also pays for the
+    /// backed launches under way.
     fn due(&self, launch: &Launch<'_>) -> u64 {
         match (launch.backed, launch.begins) {
             (true, _) => 0,
@@ -168,8 +164,8 @@ impl State {
         launch.ended = self.ended;
     }
 
-    /// Returns the event for which a launch can wait after the group has refused its bytes.
-    /// `waited`: the launch has already waited for the work of its own stream.
+    /// Returns the event for which a refused launch can wait. `waited`: the launch has waited for
+    /// its own stream.
     pub fn hope(&self, launch: &Launch<'_>, waited: bool) -> Option<Hope> {
         if self.under_way() || self.ended != launch.ended {
             return Some(Hope::Others);
@@ -177,8 +173,8 @@ impl State {
         (!waited && self.reserved > 0).then_some(Hope::OwnWork)
     }
 
-    /// Returns whether waiting can help `launch`: the charged but unused bytes are too few for the
-    /// launch, but other launches under way may leave more such bytes when they end.
+    /// Returns whether waiting can help `launch`: other launches under way may leave the unused
+    /// bytes that `launch` lacks.
     pub fn may_gain(&self, launch: &Launch<'_>) -> bool {
         self.under_way() && self.idle() < self.due(launch)
     }
@@ -191,8 +187,8 @@ impl State {
         launch.reserved = self.reserved;
     }
 
-    /// Promises charged but unused bytes to a launch, at most the bytes that it needs. The caller
-    /// charges the missing bytes and then calls [`State::pay`].
+    /// Promises charged, unused bytes to a launch. The caller charges the missing bytes and then
+    /// calls [`State::pay`].
     pub fn lend(&mut self, launch: &Launch<'_>) -> Payment {
         let due = self.due(launch);
         let lent = self.idle().min(due);
@@ -215,8 +211,8 @@ impl State {
         }
     }
 
-    /// Records that the driver has `reserved` bytes of graph memory. Returns how many of them are
-    /// not charged yet; the caller has to charge these.
+    /// Records that the driver has `reserved` bytes of graph memory. Returns the bytes of them that
+    /// the caller has to charge.
     pub fn see(&mut self, reserved: u64) -> u64 {
         self.epoch += u64::from(reserved < self.reserved);
         self.reserved = reserved;
@@ -234,13 +230,13 @@ impl State {
         self.ended += 1;
     }
 
-    /// Concludes a launch that has ended. Call after the reserved bytes were read. Returns true
-    /// when the launch has failed and has left memory that no graph uses.
+    /// Concludes an ended launch. Call after the reserved bytes were read. Returns true if a failed
+    /// launch has left unused memory.
     pub fn conclude(&mut self, launch: &Launch<'_>, succeeded: bool) -> bool {
         if launch.begins {
             self.beginning = self.beginning.saturating_sub(1);
-            // If another epoch has begun during this launch, this launch may have taken memory of
-            // graphs in that epoch. So a further epoch begins.
+            // If another epoch has begun meanwhile, this launch may have taken memory of graphs in
+            // that epoch. So a further epoch begins.
             self.epoch += u64::from(self.epoch != launch.epoch);
         }
         if !succeeded {

@@ -1,5 +1,5 @@
-//! Two guards for a graph launch under way: one for the launch itself, and one for charging its
-//! bytes. After a panic, the drop of the guards ends the promise of bytes to the launch.
+//! Two guards for a graph launch: one for the launch, and one for charging its bytes. Dropping them
+//! after a panic ends the promise of bytes.
 
 use super::GraphMemory;
 use super::state::{Launch, Payment};
@@ -21,9 +21,8 @@ impl UnderWay<'_> {
     }
 }
 
-/// Only a panic drops this guard without `settle`. It is then unknown whether the driver was
-/// called. So the charged bytes stay charged until `Process::recover` reads the driver's reserved
-/// bytes.
+/// Only a panic drops this guard without `settle`. The bytes stay charged until `Process::recover`
+/// reads the reserved bytes.
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
         let mut state = self.memory.state.lock();

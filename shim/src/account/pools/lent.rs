@@ -1,5 +1,5 @@
-//! Allocations from managed pools. An allocation can outlive its pool: the driver frees the memory
-//! of a destroyed pool only when the pool's last allocation is freed (measured, H200, 580.159.04).
+//! Allocations from managed pools. The driver frees a destroyed pool's memory only with the pool's
+//! last allocation (measured).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -46,8 +46,8 @@ impl Lent {
         self.with(|state| state.by_address.insert(address, pool));
     }
 
-    /// Removes the allocation at `address` and returns its pool. Returns `None` if the memory is
-    /// not from a managed pool. Call before the driver is asked to free the allocation.
+    /// Removes the allocation at `address` and returns its managed pool, if any. Call before the
+    /// driver frees the allocation.
     #[inline(always)]
     pub fn take(&self, address: DevicePtr) -> Option<&'static Pool> {
         if self.is_empty() {

@@ -52,8 +52,8 @@ impl Drop for Promise<'_> {
     }
 }
 
-/// Ends the promise to a call that was not made or in which the thread has panicked. The bytes stay
-/// charged until the pool's reserved bytes are read again, for instance by `Process::recover`.
+/// Ends the promise to a call that was not made or has panicked. The bytes stay charged until the
+/// reserved bytes are read.
 #[cold]
 #[inline(never)]
 fn abandon(pool: &Pool, paid: u64, growth: u64) {

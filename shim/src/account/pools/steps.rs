@@ -1,23 +1,23 @@
-//! The steps of address space in which a pool's memory lies. For most allocations, these steps show
-//! that the pool has not grown. Its reserved bytes then need not be read.
+//! The steps of address space in which a pool's memory lies. They often show that the pool has not
+//! grown, so that its reserved bytes need not be read.
 //!
-//! A pool's memory comes in steps of 32 MiB that are aligned to their size. A step is *known* if an
-//! allocation of the pool has lain in it. An allocation that makes the pool grow lies at least in
-//! part in the new steps. (Measured with half a million allocations in three streams, with and
-//! without GPU work under way, on an H100 with driver 580.159.04.) So the pool has not grown since
-//! the last reading of its reserved bytes if two conditions hold: the known steps were all of its
-//! memory at that reading, and all later allocations lie in known steps.
+//! A pool's memory comes in aligned steps of 32 MiB. A step is *known* if an allocation of the pool
+//! has lain in it. An allocation that makes the pool grow lies at least in part in the new steps
+//! (measured, H100, 580.159.04). So the pool has not grown since the last reading if two conditions
+//! hold:
+//! - At that reading, the known steps were all of the pool's memory.
+//! - All later allocations lie in known steps.
 //!
-//! One step may escape this rule. While the pool grows by this step, GPU work may end and free a
-//! gap in older memory, and the pool serves the request from the gap. The new step is then unknown
-//! and unused. It has room for every request of up to a step, so there is never a second such step.
-//! The headroom pays for it. The reserved bytes are read after a call that got memory in an unknown
-//! step or asked for more than a step. A whole step is charged for each call under way.
+//! One step may escape this rule. GPU work may end while the pool grows, and free a gap that serves
+//! the request. The new step then stays unknown and unused. It has room for every request of up to
+//! a step, so there is only one such step. The headroom pays for it.
 //!
-//! The driver may put a pool's memory at new addresses in two cases: the pool has given memory
-//! back, or the driver joins pieces of unused memory for a request of more than a step. Then more
-//! steps are known than the pool has. So the reserved bytes are read after every allocation, until
-//! the pool has all known steps or none.
+//! The reserved bytes are read after a call that got an unknown step or asked for more than a step.
+//! A whole step is charged for each call under way.
+//!
+//! The driver may move a pool's memory to new addresses. Then more steps are known than the pool
+//! has. The reserved bytes are read after every allocation, until the pool has all known steps or
+//! none.
 
 use std::ops::Range;
 
@@ -25,8 +25,8 @@ use super::STEP;
 use crate::abi::DevicePtr;
 use crate::account::maps::Set;
 
-/// The most steps that are recorded for a pool. They cover 256 GiB of address space; recording them
-/// takes 72 KiB of memory.
+/// The most steps that are recorded for a pool. They cover 256 GiB of address space and take 72
+/// KiB.
 const MOST: usize = 8192;
 
 /// The steps in which allocations of a pool have lain since the pool was last empty.
@@ -46,8 +46,8 @@ impl Steps {
         }
     }
 
-    /// Returns whether `range` lies in known steps, and whether the known steps were all of the
-    /// pool's memory when its `reserved` bytes were read.
+    /// Returns whether `range` lies in known steps and the known steps were all of the pool's
+    /// `reserved` bytes.
     #[inline]
     pub fn cover(&self, range: &Range<DevicePtr>, reserved: u64) -> bool {
         self.bytes() == reserved
