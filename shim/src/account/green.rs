@@ -1,6 +1,5 @@
-//! Green contexts, which are parts of a device's primary context. Memory that is allocated in a
-//! green context belongs to the primary context. It stays allocated when the green context is
-//! destroyed (measured, H100, 580.159.04).
+//! Green contexts, which are parts of a device's primary context. Their memory belongs to the
+//! primary context and outlives the green context (measured).
 
 use parking_lot::RwLock;
 

@@ -1,15 +1,11 @@
-//! The handles that the driver has handed out to this process and that are not destroyed yet.
+//! The handles that the driver has handed out to this process and that are not destroyed yet: of
+//! streams, code, graphs and executable graphs.
 //!
-//! Some functions of the driver crash when they get the handle of a destroyed object, for instance
-//! `cuMemPoolGetAttribute` (measured). So gpulimit passes a handle from the program to further
-//! driver functions only if this table has the handle. A handle that the table lacks may still be
-//! valid: the program may have made the object in a way that no hook sees. For a call with such a
-//! handle, the most memory that the call can take is charged in advance. gpulimit asks the driver
-//! about the handle only after the driver has accepted the call.
+//! Some driver functions crash when they get the handle of a destroyed object (measured). So,
+//! before the program's call, gpulimit passes only handles of this table to driver functions.
 //!
-//! The table holds streams, code, graphs and executable graphs. Contexts, pools, blocks of device
-//! memory and green contexts have tables of their own. Other handles (events, arrays, nodes,
-//! physical memory) need no table, because gpulimit never passes them to further functions.
+//! The table can lack a valid handle, because hooks do not see every object. The program's call is
+//! then charged for the most memory that the call can take.
 
 use parking_lot::RwLock;
 
@@ -67,17 +63,16 @@ impl Handles {
         self.0.read().get(&(kind, handle)).copied()
     }
 
-    /// Removes `handle` from the table. Call before the driver is asked to destroy the handle,
-    /// because the driver may hand out the same number again at once.
+    /// Removes `handle` from the table. Call before the driver destroys the handle, because the
+    /// driver may reuse its number.
     pub fn take(&self, kind: Kind, handle: usize) -> Taken {
         let key = (kind, handle);
         let origin = self.0.write().remove(&key);
         origin.map(|origin| (key, origin)).into_iter().collect()
     }
 
-    /// Removes all handles that the program got from a module or library. Also removes code of
-    /// unknown origin, because it may belong there. Call before the driver is asked to unload the
-    /// module or library.
+    /// Removes all handles of a module or library, and all code of unknown origin. Call before the
+    /// driver unloads the module or library.
     pub fn take_code(&self, owner: usize) -> Taken {
         let mut known = self.0.write();
         let modules: Vec<usize> = known

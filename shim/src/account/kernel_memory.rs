@@ -1,20 +1,16 @@
-//! The device memory that a CUDA context sets aside for its kernels: local memory for every thread
-//! that the GPU can hold, the heap of device `malloc`, and the tables of the device runtime. The
-//! sizes are known in advance: they follow from the context's limits (`cuCtxSetLimit`) and from the
-//! needs of the kernels.
+//! The device memory that a CUDA context sets aside for its kernels. The context's limits
+//! (`cuCtxSetLimit`) and the needs of the kernels determine the sizes.
 //!
 //! Measured (H100, 580.159.04):
-//! - Local memory: each thread's local memory is a multiple of 16 bytes. A context's local memory
-//!   is this size times the number of threads that the GPU can hold, rounded *down* to whole
-//!   blocks. The driver takes it when the program sets the stack limit. A kernel may need more
-//!   local memory than the context has. Its first launch then raises the limit and takes the
-//!   memory. Lowering the limit frees local memory. If the GPU has no room for a launch, the launch
-//!   fails and frees the context's present local memory.
-//! - Device runtime: the first loaded code that uses device `printf` takes 62 MiB. For `assert`
-//!   this is 90 MiB, and for `malloc` 138 MiB. Each of these sizes includes the smaller ones.
-//! - Heap: the heap of device `malloc` is taken in full at the first launch of a kernel that uses
-//!   `malloc`. Its bytes are charged when the program sets the heap limit, or when code that uses
-//!   `malloc` is loaded.
+//! - Local memory: a context takes each thread's local memory, a multiple of 16 bytes, for every
+//!   thread that the GPU can hold. The size is rounded *down* to whole blocks.
+//! - A larger stack limit takes local memory, and so does the first launch of a kernel that needs
+//!   more. A smaller limit frees memory.
+//! - A launch for which the GPU has no room fails and frees the context's local memory.
+//! - Device runtime: the first loaded code that uses device `printf` takes 62 MiB. For `assert`,
+//!   this is 90 MiB, and for `malloc` 138 MiB. Each size includes the smaller ones.
+//! - Heap: the first launch that uses device `malloc` takes the whole heap. Its bytes are charged
+//!   when the heap limit is set or such code is loaded.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,9 +31,8 @@ const START: u64 = 1024;
 /// The local memory per thread is always a multiple of this number of bytes.
 const GRAIN: u64 = 16;
 
-/// A context takes this many bytes, plus 1 MiB for each multiprocessor, when it first loads code
-/// that uses device `malloc`. The total of 138 MiB on an H100 is measured; its dependence on the
-/// number of multiprocessors is assumed.
+/// A context takes these bytes plus 1 MiB per multiprocessor (assumed) when it first loads code
+/// that uses device `malloc`.
 const TABLES: u64 = 6 << 20;
 
 /// Bytes that a context takes when it first loads code that uses device `assert` or `printf`.
@@ -54,11 +49,11 @@ pub struct KernelMemory {
 
 /// The memory that one context sets aside for kernels.
 pub struct ContextMemory {
-    /// A reader-writer lock. A call that may change this memory holds the write lock. A launch that
-    /// needs more local memory than a context has from the start holds a read lock.
+    /// A reader-writer lock. A change of this memory holds the write lock. A launch with much local
+    /// memory holds a read lock.
     pub alone: RwLock<()>,
-    /// The stack limit: the local memory of every thread in bytes. The driver can set this limit
-    /// first and enlarge the local memory to it later.
+    /// The stack limit: the local memory of every thread in bytes. The driver can enlarge the
+    /// memory later.
     per_thread: AtomicU64,
     /// Bytes of device memory that the local memory takes; 0 after the driver has freed it.
     backing: AtomicU64,
@@ -104,8 +99,8 @@ impl KernelMemory {
         .unwrap_or(0)
     }
 
-    /// Returns whether `per_thread` bytes of local memory per thread are more than every context
-    /// has from the start. Local memory above that size can be freed before the context ends.
+    /// Returns whether `per_thread` bytes of local memory exceed what a new context has. Larger
+    /// local memory can be freed before the context ends.
     pub fn is_large(&self, per_thread: u64) -> bool {
         per_thread > START
     }
@@ -116,8 +111,8 @@ impl KernelMemory {
         round_up(per_thread, GRAIN).saturating_mul(self.threads) / BLOCK * BLOCK
     }
 
-    /// Returns the kernel memory of a context of this device. If the context is unknown, records it
-    /// with the kernel memory that a new context has.
+    /// Returns the kernel memory of a context. An unknown context is recorded with the memory of a
+    /// new context.
     pub fn context(&self, context: Context) -> Arc<ContextMemory> {
         if let Some(known) = self.contexts.read().get(&context) {
             return Arc::clone(known);
@@ -145,8 +140,8 @@ impl KernelMemory {
         gone.heap.swap(0, Ordering::AcqRel)
     }
 
-    /// Returns the bytes by which the local memory of `context` grows when a kernel is launched
-    /// that needs `per_thread` bytes for every thread.
+    /// Returns the bytes by which the local memory of `context` grows at a launch with `per_thread`
+    /// bytes per thread.
     pub fn growth(&self, context: &ContextMemory, per_thread: u64) -> u64 {
         self.backing(per_thread.max(context.per_thread()))
             .saturating_sub(context.backing())
@@ -173,11 +168,11 @@ impl ContextMemory {
         self.backing.load(Ordering::Acquire)
     }
 
-    /// Returns whether the driver has freed the context's local memory in a call that failed to
-    /// enlarge it. During the call, the driver's own memory changed from `before` to `after` bytes.
+    /// Returns whether a failed call has freed the context's local memory. `before` and `after`:
+    /// the size of the driver's own memory.
     pub fn is_dropped(&self, before: u64, after: u64) -> bool {
-        // Other threads may take and free memory during the call too. So a decrease by half of the
-        // local memory counts as evidence.
+        // Other threads may change the size too. So a decrease by half of the local memory counts
+        // as evidence.
         let backing = self.backing();
         let dropped = backing > 0 && before.saturating_sub(after) >= backing / 2;
         if dropped {

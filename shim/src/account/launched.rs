@@ -1,9 +1,8 @@
 //! The kernels and graphs that this process has launched before.
 //!
-//! The driver loads code lazily. So the first launch of a kernel may take memory (92 MiB for the
-//! very first launch of PyTorch), and later launches take none. To recognise a first launch, the
-//! hook looks the kernel's function up in a table of recent launches. If the function is not there,
-//! the hook looks in the set of all launched functions.
+//! The driver loads code lazily, so the first launch of a kernel may take memory. The hook
+//! recognises a first launch in two steps: by a table of recent launches, and then by the set of
+//! all launched functions.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -12,12 +11,11 @@ use parking_lot::{Mutex, RwLock};
 use crate::abi::{Context, Opaque};
 use crate::account::maps::{Map, Set};
 
-/// This bit, added to a kernel's handle, gives an entry that says "the kernel needs no local
-/// memory". Handles are aligned, so the bit is 0 in every handle.
+/// A bit that marks an entry as "the kernel needs no local memory". The bit is 0 in every handle.
 const NEEDS_NONE: Opaque = 2;
 
-/// Returns an entry that says "the code of this handle is loaded". An entry equal to the handle
-/// says "this function has been launched".
+/// Returns an entry that says "the code of this handle is loaded". The plain handle means "this
+/// function has been launched".
 pub const fn loaded(handle: Opaque) -> Opaque {
     handle | 1
 }
@@ -26,14 +24,14 @@ pub const fn loaded(handle: Opaque) -> Opaque {
 /// launches some seventy kernels.
 const PLACES: usize = 4096;
 
-/// The functions that were launched recently, each at the index that its handle hashes to. The
-/// exported launch functions read this table without calling a handler (`hook::pass`). A thread
-/// writes to the table only under the lock of [`Launched::functions`]. Otherwise the thread could
-/// write back a function that another thread has just removed.
+/// The functions that were launched recently, each at the index that its handle hashes to.
+///
+/// A thread writes only under the lock of [`Launched::functions`], so that a removed function is
+/// not written back.
 pub static RECENT: [AtomicUsize; PLACES] = [const { AtomicUsize::new(0) }; PLACES];
 
-/// The constants of the hash that gives a handle's index in [`RECENT`]: shift the handle right by
-/// `FOLD`, XOR with the handle, multiply by `SPREAD`, and shift right by `DOWN`.
+/// The constants of the hash that gives a handle's index in [`RECENT`]. `FOLD` and `DOWN` shift
+/// right; `SPREAD` multiplies.
 pub const FOLD: u32 = 3;
 pub const SPREAD: usize = 0x9e37_79b9_7f4a_7c15;
 pub const DOWN: u32 = usize::BITS - PLACES.trailing_zeros();
@@ -51,7 +49,7 @@ pub fn is_recent(function: Opaque) -> bool {
 }
 
 /// Returns whether the table of recent launches says that the code of `handle` is loaded in every
-/// context that needs it. Nearly every call that asks about a function needs only this look-up.
+/// context.
 #[inline]
 pub fn is_recently_loaded(handle: Opaque) -> bool {
     is_recent(loaded(handle))
@@ -78,31 +76,28 @@ struct Kernel {
     contexts: Vec<Context>,
 }
 
-/// The functions that this process has launched or whose code is loaded.
-///
-/// A `CUfunction` belongs to one context. A `CUkernel` can be launched in any context, and counts
-/// as launched once it has been launched in all contexts of the process.
+/// The functions that this process has launched or whose code is loaded. A `CUkernel` counts as
+/// launched after a launch in every context.
 pub struct Launched {
     functions: RwLock<Set<Opaque>>,
     kernels: RwLock<Map<Opaque, Kernel>>,
-    /// The bytes of local memory per thread that kernels and graphs needed in the context of their
-    /// launch. The map lists only needs that exceed the local memory of a new context. The context
-    /// may have lost the additional local memory after the launch.
+    /// The bytes of local memory per thread that kernels and graphs needed at their launch. Only
+    /// needs above a new context's local memory are listed.
     large: RwLock<Map<(Opaque, Context), u64>>,
-    /// The bytes of local memory per thread that kernels need. For kernels that need none,
-    /// `functions` has an entry with the bit [`NEEDS_NONE`] instead.
+    /// The bytes of local memory per thread that kernels need. A kernel that needs none has the bit
+    /// [`NEEDS_NONE`] in `functions` instead.
     needs: RwLock<Map<Opaque, u64>>,
     /// Whether this process has launched any kernel. Loading code does not count as a launch.
     begun: AtomicBool,
-    /// A lock that a thread holds during a launch on several devices. Such a launch may have to
-    /// wait for other launches on each of these devices.
+    /// A lock that a thread holds during a launch on several devices. Such a launch can wait for
+    /// other launches on each device.
     pub on_many: Mutex<()>,
 }
 
 impl Default for Launched {
     fn default() -> Self {
-        // The table is static, so a forked child inherits the entries of its parent. They are
-        // removed here when the child makes its own account.
+        // The table is static, so a forked child inherits entries. The child removes them when it
+        // makes its own account.
         forget_all();
         Launched {
             functions: RwLock::default(),
@@ -176,8 +171,8 @@ impl Launched {
             .is_some_and(|kernel| kernel.contexts.contains(&context))
     }
 
-    /// Records that `function` has been launched in `context`. A `CUkernel` counts as launched once
-    /// it has been launched in all contexts of the process; `contexts` is their number.
+    /// Records that `function` has been launched in `context`. A `CUkernel` counts as launched
+    /// after its launch in all `contexts`.
     pub fn insert_in(&self, function: Opaque, context: Context, contexts: usize) {
         if let Some(kernel) = self.kernels.write().get_mut(&function) {
             if !kernel.contexts.contains(&context) {
@@ -190,9 +185,8 @@ impl Launched {
         self.insert(function);
     }
 
-    /// Records that `function` has been launched in `context` and needs `per_thread` bytes of local
-    /// memory per thread. The function counts as launched only while the context has that much
-    /// local memory.
+    /// Records a launch that needs `per_thread` bytes of local memory per thread. The record is
+    /// valid while the context has these bytes.
     pub fn insert_large(&self, function: Opaque, context: Context, per_thread: u64) {
         self.large.write().insert((function, context), per_thread);
     }
@@ -219,8 +213,8 @@ impl Launched {
         }
     }
 
-    /// Forgets the launches, the loaded code and the needs of all `CUkernel`s. Called when a
-    /// context is made, because no `CUkernel` has been launched or loaded in the new context.
+    /// Forgets the launches, code and needs of all `CUkernel`s. Called for a new context, in which
+    /// no `CUkernel` is loaded.
     pub fn forget_kernels(&self) {
         let kernels = self.kernels.read();
         let is_kernel = |handle: &Opaque| {
@@ -255,8 +249,8 @@ impl Launched {
         }
     }
 
-    /// Forgets all launches and needs, because the driver may hand out the same handles again for
-    /// other functions. Still remembers which handles are `CUkernel`s.
+    /// Forgets all launches and needs, because the driver may reuse the handles. Still remembers
+    /// which handles are `CUkernel`s.
     pub fn forget(&self) {
         for kernel in self.kernels.write().values_mut() {
             kernel.contexts.clear();

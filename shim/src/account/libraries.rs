@@ -1,8 +1,8 @@
-//! The libraries (`CUlibrary`) whose image says that they take much memory besides their code, and
-//! the contexts in which they are loaded.
+//! The libraries (`CUlibrary`) that take much memory besides their code, and the contexts in which
+//! they are loaded.
 //!
-//! The driver loads a library into a context when that context first needs something of the
-//! library. So every call that may load a library charges the memory of the library in advance.
+//! The driver loads a library when a context first needs it. So every call that may load a library
+//! charges the library's memory in advance.
 
 use parking_lot::RwLock;
 
@@ -18,8 +18,8 @@ pub struct Library {
     loaded: Vec<Context>,
 }
 
-/// The open libraries of a process that take much memory besides their code: at least a block of
-/// variables, or memory for the device runtime. Most programs have none.
+/// The open libraries that take much memory besides their code: for variables or for the device
+/// runtime.
 #[derive(Default)]
 pub struct Libraries(RwLock<Map<Opaque, Library>>);
 
@@ -38,9 +38,8 @@ impl Libraries {
         self.0.read().is_empty()
     }
 
-    /// Returns the memory that the driver will take to load a library into `context`; none if it is
-    /// loaded there already. For an unknown library (`None`), returns the most that any open
-    /// library needs.
+    /// Returns the memory that loading a library into `context` will take. `None`: the most that
+    /// any open library needs.
     pub fn pending(&self, library: Option<Opaque>, context: Context) -> Needs {
         let libraries = self.0.read();
         let pending = |entry: &Library| match entry.loaded.contains(&context) {

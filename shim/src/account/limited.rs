@@ -8,8 +8,8 @@ use gpulimit_group::Undisturbed;
 const UNKNOWN: u8 = 0;
 const UNLIMITED: u8 = 1;
 const LIMITED: u8 = 2;
-/// Whether the administrator's rules or the environment ask for a limit on this process. The answer
-/// is the same in a forked child, so this variable is not part of [`super::Process`].
+/// Whether rules or the environment ask for a limit on this process. The answer is the same in a
+/// forked child.
 static ASKED: AtomicU8 = AtomicU8::new(UNKNOWN);
 
 /// Returns whether this process is to be limited, even if the limit cannot be applied.

@@ -18,18 +18,16 @@
 //! | all others (`Blocks`, `Arrays`, `Handles`, `Managed`, `Libraries`, `Greens`, `Execs`, `Bodies`, `Contexts`, `KernelMemory`, `Variables`, `Lent`, `Pools::destroyed`) | one map | neither the driver nor the ledger is called, and no other lock is taken |
 //!
 //! **While a thread holds a lock, its requests never wait for room in the group and never have
-//! other processes killed**, because a thread that is about to free memory may need the lock. While
-//! a call holds a lock, it tries to charge its bytes with a request that does not *insist*. Such a
-//! request neither waits for room nor has processes killed. It still asks other members to give
-//! back unused memory, for 100 ms at most, and waits until the memory of dead members is freed. If
-//! the request is refused, the call releases the lock and all bytes promised to it, waits, and
-//! starts again (`handler::payment`).
+//! other processes killed**, because a thread that is about to free memory may need the lock. Such
+//! a request does not *insist*. It only asks other members for unused memory, for 100 ms at most,
+//! and waits for the memory of dead members. If the request is refused, the call releases the lock
+//! and all bytes promised to it. Then the call waits and starts again (`handler::payment`).
 //!
-//! The crate `group` takes its lock `Kept::groups` during a charge. This lock comes after every
-//! lock of this table. Directories are read while a thread holds it.
+//! The crate `group` takes its lock `Kept::groups` during a charge, after every lock of this table.
+//! Directories are read while a thread holds `Kept::groups`.
 //!
-//! Builds with debug assertions check the order of the locks from `joining` to `alone` whenever a
-//! thread takes one of them. Before a request waits, they check that its thread holds none of them.
+//! Builds with debug assertions check the order of the locks from `joining` to `alone`. They also
+//! check that a waiting request holds none of these locks.
 
 use std::ops::Deref;
 

@@ -1,6 +1,5 @@
-//! Managed memory (`cuMemAllocManaged`). It is charged in full when the program allocates it,
-//! because all of it may later lie in device memory. NVML does not include it in the figure of any
-//! process.
+//! Managed memory (`cuMemAllocManaged`). It is charged in full when it is allocated, because all of
+//! it may later lie in device memory.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -37,8 +36,8 @@ impl Managed {
         self.live.load(Ordering::Acquire) == 0
     }
 
-    /// Removes the managed allocation at `address` and returns it. Call before the driver is asked
-    /// to free the allocation, because the driver may hand out its address again at once.
+    /// Removes and returns the managed allocation at `address`. Call before the driver frees it,
+    /// because the driver may reuse the address.
     pub fn take(&self, address: DevicePtr) -> Option<Allocation> {
         if self.is_empty() {
             return None;

@@ -8,8 +8,8 @@ pub type Map<K, V> = HashMap<K, V, BuildHasherDefault<Mix>>;
 /// A hash set that hashes with [`Mix`].
 pub type Set<K> = HashSet<K, BuildHasherDefault<Mix>>;
 
-/// A hasher that multiplies by a constant. It suits the dense keys that the driver chooses. It does
-/// not suit keys that an attacker can choose.
+/// A hasher that multiplies by a constant. It suits keys that the driver chooses, but not keys that
+/// an attacker can choose.
 #[derive(Default)]
 pub struct Mix(u64);
 
@@ -58,8 +58,8 @@ mod tests {
             hasher.write_u64(block);
             hasher.finish()
         };
-        // Every 64th block number, as in a shard of `Blocks`. Hash tables use the lowest and the
-        // highest bits of a hash. So both must differ between neighbouring blocks.
+        // Hash tables use the lowest and the highest bits of a hash. Both must differ between
+        // neighbouring blocks of a shard.
         let hashes: Vec<_> = (0..1024).map(|at| hash(0x3f_8000_0000 + at * 64)).collect();
         for bits in [|hash: u64| hash & 1023, |hash: u64| hash >> 54] {
             let places: Set<_> = hashes.iter().map(|hash| bits(*hash)).collect();

@@ -1,9 +1,8 @@
 //! Linear memory of other processes that this process has open (`cuIpcOpenMemHandle`).
 //!
-//! NVML attributes this memory to its owner until the owner frees it or ends. From then on, NVML
-//! attributes it to the process that still has it open (measured, H100, 580.159.04). No CUDA call
-//! tells the process about this change. The account notices it when NVML's figure for the process
-//! has grown by at least the size of the memory ([`Openings::take_over`]).
+//! When the owner frees this memory or ends, NVML attributes it to a process that has it open
+//! (measured). No CUDA call reports this change. The account notices it by the growth of NVML's
+//! figure ([`Openings::take_over`]).
 
 use gpulimit_base::order;
 use parking_lot::Mutex;
@@ -43,8 +42,8 @@ impl Openings {
         }
     }
 
-    /// Records that the program has opened memory, or has failed to close it. Returns true when the
-    /// memory was not recorded as open before.
+    /// Records that the program has opened memory, or has failed to close it. Returns true for
+    /// memory that was not open.
     pub fn enter(&self, address: DevicePtr, opening: Opening) -> bool {
         let mut open = self.open.lock();
         match open.get_mut(&address) {
@@ -59,8 +58,8 @@ impl Openings {
         }
     }
 
-    /// Counts a close that the program is about to make. At the last close, removes the record of
-    /// the memory and returns it.
+    /// Counts a close that the program is about to make. The last close removes and returns the
+    /// record.
     pub fn close(&self, address: DevicePtr) -> Option<Opening> {
         let mut open = self.open.lock();
         let known = open.get_mut(&address)?;
@@ -71,10 +70,11 @@ impl Openings {
         open.remove(&address)
     }
 
-    /// Takes over memory of other processes that NVML now attributes to this process. `grown`: the
-    /// bytes by which NVML's figure for this process has grown. Takes over the largest memory
-    /// first, as long as the sizes fit into `grown`. Calls `charge` with each size, and returns
-    /// their sum.
+    /// Charges memory of other processes that NVML now attributes to this process. Returns the sum
+    /// of the sizes passed to `charge`.
+    ///
+    /// The largest memory comes first, while the sizes fit into `grown`, the growth of NVML's
+    /// figure.
     pub fn take_over(&self, device: Ordinal, grown: u64, charge: impl Fn(u64)) -> u64 {
         let mut open = self.open.lock();
         let elsewhere = |opening: &&mut Opening| opening.device == device && opening.bytes == 0;

@@ -1,10 +1,8 @@
 //! The 2 MiB blocks that small arrays share, recorded for each context.
 //!
-//! The address of a linear allocation tells in which block it lies. For a small array, neither the
-//! driver's call nor the handle tells the block. So these blocks are measured as part of the
-//! driver's own memory, and this file records how much of it belongs to small arrays. Growth or
-//! shrinkage during a call that makes or destroys an array counts as memory of small arrays. The
-//! total is kept between the least and the most bytes that the existing arrays can take.
+//! The driver does not tell in which block a small array lies. So these blocks are measured as part
+//! of the driver's own memory. A change of this size counts for small arrays while a call makes or
+//! destroys an array. The total stays within the bounds of the existing arrays.
 
 use super::rounding::{BLOCK, round_up};
 use crate::abi::Context;
@@ -21,8 +19,8 @@ struct ContextArrays {
     most: u64,
     /// The total bytes of the blocks in which the small arrays lie.
     bytes: u64,
-    /// Whether several calls were under way at the last measurement. If so, a block that one call
-    /// has freed may still be counted for another call.
+    /// Whether several calls were under way at the last measurement. A block that one call has
+    /// freed may still be counted.
     doubt: bool,
 }
 
@@ -53,9 +51,8 @@ impl Packed {
         &mut self.0[at]
     }
 
-    /// Begins a call that makes or destroys a small array. `most`: the most bytes that a new array
-    /// takes; 0 when an array is destroyed. Returns the bytes of the context's array blocks before
-    /// the call.
+    /// Begins a call that makes or destroys a small array. `most`: the most bytes of a new array,
+    /// else 0. Returns the context's array bytes.
     pub fn begin(&mut self, context: Context, most: u64) -> u64 {
         let arrays = self.of(context);
         arrays.under_way += 1;
@@ -68,8 +65,8 @@ impl Packed {
         self.of(context).least += least;
     }
 
-    /// Removes the figures of a small array that was destroyed or could not be made. Returns true
-    /// when a block may have been freed with the array.
+    /// Removes the figures of a small array that was destroyed or not made. Returns true if a block
+    /// may have been freed.
     pub fn gone(&mut self, context: Context, least: u64, most: u64) -> bool {
         let arrays = self.of(context);
         arrays.least = arrays.least.saturating_sub(least);
@@ -87,9 +84,8 @@ impl Packed {
         bytes
     }
 
-    /// Records that a measurement changed the size of the driver's own memory from `before` to
-    /// `after` bytes. Counts the change for the contexts in which small arrays are being made or
-    /// destroyed.
+    /// Counts a change of the driver's own memory for the contexts in which small arrays are being
+    /// made or destroyed.
     pub fn measured(&mut self, before: u64, after: u64) {
         let mut change = after.wrapping_sub(before) as i64;
         for arrays in self.0.iter_mut().filter(|arrays| arrays.under_way > 0) {

@@ -1,5 +1,5 @@
-//! A request to charge bytes to the group: the number of bytes, and what this process does to make
-//! room for them in a full group.
+//! A request to charge bytes to the group: the bytes, and what this process does to make room in a
+//! full group.
 
 use gpulimit_group::Insistence;
 
@@ -9,9 +9,8 @@ pub struct Request<'a> {
     pub bytes: u64,
     /// Whether pools and graphs are trimmed for the request.
     pub trims: bool,
-    /// The name of the CUDA function that makes the request, if the request insists. In a full
-    /// group, an insisting request waits or has processes killed, as the group's options say. If it
-    /// is refused, the refusal is counted and reported with this name.
+    /// The CUDA function of an insisting request. In a full group, such a request waits or has
+    /// processes killed, and its refusal is reported.
     symbol: Option<&'static str>,
     /// All bytes that the program asks for, if `bytes` is only the part that is not charged yet.
     of: Option<u64>,
@@ -39,8 +38,8 @@ impl<'a> Request<'a> {
         Request::new(bytes, true, None)
     }
 
-    /// Makes a request for the CUDA function `symbol`, whose call fails if the group refuses the
-    /// bytes. Never use such a request while a lock is held.
+    /// Makes a request for the CUDA function `symbol`, whose call fails after a refusal. Never use
+    /// it while a lock is held.
     pub fn insisting(symbol: &'static str, bytes: u64) -> Self {
         Request::new(bytes, true, Some(symbol))
     }
@@ -59,9 +58,8 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Lets the request wait only while `is_needed` returns true. A request is no longer needed
-    /// when, for instance, another thread has loaded the same code meanwhile. Such a request fails,
-    /// and its refusal is not reported.
+    /// Lets the request wait only while `is_needed` returns true. A needless request fails without
+    /// a report.
     pub fn as_long_as(self, is_needed: &'a dyn Fn() -> bool) -> Self {
         Request {
             is_needed: Some(is_needed),
@@ -69,8 +67,8 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Returns the CUDA function and the number of bytes that the report of a refusal names. `None`
-    /// if a refusal is not to be reported.
+    /// Returns the CUDA function and the bytes that the report of a refusal names. `None`: a
+    /// refusal is not reported.
     pub fn asker(&self) -> Option<(&'static str, u64)> {
         Some((self.symbol?, self.of.unwrap_or(self.bytes)))
     }

@@ -1,22 +1,19 @@
 //! Memory of `cuMemCreate` that several processes hold.
 //!
-//! NVML attributes shared memory to the process that exported it, while that process has a handle
-//! or a mapping of the memory. Afterwards, while a file descriptor of the memory is open, NVML
-//! attributes the memory to no process. When the last descriptor is closed and only one process has
-//! imported the memory, NVML attributes it to that process (measured, H100, 580.159.04). No CUDA
-//! call tells a process about these changes.
+//! NVML attributes shared memory to its exporter, while the exporter has a handle or a mapping.
+//! Afterwards, while a file descriptor is open, NVML attributes the memory to no process. At last,
+//! NVML attributes the memory to its importer, if there is only one (measured, H100, 580.159.04).
+//! No CUDA call reports these changes.
 //!
-//! So a process that releases shared memory leaves its charge behind as an *orphan*. NVML's figures
-//! decide whether an orphan is needed; an orphan that is not needed is uncharged. It is needed in
-//! two cases:
+//! So a process that releases shared memory leaves its charge behind as an *orphan*. An orphan that
+//! is not needed is uncharged. An orphan is needed in two cases:
 //! - NVML's figures for members are larger than the charges of these members.
-//! - The GPU uses *hidden* bytes, which are in no process's figure. Exception: the hidden bytes did
-//!   not grow by the size of the memory when the process released it.
+//! - The GPU uses *hidden* bytes, which are in no process's figure. Exception: the release did not
+//!   make the hidden bytes grow by the size of the memory.
 //!
-//! The free bytes of the GPU are no evidence, because other processes free memory too. When a
-//! process that imported memory measures its usage, it charges the memory that NVML now attributes
-//! to it, and uncharges the orphan for this memory. A process that cleans up the ledger slot of a
-//! dead process takes over the orphans for memory that the dead process left.
+//! A process that finds imported memory in its own figure charges this memory and uncharges the
+//! orphan. A process that cleans up the slot of a dead process takes over the dead process's
+//! orphans.
 
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::{Identity, SeenProcess};
@@ -26,8 +23,7 @@ use gpulimit_ledger::{Category, Witness};
 use super::book::RESERVE;
 use crate::driver::figures::{self, ProcessList};
 
-/// The GPU may use more bytes than NVML's figures for all processes add up to. This constant bounds
-/// the excess for each process. One context was measured to cause an excess of 5.6 MiB.
+/// For each process, the GPU's used bytes may exceed the sum of NVML's figures by this many bytes.
 const PROCESS_OVERHEAD: u64 = 8 << 20;
 
 /// The most times that the used bytes of the GPU are read again while successive readings differ.
@@ -60,9 +56,8 @@ impl Borne {
         }
     }
 
-    /// Returns how many bytes of `orphans` must stay charged. `orphans`: the group's charges for
-    /// released shared memory. `size`: the part that a process has just released. `before`: the
-    /// value of `hidden` before this release.
+    /// Returns how many bytes of `orphans` must stay charged. `size`: the bytes just released.
+    /// `before`: `hidden` before the release.
     fn needed(&self, orphans: u64, size: u64, before: Option<u64>) -> u64 {
         let gone = before.is_some_and(|before| self.hidden < before.saturating_add(size));
         let rest = orphans.saturating_sub(if gone { size } else { 0 });
@@ -85,9 +80,8 @@ impl Borne {
     }
 }
 
-/// Returns the bytes in use on a GPU that NVML attributes to no process. Returns `None` when NVML
-/// gives no figures or does not list this process: the memory of this process would then count as
-/// unattributed.
+/// Returns the bytes in use on a GPU that NVML attributes to no process. `None`: NVML does not list
+/// this process.
 pub fn hidden(device: &MemberDevice) -> Option<u64> {
     let (used, listed) = look(device, u64::min)?;
     beyond(used, &listed, std::process::id())
@@ -105,8 +99,8 @@ fn unlisted(used: u64, listed: &[(u32, u64)]) -> u64 {
     used.saturating_sub(all)
 }
 
-/// Returns the used bytes of the GPU, and NVML's figure for each process. If the used bytes never
-/// stop changing, `choose` chooses between their last two readings.
+/// Returns the GPU's used bytes and NVML's figure for each process. `choose` chooses between
+/// unequal readings of the used bytes.
 fn look(device: &MemberDevice, choose: fn(u64, u64) -> u64) -> Option<(u64, Vec<(u32, u64)>)> {
     steady(
         || figures::used(&device.id(), device.capacity()),
@@ -135,12 +129,11 @@ fn steady<T>(
     }
 }
 
-/// Compares NVML's figures for a device with the charges of the living members. `None` when NVML
-/// gives no figures.
+/// Compares NVML's figures for a device with the charges of the living members. `None`: NVML gives
+/// no figures.
 ///
-/// The charges are read before NVML's figures. Memory that a member charges and takes between these
-/// two readings looks uncharged. An orphan may then stay charged for longer than necessary, but is
-/// never uncharged too early.
+/// The charges are read before NVML's figures. So an orphan may stay charged too long, but is never
+/// uncharged too early.
 fn borne(living: Vec<Holder>, device: &MemberDevice) -> Option<Borne> {
     // Uses the larger of the last two readings. Otherwise memory that is taken or freed between
     // them could make `hidden` too small.
@@ -148,9 +141,10 @@ fn borne(living: Vec<Holder>, device: &MemberDevice) -> Option<Borne> {
     compare(used, listed, &living)
 }
 
-/// Compares NVML's figures with the charges of the `living` members. `used`: NVML's figure for the
-/// whole GPU. `listed`: its figure for each process. Returns `None` when NVML lists no living
-/// member. A member in another PID namespace is not listed, and may hold any number of bytes.
+/// Compares NVML's figures with the charges of the `living` members. `None`: NVML lists no living
+/// member.
+///
+/// `used`: the figure for the whole GPU. `listed`: the figure for each process.
 fn compare(used: u64, listed: Vec<(u32, u64)>, living: &[Holder]) -> Option<Borne> {
     let hidden = unlisted(used, &listed);
     let overhead = PROCESS_OVERHEAD * listed.len() as u64;
@@ -181,9 +175,8 @@ fn compare(used: u64, listed: Vec<(u32, u64)>, living: &[Holder]) -> Option<Born
         told |= shown.is_some();
         borne.unseen |= shown.is_none() && charged > RESERVE;
         let uncharged = shown.unwrap_or(0).saturating_sub(charged);
-        // The driver sometimes takes a block that a member measures only later. So NVML's figure
-        // for a member may exceed its charge by up to its charged reserve. Such an excess does not
-        // count as uncharged.
+        // NVML's figure for a member may exceed its charge by up to its reserve, because the member
+        // measures later.
         if uncharged > RESERVE.min(usage.idle) {
             borne.uncharged = borne.uncharged.saturating_add(uncharged);
         }
@@ -192,20 +185,18 @@ fn compare(used: u64, listed: Vec<(u32, u64)>, living: &[Holder]) -> Option<Born
     told.then_some(borne)
 }
 
-/// Uncharges the group's orphans that are not needed: their memory is freed, or its present holder
-/// has charged it. Where NVML gives no figures, no orphan counts as needed. Returns false when the
-/// group has no orphans.
+/// Uncharges the group's orphans that are not needed. Without NVML's figures, no orphan is needed.
+/// Returns false if the group has none.
 ///
-/// `size`: the bytes that this process has just released. `before`: the result of [`hidden`] before
-/// that.
+/// `size`: the bytes that this process has just released. `before`: [`hidden`] before the release.
 pub fn settle(member: &Member, device: &MemberDevice, size: u64, before: Option<u64>) -> bool {
     member.release_orphans(device, |orphans, living| {
         borne(living, device).map_or(0, |borne| borne.needed(orphans, size, before))
     })
 }
 
-/// A [`Witness`] that answers like [`ProcessList`]. It also takes over the charges for memory that
-/// a dead process has left to living members. These charges become orphans of this process.
+/// A [`Witness`] that answers like [`ProcessList`]. Charges that a dead process has left behind
+/// become orphans of this process.
 pub struct Heir(pub &'static Member);
 
 impl Witness for Heir {

@@ -1,10 +1,8 @@
-//! Spare blocks: 2 MiB blocks that are charged in advance. A small allocation may need a new block;
-//! a spare block then pays for it.
+//! Spare blocks: 2 MiB blocks that are charged in advance. A spare block pays for a small
+//! allocation that needs a new block.
 //!
-//! A thread takes its spare block before it calls the driver. If the driver puts the allocation
-//! into a block that is already in use, the thread puts the spare block back. Both are one write to
-//! a word in memory. Threads that allocate at the same time normally use different words. If two
-//! threads share a word, the second thread charges a further block for its call.
+//! A thread takes its spare block before it calls the driver, and puts back a block that was not
+//! needed. If two threads share a spare block, the second thread charges a further block.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -38,9 +36,8 @@ impl Spares {
     }
 }
 
-/// Returns the index of the calling thread's spare block. It is computed from the address of the
-/// thread's stack, so it needs no thread-local memory. If the stack grows by megabytes, the index
-/// changes, which does no harm.
+/// Returns the index of the calling thread's spare block. The address of the stack gives the index,
+/// so no thread-local memory is needed.
 #[inline]
 fn place() -> usize {
     const STACK: u32 = 21;
@@ -78,8 +75,7 @@ impl Spare {
         self.0.store(ABSENT, Ordering::Release);
     }
 
-    /// Keeps a charged block that a call does not need as the spare block. Returns false when there
-    /// is a spare block already.
+    /// Keeps a charged block as the spare block. Returns false if there is a spare block already.
     #[inline]
     pub fn keep(&self) -> bool {
         self.0

@@ -16,8 +16,8 @@ fn element(descriptor: &Array3dDescriptor) -> u64 {
     (number * u64::from(descriptor.channels)).min(LARGEST)
 }
 
-/// Returns the width, height, depth and number of layers of an array; a dimension that the array
-/// does not have is 1. Returns `None` for an array without width.
+/// Returns an array's width, height, depth and number of layers. A missing dimension is 1. `None`:
+/// the array has no width.
 fn extent(descriptor: &Array3dDescriptor) -> Option<[u64; 4]> {
     let [width, height, depth] = [descriptor.width, descriptor.height, descriptor.depth];
     let [height, depth] = [height, depth].map(|length| length.max(1) as u64);
@@ -33,12 +33,11 @@ pub fn least(descriptor: &Array3dDescriptor) -> u64 {
     elements.into_iter().fold(1, u64::saturating_mul) / 2
 }
 
-/// Returns an upper bound of the bytes that an array with `levels` mipmap levels takes, in whole
-/// blocks; 0 for an array without width.
+/// Returns an upper bound of the bytes that an array takes, in whole blocks; 0 for an array without
+/// width.
 ///
-/// The memory of an array consists of groups of 64 bytes × 8 rows. Up to 16 groups form a pile
-/// along the height or the depth (measured on an H100, the same since Maxwell). The bound rounds
-/// both height and depth up to whole piles.
+/// Arrays consist of groups of 64 bytes × 8 rows. Up to 16 groups form a pile along the height or
+/// the depth (measured). The bound rounds both up to whole piles.
 pub fn most(descriptor: &Array3dDescriptor, levels: u32) -> u64 {
     let Some([width, height, depth, layers]) = extent(descriptor) else {
         return 0;

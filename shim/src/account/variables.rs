@@ -1,5 +1,5 @@
-//! The variables (global device memory) of loaded code, where the code's images tell their size.
-//! This size is a lower bound of the driver's own memory, even if a measurement shows less.
+//! The variables (global device memory) of loaded code. Their size is a lower bound of the driver's
+//! own memory.
 
 use parking_lot::Mutex;
 

@@ -1,16 +1,13 @@
-//! Physical memory of `cuMemCreate`. It lives as long as its handle has a reference, or a mapping
-//! gives it an address. Mappings into sparse and deferred arrays do not keep it alive (measured,
-//! H100, 580.159.04).
+//! Physical memory of `cuMemCreate`. The memory lives while its handle has a reference or a mapping
+//! gives it an address. Mappings into sparse and deferred arrays do not count (measured).
 //!
-//! Every call that may end an allocation is announced before the driver is called, and concluded
-//! after the driver's answer. If the call gives up the last reference and mapping, the announcement
-//! removes the allocation from the bytes in use (`leaving`). So the allocation never counts as in
-//! use after the driver has freed it. The allocation is uncharged when its last announced call is
-//! concluded (`gone`). Until then, the driver may hand out the same handle again. So each entry
-//! also has a number of its own.
+//! Every call that may end an allocation is announced before the driver's call, and concluded
+//! afterwards. The announcement removes an ending allocation from the bytes in use. The last
+//! conclusion uncharges the allocation. Until then, the driver may reuse the handle, so each entry
+//! also has a number.
 //!
-//! Imported memory stays charged to the process that exported it, until NVML attributes it to this
-//! process ([`Vmm::take_over`]).
+//! Imported memory stays charged to its exporter, until NVML attributes it to this process
+//! ([`Vmm::take_over`]).
 
 mod handles;
 
@@ -60,8 +57,8 @@ impl Allocation {
         self.references > 0 || self.mappings > 0
     }
 
-    /// Announces a call that may end the allocation. Returns the device of the allocation if the
-    /// memory is shared and the call gives up the last reference or mapping of this process.
+    /// Announces a call that may end the allocation. Returns the device if this process gives up
+    /// shared memory.
     fn announce(&mut self, leaving: &impl Fn(Ordinal, u64)) -> Option<Ordinal> {
         self.announced += 1;
         if self.named && !self.is_needed() {
@@ -72,8 +69,8 @@ impl Allocation {
         None
     }
 
-    /// Counts the allocation as in use again. Called after the program has added a reference or a
-    /// mapping, or after the driver has refused to remove one.
+    /// Counts the allocation as in use again, after a new reference or mapping, or after a refused
+    /// removal.
     fn keep(&mut self, staying: &impl Fn(Ordinal, u64)) {
         if !self.named {
             self.named = true;
@@ -147,14 +144,14 @@ impl Vmm {
     }
 
     /// Returns the number of imported allocations that are not charged to this process. NVML may
-    /// begin to attribute them to this process at any moment.
+    /// attribute them to this process.
     #[inline]
     pub fn imports(&self) -> usize {
         self.imports.load(Ordering::Relaxed)
     }
 
-    /// Records that other processes may now hold the memory of `handle`. Returns the device and the
-    /// bytes of the memory at its first export, and `None` at later exports.
+    /// Records that other processes may hold the memory of `handle`. Returns its device and bytes
+    /// at the first export only.
     pub fn exported(&self, handle: AllocationHandle) -> Option<(Ordinal, u64)> {
         let mut state = self.state.lock();
         let id = state.allocations.find(handle)?;
@@ -163,11 +160,11 @@ impl Vmm {
         first.then_some((allocation.device, allocation.bytes()))
     }
 
-    /// Takes over imported allocations that NVML now attributes to this process. `grown`: the bytes
-    /// by which NVML's figure for this process has grown. Takes over the imports whose sizes fit
-    /// into `grown`. An import that was never mapped has an unknown size; it may take the remaining
-    /// bytes, up to the `orphans` of the group. Calls `charge` with the bytes of each import, and
-    /// returns their sum.
+    /// Charges imports that NVML now attributes to this process. Returns the sum of the bytes
+    /// passed to `charge`.
+    ///
+    /// `grown`: the growth of NVML's figure, into which the imports must fit. An import of unknown
+    /// size takes the remaining bytes, up to the group's `orphans`.
     pub fn take_over(
         &self,
         device: Ordinal,
@@ -238,8 +235,8 @@ impl Vmm {
         }
     }
 
-    /// Announces a call that releases a reference. If the allocation may end with the call, calls
-    /// `leaving` with its device and its bytes.
+    /// Announces a call that releases a reference. Calls `leaving` with the device and bytes of an
+    /// allocation that may end.
     pub fn releasing(&self, handle: AllocationHandle, leaving: impl Fn(Ordinal, u64)) -> Announced {
         let mut state = self.state.lock();
         let id = state.allocations.find(handle);
@@ -305,8 +302,8 @@ impl Vmm {
         ended.collect()
     }
 
-    /// Takes back the announcement of a call that the driver has refused. Calls `staying` with the
-    /// device and the bytes of each allocation that counts as in use again.
+    /// Takes back the announcement of a refused call. Calls `staying` for each allocation that is
+    /// in use again.
     pub fn undone(&self, announced: Announced, staying: impl Fn(Ordinal, u64)) {
         let mut state = self.state.lock();
         if let Some(id) = announced.handle

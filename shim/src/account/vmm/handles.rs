@@ -1,10 +1,8 @@
 //! A table of entries, found by their handle or by a number of their own. It takes few bytes for
 //! each entry, because programs have tens of thousands of allocations.
 //!
-//! Entries lie in pieces of memory that never move, and the number of an entry is its position.
-//! Entries whose handles fall into the same hash bucket form a chain. A `HashMap` beside a `Vec`
-//! would be less code, but would take 50 to 105 bytes for each allocation. This table takes at most
-//! 56.
+//! Entries never move, and the number of an entry is its position. Entries in the same hash bucket
+//! form a chain.
 
 use std::hash::Hasher;
 use std::iter;
