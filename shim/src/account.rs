@@ -1,10 +1,9 @@
 //! The account of this process: the memory that the process holds on each GPU, and the bytes that
-//! it has charged to its group.
+//! it has charged.
 //!
-//! The invariant of the account: at every instant the process has charged at least as many bytes to
-//! its group as the driver has given to it. So bytes are charged before the driver is called to
-//! allocate them, and uncharged after the driver has freed them. Charged bytes that the process
-//! does not use at the moment are *idle*.
+//! Invariant: the process has always charged at least the bytes that the driver has given to it. So
+//! a charge precedes the driver's allocation, and an uncharge follows the driver's free. *Idle*
+//! bytes are charged and unused.
 
 pub mod arrays;
 pub mod blocks;
@@ -81,9 +80,8 @@ impl Default for Devices {
     }
 }
 
-/// The account of this process: the memory that the process holds and the bytes that it has
-/// charged. A new account (its default value) holds no memory. It has joined no group and has
-/// called no driver function. A published account is never dropped (see `current`).
+/// The account of this process. A new account holds no memory and has joined no group. A published
+/// account is never dropped.
 #[derive(Default)]
 pub struct Process {
     joining: Mutex<()>,
@@ -93,9 +91,7 @@ pub struct Process {
     member: OnceBox<Result<Member, Failed>>,
     devices: Devices,
     count: AtomicI32,
-    /// The number of times that the process has read its memory usage from NVML. A hooked call
-    /// compares this number at its beginning and at its end. A difference shows that NVML was read
-    /// during the call.
+    /// The number of times that the process has read its memory usage from NVML.
     pub measurements: AtomicU64,
     pub blocks: Blocks,
     pub arrays: Arrays,
@@ -113,16 +109,15 @@ pub struct Process {
 }
 
 impl Process {
-    /// Returns the process's membership in its group. The first call of this function joins the
-    /// group.
+    /// Returns the process's membership in its group. The first call joins the group.
     ///
-    /// If joining has failed, gpulimit has printed the reason once, and this function returns a
-    /// CUDA error. If the error is `CUDA_ERROR_UNKNOWN`, the program is to run without a limit.
-    /// With any other error, every call that would take memory must fail with this error.
+    /// Errors, if joining has failed:
+    /// - `CUDA_ERROR_UNKNOWN`: the program runs without a limit.
+    /// - Any other: every call that would take memory fails with this error.
     pub fn member(&'static self) -> Result<&'static Member, Status> {
         if self.member.get().is_none() {
-            // Only one thread joins. If a second thread joined too, the process would claim a
-            // second slot and would appear in the ledger as two processes.
+            // Only one thread joins. A second join would make the process appear twice in the
+            // ledger.
             let _undisturbed = Undisturbed::new();
             let _alone = hold(Place::Joining, || self.joining.lock());
             self.member.get_or_init(|| Box::new(join()));
@@ -134,8 +129,8 @@ impl Process {
         }
     }
 
-    /// Returns the device with this CUDA ordinal. Fails when the driver fails, for instance because
-    /// CUDA has no such device. Fails too when the process cannot join its group.
+    /// Returns the device with this CUDA ordinal. Fails if the driver fails or if joining the group
+    /// fails.
     #[inline]
     pub fn device(&'static self, ordinal: Ordinal) -> Result<&'static Device, Status> {
         match self.place(ordinal).and_then(OnceBox::get) {
@@ -164,10 +159,8 @@ impl Process {
         self.devices.0.get(usize::try_from(ordinal).ok()?)
     }
 
-    /// Uncharges the bytes that this process holds unused, if another member of the group has asked
-    /// for memory. Every hook calls this function, except the hooks of memory pools. Where no
-    /// member has asked, the check is cheap: it reads one word of memory for the process's own
-    /// group and for each of its ancestors.
+    /// Uncharges this process's unused bytes if another member of the group has asked for memory.
+    /// Every hook calls this function, except the hooks of memory pools.
     #[inline]
     pub fn answer(&'static self) {
         if let Some(Ok(member)) = self.member.get()
@@ -184,8 +177,8 @@ impl Process {
         }
     }
 
-    /// Corrects the process's charges to what the driver has really allocated. Call after a panic
-    /// inside gpulimit: a panic can leave bytes charged for a driver call that was never made.
+    /// Corrects the process's charges after a panic inside gpulimit. A panic can leave bytes
+    /// charged for a driver call that was never made.
     #[cold]
     pub fn recover(&'static self) {
         for device in self.devices() {
@@ -203,18 +196,16 @@ impl Process {
         self.devices().map(|device| device.contexts.count()).sum()
     }
 
-    /// Remembers how many bytes of local memory every thread of `kernel` needs. A `CUkernel` has
-    /// separate code in each context. So the bytes of a `CUkernel` are remembered only while the
-    /// process has one context.
+    /// Remembers the bytes of local memory that each thread of `kernel` needs. Skips a `CUkernel`
+    /// that may have code in several contexts.
     pub fn learn_need(&'static self, kernel: Opaque, per_thread: u64) {
         if self.context_count() == 1 || !self.launched.is_kernel(kernel) {
             self.launched.learn_need(kernel, per_thread);
         }
     }
 
-    /// Returns how many times the process has read its memory usage from NVML. A handler calls this
-    /// function before the driver takes or frees memory, and passes the number to [`Device::renew`]
-    /// afterwards.
+    /// Returns how many times the process has read its memory usage from NVML. [`Device::renew`]
+    /// takes this number.
     #[inline]
     pub fn mark(&self) -> u64 {
         self.measurements.load(Ordering::SeqCst)
@@ -285,17 +276,16 @@ impl Process {
         let holder = self.greens.holder(context);
         let known = |device: &&Device| device.contexts.has(holder);
         self.devices().find(known).or_else(|| {
-            // A thread's current context is always valid, so it is safe to ask the driver about
-            // this context, even if no hook has seen its creation.
+            // A thread's current context is always valid. So the driver can be asked about this
+            // context.
             let is_current = context != 0 && answer(cuda::cuCtxGetCurrent) == Ok(context);
             let ordinal = is_current.then(|| answer(cuda::cuCtxGetDevice).ok())??;
             self.device(ordinal).ok()
         })
     }
 
-    /// Updates the charges of memory pools after a synchronise call, in which the driver shrinks
-    /// each pool to its release threshold. `all`: the process has no unfinished GPU work left, so
-    /// no pool would shrink further at the next synchronise call.
+    /// Updates the charges of memory pools after a synchronise call, which can shrink pools. `all`:
+    /// the process has no unfinished GPU work.
     #[inline]
     pub fn synchronized(&'static self, all: bool) {
         if self.pools.is_touched(all) {

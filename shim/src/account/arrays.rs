@@ -1,8 +1,8 @@
-//! The arrays and mipmapped arrays of the process, found by their handles. This file also remembers
-//! how much memory the driver requires for an array with a given descriptor.
+//! The arrays and mipmapped arrays of the process, and the memory that each shape of array
+//! requires.
 //!
-//! The entry of an array is removed before the driver is asked to destroy the array. During that
-//! call, the driver can already hand out the same handle for a new array.
+//! The entry of an array is removed before the driver destroys the array. During that call, the
+//! driver can already reuse the handle for a new array.
 
 use parking_lot::Mutex;
 
@@ -28,9 +28,8 @@ pub struct Handle {
 pub enum Memory {
     /// The array has this many bytes of device memory for itself.
     Own(u64),
-    /// [`Packed`](super::packed::Packed) counts the memory of the array. The array shares 2 MiB
-    /// blocks with other arrays, or its position is unknown. It takes between `least` and `most`
-    /// bytes.
+    /// The array shares 2 MiB blocks, or its position is unknown. [`Packed`](super::packed::Packed)
+    /// counts its memory: `least` to `most` bytes.
     Packed { least: u64, most: u64 },
 }
 
@@ -78,8 +77,8 @@ impl Arrays {
         drained.map(|(_, entry)| entry).for_each(gone);
     }
 
-    /// Returns the bytes that an array of this shape requires on the device. Calls `ask` for this
-    /// number of bytes unless the number is remembered.
+    /// Returns the bytes that an array of this shape requires. Calls `ask` unless the number is
+    /// remembered.
     pub fn required(
         &self,
         device: Ordinal,

@@ -1,20 +1,17 @@
-//! The 2 MiB blocks of device memory that `cuMemAlloc` holds.
+//! The 2 MiB blocks of device memory that `cuMemAlloc` holds. Each block with a live allocation
+//! takes 2 MiB of physical memory (measured).
 //!
-//! The address of an allocation tells in which blocks it lies. The physical memory of the process
-//! is 2 MiB for each 2 MiB-aligned block that a live allocation touches (measured).
+//! - A *small* allocation has up to 2 MiB. It lies in one block, which it may share with other
+//!   small allocations.
+//! - A *large* allocation starts on a block boundary and shares no block.
 //!
-//! A *small* allocation has up to 2 MiB. It lies in one block and may share this block with other
-//! small allocations. A *large* allocation starts on a block boundary and shares no block. So the
-//! map of the blocks has one entry for each block that holds small allocations, and one entry for
-//! the first block of each large allocation. The first kind of entry counts the small allocations;
-//! the second kind holds the number of blocks.
-//!
-//! Order of removal: a small allocation is removed from the map *after* the driver has freed it.
-//! Meanwhile another thread may get an address in the same block; that thread then finds the block
-//! recorded. A large allocation is removed *before* the driver is called, because the driver may
-//! hand out its address again during the call. A small allocation in a block that another process
-//! may have open is removed before the call too. The other process keeps the old block alive, while
-//! the driver may hand out the same address again in a new block.
+//! Order of removal:
+//! - A small allocation is removed *after* the driver has freed it. Another thread that gets an
+//!   address in the block meanwhile finds the block recorded.
+//! - A large allocation is removed *before* the driver frees it, because the driver may reuse its
+//!   address during the call.
+//! - A small allocation in an exported block is removed before the call too. Another process keeps
+//!   the old block alive, while the driver may reuse the address in a new block.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -74,8 +71,8 @@ struct Block {
     small: u32,
     /// The number of blocks of the large allocation that starts at this block; 0 if there is none.
     large: u64,
-    /// Whether other processes may have memory of this block open: at index `SMALL` for the small
-    /// allocations, at index `LARGE` for the large allocation that starts at the block.
+    /// Whether other processes may have memory of this block open. Indexes: `SMALL` for small
+    /// allocations, `LARGE` for a large allocation.
     shared: [bool; 2],
 }
 
@@ -114,8 +111,8 @@ impl Blocks {
         &self.shards[(block % SHARDS as u64) as usize]
     }
 
-    /// Records a small allocation at `address`. Returns true when it is the first small allocation
-    /// in its block. If the block has no entry yet, asks `context` for the block's CUDA context.
+    /// Records a small allocation at `address`. Returns true for the first small allocation in its
+    /// block. `context` returns a new block's CUDA context.
     #[inline]
     pub fn enter_small(
         &self,
@@ -128,7 +125,7 @@ impl Blocks {
         if let Some(held) = shard.get_mut(&block) {
             held.small += 1;
             // An entry without small allocations belongs to a large allocation that the driver is
-            // freeing. The small allocation then lies in a new block.
+            // freeing.
             return held.small == 1;
         }
         let new = Block {
@@ -161,9 +158,8 @@ impl Blocks {
         Departure::Emptied(device)
     }
 
-    /// Returns the address under which an export of the memory at `address` is recorded. The driver
-    /// exports whole blocks. If a large allocation starts at the block of `address`, this is the
-    /// start of the block, and otherwise `address` itself. Returns `None` for an unknown block.
+    /// Returns the address that identifies an export of the memory at `address`: the start of a
+    /// large allocation, or `address`. `None`: the block is unknown.
     pub fn base(&self, address: DevicePtr) -> Option<DevicePtr> {
         let block = address / BLOCK;
         let held = *self.shard(block).lock().get(&block)?;
@@ -174,9 +170,8 @@ impl Blocks {
         })
     }
 
-    /// Records that other processes may now open the allocation that starts at `address`. A small
-    /// allocation is exported with its whole block. Returns the device and the bytes of the
-    /// exported memory at its first export, and `None` at later exports.
+    /// Records that other processes may open the allocation at `address`. Returns the device and
+    /// the exported bytes at the first export only.
     pub fn exported(&self, address: DevicePtr) -> Option<(Ordinal, u64)> {
         self.has_exports.store(true, Ordering::Release);
         let block = address / BLOCK;
@@ -190,8 +185,8 @@ impl Blocks {
         first.then_some((held.device, blocks * BLOCK))
     }
 
-    /// Removes the small allocation at `address` from a block that other processes may have open.
-    /// Call before the driver is asked to free the allocation.
+    /// Removes the small allocation at `address` if its block was exported. Call before the driver
+    /// frees the allocation.
     #[inline(always)]
     pub fn take_shared(&self, address: DevicePtr) -> Option<Taken> {
         if !self.has_exports.load(Ordering::Relaxed) {
@@ -224,8 +219,8 @@ impl Blocks {
         Some(taken)
     }
 
-    /// Puts back a small allocation that was removed and that the driver then did not free. Returns
-    /// true when it is the only small allocation in its block.
+    /// Puts back a removed small allocation that the driver did not free. Returns true for the only
+    /// small allocation in its block.
     pub fn put_back(&self, address: DevicePtr, taken: Taken) -> bool {
         let new = self.enter_small(address, taken.device, || taken.context);
         let block = address / BLOCK;
@@ -274,8 +269,8 @@ impl Blocks {
         Some(taken)
     }
 
-    /// Removes all blocks of the destroyed context `context`. Calls `gone` with three values: the
-    /// device, the number of blocks, and whether other processes may have these blocks open.
+    /// Removes all blocks of the destroyed `context`. Arguments of `gone`: the device, the number
+    /// of blocks, and whether other processes may share the blocks.
     pub fn drain(&self, context: Context, mut gone: impl FnMut(Ordinal, u64, bool)) {
         for shard in &self.shards {
             // The loop uses `retain`: with `extract_if`, the compiler would no longer inline
@@ -316,8 +311,8 @@ mod tests {
     fn an_address_handed_out_again_before_the_old_owner_left_is_counted_once() {
         let blocks = Blocks::default();
         assert!(blocks.enter_small(BASE, 0, || 7));
-        // One thread frees the only allocation of the block. The driver gives the same address to
-        // another thread before the first thread has updated the map.
+        // The driver gives an address to a second thread before the first thread has removed the
+        // address.
         assert!(!blocks.enter_small(BASE, 0, || 7));
         assert_eq!(blocks.leave_small(BASE), Departure::Held);
         assert_eq!(blocks.leave_small(BASE), Departure::Emptied(0));

@@ -1,9 +1,8 @@
-//! The book of one GPU: the bytes that this process has charged for the GPU, and how many of these
-//! bytes each category of memory uses. The process publishes these figures in the group's ledger.
+//! The book of one GPU: the bytes that this process has charged, and how many of them each category
+//! of memory uses. The process publishes these figures in the group's ledger.
 //!
-//! The book does not call CUDA. The other parts of the account, such as pools and graphs, change
-//! its figures. [`Device`](super::device::Device) knows all these parts, so `Device` decides which
-//! bytes the process gives back in a full group.
+//! The book does not call CUDA. [`Device`](super::device::Device) decides which bytes the process
+//! gives back in a full group.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
@@ -12,14 +11,12 @@ use gpulimit_ledger::{Category, Idle, Pressure};
 
 use crate::abi::Device as Ordinal;
 
-/// Bytes that stay charged beyond the measured size of the driver's own memory while the process
-/// has a CUDA context. The driver sometimes takes a 2 MiB block in a call that is not expected to
-/// take memory. The reserve pays for this block.
+/// Bytes that stay charged beyond the driver's own memory. They pay for a 2 MiB block that the
+/// driver takes unexpectedly.
 pub const RESERVE: u64 = 4 << 20;
 
-/// The most attempts to read two figures together: the group's free bytes and this process's idle
-/// bytes (charged but unused). An attempt fails when another thread changes either figure
-/// meanwhile.
+/// The most attempts to read the group's free bytes together with this process's idle bytes. Other
+/// threads may change both.
 const SETTLING: u32 = 64;
 
 /// The most times that a thread publishes a figure which other threads keep changing.
@@ -40,9 +37,8 @@ pub struct Book {
     idle: AtomicI64,
     /// The number of changes of the field `idle` so far.
     idle_changes: AtomicU64,
-    /// Idle bytes (charged, not in use) that are kept for a fixed purpose: bytes that pools keep
-    /// for their own reuse, bytes charged in advance for launches of graphs, and bytes set aside
-    /// for contexts.
+    /// Idle bytes (charged, not in use) that are kept for pools, for launches of graphs and for
+    /// contexts.
     headroom: AtomicI64,
 }
 
@@ -61,8 +57,8 @@ impl Book {
         }
     }
 
-    /// Returns the smallest of the limits of the group and its ancestors, in bytes. Where none of
-    /// them has a limit, returns `u64::MAX`.
+    /// Returns the smallest limit of the group and its ancestors, in bytes; `u64::MAX` without a
+    /// limit.
     pub fn max(&self) -> u64 {
         self.member.max(&self.device)
     }
@@ -72,9 +68,8 @@ impl Book {
         self.member.free(&self.device)
     }
 
-    /// Returns the bytes that this process could still allocate: the free bytes of the group plus
-    /// the idle bytes of this process. Idle bytes that must stay idle are not included: the
-    /// driver's reserve, the pools' headroom and the bytes set aside for contexts.
+    /// Returns the bytes that this process could still allocate: the group's free bytes plus this
+    /// process's idle bytes that have no fixed purpose.
     pub fn free(&self) -> u64 {
         for _ in 0..SETTLING {
             if let Some(free) = self.settled_free() {
@@ -85,8 +80,8 @@ impl Book {
         self.seen_free()
     }
 
-    /// Returns the same number of bytes as [`Book::free`]. Returns `None` if another thread's
-    /// request has changed the charged or the idle bytes during the call.
+    /// Returns the bytes of [`Book::free`], or `None` if another thread has changed the figures
+    /// during the call.
     pub(super) fn settled_free(&self) -> Option<u64> {
         // A request under way is visible in two ways: the ledger marks its charge as undecided, and
         // the request increments `idle_changes`.
@@ -104,14 +99,12 @@ impl Book {
         self.group_free().saturating_add(idle)
     }
 
-    /// Returns the idle bytes (charged, not in use) that are kept for a fixed purpose: the driver's
-    /// reserve, the pools' headroom and the bytes set aside for contexts.
+    /// Returns the idle bytes (charged, not in use) that are kept for a fixed purpose.
     fn stays_idle(&self) -> u64 {
         RESERVE + u64::try_from(self.headroom.load(Ordering::Relaxed)).unwrap_or(0)
     }
 
-    /// Charges `bytes` and counts them as in use from the start. In a full group, `pressure` first
-    /// frees what the process can give back.
+    /// Charges `bytes` and counts them as in use. In a full group, `pressure` first frees memory.
     #[inline]
     pub fn charge(
         &self,
@@ -153,8 +146,7 @@ impl Book {
     }
 
     /// Charges memory that the driver has already given to the process. The charge may exceed the
-    /// group's limit. The group then refuses every request until its usage is below the limit
-    /// again.
+    /// group's limit.
     pub fn charge_over(&self, bytes: u64) {
         self.member.charge_unchecked(&self.device, bytes);
     }
@@ -240,9 +232,8 @@ impl Book {
         }
     }
 
-    /// Returns the *named* bytes: the bytes in use whose size the program gave in its calls.
-    /// Managed memory is left out, because NVML does not report it. The driver's own memory is not
-    /// named.
+    /// Returns the *named* bytes: the bytes in use whose size the program gave. Managed memory is
+    /// left out, because NVML does not report it.
     pub fn named(&self) -> u64 {
         Category::ALL
             .iter()
@@ -256,9 +247,8 @@ impl Book {
         self.removed.load(Ordering::Acquire)
     }
 
-    /// Returns the idle bytes of this process (charged, not in use). The counter may be negative
-    /// for a moment, when one thread has used bytes that another thread has not counted as idle
-    /// yet. This function then returns 0.
+    /// Returns the idle bytes of this process (charged, not in use). A counter that is negative for
+    /// a moment reads as 0.
     fn idle(&self) -> u64 {
         u64::try_from(self.idle.load(Ordering::Acquire)).unwrap_or(0)
     }
@@ -291,8 +281,8 @@ impl Book {
         );
     }
 
-    /// Publishes how many bytes other members may ask this process to give back. This function
-    /// reads the figures of the whole group, so it is not called during a charge.
+    /// Publishes how many bytes this process could give back. Not called during a charge, because
+    /// the call reads the whole group's figures.
     fn show_reclaimable(&self) {
         publish(
             || self.reclaimable(self.idle()),
@@ -300,17 +290,16 @@ impl Book {
         );
     }
 
-    /// Returns the most bytes that this process could give back to the group. `idle`: the bytes
-    /// that are charged and not in use.
+    /// Returns the most bytes that this process could give back. `idle`: the charged bytes that are
+    /// not in use.
     fn reclaimable(&self, idle: u64) -> u64 {
-        // Only the driver knows how many bytes of pools and graphs are unused. So all of them count
-        // as reclaimable.
+        // Only the driver knows how many bytes of pools and graphs are unused. So all these bytes
+        // count as reclaimable.
         let reserves = self.shown(Category::Pools) + self.shown(Category::Graphs);
         idle.saturating_sub(self.stays_idle()) + reserves
     }
 
-    /// Adds `change`, which may be negative, to the idle bytes (charged, not in use) that are kept
-    /// for a fixed purpose, such as the headroom of a pool.
+    /// Adds `change` to the idle bytes (charged, not in use) that are kept for a fixed purpose.
     pub fn adjust_headroom(&self, change: i64) {
         if change != 0 {
             self.headroom.fetch_add(change, Ordering::Relaxed);
@@ -345,10 +334,8 @@ impl Book {
     }
 }
 
-/// Publishes the number that `figure` returns: `show` writes it to the ledger. Other threads may
-/// change and publish the same number meanwhile. So this function publishes again until the number
-/// stays the same. It stops after a bounded number of rounds; the next thread that changes the
-/// number then corrects the ledger.
+/// Publishes the number that `figure` returns: `show` writes it to the ledger. Repeats while other
+/// threads change the number, up to a bound.
 fn publish(figure: impl Fn() -> u64, show: impl Fn(u64)) {
     for _ in 0..SHOWINGS {
         let bytes = figure();
@@ -359,8 +346,8 @@ fn publish(figure: impl Fn() -> u64, show: impl Fn(u64)) {
     }
 }
 
-/// Bytes that are charged in advance. The ledger adds them to the idle bytes when it charges them,
-/// and removes them when it uncharges them.
+/// Bytes charged in advance. The ledger adds them to the idle bytes, and removes them when it
+/// uncharges them.
 struct Ahead<'a>(&'a Book, u64);
 
 impl Idle for Ahead<'_> {

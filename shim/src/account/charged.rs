@@ -12,8 +12,8 @@ pub struct Charged<'a> {
 }
 
 impl<'a> Charged<'a> {
-    /// Makes a guard for `bytes` that have just been charged on `device`. `is_idle`: the bytes were
-    /// charged in advance and count as idle (not in use).
+    /// Makes a guard for `bytes` charged on `device`. `is_idle`: the bytes count as idle (not in
+    /// use).
     #[inline]
     pub fn new(device: &'a Device, bytes: u64, is_idle: bool) -> Self {
         Charged {
@@ -23,8 +23,8 @@ impl<'a> Charged<'a> {
         }
     }
 
-    /// Keeps the bytes charged. Call when the call has taken the memory, or when another record of
-    /// the account counts these bytes from now on.
+    /// Keeps the bytes charged, because the call has taken the memory or another record counts the
+    /// bytes.
     #[inline(always)]
     pub fn spend(self) {
         std::mem::forget(self);
@@ -55,7 +55,7 @@ impl Drop for Charged<'_> {
 fn give_back(device: &Device, bytes: u64, is_idle: bool) {
     match (std::thread::panicking(), is_idle) {
         // After a panic it is unknown whether the driver was called. So the bytes stay charged
-        // until `Process::recover` has measured whether they are used.
+        // until `Process::recover` measures.
         (true, true) => device.driver_part.keep(bytes),
         (true, false) => {
             device.book.add_idle(bytes);

@@ -24,16 +24,15 @@ pub fn note_flags(flags: u32) {
     }
 }
 
-/// Returns whether threads of this process possibly sleep while they wait for the GPU. If so, calls
-/// that wait for the GPU, such as `cuMemFree`, are cancellation points of the thread (measured,
-/// H200, 580.159).
+/// Returns whether threads may sleep while they wait for the GPU. Such waits are cancellation
+/// points of the thread (measured).
 #[inline]
 pub fn may_sleep() -> bool {
     SLEEPS.load(Ordering::Relaxed)
 }
 
-/// Returns the current context of the calling thread, or 0 if the thread has none. Where a green
-/// context is current, returns the primary context that the green context is part of.
+/// Returns the calling thread's current context, or 0. For a green context, returns its primary
+/// context.
 pub fn current_context() -> Context {
     let mut context = 0;
     cuda::cuCtxGetCurrent(Out::of(&mut context));
@@ -104,8 +103,7 @@ impl Contexts {
         self.retained.load(Ordering::Acquire) <= 1
     }
 
-    /// Returns how many of the `used` bytes of the driver's own memory the group does not count.
-    /// These are the bytes of contexts, in a group whose options exclude them.
+    /// Returns how many of the `used` bytes belong to contexts that the group does not count.
     pub fn uncounted(&self, book: &Book, used: u64) -> u64 {
         if book.counts_contexts() {
             return 0;

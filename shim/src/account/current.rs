@@ -1,13 +1,11 @@
-//! The pointer to this process's account ([`Process`]). A forked child does not share the account.
+//! The pointer to this process's account ([`Process`]).
 //!
-//! In a forked child, CUDA contexts, the process's slot in the ledger and all locks of gpulimit are
-//! invalid. All of these are reached through one pointer. The pointer lies in a page that the
-//! kernel fills with zeros in the child (`MADV_WIPEONFORK`). So a child of fork, clone or a raw
-//! system call finds a null pointer, and makes its own account at the first use. Children of vfork
-//! and CLONE_VM share the parent's memory until they exec, and use the parent's account.
+//! The parent's CUDA contexts, ledger slot and locks are invalid in a forked child. So the pointer
+//! lies in a page that the kernel fills with zeros in the child (`MADV_WIPEONFORK`). A child with a
+//! null pointer makes its own account. Children of vfork and CLONE_VM use the parent's account
+//! until they exec.
 //!
-//! Linux before 4.14 cannot wipe a page. There the account is stored with the pid of its process,
-//! and each use of the account compares the pid. This comparison costs a system call.
+//! Linux before 4.14 cannot wipe a page. There each use of the account compares the pid.
 #![allow(unsafe_code)]
 
 use std::ptr::null_mut;
@@ -17,12 +15,11 @@ use gpulimit_group::Undisturbed;
 
 use super::Process;
 
-/// The page that holds the pointer to the account. Null until the account is first used, and always
-/// null where the kernel cannot wipe pages.
+/// The page that holds the pointer to the account. Null before the first use, and where the kernel
+/// cannot wipe pages.
 static PAGE: AtomicPtr<AtomicPtr<Process>> = AtomicPtr::new(null_mut());
 
-/// The account and the pid of its process, used where the kernel cannot wipe pages. A forked child
-/// sees a pid other than its own, and makes a new account.
+/// The account and the pid of its process. Used where the kernel cannot wipe pages.
 static OWNED: AtomicPtr<Owned> = AtomicPtr::new(null_mut());
 
 struct Owned {
@@ -52,8 +49,8 @@ impl Process {
 #[cold]
 fn first_use() -> &'static Process {
     crate::fault::point("first-use");
-    // A new account reads random numbers from the kernel for its hash maps. The guard `Undisturbed`
-    // keeps `pthread_cancel` from ending the thread in that system call.
+    // A new account reads random numbers from the kernel. `Undisturbed` keeps `pthread_cancel` from
+    // ending the thread there.
     let _undisturbed = Undisturbed::new();
     let Some(page) = page() else {
         return by_pid();
@@ -62,12 +59,12 @@ fn first_use() -> &'static Process {
     publish(unsafe { &*page }, null_mut(), Process::default())
 }
 
-/// Stores `fresh` in `place` if `place` still holds the pointer `known`, which the caller has read
-/// there. Otherwise another thread has stored a value, and this function returns that value.
+/// Stores `fresh` in `place` if `place` still holds `known`. Otherwise returns the value that
+/// another thread has stored.
 fn publish<T>(place: &AtomicPtr<T>, known: *mut T, fresh: T) -> &'static T {
     let mine = Box::into_raw(Box::new(fresh));
-    // SAFETY: `mine` comes from Box::into_raw. If published, it is leaked. If another thread
-    // published first, no thread has seen `mine`, and it is freed here.
+    // SAFETY: `mine` comes from Box::into_raw. Every published account is leaked. No other thread
+    // has seen an unpublished `mine`.
     unsafe {
         match place.compare_exchange(known, mine, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => &*mine,
@@ -112,8 +109,8 @@ fn page() -> Option<*mut AtomicPtr<Process>> {
 
 const PAGE_BYTES: usize = 4096;
 
-/// Maps a zeroed page that the kernel zeroes again in every forked child; `None` where the kernel
-/// cannot do that or has no memory left.
+/// Maps a zeroed page that the kernel zeroes again in every forked child. `None`: the kernel cannot
+/// map such a page.
 fn wiped_page() -> Option<*mut libc::c_void> {
     // SAFETY: the call makes a new anonymous private mapping and touches no other memory.
     let page = unsafe {

@@ -1,7 +1,8 @@
 //! One GPU as this process uses it: the GPU's [`Book`], and the parts of the account that change
-//! the book's figures. This module has the operations that need several of these parts: requesting
-//! bytes from the group ([`Device::charge`]), giving bytes back ([`reclaim`]), measuring the
-//! driver's own memory ([`measuring`]), and handling shared memory ([`inherited`]).
+//! the book's figures.
+//!
+//! Operations across these parts: charging ([`Device::charge`]), giving bytes back ([`reclaim`]),
+//! measuring ([`measuring`]) and shared memory ([`inherited`]).
 
 mod inherited;
 mod measuring;
@@ -37,8 +38,7 @@ pub struct Device {
     /// The CUDA ordinal of the GPU.
     pub ordinal: Ordinal,
     pub id: DeviceId,
-    /// A lower bound of the bytes that a CUDA context takes on this GPU. It is known before the
-    /// process makes a context.
+    /// A lower bound of the bytes that a CUDA context takes on this GPU.
     pub least_context: u64,
     /// The size of the GPU's memory in bytes, as CUDA reports it.
     pub capacity: u64,
@@ -99,8 +99,8 @@ impl Device {
         })
     }
 
-    /// Returns whether an allocation of `bytes` needs a charge. The driver itself fails an
-    /// allocation of 0 bytes, or of more than the GPU has.
+    /// Returns whether an allocation of `bytes` needs a charge. The driver itself refuses 0 bytes,
+    /// and more bytes than the GPU has.
     #[inline]
     pub fn may_hold(&self, bytes: u64) -> bool {
         (1..=self.capacity).contains(&bytes)

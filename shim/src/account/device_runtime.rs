@@ -1,5 +1,5 @@
-//! The memory of the CUDA device runtime (device-side `printf`, `assert` and `malloc`). The driver
-//! sets it up in a context when the first code that uses the runtime is loaded there.
+//! The memory of the CUDA device runtime (device-side `printf`, `assert` and `malloc`). Loading the
+//! first code that uses the runtime takes this memory.
 
 use std::sync::atomic::Ordering;
 
@@ -11,8 +11,8 @@ use crate::abi::{Context, LIMIT_MALLOC_HEAP_SIZE, SUCCESS, Status};
 use crate::driver::context_limit::{ContextLimit, limit_of};
 use crate::image::Needs;
 
-/// Returns the bytes that a device `malloc` heap takes at the first launch that needs the heap:
-/// the context's heap `limit` rounded up to whole blocks, and one block more (measured).
+/// Returns the bytes of a device `malloc` heap: `limit` rounded up to whole blocks, and one block
+/// more (measured).
 pub fn heap(limit: u64) -> u64 {
     round_up(limit, BLOCK).saturating_add(BLOCK)
 }
@@ -49,14 +49,14 @@ impl Runtime {
         }
     }
 
-    /// Returns whether the context takes more memory for the device runtime when code is loaded.
-    /// `says`: what the code's image says about the code's needs.
+    /// Returns whether loading code makes the context take more memory for the device runtime.
+    /// `says`: the needs in the code's image.
     pub fn is_new(says: Needs, device: &Device, memory: &ContextMemory) -> bool {
         says.uses_runtime() && device.kernels.runtime(says) > memory.runtime.load(Ordering::Acquire)
     }
 
-    /// Sets aside bytes of the guard `paid` for the device `malloc` heap. These bytes stay charged
-    /// until the context takes the memory of the heap.
+    /// Sets aside bytes of `paid` for the device `malloc` heap. They stay charged until the context
+    /// takes the heap.
     pub fn keep(self, paid: &mut Prepaid<'_>, memory: &ContextMemory) {
         if self.heap > 0 {
             memory.heap.store(self.heap, Ordering::Release);
@@ -76,9 +76,8 @@ impl Runtime {
         if status == SUCCESS {
             memory.runtime.fetch_max(self.level, Ordering::AcqRel);
         }
-        // If the driver's own memory has not grown, earlier code has set up the device runtime,
-        // although its image does not mention the runtime. That code may have taken the heap too,
-        // so the bytes set aside for the heap are uncharged.
+        // If the driver's own memory has not grown, earlier code has set up the device runtime, and
+        // perhaps the heap.
         let is_there = status == SUCCESS && grown.is_none_or(|grown| grown >= self.tables / 2);
         if self.heap > 0 && !is_there {
             let kept = memory.heap.swap(0, Ordering::AcqRel);

@@ -1,14 +1,10 @@
 //! The driver's own memory in this process: contexts, code, streams and the driver's own buffers.
-//! The program's calls give no size for this memory.
 //!
-//! The size is NVML's figure for this process minus the *named* bytes, which are the bytes whose
-//! size the program gave in its calls. A call that may increase the driver's own memory charges an
-//! estimate of the increase in advance ([`Prepaid`]). After the call, the account measures the
-//! driver's own memory ([`Device::measure`](super::device::Device::measure)). Between calls, the
-//! [`RESERVE`] stays charged in addition to the last measured size.
+//! Its size is NVML's figure for this process minus the *named* bytes, whose size the program gave.
+//! A call that may increase the size charges an estimate in advance ([`Prepaid`]). Afterwards the
+//! account measures the size.
 //!
-//! The blocks that small arrays share are measured with the driver's own memory, and published as
-//! arrays ([`Packed`]).
+//! Shared blocks of small arrays are measured here, and published as arrays ([`Packed`]).
 
 mod prepaid;
 
@@ -53,8 +49,8 @@ impl State {
         self.used - self.uncounted
     }
 
-    /// Returns the bytes that have to be charged for the driver's own memory, including the bytes
-    /// promised to calls and the bytes kept for contexts.
+    /// Returns the bytes to charge for the driver's own memory, including the bytes promised to
+    /// calls or kept for contexts.
     fn needed(&self) -> u64 {
         self.counted() + self.prepaid + self.reserved
     }
@@ -68,8 +64,8 @@ impl State {
         self.held.saturating_sub(self.needed())
     }
 
-    /// Returns the bytes that stay charged in addition to the driver's own memory: [`RESERVE`]
-    /// while the process has a context, and 0 otherwise.
+    /// Returns the bytes that stay charged beyond the driver's own memory: [`RESERVE`] while the
+    /// process has a context.
     fn wanted(&self) -> u64 {
         if self.alive { RESERVE } else { 0 }
     }
@@ -103,8 +99,8 @@ impl State {
         self.prepaid += bytes;
     }
 
-    /// Ends the promise of `bytes` that were kept for contexts. The call has used `taken` of them;
-    /// the others are kept for contexts again.
+    /// Ends the promise of `bytes` that were kept for contexts. Bytes beyond `taken` are kept for
+    /// contexts again.
     fn end_offer(&mut self, bytes: u64, taken: u64) {
         self.release(bytes);
         self.reserved += bytes.saturating_sub(taken);
@@ -143,8 +139,8 @@ pub struct DriverPart {
 pub struct Total {
     pub figure: u64,
     pub named: u64,
-    /// Whether the driver's own memory may be larger than `figure - named`. This is so while a
-    /// thread destroys a context, because some of the named memory may be freed already.
+    /// Whether the driver's own memory may exceed `figure - named`, because a thread is destroying
+    /// a context.
     pub at_least: bool,
 }
 
@@ -167,11 +163,10 @@ pub struct Measured {
 }
 
 impl DriverPart {
-    /// Waits for the end of another thread's call for which bytes are or were charged in advance,
-    /// but no longer than until `until`. That call may leave some of these bytes unused, or may
-    /// have loaded code that the waiting call needs. Returns false when there is no such call, or
-    /// when the time is over. The caller must hold no promised bytes, because two such callers
-    /// would wait for each other.
+    /// Waits, until `until` at most, for the end of another thread's call that charges in advance.
+    /// Returns false if no such call runs or ends in time.
+    ///
+    /// The caller must hold no promised bytes: two such callers would wait for each other.
     pub fn await_others(&self, until: Instant) -> bool {
         let mut state = self.state.lock();
         (state.prepaid > 0 || state.paying > 0)
@@ -189,8 +184,8 @@ impl DriverPart {
         self.state.lock().out_of_reserve(bytes)
     }
 
-    /// Adds `bytes`, which are charged and not in use, to the reserve for the driver's own memory.
-    /// The next measurement uncharges the bytes that exceed [`RESERVE`].
+    /// Adds charged, unused `bytes` to the reserve for the driver's own memory. The next
+    /// measurement uncharges bytes beyond [`RESERVE`].
     pub fn keep(&self, bytes: u64) {
         self.state.lock().held += bytes;
     }
@@ -225,8 +220,8 @@ impl DriverPart {
         }
     }
 
-    /// Changes the recorded size of the driver's own memory by `change` bytes. Used where NVML
-    /// gives no figure. The change is part of the assumed size of the newest context.
+    /// Changes the recorded size of the driver's own memory, where NVML gives no figure. The change
+    /// belongs to the newest context.
     pub fn assume(&self, book: &Book, contexts: &Contexts, change: i64) {
         let mut state = self.state.lock();
         if let Some(context) = state.assumed.last_mut() {
@@ -257,8 +252,8 @@ impl DriverPart {
         number: u64,
         total: Total,
     ) -> Measured {
-        // The result of this measurement is dropped if the result of a later one (with a higher
-        // number) is recorded already. The later measurement has seen all the same changes.
+        // An older measurement does not replace a newer one. The newer measurement has seen the
+        // same changes.
         let overrun = if number > state.measured {
             state.measured = number;
             let (before, used) = (state.used, state.seen(total));
@@ -288,8 +283,8 @@ impl DriverPart {
         state.uncounted = contexts.uncounted(book, used);
         let counted = state.counted();
         book.set_driver(before, used);
-        // All growth is subtracted from the idle bytes here. The part of the growth that is not
-        // charged yet (`missing`) is added back at the end of this function.
+        // All growth is subtracted from the idle bytes here. The uncharged part of the growth is
+        // added back below.
         book.adjust_idle(counted_before.wrapping_sub(counted) as i64);
         let missing = state.missing();
         if missing == 0 {

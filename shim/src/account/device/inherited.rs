@@ -1,6 +1,5 @@
-//! Memory that this process shares with other processes ([`shared`]). This process may release the
-//! memory while others still hold it. NVML may also begin to attribute memory of other processes to
-//! this process, although this process makes no CUDA call.
+//! Memory that this process shares with other processes ([`shared`]). NVML may begin to attribute
+//! memory of the other processes to this process.
 
 use std::sync::atomic::Ordering;
 
@@ -33,33 +32,31 @@ impl Device {
         self.process.vmm.imports() > 0 || self.opened.load(Ordering::Relaxed) > 0
     }
 
-    /// Records that this process has released shared memory of `size` bytes, which other processes
-    /// may still hold. `bytes`: the part that is charged to this process, either `size` or 0. These
-    /// bytes stay charged to the group while any process may hold the memory. `before`: the result
-    /// of [`Device::hidden`] before the release.
+    /// Records that this process has released shared memory of `size` bytes. The charged part
+    /// `bytes` stays charged while any process may hold the memory.
+    ///
+    /// `before`: the result of [`Device::hidden`] before the release.
     pub fn part_with(&self, bytes: u64, size: u64, before: Option<u64>) {
         let (member, device) = (self.book.member, &self.book.device);
         member.mark_shared(device, (bytes as i64).wrapping_neg());
         member.orphan(device, bytes);
-        // In two cases, NVML may now attribute more memory to this process: the released memory was
-        // imported and not charged to this process (`bytes` is 0), or this process still has memory
-        // of other processes open.
+        // NVML may now attribute memory of other processes to this process.
         if bytes == 0 || self.may_inherit() {
             self.measure();
         }
         shared::settle(member, device, size, before);
     }
 
-    /// Uncharges shared memory that processes have released and that no process holds any more.
-    /// Returns true when the group had charges for released memory.
+    /// Uncharges released shared memory that no process holds any more. Returns true if the group
+    /// had charges for released memory.
     pub(super) fn settle_orphans(&self) -> bool {
         shared::settle(self.book.member, &self.book.device, 0, None)
     }
 
-    /// Takes over the charge for memory of other processes that NVML now attributes to this
-    /// process. `grown`: the bytes by which NVML's figure exceeds the memory that this process
-    /// knows of. Returns how many of these bytes are memory of other processes; they are charged
-    /// now.
+    /// Charges memory of other processes that NVML now attributes to this process. Returns the
+    /// charged bytes.
+    ///
+    /// `grown`: the bytes in NVML's figure that this process does not know of.
     pub(super) fn take_over(&self, grown: u64) -> u64 {
         let (member, device) = (self.book.member, &self.book.device);
         let charge = |category| {

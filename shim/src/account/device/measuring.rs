@@ -1,5 +1,5 @@
-//! Measures the driver's own memory (`account/driver_part.rs`): NVML's figure for this process
-//! minus the *named* bytes, which are the bytes whose size the program gave in its calls.
+//! Measures the driver's own memory: NVML's figure for this process minus the *named* bytes, whose
+//! size the program gave.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -10,12 +10,11 @@ use crate::account::rounding::BLOCK;
 use crate::clock::monotonic_ms;
 use crate::driver::figures;
 
-/// The age in milliseconds after which a measurement is too old. The next call that takes a 2 MiB
-/// block then measures again.
+/// The age in milliseconds after which the next call that takes a 2 MiB block measures again.
 const MEASURE_AGE_MS: u64 = 100;
 
-/// The most times that one measurement reads this process's figure from NVML. The measurement reads
-/// again when another thread has taken or freed memory meanwhile.
+/// The most readings of NVML's figure in one measurement. Memory that another thread takes or frees
+/// causes a new reading.
 pub(super) const ATTEMPTS: u32 = 12;
 
 /// State that is shared by measurements and by the calls that run at the same time.
@@ -26,12 +25,11 @@ pub(super) struct Measuring {
     begun: AtomicU64,
     /// The time of the last measurement, in milliseconds of the monotonic clock.
     pub at: AtomicU64,
-    /// Whether the last measurement may have overestimated the driver's own memory. If so, the next
-    /// call that is able to measure repeats the measurement. So does a thread that was destroying a
-    /// context during the measurement.
+    /// Whether the last measurement may have overestimated the driver's own memory. If so, a later
+    /// call measures again.
     inexact: AtomicBool,
-    /// The number of ended calls that took or freed memory or destroyed a context. Each such call
-    /// first increments this number, and then checks whether a measurement ran meanwhile.
+    /// The number of ended calls that took or freed memory or destroyed a context. A measurement
+    /// notices such calls by this number.
     ended_calls: AtomicU64,
     /// The number of contexts that threads are destroying at the moment.
     teardowns: AtomicU32,
@@ -46,13 +44,13 @@ impl Device {
         Some(part.conclude(&self.book, &self.contexts, number, total?))
     }
 
-    /// Reads NVML's figure for this process, and the bytes whose size the program gave in its
-    /// calls. Returns the number of the measurement, and its result.
+    /// Reads NVML's figure and the bytes whose size the program gave. Returns the measurement's
+    /// number and result.
     pub fn look(&self) -> (u64, Option<Total>) {
         let number = self.measuring.begun.fetch_add(1, Ordering::AcqRel) + 1;
         let total = self.measure_total().map(|total| {
-            // NVML may have begun to attribute memory of other processes to this process. Such
-            // memory is taken over here, so that it does not count as the driver's own memory.
+            // NVML may attribute memory of other processes to this process. Such memory is not the
+            // driver's own.
             let grown = total.beyond_named().saturating_sub(self.driver_part.used());
             Total {
                 named: total.named + self.take_over(grown),
@@ -62,26 +60,24 @@ impl Device {
         (number, total)
     }
 
-    /// Measures after a panic inside gpulimit, and uncharges bytes that were charged in advance and
-    /// are not used. Where NVML gives no figure, uncharges all bytes that were charged in advance.
+    /// Measures after a panic inside gpulimit, and uncharges unused bytes. Where NVML gives no
+    /// figure, uncharges all bytes charged in advance.
     pub fn recover(&self) {
         if self.measure().is_none() {
             self.assume(0);
         }
     }
 
-    /// Changes the recorded size of the driver's own memory by `change` bytes. Used where NVML
-    /// gives no figure. The change is part of the assumed size of the newest context.
+    /// Changes the recorded size of the driver's own memory, where NVML gives no figure. The change
+    /// belongs to the newest context.
     pub fn assume(&self, change: i64) {
         self.driver_part.assume(&self.book, &self.contexts, change);
     }
 
-    /// Repeats the measurement where necessary. Called after a hooked call has taken or freed
-    /// memory. Three cases make it necessary:
-    /// - Another measurement ran during the hooked call, and may have counted the call's memory as
-    ///   the driver's own.
-    /// - NVML may have begun to attribute memory of other processes to this process.
-    /// - The last measurement is old, or may have overestimated the driver's own memory.
+    /// Repeats the measurement after a call that took or freed memory, in these cases:
+    /// - Another measurement ran during the call.
+    /// - NVML may attribute memory of other processes to this process.
+    /// - The last measurement is old or inexact.
     pub fn renew(&self, mark: u64) {
         self.measuring.ended_calls.fetch_add(1, Ordering::SeqCst);
         if self.is_due(mark) {
@@ -98,10 +94,8 @@ impl Device {
             || age() > MEASURE_AGE_MS
     }
 
-    /// Runs `call`, which may destroy a context with all its memory, and then `after`, which
-    /// updates the account. During `call`, some memory is freed already but still recorded. A
-    /// measurement by another thread then gives only a lower bound of the driver's own memory. If
-    /// there was such a measurement, this function measures again.
+    /// Runs `call`, which may destroy a context, and then `after`, which updates the account.
+    /// Repeats a measurement that ran during `call`.
     pub fn tear_down(&self, call: impl FnOnce() -> Status, after: impl FnOnce(Status)) -> Status {
         let teardown = Teardown::begin(&self.measuring.teardowns);
         let status = call();
@@ -120,15 +114,12 @@ impl Device {
         self.measuring.inexact.load(Ordering::SeqCst)
     }
 
-    /// Returns NVML's figure for this process and the named bytes in it (those whose size the
-    /// program gave). Returns `None` when NVML is missing, or when the process runs in a PID
-    /// namespace that NVML does not know.
+    /// Returns NVML's figure and the named bytes in it (whose size the program gave). `None`: NVML
+    /// cannot report this process.
     ///
-    /// Memory becomes named only after the driver has allocated it, and stops being named before
-    /// the driver frees it. So the result is never too small, even if another thread makes a call
-    /// between the two readings. The result may be too large; the other thread's call then measures
-    /// again ([`Device::renew`]). Pools shrink inside synchronise calls and graph memory grows
-    /// inside launches. So the reserved bytes of both are read before and after NVML's figure.
+    /// The difference is never too small, because memory is named only while it is allocated.
+    /// Another thread's call can make the difference too large; that call then measures again
+    /// ([`Device::renew`]).
     fn measure_total(&self) -> Option<Total> {
         let look = || {
             self.process.pools.refresh_on(&self.book);
@@ -144,15 +135,15 @@ impl Device {
         })
     }
 
-    /// Returns a lower bound of the driver's own memory: the local memory that contexts have from
-    /// the start, plus the variables of loaded code. The bound replaces a smaller figure of NVML.
+    /// Returns a lower bound of the driver's own memory: initial local memory plus the variables of
+    /// loaded code.
     fn least_of_driver(&self) -> u64 {
         let contexts = self.contexts.all();
         let memory = contexts
             .iter()
             .map(|context| self.kernels.context(*context).backing())
-            // When local memory grows, the account records its new size only after a measurement.
-            // So here local memory counts with at most its size at the context's start.
+            // The account records grown local memory only after a measurement. So only the size at
+            // the context's start counts here.
             .map(|bytes| bytes.min(self.kernels.start()));
         let variables = self.process.variables.on(self.ordinal);
         memory.fold(variables, u64::saturating_add)
@@ -170,14 +161,16 @@ impl Device {
         for attempt in 1..=ATTEMPTS {
             let is_last = attempt == ATTEMPTS;
             if is_last {
-                // The last attempt is not repeated. So the calls that run during it must measure
-                // again when they end; the mark `inexact` tells them to do so.
+                // The last attempt is not repeated. The mark `inexact` makes the calls that run
+                // during it measure again.
                 inexact.store(true, Ordering::SeqCst);
             }
+            // Other calls change pools and graph memory, so both are read before and after NVML's
+            // figure.
             look();
             let ended_before = ended_calls();
-            // `removed` is read before the first sum of named bytes and after the second. So `gone`
-            // includes all memory that is freed between the two sums.
+            // `removed` is read before the first sum and after the second. So `gone` includes all
+            // memory freed in between.
             let removed_before = self.book.removed();
             let before = self.book.named();
             let figure = own_bytes()?;
@@ -188,23 +181,22 @@ impl Device {
             self.process.measurements.fetch_add(1, Ordering::SeqCst);
             look();
             let after = self.book.named();
+            // Equal sums do not prove that no memory was freed: one thread may take what another
+            // frees.
             let gone = self.book.removed().wrapping_sub(removed_before);
             if at_least {
                 inexact.store(true, Ordering::SeqCst);
             }
-            // Another thread's call may free memory after NVML's figure was read, and end without
-            // seeing this measurement. To exclude this, the call and the measurement each increment
-            // a counter of their own first, and then read the counter of the other.
+            // A call and a measurement each increment their own counter first, and then read the
+            // other's. So at least one sees the other.
             if after == before && gone == 0 && ended_calls() == ended_before {
                 self.measuring.at.store(monotonic_ms(), Ordering::Relaxed);
                 inexact.store(at_least, Ordering::SeqCst);
             } else if !is_last {
                 continue;
             }
-            // If other threads take and free memory all the time, the smallest sum of named bytes
-            // is used. The driver's own memory is then overestimated rather than underestimated.
-            // Equal sums do not show that no memory was freed: one thread may have taken as much
-            // memory as another thread freed.
+            // The smallest sum of named bytes is used: the driver's own memory is overestimated
+            // rather than underestimated.
             let named = before.saturating_sub(gone).min(after);
             return Some(Total {
                 figure,

@@ -9,9 +9,8 @@ use crate::account::shared::Heir;
 use crate::message;
 
 impl Device {
-    /// Uncharges the bytes that this process holds unused. Called when another member of the group
-    /// has asked for memory. Uncharges nothing while the group is protected: while its usage, or
-    /// that of an ancestor, is at or below the setting `low` or `min`.
+    /// Uncharges this process's unused bytes for another member of the group. Does nothing while
+    /// `low` or `min` protects the group.
     pub fn give_back_unused(&self) {
         if !self.book.member.is_low(&self.book.device) {
             self.reclaim(true);
@@ -28,8 +27,8 @@ impl Device {
         orphans || spares || pools || graphs
     }
 
-    /// Keeps a charged block that a call did not need as the calling thread's spare block. If the
-    /// thread has a spare block already, uncharges the block instead.
+    /// Keeps a charged block as the calling thread's spare block. Uncharges the block if the thread
+    /// has a spare already.
     pub fn keep_block(&self) {
         if self.spares.own().keep() {
             self.book.add_idle(BLOCK);

@@ -137,8 +137,7 @@ fn requests_under_way_are_not_free() {
                 looks.fetch_add(1, Ordering::Relaxed);
             }
         });
-        // The loop runs until a thread has read the free bytes during some requests. On a busy
-        // machine, that thread can be late.
+        // The loop runs until the other thread has read the free bytes during some requests.
         for request in 0..2_000_000 {
             std::thread::yield_now();
             assert!(!charge_ahead(device, Request::trimming(60 * MIB)));
@@ -377,9 +376,8 @@ fn left_memory_is_given_back_where_the_driver_does_not_tell() {
     assert_eq!(charged(device), (40, 0));
 }
 
-/// Measures with `figure` as NVML's figure. Calls `meanwhile` with the number of each attempt.
-/// Returns the bytes whose size the program gave, the size of the driver's own memory, and the
-/// number of attempts.
+/// Measures with `figure` as NVML's figure. Returns the named bytes, the driver's own memory and
+/// the number of attempts.
 fn look(device: &Device, figure: u64, meanwhile: impl Fn(u32)) -> (Option<(u64, u64)>, u32) {
     let looks = Cell::new(0);
     let own_bytes = || {
@@ -611,8 +609,8 @@ fn charges_for_a_call_go_back_by_themselves() {
     assert_eq!(charged(device), (60, 0));
 }
 
-/// Bytes charged for a call must be promised to this call at once. Otherwise a second thread could
-/// uncharge them, a third thread could charge them for itself, and the call would fail.
+/// Bytes charged for a call must be promised at once. Otherwise another thread could uncharge them
+/// before the call.
 #[test]
 fn bytes_charged_for_a_call_are_promised_at_once() {
     const ROUNDS: u32 = 20_000;

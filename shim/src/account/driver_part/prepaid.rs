@@ -1,5 +1,4 @@
-//! A guard for bytes that are charged before a call in which the driver's own memory may grow. If
-//! the call is not made, dropping the guard uncharges the bytes that exceed the reserve.
+//! A guard for bytes that are charged before a call in which the driver's own memory may grow.
 
 use super::{DriverPart, Measured, RESERVE, State};
 use crate::account::charged::Charged;
@@ -15,8 +14,8 @@ pub struct Prepaid<'a> {
     bytes: u64,
     /// Further bytes that this call may use. They were kept for memory that contexts take later.
     offered: u64,
-    /// The size of the driver's own memory when `offered` was set. Another thread may measure
-    /// during the call and change the recorded size.
+    /// The size of the driver's own memory when `offered` was set. Another thread's measurement may
+    /// change the recorded size.
     before: u64,
 }
 
@@ -27,7 +26,7 @@ impl<'a> Prepaid<'a> {
     }
 
     /// Charges the bytes of `request`: the most bytes that a call can take. Unused bytes of
-    /// [`RESERVE`] are used first, because they are charged already.
+    /// [`RESERVE`] are used first.
     pub fn pay(device: &'a Device, request: Request<'_>) -> Result<Self, Refused> {
         let mut paid = Prepaid::none(device);
         match paid.raise(request) {
@@ -36,9 +35,8 @@ impl<'a> Prepaid<'a> {
         }
     }
 
-    /// Promises `bytes` of the charged [`RESERVE`] to a call that probably does not need them.
-    /// Returns false when the reserve has fewer bytes left. Does not create a guard, to save time
-    /// in very frequent calls.
+    /// Promises `bytes` of [`RESERVE`] to a call. Returns false if fewer are left. Creates no
+    /// guard, to save time.
     pub fn lend(device: &Device, bytes: u64) -> bool {
         let mut state = device.driver_part.state.lock();
         let enough = state.idle() >= bytes;
@@ -62,9 +60,10 @@ impl<'a> Prepaid<'a> {
         &self.device.driver_part
     }
 
-    /// Raises the promised bytes to the bytes of `request`. Bytes that are charged but unused are
-    /// promised first, and the rest is charged now. If the group refuses the rest, the guard keeps
-    /// the bytes promised before, and `Err` holds the number of bytes that the call needs.
+    /// Raises the promised bytes to the bytes of `request`. Charged, unused bytes are promised
+    /// first.
+    ///
+    /// A refusal keeps the bytes promised before. `Err` holds the bytes that the call needs.
     pub fn raise(&mut self, request: Request<'_>) -> Result<(), u64> {
         let device = self.device;
         self.raise_by(request.bytes, &|missing| {
@@ -80,8 +79,7 @@ impl<'a> Prepaid<'a> {
         to: u64,
         charge: &dyn Fn(u64) -> Result<Charged<'a>, Refused>,
     ) -> Result<(), Refused> {
-        // The loop ends, because each round charges bytes and fewer bytes are missing in the next
-        // round. The group's limit bounds the number of rounds too.
+        // The loop ends, because each round charges bytes and leaves fewer bytes missing.
         loop {
             let (missing, paying) = {
                 let mut state = self.part().state.lock();
@@ -107,17 +105,19 @@ impl<'a> Prepaid<'a> {
         }
     }
 
-    /// Raises the promised bytes to `bytes` plus a whole [`RESERVE`], for a call whose need is
-    /// unknown. In a full group, adds only the unused rest of the reserve, if this rest has at
-    /// least one 2 MiB block. Never waits for room. `Err` holds the bytes that the call needs.
+    /// Raises the promised bytes to `bytes` plus [`RESERVE`], for a call whose need is unknown.
+    /// Never waits for room.
+    ///
+    /// In a full group, adds only the unused rest of the reserve. `Err` holds the bytes that the
+    /// call needs.
     pub fn raise_with_reserve(&mut self, bytes: u64) -> Result<(), u64> {
         self.raise(Request::reclaiming(bytes + RESERVE))
             .or_else(|_| self.raise(Request::trimming(self.with_reserve(bytes))))
             .map_err(|_| self.with_reserve(bytes))
     }
 
-    /// Returns `bytes` plus the unused rest of [`RESERVE`]. If this rest is less than one 2 MiB
-    /// block, returns `bytes` plus a whole [`RESERVE`].
+    /// Returns `bytes` plus the unused rest of [`RESERVE`], or plus a whole [`RESERVE`] if the rest
+    /// is below 2 MiB.
     fn with_reserve(&self, bytes: u64) -> u64 {
         let idle = self.part().state.lock().idle();
         match (idle + self.bytes.saturating_sub(bytes)).min(RESERVE) {
@@ -152,8 +152,8 @@ impl<'a> Prepaid<'a> {
         self.part().refill(book, &mut state);
     }
 
-    /// Lets the call use `bytes` that are kept for memory which contexts take later. Returns the
-    /// size of the driver's own memory before the call.
+    /// Lets the call use `bytes` that are kept for contexts. Returns the size of the driver's own
+    /// memory before the call.
     pub fn offer(&mut self, bytes: u64) -> u64 {
         let mut state = self.part().state.lock();
         state.offer(bytes);
@@ -170,14 +170,14 @@ impl<'a> Prepaid<'a> {
         self.device.book.remove_idle(bytes);
     }
 
-    /// Ends the call, whether it succeeded or not: measures the driver's own memory and corrects
-    /// its charge. Where NVML gives no figure, returns the guard in `Err`.
+    /// Ends the call: measures the driver's own memory and corrects its charge. Where NVML gives no
+    /// figure, returns `Err(self)`.
     pub fn settle(self) -> Result<Measured, Self> {
         self.settle_offer(|_| 0)
     }
 
-    /// Ends the call like [`Prepaid::settle`]. Calls `taken` with the growth of the driver's own
-    /// memory; `taken` returns how many bytes of [`Prepaid::offer`] the call has used.
+    /// Ends the call like [`Prepaid::settle`]. `taken` converts the growth of the driver's own
+    /// memory into the used bytes of [`Prepaid::offer`].
     pub fn settle_offer(mut self, taken: impl FnOnce(u64) -> u64) -> Result<Measured, Self> {
         let (Device { book, contexts, .. }, part) = (self.device, self.part());
         let (number, total) = self.device.look();
@@ -202,8 +202,8 @@ impl<'a> Prepaid<'a> {
         part.give_back(book, &mut state);
     }
 
-    /// Ends the promise of bytes to the call. `taken`: how many of the offered bytes the call has
-    /// used. The other offered bytes are kept for contexts again.
+    /// Ends the promise of bytes to the call. Offered bytes beyond `taken` are kept for contexts
+    /// again.
     fn release(&mut self, state: &mut State, taken: u64) {
         let taken = taken.min(self.offered);
         state.release(self.bytes);
@@ -225,7 +225,7 @@ impl Drop for Prepaid<'_> {
         let mut state = part.state.lock();
         self.release(&mut state, 0);
         // After a panic it is unknown whether the driver was called. So the bytes stay charged
-        // until `Process::recover` has measured whether they are used.
+        // until `Process::recover` measures.
         if !std::thread::panicking() {
             part.give_back(&self.device.book, &mut state);
         }
