@@ -159,8 +159,8 @@ impl Process {
         self.devices.0.get(usize::try_from(ordinal).ok()?)
     }
 
-    /// Uncharges this process's unused bytes if another member of the group has asked for memory.
-    /// Every hook calls this function, except the hooks of memory pools.
+    /// Uncharges this process's unused bytes if another member has asked for memory. Every hook
+    /// except those of memory pools calls this function.
     #[inline]
     pub fn answer(&'static self) {
         if let Some(Ok(member)) = self.member.get()
@@ -177,8 +177,8 @@ impl Process {
         }
     }
 
-    /// Corrects the process's charges after a panic inside gpulimit. A panic can leave bytes
-    /// charged for a driver call that was never made.
+    /// Corrects the process's charges after a panic inside gpulimit. Bytes may be charged for a
+    /// driver call that was never made.
     #[cold]
     pub fn recover(&'static self) {
         for device in self.devices() {

@@ -34,8 +34,8 @@ pub enum Class {
     sized,
     /// The hook charges the bytes that the memory pool reserves from the GPU.
     pooled,
-    /// The size is unknown before the call. The hook charges an estimate, measures after the call,
-    /// and undoes a call that does not fit.
+    /// The size is unknown before the call. The hook charges an estimate, measures afterwards, and
+    /// undoes a call that does not fit.
     measured,
     /// The hook uncharges the memory after the driver has freed it.
     release,

@@ -111,8 +111,8 @@ impl Blocks {
         &self.shards[(block % SHARDS as u64) as usize]
     }
 
-    /// Records a small allocation at `address`. Returns true for the first small allocation in its
-    /// block. `context` returns a new block's CUDA context.
+    /// Records a small allocation at `address`. Returns true for the first in its block. `context`
+    /// returns a new block's CUDA context.
     #[inline]
     pub fn enter_small(
         &self,
@@ -158,8 +158,8 @@ impl Blocks {
         Departure::Emptied(device)
     }
 
-    /// Returns the address that identifies an export of the memory at `address`: the start of a
-    /// large allocation, or `address`. `None`: the block is unknown.
+    /// Returns the address under which an export is recorded: a large allocation's start, or
+    /// `address`. `None`: the block is unknown.
     pub fn base(&self, address: DevicePtr) -> Option<DevicePtr> {
         let block = address / BLOCK;
         let held = *self.shard(block).lock().get(&block)?;
@@ -269,8 +269,8 @@ impl Blocks {
         Some(taken)
     }
 
-    /// Removes all blocks of the destroyed `context`. Arguments of `gone`: the device, the number
-    /// of blocks, and whether other processes may share the blocks.
+    /// Removes all blocks of the destroyed `context`. `gone` gets the device, the number of blocks
+    /// and whether they may be shared.
     pub fn drain(&self, context: Context, mut gone: impl FnMut(Ordinal, u64, bool)) {
         for shard in &self.shards {
             // The loop uses `retain`: with `extract_if`, the compiler would no longer inline

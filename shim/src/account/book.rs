@@ -69,7 +69,7 @@ impl Book {
     }
 
     /// Returns the bytes that this process could still allocate: the group's free bytes plus this
-    /// process's idle bytes that have no fixed purpose.
+    /// process's idle bytes without fixed purpose.
     pub fn free(&self) -> u64 {
         for _ in 0..SETTLING {
             if let Some(free) = self.settled_free() {
@@ -232,8 +232,8 @@ impl Book {
         }
     }
 
-    /// Returns the *named* bytes: the bytes in use whose size the program gave. Managed memory is
-    /// left out, because NVML does not report it.
+    /// Returns the *named* bytes: bytes in use whose size the program gave. Managed memory is left
+    /// out: NVML does not report it.
     pub fn named(&self) -> u64 {
         Category::ALL
             .iter()
@@ -334,8 +334,8 @@ impl Book {
     }
 }
 
-/// Publishes the number that `figure` returns: `show` writes it to the ledger. Repeats while other
-/// threads change the number, up to a bound.
+/// Publishes the number that `figure` returns: `show` writes it to the ledger. Repeats, within a
+/// bound, while the number changes.
 fn publish(figure: impl Fn() -> u64, show: impl Fn(u64)) {
     for _ in 0..SHOWINGS {
         let bytes = figure();

@@ -1,5 +1,5 @@
-//! The memory of the CUDA device runtime (device-side `printf`, `assert` and `malloc`). Loading the
-//! first code that uses the runtime takes this memory.
+//! The memory of the CUDA device runtime (device-side `printf`, `assert`, `malloc`). The first
+//! loaded code that uses the runtime takes this memory.
 
 use std::sync::atomic::Ordering;
 

@@ -72,8 +72,8 @@ impl GraphMemory {
         }
     }
 
-    /// Promises the bytes that `launch` may take: first charged, unused graph memory, then bytes
-    /// that `charge` charges. Waits for other launches, until `until` at most.
+    /// Promises the bytes that `launch` may take: first unused graph memory, then bytes that
+    /// `charge` charges. Waits for other launches until `until`.
     pub fn pay<E>(
         &self,
         book: &Book,

@@ -1,5 +1,5 @@
-//! Green contexts, which are parts of a device's primary context. Their memory belongs to the
-//! primary context and outlives the green context (measured).
+//! Green contexts, which are parts of a device's primary context. Memory of a green context belongs
+//! to the primary context (measured).
 
 use parking_lot::RwLock;
 

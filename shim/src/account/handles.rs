@@ -71,7 +71,7 @@ impl Handles {
         origin.map(|origin| (key, origin)).into_iter().collect()
     }
 
-    /// Removes all handles of a module or library, and all code of unknown origin. Call before the
+    /// Removes all handles of a module or library, and code of unknown origin. Call before the
     /// driver unloads the module or library.
     pub fn take_code(&self, owner: usize) -> Taken {
         let mut known = self.0.write();

@@ -76,21 +76,21 @@ struct Kernel {
     contexts: Vec<Context>,
 }
 
-/// The functions that this process has launched or whose code is loaded. A `CUkernel` counts as
-/// launched after a launch in every context.
+/// The functions that this process has launched or loaded. A `CUkernel` counts as launched after a
+/// launch in every context.
 pub struct Launched {
     functions: RwLock<Set<Opaque>>,
     kernels: RwLock<Map<Opaque, Kernel>>,
-    /// The bytes of local memory per thread that kernels and graphs needed at their launch. Only
-    /// needs above a new context's local memory are listed.
+    /// The local memory per thread, in bytes, of launched kernels and graphs. Only needs above a
+    /// new context's local memory are listed.
     large: RwLock<Map<(Opaque, Context), u64>>,
     /// The bytes of local memory per thread that kernels need. A kernel that needs none has the bit
     /// [`NEEDS_NONE`] in `functions` instead.
     needs: RwLock<Map<Opaque, u64>>,
     /// Whether this process has launched any kernel. Loading code does not count as a launch.
     begun: AtomicBool,
-    /// A lock that a thread holds during a launch on several devices. Such a launch can wait for
-    /// other launches on each device.
+    /// A lock that a thread holds during a launch on several devices, which may wait for other
+    /// launches on each device.
     pub on_many: Mutex<()>,
 }
 

@@ -51,8 +51,8 @@ impl Packed {
         &mut self.0[at]
     }
 
-    /// Begins a call that makes or destroys a small array. `most`: the most bytes of a new array,
-    /// else 0. Returns the context's array bytes.
+    /// Begins a call that makes or destroys a small array. `most`: the most bytes of a new array.
+    /// Returns the bytes so far.
     pub fn begin(&mut self, context: Context, most: u64) -> u64 {
         let arrays = self.of(context);
         arrays.under_way += 1;

@@ -245,8 +245,8 @@ impl Pool {
         state.prepay(bytes)
     }
 
-    /// Lets a managed pool grow by `bytes` out of the charge for memory that it gave back. Returns
-    /// false if this charge is too small.
+    /// Lets a managed pool grow by `bytes` out of its charge for returned memory. Returns false if
+    /// this charge is too small.
     pub fn borrow(&self, bytes: u64) -> bool {
         let mut state = self.state.lock();
         let enough = self.managed && state.credit() >= bytes;
@@ -339,8 +339,8 @@ impl Pool {
         whole
     }
 
-    /// Charges a new headroom with `charge`. If the group refuses the bytes, trims the pool and
-    /// tries again. Returns false after two refusals.
+    /// Charges a new headroom with `charge`. After a refusal, trims the pool and tries again.
+    /// Returns false after two refusals.
     pub fn restore_headroom<E>(&self, book: &Book, charge: impl Fn(u64) -> Result<(), E>) -> bool {
         let restore = || {
             let short = self.state.lock().short();

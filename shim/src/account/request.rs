@@ -9,8 +9,8 @@ pub struct Request<'a> {
     pub bytes: u64,
     /// Whether pools and graphs are trimmed for the request.
     pub trims: bool,
-    /// The CUDA function of an insisting request. In a full group, such a request waits or has
-    /// processes killed, and its refusal is reported.
+    /// The CUDA function of an insisting request, which in a full group waits or has processes
+    /// killed. A refusal is reported.
     symbol: Option<&'static str>,
     /// All bytes that the program asks for, if `bytes` is only the part that is not charged yet.
     of: Option<u64>,

@@ -36,8 +36,8 @@ impl Spares {
     }
 }
 
-/// Returns the index of the calling thread's spare block. The address of the stack gives the index,
-/// so no thread-local memory is needed.
+/// Returns the index of the calling thread's spare block. The stack's address gives the index,
+/// without thread-local memory.
 #[inline]
 fn place() -> usize {
     const STACK: u32 = 21;

@@ -47,14 +47,14 @@ impl Drop for Inside<'_> {
     }
 }
 
-/// Runs `work` as a hook of this thread. Returns `None` without running it if the thread is inside
-/// a hook or is ending.
+/// Runs `work` as a hook of this thread. Returns `None` if the thread is inside a hook already or
+/// is ending.
 #[inline]
 pub fn alone<T>(work: impl FnOnce() -> T) -> Option<T> {
     // `work` runs inside `try_with`, so that the thread-local variable is looked up once.
     let done = INSIDE.try_with(|inside| {
-        // The guard uses the lowest word of `room`. A later call from a little further down the
-        // stack still enters above this word.
+        // The guard uses the lowest word of `room`. After a jump out of the hook, the next call
+        // enters above this word.
         let mut room = MaybeUninit::<[usize; ROOM]>::uninit();
         let word = room.as_mut_ptr().cast::<usize>();
         let here = word.expose_provenance();

@@ -187,8 +187,8 @@ impl Device {
             if at_least {
                 inexact.store(true, Ordering::SeqCst);
             }
-            // A call and a measurement each increment their own counter first, and then read the
-            // other's. So at least one sees the other.
+            // The call and the measurement each increment their own counter before they read the
+            // other's. So at least one notices the other.
             if after == before && gone == 0 && ended_calls() == ended_before {
                 self.measuring.at.store(monotonic_ms(), Ordering::Relaxed);
                 inexact.store(at_least, Ordering::SeqCst);

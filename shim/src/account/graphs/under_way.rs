@@ -1,5 +1,5 @@
-//! Two guards for a graph launch: one for the launch, and one for charging its bytes. Dropping them
-//! after a panic ends the promise of bytes.
+//! Two guards: one for a graph launch, and one for charging its bytes. After a panic, their drop
+//! ends the promise of bytes.
 
 use super::GraphMemory;
 use super::state::{Launch, Payment};

@@ -53,7 +53,7 @@ impl Drop for Promise<'_> {
 }
 
 /// Ends the promise to a call that was not made or has panicked. The bytes stay charged until the
-/// reserved bytes are read.
+/// next reading.
 #[cold]
 #[inline(never)]
 fn abandon(pool: &Pool, paid: u64, growth: u64) {
