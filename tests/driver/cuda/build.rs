@@ -3,8 +3,8 @@
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
-    // With -Bsymbolic the library's calls to its own functions stay inside the library. So a
-    // preloaded library does not see these calls. This holds for the real driver, too.
+    // As in the real driver, the library's calls to its own functions do not reach a preloaded
+    // library.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
     // With nodelete the library stays mapped until its exit handlers have run. Without nodelete,
     // some implementations of libc unmap the library earlier.

@@ -1,8 +1,7 @@
-//! Reads compiled code: cubins and fat binaries. A fat binary has several images of the same code,
-//! one for each kind of GPU.
+//! Reads compiled code: cubins, and fat binaries of nvcc 11 to 13.
 //!
-//! Reads the format of the fat binaries that nvcc 11 to 13 write and that NVIDIA's libraries
-//! contain. An image in a fat binary can be compressed with LZ4 or zstd.
+//! A fat binary has an image of the same code for each kind of GPU. The images can be compressed
+//! with LZ4 or zstd.
 
 use std::borrow::Cow;
 
@@ -27,8 +26,8 @@ pub enum Code<'a> {
     },
 }
 
-/// Returns the code image at this pointer. The header of a binary image gives the image's length;
-/// PTX text ends with a NUL.
+/// Returns the code image at this pointer. PTX text ends with a NUL; other images have a header
+/// with the length.
 pub fn behind(image: Text) -> Outcome<Cow<'static, [u8]>> {
     if image.is_null() {
         return Err(Status::INVALID_VALUE);
@@ -85,8 +84,8 @@ fn number(bytes: &[u8], at: usize, width: usize) -> Option<u64> {
     Some(u64::from_le_bytes(wide))
 }
 
-/// Returns the entry of a fat binary that the simulated GPU runs. The function prefers machine code
-/// for that GPU. Without machine code it returns the PTX text for the newest GPU that fits.
+/// Returns the entry of a fat binary that the simulated GPU runs: machine code, otherwise the
+/// newest PTX text that fits.
 fn choice(fatbin: &[u8]) -> Option<(u64, Cow<'_, [u8]>)> {
     let mut rest = fatbin.get(16..)?;
     let mut best = None;
@@ -149,8 +148,8 @@ fn variables(cubin: &[u8]) -> Option<u64> {
         .sum()
 }
 
-/// Returns the total size of a cubin's managed variables. The symbol of a managed variable has bit
-/// 2 of `st_other` set (seen in the output of ptxas 12.9).
+/// Returns the total size of a cubin's managed variables. ptxas 12.9 sets bit 2 of `st_other` in
+/// their symbols.
 fn managed(cubin: &[u8]) -> Option<u64> {
     let table = number(cubin, 40, 8)? as usize;
     let mut sum = 0;

@@ -1,5 +1,5 @@
-//! The checkpoint functions. They lock another process, move its GPU memory away and bring this
-//! memory back. The simulated driver ignores the options of these functions.
+//! The driver's checkpoint functions, which move the GPU memory of another process away and back.
+//! Their options are ignored.
 
 use gpulimit_sim::abi::{In, Out};
 use gpulimit_sim::driver::driver;

@@ -1,5 +1,5 @@
-//! The driver's functions that copy and fill memory. Each copy or fill is done when the call
-//! returns. Of a large copy or fill, only the first part of the data is moved (see [`space`]).
+//! The driver's functions that copy and fill memory. They move only the first part of large data,
+//! before they return (see [`space`]).
 
 use gpulimit_sim::space::space;
 use gpulimit_sim::{Outcome, Status};

@@ -35,8 +35,11 @@ pub fn create(out: Out<usize>, flags: u32) -> Outcome<()> {
     out.put(Graph::make().handle())
 }
 
-/// Copies a graph. Fails for a graph with memory nodes or conditional nodes, and for the body of a
-/// conditional node (NVIDIA's documentation; also measured for conditional nodes).
+/// Copies a graph.
+///
+/// # Errors
+/// `NOT_SUPPORTED` for memory nodes, conditional nodes, and the body of a conditional node
+/// (NVIDIA's documentation).
 pub fn clone(clone: Out<usize>, graph: usize) -> Outcome<()> {
     here()?;
     let graph = Graph::from_handle(graph)?;
@@ -55,8 +58,7 @@ fn dependencies(list: In<usize>, count: usize) -> Outcome<Vec<&'static Node>> {
         .collect()
 }
 
-/// Adds a node that allocates memory. Reads `CUDA_MEM_ALLOC_NODE_PARAMS`. Its fields are
-/// `CUmemPoolProps`, the access descriptors, the number of descriptors, the bytes, and the address.
+/// Adds a node that allocates memory, from a `CUDA_MEM_ALLOC_NODE_PARAMS`.
 fn allocate(graph: &Graph, after: Vec<&'static Node>, params: Out<u8>) -> Outcome<&'static Node> {
     let [pinned, _, kind, ordinal] = params.cast::<[i32; 4]>().read()?;
     if (pinned, kind) != (1, 1) {
@@ -69,8 +71,8 @@ fn allocate(graph: &Graph, after: Vec<&'static Node>, params: Out<u8>) -> Outcom
     Ok(node)
 }
 
-/// Adds a child graph as a node: copies the child graph into the parent graph, or moves it there. A
-/// child graph with memory nodes can only be moved.
+/// Adds a child graph as a node: a copy, or the graph itself. A graph with memory nodes cannot be
+/// copied.
 fn child(
     graph: &Graph,
     after: Vec<&'static Node>,
@@ -84,8 +86,8 @@ fn child(
     graph.add(Kind::Child(child), after)
 }
 
-/// Returns a handle for the condition of a conditional node. The simulated driver never evaluates
-/// conditions, so any number can be the handle.
+/// Returns a handle for the condition of a conditional node. Conditions are never evaluated, so any
+/// number serves.
 pub fn conditional_handle(
     out: Out<u64>,
     graph: usize,
@@ -97,9 +99,8 @@ pub fn conditional_handle(
     out.put(Graph::from_handle(graph)?.handle() as u64)
 }
 
-/// Adds a conditional node. Reads `CUDA_CONDITIONAL_NODE_PARAMS`. Its fields are the handle, the
-/// type, the number of graphs, a pointer to the graphs, and the context. Without a context the call
-/// fails with error 201 (measured).
+/// Adds a conditional node, from a `CUDA_CONDITIONAL_NODE_PARAMS`. Fails with error 201 without a
+/// context (measured).
 fn conditional(
     graph: &Graph,
     after: Vec<&'static Node>,
@@ -170,11 +171,13 @@ pub fn add_empty_node(
     node.put(Graph::from_handle(graph)?.add(kind, after)?.handle())
 }
 
-/// Returns the function of a kernel node, with the memory that the function needs. Reads
-/// `CUDA_KERNEL_NODE_PARAMS_v2`. The first field is a function. If this field is 0, offset 56 has a
-/// kernel and offset 64 a context; the context 0 means the current context. Loads the code of the
-/// function, or the library of the kernel. Fails with error 400 if the first field is a kernel
-/// (measured).
+/// Returns the function of a kernel node and the memory that the function needs, and loads its
+/// code.
+///
+/// Reads a `CUDA_KERNEL_NODE_PARAMS_v2`:
+/// - offset 0: the function, or 0; a kernel here is error 400 (measured);
+/// - offset 56: the kernel;
+/// - offset 64: the context; 0 means the current context.
 fn kernel_of(params: In<u8>) -> Outcome<(usize, Need)> {
     match params.field(0).get()? {
         0 => module::kernel_node(params.field(56).get()?, given(params.field(64).get()?)?),
@@ -237,8 +240,8 @@ pub fn set_node_params(node: usize, params: In<u8>) -> Outcome<()> {
     }
 }
 
-/// Adds a node of any type. Reads `CUgraphNodeParams`. The structure begins with the type; the
-/// parameters of that type begin at offset 16.
+/// Adds a node of any type. A `CUgraphNodeParams` begins with the type; the parameters begin at
+/// offset 16.
 pub fn add_node(
     node: Out<usize>,
     graph: usize,
@@ -403,16 +406,15 @@ pub fn update(exec: usize, graph: usize, error_node: Out<usize>, result: Out<i32
     updated
 }
 
-/// Updates an executable graph and writes a `CUgraphExecUpdateResultInfo`. Its fields are the
-/// result, the failed node, and the node at the start of the failed edge.
+/// Updates an executable graph and writes a `CUgraphExecUpdateResultInfo`, which never names a
+/// failed node.
 pub fn update_v2(exec: usize, graph: usize, info: Out<[u64; 3]>) -> Outcome<()> {
     let (told, updated) = update_exec(exec, graph)?;
     info.put([told as u64, 0, 0])?;
     updated
 }
 
-/// Replaces a kernel in an executable graph. Reads `CUDA_KERNEL_NODE_PARAMS_v2`. Its first field is
-/// a function. If this field is 0, the kernel is at offset 56.
+/// Replaces a kernel in an executable graph. The parameters are laid out as for `kernel_of`.
 pub fn set_kernel_v2(exec: usize, node: usize, params: In<u8>) -> Outcome<()> {
     let need = match params.field(0).get()? {
         0 => module::kernel_need(params.field(56).get()?)?,

@@ -1,5 +1,5 @@
-//! The driver's functions for green contexts. A green context is a part of a primary context. Only
-//! the memory that green contexts take is simulated.
+//! The driver's functions for green contexts, which are parts of a primary context. Only their
+//! memory is simulated.
 
 use gpulimit_sim::abi::{In, Out};
 use gpulimit_sim::context::{self, Context};

@@ -1,9 +1,10 @@
-//! The integrity answer: a hash from the driver that libcudart checks when libcudart starts.
+//! The integrity answer: a hash from the driver. libcudart refuses to start if the hash is wrong.
 //!
-//! The integrity answer is an HMAC-MD2 (RFC 2104, RFC 1319) with a fixed key. It covers facts that
-//! libcudart and the driver both know: the versions, the process, the thread, the addresses of two
-//! export tables, a time from libcudart, and the identity of every visible GPU. libcudart computes
-//! the same answer from these facts. If the driver's answer differs, libcudart refuses to start.
+//! The hash is an HMAC-MD2 (RFC 2104, RFC 1319) with a fixed key. It covers facts that libcudart
+//! knows, too:
+//! - the versions, the process, the thread, and a time from libcudart;
+//! - the addresses of two export tables;
+//! - the identity of every visible GPU.
 
 /// A GPU that the process sees: the facts that the integrity answer covers.
 pub struct Gpu {

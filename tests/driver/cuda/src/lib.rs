@@ -1,7 +1,7 @@
 //! The libcuda.so.1 of the simulated driver: the C functions that CUDA programs call.
 //!
-//! `symbols` lists every exported function once. The other modules are the handlers: they translate
-//! C arguments for the model in `gpulimit-sim`.
+//! `symbols` lists the exported functions. The other modules translate C arguments for the model in
+//! `gpulimit-sim`.
 #![allow(unsafe_code)]
 
 mod array;

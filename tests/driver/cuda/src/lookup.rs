@@ -18,8 +18,7 @@ enum Answer {
     TooOld,
 }
 
-/// Returns the rows of the symbol table, sorted by base name. A lookup in the sorted rows need not
-/// read the whole table.
+/// Returns the rows of the symbol table, sorted by base name for fast lookups.
 fn rows() -> &'static [&'static Symbol] {
     static ROWS: OnceLock<Vec<&'static Symbol>> = OnceLock::new();
     ROWS.get_or_init(|| {
@@ -43,8 +42,8 @@ fn look(symbol: Text, version: i32, flags: u64) -> Outcome<Answer> {
     if name.is_empty() {
         return Ok(Answer::Empty);
     }
-    // A negative version asks for the newest variant of the function. With a driver before 13.0, a
-    // version above the driver's version does so, too.
+    // A negative version means the newest variant; before driver 13.0, so does a version above the
+    // driver's.
     let newest = if version < 0 {
         driver
     } else {
@@ -74,8 +73,8 @@ fn look(symbol: Text, version: i32, flags: u64) -> Outcome<Answer> {
     })
 }
 
-/// Returns a function's twin: the variant that uses the per-thread default stream. Returns the
-/// plain function instead if it has a newer version number than the twin.
+/// Returns the variant with the per-thread default stream (the twin), unless the plain function is
+/// newer.
 fn twin(plain: Option<&'static Symbol>, twin: Option<&'static Symbol>) -> Option<&'static Symbol> {
     match (plain, twin) {
         (Some(plain), Some(twin)) if twin.version < plain.version => Some(plain),

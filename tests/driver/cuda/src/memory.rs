@@ -137,9 +137,8 @@ pub fn address_range(base: Out<u64>, bytes: Out<usize>, dptr: u64) -> Outcome<()
     Ok(())
 }
 
-/// Finds the mapping that contains an address. The mapping may belong to an allocation of this
-/// process or to memory opened from another process. Returns the start, the bytes and the GPU of
-/// the mapping.
+/// Returns the start, bytes and GPU of the mapping at an address, including mappings opened from
+/// other processes.
 fn mapped(address: u64) -> Option<(u64, u64, Option<usize>)> {
     vmm::find(address).or_else(|| ipc::find(address))
 }

@@ -1,19 +1,22 @@
 //! The driver's functions for modules, libraries, kernels and launches.
 //!
-//! From a code image the simulated driver reads only what takes memory. In PTX text it reads the
-//! `.global` variables. For each `.entry` it also reads the `.local` memory, the length of the
-//! code, and whether the code uses device `malloc`, `printf` or `assert`. In machine code it reads
-//! only the variables, and accepts any function name. Managed variables take addresses but no GPU
-//! memory.
+//! The simulated driver reads only what takes memory from a code image:
+//! - in PTX text: the `.global` variables;
+//! - in each `.entry` of PTX text: the `.local` memory, the length, and uses of `malloc`, `printf`
+//!   and `assert`;
+//! - in machine code: only the variables. Any function name is accepted.
 //!
-//! Measured (H100, 580.159.04): loading a module takes the memory of the module's variables at
-//! once. A library is loaded lazily, unless `CUDA_MODULE_LOADING` is `EAGER`. It takes the memory
-//! of its variables when a call first needs the library's module. These calls are
-//! `cuKernelGetFunction`, `cuLibraryGetGlobal`, `cuLibraryGetModule`, `cuKernelSetAttribute`,
-//! `cuKernelSetCacheConfig`, `cuKernelGetParamInfo`, any `cuOccupancy*`, adding a kernel to a
-//! graph, and launching a kernel. Code is loaded lazily, too. For example, two kernels of 60,000
-//! stores each took no memory in `cuModuleLoadData`. They took 20 MiB after `cuModuleGetFunction`
-//! of both.
+//! Managed variables take addresses but no GPU memory.
+//!
+//! Measured (H100, 580.159.04): loading a module takes the memory of its variables at once.
+//!
+//! A library is loaded lazily, unless `CUDA_MODULE_LOADING` is `EAGER`. These uses load its module:
+//! - `cuKernelGetFunction`, `cuLibraryGetGlobal`, `cuLibraryGetModule`;
+//! - `cuKernelSetAttribute`, `cuKernelSetCacheConfig`, `cuKernelGetParamInfo`, any `cuOccupancy*`;
+//! - adding a kernel to a graph, and launching a kernel.
+//!
+//! Code is loaded lazily, too. Two kernels of 60,000 stores took no memory in `cuModuleLoadData`.
+//! They took 20 MiB after `cuModuleGetFunction`.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
@@ -34,8 +37,8 @@ use gpulimit_sim::abi::{In, Out, Text, fatal};
 
 struct Module {
     context: &'static Context,
-    /// The id of the context when the module was loaded. If the id is different now, the context
-    /// was destroyed and the module's memory was freed.
+    /// The id of the context when the module was loaded. Another id now means that the context was
+    /// destroyed.
     generation: u64,
     image: Arc<Image>,
     start: u64,
@@ -144,8 +147,7 @@ struct Image {
     text: bool,
 }
 
-/// Bytes of GPU memory that the code of a kernel takes for each store instruction in its PTX text.
-/// Measured: the code of 120,000 stores took 20 MiB.
+/// Bytes of code per store instruction in the PTX text. Measured: 120,000 stores took 20 MiB.
 const PER_STORE: u64 = 174;
 
 /// Returns name and bytes of a variable from its PTX statement, for example `.global .align 4 .b8
@@ -275,8 +277,8 @@ impl Image {
         Ok(Function {
             owner,
             kernel,
-            // The driver rounds local memory up to a multiple of 16 bytes per thread. Measured: for
-            // a function with 1,100 bytes it reports 1,104 bytes and takes memory for 1,104 bytes.
+            // Measured: the driver reports and takes 1,104 bytes of local memory for a function
+            // with 1,100 bytes.
             local: self.local(name)?.next_multiple_of(16),
             needs: self.needs,
             long: self.code >= BLOCK,
@@ -460,8 +462,8 @@ pub fn library_kernel(out: Out<usize>, library: usize, name: Text) -> Outcome<()
     out.put(with(|state| state.kernel(library, name))?)
 }
 
-/// Returns the error code for a handle that is not a library. For a handle other than NULL, some
-/// functions also crash the process, as in the real driver.
+/// Returns the error code for a handle that is not a library, and marks a handle other than NULL as
+/// [`fatal`].
 fn no_library(handle: usize) -> Status {
     match handle {
         0 => Status::INVALID_HANDLE,
@@ -475,9 +477,8 @@ fn names(state: &State, library: usize) -> Outcome<Vec<String>> {
     Ok(found.image.locals.keys().cloned().collect())
 }
 
-/// Writes the handles of a library's kernels, equal to those of `cuLibraryGetKernel` (NVIDIA's
-/// documentation). For a handle that is not a library, writes nothing and succeeds (measured, H200,
-/// 580.159.04).
+/// Writes the handles of a library's kernels. Writes nothing, without an error, if `library` is not
+/// a library (measured, H200).
 pub fn kernels(list: Out<usize>, count: u32, library: usize) -> Outcome<()> {
     driver()?;
     if library != 0 && !with(|state| state.libraries.contains_key(&library)) {
@@ -491,8 +492,8 @@ pub fn kernels(list: Out<usize>, count: u32, library: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// Writes the number of a library's kernels. Crashes for a handle that is neither NULL nor a
-/// library, as the real driver does (measured, H200, 580.159.04).
+/// Writes the number of a library's kernels. Crashes for a wrong handle other than NULL (measured,
+/// H200).
 pub fn kernel_count(count: Out<u32>, library: usize) -> Outcome<()> {
     driver()?;
     let names = with(|state| names(state, library)).map_err(|error| match library {
@@ -678,16 +679,16 @@ pub fn kernel_need(kernel: usize) -> Outcome<Need> {
     Ok(found.need())
 }
 
-/// Returns what a graph node needs to launch a function: the function's handle, and the memory for
-/// the launch. Loads the function's code, as the real driver does (measured).
+/// Returns the function's handle and the memory for its launch, for a graph node. Loads the code
+/// (measured).
 pub fn function_node(function: usize) -> Outcome<(usize, Need)> {
     let found = function_of(function)?;
     load_code(found.owner)?;
     Ok((function, found.need()))
 }
 
-/// Returns what a graph node needs to launch a kernel: the handle of the kernel's function in this
-/// context, and the memory for the launch. The node does not store the kernel's handle (measured).
+/// Returns the handle and the launch memory of a kernel's function. Graph nodes store this handle,
+/// not the kernel's (measured).
 pub fn kernel_node(kernel: usize, context: &'static Context) -> Outcome<(usize, Need)> {
     let need = kernel_of(kernel)?.need();
     Ok((function_in(kernel, context)?, need))
@@ -775,8 +776,8 @@ pub fn set_function_config(function: usize, _config: i32) -> Outcome<()> {
     load_function(function)
 }
 
-/// Loads the kernel's library in every existing context of the GPU. A context that is made later
-/// loads the library when it first needs the library (measured).
+/// Loads the kernel's library in every existing context of the GPU, but not in later contexts
+/// (measured).
 pub fn set_kernel_attribute(
     _attribute: i32,
     _value: i32,
@@ -803,8 +804,8 @@ pub fn set_kernel_cache_config(kernel: usize, config: i32, ordinal: i32) -> Outc
     set_kernel_attribute(0, 0, kernel, ordinal)
 }
 
-/// Writes the offset and the size of a kernel's parameter. Loads the kernel's library even if the
-/// index is invalid (measured). In the simulated driver every kernel has one parameter of 8 bytes.
+/// Writes the offset and size of a kernel's parameter. Loads the library even for an invalid index
+/// (measured).
 pub fn param_info(
     kernel: usize,
     index: usize,
@@ -819,8 +820,7 @@ pub fn param_info(
     offset.put(0)
 }
 
-/// Writes the number of a kernel's parameters. Also loads the kernel's library; this was not
-/// measured, because the measured driver does not have this function.
+/// Writes the number of a kernel's parameters. Also loads the kernel's library (not measured).
 pub fn param_count(kernel: usize, count: Out<usize>) -> Outcome<()> {
     place_kernel(kernel_of(kernel)?)?;
     count.put(1)
@@ -902,9 +902,8 @@ pub fn launch_ex(
     start(function, config.field(32).get()?, twin)
 }
 
-/// Launches a kernel on each of several GPUs. Reads a list of `CUDA_LAUNCH_PARAMS` of 56 bytes: the
-/// function at offset 0, the stream at offset 40. Fails if two launches are on the same GPU
-/// (NVIDIA's documentation).
+/// Launches kernels on different GPUs (NVIDIA's documentation). Each element has the function at
+/// offset 0 and the stream at offset 40.
 pub fn launch_multi_device(list: In<[u64; 7]>, count: u32, _flags: u32) -> Outcome<()> {
     driver()?;
     if count == 0 {
@@ -939,9 +938,9 @@ pub fn launch_grid_async(function: usize, width: i32, height: i32, stream: usize
     start(function, stream, false)
 }
 
-/// Returns how many thread blocks fit on a multiprocessor. Loads the code of the function or kernel
-/// even if the block size is invalid. Fails for a NULL result pointer, before any code is loaded
-/// (measured).
+/// Returns how many thread blocks fit on a multiprocessor.
+///
+/// Measured: a NULL result pointer is rejected before code is loaded, an invalid block size after.
 fn fits<T>(place: Out<T>, function: usize, threads: i32) -> Outcome<i32> {
     here()?;
     let found = known(function)?;

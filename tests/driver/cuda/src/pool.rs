@@ -91,8 +91,7 @@ pub fn create(pool: Out<usize>, props: In<u8>) -> Outcome<()> {
     pool.put(made.handle())
 }
 
-/// Returns the GPU to which the simulated driver assigns a managed pool. The real driver allows any
-/// location for a managed pool, or none.
+/// Returns the GPU of a managed pool. The real driver also allows other locations, or none.
 fn managed_for(place: [i32; 2]) -> Outcome<usize> {
     match place {
         [1, _] => location(place)?.ok_or(Status::INVALID_VALUE),
@@ -196,8 +195,7 @@ fn set_current(index: usize, handle: usize) -> Outcome<()> {
         return Err(Status::INVALID_VALUE);
     }
     if pool.is_managed() {
-        // A GPU has one current pool for managed memory and another for `cuMemAllocAsync`. A
-        // managed pool never replaces the pool for `cuMemAllocAsync` (measured, H200, 580.159.04).
+        // A managed pool never becomes the pool of `cuMemAllocAsync` (measured, H200).
         return Ok(());
     }
     *driver()?.current_pool(index) = pool;
@@ -208,8 +206,8 @@ pub fn set_current_of(ordinal: i32, pool: usize) -> Outcome<()> {
     set_current(device::index(ordinal)?, pool)
 }
 
-/// Returns the GPU of a default pool of pinned memory. Fails if the kind is not pinned memory or
-/// the location is not a GPU: the simulated driver has no default pools for these.
+/// Returns the GPU of a default pool. The simulated driver has default pools only for pinned memory
+/// of a GPU.
 fn place(at: In<[i32; 2]>, kind: i32) -> Outcome<usize> {
     match (location(at.get()?)?, kind) {
         (Some(index), PINNED) => Ok(index),

@@ -1,12 +1,10 @@
 //! The table of the driver's exported functions.
 //!
-//! A row of the table reads `exported_name(arguments) "base name" version => handler;`. The base
-//! name is the name by which `cuGetProcAddress` finds the function. The handler is the Rust
-//! function that does the work.
+//! A row reads `exported_name(arguments) "base name" version => handler;`. `cuGetProcAddress` finds
+//! the function by the base name. The handler is a Rust function.
 //!
-//! Some functions have a twin for the per-thread default stream. Their rows read
-//! `exported_name(arguments) "base name" version | twin's_name version => handler;`. The last
-//! argument of the handler says whether the program called the twin.
+//! A function with a twin for the per-thread default stream has `version | twin's_name version`.
+//! Then the handler's last argument says whether the twin was called.
 #![allow(non_snake_case, missing_docs)]
 
 use crate::{
@@ -619,8 +617,8 @@ symbols! {
     cuCheckpointProcessUnlock(pid: i32, options: In<[u64; 8]>)
         "cuCheckpointProcessUnlock" 12080 => checkpoint::unlock;
 
-    // The functions `unseen…` are driver functions under second names. gpulimit does not hook these
-    // names. So a test can call these functions as if the driver itself had called them.
+    // gpulimit does not hook these second names (`unseen…`). So tests can call functions as the
+    // driver itself would.
     unseenStreamCreate(stream: Out<usize>, flags: u32) "unseenStreamCreate" 2000 => stream::create;
     unseenCtxCreate(context: Out<usize>, flags: u32, device: i32)
         "unseenCtxCreate" 2000 => context::create;

@@ -1,9 +1,9 @@
-//! `cuGetExportTable` and the private tables that it returns. NVIDIA's libcudart does not start
-//! without these tables.
+//! `cuGetExportTable` and its private tables. NVIDIA's libcudart does not start without these
+//! tables.
 //!
-//! The ZLUDA project has published the meaning of the entries. Each table begins with its own size
-//! in bytes, except the table for context-local storage. The integrity answer depends on the
-//! addresses of two tables.
+//! Each table begins with its size in bytes, except the table for context-local storage. The
+//! integrity answer covers the addresses of two tables. The meaning of the entries is published by
+//! the ZLUDA project.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;

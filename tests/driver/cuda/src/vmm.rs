@@ -71,8 +71,7 @@ pub fn unmap(address: u64, bytes: usize) -> Outcome<()> {
     vmm::unmap(address, bytes as u64)
 }
 
-/// Sets the access flags of a mapping. Uses the flags of the last access descriptor in `access`,
-/// and ignores which GPU this descriptor names.
+/// Sets the access flags of a mapping, for all GPUs. The last descriptor in `access` decides.
 pub fn set_access(address: u64, bytes: usize, access: In<u8>, count: usize) -> Outcome<()> {
     driver()?;
     for index in 0..count {

@@ -11,9 +11,10 @@ use crate::code::{Answer, Code};
 use crate::own;
 use crate::system::{machine, text};
 
-/// The base of all device handles. A handle is this number plus 16 times an index. The index of a
-/// GPU is its PCI index. The index of a MIG instance is [`MIG`] plus its device number.
+/// The base of all device handles. A handle adds 16 times an index to this base.
 const HANDLES: usize = 0x6e76_6d6c_0000;
+/// The index of a MIG instance is this number plus its device number; the index of a GPU is its PCI
+/// index.
 const MIG: usize = 64;
 
 /// The object that an NVML device handle stands for: a GPU or a MIG instance.
@@ -139,8 +140,8 @@ pub fn uuid(handle: usize, out: Out<u8>, length: u32) -> Answer {
     text(out, &unit.uuid(machine), length)
 }
 
-/// Writes an `nvmlPciInfo_t` for a GPU. Its fields are the legacy bus id (16 bytes), the domain,
-/// the bus, the device, the device id, the subsystem id, and the bus id (32 bytes).
+/// Writes an `nvmlPciInfo_t` for a GPU. The bus id stands at the start (16 bytes) and at the end
+/// (32 bytes).
 pub fn pci_info(handle: usize, out: Out<u8>) -> Answer {
     let (machine, unit) = open(handle)?;
     let pci = device::pci(unit.gpu(machine));
@@ -157,9 +158,8 @@ pub fn pci_info(handle: usize, out: Out<u8>) -> Answer {
     Ok(out.at(36).text(&format!("0000{}", pci.bus_id()), 32)?)
 }
 
-/// Returns the total, reserved, free and used bytes of a GPU or MIG instance. Reserved bytes do not
-/// count as used. A divided GPU reports the sum of its MIG instances, which share its reserved
-/// bytes equally.
+/// Returns the total, reserved, free and used bytes of a GPU (with all its MIG instances) or of one
+/// MIG instance. Reserved bytes are not used bytes.
 fn memory(handle: usize) -> Result<[u64; 4], Code> {
     let (machine, unit) = open(handle)?;
     process::scan(machine, false);

@@ -1,8 +1,8 @@
-//! The libnvidia-ml.so.1 (NVML) of the simulated driver. It reports the GPUs, the memory of each
-//! GPU, and the processes that hold this memory.
+//! The libnvidia-ml.so.1 (NVML) of the simulated driver. It reports GPUs, their memory, and their
+//! processes.
 //!
-//! The simulated NVML reads only the shared file of the simulated machine. So it works without the
-//! simulated libcuda and in any process, even in a forked child.
+//! This library reads only the simulated machine's shared file. So it works without libcuda, and in
+//! forked children.
 #![allow(unsafe_code, missing_docs)]
 
 mod code;

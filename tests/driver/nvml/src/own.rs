@@ -1,5 +1,5 @@
-//! NVML's calls of its own functions by their exported names. If a preloaded library exports the
-//! same name, that library gets the call.
+//! Calls by NVML of its own functions by their exported names. A preloaded library with the same
+//! names gets these calls.
 
 use std::ffi::{CStr, c_void};
 use std::mem::transmute;
@@ -10,8 +10,8 @@ use gpulimit_sim::abi::Out;
 use crate::code::{Answer, Code};
 use crate::system::machine;
 
-/// Looks up a function of NVML by its exported name, as the dynamic linker does. Returns `None`
-/// unless the knob `own-exports` is set.
+/// Looks up an NVML function by its exported name. Returns `None` unless the knob `own-exports` is
+/// set.
 fn bound(name: &CStr) -> Result<Option<*mut c_void>, Code> {
     if machine()?.knobs.own_exports.load(Relaxed) == 0 {
         return Ok(None);
@@ -40,8 +40,8 @@ pub fn memory_v2(handle: usize, memory: &mut [u64; 5]) -> Option<Answer> {
     Some(answer(function(handle, memory)))
 }
 
-/// Looks up a function by its exported name `name`, and calls it for a process list. Returns `None`
-/// unless the knob `own-exports` is set.
+/// Gets a process list from the function exported as `name`. Returns `None` unless the knob
+/// `own-exports` is set.
 pub fn list(name: &CStr, handle: usize, count: Out<u32>, infos: Out<u8>) -> Option<Answer> {
     let found = match bound(name) {
         Ok(found) => found?,

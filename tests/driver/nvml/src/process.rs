@@ -18,11 +18,12 @@ enum Mode {
     Mps = 2,
 }
 
-/// Sizes of the elements `nvmlProcessInfo_v1_t`, `nvmlProcessInfo_v2_t` and
-/// `nvmlProcessDetail_v1_t`. In the first R535 drivers, the `_v3` functions also write elements of
-/// the third size.
+/// Bytes of a `nvmlProcessInfo_v1_t`.
 const V1: usize = 16;
+/// Bytes of a `nvmlProcessInfo_v2_t`.
 const V2: usize = 24;
+/// Bytes of a `nvmlProcessDetail_v1_t`. The `_v3` functions of the first R535 drivers also write
+/// this element.
 const DETAIL: usize = 32;
 
 /// Returns one of NVML's process lists: the pid, the device and the bytes of each process.
@@ -43,9 +44,8 @@ fn listed(machine: &Machine, unit: Unit, mode: Mode) -> Vec<(u32, usize, u64)> {
     unit.devices(machine).flat_map(held).collect()
 }
 
-/// Reads a number from an environment variable. `GPULIMIT_SIM_NVML_FIGURE` makes NVML report wrong
-/// bytes for every process. `GPULIMIT_SIM_NVML_COUNT` makes it report a wrong number of processes.
-/// A library that replaces NVML might report such figures.
+/// Reads a wrong number for NVML to report from an environment variable. A library that replaces
+/// NVML might report such numbers.
 fn pretence(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
