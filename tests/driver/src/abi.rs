@@ -41,8 +41,8 @@ impl<T> Out<T> {
     /// Writes the result through the pointer, unless the pointer is NULL.
     pub fn put_if(self, value: T) {
         if !self.0.is_null() {
-            // SAFETY: the C caller promises that a pointer that is not NULL points to a writable
-            // value of this type; the alignment does not matter.
+            // SAFETY: the C caller promises a writable value of this type unless the pointer is
+            // NULL. Alignment does not matter.
             unsafe { self.0.write_unaligned(value) };
         }
     }
@@ -85,8 +85,7 @@ impl<T> Out<T> {
 }
 
 impl Out<u8> {
-    /// Writes a text and a NUL into the caller's buffer of `length` bytes. Cuts a text that is too
-    /// long for the buffer.
+    /// Writes a text and a NUL, cut to the caller's buffer of `length` bytes.
     ///
     /// # Errors
     /// `INVALID_VALUE` for NULL or a length below 1.
@@ -125,8 +124,8 @@ impl<T> In<T> {
         if self.0.is_null() {
             return Err(Status::INVALID_VALUE);
         }
-        // SAFETY: the C caller promises that a pointer that is not NULL points to a readable value
-        // of this type; the alignment does not matter.
+        // SAFETY: the C caller promises a readable value of this type unless the pointer is NULL.
+        // Alignment does not matter.
         Ok(unsafe { self.0.read_unaligned() })
     }
 
@@ -158,8 +157,8 @@ impl Text {
         if self.0.is_null() {
             return Err(Status::INVALID_VALUE);
         }
-        // SAFETY: the C caller promises a NUL-terminated string that lives as long as the call;
-        // handlers do not keep the slice after the call.
+        // SAFETY: the C caller promises a NUL-terminated string for the length of the call.
+        // Handlers do not keep the slice.
         Ok(unsafe { CStr::from_ptr(self.0) }.to_bytes())
     }
 
@@ -191,8 +190,8 @@ impl Site {
         }
     }
 
-    /// Runs `work`, the body of a driver call. A knob can make the call wait before or after
-    /// `work`, or fail without running `work`. While no knob is set, this costs one branch.
+    /// Runs `work`, the body of a driver call; a knob can delay or fail the call. Without knobs,
+    /// costs one branch.
     #[inline(always)]
     pub fn run(&self, work: impl FnOnce() -> i32) -> i32 {
         // SAFETY: `ACTIVE` holds the address of a static, or of a word of the machine's shared
@@ -205,8 +204,8 @@ impl Site {
         }
     }
 
-    /// Returns `code` unchanged. If `code` is an error, appends the function's name to the file
-    /// that `GPULIMIT_SIM_FAILED` names. The tests read this file to learn which functions failed.
+    /// Returns `code`. Appends the function's name to the file `GPULIMIT_SIM_FAILED` if `code` is
+    /// an error.
     pub fn note(&self, code: i32) -> i32 {
         if code != 0 {
             self.failed();
@@ -262,14 +261,15 @@ fn wait(ns: u64) {
 }
 
 thread_local! {
-    /// Whether the present driver call got a stale or wrong handle. A real driver can crash on such
-    /// a handle: the handle is an address, and the memory there can be reused.
+    /// Whether the present driver call got a wrong handle. A real driver can crash on a wrong
+    /// handle.
     static FATAL: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Functions of the real driver that crash for the handle of a destroyed object, and for the handle
-/// of an object of the wrong kind (measured on an H200, 580.159.03). The real `cuLibraryUnload`
-/// crashes, too, but the list omits it: random tests call it with wrong handles.
+/// Functions of the real driver that crash for the handle of a destroyed object or of another kind
+/// of object (measured, H200, 580.159.03).
+///
+/// The list omits `cuLibraryUnload`, because random tests call it with wrong handles.
 const CRASHES: &[&str] = &[
     "cuGraphLaunch",
     "cuGraphUpload",
@@ -291,8 +291,8 @@ const CRASHES: &[&str] = &[
     "cuStreamSynchronize",
 ];
 
-/// Notes that the present driver call got a wrong handle, and returns `status`. If `CRASHES` lists
-/// the called function, the process crashes at the end of the call.
+/// Returns `status`, and crashes the process at the end of the present call if `CRASHES` lists the
+/// function.
 pub fn fatal(status: Status) -> Status {
     FATAL.set(true);
     status

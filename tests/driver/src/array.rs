@@ -1,10 +1,12 @@
 //! Arrays and mipmapped arrays of the simulated driver, and the memory that they take.
 //!
-//! Measured (H100, 580.159.04): an array of 2 MiB or more ([`Shape::bytes`]) takes blocks of its
-//! own. Smaller arrays share blocks with other arrays of their context, but not with linear memory.
-//! One block holds 24 arrays of 64 KiB, two of 832 KiB, or one of 1.8 MiB. A block is freed with
-//! its last array. Sparse arrays and arrays with deferred mapping take no memory. The program maps
-//! memory into such an array. This memory is freed when the program releases the memory's handle.
+//! Measured (H100, 580.159.04):
+//! - An array of 2 MiB or more ([`Shape::bytes`]) takes blocks of its own.
+//! - Smaller arrays of a context share blocks, but not with linear memory.
+//! - One block holds 24 arrays of 64 KiB, two of 832 KiB, or one of 1.8 MiB.
+//! - A block is freed with its last array.
+//! - Sparse arrays and arrays with deferred mapping take no memory. Memory that is mapped into them
+//!   is freed when its handle is released.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering::Relaxed;
@@ -47,8 +49,8 @@ enum Memory {
     /// Some grains of a block that several arrays share. Bit *n* of `grains` is set if this array
     /// has the grain *n*.
     Shared { block: usize, grains: u32 },
-    /// The array has no memory of its own; the program maps memory into its tiles. The simulated
-    /// driver does not track these mappings.
+    /// The array has no memory of its own: the program maps memory into it. These mappings are not
+    /// tracked.
     Mapped,
     /// The array is a level of a mipmapped array and uses the memory of this mipmapped array.
     Borrowed,
@@ -96,13 +98,11 @@ pub enum Part {
 struct State {
     arrays: HashMap<u64, Array>,
     last: u64,
-    /// The handles of destroyed arrays, for reuse by new arrays. The handle that was freed last is
-    /// used first, as a heap allocator does with addresses.
+    /// The handles of destroyed arrays. A new array gets the handle that was freed last.
     free: Vec<u64>,
     /// The handles in `free`, each with the kind of its destroyed array.
     gone: HashSet<(Kind, u64)>,
-    /// The shared blocks of each context. Each block is a bitmap of the grains that are in use. The
-    /// bitmap of a freed block is 0.
+    /// The shared blocks of each context: bitmaps of used grains. A freed block has the bitmap 0.
     blocks: HashMap<usize, Vec<u32>>,
 }
 
@@ -112,7 +112,7 @@ fn state() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Creates an array of this shape, or a mipmapped array with at most `levels` levels.
+/// Creates an array, or a mipmapped array with at most `levels` levels.
 ///
 /// # Errors
 /// `INVALID_VALUE` for an invalid shape, `OUT_OF_MEMORY`.
@@ -225,8 +225,8 @@ impl State {
 /// Destroys an array. Does nothing for a level of a mipmapped array (measured).
 ///
 /// # Errors
-/// `CONTEXT_IS_DESTROYED` if the array was destroyed before (measured); `INVALID_HANDLE` for a
-/// handle that never was an array of this kind.
+/// - `CONTEXT_IS_DESTROYED`: the array was destroyed before (measured).
+/// - `INVALID_HANDLE`: not an array of this kind.
 pub fn destroy(kind: Kind, handle: u64) -> Outcome<()> {
     let mut guard = state();
     let state = &mut *guard;
@@ -236,11 +236,10 @@ pub fn destroy(kind: Kind, handle: u64) -> Outcome<()> {
     Ok(())
 }
 
-/// Returns the handle of one level of a mipmapped array. The level's handle is destroyed with the
-/// mipmapped array.
+/// Returns the handle of one level of a mipmapped array, which is destroyed with that array.
 ///
 /// # Errors
-/// `INVALID_HANDLE`, or `INVALID_VALUE` when the array has no such level.
+/// `INVALID_HANDLE`; `INVALID_VALUE` without such a level.
 pub fn level(handle: u64, level: u32) -> Outcome<u64> {
     let mut guard = state();
     let state = &mut *guard;
@@ -286,8 +285,7 @@ pub fn shape(handle: u64) -> Outcome<Shape> {
 /// Returns the bytes that the program must map into an array with deferred mapping.
 ///
 /// # Errors
-/// `INVALID_HANDLE`; `INVALID_VALUE` for an array without deferred mapping (NVIDIA's
-/// documentation).
+/// `INVALID_HANDLE`; `INVALID_VALUE` for other arrays (NVIDIA's documentation).
 pub fn requirement(kind: Kind, handle: u64) -> Outcome<u64> {
     let guard = state();
     let array = guard.array(kind, handle)?;
@@ -343,13 +341,12 @@ impl Array {
     }
 }
 
-/// Checks the arguments of a call that maps or unmaps memory of arrays. The simulated driver does
-/// not store these mappings. A mapping does not keep memory alive: memory is freed when its last
-/// handle is released (measured, H100, 580.159.04).
+/// Checks a call that maps or unmaps memory of arrays. Mappings are not stored: memory is freed
+/// with its last handle, even if mapped (measured).
 ///
 /// # Errors
-/// `INVALID_HANDLE`; `INVALID_VALUE` for unknown memory, for an array with memory of its own, and
-/// for a part that does not consist of whole tiles.
+/// - `INVALID_HANDLE`.
+/// - `INVALID_VALUE`: unknown memory, an array with memory of its own, or a part of a tile.
 pub fn map(mappings: &[Mapping]) -> Outcome<()> {
     let mut guard = state();
     let state = &mut *guard;

@@ -1,8 +1,7 @@
-//! Linear memory of the simulated driver. Small requests share blocks of 2 MiB; large requests have
-//! blocks of their own.
+//! Linear memory of the simulated driver. Small requests share blocks of 2 MiB; large requests do
+//! not.
 //!
-//! A small request that fits into a block of the process takes one uncontended lock. It does not
-//! touch the shared memory of the simulated machine.
+//! A small request that fits into a block takes one uncontended lock and touches no shared memory.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
@@ -21,14 +20,13 @@ use crate::{Outcome, Status, graph, ipc};
 /// The largest request, in bytes, that shares a block with other requests.
 const SHARED: u64 = BLOCK - GRAIN;
 
-/// One shard of a context's small requests. A request first tries the shard that its size selects.
-/// If this shard is full, the request tries the other shards. So requests of all sizes share
-/// blocks.
+/// One shard of a context's small requests. A request uses the shard for its size; if that shard is
+/// full, another shard.
 #[derive(Default)]
 pub struct SmallShard {
     heap: Mutex<Heap>,
-    /// An upper bound of the largest request that fits into this shard. A failed request sets it to
-    /// [`Heap::room`]. New or freed memory sets it to the size of a block.
+    /// The largest request that might fit: [`Heap::room`] after a failed request, one block after
+    /// new or freed memory.
     room: AtomicU64,
 }
 
@@ -129,7 +127,7 @@ fn add(heap: &mut Heap, context: &Context, shard: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// Allocates linear memory whose address fits into 32 bits. The memory has blocks of its own.
+/// Allocates linear memory, in blocks of its own, whose address fits into 32 bits.
 ///
 /// # Errors
 /// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY`.
@@ -191,11 +189,11 @@ pub fn allocate_module(context: &Context, bytes: u64) -> Outcome<u64> {
     allocate_large(context, bytes, Kind::Module)
 }
 
-/// Frees memory of any kind by its address. Memory of a pool is freed only when all earlier work on
-/// `stream` is done. Address 0 is ignored.
+/// Frees memory of any kind; pool memory once the earlier work on `stream` is done. Ignores address
+/// 0.
 ///
 /// # Errors
-/// `INVALID_VALUE` when the address is not the start of an allocation.
+/// `INVALID_VALUE` if no allocation starts there.
 pub fn free(address: u64, stream: Name) -> Outcome<()> {
     if address == 0 {
         return Ok(());

@@ -1,7 +1,7 @@
 //! Cancellation of threads (`pthread_cancel`) in calls of the simulated driver.
 //!
-//! A driver call is a *cancellation point* if a cancelled thread ends inside the call. In the real
-//! driver, calls that open or read a file or that wait are cancellation points. Measured on an H200
+//! A *cancellation point* is a driver call in which a cancelled thread ends. In the real driver,
+//! calls that open or read a file or that wait are cancellation points. Measured on an H200
 //! (580.159) with a thread that was already cancelled:
 //!
 //! | the thread ends in | the thread does not end in |
@@ -9,10 +9,9 @@
 //! | `cuInit`, `cuCtxCreate`, `cuDevicePrimaryCtxRetain`, `cuCtxDestroy`, `cuModuleLoadData`, the first `cuMemAllocAsync` | `cuMemAlloc`, `cuMemFree`, later `cuMemAllocAsync`, `cuMemFreeAsync`, streams, launches, graphs, `cuMemCreate`, `cuMemMap`, `cuCtxSetLimit`, `cuMemAllocManaged`, `cuModuleUnload`, pools |
 //! | `cuCtxSynchronize`, `cuStreamSynchronize`, `cuEventSynchronize`, `cuMemFree`, `cuModuleUnload`, while work is under way in a context with `CU_CTX_SCHED_BLOCKING_SYNC` | the same calls without that flag |
 //!
-//! In the simulated driver a cancelled thread ends at the beginning of a cancellation point.
-//! Cancellation is disabled for the rest of the call, because unwinding through Rust frames would
-//! abort the process. The second row of the table is simplified: it holds once the process has made
-//! a context with `CU_CTX_SCHED_BLOCKING_SYNC`, even while no work is under way.
+//! In the simulated driver a cancelled thread ends at the beginning of the call. Cancellation is
+//! disabled for the rest of the call, because unwinding through Rust frames aborts the process. The
+//! second row applies once the process has made a context with the flag, even without work.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -83,8 +82,8 @@ impl Point {
         Point::Never
     }
 
-    /// Ends the calling thread if it was cancelled and this function is now a cancellation point.
-    /// The caller must hold nothing that needs clean-up.
+    /// Ends the calling thread if it was cancelled and may end here. The caller must hold nothing
+    /// that needs clean-up.
     #[inline]
     pub fn pass(self) {
         static CALLED: AtomicBool = AtomicBool::new(false);
@@ -97,8 +96,8 @@ impl Point {
             Point::Waiting => SLEEPS.load(Ordering::Relaxed),
         };
         if is_point {
-            // SAFETY: the function takes no arguments. It can unwind the frames of its callers.
-            // These frames hold no values that need a drop.
+            // SAFETY: the function takes no arguments. The frames that it may unwind hold no values
+            // that need a drop.
             unsafe { pthread_testcancel() };
         }
     }

@@ -1,11 +1,13 @@
-//! Stream capture in the simulated driver: which captures are under way, which calls they forbid,
-//! and which calls invalidate them.
+//! Stream capture in the simulated driver: which calls a capture forbids, and which calls
+//! invalidate it.
 //!
-//! Measured (H100, 580.159.04): `cuMemPoolGetAttribute` invalidates a capture in the global mode.
-//! Every later call on the captured stream then returns error 901. `cuStreamEndCapture` returns
-//! this error, too, but ends the capture, so the stream works again. If the thread that calls
-//! `cuMemPoolGetAttribute` is in the relaxed mode, the capture stays valid. The other forbidden
-//! calls are taken from NVIDIA's documentation.
+//! Measured (H100, 580.159.04):
+//! - `cuMemPoolGetAttribute` invalidates a capture in the global mode, unless its thread is in the
+//!   relaxed mode.
+//! - Later calls on the captured stream return error 901.
+//! - `cuStreamEndCapture` returns error 901, too, but then the stream works again.
+//!
+//! The other forbidden calls are taken from NVIDIA's documentation.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -39,8 +41,8 @@ struct Capture {
     id: u64,
     graph: &'static Graph,
     last: Option<&'static Node>,
-    /// The last captured call, if its graph node is not yet added. A later step of the call can
-    /// still change the kind of this node.
+    /// The last captured call, while a later step of the call can still change the kind of its
+    /// graph node.
     pending: Option<Kind>,
 }
 
@@ -83,11 +85,11 @@ fn invalidate(mut fits: impl FnMut(&Capture) -> bool) -> bool {
     any
 }
 
-/// Reports a driver call that is potentially unsafe during a capture (NVIDIA's documentation).
-/// Invalidates the captures that forbid this call. Costs one branch while no stream is captured.
+/// Invalidates the captures that forbid an unsafe call (NVIDIA's documentation). Costs one branch
+/// without captures.
 ///
 /// # Errors
-/// `STREAM_CAPTURE_UNSUPPORTED` if a capture forbids the call; the capture is then invalid.
+/// `STREAM_CAPTURE_UNSUPPORTED` if a capture forbids the call.
 #[inline(always)]
 pub fn unsafe_call() -> Outcome<()> {
     if COUNT.load(Relaxed) == 0 {
@@ -111,11 +113,10 @@ fn judge_call() -> Outcome<()> {
     }
 }
 
-/// Reports a call that waits for a whole context. Every capture mode forbids such a call while a
-/// stream of that context is captured.
+/// Invalidates the captures of a context, for a call that waits for the whole context.
 ///
 /// # Errors
-/// `STREAM_CAPTURE_UNSUPPORTED`; the captures are then invalid.
+/// `STREAM_CAPTURE_UNSUPPORTED` if there are such captures.
 #[inline(always)]
 pub fn synchronizes(context: &Context) -> Outcome<()> {
     if COUNT.load(Relaxed) != 0
@@ -126,12 +127,11 @@ pub fn synchronizes(context: &Context) -> Outcome<()> {
     Ok(())
 }
 
-/// Reports a call that queries or waits for a stream. While the stream is captured, every capture
-/// mode forbids this call.
+/// Invalidates the capture of a stream, for a call that queries or waits for the stream.
 ///
 /// # Errors
-/// `STREAM_CAPTURE_UNSUPPORTED` if the stream is captured; the capture is then invalid.
-/// `STREAM_CAPTURE_INVALIDATED` if the capture was already invalid.
+/// - `STREAM_CAPTURE_UNSUPPORTED`: the stream is captured.
+/// - `STREAM_CAPTURE_INVALIDATED`: its capture was already invalid.
 pub fn waits_for(stream: Option<&Stream>) -> Outcome<()> {
     match stream {
         Some(stream) if stream.captures()? => {
@@ -142,10 +142,11 @@ pub fn waits_for(stream: Option<&Stream>) -> Outcome<()> {
     }
 }
 
-/// Reports a use of the context's legacy stream. The legacy stream waits for every blocking stream.
+/// Invalidates captures of blocking streams, for a use of the legacy stream, which waits for these
+/// streams.
 ///
 /// # Errors
-/// `STREAM_CAPTURE_IMPLICIT` if a blocking stream is captured; the capture is then invalid.
+/// `STREAM_CAPTURE_IMPLICIT` if a blocking stream is captured.
 #[inline(always)]
 pub fn legacy(context: &Context) -> Outcome<()> {
     if COUNT.load(Relaxed) != 0 && invalidate(|capture| capture.holds_legacy(context)) {
@@ -217,9 +218,9 @@ fn remove(captures: &mut Vec<Capture>, index: usize) -> Capture {
 /// Ends the capture of a stream and returns the captured graph.
 ///
 /// # Errors
-/// `ILLEGAL_STATE` if the stream is not captured. `STREAM_CAPTURE_WRONG_THREAD` if another thread
-/// began the capture and its mode is not relaxed. `STREAM_CAPTURE_INVALIDATED` if the capture was
-/// invalid; the capture ends nevertheless.
+/// - `ILLEGAL_STATE`: the stream is not captured.
+/// - `STREAM_CAPTURE_WRONG_THREAD`: another thread began the capture, not in the relaxed mode.
+/// - `STREAM_CAPTURE_INVALIDATED`: the capture was invalid. It ends nevertheless.
 pub fn end(stream: &Stream) -> Outcome<&'static Graph> {
     let mut captures = captures();
     let index = captures
@@ -282,11 +283,10 @@ pub fn add_kernel(stream: &Stream, function: usize, need: Need) {
     });
 }
 
-/// Adds an allocation to the captured graph. The allocation gets its address now and its memory at
-/// the graph's launch.
+/// Adds an allocation to the captured graph, and returns its address. A launch takes the memory.
 ///
 /// # Errors
-/// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY` when the addresses are used up.
+/// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY` without free addresses.
 pub fn allocate(stream: &Stream, bytes: u64) -> Outcome<u64> {
     with(stream, |capture| {
         capture.pending = None;

@@ -1,8 +1,8 @@
-//! Checkpoints (`cuCheckpointProcess…`). One process locks another process, moves its GPU memory
-//! away, and brings this memory back.
+//! Checkpoints (`cuCheckpointProcess…`): one process moves the GPU memory of another process away
+//! and back.
 //!
-//! The function that locks a process does not wait for driver calls under way in that process. The
-//! caller must make sure that no driver calls are under way.
+//! A lock does not wait for driver calls under way in the other process. The caller must rule out
+//! such calls.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::time::Duration;
@@ -36,12 +36,12 @@ fn step(line: &Slot, from: u64, to: u64) -> Outcome<()> {
 /// Returns the `CUprocessState` of a process.
 ///
 /// # Errors
-/// `INVALID_VALUE` for a pid without a slot. All functions here that take a pid return this error.
+/// `INVALID_VALUE` for a pid without a slot, as in all functions here.
 pub fn state(machine: &'static Machine, pid: i32) -> Outcome<i32> {
     Ok(find(machine, pid)?.1.state.load(SeqCst) as i32)
 }
 
-/// Locks a process. Then the driver calls of the process wait until the process is unlocked.
+/// Makes the driver calls of a process wait until the process is unlocked.
 ///
 /// # Errors
 /// `ILLEGAL_STATE` unless the process is running.
@@ -67,11 +67,10 @@ pub fn checkpoint(machine: &'static Machine, pid: i32) -> Outcome<()> {
     Ok(())
 }
 
-/// Brings the GPU memory of a checkpointed process back to the GPUs.
+/// Brings the memory of a checkpointed process back to the GPUs.
 ///
 /// # Errors
-/// `ILLEGAL_STATE` unless the process is checkpointed, `OUT_OF_MEMORY` when a GPU has too little
-/// room.
+/// `ILLEGAL_STATE` for other processes, `OUT_OF_MEMORY`.
 pub fn restore(machine: &'static Machine, pid: i32) -> Outcome<()> {
     let (slot, line) = find(machine, pid)?;
     if line.state.load(SeqCst) != CHECKPOINTED {

@@ -1,5 +1,5 @@
-//! Contexts of the simulated driver: the memory that they cost, the objects that are destroyed with
-//! them, and the current context of each thread.
+//! Contexts of the simulated driver: their memory, their objects, and each thread's current
+//! context.
 #![allow(unsafe_code)]
 
 use std::cell::{Cell, RefCell};
@@ -24,8 +24,8 @@ pub const STACK: u64 = 1024;
 const STACK_SIZE: i32 = 0;
 const PRINTF_FIFO_SIZE: i32 = 1;
 const MALLOC_HEAP_SIZE: i32 = 2;
-/// The limits of a new context (`cuCtxGetLimit`), by their numbers in `CUlimit`. `None` stands for
-/// a limit that the GPU does not support. Measured (H100, 580.159.04).
+/// The limits of a new context, by their numbers in `CUlimit` (measured). `None` is an unsupported
+/// limit.
 const LIMITS: [Option<u64>; 7] = [
     Some(STACK),
     Some(8_650_752),
@@ -35,27 +35,26 @@ const LIMITS: [Option<u64>; 7] = [
     Some(64),
     Some(9_830_400),
 ];
-/// A context takes this many MiB, and 1 MiB per multiprocessor, for its first module with device
-/// malloc. On an H100 with 132 multiprocessors this is 138 MiB (measured).
+/// A context's first module with device malloc takes this many MiB and 1 MiB per multiprocessor:
+/// 138 MiB on an H100 (measured).
 const HEAP_TABLES: u64 = 6;
-/// The bytes that a context takes for its first module with device printf or assert. The bytes for
-/// assert include those for printf. The bytes for malloc include those for assert. Neither the
-/// order of the modules nor the limits of the context change these bytes. Measured (H100,
-/// 580.159.04).
+/// Bytes for a context's first module with device printf. The limits and the order of modules do
+/// not matter (measured).
 const PRINTF: u64 = 62 << 20;
+/// Bytes for the first module with device assert, printf included. The bytes for malloc include
+/// these bytes.
 const ASSERT: u64 = 90 << 20;
-/// The driver rejects this stack limit and every larger one as invalid (measured). A smaller limit
-/// can still need more memory than the GPU has.
+/// The driver rejects this and every larger stack limit as invalid (measured).
 const STACK_END: u64 = 512 << 10;
-/// The bytes that a green context takes: memory of its own, and its part of blocks that all green
-/// contexts share. Measured (H100, 580.159.04): one to four green contexts, each with a stream,
-/// take 6, 12, 16 and 22 MiB.
+/// Bytes per green context: its own, and its part of shared blocks. Measured: one to four take 6,
+/// 12, 16 and 22 MiB.
 const GREEN: [u64; 2] = [4 << 20, 560 << 10];
-/// The memory of streams, in two kinds. Each pair has the bytes per stream, and the number of
-/// streams for which a new context already has room. Measured (H100, 580.159.04): the first kind
-/// takes a block at the streams 2, 6, 10 and so on. The second kind takes a block at the 36th
-/// stream and then at about every 43rd stream. 256 streams take 140 MiB, and 4,096 streams take
-/// 2,240 MiB.
+/// Two kinds of memory of streams: the bytes per stream, and the streams for which a new context
+/// has room.
+///
+/// Measured (H100, 580.159.04): the first kind takes a block at the streams 2, 6, 10 and so on. The
+/// second kind takes a block at stream 36 and then at about every 43rd. 256 streams take 140 MiB,
+/// and 4,096 take 2,240 MiB.
 const STREAMS: [(u64, u64); 2] = [(512 << 10, 1), (48 << 10, 35)];
 
 /// A function that the driver calls when a context is destroyed. One argument is the value that was
@@ -64,8 +63,8 @@ pub type Destructor = extern "C" fn(usize, usize, usize);
 /// Values that other libraries store in a context, by key, each with its destructor.
 pub type Storage = HashMap<usize, (usize, Option<Destructor>)>;
 
-/// A context of the simulated driver. The `Context` object is never freed, so a stale handle still
-/// points to it. The object says whether the context was destroyed.
+/// A context. The `Context` object is never freed, so a stale handle shows that the context was
+/// destroyed.
 pub struct Context {
     magic: u64,
     /// Index of this context in the process's list of contexts.
@@ -75,14 +74,14 @@ pub struct Context {
     /// The primary context of a green context; `None` for other contexts.
     base: Option<&'static Context>,
     active: AtomicBool,
-    /// The number of references. A retain of a primary context is a reference. So are the creation
-    /// of another context and each `cuCtxAttach`.
+    /// The number of references: retains of a primary context, otherwise the creation and each
+    /// `cuCtxAttach`.
     pub references: AtomicU32,
     /// Creation flags.
     pub flags: AtomicU32,
     id: AtomicU64,
-    /// Bytes of local memory per thread for which the context holds memory. Usually this is the
-    /// stack limit. It is 0 after a larger stack limit did not fit on the GPU.
+    /// Bytes per thread for which the context holds local memory; 0 after a larger stack limit did
+    /// not fit.
     backed: AtomicU64,
     state: Mutex<State>,
     /// The small requests of the context. The size of a request selects its shard.
@@ -132,9 +131,8 @@ pub struct Needs {
     pub assert: bool,
 }
 
-/// Returns the bytes of GPU memory for `per_thread` bytes of local memory per thread, with as many
-/// threads as the GPU can run at once. The result is rounded down to whole blocks (measured, H100,
-/// 580.159.04).
+/// Returns the bytes of local memory for all threads that the GPU can run, rounded down to blocks
+/// (measured).
 fn backing(machine: &Machine, per_thread: u64) -> Outcome<u64> {
     let threads = device::multiprocessors(machine) * THREADS_PER_MULTIPROCESSOR;
     let bytes = per_thread
@@ -155,11 +153,10 @@ thread_local! {
     static BELOW: RefCell<Vec<&'static Context>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Returns the calling thread's current context. For a green context, returns its primary context.
+/// Returns the calling thread's current context; for a green context, its primary context.
 ///
 /// # Errors
-/// `INVALID_CONTEXT` when the thread has no current context, `CONTEXT_IS_DESTROYED` when the
-/// current context was destroyed.
+/// `INVALID_CONTEXT` without a current context, `CONTEXT_IS_DESTROYED`.
 pub fn current() -> Outcome<&'static Context> {
     let context = CURRENT.get().ok_or(Status::INVALID_CONTEXT)?;
     if context.is_active() {
@@ -286,7 +283,7 @@ impl Context {
     /// Adds a retain to the primary context. The first retain makes the context active.
     ///
     /// # Errors
-    /// `OUT_OF_MEMORY` when the GPU has no room for it.
+    /// `OUT_OF_MEMORY`.
     pub fn retain(&self) -> Outcome<()> {
         let _one = PRIMARY.lock().unwrap_or_else(PoisonError::into_inner);
         if self.is_active() {
@@ -419,7 +416,7 @@ impl Context {
         std::ptr::from_ref(self) as usize
     }
 
-    /// Returns the context of a `CUcontext` handle, even if the context was destroyed.
+    /// Returns the context of a `CUcontext` handle, even a destroyed context.
     ///
     /// # Errors
     /// `INVALID_CONTEXT` for a handle that is not a context.
@@ -445,13 +442,12 @@ impl Context {
         Ok(self.state().limits.get(&limit).copied().unwrap_or(start))
     }
 
-    /// Sets one limit of the context. A new stack limit resizes the local memory at once. Local
-    /// memory that kernel launches have added is then freed.
+    /// Sets one limit. A new stack limit also frees local memory that launches have added.
     ///
     /// # Errors
-    /// `OUT_OF_MEMORY`; `UNSUPPORTED_LIMIT`; `INVALID_VALUE` for an unknown limit, a stack limit
-    /// that is too large, and the limit of a device function (printf, malloc) that is already in
-    /// use.
+    /// - `OUT_OF_MEMORY`; `UNSUPPORTED_LIMIT`.
+    /// - `INVALID_VALUE`: an unknown limit, a stack limit that is too large, or the limit of a
+    ///   device function in use.
     pub fn set_limit(&self, limit: i32, value: u64) -> Outcome<()> {
         self.limit(limit)?;
         let mut state = self.state();
@@ -475,8 +471,7 @@ impl Context {
         Ok(())
     }
 
-    /// Takes the memory that the device runtime needs for a module, unless the context already
-    /// holds it. The memory is freed with the context.
+    /// Takes the memory of the device runtime for a module, once. It is freed with the context.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.
@@ -510,9 +505,7 @@ impl Context {
         Ok(())
     }
 
-    /// Takes the memory for a kernel launch. The kernel needs `local` bytes of local memory per
-    /// thread; a lower stack limit is raised to `local`. The kernel may also need the heap of
-    /// device malloc.
+    /// Takes the memory for launching a kernel with `local` bytes of local memory per thread.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.
@@ -539,8 +532,8 @@ impl Context {
         self.grow_local(local, needs.heap)
     }
 
-    /// Takes the memory for kernels with up to `local` bytes of local memory per thread. If `heap`
-    /// is set, also takes the heap of device malloc.
+    /// Takes local memory of `local` bytes per thread. If `heap` is set, also takes the heap of
+    /// device malloc.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.
@@ -560,9 +553,8 @@ impl Context {
         Ok(())
     }
 
-    /// Resizes the local memory to `per_thread` bytes per thread. If the GPU has too little room,
-    /// the driver frees the present local memory and keeps the old stack limit (measured, H100,
-    /// 580.159.04).
+    /// Resizes the local memory. If the GPU has too little room, frees all local memory and keeps
+    /// the old stack limit (measured).
     fn resize_local(&self, state: &mut State, per_thread: u64) -> Outcome<()> {
         let driver = driver()?;
         let bytes = backing(driver.machine, per_thread)?;
@@ -580,8 +572,7 @@ impl Context {
         Ok(())
     }
 
-    /// Makes a green context of this primary context. The memory of the green context belongs to
-    /// the primary context and is freed with it (measured).
+    /// Makes a green context, whose memory is freed with this primary context (measured).
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.
@@ -598,12 +589,10 @@ impl Context {
         Ok(green)
     }
 
-    /// Ends a green context and returns its primary context. The primary context keeps the memory
-    /// of the green context.
+    /// Ends a green context and returns its primary context, which keeps the memory.
     ///
     /// # Errors
-    /// `INVALID_CONTEXT` for a context that is not green, `CONTEXT_IS_DESTROYED` if it was ended
-    /// before.
+    /// `INVALID_CONTEXT` for other contexts, `CONTEXT_IS_DESTROYED`.
     pub fn end_green(&self) -> Outcome<&'static Context> {
         let base = self.base.ok_or(Status::INVALID_CONTEXT)?;
         if self.active.swap(false, SeqCst) {
@@ -632,8 +621,8 @@ impl Context {
         Ok(())
     }
 
-    /// Takes the memory for an executable graph. Only the first executable graph in a context takes
-    /// memory (measured). The memory is freed with the context.
+    /// Takes the memory for the first executable graph in the context; later graphs take none
+    /// (measured).
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.

@@ -1,8 +1,8 @@
-//! The simulated GPUs and their MIG instances: their names, their order, and which process sees
-//! them. All GPUs are of the type H100 80GB, because the memory sizes were measured on an H100.
+//! The simulated GPUs and their MIG instances. All GPUs are of the type H100 80GB, on which memory
+//! sizes were measured.
 //!
-//! In this package a *device* is a GPU that is not divided, or a MIG instance of a divided GPU.
-//! Each device has memory of its own. Devices and GPUs are numbered in PCI order.
+//! In this package a *device* is a whole GPU, or a MIG instance of a divided GPU. Devices and GPUs
+//! are numbered in PCI order.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -36,8 +36,7 @@ impl Pci {
         format!("{:04X}:{:02X}:{:02X}.0", self.domain, self.bus, self.device)
     }
 
-    /// Returns whether a text names this PCI address. The text may leave out the domain and the
-    /// function, and may write the domain with eight digits.
+    /// Returns whether a text names this PCI address, with or without the domain and the function.
     pub fn is_named(self, text: &str) -> bool {
         let (id, text) = (self.bus_id(), text.to_uppercase());
         [&id[..], &id[..10], &id[5..], &id[5..10]].contains(&&text[..])
@@ -125,8 +124,8 @@ pub fn full_name(machine: &Machine, device: usize) -> String {
     }
 }
 
-/// Returns the total memory of a device in bytes, as CUDA reports it. Each MIG instance has an
-/// equal share of the memory of its GPU.
+/// Returns the total memory of a device in bytes, as CUDA reports it. MIG instances have equal
+/// shares.
 pub fn capacity(machine: &Machine, device: usize) -> u64 {
     let whole = machine.knobs.capacity[gpu_of(machine, device)].load(Relaxed);
     match instances(machine) {
@@ -135,17 +134,15 @@ pub fn capacity(machine: &Machine, device: usize) -> u64 {
     }
 }
 
-/// Returns the number of multiprocessors of a GPU. A context has room for the stacks of all threads
-/// that the GPU can run at once: on an H100, 264 of 518 MiB (measured). So a small value of the
-/// knob `context-bytes` means fewer multiprocessors than on an H100.
+/// Returns the number of multiprocessors, by the knob `context-bytes`. Stacks take 264 of the 518
+/// MiB of an H100's context (measured).
 pub fn multiprocessors(machine: &Machine) -> u64 {
     let fitting = machine.knobs.context_bytes.load(Relaxed) / (THREADS_PER_MULTIPROCESSOR * STACK);
     fitting.clamp(1, MULTIPROCESSORS)
 }
 
-/// Returns the devices that this process sees, in the order of their CUDA ordinals. With MIG, a
-/// process sees only the first instance that `CUDA_VISIBLE_DEVICES` names (NVIDIA's MIG user
-/// guide).
+/// Returns the visible devices by CUDA ordinal. With MIG, only the first device is visible
+/// (NVIDIA's MIG user guide).
 pub fn visible(machine: &Machine) -> &'static [usize] {
     static VISIBLE: OnceLock<Vec<usize>> = OnceLock::new();
     VISIBLE.get_or_init(|| {
@@ -170,9 +167,8 @@ pub fn visible(machine: &Machine) -> &'static [usize] {
     })
 }
 
-/// Returns the devices in `list`, the value of `CUDA_VISIBLE_DEVICES`. Each element of the list is
-/// a UUID or an index into `order`. An invalid element ends the list. If a device is named twice,
-/// the whole list is invalid.
+/// Returns the devices in `list` (UUIDs, or indices into `order`) up to an invalid element; none if
+/// a device is repeated.
 fn select(machine: &Machine, order: &[usize], list: &str) -> Vec<usize> {
     let mut chosen = Vec::new();
     for name in list.split(',').map(str::trim) {
@@ -213,8 +209,8 @@ pub fn resolve(machine: &Machine, ordinal: i32) -> Outcome<usize> {
         .ok_or(Status::INVALID_DEVICE)
 }
 
-/// Returns the value of a device attribute for `cuDeviceGetAttribute`; 0 for a feature that an H100
-/// lacks. The numbers are `CUdevice_attribute` of CUDA 13.0.
+/// Returns a device attribute by its `CUdevice_attribute` number (CUDA 13.0); 0 for a missing
+/// feature.
 pub fn attribute(machine: &Machine, device: usize, attribute: i32) -> Option<i32> {
     let gpu = gpu_of(machine, device);
     let place = pci(gpu);

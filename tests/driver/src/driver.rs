@@ -46,8 +46,7 @@ extern "C" fn forked() {
 /// Initialises the simulated driver in this process.
 ///
 /// # Errors
-/// `NOT_INITIALIZED` in a forked child of an initialised process, `NO_DEVICE` when no GPU is
-/// visible.
+/// `NOT_INITIALIZED` in a forked child of an initialised process, `NO_DEVICE`.
 pub fn init() -> Outcome<()> {
     if STATE.load(Acquire) == FORKED {
         return Err(Status::NOT_INITIALIZED);
@@ -109,8 +108,7 @@ impl Driver {
         bytes == 0 || self.process.take(device, bytes)
     }
 
-    /// Takes physical memory of a GPU. If the GPU has too little left, trims the memory pools and
-    /// tries again.
+    /// Takes physical memory of a GPU. Trims the memory pools if the GPU has too little left.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.

@@ -1,12 +1,12 @@
-//! The protocol by which processes take and give back physical memory of the simulated GPUs. The
-//! protocol is exact and needs no locks.
+//! The protocol by which processes take and give back physical memory of the simulated GPUs. It is
+//! exact and needs no locks, so a process can be killed or stopped between any two instructions.
 //!
-//! Each GPU has one word in shared memory. The word has the number of used blocks, the number of
-//! the last operation, and the slot of this operation. Each slot has a word of its own for every
-//! GPU. Before a process changes a GPU's word, it adds the last operation to the word of its slot.
-//! This step is called *settling*. Any process can settle any operation, with the same result. So
-//! for each GPU at most one operation is missing in the words of the slots, and a process can be
-//! killed or stopped between any two instructions.
+//! Each GPU has one word in shared memory: its used blocks, the number of the last operation, and
+//! the slot of that operation. Each slot has a word of its own for every GPU.
+//!
+//! A process *settles* the last operation before it changes a GPU's word: it adds the operation to
+//! the word of the operation's slot. Any process can settle any operation, with the same result. So
+//! for each GPU at most one operation is missing in the words of the slots.
 //!
 //! | word | bits, low to high |
 //! |---|---|
@@ -15,8 +15,8 @@
 //! | slot, intent | 25 blocks of change (plus a bias), 11 unused, 28 sequence |
 //!
 //! While the owner of a slot lives, only the owner makes operations for the slot, one at a time per
-//! GPU. After the owner's death, other processes (reapers) make them. Several reapers can work on
-//! the same slot, because reapers only give back the blocks of the slot.
+//! GPU. After its death, other processes (reapers) make them. Several reapers can work on the same
+//! slot, because reapers only give back its blocks.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
@@ -68,8 +68,8 @@ fn settle(machine: &Machine, device: usize) -> u64 {
                 return word;
             }
             let intent = held.intent.load(SeqCst);
-            // The slot's word is not in the state just before this operation. So another process
-            // has changed the GPU's word in the meantime. Read that word again.
+            // The slot is not in the state before this operation, so the GPU's word has changed.
+            // Read that word again.
             if (sequence(old) + 1) & SEQUENCE != operation || sequence(intent) != operation {
                 continue 'look;
             }
@@ -104,10 +104,9 @@ pub fn reset_peak(machine: &Machine, device: usize) {
     settle(machine, device);
 }
 
-/// Adds `blocks`, which may be negative, to the blocks that a slot holds on the GPU. Returns false
-/// when the GPU has too few blocks left.
+/// Adds `blocks` to a slot's blocks on the GPU. Returns false if the GPU has too few.
 ///
-/// The caller makes sure that only one call at a time changes the same slot on the same GPU.
+/// The caller prevents concurrent calls for the same slot and GPU.
 pub fn change(machine: &Machine, slot: usize, device: usize, blocks: i64) -> bool {
     let words: &DeviceWords = &machine.devices[device];
     let held: &Held = &machine.slots[slot].held[device];
@@ -133,8 +132,8 @@ pub fn change(machine: &Machine, slot: usize, device: usize, blocks: i64) -> boo
     }
 }
 
-/// Gives back all blocks that the slot of a dead owner holds on the GPU. Several processes may do
-/// this at once, and also long after the owner's death.
+/// Gives back the blocks of a dead owner's slot on the GPU. Several processes may do this at once,
+/// and late.
 pub fn reap(machine: &Machine, slot: usize, device: usize, owner: u64) {
     let words = &machine.devices[device];
     let line = &machine.slots[slot];

@@ -1,13 +1,15 @@
 //! Graphs of the simulated driver: their nodes, and the memory that a launch takes.
 //!
-//! Measured (H100, 580.159.04): adding memory nodes or instantiating the graph takes none of the
-//! nodes' memory. The first instantiation in a context takes 2 MiB. The upload or the first launch
-//! takes the memory of the nodes; later launches take no more. `cuDeviceGraphMemTrim` (a trim)
-//! gives the memory back to the GPU. Freeing the nodes' allocations or destroying the graph does
-//! not. Two graphs that run one after the other on one stream share the memory. If the memory does
-//! not fit on the GPU, the launch fails with `OUT_OF_MEMORY`. The memory that this launch has
-//! already taken stays taken until a trim. Instantiating a graph takes the local memory of its
-//! kernels.
+//! Measured (H100, 580.159.04):
+//! - The first instantiation in a context takes 2 MiB. Instantiation also takes the local memory of
+//!   the kernels.
+//! - The upload or the first launch takes the memory of the memory nodes. Later launches take no
+//!   more.
+//! - Only `cuDeviceGraphMemTrim` (a trim) gives this memory back, not a free or the graph's
+//!   destruction.
+//! - Graphs that run one after the other on one stream share the memory.
+//! - If the memory does not fit, the launch fails with `OUT_OF_MEMORY`. What it has taken stays
+//!   taken until a trim.
 #![allow(unsafe_code)]
 
 mod layout;
@@ -157,8 +159,8 @@ struct Parts {
 }
 
 impl Parts {
-    /// Returns whether the address is still allocated: the graph's nodes allocate it more often
-    /// than they free it. Of the freeing nodes, only those for which `among` is true count.
+    /// Returns whether the graph holds the address: more nodes allocate it than nodes in `among`
+    /// free it.
     fn holds(&self, address: u64, among: impl Fn(&Node) -> bool) -> bool {
         let balance = |node: &&Node| match node.kind() {
             Kind::Alloc { address: at, .. } if at == address => 1,
@@ -251,7 +253,7 @@ impl Graph {
     /// Returns the graph of a `CUgraph` handle.
     ///
     /// # Errors
-    /// `INVALID_VALUE` for a handle that is not a graph, or whose graph was destroyed.
+    /// `INVALID_VALUE` for any other handle, or a destroyed graph.
     pub fn from_handle(handle: usize) -> Outcome<&'static Graph> {
         if handle == 0 || !handle.is_multiple_of(align_of::<Graph>()) {
             return Err(Status::INVALID_VALUE);
@@ -286,10 +288,10 @@ impl Graph {
         self.with(|parts| Ok(parts.add(kind, after)))
     }
 
-    /// Adds a node that allocates memory on a GPU, and returns the node with the allocated address.
+    /// Adds a node that allocates memory. Returns the node and the address.
     ///
     /// # Errors
-    /// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY` when the addresses are used up.
+    /// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY` without free addresses.
     pub fn allocate(
         &self,
         context: &Context,
@@ -314,10 +316,10 @@ impl Graph {
         })
     }
 
-    /// Adds a node that frees an address. This graph or another graph has allocated the address.
+    /// Adds a node that frees an address of this or another graph.
     ///
     /// # Errors
-    /// `INVALID_VALUE` when no graph allocates the address, or this graph already frees it.
+    /// `INVALID_VALUE` if no graph allocates the address, or this graph frees it.
     pub fn free(&self, address: u64, after: Vec<&'static Node>) -> Outcome<&'static Node> {
         self.with(|parts| {
             let may = match parts.allocates(address) {
@@ -347,19 +349,19 @@ impl Graph {
         Ok((self.add(Kind::Conditional(bodies), after)?, bodies))
     }
 
-    /// Returns whether the graph or one of its child graphs has nodes that allocate or free memory.
+    /// Returns whether the graph or a child graph has memory nodes.
     ///
     /// # Errors
-    /// `INVALID_VALUE` when the graph was destroyed.
+    /// `INVALID_VALUE` for a destroyed graph.
     pub fn has_memory(&self) -> Outcome<bool> {
         Ok(Plan::of(self)?.has_memory())
     }
 
-    /// Returns whether the driver accepts the graph as a child of another graph. It rejects a graph
-    /// with conditional nodes (measured) and the body of a conditional node.
+    /// Returns whether the driver accepts the graph as a child. It rejects conditional nodes
+    /// (measured) and their bodies.
     ///
     /// # Errors
-    /// `INVALID_VALUE` when the graph was destroyed.
+    /// `INVALID_VALUE` for a destroyed graph.
     pub fn may_be_child(&self) -> Outcome<bool> {
         let is_conditional = |node: &&Node| matches!(node.kind(), Kind::Conditional(_));
         Ok(!self.owned && !self.nodes()?.into_iter().any(|node| is_conditional(&node)))
@@ -383,8 +385,8 @@ impl Graph {
         Ok(copy)
     }
 
-    /// Returns whether the graph is the body of a conditional node. Such a graph is destroyed
-    /// together with the graph that contains this node.
+    /// Returns whether the graph is the body of a conditional node. The node's graph destroys its
+    /// bodies.
     pub fn is_owned(&self) -> bool {
         self.owned
     }
@@ -411,8 +413,7 @@ pub struct Plan {
     freed: Vec<u64>,
     /// The handles of the nodes that launch kernels, each with the memory that its kernel needs.
     kernels: Vec<(usize, Need)>,
-    /// The types of all nodes (`CUgraphNodeType`). After a node with a child graph, the types of
-    /// the child's nodes follow. An executable graph can only be updated from a graph with the same
+    /// The types of all nodes (`CUgraphNodeType`), child graphs included. An update requires equal
     /// types.
     shape: Vec<i32>,
     /// The addresses of the graph's allocations stay reserved as long as these layouts exist.
@@ -548,9 +549,8 @@ impl Exec {
         self.kernels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the memory for new kernels if they need more than the present kernels. Otherwise takes
-    /// nothing, even after a lower stack limit has freed memory of the present kernels: the next
-    /// upload or launch then takes that memory again. Measured (H100, 580.159.04).
+    /// Takes memory if new kernels need more than the present kernels. Memory that a lower stack
+    /// limit freed is retaken later (measured).
     fn grow(&self, need: Need) -> Outcome<()> {
         let known = Plan::need(&self.kernels());
         match known.or(need) == known {
@@ -565,10 +565,10 @@ impl Exec {
         self.context.grow_local(need.local, need.heap)
     }
 
-    /// Replaces the kernel that the executable graph launches for this node.
+    /// Replaces the kernel that the executable graph launches for a node.
     ///
     /// # Errors
-    /// `INVALID_VALUE` when the node is not one of the graph's kernels, `OUT_OF_MEMORY`.
+    /// `INVALID_VALUE` if the node is not a kernel of the graph, `OUT_OF_MEMORY`.
     pub fn set_kernel(&self, node: &Node, need: Need) -> Outcome<()> {
         let at = self
             .kernels()
@@ -580,10 +580,10 @@ impl Exec {
         Ok(())
     }
 
-    /// Replaces the kernels of the executable graph by the kernels of a graph with the same shape.
+    /// Replaces the kernels by the kernels of another graph.
     ///
     /// # Errors
-    /// `EXEC_UPDATE_FAILURE` when `graph` has another shape or memory nodes; `OUT_OF_MEMORY`.
+    /// `EXEC_UPDATE_FAILURE` for a graph with another shape or memory nodes; `OUT_OF_MEMORY`.
     pub fn update(&self, graph: &Graph) -> Outcome<()> {
         let (plan, own) = (Plan::of(graph)?, self.plan()?);
         if plan.shape != own.shape || plan.has_memory() {
@@ -596,11 +596,10 @@ impl Exec {
         Ok(())
     }
 
-    /// Replaces the kernels of a child graph by the kernels of `graph`. The child graph belongs to
-    /// the node `node`.
+    /// Replaces the kernels of the child graph in `node` by the kernels of `graph`.
     ///
     /// # Errors
-    /// The errors of [`Exec::update`]; `INVALID_VALUE` when the node has no child graph.
+    /// As [`Exec::update`]; `INVALID_VALUE` without a child graph.
     pub fn set_child(&self, node: &Node, graph: &Graph) -> Outcome<()> {
         let Kind::Child(child) = node.kind() else {
             return Err(Status::INVALID_VALUE);
@@ -626,7 +625,7 @@ impl Exec {
     /// Returns the executable graph of a `CUgraphExec` handle.
     ///
     /// # Errors
-    /// `INVALID_VALUE` for a handle that is not an executable graph, or whose graph was destroyed.
+    /// `INVALID_VALUE` for any other handle, or a destroyed graph.
     pub fn from_handle(handle: usize) -> Outcome<&'static Exec> {
         if handle == 0 || !handle.is_multiple_of(align_of::<Exec>()) {
             return Err(Status::INVALID_VALUE);

@@ -1,5 +1,5 @@
-//! The command `gpulimit-sim-ctl`. It shows how much GPU memory the processes of a simulated
-//! machine really use, and it changes the knobs of the machine.
+//! The command `gpulimit-sim-ctl`, which shows the GPU memory that processes really use, and
+//! changes knobs.
 
 use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;

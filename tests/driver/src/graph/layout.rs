@@ -1,10 +1,12 @@
-//! The addresses of a graph's allocations. Each address is chosen when its node is added to the
-//! graph.
+//! The addresses of a graph's allocations. Each address is chosen when its node is added.
 //!
-//! Measured (H100, 580.159.04): a graph takes its memory in steps of 32 MiB, and small allocations
-//! share a step. One byte takes 32 MiB, and 33 MiB take 64 MiB. Twenty allocations of 2 MiB take 64
-//! MiB. Three allocations of 100, 50 and 7 MiB take 192 MiB together. NVIDIA's documentation says
-//! that an allocation can reuse the address of an allocation that the graph frees earlier.
+//! Measured (H100, 580.159.04): a graph takes memory in steps of 32 MiB, which small allocations
+//! share.
+//! - One byte takes 32 MiB, and 33 MiB take 64 MiB.
+//! - Twenty allocations of 2 MiB take 64 MiB.
+//! - Three allocations of 100, 50 and 7 MiB take 192 MiB together.
+//!
+//! An allocation can reuse an address that the graph frees earlier (NVIDIA's documentation).
 
 use std::collections::BTreeSet;
 
@@ -46,12 +48,11 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Returns a free address range of `bytes`: the lowest gap in the graph's address regions that
-    /// is large enough. Ranges in `taken` are not free. If no gap is large enough, begins a new
-    /// region.
+    /// Returns the lowest gap of `bytes` in the graph's address regions, or a new region. `taken`
+    /// is not free.
     ///
     /// # Errors
-    /// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY` when the addresses are used up.
+    /// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY` without free addresses.
     pub fn place(&mut self, bytes: u64, taken: &BTreeSet<Range>) -> Outcome<Range> {
         if bytes == 0 {
             return Err(Status::INVALID_VALUE);

@@ -1,5 +1,4 @@
-//! The memory that each GPU holds for graphs. All graphs share this memory. An upload or a launch
-//! takes it, and a trim gives it back.
+//! The memory that each GPU holds for all graphs together, from a launch until a trim.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
@@ -38,8 +37,8 @@ struct Share {
 }
 
 impl Share {
-    /// Returns the bytes that running graphs use, except graphs on the stream `except`. The graphs
-    /// of one stream run one after the other, so only its largest graph counts.
+    /// Returns the bytes of running graphs on other streams than `except`. A stream runs one graph
+    /// at a time.
     fn running(&mut self, except: Option<u64>) -> u64 {
         self.running.retain(|running| !work::is_over(running.end));
         let mut streams = HashMap::<u64, u64>::new();
@@ -98,8 +97,7 @@ impl Memory {
             share.reserved += STEP;
             share.reserved_high = share.reserved_high.max(share.reserved);
         }
-        // Measured: for allocations of 100, 50 and 7 MiB the driver reports 192 MiB as reserved and
-        // 160 MiB as used. Only a trim lowers the used bytes.
+        // Measured: allocations of 100, 50 and 7 MiB count as 160 MiB used, until a trim.
         let used = (live + plan.bytes(device)).next_multiple_of(STEP);
         share.used = share.used.max(used);
         share.used_high = share.used_high.max(share.used);
@@ -125,12 +123,11 @@ pub fn upload(plan: &Plan, stream: u64) -> Outcome<()> {
         .try_for_each(|device| memory.reserve(device, plan, stream))
 }
 
-/// Launches a graph. The function `run` puts the graph on its stream and returns the time at which
-/// the graph ends.
+/// Launches a graph. `run` puts the graph on its stream and returns the end time.
 ///
 /// # Errors
-/// `OUT_OF_MEMORY`; without `auto_free` also `INVALID_VALUE`, when memory that the last launch left
-/// allocated is not yet freed.
+/// - `OUT_OF_MEMORY`.
+/// - `INVALID_VALUE`: the last launch left memory allocated, and `auto_free` is not set.
 pub fn launch(
     plan: &Plan,
     stream: u64,
@@ -183,8 +180,8 @@ pub fn is_known(address: u64) -> bool {
     memory().known.contains_key(&address)
 }
 
-/// Forgets the allocations of a destroyed graph in this address region. If a launch has left memory
-/// allocated there, forgets nothing and returns false.
+/// Forgets a destroyed graph's allocations in a region. Returns false if a launch has left memory
+/// allocated there.
 pub fn forget(region: Range) -> bool {
     let mut memory = memory();
     let inside = region.start..region.start + region.bytes;
@@ -198,7 +195,7 @@ pub fn forget(region: Range) -> bool {
 /// Frees an address that a launch has left allocated. The GPU keeps the memory for other graphs.
 ///
 /// # Errors
-/// `INVALID_VALUE` when the address is not allocated.
+/// `INVALID_VALUE` for any other address.
 pub fn free(address: u64) -> Outcome<()> {
     if memory().free(address) {
         Ok(())
@@ -244,10 +241,10 @@ pub fn attribute(device: usize, attribute: i32) -> Outcome<u64> {
     })
 }
 
-/// Resets a high-water mark.
+/// Sets a high-water mark to 0, which resets the mark.
 ///
 /// # Errors
-/// `INVALID_VALUE` for an attribute that is not a high-water mark, and for a value other than 0.
+/// `INVALID_VALUE` for any other attribute or value.
 pub fn set_attribute(device: usize, attribute: i32, value: u64) -> Outcome<()> {
     let mut memory = memory();
     let share = memory.share(device);
