@@ -1,9 +1,8 @@
 //! A heap that places small requests in blocks of 2 MiB.
 //!
-//! Each request gets the smallest free extent that is large enough. If several extents have this
-//! size, the request gets the one that was freed last. A freed extent is joined with its free
-//! neighbours. The heap only records which addresses are in use and never touches the memory. The
-//! time of an operation does not depend on the number of live requests.
+//! Each request gets the smallest free extent that is large enough; of equal extents, the one that
+//! was freed last. A freed extent is joined with its free neighbours. The heap never touches the
+//! memory. An operation takes the same time for any number of live requests.
 
 use crate::machine::BLOCK;
 
@@ -23,8 +22,7 @@ pub struct Heap {
     extents: Vec<Extent>,
     unused: Vec<u32>,
     free: Free,
-    /// One free extent outside the lists of free extents. Taking a part of it, or freeing memory
-    /// next to it, changes no list.
+    /// One free extent outside the lists, so that changes to this extent touch no list.
     rest: u32,
 }
 
@@ -48,8 +46,8 @@ struct Extent {
 struct Free {
     /// The first free extent of each size. The index is the size in grains, minus one.
     first: Vec<u32>,
-    /// Two bitmaps. `sizes` has a bit for each size that has a free extent. `words` has a bit for
-    /// each word of `sizes` that is not 0.
+    /// Two bitmaps: `sizes` marks each size with a free extent, `words` each word of `sizes` that
+    /// is not 0.
     sizes: [u64; GRAINS / 64],
     words: u64,
 }
@@ -67,8 +65,8 @@ impl Default for Free {
 struct Block {
     /// The address of the block; 0 = the element is vacant.
     address: u64,
-    /// The numbers of the live extents, by the first grain of each extent. Each chunk of this table
-    /// is allocated on its first use.
+    /// The numbers of the live extents, by first grain. A chunk of this table is allocated on first
+    /// use.
     starts: Box<[Option<Box<[u32; CHUNK]>>; GRAINS / CHUNK]>,
 }
 
@@ -82,8 +80,8 @@ pub enum Left {
 }
 
 impl Heap {
-    /// Places a request of 1 byte up to a whole block and returns its address; `None` when no free
-    /// extent is large enough.
+    /// Places a request of at most one block. Returns the address, or `None` if no free extent is
+    /// large enough.
     pub fn take(&mut self, bytes: u64) -> Option<u64> {
         let grains = bytes.div_ceil(GRAIN) as u16;
         let found = self.smallest(grains)?;
@@ -138,8 +136,8 @@ impl Heap {
         index as usize
     }
 
-    /// Frees the request at this address. `index` is the index of its block. Returns `None` when
-    /// the address is not the start of a request.
+    /// Frees the request at this address in the block `index`. Returns `None` if no request starts
+    /// there.
     pub fn give(&mut self, index: usize, address: u64) -> Option<Left> {
         let block = self.blocks.get_mut(index)?;
         let offset = address.checked_sub(block.address)?;

@@ -1,10 +1,12 @@
-//! Linear memory that several processes share through handles (`cuIpc…MemHandle`). Whole blocks are
-//! shared.
+//! Linear memory that several processes share through handles (`cuIpc…MemHandle`), in whole blocks.
 //!
-//! Measured (H100, 580.159.04): NVML counts the memory for its owner until the owner frees it. Then
-//! NVML counts the memory for the process that has it open, and the owner can already reuse the
-//! address. A second open of the same handle returns the same address, and each open needs a close.
-//! Assumed: a process that opens two small requests in one block maps the block only once.
+//! Measured (H100, 580.159.04):
+//! - NVML counts the memory for its owner. Once the owner has freed it, NVML counts it for the
+//!   process that has it open.
+//! - The owner can reuse the freed address at once.
+//! - A second open returns the same address. Each open needs a close.
+//!
+//! Assumed: a process maps a block once for two small requests in the block.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -28,8 +30,8 @@ pub struct Handle(pub [u64; 8]);
 struct Mapping {
     shared: Shared,
     context: usize,
-    /// The open requests in this memory, by address. Each entry has the bytes of the request, and
-    /// how often this process has it open.
+    /// The open requests in this memory: the address, the bytes, and how often this process has the
+    /// request open.
     open: BTreeMap<u64, (u64, u32)>,
 }
 
@@ -51,8 +53,7 @@ fn state() -> MutexGuard<'static, State> {
 /// Returns a handle with which other processes can open this linear memory.
 ///
 /// # Errors
-/// `INVALID_VALUE` for an address that is not linear memory, `OUT_OF_MEMORY` when too many
-/// allocations are exported.
+/// `INVALID_VALUE` for other addresses, `OUT_OF_MEMORY` for too many exports.
 pub fn export(address: u64) -> Outcome<Handle> {
     let found = blocks::find(address).ok_or(Status::INVALID_VALUE)?;
     let context = found.context.filter(|_| !found.managed);
@@ -92,8 +93,9 @@ pub fn give(device: usize, address: u64, bytes: u64) {
 /// Opens another process's memory in a context of this process.
 ///
 /// # Errors
-/// `INVALID_CONTEXT` in the process that exported the memory, `INVALID_VALUE` for an invalid
-/// handle, `OUT_OF_MEMORY`.
+/// - `INVALID_CONTEXT`: this process exported the memory.
+/// - `INVALID_VALUE`: an invalid handle.
+/// - `OUT_OF_MEMORY`.
 pub fn open(context: &Context, handle: Handle) -> Outcome<u64> {
     let Handle([magic, device, span, object, birth, offset, bytes, _]) = handle;
     if magic != MAGIC || device >= MAX_DEVICES as u64 {
@@ -125,10 +127,10 @@ pub fn open(context: &Context, handle: Handle) -> Outcome<u64> {
     Ok(first + offset)
 }
 
-/// Undoes one open of the memory. The memory stays open until every open is undone.
+/// Undoes one open of the memory, which stays open until all are undone.
 ///
 /// # Errors
-/// `INVALID_VALUE` when the address is not open.
+/// `INVALID_VALUE` if the address is not open.
 pub fn close(address: u64) -> Outcome<()> {
     let mut guard = state();
     let mapped = &mut guard.mapped;

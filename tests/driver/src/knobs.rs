@@ -19,8 +19,8 @@ const LOCKED: u32 = 2;
 /// The knobs in the shared memory of the simulated machine.
 #[repr(C)]
 pub struct Knobs {
-    /// Not 0 while a knob makes calls wait or fail, or makes kernels take time. Also not 0 once any
-    /// process was locked. While this word is 0, a driver call reads no other knob.
+    /// Not 0 while a knob affects calls or kernels, and after a process was locked. If 0, calls
+    /// read no other knob.
     pub active: AtomicU32,
     /// Number of GPUs.
     pub devices: AtomicU32,
@@ -38,8 +38,7 @@ pub struct Knobs {
     pub reversed: AtomicU32,
     /// Not 0: NVML's process lists are empty, as in a container without /proc.
     pub no_proc: AtomicU32,
-    /// Not 0: NVML lists every process not only as a compute process, but also as a graphics
-    /// process and as an MPS client.
+    /// Not 0: NVML lists every compute process also as a graphics process and as an MPS client.
     pub all_lists: AtomicU32,
     /// Not 0: the elements of NVML's `_v3` process lists have the layout of the first R535 drivers.
     pub early_535: AtomicU32,
@@ -71,8 +70,8 @@ pub struct Rule {
     latency: AtomicU64,
     /// The wait after the function's work in nanoseconds; `u64::MAX` = not set.
     delay: AtomicU64,
-    /// 0 = the function does not fail. Otherwise the low half is the error code of the failure. The
-    /// high half is the number of the call that fails; 0 there means every call.
+    /// 0 = no failure. The low half is the error code; the high half is the failing call's number,
+    /// or 0 for every call.
     failure: AtomicU64,
 }
 
@@ -158,7 +157,7 @@ impl Knobs {
         }
     }
 
-    /// Sets one knob. A list of values is separated by commas and replaces the old list.
+    /// Sets one knob. A list of values, separated by commas, replaces the old list.
     ///
     /// # Errors
     /// A text that names the knob and the value.
@@ -299,8 +298,8 @@ impl Knobs {
         Err(format!("at most {MAX_RULES} functions can wait or fail"))
     }
 
-    /// Returns what the knobs do to a call of the driver function `symbol`. `calls` is the number
-    /// of calls of this function in this process, including this call.
+    /// Returns what the knobs do to call number `calls` of the driver function `symbol` in this
+    /// process.
     pub fn orders(&self, symbol: &str, calls: u64) -> Orders {
         let mut orders = Orders {
             latency: self.latency.load(Relaxed),

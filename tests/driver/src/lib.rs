@@ -1,9 +1,8 @@
-//! The simulated NVIDIA driver: a model of a machine's GPUs. The simulated libcuda and the
-//! simulated libnvidia-ml use this model.
+//! The simulated NVIDIA driver: a model of a machine's GPUs, for the simulated libcuda and
+//! libnvidia-ml.
 //!
-//! The module [`machine`] is the hardware: a shared file that records what every process holds on
-//! every GPU. The other modules are the driver inside one process: contexts, blocks, pools, virtual
-//! memory. The C interfaces are in the packages `cuda` and `nvml` in this folder.
+//! The module [`machine`] is the hardware: a shared file with what every process holds. The other
+//! modules are the driver inside one process. The packages `cuda` and `nvml` are the C interfaces.
 
 pub mod abi;
 pub mod array;

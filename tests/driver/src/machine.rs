@@ -1,9 +1,7 @@
-//! The simulated machine: a file of shared memory that records what all processes hold on every
-//! GPU.
+//! The simulated machine: a shared file that records what all processes hold on every GPU.
 //!
-//! The file holds only atomics and no locks. So a process may be killed or stopped at any
-//! instruction without blocking other processes. [`crate::grant`] is the protocol that changes the
-//! atomics. [`crate::process`] decides which process owns a slot.
+//! The file holds atomics and no locks. So a process that is killed or stopped never blocks others.
+//! [`crate::grant`] changes the atomics. [`crate::process`] assigns the slots.
 #![allow(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -79,8 +77,8 @@ pub struct DeviceWords {
 /// A slot: the memory that one process holds, and the state of that process.
 #[repr(C, align(64))]
 pub struct Slot {
-    /// The process that owns the slot; 0 = the slot is free. The high half is the pid in the
-    /// process's own PID namespace. The low half is a unique number.
+    /// The slot's owner: its pid in its PID namespace (high half) and a unique number (low half); 0
+    /// = free.
     pub owner: AtomicU64,
     /// Inode of the PID namespace of the slot's owner.
     pub namespace: AtomicU64,
@@ -123,8 +121,8 @@ pub fn now_ms() -> u64 {
     (monotonic().as_millis() as u64).max(1)
 }
 
-/// Returns the path of the simulated machine's shared file, from `GPULIMIT_SIM_STATE`. The default
-/// is a file in `/dev/shm` whose name has the user's id.
+/// Returns the path of the machine's shared file: `GPULIMIT_SIM_STATE`, or a file in `/dev/shm`
+/// named after the user's id.
 pub fn state_path() -> PathBuf {
     match std::env::var_os("GPULIMIT_SIM_STATE") {
         Some(path) if !path.is_empty() => PathBuf::from(path),
@@ -143,11 +141,10 @@ pub fn object_path(birth: u64) -> PathBuf {
 }
 
 impl Machine {
-    /// Returns the simulated machine of this process. The first call opens the machine, and creates
-    /// it if it does not exist.
+    /// Returns the simulated machine of this process, which the first call opens or creates.
     ///
     /// # Errors
-    /// When the shared file cannot be opened or created, or belongs to another version.
+    /// An error of the shared file, or another version in it.
     pub fn get() -> io::Result<&'static Machine> {
         static MACHINE: OnceLock<Result<&'static Machine, String>> = OnceLock::new();
         MACHINE
@@ -159,8 +156,8 @@ impl Machine {
             .map_err(|error| io::Error::other(error.clone()))
     }
 
-    /// Opens the machine's shared file. Each call opens it anew, because a file lock belongs to one
-    /// opening of the file.
+    /// Opens the machine's shared file anew, because a file lock belongs to one opening of the
+    /// file.
     ///
     /// # Errors
     /// When the file cannot be opened.
@@ -234,8 +231,8 @@ impl Machine {
     }
 
     fn map_raw(file: &File) -> io::Result<&'static Machine> {
-        // SAFETY: a new shared mapping of a file of exactly this size. Once `get` has returned the
-        // mapping, it stays. Every field is an atomic, for which any bit pattern is valid.
+        // SAFETY: a new mapping of exactly this size, kept once `get` has returned it. Atomics
+        // allow any bit pattern.
         unsafe {
             let address = libc::mmap(
                 std::ptr::null_mut(),

@@ -1,9 +1,10 @@
 //! Memory pools of the simulated driver. Stream-ordered memory belongs to a pool, not to a context.
 //!
-//! Pools of managed memory report the same attributes as other pools, but the driver counts their
-//! memory for no process. These pools outlive the contexts of their GPU (measured, H200,
-//! 580.159.04). One measured fact is not simulated: the memory of a managed pool stays on the GPU
-//! until the pool is destroyed and its last pointer is freed.
+//! Measured (H200, 580.159.04): pools of managed memory report the attributes of other pools, but
+//! count for no process. These pools outlive the contexts of their GPU.
+//!
+//! Not simulated: the memory of a managed pool stays until the pool is destroyed and its last
+//! pointer freed (measured).
 #![allow(unsafe_code)]
 
 use std::collections::{BTreeSet, HashMap};
@@ -20,8 +21,8 @@ use crate::{Outcome, Status};
 /// A memory pool grows in steps of this many bytes (measured).
 pub const STEP: u64 = 32 << 20;
 const GRAIN: u64 = 512;
-/// The largest number of freed ranges in [`State::quick`], where requests of the same size find
-/// them. When the list is full, all its ranges are joined with their neighbours.
+/// The largest number of freed ranges in [`State::quick`]. A full list's ranges are joined with
+/// their neighbours.
 const QUICK: usize = 16;
 /// The index of `CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES` in [`State::reuse`].
 const INTERNAL_DEPENDENCIES: usize = 2;
@@ -66,17 +67,15 @@ struct State {
     live: HashMap<u64, u64, BuildHasherDefault<AddressHasher>>,
     quick: Vec<(u64, u64)>,
     free: Gaps,
-    /// Freed ranges, each by a stream that still has work under way. Until this work ends, only
-    /// this stream can use the range again.
+    /// Freed ranges that only their stream can use until its earlier work ends.
     pending: Vec<Pending>,
     steps: BTreeSet<u64>,
-    /// The start of the address range of a managed pool. `None` until the managed pool first grows,
-    /// and always `None` for other pools.
+    /// The start of a managed pool's address range. `None` before its first growth, and for other
+    /// pools.
     arena: Option<u64>,
 }
 
-/// A range that a stream has freed. This stream can use the range again at once. Other streams must
-/// wait until the stream's earlier work ends.
+/// A freed range that other streams cannot use until the freeing stream's earlier work ends.
 #[derive(Clone, Debug)]
 struct Pending {
     range: Range<u64>,
@@ -139,7 +138,7 @@ impl Pool {
     /// Returns the pool of a `CUmemoryPool` handle.
     ///
     /// # Errors
-    /// `INVALID_VALUE` for a handle that is not a pool, or whose pool was destroyed.
+    /// `INVALID_VALUE` for any other handle, or a destroyed pool.
     pub fn from_handle(handle: usize) -> Outcome<&'static Pool> {
         let pool = Pool::even_destroyed(handle)?;
         if pool.state().destroyed {
@@ -149,11 +148,11 @@ impl Pool {
         }
     }
 
-    /// Returns the pool of a `CUmemoryPool` handle, even if the pool was destroyed. The driver
-    /// accepts a destroyed pool as a GPU's current pool (measured, H200, 580.159.03).
+    /// Returns the pool of a handle, even a destroyed pool, which can be a GPU's current pool
+    /// (measured, H200).
     ///
     /// # Errors
-    /// `INVALID_VALUE` for a handle that never was a pool.
+    /// `INVALID_VALUE` for any other handle.
     pub fn even_destroyed(handle: usize) -> Outcome<&'static Pool> {
         let pools = POOLS.read().unwrap_or_else(PoisonError::into_inner);
         let found = pools.iter().find(|pool| pool.handle() == handle);
@@ -185,8 +184,8 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Allocates memory from the pool for a stream. The pool grows if it has no gap that is large
-    /// enough and free for this stream.
+    /// Allocates memory for a stream. The pool grows if no gap is large enough and free for this
+    /// stream.
     ///
     /// # Errors
     /// `INVALID_VALUE` for 0 bytes and for a destroyed pool, `OUT_OF_MEMORY`.
@@ -219,8 +218,7 @@ impl Pool {
         if let Some(device) = self.taken_from()
             && !driver.take_bare(device, bytes)
         {
-            // The GPU has too little memory left. So first this pool gives back its unused memory,
-            // and then all other pools on the GPU.
+            // This pool, and then all other pools on the GPU, give back their unused memory.
             self.shrink(driver, state, |reserved| reserved > 0);
             Pool::trim_all(device);
             if !driver.take_bare(device, bytes) {
@@ -245,7 +243,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Frees an allocation of the pool. The memory is free once the stream's present work is done.
+    /// Frees an allocation once the stream's present work is done.
     ///
     /// # Errors
     /// `INVALID_VALUE` for an address that the pool did not allocate.
@@ -300,8 +298,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Trims the pools of a GPU as a synchronising driver call does. Every pool gives back its
-    /// unused memory down to its release threshold.
+    /// Trims the pools of a GPU to their release thresholds, as a synchronising driver call does.
     pub fn synchronize_all(device: usize) {
         let Ok(driver) = driver() else { return };
         for pool in Pool::on(device) {
@@ -396,11 +393,10 @@ impl Pool {
         })
     }
 
-    /// Sets a pool attribute by its number. A high-water mark can only be set to 0, which resets
-    /// it.
+    /// Sets a pool attribute by its number. A high-water mark can only be set to 0.
     ///
     /// # Errors
-    /// `INVALID_VALUE` for an attribute or a value that cannot be set.
+    /// `INVALID_VALUE` for other attributes and values.
     pub fn set_attribute(&self, attribute: i32, value: u64) -> Outcome<()> {
         let mut state = self.state();
         match (attribute, value) {
@@ -415,8 +411,8 @@ impl Pool {
 }
 
 impl State {
-    /// Returns the lowest free addresses in the address range of a managed pool. So a pool that has
-    /// given memory back uses the same addresses again (measured).
+    /// Returns the lowest free addresses in a managed pool's range, so that the pool reuses its
+    /// addresses (measured).
     fn place_in_arena(&mut self, bytes: u64) -> Outcome<u64> {
         const ARENA: u64 = 256 << 30;
         let base = match self.arena {
@@ -477,8 +473,10 @@ impl State {
         Some(address)
     }
 
-    /// Takes the first gap that is large enough. Free memory counts, and pending ranges for which
-    /// `may` is true. Returns the gap's address, and the time at which all of it is free.
+    /// Takes the first gap that is large enough, from free memory and pending ranges that `may`
+    /// accepts.
+    ///
+    /// Returns the address, and the time at which all of the gap is free.
     fn take_among(&mut self, size: u64, may: impl FnMut(&Pending) -> bool) -> Option<(u64, u64)> {
         let (lent, kept) = std::mem::take(&mut self.pending).into_iter().partition(may);
         self.pending = kept;

@@ -1,10 +1,9 @@
-//! The slots of the simulated machine. This module decides which process owns a slot, and frees the
-//! slots of dead processes.
+//! The slots of the simulated machine: which process owns a slot, and when a slot is freed.
 //!
 //! The owner of slot *i* holds a lock (`F_OFD_SETLK`) on byte *i* of a range of the machine's
-//! shared file. The lock lasts until the file is closed. A mapping of the file keeps the file open;
-//! forked children do not inherit this mapping. So the lock ends with the process's memory, however
-//! the process dies. Any process can test the lock, in any PID namespace.
+//! shared file. A mapping, which forked children do not inherit, keeps the file open. So the lock
+//! ends with the process's memory, however the process dies. Any process in any PID namespace can
+//! test the lock.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -20,12 +19,10 @@ use crate::{checkpoint, device, grant, shared};
 
 /// The offset of the lock range in the machine's shared file, far beyond the file's data.
 const LOCKS: i64 = 1 << 40;
-/// The shortest time in ms between two searches for dead owners of slots. When memory has run out,
-/// a search does not wait for this time.
+/// The shortest time in ms between two searches for dead owners, except when memory has run out.
 const SCAN_MS: u64 = 2;
-/// The time in ms between two searches for dead owners is at least the square of the number of
-/// slots, divided by this number. Searches with many slots are slow: for each lock that is tested,
-/// the kernel reads all locks of the file.
+/// The ms between searches are at least the squared number of slots, divided by this number. For
+/// each lock, the kernel reads all locks.
 const SCANNED_PER_MS: u64 = 10_000;
 
 /// The calling process, which owns a slot of the simulated machine.
@@ -70,11 +67,10 @@ extern "C" fn exiting() {
 }
 
 impl Process {
-    /// Returns the calling process as an owner of a slot. The first call takes a slot for the
-    /// process.
+    /// Returns the calling process as an owner of a slot, which the first call takes.
     ///
     /// # Errors
-    /// When the machine cannot be opened or has no free slot.
+    /// The machine cannot be opened, or has no free slot.
     pub fn own() -> Result<&'static Process, &'static str> {
         OWN.get_or_init(|| Process::claim().map_err(|error| error.to_string()))
             .as_ref()
@@ -173,8 +169,8 @@ pub fn is_alive(machine: &Machine, owner: u64) -> bool {
     slots.iter().any(|line| line.owner.load(SeqCst) == owner)
 }
 
-/// Marks the descriptor of exported memory as open. The mark ends when the last copy of the
-/// descriptor is closed.
+/// Marks exported memory as having an open descriptor, until the last copy of the descriptor is
+/// closed.
 ///
 /// # Errors
 /// The error of fcntl.
@@ -188,8 +184,8 @@ pub fn is_held(file: &File) -> bool {
         .is_ok_and(|answer| i32::from(answer.l_type) != libc::F_UNLCK)
 }
 
-/// The lock on the machine's list of exported objects. Only the process that has this lock may
-/// change which processes hold exported memory.
+/// The lock for the list of exported objects. Its holder may change which processes hold exported
+/// memory.
 pub struct ObjectsLock(#[expect(dead_code, reason = "held, not read")] File);
 
 impl ObjectsLock {
@@ -217,8 +213,7 @@ fn birth() -> u64 {
     (ns >> 8).wrapping_add(COUNTER.fetch_add(1, Relaxed)) & 0xffff_ffff
 }
 
-/// Maps the file into this process, so that the file stays open and its locks stay. Forked children
-/// do not inherit the mapping.
+/// Maps the file, so that its locks stay. Forked children do not inherit the mapping.
 fn keep(file: &File) -> io::Result<()> {
     // SAFETY: a new mapping, which is never dereferenced.
     unsafe {
@@ -271,8 +266,8 @@ pub fn scan(machine: &Machine, at_once: bool) {
         let free = lock(&file, slot, libc::F_WRLCK, libc::F_OFD_GETLK)
             .is_ok_and(|answer| i32::from(answer.l_type) == libc::F_UNLCK);
         if !free {
-            // The owner lives but may be marked as dead. A slow search by another process can do
-            // this if the slot's owner changes during the search.
+            // A slow search can mark a living owner as dead if the slot changes its owner during
+            // the search.
             if line.died.load(Relaxed) != 0 {
                 line.died.store(0, SeqCst);
             }
@@ -339,8 +334,7 @@ pub struct Viewer {
 }
 
 impl Viewer {
-    /// Returns the calling process as a viewer; `None` if `/proc` is not mounted or belongs to
-    /// another PID namespace. NVML's process lists are then empty.
+    /// Returns the calling process as a viewer; `None` without a `/proc` of its own PID namespace.
     pub fn own() -> Option<Viewer> {
         let own_name = std::fs::read_link("/proc/self").ok()?;
         let is_own = own_name.to_str()? == std::process::id().to_string();

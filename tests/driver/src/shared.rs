@@ -1,16 +1,14 @@
 //! Exported memory of the simulated driver, which several processes may hold.
 //!
-//! The bytes of an exported object ([`Object`]) count in the object's own slot. They count there as
-//! long as any process has a handle, a mapping or a descriptor of the memory. Linear memory
-//! ([`crate::ipc`]) has no descriptors.
+//! The bytes of an exported [`Object`] count in the object's own slot as long as any process has a
+//! handle, a mapping or a descriptor. Linear memory ([`crate::ipc`]) has no descriptors.
 //!
-//! Measured (H100, 580.159.04): NVML counts the bytes for the exporter as long as the exporter
-//! holds them. After that, NVML counts them for the only importer if no descriptor is open, and
-//! otherwise for no process. Assumed: with several importers and no open descriptor, NVML counts
-//! the bytes for no process.
+//! Measured (H100, 580.159.04): NVML counts the bytes for the exporter while the exporter holds
+//! them. After that, NVML counts them for the only importer if no descriptor is open, and otherwise
+//! for no process. Assumed: several importers also mean no process.
 //!
-//! A descriptor of exported memory is an open descriptor of a file that describes the object. The
-//! lock on this file lasts until the last copy of the descriptor is closed.
+//! A descriptor belongs to a file that describes the object. The lock on this file lasts until the
+//! last copy of the descriptor is closed.
 #![allow(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -27,8 +25,8 @@ use crate::vmm::Properties;
 use crate::{Outcome, Status, grant};
 
 const MAGIC: u64 = 0x6770_756c_696d_0103;
-/// The length in bytes of the file that describes an exported object. The file has these fields:
-/// magic, GPU, size, object, birth, properties.
+/// The bytes of the file that describes an exported object: magic, GPU, size, object, birth,
+/// properties.
 const TEXT: usize = 72;
 
 /// Exported memory, as one process holds it.
@@ -43,10 +41,10 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Exports memory that only this process holds. Returns the exported memory and a descriptor.
+    /// Exports memory that only this process holds. Returns the memory and a descriptor.
     ///
     /// # Errors
-    /// `OUT_OF_MEMORY` when all objects are in use.
+    /// `OUT_OF_MEMORY` without a free object.
     pub fn export(
         device: Option<usize>,
         bytes: u64,
@@ -67,11 +65,11 @@ impl Shared {
         Shared::share(device, bytes, describe)
     }
 
-    /// Moves memory that only this process holds to an exported object. Returns the exported memory
-    /// and the result of `describe`, which runs before the move.
+    /// Moves memory that only this process holds to an exported object. `describe` runs before the
+    /// move.
     ///
     /// # Errors
-    /// `OUT_OF_MEMORY` when all objects are in use, and the errors of `describe`.
+    /// `OUT_OF_MEMORY` without a free object; those of `describe`.
     pub fn share<T>(
         device: Option<usize>,
         bytes: u64,
@@ -92,9 +90,8 @@ impl Shared {
         };
         let described = describe(&shared)?;
         if let Some(device) = device {
-            // First the process gives the bytes back, and then the object takes them. So no peak
-            // counts them twice. If another process takes the room in between, wait until there is
-            // room again.
+            // Give the bytes before taking them, so that no peak counts them twice. Another process
+            // may use the room in between.
             driver.give(device, bytes);
             let blocks = (bytes / BLOCK) as i64;
             while !grant::change(machine, MAX_PROCESSES + place, device, blocks) {
@@ -109,12 +106,11 @@ impl Shared {
         Ok((shared, described))
     }
 
-    /// Imports the exported memory of a descriptor, and returns the memory with its properties. The
-    /// caller keeps the descriptor.
+    /// Imports the exported memory of a descriptor, which the caller keeps.
     ///
     /// # Errors
-    /// `INVALID_VALUE` when the descriptor is not exported memory, `OUT_OF_MEMORY` when the memory
-    /// has too many imports.
+    /// - `INVALID_VALUE`: the descriptor is not exported memory.
+    /// - `OUT_OF_MEMORY`: the memory has too many imports.
     pub fn import(descriptor: i32) -> Outcome<(Shared, Properties)> {
         if descriptor < 0 {
             return Err(Status::INVALID_VALUE);
@@ -150,12 +146,12 @@ impl Shared {
         Ok((shared, properties))
     }
 
-    /// Imports memory that another process exported and still holds. `object` and `birth` come from
-    /// [`Shared::name`] in that process.
+    /// Imports memory of another process by its [`Shared::name`] there.
     ///
     /// # Errors
-    /// `INVALID_CONTEXT` in the exporter, `INVALID_VALUE` when the exporter no longer holds the
-    /// memory, `OUT_OF_MEMORY` when the memory has too many imports.
+    /// - `INVALID_CONTEXT`: this process is the exporter.
+    /// - `INVALID_VALUE`: the exporter no longer holds the memory.
+    /// - `OUT_OF_MEMORY`: the memory has too many imports.
     pub fn open(device: usize, bytes: u64, [object, birth]: [u64; 2]) -> Outcome<Shared> {
         let shared = Shared {
             device: Some(device),
@@ -209,8 +205,7 @@ impl Shared {
         Ok(file.into_raw_fd())
     }
 
-    /// Ends this process's export or import of the memory. Called when the process has no handle
-    /// and no mapping of the memory left.
+    /// Ends this process's export or import, once the process has no handle and no mapping left.
     pub fn let_go(&self) {
         let (Ok(driver), Some(lock)) = (driver(), ObjectsLock::wait()) else {
             return;
@@ -288,8 +283,8 @@ pub fn sweep(machine: &Machine) {
     }
 }
 
-/// Calls `seen` for each piece of exported memory that NVML counts for a process. The arguments of
-/// `seen` are the process, the GPU and the bytes.
+/// Calls `seen` with the process, the GPU and the bytes of exported memory that NVML counts for a
+/// process.
 pub fn each_shown(machine: &Machine, mut seen: impl FnMut(u64, usize, u64)) {
     for (at, object) in machine.objects.iter().enumerate() {
         if object.birth.load(SeqCst) == 0 {

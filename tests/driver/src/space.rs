@@ -1,8 +1,8 @@
-//! The device address space of the process: the use of each address, and the host memory behind it.
+//! The device address space of the process, and the host memory behind it.
 //!
-//! The address space is one huge reservation of host addresses, in blocks of 2 MiB. A device
-//! address is also a host address, so copies and fills really move data. A host page is allocated
-//! when it is first touched, and freed when its block is freed.
+//! The address space is a huge reservation of host addresses, in blocks of 2 MiB. So copies and
+//! fills really move data. A host page is allocated when it is first touched, and freed with its
+//! block.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -38,8 +38,7 @@ pub enum Use {
     Graph = 4,
 }
 
-/// The entry of a block of the address space: the block's use, and three numbers. The numbers are
-/// the index of a context, a shard, and an index whose meaning depends on the use.
+/// The entry of a block: its use, a context, a shard, and an index that depends on the use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry(u64);
 
@@ -101,8 +100,7 @@ impl Gaps {
         Gaps(BTreeMap::from([(blocks.start, blocks.end - blocks.start)]))
     }
 
-    /// Takes a range of `wanted` bytes from the lowest gap that is large enough. The function
-    /// `align` rounds up the start of the range.
+    /// Takes `wanted` bytes from the lowest gap that is large enough. `align` rounds up the start.
     pub fn take(&mut self, wanted: u64, align: impl Fn(u64) -> u64) -> Option<u64> {
         let found = self.0.iter().find_map(|(start, length)| {
             let aligned = align(*start);
@@ -204,8 +202,8 @@ impl Space {
         let writable = wanted
             .then(|| map(bytes + BLOCK, libc::PROT_READ | libc::PROT_WRITE))
             .flatten();
-        // With `ulimit -v` or strict overcommit, the process cannot reserve so much writable
-        // memory. Device addresses then have no host memory behind them.
+        // With `ulimit -v` or strict overcommit, this mapping fails. Device addresses then have no
+        // host memory.
         let base = writable
             .or_else(|| map(bytes + BLOCK, libc::PROT_NONE))
             .unwrap_or(0x0000_2000_0000_0000);
@@ -257,8 +255,8 @@ impl Space {
         }
     }
 
-    /// Clears the entry of the block at this address. Returns false if the entry is not `entry`,
-    /// because another thread has changed it.
+    /// Clears the entry of the block at this address. Returns false if another thread has changed
+    /// the entry.
     pub fn unmark(&self, address: u64, entry: Entry) -> bool {
         let block = address.wrapping_sub(self.base) / BLOCK;
         self.entries
@@ -266,10 +264,10 @@ impl Space {
             .is_some_and(|slot| slot.compare_exchange(entry.0, 0, AcqRel, Relaxed).is_ok())
     }
 
-    /// Takes device addresses for this many bytes from the lowest gap that is large enough.
+    /// Takes device addresses from the lowest gap that is large enough.
     ///
     /// # Errors
-    /// `OUT_OF_MEMORY` when no gap is large enough.
+    /// `OUT_OF_MEMORY` without such a gap.
     pub fn take(&self, bytes: u64, alignment: u64) -> Outcome<u64> {
         let alignment = alignment.max(BLOCK);
         let align = |start: u64| {
@@ -326,8 +324,8 @@ impl Space {
         address.wrapping_sub(self.base) < BLOCKS * BLOCK
     }
 
-    /// Copies memory. A copy from or to device memory moves at most [`DATA_LIMIT`] bytes. Without
-    /// host memory behind device addresses it moves nothing.
+    /// Copies memory, but at most [`DATA_LIMIT`] bytes of device memory, and none without host
+    /// memory behind it.
     ///
     /// # Safety
     /// The caller must be allowed to read or write `bytes` bytes at each address outside the device
@@ -348,11 +346,11 @@ impl Space {
         unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
     }
 
-    /// Fills memory with a pattern of `width` bytes. Device memory is filled only in part, or not
-    /// at all, as in [`Space::copy`].
+    /// Fills memory with a pattern of `width` bytes; device memory only in part, as in
+    /// [`Space::copy`].
     ///
     /// # Safety
-    /// If `to` is outside the device space, the caller must be allowed to write the memory there.
+    /// If `to` is outside the device space, the caller must be allowed to write there.
     pub unsafe fn fill(&self, to: u64, pattern: u32, width: usize, count: usize) {
         if !self.backed && self.contains(to) {
             return;

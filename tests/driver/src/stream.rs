@@ -1,5 +1,5 @@
-//! Streams and events of the simulated driver. Because the simulated driver computes nothing, a
-//! stream has only a cost in memory, a context, a capture, and the time at which its work ends.
+//! Streams and events of the simulated driver. A stream is only memory, a context, a capture, and
+//! the end time of its work.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -15,8 +15,8 @@ use crate::{Outcome, Status};
 const STREAM_MAGIC: u64 = 0x7374_7265_616d_5f5f;
 const EVENT_MAGIC: u64 = 0x6576_656e_745f_5f5f;
 
-/// A stream. The `Stream` object is never freed, so a stale handle still points to it. The object
-/// says whether the stream was destroyed.
+/// A stream. The `Stream` object is never freed, so a stale handle shows that the stream was
+/// destroyed.
 pub struct Stream {
     magic: AtomicU64,
     /// The context in which the stream was created. For a green context, this is its primary
@@ -38,8 +38,8 @@ pub struct Stream {
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(3);
 
-/// Returns whether a `CUstream` handle stands for the legacy stream. If `twin` is set, the called
-/// function uses the per-thread default stream, and handle 0 means this stream.
+/// Returns whether a `CUstream` handle is the legacy stream. In functions with `twin`, handle 0 is
+/// the per-thread stream.
 #[inline(always)]
 pub fn is_legacy(handle: usize, twin: bool) -> bool {
     handle == 1 || handle == 0 && !twin
@@ -73,12 +73,12 @@ impl Stream {
         std::ptr::from_ref(self) as usize
     }
 
-    /// Returns the stream of a `CUstream` handle. Returns `None` for the NULL, legacy and
-    /// per-thread streams (handles 0, 1, 2).
+    /// Returns the stream of a `CUstream` handle; `None` for the NULL, legacy and per-thread
+    /// streams (0, 1, 2).
     ///
     /// # Errors
-    /// `INVALID_HANDLE` for a handle that is not a stream, or whose stream was destroyed.
-    /// `INVALID_CONTEXT` when the stream's context was destroyed (measured).
+    /// - `INVALID_HANDLE`: not a stream, or destroyed.
+    /// - `INVALID_CONTEXT`: the stream's context was destroyed (measured).
     pub fn from_handle(handle: usize) -> Outcome<Option<&'static Stream>> {
         if handle <= 2 {
             return Ok(None);
@@ -117,8 +117,8 @@ impl Stream {
         self.capture.load(Acquire)
     }
 
-    /// Returns whether this stream is captured. If so, the present call becomes a node of a graph
-    /// and is not executed.
+    /// Returns whether this stream is captured. If so, the present call becomes a graph node
+    /// instead.
     ///
     /// # Errors
     /// `STREAM_CAPTURE_INVALIDATED` when the capture is invalid.
@@ -158,7 +158,7 @@ impl Event {
     /// Returns the event of a `CUevent` handle.
     ///
     /// # Errors
-    /// `INVALID_HANDLE` for a handle that is not an event, or whose event was destroyed.
+    /// `INVALID_HANDLE` for any other handle, or a destroyed event.
     pub fn from_handle(handle: usize) -> Outcome<&'static Event> {
         if handle == 0 || !handle.is_multiple_of(align_of::<Event>()) {
             return Err(Status::INVALID_HANDLE);
@@ -176,8 +176,8 @@ impl Event {
         self.magic.store(0, Release);
     }
 
-    /// Records the event on a queue: the event is over when the queue's present work ends. Without
-    /// a queue, the event is over at once.
+    /// Records the event: it is over when the queue's present work ends, or at once without a
+    /// queue.
     pub fn record(&self, queue: Option<Queue>) {
         let end = queue.map_or_else(work::now, |queue| queue.add(0, 0));
         self.end.store(end, Release);
@@ -191,8 +191,7 @@ impl Event {
     /// Returns the milliseconds from the event `start` to this event.
     ///
     /// # Errors
-    /// `INVALID_HANDLE` when one of the events was never recorded, `NOT_READY` when one of them is
-    /// not yet over.
+    /// `INVALID_HANDLE` for an event without a record, `NOT_READY`.
     pub fn elapsed_since(&self, start: &Event) -> Outcome<f32> {
         let (start, end) = (start.end(), self.end());
         if start == 0 || end == 0 {

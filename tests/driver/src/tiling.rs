@@ -1,10 +1,11 @@
 //! The layout of CUDA arrays in memory, and the bytes that they need.
 //!
-//! [`Shape::bytes`] returns exactly the bytes that were measured for 31 arrays and 8 mipmapped
-//! arrays of all kinds (H100, 580.159.04). An array consists of groups of 64 bytes × 8 rows. Up to
-//! 16 groups form a block. The groups of a block are stacked along the height; in a
-//! three-dimensional array, along the depth first. The levels of a mipmapped array follow each
-//! other. Each layer has all levels and begins at a whole block. The total is rounded up to 64 KiB.
+//! [`Shape::bytes`] returns the bytes that were measured for 31 arrays and 8 mipmapped arrays of
+//! all kinds (H100, 580.159.04).
+//!
+//! An array consists of groups of 64 bytes × 8 rows. Up to 16 groups form a block, stacked along
+//! the height; in a three-dimensional array, along the depth first. Each layer has all levels of a
+//! mipmapped array, and begins at a whole block. The total is rounded up to 64 KiB.
 
 use crate::{Outcome, Status};
 
@@ -17,9 +18,8 @@ pub const SPARSE: u32 = 0x40;
 /// `CUDA_ARRAY3D_DEFERRED_MAPPING`: the array has no memory of its own. A program maps memory into
 /// the whole array.
 pub const DEFERRED: u32 = 0x80;
-/// The array flags that the driver accepts. The flags without a name here are those for surfaces,
-/// texture gather and colour attachments. For an array of floats the driver rejects the flag for
-/// depth textures (0x10) (measured).
+/// The array flags that the driver accepts. 0x02, 0x08 and 0x20 are surfaces, texture gather and
+/// colour attachments. Depth textures (0x10) of floats are rejected (measured).
 const FLAGS: u32 = LAYERED | 0x02 | CUBEMAP | 0x08 | 0x20 | SPARSE | DEFERRED;
 
 /// Array sizes are multiples of this many bytes.
@@ -47,8 +47,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Returns the bytes of one element. Returns `None` if the format is neither integers nor
-    /// floats, or if the number of channels is not 1, 2 or 4.
+    /// Returns the bytes of one element; `None` unless it has 1, 2 or 4 integers or floats.
     fn element(&self) -> Option<u64> {
         let number = match self.format {
             0x01 | 0x08 => 1,
@@ -82,7 +81,7 @@ impl Shape {
     /// Checks that the driver accepts an array of this shape.
     ///
     /// # Errors
-    /// `INVALID_VALUE` for an invalid shape, and for a size above the GPU's limits for textures.
+    /// `INVALID_VALUE`, also above the GPU's limits for textures.
     pub fn check(&self) -> Outcome<()> {
         let within = |most: [u64; 3]| {
             self.width <= most[0] && self.height <= most[1] && self.depth <= most[2]
@@ -142,8 +141,8 @@ impl Shape {
         (high.min(STACK / deep), deep)
     }
 
-    /// Returns the width, height and depth of a tile of the array, in elements. A tile has 64 KiB,
-    /// and a program can map memory into it. The tile shapes are NVIDIA's standard shapes.
+    /// Returns the width, height and depth of a tile (64 KiB) in elements: NVIDIA's standard
+    /// shapes.
     pub fn tile(&self) -> [u64; 3] {
         let flat = self.is_layered() || self.depth == 0;
         match (flat, self.element().unwrap_or(1)) {

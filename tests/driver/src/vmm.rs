@@ -90,7 +90,7 @@ pub fn unreserve(address: u64, bytes: u64) -> Outcome<()> {
 /// Takes physical memory and returns the handle of the new allocation.
 ///
 /// # Errors
-/// `INVALID_VALUE` for a size that is not a multiple of the granularity, `OUT_OF_MEMORY`.
+/// `INVALID_VALUE` for an unaligned size, `OUT_OF_MEMORY`.
 pub fn create(device: Option<usize>, bytes: u64, properties: Properties) -> Outcome<u64> {
     aligned(bytes)?;
     if let Some(device) = device {
@@ -142,13 +142,12 @@ impl Physical {
 /// Exports an allocation as a file descriptor that other processes can import.
 ///
 /// # Errors
-/// `INVALID_VALUE` for an unknown or imported handle, and for an allocation that was not created
-/// for export.
+/// `INVALID_VALUE` for handles that are unknown, imported, or not for export.
 pub fn export(handle: u64) -> Outcome<i32> {
     let mut guard = state();
     let physical = guard.physical(handle)?;
-    // The lowest bit of `requestedHandleTypes` stands for file descriptors. An allocation that was
-    // created without this bit cannot be exported as a file descriptor.
+    // An allocation can only be exported as a file descriptor if it has the lowest bit of
+    // `requestedHandleTypes`.
     if physical.handles == 0 || physical.properties[4] & 1 == 0 {
         return Err(Status::INVALID_VALUE);
     }
@@ -161,11 +160,11 @@ pub fn export(handle: u64) -> Outcome<i32> {
     Ok(descriptor)
 }
 
-/// Imports an allocation from a file descriptor, which stays open. The result is a new handle, even
-/// in the process that exported the allocation (measured, H100, 580.159.04).
+/// Imports an allocation from a file descriptor as a new handle, even in the exporting process
+/// (measured). The descriptor stays open.
 ///
 /// # Errors
-/// `INVALID_VALUE` when the descriptor is not an exported allocation, `OUT_OF_MEMORY`.
+/// `INVALID_VALUE` for any other descriptor, `OUT_OF_MEMORY`.
 pub fn import(descriptor: i32) -> Outcome<u64> {
     let (shared, properties) = Shared::import(descriptor)?;
     Ok(state().add(Physical {
@@ -194,11 +193,10 @@ pub fn release(handle: u64) -> Outcome<()> {
     Ok(())
 }
 
-/// Adds a reference to the handle of the allocation that is mapped at this address, and returns the
-/// handle.
+/// Returns the handle of the allocation that is mapped at this address, with one more reference.
 ///
 /// # Errors
-/// `INVALID_VALUE` when no memory is mapped there.
+/// `INVALID_VALUE` without such an allocation.
 pub fn retain(address: u64) -> Outcome<u64> {
     let mut guard = state();
     let state = &mut *guard;
@@ -221,8 +219,8 @@ impl State {
 /// Maps the memory of a handle at reserved addresses.
 ///
 /// # Errors
-/// `INVALID_VALUE` if only a part of the allocation is mapped or the range is not in one
-/// reservation; `ALREADY_MAPPED`.
+/// - `INVALID_VALUE`: a part of an allocation, or a range outside one reservation.
+/// - `ALREADY_MAPPED`.
 pub fn map(address: u64, bytes: u64, offset: u64, handle: u64) -> Outcome<()> {
     aligned(bytes)?;
     let mut guard = state();
@@ -259,7 +257,7 @@ pub fn map(address: u64, bytes: u64, offset: u64, handle: u64) -> Outcome<()> {
 /// Checks that the memory of a handle can be mapped.
 ///
 /// # Errors
-/// `INVALID_VALUE` when the handle is unknown or has no references left.
+/// `INVALID_VALUE` for a handle without references.
 pub fn check(handle: u64) -> Outcome<()> {
     match state().physical(handle)?.handles {
         0 => Err(Status::INVALID_VALUE),

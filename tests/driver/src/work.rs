@@ -1,9 +1,8 @@
-//! The times at which the work of streams ends. Kernels take time only if the knob `work` is set.
-//! Until a kernel of this process takes time, an ordinary driver call reads only the variable
-//! `EVER` of this module.
+//! The times, in nanoseconds ([`now`]), at which the work of streams ends. Kernels take time only
+//! with the knob `work`.
 //!
-//! Times are in nanoseconds, as [`now`] returns them. The end of a stream's work only moves to
-//! later times. So one number can hold the end of the work of several streams.
+//! Until a kernel takes time, driver calls read only `EVER` of this module. An end time only moves
+//! forward, so several streams can share one number.
 
 use std::cell::RefCell;
 use std::sync::atomic::AtomicBool;
@@ -83,8 +82,7 @@ pub fn wait_for_current() {
     }
 }
 
-/// Adds a launched kernel or graph to a stream's work. Returns the time at which the kernel or
-/// graph ends.
+/// Adds a launched kernel or graph to a stream's work, and returns its end time.
 ///
 /// # Errors
 /// The errors of [`Stream::context_of`].
@@ -139,8 +137,7 @@ impl PartialEq for Queue {
     }
 }
 
-/// The arguments by which a driver call names a stream. The stream's queue is looked up only where
-/// a function needs the queue.
+/// The arguments by which a driver call names a stream. The queue is looked up only where needed.
 #[derive(Clone, Copy)]
 pub struct Name {
     /// The `CUstream` handle, already checked.
@@ -223,8 +220,8 @@ impl Queue {
         }
     }
 
-    /// Adds `work` nanoseconds of work to the queue, and returns the end of this work. The work
-    /// begins when everything that the stream waits for is over, and not before the time `after`.
+    /// Adds `work` nanoseconds of work after everything that the stream waits for, and after the
+    /// time `after`. Returns the work's end.
     pub fn add(self, after: u64, work: u64) -> u64 {
         static ORDER: Mutex<()> = Mutex::new(());
         let _one = ORDER.lock().unwrap_or_else(PoisonError::into_inner);

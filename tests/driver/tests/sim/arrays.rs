@@ -52,8 +52,8 @@ fn requirement(cuda: &Cuda, function: &str, array: u64) -> Result<(u64, u64), i3
     }
 }
 
-/// For each array: its shape, the MiB that creating it takes, and the required memory that the
-/// driver reports, in units of 64 KiB.
+/// Per array: the shape, the MiB that its creation takes, and the required memory in units of 64
+/// KiB.
 const ARRAYS: &[(Shape, u64, u64)] = &[
     ([1024, 1024, 0, 32, 4, 0], 16, 256),
     ([4096, 4096, 0, 32, 4, 0], 256, 4096),
@@ -89,8 +89,8 @@ const ARRAYS: &[(Shape, u64, u64)] = &[
     ([8000, 5000, 0, 16, 4, 2], 314, 5000),
 ];
 
-/// For each mipmapped array: its shape, its number of levels, the MiB that creating it takes, and
-/// the required memory that the driver reports, in units of 64 KiB.
+/// Per mipmapped array: the shape, the levels, the MiB of its creation, and the required memory in
+/// units of 64 KiB.
 const MIPMAPS: &[(Shape, usize, u64, u64)] = &[
     ([4096, 1024, 0, 32, 4, 0], 4, 86, 1360),
     ([1024, 1024, 0, 32, 4, 0], 11, 22, 342),
@@ -265,8 +265,8 @@ fn every_function_that_creates_an_array() {
     });
 }
 
-/// Creating an array invalidates a capture in the global mode. In the relaxed mode, a program may
-/// create an array with deferred mapping and query the memory that this array requires.
+/// The relaxed mode allows arrays with deferred mapping, and queries of the memory that they
+/// require.
 #[test]
 fn creating_an_array_invalidates_a_global_capture() {
     alone(&[], |cuda| {

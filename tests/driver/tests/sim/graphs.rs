@@ -147,9 +147,8 @@ fn capture_modes_decide_which_threads_may_make_unsafe_calls() {
         let mut none = 3i32;
         let none = [&raw mut none as usize];
         assert_eq!(cuda.call("cuThreadExchangeStreamCaptureMode", &none), 1);
-        // Per case: the mode of the capture, the mode of the capturing thread, and the mode of
-        // another thread. Then whether an unsafe call is allowed in the capturing thread and in the
-        // other thread.
+        // The modes of the capture, its thread, and another thread; then which of the two threads
+        // may make unsafe calls.
         for (capture, own, other, may) in [
             (GLOBAL, 0, 0, (false, false)),
             (GLOBAL, 1, 1, (false, true)),
@@ -354,8 +353,8 @@ fn a_launch_may_leave_memory_allocated() {
     });
 }
 
-/// Makes a graph whose nodes allocate memory of these sizes, one node after the other. Returns the
-/// graph's handle, the addresses, and the last node.
+/// Makes a graph of nodes that allocate these sizes. Returns the graph, the addresses, and the last
+/// node.
 fn graph_of(cuda: &Cuda, sizes: &[u64]) -> (usize, Vec<u64>, usize) {
     let graph = cuda.get("cuGraphCreate", &[0]).expect("a graph") as usize;
     let (mut addresses, mut last) = (Vec::new(), 0usize);
@@ -632,10 +631,10 @@ fn nodes_report_type_and_parameters() {
     });
 }
 
-/// The body of a conditional node has a kernel with 8 KiB of local memory. Adding the nodes takes
-/// no memory; instantiating the graph takes 1850 MiB. A graph with a conditional node cannot be
-/// copied or put into another graph (error 801). A program cannot destroy a body (error 1); it is
-/// destroyed together with the graph.
+/// The body has a kernel with 8 KiB of local memory. Only instantiating the graph takes memory
+/// (1850 MiB).
+///
+/// The graph cannot be copied or be a child (error 801). A program cannot destroy a body (error 1).
 #[test]
 fn conditional_nodes_own_their_bodies() {
     alone(&[], |cuda| {

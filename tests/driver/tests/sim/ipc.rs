@@ -66,8 +66,8 @@ fn invalid_exports_and_opens_are_refused() {
     });
 }
 
-/// The child process of a test. Each letter on its standard input is a command. The child's role is
-/// the path of the file that holds the IPC handle.
+/// A child process, which takes letters on its standard input as commands. `path` is the file of
+/// the IPC handle.
 fn told(path: &str) {
     let cuda = Cuda::load();
     cuda.start();

@@ -94,8 +94,8 @@ fn nvml_uuids() -> Vec<[u8; 16]> {
         .collect()
 }
 
-/// Runs the calling test in a child process. The simulated machine has three GPUs, which CUDA and
-/// NVML order differently. `expected` is the role of the child: the order that it must find.
+/// Runs the calling test with three GPUs, which CUDA and NVML order differently. `expected` is the
+/// order to find.
 fn with_three(variables: &[(&str, &str)], expected: &str) {
     let mut knobs = vec![("GPULIMIT_SIM_GPUS", "3"), ("GPULIMIT_SIM_REVERSED", "1")];
     knobs.extend(variables);
@@ -146,9 +146,8 @@ fn init_fails_without_a_visible_gpu() {
     });
 }
 
-/// Returns what this process sees of a machine whose two GPUs have two MIG instances each. The
-/// result is the number of devices, the UUID of the first device's GPU, and the UUID of the first
-/// device.
+/// Returns the number of devices that this process sees, and the first device's two UUIDs: the
+/// GPU's and its own.
 fn seen(cuda: &Cuda) -> (u64, [u8; 16], [u8; 16]) {
     assert_eq!(cuda.call("cuInit", &[0]), 0);
     let uuid = |name: &str| {

@@ -1,6 +1,5 @@
-//! Tests of modules and libraries: when they take the memory of their variables, and how much
-//! memory the first launch takes. The expected figures were measured on an H100 (580.159.04) with a
-//! variable of 64 MiB.
+//! Tests of when modules and libraries take the memory of their variables and launches. Figures:
+//! H100 (580.159.04), a variable of 64 MiB.
 
 use crate::rig::{Cuda, MIB, alone, used};
 
@@ -37,8 +36,8 @@ fn module_takes_its_variable_at_the_load(cuda: &Cuda) {
     assert_eq!(cuda.beyond(), 0);
 }
 
-/// Makes a library load its module in every possible way, and checks that the module takes 64 MiB.
-/// `before` is the number of bytes in use before the library is loaded.
+/// Checks that every way of loading a library's module takes 64 MiB beyond the `before` bytes in
+/// use.
 fn library_takes_its_variable(cuda: &Cuda, before: u64) {
     let file = std::env::temp_dir().join(format!("gpulimit-sim-{}.ptx", std::process::id()));
     std::fs::write(&file, BIG.to_bytes()).expect("written");
@@ -180,8 +179,8 @@ fn the_first_launch_takes_memory_until_the_context_is_destroyed() {
     );
 }
 
-/// The simulated driver reads fat binaries of nvcc 13.5. The machine code in the file takes 302
-/// MiB, and the PTX text takes 52 MiB. So the figures show which of them was loaded.
+/// In the fat binaries of nvcc 13.5, machine code takes 302 MiB and PTX text 52 MiB. The figures
+/// show which was loaded.
 #[test]
 fn compressed_fat_binaries_are_read() {
     const LZ4: &[u8] = include_bytes!("../../../../crates/fatbin/src/fixtures/lz4.fatbin");
@@ -211,8 +210,7 @@ fn compressed_fat_binaries_are_read() {
     });
 }
 
-/// Returns the `CUgraphNodeParams` of a kernel node. Its first fields are the function, the grid
-/// and the block. The kernel and the context are further back.
+/// Returns the `CUgraphNodeParams` of a kernel node, with the same grid and block for every kernel.
 fn node(function: usize, kernel: usize, context: usize) -> [usize; 32] {
     let mut params = [0; 32];
     params[3..6].fill(1 << 32 | 1);
@@ -287,9 +285,8 @@ fn kernel(cuda: &Cuda) -> (usize, usize) {
     (library, kernel.expect("a kernel") as usize)
 }
 
-/// Each call takes 64 MiB in the current context, and fails with error 201 without a current
-/// context. But the calls `cuKernelSet…` take 64 MiB in both existing contexts, and none in a
-/// context that is made later.
+/// Each call takes 64 MiB in the current context, or fails with error 201 without one.
+/// `cuKernelSet…` takes 64 MiB in each context.
 #[test]
 fn every_use_of_a_kernel_loads_its_library() {
     alone(&[], |cuda| {
@@ -298,8 +295,8 @@ fn every_use_of_a_kernel_loads_its_library() {
             .get("cuDevicePrimaryCtxRetain", &[0])
             .expect("a context") as usize;
         let other = cuda.get("cuCtxCreate_v2", &[0, 0]).expect("a context") as usize;
-        // The thread's context stack now has both contexts. Remove the upper one, so that removing
-        // the other one later leaves the stack empty.
+        // Remove the upper of two contexts from the thread's stack, so that the lower one can be
+        // removed later.
         assert_eq!(cuda.call("cuCtxSetCurrent", &[0]), 0);
         let before = cuda.beyond();
         let count = ways(cuda, kernel(cuda).1).len();

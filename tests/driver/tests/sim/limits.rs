@@ -1,6 +1,5 @@
-//! Tests of the memory that contexts take for kernels: limits, local memory, device malloc and
-//! printf, green contexts. The expected figures were measured on an H100 (580.159.04) unless stated
-//! otherwise.
+//! Tests of the memory that contexts take for kernels. Figures were measured on an H100
+//! (580.159.04) unless stated otherwise.
 
 use crate::rig::{Cuda, MIB, alone};
 
@@ -106,8 +105,8 @@ fn the_other_limits_take_no_memory() {
     });
 }
 
-/// A kernel with 1,100 bytes of local memory reports 1,104 bytes and takes 20 MiB. A second context
-/// has local memory of its own.
+/// A kernel with 1,100 bytes of local memory takes 20 MiB. A second context has local memory of its
+/// own.
 #[test]
 fn a_launch_grows_the_local_memory_of_its_context() {
     alone(&[], |cuda| {
@@ -173,9 +172,8 @@ fn launches_raise_the_stack_limit_and_lowering_it_frees_memory() {
     });
 }
 
-/// A kernel with 400,000 bytes of local memory per thread needs more memory than a GPU of 80 GiB
-/// has. Two facts are assumed, not measured: the next launch takes the freed local memory again,
-/// and a stack limit of 400,000 bytes fails in the same way as the kernel.
+/// Assumed, not measured: the next launch takes the freed local memory again, and a stack limit
+/// fails like a kernel.
 #[test]
 fn growth_that_fails_frees_the_local_memory() {
     alone(&[], |cuda| {
@@ -198,9 +196,8 @@ fn growth_that_fails_frees_the_local_memory() {
     });
 }
 
-/// Captures a kernel with 8,192 bytes of local memory into a graph. The capture takes no memory.
-/// The instantiation takes 1848 MiB, and 2 MiB more because it is the first graph. The launch takes
-/// no more.
+/// A kernel has 8,192 bytes of local memory. Only the instantiation takes memory: 1848 MiB, and 2
+/// MiB for the first graph.
 #[test]
 fn a_graph_takes_the_local_memory_of_its_kernels_when_it_is_instantiated() {
     alone(&[], |cuda| {
@@ -235,9 +232,8 @@ fn capture(cuda: &Cuda, stream: usize, function: usize) -> usize {
     graph
 }
 
-/// A call that puts a kernel with 8,192 bytes of local memory into an executable graph takes 1848
-/// MiB. After the stack limit is lowered, the same call takes nothing, and the upload takes the
-/// 1848 MiB again. A kernel that uses device malloc also takes the memory of the heap.
+/// A new kernel with 8,192 bytes of local memory takes 1848 MiB. After a lower stack limit, only
+/// the upload takes the memory.
 #[test]
 fn a_changed_graph_takes_what_its_new_kernels_need() {
     alone(&[], |cuda| {
@@ -326,9 +322,8 @@ fn a_change_that_does_not_fit_the_graph_is_refused() {
     });
 }
 
-/// A module that uses device assert takes 92 MiB; 2 MiB of this are for its variable. It takes
-/// nothing if a module that uses device malloc was loaded before. Once a module with assert is
-/// loaded, the limit of printf can no longer be set.
+/// A module with device assert takes 92 MiB, or nothing after a module with device malloc. Its load
+/// fixes the limit of printf.
 #[test]
 fn assert_takes_90_mib_unless_malloc_is_loaded_before() {
     let assert = ".extern .func __assertfail (.param .b64 a);\n.global .align 1 .b8 s[4];";
@@ -366,9 +361,8 @@ fn assert_takes_90_mib_unless_malloc_is_loaded_before() {
     });
 }
 
-/// A module has two kernels of 60,000 stores each. Loading the module takes no memory for the
-/// kernels. Looking up both kernels takes 20 MiB. Launching them takes no more. Listing a function
-/// does not load its code; the first call that needs the code does.
+/// The code of two kernels of 60,000 stores takes 20 MiB when both are looked up, not when they are
+/// listed or launched.
 #[test]
 fn code_is_loaded_when_a_function_is_looked_up() {
     alone(&[], |cuda| {
@@ -446,8 +440,8 @@ fn malloc_takes_memory_at_the_load_and_at_the_first_launch() {
     });
 }
 
-/// A module that uses printf takes 64 MiB. The 2 MiB for its variable are freed with the module.
-/// The other 62 MiB stay with the context, whatever the limit of printf is.
+/// A module with printf takes 64 MiB. The 2 MiB of its variable are freed with the module; 62 MiB
+/// stay.
 #[test]
 fn printf_takes_the_same_for_every_limit() {
     let printf = ".extern .func (.param .b32 r) vprintf (.param .b64 a, .param .b64 b);\n\
@@ -517,8 +511,7 @@ fn kernels_report_their_local_memory() {
     });
 }
 
-/// The first module that uses device malloc takes 138 MiB. The first launch takes the size of the
-/// heap and 2 MiB more.
+/// The first module with device malloc takes 138 MiB. The first launch takes the heap and 2 MiB.
 #[test]
 fn a_heap_takes_2_mib_more_than_its_limit() {
     alone(&[], |cuda| {
@@ -595,9 +588,8 @@ fn description(cuda: &Cuda) -> usize {
         .expect("a description") as usize
 }
 
-/// One to four green contexts, each with a stream, take 6, 12, 16 and 22 MiB. The memory stays
-/// until the primary context is destroyed. Memory that is allocated in a green context, or taken by
-/// its kernels, belongs to the primary context.
+/// One to four green contexts with streams take 6, 12, 16 and 22 MiB, until their primary context
+/// is destroyed.
 #[test]
 fn green_contexts_are_parts_of_the_primary_context() {
     alone(&[], |cuda| {

@@ -1,6 +1,6 @@
-//! Tests that the simulated driver behaves as the real driver did when it was measured.
+//! Tests that the simulated driver behaves as the real driver did when measured.
 //!
-//! Every test runs in processes of its own (see `rig`), because a driver's state belongs to one
+//! Every test has processes of its own (see `rig`), because a driver's state belongs to one
 //! process.
 #![allow(unsafe_code, missing_docs)]
 

@@ -168,9 +168,8 @@ fn processes_by_nvml() {
     );
 }
 
-/// Calls every function that returns a process list, with a buffer for two elements. Returns the
-/// name and the status of each function, the number of elements, and the pid and bytes of the first
-/// one.
+/// Calls every function that returns a process list. Returns its name, its status, the count, and
+/// the first element's pid and bytes.
 fn lists(nvml: &Library, device: usize, v3_words: usize) -> Vec<(String, i32, u64, [u64; 2])> {
     let mut answers = Vec::new();
     for (mode, kind) in ["Compute", "Graphics", "MPSCompute"].iter().enumerate() {
@@ -330,12 +329,12 @@ fn capacity_holds_against_killed_and_stopped_processes() {
     for child in &mut children {
         expect_line(child, "churning");
     }
-    // Stop one process at any instruction. The other processes are killed and started again.
-    // SAFETY: the process is a child of this process and not yet waited for.
+    // Stop one process at any instruction. SAFETY: the process is a child of this process and not
+    // yet waited for.
     unsafe { libc::kill(children[0].id() as i32, libc::SIGSTOP) };
     let peak = || machine.number("peak");
-    // On a slow machine the processes may be killed before they take much memory. So the test goes
-    // on until the peak is high enough.
+    // On a slow machine processes may be killed early. So the test goes on until the peak is high
+    // enough.
     for kills in 0..1000u64 {
         if kills >= 25 && peak() > capacity / 2 {
             break;

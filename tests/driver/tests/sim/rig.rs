@@ -1,7 +1,5 @@
-//! Simulated machines and child processes for tests.
-//!
-//! The body of a test runs in child processes. A child process is the same test, started again with
-//! a role in an environment variable.
+//! Simulated machines and child processes for tests. A child runs the test's body, with its role in
+//! an environment variable.
 
 use std::ffi::{CString, c_void};
 use std::path::{Path, PathBuf};

@@ -77,8 +77,8 @@ fn a_process_can_import_its_own_export() {
     });
 }
 
-/// The child process of a test. Each letter on its standard input is a command. The child's role is
-/// "export", or the path of the exporter's descriptor.
+/// A child process, which takes letters on its standard input as commands. `role` is "export", or
+/// the descriptor's path.
 fn told(role: &str) {
     let cuda = Cuda::load();
     cuda.start();

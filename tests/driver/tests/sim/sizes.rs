@@ -45,8 +45,8 @@ fn every_context_costs_the_same() {
     });
 }
 
-/// Checks that `per_block` requests of this size fit into one block, and that one more request
-/// takes a second block. Also checks that freeing all requests frees both blocks.
+/// Checks that exactly `per_block` requests of this size fit into one block, and that frees free
+/// all blocks.
 fn packs(cuda: &Cuda, bytes: u64, per_block: usize) {
     let mut live = Vec::new();
     for _ in 0..per_block {
@@ -498,8 +498,8 @@ fn pools_grow_in_steps() {
             64 * MIB,
             "a trim keeps at least the requested bytes"
         );
-        // The pool keeps the step with the live pointer. When cuMemAlloc finds too little room, it
-        // takes the other steps of the pool.
+        // The pool keeps the step with the live pointer. A cuMemAlloc that lacks room takes the
+        // other steps.
         let live = cuda.get("cuMemAllocAsync", &[1 << 20, 0]).expect("memory");
         let free = 85_017_493_504 - used();
         let large = cuda
@@ -557,10 +557,11 @@ fn the_32_bit_interface_has_addresses_of_its_own() {
     });
 }
 
-/// Managed memory (measured, H200, 580.159.04). Pools of managed memory report the same attributes
-/// as other pools, with or without a location. They cannot be shared, and they use their addresses
-/// again. The memory of these pools and of managed variables counts for no process. `cuMemCreate`
-/// cannot create managed memory.
+/// Measured (H200, 580.159.04): managed pools, with or without a location, and managed variables
+/// count for no process.
+///
+/// Managed pools report the attributes of other pools, reuse their addresses, and cannot be shared.
+/// `cuMemCreate` cannot create managed memory.
 #[test]
 fn managed_memory_counts_for_no_process() {
     alone(&[], |cuda| {

@@ -1,8 +1,7 @@
-//! Tests of busy streams. They check which driver calls wait for a busy stream, and when the memory
-//! that its work uses becomes free.
+//! Tests of which driver calls wait for a busy stream, and when memory that its work uses becomes
+//! free.
 //!
-//! A stream that must be busy gets work for an hour, so no test depends on the speed of the
-//! machine.
+//! A busy stream gets work for an hour, so no test depends on the machine's speed.
 
 use std::ffi::CStr;
 
@@ -323,8 +322,8 @@ fn a_stream_may_reuse_a_part_of_its_pending_memory() {
     busy(&[], |program| {
         let (worker, other) = (program.stream(), program.stream());
         program.launch(worker, HOUR);
-        // The pool's memory is freed as two halves. Then it is allocated again as a quarter, a half
-        // and a quarter. So the new half has a part in each of the freed halves.
+        // Two freed halves are allocated again as a quarter, a half and a quarter. The new half
+        // lies in both freed halves.
         let half = STEP / 2;
         let low = program.take(half, worker).expect("memory");
         let high = program.take(half, worker).expect("memory");
