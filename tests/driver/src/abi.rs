@@ -191,7 +191,7 @@ impl Site {
     }
 
     /// Runs `work`, the body of a driver call; a knob can delay or fail the call. Without knobs,
-    /// costs one branch.
+    /// the call costs one branch more.
     #[inline(always)]
     pub fn run(&self, work: impl FnOnce() -> i32) -> i32 {
         // SAFETY: `ACTIVE` holds the address of a static, or of a word of the machine's shared
@@ -204,8 +204,8 @@ impl Site {
         }
     }
 
-    /// Returns `code`. Appends the function's name to the file `GPULIMIT_SIM_FAILED` if `code` is
-    /// an error.
+    /// Returns `code`. Appends the function's name to the file that `GPULIMIT_SIM_FAILED` names if
+    /// `code` is an error.
     pub fn note(&self, code: i32) -> i32 {
         if code != 0 {
             self.failed();

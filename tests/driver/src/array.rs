@@ -226,7 +226,7 @@ impl State {
 ///
 /// # Errors
 /// - `CONTEXT_IS_DESTROYED`: the array was destroyed before (measured).
-/// - `INVALID_HANDLE`: not an array of this kind.
+/// - `INVALID_HANDLE`: the handle never was an array of this kind.
 pub fn destroy(kind: Kind, handle: u64) -> Outcome<()> {
     let mut guard = state();
     let state = &mut *guard;

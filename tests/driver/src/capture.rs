@@ -2,8 +2,8 @@
 //! invalidate it.
 //!
 //! Measured (H100, 580.159.04):
-//! - `cuMemPoolGetAttribute` invalidates a capture in the global mode, unless its thread is in the
-//!   relaxed mode.
+//! - `cuMemPoolGetAttribute` invalidates a capture in the global mode, unless the calling thread is
+//!   in the relaxed mode.
 //! - Later calls on the captured stream return error 901.
 //! - `cuStreamEndCapture` returns error 901, too, but then the stream works again.
 //!
@@ -85,8 +85,8 @@ fn invalidate(mut fits: impl FnMut(&Capture) -> bool) -> bool {
     any
 }
 
-/// Invalidates the captures that forbid an unsafe call (NVIDIA's documentation). Costs one branch
-/// without captures.
+/// Invalidates the captures that forbid an unsafe call (NVIDIA's documentation). Without captures,
+/// the function costs one branch.
 ///
 /// # Errors
 /// `STREAM_CAPTURE_UNSUPPORTED` if a capture forbids the call.

@@ -1,8 +1,8 @@
 //! Checkpoints (`cuCheckpointProcess…`): one process moves the GPU memory of another process away
 //! and back.
 //!
-//! A lock does not wait for driver calls under way in the other process. The caller must rule out
-//! such calls.
+//! Locking a process does not wait for its driver calls under way. The caller must rule out such
+//! calls.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::time::Duration;

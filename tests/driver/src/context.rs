@@ -442,7 +442,8 @@ impl Context {
         Ok(self.state().limits.get(&limit).copied().unwrap_or(start))
     }
 
-    /// Sets one limit. A new stack limit also frees local memory that launches have added.
+    /// Sets one limit. A new stack limit resizes the local memory at once, and frees what launches
+    /// have added.
     ///
     /// # Errors
     /// - `OUT_OF_MEMORY`; `UNSUPPORTED_LIMIT`.
@@ -471,7 +472,8 @@ impl Context {
         Ok(())
     }
 
-    /// Takes the memory of the device runtime for a module, once. It is freed with the context.
+    /// Takes the memory of the device runtime for a module, once. The memory is freed with the
+    /// context.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.

@@ -1,12 +1,13 @@
-//! The protocol by which processes take and give back physical memory of the simulated GPUs. It is
-//! exact and needs no locks, so a process can be killed or stopped between any two instructions.
+//! The protocol by which processes take and give back physical memory of the simulated GPUs. The
+//! protocol is exact and needs no locks. So a process can be killed or stopped between any two
+//! instructions.
 //!
 //! Each GPU has one word in shared memory: its used blocks, the number of the last operation, and
 //! the slot of that operation. Each slot has a word of its own for every GPU.
 //!
-//! A process *settles* the last operation before it changes a GPU's word: it adds the operation to
-//! the word of the operation's slot. Any process can settle any operation, with the same result. So
-//! for each GPU at most one operation is missing in the words of the slots.
+//! Before a process changes a GPU's word, it adds the last operation to the word of that
+//! operation's slot. This step is called *settling*. Any process can settle any operation, with the
+//! same result. So for each GPU at most one operation is missing in the words of the slots.
 //!
 //! | word | bits, low to high |
 //! |---|---|
@@ -15,8 +16,8 @@
 //! | slot, intent | 25 blocks of change (plus a bias), 11 unused, 28 sequence |
 //!
 //! While the owner of a slot lives, only the owner makes operations for the slot, one at a time per
-//! GPU. After its death, other processes (reapers) make them. Several reapers can work on the same
-//! slot, because reapers only give back its blocks.
+//! GPU. After the owner's death, other processes (reapers) make them. Several reapers can work on
+//! the same slot, because reapers only give back its blocks.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
@@ -133,7 +134,7 @@ pub fn change(machine: &Machine, slot: usize, device: usize, blocks: i64) -> boo
 }
 
 /// Gives back the blocks of a dead owner's slot on the GPU. Several processes may do this at once,
-/// and late.
+/// at any time.
 pub fn reap(machine: &Machine, slot: usize, device: usize, owner: u64) {
     let words = &machine.devices[device];
     let line = &machine.slots[slot];

@@ -8,8 +8,8 @@
 //! - Only `cuDeviceGraphMemTrim` (a trim) gives this memory back, not a free or the graph's
 //!   destruction.
 //! - Graphs that run one after the other on one stream share the memory.
-//! - If the memory does not fit, the launch fails with `OUT_OF_MEMORY`. What it has taken stays
-//!   taken until a trim.
+//! - If the memory does not fit, the launch fails with `OUT_OF_MEMORY`. The memory that this launch
+//!   has taken stays taken until a trim.
 #![allow(unsafe_code)]
 
 mod layout;
@@ -385,8 +385,8 @@ impl Graph {
         Ok(copy)
     }
 
-    /// Returns whether the graph is the body of a conditional node. The node's graph destroys its
-    /// bodies.
+    /// Returns whether the graph is the body of a conditional node. Such a graph is destroyed with
+    /// the graph that has the node.
     pub fn is_owned(&self) -> bool {
         self.owned
     }

@@ -1,8 +1,8 @@
 //! Linear memory that several processes share through handles (`cuIpc…MemHandle`), in whole blocks.
 //!
 //! Measured (H100, 580.159.04):
-//! - NVML counts the memory for its owner. Once the owner has freed it, NVML counts it for the
-//!   process that has it open.
+//! - NVML counts the memory for its owner. After the owner has freed the memory, NVML counts it for
+//!   the process that has it open.
 //! - The owner can reuse the freed address at once.
 //! - A second open returns the same address. Each open needs a close.
 //!
@@ -127,7 +127,7 @@ pub fn open(context: &Context, handle: Handle) -> Outcome<u64> {
     Ok(first + offset)
 }
 
-/// Undoes one open of the memory, which stays open until all are undone.
+/// Undoes one open of the memory, which stays open until all opens are undone.
 ///
 /// # Errors
 /// `INVALID_VALUE` if the address is not open.

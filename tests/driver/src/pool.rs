@@ -67,7 +67,7 @@ struct State {
     live: HashMap<u64, u64, BuildHasherDefault<AddressHasher>>,
     quick: Vec<(u64, u64)>,
     free: Gaps,
-    /// Freed ranges that only their stream can use until its earlier work ends.
+    /// Freed ranges, each for its own stream alone until that stream's earlier work ends.
     pending: Vec<Pending>,
     steps: BTreeSet<u64>,
     /// The start of a managed pool's address range. `None` before its first growth, and for other

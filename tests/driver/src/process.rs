@@ -21,8 +21,8 @@ use crate::{checkpoint, device, grant, shared};
 const LOCKS: i64 = 1 << 40;
 /// The shortest time in ms between two searches for dead owners, except when memory has run out.
 const SCAN_MS: u64 = 2;
-/// The ms between searches are at least the squared number of slots, divided by this number. For
-/// each lock, the kernel reads all locks.
+/// The time in ms between searches is at least the squared number of slots, divided by this number.
+/// Searching many slots is slow.
 const SCANNED_PER_MS: u64 = 10_000;
 
 /// The calling process, which owns a slot of the simulated machine.

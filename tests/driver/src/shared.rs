@@ -90,10 +90,11 @@ impl Shared {
         };
         let described = describe(&shared)?;
         if let Some(device) = device {
-            // Give the bytes before taking them, so that no peak counts them twice. Another process
-            // may use the room in between.
+            // The process gives the bytes back before the object takes them. So no peak counts the
+            // bytes twice.
             driver.give(device, bytes);
             let blocks = (bytes / BLOCK) as i64;
+            // Another process may take the room in between. Wait until there is room again.
             while !grant::change(machine, MAX_PROCESSES + place, device, blocks) {
                 std::thread::yield_now();
             }
@@ -146,7 +147,8 @@ impl Shared {
         Ok((shared, properties))
     }
 
-    /// Imports memory of another process by its [`Shared::name`] there.
+    /// Imports memory that another process still holds. `object` and `birth` are its
+    /// [`Shared::name`] in that process.
     ///
     /// # Errors
     /// - `INVALID_CONTEXT`: this process is the exporter.

@@ -202,8 +202,8 @@ impl Space {
         let writable = wanted
             .then(|| map(bytes + BLOCK, libc::PROT_READ | libc::PROT_WRITE))
             .flatten();
-        // With `ulimit -v` or strict overcommit, this mapping fails. Device addresses then have no
-        // host memory.
+        // With `ulimit -v` or strict overcommit, the writable mapping fails. Device addresses then
+        // have no host memory.
         let base = writable
             .or_else(|| map(bytes + BLOCK, libc::PROT_NONE))
             .unwrap_or(0x0000_2000_0000_0000);

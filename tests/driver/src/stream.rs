@@ -176,8 +176,8 @@ impl Event {
         self.magic.store(0, Release);
     }
 
-    /// Records the event: it is over when the queue's present work ends, or at once without a
-    /// queue.
+    /// Records the event: the event is over when the queue's present work ends, or at once without
+    /// a queue.
     pub fn record(&self, queue: Option<Queue>) {
         let end = queue.map_or_else(work::now, |queue| queue.add(0, 0));
         self.end.store(end, Release);
@@ -191,7 +191,7 @@ impl Event {
     /// Returns the milliseconds from the event `start` to this event.
     ///
     /// # Errors
-    /// `INVALID_HANDLE` for an event without a record, `NOT_READY`.
+    /// `INVALID_HANDLE` for an event that was never recorded, `NOT_READY`.
     pub fn elapsed_since(&self, start: &Event) -> Outcome<f32> {
         let (start, end) = (start.end(), self.end());
         if start == 0 || end == 0 {

@@ -1,5 +1,5 @@
-//! The driver's functions that copy and fill memory. They move only the first part of large data,
-//! before they return (see [`space`]).
+//! The driver's functions that copy and fill memory. A call returns when its copy is done, but
+//! moves only the first part of large data (see [`space`]).
 
 use gpulimit_sim::space::space;
 use gpulimit_sim::{Outcome, Status};

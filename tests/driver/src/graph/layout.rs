@@ -48,8 +48,8 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Returns the lowest gap of `bytes` in the graph's address regions, or a new region. `taken`
-    /// is not free.
+    /// Returns the lowest gap of `bytes` in the graph's address regions, or a new region. Ranges in
+    /// `taken` are not free.
     ///
     /// # Errors
     /// `INVALID_VALUE` for 0 bytes, `OUT_OF_MEMORY` without free addresses.

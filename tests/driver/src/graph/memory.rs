@@ -1,4 +1,4 @@
-//! The memory that each GPU holds for all graphs together, from a launch until a trim.
+//! The memory that each GPU holds for all graphs together, from an upload or launch until a trim.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};

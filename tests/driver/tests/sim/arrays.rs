@@ -265,8 +265,8 @@ fn every_function_that_creates_an_array() {
     });
 }
 
-/// The relaxed mode allows arrays with deferred mapping, and queries of the memory that they
-/// require.
+/// The relaxed capture mode allows creating arrays with deferred mapping, and querying the memory
+/// that they require.
 #[test]
 fn creating_an_array_invalidates_a_global_capture() {
     alone(&[], |cuda| {

@@ -631,10 +631,11 @@ fn nodes_report_type_and_parameters() {
     });
 }
 
-/// The body has a kernel with 8 KiB of local memory. Only instantiating the graph takes memory
-/// (1850 MiB).
+/// A conditional node's body has a kernel with 8 KiB of local memory. Only the instantiation takes
+/// memory: 1850 MiB.
 ///
-/// The graph cannot be copied or be a child (error 801). A program cannot destroy a body (error 1).
+/// The graph can be neither copied nor a child (error 801). A body cannot be destroyed alone (error
+/// 1).
 #[test]
 fn conditional_nodes_own_their_bodies() {
     alone(&[], |cuda| {

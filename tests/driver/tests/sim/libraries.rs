@@ -285,8 +285,8 @@ fn kernel(cuda: &Cuda) -> (usize, usize) {
     (library, kernel.expect("a kernel") as usize)
 }
 
-/// Each call takes 64 MiB in the current context, or fails with error 201 without one.
-/// `cuKernelSet…` takes 64 MiB in each context.
+/// Each call loads the library: 64 MiB in the current context, or error 201 without one.
+/// `cuKernelSet…` loads it in all contexts.
 #[test]
 fn every_use_of_a_kernel_loads_its_library() {
     alone(&[], |cuda| {

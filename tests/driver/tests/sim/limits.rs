@@ -196,8 +196,8 @@ fn growth_that_fails_frees_the_local_memory() {
     });
 }
 
-/// A kernel has 8,192 bytes of local memory. Only the instantiation takes memory: 1848 MiB, and 2
-/// MiB for the first graph.
+/// A captured kernel has 8,192 bytes of local memory. Only the graph's instantiation takes memory:
+/// 1848 MiB, and 2 MiB for the first graph.
 #[test]
 fn a_graph_takes_the_local_memory_of_its_kernels_when_it_is_instantiated() {
     alone(&[], |cuda| {
@@ -232,8 +232,8 @@ fn capture(cuda: &Cuda, stream: usize, function: usize) -> usize {
     graph
 }
 
-/// A new kernel with 8,192 bytes of local memory takes 1848 MiB. After a lower stack limit, only
-/// the upload takes the memory.
+/// Putting a kernel into an executable graph takes 1848 MiB. After a lower stack limit, only the
+/// upload takes that memory again.
 #[test]
 fn a_changed_graph_takes_what_its_new_kernels_need() {
     alone(&[], |cuda| {
@@ -322,8 +322,8 @@ fn a_change_that_does_not_fit_the_graph_is_refused() {
     });
 }
 
-/// A module with device assert takes 92 MiB, or nothing after a module with device malloc. Its load
-/// fixes the limit of printf.
+/// A module with device assert takes 92 MiB, or nothing after a module with device malloc. After
+/// that, the limit of printf cannot be set.
 #[test]
 fn assert_takes_90_mib_unless_malloc_is_loaded_before() {
     let assert = ".extern .func __assertfail (.param .b64 a);\n.global .align 1 .b8 s[4];";

@@ -168,8 +168,8 @@ fn processes_by_nvml() {
     );
 }
 
-/// Calls every function that returns a process list. Returns its name, its status, the count, and
-/// the first element's pid and bytes.
+/// Calls every function that returns a process list. Returns each name, status and count, and the
+/// first element's pid and bytes.
 fn lists(nvml: &Library, device: usize, v3_words: usize) -> Vec<(String, i32, u64, [u64; 2])> {
     let mut answers = Vec::new();
     for (mode, kind) in ["Compute", "Graphics", "MPSCompute"].iter().enumerate() {

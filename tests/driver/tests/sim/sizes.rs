@@ -45,8 +45,8 @@ fn every_context_costs_the_same() {
     });
 }
 
-/// Checks that exactly `per_block` requests of this size fit into one block, and that frees free
-/// all blocks.
+/// Checks that exactly `per_block` requests of this size fit into one block, and that freeing them
+/// frees all blocks.
 fn packs(cuda: &Cuda, bytes: u64, per_block: usize) {
     let mut live = Vec::new();
     for _ in 0..per_block {
