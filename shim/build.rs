@@ -17,8 +17,8 @@ fn main() {
              the library may not notice that a program jumped out of a hooked call (siglongjmp)"
         );
     }
-    // Binds the library's calls of its own functions at link time. So no other library can replace
-    // these functions, and the dynamic linker need not look them up.
+    // Binds the library's calls of its own functions at link time, so that no other library can
+    // replace them.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
     // Writes only the GNU hash table of symbols, which every supported dynamic linker can read.
     println!("cargo::rustc-cdylib-link-arg=-Wl,--hash-style=gnu");
@@ -35,8 +35,8 @@ fn main() {
     }
 }
 
-/// Returns the path of a static library that comes with the system's C compiler. Returns `None`
-/// when the compiler lacks that library, or when `RUSTC_LINKER` selects another linker.
+/// Returns the path of a static library of the system's C compiler; `None` when the compiler lacks
+/// it.
 fn archive(name: &str) -> Option<PathBuf> {
     // A linker of another toolchain (zig, a cross compiler) brings its own static libraries.
     if std::env::var_os("RUSTC_LINKER").is_some() {

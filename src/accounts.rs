@@ -29,8 +29,8 @@ impl Accounts for Database {
         static LIST: Mutex<()> = Mutex::new(());
         let _alone = LIST.lock();
         let mut users = Vec::new();
-        // SAFETY: the lock keeps other threads of this program from walking the list. The next
-        // `getpwent` overwrites the entry, and `user` copies it before that.
+        // SAFETY: the lock keeps other threads off the list. `user` copies the entry before the
+        // next `getpwent`.
         unsafe {
             libc::setpwent();
             loop {
@@ -108,15 +108,14 @@ pub fn unix_group_name(gid: u32) -> String {
     found.map_or_else(|| gid.to_string(), |group| group.name)
 }
 
-/// The type of a lookup function of the user database, such as getpwnam_r. The parameters are: the
-/// key, the entry to fill, a buffer for the entry's texts, the size of this buffer, and the place
-/// to which the function writes a pointer to the found entry.
+/// The type of functions such as getpwnam_r: key, entry to fill, text buffer, its size, place for
+/// the found entry.
 type Lookup<K, E> = unsafe extern "C" fn(K, *mut E, *mut c_char, usize, *mut *mut E) -> c_int;
 
 /// Looks up an entry of the user database, with a buffer that grows until the entry fits.
 ///
 /// # Safety
-/// If `lookup` expects a pointer as the key, `key` must point to a C string.
+/// A pointer `key` must point to a C string.
 unsafe fn ask<K: Copy, E, T>(lookup: Lookup<K, E>, key: K, read: impl Fn(&E) -> T) -> Option<T> {
     let mut size = 16 * 1024;
     loop {

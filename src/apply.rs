@@ -149,9 +149,8 @@ fn default_file() -> Result<PathBuf, Failure> {
     })
 }
 
-/// Opens the directory in which the policy's groups are made. The variable GPULIMIT_ROOT names this
-/// directory. Without the variable, root uses /run/gpulimit, and other users use the directory in
-/// which they are allowed to make groups.
+/// Opens the directory of groups: GPULIMIT_ROOT, else /run/gpulimit for root, else the user's own
+/// directory.
 fn root() -> Result<Root, Failure> {
     if super::env("GPULIMIT_ROOT").is_none() && effective_user() == 0 {
         return Ok(Root::at(SYSTEM)?);
@@ -165,8 +164,8 @@ fn names_gpus(plan: &Plan) -> bool {
     groups.any(|group| !group.settings.sizes.is_empty())
 }
 
-/// Turns the policy's groups into limits for the GPUs of this machine. Returns the groups and the
-/// mistakes. Mistakes are, for instance, GPUs that are absent or too small.
+/// Turns the policy's groups into limits for this machine's GPUs. Also returns mistakes, such as
+/// absent GPUs.
 pub fn wanted(
     file: &Path,
     plan: &Plan,
@@ -228,8 +227,8 @@ pub fn wanted(
     Ok((all, mistakes))
 }
 
-/// Makes the directory of groups if it does not exist, and locks it. The lock keeps other `gpulimit
-/// apply` commands from changing the directory at the same time.
+/// Makes the directory of groups if necessary. Locks it, so that one `gpulimit apply` at a time
+/// changes it.
 fn prepare(root: &Root, plan: &Plan) -> Result<Hold, Failure> {
     root.make()?;
     let path = root.path().display();
@@ -310,8 +309,8 @@ fn rules_step(root: &Root, plan: &Plan) -> Result<Option<RulesStep>, Failure> {
     Ok((!same || !whole).then_some(RulesStep { count, text }))
 }
 
-/// Carries out the steps. First lists the new groups in the record, then makes them, and writes the
-/// rules last. If this `apply` is killed, the next one can therefore finish the work.
+/// Carries out the steps. Records new groups before it makes them, so that the next `apply` can
+/// finish.
 fn carry_out(
     root: &Root,
     steps: &mut [Step],
@@ -323,8 +322,7 @@ fn carry_out(
     if record != *recorded {
         record::write(root, &record)?;
     }
-    // A group's owner can block changes to that group. A blocked change must not keep `apply` from
-    // changing the other groups and the rules.
+    // A group's owner can block changes to that group, which must not stop all other changes.
     for step in steps.iter_mut() {
         let changed = root.past_leases(step.name(), end_of_leases(), || change(root, step));
         if let Err(error) = changed {
@@ -354,8 +352,7 @@ fn carry_out(
             Err(error) => fail(root, step, error)?,
         }
     }
-    // If another program has removed a group, delete its name from the record. If somebody then
-    // makes a group of this name by hand, `apply` does not remove the new group.
+    // Forget the names of removed groups, so that `apply` never removes a group later made by hand.
     record.retain(|name| !root.group(name).is_err_and(|error| error.is_missing()));
     if record != before {
         record::write(root, &record)?;
@@ -388,8 +385,8 @@ fn change(root: &Root, step: &Step) -> Result<(), GroupError> {
     Ok(())
 }
 
-/// If another user can block changes to the group, marks the step as failed, and `apply` continues
-/// with the next step. Otherwise returns the error, such as a full file system, and `apply` stops.
+/// Marks the step as failed if another user can block changes to the group; otherwise returns the
+/// error.
 fn fail(root: &Root, step: &mut Step, error: GroupError) -> Result<(), GroupError> {
     if !difference::user_can_block(root, step.name()) {
         return Err(error);

@@ -75,8 +75,8 @@ const LIBRARY: &str = "/usr/local/lib/gpulimit/libgpulimit.so";
 const WITH_DIGITS: &str = "0.5.0";
 /// The first version of the CDI specification.
 const OLDEST: &str = "0.3.0";
-/// The text of the rules file in a container before a hook assigns a group. The text is invalid on
-/// purpose: libgpulimit.so then refuses all GPU memory. The hook mounts valid rules over this file.
+/// The text of a container's rules file until a hook mounts valid rules. The invalid text refuses
+/// all GPU memory.
 const CLOSED: &str = "no gpulimit hook has given this container a group\n";
 
 /// Runs the command.

@@ -21,8 +21,8 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// Combines the settings with the GPUs that the --device options name. Computes sizes such as
-    /// -2G (all but 2 GiB) from each GPU's memory.
+    /// Combines the settings with the GPUs of --device. Computes sizes such as -2G from each GPU's
+    /// memory.
     pub fn new(
         settings: Vec<Setting>,
         devices: &[String],
@@ -32,9 +32,8 @@ impl Changes {
         Self::worked_out(settings, devices, driver, gpus)
     }
 
-    /// Like [`Changes::new`], for a command that will run in this process's environment. That
-    /// environment may hide GPUs from the command. A hidden GPU that is too small for a size such
-    /// as -2G is left out. Such a GPU is an error only if --device names GPUs.
+    /// Like [`Changes::new`], but without --device leaves out hidden GPUs that are too small for a
+    /// size such as -2G.
     pub fn of_command(
         settings: Vec<Setting>,
         devices: &[String],
@@ -73,8 +72,8 @@ impl Changes {
         Ok(changes)
     }
 
-    /// Applies the changes to a group's `rules`. Cannot fail for changes from [`Changes::new`],
-    /// because that function has already tried to apply them.
+    /// Applies the changes to a group's `rules`. Cannot fail, because [`Changes::new`] has tried
+    /// all changes.
     pub fn apply(&self, rules: &mut LimitSet) -> Result<(), ExtentError> {
         for change in &self.settings {
             match change {
@@ -171,8 +170,8 @@ impl Changes {
         };
         let mut lines = Vec::new();
         for target in &self.targets {
-            // If the ledger lists no GPU, use `None`: a GPU of unknown size. For such a GPU, bytes
-            // are compared only with bytes, and percentages only with percentages.
+            // `None` is a GPU of unknown size. Bytes are compared only with bytes, percentages only
+            // with percentages.
             let mut gpus: Vec<Option<DeviceId>> = match target {
                 Selector::Device(id) => vec![Some(*id)],
                 Selector::All => seen.iter().map(|device| Some(device.id)).collect(),
@@ -201,8 +200,7 @@ impl Changes {
     }
 }
 
-/// Returns a warning if a group in `above` has a smaller `max` than `own`. The warning names the
-/// group with the smallest `max`.
+/// Returns a warning if a group in `above` has a smaller `max` than `own`. Names the smallest one.
 pub fn lower_max<'a>(
     own: Size,
     above: impl Iterator<Item = (&'a str, Size)>,
@@ -223,8 +221,8 @@ fn gpus(settings: &[Setting], driver: Option<&Driver>) -> Vec<Capacity> {
     }
 }
 
-/// Drops GPUs that are hidden by CUDA_VISIBLE_DEVICES and too small for a size such as -2G (all but
-/// 2 GiB). Asks CUDA which GPUs are visible, because CUDA may number GPUs in its own order.
+/// Drops hidden GPUs that are too small for a size such as -2G. Asks CUDA, which can number GPUs
+/// differently.
 fn leave_out_hidden(gpus: &mut Vec<Capacity>, settings: &[Setting]) {
     let less = settings.iter().filter_map(|setting| match setting {
         Setting::Size(_, Extent::AllBut(less)) => Some(*less),
@@ -246,8 +244,8 @@ pub fn depends_on_gpus(setting: &Setting) -> bool {
     matches!(setting, Setting::Size(_, Extent::AllBut(_)))
 }
 
-/// Returns whether `size` is larger than `other`; false if the two cannot be compared. Percentages
-/// are percentages of `capacity`, the GPU's memory.
+/// Returns whether `size` is larger than `other`; false if they cannot be compared. `capacity` is
+/// the GPU's memory.
 pub fn is_above(size: Size, other: Size, capacity: Option<u64>) -> bool {
     match (size, other, capacity) {
         (size, other, Some(capacity)) => size.resolve(capacity) > other.resolve(capacity),

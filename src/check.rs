@@ -198,8 +198,8 @@ pub fn tidy(mistakes: &mut Vec<Mistake>) {
     mistakes.dedup();
 }
 
-/// Prints all mistakes, and returns a failure with their number. `outcome` is the end of the
-/// failure's message, such as ": nothing was changed".
+/// Prints all mistakes, and returns a failure with their number. `outcome` ends the failure's
+/// message.
 pub fn refused(path: &Path, mistakes: &[Mistake], outcome: &str) -> Failure {
     for mistake in mistakes {
         output::note(&mistake.to_string());

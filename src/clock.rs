@@ -14,8 +14,7 @@ impl fmt::Display for Moment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (seconds, millis) = (self.unix_ms / 1000, self.unix_ms % 1000);
         let (days, second) = (seconds / 86_400, seconds % 86_400);
-        // Converts days to a date, in eras of 400 years. Years begin on 1 March here, so that a
-        // leap day is the last day of its year.
+        // Converts days to a date. Years begin on 1 March here, so that leap days come last.
         let days = days + 719_468;
         let (era, day) = (days / 146_097, days % 146_097);
         let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;

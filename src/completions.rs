@@ -75,8 +75,7 @@ fn is_groups(argument: &str) -> bool {
     matches!(argument, "group" | "groups")
 }
 
-/// Appends a bash function to the script. The function completes the names of groups, the keys of
-/// settings and their values, and the command of `run`.
+/// Appends a bash function that completes group names, keys, values, and the command of `run`.
 fn bash(script: String) -> String {
     let command = visible();
     let takes_value = |arg: &&clap::Arg| arg.get_action().takes_values() && !arg.is_positional();

@@ -142,8 +142,7 @@ fn access(args: &Args) -> Result<Access, Failure> {
     Ok(Access { owner, members })
 }
 
-/// Refuses to give a group to another user if the directory of groups is private. The new owner
-/// could not read that directory, and so could not find the group.
+/// Refuses to give a group to a user who could not find it in a private directory of groups.
 fn check_findable(root: &Root, name: &str, access: Access, args: &Args) -> Result<(), Failure> {
     let me = effective_user();
     let (Some(owner), 0) = (access.owner.filter(|owner| *owner != me), me) else {
@@ -157,8 +156,8 @@ fn check_findable(root: &Root, name: &str, access: Access, args: &Args) -> Resul
         .owner
         .clone()
         .unwrap_or_else(|| accounts::user_name(owner));
-    // The remedy is a directory of groups that all users can read. Without GPULIMIT_ROOT, this is
-    // /run/gpulimit, which gpulimit uses once it exists.
+    // The remedy is a directory that all users can read: GPULIMIT_ROOT, or else /run/gpulimit, used
+    // once it exists.
     let step = match super::env("GPULIMIT_ROOT") {
         Some(_) => format!("install -d -m 0755 {}", path.display()),
         None => format!("install -d -m 0755 {SYSTEM}"),

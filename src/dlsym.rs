@@ -1,11 +1,9 @@
-//! The `dlsym` of the controller. It replaces the `dlsym` of libgpulimit.so in this program.
+//! The `dlsym` of the controller, which replaces the `dlsym` of libgpulimit.so in this program.
 //!
-//! /etc/ld.so.preload loads libgpulimit.so into every program, including the controller. With this
-//! function, the controller gets NVML's own functions and not the hooks. It then sees the whole
-//! machine, and is never a member of a group.
+//! /etc/ld.so.preload loads libgpulimit.so into every program. With its own `dlsym` the controller
+//! gets NVML's functions instead of the hooks, and sees the whole machine.
 //!
-//! This opens no new way around a limit: any program could find the driver's functions without
-//! `dlsym`.
+//! This opens no new way around a limit, because programs can find the driver without `dlsym`.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_void};
@@ -25,20 +23,20 @@ unsafe extern "C" {
     fn dlvsym(handle: *mut c_void, symbol: *const c_char, version: *const c_char) -> *mut c_void;
 }
 
-// Hides this function from shared libraries. They must call the C library's `dlsym` directly: with
-// `RTLD_NEXT`, the result of `dlsym` depends on the address of the caller.
+// Shared libraries must call the C library's `dlsym` directly, because results of `RTLD_NEXT`
+// depend on the caller.
 std::arch::global_asm!(".hidden dlsym");
 
-/// Looks up a symbol with the C library's `dlsym`. Returns null if the symbol does not exist.
+/// Looks up a symbol with the C library's `dlsym`; null if missing.
 ///
 /// # Safety
-/// The caller must fulfil the requirements of the C library's `dlsym`.
+/// The requirements are those of the C library's `dlsym`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     static REAL: OnceLock<Option<Dlsym>> = OnceLock::new();
     let real = REAL.get_or_init(|| {
-        // SAFETY: both strings end with a NUL. `libgpulimit.so` exports no symbol of this version.
-        // The function found is therefore the C library's `dlsym`, which has this type.
+        // SAFETY: both strings end with a NUL. Only the C library exports this version of `dlsym`,
+        // with this type.
         unsafe {
             let found = dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), VERSION.as_ptr());
             mem::transmute::<*mut c_void, Option<Dlsym>>(found)

@@ -141,14 +141,13 @@ impl Finding {
     }
 }
 
-/// Checks a process and returns the findings as JSON. Reading the process's files may block
-/// forever, so gpulimit calls this function only in a child process.
+/// Checks a process and returns the findings as JSON. Call only in a child process, because reading
+/// may block forever.
 pub fn look_at(pid: u32) -> Value {
     process::look(pid).iter().map(Finding::json).collect()
 }
 
-/// Returns an error if this process cannot open as many files as the checks need. The checks would
-/// then fail, and report wrong causes.
+/// Returns an error if this process cannot open enough files: the checks would report wrong causes.
 fn too_few_descriptors() -> Option<Finding> {
     /// More file descriptors than any check has open at a time, in this process or in a child
     /// process.
@@ -201,8 +200,7 @@ pub fn doctor(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::from(u8::from(broken)))
 }
 
-/// Formats the findings for people. `here` is true if the findings describe this machine; false for
-/// a process, a container or a user.
+/// Formats the findings for people. `here` is true if the findings describe this machine.
 fn text(findings: &[Finding], broken: bool, doubtful: bool, here: bool) -> String {
     let mut out = String::new();
     for finding in findings {

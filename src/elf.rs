@@ -27,8 +27,8 @@ const MACHINE: u16 = match cfg!(target_arch = "aarch64") {
     false => elf::EM_X86_64.0,
 };
 
-/// Looks at the first bytes of a file. Returns `None` for a 64-bit ELF file for this machine's
-/// processor, and a description of any other file.
+/// Returns `None` for a 64-bit ELF file for this machine's processor, and a description of any
+/// other file.
 fn foreign(header: &[u8]) -> Option<&'static str> {
     let header = header.first_chunk::<20>();
     match header.filter(|header| header.starts_with(b"\x7fELF")) {
@@ -72,8 +72,8 @@ pub fn kind(mut file: &File) -> io::Result<Kind> {
     Ok(Kind::Static)
 }
 
-/// The name of the symbol that contains libgpulimit.so's version. The version is a text that ends
-/// with a zero byte, and can be read without relocating anything.
+/// The symbol of libgpulimit.so's version: a text that ends with a zero byte and needs no
+/// relocation.
 const VERSION: &[u8] = b"gpulimit_version_text";
 /// The maximum length of the version text in bytes; longer texts are cut.
 const LONGEST_VERSION: u64 = 256;

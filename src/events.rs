@@ -140,8 +140,8 @@ struct Source {
     ledger: Ledger,
     /// The number of the next event to print.
     next: u64,
-    /// The number of an event that the last call could not read. The event was still being written,
-    /// or the process that wrote it died.
+    /// The number of an event that the last call found unfinished: still being written, or its
+    /// writer died.
     gap: Option<u64>,
 }
 
@@ -150,8 +150,8 @@ impl Source {
         self.ledger.is_unlinked()
     }
 
-    /// Returns the events since the last call. An event that is still being written gets one more
-    /// try, in the next call.
+    /// Returns the events since the last call. An unfinished event gets one more try in the next
+    /// call.
     fn lines(&mut self) -> Vec<Line> {
         let mut events = self.ledger.events(self.next);
         let numbered = events.iter().zip(self.next..);

@@ -17,8 +17,8 @@ pub const NOT_EXECUTABLE: u8 = 126;
 /// Exit status of `gpulimit run` if the command is not found.
 pub const NOT_FOUND: u8 = 127;
 
-/// Returns a function that turns an I/O error into a failure "cannot WHAT PATH: ERROR". `what` is a
-/// verb, such as "read".
+/// Returns a function that turns an I/O error into "cannot WHAT PATH: ERROR". `what` is a verb,
+/// such as "read".
 pub fn cannot<'a>(what: &'a str, path: &'a Path) -> impl Fn(io::Error) -> Failure + 'a {
     move |error| {
         Failure::new(format_args!(
@@ -54,8 +54,8 @@ impl Failure {
         Self { status, ..self }
     }
 
-    /// Sets the exit status to 125, the status of a failed `gpulimit run`. A mistake in the command
-    /// line keeps its own exit status.
+    /// Sets the exit status 125 of a failed `gpulimit run`. Mistakes in the command line keep their
+    /// own status.
     pub fn of_run(self) -> Self {
         if self.status == USAGE {
             self
@@ -85,8 +85,8 @@ impl From<GroupError> for Failure {
 }
 
 impl From<ExtentError> for Failure {
-    /// If a size such as -2G exceeds the memory of a known GPU, the command line has a mistake, and
-    /// the exit status is 2. If no GPU is known, the exit status is 1.
+    /// A size such as -2G that exceeds a known GPU's memory is a command line mistake: status 2,
+    /// otherwise 1.
     fn from(error: ExtentError) -> Self {
         let usage = matches!(error, ExtentError::TooMuch { .. });
         Self::new(error).with(if usage { USAGE } else { 1 })

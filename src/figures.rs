@@ -25,16 +25,16 @@ pub struct Figures {
     pub root: PathBuf,
     /// The group's own settings.
     pub rules: LimitSet,
-    /// The number of live processes in the group. If the caller cannot read the group's ledger,
-    /// this number and all usage figures are `None`.
+    /// The live processes in the group. `None`, like all usage figures, if the ledger cannot be
+    /// read.
     pub processes: Option<usize>,
-    /// The smallest `max` for all GPUs among the groups above this group, and the name of that
-    /// group. `None` if this group's own `max` is not larger.
+    /// The smallest `max` for all GPUs among groups above, with that group's name; `None` if this
+    /// group's is not larger.
     pub above_all: Option<(Size, String)>,
     /// The label of the table row for GPUs that are not in `gpus`; `None` if there is no such row.
     pub others: Option<&'static str>,
-    /// The GPUs that members have used or that have their own limit. Also all other GPUs that NVML
-    /// lists, if the group has both limits for single GPUs and a limit for all other GPUs.
+    /// GPUs that members have used or that have their own limit; all GPUs if another limit applies
+    /// to the rest.
     pub gpus: Vec<Gpu>,
 }
 
@@ -49,18 +49,18 @@ pub struct Gpu {
     pub rule: Values,
     /// The GPU's memory in bytes; `None` if unknown.
     pub capacity: Option<u64>,
-    /// The group's own `max` on this GPU. `None` if there is no limit, or if the limit is a
-    /// percentage and the GPU's memory is unknown.
+    /// The group's own `max` on this GPU; `None` without a limit, or for a percentage of unknown
+    /// memory.
     pub max: Option<u64>,
-    /// The `max` that applies: the smallest `max` among the group and the groups above it, with the
-    /// name of the group that has this `max`.
+    /// The smallest `max` of the group and the groups above it, which applies, and its group's
+    /// name.
     pub effective: Option<(u64, String)>,
     /// The bytes in use.
     pub usage: Option<u64>,
     /// The highest charge of the group on this GPU so far, in bytes.
     pub peak: Option<u64>,
-    /// The bytes of this GPU that the group can still get within its own limit, the limits of the
-    /// groups above, and the memory that `min` keeps for other groups.
+    /// The bytes that the group can still get within all limits and the memory kept by `min` for
+    /// other groups.
     pub free: Option<u64>,
     /// The number of requests for memory of this GPU that were refused.
     pub refusals: Option<u64>,
@@ -158,8 +158,8 @@ impl Figures {
     }
 }
 
-/// Returns the kind of a group, as in the JSON output. A user removes a `named` group. gpulimit
-/// itself removes a `job` group when the job has ended.
+/// Returns the kind of a group for JSON. Users remove `named` groups; gpulimit removes `job` groups
+/// of ended jobs.
 pub fn kind(name: &str) -> &'static str {
     match Kind::of(name) {
         Kind::Named => "named",
@@ -209,8 +209,7 @@ impl Gpu {
             Some(device) => ledger.charged(device),
             None => 0,
         };
-        // Other groups get nothing of what `min` keeps for one of them. The memory that is kept for
-        // groups below this group is free for this group as a whole.
+        // Memory that `min` keeps for groups below this group is free for this group as a whole.
         let kept = |group: &Group, ledger: &Ledger| match group.name() == view.group.name() {
             true => 0,
             false => group.kept_from(view.group.name(), ledger, &id, capacity.unwrap_or(0)),
@@ -240,8 +239,8 @@ impl Gpu {
         }
     }
 
-    /// Returns a limit in bytes. Returns `None` if the limit is not set, or if it is a percentage
-    /// and the GPU's memory is unknown.
+    /// Returns a limit in bytes; `None` if the limit is not set, or for a percentage of unknown
+    /// memory.
     pub fn bytes(&self, key: Key) -> Option<u64> {
         bytes(self.rule.get(key), self.capacity)
     }
@@ -310,8 +309,8 @@ fn rule(rules: &LimitSet, id: DeviceId) -> Values {
     values
 }
 
-/// Returns a size in bytes; `capacity` is the GPU's memory. Returns `None` for "no limit", and for
-/// a percentage if `capacity` is unknown.
+/// Returns a size in bytes; `None` for "no limit", and for a percentage of unknown `capacity` (the
+/// GPU's memory).
 pub fn bytes(size: Option<Size>, capacity: Option<u64>) -> Option<u64> {
     match (size?, capacity) {
         (Size::Max, _) | (Size::Percent(_), None) => None,

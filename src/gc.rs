@@ -55,8 +55,8 @@ pub fn gc(_: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Removes the charges of dead processes from the groups' ledgers. Returns lines of text about the
-/// groups that had such charges.
+/// Removes the charges of dead processes. Returns lines of text about the groups that had such
+/// charges.
 fn clean(survey: &Survey, driver: Option<&Driver>) -> Vec<String> {
     let mut lines = Vec::new();
     for group in &survey.groups {

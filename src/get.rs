@@ -170,8 +170,8 @@ fn values(
     Ok(values)
 }
 
-/// Returns the value of a key that applies to a GPU. For `max`, returns the smallest `max` of the
-/// group and the groups above it.
+/// Returns the value of a key that applies to a GPU; for `max`, the smallest of the group and those
+/// above.
 fn effective(
     view: &View,
     key: Key,

@@ -1,5 +1,5 @@
-//! Finds GPUs by index, UUID, the beginning of a UUID, or PCI bus id. Finds MIG instances by UUID
-//! or the beginning of a UUID.
+//! Finds GPUs by index, PCI bus id or UUID, and MIG instances by UUID. The beginning of a UUID
+//! suffices.
 
 use super::failure::Failure;
 use super::nvml::{Driver, Gpu};
@@ -8,8 +8,8 @@ use gpulimit_limits::Selector;
 
 /// Returns the GPU or MIG instance that `text` names. A full UUID needs no NVML.
 ///
-/// Refuses a GPU that is split into MIG instances. Programs use the instances, so a limit on the
-/// whole GPU would have no effect.
+/// Refuses a GPU that is split into MIG instances, where a limit on the whole GPU would have no
+/// effect.
 pub fn resolve(text: &str, driver: Option<&Driver>) -> Result<DeviceId, Failure> {
     match (driver, text.parse()) {
         (Some(driver), _) => find(text, driver.gpus()),

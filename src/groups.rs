@@ -21,8 +21,8 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// If a group lacks a file, gpulimit tries again to open the group: this many times, with a pause
-/// before each attempt, and for a limited total time for all groups.
+/// The bounds for opening a group that lacks a file: attempts, the pause between them, total time
+/// for all groups.
 const LOOKS_AGAIN: u32 = 9;
 const PAUSE: Duration = Duration::from_millis(2);
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -42,17 +42,15 @@ pub enum Purpose {
 
 /// Returns the root and the full name of the group that the caller means by `name`.
 ///
-/// If a rule assigns the caller to a group, names are relative to that group. For a caller in
-/// `lab/alice`, both `night` and `lab/alice/night` mean `lab/alice/night`. If there is no such
-/// group, most verbs also accept the full name of another group; `create` and `run` do not.
+/// If a rule assigns the caller to a group such as `lab/alice`, `night` means `lab/alice/night`.
+/// Most verbs also accept the full name of another group; `create` and `run` do not.
 ///
-/// If no rule assigns the caller, names are full names. For root, names are always full names,
-/// except in `run`. Names in `GPULIMIT_GROUP` have the same meaning.
+/// Without a rule, names are full names. For root, names are always full names, except in `run`.
 pub fn meant(name: &str, purpose: Purpose) -> Result<(Root, String), Failure> {
     let rule = match policy::rule() {
         Ok(Some(rule)) => rule,
-        // Root must be able to replace rules that cannot be read, such as rules of another version.
-        // So root continues without rules.
+        // Root must be able to replace unreadable rules, such as rules of another version, so it
+        // continues without rules.
         Err(error) if effective_user() != 0 => return Err(error.into()),
         Ok(None) | Err(_) => return Ok((Root::locate_group(&env, name)?, name.into())),
     };
@@ -111,8 +109,8 @@ fn without_ended_jobs(groups: Vec<Group>) -> Vec<Group> {
     kept
 }
 
-/// Returns the groups of a listing. If a user's directory was too long to be read in full, reports
-/// it on standard error.
+/// Returns the groups of a listing. Reports on standard error each user's directory that was not
+/// read in full.
 pub fn reported(listing: Listing) -> Vec<Group> {
     for path in &listing.cut_short {
         output::note(&format!(
@@ -135,8 +133,8 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// Selects the named group and the groups below it. Without a name, selects all groups. The
-    /// groups in /run/gpulimit come first.
+    /// Selects the named group and the groups below it, or else all groups, with /run/gpulimit
+    /// first.
     pub fn of(name: Option<&str>) -> Result<Self, Failure> {
         let (roots, groups) = match name {
             Some(name) => {
@@ -162,8 +160,7 @@ impl Selection {
         })
     }
 
-    /// Returns the path of the named group's root. Without a name, returns the path of the root in
-    /// which new groups are made.
+    /// Returns the path of the named group's root, or else of the root for new groups.
     pub fn root(&self) -> &Path {
         self.roots.last().map_or(Path::new(""), Root::path)
     }
@@ -174,8 +171,8 @@ impl Selection {
         output::json(&json!({ "schema": SCHEMA, "root": root, key: entries }))
     }
 
-    /// Returns a group's name for printing. A name alone means a group in the first root. If that
-    /// could be confused with a group of another root, the other root's path is added to the name.
+    /// Returns a group's name for printing, with the root's path if the name could mean a group of
+    /// the first root.
     pub fn title(&self, group: &Group) -> String {
         let first = self.roots.first().map_or(group.root(), Root::path);
         let top = upwards(group.name()).last().unwrap_or_default();
@@ -187,16 +184,14 @@ impl Selection {
         }
     }
 
-    /// Opens the selected groups for showing them. Reports groups that cannot be opened; the exit
-    /// status is then a failure.
-    ///
-    /// A group may lack a file because another program is still making it, so opening it is tried
-    /// again. The total wait is bounded: a user with thousands of unfinished groups cannot delay
-    /// the caller for long.
+    /// Opens the selected groups for showing them. Reports groups that fail, and then returns a
+    /// failing exit status.
     pub fn views(&self, driver: Option<&Driver>) -> (Vec<View>, ExitCode) {
         let look = |group: &Group| self.view(group, driver);
         let mut seen: Vec<_> = self.groups.iter().map(look).collect();
         let start = Instant::now();
+        // Another program may still be making a group. The wait is bounded, so that no user can
+        // delay the caller.
         for _ in 0..LOOKS_AGAIN {
             if seen.iter().all(Result::is_ok) || start.elapsed() > PATIENCE {
                 break;
@@ -297,8 +292,8 @@ pub struct View {
 }
 
 impl View {
-    /// Opens a group for showing it. First removes the charges of dead processes whose memory the
-    /// driver has freed, if the caller may write the group's ledger.
+    /// Opens a group for showing it. First removes the charges of dead processes if the ledger is
+    /// writable.
     pub fn cleaned(
         group: Group,
         title: String,
@@ -345,8 +340,8 @@ impl View {
     }
 }
 
-/// Returns the name of the group that a process is in. The process is listed in the ledger of
-/// `group`, but may be in a group below it.
+/// Returns the group of a process that is listed in the ledger of `group`: this group or one below
+/// it.
 pub fn of_process(group: &Group, process: &ProcessUsage) -> String {
     match &*process.below {
         "" => group.name().into(),
@@ -354,8 +349,8 @@ pub fn of_process(group: &Group, process: &ProcessUsage) -> String {
     }
 }
 
-/// Returns the witness, which tells whether the driver still holds the memory of a dead process.
-/// The witness is NVML, if it answers.
+/// Returns NVML, if it answers, as the witness that tells whether a dead process's memory is still
+/// held.
 pub fn witness(driver: Option<&Driver>) -> &dyn Witness {
     match driver {
         Some(driver) => driver,
@@ -375,8 +370,8 @@ pub fn is_denied(error: &GroupError) -> bool {
     )
 }
 
-/// Opens the ledger of a group for writing, to remove charges of dead processes. If the caller
-/// cannot write the ledger, opens it read-only. Returns `None` if the caller cannot even read it.
+/// Opens a group's ledger for writing, or else read-only. Returns `None` if the caller cannot read
+/// it.
 pub fn readable(group: &Group) -> Result<Option<Ledger>, GroupError> {
     let path = group.ledger_path();
     let opened = match Ledger::open(&path).map_err(GroupError::from) {
@@ -389,16 +384,14 @@ pub fn readable(group: &Group) -> Result<Option<Ledger>, GroupError> {
     }
 }
 
-/// Opens the ledger of a group, to signal the group's processes. Other programs may hold leases on
-/// the ledger (`F_SETLEASE`). This function waits for their end, because a lease must not protect
-/// the processes from the signal.
+/// Opens a group's ledger to signal its processes. Waits for other programs' leases, which must not
+/// protect processes.
 pub fn to_signal(group: &Group) -> Result<Option<Ledger>, GroupError> {
     group.past_lease_on_ledger(end_of_leases(), || readable(group))
 }
 
-/// Returns the time until which this command waits for leases (`F_SETLEASE`) of other programs on
-/// groups' files. This time is a minute after the first call. The kernel itself ends a lease after
-/// 45 seconds by default.
+/// Returns the end of all waits for leases (`F_SETLEASE`) of other programs: a minute after the
+/// first call.
 pub fn end_of_leases() -> Instant {
     static END: OnceLock<Instant> = OnceLock::new();
     *END.get_or_init(|| Instant::now() + Duration::from_secs(60))

@@ -90,8 +90,7 @@ const NAME: &str = "libgpulimit.so";
 const SYSTEM_DIRECTORIES: [&str; 4] = ["/usr/lib", "/usr/lib64", "/lib", "/lib64"];
 
 impl Place {
-    /// Checks the options. If the target is an image, fails if users other than root could change
-    /// the path to the image or to its /etc/ld.so.preload.
+    /// Checks the options. Fails for an image to which users other than root could change the path.
     fn checked(&self) -> Result<Self, Failure> {
         for (option, path) in [("--prefix", &self.prefix), ("--root", &self.root)] {
             if !path.is_absolute() {
@@ -114,8 +113,8 @@ impl Place {
         Ok(place)
     }
 
-    /// Refuses a path of the target system if users other than root could change the file or the
-    /// path. In an image, also refuses symbolic links, because they could lead out of the image.
+    /// Refuses a path that users other than root could change. In an image, refuses symbolic links,
+    /// which could lead out.
     fn check(&self, inside: &Path) -> Result<(), Failure> {
         let outside = self.outside(inside);
         trusted(if self.is_here() {

@@ -1,8 +1,7 @@
-//! The C types of the CUDA driver and NVML, as plain integers.
+//! The C types of the CUDA driver and NVML. Structures have the layouts of versions 11.7 to 13.5.
 //!
-//! C enums are integers in this module, not Rust enums: a program or a newer driver can pass a
-//! value that today's headers do not name. Opaque handles are `usize`. The structures have the
-//! layouts of cuda.h and nvml.h, which are the same from version 11.7 to version 13.5.
+//! C enums are plain integers: programs and newer drivers can pass values without a name in today's
+//! headers. Opaque handles are `usize`.
 
 mod place;
 
@@ -25,8 +24,7 @@ pub const NVML_ERROR_UNKNOWN: Status = 999;
 
 /// An address in device memory.
 pub type DevicePtr = u64;
-/// A device address of the 32-bit interface that CUDA had before version 3.2. The functions of that
-/// interface have no suffix such as `_v2`.
+/// A device address of the 32-bit interface from before CUDA 3.2.
 pub type DevicePtrV1 = u32;
 /// A CUDA ordinal: the index of a GPU among those that `CUDA_VISIBLE_DEVICES` leaves visible.
 pub type Device = i32;
@@ -251,8 +249,7 @@ pub struct KernelNodeParamsV1 {
     pub function: Opaque,
 }
 
-/// The first 88 bytes of `CUgraphNodeParams` (256 bytes). The bytes after `reserved` depend on the
-/// kind of the node; this structure reads them as the parameters of a kernel node.
+/// The first 88 bytes of `CUgraphNodeParams`, read as the parameters of a kernel node.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NodeParams {
@@ -262,8 +259,8 @@ pub struct NodeParams {
 }
 
 impl NodeParams {
-    /// Returns the child graph of a child graph node, that is, the handle in the first member of
-    /// `CUDA_CHILD_GRAPH_NODE_PARAMS`. The result is meaningless for other kinds of nodes.
+    /// Returns the child graph of a child graph node. The result is meaningless for other kinds of
+    /// nodes.
     pub fn child(&self) -> Graph {
         self.kernel.function
     }
@@ -348,7 +345,7 @@ pub struct NvmlProcessDetailList {
     pub version: u32,
     pub mode: u32,
     /// Before the call: the number of elements that fit into `processes`. After the call: the
-    /// number of elements of the list.
+    /// length of the list.
     pub count: u32,
     pub processes: Out<NvmlProcessDetail>,
 }

@@ -1,13 +1,8 @@
-//! Keeps the code that prints backtraces out of `libgpulimit.so`. A panic still reports its source
-//! line and its message.
+//! Keeps the code that prints backtraces, a quarter of the library, out of `libgpulimit.so`.
 //!
-//! `std` prints a backtrace with a panic where `RUST_BACKTRACE` asks for it. The code for this
-//! would be a quarter of the library, and stable Rust has no switch to leave it out. `std` finds
-//! the stack frames by calling `_Unwind_Backtrace`. This file defines a function of that name that
-//! finds no frame. The optimiser then drops all code that handles frames.
-//!
-//! The unwinder functions in this file are hidden symbols, so the program and other libraries keep
-//! their own unwinder.
+//! `std` finds stack frames with `_Unwind_Backtrace`. This file defines a function of that name
+//! that finds no frame, so the optimiser drops the printing code. Hidden symbols leave the
+//! unwinders of programs unchanged.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -35,9 +30,8 @@ extern "C" fn _Unwind_Backtrace(_each: *const c_void, _data: *mut c_void) -> c_i
     END_OF_STACK
 }
 
-// Portable builds use LLVM's unwinder, which has `_Unwind_Backtrace` and the next three functions
-// in one object file. This file defines all four, so that the linker takes nothing from that object
-// file.
+// LLVM's unwinder has these four functions in one object file. Defining all four keeps that file
+// out.
 
 /// Returns the return address of a stack frame.
 #[unsafe(no_mangle)]
@@ -50,15 +44,15 @@ unsafe extern "C" fn _Unwind_GetIPInfo(context: *mut Context, at_instruction: *m
     }
 }
 
-/// Returns the base of text-relative entries in unwind tables: 0, because on the supported
-/// architectures entries are relative to their own address.
+/// Returns the base of text-relative entries in unwind tables: always 0 on the supported
+/// architectures.
 #[unsafe(no_mangle)]
 extern "C" fn _Unwind_GetTextRelBase(_context: *mut Context) -> usize {
     0
 }
 
-/// Returns the base of data-relative entries in unwind tables: 0, because on the supported
-/// architectures entries are relative to their own address.
+/// Returns the base of data-relative entries in unwind tables: always 0 on the supported
+/// architectures.
 #[unsafe(no_mangle)]
 extern "C" fn _Unwind_GetDataRelBase(_context: *mut Context) -> usize {
     0

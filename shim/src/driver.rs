@@ -1,7 +1,4 @@
-//! The real libraries, CUDA and NVML: the addresses of their functions, typed calls of these
-//! functions, and the questions that gpulimit asks the driver.
-//!
-//! The code in this folder does not use the hooks that stand in front of the driver.
+//! The real CUDA and NVML libraries: typed calls of their functions, which bypass the hooks.
 
 pub mod capture;
 pub mod context_limit;
@@ -17,8 +14,8 @@ pub use functions::{cuda, nvml};
 pub use library::Library;
 pub use real::Real;
 
-/// Calls a driver function with a pointer to a place for its result. Returns the result, or the
-/// status with which the call failed.
+/// Calls a driver function that writes one result. Returns the result, or the status of the
+/// failure.
 #[inline]
 pub fn answer<T: Copy + Default>(call: impl FnOnce(Out<T>) -> Status) -> Result<T, Status> {
     let mut value = T::default();

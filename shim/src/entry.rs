@@ -1,6 +1,5 @@
-//! The ways into `libgpulimit.so`: the exports, the doors, the start hook, and the functions that
-//! `gpulimit doctor` calls. The exports are made from the hook table. The doors are the functions
-//! that hand out addresses of exports.
+//! The ways into `libgpulimit.so`: exports, functions that hand out addresses of exports, the start
+//! hook, and functions for `gpulimit doctor`.
 
 mod door;
 mod exports;

@@ -1,5 +1,4 @@
 //! Faults that tests inject: a debug build panics at the fault point that `GPULIMIT_FAULT` names.
-//! Other builds have no fault points.
 
 /// Panics if `GPULIMIT_FAULT` names the fault point `name`.
 #[cfg(debug_assertions)]

@@ -1,9 +1,7 @@
-//! The handlers: the work of gpulimit at each hooked function. Handlers are safe Rust: the pointers
-//! that a program passes are small values (`Out`, `In`), and the driver's function is a closure.
+//! The handlers: the work of gpulimit at each hooked function, in safe Rust.
 //!
-//! A handler gets the [`Call`], the driver's function, and the arguments that the function's row of
-//! the hook table names. The handler returns the status that the program sees: the driver's own
-//! status, or the driver's code for out of memory.
+//! A handler gets the [`Call`], the driver's function, and the arguments named in the hook table.
+//! It returns the driver's own status or the driver's code for out of memory.
 
 pub mod array;
 pub mod aside;

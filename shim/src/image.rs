@@ -19,16 +19,15 @@ use crate::abi::{FileName, Image, Opaque};
 /// The largest image file that gpulimit reads, bytes.
 const LARGEST_FILE: u64 = 4 << 30;
 
-/// Returns the memory that the code image at the address `image` takes on GPUs of these compute
-/// capabilities. The headers of the image state its length, and this function reads that many
-/// bytes, as the driver does.
+/// Returns the memory that the code image takes on GPUs of these compute capabilities. The image's
+/// headers state its length.
 pub fn needs(image: Image, capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
     let image = image.address();
     if image == 0 {
         return Needs::default();
     }
-    // SAFETY: the program passes the address of an image. A wrapper has 24 bytes and holds the
-    // address of the wrapped image at offset 8.
+    // SAFETY: the program passes an image. A wrapper has 24 bytes, with the wrapped image's address
+    // at offset 8.
     let bytes = unsafe {
         let image = match begins(image, WRAPPER) {
             true => (image as *const u8)
@@ -45,21 +44,19 @@ pub fn needs(image: Image, capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
     }
 }
 
-/// Returns whether the image at the address `image`, a NUL-terminated text or a binary, begins with
-/// the bytes `with`. Reads no further than the NUL of a text.
+/// Returns whether the image begins with the bytes `with`. Reads no further than the NUL of a text.
 ///
 /// # Safety
 /// `image` is the address of a NUL-terminated text or of a binary.
 unsafe fn begins(image: Opaque, with: [u8; 4]) -> bool {
     (0..).zip(with).all(|(offset, wanted)| {
-        // SAFETY: the caller promises a text or a binary. This byte exists, because all bytes
-        // before it are equal to those of `with`. None of them is the NUL that ends a text.
+        // SAFETY: the caller promises a text or a binary. All bytes before this one matched, so
+        // none was a text's NUL.
         unsafe { (image as *const u8).add(offset).read() == wanted }
     })
 }
 
-/// Returns the code image at the address `image`. The image's header states its length. Returns
-/// `None` for address 0, for a fat binary wrapper, and for an impossible length.
+/// Returns the code image; `None` for address 0, a fat binary wrapper, or an impossible length.
 ///
 /// # Safety
 /// `image` is 0, or the address of an image that stays there for `'a`.
@@ -77,7 +74,7 @@ unsafe fn in_memory<'a>(image: Opaque) -> Option<&'a [u8]> {
         () => return Some(unsafe { CStr::from_ptr(start.cast()) }.to_bytes()),
     };
     let fits = isize::try_from(length).is_ok() && image.checked_add(length).is_some();
-    // SAFETY: the image has as many bytes as its header says, and the program does not write to it
+    // SAFETY: the header states the image's length, and the program does not write to the image
     // during the call.
     fits.then(|| unsafe { std::slice::from_raw_parts(start, length) })
 }
@@ -97,8 +94,8 @@ pub fn needs_of_file(path: FileName, capabilities: &dyn Fn() -> Vec<u32>) -> Nee
     }
 }
 
-/// Returns the content of the regular file at `path`; `None` for any other kind of file. Reading a
-/// FIFO would take the bytes away from the driver, and a device can have no end.
+/// Returns the content of a regular file; `None` for others. Reading a FIFO would take its bytes
+/// from the driver.
 fn content(path: &OsStr) -> Option<Vec<u8>> {
     let mut options = File::options();
     options.read(true).custom_flags(libc::O_NONBLOCK);

@@ -1,8 +1,7 @@
-//! `libgpulimit.so`: the preloaded library that stands between a program and the CUDA driver.
+//! `libgpulimit.so`: the preloaded library between a program and the CUDA driver.
 //!
-//! Read `table` (the hooked functions) first, then one file of `handler` (what a hook does), then
-//! `account` (the memory that this process holds). ARCHITECTURE.md describes how these modules fit
-//! together.
+//! Read `table` (the hooked functions), one file of `handler` (the hooks' work), then `account`
+//! (this process's memory). ARCHITECTURE.md explains the modules.
 #![cfg_attr(
     test,
     allow(
@@ -11,9 +10,8 @@
     )
 )]
 
-// The rooms (modules in layers), from the bottom to the top: abi, driver, account, handler, hook,
-// entry. A room may use the rooms before it in this list and none after it; `tests/tidy/rooms.rs`
-// checks that.
+// The rooms (layers of modules) from the bottom to the top. A room may use only rooms before it
+// (`tests/tidy/rooms.rs`).
 mod abi;
 mod account;
 mod driver;

@@ -25,14 +25,14 @@ pub enum Failed {
     Open,
 }
 
-/// Returns the value of an environment variable. Reads it through the C library, because the
-/// program can change its environment by `setenv`.
+/// Returns an environment variable, read through the C library, because programs can change it by
+/// `setenv`.
 fn variable(name: &str) -> Option<OsString> {
     let name = CString::new(name).ok()?;
-    // SAFETY: the name ends with a NUL, and the value is copied at once. `secure_getenv` returns
-    // null in a setuid program, whose environment must not be trusted. If another thread of the
-    // program changes the environment now, this call races with it as any `getenv` does.
+    // SAFETY: the name ends with a NUL, and the value is copied at once. Races with the program's
+    // `setenv` as `getenv` does.
     let value = unsafe { secure_getenv(name.as_ptr()) };
+    // `secure_getenv` returns null in a setuid program, whose environment must not be trusted.
     if value.is_null() {
         return None;
     }
@@ -46,9 +46,8 @@ fn any_in_environment(names: &[&str]) -> bool {
     unsafe extern "C" {
         static environ: *const *const c_char;
     }
-    // SAFETY: `environ` is the C library's variable: null, or an array of C strings that ends with
-    // a null pointer. Constructors run before the program starts threads, so the array does not
-    // change meanwhile.
+    // SAFETY: `environ` is null or an array that ends with null. Constructors run before other
+    // threads can change the array.
     let entry = |at: usize| unsafe {
         let entries = environ;
         let entry = (!entries.is_null()).then(|| *entries.add(at))?;
@@ -61,12 +60,12 @@ fn any_in_environment(names: &[&str]) -> bool {
     (0..).map_while(entry).any(is_one)
 }
 
-/// The environment variables of gpulimit, as they were at the start of the program. A program that
-/// empties its environment later still keeps its limit.
+/// gpulimit's environment variables at the start of the program. A program that empties its
+/// environment keeps its limit.
 static AT_START: OnceBox<Vec<(&'static str, OsString)>> = OnceBox::new();
 
-/// Returns the group that the rules and the environment name. If the environment no longer names a
-/// group, its values at the start of the program count. Returns `None` if the process has no limit.
+/// Returns the group from the rules and the environment, now or else at the start; `None` without a
+/// limit.
 pub fn assignment() -> Result<Option<Assignment>, PolicyError> {
     let now = policy::assignment(&variable)?;
     let chosen = |now: &Assignment| !now.is_by_rule_alone();
@@ -79,12 +78,11 @@ pub fn assignment() -> Result<Option<Assignment>, PolicyError> {
     }
 }
 
-/// Joins the group. On failure, writes the reason to standard error. This process then gets no GPU
-/// memory, because a limit that cannot be applied must not be ignored. The one exception is an
-/// administrator's rule that lets the process run without a limit.
+/// Joins the group. On failure, writes the reason to standard error, and the process gets no GPU
+/// memory.
 ///
-/// `devices` returns the GPUs that this process sees, with their CUDA ordinals; `capacity` returns
-/// the memory of a GPU in bytes.
+/// An administrator's rule can let the process run without a limit instead. `devices` returns the
+/// visible GPUs with their CUDA ordinals, `capacity` a GPU's bytes.
 pub fn join(
     devices: &dyn Fn() -> Vec<(u32, DeviceId)>,
     capacity: &dyn Fn(u32) -> Option<u64>,
@@ -113,8 +111,8 @@ pub fn join(
     })
 }
 
-/// Runs as a constructor in every program. Opens and creates no file, creates no group and makes no
-/// call of the driver. In a program without a limit it only reads the environment.
+/// Runs in every program. Opens no file, makes no group and no driver call. Without a limit, only
+/// reads the environment.
 pub fn at_start() {
     name_job();
     if any_in_environment(&[policy::GROUP]) {
@@ -125,8 +123,8 @@ pub fn at_start() {
     }
 }
 
-/// Sets the variable `GPULIMIT_GROUP` in a job whose environment states a limit but no group. The
-/// child processes of this process then share the limit.
+/// Names the group of a job whose environment states only a limit, so that child processes share
+/// this limit.
 fn name_job() {
     if !any_in_environment(policy::JOB_VARIABLES) {
         return;

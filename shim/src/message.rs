@@ -34,9 +34,8 @@ impl Write for Line {
 /// Set when this process has closed its standard error: see [`check_standard_error`].
 static MUTE: AtomicBool = AtomicBool::new(false);
 
-/// Checks whether standard error is open; called when the process joins its group. In a daemon that
-/// has closed standard error, the next file that the daemon opens gets descriptor 2. gpulimit must
-/// never write to that file, in the daemon or in its child processes.
+/// Checks whether standard error is open. If not, the program's next file gets descriptor 2, where
+/// gpulimit must not write.
 pub fn check_standard_error() {
     if descriptor_flags() < 0 {
         MUTE.store(true, Ordering::Relaxed);
@@ -49,10 +48,10 @@ fn descriptor_flags() -> libc::c_int {
     unsafe { libc::fcntl(libc::STDERR_FILENO, libc::F_GETFD) }
 }
 
-/// Writes `gpulimit: `, `text` and a newline to standard error in one call. Drops the line if the
-/// write would wait, or if descriptor 2 closes on exec. A real standard error stays open on exec,
-/// so such a descriptor 2 is another file that the program has opened.
+/// Writes `gpulimit: `, `text` and a newline to standard error in one call, or drops the line
+/// instead of waiting.
 pub fn line(text: fmt::Arguments<'_>) {
+    // A descriptor 2 that closes on exec is another file: a real standard error stays open.
     if MUTE.load(Ordering::Relaxed) || descriptor_flags() & libc::FD_CLOEXEC != 0 {
         return;
     }
@@ -70,8 +69,8 @@ pub fn line(text: fmt::Arguments<'_>) {
     }
 }
 
-/// Makes a panic of gpulimit write its message by [`line()`]. The panic hook of `std` would wait
-/// where standard error cannot be written at once.
+/// Makes gpulimit's panics write their message by [`line()`], because the panic hook of `std` can
+/// wait.
 pub fn tell_panics() {
     static TOLD: AtomicBool = AtomicBool::new(false);
     if !TOLD.swap(true, Ordering::Relaxed) {

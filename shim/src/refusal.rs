@@ -11,8 +11,8 @@ use gpulimit_ledger::{Category, Witness};
 
 use crate::{clock, message};
 
-/// The error that a request found no room in the group: the program gets the driver's code for out
-/// of memory.
+/// The error for a request without room in the group: the program gets the driver's out-of-memory
+/// code.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Refused;
 
@@ -23,8 +23,8 @@ const LINES: u64 = 3;
 /// The most processes that one refusal message names.
 const NAMED: usize = 3;
 
-/// The current time window. The high 48 bits are its start in milliseconds, the low 16 bits count
-/// the lines written in it.
+/// The current time window: its start in milliseconds (48 bits) and the lines written in it (16
+/// bits).
 static WINDOW: AtomicU64 = AtomicU64::new(0);
 
 /// Returns whether another line may be written at the time `now` (milliseconds). Counts the line if
@@ -104,10 +104,10 @@ pub fn report(
     ));
 }
 
-/// The group's usage, with the same figures as in `gpulimit show`: `0.5 of 4.0 GiB`. The bytes
-/// charged to the group may show as a larger figure than its usage. Then the text names the
-/// difference: `520.0 of 524.0 MiB and keeps 4.0 MiB in reserve`. The text also names the memory
-/// that `min` keeps for other groups.
+/// The group's usage as in `gpulimit show`: `0.5 of 4.0 GiB`.
+///
+/// Names any bytes charged beyond the usage: `520.0 of 524.0 MiB and keeps 4.0 MiB in reserve`.
+/// Also names the memory kept by `min` for other groups.
 struct Usage {
     charged: u64,
     reserve: u64,

@@ -1,39 +1,27 @@
-//! The hook table: every function of the driver that gpulimit hooks, and every other driver
-//! function that gpulimit calls.
+//! The hook table: the driver functions that gpulimit hooks (`hooks`), and those that it only calls
+//! (`calls`).
 //!
-//! The hook table is the only place that names CUDA and NVML symbols. Two macros read it. The one
-//! in `driver/functions.rs` makes a typed call of each driver function. The one in
-//! `entry/exports.rs` makes the functions that programs call instead of the hooked functions. Their
-//! modules import the types and handlers that this file names. CONTRIBUTING.md says how to add a
-//! hook.
+//! Two macros read the table. `driver/functions.rs` makes typed calls of the driver's functions.
+//! `entry/exports.rs` makes the hooks that programs call. CONTRIBUTING.md says how to add a hook.
 //!
-//! A `library` names its soname and two statuses. `missing` is the status of a function that this
-//! version of the driver lacks. `broken` is the status of a hook whose handler has panicked.
+//! A `library` names its soname and two statuses. `missing` is for a function that this driver
+//! lacks. `broken` is for a hook whose handler has panicked.
 //!
-//! A row of `hooks` is `CLASS SYMBOL(ARGUMENTS) => HANDLER`. It can end with `as` or `given`, and
-//! after that with `unless` or `known by`:
+//! A row of `hooks` is `CLASS SYMBOL(ARGUMENTS) => HANDLER`, with options after it:
 //!
 //! - `CLASS` says what the hook does about memory (`Class` in `hook.rs`).
-//! - `SYMBOL(ARGUMENTS)` is the driver's function, with the types of the C header. Pointers that
-//!   the driver writes are `Out<T>`, pointers to structures that gpulimit reads are `In<T>`.
-//! - Without `as` and `given`, `HANDLER` gets the call, the driver's function and all arguments.
-//!   The handler can call the function more than once, and with other arguments than the program's.
-//! - `given (a, b)`: `HANDLER` gets the call, the driver's function with the program's arguments
-//!   bound to it, and of these arguments only `a` and `b`. So functions that differ in their other
-//!   arguments can share a handler.
-//! - `as hot`: programs call the function by the million. The path to the handler is compiled into
-//!   the export. The thread stays cancellable: only the slow paths of the handler put cancellation
-//!   off.
-//! - `as wait`: the function can wait for the GPU for long. The export calls the driver first, with
-//!   no guard and no lock held. `HANDLER` runs after the driver's call and gets only the `Call`.
-//! - `unless CHECK: a`: if `CHECK(a)` is true, the export goes straight to the driver. The hook
-//!   then costs only that check.
-//! - `known by REGISTER a`: the function launches `a`, which the C calling convention of x86-64
-//!   passes in `REGISTER`. If `a` was launched before, the export jumps to the driver's function
-//!   without a stack frame of its own (`hook/pass.rs`). On other architectures the export calls the
-//!   driver's function.
-//!
-//! The functions in `calls` are not hooked: gpulimit itself calls them.
+//! - `SYMBOL(ARGUMENTS)` has the types of the C header. The driver writes to `Out<T>`; gpulimit
+//!   reads `In<T>`.
+//! - `HANDLER` gets the call, the driver's function and all arguments. It can change the arguments.
+//! - `given (a, b)`: `HANDLER` gets only `a` and `b`. The driver's function has the program's
+//!   arguments bound to it.
+//! - `as hot`: the path to the handler is compiled into the export, because programs call the
+//!   function by the million. Only the handler's slow paths put cancellation off.
+//! - `as wait`: the function can wait for long. The export calls the driver first, without guard or
+//!   lock. `HANDLER` runs afterwards and gets only the `Call`.
+//! - `unless CHECK: a`: if `CHECK(a)` is true, the export goes straight to the driver.
+//! - `known by REGISTER a`: the function launches `a`, which x86-64 passes in `REGISTER`. If `a`
+//!   was launched before, the export jumps to the driver (`hook/pass.rs`).
 
 /// Expands the macro `$reader` with the whole hook table as its input.
 macro_rules! table {

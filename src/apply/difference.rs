@@ -1,5 +1,4 @@
-//! Compares the existing groups with the groups of a policy, and lists the steps after which the
-//! groups match the policy.
+//! Compares the existing groups with a policy, and lists the steps that make them match.
 
 use crate::accounts;
 use crate::failure::Failure;
@@ -61,8 +60,8 @@ impl Change {
     }
 }
 
-/// Lists all steps: first new and changed groups, then removals. A new group comes before its child
-/// groups, and a removed group comes after them.
+/// Lists all steps: first changes, then removals. New groups come before their child groups,
+/// removed groups after them.
 pub fn steps(
     root: &Root,
     wanted: &[Wanted],
@@ -102,8 +101,8 @@ pub fn steps(
     Ok(steps)
 }
 
-/// Returns whether a user other than the caller can block changes to this group: whether such a
-/// user owns the group or a group above it.
+/// Returns whether a user other than the caller owns the group or a group above, and so can block
+/// changes.
 pub fn user_can_block(root: &Root, name: &str) -> bool {
     let is_own = |name: &str| match root.group(name) {
         Ok(group) => group
@@ -123,8 +122,8 @@ fn change(root: &Root, group: &Group, wanted: &Wanted) -> Result<Option<Step>, F
         there.owner.map(accounts::user_name),
         wanted.access.owner.map(accounts::user_name),
     );
-    // Also compare the owner of the directory for child groups. If an earlier `apply` was killed,
-    // it may have changed the owner of the group's ledger, but not of this directory.
+    // A killed `apply` may have changed the owner of the ledger only, so compare the directory's
+    // owner too.
     let below = fs::metadata(group.below_path())
         .ok()
         .map(|about| about.uid());
@@ -217,9 +216,8 @@ impl Step {
         }
     }
 
-    /// Describes the step for people. If `done` is false, describes it as something that would be
-    /// done. Returns no line for a failed step, because the caller prints its error on standard
-    /// error.
+    /// Describes the step as done or as planned. Returns no line for a failed step: the caller
+    /// prints its error.
     pub fn lines(&self, done: bool) -> Vec<String> {
         let word = |is, would| if done { is } else { would };
         match self {

@@ -50,8 +50,8 @@ pub fn write(root: &Root, names: &BTreeSet<String>) -> Result<(), Failure> {
     replace(&root.path().join(FILE), &text)
 }
 
-/// Replaces a file as a whole, or not at all. All users can read the new file. The caller must hold
-/// the lock of `apply`, because all calls for a file write to the same temporary file first.
+/// Replaces a file as a whole. The caller must hold the lock of `apply`, which protects the
+/// temporary file.
 pub fn replace(path: &Path, text: &str) -> Result<(), Failure> {
     let mut draft = path.as_os_str().to_owned();
     draft.push(".new");

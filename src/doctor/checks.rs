@@ -17,8 +17,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-/// Runs all checks of the machine. A check comes after the checks that it depends on. `loaded` says
-/// whether programs that start in this process's environment load the library.
+/// Runs all checks of the machine, in order of dependency. `loaded` says whether programs started
+/// here load the library.
 pub(super) fn all(loaded: bool) -> Vec<Finding> {
     let driver = driver();
     let has_driver = driver.is_ok();

@@ -1,8 +1,8 @@
 //! Reads the files that another process sees, and never executes them.
 //!
-//! The process's user may control these files, and may have put links, pipes, devices or endless
-//! files where root looks. So paths are resolved inside the process's root directory, only regular
-//! files are opened, and each read is bounded. Root reads with the rights of the process's user.
+//! The process's user may have put links, pipes, devices or endless files there. So paths are
+//! resolved in the process's root directory, only regular files are opened, reads are bounded, and
+//! root takes the user's rights.
 
 use gpulimit_base::proc;
 use gpulimit_group::{Lowered, Rights, effective_user};
@@ -37,8 +37,8 @@ impl Files {
         })
     }
 
-    /// Gives this thread the file access rights of the process's user until the returned value is
-    /// dropped. Returns `None` if this thread's rights need no change.
+    /// Gives this thread the user's file access rights until the result is dropped; `None` if no
+    /// change is needed.
     pub(super) fn lower(&self) -> io::Result<Option<Lowered>> {
         if effective_user() != 0 || self.rights.user == 0 {
             return Ok(None);
@@ -46,9 +46,8 @@ impl Files {
         Lowered::to(&self.rights).map(Some)
     }
 
-    /// Returns a path in `/proc` for a file of the process. An absolute symbolic link on this path
-    /// leads into the caller's own file system. So call [`Self::lower`] before you use the path,
-    /// and do not trust the files.
+    /// Returns a path in `/proc` for a file. Links can lead to untrusted files: call
+    /// [`Self::lower`] first.
     pub(super) fn path(&self, inside: &Path) -> PathBuf {
         let root = PathBuf::from(format!("/proc/self/fd/{}", self.root.as_raw_fd()));
         root.join(inside.strip_prefix("/").unwrap_or(inside))
@@ -60,8 +59,8 @@ impl Files {
         File::from(in_root(self.root.as_fd(), path)?).metadata()
     }
 
-    /// Reads a regular file from the process's root directory. Fails if the file has more than
-    /// `most` bytes. Returns no bytes for a file that reports the length 0, as most in `/proc` do.
+    /// Reads a regular file of at most `most` bytes. Files that report length 0, as in `/proc`,
+    /// give no bytes.
     pub(super) fn read(&self, path: &Path, most: u64) -> io::Result<Vec<u8>> {
         let _lowered = self.lower()?;
         let found = in_root(self.root.as_fd(), path)?;
@@ -91,8 +90,8 @@ fn read(found: BorrowedFd<'_>, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Opens a regular file for reading, given its `O_PATH` descriptor. Also returns the file's length.
-/// Refuses devices and pipes, because opening them can block or have side effects.
+/// Opens a regular file by its `O_PATH` descriptor. Refuses other files, because opening them can
+/// block. Also returns the length.
 fn regular(found: BorrowedFd<'_>) -> io::Result<(File, u64)> {
     let about = rustix::fs::fstat(found)?;
     if rustix::fs::FileType::from_raw_mode(about.st_mode) != rustix::fs::FileType::RegularFile {
@@ -105,8 +104,8 @@ fn regular(found: BorrowedFd<'_>) -> io::Result<(File, u64)> {
     Ok((file.into(), u64::try_from(about.st_size).unwrap_or(0)))
 }
 
-/// Opens a path of a process with this root directory. Follows symbolic links inside the root
-/// directory, and refuses the magic links of `/proc`.
+/// Opens a path in this root directory. Symbolic links stay inside; the magic links of `/proc` are
+/// refused.
 fn in_root(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
     let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     let flags = OFlags::PATH | OFlags::CLOEXEC;
@@ -117,8 +116,8 @@ fn in_root(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
     }
 }
 
-/// Does the work of [`in_root`] on kernels without `openat2`. Opens one component of the path at a
-/// time, and refuses symbolic links.
+/// Does the work of [`in_root`] without `openat2`: opens one component at a time, and refuses
+/// symbolic links.
 fn step_by_step(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let mut way = vec![root.try_clone_to_owned()?];
@@ -149,8 +148,8 @@ fn step_by_step(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
     way.pop().ok_or_else(|| ErrorKind::NotFound.into())
 }
 
-/// Returns the rights with which a process accesses files. For a setuid program, returns the rights
-/// of the user who started it.
+/// Returns the rights with which a process accesses files; for a setuid program, the rights of its
+/// user.
 fn rights(pid: u32) -> io::Result<Rights> {
     let status = proc::read(format!("/proc/{pid}/status"))?;
     let numbers = |key: &str| -> Vec<u32> {

@@ -136,8 +136,8 @@ impl Process {
         Some(install::Preload::of(text))
     }
 
-    /// Returns the paths of libgpulimit.so that the process's LD_PRELOAD or /etc/ld.so.preload
-    /// names. Each path comes with the place that names it.
+    /// Returns each path of libgpulimit.so in the process's LD_PRELOAD or /etc/ld.so.preload, with
+    /// the place that names it.
     fn named(&self) -> Vec<(PathBuf, &'static str)> {
         let everywhere = self.preloads().map(|preload| preload.state().copies);
         let everywhere = everywhere.unwrap_or_default().into_iter();
@@ -181,7 +181,7 @@ impl Process {
     }
 
     /// Reports whether the process has loaded libgpulimit.so. A missing library is an error if a
-    /// limit is `wanted`, and a warning otherwise.
+    /// limit is `wanted`.
     fn library(&self, wanted: bool) -> Vec<Finding> {
         const CHECK: &str = "library";
         let Some(mapped) = &self.mapped else {
@@ -347,8 +347,8 @@ impl Process {
         ))
     }
 
-    /// Reports the group that the process is in, and the group that the rules and the environment
-    /// select for it. Also returns whether the process should have a limit.
+    /// Reports the process's group, and the group selected for it. Also returns whether the process
+    /// should have a limit.
     fn belongs(&self) -> (Vec<Finding>, bool) {
         const CHECK: &str = "group";
         let member = self.member_of();
@@ -395,8 +395,8 @@ impl Process {
         (findings, is_wanted)
     }
 
-    /// Returns an environment variable of the process. If another user's process has no
-    /// `GPULIMIT_ROOT`, returns that user's default directory of groups for this variable.
+    /// Returns an environment variable of the process; for a missing `GPULIMIT_ROOT`, the other
+    /// user's default directory.
     fn variable(&self, name: &str) -> Option<OsString> {
         let value = self.env(name);
         let own = fs::metadata("/proc/self").map(|about| about.uid()).ok();
@@ -469,8 +469,8 @@ impl Process {
     }
 }
 
-/// Checks that the dynamic linker of a container can load the libgpulimit.so at this path.
-/// Otherwise, the error says why the dynamic linker cannot load the library.
+/// Checks that a container's dynamic linker can load this libgpulimit.so. The error says why it
+/// cannot.
 fn library_in(files: &Files, path: &Path, mapped: Option<&[String]>) -> Result<(), String> {
     /// The maximum size of a library file: far above that of libgpulimit.so or of any C library.
     const LONGEST: u64 = 256 << 20;
@@ -588,8 +588,7 @@ fn start_of(path: &str) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Returns the time at which a process started. The times of the files in `/proc/PID` say something
-/// else: when a file was first accessed.
+/// Returns the start time of a process. The files in `/proc/PID` have the times of first access.
 fn started(pid: u32) -> Option<SystemTime> {
     /// The clock ticks per second in `/proc`. This number is the same on every machine.
     const TICKS_PER_SECOND: u64 = 100;

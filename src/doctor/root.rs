@@ -157,8 +157,8 @@ pub(super) fn checks() -> Vec<Finding> {
     findings
 }
 
-/// Returns the name of the file system that holds the directory of groups, in the form " on tmpfs".
-/// If the directory does not exist, looks at the closest directory above it.
+/// Returns the file system of the directory of groups, or of the closest existing directory, in the
+/// form " on tmpfs".
 fn file_system(root: &Path) -> Result<String, Unsuitable> {
     let place = root.ancestors().find(|place| place.exists());
     let Some(place) = place else {
@@ -187,8 +187,7 @@ fn unusable(root: &Root, error: &GroupError) -> Finding {
     )
 }
 
-/// Returns a remedy for a system error such as a full file system. The remedy is empty for errors
-/// that need none.
+/// Returns a remedy for a system error such as a full file system, or an empty text.
 fn remedy(root: &Path, kind: ErrorKind) -> String {
     let place = root.ancestors().find(|place| place.exists());
     let place = place.unwrap_or(root);

@@ -39,8 +39,8 @@ pub(super) fn checks(name: &str) -> Vec<Finding> {
     // Rules affect only programs that load libgpulimit.so, so report if not all programs load it.
     let mut findings = vec![super::checks::system_wide()];
     findings.retain(|finding| finding.level != Level::Fine);
-    // Some rules have further conditions, such as the cgroup. Perhaps only some of the user's
-    // processes fulfil these conditions, so list such rules separately.
+    // Rules with further conditions, such as the cgroup, may fit only some processes, so list them
+    // separately.
     let mut always = Vec::new();
     for rule in rules.iter() {
         let asks = asks(rule);

@@ -1,5 +1,4 @@
-//! Changes files that every program of the machine depends on. Each file is changed as a whole, or
-//! not at all.
+//! Changes files that every program depends on. Each file is changed as a whole, or not at all.
 
 use crate::failure::{Failure, cannot};
 use crate::replace;
@@ -27,8 +26,7 @@ pub fn make_directories(file: &Path) -> Result<(), Failure> {
     file.parent().map_or(Ok(()), make_directory)
 }
 
-/// Makes a directory and the directories above it. All users can read the new directories, even if
-/// the umask says otherwise.
+/// Makes a directory and the directories above it, readable by all users whatever the umask says.
 pub fn make_directory(path: &Path) -> Result<(), Failure> {
     if path.is_dir() {
         return Ok(());
@@ -44,22 +42,22 @@ pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let draft = path.with_file_name(format!(".{name}.{}", std::process::id()));
     replace::replace(path, &draft, bytes, mode).map_err(failed("write", path))?;
-    // Write the directory to the disk, so that the new file survives a loss of power. Some file
-    // systems cannot do this; ignore their errors, because the file itself is already replaced.
+    // Makes the new file survive a loss of power. Errors are ignored, because the file is already
+    // replaced.
     if let Some(directory) = path.parent().and_then(|path| File::open(path).ok()) {
         let _ = directory.sync_all();
     }
     Ok(())
 }
 
-/// Writes to a path that a user gave. A regular file is replaced as a whole. A device, a pipe or a
-/// symbolic link stays, and the text is written through it.
+/// Writes to a path that a user gave. Replaces a regular file as a whole; writes through any other
+/// file.
 pub fn write_named(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> {
     match fs::symlink_metadata(path) {
         Ok(about) if !about.is_file() => {
             let mut options = OpenOptions::new();
-            // If the path is a symbolic link, create or truncate the file to which the link leads.
-            // Devices and pipes are neither created nor truncated.
+            // Through a symbolic link, create or truncate a file. Devices and pipes are neither
+            // created nor truncated.
             options.write(true).create(about.is_symlink()).mode(mode);
             options
                 .truncate(about.is_symlink())
@@ -71,8 +69,8 @@ pub fn write_named(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> 
     }
 }
 
-/// Writes `text` to a file that all users may read, and runs `check`. If `check` fails, restores
-/// the former content `before`; `None` means that the file did not exist.
+/// Writes `text` to a file and runs `check`. On failure restores the content `before`; `None` means
+/// no file.
 pub fn change(
     path: &Path,
     before: Option<&str>,

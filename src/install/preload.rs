@@ -1,5 +1,5 @@
-//! The file /etc/ld.so.preload, parsed in the same way as the dynamic linker parses it. Spaces,
-//! colons and line breaks separate paths, and there may be comments.
+//! The file /etc/ld.so.preload, parsed like the dynamic linker does: paths between spaces, colons
+//! and line breaks, with comments.
 
 use super::super::failure::Failure;
 use super::super::library;
@@ -98,7 +98,6 @@ impl Preload {
     }
 
     /// Returns the text of the preload file without the matching paths; `None` if no path matches.
-    /// Keeps everything else, line by line.
     pub fn without(&self, is_one: &dyn Fn(&Path) -> bool) -> Option<String> {
         let is_one = |path: &&str| is_one(Path::new(path));
         if !self.lines().any(|(_, paths)| paths.iter().any(is_one)) {

@@ -9,8 +9,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Runs a program with libgpulimit.so preloaded. All symbols of the library are bound at the start,
-/// so a missing symbol is an error. The program does not use CUDA.
+/// Runs a harmless program with the library preloaded and all its symbols bound, so that missing
+/// symbols are errors.
 pub fn with(library: &Path) -> Result<(), Failure> {
     let mut command = true_command();
     command.env("LD_PRELOAD", library).env("LD_BIND_NOW", "1");
@@ -23,8 +23,8 @@ pub fn with(library: &Path) -> Result<(), Failure> {
     })
 }
 
-/// Runs a program without LD_PRELOAD, as any user might. /etc/ld.so.preload then decides which
-/// libraries the program loads. The program does not use CUDA.
+/// Runs a harmless program without LD_PRELOAD, so that /etc/ld.so.preload decides which libraries
+/// are loaded.
 pub fn plain() -> Result<(), Failure> {
     run_silently(true_command())
         .map_err(|how| Failure::new(format_args!("the installed library does not work: {how}")))
@@ -58,9 +58,8 @@ fn run_silently(mut command: Command) -> Result<(), String> {
     }
 }
 
-/// Returns two lists of pids: the processes that have mapped this library, and the processes whose
-/// memory maps could not be read in time. The first list lacks processes that the caller is not
-/// allowed to inspect.
+/// Returns the pids of inspectable processes that have mapped this library, and of processes not
+/// read in time.
 pub fn users(library: &Path) -> Result<(Vec<u32>, Vec<u32>), Failure> {
     let own = std::process::id();
     let pids: Vec<u32> = SeenProcess::numbers().filter(|pid| *pid != own).collect();
@@ -84,7 +83,7 @@ pub fn users(library: &Path) -> Result<(Vec<u32>, Vec<u32>), Failure> {
 }
 
 /// Returns whether a process has mapped this library. May block forever, because the process's user
-/// can keep the lock that is needed to read the memory map.
+/// can hold a lock.
 pub fn uses(pid: u32, library: &Path) -> bool {
     let Ok(about) = fs::metadata(library) else {
         return false;
@@ -99,8 +98,8 @@ pub fn uses(pid: u32, library: &Path) -> bool {
     lines.into_iter().any(|line| {
         let line = String::from_utf8_lossy(&line);
         let mut fields = line.split_ascii_whitespace().skip(4);
-        // A file that was replaced after it was mapped does not match: its line has another inode,
-        // and the path ends with "(deleted)".
+        // A file that was replaced after it was mapped has another inode, and its path ends with
+        // "(deleted)".
         fields.next() == Some(inode.as_str()) && fields.next() == Some(name.as_str())
     })
 }

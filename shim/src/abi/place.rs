@@ -1,5 +1,5 @@
-//! Pointers that a C program passes to CUDA functions, as small values. Hook handlers read and
-//! write the program's memory through these types only.
+//! Pointers that a program passes to CUDA functions. Handlers access the program's memory only
+//! through these types.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -12,16 +12,13 @@ pub struct Out<T>(*mut T);
 #[repr(transparent)]
 pub struct In<T>(*const T);
 
-/// The address of a code image (a cubin, PTX or fatbin), or 0. Same ABI as `const void *`.
-///
-/// An `Image` comes only from a CUDA call of the program. gpulimit is allowed to read the memory
-/// behind the address until that call returns.
+/// The address of a code image (a cubin, PTX or fatbin), or 0. Valid until the program's CUDA call
+/// returns.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct Image(usize);
 
-/// The address of a file name that ends with a NUL, or 0. Same ABI as `const char *`. Like an
-/// [`Image`], a `FileName` comes only from a CUDA call of the program.
+/// The address of a NUL-terminated file name, or 0. Valid until the program's CUDA call returns.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct FileName(usize);
@@ -104,8 +101,8 @@ impl<T: Copy> Out<T> {
         Out(places.as_mut_ptr())
     }
 
-    /// Returns the value that the pointer leads to; `None` for a null pointer. Call only after the
-    /// function that writes this value has succeeded.
+    /// Returns the value behind the pointer; `None` for a null pointer. Call only after the value
+    /// was written.
     pub fn read(self) -> Option<T> {
         // SAFETY: the program promises the driver that a non-null out-pointer is valid for one T
         // until the call returns.
@@ -115,8 +112,8 @@ impl<T: Copy> Out<T> {
     /// Writes `value` through the pointer; does nothing where the pointer is null.
     pub fn write(self, value: T) {
         if !self.0.is_null() {
-            // SAFETY: the program promises the driver that a non-null out-pointer is valid for one
-            // T until the call returns. The called function may write through it.
+            // SAFETY: the program promises the driver a non-null out-pointer that is writable for
+            // one T until the call returns.
             unsafe { self.0.write_unaligned(value) }
         }
     }
@@ -142,8 +139,8 @@ impl<T: Copy> In<T> {
         In(self.0.cast())
     }
 
-    /// Returns a pointer to element `index` of a list whose first element this pointer leads to.
-    /// The caller promises that the list has that many elements. A null pointer stays null.
+    /// Returns a pointer to element `index` of the list, which must have that many elements. Null
+    /// stays null.
     pub fn at(self, index: usize) -> Self {
         if self.0.is_null() {
             return self;

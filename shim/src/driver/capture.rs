@@ -1,9 +1,7 @@
 //! Driver calls that gpulimit makes while the program may be capturing a graph.
 //!
-//! During a capture in the global mode, the driver forbids every thread to make calls that the
-//! driver considers unsafe. Such a call invalidates the program's capture: after
-//! `cuMemPoolGetAttribute` the capture fails with error 901 (measured). The relaxed capture mode,
-//! which a thread sets for itself, allows these calls.
+//! In the global capture mode, some driver calls invalidate the program's capture (error 901). The
+//! relaxed capture mode of a thread allows these calls.
 
 use crate::abi::{CAPTURE_MODE_RELAXED, Out, SUCCESS};
 use crate::driver::cuda;

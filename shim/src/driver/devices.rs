@@ -5,8 +5,8 @@ use gpulimit_base::device::{DeviceId, DeviceKind};
 use super::{answer, cuda};
 use crate::abi::{Device as Ordinal, Status};
 
-/// Returns the GPUs that this process sees, with their CUDA ordinals. The list is empty before
-/// `cuInit`, and where the driver is missing.
+/// Returns the visible GPUs with their CUDA ordinals. The list is empty before `cuInit` or without
+/// a driver.
 pub fn all() -> Vec<(u32, DeviceId)> {
     if !cuda::CUDA.present() {
         return Vec::new();
@@ -22,8 +22,7 @@ pub fn capacity(ordinal: Ordinal) -> Result<u64, Status> {
     Ok(bytes as u64)
 }
 
-/// Returns a `CUdevice_attribute` of the GPU with this CUDA ordinal; `None` where the driver does
-/// not know the attribute or the value does not fit into `T`.
+/// Returns a `CUdevice_attribute` of the GPU; `None` if it is unknown or does not fit into `T`.
 pub fn attribute<T: TryFrom<i32>>(which: i32, ordinal: Ordinal) -> Option<T> {
     let value = answer(|value| cuda::cuDeviceGetAttribute(value, which, ordinal)).ok()?;
     T::try_from(value).ok()

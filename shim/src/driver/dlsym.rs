@@ -1,6 +1,5 @@
-//! The C library's own `dlsym`. `libgpulimit.so` exports a `dlsym` of its own, which passes
-//! look-ups on to the one of the C library. gpulimit also finds the driver's functions with the C
-//! library's `dlsym`.
+//! The C library's own `dlsym`. `libgpulimit.so` exports another `dlsym`, which passes look-ups on
+//! to it.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_void};
@@ -39,22 +38,20 @@ pub fn real() -> *mut c_void {
     REAL.load(Ordering::Relaxed)
 }
 
-/// Sets the address of the C library's `dlsym`. The start hook calls this if the linker searches
-/// other libraries before `libgpulimit.so`: [`next_versioned`] does not search those libraries.
+/// Sets the address of the C library's `dlsym` where [`next_versioned`] cannot find it.
 pub fn know(real: *const c_void) {
     REAL.store(real.cast_mut(), Ordering::Relaxed);
 }
 
-/// Returns the address of the symbol `name` in this version, from the libraries loaded after
-/// `libgpulimit.so`; null when they lack it. The function may belong to the C library, or to
-/// another preloaded library that wraps it.
+/// Returns the address of this symbol version in the libraries loaded after `libgpulimit.so`; null
+/// when they lack it.
 pub fn next_versioned(name: &CStr, version: &CStr) -> *mut c_void {
     // SAFETY: both arguments are NUL-terminated strings.
     unsafe { dlvsym(libc::RTLD_NEXT, name.as_ptr(), version.as_ptr()) }
 }
 
-/// Looks up the symbol `name` in the library `handle` with the C library's `dlsym`; null when that
-/// library lacks it. Never call this with `RTLD_NEXT`.
+/// Looks up `name` in the library `handle`; null when that library lacks it. Never pass
+/// `RTLD_NEXT`.
 pub fn real_dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
     // SAFETY: `real` returns the C library's dlsym or `fallback`, which has the same type; `name`
     // is NUL-terminated.

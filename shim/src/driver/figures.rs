@@ -16,9 +16,7 @@ use crate::abi::{
 };
 use crate::driver::{answer, nvml};
 
-/// Returns whether NVML answers. The first call initialises NVML. gpulimit never shuts NVML down.
-/// The program can still initialise NVML and shut it down for itself, because NVML counts its
-/// users.
+/// Returns whether NVML answers, and initialises NVML once. gpulimit never shuts NVML down.
 fn ready() -> bool {
     static READY: OnceBool = OnceBool::new();
     READY.get_or_init(|| nvml::NVML.present() && nvml::nvmlInit_v2() == SUCCESS)
@@ -39,8 +37,8 @@ impl Handle {
         Some(found)
     }
 
-    /// Returns the bytes that NVML shows for this process on the device, 0 when NVML does not list
-    /// the process; `None` when NVML cannot tell.
+    /// Returns the bytes of this process on the device, 0 when NVML does not list the process;
+    /// `None` when NVML fails.
     pub fn own_bytes(&self, id: &DeviceId) -> Option<u64> {
         let mut bytes = 0u64;
         let pid = std::process::id();
@@ -87,8 +85,7 @@ pub fn is_cut(device: NvmlDevice) -> bool {
 
 /// An element of NVML's process list.
 pub trait Listed: Copy + Default {
-    /// Returns the bytes of the device that are in use: `capacity`, the size of the device
-    /// according to CUDA, minus the free bytes according to NVML.
+    /// Returns the process's pid and its bytes of device memory.
     fn pid_and_bytes(&self) -> (u32, u64);
 }
 impl Listed for NvmlProcessV1 {
@@ -107,16 +104,14 @@ impl Listed for NvmlProcessDetail {
     }
 }
 
-/// Returns whether this is one of the first R535 drivers. In them, the list elements of NVML's
-/// `_v3` functions are larger than in today's header. Only these drivers have
-/// `nvmlDeviceGetConfComputeMemSizeInfo` without `nvmlDeviceGetRunningProcessDetailList`.
+/// Returns whether this is an early R535 driver, whose `_v3` functions return larger elements than
+/// today's header.
 pub fn is_early_535() -> bool {
     use nvml::has;
     has::nvmlDeviceGetConfComputeMemSizeInfo() && !has::nvmlDeviceGetRunningProcessDetailList()
 }
 
-/// Returns the bytes of the device that are not free. This is the size of the device according to
-/// CUDA, `capacity`, minus the free bytes according to NVML.
+/// Returns the used bytes of the device: `capacity`, the size in CUDA, minus NVML's free bytes.
 pub fn used(id: &DeviceId, capacity: u64) -> Option<u64> {
     let device = find(id)?;
     let memory: NvmlMemory = answer(|memory| nvml::nvmlDeviceGetMemoryInfo(device, memory)).ok()?;
@@ -131,8 +126,8 @@ pub fn processes(id: &DeviceId) -> Option<Vec<(u32, u64)>> {
     Some(all)
 }
 
-/// Calls `seen` with the pid and the bytes of every compute process on the device. `None` when NVML
-/// gives no list.
+/// Calls `seen` with the pid and the bytes of every compute process; `None` when NVML gives no
+/// list.
 fn each_process(device: NvmlDevice, seen: &mut dyn FnMut(u32, u64)) -> Option<()> {
     use nvml::has;
     if has::nvmlDeviceGetComputeRunningProcesses_v3() && is_early_535() {
@@ -164,9 +159,7 @@ fn each<T: Listed>(
     whole_list(&|count, infos| list(device, count, infos), see).ok()
 }
 
-/// Fetches the whole process list with `call` into memory of gpulimit, and passes the list to
-/// `seen`. Fails with NVML's status, for instance when the list always grows before it can be
-/// fetched.
+/// Fetches the whole process list with `call` and passes it to `seen`. Fails with NVML's status.
 pub fn whole_list<T: Listed, R>(
     call: &dyn Fn(Out<u32>, Out<T>) -> Status,
     seen: impl FnOnce(&[T]) -> R,
@@ -211,8 +204,8 @@ impl Witness for ProcessList {
             self_listed |= pid == own;
         })?;
         match held {
-            // The figure of a listed process can change at any moment. So a listed process whose
-            // memory no charge covers counts as holding memory, even with 0 bytes.
+            // A listed figure can change at any moment, so an uncharged process counts even with 0
+            // bytes.
             Some(held) => Some(held > covered || covered == 0),
             // A list without the calling process proves nothing, because such a list can belong to
             // another PID namespace.

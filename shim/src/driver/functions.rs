@@ -23,8 +23,8 @@ const fn split<const COUNT: usize>(text: &'static str) -> [&'static CStr; COUNT]
     found
 }
 
-/// Makes three things for each library of the hook table: the list of symbols to look up, the
-/// addresses of these symbols, and a typed function for each symbol.
+/// Makes, for each library: the symbols to look up, their addresses, and a typed function for each
+/// symbol.
 macro_rules! functions {
     (
         $( $(#[$doc:meta])* library $module:ident (
@@ -61,8 +61,8 @@ macro_rules! functions {
 
             const COUNT: usize = Index::Count as usize;
 
-            /// The symbols as one text, each followed by a NUL. An array of pointers would cost a
-            /// relocation for each pointer in every program that loads `libgpulimit.so`.
+            /// The symbols as one text, each ending with a NUL. Separate pointers would each cost a
+            /// relocation.
             const SYMBOLS: &str = concat!(
                 $( stringify!($name), "\0", )*
                 $( stringify!($call), "\0", )*
@@ -71,8 +71,8 @@ macro_rules! functions {
             /// The symbols as separate strings, for use at compile time.
             pub const NAMES: [&CStr; COUNT] = split(SYMBOLS);
 
-            /// The addresses of the library's functions. An address is null until the library is
-            /// loaded, and stays null for a function that the library lacks.
+            /// The addresses of the functions. Null before the library is loaded, and for functions
+            /// that it lacks.
             pub static ADDRESSES: [AtomicPtr<c_void>; COUNT] =
                 [const { AtomicPtr::new(null_mut()) }; COUNT];
 
@@ -113,9 +113,8 @@ macro_rules! functions {
                     return $missing;
                 }
             }
-            // SAFETY: `address` is the address of the driver's function of this name. The row of
-            // the hook table has the types of NVIDIA's header. The pointers among the arguments
-            // come from the program's own call or from `Out::of`.
+            // SAFETY: `address` is this driver function, and the row has the types of NVIDIA's
+            // header. Pointers come from the program or `Out::of`.
             unsafe {
                 type Function = unsafe extern "C-unwind" fn($($ty),*) -> Status;
                 std::mem::transmute::<*mut std::ffi::c_void, Function>(address)($($arg),*)

@@ -1,10 +1,8 @@
-//! The real libraries of the driver, CUDA and NVML, and the addresses of their functions.
+//! The real libraries of the driver, CUDA and NVML, found with `dlopen` by their sonames.
 //!
-//! A library of the driver is found with `dlopen` by its soname. `RTLD_NEXT` and `RTLD_DEFAULT` are
-//! not used, because other libraries export stubs under the names of driver functions. Looking up
-//! the addresses takes no lock. So it cannot deadlock in a program that forks or that calls a hook
-//! from a constructor. Two threads that look up the addresses at the same time store the same
-//! addresses twice, which does no harm.
+//! `RTLD_NEXT` and `RTLD_DEFAULT` could find stubs of other libraries. Looking up addresses takes
+//! no lock, so a fork or a constructor cannot cause a deadlock. Two threads may store the same
+//! address.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_int, c_void};
@@ -42,8 +40,8 @@ impl Library {
         }
     }
 
-    /// Returns the address of the library's function `index`, null when this driver lacks the
-    /// function. Loads the library if it is not loaded yet.
+    /// Returns the address of function `index`, null when the driver lacks it. Loads the library if
+    /// necessary.
     #[cold]
     pub fn address(&self, index: usize) -> *mut c_void {
         let Some(address) = self.addresses.get(index) else {
@@ -57,8 +55,8 @@ impl Library {
         address.load(Ordering::Relaxed)
     }
 
-    /// Returns the addresses of all functions of the library, by index. An address is null before
-    /// the library is loaded, and for a function that this driver lacks.
+    /// Returns the addresses of all functions. Null before the library is loaded, and for functions
+    /// that it lacks.
     pub fn addresses(&self) -> impl Iterator<Item = *mut c_void> {
         let known = |address: &AtomicPtr<c_void>| address.load(Ordering::Relaxed);
         self.addresses.iter().map(known)
@@ -69,15 +67,13 @@ impl Library {
         self.resolved.load(Ordering::Acquire) || self.resolve(libc::RTLD_NOW)
     }
 
-    /// Returns whether the library is loaded. Does not load the library.
-    ///
-    /// For a library that is not loaded, the dynamic linker searches all directories for its name.
-    /// This is slow, and programs look up hundreds of symbols. So the linker is asked again only
-    /// after it has loaded another library.
+    /// Returns whether the library is loaded, without loading it.
     pub fn loaded(&self) -> bool {
         if self.resolved.load(Ordering::Acquire) {
             return true;
         }
+        // Asking for a library that is not loaded is slow. So the linker is asked again only after
+        // another library was loaded.
         let loads = loads();
         if self.absent_at.load(Ordering::Relaxed) == loads {
             return false;
@@ -89,8 +85,8 @@ impl Library {
         is_loaded
     }
 
-    /// Returns the dynamic linker's handle of the library, null when the library cannot be loaded.
-    /// The handle is never closed, so that the addresses of the functions stay valid.
+    /// Returns the library's handle, null on failure. The handle stays open, so that function
+    /// addresses stay valid.
     pub fn open(&self, flags: i32) -> *mut c_void {
         // SAFETY: the soname is NUL-terminated.
         unsafe { libc::dlopen(self.soname.as_ptr(), flags) }
@@ -123,8 +119,7 @@ fn loads() -> u64 {
         _: libc::size_t,
         loads: *mut c_void,
     ) -> c_int {
-        // SAFETY: `dl_iterate_phdr` passes a valid description of an object, and the pointer to the
-        // variable `loads` that this function was given.
+        // SAFETY: `dl_iterate_phdr` passes a valid description, and the pointer to `loads`.
         unsafe { *loads.cast::<u64>() = (*info).dlpi_adds };
         1
     }

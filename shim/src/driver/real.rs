@@ -2,9 +2,8 @@
 
 use crate::abi::Status;
 
-/// The driver's function together with the arguments of the program's call. Handlers take this
-/// trait instead of `dyn Fn`: the vtable of a `dyn Fn` would hold two more copies of the closure's
-/// code.
+/// The driver's function with the program's arguments. A `dyn Fn` would copy the closure's code
+/// twice more.
 pub trait Real {
     /// Calls the driver's function with the arguments of the program's call.
     fn call(&self) -> Status;

@@ -1,7 +1,7 @@
-//! The doors: the ways in which a program gets the address of a driver function. They are the
-//! exports of `libgpulimit.so` (made from the hook table), `dlsym`, and the pointers that
-//! `cuGetProcAddress` returns. For `dlsym` and `cuGetProcAddress`, [`translate`] replaces the
-//! address of the driver's function by the address of its hook.
+//! The doors: the ways in which a program gets the address of a driver function.
+//!
+//! They are the exports of `libgpulimit.so`, `dlsym` and `cuGetProcAddress`. The last two return
+//! the hook's address, which [`translate`] finds.
 
 mod dlopen;
 mod dlsym;
@@ -21,8 +21,7 @@ use crate::account::limited::limited;
 use crate::driver::Library;
 use crate::entry::exports::{cuda, nvml};
 
-/// Returns the address of the hook of the driver function at the address `real`; `None` where that
-/// function has no hook or this process has no limit.
+/// Returns the address of the hook of the driver function `real`; `None` without a hook or a limit.
 pub fn translate(real: *const c_void) -> Option<*const c_void> {
     if !limited() {
         return None;
@@ -32,16 +31,14 @@ pub fn translate(real: *const c_void) -> Option<*const c_void> {
         .or_else(|| nvml::NVML.hook_of(real))
 }
 
-/// Changes the symbol tables of libcuda and libnvidia-ml so that lookups find the hooks. Runs
-/// before a library is opened with `RTLD_DEEPBIND`, because the dynamic linker would bind such a
-/// library straight to the driver.
+/// Redirects the driver's symbols to the hooks before a library with `RTLD_DEEPBIND`, which would
+/// bind straight to the driver.
 fn before_deepbind() {
     redirect_where(Library::present);
 }
 
-/// Changes the symbol tables of libcuda and libnvidia-ml, where loaded, so that lookups find the
-/// hooks. Runs before a lookup with `RTLD_NEXT`, which searches only the libraries after the
-/// calling library and can skip `libgpulimit.so`.
+/// Redirects the driver's symbols to the hooks before a lookup with `RTLD_NEXT`, which can skip
+/// `libgpulimit.so`.
 fn before_next() {
     redirect_where(Library::loaded);
 }

@@ -14,8 +14,7 @@ use crate::handler::{
 };
 use crate::table::table;
 
-/// Makes the exported `extern "C"` function of each hooked function. Also makes the table rows of
-/// each driver library as data.
+/// Makes the exported C function of each hooked function, and each library's table rows as data.
 macro_rules! exports {
     (
         $( $(#[$doc:meta])* library $module:ident (
@@ -72,8 +71,7 @@ macro_rules! exports {
     ) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
-            // If the row has `unless CHECK` and the check is true, the call costs only that check,
-            // because it does not take the re-entrancy guard.
+            // Where the check of `unless CHECK` is true, the call skips the re-entrancy guard.
             #[allow(unused_variables)]
             let real = || driver::$name($($arg),*);
             $( if $known($handle) { return real(); } )?
@@ -104,9 +102,8 @@ macro_rules! exports {
     (
         @enter $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, given $given:tt)?
     ) => {{
-        // This tail call leaves no stack frame of `libgpulimit.so`. When a thread is cancelled
-        // inside the driver, libgcc_s unwinds the thread's stack. libgcc_s cannot unwind a frame of
-        // the portable build, which contains another unwinder.
+        // This tail call leaves no frame here: libgcc_s, which unwinds cancelled threads, cannot
+        // unwind portable builds of `libgpulimit.so`.
         if crate::account::limited::unlimited() {
             return driver::$name($($arg),*);
         }

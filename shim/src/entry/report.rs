@@ -8,14 +8,14 @@ use gpulimit_base::version;
 
 use super::exports::{cuda, nvml};
 
-/// The version and the file format numbers of this build, in the form of `version::text`. The
-/// controller reads this constant from the file `libgpulimit.so`, without loading it.
+/// The version text of this build. The controller reads it from the file, without loading
+/// `libgpulimit.so`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 #[allow(non_upper_case_globals)]
 pub static gpulimit_version_text: [u8; version::BYTES.len()] = version::BYTES;
 
-/// Returns one line of text per hook: symbol, class, and `resolved` or `not-in-driver`. The
-/// returned string is never freed. Returns null when out of memory.
+/// Returns one line per hook: symbol, class, and `resolved` or `not-in-driver`. Never freed; null
+/// when out of memory.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn gpulimit_hooks() -> *const c_char {
     std::panic::catch_unwind(|| {
@@ -34,8 +34,8 @@ pub extern "C" fn gpulimit_hooks() -> *const c_char {
     .unwrap_or(std::ptr::null())
 }
 
-/// Panics and catches the panic. Returns 1 if the panic was caught; on a system where panics cannot
-/// be caught, the process ends. The message of the panic goes to standard error.
+/// Returns 1 if a panic can be caught; otherwise the process ends. The panic's message goes to
+/// standard error.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn gpulimit_contains_panics() -> c_int {
     std::panic::catch_unwind(|| panic!("this panic is a test by `gpulimit doctor` and not a bug"))

@@ -9,9 +9,8 @@
 
 #[cfg(not(test))]
 ctor::declarative::ctor! {
-    /// Runs when `libgpulimit.so` is loaded, in every program. Has an effect only in two cases: the
-    /// environment asks for a limit, or a library that the dynamic linker searches before
-    /// `libgpulimit.so` defines the same names.
+    /// Runs at the start of every program. Acts only if a limit is set or another library hides the
+    /// hooks.
     #[ctor(unsafe)]
     fn start() {
         let _ = std::panic::catch_unwind(|| {

@@ -1,16 +1,10 @@
-//! Arrays and mipmapped arrays. The driver does not tell the size of an ordinary array. So gpulimit
-//! asks for the size of a twin: an array of the same shape with deferred mapping, which takes no
-//! memory. The array takes the bytes that its twin requires, rounded up to 2 MiB (measured for all
-//! kinds of arrays).
+//! Arrays and mipmapped arrays, charged with the size of a twin.
 //!
-//! Arrays smaller than 2 MiB share blocks of 2 MiB, and the driver does not tell which array lies
-//! in which block. gpulimit charges one block before such an array is made, and measures after the
-//! driver's call. Before CUDA 11.6 the driver tells no sizes of arrays at all. gpulimit then
-//! charges an estimate, and also measures after the call.
+//! The driver does not tell the size of an ordinary array. So gpulimit queries a twin: an array of
+//! the same shape with deferred mapping, which takes no memory.
 //!
-//! In a full group, a small array may be refused although it would fit into a shared block. This
-//! happens when another thread makes a small array at the same time and has charged the group's
-//! last block.
+//! Arrays smaller than 2 MiB share blocks. gpulimit charges one block before the call and measures
+//! afterwards. Before CUDA 11.6 it charges an estimate.
 
 use gpulimit_ledger::Category;
 
@@ -32,9 +26,8 @@ use crate::handler::Call;
 use crate::handler::aside::{Aside, attempt};
 use crate::refusal::Refused;
 
-/// `cuArrayCreate_v2`: Charges, before the call, the bytes that the driver names for an array of
-/// this shape, in whole blocks of 2 MiB. Arrays smaller than 2 MiB share blocks: the hook charges
-/// one block before the call and measures after it.
+/// `cuArrayCreate_v2`: Charges the array's bytes before the call. Smaller arrays share blocks of 2
+/// MiB and are measured after the call.
 pub fn create(
     call: Call,
     real: &dyn Real,
@@ -52,9 +45,8 @@ pub fn create(
     plain(call, flat, array, real)
 }
 
-/// `cuArray3DCreate_v2`: Charged like `cuArrayCreate_v2`; the CUDA runtime makes all its arrays by
-/// this function. Sparse arrays and arrays with deferred mapping take no memory and are not
-/// charged.
+/// `cuArray3DCreate_v2`: Charged like `cuArrayCreate_v2`. Sparse arrays and arrays with deferred
+/// mapping take no memory.
 pub fn create_3d(
     call: Call,
     real: &dyn Real,
@@ -99,8 +91,8 @@ fn make(call: Call, shape: Option<Shape>, array: Out<Array>, real: &dyn Real) ->
         let shape = shape.ok_or(Aside::NothingToCharge)?;
         let descriptor = &shape.descriptor;
         if descriptor.flags & (ARRAY3D_SPARSE | ARRAY3D_DEFERRED_MAPPING) != 0 {
-            // A sparse array, or an array with deferred mapping, takes no memory. Memory that is
-            // mapped into the array later is charged when its own handle is made.
+            // A sparse array, or one with deferred mapping, takes no memory. Memory mapped later is
+            // charged by its own handle.
             return Err(Aside::NothingToCharge);
         }
         let device = call.process.current_device()?;
@@ -123,8 +115,8 @@ fn make(call: Call, shape: Option<Shape>, array: Out<Array>, real: &dyn Real) ->
     })
 }
 
-/// Returns the bytes that the driver says an array of this shape requires; `None` where the driver
-/// does not tell, or where the group has no limit on this device.
+/// Returns the bytes of an array of this shape; `None` if the driver does not tell or no limit
+/// applies.
 fn required(call: Call, device: &Device, shape: Shape) -> Option<u64> {
     if device.book.max() == u64::MAX
         || !has::cuArrayGetMemoryRequirements()
@@ -136,8 +128,7 @@ fn required(call: Call, device: &Device, shape: Shape) -> Option<u64> {
     call.process.arrays.required(device.ordinal, shape, ask)
 }
 
-/// Asks the driver for the bytes of the twin: makes an array of this shape with deferred mapping,
-/// queries its size, and destroys it.
+/// Makes the twin, an array of this shape with deferred mapping, queries its size and destroys it.
 fn ask_twin(ordinal: Ordinal, shape: Shape) -> Option<u64> {
     let twin = Array3dDescriptor {
         flags: shape.descriptor.flags | ARRAY3D_DEFERRED_MAPPING,
@@ -212,8 +203,8 @@ impl Making {
         Ok(status)
     }
 
-    /// Refills the driver's reserve after the driver has taken `grown` bytes: charges as many bytes
-    /// as the reserve has paid for.
+    /// Refills the driver's reserve after growth by `grown` bytes: charges what the reserve has
+    /// paid for.
     fn make_whole(&self, grown: u64) -> Result<(), Refused> {
         let part = &self.device.driver_part;
         let missing = part.out_of_reserve(grown);
@@ -225,8 +216,8 @@ impl Making {
         Ok(())
     }
 
-    /// Makes an array that takes at least `least` and at most `most` bytes. Charges `most` bytes
-    /// before the driver's call, and measures after it.
+    /// Makes an array of `least` to `most` bytes. Charges `most` bytes before the call, and
+    /// measures afterwards.
     fn measured(&self, least: u64, most: u64, real: &dyn Real) -> Result<Status, Aside> {
         let (device, symbol) = (self.device, self.call.symbol);
         let part = &device.driver_part;
@@ -283,8 +274,8 @@ fn discard(handle: Handle) {
     };
 }
 
-/// `cuArrayDestroy`: Uncharges the array after the call. For an array that shares blocks with
-/// others, uncharges the memory that a measurement finds gone.
+/// `cuArrayDestroy`: Uncharges the array after the call. For arrays in shared blocks, a measurement
+/// finds the freed memory.
 pub fn destroy(call: Call, real: &dyn Real, array: Array) -> Status {
     end(call, Kind::Plain, array, real)
 }
@@ -337,8 +328,7 @@ fn end(call: Call, kind: Kind, array: Array, real: &dyn Real) -> Status {
     status
 }
 
-/// Forgets all arrays of the context `context`, which has ended. For each array that had blocks of
-/// its own, calls `freed`.
+/// Forgets all arrays of the ended context. Calls `freed` for each array with blocks of its own.
 pub fn drain(call: Call, context: Context, freed: impl Fn(Ordinal, Category, u64)) {
     call.process.arrays.drain(context, |entry| {
         if let Memory::Own(bytes) = entry.memory {

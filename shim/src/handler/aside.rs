@@ -11,16 +11,15 @@ use crate::refusal::Refused;
 pub enum Aside {
     /// The thread has no current context, the device does not exist, or CUDA is not initialised.
     NoDevice,
-    /// The program asks for 0 bytes, or for more bytes than the GPU has. The driver answers the
-    /// call, because each function has a status of its own for such a size.
+    /// The program asks for 0 bytes or more than the GPU has. The driver chooses the error status.
     NoSize,
     /// The structure that the program passes cannot be read, or describes memory outside of the
     /// GPU.
     NothingToCharge,
     /// The call is captured into a graph: it becomes a node of the graph and takes no memory now.
     Node,
-    /// The group has no room for the request. A handler gives this reason only before it calls the
-    /// driver's function, or after it has undone the call.
+    /// The group has no room. A handler returns this reason only if the driver's call was not made
+    /// or was undone.
     Refused,
     /// The group's limit cannot be applied, so the process gets no GPU memory.
     Closed,

@@ -1,7 +1,7 @@
-//! Modules and libraries: code with its `__device__` and `__managed__` variables. A code image
-//! declares memory for variables and device `malloc`. gpulimit charges that memory before the
-//! driver's call. After the call, it measures what else the driver took. If the group has no room
-//! for that, gpulimit unloads the code again.
+//! Modules and libraries: code with its `__device__` and `__managed__` variables.
+//!
+//! gpulimit charges the memory that a code image declares before the driver's call, and measures
+//! the rest afterwards. If the group has no room for the rest, gpulimit unloads the code.
 
 use std::cell::Cell;
 
@@ -54,8 +54,8 @@ fn load_module(call: Call, needs: Needs, module: Out<Opaque>, real: &dyn Real) -
     status
 }
 
-/// Remembers the new `handle`, so that gpulimit can later ask the driver about it. Does nothing
-/// where the driver's call has failed.
+/// Remembers the new `handle` for later queries of the driver. Does nothing where the driver's call
+/// has failed.
 fn remember_handle(
     call: Call,
     kind: Kind,
@@ -83,15 +83,14 @@ pub fn module_file(call: Call, real: &dyn Real, module: Out<Opaque>, path: FileN
     load_module(call, needs_of_file(call, path), module, real)
 }
 
-/// `cuModuleLoadData`, `cuModuleLoadDataEx`, `cuModuleLoadFatBinary`: Charges, before the call, the
-/// variables that the image declares and the memory for device `malloc`. After the call, measures
-/// what else the driver took, and unloads the module where the group has no room.
+/// `cuModuleLoadData`, `cuModuleLoadDataEx`, `cuModuleLoadFatBinary`: Charges the declared memory
+/// before the call, and measures afterwards. Unloads the module where the group has no room.
 pub fn module(call: Call, real: &dyn Real, module: Out<Opaque>, image: Image) -> Status {
     load_module(call, needs(call, image), module, real)
 }
 
 /// `cuLibraryLoadData`: With eager loading, charged like `cuModuleLoadData`. With lazy loading,
-/// remembers the variables of the CUDA library, which are charged before the call that loads them.
+/// charged before the call that loads the code.
 pub fn library(call: Call, real: &dyn Real, library: Out<Opaque>, code: Image) -> Status {
     open_library(call, needs(call, code), library, real)
 }
@@ -101,12 +100,10 @@ pub fn library_file(call: Call, real: &dyn Real, library: Out<Opaque>, path: Fil
     open_library(call, needs_of_file(call, path), library, real)
 }
 
-/// Opens a CUDA library (`cuLibraryLoadData`), with or without a current context. Unless loading is
-/// eager, opening takes memory only for the library's managed variables.
+/// Opens a CUDA library. Unless loading is eager, only the library's managed variables take memory.
 ///
-/// If gpulimit cannot read the library's image, only a measurement tells the library's size.
-/// gpulimit then loads the library into the current context at once, because it can undo the call
-/// only while the library is being opened.
+/// A library with an unreadable image is loaded at once and measured, because only this call can be
+/// undone.
 fn open_library(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real) -> Status {
     let mut mode = 0;
     let eager =
@@ -155,7 +152,7 @@ fn open_library(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real)
         handles.insert(Kind::Library, library, Origin::default());
     }
     // Records only a CUDA library with large memory needs. The driver's reserve covers smaller
-    // needs, as it does for other code.
+    // needs.
     let is_large = needs.variables >= BLOCK || needs.uses_runtime();
     if let (SUCCESS, true, Some(library)) = (status, is_large, library.read()) {
         call.process.libraries.insert(library, needs);
@@ -167,9 +164,8 @@ fn open_library(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real)
     status
 }
 
-/// `cuLibraryGetModule`: The driver loads a lazily loaded CUDA library at its first use in a
-/// context. Charges the library's variables before that call, and measures after it what else the
-/// driver took.
+/// `cuLibraryGetModule`: The driver loads a CUDA library at its first use in a context. Charges its
+/// variables before the call, and measures afterwards.
 pub fn library_module(call: Call, real: &dyn Real, module: Out<Opaque>, library: Opaque) -> Status {
     let status = lazy::library(call, real, library);
     remember_handle(call, Kind::Module, module, status, || Origin {
@@ -254,9 +250,8 @@ pub fn unload_library(call: Call, real: &dyn Real, library: Opaque) -> Status {
     status
 }
 
-/// `cuModuleUnload`: Uncharges the memory that a measurement after the call finds gone. Forgets the
-/// handles of the module's functions before the call. The driver can then give these handles to
-/// other code, which must be charged.
+/// `cuModuleUnload`: Uncharges the freed memory after the call. Forgets the functions' handles
+/// before it, because other code may get them.
 pub fn unload(call: Call, real: &dyn Real, code: Opaque) -> Status {
     call.process.launched.forget_library(code);
     let taken = call.process.handles.take_code(code);

@@ -1,8 +1,7 @@
-//! CUDA contexts: each takes hundreds of MiB of GPU memory, and no driver function tells how much.
+//! CUDA contexts. Each takes hundreds of MiB of GPU memory, and the driver does not tell how much.
 //!
-//! The first process of a group measures what a context takes on this GPU. It stores the measured
-//! size in the ledger and in the file `.context-GPU` of the group root. From then on gpulimit
-//! charges this size before a context is made.
+//! The first process of a group measures a context and stores the size in the ledger and in the
+//! file `.context-GPU`. Later contexts are charged this size in advance.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
@@ -25,8 +24,8 @@ use crate::handler::array;
 use crate::handler::aside::{Aside, attempt};
 use crate::handler::payment::Payment;
 
-/// The bytes charged before the first context of a group is made. The size of a context is still
-/// unknown then, so this is more than any measured context takes.
+/// The bytes charged before the first context of a group is measured: more than any known context
+/// takes.
 const UNKNOWN: u64 = 1 << 30;
 /// The bytes charged for a context that cannot be measured because NVML is missing.
 const UNMEASURED: u64 = 512 << 20;
@@ -59,12 +58,12 @@ fn make(
         await_hint(device);
         let hint = Cell::new(0);
         let payment = Payment {
-            // One thread at a time makes a context. If two threads retain the primary context, only
-            // the first thread makes it.
+            // One thread at a time makes a context. Of two threads, only the first makes the
+            // primary context.
             lock: &|| hold(Place::Making, || device.contexts.making.lock()),
             pay: &|_, paid| {
-                // Every member of the group can write the context size in the ledger, so the stored
-                // size may be too small.
+                // Every member of the group can write the stored size of a context, so it may be
+                // too small.
                 hint.set(match device.book.context_hint() {
                     0 => 0,
                     known => known.max(device.least_context),
@@ -90,9 +89,8 @@ fn make(
             call.process.launched.forget_kernels();
         }
         if context.is_some() && hint > 0 {
-            // The size of a context on this GPU is known, so the new context is not measured. A
-            // measurement would start NVML, and a short-lived process would notice the 12 ms that
-            // the start takes. The next call that measures corrects the charge.
+            // The known size is charged without a measurement, which would start NVML and take 12
+            // ms.
             paid.settle_assumed(hint);
             return Ok(status);
         }
@@ -110,9 +108,8 @@ fn make(
             return Ok(status);
         };
         let grown = measured.used.saturating_sub(before);
-        // Another context may have ended during the measurement. The memory that it gave back hides
-        // a part of what the new context took. The measured size is then too small, so it is not
-        // stored.
+        // If another context ended during the measurement, the measured size is too small and is
+        // not stored.
         if grown > 0 && !measured.at_least {
             device.book.set_context_hint(grown);
         }
@@ -138,8 +135,7 @@ fn has_primary(device: &Device, ordinal: Ordinal) -> bool {
 /// Waits while another member of the group measures what a context takes on this device.
 fn await_hint(device: &Device) {
     let started = Instant::now();
-    // No wait is needed where the group has room for a context of any size, or where no other
-    // member of the group could measure one.
+    // Waits only if room is short and another member of the group could measure a context.
     while device.book.context_hint() == 0
         && device.book.group_free() < UNKNOWN
         && device.book.has_others()
@@ -149,8 +145,7 @@ fn await_hint(device: &Device) {
     }
 }
 
-/// Returns the bytes to charge before a context is made. `hint` is the measured size of a context,
-/// or 0 where none was measured.
+/// Returns the bytes to charge before a context is made. `hint` is its measured size, or 0.
 fn estimate(device: &Device, hint: u64) -> u64 {
     if hint > 0 {
         return round_up(hint, BLOCK);
@@ -168,8 +163,8 @@ fn is_primary_active(ordinal: Ordinal) -> bool {
     asked == SUCCESS && active != 0
 }
 
-/// Uncharges all memory of the ended context `context` on `device`, except memory that other
-/// processes may still use. Returns the memory that stays charged.
+/// Uncharges the memory of an ended context. Returns memory that other processes may use, which
+/// stays charged.
 fn uncharge_contents(call: Call, device: &Device, context: Context) -> Vec<Gone> {
     let shared = drain(call, context);
     if device.contexts.count() <= 1 {
@@ -262,9 +257,8 @@ fn forget_handles(call: Call, context: Context) {
     }
 }
 
-/// `cuDevicePrimaryCtxRetain`: The first retain makes the primary context. Charges, before that
-/// call, the size that the group has measured for a context, and measures after the call. Later
-/// retains take no memory.
+/// `cuDevicePrimaryCtxRetain`: The first retain makes the primary context. Charges the known size
+/// of a context before that call, and measures afterwards.
 pub fn retain_primary(
     call: Call,
     real: &dyn Real,
@@ -288,16 +282,15 @@ pub fn retain_primary(
     })
 }
 
-/// `cuDevicePrimaryCtxRelease`, `cuDevicePrimaryCtxReset` and their `_v2`: If the call ends the
-/// primary context, uncharges the context and all memory in it after the call.
+/// `cuDevicePrimaryCtxRelease`, `cuDevicePrimaryCtxReset` and their `_v2`: Uncharges the primary
+/// context and its memory if the call ends it.
 pub fn release_primary(call: Call, real: &dyn Real, ordinal: Ordinal) -> Status {
     let was = is_primary_active(ordinal);
     let Ok(device) = call.process.device(ordinal) else {
         return real.call();
     };
     if device.contexts.is_last_release() || call.symbol.contains("Reset") {
-        // Forgets the recorded launches, because the driver can reuse the freed handles for code
-        // that another thread loads. The first launch of that code must be charged.
+        // Another thread's new code may get the freed handles. Its first launch must be charged.
         call.process.launched.forget();
     }
     let mut ended = None;
@@ -320,18 +313,17 @@ pub fn release_primary(call: Call, real: &dyn Real, ordinal: Ordinal) -> Status 
     status
 }
 
-/// `cuCtxSetFlags`, `cuDevicePrimaryCtxSetFlags_v2`: Charges nothing. Remembers whether threads in
-/// the context sleep while they wait for the GPU: a cancelled thread can end in such a sleep.
+/// `cuCtxSetFlags`, `cuDevicePrimaryCtxSetFlags_v2`: Charges nothing. Remembers whether waiting
+/// threads sleep, because cancelled threads can end in a sleep.
 pub fn set_flags(_: Call, real: &dyn Real, flags: u32) -> Status {
-    // Notes the flags before the driver's call, because other threads can wait in the context as
-    // soon as the flags are set.
+    // Notes the flags first, because other threads can wait in the context during the driver's
+    // call.
     note_flags(flags);
     real.call()
 }
 
-/// `cuCtxCreate`, `cuGLCtxCreate`, `cuVDPAUCtxCreate` and their later versions: Charges, before the
-/// call, the size that the group has measured for a context. Measures after the call, and destroys
-/// the context where the group has no room.
+/// `cuCtxCreate`, `cuGLCtxCreate`, `cuVDPAUCtxCreate` and later versions: Charges the known size
+/// before the call, and measures afterwards. Destroys the context if the group has no room.
 pub fn create(
     call: Call,
     real: &dyn Real,
@@ -351,8 +343,7 @@ pub fn destroy(call: Call, real: &dyn Real, context: Context) -> Status {
     let Some(device) = call.process.context_device(context) else {
         return destroy_unknown(call, real, context);
     };
-    // Forgets the recorded launches, because the driver can reuse the freed handles for code that
-    // another thread loads. The first launch of that code must be charged.
+    // Another thread's new code may get the freed handles. Its first launch must be charged.
     call.process.launched.forget();
     let mut shared = Vec::new();
     let status = device.tear_down(
@@ -369,8 +360,7 @@ pub fn destroy(call: Call, real: &dyn Real, context: Context) -> Status {
     status
 }
 
-/// Destroys a context that was made without a hook. The context may be on any device. Uncharges the
-/// context's memory after the driver's call.
+/// Destroys a context that was made without a hook, on any device. Uncharges its memory afterwards.
 #[cold]
 fn destroy_unknown(call: Call, real: &dyn Real, context: Context) -> Status {
     let devices: Vec<&'static Device> = call.process.devices().collect();

@@ -23,16 +23,14 @@ use crate::handler::payment::Payment;
 /// (measured).
 const HEAP: u64 = 8 << 20;
 
-/// `cuCtxSetLimit`: Charges the memory for a larger stack limit before the call, because the driver
-/// takes that memory at once. Charges a larger device `malloc` heap before the call, too: the GPU
-/// takes it when a kernel first needs it. Other limits take no memory (measured).
+/// `cuCtxSetLimit`: Charges a larger stack limit or device `malloc` heap before the call. Other
+/// limits take no memory.
 pub fn set(call: Call, real: impl Fn(i32, usize) -> Status, limit: i32, value: usize) -> Status {
     let wanted = match limit {
         LIMIT_STACK_SIZE => value as u64,
-        // Charges the whole new heap for device `malloc`, because the GPU has not taken a heap yet:
-        // it takes one only with the first launch (measured). A heap of the default size is charged
-        // when code that uses it is loaded.
+        // The GPU has not taken a heap yet, so the whole new heap is charged.
         LIMIT_MALLOC_HEAP_SIZE if value as u64 > HEAP => heap(value as u64),
+        // A heap of the default size is charged when code that uses it is loaded.
         LIMIT_MALLOC_HEAP_SIZE => 0,
         _ => return real(limit, value),
     };
@@ -86,8 +84,7 @@ fn set_charged(
 /// bytes per thread.
 fn stack_growth(device: &Device, context: &ContextMemory, wanted: u64) -> u64 {
     let backing = device.kernels.backing(wanted);
-    // The driver refuses a stack limit that needs more memory than the GPU has, so such a limit
-    // needs no payment.
+    // The driver refuses a stack limit larger than the GPU, so such a limit needs no payment.
     match backing <= device.capacity {
         true => backing.saturating_sub(context.backing()),
         false => 0,
@@ -105,8 +102,7 @@ fn set_stack(
     let (before, wanted) = (context.per_thread(), value as u64);
     let growth = stack_growth(device, context, wanted);
     if device.kernels.backing(wanted) < device.kernels.start() {
-        // Forgets the recorded launches, so that each launch checks again whether its local memory
-        // exists. For this check the launch waits until this call of `cuCtxSetLimit` ends.
+        // Each launch must check its local memory again, and waits for the end of this call.
         call.process.launched.forget();
     }
     let used = device.driver_part.used();
@@ -126,8 +122,8 @@ fn set_stack(
             device.refuse(call.symbol, measured.used.saturating_sub(used));
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
-        // The context now has less local memory than at the start of this call. The measurement
-        // above used the old amount as a lower bound, so measure again.
+        // The context's local memory has shrunk. The measurement above used the old amount as a
+        // lower bound.
         Some(_) if context.backing() < device.kernels.start() => {
             device.measure();
         }
@@ -136,8 +132,8 @@ fn set_stack(
     status
 }
 
-/// Keeps `wanted` bytes charged for the heap that the context will take later. `paid` holds the
-/// part of these bytes that was not charged before.
+/// Keeps `wanted` bytes charged for the later heap. `paid` holds the part that was not charged
+/// before.
 fn reserve(
     device: &'static Device,
     kept: &AtomicU64,

@@ -1,5 +1,5 @@
-//! CUDA graphs. The memory that a graph's memory nodes allocate is charged before the graph is
-//! launched or uploaded. The memory that the driver itself takes for graphs is measured.
+//! CUDA graphs. Their memory nodes are charged before a launch or an upload. The driver's own
+//! memory is measured.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -31,9 +31,9 @@ use crate::handler::stream::{await_work, capturing, identity};
 use crate::image::Needs;
 use crate::refusal::Refused;
 
-/// `cuGraphInstantiate`, `cuGraphInstantiate_v2`, `cuGraphInstantiateWithFlags`: Charges the local
-/// memory of the graph's kernels before the call, and measures after it what else the driver took.
-/// Remembers the needs of the graph's memory nodes for the launches of the graph.
+/// `cuGraphInstantiate`, `cuGraphInstantiate_v2`, `cuGraphInstantiateWithFlags`: Charges the
+/// kernels' local memory before the call, and measures afterwards. Remembers the needs of memory
+/// nodes.
 pub fn instantiate(call: Call, real: &dyn Real, exec: Out<GraphExec>, graph: Graph) -> Status {
     make(call, graph, exec, None, real)
 }
@@ -58,8 +58,8 @@ pub fn instantiate_with_params(
     )
 }
 
-/// Makes an executable graph of `graph`. If `upload` names a stream, the same driver call also
-/// uploads the executable graph to that stream.
+/// Makes an executable graph of `graph`. If `upload` names a stream, the same call uploads the
+/// graph.
 fn make(
     call: Call,
     graph: Graph,
@@ -87,8 +87,8 @@ fn make(
 /// Remembers the nodes of the executable graph `exec`.
 fn enter(call: Call, exec: GraphExec, known: Exec, nodes: &Nodes, per_thread: u64) {
     let execs = &call.process.execs;
-    // An executable graph ends with its context, and the driver can then reuse its handle. So
-    // gpulimit removes the old record of this handle.
+    // The driver can reuse the handle of an executable graph that ended with its context, so remove
+    // the old record.
     execs.take(exec);
     if !nodes.is_empty() {
         execs.insert(exec, Arc::new(known));
@@ -101,8 +101,8 @@ fn enter(call: Call, exec: GraphExec, known: Exec, nodes: &Nodes, per_thread: u6
     }
 }
 
-/// Returns whether gpulimit knows the handles of all kernels of a graph. Only then may gpulimit ask
-/// the driver about them.
+/// Returns whether gpulimit knows all kernels of a graph. The driver may be asked about known
+/// handles only.
 fn has_known_code(call: Call, nodes: &Nodes) -> bool {
     let handles = &call.process.handles;
     nodes
@@ -120,8 +120,8 @@ fn most(call: Call, device: &Device, nodes: &Nodes) -> u64 {
     needs.max().unwrap_or(0)
 }
 
-/// Makes an executable graph of a graph that was made without a hook. Asks the driver about the
-/// graph's nodes only after the driver has accepted the graph.
+/// Makes an executable graph of a graph unknown to gpulimit. Queries its nodes only after the
+/// driver's call.
 #[cold]
 fn instantiate_unknown(call: Call, graph: Graph, exec: Out<GraphExec>, real: &dyn Real) -> Status {
     let status = measured::unknown(call, measured::ALL, real, Some(&|| undo(exec)));
@@ -142,9 +142,8 @@ fn undo(exec: Out<GraphExec>) {
     }
 }
 
-/// Runs `real`, the driver's function that makes an executable graph. The driver takes the local
-/// memory of the graph's kernels when it makes the executable graph (measured, H100, 580.159.04).
-/// So that memory is charged before the call.
+/// Runs `real`, which makes an executable graph. The driver takes the kernels' local memory in this
+/// call, so charge it before.
 fn prepare(
     call: Call,
     exec: Out<GraphExec>,
@@ -177,22 +176,21 @@ fn prepare(
     })
 }
 
-/// `cuGraphLaunch`, `cuGraphUpload`: The GPU keeps memory for graphs. Before the call, charges what
-/// the graph's memory nodes need beyond that memory. Uncharges the unused part after the call.
+/// `cuGraphLaunch`, `cuGraphUpload`: Charges the needs of the memory nodes beyond the memory that
+/// the GPU keeps for graphs.
 pub fn launch(call: Call, real: &dyn Real, exec: GraphExec, stream: Stream) -> Status {
     match call.process.execs.get(exec) {
         None => launch::launch(call, Target::Graph(exec), stream, real),
         Some(known) => with_memory(call, &known, &known.needs, stream, &|| {
-            // Sets the lowest bit of the handle in the table of recent launches, so that the next
-            // launch of this graph is not found there. Otherwise that launch would go straight to
-            // the driver, without a charge for the memory nodes.
+            // With the lowest bit set, the table of recent launches does not let the next launch
+            // pass uncharged.
             launch::launch(call, Target::Graph(exec | 1), stream, real)
         }),
     }
 }
 
-/// Runs `real`, the driver's function that launches or uploads `exec` in `stream`. The memory in
-/// `needs` is charged before, on each device.
+/// Runs `real`, which launches or uploads `exec`. Charges the memory in `needs` before, on each
+/// device.
 fn with_memory(call: Call, exec: &Exec, needs: &[Need], stream: Stream, real: &dyn Real) -> Status {
     let Some((need, others)) = needs.split_first() else {
         return real.call();
@@ -265,9 +263,8 @@ fn pay(
     })
 }
 
-/// `cuGraphExecDestroy`: Uncharges nothing, because the GPU keeps the memory for other graphs.
-/// Forgets the executable graph, because the driver can give its handle to another executable
-/// graph.
+/// `cuGraphExecDestroy`: Uncharges nothing, because the GPU keeps the memory. Forgets the
+/// executable graph, whose handle can be reused.
 pub fn destroy(call: Call, real: &dyn Real, exec: GraphExec) -> Status {
     let known = call.process.execs.take(exec);
     let per_thread = call.process.execs.per_thread(exec);

@@ -1,5 +1,5 @@
-//! Nodes of graphs that are not executable yet. A kernel node loads its kernel's code, in the
-//! context that the node names or else in the current context (measured, H100, 580.159.04).
+//! Nodes of graphs. Adding a kernel node loads the kernel's code in the node's context or the
+//! current one.
 
 use crate::abi::{
     ConditionalNodeParams, In, KernelNodeParams, KernelNodeParamsV1, NODE_TYPE_CONDITIONAL,
@@ -9,8 +9,7 @@ use crate::driver::Real;
 use crate::handler::Call;
 use crate::handler::lazy;
 
-/// Runs `real`, the driver's function that makes a kernel node or changes its kernel. Charges the
-/// memory for loading the kernel's code.
+/// Runs `real`, which makes or changes a kernel node. Charges the memory for the kernel's code.
 fn keep(call: Call, params: Option<KernelNodeParams>, real: &dyn Real) -> Status {
     match params.and_then(|params| Some((params.handle()?, params.context))) {
         Some((kernel, context)) => {
@@ -45,14 +44,11 @@ pub fn set(call: Call, real: &dyn Real, params: In<NodeParams>) -> Status {
 }
 
 /// `cuGraphAddNode` and its later versions: Charged like `cuGraphAddKernelNode_v2`. Remembers the
-/// graphs that a conditional node can run: the call that makes the node's graph executable needs
-/// them.
+/// graphs that a conditional node can run.
 pub fn add(call: Call, real: &dyn Real, node: Out<Node>, params: In<NodeParams>) -> Status {
     let status = set(call, real, params);
-    // The driver tells the graphs of a conditional node only when the node is added (measured). The
-    // function that tells them later, `cuGraphNodeGetParams`, exists only since CUDA 13.5. A record
-    // of this one node suffices, because graphs with conditional nodes cannot be copied or put into
-    // other graphs.
+    // Before CUDA 13.5 the driver names a conditional node's graphs only here. Such nodes cannot be
+    // copied.
     let is_conditional = || {
         params
             .read()

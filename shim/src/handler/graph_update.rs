@@ -1,10 +1,8 @@
 //! The driver functions that change the kernels of executable graphs. Some programs call them
 //! before every launch.
 //!
-//! A change of an executable graph cannot add memory nodes, but it can add kernels that need more
-//! local memory than their context has. The growth of local memory is charged before the change. If
-//! the driver delays the growth until a launch, gpulimit remembers the graph's need and charges it
-//! at that launch. gpulimit asks the driver only once for the need of each kernel.
+//! New kernels can need more local memory. The growth is charged before the change. If the driver
+//! delays the growth, it is charged before the launch. Each kernel's need is queried once.
 
 use std::cell::{Cell, RefCell};
 
@@ -113,8 +111,7 @@ fn change(call: Call, exec: GraphExec, source: Source, real: &dyn Real) -> Statu
     remember(call, exec, most.get(), status)
 }
 
-/// Does the work of [`change`] where a handle is unknown to gpulimit. Asks the driver about the
-/// handle only after the driver has accepted it.
+/// Does the work of [`change`] for an unknown handle. Asks the driver about it only after the call.
 #[cold]
 fn change_unknown(call: Call, exec: GraphExec, source: Source, real: &dyn Real) -> Status {
     let status = measured::unknown(call, measured::ALL, real, None);
@@ -140,8 +137,7 @@ fn change_unknown(call: Call, exec: GraphExec, source: Source, real: &dyn Real) 
     );
     loading::has_grown(device, current_context(), most);
     if !all_known {
-        // gpulimit does not know some kernels of the graph. From now on it does not know what a
-        // launch of the graph needs.
+        // gpulimit does not know some kernels of the graph, so it forgets the graph's needs.
         handles.take(Kind::Exec, exec);
         call.process.launched.remove(exec);
         call.process.launched.remove(exec | 1);
@@ -167,10 +163,8 @@ pub fn update(call: Call, real: &dyn Real, exec: GraphExec, graph: Graph) -> Sta
     change(call, exec, Source::Graph(graph), real)
 }
 
-/// `cuGraphExecKernelNodeSetParams_v2`: Charges, before the call, the growth of local memory for
-/// the new kernel. If the driver takes this memory only at a launch, it is charged before that
-/// launch. Measures at the first call for each kernel. Later calls for that kernel cost one table
-/// lookup.
+/// `cuGraphExecKernelNodeSetParams_v2`: Charges the growth of local memory before the call, or
+/// before the launch that takes it. Measures once per kernel.
 pub fn set_kernel(
     call: Call,
     real: &dyn Real,

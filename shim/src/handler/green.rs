@@ -9,19 +9,17 @@ use crate::handler::Call;
 use crate::handler::aside::attempt;
 use crate::handler::{context, measured};
 
-/// The most memory that a green context takes, bytes. The memory stays taken as long as the primary
-/// context lives. One to four green contexts with a stream each took 6, 12, 16 and 22 MiB
-/// (measured, H100, 580.159.04).
+/// The most memory that a green context takes, bytes. It stays taken until the primary context
+/// ends.
 const MOST: u64 = 6 << 20;
 
-/// `cuGreenCtxCreate`: Charges 6 MiB before the call. Also charges the primary context if it does
-/// not exist yet. Measures after the call, and destroys the green context where the group has no
-/// room.
+/// `cuGreenCtxCreate`: Charges 6 MiB, and the primary context if it is missing. Measures
+/// afterwards, and destroys the green context if the group has no room.
 pub fn create(call: Call, real: &dyn Real, green: Out<Opaque>, ordinal: Ordinal) -> Status {
     attempt(real, || {
         let device = call.process.device(ordinal)?;
-        // Retains the primary context until this function ends. A primary context that does not
-        // exist yet is made here, and charged like any other context.
+        // Retains the primary context until this function ends. A missing one is made and charged
+        // here.
         let mut primary: Context = 0;
         let place = Out::of(&mut primary);
         let retain = || cuda::cuDevicePrimaryCtxRetain(place, ordinal);
@@ -56,8 +54,7 @@ pub fn create(call: Call, real: &dyn Real, green: Out<Opaque>, ordinal: Ordinal)
 /// `cuGreenCtxDestroy`: If the primary context ends with its last green context, uncharges the
 /// primary context after the call.
 pub fn destroy(call: Call, real: &dyn Real, green: Opaque) -> Status {
-    // Forgets the green context before the driver's call, because the driver can give its handle to
-    // another green context at once.
+    // The driver can reuse the handle at once, so forget the green context before the call.
     let Some(known) = call.process.greens.take(green) else {
         return real.call();
     };
@@ -72,8 +69,7 @@ pub fn destroy(call: Call, real: &dyn Real, green: Opaque) -> Status {
 
 /// `cuGreenCtxStreamCreate`: Charged like `cuStreamCreate`.
 pub fn stream(call: Call, real: &dyn Real, stream: Out<Stream>, green: Opaque) -> Status {
-    // The driver makes a stream of a green context even without a current context. So the stream is
-    // charged on the device of the green context.
+    // A green context's stream needs no current context, so charge the green context's device.
     let Some(known) = call.process.greens.get(green) else {
         return measured::unknown(call, &|_| RESERVE, real, None);
     };

@@ -44,8 +44,8 @@ fn destroy(call: Call, real: &dyn Real, kind: Kind, handle: usize) -> Status {
     status
 }
 
-/// `cuModuleEnumerateFunctions`: Charges nothing. Remembers the functions of a known module, so
-/// that later hooks can ask the driver about these functions.
+/// `cuModuleEnumerateFunctions`: Charges nothing. Remembers the functions of a known module for
+/// later queries of the driver.
 pub fn functions(
     call: Call,
     real: &dyn Real,
@@ -54,9 +54,8 @@ pub fn functions(
     module: Opaque,
 ) -> Status {
     let status = real.call();
-    // The driver also accepts some handles that are not modules, but crashes on them in other
-    // functions (measured). So gpulimit asks for the number of functions only if it knows the
-    // module.
+    // The driver accepts some handles that are not modules here, but crashes on them in other
+    // functions.
     let Some(Origin { context, .. }) = call.process.handles.origin(Kind::Module, module) else {
         return status;
     };
@@ -67,8 +66,8 @@ pub fn functions(
     })
 }
 
-/// `cuLibraryEnumerateKernels`: Charges nothing. Remembers the kernels of a known CUDA library, so
-/// that later hooks can ask the driver about these kernels.
+/// `cuLibraryEnumerateKernels`: Charges nothing. Remembers the kernels of a known CUDA library for
+/// later queries of the driver.
 pub fn kernels(
     call: Call,
     real: &dyn Real,
@@ -87,8 +86,8 @@ pub fn kernels(
     })
 }
 
-/// Remembers the functions or kernels that the driver has written to `list`, at most `room` of
-/// them. `are()` returns the number of all functions or kernels of the code.
+/// Remembers the functions or kernels in `list`, at most `room`. `are()` returns the number of all
+/// of them.
 fn listed(
     call: Call,
     status: Status,

@@ -1,6 +1,5 @@
-//! Linear memory that one process allocates and other processes open (CUDA IPC). The memory is
-//! charged to the process that allocated it until that process frees it. After that, it is charged
-//! to the process that has it open.
+//! Linear memory that processes share (CUDA IPC). The memory is charged to the allocating process
+//! until that process frees it. Then it is charged to the process that has it open.
 
 use gpulimit_ledger::Category;
 
@@ -14,8 +13,8 @@ use crate::driver::cuda;
 use crate::handler::Call;
 use crate::handler::linear::blocks_touched;
 
-/// `cuIpcGetMemHandle`: Charges nothing. Marks the memory as shared, because another process may
-/// still have it open when this process frees it.
+/// `cuIpcGetMemHandle`: Charges nothing. Marks the memory as shared, because other processes can
+/// hold it longer.
 pub fn get(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
     let blocks = &call.process.blocks;
     let share = |base| {
@@ -25,14 +24,14 @@ pub fn get(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
             device.book.mark_shared(bytes);
         }
     };
-    // Marks the memory as shared before the driver's call, because another thread may free it as
-    // soon as the IPC handle exists.
+    // Another thread may free the memory as soon as the IPC handle exists, so mark it as shared
+    // first.
     if let Some(base) = blocks.base(dptr) {
         share(base);
         return real.call();
     }
-    // An address that is not the start of a known allocation may lie in the middle of one. gpulimit
-    // asks the driver for the start of the allocation after the driver has accepted the address.
+    // The address may lie inside an allocation. The driver tells the start after it has accepted
+    // the address.
     let status = real.call();
     if status == SUCCESS
         && let Some((base, _)) = allocation_range(dptr)
@@ -42,9 +41,8 @@ pub fn get(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
     status
 }
 
-/// `cuIpcOpenMemHandle`, `cuIpcOpenMemHandle_v2`: Charges nothing, because the memory is charged to
-/// the process that allocated it. The process that opens the memory is charged once NVML shows it
-/// as that process's own.
+/// `cuIpcOpenMemHandle`, `cuIpcOpenMemHandle_v2`: Charges nothing, because the allocating process
+/// pays. The opening process pays once NVML attributes the memory to it.
 pub fn open(call: Call, real: &dyn Real, dptr: Out<DevicePtr>) -> Status {
     let status = real.call();
     let openings = &call.process.openings;
@@ -59,9 +57,8 @@ pub fn open(call: Call, real: &dyn Real, dptr: Out<DevicePtr>) -> Status {
     status
 }
 
-/// `cuIpcCloseMemHandle`: The last close of an address uncharges the memory after the call, if the
-/// memory was charged to this process. Memory that another process may still have open stays
-/// charged.
+/// `cuIpcCloseMemHandle`: The last close uncharges memory that was charged to this process. Memory
+/// that other processes may have open stays charged.
 pub fn close(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
     let mark = call.process.mark();
     let openings = &call.process.openings;

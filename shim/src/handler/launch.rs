@@ -1,5 +1,5 @@
-//! Kernel and graph launches. The first launch of a kernel can load its code and take local memory.
-//! The first launch of a graph can load code and take local memory for all its kernels.
+//! Kernel and graph launches. The first launch of a kernel or graph can load code and take local
+//! memory.
 
 use std::cell::Cell;
 use std::time::Instant;
@@ -28,8 +28,8 @@ use crate::handler::measured;
 use crate::handler::payment::{ROUNDS, insist};
 use crate::handler::stream::{self, capturing, is_capturing};
 
-/// The bytes charged before the first launch of a process. The driver can set up far more in that
-/// launch than the kernel's code: 92 MiB with PyTorch on an H100 (measured).
+/// The bytes charged before the first launch of a process: PyTorch's takes 92 MiB besides its code
+/// (measured).
 const FIRST: u64 = 128 << 20;
 
 /// The function or graph that a driver call launches.
@@ -42,8 +42,7 @@ pub enum Target<'a> {
     Graph(Opaque),
 }
 
-/// Launches a kernel or a graph, and charges the memory for it. The caller of this function charges
-/// the memory of a graph's memory nodes.
+/// Launches a kernel or a graph, and charges the memory for it, except a graph's memory nodes.
 pub fn launch(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real) -> Status {
     let (Target::Function(handle) | Target::OneOfSeveral(handle, _) | Target::Graph(handle)) = what;
     let launched = &call.process.launched;
@@ -67,16 +66,16 @@ pub fn launch(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real) -> 
                 return Ok(real.call());
             }
         }
-        // A captured launch becomes a node of a graph: the driver loads the kernel's code, but
-        // takes no local memory yet.
+        // A captured launch becomes a graph node: the driver loads the code, but takes no local
+        // memory.
         let loads = capturing(call.symbol, stream);
         if loads
             && (launched.contains(loaded(handle)) || launched.contains_in(loaded(handle), context))
         {
             return Ok(real.call());
         }
-        // If the group has less than `FIRST` bytes left, charges what is left and launches all the
-        // same: most programs need less than `FIRST`.
+        // If less than `FIRST` bytes are left, charges what is left: most programs need less than
+        // `FIRST`.
         let more = if launched.has_begun() {
             0
         } else {
@@ -102,8 +101,7 @@ pub fn launch(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real) -> 
             Target::Function(function) | Target::OneOfSeveral(function, _) => {
                 Lazy::of(call, None, function, context)
             }
-            // A graph launch loads no CUDA library: the driver has loaded the libraries of the
-            // graph's kernels when it made the graph executable.
+            // The driver has loaded the graph's CUDA libraries when it made the graph executable.
             Target::Graph(_) => Lazy::none(context),
         };
         let status = loading::run(call, device, context, usage, lazy.needs, more, real, None)?;
@@ -124,8 +122,8 @@ pub fn launch(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real) -> 
     })
 }
 
-/// Remembers that the handle `seen` was launched in `context`. The kernels behind that handle need
-/// `per_thread` bytes of local memory per thread.
+/// Remembers a launch of `seen` in `context`. Its kernels need `per_thread` bytes of local memory
+/// per thread.
 fn remember(call: Call, device: &Device, context: Context, seen: Opaque, per_thread: u64) {
     let launched = &call.process.launched;
     match per_thread {
@@ -134,9 +132,8 @@ fn remember(call: Call, device: &Device, context: Context, seen: Opaque, per_thr
     }
 }
 
-/// Returns whether gpulimit knows the launched handle and the stream. The driver can crash on an
-/// invalid handle. So gpulimit asks the driver about an unknown handle only after the driver has
-/// accepted the launch.
+/// Returns whether gpulimit knows the launched handle and the stream. The driver can crash on
+/// queries about invalid handles.
 fn is_known(call: Call, what: Target<'_>, stream: Stream) -> bool {
     let handles = &call.process.handles;
     let code = match what {
@@ -148,8 +145,7 @@ fn is_known(call: Call, what: Target<'_>, stream: Stream) -> bool {
     code && stream::is_known(stream)
 }
 
-/// Launches where the handle or the stream is unknown to gpulimit. Asks the driver about them only
-/// after the driver has accepted the launch.
+/// Launches with an unknown handle or stream. Asks the driver about them only after the launch.
 #[cold]
 fn launch_unknown(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real) -> Status {
     let handles = &call.process.handles;
@@ -158,8 +154,8 @@ fn launch_unknown(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real)
             if handles.knows(Kind::Code, function) =>
         {
             let device = call.process.current_device().ok()?;
-            // If the function's CUDA library is not loaded yet, the launch takes more than local
-            // memory. How much more is unknown.
+            // If the function's CUDA library is not loaded yet, the launch takes more memory, of
+            // unknown size.
             let is_there = Lazy::of(call, None, function, 0).is_empty();
             is_there.then(|| loading::per_thread(call, device, function))
         }
@@ -195,8 +191,8 @@ fn launch_unknown(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real)
     status
 }
 
-/// Returns the context whose memory a launch in `stream` takes; `None` without a current context,
-/// and for a stream unknown to gpulimit.
+/// Returns the context whose memory a launch in `stream` takes; `None` if no context or stream is
+/// known.
 fn context_of(call: Call, stream: Stream) -> Option<Context> {
     let context = if stream <= 2 {
         // The NULL, legacy and per-thread streams (handles 0, 1 and 2) belong to the current
@@ -221,9 +217,9 @@ fn context_of_accepted(call: Call, stream: Stream) -> Option<Context> {
     (asked == SUCCESS && holder != 0).then_some(holder)
 }
 
-/// `cuLaunchKernel`, `cuLaunchCooperativeKernel`, `cuLaunchGridAsync`: Before the first launch of a
-/// kernel in a context, charges the kernel's local memory, its CUDA library and an estimate of what
-/// the driver takes. Measures after that launch. Later launches go straight to the driver.
+/// `cuLaunchKernel`, `cuLaunchCooperativeKernel`, `cuLaunchGridAsync`: Charges the needs of a
+/// kernel's first launch in a context, and measures afterwards. Later launches go straight to the
+/// driver.
 pub fn kernel(call: Call, real: &dyn Real, function: Opaque, stream: Stream) -> Status {
     launch(call, Target::Function(function), stream, real)
 }
@@ -264,8 +260,8 @@ pub fn multi_device(call: Call, real: &dyn Real, list: In<LaunchParams>, count: 
             &|| each(call, list, left, shortage, real),
         )
     }
-    // The driver refuses lists with more launches than devices. So gpulimit does not read such a
-    // list, and lets the driver answer.
+    // The driver refuses lists with more launches than devices, so gpulimit does not read such a
+    // list.
     if i64::from(count) > i64::from(call.process.device_count()) {
         return real.call();
     }
@@ -274,8 +270,8 @@ pub fn multi_device(call: Call, real: &dyn Real, list: In<LaunchParams>, count: 
     if (0..count as usize).all(|at| list.at(at).read().is_some_and(is_known)) {
         return real.call();
     }
-    // The driver refuses a list with two launches on one device. gpulimit must not handle such a
-    // list: for the second launch, this thread would wait for a lock that it already holds.
+    // The driver refuses two launches on one device. gpulimit would wait for a lock that this
+    // thread holds.
     let mut contexts = Set::default();
     let mut is_new = |params: LaunchParams| contexts.insert(context_of(call, params.stream));
     if !(0..count as usize).all(|at| list.at(at).read().is_some_and(&mut is_new)) {
@@ -290,8 +286,8 @@ pub fn multi_device(call: Call, real: &dyn Real, list: In<LaunchParams>, count: 
         let Some((device, due)) = shortage.get() else {
             return status;
         };
-        // This thread holds no lock here, so it can wait for room. The room is not kept for this
-        // thread: another thread can take the room first, and then this thread waits again.
+        // This thread holds no lock here, so it can wait. Another thread may still take the room
+        // first.
         let mut paid = Prepaid::none(device);
         if device.driver_part.await_others(Instant::now() + PATIENCE) {
             continue;

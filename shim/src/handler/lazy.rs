@@ -1,9 +1,8 @@
-//! Code that is loaded at its first use. The driver loads the functions of a module one by one. It
-//! loads all code and variables of a CUDA library at once, in each context separately (measured,
-//! H100, 580.159.04).
+//! Code that is loaded at its first use: a module's functions one by one, a CUDA library at once in
+//! each context.
 //!
-//! Many driver functions can be the first to use code. The occupancy functions compute with the
-//! code; the functions that add nodes to graphs store it.
+//! Many driver functions can be the first to use code, such as the occupancy functions and those
+//! that add nodes to graphs.
 
 use crate::abi::{
     CUDA_ERROR_NOT_FOUND, CUDA_ERROR_OUT_OF_MEMORY, Context, Device as Ordinal, Opaque, Out,
@@ -24,10 +23,11 @@ use crate::handler::loading::{self, Use};
 use crate::handler::measured;
 use crate::image::Needs;
 
-/// Runs `real`, a driver function that uses `handle` (a CUDA library, a function or a kernel) in
-/// `context` (`None`: the current context). The first use in a context loads the code: this
-/// function charges the memory for that before the call, and measures after it. Programs ask for
-/// the same kernel again and again, so for a loaded kernel this function costs one table lookup.
+/// Runs `real`, which uses `handle` (a CUDA library, a function or a kernel) in `context` (`None`:
+/// the current context).
+///
+/// If the call loads the code, charges the memory before and measures afterwards. For a loaded
+/// kernel, costs one table lookup.
 pub fn load(
     call: Call,
     handle: Opaque,
@@ -90,9 +90,8 @@ fn most(call: Call, library: Option<Opaque>, handle: Opaque, context: Context) -
         .saturating_add(runtime)
 }
 
-/// `cuKernelSetAttribute`, `cuKernelSetCacheConfig`: Charged like `cuLibraryGetModule`, in all
-/// contexts of the device, because the call loads the kernel in all of them (measured, H100,
-/// 580.159.04).
+/// `cuKernelSetAttribute`, `cuKernelSetCacheConfig`: Charged like `cuLibraryGetModule`, but in all
+/// contexts of the device.
 pub fn everywhere(call: Call, real: &dyn Real, kernel: Opaque, ordinal: Ordinal) -> Status {
     if call.process.launched.is_loaded(kernel) {
         return real.call();
@@ -112,8 +111,7 @@ pub fn everywhere(call: Call, real: &dyn Real, kernel: Opaque, ordinal: Ordinal)
             return Ok(status);
         }
         let current = current_context();
-        // Loads the kernel in the other contexts of the device one by one. So each load is charged
-        // before the driver makes it.
+        // Loads the kernel in the other contexts one by one, so that each load is charged before.
         for context in device.contexts.all() {
             if context == current {
                 continue;
@@ -130,8 +128,8 @@ pub fn everywhere(call: Call, real: &dyn Real, kernel: Opaque, ordinal: Ordinal)
                     status
                 })
             };
-            // Errors other than out of memory are left to the program's own call, which meets the
-            // same error and reports it.
+            // Other errors are left to the program's own call, which meets and reports the same
+            // error.
             if load(call, kernel, None, Some(context), &load_there) == CUDA_ERROR_OUT_OF_MEMORY {
                 return Err(Aside::Refused);
             }
@@ -143,8 +141,8 @@ pub fn everywhere(call: Call, real: &dyn Real, kernel: Opaque, ordinal: Ordinal)
 /// A lazily loaded CUDA library that a driver call can load.
 pub struct Lazy {
     pub library: Option<Opaque>,
-    /// A kernel whose CUDA library is unknown, or 0. gpulimit asks the driver for that library
-    /// after the driver has accepted the kernel.
+    /// A kernel of an unknown CUDA library, or 0. The driver tells the library after it has
+    /// accepted the kernel.
     kernel: Opaque,
     context: Context,
     /// The memory that the CUDA library's image declares; 0 if the library is already loaded.
@@ -162,8 +160,8 @@ impl Lazy {
         }
     }
 
-    /// Returns the `Lazy` of a driver call that loads `library` in `context`. If `library` is
-    /// `None`, the call loads the CUDA library of `kernel`.
+    /// Returns the `Lazy` of a call that loads `library`, or else the CUDA library of `kernel`, in
+    /// `context`.
     pub fn of(call: Call, library: Option<Opaque>, kernel: Opaque, context: Context) -> Lazy {
         let mut lazy = Lazy {
             library,
@@ -183,8 +181,8 @@ impl Lazy {
                 Ok(library) => lazy.library = Some(library),
                 // This version of the driver cannot tell to which CUDA library a kernel belongs.
                 Err(CUDA_ERROR_NOT_FOUND) => {}
-                // The handle is a function of a module. Modules are charged when they are loaded,
-                // so the call loads no CUDA library.
+                // The handle is a function of a module, which was charged when the module was
+                // loaded.
                 Err(_) => return lazy,
             }
         }
@@ -226,9 +224,8 @@ fn library_of(kernel: Opaque) -> Result<Opaque, Status> {
 }
 
 /// `cuFuncLoad`, `cuFuncSetAttribute`, `cuFuncSetCacheConfig`, `cuFuncSetSharedMemConfig`,
-/// `cuKernelGetParamInfo`, `cuKernelGetParamCount` and the `cuOccupancy` functions: Charged like
-/// `cuLibraryGetModule`, for the code of one function or the CUDA library of a kernel. If the code
-/// is already loaded, the call costs one table lookup.
+/// `cuKernelGetParamInfo`, `cuKernelGetParamCount`, `cuOccupancy` functions: Charged like
+/// `cuLibraryGetModule`. For loaded code, costs one table lookup.
 pub fn function(call: Call, real: &dyn Real, function: Opaque) -> Status {
     load(call, function, None, None, real)
 }

@@ -23,9 +23,8 @@ use crate::handler::managed;
 use crate::refusal::Refused;
 use block::Block;
 
-/// `cuMemAlloc_v2`: Charges whole blocks of 2 MiB before the call. For a request of up to 2 MiB the
-/// hook charges one block. It uncharges that block after the call if the memory lies in a block
-/// that is already charged.
+/// `cuMemAlloc_v2`: Charges whole blocks of 2 MiB before the call. If a small request lies in a
+/// charged block, uncharges the new block.
 pub fn alloc(
     call: Call,
     real: impl Fn(Out<DevicePtr>, usize) -> Status,
@@ -47,8 +46,8 @@ pub fn alloc_v1(call: Call, real: &dyn Real, dptr: Out<DevicePtrV1>, bytesize: u
     })
 }
 
-/// `cuMemAllocPitch_v2`: Charges whole blocks before the call, by an estimate of the pitch. After
-/// the call, corrects the charge to the pitch that the driver returned.
+/// `cuMemAllocPitch_v2`: Charges whole blocks before the call, by an estimated pitch. Corrects the
+/// charge after the call.
 pub fn alloc_pitch(
     call: Call,
     real: &dyn Real,
@@ -81,11 +80,11 @@ pub fn alloc_pitch_v1(
 /// the size.
 type Made<'a> = &'a dyn Fn() -> (Option<DevicePtr>, Option<u64>);
 
-/// Allocates the rows of a pitched allocation, which take pitch × height bytes. Only the driver
-/// knows the pitch: after the driver's call, `result` returns the address and the pitch.
+/// Makes a pitched allocation of pitch × height bytes. After the call, `result` returns the address
+/// and the pitch.
 fn allocate_rows(call: Call, width: u64, height: u64, real: &dyn Real, result: Made<'_>) -> Status {
-    /// The driver pads rows to a multiple of this many bytes (measured). If a driver pads to more,
-    /// the charge is corrected after the call.
+    /// The driver pads rows to a multiple of this many bytes. A larger pitch is corrected after the
+    /// call.
     const PITCH: u64 = 512;
     let estimate = round_up(width, PITCH).saturating_mul(height);
     allocate_by(call, estimate, real, &|| {
@@ -99,8 +98,8 @@ fn allocate_by(call: Call, estimate: u64, real: &dyn Real, result: Made<'_>) -> 
     allocate(call, estimate, || real.call(), result)
 }
 
-/// Charges `estimate` bytes, calls the driver and records the allocation. `result` returns the
-/// allocation's address, and its size where the driver decides the size.
+/// Charges `estimate` bytes, calls the driver and records the allocation. `result` returns its
+/// address and perhaps size.
 #[inline]
 fn allocate(
     call: Call,
@@ -126,8 +125,7 @@ fn device_for(call: Call, bytes: u64) -> Result<&'static Device, Aside> {
     Ok(device)
 }
 
-/// Makes an allocation of at most 2 MiB, which fits into one block. The address of the allocation
-/// tells whether the driver took a new block for it.
+/// Makes an allocation of at most 2 MiB. Its address tells whether the driver took a new block.
 fn small(
     call: Call,
     device: &'static Device,
@@ -138,8 +136,7 @@ fn small(
     let Ok(mut paid) = Block::pay(device, call.symbol) else {
         return CUDA_ERROR_OUT_OF_MEMORY;
     };
-    // The loop ends after at most two tries: a second try follows only a try with a lent block, and
-    // the second try has a charged block.
+    // At most two tries: only a lent block leads to a second try, which has a charged block.
     loop {
         let mark = call.process.mark();
         fault::point("small");
@@ -174,8 +171,7 @@ fn small(
     }
 }
 
-/// Frees a small allocation that took a new block, because the block was only lent from the
-/// driver's reserve. Returns a charged block for another try.
+/// Frees a small allocation that took a new block on loan. Returns a charged block for another try.
 #[cold]
 fn undo_unpaid(
     call: Call,
@@ -187,16 +183,14 @@ fn undo_unpaid(
     let lent = paid.lent();
     cuda::cuMemFree_v2(address);
     if matches!(call.process.blocks.leave_small(address), Departure::Held) {
-        // Another thread has meanwhile made an allocation in the same block. It found the block in
-        // use, so it did not pay for the block. The block therefore stays, and the bytes lent for
-        // it stay charged.
+        // Another thread has used the block without paying for it. So the block and its lent bytes
+        // stay charged.
         lent.hand_over();
         device.book.add(Category::Linear, BLOCK);
     } else {
         drop(lent);
     }
-    // If another thread has measured meanwhile, it may have counted this block as memory of the
-    // driver itself. This call then measures again.
+    // Another thread may have counted this block as the driver's own memory, so measure again.
     device.renew(mark);
     Block::charge(device, call.symbol)
 }
@@ -247,10 +241,8 @@ fn enter_large(charged: Charged<'_>, device: &'static Device, address: DevicePtr
     );
 }
 
-/// `cuMemFree_v2`: Uncharges the memory after the call. The blocks of a large allocation are
-/// uncharged at once. A block of small allocations is uncharged when the last of them is freed.
-/// Memory that other processes may have open stays charged. The function frees every kind of
-/// allocation.
+/// `cuMemFree_v2`: Uncharges the memory after the call. A block of small allocations is uncharged
+/// with the last of them. Memory that other processes may have open stays charged.
 pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> Status {
     if contexts::may_sleep() {
         return free_undisturbed(call, dptr, &move || real(dptr));
@@ -258,8 +250,8 @@ pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> 
     release(call, dptr, || real(dptr))
 }
 
-/// Does the work of [`release`], and puts the thread's cancellation off until the memory is
-/// uncharged. Called where a cancelled thread can end in the driver's call.
+/// Does the work of [`release`] with cancellation put off, because a cancelled thread would end in
+/// the driver.
 #[cold]
 fn free_undisturbed(call: Call, dptr: DevicePtr, real: &dyn Real) -> Status {
     let _undisturbed = Undisturbed::new();

@@ -1,6 +1,5 @@
-//! The driver's calls that load code or launch kernels. Before the call, gpulimit charges the
-//! memory that the code's image and the kernels declare. After the call, it measures what else the
-//! driver took.
+//! Driver calls that load code or launch kernels. The declared memory is charged before the call,
+//! the rest is measured afterwards.
 
 use std::cell::{Cell, LazyCell};
 use std::sync::atomic::Ordering;
@@ -26,12 +25,8 @@ use crate::handler::payment::Payment;
 use crate::image::Needs;
 use crate::refusal::Refused;
 
-/// Returns the bytes of local memory that every thread of the kernel `function` needs; 0 where the
-/// driver does not tell.
-///
-/// The driver has one query for `CUfunction`s and another for `CUkernel`s. Launches accept a
-/// `CUkernel` in place of a `CUfunction`. But each of the two queries accepts only its own kind of
-/// handle (measured).
+/// Returns the bytes of local memory per thread of the kernel `function`; 0 if the driver does not
+/// tell.
 pub fn per_thread(call: Call, device: &Device, function: Opaque) -> u64 {
     let mut bytes = 0;
     let of_function = |bytes: &mut i32| {
@@ -48,8 +43,8 @@ pub fn per_thread(call: Call, device: &Device, function: Opaque) -> u64 {
         }
         told
     };
-    // A handle that gpulimit does not know as a `CUkernel` may still be one: gpulimit knows only
-    // the kernels that the program got by name.
+    // The driver has a query for each kind of handle. A handle not known as a `CUkernel` may still
+    // be one.
     let told = relaxed(|| match call.process.launched.is_kernel(function) {
         true => of_kernel(&mut bytes),
         false => of_function(&mut bytes) || of_kernel(&mut bytes),
@@ -57,8 +52,7 @@ pub fn per_thread(call: Call, device: &Device, function: Opaque) -> u64 {
     u64::try_from(bytes).ok().filter(|_| told).unwrap_or(0)
 }
 
-/// Notes the size of the local memory of `context` after a measured call. gpulimit has charged
-/// nothing ahead for the call's kernels, which need `per_thread` bytes of local memory per thread.
+/// Notes the local memory of `context` after a measured call, whose kernels were not charged ahead.
 pub fn has_grown(device: &'static Device, context: Context, per_thread: u64) {
     let memory = device.kernels.context(context);
     let _alone = hold(Place::Alone, || memory.alone.write());
@@ -75,24 +69,21 @@ pub fn has_grown(device: &'static Device, context: Context, per_thread: u64) {
 pub enum Use<'a> {
     /// The call loads code.
     Load,
-    /// The call launches a kernel. The function in this variant returns the kernel's bytes of local
-    /// memory per thread; it runs only after the estimate for the driver's call is paid.
+    /// The call launches a kernel. The function returns its local memory per thread, after the
+    /// estimate is paid.
     Launch(&'a dyn Fn() -> u64),
     /// The call launches several kernels, and this value stands for one of them.
     OneOfSeveral(&'a dyn Fn() -> u64, &'a Shortage),
-    /// The call makes, changes or launches an executable graph. Holds a function that returns the
-    /// most bytes of local memory that a thread of any of the graph's kernels needs.
+    /// The call makes, changes or launches an executable graph. The function returns the most local
+    /// memory per thread.
     Graph(&'a dyn Fn() -> u64),
 }
 
-/// The device on which a launch lacked room, and the bytes still to be paid there. The caller waits
-/// for the room, because a launch must not wait while other launches of the same driver call hold
-/// their locks.
+/// The device that lacked room for a launch, and the bytes to pay. The caller waits without locks.
 pub type Shortage = Cell<Option<(&'static Device, u64)>>;
 
-/// Does the work of [`measured::run`] in `context`. Before the call, also charges the driver's
-/// reserve, the memory `declared` by the image of the code, and the growth of local memory for the
-/// kernels. If the group then has room left, charges up to `more` bytes in addition.
+/// Does the work of [`measured::run`] in `context`. Also charges the driver's reserve, the
+/// `declared` memory and the growth of local memory, and `more` bytes if possible.
 #[allow(clippy::too_many_arguments)]
 pub fn run(
     call: Call,
@@ -104,8 +95,7 @@ pub fn run(
     real: &dyn Real,
     undo: Option<&dyn Fn()>,
 ) -> Result<Status, Aside> {
-    // A cancelled thread would end where the driver opens a file, in this call or in gpulimit's
-    // queries of the driver. So cancellation is put off.
+    // A cancelled thread would end where the driver opens a file, so cancellation is put off.
     let _undisturbed = Undisturbed::new();
     // Variables smaller than a block fit into the block that the driver's reserve has for code.
     let large = if declared.variables < BLOCK {
@@ -140,8 +130,8 @@ pub fn run(
         is_due: &|_| true,
     };
     let payment = Payment {
-        // One thread at a time: if two launches need the same growth of local memory, only the
-        // first launch makes local memory grow.
+        // One thread at a time: of two launches with the same need, only the first makes local
+        // memory grow.
         lock: &|| {
             let alone = || hold(Place::Alone, || memory.alone.write());
             (growth() > 0 || kept() > 0 || is_first()).then(alone)
@@ -182,8 +172,8 @@ pub fn run(
     let heap = kept();
     let before = paid.offer(heap);
     let status = real.call();
-    // The driver refuses to set the limit of the device `malloc` heap once the heap exists
-    // (measured). gpulimit therefore tries to set the limit, to find out whether the heap exists.
+    // The driver refuses a new heap limit once the heap exists, so an attempt shows whether it
+    // exists.
     let needed = heap > 0 && status == SUCCESS && is_in_use(context, LIMIT_MALLOC_HEAP_SIZE);
     let taken = |grown: u64| {
         let is_taken = needed && grown.saturating_sub(growth + large + runtime.tables) >= heap;
@@ -206,9 +196,8 @@ pub fn run(
     })
 }
 
-/// Notes the result of a launch for which growth of the local memory `memory` was charged.
-/// `per_thread` is what a thread of the kernel needs; with `at_most`, the most among several
-/// kernels.
+/// Notes the result of a launch whose growth of local memory was charged. With `at_most`,
+/// `per_thread` is an upper bound.
 fn conclude_growth(
     call: Call,
     device: &'static Device,
@@ -225,8 +214,7 @@ fn conclude_growth(
     let is_there = |measured: Measured| {
         measured.at_least || measured.used.saturating_sub(before) >= growth / 2
     };
-    // The driver may make the local memory later. Dropped local memory may come back only with a
-    // later kernel. Local memory for a graph may come only with the graph's launch.
+    // The driver may make the local memory later: with a later kernel, or with the graph's launch.
     let may_wait = at_most || memory.backing() == 0 && per_thread == 0;
     if may_wait && !measured.is_none_or(is_there) {
         return;
@@ -238,8 +226,8 @@ fn conclude_growth(
     }
 }
 
-/// Handles a failed growth of local memory. The driver may have dropped all local memory of the
-/// context. Every kernel then needs local memory anew.
+/// Handles a failed growth of local memory. If the context lost all local memory, every kernel
+/// needs it anew.
 pub fn note_failure(
     call: Call,
     device: &Device,

@@ -1,5 +1,5 @@
-//! Managed memory of `cuMemAllocManaged` and of `__managed__` variables. Managed memory is charged
-//! in full, because the GPU can come to hold all of it without any driver call.
+//! Managed memory of `cuMemAllocManaged` and `__managed__` variables. Charged in full, because the
+//! GPU may come to hold all of it.
 
 use gpulimit_ledger::Category;
 
@@ -28,10 +28,10 @@ pub fn alloc(call: Call, real: &dyn Real, dptr: Out<DevicePtr>, bytesize: usize)
     })
 }
 
-/// Runs `real`, the driver's function that takes `bytes` of managed memory. The memory stays taken
-/// until `context` ends or, where `context` is 0, until it is freed. Charges these bytes before the
-/// call, in whole blocks. `real` returns the status, and the address or handle by which the memory
-/// will be freed.
+/// Runs `real`, which takes `bytes` of managed memory, and charges them before in whole blocks.
+///
+/// The memory lives until `context` ends; if `context` is 0, until it is freed. `real` returns the
+/// status and the address or handle.
 fn take(
     call: Call,
     device: &Device,
@@ -61,11 +61,10 @@ fn take(
     Ok(status)
 }
 
-/// Runs `real`, the driver's function that loads code with `bytes` of `__managed__` variables. The
-/// code is a module in `context` or, where `context` is 0, a CUDA library for all contexts. Charges
-/// the variables on the current device; without a current context, on the first device. The
-/// variables stay charged until the context ends or the code is unloaded. [`free`] uncharges them
-/// when it gets the handle of the code. Such a handle is never equal to an address of memory.
+/// Runs `real`, which loads code with `bytes` of `__managed__` variables, and charges them.
+///
+/// If `context` is 0, the code is a CUDA library for all contexts. Without a current context, the
+/// first device is charged. [`free`] uncharges the variables by the code's handle.
 pub fn variables(
     call: Call,
     bytes: u64,
@@ -85,9 +84,8 @@ pub fn variables(
     })
 }
 
-/// Frees the managed memory at the address `dptr`, or the managed memory of the code whose handle
-/// is `dptr`. Returns the driver's status. Returns `None`, without a call of the driver, if `dptr`
-/// is neither of the two.
+/// Frees the managed memory at the address, or of the code handle, `dptr`. Returns `None`, without
+/// a driver call, if `dptr` is neither.
 pub fn free(call: Call, dptr: DevicePtr, real: &dyn Real) -> Option<Status> {
     let taken = call.process.managed.take(dptr)?;
     let status = real.call();

@@ -1,6 +1,5 @@
-//! The driver's calls that take memory of an unknown size. An estimate is paid before the call, and
-//! the real size is measured after the call. To pay means to charge bytes, or to take them from the
-//! bytes that the driver's reserve keeps charged.
+//! Driver calls that take memory of unknown size. An estimate is paid before the call, and the real
+//! size is measured afterwards. Payments come from new charges or from the driver's reserve.
 
 use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, Out, SUCCESS, Status, Stream};
 use crate::account::book::RESERVE;
@@ -15,10 +14,10 @@ use crate::handler::aside::attempt;
 use crate::handler::handles;
 use crate::refusal::Refused;
 
-/// Runs `real`, the driver's function, with `estimate` bytes paid ahead. If the call took more
-/// memory than the group has left, `undo` undoes the call, and the program gets the code for out of
-/// memory. Without `undo`, the memory stays taken, and the group refuses further growth until it is
-/// below its limit again.
+/// Runs `real` with `estimate` bytes paid ahead.
+///
+/// If the call exceeds the limit, `undo` undoes it, and the program gets out of memory. Without
+/// `undo`, the memory stays taken, and further growth is refused.
 pub fn run(
     call: Call,
     device: &'static Device,
@@ -50,9 +49,8 @@ pub fn conclude(
     }
 }
 
-/// Returns the status for the program after a measurement. Where the group has no room for the
-/// memory that the call took, undoes the call first. `before` is the driver's part of the process's
-/// usage before the call.
+/// Returns the status after a measurement, and undoes a call over the limit. `before`: the driver's
+/// bytes before the call.
 pub fn judge(
     call: Call,
     device: &'static Device,
@@ -79,10 +77,10 @@ pub type Most<'a> = &'a dyn Fn(&Device) -> u64;
 /// The estimate for a call whose size is unbounded: all memory of the device.
 pub const ALL: Most<'static> = &|device| device.capacity;
 
-/// Runs `real`, the driver's function, for a handle that gpulimit does not know. The call can take
-/// memory on any device. So on each device with contexts, this function pays `most` bytes ahead, or
-/// as much as the group has left. Where the call takes more, further growth is refused until the
-/// group is below its limit again. `undo` works as in [`run`].
+/// Runs `real` for an unknown handle, whose memory can be on any device.
+///
+/// Pays up to `most` bytes ahead on each device with contexts. If the call takes more, further
+/// growth is refused. `undo` works as in [`run`].
 #[cold]
 pub fn unknown(call: Call, most: Most<'_>, real: &dyn Real, undo: Option<&dyn Fn()>) -> Status {
     fn on(
@@ -103,9 +101,8 @@ pub fn unknown(call: Call, most: Most<'_>, real: &dyn Real, undo: Option<&dyn Fn
     on(call, &call.process.devices_in_use(), most, real, undo)
 }
 
-/// `cuStreamCreate`, `cuStreamCreateWithPriority`: Charges the driver's reserve of 4 MiB as an
-/// estimate before the call, and measures after it. Every few streams the driver takes one or two
-/// blocks of 2 MiB, and does not give them back.
+/// `cuStreamCreate`, `cuStreamCreateWithPriority`: Charges an estimate of 4 MiB before the call,
+/// and measures afterwards. The driver never gives a stream's memory back.
 pub fn stream(call: Call, real: &dyn Real, stream: Out<Stream>) -> Status {
     let status = attempt(real, || {
         let device = call.process.current_device()?;

@@ -1,9 +1,8 @@
 //! The payment for a driver call that must be made under a lock of gpulimit.
 //!
-//! A thread must not wait for room in the group while it holds a lock ([`crate::account::locks`]).
-//! So the thread first tries to pay under the lock without waiting. Where the group has no room,
-//! the thread releases the lock, waits for room, and takes the lock again. Meanwhile the number of
-//! bytes to pay may have changed.
+//! A thread must not wait for room while it holds a lock ([`crate::account::locks`]). So it first
+//! tries to pay under the lock, and releases the lock before it waits. Meanwhile the bytes to pay
+//! may change.
 
 use std::cell::Cell;
 use std::time::Instant;
@@ -15,16 +14,16 @@ use crate::account::request::Request;
 use crate::handler::Call;
 use crate::refusal::Refused;
 
-/// The most times that a driver call waits for room in the group. It waits again only where the
-/// bytes to pay have changed while it waited.
+/// The most times that a driver call waits for room. A call waits again only if its bytes have
+/// changed.
 pub const ROUNDS: u32 = 16;
 
 /// The payment for a driver call under a lock: in full or not at all.
 pub struct Payment<'b, G> {
     /// Takes the lock.
     pub lock: &'b dyn Fn() -> G,
-    /// Pays for the bytes that the call needs, without waiting for room. On failure returns the
-    /// number of bytes that the call needs.
+    /// Pays for the bytes that the call needs, without waiting. On failure returns the number of
+    /// these bytes.
     pub pay: &'b dyn Fn(&G, &mut Prepaid<'static>) -> Result<(), u64>,
     /// Returns whether the driver call still needs this many bytes. Called while the thread does
     /// not hold the lock.
@@ -32,8 +31,8 @@ pub struct Payment<'b, G> {
 }
 
 impl<G> Payment<'_, G> {
-    /// Takes the lock and pays. Returns the guard of the lock, and the payment. Where the thread
-    /// must wait, it first gives back what it has `paid` so far.
+    /// Takes the lock and pays. Returns the guard and the payment. Gives back what is `paid` before
+    /// it waits.
     pub fn make(
         &self,
         call: Call,
@@ -51,8 +50,8 @@ impl<G> Payment<'_, G> {
             drop(guard);
             if rounds == 0 {
                 paid = Prepaid::none(device);
-                // Driver calls of other threads may soon give back a part of what they have paid.
-                // Waits for these calls, and then tries again to pay.
+                // Driver calls of other threads may soon give back a part of their payments. Waits
+                // for these calls.
                 let until = *until.get_or_insert_with(|| Instant::now() + PATIENCE);
                 if device.driver_part.await_others(until) {
                     continue;
@@ -75,8 +74,8 @@ impl<G> Payment<'_, G> {
     }
 }
 
-/// Raises the payment to `due` bytes. Where the group has no room, waits or refuses as the group's
-/// options say. Pays nothing where `is_due` says that the bytes are no longer needed.
+/// Raises the payment to `due` bytes. Waits or refuses if the group is full; pays nothing unless
+/// `is_due`.
 pub fn insist(
     call: Call,
     paid: &mut Prepaid<'_>,

@@ -22,9 +22,8 @@ use crate::handler::Call;
 use crate::handler::aside::{Aside, attempt};
 use crate::handler::stream::{await_work, capturing, own_stream};
 
-/// `cuMemAllocAsync`: Allocates from the current memory pool of the stream's device. Charges,
-/// before the call, the most by which the pool can grow, in steps of 32 MiB. Uncharges, after the
-/// call, the part by which the pool did not grow.
+/// `cuMemAllocAsync`: Charges the most by which the stream's current pool can grow, in steps of 32
+/// MiB. Uncharges the rest after the call.
 pub fn alloc(
     call: Call,
     real: impl Fn(Out<DevicePtr>, usize, Stream) -> Status,
@@ -40,8 +39,8 @@ pub fn alloc(
     }
 }
 
-/// Returns the current memory pool of the device that runs the work in `stream`; `None` where the
-/// stream or the pool is unknown to gpulimit.
+/// Returns the current memory pool of the stream's device; `None` where gpulimit does not know
+/// stream or pool.
 #[inline(always)]
 fn current_pool(
     call: Call,
@@ -82,8 +81,8 @@ pub fn alloc_from(
     }
 }
 
-/// Remembers an allocation from a managed pool. A captured allocation becomes a node of a graph:
-/// its memory belongs to the graph instead.
+/// Remembers an allocation from a managed pool, unless the call was captured: graphs own their
+/// memory.
 fn note_managed(
     call: Call,
     pool: &'static Pool,
@@ -99,8 +98,8 @@ fn note_managed(
     }
 }
 
-/// Returns the device of a pool that was made without a hook, if it is the default or current pool
-/// of a device. The driver hands out such a pool whenever a program asks for it.
+/// Returns the device of a pool made without a hook, if it is the default or current pool of a
+/// device.
 fn device_of_drivers_pool(call: Call, pool: MemPool) -> Option<Ordinal> {
     let is = |found: MemPool| found == pool;
     if call.process.pools.is_destroyed(pool) {
@@ -113,9 +112,8 @@ fn device_of_drivers_pool(call: Call, pool: MemPool) -> Option<Ordinal> {
     })
 }
 
-/// Allocates where the pool (`None`: the current pool of the stream's device) or the stream is
-/// unknown to gpulimit. Before the call, charges on every device in use the growth that any pool
-/// could need there. Asks the driver about the pool after the allocation.
+/// Allocates from an unknown pool (`None`: the stream's current pool) or stream. Charges possible
+/// growth on every device in use.
 #[cold]
 fn allocate_unknown(
     call: Call,
@@ -264,8 +262,8 @@ struct Allocation {
 }
 
 impl Allocation {
-    /// Runs `real`, the driver's function, after the pool's possible growth was paid. Returns the
-    /// driver's status, and whether all memory that the pool then has is paid.
+    /// Runs `real` after the pool's possible growth was paid. Returns whether all memory of the
+    /// pool is then paid.
     #[inline]
     fn make(self, real: &(impl Real + ?Sized)) -> (Status, bool) {
         let promise = Promise::new(self.pool, growth(self.bytes));
@@ -278,9 +276,8 @@ impl Allocation {
         (status, whole)
     }
 
-    /// Allocates where the pool's headroom (bytes charged ahead of its growth) does not suffice.
-    /// `made` is the driver's status if `real` has already run and the pool has grown by more than
-    /// was paid.
+    /// Allocates where the pool's headroom does not suffice. `made` is the status of a call that
+    /// outgrew the payment.
     #[cold]
     #[inline(never)]
     fn insist(self, made: Option<Status>, real: &dyn Real) -> Status {
@@ -299,8 +296,8 @@ impl Allocation {
         } = self;
         let growth = growth(bytes);
         let mut tries = 0;
-        // The driver opens files when a pool gets its first memory (measured, H200, 580.159). A
-        // cancelled thread would end there, so cancellation is put off.
+        // The driver opens files for a pool's first memory. A cancelled thread would end there, so
+        // cancellation is put off.
         let mut undisturbed = None;
         loop {
             let status = match made.take() {
@@ -319,13 +316,13 @@ impl Allocation {
                 return Ok(status);
             }
             tries += 1;
-            // A managed pool keeps the memory of an undone allocation, so a second try would not
-            // show how much memory the allocation takes.
+            // A managed pool keeps the memory of an undone allocation, so a second try would
+            // measure nothing.
             if tries == TRIES || pool.managed {
                 return Err(device.refuse(call.symbol, bytes).into());
             }
-            // Waits until the group has room for the pool's growth and for new headroom. The room
-            // is not kept for this thread: another thread can take it first.
+            // Waits for room for the growth and for new headroom. Another thread may still take the
+            // room first.
             let room = Request::insisting(call.symbol, growth + STEP).of(bytes);
             if tries > 1 {
                 drop(device.charge_ahead(room)?);
@@ -336,8 +333,8 @@ impl Allocation {
     }
 }
 
-/// The most tries of one allocation. A try is undone if other requests have taken the room for the
-/// pool's headroom.
+/// The most tries of one allocation. A try is undone if others have taken the room for the
+/// headroom.
 const TRIES: u32 = 16;
 
 /// Pays for the growth that an allocation can cause, where the pool's headroom does not suffice.
@@ -361,13 +358,12 @@ fn pay(
     if capturing(call.symbol, stream) {
         return Err(Aside::Node);
     }
-    // The group is full. Calls of other threads may hold headroom of this pool until they end, so
-    // wait for them.
+    // The group is full. Calls of other threads may hold headroom of this pool, so wait for them.
     if paid(Some(until)) {
         return Ok(());
     }
-    // Memory that a pool gives back to the GPU makes room for this pool's growth. The pool gives
-    // back twice as much as it grows, so that the next request of this size finds room at once.
+    // Trimming a pool makes room for growth. Twice the growth lets the next request find room at
+    // once.
     pool.trim(&device.book, growth.saturating_mul(2));
     if paid(Some(until)) {
         return Ok(());
@@ -375,8 +371,7 @@ fn pay(
     if pool.borrow(growth) {
         return Ok(());
     }
-    // The pool can give back only memory that no work on the GPU uses, so wait for the work in this
-    // stream.
+    // The pool can give back only memory that no work uses, so wait for this stream's work.
     if pool.unused() >= growth {
         await_work(call.symbol, stream, until);
     }
@@ -387,8 +382,8 @@ fn pay(
     Ok(())
 }
 
-/// Concludes an allocation that has made the pool grow. Returns true if the growth and new headroom
-/// can be paid; otherwise undoes the allocation and returns false.
+/// Concludes an allocation that made the pool grow. If the growth and new headroom cannot be paid,
+/// undoes the allocation and returns false.
 #[cold]
 fn settle_growth(
     device: &'static Device,
@@ -399,8 +394,7 @@ fn settle_growth(
 ) -> bool {
     let _growth = Growth(pool);
     device.renew(mark);
-    // In a full group a managed pool may go without headroom as long as it uses only memory that it
-    // had before.
+    // In a full group a managed pool needs no headroom while it uses only memory from before.
     let within = pool.managed && !pool.has_overrun();
     let ahead = |short| {
         let request = Request::reclaiming(short);
@@ -413,8 +407,8 @@ fn settle_growth(
     stays
 }
 
-/// Undoes an allocation from a pool. The memory stays in the pool, and stays charged, until the
-/// work in the stream has ended.
+/// Undoes an allocation from a pool. Its memory stays in the pool, charged, until the stream's work
+/// ends.
 fn take_back(
     symbol: &str,
     device: &Device,
@@ -432,8 +426,8 @@ fn take_back(
     pool.trim(&device.book, growth);
 }
 
-/// `cuMemFreeAsync`: Uncharges nothing, because the pool keeps the memory. The hook of a later
-/// synchronise call checks whether the pool has shrunk.
+/// `cuMemFreeAsync`: Uncharges nothing, because the pool keeps the memory. A later synchronise call
+/// checks for shrunk pools.
 pub fn free(
     call: Call,
     real: impl Fn(DevicePtr, Stream) -> Status,
@@ -478,17 +472,16 @@ pub fn create(
     status
 }
 
-/// Records a pool of managed memory. The pool is charged on the device that its location names,
-/// else on the current device, else on the first device. All of the pool is charged, because that
-/// GPU may come to hold all of it.
+/// Records a managed pool. All of it is charged on its location's device, else on the current or
+/// the first device.
 fn enter_managed(call: Call, pool: MemPool, location: Location) {
     let current = || call.process.current_device().map(|device| device.ordinal);
     let device = location.device().or_else(|| current().ok()).unwrap_or(0);
     call.process.pools.known_managed(pool, device);
 }
 
-/// `cuMemGetDefaultMemPool`, `cuMemGetMemPool`: Charges nothing. Remembers the device and the kind
-/// of memory of a pool that the program did not create.
+/// `cuMemGetDefaultMemPool`, `cuMemGetMemPool`: Charges nothing. Remembers the device and kind of a
+/// pool that the program did not create.
 pub fn find(
     call: Call,
     real: &dyn Real,
@@ -509,17 +502,15 @@ pub fn find(
     status
 }
 
-/// `cuMemPoolDestroy`: Uncharges the pool's memory after the call. Memory of the pool that is still
-/// in use stays charged until a measurement finds it gone.
+/// `cuMemPoolDestroy`: Uncharges the pool's memory after the call. Memory in use stays charged
+/// until a measurement finds it gone.
 pub fn destroy(call: Call, real: &dyn Real, pool: MemPool) -> Status {
     let known = call.process.pools.forget(pool);
-    // Other threads may still use gpulimit's record of this pool, so the record is marked as
-    // retired. After that, no thread asks the driver about the pool.
+    // Other threads may still use the record of this pool. A retired pool is never queried again.
     if let Some(known) = known {
         known.retire();
     }
-    // Notes the pool as destroyed before the driver's call, because the driver can give its handle
-    // to another pool at once.
+    // The driver can reuse the handle at once, so note the pool as destroyed before the call.
     if known.is_some() {
         call.process.pools.note_destroyed(pool);
     }
@@ -553,8 +544,8 @@ pub fn trim(call: Call, real: &dyn Real) -> Status {
     status
 }
 
-/// `cuMemPoolSetAttribute`: Charges nothing. With a lower release threshold the pool shrinks at the
-/// next synchronise call; that call's hook uncharges the memory.
+/// `cuMemPoolSetAttribute`: Charges nothing. With a lower release threshold, the hook of the next
+/// synchronise call uncharges the memory.
 pub fn set_attribute(call: Call, real: &dyn Real) -> Status {
     let status = real.call();
     call.process.pools.touch();

@@ -1,8 +1,7 @@
-//! The lists of processes that NVML returns for a GPU, reduced to the members of the group. The
-//! memory figures in these lists are the driver's own.
+//! NVML's process lists of a GPU, reduced to the group's members, with the driver's own figures.
 //!
-//! The driver writes its whole list into a buffer of gpulimit. So the program's buffer needs room
-//! only for the members of the group.
+//! The driver writes into a buffer of gpulimit, so the program's buffer needs room for the members
+//! only.
 
 use gpulimit_base::identity::{Identity, SeenProcess};
 
@@ -14,8 +13,8 @@ use crate::driver::figures::{self, Listed};
 use crate::handler::Call;
 use crate::handler::view;
 
-/// Returns the members of the group. Returns `None` where the group has no limit on the device: the
-/// program then gets the driver's whole list of processes.
+/// Returns the members of the group; `None` without a limit on the device, where the program gets
+/// all processes.
 fn members(call: Call, device: NvmlDevice) -> Option<Vec<Identity>> {
     let member = call.process.member().ok()?;
     if view::is_unlimited(call, device) {
@@ -31,8 +30,8 @@ fn members(call: Call, device: NvmlDevice) -> Option<Vec<Identity>> {
     )
 }
 
-/// Fetches the driver's list of processes by `fetch`. Writes the entries of the group's members to
-/// `infos` if it has `room` for all of them. Returns the number of these entries.
+/// Fetches the process list, and writes the members' entries to `infos` if they fit into `room`.
+/// Returns their number.
 fn filter<T: Listed>(
     members: &[Identity],
     fetch: &dyn Fn(Out<u32>, Out<T>) -> Status,
@@ -53,14 +52,14 @@ fn filter<T: Listed>(
     Ok(kept.len() as u32)
 }
 
-/// Checks that the program's NVML function accepts the device handle. Only then may gpulimit pass
-/// the handle to other NVML functions.
+/// Checks that the program's NVML function accepts the device handle. Other NVML functions get only
+/// accepted handles.
 fn accept<T: Listed>(fetch: &dyn Fn(Out<u32>, Out<T>) -> Status) -> Result<(), Status> {
     figures::whole_list(fetch, |_| ())
 }
 
-/// Returns the status that NVML would return: success if the list of processes fits into `room`,
-/// and an error otherwise. In both cases, passes the number of entries to `tell`.
+/// Returns NVML's status: success if the list fits into `room`. Passes the number of entries to
+/// `tell`.
 fn answer(kept: Result<u32, Status>, room: u32, tell: impl FnOnce(u32)) -> Status {
     match kept {
         Ok(count) => {
@@ -100,8 +99,8 @@ pub fn list<T: Listed>(
     answer(kept, room, |number| count.write(number))
 }
 
-/// Lists only the processes of the group that use the GPU, with the driver's own figures. In early
-/// drivers of version 535 the list entries have the layout of `NvmlProcessDetail`.
+/// Lists only the group's processes that use the GPU. Early R535 drivers use the layout of
+/// `NvmlProcessDetail`.
 pub fn list_v3(
     call: Call,
     real: impl Fn(NvmlDevice, Out<u32>, Out<NvmlProcessV2>) -> Status,

@@ -34,14 +34,14 @@ thread_local! {
     };
 }
 
-/// Returns whether gpulimit knows the stream. The driver can crash on an invalid handle, so
-/// gpulimit asks it only about streams that it knows.
+/// Returns whether gpulimit knows the stream. The driver can crash on queries about invalid
+/// handles.
 pub fn is_known(stream: Stream) -> bool {
     stream <= PER_THREAD || Process::current().handles.knows(Kind::Stream, stream)
 }
 
-/// Returns an identity of the stream that is unique even where several streams share a handle;
-/// `None` on drivers before CUDA 12, and for a stream that gpulimit does not know.
+/// Returns an identity that differs even between streams with one handle; `None` before CUDA 12 and
+/// for unknown streams.
 pub fn identity(symbol: &str, stream: Stream) -> Option<Identity> {
     if !is_known(stream) {
         return None;
@@ -59,9 +59,8 @@ pub fn identity(symbol: &str, stream: Stream) -> Option<Identity> {
     (asked == SUCCESS).then_some((id, thread))
 }
 
-/// Waits until the work in the stream ends, but at most until the time `until`. The end may never
-/// come, because the work may itself wait for something that this thread does later. Returns at
-/// once for a stream that gpulimit does not know.
+/// Waits for the stream's work, at most until `until`, because that work may depend on this thread.
+/// Skips unknown streams.
 pub fn await_work(symbol: &str, stream: Stream, until: Instant) {
     if !is_known(stream) {
         return;

@@ -1,9 +1,7 @@
-//! The driver's synchronise calls. During these calls the driver gives back memory that pools hold
-//! above their release threshold.
+//! The driver's synchronise calls, which let pools shrink to their release threshold.
 //!
-//! A synchronise call can wait for long. With `CU_CTX_SCHED_BLOCKING_SYNC` a cancelled thread ends
-//! inside the call (measured, H200, 580.159). So the exported functions call the driver first,
-//! outside of any hook, and the handlers run after the driver's call.
+//! A cancelled thread can end inside such a call. So the exported function calls the driver outside
+//! of any hook, and the handler runs afterwards.
 
 use crate::handler::Call;
 
@@ -12,15 +10,14 @@ fn synchronized(call: Call, all: bool) {
     call.process.answer();
 }
 
-/// `cuStreamSynchronize`, `cuEventSynchronize`: Uncharges, after the call, the memory that pools no
-/// longer reserve. Asks the driver about the pools only if pool memory was allocated or freed since
-/// the last synchronise call.
+/// `cuStreamSynchronize`, `cuEventSynchronize`: Uncharges memory that pools no longer reserve. Asks
+/// the driver only if pool memory was used since the last such call.
 pub fn work(call: Call) {
     synchronized(call, false);
 }
 
-/// `cuCtxSynchronize`, `cuCtxSynchronize_v2`: Uncharges like `cuStreamSynchronize`. After this call
-/// no work is left on the GPU that could let pools shrink later.
+/// `cuCtxSynchronize`, `cuCtxSynchronize_v2`: Uncharges like `cuStreamSynchronize`. Afterwards no
+/// work is left that could let pools shrink.
 pub fn all_work(call: Call) {
     synchronized(call, true);
 }

@@ -1,9 +1,7 @@
-//! The driver functions that return an amount of GPU memory (`cuMemGetInfo`, NVML), answered with
-//! the group's figures.
+//! The driver functions that return an amount of GPU memory, answered with the group's figures.
 //!
-//! As the total memory, gpulimit returns the smallest limit among the group and its parent groups.
-//! As the free memory, it returns the bytes that this process could still get. Neither figure is
-//! ever larger than the driver's own.
+//! Total is the smallest limit among the group and its parents. Free is what this process could
+//! still get. Neither exceeds the driver's own figure.
 
 use gpulimit_base::device::DeviceKind;
 
@@ -15,8 +13,8 @@ use crate::driver::figures;
 use crate::driver::{Real, cuda, nvml};
 use crate::handler::Call;
 
-/// `cuMemGetInfo_v2`: Total is the smallest limit among the group and its parent groups. Free is
-/// the number of bytes that this process could still get.
+/// `cuMemGetInfo_v2`: Total is the smallest limit among the group and its parents. Free is what
+/// this process could get.
 pub fn mem_get_info(call: Call, real: &dyn Real, free: Out<usize>, total: Out<usize>) -> Status {
     let status = real.call();
     if status == SUCCESS
@@ -36,7 +34,7 @@ pub fn mem_get_info_v1(call: Call, real: &dyn Real, free: Out<u32>, total: Out<u
         && let Some((device, max)) = limited(call.process.current_device())
     {
         // Asks the 64-bit function for the driver's figures, because the 32-bit function can cut
-        // off the upper half of a number.
+        // off digits.
         let (mut real_free, mut real_total) = (0, 0);
         if cuda::cuMemGetInfo_v2(Out::of(&mut real_free), Out::of(&mut real_total)) == SUCCESS {
             free.write(clamp_v1(device.book.free().min(real_free as u64)));
@@ -92,19 +90,16 @@ fn clamp_v1(bytes: u64) -> u32 {
     u32::try_from(bytes).unwrap_or(u32::MAX)
 }
 
-/// Returns the group's limit and its used bytes on the device behind an NVML handle; `None` where
-/// no limit applies to the device. `total` is the driver's figure for the memory of the whole
-/// device, in bytes.
+/// Returns the group's limit and used bytes on the device; `None` without a limit. `total` is the
+/// memory of the whole device.
 fn total_and_used(call: Call, device: NvmlDevice, total: u64) -> Option<(u64, u64)> {
     let id = figures::identify(device)?;
-    // A GPU that is divided by MIG has no limit of its own: limits apply to its MIG instances,
-    // which have NVML handles of their own.
+    // Limits apply to the MIG instances of a divided GPU, which have NVML handles of their own.
     if id.kind == DeviceKind::Gpu && figures::is_cut(device) {
         return None;
     }
     let member = call.process.member().ok()?;
-    // A limit in percent is a share of the memory that CUDA shows. CUDA does not show the part that
-    // the driver reserves.
+    // A percentage is a share of the memory that CUDA shows, without the driver's reserved part.
     let mut memory = NvmlMemoryV2 {
         version: NVML_MEMORY_V2,
         ..NvmlMemoryV2::default()
@@ -149,9 +144,8 @@ pub fn nvml_memory_info(
     status
 }
 
-/// `nvmlDeviceGetMemoryInfo_v2`: Returns the group's limit as total, and the group's usage as used;
-/// total = reserved + free + used. Reserved is 0, because the driver's reserved part is outside of
-/// the group's limit.
+/// `nvmlDeviceGetMemoryInfo_v2`: Returns the group's limit as total and its usage as used. Reserved
+/// is 0, because the limit excludes it.
 pub fn nvml_memory_info_v2(
     call: Call,
     real: &dyn Real,

@@ -1,5 +1,5 @@
-//! Virtual memory management (`cuMemCreate`, `cuMemMap`). `cuMemCreate` takes physical memory,
-//! which stays taken as long as a handle or a mapping of it exists.
+//! Virtual memory management. Memory of `cuMemCreate` stays taken as long as a handle or a mapping
+//! exists.
 
 use gpulimit_ledger::Category;
 
@@ -47,8 +47,8 @@ pub fn create(
     })
 }
 
-/// `cuMemRelease`: If the call ends the last handle and mapping of the memory, uncharges the memory
-/// after the call. Memory that other processes may hold stays charged as long as they may hold it.
+/// `cuMemRelease`: Uncharges the memory if its last handle and mapping end. Memory that other
+/// processes may hold stays charged.
 pub fn release(call: Call, real: &dyn Real, handle: AllocationHandle) -> Status {
     let vmm = &call.process.vmm;
     end(call, || vmm.releasing(handle, take_from_book(call)), real)
@@ -91,8 +91,8 @@ pub fn retain(call: Call, real: &dyn Real, handle: Out<AllocationHandle>) -> Sta
 /// `cuMemExportToShareableHandle`: Charges nothing. Marks the memory as shared, because another
 /// process can hold it longer than this process does.
 pub fn export(call: Call, real: &dyn Real, handle: AllocationHandle) -> Status {
-    // Marks the memory as shared before the driver's call, because another thread can release it as
-    // soon as the file descriptor exists.
+    // Another thread can release the memory as soon as the file descriptor exists, so mark it as
+    // shared first.
     if let Some((ordinal, bytes)) = call.process.vmm.exported(handle)
         && let Ok(device) = call.process.device(ordinal)
     {
@@ -101,9 +101,8 @@ pub fn export(call: Call, real: &dyn Real, handle: AllocationHandle) -> Status {
     real.call()
 }
 
-/// `cuMemImportFromShareableHandle`: Charges nothing, because the memory is charged to the process
-/// that exported it. The process that imports the memory is charged once NVML shows it as that
-/// process's own.
+/// `cuMemImportFromShareableHandle`: Charges nothing, because the exporting process pays. The
+/// importing process pays once NVML attributes the memory to it.
 pub fn import(call: Call, real: &dyn Real, handle: Out<AllocationHandle>) -> Status {
     let status = real.call();
     if let (SUCCESS, Some(imported)) = (status, handle.read())
@@ -125,9 +124,8 @@ fn location(handle: AllocationHandle) -> Option<Ordinal> {
     (asked == SUCCESS).then(|| prop[0].location.device())?
 }
 
-/// Returns a function that removes memory from the record of this process's memory. Call that
-/// function before a driver call that can free the memory. Otherwise a measurement during the
-/// driver call would count too little memory as the driver's own.
+/// Returns a function that removes memory from this process's record. Call it before a driver call
+/// that can free the memory.
 fn take_from_book(call: Call) -> impl Fn(Ordinal, u64) {
     move |ordinal, bytes| {
         if let Ok(device) = call.process.device(ordinal) {
@@ -136,8 +134,8 @@ fn take_from_book(call: Call) -> impl Fn(Ordinal, u64) {
     }
 }
 
-/// Returns a function that puts memory back into the record of this process's memory. Call that
-/// function after a driver call that did not free the memory.
+/// Returns a function that puts memory back into this process's record, for memory that was not
+/// freed.
 fn put_into_book(call: Call) -> impl Fn(Ordinal, u64) {
     move |ordinal, bytes| {
         if let Ok(device) = call.process.device(ordinal) {
@@ -146,14 +144,13 @@ fn put_into_book(call: Call) -> impl Fn(Ordinal, u64) {
     }
 }
 
-/// Runs `real`, a driver function that can end allocations. Before the call, `announce` removes
-/// these allocations from the record of this process's memory.
+/// Runs `real`, which can end allocations. Before the call, `announce` removes them from the
+/// process's record.
 fn end(call: Call, announce: impl Fn() -> Announced, real: &dyn Real) -> Status {
     let mark = call.process.mark();
     let announced = announce();
-    // The bytes of the GPU that NVML attributed to no process before the call. Read only where the
-    // call can end shared memory. If the figure grows during the call, other processes still hold
-    // the memory.
+    // The bytes that NVML attributes to no process. If they grow during the call, other processes
+    // still hold the memory.
     let left = announced
         .leaving
         .and_then(|at| call.process.device(at).ok());

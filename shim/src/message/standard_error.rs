@@ -1,8 +1,7 @@
-//! Writes to standard error without waiting and without sending a signal to the program.
+//! Writes to standard error without waiting and without a signal to the program.
 //!
-//! The file behind descriptor 2 belongs to the program and can be shared with other processes, so
-//! gpulimit must not change its flags: `O_NONBLOCK` would apply to all of these processes. For each
-//! kind of file there is a call that returns at once:
+//! The open file can be shared with other processes, so gpulimit must not set its `O_NONBLOCK`
+//! flag. Each kind of file has a call that returns at once:
 //!
 //! | file | call |
 //! |---|---|
@@ -11,12 +10,10 @@
 //! | terminal | `write` to a separate open file description with `O_NONBLOCK` |
 //! | any other | `write` |
 //!
-//! Where the system lacks or forbids these calls, gpulimit uses `poll` and then `write`. Such a
-//! write waits in two cases only: another process fills the pipe after `poll`, or the terminal has
-//! room for only a part of the line.
+//! Where these calls are missing or forbidden, gpulimit uses `poll` and `write`, which seldom
+//! waits.
 //!
-//! All system calls are made directly, because a cancelled thread can end in the C library's
-//! functions of the same names.
+//! A cancelled thread can end in the C library's functions, so all system calls are made directly.
 #![allow(unsafe_code)]
 
 use gpulimit_base::held_signals;
@@ -44,9 +41,8 @@ pub fn write(line: &[u8]) {
     }
 }
 
-/// Widens a number to a whole register for `libc::syscall`. The upper half of a 32-bit variadic
-/// argument is undefined. Tools such as valgrind report undefined bits that are passed to the
-/// kernel.
+/// Widens a number for `libc::syscall`. The upper half of a 32-bit variadic argument would be
+/// undefined.
 fn wide(number: c_int) -> c_long {
     number.into()
 }
@@ -63,8 +59,8 @@ fn error(answer: c_long) -> c_int {
 /// closed.
 fn kind() -> libc::mode_t {
     let mut about = MaybeUninit::<libc::stat>::zeroed();
-    // SAFETY: the kernel fills in `about`, for which zero bytes are valid. On 64-bit systems the C
-    // library's `stat` structure is the kernel's.
+    // SAFETY: zero bytes are a valid `stat`, and on 64-bit systems the kernel fills in the C
+    // library's structure.
     let about = unsafe {
         libc::syscall(libc::SYS_fstat, wide(DESCRIPTOR), about.as_mut_ptr());
         about.assume_init()
@@ -104,8 +100,8 @@ fn write_pipe(line: &[u8]) -> c_int {
     }
 }
 
-/// Writes a line to standard error with `RWF_NOWAIT`, which pipes support since Linux 6.5. Returns
-/// the error number of the write, 0 on success.
+/// Writes a line with `RWF_NOWAIT`, which pipes support since Linux 6.5. Returns the error number,
+/// 0 on success.
 fn write_at_once(line: &[u8]) -> c_int {
     let part = part(line);
     let from_here: c_long = -1;
@@ -123,9 +119,8 @@ fn write_at_once(line: &[u8]) -> c_int {
     })
 }
 
-/// Puts a memory page with the line into the pipe behind standard error, and unmaps the page in
-/// this process. So the reader of the pipe finds the page unchanged. Returns the error number, 0 on
-/// success.
+/// Moves a memory page with the line into the pipe, where nothing can change the page. Returns the
+/// error number, 0 on success.
 fn splice(line: &[u8]) -> c_int {
     // SAFETY: makes a new anonymous private mapping of at least the line's length.
     let page = unsafe {
@@ -141,8 +136,8 @@ fn splice(line: &[u8]) -> c_int {
     if page == libc::MAP_FAILED {
         return libc::ENOMEM;
     }
-    // SAFETY: the new page has room for the line, and `part` describes that room. The page is not
-    // used after it is unmapped.
+    // SAFETY: the new page has room for the line, as `part` says. The page is not used after
+    // `munmap`.
     unsafe {
         page.cast::<u8>()
             .copy_from_nonoverlapping(line.as_ptr(), line.len());
@@ -183,8 +178,7 @@ fn is_terminal() -> bool {
     unsafe { libc::ioctl(DESCRIPTOR, libc::TCGETS, settings.as_mut_ptr()) == 0 }
 }
 
-/// Opens the terminal behind standard error once more. The new file description is gpulimit's own,
-/// so only gpulimit's writes are non-blocking.
+/// Opens the terminal once more, because only gpulimit's own file description may be non-blocking.
 fn open_terminal() -> Option<c_int> {
     let flags = libc::O_WRONLY | libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
     // SAFETY: passes a NUL-terminated path.
@@ -237,8 +231,8 @@ fn part(line: &[u8]) -> libc::iovec {
     }
 }
 
-/// Runs `write` while the signals that a failed write causes are held back from the program.
-/// `write` returns an error number.
+/// Runs `write`, which returns an error number, and holds back the signals that a failed write
+/// causes.
 fn without_signals(write: impl FnOnce() -> c_int) {
     // A message line that cannot be written is dropped.
     let _ = held_signals::during(|| match write() {

@@ -1,10 +1,8 @@
 //! The `dlopen` of `libgpulimit.so`: a naked function that jumps to the C library's `dlopen`.
 //!
-//! The dynamic linker binds a library that is opened with `RTLD_DEEPBIND` to its own dependencies
-//! first: to libcuda instead of the hooks, and to the C library's `dlsym` instead of gpulimit's. So
-//! gpulimit changes the driver's symbol table before such a library is loaded (see
-//! [`super::redirect`]). Then gpulimit's `dlopen` jumps to the C library's `dlopen` and leaves the
-//! program's return address in place. By that address the C library finds the caller's search path.
+//! A library opened with `RTLD_DEEPBIND` would bind straight to libcuda. So gpulimit first
+//! redirects the driver's symbols (see [`super::redirect`]). The jump keeps the return address, by
+//! which the C library finds the caller's search path.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -20,14 +18,12 @@ const DLOPEN_VERSION: &CStr = c"GLIBC_2.2.5";
 #[cfg(target_arch = "aarch64")]
 const DLOPEN_VERSION: &CStr = c"GLIBC_2.17";
 
-/// Stands in for the C library's `dlopen` in a process where that function cannot be found. Every
-/// `dlopen` of such a process fails.
+/// Stands in for a `dlopen` that cannot be found in the C library: every call fails.
 extern "C" fn fallback(_path: *const c_char, _flags: c_int) -> *mut c_void {
     std::ptr::null_mut()
 }
 
-/// Stores the address of the C library's `dlopen`. The start hook calls this if the linker searches
-/// other libraries before `libgpulimit.so`: [`next_versioned`] does not search those libraries.
+/// Sets the address of the C library's `dlopen` where [`next_versioned`] cannot find it.
 pub fn know(real: *const c_void) {
     REAL.store(real.cast_mut(), Ordering::Relaxed);
 }

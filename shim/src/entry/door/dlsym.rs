@@ -1,11 +1,8 @@
 //! The `dlsym` of `libgpulimit.so`: a naked function that returns a hook or jumps to the C
 //! library's `dlsym`.
 //!
-//! The C library's `dlsym` identifies its caller by the return address, because the results of
-//! `RTLD_NEXT` and of linker namespaces depend on the caller. So gpulimit must not call it on
-//! behalf of the program. Instead gpulimit's `dlsym` asks [`decide`] for the address of a hook.
-//! Where `decide` returns null, gpulimit's `dlsym` jumps to the C library's `dlsym`, with all
-//! argument registers unchanged.
+//! The C library identifies the caller by the return address, so gpulimit jumps instead of calling.
+//! The jump keeps all argument registers. [`decide`] chooses between hook and jump.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_void};
@@ -14,11 +11,10 @@ use std::ffi::{CStr, c_char, c_void};
 use crate::driver::dlsym::REAL;
 use crate::driver::dlsym::{real, real_dlsym};
 
-/// Returns the address of the hook if `name` in `handle` is a hooked function of the driver; null
-/// if the C library's `dlsym` must answer.
+/// Returns the hook's address for a hooked driver function; null if the C library must answer.
 ///
-/// The program can call `dlsym` before constructors run, inside an allocator, or in a forked child.
-/// So this function reads only the first bytes of a name that cannot belong to the driver.
+/// Callers can be constructors, allocators and forked children, so other names are dismissed by
+/// their first bytes.
 unsafe extern "C" fn decide(handle: *mut c_void, name: *const c_char) -> *const c_void {
     let _ = real();
     if handle.is_null() || name.is_null() {
@@ -26,8 +22,8 @@ unsafe extern "C" fn decide(handle: *mut c_void, name: *const c_char) -> *const 
         // itself.
         return std::ptr::null();
     }
-    // SAFETY: the program passes a NUL-terminated string. Reading stops at the first byte that
-    // differs, so at the NUL at the latest.
+    // SAFETY: the program passes a NUL-terminated string, and reading stops at the first byte that
+    // differs.
     let byte = |at: usize| unsafe { *name.add(at) } as u8;
     let may_be_hooked = match byte(0) {
         b'c' => byte(1) == b'u' && byte(2).is_ascii_uppercase(),
@@ -38,8 +34,8 @@ unsafe extern "C" fn decide(handle: *mut c_void, name: *const c_char) -> *const 
         return std::ptr::null();
     }
     if handle == libc::RTLD_NEXT {
-        // Only the C library's `dlsym` can tell where a search with `RTLD_NEXT` begins. That search
-        // can find the driver's function, so the driver's symbols are redirected first.
+        // Only the C library knows where this search begins. It can find the driver, so the
+        // driver's symbols are redirected.
         let _ = std::panic::catch_unwind(super::before_next);
         return std::ptr::null();
     }

@@ -1,16 +1,10 @@
-//! Finds libraries that the dynamic linker searches before `libgpulimit.so`, and makes their
-//! symbols lead to the hooks.
+//! Redirects libraries that the dynamic linker searches before `libgpulimit.so`.
 //!
-//! The dynamic linker searches the libraries of `LD_PRELOAD` before those of /etc/ld.so.preload. So
-//! `LD_PRELOAD=libc.so.6` puts the C library's `dlsym` in front of gpulimit's, and
-//! `LD_PRELOAD=libcuda.so.1` puts the driver's functions in front of the hooks. In such a process,
-//! the start hook changes the symbol tables of the C library and the drivers so that they name
-//! gpulimit's functions. It also changes the pointers that the linker has already bound. Only the
-//! memory of this process changes.
+//! The linker searches `LD_PRELOAD` before /etc/ld.so.preload, so `LD_PRELOAD=libcuda.so.1` would
+//! bypass the hooks. In such a process, the start hook changes the symbol tables and the bound
+//! pointers in memory.
 //!
-//! Any other library that wraps `dlsym` stays in front, and programs call the wrapper. When the
-//! wrapper looks up the C library's `dlsym`, it finds gpulimit's. gpulimit's `dlsym` reaches the C
-//! library by a stored address, so it never calls itself.
+//! A library that wraps `dlsym` stays in front: its own lookup of `dlsym` finds gpulimit's.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -20,14 +14,10 @@ use super::redirect::{Object, any_object, segment};
 use super::{dlopen, dlsym};
 use crate::entry::exports::{cuda, nvml};
 
-/// Searches the libraries in front of `libgpulimit.so` for `dlsym`, `dlopen`, `cuInit` and
-/// `nvmlInit_v2`. Where it finds one of these names, redirects the symbols of all loaded libraries
-/// to gpulimit's functions. `cuInit` and `nvmlInit_v2` stand for the whole driver, because every
-/// driver version has them.
-///
-/// Runs as a constructor in every program. In most programs it only looks at the program itself,
-/// the kernel's vDSO and `libgpulimit.so`.
+/// Redirects all loaded libraries to gpulimit's functions if a library in front of `libgpulimit.so`
+/// defines one of four names.
 pub fn take_precedence() {
+    // Every driver version has `cuInit` and `nvmlInit_v2`, so they stand for the whole driver.
     let names = [c"dlsym", c"dlopen", c"cuInit", c"nvmlInit_v2"];
     let (mut program, mut behind) = (true, false);
     any_object(&mut |info| {
@@ -54,8 +44,7 @@ fn replace() {
         let Some(object) = Object::of(info) else {
             return false;
         };
-        // The library that defines `dlinfo` is the C library, or its libdl. Libraries that wrap
-        // `dlsym` and `dlopen` do not define it.
+        // Only the C library, or its libdl, defines `dlinfo`: libraries that wrap `dlsym` do not.
         if object.address_of(c"dlinfo").is_some() {
             let pair = object
                 .address_of(c"dlsym")

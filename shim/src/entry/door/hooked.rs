@@ -12,8 +12,8 @@ use crate::account::locks::{Place, hold};
 use crate::driver::Library;
 use crate::hook::Row;
 
-/// A library of the driver together with its hooks. The hooked functions, those of `rows`, come
-/// first in the library's list of functions.
+/// A library of the driver with its hooks. The functions of `rows` come first in the library's
+/// list.
 pub struct Hooked {
     library: &'static Library,
     rows: &'static [Row],
@@ -38,10 +38,8 @@ impl Hooked {
         self.library
     }
 
-    /// Returns the address of the hook of the driver function at the address `real`; `None` where
-    /// `real` is not a hooked function.
-    ///
-    /// Never loads the driver's library: while it is not loaded, `real` belongs to another library.
+    /// Returns the address of the hook of the driver function `real`; `None` if it has no hook.
+    /// Never loads the library.
     pub fn hook_of(&self, real: *const c_void) -> Option<*const c_void> {
         if !self.library.loaded() {
             return None;
@@ -64,8 +62,7 @@ impl Hooked {
         Some(self.rows.get(table.get(at)?.1)?.hook)
     }
 
-    /// Returns the rows of the hook table. The boolean beside a row tells whether the loaded driver
-    /// has the row's function.
+    /// Returns the rows of the hook table, each with whether the loaded driver has the function.
     pub fn report(&self) -> impl Iterator<Item = (&Row, bool)> {
         let present = self.library.present();
         self.rows
@@ -74,19 +71,17 @@ impl Hooked {
             .map(move |(row, address)| (row, present && !address.is_null()))
     }
 
-    /// Changes the symbol table of the driver's library so that its names lead to the hooks. Even a
-    /// library that the dynamic linker binds straight to the driver then gets the hooks. The
-    /// driver's library must be loaded.
+    /// Changes the symbol table of the driver's library, which must be loaded, so that its names
+    /// lead to the hooks.
     pub fn redirect(&self) {
         if self.redirected.load(Ordering::Acquire) {
             return;
         }
         let handle = self.library.open(libc::RTLD_NOW);
-        // One thread at a time changes the symbol table, because the first thread to finish makes
-        // the table's pages read-only again. A thread never waits for the dynamic linker while it
-        // holds this lock. A child process that is forked meanwhile has a lock of its own, and
-        // redirects the symbols again.
+        // One thread at a time changes the table: the first to finish makes its pages read-only
+        // again.
         let redirecting = &Process::current().redirecting;
+        // The holder never waits for the dynamic linker. A forked child has a lock of its own.
         let _alone = hold(Place::Redirecting, || redirecting.lock());
         if !self.redirected.load(Ordering::Acquire) {
             redirect(handle, &|real| self.hook_of(real));

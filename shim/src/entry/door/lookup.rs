@@ -1,16 +1,14 @@
-//! `cuGetProcAddress`: the driver looks the function up, and the program gets the hook where the
-//! result is a hooked function.
+//! `cuGetProcAddress`: the program gets the hook if the driver returns a hooked function.
 //!
-//! The hook of `cuGetProcAddress` does not interpret the name, version or flags. Every pointer that
-//! the driver returns is the address of an exported symbol, and that address alone determines the
+//! The name, version and flags do not matter: the address that the driver returns determines the
 //! hook.
 
 use crate::abi::{Opaque, Out, SUCCESS, Status};
 use crate::driver::Real;
 use crate::handler::Call;
 
-/// `cuGetProcAddress`, `cuGetProcAddress_v2`: If the driver returns the address of a hooked
-/// function, the program gets the address of the hook instead.
+/// `cuGetProcAddress`, `cuGetProcAddress_v2`: If the driver returns a hooked function, the program
+/// gets the hook instead.
 pub fn proc_address(_: Call, real: &dyn Real, pfn: Out<Opaque>) -> Status {
     let status = real.call();
     // For an unknown name `cuGetProcAddress` fails and leaves `pfn` unchanged;

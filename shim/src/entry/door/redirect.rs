@@ -1,10 +1,7 @@
-//! Makes symbols of other libraries, and pointers that the dynamic linker has already bound, lead
-//! to the functions of `libgpulimit.so`.
+//! Makes symbols and bound pointers of other libraries lead to the functions of `libgpulimit.so`.
 //!
-//! The dynamic linker can bind a library straight to the driver, past every preloaded library.
-//! Therefore the driver's symbol table is changed: every lookup of a hooked name in libcuda then
-//! finds the hook. The change affects this process only, because the memory of the table is a
-//! private mapping.
+//! The dynamic linker can bind a library straight to the driver. So every lookup in the driver's
+//! symbol table must find the hook. The table is a private mapping of this process.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
@@ -45,8 +42,8 @@ unsafe extern "C" {
 /// A function that maps the address of a function to its new address; `None` if the address stays.
 pub type Target<'a> = &'a dyn Fn(*const c_void) -> Option<*const c_void>;
 
-/// Changes the symbols of the library behind `handle` to the addresses that `target` returns for
-/// them. Returns false, with nothing changed, where the symbol table cannot be found or written.
+/// Changes the symbols of the library to the addresses from `target`. On failure returns false and
+/// changes nothing.
 pub fn redirect(handle: *mut c_void, target: Target<'_>) -> bool {
     find(handle).is_some_and(|object| object.redirect(target))
 }
@@ -67,15 +64,14 @@ pub struct Object {
     symbols: *mut libc::Elf64_Sym,
     count: usize,
     names: *const libc::c_char,
-    /// The relocation tables, as address and size in bytes: first the relocations of data, then
-    /// those of the procedure linkage table.
+    /// The address and the bytes of the two relocation tables: of data, and of the procedure
+    /// linkage table.
     relocations: [(usize, usize); 2],
 }
 
 impl Object {
-    /// Returns the object that `info`, a record of `dl_iterate_phdr`, describes. Returns `None` if
-    /// the object has no symbols. Also returns `None` for the kernel's vDSO, because the meaning of
-    /// its addresses differs between kernel versions.
+    /// Returns the object that `info` describes; `None` without symbols, and for the vDSO, whose
+    /// addresses vary between kernels.
     pub fn of(info: &libc::dl_phdr_info) -> Option<Object> {
         // SAFETY: the call only returns a number.
         let kernels = unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) } as usize;
@@ -117,16 +113,16 @@ impl Object {
             names: std::ptr::null(),
             relocations: [(0, 0); 2],
         };
-        // SAFETY: the caller promises a dynamic section of a loaded object that ends with DT_NULL.
-        // The tables that it names are mapped with the object.
+        // SAFETY: the caller promises a loaded object's dynamic section with DT_NULL. Its tables
+        // are mapped with the object.
         unsafe {
             while (*dynamic).tag != DT_NULL {
                 let value = (*dynamic).value;
                 match (*dynamic).tag {
                     DT_SYMTAB => object.symbols = address(value) as *mut libc::Elf64_Sym,
                     DT_STRTAB => object.names = address(value) as *const libc::c_char,
-                    // The second word of a DT_HASH table is the number of symbols. A library has a
-                    // DT_HASH table, a DT_GNU_HASH table, or both.
+                    // The second word of a DT_HASH table is the number of symbols. Some libraries
+                    // have only DT_GNU_HASH.
                     DT_HASH => object.count = *(address(value) as *const u32).add(1) as usize,
                     DT_GNU_HASH if object.count == 0 => {
                         object.count = gnu_count(address(value) as *const u32)
@@ -164,8 +160,8 @@ impl Object {
         defined.find_map(|(symbol, address)| is_it(symbol).then_some(address))
     }
 
-    /// Changes the symbols of this object to the addresses that `target` returns for them. Returns
-    /// false, with nothing changed, where the symbol table cannot be written.
+    /// Changes the symbols of this object to the addresses from `target`. On failure returns false
+    /// and changes nothing.
     pub fn redirect(&self, target: Target<'_>) -> bool {
         if !self.defined().any(|(_, address)| target(address).is_some()) {
             return true;
@@ -189,17 +185,16 @@ impl Object {
         }
         for (symbol, address) in self.defined() {
             if let Some(target) = target(address) {
-                // SAFETY: the symbol is within the table, whose pages are writable now. The linker
-                // reads the address as a whole word, so it gets either the old or the new address.
+                // SAFETY: the symbol is in the table, whose pages are writable now. The linker
+                // reads the address as one word.
                 unsafe { (*symbol).st_value = (target as usize).wrapping_sub(self.base) as u64 }
             }
         }
         protect(0)
     }
 
-    /// Changes the pointers that the dynamic linker has already bound for this object, which `info`
-    /// describes: replaces each pointer by the address that `target` returns for it. Also changes
-    /// pointers in pages that the linker made read-only after relocation.
+    /// Replaces the bound pointers of this object by the addresses from `target`, also in pages
+    /// made read-only (RELRO).
     pub fn rebind(&self, info: &libc::dl_phdr_info, target: Target<'_>) {
         for (table, bytes) in self.relocations {
             for at in 0..bytes / size_of::<Relocation>() {
@@ -247,16 +242,14 @@ struct Relocation {
     addend: i64,
 }
 
-/// The types of relocations that put the address of a symbol into a word of memory: in data, in the
-/// global offset table, and in the table through which functions are called.
+/// The types of relocations that put the address of a symbol into a word of memory.
 #[cfg(target_arch = "x86_64")]
 const POINTERS: [u32; 3] = [1, 6, 7];
 #[cfg(target_arch = "aarch64")]
 const POINTERS: [u32; 3] = [257, 1025, 1026];
 
-/// Calls `look` for the program and each of its libraries, in the dynamic linker's load order,
-/// until `look` returns true. Returns whether `look` ever returned true. `look` must not panic or
-/// load libraries.
+/// Calls `look` for each loaded object, in load order, until it returns true. `look` must not panic
+/// or load libraries.
 pub fn any_object(mut look: &mut dyn FnMut(&libc::dl_phdr_info) -> bool) -> bool {
     unsafe extern "C" fn step(
         info: *mut libc::dl_phdr_info,
@@ -287,14 +280,13 @@ fn page() -> usize {
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
-/// Returns the number of symbols of a library, read from its GNU hash table: one more than the
-/// highest symbol that ends a hash chain.
+/// Returns the number of symbols of a library, read from its GNU hash table.
 ///
 /// # Safety
 /// `hash` is the DT_GNU_HASH table of a loaded library.
 unsafe fn gnu_count(hash: *const u32) -> usize {
-    // SAFETY: the caller promises a DT_GNU_HASH table. It has four words, the Bloom filter in words
-    // of 8 bytes, the buckets, and chains of hashes. Bit 0 is set in the last hash of each chain.
+    // SAFETY: the caller promises a DT_GNU_HASH table: four words, Bloom filter, buckets, hash
+    // chains. Bit 0 ends a chain.
     unsafe {
         let (buckets, offset, bloom) = (*hash, *hash.add(1), *hash.add(2));
         let first = hash.add(4 + 2 * bloom as usize);
@@ -312,8 +304,8 @@ unsafe fn gnu_count(hash: *const u32) -> usize {
     }
 }
 
-/// Returns the flags of the segment that holds `address`, in the program or library that `info`
-/// describes; `None` if no segment does.
+/// Returns the flags of the segment of the object `info` that holds `address`; `None` if no segment
+/// does.
 pub fn segment(info: &libc::dl_phdr_info, address: usize) -> Option<u32> {
     let holds = |header: &&libc::Elf64_Phdr| {
         let start = info.dlpi_addr.wrapping_add(header.p_vaddr) as usize;
@@ -322,8 +314,8 @@ pub fn segment(info: &libc::dl_phdr_info, address: usize) -> Option<u32> {
     Some(headers(info).iter().find(holds)?.p_flags)
 }
 
-/// Returns whether the dynamic linker made the page of `address` read-only after relocation
-/// (RELRO). The linker does that for whole pages only.
+/// Returns whether the dynamic linker made the whole page of `address` read-only after relocation
+/// (RELRO).
 fn sealed(info: &libc::dl_phdr_info, address: usize) -> bool {
     headers(info).iter().any(|header| {
         let start = info.dlpi_addr.wrapping_add(header.p_vaddr) as usize;

@@ -1,6 +1,5 @@
-//! The payment for the new block that a small allocation can take. The payment is a guard. If the
-//! allocation takes no new block, the payment is returned. If the handler panics, the payment stays
-//! charged until the next measurement.
+//! The payment for the block that a small allocation may need. If no new block was taken, the
+//! payment is returned. After a panic it stays charged until the next measurement.
 
 use std::mem::ManuallyDrop;
 
@@ -31,9 +30,13 @@ pub struct Block<'a> {
 }
 
 impl<'a> Block<'a> {
-    /// Pays for a block, in the first way that works: the spare block of this thread, a charge,
-    /// another thread's spare block, a block lent from the driver's reserve, or a charge that waits
-    /// for room.
+    /// Pays for a block in the first way that works:
+    ///
+    /// - the spare block of this thread
+    /// - a charge that does not wait
+    /// - another thread's spare block
+    /// - a block lent from the driver's reserve
+    /// - a charge that waits for room
     #[inline]
     pub fn pay(device: &'a Device, symbol: &'static str) -> Result<Self, Refused> {
         let spare = device.spares.own();
@@ -59,8 +62,7 @@ impl<'a> Block<'a> {
         matches!(self.means, Means::Lent)
     }
 
-    /// Returns the bytes lent from the driver's reserve: one block, or 0 bytes if the block was
-    /// paid by another means.
+    /// Returns the bytes lent from the driver's reserve; 0 bytes if the block was paid otherwise.
     pub fn lent(self) -> Prepaid<'a> {
         let this = ManuallyDrop::new(self);
         Prepaid::lent(this.device, if this.is_lent() { BLOCK } else { 0 })
@@ -104,8 +106,7 @@ fn find<'a>(device: &'a Device, symbol: &'static str) -> Result<Means<'a>, Refus
     if let Some(spare) = device.spares.take_any() {
         return Ok(Means::Spare(spare));
     }
-    // The group is full, but the allocation may still fit into a block that the process already
-    // holds. The address that the driver returns will show whether it does.
+    // The group is full, but the allocation may fit into a block that the process already holds.
     if Prepaid::lend(device, BLOCK) {
         return Ok(Means::Lent);
     }
@@ -113,8 +114,7 @@ fn find<'a>(device: &'a Device, symbol: &'static str) -> Result<Means<'a>, Refus
     Ok(Means::Charged)
 }
 
-/// Runs only in a panic. Passes the fields of the guard one by one, so that the compiler can keep
-/// them in registers.
+/// Runs only in a panic. Passes the fields one by one, so that they can stay in registers.
 impl Drop for Block<'_> {
     #[inline(always)]
     fn drop(&mut self) {
