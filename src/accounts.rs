@@ -108,8 +108,8 @@ pub fn unix_group_name(gid: u32) -> String {
     found.map_or_else(|| gid.to_string(), |group| group.name)
 }
 
-/// The type of functions such as getpwnam_r: key, entry to fill, text buffer, its size, place for
-/// the found entry.
+/// The type of functions such as getpwnam_r. Arguments: key, entry to fill, text buffer and its
+/// size, found entry.
 type Lookup<K, E> = unsafe extern "C" fn(K, *mut E, *mut c_char, usize, *mut *mut E) -> c_int;
 
 /// Looks up an entry of the user database, with a buffer that grows until the entry fits.

@@ -149,7 +149,7 @@ fn default_file() -> Result<PathBuf, Failure> {
     })
 }
 
-/// Opens the directory of groups: GPULIMIT_ROOT, else /run/gpulimit for root, else the user's own
+/// Opens the directory of groups: GPULIMIT_ROOT, else for root /run/gpulimit, else the user's own
 /// directory.
 fn root() -> Result<Root, Failure> {
     if super::env("GPULIMIT_ROOT").is_none() && effective_user() == 0 {
@@ -227,8 +227,8 @@ pub fn wanted(
     Ok((all, mistakes))
 }
 
-/// Makes the directory of groups if necessary. Locks it, so that one `gpulimit apply` at a time
-/// changes it.
+/// Makes the directory of groups if necessary. Locks the directory, so that one `gpulimit apply` at
+/// a time changes it.
 fn prepare(root: &Root, plan: &Plan) -> Result<Hold, Failure> {
     root.make()?;
     let path = root.path().display();
@@ -309,8 +309,8 @@ fn rules_step(root: &Root, plan: &Plan) -> Result<Option<RulesStep>, Failure> {
     Ok((!same || !whole).then_some(RulesStep { count, text }))
 }
 
-/// Carries out the steps. Records new groups before it makes them, so that the next `apply` can
-/// finish.
+/// Carries out the steps. Records new groups before making them, so that the next `apply` can
+/// finish interrupted work.
 fn carry_out(
     root: &Root,
     steps: &mut [Step],
@@ -322,7 +322,7 @@ fn carry_out(
     if record != *recorded {
         record::write(root, &record)?;
     }
-    // A group's owner can block changes to that group, which must not stop all other changes.
+    // A group's owner can block changes to that group. The other changes must go on.
     for step in steps.iter_mut() {
         let changed = root.past_leases(step.name(), end_of_leases(), || change(root, step));
         if let Err(error) = changed {

@@ -200,7 +200,7 @@ impl Changes {
     }
 }
 
-/// Returns a warning if a group in `above` has a smaller `max` than `own`. Names the smallest one.
+/// Returns a warning that names the smallest `max` in `above`, if that `max` is smaller than `own`.
 pub fn lower_max<'a>(
     own: Size,
     above: impl Iterator<Item = (&'a str, Size)>,

@@ -1,9 +1,8 @@
 //! The `dlsym` of the controller, which replaces the `dlsym` of libgpulimit.so in this program.
 //!
-//! /etc/ld.so.preload loads libgpulimit.so into every program. With its own `dlsym` the controller
-//! gets NVML's functions instead of the hooks, and sees the whole machine.
-//!
-//! This opens no new way around a limit, because programs can find the driver without `dlsym`.
+//! With its own `dlsym`, the controller gets NVML's functions instead of the hooks, and sees the
+//! whole machine. This opens no new way around limits: programs can find the driver without
+//! `dlsym`.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_void};
@@ -30,7 +29,7 @@ std::arch::global_asm!(".hidden dlsym");
 /// Looks up a symbol with the C library's `dlsym`; null if missing.
 ///
 /// # Safety
-/// The requirements are those of the C library's `dlsym`.
+/// The C library's `dlsym` states the requirements.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     static REAL: OnceLock<Option<Dlsym>> = OnceLock::new();

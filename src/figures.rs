@@ -49,17 +49,17 @@ pub struct Gpu {
     pub rule: Values,
     /// The GPU's memory in bytes; `None` if unknown.
     pub capacity: Option<u64>,
-    /// The group's own `max` on this GPU; `None` without a limit, or for a percentage of unknown
-    /// memory.
+    /// The group's own `max` on this GPU; `None` without a limit, or for a percentage of a GPU of
+    /// unknown size.
     pub max: Option<u64>,
-    /// The smallest `max` of the group and the groups above it, which applies, and its group's
-    /// name.
+    /// The `max` that applies, which is the smallest of the group and the groups above, and its
+    /// group's name.
     pub effective: Option<(u64, String)>,
     /// The bytes in use.
     pub usage: Option<u64>,
     /// The highest charge of the group on this GPU so far, in bytes.
     pub peak: Option<u64>,
-    /// The bytes that the group can still get within all limits and the memory kept by `min` for
+    /// The bytes that the group can still get, after all limits and the memory kept by `min` for
     /// other groups.
     pub free: Option<u64>,
     /// The number of requests for memory of this GPU that were refused.
@@ -239,8 +239,8 @@ impl Gpu {
         }
     }
 
-    /// Returns a limit in bytes; `None` if the limit is not set, or for a percentage of unknown
-    /// memory.
+    /// Returns a limit in bytes; `None` if the limit is not set, or for a percentage of a GPU of
+    /// unknown size.
     pub fn bytes(&self, key: Key) -> Option<u64> {
         bytes(self.rule.get(key), self.capacity)
     }

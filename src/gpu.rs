@@ -8,8 +8,7 @@ use gpulimit_limits::Selector;
 
 /// Returns the GPU or MIG instance that `text` names. A full UUID needs no NVML.
 ///
-/// Refuses a GPU that is split into MIG instances, where a limit on the whole GPU would have no
-/// effect.
+/// Refuses a GPU that is split into MIG instances, where a limit would have no effect.
 pub fn resolve(text: &str, driver: Option<&Driver>) -> Result<DeviceId, Failure> {
     match (driver, text.parse()) {
         (Some(driver), _) => find(text, driver.gpus()),

@@ -21,8 +21,8 @@ use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The bounds for opening a group that lacks a file: attempts, the pause between them, total time
-/// for all groups.
+/// Bounds for opening groups that lack a file: the attempts, the pause between them, and the total
+/// time.
 const LOOKS_AGAIN: u32 = 9;
 const PAUSE: Duration = Duration::from_millis(2);
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -42,10 +42,9 @@ pub enum Purpose {
 
 /// Returns the root and the full name of the group that the caller means by `name`.
 ///
-/// If a rule assigns the caller to a group such as `lab/alice`, `night` means `lab/alice/night`.
-/// Most verbs also accept the full name of another group; `create` and `run` do not.
-///
-/// Without a rule, names are full names. For root, names are always full names, except in `run`.
+/// - If a rule assigns the caller to `lab/alice`, `night` means `lab/alice/night`. Most verbs also
+///   accept other groups by full name; `create` and `run` do not.
+/// - Without a rule, and for root except in `run`, names are full names.
 pub fn meant(name: &str, purpose: Purpose) -> Result<(Root, String), Failure> {
     let rule = match policy::rule() {
         Ok(Some(rule)) => rule,
@@ -340,8 +339,8 @@ impl View {
     }
 }
 
-/// Returns the group of a process that is listed in the ledger of `group`: this group or one below
-/// it.
+/// Returns the name of a process's group: `group`, in whose ledger the process is listed, or a
+/// group below.
 pub fn of_process(group: &Group, process: &ProcessUsage) -> String {
     match &*process.below {
         "" => group.name().into(),
@@ -349,8 +348,8 @@ pub fn of_process(group: &Group, process: &ProcessUsage) -> String {
     }
 }
 
-/// Returns NVML, if it answers, as the witness that tells whether a dead process's memory is still
-/// held.
+/// Returns the witness, NVML if it answers, which tells whether the driver holds a dead process's
+/// memory.
 pub fn witness(driver: Option<&Driver>) -> &dyn Witness {
     match driver {
         Some(driver) => driver,
@@ -385,13 +384,13 @@ pub fn readable(group: &Group) -> Result<Option<Ledger>, GroupError> {
 }
 
 /// Opens a group's ledger to signal its processes. Waits for other programs' leases, which must not
-/// protect processes.
+/// protect the processes.
 pub fn to_signal(group: &Group) -> Result<Option<Ledger>, GroupError> {
     group.past_lease_on_ledger(end_of_leases(), || readable(group))
 }
 
-/// Returns the end of all waits for leases (`F_SETLEASE`) of other programs: a minute after the
-/// first call.
+/// Returns the time until which this command waits for leases (`F_SETLEASE`) of other programs: one
+/// minute in all.
 pub fn end_of_leases() -> Instant {
     static END: OnceLock<Instant> = OnceLock::new();
     *END.get_or_init(|| Instant::now() + Duration::from_secs(60))

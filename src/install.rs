@@ -90,7 +90,7 @@ const NAME: &str = "libgpulimit.so";
 const SYSTEM_DIRECTORIES: [&str; 4] = ["/usr/lib", "/usr/lib64", "/lib", "/lib64"];
 
 impl Place {
-    /// Checks the options. Fails for an image to which users other than root could change the path.
+    /// Checks the options. Fails if users other than root could change the path to an image.
     fn checked(&self) -> Result<Self, Failure> {
         for (option, path) in [("--prefix", &self.prefix), ("--root", &self.root)] {
             if !path.is_absolute() {

@@ -1,8 +1,8 @@
-//! Keeps the code that prints backtraces, a quarter of the library, out of `libgpulimit.so`.
+//! Keeps the code that prints backtraces out of `libgpulimit.so`, because it would be a quarter of
+//! the library.
 //!
-//! `std` finds stack frames with `_Unwind_Backtrace`. This file defines a function of that name
-//! that finds no frame, so the optimiser drops the printing code. Hidden symbols leave the
-//! unwinders of programs unchanged.
+//! `std` finds stack frames with `_Unwind_Backtrace`. The function of that name in this file finds
+//! no frame. So the optimiser drops the printing code.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -30,8 +30,8 @@ extern "C" fn _Unwind_Backtrace(_each: *const c_void, _data: *mut c_void) -> c_i
     END_OF_STACK
 }
 
-// LLVM's unwinder has these four functions in one object file. Defining all four keeps that file
-// out.
+// LLVM's unwinder has these four functions in one object file. Defining all four keeps that object
+// file out.
 
 /// Returns the return address of a stack frame.
 #[unsafe(no_mangle)]

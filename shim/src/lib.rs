@@ -1,7 +1,7 @@
 //! `libgpulimit.so`: the preloaded library between a program and the CUDA driver.
 //!
-//! Read `table` (the hooked functions), one file of `handler` (the hooks' work), then `account`
-//! (this process's memory). ARCHITECTURE.md explains the modules.
+//! Read `table` (the hooked functions), then a file of `handler` (their hooks), then `account` (the
+//! process's memory).
 #![cfg_attr(
     test,
     allow(
@@ -10,8 +10,8 @@
     )
 )]
 
-// The rooms (layers of modules) from the bottom to the top. A room may use only rooms before it
-// (`tests/tidy/rooms.rs`).
+// The rooms from the bottom to the top: abi, driver, account, handler, hook, entry. A room may use
+// only rooms before it.
 mod abi;
 mod account;
 mod driver;

@@ -29,8 +29,8 @@ pub enum Failed {
 /// `setenv`.
 fn variable(name: &str) -> Option<OsString> {
     let name = CString::new(name).ok()?;
-    // SAFETY: the name ends with a NUL, and the value is copied at once. Races with the program's
-    // `setenv` as `getenv` does.
+    // SAFETY: the name ends with a NUL, and the value is copied at once. As `getenv`, the call
+    // races with `setenv`.
     let value = unsafe { secure_getenv(name.as_ptr()) };
     // `secure_getenv` returns null in a setuid program, whose environment must not be trusted.
     if value.is_null() {
@@ -64,8 +64,8 @@ fn any_in_environment(names: &[&str]) -> bool {
 /// environment keeps its limit.
 static AT_START: OnceBox<Vec<(&'static str, OsString)>> = OnceBox::new();
 
-/// Returns the group from the rules and the environment, now or else at the start; `None` without a
-/// limit.
+/// Returns the group that the rules and the environment name, now or else at the start; `None`
+/// without a limit.
 pub fn assignment() -> Result<Option<Assignment>, PolicyError> {
     let now = policy::assignment(&variable)?;
     let chosen = |now: &Assignment| !now.is_by_rule_alone();
@@ -78,11 +78,10 @@ pub fn assignment() -> Result<Option<Assignment>, PolicyError> {
     }
 }
 
-/// Joins the group. On failure, writes the reason to standard error, and the process gets no GPU
-/// memory.
+/// Joins the group. On failure, writes the reason to standard error. The process then gets no GPU
+/// memory, unless a rule allows otherwise.
 ///
-/// An administrator's rule can let the process run without a limit instead. `devices` returns the
-/// visible GPUs with their CUDA ordinals, `capacity` a GPU's bytes.
+/// `devices` returns the visible GPUs with their CUDA ordinals, `capacity` a GPU's bytes.
 pub fn join(
     devices: &dyn Fn() -> Vec<(u32, DeviceId)>,
     capacity: &dyn Fn(u32) -> Option<u64>,
@@ -111,8 +110,8 @@ pub fn join(
     })
 }
 
-/// Runs in every program. Opens no file, makes no group and no driver call. Without a limit, only
-/// reads the environment.
+/// Runs in every program. Opens no file, and makes no group and no driver call. Without a limit,
+/// only reads the environment.
 pub fn at_start() {
     name_job();
     if any_in_environment(&[policy::GROUP]) {

@@ -34,7 +34,7 @@ impl Write for Line {
 /// Set when this process has closed its standard error: see [`check_standard_error`].
 static MUTE: AtomicBool = AtomicBool::new(false);
 
-/// Checks whether standard error is open. If not, the program's next file gets descriptor 2, where
+/// Checks whether standard error is open. Otherwise descriptor 2 becomes another file, to which
 /// gpulimit must not write.
 pub fn check_standard_error() {
     if descriptor_flags() < 0 {
@@ -48,8 +48,8 @@ fn descriptor_flags() -> libc::c_int {
     unsafe { libc::fcntl(libc::STDERR_FILENO, libc::F_GETFD) }
 }
 
-/// Writes `gpulimit: `, `text` and a newline to standard error in one call, or drops the line
-/// instead of waiting.
+/// Writes `gpulimit: `, `text` and a newline to standard error in one call. Drops the line instead
+/// of waiting.
 pub fn line(text: fmt::Arguments<'_>) {
     // A descriptor 2 that closes on exec is another file: a real standard error stays open.
     if MUTE.load(Ordering::Relaxed) || descriptor_flags() & libc::FD_CLOEXEC != 0 {

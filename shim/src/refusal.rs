@@ -106,8 +106,8 @@ pub fn report(
 
 /// The group's usage as in `gpulimit show`: `0.5 of 4.0 GiB`.
 ///
-/// Names any bytes charged beyond the usage: `520.0 of 524.0 MiB and keeps 4.0 MiB in reserve`.
-/// Also names the memory kept by `min` for other groups.
+/// Names charged bytes beyond the usage: `520.0 of 524.0 MiB and keeps 4.0 MiB in reserve`. Also
+/// names what `min` keeps for other groups.
 struct Usage {
     charged: u64,
     reserve: u64,

@@ -12,9 +12,8 @@
 //! - `CLASS` says what the hook does about memory (`Class` in `hook.rs`).
 //! - `SYMBOL(ARGUMENTS)` has the types of the C header. The driver writes to `Out<T>`; gpulimit
 //!   reads `In<T>`.
-//! - `HANDLER` gets the call, the driver's function and all arguments. It can change the arguments.
-//! - `given (a, b)`: `HANDLER` gets only `a` and `b`. The driver's function has the program's
-//!   arguments bound to it.
+//! - `HANDLER` gets the call, the driver's function and all arguments, and can change the arguments.
+//! - `given (a, b)`: of the arguments, `HANDLER` gets only `a` and `b`. They cannot be changed.
 //! - `as hot`: the path to the handler is compiled into the export, because programs call the
 //!   function by the million. Only the handler's slow paths put cancellation off.
 //! - `as wait`: the function can wait for long. The export calls the driver first, without guard or

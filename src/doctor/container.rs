@@ -10,8 +10,8 @@ const CHECK: &str = "container";
 /// The length of the short container ids that container engines show.
 const SHORTEST: usize = 12;
 
-/// Returns the pid of a container's first process. `name` is an engine's name or the beginning of
-/// an id.
+/// Returns the pid of a container's first process. `name` is the beginning of an id, or a name
+/// known to an engine.
 pub(super) fn pid(name: &str) -> Result<(u32, Finding), Finding> {
     let found = by_id(name).or_else(|| by_name(name));
     let Some(pid) = found else {

@@ -1,8 +1,7 @@
 //! Reads the files that another process sees, and never executes them.
 //!
-//! The process's user may have put links, pipes, devices or endless files there. So paths are
-//! resolved in the process's root directory, only regular files are opened, reads are bounded, and
-//! root takes the user's rights.
+//! The process's user may have put links, pipes or endless files there. So paths are resolved in
+//! the process's root directory, only regular files are opened, and reads are bounded.
 
 use gpulimit_base::proc;
 use gpulimit_group::{Lowered, Rights, effective_user};
@@ -90,8 +89,8 @@ fn read(found: BorrowedFd<'_>, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Opens a regular file by its `O_PATH` descriptor. Refuses other files, because opening them can
-/// block. Also returns the length.
+/// Opens a regular file by its `O_PATH` descriptor, and returns its length. Refuses other files,
+/// because opening them can block.
 fn regular(found: BorrowedFd<'_>) -> io::Result<(File, u64)> {
     let about = rustix::fs::fstat(found)?;
     if rustix::fs::FileType::from_raw_mode(about.st_mode) != rustix::fs::FileType::RegularFile {

@@ -395,8 +395,8 @@ impl Process {
         (findings, is_wanted)
     }
 
-    /// Returns an environment variable of the process; for a missing `GPULIMIT_ROOT`, the other
-    /// user's default directory.
+    /// Returns an environment variable of the process. A missing `GPULIMIT_ROOT` of another user
+    /// gets that user's default.
     fn variable(&self, name: &str) -> Option<OsString> {
         let value = self.env(name);
         let own = fs::metadata("/proc/self").map(|about| about.uid()).ok();
@@ -588,7 +588,8 @@ fn start_of(path: &str) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Returns the start time of a process. The files in `/proc/PID` have the times of first access.
+/// Returns the start time of a process. The times of files in `/proc/PID` are those of the first
+/// access.
 fn started(pid: u32) -> Option<SystemTime> {
     /// The clock ticks per second in `/proc`. This number is the same on every machine.
     const TICKS_PER_SECOND: u64 = 100;

@@ -157,7 +157,7 @@ pub(super) fn checks() -> Vec<Finding> {
     findings
 }
 
-/// Returns the file system of the directory of groups, or of the closest existing directory, in the
+/// Returns the file system of the directory of groups, or of the closest directory above, in the
 /// form " on tmpfs".
 fn file_system(root: &Path) -> Result<String, Unsuitable> {
     let place = root.ancestors().find(|place| place.exists());

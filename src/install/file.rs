@@ -42,7 +42,7 @@ pub fn replace(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let draft = path.with_file_name(format!(".{name}.{}", std::process::id()));
     replace::replace(path, &draft, bytes, mode).map_err(failed("write", path))?;
-    // Makes the new file survive a loss of power. Errors are ignored, because the file is already
+    // Makes the new file survive a loss of power. Ignores errors, because the file is already
     // replaced.
     if let Some(directory) = path.parent().and_then(|path| File::open(path).ok()) {
         let _ = directory.sync_all();
@@ -56,8 +56,7 @@ pub fn write_named(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> 
     match fs::symlink_metadata(path) {
         Ok(about) if !about.is_file() => {
             let mut options = OpenOptions::new();
-            // Through a symbolic link, create or truncate a file. Devices and pipes are neither
-            // created nor truncated.
+            // Creates or truncates a file behind a symbolic link, but not a device or a pipe.
             options.write(true).create(about.is_symlink()).mode(mode);
             options
                 .truncate(about.is_symlink())

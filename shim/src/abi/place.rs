@@ -139,8 +139,8 @@ impl<T: Copy> In<T> {
         In(self.0.cast())
     }
 
-    /// Returns a pointer to element `index` of the list, which must have that many elements. Null
-    /// stays null.
+    /// Returns a pointer to element `index` of the list, which must have that many elements. A null
+    /// pointer stays null.
     pub fn at(self, index: usize) -> Self {
         if self.0.is_null() {
             return self;

@@ -22,7 +22,8 @@ pub fn capacity(ordinal: Ordinal) -> Result<u64, Status> {
     Ok(bytes as u64)
 }
 
-/// Returns a `CUdevice_attribute` of the GPU; `None` if it is unknown or does not fit into `T`.
+/// Returns a `CUdevice_attribute` of the GPU; `None` if unknown, or if the value does not fit into
+/// `T`.
 pub fn attribute<T: TryFrom<i32>>(which: i32, ordinal: Ordinal) -> Option<T> {
     let value = answer(|value| cuda::cuDeviceGetAttribute(value, which, ordinal)).ok()?;
     T::try_from(value).ok()

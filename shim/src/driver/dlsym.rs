@@ -1,5 +1,4 @@
-//! The C library's own `dlsym`. `libgpulimit.so` exports another `dlsym`, which passes look-ups on
-//! to it.
+//! The C library's own `dlsym`, to which the `dlsym` of `libgpulimit.so` passes look-ups on.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_void};

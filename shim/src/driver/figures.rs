@@ -204,8 +204,8 @@ impl Witness for ProcessList {
             self_listed |= pid == own;
         })?;
         match held {
-            // A listed figure can change at any moment, so an uncharged process counts even with 0
-            // bytes.
+            // A process that no charge covers counts as holding memory, even 0 bytes, because the
+            // figure can change.
             Some(held) => Some(held > covered || covered == 0),
             // A list without the calling process proves nothing, because such a list can belong to
             // another PID namespace.

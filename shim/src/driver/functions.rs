@@ -61,8 +61,8 @@ macro_rules! functions {
 
             const COUNT: usize = Index::Count as usize;
 
-            /// The symbols as one text, each ending with a NUL. Separate pointers would each cost a
-            /// relocation.
+            /// The symbols as one text, each followed by a NUL. An array of pointers would cost
+            /// relocations in every program.
             const SYMBOLS: &str = concat!(
                 $( stringify!($name), "\0", )*
                 $( stringify!($call), "\0", )*

@@ -1,8 +1,7 @@
 //! The real libraries of the driver, CUDA and NVML, found with `dlopen` by their sonames.
 //!
 //! `RTLD_NEXT` and `RTLD_DEFAULT` could find stubs of other libraries. Looking up addresses takes
-//! no lock, so a fork or a constructor cannot cause a deadlock. Two threads may store the same
-//! address.
+//! no lock, because a fork or a constructor could deadlock. Two threads can store the same address.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_int, c_void};

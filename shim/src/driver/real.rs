@@ -2,8 +2,8 @@
 
 use crate::abi::Status;
 
-/// The driver's function with the program's arguments. A `dyn Fn` would copy the closure's code
-/// twice more.
+/// The driver's function with the program's arguments. A `dyn Fn` would hold two more copies of the
+/// code.
 pub trait Real {
     /// Calls the driver's function with the arguments of the program's call.
     fn call(&self) -> Status;

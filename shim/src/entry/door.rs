@@ -21,7 +21,8 @@ use crate::account::limited::limited;
 use crate::driver::Library;
 use crate::entry::exports::{cuda, nvml};
 
-/// Returns the address of the hook of the driver function `real`; `None` without a hook or a limit.
+/// Returns the address of the hook of the driver function `real`; `None` if it has no hook, or
+/// without a limit.
 pub fn translate(real: *const c_void) -> Option<*const c_void> {
     if !limited() {
         return None;
@@ -31,13 +32,13 @@ pub fn translate(real: *const c_void) -> Option<*const c_void> {
         .or_else(|| nvml::NVML.hook_of(real))
 }
 
-/// Redirects the driver's symbols to the hooks before a library with `RTLD_DEEPBIND`, which would
-/// bind straight to the driver.
+/// Redirects the driver's symbols to the hooks. A library opened with `RTLD_DEEPBIND` would
+/// otherwise bind straight to the driver.
 fn before_deepbind() {
     redirect_where(Library::present);
 }
 
-/// Redirects the driver's symbols to the hooks before a lookup with `RTLD_NEXT`, which can skip
+/// Redirects the driver's symbols to the hooks. A lookup with `RTLD_NEXT` can otherwise skip
 /// `libgpulimit.so`.
 fn before_next() {
     redirect_where(Library::loaded);

@@ -102,8 +102,8 @@ macro_rules! exports {
     (
         @enter $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, given $given:tt)?
     ) => {{
-        // This tail call leaves no frame here: libgcc_s, which unwinds cancelled threads, cannot
-        // unwind portable builds of `libgpulimit.so`.
+        // This tail call leaves no stack frame: libgcc_s, which unwinds cancelled threads, cannot
+        // unwind frames of portable builds.
         if crate::account::limited::unlimited() {
             return driver::$name($($arg),*);
         }

@@ -14,8 +14,8 @@ use super::exports::{cuda, nvml};
 #[allow(non_upper_case_globals)]
 pub static gpulimit_version_text: [u8; version::BYTES.len()] = version::BYTES;
 
-/// Returns one line per hook: symbol, class, and `resolved` or `not-in-driver`. Never freed; null
-/// when out of memory.
+/// Returns one line per hook: symbol, class, and `resolved` or `not-in-driver`. The text is never
+/// freed; null when out of memory.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn gpulimit_hooks() -> *const c_char {
     std::panic::catch_unwind(|| {

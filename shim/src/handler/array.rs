@@ -1,9 +1,7 @@
-//! Arrays and mipmapped arrays, charged with the size of a twin.
+//! Arrays and mipmapped arrays. The driver does not tell their sizes, so gpulimit queries a twin
+//! with deferred mapping, which takes no memory.
 //!
-//! The driver does not tell the size of an ordinary array. So gpulimit queries a twin: an array of
-//! the same shape with deferred mapping, which takes no memory.
-//!
-//! Arrays smaller than 2 MiB share blocks. gpulimit charges one block before the call and measures
+//! Arrays below 2 MiB share blocks: gpulimit charges one block before the call and measures
 //! afterwards. Before CUDA 11.6 it charges an estimate.
 
 use gpulimit_ledger::Category;
@@ -26,8 +24,8 @@ use crate::handler::Call;
 use crate::handler::aside::{Aside, attempt};
 use crate::refusal::Refused;
 
-/// `cuArrayCreate_v2`: Charges the array's bytes before the call. Smaller arrays share blocks of 2
-/// MiB and are measured after the call.
+/// `cuArrayCreate_v2`: Charges the array's bytes before the call. Arrays below 2 MiB share blocks
+/// and are measured after the call.
 pub fn create(
     call: Call,
     real: &dyn Real,
@@ -128,7 +126,7 @@ fn required(call: Call, device: &Device, shape: Shape) -> Option<u64> {
     call.process.arrays.required(device.ordinal, shape, ask)
 }
 
-/// Makes the twin, an array of this shape with deferred mapping, queries its size and destroys it.
+/// Makes an array of this shape with deferred mapping (the twin), queries its size and destroys it.
 fn ask_twin(ordinal: Ordinal, shape: Shape) -> Option<u64> {
     let twin = Array3dDescriptor {
         flags: shape.descriptor.flags | ARRAY3D_DEFERRED_MAPPING,
@@ -203,8 +201,8 @@ impl Making {
         Ok(status)
     }
 
-    /// Refills the driver's reserve after growth by `grown` bytes: charges what the reserve has
-    /// paid for.
+    /// Charges as many bytes as the driver's reserve paid for `grown` bytes of growth, and refills
+    /// the reserve.
     fn make_whole(&self, grown: u64) -> Result<(), Refused> {
         let part = &self.device.driver_part;
         let missing = part.out_of_reserve(grown);

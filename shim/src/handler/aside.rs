@@ -11,7 +11,8 @@ use crate::refusal::Refused;
 pub enum Aside {
     /// The thread has no current context, the device does not exist, or CUDA is not initialised.
     NoDevice,
-    /// The program asks for 0 bytes or more than the GPU has. The driver chooses the error status.
+    /// The program asks for 0 bytes, or for more bytes than the GPU has. The driver chooses the
+    /// error status.
     NoSize,
     /// The structure that the program passes cannot be read, or describes memory outside of the
     /// GPU.

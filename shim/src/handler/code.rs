@@ -1,7 +1,7 @@
-//! Modules and libraries: code with its `__device__` and `__managed__` variables.
+//! Code with its `__device__` and `__managed__` variables: modules and CUDA libraries.
 //!
-//! gpulimit charges the memory that a code image declares before the driver's call, and measures
-//! the rest afterwards. If the group has no room for the rest, gpulimit unloads the code.
+//! gpulimit charges the memory that a code image declares before the driver's call. It measures the
+//! rest afterwards, and unloads the code if the group has no room for the rest.
 
 use std::cell::Cell;
 
@@ -84,7 +84,7 @@ pub fn module_file(call: Call, real: &dyn Real, module: Out<Opaque>, path: FileN
 }
 
 /// `cuModuleLoadData`, `cuModuleLoadDataEx`, `cuModuleLoadFatBinary`: Charges the declared memory
-/// before the call, and measures afterwards. Unloads the module where the group has no room.
+/// before the call, and measures afterwards. Unloads a module that does not fit.
 pub fn module(call: Call, real: &dyn Real, module: Out<Opaque>, image: Image) -> Status {
     load_module(call, needs(call, image), module, real)
 }
@@ -100,9 +100,9 @@ pub fn library_file(call: Call, real: &dyn Real, library: Out<Opaque>, path: Fil
     open_library(call, needs_of_file(call, path), library, real)
 }
 
-/// Opens a CUDA library. Unless loading is eager, only the library's managed variables take memory.
+/// Opens a CUDA library. Unless loading is eager, only managed variables take memory.
 ///
-/// A library with an unreadable image is loaded at once and measured, because only this call can be
+/// If the image is unreadable, loads and measures the library now, because only this call can be
 /// undone.
 fn open_library(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real) -> Status {
     let mut mode = 0;
@@ -151,8 +151,8 @@ fn open_library(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real)
         let handles = &call.process.handles;
         handles.insert(Kind::Library, library, Origin::default());
     }
-    // Records only a CUDA library with large memory needs. The driver's reserve covers smaller
-    // needs.
+    // Records only CUDA libraries with large memory needs, because the driver's reserve covers
+    // smaller needs.
     let is_large = needs.variables >= BLOCK || needs.uses_runtime();
     if let (SUCCESS, true, Some(library)) = (status, is_large, library.read()) {
         call.process.libraries.insert(library, needs);
@@ -164,8 +164,8 @@ fn open_library(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real)
     status
 }
 
-/// `cuLibraryGetModule`: The driver loads a CUDA library at its first use in a context. Charges its
-/// variables before the call, and measures afterwards.
+/// `cuLibraryGetModule`: The first use in a context loads a CUDA library. Charges its variables
+/// before that call, and measures afterwards.
 pub fn library_module(call: Call, real: &dyn Real, module: Out<Opaque>, library: Opaque) -> Status {
     let status = lazy::library(call, real, library);
     remember_handle(call, Kind::Module, module, status, || Origin {
@@ -251,7 +251,7 @@ pub fn unload_library(call: Call, real: &dyn Real, library: Opaque) -> Status {
 }
 
 /// `cuModuleUnload`: Uncharges the freed memory after the call. Forgets the functions' handles
-/// before it, because other code may get them.
+/// before, because the driver can reuse them.
 pub fn unload(call: Call, real: &dyn Real, code: Opaque) -> Status {
     call.process.launched.forget_library(code);
     let taken = call.process.handles.take_code(code);

@@ -1,7 +1,7 @@
 //! CUDA contexts. Each takes hundreds of MiB of GPU memory, and the driver does not tell how much.
 //!
-//! The first process of a group measures a context and stores the size in the ledger and in the
-//! file `.context-GPU`. Later contexts are charged this size in advance.
+//! The first process of a group measures a context, and stores the size in the ledger and in
+//! `.context-GPU`. Later contexts are charged this size in advance.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
@@ -24,7 +24,7 @@ use crate::handler::array;
 use crate::handler::aside::{Aside, attempt};
 use crate::handler::payment::Payment;
 
-/// The bytes charged before the first context of a group is measured: more than any known context
+/// The bytes charged before the first context of a group is made: more than any known context
 /// takes.
 const UNKNOWN: u64 = 1 << 30;
 /// The bytes charged for a context that cannot be measured because NVML is missing.
@@ -58,12 +58,12 @@ fn make(
         await_hint(device);
         let hint = Cell::new(0);
         let payment = Payment {
-            // One thread at a time makes a context. Of two threads, only the first makes the
-            // primary context.
+            // One thread at a time makes a context. If two threads retain the primary context, only
+            // the first makes it.
             lock: &|| hold(Place::Making, || device.contexts.making.lock()),
             pay: &|_, paid| {
-                // Every member of the group can write the stored size of a context, so it may be
-                // too small.
+                // The stored size of a context may be too small, because every member of the group
+                // can write it.
                 hint.set(match device.book.context_hint() {
                     0 => 0,
                     known => known.max(device.least_context),
@@ -89,8 +89,8 @@ fn make(
             call.process.launched.forget_kernels();
         }
         if context.is_some() && hint > 0 {
-            // The known size is charged without a measurement, which would start NVML and take 12
-            // ms.
+            // Charges the known size without a measurement, because starting NVML for the
+            // measurement takes 12 ms.
             paid.settle_assumed(hint);
             return Ok(status);
         }
@@ -108,8 +108,8 @@ fn make(
             return Ok(status);
         };
         let grown = measured.used.saturating_sub(before);
-        // If another context ended during the measurement, the measured size is too small and is
-        // not stored.
+        // Another context that ended during the measurement makes the measured size too small, so
+        // it is not stored.
         if grown > 0 && !measured.at_least {
             device.book.set_context_hint(grown);
         }
@@ -145,7 +145,8 @@ fn await_hint(device: &Device) {
     }
 }
 
-/// Returns the bytes to charge before a context is made. `hint` is its measured size, or 0.
+/// Returns the bytes to charge before a context is made. `hint` is the measured size of a context,
+/// or 0.
 fn estimate(device: &Device, hint: u64) -> u64 {
     if hint > 0 {
         return round_up(hint, BLOCK);
@@ -258,7 +259,7 @@ fn forget_handles(call: Call, context: Context) {
 }
 
 /// `cuDevicePrimaryCtxRetain`: The first retain makes the primary context. Charges the known size
-/// of a context before that call, and measures afterwards.
+/// before that call, and measures afterwards.
 pub fn retain_primary(
     call: Call,
     real: &dyn Real,
@@ -282,15 +283,15 @@ pub fn retain_primary(
     })
 }
 
-/// `cuDevicePrimaryCtxRelease`, `cuDevicePrimaryCtxReset` and their `_v2`: Uncharges the primary
-/// context and its memory if the call ends it.
+/// `cuDevicePrimaryCtxRelease`, `cuDevicePrimaryCtxReset` and their `_v2`: If the call ends the
+/// primary context, uncharges all its memory.
 pub fn release_primary(call: Call, real: &dyn Real, ordinal: Ordinal) -> Status {
     let was = is_primary_active(ordinal);
     let Ok(device) = call.process.device(ordinal) else {
         return real.call();
     };
     if device.contexts.is_last_release() || call.symbol.contains("Reset") {
-        // Another thread's new code may get the freed handles. Its first launch must be charged.
+        // The driver can reuse the freed handles for new code, whose first launch must be charged.
         call.process.launched.forget();
     }
     let mut ended = None;
@@ -313,8 +314,8 @@ pub fn release_primary(call: Call, real: &dyn Real, ordinal: Ordinal) -> Status 
     status
 }
 
-/// `cuCtxSetFlags`, `cuDevicePrimaryCtxSetFlags_v2`: Charges nothing. Remembers whether waiting
-/// threads sleep, because cancelled threads can end in a sleep.
+/// `cuCtxSetFlags`, `cuDevicePrimaryCtxSetFlags_v2`: Charges nothing. Remembers whether threads
+/// sleep while they wait: cancelled threads can end in a sleep.
 pub fn set_flags(_: Call, real: &dyn Real, flags: u32) -> Status {
     // Notes the flags first, because other threads can wait in the context during the driver's
     // call.
@@ -323,7 +324,7 @@ pub fn set_flags(_: Call, real: &dyn Real, flags: u32) -> Status {
 }
 
 /// `cuCtxCreate`, `cuGLCtxCreate`, `cuVDPAUCtxCreate` and later versions: Charges the known size
-/// before the call, and measures afterwards. Destroys the context if the group has no room.
+/// before the call, and measures afterwards. Destroys a context that does not fit.
 pub fn create(
     call: Call,
     real: &dyn Real,
@@ -343,7 +344,7 @@ pub fn destroy(call: Call, real: &dyn Real, context: Context) -> Status {
     let Some(device) = call.process.context_device(context) else {
         return destroy_unknown(call, real, context);
     };
-    // Another thread's new code may get the freed handles. Its first launch must be charged.
+    // The driver can reuse the freed handles for new code, whose first launch must be charged.
     call.process.launched.forget();
     let mut shared = Vec::new();
     let status = device.tear_down(

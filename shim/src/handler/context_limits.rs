@@ -84,7 +84,8 @@ fn set_charged(
 /// bytes per thread.
 fn stack_growth(device: &Device, context: &ContextMemory, wanted: u64) -> u64 {
     let backing = device.kernels.backing(wanted);
-    // The driver refuses a stack limit larger than the GPU, so such a limit needs no payment.
+    // The driver refuses a stack limit that needs more memory than the GPU has, so it needs no
+    // payment.
     match backing <= device.capacity {
         true => backing.saturating_sub(context.backing()),
         false => 0,
@@ -102,7 +103,8 @@ fn set_stack(
     let (before, wanted) = (context.per_thread(), value as u64);
     let growth = stack_growth(device, context, wanted);
     if device.kernels.backing(wanted) < device.kernels.start() {
-        // Each launch must check its local memory again, and waits for the end of this call.
+        // Makes each launch check its local memory again. The launch waits for the end of this
+        // call.
         call.process.launched.forget();
     }
     let used = device.driver_part.used();
@@ -122,7 +124,7 @@ fn set_stack(
             device.refuse(call.symbol, measured.used.saturating_sub(used));
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
-        // The context's local memory has shrunk. The measurement above used the old amount as a
+        // The context's local memory has shrunk, but the measurement above used the old amount as a
         // lower bound.
         Some(_) if context.backing() < device.kernels.start() => {
             device.measure();
@@ -132,8 +134,8 @@ fn set_stack(
     status
 }
 
-/// Keeps `wanted` bytes charged for the later heap. `paid` holds the part that was not charged
-/// before.
+/// Keeps `wanted` bytes charged for the heap that the context takes later. `paid` holds the newly
+/// charged part.
 fn reserve(
     device: &'static Device,
     kept: &AtomicU64,

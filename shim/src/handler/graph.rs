@@ -32,8 +32,7 @@ use crate::image::Needs;
 use crate::refusal::Refused;
 
 /// `cuGraphInstantiate`, `cuGraphInstantiate_v2`, `cuGraphInstantiateWithFlags`: Charges the
-/// kernels' local memory before the call, and measures afterwards. Remembers the needs of memory
-/// nodes.
+/// kernels' local memory before the call, and measures afterwards. Remembers the memory nodes.
 pub fn instantiate(call: Call, real: &dyn Real, exec: Out<GraphExec>, graph: Graph) -> Status {
     make(call, graph, exec, None, real)
 }
@@ -101,7 +100,7 @@ fn enter(call: Call, exec: GraphExec, known: Exec, nodes: &Nodes, per_thread: u6
     }
 }
 
-/// Returns whether gpulimit knows all kernels of a graph. The driver may be asked about known
+/// Returns whether gpulimit knows all kernels of a graph. gpulimit asks the driver about known
 /// handles only.
 fn has_known_code(call: Call, nodes: &Nodes) -> bool {
     let handles = &call.process.handles;
@@ -142,8 +141,8 @@ fn undo(exec: Out<GraphExec>) {
     }
 }
 
-/// Runs `real`, which makes an executable graph. The driver takes the kernels' local memory in this
-/// call, so charge it before.
+/// Runs `real`, which makes an executable graph. Charges the kernels' local memory first, because
+/// the driver takes it in this call.
 fn prepare(
     call: Call,
     exec: Out<GraphExec>,
@@ -182,14 +181,14 @@ pub fn launch(call: Call, real: &dyn Real, exec: GraphExec, stream: Stream) -> S
     match call.process.execs.get(exec) {
         None => launch::launch(call, Target::Graph(exec), stream, real),
         Some(known) => with_memory(call, &known, &known.needs, stream, &|| {
-            // With the lowest bit set, the table of recent launches does not let the next launch
-            // pass uncharged.
+            // With the handle's lowest bit set, the next launch of this graph does not pass
+            // uncharged as a recent launch.
             launch::launch(call, Target::Graph(exec | 1), stream, real)
         }),
     }
 }
 
-/// Runs `real`, which launches or uploads `exec`. Charges the memory in `needs` before, on each
+/// Runs `real`, which launches or uploads `exec`. First charges the memory in `needs` on each
 /// device.
 fn with_memory(call: Call, exec: &Exec, needs: &[Need], stream: Stream, real: &dyn Real) -> Status {
     let Some((need, others)) = needs.split_first() else {

@@ -1,5 +1,5 @@
-//! Nodes of graphs. Adding a kernel node loads the kernel's code in the node's context or the
-//! current one.
+//! Nodes of graphs. Adding a kernel node loads the kernel's code in the node's context or in the
+//! current context.
 
 use crate::abi::{
     ConditionalNodeParams, In, KernelNodeParams, KernelNodeParamsV1, NODE_TYPE_CONDITIONAL,

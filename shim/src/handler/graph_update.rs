@@ -1,8 +1,8 @@
 //! The driver functions that change the kernels of executable graphs. Some programs call them
 //! before every launch.
 //!
-//! New kernels can need more local memory. The growth is charged before the change. If the driver
-//! delays the growth, it is charged before the launch. Each kernel's need is queried once.
+//! New kernels can need more local memory, which is charged before the change. If the driver takes
+//! it later, gpulimit charges it before the launch.
 
 use std::cell::{Cell, RefCell};
 
@@ -111,7 +111,8 @@ fn change(call: Call, exec: GraphExec, source: Source, real: &dyn Real) -> Statu
     remember(call, exec, most.get(), status)
 }
 
-/// Does the work of [`change`] for an unknown handle. Asks the driver about it only after the call.
+/// Does the work of [`change`] for an unknown handle. Asks the driver about the handle only after
+/// the call.
 #[cold]
 fn change_unknown(call: Call, exec: GraphExec, source: Source, real: &dyn Real) -> Status {
     let status = measured::unknown(call, measured::ALL, real, None);
@@ -137,7 +138,7 @@ fn change_unknown(call: Call, exec: GraphExec, source: Source, real: &dyn Real) 
     );
     loading::has_grown(device, current_context(), most);
     if !all_known {
-        // gpulimit does not know some kernels of the graph, so it forgets the graph's needs.
+        // Some kernels of the graph are unknown, so gpulimit does not know what a launch needs.
         handles.take(Kind::Exec, exec);
         call.process.launched.remove(exec);
         call.process.launched.remove(exec | 1);
@@ -163,8 +164,8 @@ pub fn update(call: Call, real: &dyn Real, exec: GraphExec, graph: Graph) -> Sta
     change(call, exec, Source::Graph(graph), real)
 }
 
-/// `cuGraphExecKernelNodeSetParams_v2`: Charges the growth of local memory before the call, or
-/// before the launch that takes it. Measures once per kernel.
+/// `cuGraphExecKernelNodeSetParams_v2`: Charges growth of local memory before the call, or before
+/// the launch that takes it. Measures once per kernel.
 pub fn set_kernel(
     call: Call,
     real: &dyn Real,

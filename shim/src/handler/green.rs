@@ -9,17 +9,16 @@ use crate::handler::Call;
 use crate::handler::aside::attempt;
 use crate::handler::{context, measured};
 
-/// The most memory that a green context takes, bytes. It stays taken until the primary context
-/// ends.
+/// The most bytes that a green context takes. They stay taken until the primary context ends.
 const MOST: u64 = 6 << 20;
 
-/// `cuGreenCtxCreate`: Charges 6 MiB, and the primary context if it is missing. Measures
-/// afterwards, and destroys the green context if the group has no room.
+/// `cuGreenCtxCreate`: Charges 6 MiB, and a missing primary context. Measures after the call, and
+/// destroys a green context that does not fit.
 pub fn create(call: Call, real: &dyn Real, green: Out<Opaque>, ordinal: Ordinal) -> Status {
     attempt(real, || {
         let device = call.process.device(ordinal)?;
-        // Retains the primary context until this function ends. A missing one is made and charged
-        // here.
+        // Retains the primary context until this function ends. A missing primary context is made
+        // and charged here.
         let mut primary: Context = 0;
         let place = Out::of(&mut primary);
         let retain = || cuda::cuDevicePrimaryCtxRetain(place, ordinal);
@@ -54,7 +53,8 @@ pub fn create(call: Call, real: &dyn Real, green: Out<Opaque>, ordinal: Ordinal)
 /// `cuGreenCtxDestroy`: If the primary context ends with its last green context, uncharges the
 /// primary context after the call.
 pub fn destroy(call: Call, real: &dyn Real, green: Opaque) -> Status {
-    // The driver can reuse the handle at once, so forget the green context before the call.
+    // The driver can reuse the handle at once, so forget the green context before the driver's
+    // call.
     let Some(known) = call.process.greens.take(green) else {
         return real.call();
     };
@@ -69,7 +69,7 @@ pub fn destroy(call: Call, real: &dyn Real, green: Opaque) -> Status {
 
 /// `cuGreenCtxStreamCreate`: Charged like `cuStreamCreate`.
 pub fn stream(call: Call, real: &dyn Real, stream: Out<Stream>, green: Opaque) -> Status {
-    // A green context's stream needs no current context, so charge the green context's device.
+    // The stream of a green context needs no current context, so charge the green context's device.
     let Some(known) = call.process.greens.get(green) else {
         return measured::unknown(call, &|_| RESERVE, real, None);
     };

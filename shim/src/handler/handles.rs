@@ -54,8 +54,8 @@ pub fn functions(
     module: Opaque,
 ) -> Status {
     let status = real.call();
-    // The driver accepts some handles that are not modules here, but crashes on them in other
-    // functions.
+    // This driver function accepts some handles that are not modules. Other functions crash on such
+    // handles.
     let Some(Origin { context, .. }) = call.process.handles.origin(Kind::Module, module) else {
         return status;
     };
@@ -86,8 +86,8 @@ pub fn kernels(
     })
 }
 
-/// Remembers the functions or kernels in `list`, at most `room`. `are()` returns the number of all
-/// of them.
+/// Remembers the functions or kernels in `list`, at most `room`. `are()` returns how many the code
+/// has.
 fn listed(
     call: Call,
     status: Status,

@@ -1,5 +1,5 @@
-//! Linear memory that processes share (CUDA IPC). The memory is charged to the allocating process
-//! until that process frees it. Then it is charged to the process that has it open.
+//! Linear memory that processes share (CUDA IPC). The allocating process is charged until it frees
+//! the memory, then the process that has the memory open.
 
 use gpulimit_ledger::Category;
 
@@ -13,8 +13,8 @@ use crate::driver::cuda;
 use crate::handler::Call;
 use crate::handler::linear::blocks_touched;
 
-/// `cuIpcGetMemHandle`: Charges nothing. Marks the memory as shared, because other processes can
-/// hold it longer.
+/// `cuIpcGetMemHandle`: Charges nothing. Marks the memory as shared, because another process may
+/// keep it open longer.
 pub fn get(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
     let blocks = &call.process.blocks;
     let share = |base| {
@@ -24,14 +24,14 @@ pub fn get(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
             device.book.mark_shared(bytes);
         }
     };
-    // Another thread may free the memory as soon as the IPC handle exists, so mark it as shared
-    // first.
+    // Another thread can free the memory as soon as the IPC handle exists, so mark the memory as
+    // shared first.
     if let Some(base) = blocks.base(dptr) {
         share(base);
         return real.call();
     }
-    // The address may lie inside an allocation. The driver tells the start after it has accepted
-    // the address.
+    // The address may lie inside an allocation. The driver tells the allocation's start once it has
+    // accepted the address.
     let status = real.call();
     if status == SUCCESS
         && let Some((base, _)) = allocation_range(dptr)
@@ -57,8 +57,8 @@ pub fn open(call: Call, real: &dyn Real, dptr: Out<DevicePtr>) -> Status {
     status
 }
 
-/// `cuIpcCloseMemHandle`: The last close uncharges memory that was charged to this process. Memory
-/// that other processes may have open stays charged.
+/// `cuIpcCloseMemHandle`: The last close uncharges memory that was charged to this process, unless
+/// other processes may still have it open.
 pub fn close(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
     let mark = call.process.mark();
     let openings = &call.process.openings;

@@ -28,7 +28,7 @@ use crate::handler::measured;
 use crate::handler::payment::{ROUNDS, insist};
 use crate::handler::stream::{self, capturing, is_capturing};
 
-/// The bytes charged before the first launch of a process: PyTorch's takes 92 MiB besides its code
+/// The bytes charged before the first launch of a process. PyTorch's first launch takes 92 MiB
 /// (measured).
 const FIRST: u64 = 128 << 20;
 
@@ -42,7 +42,8 @@ pub enum Target<'a> {
     Graph(Opaque),
 }
 
-/// Launches a kernel or a graph, and charges the memory for it, except a graph's memory nodes.
+/// Launches a kernel or a graph, and charges its memory, except the memory of a graph's memory
+/// nodes.
 pub fn launch(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real) -> Status {
     let (Target::Function(handle) | Target::OneOfSeveral(handle, _) | Target::Graph(handle)) = what;
     let launched = &call.process.launched;
@@ -101,7 +102,7 @@ pub fn launch(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real) -> 
             Target::Function(function) | Target::OneOfSeveral(function, _) => {
                 Lazy::of(call, None, function, context)
             }
-            // The driver has loaded the graph's CUDA libraries when it made the graph executable.
+            // The driver loaded the CUDA libraries of the graph when it made the graph executable.
             Target::Graph(_) => Lazy::none(context),
         };
         let status = loading::run(call, device, context, usage, lazy.needs, more, real, None)?;
@@ -145,7 +146,8 @@ fn is_known(call: Call, what: Target<'_>, stream: Stream) -> bool {
     code && stream::is_known(stream)
 }
 
-/// Launches with an unknown handle or stream. Asks the driver about them only after the launch.
+/// Launches with an unknown handle or stream. Asks the driver about handle and stream only after
+/// the launch.
 #[cold]
 fn launch_unknown(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real) -> Status {
     let handles = &call.process.handles;
@@ -154,7 +156,7 @@ fn launch_unknown(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real)
             if handles.knows(Kind::Code, function) =>
         {
             let device = call.process.current_device().ok()?;
-            // If the function's CUDA library is not loaded yet, the launch takes more memory, of
+            // If the function's CUDA library is not loaded yet, the launch also takes memory of
             // unknown size.
             let is_there = Lazy::of(call, None, function, 0).is_empty();
             is_there.then(|| loading::per_thread(call, device, function))
@@ -191,8 +193,8 @@ fn launch_unknown(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real)
     status
 }
 
-/// Returns the context whose memory a launch in `stream` takes; `None` if no context or stream is
-/// known.
+/// Returns the context whose memory a launch in `stream` takes; `None` without a current context or
+/// for an unknown stream.
 fn context_of(call: Call, stream: Stream) -> Option<Context> {
     let context = if stream <= 2 {
         // The NULL, legacy and per-thread streams (handles 0, 1 and 2) belong to the current
@@ -217,9 +219,8 @@ fn context_of_accepted(call: Call, stream: Stream) -> Option<Context> {
     (asked == SUCCESS && holder != 0).then_some(holder)
 }
 
-/// `cuLaunchKernel`, `cuLaunchCooperativeKernel`, `cuLaunchGridAsync`: Charges the needs of a
-/// kernel's first launch in a context, and measures afterwards. Later launches go straight to the
-/// driver.
+/// `cuLaunchKernel`, `cuLaunchCooperativeKernel`, `cuLaunchGridAsync`: Charges before a kernel's
+/// first launch in a context, and measures afterwards. Later launches go straight to the driver.
 pub fn kernel(call: Call, real: &dyn Real, function: Opaque, stream: Stream) -> Status {
     launch(call, Target::Function(function), stream, real)
 }
@@ -270,8 +271,8 @@ pub fn multi_device(call: Call, real: &dyn Real, list: In<LaunchParams>, count: 
     if (0..count as usize).all(|at| list.at(at).read().is_some_and(is_known)) {
         return real.call();
     }
-    // The driver refuses two launches on one device. gpulimit would wait for a lock that this
-    // thread holds.
+    // The driver refuses two launches on one device. For the second, gpulimit would wait for this
+    // thread's own lock.
     let mut contexts = Set::default();
     let mut is_new = |params: LaunchParams| contexts.insert(context_of(call, params.stream));
     if !(0..count as usize).all(|at| list.at(at).read().is_some_and(&mut is_new)) {
@@ -286,8 +287,8 @@ pub fn multi_device(call: Call, real: &dyn Real, list: In<LaunchParams>, count: 
         let Some((device, due)) = shortage.get() else {
             return status;
         };
-        // This thread holds no lock here, so it can wait. Another thread may still take the room
-        // first.
+        // This thread can wait, because it holds no lock here. Another thread can still take the
+        // room first.
         let mut paid = Prepaid::none(device);
         if device.driver_part.await_others(Instant::now() + PATIENCE) {
             continue;

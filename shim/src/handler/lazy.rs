@@ -1,8 +1,8 @@
-//! Code that is loaded at its first use: a module's functions one by one, a CUDA library at once in
-//! each context.
+//! Code that the driver loads at its first use: functions of modules one by one, CUDA libraries as
+//! a whole.
 //!
-//! Many driver functions can be the first to use code, such as the occupancy functions and those
-//! that add nodes to graphs.
+//! The first use can be one of many driver functions, such as an occupancy query or a new graph
+//! node.
 
 use crate::abi::{
     CUDA_ERROR_NOT_FOUND, CUDA_ERROR_OUT_OF_MEMORY, Context, Device as Ordinal, Opaque, Out,
@@ -23,11 +23,10 @@ use crate::handler::loading::{self, Use};
 use crate::handler::measured;
 use crate::image::Needs;
 
-/// Runs `real`, which uses `handle` (a CUDA library, a function or a kernel) in `context` (`None`:
-/// the current context).
+/// Runs `real`, which uses the CUDA library, function or kernel `handle` in `context` or in the
+/// current context.
 ///
-/// If the call loads the code, charges the memory before and measures afterwards. For a loaded
-/// kernel, costs one table lookup.
+/// The first use loads the code: charges the memory before the call, and measures afterwards.
 pub fn load(
     call: Call,
     handle: Opaque,
@@ -141,8 +140,8 @@ pub fn everywhere(call: Call, real: &dyn Real, kernel: Opaque, ordinal: Ordinal)
 /// A lazily loaded CUDA library that a driver call can load.
 pub struct Lazy {
     pub library: Option<Opaque>,
-    /// A kernel of an unknown CUDA library, or 0. The driver tells the library after it has
-    /// accepted the kernel.
+    /// A kernel of an unknown CUDA library, or 0. gpulimit asks for the library once the driver
+    /// accepts the kernel.
     kernel: Opaque,
     context: Context,
     /// The memory that the CUDA library's image declares; 0 if the library is already loaded.
@@ -160,8 +159,8 @@ impl Lazy {
         }
     }
 
-    /// Returns the `Lazy` of a call that loads `library`, or else the CUDA library of `kernel`, in
-    /// `context`.
+    /// Returns the `Lazy` of a call that loads `library` in `context`. `None` stands for the CUDA
+    /// library of `kernel`.
     pub fn of(call: Call, library: Option<Opaque>, kernel: Opaque, context: Context) -> Lazy {
         let mut lazy = Lazy {
             library,
@@ -225,7 +224,7 @@ fn library_of(kernel: Opaque) -> Result<Opaque, Status> {
 
 /// `cuFuncLoad`, `cuFuncSetAttribute`, `cuFuncSetCacheConfig`, `cuFuncSetSharedMemConfig`,
 /// `cuKernelGetParamInfo`, `cuKernelGetParamCount`, `cuOccupancy` functions: Charged like
-/// `cuLibraryGetModule`. For loaded code, costs one table lookup.
+/// `cuLibraryGetModule`. For loaded code, the hook costs one table lookup.
 pub fn function(call: Call, real: &dyn Real, function: Opaque) -> Status {
     load(call, function, None, None, real)
 }

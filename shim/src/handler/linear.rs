@@ -23,8 +23,8 @@ use crate::handler::managed;
 use crate::refusal::Refused;
 use block::Block;
 
-/// `cuMemAlloc_v2`: Charges whole blocks of 2 MiB before the call. If a small request lies in a
-/// charged block, uncharges the new block.
+/// `cuMemAlloc_v2`: Charges whole blocks of 2 MiB before the call. Uncharges a small request that
+/// fits into a charged block.
 pub fn alloc(
     call: Call,
     real: impl Fn(Out<DevicePtr>, usize) -> Status,
@@ -80,11 +80,11 @@ pub fn alloc_pitch_v1(
 /// the size.
 type Made<'a> = &'a dyn Fn() -> (Option<DevicePtr>, Option<u64>);
 
-/// Makes a pitched allocation of pitch × height bytes. After the call, `result` returns the address
-/// and the pitch.
+/// Makes a pitched allocation of pitch × height bytes. `result` returns the address and the pitch
+/// after the driver's call.
 fn allocate_rows(call: Call, width: u64, height: u64, real: &dyn Real, result: Made<'_>) -> Status {
-    /// The driver pads rows to a multiple of this many bytes. A larger pitch is corrected after the
-    /// call.
+    /// The driver pads rows to a multiple of this many bytes. The charge for more padding is
+    /// corrected after the call.
     const PITCH: u64 = 512;
     let estimate = round_up(width, PITCH).saturating_mul(height);
     allocate_by(call, estimate, real, &|| {
@@ -98,8 +98,8 @@ fn allocate_by(call: Call, estimate: u64, real: &dyn Real, result: Made<'_>) -> 
     allocate(call, estimate, || real.call(), result)
 }
 
-/// Charges `estimate` bytes, calls the driver and records the allocation. `result` returns its
-/// address and perhaps size.
+/// Charges `estimate` bytes, calls the driver and records the allocation. `result` returns the
+/// address and a size from the driver.
 #[inline]
 fn allocate(
     call: Call,
@@ -136,7 +136,7 @@ fn small(
     let Ok(mut paid) = Block::pay(device, call.symbol) else {
         return CUDA_ERROR_OUT_OF_MEMORY;
     };
-    // At most two tries: only a lent block leads to a second try, which has a charged block.
+    // At most two tries: a lent block can lead to a second try, which has a charged block.
     loop {
         let mark = call.process.mark();
         fault::point("small");
@@ -171,7 +171,7 @@ fn small(
     }
 }
 
-/// Frees a small allocation that took a new block on loan. Returns a charged block for another try.
+/// Frees a small allocation whose new block was only lent. Returns a charged block for another try.
 #[cold]
 fn undo_unpaid(
     call: Call,
@@ -241,8 +241,8 @@ fn enter_large(charged: Charged<'_>, device: &'static Device, address: DevicePtr
     );
 }
 
-/// `cuMemFree_v2`: Uncharges the memory after the call. A block of small allocations is uncharged
-/// with the last of them. Memory that other processes may have open stays charged.
+/// `cuMemFree_v2`: Uncharges after the call. The last small allocation in a block uncharges the
+/// block. Memory open in other processes stays charged.
 pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> Status {
     if contexts::may_sleep() {
         return free_undisturbed(call, dptr, &move || real(dptr));
@@ -250,8 +250,8 @@ pub fn free(call: Call, real: impl Fn(DevicePtr) -> Status, dptr: DevicePtr) -> 
     release(call, dptr, || real(dptr))
 }
 
-/// Does the work of [`release`] with cancellation put off, because a cancelled thread would end in
-/// the driver.
+/// Does the work of [`release`] with cancellation put off, because a cancelled thread can end in
+/// the driver's call.
 #[cold]
 fn free_undisturbed(call: Call, dptr: DevicePtr, real: &dyn Real) -> Status {
     let _undisturbed = Undisturbed::new();

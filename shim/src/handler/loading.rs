@@ -25,8 +25,7 @@ use crate::handler::payment::Payment;
 use crate::image::Needs;
 use crate::refusal::Refused;
 
-/// Returns the bytes of local memory per thread of the kernel `function`; 0 if the driver does not
-/// tell.
+/// Returns the local memory of each thread of the kernel, in bytes; 0 if the driver does not tell.
 pub fn per_thread(call: Call, device: &Device, function: Opaque) -> u64 {
     let mut bytes = 0;
     let of_function = |bytes: &mut i32| {
@@ -43,8 +42,8 @@ pub fn per_thread(call: Call, device: &Device, function: Opaque) -> u64 {
         }
         told
     };
-    // The driver has a query for each kind of handle. A handle not known as a `CUkernel` may still
-    // be one.
+    // The driver has a query for each kind of handle. A handle can be a `CUkernel` without
+    // gpulimit's knowledge.
     let told = relaxed(|| match call.process.launched.is_kernel(function) {
         true => of_kernel(&mut bytes),
         false => of_function(&mut bytes) || of_kernel(&mut bytes),
@@ -52,7 +51,7 @@ pub fn per_thread(call: Call, device: &Device, function: Opaque) -> u64 {
     u64::try_from(bytes).ok().filter(|_| told).unwrap_or(0)
 }
 
-/// Notes the local memory of `context` after a measured call, whose kernels were not charged ahead.
+/// Notes the growth of local memory in `context` after a measured call that was not charged ahead.
 pub fn has_grown(device: &'static Device, context: Context, per_thread: u64) {
     let memory = device.kernels.context(context);
     let _alone = hold(Place::Alone, || memory.alone.write());
@@ -69,21 +68,22 @@ pub fn has_grown(device: &'static Device, context: Context, per_thread: u64) {
 pub enum Use<'a> {
     /// The call loads code.
     Load,
-    /// The call launches a kernel. The function returns its local memory per thread, after the
-    /// estimate is paid.
+    /// The call launches a kernel. After the estimate is paid, this function returns the kernel's
+    /// local memory per thread.
     Launch(&'a dyn Fn() -> u64),
     /// The call launches several kernels, and this value stands for one of them.
     OneOfSeveral(&'a dyn Fn() -> u64, &'a Shortage),
-    /// The call makes, changes or launches an executable graph. The function returns the most local
-    /// memory per thread.
+    /// The call makes, changes or launches an executable graph. This function returns the most
+    /// local memory per thread.
     Graph(&'a dyn Fn() -> u64),
 }
 
-/// The device that lacked room for a launch, and the bytes to pay. The caller waits without locks.
+/// The device that lacked room for a launch, and the bytes to pay. The caller waits without holding
+/// locks.
 pub type Shortage = Cell<Option<(&'static Device, u64)>>;
 
-/// Does the work of [`measured::run`] in `context`. Also charges the driver's reserve, the
-/// `declared` memory and the growth of local memory, and `more` bytes if possible.
+/// Does the work of [`measured::run`] in `context`. Also charges the `declared` memory, growth of
+/// local memory, and up to `more` bytes.
 #[allow(clippy::too_many_arguments)]
 pub fn run(
     call: Call,
@@ -172,8 +172,8 @@ pub fn run(
     let heap = kept();
     let before = paid.offer(heap);
     let status = real.call();
-    // The driver refuses a new heap limit once the heap exists, so an attempt shows whether it
-    // exists.
+    // The driver refuses to set the heap limit once the heap exists. So setting the limit shows
+    // whether the heap exists.
     let needed = heap > 0 && status == SUCCESS && is_in_use(context, LIMIT_MALLOC_HEAP_SIZE);
     let taken = |grown: u64| {
         let is_taken = needed && grown.saturating_sub(growth + large + runtime.tables) >= heap;
@@ -226,8 +226,8 @@ fn conclude_growth(
     }
 }
 
-/// Handles a failed growth of local memory. If the context lost all local memory, every kernel
-/// needs it anew.
+/// Handles a failed growth of local memory. If the driver dropped the context's local memory, every
+/// kernel needs new memory.
 pub fn note_failure(
     call: Call,
     device: &Device,

@@ -1,5 +1,5 @@
-//! Managed memory of `cuMemAllocManaged` and `__managed__` variables. Charged in full, because the
-//! GPU may come to hold all of it.
+//! Managed memory of `cuMemAllocManaged` and `__managed__` variables. It is charged in full,
+//! because the GPU can come to hold all of it.
 
 use gpulimit_ledger::Category;
 
@@ -28,10 +28,10 @@ pub fn alloc(call: Call, real: &dyn Real, dptr: Out<DevicePtr>, bytesize: usize)
     })
 }
 
-/// Runs `real`, which takes `bytes` of managed memory, and charges them before in whole blocks.
+/// Charges `bytes` of managed memory in whole blocks, and runs `real`, which takes them.
 ///
-/// The memory lives until `context` ends; if `context` is 0, until it is freed. `real` returns the
-/// status and the address or handle.
+/// The memory stays taken until `context` ends, or if `context` is 0, until it is freed. `real`
+/// returns the status and the address or handle.
 fn take(
     call: Call,
     device: &Device,
@@ -61,10 +61,10 @@ fn take(
     Ok(status)
 }
 
-/// Runs `real`, which loads code with `bytes` of `__managed__` variables, and charges them.
+/// Charges `bytes` of `__managed__` variables, and runs `real`, which loads their code.
 ///
 /// If `context` is 0, the code is a CUDA library for all contexts. Without a current context, the
-/// first device is charged. [`free`] uncharges the variables by the code's handle.
+/// first device is charged. [`free`] takes the code's handle.
 pub fn variables(
     call: Call,
     bytes: u64,
@@ -84,8 +84,8 @@ pub fn variables(
     })
 }
 
-/// Frees the managed memory at the address, or of the code handle, `dptr`. Returns `None`, without
-/// a driver call, if `dptr` is neither.
+/// Frees the managed memory with the address or code handle `dptr`. Returns `None`, without a
+/// driver call, for other values.
 pub fn free(call: Call, dptr: DevicePtr, real: &dyn Real) -> Option<Status> {
     let taken = call.process.managed.take(dptr)?;
     let status = real.call();

@@ -1,5 +1,5 @@
-//! Driver calls that take memory of unknown size. An estimate is paid before the call, and the real
-//! size is measured afterwards. Payments come from new charges or from the driver's reserve.
+//! Driver calls that take memory of unknown size. An estimate is paid before the call, and the size
+//! is measured afterwards. New charges or the driver's reserve pay.
 
 use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, Out, SUCCESS, Status, Stream};
 use crate::account::book::RESERVE;
@@ -16,8 +16,8 @@ use crate::refusal::Refused;
 
 /// Runs `real` with `estimate` bytes paid ahead.
 ///
-/// If the call exceeds the limit, `undo` undoes it, and the program gets out of memory. Without
-/// `undo`, the memory stays taken, and further growth is refused.
+/// If the call exceeds the group's limit, `undo` undoes the call. Without `undo`, the memory stays
+/// taken, and further growth is refused.
 pub fn run(
     call: Call,
     device: &'static Device,
@@ -49,8 +49,8 @@ pub fn conclude(
     }
 }
 
-/// Returns the status after a measurement, and undoes a call over the limit. `before`: the driver's
-/// bytes before the call.
+/// Returns the status after a measurement, and undoes a call over the limit. `before` is the
+/// driver's bytes before the call.
 pub fn judge(
     call: Call,
     device: &'static Device,
@@ -79,8 +79,7 @@ pub const ALL: Most<'static> = &|device| device.capacity;
 
 /// Runs `real` for an unknown handle, whose memory can be on any device.
 ///
-/// Pays up to `most` bytes ahead on each device with contexts. If the call takes more, further
-/// growth is refused. `undo` works as in [`run`].
+/// Pays up to `most` bytes ahead on each device with contexts. `undo` works as in [`run`].
 #[cold]
 pub fn unknown(call: Call, most: Most<'_>, real: &dyn Real, undo: Option<&dyn Fn()>) -> Status {
     fn on(
@@ -102,7 +101,7 @@ pub fn unknown(call: Call, most: Most<'_>, real: &dyn Real, undo: Option<&dyn Fn
 }
 
 /// `cuStreamCreate`, `cuStreamCreateWithPriority`: Charges an estimate of 4 MiB before the call,
-/// and measures afterwards. The driver never gives a stream's memory back.
+/// and measures afterwards. The driver keeps the memory of ended streams.
 pub fn stream(call: Call, real: &dyn Real, stream: Out<Stream>) -> Status {
     let status = attempt(real, || {
         let device = call.process.current_device()?;

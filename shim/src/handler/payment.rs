@@ -1,8 +1,7 @@
 //! The payment for a driver call that must be made under a lock of gpulimit.
 //!
-//! A thread must not wait for room while it holds a lock ([`crate::account::locks`]). So it first
-//! tries to pay under the lock, and releases the lock before it waits. Meanwhile the bytes to pay
-//! may change.
+//! A thread must not wait for room while it holds a lock ([`crate::account::locks`]). So the thread
+//! first tries to pay under the lock, and releases the lock before it waits.
 
 use std::cell::Cell;
 use std::time::Instant;
@@ -14,8 +13,7 @@ use crate::account::request::Request;
 use crate::handler::Call;
 use crate::refusal::Refused;
 
-/// The most times that a driver call waits for room. A call waits again only if its bytes have
-/// changed.
+/// The most times that a driver call waits for room. The bytes to pay can change during each wait.
 pub const ROUNDS: u32 = 16;
 
 /// The payment for a driver call under a lock: in full or not at all.
@@ -31,8 +29,8 @@ pub struct Payment<'b, G> {
 }
 
 impl<G> Payment<'_, G> {
-    /// Takes the lock and pays. Returns the guard and the payment. Gives back what is `paid` before
-    /// it waits.
+    /// Takes the lock and pays. Returns the guard and the payment. A thread that must wait first
+    /// gives back `paid`.
     pub fn make(
         &self,
         call: Call,

@@ -22,8 +22,8 @@ use crate::handler::Call;
 use crate::handler::aside::{Aside, attempt};
 use crate::handler::stream::{await_work, capturing, own_stream};
 
-/// `cuMemAllocAsync`: Charges the most by which the stream's current pool can grow, in steps of 32
-/// MiB. Uncharges the rest after the call.
+/// `cuMemAllocAsync`: Charges the most by which the stream's pool can grow, in steps of 32 MiB.
+/// Uncharges the rest after the call.
 pub fn alloc(
     call: Call,
     real: impl Fn(Out<DevicePtr>, usize, Stream) -> Status,
@@ -39,8 +39,8 @@ pub fn alloc(
     }
 }
 
-/// Returns the current memory pool of the stream's device; `None` where gpulimit does not know
-/// stream or pool.
+/// Returns the current memory pool of the stream's device; `None` if gpulimit does not know the
+/// stream or the pool.
 #[inline(always)]
 fn current_pool(
     call: Call,
@@ -81,8 +81,7 @@ pub fn alloc_from(
     }
 }
 
-/// Remembers an allocation from a managed pool, unless the call was captured: graphs own their
-/// memory.
+/// Remembers an allocation from a managed pool. A captured allocation belongs to a graph instead.
 fn note_managed(
     call: Call,
     pool: &'static Pool,
@@ -112,8 +111,8 @@ fn device_of_drivers_pool(call: Call, pool: MemPool) -> Option<Ordinal> {
     })
 }
 
-/// Allocates from an unknown pool (`None`: the stream's current pool) or stream. Charges possible
-/// growth on every device in use.
+/// Allocates from an unknown pool or in an unknown stream. Charges the possible growth on every
+/// device in use.
 #[cold]
 fn allocate_unknown(
     call: Call,
@@ -276,8 +275,8 @@ impl Allocation {
         (status, whole)
     }
 
-    /// Allocates where the pool's headroom does not suffice. `made` is the status of a call that
-    /// outgrew the payment.
+    /// Allocates where the pool's headroom does not suffice. `made` is the status if the driver's
+    /// call exceeded the payment.
     #[cold]
     #[inline(never)]
     fn insist(self, made: Option<Status>, real: &dyn Real) -> Status {
@@ -296,8 +295,8 @@ impl Allocation {
         } = self;
         let growth = growth(bytes);
         let mut tries = 0;
-        // The driver opens files for a pool's first memory. A cancelled thread would end there, so
-        // cancellation is put off.
+        // A pool's first memory makes the driver open files. Cancellation is put off, because a
+        // cancelled thread would end there.
         let mut undisturbed = None;
         loop {
             let status = match made.take() {
@@ -333,7 +332,7 @@ impl Allocation {
     }
 }
 
-/// The most tries of one allocation. A try is undone if others have taken the room for the
+/// The most tries of one allocation. A try is undone if other requests have taken the room for the
 /// headroom.
 const TRIES: u32 = 16;
 
@@ -362,8 +361,8 @@ fn pay(
     if paid(Some(until)) {
         return Ok(());
     }
-    // Trimming a pool makes room for growth. Twice the growth lets the next request find room at
-    // once.
+    // A trimmed pool makes room for growth. It gives back twice the growth, so that the next
+    // request finds room.
     pool.trim(&device.book, growth.saturating_mul(2));
     if paid(Some(until)) {
         return Ok(());
@@ -382,8 +381,8 @@ fn pay(
     Ok(())
 }
 
-/// Concludes an allocation that made the pool grow. If the growth and new headroom cannot be paid,
-/// undoes the allocation and returns false.
+/// Pays for the growth of a pool and for new headroom. If that fails, undoes the allocation and
+/// returns false.
 #[cold]
 fn settle_growth(
     device: &'static Device,
@@ -394,7 +393,8 @@ fn settle_growth(
 ) -> bool {
     let _growth = Growth(pool);
     device.renew(mark);
-    // In a full group a managed pool needs no headroom while it uses only memory from before.
+    // In a full group a managed pool needs no headroom while it uses only memory that it had
+    // before.
     let within = pool.managed && !pool.has_overrun();
     let ahead = |short| {
         let request = Request::reclaiming(short);
@@ -407,7 +407,7 @@ fn settle_growth(
     stays
 }
 
-/// Undoes an allocation from a pool. Its memory stays in the pool, charged, until the stream's work
+/// Undoes an allocation from a pool. The pool keeps the memory charged until the stream's work
 /// ends.
 fn take_back(
     symbol: &str,
@@ -426,8 +426,8 @@ fn take_back(
     pool.trim(&device.book, growth);
 }
 
-/// `cuMemFreeAsync`: Uncharges nothing, because the pool keeps the memory. A later synchronise call
-/// checks for shrunk pools.
+/// `cuMemFreeAsync`: Uncharges nothing, because the pool keeps the memory. The hook of a later
+/// synchronise call uncharges shrunk pools.
 pub fn free(
     call: Call,
     real: impl Fn(DevicePtr, Stream) -> Status,
@@ -472,7 +472,7 @@ pub fn create(
     status
 }
 
-/// Records a managed pool. All of it is charged on its location's device, else on the current or
+/// Records a managed pool, charged in full on the device of its location, else on the current or
 /// the first device.
 fn enter_managed(call: Call, pool: MemPool, location: Location) {
     let current = || call.process.current_device().map(|device| device.ordinal);
@@ -502,11 +502,12 @@ pub fn find(
     status
 }
 
-/// `cuMemPoolDestroy`: Uncharges the pool's memory after the call. Memory in use stays charged
-/// until a measurement finds it gone.
+/// `cuMemPoolDestroy`: Uncharges the pool's memory after the call. A measurement later uncharges
+/// memory that is still in use.
 pub fn destroy(call: Call, real: &dyn Real, pool: MemPool) -> Status {
     let known = call.process.pools.forget(pool);
-    // Other threads may still use the record of this pool. A retired pool is never queried again.
+    // Other threads may still use the record of this pool. No thread asks the driver about a
+    // retired pool.
     if let Some(known) = known {
         known.retire();
     }

@@ -1,7 +1,6 @@
-//! NVML's process lists of a GPU, reduced to the group's members, with the driver's own figures.
+//! NVML's process lists, reduced to the group's members, with the driver's own figures.
 //!
-//! The driver writes into a buffer of gpulimit, so the program's buffer needs room for the members
-//! only.
+//! gpulimit fetches the whole list, so the program's buffer needs room for the members only.
 
 use gpulimit_base::identity::{Identity, SeenProcess};
 
@@ -13,8 +12,8 @@ use crate::driver::figures::{self, Listed};
 use crate::handler::Call;
 use crate::handler::view;
 
-/// Returns the members of the group; `None` without a limit on the device, where the program gets
-/// all processes.
+/// Returns the members of the group; `None` without a limit on the device, because the program then
+/// sees all processes.
 fn members(call: Call, device: NvmlDevice) -> Option<Vec<Identity>> {
     let member = call.process.member().ok()?;
     if view::is_unlimited(call, device) {
@@ -30,7 +29,7 @@ fn members(call: Call, device: NvmlDevice) -> Option<Vec<Identity>> {
     )
 }
 
-/// Fetches the process list, and writes the members' entries to `infos` if they fit into `room`.
+/// Fetches the process list, and writes the members' entries to `infos` if all fit into `room`.
 /// Returns their number.
 fn filter<T: Listed>(
     members: &[Identity],
@@ -52,14 +51,14 @@ fn filter<T: Listed>(
     Ok(kept.len() as u32)
 }
 
-/// Checks that the program's NVML function accepts the device handle. Other NVML functions get only
-/// accepted handles.
+/// Checks that the program's NVML function accepts the device handle, before gpulimit passes the
+/// handle to other functions.
 fn accept<T: Listed>(fetch: &dyn Fn(Out<u32>, Out<T>) -> Status) -> Result<(), Status> {
     figures::whole_list(fetch, |_| ())
 }
 
-/// Returns NVML's status: success if the list fits into `room`. Passes the number of entries to
-/// `tell`.
+/// Returns NVML's status: success if the list fits into `room`, else an error. Passes the number of
+/// entries to `tell`.
 fn answer(kept: Result<u32, Status>, room: u32, tell: impl FnOnce(u32)) -> Status {
     match kept {
         Ok(count) => {

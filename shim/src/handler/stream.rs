@@ -40,7 +40,7 @@ pub fn is_known(stream: Stream) -> bool {
     stream <= PER_THREAD || Process::current().handles.knows(Kind::Stream, stream)
 }
 
-/// Returns an identity that differs even between streams with one handle; `None` before CUDA 12 and
+/// Returns an identity that is unique even where streams share a handle; `None` before CUDA 12 and
 /// for unknown streams.
 pub fn identity(symbol: &str, stream: Stream) -> Option<Identity> {
     if !is_known(stream) {
@@ -59,7 +59,7 @@ pub fn identity(symbol: &str, stream: Stream) -> Option<Identity> {
     (asked == SUCCESS).then_some((id, thread))
 }
 
-/// Waits for the stream's work, at most until `until`, because that work may depend on this thread.
+/// Waits for the stream's work, at most until the time `until`: the work may depend on this thread.
 /// Skips unknown streams.
 pub fn await_work(symbol: &str, stream: Stream, until: Instant) {
     if !is_known(stream) {

@@ -1,7 +1,7 @@
 //! The driver functions that return an amount of GPU memory, answered with the group's figures.
 //!
-//! Total is the smallest limit among the group and its parents. Free is what this process could
-//! still get. Neither exceeds the driver's own figure.
+//! Total is the smallest limit of the group and its parents. Free is what this process can still
+//! get.
 
 use gpulimit_base::device::DeviceKind;
 
@@ -33,8 +33,8 @@ pub fn mem_get_info_v1(call: Call, real: &dyn Real, free: Out<u32>, total: Out<u
     if status == SUCCESS
         && let Some((device, max)) = limited(call.process.current_device())
     {
-        // Asks the 64-bit function for the driver's figures, because the 32-bit function can cut
-        // off digits.
+        // Asks the 64-bit function, because the 32-bit function can cut off the upper half of a
+        // number.
         let (mut real_free, mut real_total) = (0, 0);
         if cuda::cuMemGetInfo_v2(Out::of(&mut real_free), Out::of(&mut real_total)) == SUCCESS {
             free.write(clamp_v1(device.book.free().min(real_free as u64)));
@@ -94,7 +94,7 @@ fn clamp_v1(bytes: u64) -> u32 {
 /// memory of the whole device.
 fn total_and_used(call: Call, device: NvmlDevice, total: u64) -> Option<(u64, u64)> {
     let id = figures::identify(device)?;
-    // Limits apply to the MIG instances of a divided GPU, which have NVML handles of their own.
+    // A GPU that is divided by MIG has no limit: limits apply to its MIG instances.
     if id.kind == DeviceKind::Gpu && figures::is_cut(device) {
         return None;
     }

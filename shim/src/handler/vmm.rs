@@ -91,8 +91,8 @@ pub fn retain(call: Call, real: &dyn Real, handle: Out<AllocationHandle>) -> Sta
 /// `cuMemExportToShareableHandle`: Charges nothing. Marks the memory as shared, because another
 /// process can hold it longer than this process does.
 pub fn export(call: Call, real: &dyn Real, handle: AllocationHandle) -> Status {
-    // Another thread can release the memory as soon as the file descriptor exists, so mark it as
-    // shared first.
+    // Another thread can release the memory as soon as the file descriptor exists, so mark the
+    // memory as shared first.
     if let Some((ordinal, bytes)) = call.process.vmm.exported(handle)
         && let Ok(device) = call.process.device(ordinal)
     {
@@ -124,7 +124,7 @@ fn location(handle: AllocationHandle) -> Option<Ordinal> {
     (asked == SUCCESS).then(|| prop[0].location.device())?
 }
 
-/// Returns a function that removes memory from this process's record. Call it before a driver call
+/// Returns a function that removes memory from this process's record, for use before a driver call
 /// that can free the memory.
 fn take_from_book(call: Call) -> impl Fn(Ordinal, u64) {
     move |ordinal, bytes| {

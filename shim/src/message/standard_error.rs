@@ -59,8 +59,8 @@ fn error(answer: c_long) -> c_int {
 /// closed.
 fn kind() -> libc::mode_t {
     let mut about = MaybeUninit::<libc::stat>::zeroed();
-    // SAFETY: zero bytes are a valid `stat`, and on 64-bit systems the kernel fills in the C
-    // library's structure.
+    // SAFETY: zero bytes are a valid `stat`. On 64-bit systems the kernel's structure is the C
+    // library's.
     let about = unsafe {
         libc::syscall(libc::SYS_fstat, wide(DESCRIPTOR), about.as_mut_ptr());
         about.assume_init()
@@ -119,8 +119,8 @@ fn write_at_once(line: &[u8]) -> c_int {
     })
 }
 
-/// Moves a memory page with the line into the pipe, where nothing can change the page. Returns the
-/// error number, 0 on success.
+/// Moves a memory page with the line into the pipe, so that the page cannot change. Returns the
+/// error number or 0.
 fn splice(line: &[u8]) -> c_int {
     // SAFETY: makes a new anonymous private mapping of at least the line's length.
     let page = unsafe {
@@ -178,7 +178,7 @@ fn is_terminal() -> bool {
     unsafe { libc::ioctl(DESCRIPTOR, libc::TCGETS, settings.as_mut_ptr()) == 0 }
 }
 
-/// Opens the terminal once more, because only gpulimit's own file description may be non-blocking.
+/// Opens the terminal once more, because only gpulimit's own writes are allowed to be non-blocking.
 fn open_terminal() -> Option<c_int> {
     let flags = libc::O_WRONLY | libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
     // SAFETY: passes a NUL-terminated path.

@@ -1,8 +1,7 @@
-//! The `dlopen` of `libgpulimit.so`: a naked function that jumps to the C library's `dlopen`.
+//! The `dlopen` of `libgpulimit.so`, which jumps to the C library's `dlopen`.
 //!
-//! A library opened with `RTLD_DEEPBIND` would bind straight to libcuda. So gpulimit first
-//! redirects the driver's symbols (see [`super::redirect`]). The jump keeps the return address, by
-//! which the C library finds the caller's search path.
+//! Before a library is opened with `RTLD_DEEPBIND`, gpulimit redirects the driver's symbols (see
+//! [`super::redirect`]). The jump keeps the caller's return address, which decides the search path.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_void};

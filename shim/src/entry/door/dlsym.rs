@@ -1,8 +1,7 @@
-//! The `dlsym` of `libgpulimit.so`: a naked function that returns a hook or jumps to the C
-//! library's `dlsym`.
+//! The `dlsym` of `libgpulimit.so`, which returns a hook or jumps to the C library's `dlsym`.
 //!
 //! The C library identifies the caller by the return address, so gpulimit jumps instead of calling.
-//! The jump keeps all argument registers. [`decide`] chooses between hook and jump.
+//! [`decide`] chooses between hook and jump.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_void};
@@ -34,8 +33,8 @@ unsafe extern "C" fn decide(handle: *mut c_void, name: *const c_char) -> *const 
         return std::ptr::null();
     }
     if handle == libc::RTLD_NEXT {
-        // Only the C library knows where this search begins. It can find the driver, so the
-        // driver's symbols are redirected.
+        // Only the C library knows where this search begins. The search can find the driver, so
+        // redirect the driver's symbols.
         let _ = std::panic::catch_unwind(super::before_next);
         return std::ptr::null();
     }

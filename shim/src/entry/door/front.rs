@@ -1,10 +1,9 @@
-//! Redirects libraries that the dynamic linker searches before `libgpulimit.so`.
+//! Redirects libraries that the dynamic linker searches before `libgpulimit.so`, such as those of
+//! `LD_PRELOAD`.
 //!
-//! The linker searches `LD_PRELOAD` before /etc/ld.so.preload, so `LD_PRELOAD=libcuda.so.1` would
-//! bypass the hooks. In such a process, the start hook changes the symbol tables and the bound
-//! pointers in memory.
-//!
-//! A library that wraps `dlsym` stays in front: its own lookup of `dlsym` finds gpulimit's.
+//! The start hook changes the symbol tables of the C library and the driver, and the pointers
+//! already bound. A library that only wraps `dlsym` stays in front, because its own lookup of
+//! `dlsym` finds gpulimit's.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -14,8 +13,8 @@ use super::redirect::{Object, any_object, segment};
 use super::{dlopen, dlsym};
 use crate::entry::exports::{cuda, nvml};
 
-/// Redirects all loaded libraries to gpulimit's functions if a library in front of `libgpulimit.so`
-/// defines one of four names.
+/// Redirects all loaded libraries to gpulimit's functions if a library before `libgpulimit.so`
+/// defines one of these names.
 pub fn take_precedence() {
     // Every driver version has `cuInit` and `nvmlInit_v2`, so they stand for the whole driver.
     let names = [c"dlsym", c"dlopen", c"cuInit", c"nvmlInit_v2"];

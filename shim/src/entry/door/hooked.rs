@@ -62,7 +62,8 @@ impl Hooked {
         Some(self.rows.get(table.get(at)?.1)?.hook)
     }
 
-    /// Returns the rows of the hook table, each with whether the loaded driver has the function.
+    /// Returns the rows of the hook table. The flag beside a row tells whether the driver has the
+    /// function.
     pub fn report(&self) -> impl Iterator<Item = (&Row, bool)> {
         let present = self.library.present();
         self.rows
@@ -81,7 +82,8 @@ impl Hooked {
         // One thread at a time changes the table: the first to finish makes its pages read-only
         // again.
         let redirecting = &Process::current().redirecting;
-        // The holder never waits for the dynamic linker. A forked child has a lock of its own.
+        // The holder of this lock never waits for the dynamic linker. A forked child has its own
+        // lock.
         let _alone = hold(Place::Redirecting, || redirecting.lock());
         if !self.redirected.load(Ordering::Acquire) {
             redirect(handle, &|real| self.hook_of(real));

@@ -1,7 +1,7 @@
 //! Makes symbols and bound pointers of other libraries lead to the functions of `libgpulimit.so`.
 //!
-//! The dynamic linker can bind a library straight to the driver. So every lookup in the driver's
-//! symbol table must find the hook. The table is a private mapping of this process.
+//! The dynamic linker can bind a library straight to the driver. So gpulimit changes the driver's
+//! symbol table, which is a private mapping of this process. Every lookup then finds the hook.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
@@ -64,13 +64,13 @@ pub struct Object {
     symbols: *mut libc::Elf64_Sym,
     count: usize,
     names: *const libc::c_char,
-    /// The address and the bytes of the two relocation tables: of data, and of the procedure
-    /// linkage table.
+    /// The address and the bytes of two relocation tables: for data, and for the procedure linkage
+    /// table.
     relocations: [(usize, usize); 2],
 }
 
 impl Object {
-    /// Returns the object that `info` describes; `None` without symbols, and for the vDSO, whose
+    /// Returns the object that `info` describes; `None` without symbols, or for the vDSO, whose
     /// addresses vary between kernels.
     pub fn of(info: &libc::dl_phdr_info) -> Option<Object> {
         // SAFETY: the call only returns a number.

@@ -1,5 +1,5 @@
-//! The payment for the block that a small allocation may need. If no new block was taken, the
-//! payment is returned. After a panic it stays charged until the next measurement.
+//! The payment for the block that a small allocation may need. If the allocation takes no new
+//! block, the payment is returned. After a panic, the block stays charged until a measurement.
 
 use std::mem::ManuallyDrop;
 
@@ -62,7 +62,8 @@ impl<'a> Block<'a> {
         matches!(self.means, Means::Lent)
     }
 
-    /// Returns the bytes lent from the driver's reserve; 0 bytes if the block was paid otherwise.
+    /// Returns the bytes lent from the driver's reserve: one block, or 0 bytes for any other
+    /// payment.
     pub fn lent(self) -> Prepaid<'a> {
         let this = ManuallyDrop::new(self);
         Prepaid::lent(this.device, if this.is_lent() { BLOCK } else { 0 })
