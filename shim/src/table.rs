@@ -12,7 +12,7 @@
 //! - `CLASS` says what the hook does about memory (`Class` in `hook.rs`).
 //! - `SYMBOL(ARGUMENTS)` has the types of the C header. The driver writes to `Out<T>`; gpulimit
 //!   reads `In<T>`.
-//! - `HANDLER` gets the call, the driver's function and all arguments, and can change the arguments.
+//! - `HANDLER` gets the call, the driver's function and all arguments, which it can change.
 //! - `given (a, b)`: of the arguments, `HANDLER` gets only `a` and `b`. They cannot be changed.
 //! - `as hot`: the path to the handler is compiled into the export, because programs call the
 //!   function by the million. Only the handler's slow paths put cancellation off.

@@ -3,7 +3,7 @@
 use crate::abi::Status;
 
 /// The driver's function with the program's arguments. A `dyn Fn` would hold two more copies of the
-/// code.
+/// closure's code.
 pub trait Real {
     /// Calls the driver's function with the arguments of the program's call.
     fn call(&self) -> Status;

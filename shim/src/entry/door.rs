@@ -21,8 +21,8 @@ use crate::account::limited::limited;
 use crate::driver::Library;
 use crate::entry::exports::{cuda, nvml};
 
-/// Returns the address of the hook of the driver function `real`; `None` if it has no hook, or
-/// without a limit.
+/// Returns the address of the hook of the driver function `real`; `None` if there is no hook or no
+/// limit.
 pub fn translate(real: *const c_void) -> Option<*const c_void> {
     if !limited() {
         return None;

@@ -1,5 +1,5 @@
-//! Arrays and mipmapped arrays. The driver does not tell their sizes, so gpulimit queries a twin
-//! with deferred mapping, which takes no memory.
+//! Arrays and mipmapped arrays. The driver tells no size of an ordinary array, so gpulimit queries
+//! a twin: the same array with deferred mapping, which takes no memory.
 //!
 //! Arrays below 2 MiB share blocks: gpulimit charges one block before the call and measures
 //! afterwards. Before CUDA 11.6 it charges an estimate.

@@ -84,8 +84,8 @@ fn set_charged(
 /// bytes per thread.
 fn stack_growth(device: &Device, context: &ContextMemory, wanted: u64) -> u64 {
     let backing = device.kernels.backing(wanted);
-    // The driver refuses a stack limit that needs more memory than the GPU has, so it needs no
-    // payment.
+    // The driver refuses a stack limit that needs more memory than the GPU has, so such a limit
+    // needs no payment.
     match backing <= device.capacity {
         true => backing.saturating_sub(context.backing()),
         false => 0,

@@ -219,8 +219,9 @@ fn context_of_accepted(call: Call, stream: Stream) -> Option<Context> {
     (asked == SUCCESS && holder != 0).then_some(holder)
 }
 
-/// `cuLaunchKernel`, `cuLaunchCooperativeKernel`, `cuLaunchGridAsync`: Charges before a kernel's
-/// first launch in a context, and measures afterwards. Later launches go straight to the driver.
+/// `cuLaunchKernel`, `cuLaunchCooperativeKernel`, `cuLaunchGridAsync`: Charges memory before a
+/// kernel's first launch in a context, and measures afterwards. Later launches go straight to the
+/// driver.
 pub fn kernel(call: Call, real: &dyn Real, function: Opaque, stream: Stream) -> Status {
     launch(call, Target::Function(function), stream, real)
 }

@@ -64,7 +64,7 @@ fn take(
 /// Charges `bytes` of `__managed__` variables, and runs `real`, which loads their code.
 ///
 /// If `context` is 0, the code is a CUDA library for all contexts. Without a current context, the
-/// first device is charged. [`free`] takes the code's handle.
+/// first device is charged. [`free`] needs the code's handle.
 pub fn variables(
     call: Call,
     bytes: u64,

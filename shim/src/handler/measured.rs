@@ -1,5 +1,5 @@
 //! Driver calls that take memory of unknown size. An estimate is paid before the call, and the size
-//! is measured afterwards. New charges or the driver's reserve pay.
+//! is measured afterwards. Payments are new charges, or come from the driver's reserve.
 
 use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, Out, SUCCESS, Status, Stream};
 use crate::account::book::RESERVE;
@@ -50,7 +50,7 @@ pub fn conclude(
 }
 
 /// Returns the status after a measurement, and undoes a call over the limit. `before` is the
-/// driver's bytes before the call.
+/// driver's usage before the call.
 pub fn judge(
     call: Call,
     device: &'static Device,

@@ -502,8 +502,8 @@ pub fn find(
     status
 }
 
-/// `cuMemPoolDestroy`: Uncharges the pool's memory after the call. A measurement later uncharges
-/// memory that is still in use.
+/// `cuMemPoolDestroy`: Uncharges the pool's memory after the call. Memory still in use stays
+/// charged until a measurement finds it gone.
 pub fn destroy(call: Call, real: &dyn Real, pool: MemPool) -> Status {
     let known = call.process.pools.forget(pool);
     // Other threads may still use the record of this pool. No thread asks the driver about a

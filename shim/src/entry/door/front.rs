@@ -14,7 +14,7 @@ use super::{dlopen, dlsym};
 use crate::entry::exports::{cuda, nvml};
 
 /// Redirects all loaded libraries to gpulimit's functions if a library before `libgpulimit.so`
-/// defines one of these names.
+/// defines a function such as `dlsym`.
 pub fn take_precedence() {
     // Every driver version has `cuInit` and `nvmlInit_v2`, so they stand for the whole driver.
     let names = [c"dlsym", c"dlopen", c"cuInit", c"nvmlInit_v2"];
