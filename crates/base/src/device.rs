@@ -1,7 +1,6 @@
-//! The identities of GPUs and MIG instances: their UUIDs.
+//! The identities of GPUs and MIG instances: their UUIDs, in the form that NVML prints.
 //!
-//! The UUID of a GPU or MIG instance is the same everywhere, but its ordinal number differs between
-//! CUDA, NVML and containers. UUIDs are written as NVML writes them.
+//! CUDA, NVML and containers number devices differently, but agree on the UUIDs.
 
 use std::error::Error;
 use std::fmt;
@@ -57,10 +56,8 @@ impl DeviceId {
         Short(self)
     }
 
-    /// Returns whether the written UUID of the device begins with `prefix`, ignoring case.
-    ///
-    /// The prefix may leave out the kind: both `GPU-1a2b` and `1a2b` match `GPU-1a2b…`. An empty
-    /// prefix matches no device. Does not allocate.
+    /// Returns whether the device's UUID begins with `prefix`, ignoring case. The prefix may lack
+    /// the kind. An empty prefix matches no device.
     pub fn matches(&self, prefix: &str) -> bool {
         let written = self.written();
         let prefix = prefix.as_bytes();
@@ -127,9 +124,8 @@ impl FromStr for DeviceId {
             for byte in &mut uuid {
                 *byte = (digits.next()? << 4 | digits.next()?) as u8;
             }
-            // The loop skips every character that is not a hexadecimal digit. So the code below
-            // formats the UUID again and compares the result with the text. This rejects a missing
-            // prefix or a misplaced hyphen.
+            // The parser skips characters other than hexadecimal digits. Comparing the formatted
+            // UUID with the text rejects missing prefixes and misplaced hyphens.
             let mut both = [Self::gpu(uuid), Self::mig(uuid)].into_iter();
             both.find(|id| id.written().eq_ignore_ascii_case(text.as_bytes()))
         };

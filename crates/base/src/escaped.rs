@@ -2,11 +2,8 @@
 
 use std::fmt;
 
-/// A text that is displayed as one line. Characters that could change or hide other output are
-/// escaped: control characters (C0, DEL, C1), line separators, and marks of writing direction.
-///
-/// Each escaped character becomes `\u` and four hexadecimal digits per UTF-16 unit, as in JSON.
-/// Escaping a JSON text therefore keeps its value.
+/// A text displayed as one line. Control characters, line separators and marks of writing direction
+/// become escapes such as `\u001b`.
 pub struct Escaped<'a>(pub &'a str);
 
 impl fmt::Display for Escaped<'_> {

@@ -1,7 +1,6 @@
-//! Detection of file systems that cannot store gpulimit groups.
+//! Detection of file systems that cannot store gpulimit groups. A group's processes map the group's
+//! files and hold file locks, so a file system needs three properties:
 //!
-//! The processes in a group share memory by mapping the group's files. Each process holds a kernel
-//! file lock while it is alive. The file system must therefore have three properties:
 //! - Only one machine uses the file system.
 //! - A mapped file stays open and keeps its locks.
 //! - A write changes the file itself and not a copy of it.
@@ -22,8 +21,8 @@ use std::path::{Path, PathBuf};
 /// The properties of a file system that decide whether gpulimit groups can be stored on it.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct FileSystem {
-    /// The name of the file system as `mount` shows it, such as `tmpfs` or `fuse.sshfs`. If the
-    /// name is unknown, the text is `file system 0x…` with the magic number.
+    /// The file system's name as `mount` shows it, such as `fuse.sshfs`. An unknown name is
+    /// replaced by the magic number.
     pub name: Cow<'static, str>,
     /// The reason why this file system cannot store groups; `None` if it can store them.
     pub fault: Option<Fault>,
@@ -34,11 +33,11 @@ pub struct FileSystem {
 pub enum Fault {
     /// Several hosts can mount the file system, but a mapped file is not shared between hosts.
     Network,
-    /// The first write to a file makes a copy and changes only the copy. Processes that mapped the
-    /// file before this write do not see the change.
+    /// The first write to a file changes a copy. Processes that already mapped the file do not see
+    /// the change.
     CopiesUp,
     /// The file system drops a file lock when the descriptor is closed, even if the file is still
-    /// mapped. A living process can therefore lose its lock.
+    /// mapped.
     LosesLocks,
 }
 
@@ -88,8 +87,8 @@ const KNOWN: [(u32, &str, Option<Fault>); 28] = [
     (0x786f_4256, "vboxsf", Some(Fault::Network)),
 ];
 
-/// Names of remote file systems in `/proc/self/mountinfo`, most of them FUSE file systems. The
-/// files of virtiofs lie on the host of the virtual machine.
+/// Remote file systems as `/proc/self/mountinfo` names them. The files of virtiofs lie on the host
+/// of the virtual machine.
 const REMOTE: [&str; 22] = [
     "virtiofs",
     "fuse.beegfs",
@@ -137,8 +136,8 @@ impl FileSystem {
     }
 }
 
-/// Returns an error if the path lies on a file system on which groups cannot be stored. If the file
-/// system cannot be determined, the path is accepted.
+/// Returns an error if groups cannot be stored on the path's file system. Accepts an unknown file
+/// system.
 pub fn check(path: &Path) -> Result<(), Unsuitable> {
     match FileSystem::of(path) {
         Ok(FileSystem {
@@ -195,9 +194,8 @@ fn mounted_as(path: &Path) -> Option<String> {
         .map(Into::into)
 }
 
-/// Returns the file system's name from a line of `mountinfo`, if the line describes the file system
-/// with this device number. The device number is the third field of the line, and the name is the
-/// first field after ` - `.
+/// Returns the file system's name from a line of `mountinfo` (first field after ` - `), if the
+/// third field is `device`.
 fn name_in<'a>(line: &'a str, device: &str) -> Option<&'a str> {
     let (mount, file_system) = line.split_once(" - ")?;
     (mount.split(' ').nth(2)? == device).then_some(())?;

@@ -1,10 +1,11 @@
-//! Suppression of the signals that the kernel sends to a thread whose write fails. There are three:
-//! SIGPIPE for a pipe without a reader, SIGXFSZ for a file that reaches the process's size limit
-//! (`ulimit -f`), and SIGTTOU for a terminal that belongs to another job.
+//! Suppression of the signals that the kernel sends to a thread whose write fails:
 //!
-//! Each of these signals ends or stops a program that has no handler for the signal. The failed
-//! write also returns an error. This error is all that gpulimit needs, so [`during`] suppresses the
-//! signal.
+//! - SIGPIPE: the pipe has no reader.
+//! - SIGXFSZ: the file reaches the size limit (`ulimit -f`).
+//! - SIGTTOU: the terminal belongs to another job.
+//!
+//! These signals would end or stop the program. [`during`] suppresses them, because the error of
+//! the write is enough for gpulimit.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -15,9 +16,8 @@ use std::ptr::{null, null_mut};
 /// Size in bytes of the kernel's signal set, which `rt_sigtimedwait` expects as an argument.
 const KERNEL_SET: usize = 8;
 
-/// Runs `write` while SIGPIPE, SIGXFSZ and SIGTTOU are blocked in the calling thread. Then removes
-/// the signal that a failed `write` has raised. Signals from other processes and threads still
-/// reach the program.
+/// Runs `write` with SIGPIPE, SIGXFSZ and SIGTTOU blocked in the calling thread. Then discards the
+/// signal that a failed `write` has raised.
 pub fn during<T>(write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let held = set(&[libc::SIGPIPE, libc::SIGXFSZ, libc::SIGTTOU]);
     let mut before = set(&[]);
@@ -34,11 +34,11 @@ pub fn during<T>(write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         Some(libc::EFBIG) => libc::SIGXFSZ,
         _ => 0,
     };
-    // SAFETY: the calls read and write only sets and a timeout on this function's stack. The
-    // timeout is zero, so `rt_sigtimedwait` does not wait for a signal. The old mask is restored.
+    // SAFETY: the calls access only signal sets and a zero timeout on this stack. The old signal
+    // mask is restored.
     unsafe {
-        // A signal that was already pending before the write belongs to the program and stays. The
-        // kernel merges a second signal of the same number into the pending one.
+        // A signal that was pending before the write belongs to the program and stays. The kernel
+        // merges equal pending signals.
         if signal != 0 && libc::sigismember(&raw const pending, signal) == 0 {
             let (only, no_time) = (set(&[signal]), MaybeUninit::<libc::timespec>::zeroed());
             libc::syscall(
@@ -54,8 +54,8 @@ pub fn during<T>(write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     written
 }
 
-/// Returns advice for the user if a write failed because of the limit on file sizes. Returns an
-/// empty text for other errors.
+/// Returns advice for the user if a write failed because of the limit on file sizes; otherwise an
+/// empty text.
 pub fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::FileTooLarge => ": raise the limit on the size of files (`ulimit -f`)",

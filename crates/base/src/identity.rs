@@ -6,10 +6,8 @@ use std::fs;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 
-/// A process as the process describes itself.
-///
-/// An identity is only for display and for asking the driver about the process's memory. It does
-/// not show whether the process is alive; the process's file lock shows that.
+/// A process's description of itself, for display and driver queries. Only the process's file lock
+/// shows whether the process is alive.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct Identity {
     /// The pid in the process's own pid namespace.
@@ -21,8 +19,8 @@ pub struct Identity {
     pub start_time: u64,
     /// Real user id.
     pub uid: u32,
-    /// The name of the process's program, padded with zeros. The program's arguments are never
-    /// stored, because they may hold secrets and all processes in the group can read the ledger.
+    /// The program's name, padded with zeros. The arguments are not stored: they may hold secrets,
+    /// and all members can read the ledger.
     pub command: [u8; 64],
 }
 
@@ -45,18 +43,15 @@ impl Identity {
     pub fn own_start_time() -> u64 {
         let mut stat = [0; 1024];
         let mut of = |path: &str| start_time(head(path, &mut stat));
-        // `/proc` may belong to an outer pid namespace, in which this process has another pid. The
-        // path with the process's own pid then does not exist.
+        // If `/proc` belongs to an outer pid namespace, the path with the process's own pid does
+        // not exist.
         of(&first_thread("self", std::process::id()))
             .or_else(|| of("/proc/self/stat"))
             .unwrap_or(0)
     }
 
-    /// Returns whether the process has been killed or is exiting. Such a process will soon drop its
-    /// file lock. Returns false if this cannot be determined, for example for a process in another
-    /// pid namespace.
-    ///
-    /// A killed process with much memory keeps its file lock for up to 30 ms (measured).
+    /// Returns whether the process has been killed or is exiting, and will soon drop its file lock.
+    /// False if unknown.
     pub fn is_ending(&self, own_pid_ns: u64) -> bool {
         if self.pid_ns != own_pid_ns || own_pid_ns == 0 {
             return false;
@@ -64,8 +59,7 @@ impl Identity {
         let mut stat = [0; 1024];
         let stat = head(&first_thread(self.pid, self.pid), &mut stat);
         if stat.is_empty() {
-            // There are two possible reasons why `/proc` does not show the process. Its parent has
-            // reaped the process, which is then about to drop its file lock. Or `/proc` hides the
+            // Either the process was reaped and will soon drop its file lock, or `/proc` hides the
             // processes of other users.
             return !process::exists(self.pid);
         }
@@ -75,8 +69,8 @@ impl Identity {
         is_exiting(stat)
     }
 
-    /// Returns whether both identities belong to the same process. The process may have called
-    /// `exec` between the times at which the two identities were read.
+    /// Returns whether both identities belong to the same process, even if the process called
+    /// `exec` in between.
     pub fn is_same(&self, other: &Self) -> bool {
         let key = |of: &Self| (of.pid, of.pid_ns, of.start_time);
         key(self) == key(other) && self.start_time != 0
@@ -88,12 +82,8 @@ impl Identity {
         Command(&self.command)
     }
 
-    /// Returns the beginning of a process's command line. `pid` is the process's number in the
-    /// caller's pid namespace. Returns `None` for a zombie, and if `/proc` does not let the caller
-    /// read the command line.
-    ///
-    /// The call can block forever: it waits for the process's memory lock and memory pages, and the
-    /// user who owns the process can delay both.
+    /// Returns the start of the command line of process `pid`; `None` if empty or unreadable. The
+    /// process's user can block this call forever.
     pub fn command_line(pid: u32) -> Option<[u8; 64]> {
         let mut line = [0; 512];
         match head(&format!("/proc/{pid}/cmdline"), &mut line) {
@@ -102,8 +92,8 @@ impl Identity {
         }
     }
 
-    /// Returns this identity with the program name that [`Self::command_line`] found under `pid`.
-    /// Returns the identity unchanged if the pid now belongs to another process.
+    /// Returns this identity with the program name from [`Self::command_line`]; unchanged if the
+    /// pid now belongs to another process.
     pub fn with_command(self, pid: u32, command: [u8; 64]) -> Self {
         match SeenProcess::by_pid(pid).is(&self) {
             true => Self { command, ..self },
@@ -112,8 +102,8 @@ impl Identity {
     }
 }
 
-/// A process as the caller's `/proc` shows it. The fields are those parts of an [`Identity`] that
-/// other processes can see, even from an outer pid namespace.
+/// A process as the caller's `/proc` shows it: the parts of an [`Identity`] that are visible even
+/// from an outer pid namespace.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct SeenProcess {
     /// The pid in the process's own pid namespace.
@@ -123,17 +113,14 @@ pub struct SeenProcess {
     /// Start time of the process by the clock of the caller's time namespace, in ticks since boot;
     /// 0 if unknown.
     start_time: u64,
-    /// Whether the process is in the caller's time namespace. Only then do the process and the
-    /// caller read the same start time for the process.
+    /// Whether the process is in the caller's time namespace, so that both read the same start
+    /// time.
     same_clock: bool,
 }
 
 impl SeenProcess {
-    /// Returns the pid that a process has in the caller's pid namespace. Returns `None` if the
-    /// caller's namespace does not contain the process.
-    ///
-    /// A process in an inner pid namespace has a different pid in the caller's namespace. To find
-    /// that pid, this method searches `everybody`, a list of all processes in `/proc`.
+    /// Returns the process's pid in the caller's pid namespace, if any. Searches `everybody` (all
+    /// of `/proc`) for a process of another namespace.
     pub fn pid_of<Everybody>(
         process: &Identity,
         everybody: impl FnOnce() -> Everybody,
@@ -158,17 +145,15 @@ impl SeenProcess {
         Self::numbers().map(|pid| (pid, Self::by_pid(pid)))
     }
 
-    /// Searches `seen` for the process that an identity from another pid namespace describes. Skips
-    /// processes outside of that namespace. Returns the pid of the found process in the caller's
-    /// namespace.
+    /// Searches `seen` for a process of another pid namespace. Returns the process's pid in the
+    /// caller's namespace.
     fn find(process: &Identity, mut seen: impl Iterator<Item = (u32, Self)>) -> Option<u32> {
         seen.find(|(_, seen)| seen.pid_ns == process.pid_ns && seen.is(process))
             .map(|(pid, _)| pid)
     }
 
-    /// Returns the process that has this pid in the caller's pid namespace. If `/proc` does not
-    /// show such a process, returns a process with this pid in the caller's namespace and start
-    /// time 0.
+    /// Returns the process with this pid in the caller's pid namespace. The start time is 0 if
+    /// `/proc` does not show the process.
     pub fn by_pid(pid: u32) -> Self {
         let (mut stat, mut status) = ([0; 1024], [0; 4096]);
         let stat = head(&first_thread(pid, pid), &mut stat);
@@ -188,9 +173,8 @@ impl SeenProcess {
         }
     }
 
-    /// Guesses the pid namespace of a process from two pids: its pid in the caller's namespace, and
-    /// its pid in its innermost namespace. If both pids are equal, returns the caller's own
-    /// namespace. Otherwise returns 0, which means unknown.
+    /// Returns the caller's pid namespace if a process has the same pid there as in its innermost
+    /// namespace. Otherwise 0, for unknown.
     fn unseen_pid_ns(pid: u32, inner: Option<u32>) -> u64 {
         if inner.is_none_or(|inner| inner == pid) {
             process::pid_ns()
@@ -204,9 +188,8 @@ impl SeenProcess {
         (self.start_time != 0).then_some(self.start_time)
     }
 
-    /// Returns whether this process is the one that an identity describes. Unknown fields match any
-    /// value. The start time is ignored if the process is in another time namespace, because the
-    /// clock of that namespace may be shifted.
+    /// Returns whether `identity` describes this process. Unknown fields match any value. Start
+    /// times from another time namespace are ignored.
     pub fn is(&self, identity: &Identity) -> bool {
         let fits = |one: u64, other: u64| one == other || one == 0 || other == 0;
         self.pid == identity.pid
@@ -215,8 +198,8 @@ impl SeenProcess {
     }
 }
 
-/// Returns whether a process is in the caller's time namespace; `None` if `/proc` does not show
-/// that. Before Linux 5.6 there is only one time namespace.
+/// Returns whether a process is in the caller's time namespace; `None` if unknown. Linux before 5.6
+/// has only one time namespace.
 fn has_own_clock(pid: u32) -> Option<bool> {
     let clock = |process: &dyn fmt::Display| {
         fs::metadata(format!("/proc/{process}/ns/time")).map(|namespace| namespace.ino())
@@ -272,15 +255,14 @@ fn head<'a>(path: &str, buffer: &'a mut [u8]) -> &'a [u8] {
     buffer.get(..len).unwrap_or(&[])
 }
 
-/// Returns the path of the `stat` file of a process's first thread. This file contains the start
-/// time of the process. The file `/proc/PID/stat` contains it too, but qemu-user fakes that file.
+/// Returns the path of the first thread's `stat` file, which contains the start time. qemu-user
+/// fakes `/proc/PID/stat`.
 fn first_thread(process: impl fmt::Display, pid: u32) -> String {
     format!("/proc/{process}/task/{pid}/stat")
 }
 
-/// Returns a field of a `stat` file by its number in proc(5); the number is 3 or more. Field 2 is
-/// the program's name, which may contain spaces and parentheses. The last `)` in the file ends
-/// field 2.
+/// Returns the `stat` field with this number in proc(5), at least 3. Field 2, the program's name,
+/// ends at the last `)`.
 fn field(stat: &[u8], number: usize) -> Option<&str> {
     let end = stat.iter().rposition(|&b| b == b')')?;
     let rest = std::str::from_utf8(stat.get(end + 1..)?).ok()?;
@@ -291,9 +273,8 @@ fn start_time(stat: &[u8]) -> Option<u64> {
     field(stat, 22)?.parse().ok()
 }
 
-/// Returns whether a `stat` file shows a dying process. The state (field 3) of such a process is
-/// zombie or dead, its flags (field 9) contain PF_EXITING, or its pending signals (field 31)
-/// contain SIGKILL. The kernel marks a SIGKILL for a process as pending in each of its threads.
+/// Returns whether a `stat` file shows a dying process: by state (field 3), PF_EXITING (field 9) or
+/// pending SIGKILL (field 31).
 fn is_exiting(stat: &[u8]) -> bool {
     const PF_EXITING: u64 = 0x4;
     const KILL: u64 = 1 << (9 - 1);
@@ -304,12 +285,11 @@ fn is_exiting(stat: &[u8]) -> bool {
     matches!(field(stat, 3), Some("Z" | "X")) || has(9, PF_EXITING) || has(31, KILL)
 }
 
-/// Returns the name of the program that runs with this command line, without the program's
-/// directory. `name` is the kernel's name for the process.
+/// Returns the program's name from a command line, without the directory. `name` is the kernel's
+/// name for the process.
 fn program(line: &[u8], name: &[u8]) -> [u8; 64] {
     let first = first(line);
-    // Some programs overwrite their first argument with their whole command line, separated by
-    // spaces. The function then returns the kernel's name for the process, because this name
+    // Some programs overwrite their first argument with the whole command line. The kernel's name
     // contains no arguments.
     if first.is_empty() || first.contains(&b' ') {
         let mut program = [0; 64];

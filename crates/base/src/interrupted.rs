@@ -2,12 +2,12 @@
 
 use std::io::{self, ErrorKind};
 
-/// Number of attempts before a system call is given up. Signals may arrive faster than the system
-/// call completes: profilers send thousands a second.
+/// Number of attempts before a system call is given up. Profilers may send thousands of signals a
+/// second.
 const TRIES: u32 = 1_000;
 
-/// Repeats a system call while a signal interrupts it, at most a thousand times. Returns the error
-/// `Interrupted` if the last attempt was interrupted too.
+/// Repeats a system call that a signal interrupts, at most a thousand times. Then returns the error
+/// `Interrupted`.
 pub fn again<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     for _ in 1..TRIES {
         match call() {

@@ -1,6 +1,5 @@
-//! The foundation of all other gpulimit crates: sizes, names, identities of GPUs and processes,
-//! file systems, mapped pages, blocked signals, and versions of the file formats. This crate knows
-//! neither groups nor CUDA.
+//! The foundation of all other gpulimit crates: sizes, names, identities, file systems, mapped
+//! pages and signals. This crate knows neither groups nor CUDA.
 
 pub mod device;
 pub mod escaped;

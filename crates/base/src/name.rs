@@ -1,5 +1,4 @@
-//! The rule for one component of a group's name, such as `alice` in `alice/job7`. The rule applies
-//! to names that gpulimit creates and to names that it reads from files.
+//! The rule for one component of a group's name, such as `alice` in `alice/job7`.
 
 /// Largest length of one component of a group's name, in bytes.
 pub const LONGEST: usize = 64;

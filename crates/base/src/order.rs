@@ -1,12 +1,8 @@
-//! Sorting for the preloaded library `libgpulimit.so`. The compiler generates the standard
-//! library's sort again for each type. The sort in this module needs a twentieth of that machine
-//! code. Size matters more than speed here: the preloaded library sorts only short lists, and
-//! rarely.
+//! Sorting with little machine code, for the preloaded library. The standard library's sort needs
+//! twenty times as much code for each type.
 
-/// Sorts `items` in place, in the order that `is_before` defines.
-///
-/// The algorithm is a heap sort: it takes O(n log n) for every input and does not allocate. The
-/// sort is not stable.
+/// Sorts `items` in place in the order of `is_before`: an unstable heap sort in O(n log n), without
+/// allocation.
 pub fn sort_by<T>(items: &mut [T], is_before: impl Fn(&T, &T) -> bool) {
     let mut unordered = items.len() / 2;
     let mut end = items.len();

@@ -14,13 +14,13 @@ use std::ptr::{self, NonNull};
 pub struct Pages {
     start: NonNull<libc::c_void>,
     len: usize,
-    /// Detects truncation of the mapped file. `None` for memory without a file, for a mapping whose
-    /// content is never read, and if too many mappings are watched already.
+    /// Detects truncation of the mapped file. `None` without a file, for unread content, and if too
+    /// many mappings are watched.
     watch: Option<Watch>,
 }
 
-// SAFETY: `Pages` is only an address range. The types that are built on it decide how the bytes are
-// accessed, and hand out only shared references to atomics.
+// SAFETY: `Pages` is only an address range. The types built on it hand out only shared references
+// to atomics.
 unsafe impl Send for Pages {}
 // SAFETY: `Pages` is only an address range, as explained for `Send`.
 unsafe impl Sync for Pages {}
@@ -46,9 +46,8 @@ impl Pages {
         Self::map(len, protection, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)
     }
 
-    /// Maps the first `len` bytes of a file, shared with all processes that map the file. The
-    /// descriptor can be closed afterwards. If another process truncates the file, the mapped bytes
-    /// become zeros and the mapping is [lost](Self::is_lost).
+    /// Maps the first `len` bytes of a file as shared memory. If the file is truncated, the mapping
+    /// is [lost](Self::is_lost) and reads as zeros.
     pub fn of_file(file: &File, len: usize, writable: bool) -> io::Result<Self> {
         let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
         let mut pages = Self::map(len, protection, libc::MAP_SHARED, file.as_raw_fd())?;
@@ -56,16 +55,16 @@ impl Pages {
         Ok(pages)
     }
 
-    /// Maps one page of a file without read access. The mapping only keeps the open file
-    /// description alive, and with it the locks on the file.
+    /// Maps one page of a file without access, only to keep the open file description and its locks
+    /// alive.
     pub fn unreadable(file: &File) -> io::Result<Self> {
         Self::map(4096, libc::PROT_NONE, libc::MAP_SHARED, file.as_raw_fd())
     }
 
     /// Tells the kernel how to treat these pages in a forked child.
     pub fn advise(&self, advice: i32) -> io::Result<()> {
-        // SAFETY: the range is a whole mapping that `self` owns; both kinds of advice that gpulimit
-        // uses only change what fork does with it.
+        // SAFETY: `self` owns the whole mapping. Both kinds of advice that gpulimit uses only
+        // affect fork.
         match unsafe { libc::madvise(self.start.as_ptr(), self.len, advice) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),

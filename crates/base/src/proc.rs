@@ -1,12 +1,11 @@
-//! Reading of files in `/proc`. These files contain names that users choose, such as the names of
-//! programs, mounts and control groups. The names may consist of almost any bytes.
+//! Reading of files in `/proc`. They contain names that users choose, which may consist of almost
+//! any bytes.
 
 use std::fs;
 use std::io;
 use std::path::Path;
 
-/// Reads a file of `/proc`, and replaces bytes that are not UTF-8. If such bytes were an error, a
-/// process could escape detection by its name.
+/// Reads a file of `/proc`. Replaces invalid UTF-8, so that a process cannot hide by its name.
 ///
 /// # Errors
 /// Any error of the system.

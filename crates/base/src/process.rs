@@ -14,8 +14,8 @@ pub fn pid_ns() -> u64 {
     std::fs::metadata("/proc/self/ns/pid").map_or(0, |ns| ns.ino())
 }
 
-/// Returns whether a process with this pid exists, whichever user the process belongs to. Does not
-/// use `/proc`, because a `/proc` mounted with `hidepid` does not show other users' processes.
+/// Returns whether a process of any user has this pid. Does not use `/proc`, where `hidepid` can
+/// hide processes.
 pub fn exists(pid: u32) -> bool {
     let Ok(pid) = libc::pid_t::try_from(pid) else {
         return false;

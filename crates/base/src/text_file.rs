@@ -1,5 +1,5 @@
-//! Reading of small files in a directory in which other users may create files. The read never
-//! waits for another process, and never returns more than a given length.
+//! Reading of small files in a directory in which other users may create files. A read never waits
+//! for another process.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -9,7 +9,8 @@ use std::path::Path;
 /// Reads a regular file of at most `longest` bytes. Does not follow a symbolic link.
 ///
 /// # Errors
-/// Any error of the system, and `InvalidData` if the file is longer or is not a regular file.
+/// - `InvalidData`: the file is longer or not regular.
+/// - Any error of the system.
 pub fn read(path: &Path, longest: u64) -> io::Result<Vec<u8>> {
     let wrong = |why| io::Error::new(io::ErrorKind::InvalidData, why);
     let file = OpenOptions::new()

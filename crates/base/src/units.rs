@@ -1,7 +1,5 @@
-//! Parsing of memory sizes that people write, and display of byte counts for people.
-//!
-//! Every unit is base 1024, whichever way it is spelled: `4G`, `4GB`, `4Gi` and `4GiB` are the same
-//! 4,294,967,296 bytes.
+//! Parsing of memory sizes that people write, and display of byte counts for people. Every unit is
+//! base 1024: `4GB` and `4GiB` are equal.
 
 use std::error::Error;
 use std::fmt;
@@ -32,8 +30,8 @@ pub enum Extent {
 const SMALLEST_REST: u64 = 1 << 20;
 
 impl fmt::Display for Extent {
-    /// Writes the extent as a size such as `2GiB`, or as `-2GiB` for all but 2 GiB. Parsing this
-    /// form gives the same extent.
+    /// Writes the extent as a size such as `2GiB`, or as `-2GiB` for all but 2 GiB. Parsing gives
+    /// the same extent.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Size(size) => size.fmt(f),
@@ -189,8 +187,8 @@ struct Number {
     length: usize,
 }
 
-/// Number of digits after the decimal point that are used. Further digits are dropped, because they
-/// would add less than one byte to a size.
+/// Number of digits used after the decimal point. Further digits would add less than one byte to a
+/// size.
 const FRACTION_DIGITS: usize = 18;
 
 impl Number {
@@ -310,8 +308,8 @@ pub const fn gib(bytes: u64) -> Gib {
 pub struct Gib(u64);
 
 impl Gib {
-    /// Displays this byte count in the same unit as the byte count `other`, without the unit's
-    /// name. The result is, for example, the `3.6` in `3.6 of 4.0 GiB`.
+    /// Displays this byte count in the unit of `other`, without the unit's name. One example is the
+    /// `3.6` in `3.6 of 4.0 GiB`.
     pub const fn in_unit_of(self, other: u64) -> Figure {
         Figure {
             bytes: self.0,
@@ -327,8 +325,8 @@ impl Gib {
         }
     }
 
-    /// Returns the name and the power of two of the unit in which this byte count is displayed;
-    /// below 1 KiB the unit is bytes.
+    /// Returns the name and the power of two of the unit in which this byte count is displayed.
+    /// Below 1 KiB, the unit is bytes.
     fn unit(self) -> (&'static str, u32) {
         if self.0 < 1024 {
             return ("B", 0);

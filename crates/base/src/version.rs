@@ -1,8 +1,8 @@
-//! The versions of gpulimit's file formats. Two builds of gpulimit work together if they use the
-//! same formats for their shared files. Their release versions may differ.
+//! The versions of gpulimit's file formats. Builds work together if their formats are equal,
+//! whatever their release versions.
 //!
-//! Each file contains the version of its format, and a build refuses a file of any other version. A
-//! program can compare two builds by these constants and warn the user before a file is refused.
+//! Each file contains its format's version, and a build refuses other versions. A program can
+//! compare two builds by these constants before a file is refused.
 
 /// Version of the ledger's format: the ledger's layout, and the protocol of the processes that use
 /// the ledger.
@@ -22,11 +22,9 @@ const fn format(number: u64) -> u64 {
     }
 }
 
-/// The version of this build, followed by its [`formats`] in parentheses:
-/// `0.1.0 (ledger 2, limits 3, rules 1)`. The text is padded with zero bytes.
+/// This build's version and [`formats`], padded with zeros: `0.1.0 (ledger 2, limits 3, rules 1)`.
 ///
-/// `libgpulimit.so` exports this constant, so that other programs can read the version from the
-/// library's file without loading the library.
+/// `libgpulimit.so` exports this constant, to be read without loading the library.
 pub const BYTES: [u8; 128] = {
     let mut all = ([0; 128], 0);
     all = put(all, env!("CARGO_PKG_VERSION"));

@@ -1,35 +1,32 @@
 //! Protection of this process from the truncation of files that it has mapped.
 //!
-//! If another process truncates a mapped file, reading a page beyond the new end raises SIGBUS. A
-//! process in a group could end the programs of all other members in this way. A file on tmpfs
-//! cannot be protected from truncation: seals exist only for a memfd, and leases and locks are
-//! advisory.
+//! Reading a page beyond the end of a truncated file raises SIGBUS. Any member of a group could
+//! therefore end the other members' programs. No seal, lease or lock prevents truncation on tmpfs.
 //!
-//! A SIGBUS handler therefore replaces the *whole* mapping with private zeros and marks it as lost.
-//! Code that reads the mapping checks [`any`] and then `Watch::is_lost`, because the zeros are not
-//! data.
+//! A SIGBUS handler replaces the *whole* mapping with private zeros and marks the mapping as lost.
+//! Code that reads the mapping checks [`any`] and `Watch::is_lost`, because the zeros are not data.
 //!
-//! The handler is installed when the first file is mapped. A program without a limit maps no file
-//! and never gets the handler. The handler treats only faults in watched mappings and passes all
-//! other signals on to the previous handler. Two cases remain unprotected: the program later
-//! installs its own SIGBUS handler, or a thread blocks SIGBUS. In the second case the kernel ends
-//! the program.
+//! The handler is installed when the first file is mapped. The handler treats only faults in
+//! watched mappings, and passes all other signals on. Two cases remain unprotected:
+//!
+//! - The program later installs its own SIGBUS handler.
+//! - A thread blocks SIGBUS. The kernel then ends the program.
 #![allow(unsafe_code)]
 
 use std::ptr::{self, NonNull, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering};
 
-/// Number of mappings that can be watched for truncation at once. Further mappings are unprotected:
-/// if their file is truncated, SIGBUS ends the process.
+/// Number of mappings that can be watched at once. Further mappings are unprotected: truncation
+/// ends the process with SIGBUS.
 const WATCHED: usize = 500;
 /// Value of `Entry::start` while a thread is filling the registry entry.
 const TAKEN: usize = 1;
 
-/// The registry of this process: the mappings that are watched for truncation. On fork the kernel
-/// fills the child's copy with zeros. A registry with pid 0 belongs to no process.
+/// The mappings of this process that are watched for truncation. The kernel zeroes a forked child's
+/// copy; pid 0 means no owner.
 struct Registry {
-    /// The pid of the process that owns the mappings. The pid identifies a forked copy of the
-    /// registry on kernels that cannot wipe pages on fork.
+    /// The pid of the mappings' owner. Identifies a forked copy on kernels that cannot wipe pages
+    /// on fork.
     pid: AtomicI32,
     entries: [Entry; WATCHED],
 }
@@ -42,8 +39,8 @@ struct Entry {
     lost: AtomicBool,
 }
 
-/// Points to the registry, whose pages are never unmapped. The kernel wipes these pages in a forked
-/// child, because the watched mappings are not inherited.
+/// Points to the registry, which is never unmapped. The kernel wipes the registry in a forked
+/// child, which inherits no watched mapping.
 static REGISTRY: AtomicPtr<Registry> = AtomicPtr::new(null_mut());
 /// Whether any mapping of this process was ever lost because its file was truncated.
 static ANY: AtomicBool = AtomicBool::new(false);
@@ -57,8 +54,8 @@ pub fn any() -> bool {
     ANY.load(Ordering::Relaxed)
 }
 
-/// Watches a mapping for truncation of its file until the value is dropped. `None` if the registry
-/// was full: the mapping is then unprotected.
+/// Watches a mapping for truncation of its file until dropped. `None` if the registry was full; the
+/// mapping is then unprotected.
 pub(super) struct Watch(Option<&'static Entry>);
 
 impl Watch {
@@ -107,8 +104,8 @@ impl Entry {
     fn around(&self, address: usize) -> Option<(usize, usize)> {
         let start = self.start.load(Ordering::Acquire);
         let len = self.len.load(Ordering::Acquire);
-        // Reading `start` again detects that another mapping took the entry meanwhile. The length
-        // may then belong to that other mapping, so the entry is skipped.
+        // If `start` has changed, another mapping has taken the entry, and `len` may belong to that
+        // mapping.
         let is_one = start > TAKEN && self.start.load(Ordering::Relaxed) == start;
         (is_one && (start..start.saturating_add(len)).contains(&address)).then_some((start, len))
     }
@@ -122,12 +119,11 @@ fn own_registry() -> Option<&'static Registry> {
         return Some(own);
     }
     let pages = super::Pages::private(size_of::<Registry>()).ok()?;
-    // Kernels before 4.14 cannot wipe pages on fork. There a forked child finds its parent's pid in
-    // the registry, and so recognises the registry as a copy.
+    // Kernels before 4.14 cannot wipe pages on fork. There, a forked child recognises the copy by
+    // the parent's pid.
     let _ = pages.advise(libc::MADV_WIPEONFORK);
     let fresh = pages.start().as_ptr().cast::<Registry>();
-    // SAFETY: the pages are new and zeroed by the kernel, all zeros is a valid `Registry`, and the
-    // pages are large enough and sufficiently aligned for one.
+    // SAFETY: the pages are zeroed, large enough and aligned, and all zeros is a valid `Registry`.
     let pid = unsafe { &(*fresh).pid };
     pid.store(std::process::id().cast_signed(), Ordering::Release);
     match REGISTRY.compare_exchange(known, fresh, Ordering::AcqRel, Ordering::Acquire) {
@@ -176,8 +172,8 @@ fn install() {
 extern "C" fn on_bus(signal: i32, about: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the address of the calling thread's errno is always valid.
     let errno = unsafe { libc::__errno_location() };
-    // SAFETY: errno belongs to this thread, and the kernel passes a valid description of the
-    // signal. The address in it is used only if the signal's code says that the address is valid.
+    // SAFETY: errno belongs to this thread, and the kernel's description of the signal is valid.
+    // The address is used only if `code` says that the address is valid.
     let (error, code, address) = unsafe { (*errno, (*about).si_code, (*about).si_addr().addr()) };
     let is_ours = code == libc::BUS_ADRERR && replace(address);
     // SAFETY: errno belongs to this thread. The old value is restored because the interrupted
@@ -210,13 +206,12 @@ fn replace(address: usize) -> bool {
         libc::c_long::from(-1),
         libc::c_long::from(libc::MADV_DONTFORK),
     );
-    // A program can replace the C library's system call functions by functions that are not
-    // async-signal-safe. So the handler makes raw system calls.
-    //
-    // SAFETY: the range is a whole watched mapping, which is alive because a thread has just
-    // accessed it. The content consists of atomics, for which zeros are valid. Readers find the
-    // mapping marked as lost. Forked children inherit neither the old mapping nor the new one.
+    // SAFETY: a thread has just accessed the watched mapping, so the whole range is alive. The
+    // content is atomics, which accept zeros. Readers find the mapping marked as lost. Forked
+    // children inherit neither mapping.
     unsafe {
+        // These are raw system calls, because a program can replace the C library's functions by
+        // functions that are not async-signal-safe.
         let mapped = libc::syscall(
             libc::SYS_mmap,
             start,
@@ -239,8 +234,8 @@ fn pass_on(signal: i32, about: *mut libc::siginfo_t, context: *mut libc::c_void)
     let flags = before.map_or(0, |before| before.sa_flags);
     // SAFETY: the kernel has written the description of the signal.
     let code = unsafe { (*about).si_code };
-    // For a fault, this function treats SIG_IGN like SIG_DFL, as the kernel does. If the function
-    // ignored the fault, the faulting instruction would repeat forever.
+    // For a fault, SIG_IGN counts as SIG_DFL, as in the kernel. An ignored fault would repeat the
+    // instruction forever.
     let is_fault = (libc::BUS_ADRALN..=libc::BUS_MCEERR_AR).contains(&code);
     match action {
         libc::SIG_IGN if !is_fault => {}
@@ -256,8 +251,8 @@ fn pass_on(signal: i32, about: *mut libc::siginfo_t, context: *mut libc::c_void)
             if flags & libc::SA_RESETHAND != 0 {
                 set_default();
             }
-            // SAFETY: the program installed this handler for SIGBUS, and its flags say which of the
-            // two signatures it has. The handler gets the kernel's own arguments.
+            // SAFETY: the program installed this SIGBUS handler, and the flags tell its signature.
+            // The handler gets the kernel's own arguments.
             unsafe {
                 if flags & libc::SA_SIGINFO != 0 {
                     let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
