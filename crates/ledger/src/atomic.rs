@@ -1,9 +1,8 @@
 //! The atomic operations of this crate. Only this module uses `std::sync::atomic` directly.
 //!
-//! Normally the ledger file consists of `AtomicU64` words of `std`. Under `--cfg loom` it consists
-//! of words that the module `model` defines. A model checker then controls every operation on these
-//! words. The charge algorithm is generic over [`Word`], so that it can also run on loom's own
-//! atomics.
+//! Under `--cfg loom`, the module `model` defines the words of the ledger file, and a model checker
+//! controls every operation. The charge algorithm is generic over [`Word`], so that it also runs on
+//! loom's atomics.
 
 #[cfg(all(test, loom))]
 pub(crate) use super::model::word::{AtomicU64, fence};

@@ -1,14 +1,11 @@
-//! The charge algorithm. A process first publishes its request for memory. Then it compares the sum
-//! of all charges with the limit. The algorithm uses neither a lock nor a shared total.
+//! The charge algorithm. It uses neither a lock nor a shared total.
 //!
-//! Each process has its own word in the ledger, which counts its charged memory. To *publish* a
-//! request, the process adds the requested memory to its word. It marks this memory as undecided in
-//! the same step. Only then does the process read the words of all slots. If two processes race for
-//! the last bytes, at least one of them sees the request of the other. If both see the request of
-//! the other, both withdraw their requests and try again.
+//! Each process counts its charged memory in its own ledger word. To *publish* a request, the
+//! process adds the requested memory to its word, marked as undecided. Only then does it add up all
+//! words and compare the sum with the limit.
 //!
-//! The code is generic over the type of the words, so that the model checker loom can run it on its
-//! own words.
+//! If two processes race for the last bytes, at least one of them sees the request of the other. If
+//! both do, both withdraw their requests and try again.
 
 use super::atomic::{Ordering, Word};
 
@@ -16,13 +13,11 @@ use super::atomic::{Ordering, Word};
 pub(super) const UNIT: u64 = 4096;
 /// Largest request, in units of 4 KiB: 4 TiB.
 pub(super) const REQUEST_MAX: u64 = 1 << 30;
-/// Largest number of charged units in one ledger word (8 TiB). A request that would exceed it is
-/// refused. The lower half of a word counts charged units, up to 16 TiB. The rest is a reserve for
-/// threads that make requests at the same time. Three such requests of 4 TiB each overflow the
-/// lower half if 4 TiB are already charged.
+/// Largest number of charged units in one ledger word: 8 TiB of the possible 16 TiB. Concurrent
+/// requests use the rest.
 const WORD_MAX: u64 = 1 << 31;
-/// Largest number of times that a request reads a group's charges again before it is refused. It
-/// reads again while two readings differ, because memory may be moving between slots.
+/// How often a request reads a group's charges again while two readings differ, because memory may
+/// be moving between slots.
 const LOOKS: u32 = if cfg!(loom) { 1 } else { 64 };
 /// Undecided requests of other processes can block a request. After this many blocked attempts, the
 /// request checks whether those processes are dead.
@@ -49,8 +44,8 @@ pub(super) const fn granted(word: u64) -> u64 {
     charged(word).saturating_sub(undecided(word))
 }
 
-/// Returns what a process adds to its ledger word to publish a request of `n` units: `n` charged
-/// units and `n` undecided units.
+/// Returns what publishing a request of `n` units adds to the ledger word: `n` charged and `n`
+/// undecided units.
 #[inline]
 const fn published(n: u64) -> u64 {
     n | n << 32
@@ -69,21 +64,19 @@ pub(super) trait Rung {
     fn words<'a>(&'a self, high_water: u64) -> impl Iterator<Item = &'a Self::Word>
     where
         Self::Word: 'a;
-    /// Returns the group's limit minus the memory that is protected for child groups without this
-    /// process, in units. Call this method before adding up the charges, because their sum is
-    /// compared with the result.
+    /// Returns the limit minus the memory that is protected for other child groups, in units. Call
+    /// before adding up the charges.
     fn max(&self) -> u64;
-    /// Returns true if the ledger file was truncated, so that the kernel replaced its mapping by
-    /// zeros. Call this method after reading words. If it returns true, discard the values read.
+    /// Returns whether the ledger file was truncated and its mapping replaced by zeros. Call after
+    /// reading words; if true, discard the words.
     fn is_lost(&self) -> bool {
         false
     }
-    /// Raises the recorded peaks after a grant. `total` is the granted units of all processes, and
-    /// `own` is the granted units of this process.
+    /// Raises the recorded peaks after a grant. `total` and `own` are the granted units of all
+    /// processes and of this one.
     fn note(&self, total: u64, own: u64);
-    /// Begins a change of this process's word. Call before the change, and call `withdrawn`,
-    /// `added` or `taken` after it. Returns false if another process has changed the word. This
-    /// method has then repaired the word, but the caller must not grant a request.
+    /// Begins a change of this process's word; `withdrawn`, `added` or `taken` ends the change.
+    /// Returns false after repairing the word: then grant no request.
     fn begin(&self) -> bool;
     /// Ends a change whose net effect on this process's word is zero.
     fn withdrawn(&self);
@@ -97,18 +90,17 @@ pub(super) trait Rung {
 pub(super) trait Surroundings<R> {
     /// Gives back idle memory of this process; returns false if this process has none.
     fn reclaim(&mut self) -> bool;
-    /// Cleans the slots of dead processes in the ledger of one group. The caller tries again as
-    /// long as this method reports freed memory. Implementations report freed memory for a bounded
-    /// time only, so that the caller's loop ends.
+    /// Cleans the slots of dead processes in one group's ledger. Reports freed memory for a bounded
+    /// time only, because the caller then retries.
     fn reap(&mut self, rung: &R) -> Reaped;
-    /// Asks the other members of a group to give back idle memory. Returns false if no memory came
-    /// back, or if the time for asking is used up.
+    /// Asks other members for idle memory. Returns false if no memory came back or the time for
+    /// asking is used up.
     fn ask_others(&mut self, rung: &R, n: u64) -> bool;
-    /// Waits for a short random time, so that other processes can finish their requests. Returns
-    /// false if the time for such waits is used up.
-    fn back_off(&mut self) -> bool;
-    /// Waits a moment, so that the driver can free the memory of dead processes. Returns false if
+    /// Waits a short random time for the requests of other processes to finish. Returns false if
     /// the time for such waits is used up.
+    fn back_off(&mut self) -> bool;
+    /// Waits a moment for the driver to free dead processes' memory. Returns false if the time for
+    /// such waits is used up.
     fn wait_for_drain(&mut self) -> bool;
 }
 
@@ -117,8 +109,8 @@ pub(super) trait Surroundings<R> {
 pub(super) struct Reaped {
     /// Whether the cleaning freed memory, or withdrew the undecided request of a dead process.
     pub freed: bool,
-    /// Units that will soon be free without an action of this process. Either the driver is still
-    /// freeing them, or another process is cleaning their slot.
+    /// Units that will soon be free: the driver is still freeing them, or another process is
+    /// cleaning their slot.
     pub pending: u64,
 }
 
@@ -129,10 +121,8 @@ pub(super) struct Refusal {
     pub charged: u64,
 }
 
-/// A counter of memory that a process has charged but does not use.
-///
-/// The counter changes while the request is undecided in the ledger. A process that reads the
-/// counter and the ledger therefore sees the request in both of them or in neither.
+/// A counter of charged but unused memory. The counter changes while a request is undecided, so
+/// that a reader of counter and ledger detects the change.
 pub trait Idle {
     /// Adds a granted request to the counter, because the process does not use the memory yet.
     fn add(&self);
@@ -149,10 +139,9 @@ impl Idle for () {
     fn remove(&self) {}
 }
 
-/// Tries once to charge `n` units in every group. On failure, returns the index of the group whose
-/// limit the request exceeded.
-///
-/// Not `inline`, so that the library contains the function only once.
+/// Tries once to charge `n` units in every group. On failure, returns the index of the group that
+/// refused the request.
+// Not `inline`, so that the library contains the function only once.
 pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
     rungs: &[R],
     level: usize,
@@ -160,8 +149,8 @@ pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
     idle: &I,
 ) -> Result<(), usize> {
     let Some((rung, above)) = rungs.split_first() else {
-        // The request was published before the last memory fence. The idle counter changes after
-        // that fence. A process that sees the counter's change therefore also sees the request.
+        // A process that sees the counter's change also sees the request, because the request was
+        // published before the last fence.
         idle.add();
         return Ok(());
     };
@@ -171,14 +160,14 @@ pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
         return Err(level);
     }
     let max = rung.max();
-    // `Release` order is needed for memory that moves from another slot to this slot. A process
-    // that sees the memory in this slot then also sees that it has left the other slot.
+    // `Release`: a process that sees moved memory in this slot also sees that the memory has left
+    // the other slot.
     own.fetch_add(published(n), Ordering::Release);
-    // When two processes publish requests, the process with the later fence sees the request of the
-    // other. `high_water` is also read after the fence. A process whose slot is not below
-    // `high_water` has not published a request yet. It will see this request when it publishes its
-    // first request.
+    // Of two processes that publish requests, the process with the later fence sees the request of
+    // the other.
     R::Word::fence(Ordering::SeqCst);
+    // `high_water` is read after the fence. Processes with later slots will publish later, and see
+    // this request.
     let seen = total(rung, |_| {});
     if seen.charged > max || rung.is_lost() {
         own.fetch_sub(published(n), Ordering::Release);
@@ -187,9 +176,8 @@ pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
     }
     match attempt(above, level + 1, n, idle) {
         Ok(()) => {
-            // The request stays undecided until it fits in all groups. Otherwise another process
-            // might count it as granted, although a parent group refuses it afterwards. The other
-            // process could then be refused although the memory is free.
+            // The request stays undecided until it fits in all groups. Otherwise a request that
+            // fails later could make other requests fail.
             let before = own.fetch_sub(n << 32, Ordering::Release);
             rung.added(n);
             // The peak counts granted units and this request, but not the undecided units of
@@ -245,17 +233,14 @@ pub(super) fn uncharge_idle<R: Rung>(rungs: &[R], n: u64, idle: &dyn Idle) {
     let there = n.min(granted(own.load(Ordering::Relaxed)));
     own.fetch_add(there << 32, Ordering::Release);
     uncharge_idle(above, n, idle);
-    // The caller checks for waiting processes next. `SeqCst` ensures that a process that begins to
-    // wait after that check finds the units gone from the word.
+    // `SeqCst`: the caller checks for waiting processes next. A process that begins to wait later
+    // finds the units gone.
     own.fetch_sub(published(there), Ordering::SeqCst);
     rung.taken(there);
 }
 
-/// Reads a ledger word and a related figure, such as the counter [`Idle`], both as of the same
-/// moment. The word's owner changes both during a request. Therefore the function reads until two
-/// readings are equal and no request is undecided. It calls `again` between two readings to let
-/// time pass. If `again` returns false, the last values are returned. They can be inconsistent if
-/// the owner was stopped during a request.
+/// Reads a word and a figure until two readings agree without an undecided request. If `again`
+/// returns false, the result may be inconsistent.
 pub(super) fn settled<W: Word>(
     word: &W,
     figure: impl Fn() -> u64,
@@ -281,11 +266,11 @@ pub(super) fn settled<W: Word>(
 /// number of units taken.
 #[inline]
 pub(super) fn take_out(word: &impl Word, n: u64) -> u64 {
-    // Before the subtraction below, the granted units can fall below `n` only if another thread
-    // uncharges more than it has charged. A correct caller never does that.
+    // Meanwhile the granted units can fall below `n` only if a thread uncharges more than it has
+    // charged.
     let n = n.min(granted(word.load(Ordering::Relaxed)));
-    // The caller checks for waiting processes after this subtraction. `SeqCst` ensures that a
-    // process that begins to wait after the check finds the units gone from the word.
+    // `SeqCst`: the caller checks for waiting processes next. A process that begins to wait later
+    // finds the units gone.
     word.fetch_sub(n, Ordering::SeqCst);
     n
 }
@@ -320,8 +305,8 @@ fn total<R: Rung>(rung: &R, mut each: impl FnMut(u64)) -> Total {
     sum
 }
 
-/// The result of reading the words of all slots once. The words are read one after the other, and
-/// memory may move between slots meanwhile.
+/// The result of reading the words of all slots one after the other. Memory may move between slots
+/// meanwhile.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(super) struct Look {
     /// Charged units, including undecided units.
@@ -373,11 +358,8 @@ fn verdict<R: Rung>(rung: &R, max: u64, look: &Look, n: u64) -> Verdict {
     }
 }
 
-/// The slow path of a charge, for a request that exceeded the limit of the group `level` at first.
-///
-/// The loop always ends. At most [`RECLAIMS`] rounds reclaim idle memory of this process. Every
-/// other round asks `surroundings` for more time, and the sum of these times is bounded. If the
-/// request still does not fit, it is refused.
+/// The slow path of a charge over the limit of the group `level`. The loop ends, because reclaims
+/// and waiting times are bounded.
 #[cold]
 pub(super) fn contend<R: Rung>(
     rungs: &[R],
@@ -414,8 +396,8 @@ pub(super) fn contend<R: Rung>(
             },
             Verdict::Contended => {
                 contended += 1;
-                // The undecided request that blocks this one may be that of a dead process. It then
-                // stays undecided until another process withdraws it.
+                // The blocking request may be that of a dead process. Then only another process can
+                // withdraw the request.
                 if contended.is_multiple_of(CONTENDED) && surroundings.reap(rung).freed {
                     continue;
                 }
@@ -442,9 +424,8 @@ pub(super) fn contend<R: Rung>(
                         }
                         continue;
                     }
-                    // There was room for the request while the charges were read again. The request
-                    // is therefore tried again after a back-off. The total time of back-offs is
-                    // bounded, because room may come and go forever.
+                    // The charges left room when read again, so the request is retried. The total
+                    // time of back-offs is bounded.
                     Confirmed::Not => {}
                 }
             }
@@ -466,10 +447,8 @@ enum Confirmed {
     Not,
 }
 
-/// Confirms that a request does not fit, by reading the words of all slots at least twice. One
-/// reading can be too high: memory that moves from a low slot to a high slot is counted twice. Two
-/// equal readings show that no memory moved. If the readings differ, the function reads again, at
-/// most [`LOOKS`] times.
+/// Confirms that a request does not fit by two equal readings of all words. In one reading, moving
+/// memory may count twice.
 fn confirm<R: Rung>(rung: &R, n: u64, pending: u64) -> Confirmed {
     let max = rung.max();
     let over = |look: &Look| verdict(rung, max, look, n) == Verdict::Over;

@@ -80,8 +80,8 @@ impl LedgerError {
         }
     }
 
-    /// Converts a system error of an operation that needs space on the file system. The error of a
-    /// full file system becomes [`Self::NoSpace`].
+    /// Converts the error of an operation that needs file system space. A full file system becomes
+    /// [`Self::NoSpace`].
     pub(super) fn io_with_room(path: &Path, action: &'static str, error: io::Error) -> Self {
         match error.raw_os_error() {
             Some(libc::ENOSPC | libc::EDQUOT) => Self::NoSpace {

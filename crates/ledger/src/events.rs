@@ -1,9 +1,8 @@
 //! The most recent events of a group, in a ring buffer in the group's ledger.
 //!
-//! A writer takes the next event number, which selects an entry of the ring. It then writes the
-//! event to this entry without a lock. Each entry has a stamp that tells the event's number. A
-//! writer may die halfway, or may be so slow that a later event already uses its entry. The stamp
-//! then does not match the number, and readers skip the entry.
+//! A writer takes the next event number, which selects an entry of the ring, and writes the event
+//! without a lock. Readers skip an entry whose stamp does not match the number: its writer died
+//! halfway or was too slow.
 
 use super::DeviceIndex;
 use super::atomic::{AtomicU64, Ordering, fence};
@@ -95,8 +94,8 @@ pub(super) fn record(ring: &Ring, happening: &Happening) {
     let number = ring.head.fetch_add(1, Ordering::Relaxed);
     let entry = &ring.entries[(number % EVENTS as u64) as usize];
     entry.stamp.store(0, Ordering::Relaxed);
-    // The stamp is cleared before this fence, and the event is written after it. A reader that sees
-    // any part of the new event therefore also sees that the stamp was cleared.
+    // The stamp is cleared before this fence. A reader that sees a part of the new event also sees
+    // the cleared stamp.
     fence(Ordering::Release);
     let device = happening.device.map_or(0, |device| device.get() as u64 + 1);
     let process = &happening.process;
@@ -140,8 +139,8 @@ pub(super) fn read(ring: &Ring, since: u64) -> Vec<Event> {
         .collect()
 }
 
-/// Reads the event numbered `number` from the ring buffer. Returns `None` if a newer event has
-/// replaced the event, or if a process is writing its entry.
+/// Reads event `number` from the ring buffer. `None` if a newer event replaced the event or a
+/// process is writing its entry.
 fn one(ring: &Ring, number: u64) -> Option<Event> {
     let entry = &ring.entries[(number % EVENTS as u64) as usize];
     let stamp = number.wrapping_add(1);

@@ -1,5 +1,5 @@
-//! The ledger as a file. A ledger is created completely or not at all. It is checked when it is
-//! opened, before it is mapped.
+//! The ledger as a file. A ledger is created completely or not at all, and checked before it is
+//! mapped.
 
 use super::layout::{self, FILE_SIZE, MAGIC, PREFACE};
 use super::lock::{self, Description};
@@ -46,12 +46,10 @@ fn options(write: bool) -> OpenOptions {
     options
 }
 
-/// Creates a ledger file with the permissions `mode`, whatever the umask is. Does nothing if a file
-/// with this name exists; opening the ledger checks that file. Fails on a file system that drops
-/// file locks while the processes that hold them still live.
+/// Creates a complete ledger file with the permissions `mode`, unless the file exists. Fails on a
+/// file system that drops locks.
 ///
-/// The complete file gets its final name by link(2). If the process dies before that, a temporary
-/// file named `.NAME.<pid>.<n>.new` is left behind.
+/// A killed process may leave a temporary file `.NAME.<pid>.<n>.new`.
 pub(super) fn create(path: &Path, mode: u32) -> Result<(), LedgerError> {
     if fs::symlink_metadata(path).is_ok() {
         return Ok(());
@@ -71,12 +69,11 @@ pub(super) fn create(path: &Path, mode: u32) -> Result<(), LedgerError> {
     }
 }
 
-/// How many temporary names are tried for a new ledger. The first name is nearly always free,
-/// because each name contains a fresh number.
+/// Number of temporary names that are tried for a new ledger. The first name is nearly always free.
 const DRAFTS: u32 = 1_000;
 
-/// Creates a temporary file in the ledger's directory. Its name needs more than the pid, because a
-/// process in another pid namespace may have the same pid.
+/// Creates a temporary file in the ledger's directory. The pid alone does not suffice, because
+/// other pid namespaces may reuse it.
 fn draft(path: &Path, mut serial: impl FnMut() -> u64) -> io::Result<(PathBuf, File)> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let pid = std::process::id();
@@ -201,9 +198,8 @@ impl Place {
         }
     }
 
-    /// Returns whether the path still leads to the opened file. Returns false if the path leads to
-    /// another file or is missing. Returns true after any other error, because the file may still
-    /// be there.
+    /// Returns whether the path still leads to the opened file. After an error other than a missing
+    /// path, the answer is true.
     pub(super) fn is_current(&self) -> bool {
         match fs::symlink_metadata(&self.path) {
             Ok(metadata) => FileId::of(&metadata) == self.id,

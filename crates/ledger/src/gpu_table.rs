@@ -1,12 +1,9 @@
 //! The table of the GPUs that processes of a group have used. Entries are inserted without a lock
 //! and never removed.
 //!
-//! A table entry identifies its GPU by three words. A process sets each word once, by
-//! compare-and-swap, from first to last. Any process with the same GPU continues an unfinished
-//! entry. Therefore a process that dies halfway blocks no other process, and two processes with the
-//! same GPU get the same entry. A process skips an entry only if one of its words belongs to
-//! another GPU. Words that are set never change, so all processes skip the same entries, and each
-//! GPU is in the table once.
+//! Three words identify a GPU. Processes set the words in order, by compare-and-swap, and finish
+//! incomplete entries of the same GPU. Set words never change, so each GPU is in the table once,
+//! and a process that dies halfway blocks no other.
 
 use super::atomic::{AtomicU64, Ordering};
 use super::layout::GpuEntry;
@@ -52,7 +49,7 @@ fn identity(entry: &GpuEntry) -> Option<DeviceId> {
 }
 
 /// Writes the identity `wanted` into a table entry. Returns false if the entry belongs to another
-/// GPU: one of its words is set and differs from `wanted`.
+/// GPU: a set word differs.
 fn put(id: &[AtomicU64; 3], wanted: [u64; 3]) -> bool {
     id.iter().zip(wanted).all(|(word, wanted)| {
         match word.compare_exchange(0, wanted, Ordering::AcqRel, Ordering::Acquire) {
@@ -63,8 +60,8 @@ fn put(id: &[AtomicU64; 3], wanted: [u64; 3]) -> bool {
 }
 
 impl Ledger {
-    /// Returns the index of a device in the table. Inserts the device if the table does not contain
-    /// it. `capacity` is the device's memory in bytes.
+    /// Returns the index of a device in the table, and inserts a missing device. `capacity` is the
+    /// device's memory in bytes.
     pub fn device(&self, id: DeviceId, capacity: u64) -> Result<DeviceIndex, LedgerError> {
         let path = || self.place.path.clone();
         let known = self.find_device(&id);
@@ -113,8 +110,8 @@ impl Ledger {
         identity(&self.header().gpus[index.get()])
     }
 
-    /// Returns the bytes that a CUDA context takes on the device; 0 if no process has measured it.
-    /// The figure is only a hint, because any process of the group can write it.
+    /// Returns the bytes that a CUDA context takes; 0 if unknown. The figure is a hint, because any
+    /// member can write it.
     pub fn context_hint(&self, index: DeviceIndex) -> u64 {
         let entry = &self.header().gpus[index.get()];
         entry.context.load(Ordering::Relaxed)

@@ -7,10 +7,9 @@
 //! +1 MiB     slots: one page each: identity and statistics
 //! ```
 //!
-//! A charge on a device reads the words of all slots for that device, so these words lie in
-//! consecutive cache lines. If they were on a separate page for each slot, the cache lines would
-//! compete for one set of the first-level cache. Each slot would also need a TLB entry. Any change
-//! to the layout requires a new [`version::LEDGER`].
+//! A charge reads the words of all slots for one device, so these words lie in consecutive cache
+//! lines. On separate pages, they would compete for cache sets and TLB entries. Any change to the
+//! layout requires a new [`version::LEDGER`].
 
 use super::atomic::{AtomicU64, Ordering};
 use super::{Category, MAX_DEVICES, MAX_SLOTS};
@@ -93,8 +92,8 @@ impl Preface {
 /// Length of the ledger file in bytes.
 pub(super) const FILE_SIZE: u64 = size_of::<Content>() as u64;
 
-/// Words with which the processes of a group signal each other. They are rarely written, and share
-/// the one cache line that every charge reads anyway.
+/// Words with which a group's processes signal each other: rarely written, in the cache line that
+/// every charge reads anyway.
 #[repr(C, align(64))]
 pub(super) struct Signals {
     /// Number of slots that have ever been claimed. The slot of every living process has a lower
@@ -103,16 +102,16 @@ pub(super) struct Signals {
     /// Number of changes of the child groups' protection. Creating or removing a protected child
     /// group counts too.
     pub children: AtomicU64,
-    /// Not 0 if a process may be waiting for memory. Processes that give memory back then wake the
-    /// waiting processes. Every process that begins to wait changes the value.
+    /// Not 0 if processes may be waiting for memory and must be woken when memory is returned. Each
+    /// new waiter changes the value.
     pub waiting: AtomicU64,
-    /// Number of times that memory was given back while a process may have been waiting for it.
-    /// Waiting processes sleep on the low half, which is a futex.
+    /// Number of returns of memory while a process may have been waiting. Waiting processes sleep
+    /// on the low half, a futex.
     pub returned: AtomicU64,
     /// Number of times that the group's processes were asked to give back unused memory.
     pub asked: AtomicU64,
-    /// Number of requests that have begun to wait for memory. A new waiter takes the next number,
-    /// and waiters with lower numbers go first.
+    /// Number of requests that have begun to wait for memory. A waiter takes the next number; lower
+    /// numbers go first.
     pub tickets: AtomicU64,
     /// Time when the group's processes were last asked to give back unused memory, in milliseconds
     /// since boot.
@@ -180,23 +179,23 @@ pub(super) struct Header {
     /// `waited_ms`.
     pub waits: [AtomicU64; MAX_DEVICES],
     pub waited_ms: [AtomicU64; MAX_DEVICES],
-    /// For each device, the time at which a process last began to look at the owners of all slots,
-    /// in milliseconds of the boot clock: see `reap::sweep`.
+    /// For each device, the time when a process last began to check all owners, in milliseconds
+    /// since boot: see `reap::sweep`.
     pub swept_at: [AtomicU64; MAX_DEVICES],
     spare_high: [AtomicU64; 32],
     pub ring: Ring,
 }
 
-/// The words of one slot for eight devices, in units of 4 KiB. The low half of a word counts
-/// charged units, the high half counts undecided units.
+/// The words of one slot for eight devices, in 4 KiB units: charged in the low half, undecided in
+/// the high half.
 #[repr(C, align(64))]
 pub(super) struct WordLine(pub [AtomicU64; LINE_DEVICES]);
 
 /// One block of the ledger file: the words of all slots for eight devices.
 pub(super) type Block = [WordLine; MAX_SLOTS];
 
-/// The owner of a slot. The process that claims or cleans the slot writes these words under the
-/// slot's claim lock. An owner that leaves erases its own words.
+/// The owner of a slot. Written under the slot's claim lock, except that a leaving owner erases its
+/// own words.
 #[repr(C, align(64))]
 pub(super) struct Owner {
     /// The pid of the slot's owner; 0 if the slot has no owner.
@@ -206,18 +205,18 @@ pub(super) struct Owner {
     pub uid: AtomicU64,
     /// Time when the owner claimed the slot, in milliseconds since boot.
     pub birth: AtomicU64,
-    /// Time at which another process first found the slot's owner dead, in milliseconds since boot.
-    /// 0 if no process has found it dead.
+    /// Time when another process first found the owner dead, in milliseconds since boot; otherwise
+    /// 0.
     pub dead_since: AtomicU64,
-    /// A key (`child_key`) for the child group that contains the slot's owner, directly or in a
-    /// group below it. 0 if the owner is in the ledger's own group.
+    /// A key (`child_key`) for the child group that contains the owner, directly or below. 0 for
+    /// owners in the ledger's own group.
     pub child: AtomicU64,
     spare: AtomicU64,
     pub command: [AtomicU64; COMMAND_WORDS],
 }
 
-/// Statistics of one slot on one device, in bytes unless noted. While the slot has an owner, only
-/// the owner writes these words; other processes write only `left`.
+/// Statistics of one slot on one device, in bytes unless noted. Processes other than the owner
+/// write only `left`.
 #[repr(C)]
 pub(super) struct DeviceStats {
     pub by: [AtomicU64; Category::COUNT],
@@ -227,9 +226,8 @@ pub(super) struct DeviceStats {
     pub refusals: AtomicU64,
     /// Largest number of bytes that the slot's owner can give back on request.
     pub reclaimable: AtomicU64,
-    /// Two counts in units of 4 KiB: see `orphans`. The high half counts charged memory that other
-    /// processes may also hold. The low half counts orphans: memory that has left the owner, but is
-    /// still charged in this slot.
+    /// Two counts in units of 4 KiB: charged memory that other processes may hold (high half), and
+    /// orphans (low half). See `orphans`.
     pub left: AtomicU64,
 }
 
@@ -241,8 +239,8 @@ pub(super) struct Waiting {
     pub ticket: AtomicU64,
     /// The device's index.
     pub device: AtomicU64,
-    /// Time when the owner last checked its place in the line, in milliseconds since boot. If this
-    /// time is long ago, other processes go ahead of the owner.
+    /// Time when the owner last checked the line, in milliseconds since boot. Other processes go
+    /// ahead of an owner with an old time.
     pub seen: AtomicU64,
     spare: [AtomicU64; 5],
 }

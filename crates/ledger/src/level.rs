@@ -29,13 +29,13 @@ pub struct Level<'a> {
 
 /// The caller's means of making room in a full group. Used only if the first attempt fails.
 pub trait Pressure {
-    /// Gives back and uncharges memory that this process holds but does not use. Returns false if
-    /// this process has no such memory. `device` is the device's index in the process's own group.
+    /// Gives back and uncharges this process's idle memory; false if none. `device` is the index in
+    /// the process's own group.
     fn reclaim(&self, device: DeviceIndex) -> bool;
     /// Returns the witness: it knows how much memory the driver still holds for dead processes.
     fn witness(&self) -> &dyn Witness;
-    /// Returns whether a limit has changed since the request began. A waiting request is then
-    /// refused, so that the caller can repeat it under the new limits.
+    /// Returns whether a limit has changed since the request began. The waiting request is then
+    /// refused, and the caller can repeat it.
     fn is_outdated(&self) -> bool {
         false
     }
@@ -62,24 +62,17 @@ pub struct Refused {
 /// Charges `bytes` of GPU memory, rounded up to 4 KiB, in all groups or in none. Call before asking
 /// the driver for the memory.
 ///
-/// A grant takes no lock, makes no system call and does not allocate. A refusal is final: the
-/// request does not fit, the slots of dead processes are cleaned, and this process has no idle
-/// memory left to give back.
-///
-/// A refusal takes up to a second if another process was stopped while charging or cleaning. It
-/// takes longer if the memory of dead processes would make room. The request then waits until the
-/// driver has freed that memory: at most 30 s, or for one second if the process cannot observe the
-/// driver.
-///
-/// If another process has lowered this process's charge in the ledger, all requests of this process
-/// are refused for a second. `levels` must not contain the same slot and device twice.
+/// - A grant takes no lock, makes no system call and does not allocate.
+/// - A refusal may take a second, or 30 s if dead processes' memory would make room.
+/// - After another process lowered this process's charge, all requests are refused for a second.
+/// - `levels` must not contain the same slot and device twice.
 #[inline]
 pub fn charge(levels: &[Level<'_>], bytes: u64, pressure: &dyn Pressure) -> Result<(), Refused> {
     charge_ahead(levels, bytes, pressure, &())
 }
 
-/// Charges `bytes` that the process does not use yet. Works as [`charge()`] does, and counts the
-/// bytes in `idle` at the moment of the grant.
+/// Charges `bytes` that are not used yet, as [`charge()`] does. Counts the bytes in `idle` at the
+/// moment of the grant.
 pub fn charge_ahead(
     levels: &[Level<'_>],
     bytes: u64,
@@ -99,8 +92,8 @@ pub fn charge_ahead(
     }
 }
 
-/// Charges `bytes` as [`charge()`] does, but tries only once, without reclaiming or waiting. Can
-/// fail because another process has an undecided request, even if that request is later withdrawn.
+/// Charges `bytes` as [`charge()`] does, but tries only once. An undecided request of another
+/// process can cause a needless refusal.
 #[inline]
 pub fn try_charge(levels: &[Level<'_>], bytes: u64) -> bool {
     try_charge_ahead(levels, bytes, &())
@@ -128,11 +121,8 @@ pub fn note_usage(levels: &[Level<'_>]) {
     }
 }
 
-/// Uncharges `bytes`, rounded up to 4 KiB, in all groups. Call after the driver has freed the
-/// memory.
-///
-/// Each call rounds up. Therefore uncharge bytes together if they were charged together, or
-/// uncharge multiples of 4 KiB.
+/// Uncharges `bytes` in all groups, after the driver has freed the memory. Each call rounds up:
+/// split charges only at multiples of 4 KiB.
 #[inline]
 pub fn uncharge(levels: &[Level<'_>], bytes: u64) {
     charge::uncharge(levels, bytes.div_ceil(UNIT));
@@ -141,8 +131,8 @@ pub fn uncharge(levels: &[Level<'_>], bytes: u64) {
     }
 }
 
-/// Uncharges `bytes` that were charged ahead and never used. Works as [`uncharge`] does, and
-/// removes the bytes from `idle` at the same moment.
+/// Uncharges `bytes` that were never used, as [`uncharge`] does. Removes the bytes from `idle` at
+/// the same moment.
 pub fn uncharge_idle(levels: &[Level<'_>], bytes: u64, idle: &dyn Idle) {
     charge::uncharge_idle(levels, bytes.div_ceil(UNIT), idle);
     for level in levels {
@@ -231,8 +221,8 @@ impl Rung for Level<'_> {
     #[inline]
     fn note(&self, total: u64, own: u64) {
         let stats = self.slot.stats(self.device);
-        // Memory that this process has charged ahead is not usage, so it is subtracted. The idle
-        // memory of other processes is not subtracted, because reading it here would cost too much.
+        // This process's idle memory is not usage. Other processes' idle memory counts, because
+        // reading it here would cost too much.
         let idle = stats.idle.load(Ordering::Relaxed);
         raise(&stats.peak, (own * UNIT).saturating_sub(idle));
         let peaks = &self.slot.ledger().header().peaks;
@@ -263,8 +253,8 @@ impl Rung for Level<'_> {
     }
 }
 
-/// Raises a peak to `bytes` if it is lower. Most calls need no write. They only read, so that
-/// processors can share the cache line.
+/// Raises a peak to `bytes` if it is lower. Most calls only read, so that processors can share the
+/// cache line.
 #[inline]
 fn raise(peak: &AtomicU64, bytes: u64) {
     if bytes > peak.load(Ordering::Relaxed) {
@@ -272,22 +262,20 @@ fn raise(peak: &AtomicU64, bytes: u64) {
     }
 }
 
-/// How long a request waits for other processes that have an undecided request or are cleaning a
-/// slot. Normally a request is undecided for about a microsecond. If it takes longer, its process
-/// was descheduled or stopped.
+/// How long a request waits for undecided requests and cleaning. A process that takes longer was
+/// descheduled or stopped.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How long a request waits after it has asked other processes for unused memory. They give memory
-/// back at their next call into the driver, which may come much later.
+/// How long a request waits after asking for unused memory. Processes give memory back at their
+/// next call into the driver.
 const ASK_PATIENCE: Duration = Duration::from_millis(100);
 const ASK_STEP: Duration = Duration::from_micros(500);
 const DRAIN_STEP: Duration = Duration::from_millis(1);
-/// How long a request waits for the driver to free the memory of dead processes. Slightly longer
-/// than a dead process's slot can stay charged.
+/// How long a request waits for the driver to free dead processes' memory. Longer than a dead
+/// process's slot stays charged.
 const DRAIN_PATIENCE: Duration = Duration::from_millis(reap::DRAIN_MAX_MS + 1_000);
 
-/// How long a request waits for processes that are exiting but still hold their file lock. This
-/// bound is short, because some processes only look as if they were exiting: their first thread has
-/// ended, but other threads still run.
+/// How long a request waits for exiting processes. Short, because some processes live on after
+/// their first thread has ended.
 const ENDING_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The state of one request while it tries to make room in a full group.
@@ -353,9 +341,8 @@ impl Surroundings<Level<'_>> for Contention<'_> {
             0
         };
         Reaped {
-            // Freed memory is reported for a bounded time only. Otherwise the request might never
-            // end: processes may die all the time, and other requests may take the memory that
-            // becomes free.
+            // Freed memory is reported for a bounded time. Otherwise the request might retry
+            // forever while processes die.
             freed: swept.cleaned && self.waited() < DRAIN_PATIENCE,
             pending: swept.pending + busy,
         }
@@ -366,12 +353,11 @@ impl Surroundings<Level<'_>> for Contention<'_> {
         let reclaimable = || usage::reclaimable(ledger, level.slot.index(), level.device) / UNIT;
         let before = charge::look(level);
         // The units that the request lacks. Other processes are asked only if together they can
-        // give back that many units. Less memory would not help.
+        // give back that many.
         let lacking = (before.granted() + n).saturating_sub(Rung::max(level));
         if lacking == 0 && self.asked_for < ASK_PATIENCE {
-            // The group has room now, so the request is tried again. The number of retries is
-            // bounded: if this process's word cannot count more units, the request fails although
-            // the group has room.
+            // The group has room now, so the request is tried again. Retries are bounded, because
+            // this process's own word may be full.
             self.asked_for += ASK_STEP;
             return true;
         }
@@ -384,8 +370,8 @@ impl Surroundings<Level<'_>> for Contention<'_> {
             if charge::look(level).granted() < before.granted() {
                 return true;
             }
-            // The other members can no longer give back enough. A member with idle memory has
-            // ended, or has begun to use that memory.
+            // A member with idle memory has ended or has begun to use the memory, so the rest no
+            // longer suffices.
             if reclaimable() < lacking {
                 return false;
             }

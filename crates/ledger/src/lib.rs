@@ -1,11 +1,11 @@
 //! The ledger: the shared file that records how much memory of each GPU the processes of a group
 //! have charged.
 //!
-//! Each process writes its charges only to its own slot of the file. The group's usage is the sum
-//! over all slots; the file holds no shared total. A process that dies while charging therefore
-//! leaves no total half changed. Charging takes no lock. Claiming a slot takes a lock, and so does
-//! cleaning a dead process's slot (`lock`). A kernel file lock marks a slot as owned, and ends with
-//! its process. The ledger counts bytes per device; it knows nothing of CUDA.
+//! Each process writes only its own slot, and the group's usage is the sum of all slots. A process
+//! that dies while charging therefore leaves no total half changed.
+//!
+//! Charging takes no lock; claiming and cleaning a slot do (`lock`). A kernel file lock marks a
+//! slot as owned, and ends with its process. The ledger knows nothing of CUDA.
 
 // Models replace `file`, `lock` and `os`, so that some items for real files are unused there.
 #![cfg_attr(all(test, loom), allow(dead_code))]
@@ -135,8 +135,8 @@ impl DeviceIndex {
     /// Returns the device's position in the GPU table, as a number.
     #[inline]
     pub const fn get(self) -> usize {
-        // The index is always below `MAX_DEVICES`, so the operator `%` does not change it. It lets
-        // the compiler leave out a bounds check.
+        // The index is always below `MAX_DEVICES`. The operator `%` only lets the compiler leave
+        // out a bounds check.
         self.0 as usize % MAX_DEVICES
     }
 }
@@ -171,20 +171,16 @@ pub struct Cleaned {
     pub draining: usize,
 }
 
-/// A ledger file that is mapped into this process. No descriptor of the file stays open.
-///
-/// A forked child does not inherit the mapping, and dies of SIGSEGV if it uses the ledger. The
-/// child must open the ledger anew.
+/// A ledger file mapped into this process, without an open descriptor. A forked child must open the
+/// ledger anew or dies of SIGSEGV.
 pub struct Ledger {
     place: file::Place,
     map: map::Mapping,
 }
 
 impl Ledger {
-    /// Creates a ledger file with the permissions `mode`, unless a file with this name exists.
-    ///
-    /// The file is written under a temporary name in the same directory, which begins with a dot.
-    /// If the process is killed before the file is complete, the temporary file is left behind.
+    /// Creates a ledger file with the permissions `mode`, unless the file exists. A killed process
+    /// may leave a hidden temporary file.
     pub fn create(path: &Path, mode: u32) -> Result<(), LedgerError> {
         file::create(path, mode)
     }
@@ -206,8 +202,8 @@ impl Ledger {
         u64::from_ne_bytes(head) == layout::MAGIC
     }
 
-    /// Returns whether the ledger at this path has a living member; false if that is unknown. Works
-    /// for ledgers of every format version, because living members always lock a byte of the file.
+    /// Returns whether the ledger at this path has a living member; false if unknown. Works for
+    /// every format version.
     pub fn is_used(path: &Path) -> bool {
         file::describe(path)
             .and_then(|file| lock::is_locked(&file, Bytes::ALL))
@@ -238,8 +234,8 @@ impl Ledger {
         }
     }
 
-    /// Returns a number that changes when the protection of a child group changes. Creating or
-    /// removing a protected child group changes it too. Costs one load.
+    /// Returns a number that changes with the protection, creation or removal of a protected child
+    /// group. Costs one load.
     pub fn children(&self) -> u64 {
         self.signals().children.load(Ordering::Acquire)
     }
@@ -256,10 +252,10 @@ impl Ledger {
         self.signals().asked.load(Ordering::Relaxed)
     }
 
-    /// Asks the members to give back memory that they hold but do not use. They do so at their next
-    /// call into the driver. Does nothing and returns false if the members were asked less than 200
-    /// ms ago: a member that is asked all the time cannot work.
+    /// Asks members to give back unused memory at their next call into the driver. Returns false if
+    /// asked in the last 200 ms.
     pub fn ask_members(&self) -> bool {
+        // A member that is asked all the time cannot work.
         const OFTEN_MS: u64 = 200;
         let signals = self.signals();
         let (now, before) = (os::boot_ms(), signals.asked_at.load(Ordering::Relaxed));
@@ -300,8 +296,8 @@ impl Ledger {
                 .is_ok()
     }
 
-    /// Adds an event to the ring buffer. In a full buffer, the event replaces the oldest one. Does
-    /// nothing if the ledger was opened for reading only.
+    /// Adds an event to the ring buffer, in place of the oldest if full. Does nothing in a
+    /// read-only ledger.
     pub fn record(&self, happening: &Happening) {
         if self.map.writable() {
             events::record(&self.header().ring, happening);
@@ -314,8 +310,8 @@ impl Ledger {
         events::read(&self.header().ring, since)
     }
 
-    /// Cleans the slots of dead processes, if the driver has freed their memory. Does nothing if
-    /// the ledger was removed or was opened for reading only.
+    /// Cleans the slots of dead processes whose memory the driver has freed. Does nothing in a
+    /// removed or read-only ledger.
     pub fn clean(&self, witness: &dyn Witness) -> Cleaned {
         let mut done = Cleaned::default();
         if !self.map.writable() {
@@ -391,9 +387,8 @@ impl Ledger {
         &self.header().signals
     }
 
-    /// Returns the number of slots that have ever been claimed. Every living member's slot has a
-    /// lower index. Any member can write a wrong number into the file, so the result is capped at
-    /// [`MAX_SLOTS`].
+    /// Returns the number of slots that have ever been claimed. Capped at [`MAX_SLOTS`], because
+    /// any member can write a wrong number.
     #[inline]
     fn high_water(&self) -> usize {
         let named = self.signals().high_water.load(Ordering::Acquire);

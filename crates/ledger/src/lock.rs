@@ -1,10 +1,10 @@
-//! File locks of the ledger. Only this module takes such locks, and none of its functions waits for
-//! a lock. Each slot has two bytes that can be locked. The owner byte is locked while the slot has
-//! a living owner. The claim byte is locked while the slot is being claimed or cleaned.
+//! File locks of the ledger. Only this module takes such locks, and it never waits for one.
 //!
-//! The locks belong to an open file description, not to a process as POSIX record locks do.
-//! Therefore they also exclude other threads of the same process. Closing another descriptor of the
-//! file does not drop them.
+//! - The owner byte of a slot is locked while the slot has a living owner.
+//! - The claim byte is locked while the slot is being claimed or cleaned.
+//!
+//! The locks belong to an open file description. Unlike POSIX record locks, they exclude threads of
+//! the same process and survive closing another descriptor.
 #![allow(unsafe_code)]
 
 use super::MAX_SLOTS;
@@ -90,8 +90,8 @@ pub(super) fn try_lock(file: &Description, bytes: Bytes) -> io::Result<bool> {
     }
 }
 
-/// Unlocks bytes of the file. Closing the file is not enough: a child that was forked meanwhile may
-/// keep the open file description alive.
+/// Unlocks bytes of the file. Closing the file is not enough, because a forked child may keep the
+/// open file description alive.
 pub(super) fn unlock(file: &Description, bytes: Bytes) -> io::Result<()> {
     control(file, libc::F_OFD_SETLK, libc::F_UNLCK, bytes).map(drop)
 }
@@ -103,9 +103,8 @@ pub(super) fn is_locked(file: &Description, bytes: Bytes) -> io::Result<bool> {
         .map(|lock| i32::from(lock.l_type) != libc::F_UNLCK)
 }
 
-/// Tests whether the file system keeps a lock after the descriptor is closed, as long as the file
-/// is mapped. `other` is another open file description of the same file. No other process may lock
-/// this file meanwhile.
+/// Tests whether a mapping keeps the lock of a closed descriptor. `other` opens the same file,
+/// which no other process may lock.
 pub(super) fn are_kept(file: Description, other: &Description) -> io::Result<bool> {
     if !try_lock(&file, Bytes::owner(0))? {
         return Ok(true);
@@ -115,10 +114,8 @@ pub(super) fn are_kept(file: Description, other: &Description) -> io::Result<boo
     is_locked(other, Bytes::owner(0))
 }
 
-/// A mapping that keeps an open file description and its locks alive without a descriptor.
-///
-/// The locks end when the mapping ends: on drop, on exec, or when the process dies. A forked child
-/// does not inherit the mapping.
+/// A mapping that keeps file locks alive without a descriptor, until drop, exec or death. Forked
+/// children do not inherit the mapping.
 pub(super) struct Anchor {
     _page: Unforked,
 }

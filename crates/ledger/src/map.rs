@@ -1,7 +1,6 @@
 //! The memory mapping of the ledger file, and a memory page that detects forked children.
 //!
-//! Any process that may write the ledger file can also truncate it. All other processes then
-//! [lose](Mapping::is_lost) their mappings.
+//! Truncating the file makes all processes [lose](Mapping::is_lost) their mappings.
 #![allow(unsafe_code)]
 
 use super::atomic::{AtomicU64, Ordering};
@@ -11,11 +10,8 @@ use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
 
-/// A mark in memory that tells a process from its forked children.
-///
-/// The kernel wipes the page of the mark in a forked child. A child that shares the memory of its
-/// parent, as after vfork, counts as the parent. Linux before 4.14 cannot wipe pages, so the mark
-/// then compares the pid of its creator with the pid of the caller.
+/// A mark that tells a process from its forked children. The kernel wipes the mark's page in a
+/// forked child.
 pub(super) struct Birthmark {
     pages: Pages,
     pid: u64,
@@ -23,6 +19,7 @@ pub(super) struct Birthmark {
 
 impl Birthmark {
     const WIPES: u64 = 1;
+    /// Linux before 4.14 cannot wipe pages, so `is_ours` compares pids.
     const PID_ONLY: u64 = 2;
 
     pub(super) fn new() -> io::Result<Self> {
@@ -38,13 +35,14 @@ impl Birthmark {
     }
 
     fn word(&self) -> &AtomicU64 {
-        // SAFETY: the page is aligned, zeroed by the kernel and mapped as long as `self` lives. It
-        // is used only as this word.
+        // SAFETY: the page is aligned, zeroed and mapped as long as `self` lives. The page is used
+        // only as this word.
         unsafe { self.pages.start().cast().as_ref() }
     }
 
     /// Returns true in the process that made the mark, and false in its forked children.
     pub(super) fn is_ours(&self) -> bool {
+        // A vfork child shares this memory and counts as the parent.
         match self.word().load(Ordering::Relaxed) {
             Self::WIPES => true,
             Self::PID_ONLY => self.pid == u64::from(std::process::id()),
@@ -105,13 +103,12 @@ impl Mapping {
         })
     }
 
-    /// Returns the mapped content of the ledger. Callers must expect any value in it, and must not
-    /// write to it unless [`Self::writable`] is true.
+    /// Returns the mapped content, which may hold any value. Do not write unless [`Self::writable`]
+    /// is true.
     #[inline]
     pub(super) fn content(&self) -> &Content {
-        // SAFETY: the mapping has the size of `Content`, is page-aligned, and lives as long as
-        // `self`. `Content` consists of atomics only. They accept every value and concurrent
-        // writes.
+        // SAFETY: the aligned mapping has the size of `Content` and lives as long as `self`.
+        // Atomics accept all values and concurrent writes.
         unsafe { self.own.pages.start().cast().as_ref() }
     }
 
@@ -119,8 +116,8 @@ impl Mapping {
         self.writable
     }
 
-    /// Returns whether the ledger file was truncated. The mapped content is then private memory
-    /// full of zeros. Costs one load unless this process has ever lost a mapping.
+    /// Returns whether the ledger file was truncated, so that the content is private zeros. Usually
+    /// costs one load.
     #[inline]
     pub(super) fn is_lost(&self) -> bool {
         lost::any() && self.own.pages.is_lost()

@@ -1,16 +1,15 @@
 //! Finds the members of a ledger by the memory mappings in `/proc/PID/maps`.
 //!
-//! Only a mapping proves that a process is a member. The owners written in the ledger prove
-//! nothing, because any member can write false owners. But no process can create a mapping in
-//! another process.
+//! Only mappings prove membership. Any member can write false owners, but no process can create a
+//! mapping in another.
 
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::PathBuf;
 
-/// A file as `/proc/PID/maps` names it: by device number and inode. On some file systems, `stat`
-/// reports another device number for the same file.
+/// A file as `/proc/PID/maps` names it, by device number and inode. On some file systems, `stat`
+/// reports another device number.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct MappedFile(String);
 
@@ -27,9 +26,8 @@ impl From<String> for MappedFile {
     }
 }
 
-/// The files in `/proc` that list a process's mappings: the `maps` file of the process, then those
-/// of its threads. The threads' files are needed because the `maps` file of the process is empty
-/// once its first thread has ended.
+/// The `maps` files of a process and of its threads. The process's own file is empty once its first
+/// thread has ended.
 #[derive(Debug)]
 pub struct Mappings(Vec<PathBuf>);
 
@@ -80,8 +78,8 @@ impl<'a> Line<'a> {
     }
 }
 
-/// Number of bytes that are kept of each line of a `maps` file. A longer line loses only the end of
-/// its path.
+/// Number of bytes kept of each line of a `maps` file. A longer line loses only the end of its
+/// path.
 const LONGEST_LINE: usize = 256;
 
 /// Calls `take` with each parsed line of a `maps` file. Does not allocate.
@@ -116,9 +114,8 @@ fn each_line(mut file: impl Read, mut take: impl FnMut(&Line<'_>)) -> io::Result
 struct Seen {
     /// Whether the process has mapped the ledger's content for writing.
     content: bool,
-    /// Whether the process has mapped a page of the ledger that it can neither read nor write. This
-    /// page keeps the file lock of a slot. A process that only reads the ledger, such as the
-    /// controller, has no such page.
+    /// Whether the process has mapped an inaccessible page of the ledger, which keeps a slot's
+    /// lock. Mere readers have no such page.
     anchor: bool,
 }
 
@@ -146,11 +143,8 @@ pub(super) fn at(address: usize) -> io::Result<MappedFile> {
 }
 
 impl MappedFile {
-    /// Returns whether a process is a member of this ledger. A member has mapped the ledger's
-    /// content for writing. It has also mapped an inaccessible page, which keeps its slot's lock.
-    ///
-    /// Blocks while the process's memory map is locked. That process's user can keep it locked
-    /// forever. Does not allocate.
+    /// Returns whether a process has the mappings of a member. The process's user can block this
+    /// call forever. Does not allocate.
     pub fn has_member(&self, mappings: &Mappings) -> io::Result<bool> {
         for path in &mappings.0 {
             if let Some(seen) = seen_in(File::open(path)?, self)? {

@@ -1,23 +1,18 @@
 //! Models of the ledger. A model checker runs the ledger's real code in all possible orders of
-//! steps. The modules `atomic`, `lock`, `file`, `os` and `random` are replaced, so that the checker
-//! controls every operation that other processes can see.
+//! steps.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --profile fast-build -p gpulimit-ledger --lib model::`
 //!
-//! There are two model checkers, because neither of them can check everything:
+//! The modules `atomic`, `lock`, `file`, `os` and `random` are replaced, so that the checker
+//! controls every shared operation. There are two checkers:
 //!
 //! - Loom checks the charge algorithm in [`weak`], and claiming and cleaning in [`slots`]. It tries
-//!   every order of steps. For each load it tries every value that the memory model allows.
-//!   Processes do not die.
-//! - The explorer checks the scenarios in [`deaths`]. It tries every order of steps, and lets a
-//!   process die before any of its steps. Its memory does not reorder operations (sequential
-//!   consistency). [`scenario`] defines what processes do and which rules must hold. [`explorer`]
-//!   tries the orders.
+//!   every value that the memory model allows. Processes do not die.
+//! - The [`explorer`] checks the scenarios in [`deaths`], and lets a process die before any step.
+//!   Its memory is sequentially consistent.
 //!
-//! The module [`fault`] lists deliberate errors. A checker must detect each of them.
-//!
-//! The environment variable `GPULIMIT_MODEL_DEEP=1` makes some scenarios larger: three processes
-//! with full programs instead of two, or two deaths instead of one.
+//! [`scenario`] defines what processes do and which rules must hold. [`fault`] lists deliberate
+//! errors, which a checker must detect. `GPULIMIT_MODEL_DEEP=1` makes some scenarios larger.
 
 fn is_deep() -> bool {
     std::env::var_os("GPULIMIT_MODEL_DEEP").is_some()

@@ -1,15 +1,12 @@
-//! Orphans: charges for memory that has left the process that charged it. Another process of the
-//! group may hold this memory now.
+//! Orphans: charges for memory that has left the process that charged it. Another member may hold
+//! this memory now.
 //!
-//! An orphan stays charged in its slot and counts against the limit. A process uncharges it after
-//! finding that the memory is charged elsewhere or is gone: either the member that holds the memory
-//! has charged it too, or no member holds it.
+//! An orphan counts against the limit until the memory is charged elsewhere or is gone. Then any
+//! member may uncharge the orphan, even in another living process's slot. Members change a living
+//! process's charge in no other way.
 //!
-//! Any member may uncharge an orphan, even in the slot of another living process, which may be
-//! asleep. This is the only change that a process makes to another living process's charge. The
-//! change only lowers the charge, at most by the orphaned amount. During the change, the process
-//! holds the slot's claim lock, so that the slot cannot get another owner. If the process dies in
-//! the middle of the change, the group stays overcharged until the slot's owner exits.
+//! The process that uncharges holds the slot's claim lock, so that the slot cannot get another
+//! owner. If that process dies halfway, the group stays overcharged until the slot's owner exits.
 
 use super::atomic::{AtomicU64, Ordering};
 use super::charge::{self, UNIT};
@@ -63,8 +60,8 @@ impl Ledger {
 }
 
 impl Slot {
-    /// Marks `bytes` of this slot's charge as shareable with other processes. A negative number
-    /// removes such marks. `bytes` must be a multiple of 4 KiB.
+    /// Marks `bytes` (a multiple of 4 KiB) of this slot's charge as shareable with other processes.
+    /// A negative number removes marks.
     pub fn mark_shared(&self, device: DeviceIndex, bytes: i64) {
         let units = (bytes / UNIT as i64) as u64;
         self.stats(device)
@@ -78,20 +75,19 @@ impl Slot {
         orphaned(&self.stats(device).left)
     }
 
-    /// Marks `bytes` of this slot's charge as orphaned. The memory has left this process, and any
-    /// member may uncharge it from now on.
+    /// Marks `bytes` of this slot's charge as orphaned: the memory has left this process, and any
+    /// member may uncharge it.
     pub fn orphan(&self, device: DeviceIndex, bytes: u64) {
         let units = bytes.div_ceil(UNIT);
-        // The process's own record must change first. Once the units are marked, another member may
-        // uncharge them. This process must not mistake such a change for an error.
+        // The process's own record must change first, because other members may uncharge the units
+        // as soon as they are marked.
         self.begin(device);
         self.record(device).taken(units);
         self.stats(device).left.fetch_add(units, Ordering::AcqRel);
     }
 
-    /// Uncharges the orphans `seen` until `keep` bytes of them are left, starting in this process's
-    /// own slot. Skips a slot if its orphans have changed since `seen` was read. Returns the bytes
-    /// uncharged.
+    /// Uncharges the orphans `seen` down to `keep` bytes, own slot first. Skips a slot whose
+    /// orphans have changed. Returns the bytes uncharged.
     pub fn release_orphans(&self, device: DeviceIndex, seen: &Orphans, keep: u64) -> u64 {
         let mut surplus = seen.total().saturating_sub(keep);
         let mut released = 0;

@@ -41,11 +41,8 @@ pub(super) fn spin() {
     std::hint::spin_loop();
 }
 
-/// Reserves file system space for these bytes of the ledger file. Later accesses to these bytes
-/// then work even if the file system is full.
-///
-/// Does nothing on a file system that cannot reserve space. On such a file system,
-/// `posix_fallocate` would write to the file instead, in a race with the members.
+/// Reserves file system space for these bytes. Does nothing if unsupported: `posix_fallocate` would
+/// write to the file, in a race with members.
 pub(super) fn reserve(file: &File, offset: u64, len: u64) -> io::Result<()> {
     let reserved = interrupted::again(|| {
         // SAFETY: the descriptor is open, and the call accesses no memory of this process.

@@ -28,8 +28,7 @@ impl Owner {
         self.pid.store(u64::from(process.pid), Ordering::Release);
     }
 
-    /// Returns the owner of a slot; `None` if the slot has no owner. Unless the caller holds the
-    /// claim lock, the owner may change meanwhile, and the result may mix two owners.
+    /// Returns the owner of a slot, if any. Without the claim lock, the result may mix two owners.
     pub(super) fn read(&self) -> Option<Identity> {
         let pid = self.pid.load(Ordering::Acquire) as u32;
         if pid == 0 {

@@ -1,9 +1,8 @@
-//! Protection of child groups: memory that other groups must leave free.
+//! Protection of child groups: memory that processes outside a child group must leave free, as far
+//! as the child group has not charged it.
 //!
-//! A group may have memory that is protected for one of its child groups. Processes outside the
-//! child group must leave free the part of this memory that the child group has not charged. Every
-//! slot in the group's ledger tells which child group its owner is in. Therefore that ledger alone
-//! shows how much the child group has charged.
+//! The ledger of the parent group shows these charges, because each slot tells the child group of
+//! its owner.
 
 use super::atomic::Ordering;
 use super::charge::{UNIT, granted};
@@ -12,9 +11,8 @@ use std::fmt;
 
 /// Tells how much memory of a group is protected for its child groups.
 pub trait Protection: fmt::Debug + Sync {
-    /// Returns the bytes that this process must leave free for child groups that it does not belong
-    /// to: the protected bytes of these groups, minus their charged bytes. If `low` is true, the
-    /// best-effort protection `low` counts too.
+    /// Returns the uncharged protected bytes that this process must leave free for other child
+    /// groups. If `low`, best-effort protection counts too.
     fn untaken(&self, ledger: &Ledger, device: DeviceIndex, low: bool) -> u64;
 }
 
@@ -28,12 +26,8 @@ pub fn child_key(name: &str) -> u64 {
 }
 
 impl Ledger {
-    /// Returns the unused part of a child group's protected memory, in bytes. `child` is the child
-    /// group's [`child_key`], and `bytes` of memory are protected for it. The result is `bytes`
-    /// minus the child group's charges, at least 0.
-    ///
-    /// Call this method before publishing a request. The request then sees everything that the
-    /// child group charges afterwards.
+    /// Returns how much of `bytes`, protected for `child` ([`child_key`]), is uncharged. Call
+    /// before publishing a request, which then sees later charges.
     pub fn untaken(&self, device: DeviceIndex, child: u64, bytes: u64) -> u64 {
         let slots = &self.content().slots;
         let taken: u64 = (0..self.high_water())

@@ -1,8 +1,8 @@
 //! Cleaning the slots of dead processes. First a slot drains: its charge stays until the driver has
-//! freed the dead process's memory. Then the slot is emptied.
+//! freed the dead process's memory.
 //!
-//! Draining is needed because the driver frees memory late. The file lock of a killed process ends
-//! within milliseconds, but the driver needs up to 190 ms to free its memory (measured).
+//! The file lock of a killed process ends within milliseconds, but the driver needs up to 190 ms to
+//! free the memory.
 
 use super::atomic::Ordering;
 use super::layout::{DeviceStats, SlotPage};
@@ -16,15 +16,12 @@ use gpulimit_base::process;
 
 /// Knows how much memory the driver still holds for dead processes.
 pub trait Witness {
-    /// Returns whether the driver still lists more than `covered` bytes of this dead process on the
-    /// device. Returns `None` if that is unknown; the slot then drains for a grace time. `covered`
-    /// is 0 in general. If the process has become another program by `exec`, `covered` is the
-    /// number of bytes that the new program has charged.
+    /// Returns whether the driver lists more of a dead process than the `covered` bytes of later
+    /// programs (`exec`). `None` if unknown.
     fn holds_memory(&self, process: &Identity, device: &DeviceId, covered: u64) -> Option<bool>;
 
-    /// Charges to this process what a dead process shared and living members still use without a
-    /// charge: at most `bytes`. Called after the driver has freed the dead process's own memory.
-    /// Returns false if the amount is unknown.
+    /// Charges this process for memory that a dead process shared and members still use, up to
+    /// `bytes`. Returns false if the amount is unknown.
     fn adopt(&self, _process: &Identity, _device: &DeviceId, _bytes: u64) -> bool {
         false
     }
@@ -43,8 +40,8 @@ impl Witness for NoWitness {
 /// Milliseconds for which a dead process's slot drains if it is unknown whether the driver has
 /// freed the memory.
 pub(super) const GRACE_MS: u64 = 1_000;
-/// Longest time in milliseconds for which a dead process's slot drains. A driver that still lists
-/// the process after this time is assumed to list it forever.
+/// Longest draining time of a dead process's slot, in milliseconds. A driver that lists the process
+/// longer is assumed to list it forever.
 pub(super) const DRAIN_MAX_MS: u64 = 30_000;
 
 /// Number of charged slots whose owners every sweep checks.
@@ -68,8 +65,8 @@ pub(super) enum Fate {
     Cleaned,
 }
 
-/// Cleans a slot if its owner is dead and the driver has freed the owner's memory. If a system call
-/// on the slot's locks fails, the slot stays as it is.
+/// Cleans a slot whose owner is dead and whose memory is freed. If a lock call fails, the slot
+/// stays unchanged.
 pub(super) fn reap(
     ledger: &Ledger,
     file: &Description,
@@ -85,8 +82,8 @@ pub(super) fn reap(
         Err(_) => return Fate::Live,
     }
     let fate = reap_claimed(ledger, file, slot, witness);
-    // A cleaned slot is already empty here: another process may claim it once the lock is released.
-    // If unlocking fails, closing the file releases the lock.
+    // A cleaned slot is already empty, because another process may claim it now. If unlocking
+    // fails, closing the file releases the lock.
     let _ = lock::unlock(file, Bytes::claim(slot));
     fate
 }
@@ -120,8 +117,8 @@ pub(super) fn reap_claimed(
     fate
 }
 
-/// Withdraws the undecided requests of a dead owner. The driver holds no memory for them: a process
-/// asks the driver for memory only after its request is granted.
+/// Withdraws a dead owner's undecided requests. The driver holds no memory for these requests,
+/// because a process asks only after a grant.
 fn withdraw(ledger: &Ledger, slot: usize) {
     for device in DeviceIndex::all() {
         let word = ledger.word(slot, device);
@@ -152,8 +149,8 @@ fn record(ledger: &Ledger, slot: usize) {
     }
 }
 
-/// Returns whether a dead owner's slot has drained. The first process that finds the owner dead
-/// stores the present time in the slot. The caller holds the claim lock.
+/// Returns whether a dead owner's slot has drained. The first call stores the present time. The
+/// caller holds the claim lock.
 fn is_drained(ledger: &Ledger, slot: usize, witness: &dyn Witness) -> bool {
     let owner = &ledger.content().slots[slot].owner;
     let now = os::boot_ms();
@@ -189,9 +186,8 @@ pub(super) fn has_drained(
         let covered = charged_after(ledger, slot, &process, device);
         match witness.holds_memory(&process, &id, covered) {
             Some(true) => return false,
-            // After `exec`, the driver lists the memory of the old and the new program under one
-            // pid. The new program may not yet have allocated all that it has charged. The listed
-            // bytes may then belong to the old program, so the grace time decides.
+            // After `exec`, the old and new program share a pid. The listed bytes may be the old
+            // program's, so the grace time decides.
             Some(false) => known &= covered == 0,
             None => known = false,
         }
@@ -200,10 +196,8 @@ pub(super) fn has_drained(
     freed && (!ledger.has_live() || leaves_nothing(ledger, slot, witness))
 }
 
-/// Returns the bytes that later programs of the same process have charged. A process keeps its pid
-/// in `exec`, and the driver lists the memory of all its programs under this pid. Later programs'
-/// charges are therefore subtracted when an older program's slot is examined. When a later
-/// program's slot is examined, older programs' charges are not subtracted.
+/// Returns the bytes that later programs of the process have charged. The driver lists the memory
+/// of all programs under one pid.
 fn charged_after(ledger: &Ledger, slot: usize, process: &Identity, device: DeviceIndex) -> u64 {
     let owner = |slot: usize| &ledger.content().slots[slot].owner;
     let same = |other: Identity| other.is_same(process);
@@ -216,8 +210,8 @@ fn charged_after(ledger: &Ledger, slot: usize, process: &Identity, device: Devic
         .sum()
 }
 
-/// Returns whether all memory that the dead process shared is charged to the processes that hold it
-/// now. Called only if the group has a living member.
+/// Returns whether all memory that the dead process shared is charged to its present holders.
+/// Called only with a living member.
 fn leaves_nothing(ledger: &Ledger, slot: usize, witness: &dyn Witness) -> bool {
     DeviceIndex::all().all(|device| {
         let bytes = ledger.may_leave(slot, device);
@@ -274,13 +268,8 @@ pub(super) struct Swept {
     pub busy: u64,
 }
 
-/// Cleans dead processes' slots that have a charge on the device, except the slot `own`. If
-/// `await_ending` is true, the units of exiting processes that still hold their file lock count as
-/// pending.
-///
-/// Checking one owner takes about 15 µs. In a group with more than [`SHARE`] charged slots, all
-/// owners are therefore checked at most once in [`FRESH_MS`] milliseconds. In between, a sweep
-/// checks the owners whose pid is gone, the slots that drain, and a random share of the others.
+/// Cleans dead processes' charged slots on the device, except the slot `own`. With `await_ending`,
+/// the units of exiting processes count as pending.
 pub(super) fn sweep(
     ledger: &Ledger,
     file: &Description,
@@ -296,6 +285,8 @@ pub(super) fn sweep(
     let swept_at = &ledger.header().swept_at[device.get()];
     // A stored time in the future is wrong, and does not count.
     let age = began.checked_sub(swept_at.load(Ordering::Relaxed));
+    // Checking one owner takes about 15 µs, so a large group is checked completely only once in
+    // `FRESH_MS` milliseconds.
     let mut share = match age {
         Some(0..FRESH_MS) => SHARE,
         _ => usize::MAX,
@@ -331,9 +322,8 @@ pub(super) fn sweep(
     swept
 }
 
-/// Returns whether a quick check shows that a slot's owner is dead: the slot is draining, or its
-/// owner's pid is gone. The check makes at most one system call. It cannot detect a zombie, or a
-/// dead process of another pid namespace.
+/// Returns whether the slot is draining or its owner's pid is gone. Cheap, but misses zombies and
+/// other pid namespaces.
 fn may_be_dead(ledger: &Ledger, slot: usize, pid_ns: u64) -> bool {
     let owner = &ledger.content().slots[slot].owner;
     let pid = owner.pid.load(Ordering::Relaxed) as u32;

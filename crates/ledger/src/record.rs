@@ -1,18 +1,15 @@
 //! The record that a process keeps of its own charges on one device.
 //!
-//! Any member of a group can write the words of other processes in the ledger. A process therefore
-//! also counts its charges in its own memory. At every charge and uncharge, it compares this record
-//! with its word. If another process has lowered the word, the process adds the missing units
-//! again.
+//! Any member of a group can write the words of other processes. Each process therefore compares
+//! its word with its record at every charge and uncharge, and adds missing units again.
 //!
-//! A thread cannot change the word and the record in one step. They can be compared only while no
-//! thread is in the middle of a change. Therefore the record also holds the number of such threads,
-//! and counts how often a change was begun.
+//! A word and its record cannot change in one step. They can be compared only while no thread is in
+//! the middle of a change, so the record also counts such threads.
 
 use super::atomic::{Ordering, Word};
 
-/// A record has three parts. Bits 0 to 31 are units. Bits 32 to 47 are the number of threads in the
-/// middle of a change. Bits 48 to 63 count how often a change was begun, and wrap around.
+/// Bits of a record: units (0 to 31), threads in a change (32 to 47), wrapping count of begun
+/// changes (48 to 63).
 const THREAD: u64 = 1 << 32;
 const BEGUN: u64 = 1 << 48;
 const THREADS: u64 = BEGUN - THREAD;
@@ -31,10 +28,8 @@ impl Record<loom::sync::atomic::AtomicU64> {
 }
 
 impl<W: Word> Record<W> {
-    /// Begins a change of this process's word in the ledger. Call it before changing the word.
-    /// Returns how many units are missing from the word because another process has lowered it.
-    /// Returns 0 if no units are missing, or if that is unknown while other threads change the
-    /// word. `charged` must read the word with [`Ordering::Acquire`].
+    /// Begins a change of this process's word. Returns the units missing from the word, 0 if
+    /// unknown. `charged` must read with [`Ordering::Acquire`].
     #[inline]
     pub(super) fn begin(&self, charged: impl FnOnce() -> u64) -> u64 {
         let now = self

@@ -3,19 +3,16 @@
 use super::lock::{self, Bytes, Description};
 use super::{Ledger, LedgerError};
 
-/// A guard that keeps all processes from claiming a slot until the guard is dropped. A process that
-/// waited for a slot then finds that the ledger file is gone, and opens the group anew.
+/// A guard that keeps all processes from claiming a slot. Processes that waited find the ledger
+/// file gone and open the group anew.
 #[derive(Debug)]
 pub struct Removal {
     file: Description,
 }
 
 impl Ledger {
-    /// Keeps all processes from joining the group, so that the caller can remove its files. Fails
-    /// if the group has a living member.
-    ///
-    /// Dead members are ignored, even if the driver may still hold their memory. Call
-    /// [`Self::clean`] first if that matters.
+    /// Keeps processes from joining the group, so that its files can be removed. Fails if a member
+    /// lives; ignores dead members.
     pub fn begin_removal(&self) -> Result<Removal, LedgerError> {
         let path = &self.place.path;
         let error = |error| LedgerError::io(path, "lock", error);
@@ -25,8 +22,8 @@ impl Ledger {
             return Err(in_use());
         }
         let removal = Removal { file };
-        // The claim locks are taken before the owner locks are checked. A process needs a claim
-        // lock to take its owner lock. Therefore no owner lock can appear after the check.
+        // The claim locks are taken first. Owner locks need a claim lock, so none can appear after
+        // the check.
         match lock::is_locked(&removal.file, Bytes::OWNERS).map_err(error)? {
             true => Err(in_use()),
             false => Ok(removal),

@@ -57,8 +57,8 @@ impl Scratch {
             .expect("a free slot")
     }
 
-    /// Creates the slot of a dead process: it has an owner, but no file lock. The process has
-    /// charged `units`, including `undecided` units.
+    /// Creates the slot of a dead process: an owner without a file lock. The process has charged
+    /// `units`, including `undecided` units.
     pub fn dead(&self, identity: &Identity, units: u64, undecided: u64) -> usize {
         let slot = self.ledger.high_water();
         let page = &self.content().slots[slot];
@@ -106,8 +106,8 @@ pub(super) fn level(slot: &Slot, device: DeviceIndex, max: u64) -> Level<'_> {
     }
 }
 
-/// A test process without idle memory. The stored value is its answer when asked whether the driver
-/// still holds memory of a dead process.
+/// A test process without idle memory. The value answers whether the driver still holds memory of a
+/// dead process.
 pub(super) struct Knows(pub Option<bool>);
 
 impl Witness for Knows {

@@ -21,22 +21,19 @@ use std::time::Duration;
 
 /// A claimed slot: this process's charges and statistics in one ledger.
 ///
-/// A kernel file lock marks the slot as owned. A mapping keeps this lock alive, so that closing
-/// descriptors does not end it. A forked child does not inherit the lock. The lock ends with exec,
-/// and with any death of the process. Do not use the slot in a forked child; dropping it there has
-/// no effect.
-///
-/// Dropping the slot uncharges all memory of this process at once. Drop it only if the driver holds
-/// no more memory for this process. If a process ends without dropping its slot, its charge stays
-/// until the driver has freed its memory.
+/// - A kernel file lock marks the slot as owned, until exec or death. Forked children do not
+///   inherit the lock and must not use the slot.
+/// - Dropping the slot uncharges all memory of this process. The driver must hold no memory of the
+///   process then.
+/// - If a process ends without dropping its slot, the charge stays until the driver has freed the
+///   memory.
 pub struct Slot {
     ledger: Arc<Ledger>,
     index: usize,
     /// This process's own record of its charges on each device. Other processes cannot change it.
     records: [Record<AtomicU64>; MAX_DEVICES],
-    /// All requests of this process are refused until this time, in milliseconds since boot. Set
-    /// when another process has changed this process's word; otherwise 0. `u64::MAX` if the ledger
-    /// file is damaged.
+    /// Until this time, in milliseconds since boot, all requests are refused, because another
+    /// process changed the word. `u64::MAX` if the file is damaged.
     distrust: AtomicU64,
     // The mapping that keeps the owner lock. Dropped last, after the slot is emptied.
     _owner: Anchor,
@@ -112,15 +109,12 @@ impl Slot {
         self.repair(device, lacks, hidden)
     }
 
-    /// Repairs this process's word and `high_water` after another process has changed them. Returns
-    /// whether a request may be granted. After such a change, all requests are refused for a
-    /// second. Other processes may have been granted the memory that seemed free, and their words
-    /// may have been changed too.
+    /// Repairs this process's word and `high_water`. Returns whether requests may be granted: false
+    /// for a second after another process's change.
     #[cold]
     fn repair(&self, device: DeviceIndex, lacks: u64, hidden: bool) -> bool {
-        // A damaged ledger file stays damaged, so this process never gets a grant again.
-        // `high_water` is not repaired: as long as it is wrong, every member detects the damage
-        // here.
+        // Damage is permanent, so this process gets no grant again. `high_water` stays wrong, so
+        // that every member detects the damage here.
         if self.ledger.damage().is_some() {
             self.distrust.store(u64::MAX, Ordering::Relaxed);
             return false;
@@ -129,6 +123,7 @@ impl Slot {
         self.high_water()
             .fetch_max(self.index as u64 + 1, Ordering::SeqCst);
         let now = os::boot_ms();
+        // Other processes may have been granted the memory that seemed free.
         if lacks > 0 || hidden {
             self.distrust.store(now + DISTRUST_MS, Ordering::Relaxed);
             return false;
@@ -200,16 +195,8 @@ const ROUNDS: u32 = if cfg!(loom) { 3 } else { 200 };
 const ROUND_PAUSE: Duration = Duration::from_millis(5);
 
 impl Ledger {
-    /// Claims a slot for this process. Call once per process and ledger, not once per thread.
-    /// `below` is the name of the process's group relative to the ledger's group, such as
-    /// `alice/job7`. It is empty for the ledger's group itself.
-    ///
-    /// Low slots are preferred, because every charge reads all slots up to the highest one ever
-    /// claimed. But if many processes start at once, all of them would try the lowest free slot.
-    /// Therefore a process chooses at random among the lowest free slots. Each time another process
-    /// is faster, it chooses among twice as many slots. Even a thousand processes then need only a
-    /// few attempts each. The choice may grow to all slots. If thousands of processes start on two
-    /// processors, more than a thousand of them may be suspended while they claim the lowest slots.
+    /// Claims a slot; call once per process and ledger. `below` is the process's group relative to
+    /// the ledger's, such as `alice/job7`, or empty.
     pub fn claim(self: &Arc<Self>, identity: &Identity, below: &str) -> Result<Slot, LedgerError> {
         let place = &self.place;
         if !self.map.writable() {
@@ -234,8 +221,8 @@ impl Ledger {
             distrust: AtomicU64::new(0),
             _owner: anchor,
         };
-        // From now on only the mapping keeps the owner lock. If the file system has dropped the
-        // lock, other processes would think that this process is dead, and give its memory away.
+        // From now on only the mapping keeps the owner lock. Without the lock, other processes
+        // would give this process's memory away.
         drop(owner);
         let held = lock::is_locked(&claim, Bytes::owner(index))
             .map_err(|error| LedgerError::io(&place.path, "lock", error))?;
@@ -243,8 +230,8 @@ impl Ledger {
             let unsuitable = Unsuitable::loses_locks(&place.path);
             return Err(LedgerError::FileSystem(unsuitable));
         }
-        // The group may have been removed while this process waited for a slot. The slot then
-        // belongs to no group, so the claim fails.
+        // The group may have been removed while this process waited. Then the slot belongs to no
+        // group.
         self.check_current().map(|()| slot)
     }
 
@@ -296,6 +283,8 @@ struct Candidate<'a> {
 impl Candidate<'_> {
     fn find(&self) -> Result<(usize, Anchor), LedgerError> {
         let mut random = Random::new();
+        // Low slots are preferred, because a charge reads all slots up to the highest. After a
+        // collision, the process chooses among twice as many.
         let mut crowd = 1;
         for _ in 0..TRIES {
             let Some(slot) = self.pick(crowd, &mut random)? else {
@@ -327,8 +316,8 @@ impl Candidate<'_> {
         })
     }
 
-    /// Chooses one of the first `crowd` slots that look free, at random. If `crowd` is 1 and no
-    /// slot below `high_water` looks free, prefers a slot whose owner died without charges.
+    /// Chooses at random among the first `crowd` free slots. If `crowd` is 1, prefers an uncharged
+    /// dead owner's slot to a new slot.
     fn pick(&self, crowd: usize, random: &mut Random) -> Result<Option<usize>, LedgerError> {
         let ledger = self.ledger;
         let nobody = |slot: &usize| {
@@ -341,9 +330,8 @@ impl Candidate<'_> {
         let high_water = ledger.high_water();
         let free = (0..high_water).filter(nobody).take(crowd).count();
         if crowd == 1 && free == 0 {
-            // A process that was killed before its first charge leaves its name in its slot, and
-            // charging never cleans such a slot. Many processes that start at once skip this check,
-            // because the kernel answers slowly if a file has thousands of locks.
+            // Charging never cleans the slot of a process killed before its first charge. In a
+            // crowd, this check would be too slow.
             let first = random.below(high_water);
             for step in 0..high_water.min(PROBES as usize) {
                 let slot = (first + step) % high_water;
@@ -373,8 +361,8 @@ impl Candidate<'_> {
     }
 
     fn take(&self, slot: usize) -> Result<Take, LedgerError> {
-        // The owner lock is checked first, because most slots of a full ledger have an owner.
-        // Taking the claim lock of such a slot would disturb processes that clean slots.
+        // Most slots of a full ledger have an owner. Taking their claim locks would disturb
+        // processes that clean slots.
         if lock::is_locked(self.claim, Bytes::owner(slot)).map_err(self.error("lock"))? {
             return Ok(Take::Held);
         }
@@ -383,8 +371,8 @@ impl Candidate<'_> {
             return Ok(Take::Busy);
         }
         let taken = self.take_claimed(slot);
-        // Closing the file is not enough: a child that was forked meanwhile may keep the lock
-        // alive. The lock is released last, because it keeps other processes away from the slot.
+        // Closing the file is not enough, because a forked child may keep the lock. Unlock last,
+        // because the lock protects the slot.
         lock::unlock(self.claim, Bytes::claim(slot)).map_err(self.error("lock"))?;
         taken
     }
@@ -424,8 +412,8 @@ impl Candidate<'_> {
         Ok(Take::Taken(anchor))
     }
 
-    /// Reserves file system space for all parts of the file that the slot's owner writes. In a full
-    /// file system this call fails; without it, a later write would end with SIGBUS.
+    /// Reserves file system space for everything that the slot's owner writes. Without it, a later
+    /// write could end with SIGBUS.
     fn reserve(&self, slot: usize) -> io::Result<()> {
         for block in 0..BLOCKS {
             let line = size_of::<layout::WordLine>() as u64;

@@ -9,9 +9,8 @@ use super::{Category, DeviceIndex, Ledger, orphans, os, slot};
 use gpulimit_base::identity::Identity;
 use std::time::Duration;
 
-/// A group's usage of one device. Members continue to charge while the ledger is read, so the
-/// figures are not all from one moment. Memory that moves between members meanwhile may be counted
-/// twice. Apart from that, `charged` is never more than was granted at some moment.
+/// A group's usage of one device, not a snapshot. Members charge meanwhile, and memory that moves
+/// between members may count twice.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub struct Usage {
     /// Bytes granted to living processes, and to dead processes whose memory the driver may still
@@ -19,8 +18,8 @@ pub struct Usage {
     pub charged: u64,
     /// Bytes of requests that are undecided at the moment; not part of `charged`.
     pub undecided: u64,
-    /// The largest usage that was recorded since the group was created. Does not include memory
-    /// that the recording process had charged ahead. Never above the limit at that time.
+    /// The largest usage recorded since the group was created, without the recorder's idle memory.
+    /// Never above the limit at that time.
     pub peak: u64,
     /// Number of refused requests since the group was created.
     pub refusals: u64,
@@ -83,8 +82,8 @@ pub struct DeviceUsage {
     pub by: [u64; Category::COUNT],
     /// Bytes that the process has charged ahead but does not use.
     pub idle: u64,
-    /// The part of `charged` whose memory has left the process. Another member may hold this
-    /// memory, and may not have charged it yet. Included in [`Category::Vmm`].
+    /// The part of `charged` whose memory has left the process; another member may hold it.
+    /// Included in [`Category::Vmm`].
     pub orphaned: u64,
 }
 
@@ -187,8 +186,8 @@ impl Ledger {
     }
 }
 
-/// Bounds the total time that one reading of the ledger waits for undecided requests. A request is
-/// normally decided within a microsecond, but its process may be descheduled or stopped.
+/// Bounds the time that one reading waits for undecided requests. A stopped process can leave a
+/// request undecided for long.
 #[derive(Default)]
 struct Patience {
     looks: u32,
@@ -245,8 +244,8 @@ fn device_usage(
     (usage.charged != 0 || usage.peak != 0 || usage.refusals != 0).then_some(usage)
 }
 
-/// Returns the largest number of bytes that the members could give back if asked, except the owner
-/// of slot `own`. A member counts as 0 if its group uses no more than `low` or `min` protects.
+/// Returns the bytes that members other than the owner of `own` could give back. Members of groups
+/// within `low` or `min` count as 0.
 pub(super) fn reclaimable(ledger: &Ledger, own: usize, device: DeviceIndex) -> u64 {
     (0..ledger.high_water())
         .filter(|slot| *slot != own)

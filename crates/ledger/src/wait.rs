@@ -1,21 +1,20 @@
 //! Waiting in line for memory of a full group.
 //!
-//! A waiting process draws a number and writes it into its own slot. The process comes after every
-//! process that waits for the same device with a lower number. The line consists only of these
-//! numbers, so that no waiter holds a lock. If a process dies, its number no longer counts. If a
-//! waiter is stopped, the others skip it after a while.
+//! A waiting process draws a number and writes it into its slot. Processes with lower numbers for
+//! the same device go first. No waiter holds a lock, dead waiters do not count, and stopped waiters
+//! are skipped after a while.
 //!
-//! A process that gives memory back first lowers its charge, and then reads the word `waiting`. A
-//! waiter first sets `waiting`, and then reads the charges. At least one of the two therefore sees
-//! the change of the other, and no waiter sleeps while there is room for it.
+//! A process that gives memory back lowers its charge, then reads the word `waiting`. A waiter sets
+//! `waiting`, then reads the charges. At least one of the two sees the change of the other, so no
+//! waiter sleeps while there is room for it.
 
 use super::atomic::{Ordering, fence};
 use super::layout::{SlotPage, Waiting};
 use super::{DeviceIndex, Ledger, Slot, os, owner};
 use std::time::{Duration, Instant};
 
-/// Longest time that a waiter sleeps before it checks the line again. Some changes wake no waiter:
-/// for example, the death of a member.
+/// Longest time that a waiter sleeps before it checks the line again. Some changes, such as a
+/// member's death, wake no waiter.
 const NAP: Duration = Duration::from_millis(100);
 /// Milliseconds after which other processes skip a waiter that has not checked the line.
 const ABSENT_MS: u64 = 2_000;
@@ -42,8 +41,8 @@ pub struct Line<'a> {
 }
 
 impl<'a> Line<'a> {
-    /// Takes the last place in line. A process has only one place in a group's line. Returns `None`
-    /// if another thread of this process already waits there.
+    /// Takes the last place in a group's line. Returns `None` if another thread of this process
+    /// already waits there.
     pub fn join(slot: &'a Slot, device: DeviceIndex, until: Instant) -> Option<Self> {
         let ticket = slot
             .ledger()
@@ -81,8 +80,8 @@ impl<'a> Line<'a> {
             .seen
             .store(os::boot_ms(), Ordering::Relaxed);
         self.returned = signals.returned.load(Ordering::SeqCst);
-        // Every call changes the value of `waiting`. A process that finds no waiters clears
-        // `waiting`, but only if the value has not changed meanwhile.
+        // Every call changes `waiting`, because other processes clear the word only if it has not
+        // changed meanwhile.
         signals.waiting.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         if os::now() >= self.until {
@@ -111,9 +110,8 @@ impl Drop for Line<'_> {
 }
 
 impl Ledger {
-    /// Returns whether another process waits for memory of the device. A new request of this slot
-    /// then has to wait in line. Clears the word `waiting` if no other process waits for any
-    /// device.
+    /// Returns whether another process waits for memory of the device, so that new requests must
+    /// queue. Clears `waiting` if no other process waits.
     pub fn somebody_waits(&self, slot: &Slot, device: DeviceIndex) -> bool {
         let waiting = &self.signals().waiting;
         let before = waiting.load(Ordering::SeqCst);
@@ -147,8 +145,8 @@ fn is_before(ledger: &Ledger, own: usize, device: DeviceIndex, ticket: u64) -> b
         {
             continue;
         }
-        // A dead waiter's number stays in its slot until the slot is cleaned. Therefore the owner
-        // lock must show that the waiter is alive.
+        // A dead waiter's number stays until the slot is cleaned. The owner lock shows whether the
+        // waiter is alive.
         let file = file.get_or_insert_with(|| ledger.place.open(false).ok());
         if !file
             .as_ref()
@@ -179,15 +177,15 @@ fn wake(ledger: &Ledger) {
     let waiting = signals.waiting.load(Ordering::SeqCst);
     signals.returned.fetch_add(1, Ordering::SeqCst);
     let is_in_line = |slot: &SlotPage| slot.waiting.ticket.load(Ordering::Acquire) != 0;
-    // A waiter may be awake and about to check the line again. It is then still in line, although
-    // no thread sleeps on the futex.
+    // A waiter that is about to check the line again is still in line, although no thread sleeps on
+    // the futex.
     if os::futex_wake_all(&signals.returned) == 0
         && !ledger.content().slots[..ledger.high_water()]
             .iter()
             .any(is_in_line)
     {
-        // If a process has begun to wait meanwhile, it has changed the word `waiting`, and this
-        // exchange fails. A process that begins to wait later sets the word anew.
+        // The exchange fails if a process has begun to wait meanwhile. A later waiter sets the word
+        // anew.
         let _ = signals
             .waiting
             .compare_exchange(waiting, 0, Ordering::SeqCst, Ordering::Relaxed);

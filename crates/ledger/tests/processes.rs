@@ -1,9 +1,7 @@
-//! Tests of the ledger with real processes. The tests kill, stop or fork these processes, or close
-//! all their descriptors.
+//! Tests of the ledger with real processes, which the tests kill, stop or fork.
 //!
-//! To start another process, the test binary runs itself. In the new process, the variable
-//! `LEDGER_ROLE` tells the test `role` what to do. A second mapping, independent of the ledger,
-//! records which memory the processes have really taken.
+//! The test binary runs itself. In the new process, `LEDGER_ROLE` tells the test `role` what to do.
+//! A second mapping records which memory the processes have really taken.
 #![allow(unsafe_code)]
 
 use gpulimit_base::device::DeviceId;
@@ -179,12 +177,8 @@ impl Drop for Actor {
     }
 }
 
-/// A simulated device with twelve blocks of memory. One word holds the owners of all blocks, in
-/// five bits per block. Each block has at most one owner.
-///
-/// The word changes in one step. Even a process that is killed has therefore either taken a block
-/// or not. The device has as many blocks as the limit allows. If the ledger grants a request for
-/// which the device has no free block, the limit was exceeded.
+/// A simulated device with as many blocks as the limit allows. One atomic word holds all owners,
+/// five bits per block.
 struct Judge(*const AtomicU64);
 
 impl Judge {
@@ -238,8 +232,8 @@ impl Judge {
         self.word(3)
     }
 
-    /// Returns the word that holds the pid of an actor: a process that takes and gives back blocks.
-    /// Actors are numbered from 1 to 31.
+    /// Returns the word with the pid of an actor (1 to 31): a process that takes and gives back
+    /// blocks.
     fn pid(&self, actor: usize) -> &AtomicU64 {
         self.word(8 + actor)
     }
@@ -363,8 +357,8 @@ fn role() {
             wait();
         }
         "fork" => {
-            // SAFETY: the other threads are idle, so they hold no lock. The child may therefore
-            // drop the member, which may need the allocator's lock.
+            // SAFETY: the other threads are idle and hold no lock, so the child may use the
+            // allocator to drop the member.
             let child = unsafe { libc::fork() };
             if child == 0 {
                 drop(member);
@@ -549,11 +543,11 @@ fn memory_from_before_exec_returns_when_the_new_program_has_charged_all_that_is_
         actor.tell("");
         actor.says("holding");
         assert_eq!(member.charged(), 10 * KIB4);
-        // The old program's charge is not given back at once. The driver may not list the new
-        // program's memory yet, so that all listed bytes may belong to the old program.
+        // The old program's charge is not given back at once, because all listed bytes may belong
+        // to the old program.
         let draining = member.slot.ledger().clean(&Lists(2 * KIB4)).draining;
-        // If the grace time is already over, the charge may have been given back. The machine was
-        // then too slow, and the test tries again.
+        // If the grace time is over, the machine was too slow and the charge may be gone. The test
+        // then tries again.
         if began.elapsed() < GRACE {
             assert_eq!(draining, 1);
             break (scratch, member, actor);
@@ -699,8 +693,8 @@ fn joining_a_full_ledger_is_an_error() {
     let error = ledger.claim(&Identity::of_self(), "").expect_err("full");
     assert!(matches!(error, LedgerError::NoSlot { .. }), "{error}");
     assert!(error.to_string().contains("4096 slots"), "{error}");
-    // Closing the file is not enough to drop the locks. Another test may be starting a process, and
-    // that process holds a copy of the descriptor until it executes its program.
+    // Closing the file is not enough: a process that another test starts may hold a copy of the
+    // descriptor until exec.
     lock(&file, libc::F_UNLCK, 0, MAX_SLOTS);
     ledger
         .claim(&Identity::of_self(), "")

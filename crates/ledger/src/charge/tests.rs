@@ -17,10 +17,11 @@ struct Plain<'a> {
     trusted: bool,
     looks: Cell<u32>,
     script: RefCell<Script<'a>>,
-    /// The fields `begun`, `ended` and `kept`: how many changes of the process's word were begun,
-    /// how many were ended, and the sum of all changes in units.
+    /// Number of begun changes of the process's word.
     begun: Cell<u32>,
+    /// Number of ended changes of the process's word.
     ended: Cell<u32>,
+    /// Sum of all changes of the process's word, in units.
     kept: Cell<i64>,
     noted: Cell<Option<(u64, u64)>>,
 }
@@ -108,8 +109,8 @@ impl Rung for Plain<'_> {
     }
 }
 
-/// A test's [`Surroundings`]. A script decides the answer to each call of a method, and the calls
-/// are counted. Without a script, every answer is false.
+/// A test's [`Surroundings`], which counts the calls. A script answers each call; without a script,
+/// every answer is false.
 #[derive(Default)]
 struct Around<'a> {
     reclaim: Option<Box<dyn FnMut(u32) -> bool + 'a>>,

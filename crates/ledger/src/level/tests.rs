@@ -182,8 +182,8 @@ fn a_process_with_a_changed_word_is_granted_no_request_for_a_second() {
     let slot = scratch.join();
     let path = [level(&slot, scratch.device, 100 * UNIT)];
     charge(&path, 7 * UNIT, &Knows(None)).expect("room");
-    // Refused requests, uncharged memory and unchecked charges change the process's word. The
-    // process must not mistake these changes for those of another process.
+    // The process must recognise refused requests, uncharged memory and unchecked charges as its
+    // own changes of the word.
     assert!(!try_charge(&path, 100 * UNIT));
     uncharge(&path, 4 * UNIT);
     charge_unchecked(&path, 2 * UNIT);
@@ -405,9 +405,8 @@ impl Drop for Sets<'_> {
     }
 }
 
-/// Runs a request for `request` units beside a member that holds 10 units. The member offers to
-/// give back `reclaimable` units, but does so only if `gives` is true. Returns whether the request
-/// was granted, and how often the member was asked.
+/// Requests units beside a member that offers `reclaimable` units but gives them only if `gives`.
+/// Returns (granted, number of asks).
 fn ask(gives: bool, reclaimable: u64, request: u64) -> (bool, u64) {
     let scratch = Scratch::new();
     let (slot, other) = (scratch.join(), scratch.join());
@@ -442,8 +441,8 @@ fn ask(gives: bool, reclaimable: u64, request: u64) -> (bool, u64) {
 
 #[test]
 fn others_are_asked_only_if_they_can_give_what_is_lacking() {
-    // A member has a tenth of a second to give memory back. On a busy machine it may not run in
-    // that time, so the test tries up to 20 times.
+    // On a busy machine, the member may need more than the allowed tenth of a second, so the test
+    // tries again.
     assert!((0..20).any(|_| ask(true, 4, 6) == (true, 1)), "just enough");
     assert!((0..20).any(|_| ask(true, 5, 6) == (true, 1)), "more");
     assert_eq!(
@@ -509,8 +508,8 @@ fn readers_never_see_idle_memory_as_used() {
             let usage = scratch.usage(device);
             let processes = scratch.processes(&Knows(None));
             looks.fetch_add(1, Ordering::Relaxed);
-            // Skip this reading if it took long. A thread was then suspended in the middle of a
-            // request, and the reader may have returned inconsistent values.
+            // Skip a reading that took long: a thread was suspended during a request, and the
+            // values may be inconsistent.
             if start.elapsed() >= Duration::from_millis(50) {
                 continue;
             }

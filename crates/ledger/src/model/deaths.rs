@@ -1,6 +1,4 @@
-//! Scenarios in which any process may die or stop at any of its steps.
-//!
-//! Five rules must hold in each scenario:
+//! Scenarios in which any process may die or stop at any of its steps. Five rules must hold:
 //!
 //! - The driver never hands out more memory than the limit.
 //! - Memory that a process has is always charged.
@@ -8,8 +6,8 @@
 //! - A process does not change a living process's slot.
 //! - All processes end.
 //!
-//! At the end, the dead processes' slots are cleaned. Only the charges of the living processes may
-//! then be left, and a new process must be able to charge the rest of the limit.
+//! At the end, only charges of living processes may be left, and a new process must be able to
+//! charge the rest of the limit.
 
 use super::super::charge;
 use super::super::level::{self, Level};
@@ -328,8 +326,8 @@ fn a_slot_that_is_not_zeroed_is_detected() {
 fn a_joining_process_missing_from_high_water_is_detected() {
     let newcomer = || Role::newcomer(&[Claim, Take(6)]);
     let scenario = Scenario::new(&[10], vec![newcomer(), newcomer()], 0);
-    // The claimed slots are not below `high_water`, so other processes do not see them. Each
-    // process detects that its own slot is hidden, and all its requests are refused.
+    // Other processes do not see slots beyond `high_water`. Each process detects its own hidden
+    // slot, and all its requests are refused.
     assert_detected(Fault::HighWaterMissing, "process 0 was refused", scenario);
 }
 

@@ -1,19 +1,16 @@
-//! The explorer: a model checker that runs a scenario in every order of its processes' steps. If a
-//! process may die, the explorer also tries its death before every step.
+//! The explorer: a model checker that runs a scenario in every order of its processes' steps.
 //!
-//! Each process is a coroutine that pauses before each step. A step is an operation that other
-//! processes can see: on a shared word, a file lock, the simulated driver or the clock. Before each
-//! step the explorer chooses what happens next:
+//! Each process is a coroutine that pauses before each step. A step is an operation on a shared
+//! word, a file lock, the simulated driver or the clock. Before each step, the explorer chooses
+//! what happens:
 //!
 //! - A process takes its step.
-//! - A process dies.
+//! - A process dies, if the scenario allows deaths.
 //! - The kernel or the driver releases something that a dead process held.
+//! - A process stops until all others have ended.
 //!
-//! The values that a process has seen determine what it does next. Therefore the shared words, with
-//! one hash of the seen values for each process, are the whole state of a scenario. The explorer
-//! does not explore a state twice.
-//!
-//! In some orders, a process stops until all others have ended.
+//! The state of a scenario consists of the shared words and, for each process, a hash of the values
+//! that the process has seen. The explorer does not explore a state twice.
 
 use super::super::lock;
 use super::scenario::Scenario;
@@ -34,16 +31,15 @@ const STEPS: u32 = 2_000;
 const STACK: usize = 0x4000;
 /// The time of the model's clock at the start of a run, in milliseconds.
 const BOOT_MS: u64 = 1_000;
-/// Duration of a process's first wait, in milliseconds. Each further wait takes four times as long.
-/// On a loaded machine, a real sleep may take that long. After two waits, a request no longer waits
-/// for undecided requests of others.
+/// Duration of a process's first wait, in milliseconds. Each further wait takes four times as long,
+/// so two waits exhaust a request's patience.
 const WAIT_MS: u64 = 600;
 
 /// The effect of a step: whether the step changes state that other processes can see.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(crate) enum Effect {
-    /// The step changes no shared state. The explorer does not try a death before this step,
-    /// because a death before a later step leaves the same state.
+    /// The step changes no shared state. Death before this step is not tried, because death before
+    /// a later step is equivalent.
     Read,
     Write,
 }
@@ -139,8 +135,8 @@ pub(crate) fn pause() {
     });
     CLOCK.set(CLOCK.get() + (WAIT_MS << (2 * waits.min(6) - 2)));
     if word::mode() == Mode::Step {
-        // During a wait, the kernel drops dead processes' locks and the driver frees their memory.
-        // In reality, this takes up to 190 ms, less than any wait.
+        // During a wait, the kernel and the driver finish all deaths. A real death takes up to 190
+        // ms, less than any wait.
         super::scenario::finish_deaths();
         super::scenario::forget_obstacles(process());
         // After a wait, a request reads all words anew. It remembers only how long it has waited.

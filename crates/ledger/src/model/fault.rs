@@ -11,8 +11,8 @@ pub(crate) enum Fault {
     ClaimLockMissing,
     /// All owner locks appear free, as if all owners were dead.
     OwnerLockUnseen,
-    /// Owner locks appear free to a process that holds a claim lock. Such a process acts as if it
-    /// did not check the owner lock again.
+    /// Owner locks appear free to a process with a claim lock, as if it did not check the owner
+    /// lock again.
     SecondLookMissing,
     /// A cleaned slot keeps its charges.
     NotZeroed,

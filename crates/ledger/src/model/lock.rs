@@ -1,8 +1,7 @@
 //! File locks of models. One word holds all locks of a ledger file, with one byte for each lock.
-//! The byte names the open file description that holds the lock; 0 if the lock is free.
+//! The byte names the open file description that holds the lock, or is 0.
 //!
-//! As in the kernel, a lock belongs to an open file description, and ends with the last reference
-//! to it. Each operation on a lock is one step of a process.
+//! A lock ends with the last reference to its description. Each operation on a lock is one step.
 
 use super::MAX_SLOTS;
 use super::atomic::AtomicU64;
@@ -80,8 +79,8 @@ impl Bytes {
         self.start >= MAX_SLOTS
     }
 
-    /// Returns the positions of these locks in the word that holds all locks of a ledger file. The
-    /// range is empty if the model does not have the slot.
+    /// Returns the positions of these locks in the word of all locks. Empty if the model does not
+    /// have the slot.
     pub(super) fn bytes(self) -> std::ops::Range<usize> {
         let (first, len) = (self.start % MAX_SLOTS, self.len.min(SLOTS));
         let len = if first < USED.get() { len } else { 0 };

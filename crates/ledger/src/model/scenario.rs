@@ -1,8 +1,7 @@
-//! Scenarios: processes with short programs that use ledgers and a simulated driver. The method
-//! `judge` checks the rules after each step.
+//! Scenarios: processes with short programs that use ledgers and a simulated driver.
 //!
-//! The checks compare the ledgers with the memory that the driver has really handed out to each
-//! process. The ledgers of a scenario are numbered; a variable `book` is such a number.
+//! After each step, `judge` compares the ledgers with the memory that the driver has handed out.
+//! The variable `book` is the number of a ledger.
 
 use super::super::atomic::Ordering;
 use super::super::charge::{UNIT, granted, undecided};
@@ -58,8 +57,8 @@ pub(crate) struct Role {
     pub may_die: bool,
 }
 
-/// How processes find out whether the driver has freed a dead process's memory: they ask NVML, or
-/// they wait for the grace time.
+/// How processes learn that the driver has freed a dead process's memory: from NVML, or after the
+/// grace time.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(crate) enum DeathEvidence {
     Nvml,
@@ -204,8 +203,8 @@ impl Scenario {
         scenario
     }
 
-    /// Selects the words on which every operation is a step. These are the words that change in
-    /// this scenario and on which a process bases a decision.
+    /// Selects the words whose operations are steps: words that change in this scenario and on
+    /// which a process bases decisions.
     fn watch(&self) {
         let newcomers = self.roles.iter().any(|role| role.holds.is_none());
         let counts = |name: &Name| match name {
@@ -464,8 +463,8 @@ impl Scenario {
         actor(process, |actor| actor.memory.set(0));
     }
 
-    /// Returns a hash of the scenario's state, without the local state of processes. The hash
-    /// covers everything else that decides what can happen next.
+    /// Returns a hash of everything that decides what can happen next, except the local state of
+    /// processes.
     pub(crate) fn state(&self) -> u64 {
         let mut hash = 0;
         for (_, word) in &self.watched {
@@ -578,8 +577,8 @@ impl Scenario {
         }
     }
 
-    /// Returns the units granted in a group. Units of a dead process count until the kernel has
-    /// dropped its owner lock and the driver has freed its memory.
+    /// Returns the units granted in a group. A dead process's units count until its lock and its
+    /// driver memory are gone.
     fn granted(&self, book: usize) -> u64 {
         let locks = lock::locks(book).peek();
         (0..SLOTS)

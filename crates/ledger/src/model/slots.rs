@@ -1,5 +1,5 @@
-//! Models of claiming, charging and cleaning slots. For each load, loom tries every value that the
-//! memory model allows. Only a bounded number of preemptions is tried.
+//! Models of claiming, charging and cleaning slots. Loom tries every value that the memory model
+//! allows, with a bounded number of preemptions.
 
 use super::super::charge::UNIT;
 use super::super::level::{self, Level, Pressure};
@@ -64,8 +64,8 @@ impl Group {
     }
 }
 
-/// Runs a model. In each run, `set` creates the members, and loom then tries every order of steps
-/// of `run`. `run` returns its members, which leave the ledger at the end.
+/// Runs a model. `set` creates the members, and loom tries every order of steps of `run`, which
+/// returns the members.
 fn check<T: 'static>(
     set: impl Fn(&Group) -> T + Send + Sync + 'static,
     run: impl Fn(&Group, T) -> Vec<Slot> + Send + Sync + 'static,

@@ -1,9 +1,8 @@
-//! Models of the charge algorithm. Loom tries every order of steps. For each load it tries every
-//! value that the memory model allows.
+//! Models of the charge algorithm. Loom tries every order of steps, and every value that the memory
+//! model allows.
 //!
 //! Each thread plays a process with its own slot, unless noted. A request waits for a few steps
-//! instead of a second, and can be refused after that. A real request can be refused in the same
-//! way if another process was stopped while charging.
+//! instead of a second, and may then be refused.
 
 use super::super::atomic::{Ordering, Word};
 use super::super::charge::{self, Reaped, Refusal, Rung, Surroundings, charged};
@@ -224,8 +223,8 @@ fn a_withdrawn_attempt_causes_no_refusal() {
     });
 }
 
-/// Runs `climb` as a process that charges in two groups. The upper group refuses the request.
-/// Meanwhile another process charges only in the lower group.
+/// Runs `climb` in two groups, of which the upper refuses the request. Meanwhile another process
+/// charges only in the lower group.
 fn two_levels(climb: fn(&[Seat], u64)) {
     model(move || {
         let leaf = Book::new([0, 0, 0], 2);
@@ -282,8 +281,8 @@ fn two_threads_of_one_process_share_a_word() {
     });
 }
 
-/// An idle counter for models. Each change is a single store, because loom does not preempt a
-/// thread between a load and a store of the same word.
+/// An idle counter for models. Each change is one store, because loom does not preempt between a
+/// load and a store.
 struct Ahead<'a>(&'a AtomicU64, u64);
 
 impl charge::Idle for Ahead<'_> {
@@ -296,8 +295,8 @@ impl charge::Idle for Ahead<'_> {
     }
 }
 
-/// Runs `act` as a process that uses 2 units, while a reader computes the used units. If the reader
-/// gives up, its result is not checked.
+/// Runs `act` while a reader computes its 2 used units. If the reader gives up, the result is not
+/// checked.
 fn used_meanwhile(act: fn(&[Seat], &AtomicU64), idle: u64) {
     model(move || {
         let book = Book::new([2 + idle, 0, 0], 1);

@@ -1,9 +1,7 @@
-//! The atomic word of models. Its operations are ordinary memory accesses until a model checker
-//! controls them.
+//! The atomic word of models: an ordinary memory access until a model checker controls the word.
 //!
 //! A model *watches* the words that more than one process may change. Each operation on a watched
-//! word is a step. Operations on all other words stay ordinary memory accesses. Those words are
-//! written only once, are used by one process, or are for display.
+//! word is a step. Other words are written once, used by one process, or only displayed.
 
 use super::super::atomic::Ordering;
 use super::explorer::{self, Effect};
@@ -76,8 +74,8 @@ pub(crate) fn watch<'a>(words: impl IntoIterator<Item = (Name, &'a AtomicU64)>) 
     });
 }
 
-/// Starts a run of loom. From now on, operations on watched words act on loom's words. Called by
-/// the first thread of the run.
+/// Starts a run of loom: operations on watched words now act on loom's words. Called by the first
+/// thread of the run.
 pub(crate) fn begin_weak_run<'a>(words: impl IntoIterator<Item = &'a AtomicU64>) {
     let mut weak: Vec<_> = words
         .into_iter()
@@ -182,8 +180,8 @@ impl AtomicU64 {
 
     pub(crate) fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
         if mode() == Mode::Plain && value > self.peek() {
-            // After a run, a dead process's program runs on to its end, although its slot may have
-            // been cleaned. The word may then hold fewer units than are subtracted.
+            // After a run, a dead process's program runs on to its end. Its cleaned word may hold
+            // fewer units than are subtracted.
             self.store_plain(0);
             return 0;
         }
@@ -247,8 +245,8 @@ impl AtomicU64 {
         self.0.store(value, Ordering::Relaxed);
     }
 
-    /// Changes the word in one step, as the kernel changes locks. `change` gets the current value,
-    /// and returns a new value or `None`. Returns whether `change` returned a new value.
+    /// Changes the word in one step, as the kernel changes locks. Returns whether `change` returned
+    /// a new value instead of `None`.
     pub(crate) fn change(&self, effect: Effect, change: impl Fn(u64) -> Option<u64>) -> bool {
         let plain = |w: &Plain| {
             w.fetch_update(Ordering::SeqCst, Ordering::SeqCst, &change)

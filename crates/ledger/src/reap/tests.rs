@@ -126,8 +126,8 @@ fn the_witness_is_asked_per_device_with_the_charge_of_later_programs() {
     };
     let process = stranger(1);
     let first = scratch.dead(&process, 3, 0);
-    // The other slots belong to a later program of the same process, to another process, and to a
-    // later process with the same pid.
+    // The other slots belong to a later program of the process, another process, and a later
+    // process with the same pid.
     let second = scratch.dead(&process, 2, 1);
     scratch.dead(&stranger(2), 5, 0);
     let reborn = Identity {
