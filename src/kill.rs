@@ -87,8 +87,8 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
     let targets = proven(&group, &ledger, &look)?;
     let (named, unnamed, silent) = targets.all(&processes);
     let mut missed = Vec::new();
-    // One deadline holds for all slots of the ledger. A single process can hold all slots, so a
-    // deadline for each slot would add up to a long wait.
+    // One deadline holds for all slots, because a single process can hold all slots and the waits
+    // would add up.
     let until = Instant::now() + PATIENCE;
     for (process, target) in processes.iter().zip(named) {
         let who = match pid(process) {
@@ -102,8 +102,8 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
             Err(error) => missed.push((who, error)),
         }
     }
-    // The slots of these members name other processes, so it is unknown which slot belongs to which
-    // member. These members get the signal only if the caller gave no pids.
+    // The slots of these members are unknown, so they get the signal only if the caller gave no
+    // pids.
     let mut found = 0;
     if args.pids.is_empty() {
         for target in &unnamed {
@@ -157,8 +157,8 @@ pub fn proven<'a>(
 /// The total time that `kill` waits for processes that got no signal, and that may be ending.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Waits until a process has released its slot, or until the time `until`. Returns true if the slot
-/// is released. A killed process keeps its slot until the kernel has freed the process's memory.
+/// Waits until a process has released its slot; false after the time `until`. A killed process
+/// keeps its slot until its memory is freed.
 fn ends(targets: &Targets<'_>, process: &ProcessUsage, until: Instant) -> bool {
     while targets.is_held(process) {
         if Instant::now() > until {
@@ -187,14 +187,13 @@ fn why(error: &Error) -> String {
 }
 
 /// Returns a line about processes whose memory maps could not be read in time. Such a process may
-/// be a member of the group whose slot names another pid.
+/// be a member.
 fn unseen(silent: &[u32]) -> Option<String> {
     let why = "could not find out in time whether these processes are members of the group";
     (!silent.is_empty()).then(|| format!("{why}: {}", output::some(silent)))
 }
 
-/// Sends a signal to a process of a group. If the signal is SIGTERM or SIGKILL, records it as an
-/// event in the ledger.
+/// Sends a signal to a process of a group. Records SIGTERM and SIGKILL as an event in the ledger.
 fn send_to(
     ledger: &Ledger,
     process: &ProcessUsage,
@@ -253,8 +252,8 @@ pub fn end_all(
     )))
 }
 
-/// Lists the killed processes that have not ended yet, and the tracers that keep them from ending.
-/// Returns an empty text if all have ended.
+/// Lists the killed processes that have not ended, and the tracers that keep them from ending.
+/// Empty if all have ended.
 pub fn remaining(killed: &[Target]) -> String {
     fn field<'a>(status: &'a str, key: &str) -> &'a str {
         let mut lines = status.lines();

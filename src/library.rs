@@ -22,8 +22,8 @@ const NAME: &str = "libgpulimit.so";
 /// The environment variable with the path of libgpulimit.so.
 pub const VARIABLE: &str = "GPULIMIT_LIBRARY";
 
-/// Returns the absolute path of libgpulimit.so, for `LD_PRELOAD`. Prefers the copy that
-/// /etc/ld.so.preload names: a program with two different copies would charge its memory twice.
+/// Returns the path of libgpulimit.so for `LD_PRELOAD`. Prefers the copy in /etc/ld.so.preload,
+/// because two copies would charge memory twice.
 pub fn find() -> Result<PathBuf, Failure> {
     let preload = Preload::read(Path::new(FILE)).ok();
     let mut places = preload.map_or_else(Vec::new, |preload| preload.state().copies);
@@ -83,9 +83,8 @@ fn places() -> Vec<PathBuf> {
     places
 }
 
-/// Returns the version of libgpulimit.so. Reads it from the file, without loading the library.
-/// Refuses a library whose file formats differ from this program's. As root, also refuses a library
-/// that other users could change.
+/// Returns the library's version, read from its file. Refuses other file formats and, as root,
+/// files that other users could change.
 pub fn check(path: &Path) -> Result<String, Failure> {
     if path
         .as_os_str()
@@ -123,8 +122,8 @@ pub fn check(path: &Path) -> Result<String, Failure> {
     }
 }
 
-/// Loads libgpulimit.so into this process, to test whether a command can preload the library. If a
-/// preload fails, the dynamic linker only prints a line, and the command would run without a limit.
+/// Loads libgpulimit.so, to test whether a command can preload the library. After a failed preload,
+/// the command would have no limit.
 pub fn try_to_load(path: &Path) -> Result<(), Failure> {
     load::load(path).map_err(|why| unfit(path, &why))
 }
@@ -155,8 +154,8 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Returns a value of `LD_PRELOAD` that names this library first. Keeps the other entries of the
-/// existing value, except for other copies of the library.
+/// Returns a value of `LD_PRELOAD` that names this library first and keeps the other entries,
+/// except copies of the library.
 pub fn preload(library: &Path, existing: Option<&OsStr>) -> OsString {
     let mut all = library.as_os_str().as_bytes().to_vec();
     for part in parts(existing).filter(|part| !is_library(part) && *part != library) {

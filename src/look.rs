@@ -1,8 +1,7 @@
 //! Reads memory maps and files of other processes, in bounded time.
 //!
-//! Such a read can block forever, for instance if the file is on a file system that the process's
-//! user serves. Even SIGKILL does not always end a blocked process. So a child process (`gpulimit
-//! __probe`) does the reading, and gpulimit does not wait for the child to end.
+//! Such a read can block forever, even after SIGKILL. So a child process (`gpulimit __probe`)
+//! reads, and gpulimit does not wait for the child to end.
 
 use super::probe::VERB;
 use gpulimit_ledger::MappedFile;
@@ -18,8 +17,8 @@ use std::time::{Duration, Instant};
 /// The total time that one verb waits for child processes that read other processes' files.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Runs `gpulimit __probe` in a child process. Passes each line of the child's output to `take`,
-/// until `take` returns false. Fails with `TimedOut` if this takes longer than `patience`.
+/// Runs `gpulimit __probe` in a child process, and passes output lines to `take` until `take`
+/// returns false. Fails with `TimedOut` after `patience`.
 pub fn in_child(
     arguments: &[&OsStr],
     input: String,
@@ -79,8 +78,8 @@ pub enum Question<'a> {
     Command,
 }
 
-/// Lets a child process answer the question about these processes. Returns the answers by pid. A
-/// process gets no answer if its files cannot be read within the time `patience`.
+/// Lets a child process answer a question about processes. Returns by pid the answers that come
+/// within the time `patience`.
 pub fn ask(
     question: Question<'_>,
     pids: &[u32],
@@ -117,14 +116,12 @@ pub fn ask(
     }
 }
 
-/// Returns the function that [`gpulimit_group::Targets`] needs. The function takes a group's ledger
-/// and pids, and tells which of these processes are members of the group.
-///
-/// All calls of the function together wait for at most [`PATIENCE`]; after that, each call waits
-/// for at most a second. Otherwise, a user could delay the caller forever by starting ever more
-/// processes with unreadable files.
+/// Returns the membership test that [`gpulimit_group::Targets`] needs. All calls wait at most
+/// [`PATIENCE`] together, then a second each.
 pub fn members() -> impl Fn(&MappedFile, &[u32]) -> Vec<io::Result<bool>> {
     const LEAST: Duration = Duration::from_secs(1);
+    // Without a common limit, a user could delay the caller forever by starting ever more
+    // unreadable processes.
     let left = Cell::new(PATIENCE);
     move |file, pids| {
         let start = Instant::now();
@@ -147,8 +144,8 @@ pub fn members() -> impl Fn(&MappedFile, &[u32]) -> Vec<io::Result<bool>> {
     }
 }
 
-/// Answers a question about processes, in the child process. Calls `look` for each process, and
-/// passes the answers to `told`. If a process blocks one thread, the other threads continue.
+/// Answers a question: calls `look` for each process and passes answers to `told`. A blocked thread
+/// does not delay the others.
 pub fn answer(
     pids: VecDeque<u32>,
     look: impl Fn(u32) -> String + Sync,

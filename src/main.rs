@@ -178,10 +178,8 @@ fn main() -> ExitCode {
     done.unwrap_or_else(|failure| failure.report())
 }
 
-/// Starts this program again without libgpulimit.so if the library is preloaded, as in a shell
-/// inside a group. With the library, the controller would be a member of the group. It would then
-/// see the group's limits in place of the machine's memory. `doctor` gets the option `--preloaded`
-/// to know that the library was loaded.
+/// Restarts this program without a preloaded libgpulimit.so. With the library, the controller would
+/// be a member of the caller's group.
 fn restart_without_library(inherited: &signals::Inherited) {
     let mut arguments = std::env::args_os().skip(1).peekable();
     let probe = arguments.peek().is_some_and(|verb| verb == probe::VERB);
@@ -205,8 +203,8 @@ fn restart_without_library(inherited: &signals::Inherited) {
     }
 }
 
-/// Removes clap's tip to pass an unknown option after `--`. The tip is misleading: no group has a
-/// name like an option, and `run` would take the option for the command.
+/// Removes clap's tip to pass an unknown option after `--`. `run` would take the option for the
+/// command.
 fn drop_misleading_tip(error: &mut clap::Error) {
     if let Some(ContextValue::StyledStrs(mut tips)) = error.remove(ContextKind::Suggested) {
         tips.retain(|tip| !tip.to_string().contains("as a value"));

@@ -54,9 +54,8 @@ impl Driver {
         &self.gpus
     }
 
-    /// Returns all GPUs and MIG instances that can have limits, each with the bytes that programs
-    /// can use: NVML's total less the memory that NVML calls reserved. A GPU that is split into MIG
-    /// instances is replaced by its instances.
+    /// Returns every GPU or MIG instance that can have limits, with the bytes that NVML does not
+    /// reserve. Instances replace their split GPU.
     pub fn capacities(&self) -> Vec<Capacity> {
         let bytes = |device: Result<Device<'_>, NvmlError>| {
             let memory = device.ok()?.memory_info().ok()?;
@@ -117,12 +116,8 @@ fn instances(gpu: &Device<'_>) -> Option<Vec<DeviceId>> {
 const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
 impl Witness for Driver {
-    /// Returns whether the driver still holds memory of a program; `None` if unknown. If the
-    /// program's process has since executed another program (`exec`), `covered` bytes belong to
-    /// the new program, and only memory beyond these bytes counts.
-    ///
-    /// If NVML does not list the process, the driver holds none of its memory. This is certain only
-    /// in the initial pid namespace, because NVML's pids may differ in others.
+    /// Returns whether the driver holds more of a program's memory than the `covered` bytes of a
+    /// later program (`exec`). `None` if unknown.
     fn holds_memory(&self, identity: &Identity, device: &DeviceId, covered: u64) -> Option<bool> {
         let gpu = self.gpus.iter().find(|gpu| gpu.id == *device)?;
         let device = self.nvml.device_by_index(gpu.index).ok()?;
@@ -138,6 +133,8 @@ impl Witness for Driver {
         let own = listed.iter().filter(|process| process.pid == identity.pid);
         let held = own.map(bytes).reduce(u64::saturating_add);
         let holds = held.is_some_and(|held| held > covered || covered == 0);
+        // Only in the initial pid namespace does a missing entry prove that the driver holds no
+        // memory.
         (holds || own_namespace == FIRST_PID_NAMESPACE).then_some(holds)
     }
 }

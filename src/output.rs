@@ -1,8 +1,8 @@
 //! Prints to standard output and standard error, each of which can be a closed pipe. Every verb
 //! prints through these functions.
 //!
-//! Other users write much of what the controller prints: commands and group names in ledgers, paths
-//! of libraries, names of directories. So these functions escape all text, see [`Escaped`].
+//! The functions escape all text (see [`Escaped`]), because other users write much of it, such as
+//! commands and group names.
 
 use super::failure::Failure;
 use super::terminal;
@@ -41,8 +41,7 @@ pub fn print(text: &str) -> Result<(), Failure> {
     write(text).map(drop)
 }
 
-/// Writes a table to standard output. The caller has already escaped the cells. The heads may be
-/// bold, so this function does not escape the table again.
+/// Writes a table to standard output. The cells are already escaped, and the heads may be bold.
 pub fn table(rendered: &str) -> Result<(), Failure> {
     write_as_is(rendered).map(drop)
 }
@@ -85,14 +84,14 @@ pub fn note(text: &str) {
     let _ = io::stderr().lock().write_all(line.as_bytes());
 }
 
-/// Prints the output of the command line parser: help, or a message about a mistake. Breaks long
-/// lines of messages only; the lines of help are short.
+/// Prints the output of the command line parser: help or an error message. Breaks long lines of
+/// error messages only.
 pub fn parsing(error: &clap::Error) {
     let said = error.render();
     let plain = said.to_string();
     let escaped = lines(&plain);
-    // Print bold type only if nothing had to be escaped. Otherwise, a caller's argument could
-    // contain escape sequences that pass for those of bold type.
+    // Print bold type only if no text was escaped. An argument could imitate the escape sequences
+    // of bold type.
     let text = |bold: bool| match bold && escaped == plain {
         true => said.ansi().to_string(),
         false => escaped.clone(),

@@ -3,8 +3,8 @@
 use gpulimit_base::identity::{Identity, SeenProcess};
 use std::cell::OnceCell;
 
-/// Finds the pid of a process by its identity. Reads all of `/proc` at most once, and only to find
-/// a process of another pid namespace.
+/// Finds the pid of a process by its identity. Reads all of `/proc` at most once, for processes of
+/// other pid namespaces.
 #[derive(Default)]
 pub struct Pids {
     own_namespace: OnceCell<u64>,

@@ -1,8 +1,9 @@
-//! The hidden verb `gpulimit __probe`, which other verbs run in a child process.
+//! The hidden verb `gpulimit __probe`, which other verbs run in a child process. The work could
+//! crash or block forever: in a driver, in a preloaded libgpulimit.so, or in another process's
+//! files.
 //!
-//! A child process is needed where the work could crash or block forever: in a driver, in a
-//! preloaded libgpulimit.so, or while reading another process's files. The child answers with lines
-//! `key value` on standard output, or with JSON about a running process.
+//! The child answers with lines `key value` on standard output, or with JSON about a running
+//! process.
 #![allow(unsafe_code)]
 
 use super::failure::Failure;
@@ -73,8 +74,8 @@ pub fn probe(args: &Args) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs `gpulimit __probe` in a child process, and returns the `key value` lines that the child
-/// prints. If the child fails, the error says how it ended.
+/// Runs `gpulimit __probe` in a child process and returns its `key value` lines. The error says how
+/// the child failed.
 pub fn ask(what: &str, preload: Option<&Path>) -> Result<Vec<(String, String)>, String> {
     let own = env::current_exe().map_err(|error| error.to_string())?;
     let mut command = Command::new(own);
@@ -105,8 +106,8 @@ pub fn ask(what: &str, preload: Option<&Path>) -> Result<Vec<(String, String)>, 
     Ok(text.lines().filter_map(pair).collect())
 }
 
-/// Returns the UUIDs of the GPUs that a CUDA program in this environment sees. Returns no GPUs if
-/// the CUDA driver does not answer.
+/// Returns the UUIDs of the GPUs that a CUDA program in this environment sees. Empty if the driver
+/// does not answer.
 pub fn visible_gpus() -> Vec<[u8; 16]> {
     let answers = ask("gpus", None).unwrap_or_default().into_iter();
     let gpus = answers.filter(|(key, _)| key == "gpu");
@@ -138,8 +139,8 @@ fn processes(what: What, about: PathBuf) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Closes all descriptors except the first three. This process may block forever, and must not keep
-/// the caller's locks, pipes and files open.
+/// Closes all descriptors except the first three. This process may block forever, and must keep no
+/// lock or pipe open.
 fn close_inherited() {
     let Ok(entries) = fs::read_dir("/proc/self/fd") else {
         return;
@@ -147,8 +148,8 @@ fn close_inherited() {
     let number = |entry: fs::DirEntry| entry.file_name().to_str()?.parse().ok();
     let open: Vec<c_int> = entries.filter_map(|entry| number(entry.ok()?)).collect();
     for descriptor in open.into_iter().filter(|descriptor| *descriptor > 2) {
-        // SAFETY: this process inherited the descriptor from its caller, so no code here uses it.
-        // The directory has been read, and the descriptor used for reading it is already closed.
+        // SAFETY: the descriptor is inherited, so no code here uses it. The directory's own
+        // descriptor is already closed.
         unsafe { libc::close(descriptor) };
     }
 }
@@ -160,16 +161,21 @@ type WriteNumber = extern "C" fn(*mut c_int) -> c_int;
 
 /// Looks up a function of a loaded library.
 ///
-/// # Safety `F` must be the type of a pointer to this function. The library must stay loaded while
-/// the pointer is used.
+/// # Safety
+///
+/// `F` must be the type of a pointer to this function. The library must stay loaded while the
+/// pointer is used.
 unsafe fn function<F: Copy>(library: &Library, name: &[u8]) -> Option<F> {
     // SAFETY: the caller promises that `F` is the function's type.
     unsafe { library.get::<F>(name) }.ok().map(|found| *found)
 }
 
-/// Returns the facts about the CUDA driver as lines. If there is no driver, the only line is
-/// `missing WHY`. Otherwise the lines are `file PATH`, `version N`, `init N` (the result of
-/// cuInit), and `native true` if the driver can limit cgroups itself.
+/// Returns facts about the CUDA driver as lines:
+///
+/// - `missing WHY`: there is no driver, and no other line.
+/// - `file PATH` and `version N`.
+/// - `init N`: the result of cuInit.
+/// - `native true`: the driver can limit cgroups itself.
 fn driver() -> String {
     let mut out = String::new();
     // SAFETY: loading runs the driver's constructors, as in every CUDA program.
@@ -206,14 +212,14 @@ fn gpus() -> String {
     let Ok(library) = (unsafe { Library::new("libcuda.so.1") }) else {
         return out;
     };
-    // SAFETY: the CUDA driver API declares cuInit(unsigned int), cuDeviceGetCount(int*),
-    // cuDeviceGet(CUdevice*, int) and cuDeviceGetUuid(CUuuid*, CUdevice). The pointers lead to
-    // values of these types. Only the second version of cuDeviceGetUuid tells MIG instances apart.
+    // SAFETY: the types are those of the CUDA driver API, and the pointers lead to values of these
+    // types.
     let mut ask = || unsafe {
         type WriteUuid = extern "C" fn(*mut [u8; 16], c_int) -> c_int;
         let init: Init = function(&library, b"cuInit\0")?;
         let count: WriteNumber = function(&library, b"cuDeviceGetCount\0")?;
         let get: extern "C" fn(*mut c_int, c_int) -> c_int = function(&library, b"cuDeviceGet\0")?;
+        // Only the second version of cuDeviceGetUuid tells MIG instances apart.
         let uuid: WriteUuid = function(&library, b"cuDeviceGetUuid_v2\0")
             .or_else(|| function(&library, b"cuDeviceGetUuid\0"))?;
         let mut number = 0;
@@ -249,9 +255,11 @@ fn c_library() -> String {
     text.to_string_lossy().into_owned()
 }
 
-/// Returns the facts about the preloaded libgpulimit.so as lines. `mapped PATH` means that the
-/// library is in this process. `contains 1` means that the library catches its own panics. Each
-/// hook has a line `hook SYMBOL CLASS STATE`.
+/// Returns facts about the preloaded libgpulimit.so as lines:
+///
+/// - `mapped PATH`: the library is in this process.
+/// - `contains 1`: the library catches its own panics.
+/// - `hook SYMBOL CLASS STATE`: one line for each hook.
 fn preload(library: Option<&Path>) -> String {
     let mut out = format!("glibc {}\n", c_library());
     let library = library.and_then(|path| fs::canonicalize(path).ok());

@@ -91,9 +91,8 @@ pub fn ps(args: &Args) -> Result<ExitCode, Failure> {
     Ok(status)
 }
 
-/// Drops each group that is below another group of the list, and groups whose ledger the caller
-/// cannot read. A group's ledger also lists the processes of the groups below, so each process is
-/// in exactly one of the remaining ledgers.
+/// Keeps only the outermost readable groups. A ledger also lists the processes of groups below, so
+/// each process appears once.
 fn outermost(views: &[View]) -> Vec<&View> {
     let mut found: Vec<&View> = Vec::new();
     for view in views.iter().filter(|view| view.ledger.is_some()) {
@@ -112,8 +111,8 @@ fn outermost(views: &[View]) -> Vec<&View> {
 #[derive(Default)]
 struct Commands {
     pids: Pids,
-    /// The command lines by pid. Lacks processes whose files could not be read in time. `None` if
-    /// the child process that reads them failed.
+    /// The command lines by pid, without processes that could not be read in time. `None` if the
+    /// child process failed.
     lines: Option<BTreeMap<u32, String>>,
 }
 
@@ -241,8 +240,8 @@ fn of(
 }
 
 impl Line {
-    /// Sorts rows by group and then by pid. A group comes before the groups below it. Rows of the
-    /// same process are equal here, so a stable sort keeps the order of the process's GPUs.
+    /// Sorts rows by group, upper groups first, and then by pid. Rows of the same process are
+    /// equal.
     fn by_group_and_pid(&self, other: &Self) -> Ordering {
         let groups = self.group.split('/').cmp(other.group.split('/'));
         let process = |line: &Self| (line.pid, line.own_pid);

@@ -5,8 +5,8 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-/// Writes a new file at `draft` with exactly this mode, and renames it to `path`. Processes that
-/// have already opened or mapped the old file keep its content.
+/// Writes a new file at `draft` with this mode, and renames it to `path`. Open files and mappings
+/// keep the old content.
 pub fn replace(path: &Path, draft: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     let written = write(draft, bytes, mode).and_then(|()| fs::rename(draft, path));
     if written.is_err() {

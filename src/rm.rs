@@ -110,16 +110,15 @@ fn all(root: &Root, group: &Group, wait: &Cell<Duration>) -> Result<(), Failure>
 /// How long `rm` waits in total for other programs that make or remove the same groups.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 
-/// Removes a group. While another program makes or removes the same group, tries again for at most
-/// the time `wait`. Succeeds if the other program removes the group.
+/// Removes a group. Tries again for the time `wait` while another program makes the group. Succeeds
+/// if the other program removes it.
 fn remove_one(root: &Root, group: &Group, wait: &Cell<Duration>) -> Result<(), Failure> {
     loop {
         let start = Instant::now();
         match group.past_leases(groups::end_of_leases(), || root.remove(group.name())) {
             Err(error) if error.is_missing() => return Ok(()),
-            // The group is in use, but its ledger lists no process. Another program is using the
-            // group for a moment, so try again. Do not try again for the group of a running job,
-            // which is in use even before the job uses a GPU.
+            // Another program uses the group for a moment, so try again. A running job's group is
+            // in use for longer.
             Err(GroupError::InUse { .. })
                 if !Ledger::is_used(&group.ledger_path())
                     && (group.kind() == Kind::Named || group.has_ended()) =>

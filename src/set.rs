@@ -112,8 +112,8 @@ fn refused(group: &Group, error: GroupError) -> Failure {
     }
 }
 
-/// Records the changes as an event in the ledger, if the caller may write the ledger. If the
-/// changes are for one GPU, the event contains the figures of that GPU.
+/// Records the changes as an event, if the caller may write the ledger. Changes for one GPU include
+/// that GPU's figures.
 fn record(ledger: &Ledger, changes: &Changes, now: &LimitSet) {
     let (device, max) = match changes.targets[..] {
         [Selector::Device(id)] => (ledger.find_device(&id), now.for_device(id, Key::Max)),

@@ -33,8 +33,7 @@ pub fn parse(text: &str) -> Result<i32, String> {
         })
 }
 
-/// Returns the name of a signal, such as `SIGTERM`. A signal that is not in the list gets a name
-/// such as `signal 42`.
+/// Returns the name of a signal, such as `SIGTERM`. An unlisted signal is named by its number.
 pub fn name(signal: i32) -> String {
     match NAMES.iter().find(|(_, number)| *number == signal) {
         Some((name, _)) => format!("SIG{name}"),

@@ -1,14 +1,12 @@
-//! Gives the command of `run` the signal state with which gpulimit started. gpulimit either becomes
-//! the command, or runs it as a child process and waits for it.
+//! Gives the command of `run` the signal state with which gpulimit started. gpulimit becomes the
+//! command, or runs it as a child process.
 //!
-//! Such a child behaves as if the caller had started it directly. Signals to gpulimit reach the
-//! child, and gpulimit ends in the same way as the child.
+//! Such a child behaves as if the caller had started it. It stays in gpulimit's process group, so
+//! the terminal's signals reach it directly. gpulimit forwards signals sent to gpulimit's pid, and
+//! suspends itself and ends as the child does.
 //!
-//! The child stays in gpulimit's process group, so the terminal's signals (interrupt, quit,
-//! suspend, hang-up) reach it directly. gpulimit forwards signals that are sent to gpulimit's pid.
 //! The kernel does not tell whether a signal was sent to a pid or to a process group. So a signal
-//! to the group (`kill -TERM -PGID`) reaches the child twice. When the child is suspended, gpulimit
-//! suspends itself as well, and the shell gets the terminal back.
+//! to the group (`kill -TERM -PGID`) reaches the child twice.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -19,9 +17,8 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
-/// Returns the signals that gpulimit forwards to its child. Leaves out signals that cannot be
-/// blocked, signals of faults (such as SIGSEGV), SIGCHLD, and the signals for reading or writing
-/// the terminal from the background.
+/// Returns the signals that gpulimit forwards to its child. Faults, SIGCHLD, background terminal
+/// access and unblockable signals are left out.
 fn forwarded() -> impl Iterator<Item = libc::c_int> {
     const KEPT: [libc::c_int; 11] = [
         libc::SIGKILL,
@@ -70,11 +67,11 @@ pub struct Inherited {
     closed: u8,
 }
 
-/// True if SIGPIPE was ignored when this process started. Must be read before Rust's start-up code
-/// runs, because that code always ignores SIGPIPE.
+/// True if SIGPIPE was ignored when this process started. Read before Rust's start-up code, which
+/// ignores SIGPIPE.
 static IGNORED_PIPE: AtomicBool = AtomicBool::new(false);
-/// One bit for each of the descriptors 0 to 2: set if it was closed when this process started. Must
-/// be read before Rust's start-up code runs, which opens `/dev/null` for each closed descriptor.
+/// One bit for each descriptor from 0 to 2: set if closed at the start. Read before Rust's start-up
+/// code opens them.
 static CLOSED: AtomicU8 = AtomicU8::new(0);
 
 /// The C library calls this function before `main` and before Rust's start-up code.
@@ -101,9 +98,8 @@ static BEFORE_MAIN: extern "C" fn() = {
 };
 
 impl Inherited {
-    /// Reads the signal mask and the dispositions of SIGCHLD and SIGXFSZ. The other values were
-    /// read before `main`. Then ignores SIGXFSZ: if a file becomes too large (`ulimit -f`), a write
-    /// then returns an error that this process can report.
+    /// Reads the signal mask and the dispositions of SIGCHLD and SIGXFSZ. Ignores SIGXFSZ, so that
+    /// a write returns an error instead.
     pub fn read() -> Self {
         let mut mask = empty();
         let mut child = MaybeUninit::<libc::sigaction>::zeroed();
@@ -129,9 +125,8 @@ impl Inherited {
     /// Restores the signal state and the closed descriptors. Makes only system calls that are
     /// allowed between fork and exec.
     fn restore(&self) -> io::Result<()> {
-        // SAFETY: the kernel gave these values. They contain no handlers, because this process
-        // started by exec, which resets handlers. The closed descriptors lead to `/dev/null` now,
-        // and are not used any more.
+        // SAFETY: the values come from the kernel, and exec has reset all handlers. The closed
+        // descriptors lead to `/dev/null` and are unused.
         let done = unsafe {
             for descriptor in (0..3).filter(|descriptor| self.closed & 1 << descriptor != 0) {
                 libc::close(descriptor);
@@ -149,10 +144,8 @@ impl Inherited {
     }
 }
 
-/// Asks the kernel to kill this process when its parent process `parent` ends. Makes only system
-/// calls that are allowed between fork and exec.
-///
-/// The kernel drops this request if this process executes a setuid program.
+/// Asks the kernel to kill this process when `parent` ends. Executing a setuid program cancels the
+/// request. Uses only calls allowed after fork.
 fn die_with(parent: libc::pid_t) -> io::Result<()> {
     // SAFETY: the calls take only numbers.
     unsafe {
@@ -171,8 +164,8 @@ fn die_with(parent: libc::pid_t) -> io::Result<()> {
 /// kernel kills the command.
 pub fn supervise(command: &mut Command, inherited: &Inherited) -> io::Result<End> {
     let mut waited = empty();
-    // SAFETY: changes only the signal mask and a disposition of this process, which has one thread.
-    // SIGCHLD may have been ignored at the start; this process could then not wait for its child.
+    // SAFETY: changes only the signal state of this process, which has one thread. Ignoring SIGCHLD
+    // would make waiting for the child impossible.
     unsafe {
         for signal in forwarded().chain([libc::SIGCHLD]) {
             libc::sigaddset(&mut waited, signal);
@@ -216,8 +209,8 @@ pub fn supervise(command: &mut Command, inherited: &Inherited) -> io::Result<End
     }
 }
 
-/// Replaces this process with the command. The command gets the signal state and the closed
-/// descriptors with which this process started. Returns only if that fails.
+/// Replaces this process with the command, with the signal state and closed descriptors of the
+/// start. Returns only on failure.
 pub fn become_command(command: &mut Command, inherited: &Inherited) -> io::Error {
     let before = *inherited;
     // SAFETY: the closure makes only system calls that are allowed between fork and exec.
@@ -225,15 +218,14 @@ pub fn become_command(command: &mut Command, inherited: &Inherited) -> io::Error
     command.exec()
 }
 
-/// Returns whether to forward a signal to the child. Signals from other processes and from timers
-/// are forwarded. The terminal's signals are not, because they have reached the child directly.
-/// Signals from the child itself are meant for this process.
+/// Returns whether to forward a signal to the child. The terminal's signals reach the child
+/// directly; the child's own are for gpulimit.
 fn is_for_child(signal: libc::c_int, info: &libc::siginfo_t, child: libc::pid_t) -> bool {
     if info.si_code > 0 {
         return !OF_TERMINALS.contains(&signal);
     }
-    // SAFETY: a code of at most 0 means that kill or a similar call sent the signal. Such calls set
-    // the sender's pid.
+    // SAFETY: the code is at most 0, so kill or a similar call sent the signal and set the sender's
+    // pid.
     unsafe { info.si_pid() != child }
 }
 
@@ -271,7 +263,7 @@ fn follow(child: libc::pid_t) -> io::Result<()> {
     // Wait a moment: somebody may be resuming the whole process group just now.
     std::thread::sleep(Duration::from_millis(2));
     // Suspend this process only if the child is still stopped. The kernel reports each stop only
-    // once, so ask whether the child was resumed.
+    // once.
     if state(child, libc::WCONTINUED)?.is_none() {
         // SAFETY: sends a signal to this process.
         unsafe { libc::raise(libc::SIGSTOP) };
@@ -304,8 +296,8 @@ pub fn die_by(signal: libc::c_int) {
         rlim_max: 0,
     };
     let mut only = empty();
-    // SAFETY: changes only dispositions and limits of this process. The child has already dumped
-    // core, and a core dump of this process would overwrite that file.
+    // SAFETY: changes only dispositions and limits of this process. A second core dump would
+    // overwrite that of the child.
     unsafe {
         libc::setrlimit(libc::RLIMIT_CORE, &none);
         libc::signal(signal, libc::SIG_DFL);

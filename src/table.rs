@@ -93,9 +93,8 @@ impl Table {
         self.laid_out(out.is_terminal(), terminal::has_style(&out))
     }
 
-    /// Returns the table as text for standard output. If the terminal is too narrow, drops some of
-    /// the `optional` columns: first those that contain only zeroes or other uninteresting values,
-    /// then others in the given order.
+    /// Returns the table for standard output. On a narrow terminal, drops `optional` columns:
+    /// uninteresting ones first, then in the given order.
     pub fn render_without(mut self, optional: &[Column]) -> String {
         // The table must fit only if standard output is a terminal.
         if let (true, Some(width)) = (
@@ -119,8 +118,8 @@ impl Table {
         }
     }
 
-    /// Returns the width, in characters, of the narrowest form of the table. In this form, long
-    /// texts are broken into lines, and figures are not.
+    /// Returns the least width of the table, in characters. Long texts can be broken into lines,
+    /// figures cannot.
     fn least_width(&self) -> usize {
         let columns = self.columns.iter().zip(self.widths());
         let least = columns.map(|(column, width)| match column {

@@ -7,8 +7,8 @@ use std::os::fd::AsFd;
 /// The smallest width of a terminal, in columns, for which lines are broken.
 const NARROWEST: usize = 40;
 
-/// Returns whether to print bold type on a stream. The stream must be a terminal that supports bold
-/// type (`TERM`), and `NO_COLOR` must be empty or unset.
+/// Returns whether to print bold type: on a terminal with bold type (`TERM`), unless `NO_COLOR` is
+/// set.
 pub fn has_style(stream: &impl IsTerminal) -> bool {
     let knows = |term: &std::ffi::OsString| !term.is_empty() && term != "dumb";
     stream.is_terminal()
@@ -16,8 +16,8 @@ pub fn has_style(stream: &impl IsTerminal) -> bool {
         && env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// Breaks a line between words to fit the terminal's width. Indents the following lines by `indent`
-/// columns. Returns the line unchanged if the stream is not a terminal.
+/// Breaks a line between words at the terminal's width. Indents the following lines by `indent`
+/// columns. Other streams keep the line.
 pub fn fit(line: &str, indent: usize, stream: &(impl IsTerminal + AsFd)) -> String {
     match width(stream) {
         Some(width) => wrap(line, indent, width),
@@ -25,8 +25,8 @@ pub fn fit(line: &str, indent: usize, stream: &(impl IsTerminal + AsFd)) -> Stri
     }
 }
 
-/// Returns the terminal's width in columns; `None` if the stream is not a terminal, or if its width
-/// is unknown or too small.
+/// Returns the terminal's width in columns. `None` for other streams, and for an unknown or too
+/// small width.
 fn width(stream: &(impl IsTerminal + AsFd)) -> Option<usize> {
     let size = stream
         .is_terminal()

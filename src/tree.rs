@@ -86,8 +86,8 @@ impl Node<'_> {
         json
     }
 
-    /// Adds a row for this group, and rows for the groups below it. `name` is the first cell of the
-    /// group's own row. `edge` is drawn before the names of the groups below.
+    /// Adds rows for this group and the groups below. `name` is this group's first cell; `edge`
+    /// precedes the names below.
     fn rows(&self, table: &mut Table, name: &str, edge: &str) {
         let figures = self.group;
         let of_gpu = |gpu: &Gpu| {

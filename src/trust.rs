@@ -39,8 +39,8 @@ impl Trusted {
         }
     }
 
-    /// Trusts root, and also the users and unix groups who can change this program's own file. They
-    /// control what this program does anyway.
+    /// Trusts root and everyone who can change this program's own file, because they control the
+    /// program anyway.
     pub fn of_this_program() -> Self {
         let mut trusted = Self::root();
         let way = std::env::current_exe().and_then(|program| Way::to(Path::new("/"), &program));
@@ -53,9 +53,8 @@ impl Trusted {
         trusted
     }
 
-    /// Fails if a user who is not trusted could change a file, or replace the file by changing a
-    /// directory or symbolic link on its path. The error names what the user could change, and the
-    /// reason.
+    /// Fails if an untrusted user could change or replace a file. The error names what the user
+    /// could change, and why.
     pub fn check(&self, path: &Path) -> Result<(), String> {
         let way = self.checked(Path::new("/"), path)?;
         match way.ends_early {
@@ -69,8 +68,8 @@ impl Trusted {
         self.checked(Path::new("/"), path).map(drop)
     }
 
-    /// Checks a path as [`Self::check_new`] does, in an image of a system with the root directory
-    /// `root`. Refuses symbolic links, because a link may lead elsewhere when that system runs.
+    /// Checks a path in the system image at `root`, as [`Self::check_new`] does. Refuses symbolic
+    /// links, which may lead elsewhere later.
     pub fn check_in_image(&self, root: &Path, path: &Path) -> Result<(), String> {
         let way = self.checked(root, path)?;
         match way.steps.iter().find(|step| step.about.is_symlink()) {
@@ -91,9 +90,8 @@ impl Trusted {
             if about.is_symlink() {
                 continue;
             }
-            // In a sticky directory, other users can make files, but cannot remove or rename a
-            // trusted user's files. So accept such a directory if the next part of the path exists
-            // and belongs to a trusted user.
+            // In a sticky directory, others cannot replace a trusted user's files. Accept the
+            // directory if the next part is such a file.
             let is_taken = number + 1 < last;
             if about.is_dir() && mode & 0o1000 != 0 && is_taken {
                 continue;
@@ -181,8 +179,8 @@ fn parts(path: &Path) -> Vec<PathBuf> {
     path.components().rev().filter_map(part).collect()
 }
 
-/// Returns whether this process is in a user namespace other than the initial one. Only the initial
-/// one gives all users their own uid.
+/// Returns whether this process is outside the initial user namespace. Only in that namespace do
+/// all users have their own uid.
 pub fn is_in_user_namespace() -> bool {
     let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     !map.split_whitespace().eq(["0", "0", "4294967295"])

@@ -222,8 +222,7 @@ mod tests {
             &above,
             &["high=5GiB is above max=4GiB: the limit `high` has no effect"],
         );
-        // Half of GPU A's memory is more than `max`, and half of GPU B's is not. So the warning is
-        // for A only.
+        // Half of GPU A's memory is above `max`, and half of GPU B's is not. Only A gets a warning.
         let part = [
             (Selector::All, Key::Max, "30G"),
             (Selector::Device(A), Key::Min, "50%"),

@@ -4,14 +4,11 @@
 use libloading::os::unix::Library;
 use std::path::Path;
 
-/// Loads libgpulimit.so into this process, as the dynamic linker will later do in the command. If
-/// this fails, the error says why.
-///
-/// The library stays loaded. It has no effect here: other definitions of its symbols come first.
+/// Loads libgpulimit.so permanently, as in a command. The library has no effect here, because other
+/// definitions of its symbols come first.
 pub(super) fn load(path: &Path) -> Result<(), String> {
-    // SAFETY: loading runs the library's constructors. Those of libgpulimit.so change at most the
-    // variable GPULIMIT_GROUP, and this process has one thread. Any other library is the user's own
-    // choice, and the command would run it anyway. Root opens only libraries that others cannot
+    // SAFETY: libgpulimit.so's constructors change at most GPULIMIT_GROUP, and this process has one
+    // thread. Another library is the user's choice. Root opens only libraries that others cannot
     // change.
     let library = unsafe { Library::new(path) }.map_err(|error| error.to_string())?;
     std::mem::forget(library);

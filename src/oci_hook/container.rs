@@ -43,8 +43,8 @@ const LOCK: &str = ".containers.lock";
 const LOCK_WAIT: Duration = Duration::from_secs(60);
 /// How long `poststop` waits for a container's killed processes to end.
 const END_WAIT: Duration = Duration::from_secs(30);
-/// How long `poststop` waits for the container's first process to end. A runtime calls this hook
-/// when that process has ended. If it lives on, it belongs to another container with this id.
+/// How long `poststop` waits for the container's first process to end. A process that lives on
+/// belongs to another container.
 const FIRST_END_WAIT: Duration = Duration::from_secs(1);
 
 fn lock_records(root: &Root) -> Result<Hold, Failure> {
@@ -59,8 +59,7 @@ fn lock_records(root: &Root) -> Result<Hold, Failure> {
     }
 }
 
-/// Makes the container's group and view. A runtime may call the hook twice for the same container;
-/// the second call then changes nothing.
+/// Makes the container's group and view. A second call for the same container changes nothing.
 pub fn create(root: &Root, state: &State, wanted: &Wanted) -> Result<(), Failure> {
     only_for_root(root)?;
     let bundle = state.bundle()?;
@@ -85,8 +84,8 @@ pub fn create(root: &Root, state: &State, wanted: &Wanted) -> Result<(), Failure
         own,
     };
     let _lock = lock_records(root)?;
-    // First remove the groups of ended containers whose runtime was killed before it called the
-    // hook. Ignore errors: the checks below report errors that concern this container's name.
+    // First remove groups that killed runtimes left behind. Ignore errors: the checks below report
+    // errors that concern this container.
     let _ = sweep_held(root);
     let place = Place::of(root, &name);
     match place.read()? {
@@ -135,7 +134,7 @@ fn is_hosts_root() -> bool {
 }
 
 /// Fails unless the caller is the host's root and the directory of groups belongs to root. Programs
-/// trust only root's rules, and only root can mount files that a container cannot change.
+/// trust only root's rules.
 fn only_for_root(root: &Root) -> Result<(), Failure> {
     if !is_hosts_root() {
         return Err(Failure::new(
@@ -155,10 +154,9 @@ fn only_for_root(root: &Root) -> Result<(), Failure> {
 }
 
 /// Makes a group for one container. All users in the container may use the group; on the host, only
-/// root may use it. The group is removed with the container.
+/// root may.
 fn own_group(root: &Root, name: &str, size: Extent) -> Result<Group, Failure> {
-    // Remove a group of this name that has no record. Somebody made it by hand, or the process that
-    // made it was killed.
+    // Remove a group of this name that has no record: a user or a killed process made the group.
     match root.remove(name) {
         Err(error) if !error.is_missing() => return Err(error.into()),
         _ => {}
@@ -188,8 +186,8 @@ fn own_group(root: &Root, name: &str, size: Extent) -> Result<Group, Failure> {
     Ok(group)
 }
 
-/// Mounts the container's view of the groups. Runs in the container's mount namespace, before the
-/// runtime switches to the container's root file system.
+/// Mounts the container's view of the groups in its mount namespace, before the runtime switches
+/// the root file system.
 pub fn mount(root: &Root, state: &State) -> Result<(), Failure> {
     let place = Place::of(root, &name_of(&state.id));
     let record = place.read_inside()?.filter(|record| record.id == state.id);
@@ -205,9 +203,8 @@ pub fn mount(root: &Root, state: &State) -> Result<(), Failure> {
     mount_view(&view, &ledgers, &record.rootfs)
 }
 
-/// Removes the group of an ended container, or what was made for a container that never started.
-/// Keeps the group of a container that still runs: in this case, the runtime called the hook for a
-/// second container, which has the same id and could not start.
+/// Removes the group of a container that ended or never started. A running container with the same
+/// id keeps its group.
 pub fn remove(root: &Root, state: &State) -> Result<(), Failure> {
     if !root.exists() {
         return Ok(());
@@ -216,8 +213,8 @@ pub fn remove(root: &Root, state: &State) -> Result<(), Failure> {
     let start = Instant::now();
     let mut before = None;
     loop {
-        // Take the lock anew for each attempt. The container's processes may use the group for
-        // long, and hooks of other containers must not wait for them.
+        // Take the lock anew for each attempt, because hooks of other containers must not wait for
+        // this container's processes.
         let lock = lock_records(root)?;
         let record = match place.read()? {
             Some(record) if record.id == state.id => record,
@@ -240,11 +237,8 @@ pub fn remove(root: &Root, state: &State) -> Result<(), Failure> {
     }
 }
 
-/// Removes the groups, views and records of ended containers whose runtime did not call the hook.
-/// Returns the names of the removed directories.
-///
-/// Only root of the host makes such records. A record that other users could have written is
-/// ignored, and named on standard error.
+/// Removes groups, views and records that killed runtimes left behind. Returns the directories'
+/// names. Only reports records that other users could write.
 pub fn sweep(root: &Root) -> Result<Vec<String>, Failure> {
     if !is_hosts_root() {
         return Ok(Vec::new());

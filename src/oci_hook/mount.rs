@@ -15,8 +15,8 @@ use std::path::{Component, Path, PathBuf};
 /// The flags of the view's mounts: nothing in a view can be executed or used as a device.
 const QUIET: libc::c_ulong = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
 
-/// Mounts `view` at [`SYSTEM`] in the container's file system, which is at `rootfs`. The mount is
-/// read-only; only the files in `writable` can be written.
+/// Mounts `view` at [`SYSTEM`] in the container's file system `rootfs`. Only the files in
+/// `writable` can be written.
 pub fn mount_view(view: &Path, writable: &[PathBuf], rootfs: &Path) -> Result<(), Failure> {
     let failed = |what: &Path, error: &io::Error| {
         Failure::new(format_args!(
@@ -44,8 +44,8 @@ pub fn mount_view(view: &Path, writable: &[PathBuf], rootfs: &Path) -> Result<()
     Ok(())
 }
 
-/// Opens a path in the container's file system. Refuses symbolic links, because links in the image
-/// may lead out of that file system.
+/// Opens a path in the container's file system. Refuses symbolic links, which may lead out of that
+/// file system.
 fn open_in(rootfs: &Path, path: &Path) -> io::Result<File> {
     let open = |path: &Path, flags| {
         let mut options = OpenOptions::new();

@@ -1,5 +1,5 @@
-//! Identifies the first process of a container by pid and start time. The pid alone is not enough,
-//! because the kernel reuses pids.
+//! Identifies the first process of a container by pid and start time, because the kernel reuses
+//! pids.
 
 use gpulimit_base::proc;
 use std::fmt;
@@ -27,8 +27,8 @@ impl Process {
     }
 }
 
-/// Parses the process's start time (field 22) from the text of `/proc/PID/stat`; `None` if the
-/// state (field 3) says that the process is dead.
+/// Parses the start time (field 22) from the text of `/proc/PID/stat`; `None` if the process is
+/// dead (field 3).
 fn start(stat: &str) -> Option<u64> {
     // Skip the command name in parentheses, which may contain any character.
     let (_, rest) = stat.rsplit_once(')')?;

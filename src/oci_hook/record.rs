@@ -39,27 +39,23 @@ pub struct Record {
     pub own: bool,
 }
 
-/// Returns the name of a container's directory, which is also the name of a group made for this
-/// container alone. The name contains the short container id that container engines show.
+/// Returns the name of a container's directory and of its own group. The name contains the short
+/// container id.
 pub fn name_of(id: &str) -> String {
     let digest = id.len() == 64 && id.bytes().all(|c| c.is_ascii_hexdigit());
     let name = format!("container-{}", if digest { &id[..12] } else { id });
     if gpulimit_group::check_name(&name).is_ok() && !name.contains('/') {
         return name;
     }
-    // The id cannot be part of a name: it is too long, or has a character that names cannot have.
-    // Use its FNV-1a hash. If two ids have the same hash, the second container finds the other's
-    // record and fails.
+    // An id that cannot be part of a name becomes its FNV-1a hash. If two ids collide, the second
+    // container fails.
     let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     let hash = id.bytes().fold(0xcbf2_9ce4_8422_2325, step);
     format!("container-{hash:016x}")
 }
 
-/// A container's directory, with the container's record and view.
-///
-/// Only root can write to this directory and to those above it, because root removes what the
-/// records name. A container with a user namespace has its own root, who is another user on the
-/// host. This user can read the record and pass through the directory to the view.
+/// A container's directory, with its record and view. Only the host's root can write there, because
+/// root removes what the records name.
 #[derive(Debug)]
 pub struct Place {
     root: PathBuf,
@@ -69,8 +65,8 @@ pub struct Place {
 /// The files that gpulimit makes in a view, besides those with the prefix [`VIEW_PREFIX`].
 const VIEW_FILES: [&str; 4] = [rules::FILE, "limits", "ledger", "lock"];
 const VIEW_PREFIX: &str = ".context-";
-/// The maximum depth of directories in a view: the view itself, and two directories for each level
-/// of groups (the group and its `sub`).
+/// The maximum depth of directories in a view: the view itself, and a group and its `sub` for each
+/// level.
 const VIEW_DEPTH: usize = 2 * MAX_DEPTH + 1;
 
 impl Place {
@@ -115,9 +111,8 @@ impl Place {
         made.map(drop).map_err(failed)
     }
 
-    /// Lets a unix group pass through the container's directory. In a container with a user
-    /// namespace, the container's root is a member of that unix group. The container's root can
-    /// then read the record and mount the view, but can change neither.
+    /// Lets a unix group pass through the container's directory. A user namespace's root must read
+    /// the record and mount the view.
     pub fn admit(&self, group: u32) -> Result<(), Failure> {
         let path = self.path();
         let failed = cannot("grant access to", &path);
@@ -152,8 +147,8 @@ impl Place {
         self.parse(read.map(|_| text))
     }
 
-    /// Reads the container's record from inside the container's namespaces. [`Place::read`] would
-    /// fail there: root's directories seem to belong to another user, and cannot be opened.
+    /// Reads the record inside the container's namespaces. There [`Place::read`] fails, because
+    /// root's directories seem to belong to another user.
     pub fn read_inside(&self) -> Result<Option<Record>, Failure> {
         self.parse(text_file::read(&self.path().join(RECORD), LONGEST))
     }
@@ -165,8 +160,8 @@ impl Place {
             read => read.map_err(cannot("read", &path))?,
         };
         match std::str::from_utf8(&bytes).ok().and_then(parse) {
-            // If the group was made for the container alone, its name is that of the container's
-            // directory. Any other name means that the record is damaged.
+            // A group made for the container alone has the directory's name. Any other name means
+            // that the record is damaged.
             Some(record) if !record.own || record.group == self.name => Ok(Some(record)),
             _ => Err(Failure::new(format_args!(
                 "{} is damaged: remove {} when the container has ended",
@@ -206,8 +201,8 @@ impl Place {
             .map_err(failed)
     }
 
-    /// Removes a container's directory that has no record. The process that made it was killed
-    /// early, so the directory has at most a draft of the record.
+    /// Removes a container's directory without a record. The process that made it was killed early
+    /// and left at most a draft.
     pub fn remove_unrecorded(&self) -> Result<(), Failure> {
         let path = self.path();
         let failed = cannot("remove", &path);
@@ -218,8 +213,8 @@ impl Place {
         gone(folder.remove_directory(&self.name)).map_err(failed)
     }
 
-    /// Removes the container's directory with its view. If the view has files that gpulimit did not
-    /// make, these files and the record stay.
+    /// Removes the container's directory with its view. If foreign files are in the view, these
+    /// files and the record stay.
     pub fn remove(&self) -> Result<(), Failure> {
         let path = self.path();
         let failed = cannot("remove", &path);

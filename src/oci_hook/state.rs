@@ -55,8 +55,8 @@ struct Mapping {
 pub struct Bundle {
     /// The root directory of the container's file system, as a path of the host.
     pub rootfs: PathBuf,
-    /// The host's id of the unix group that has id 0 in the container; `None` if the container's
-    /// root is the host's root.
+    /// The host's id of the container's unix group 0. `None` if the container's root is the host's
+    /// root.
     pub root_group: Option<u32>,
 }
 

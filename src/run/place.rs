@@ -19,8 +19,8 @@ use std::time::Duration;
 pub struct Place {
     pub group: Group,
     root: Root,
-    /// If the group was made for this command only: a lock that, while this process lives, keeps
-    /// other programs from removing the group as unused. `None` for other groups.
+    /// A lock that prevents removal of this command's own group while this process lives. `None`
+    /// for other groups.
     own: Option<Hold>,
 }
 
@@ -63,8 +63,8 @@ impl Place {
         })
     }
 
-    /// Makes a group for this command only. If the caller is not allowed to make a group below the
-    /// parent group, and the command has no limit of its own, uses the parent group.
+    /// Makes a group for this command only. If that is not allowed and the command has no limit,
+    /// uses the parent group.
     fn own(args: &Args, limits: Option<LimitSet>) -> Result<Self, Failure> {
         let parent = match &args.group {
             Some(name) => Some(groups::find(name, Purpose::Run)?),
@@ -119,8 +119,8 @@ impl Place {
         }
     }
 
-    /// Removes this command's group, after the command has ended or failed to start. If child
-    /// processes of the command still run, the group stays until they end.
+    /// Removes this command's group. If child processes of the command still run, the group stays
+    /// until they end.
     pub fn leave(self) {
         if self.own.is_some() {
             let _ = self.group.forget_job();
@@ -130,11 +130,8 @@ impl Place {
     }
 }
 
-/// Makes a group for this process, which will become the command. The group's name contains the pid
-/// and the start time of this process.
-///
-/// If a name is taken, tries another one. The same pid and start time can belong to a process in
-/// another pid namespace, and to an earlier `gpulimit run` that executed this one.
+/// Makes a group named by this process's pid and start time. Tries another name if the name is
+/// taken, for instance from another pid namespace.
 fn make_job(root: &Root, above: &str, limits: &LimitSet) -> Result<Created, GroupError> {
     const TRIES: u64 = 1_000;
     let me = Identity::of_self();
@@ -151,8 +148,8 @@ fn make_job(root: &Root, above: &str, limits: &LimitSet) -> Result<Created, Grou
     Err(GroupError::Held { path: taken })
 }
 
-/// Returns the group that the rules and the environment select for the caller, if any. Ignores
-/// `GPULIMIT_MAX`: it asks for a new group for a job, and `run` makes such a group itself.
+/// Returns the group that the rules and the environment select for the caller. Ignores
+/// `GPULIMIT_MAX`, which asks for a new group.
 fn callers() -> Result<Option<Group>, Failure> {
     if let Some(rule) = policy::rule()? {
         let asked = policy::assignment(&env)?.filter(|asked| asked.create.is_none());
@@ -190,8 +187,8 @@ impl Asked {
                 "--device selects the GPU of a limit, and no limit is given: add --max SIZE",
             ));
         }
-        // Loading NVML takes time. Load it only for limits that depend on the GPUs, and for
-        // warnings that a person at a terminal would see.
+        // NVML loads slowly. Load it only for limits that depend on the GPUs, and for warnings at a
+        // terminal.
         let driver = (io::stderr().is_terminal() && !settings.is_empty())
             || !args.devices.is_empty()
             || settings.iter().any(changes::depends_on_gpus);
