@@ -6,7 +6,7 @@
 
 /// Version of the ledger's format: the ledger's layout, and the protocol of the processes that use
 /// the ledger.
-pub const LEDGER: u64 = format(2);
+pub const LEDGER: u64 = format(3);
 /// Version of the format of a limits file: the file's layout.
 pub const LIMITS: u64 = format(3);
 /// Version of the text format of the rules.
@@ -22,7 +22,8 @@ const fn format(number: u64) -> u64 {
     }
 }
 
-/// This build's version and [`formats`], padded with zeros: `0.1.0 (ledger 2, limits 3, rules 1)`.
+/// The version of this build, followed by its [`formats`] in parentheses:
+/// `0.1.0 (ledger 3, limits 3, rules 1)`. The text is padded with zero bytes.
 ///
 /// `libgpulimit.so` exports this constant, to be read without loading the library.
 pub const BYTES: [u8; 128] = {
@@ -66,7 +67,7 @@ pub fn text() -> String {
     String::from_utf8_lossy(text).into_owned()
 }
 
-/// Returns the versions of this build's file formats: `ledger 2, limits 3, rules 1`.
+/// Returns the versions of this build's file formats: `ledger 3, limits 3, rules 1`.
 pub fn formats() -> String {
     format!("ledger {}, limits {}, rules {}", LEDGER, LIMITS, RULES)
 }

@@ -7,7 +7,7 @@ use super::descent::Descent;
 use super::directory::Directory;
 use super::root::Modes;
 use super::trust::check_open;
-use super::{Access, BELOW, Group, GroupError, LEDGER, LIMITS, LOCK, Members, user};
+use super::{Access, BELOW, Group, GroupError, Kind, LEDGER, LIMITS, LOCK, Members, user};
 use gpulimit_ledger::Ledger;
 use gpulimit_limits::{LimitSet, Limits};
 use std::io::{self, ErrorKind};
@@ -46,7 +46,11 @@ impl Group {
             Err(error) => return Err(failed(error)),
         }
         if here.entry(LEDGER).map_err(failed)?.is_none() {
-            Ledger::create(&self.ledger_path(), 0o600)?;
+            let path = self.ledger_path();
+            match self.kind() {
+                Kind::Named => Ledger::create_with_history(&path, 0o600)?,
+                Kind::Job => Ledger::create(&path, 0o600)?,
+            }
             access.give_file(here, LEDGER).map_err(failed)?;
         }
         let is_group = here.entry(LIMITS).map_err(failed)?.is_some();

@@ -304,7 +304,7 @@ impl<'a> Request<'a, '_> {
         // Dropping `signals` runs signal handlers. A handler may jump out of this function, so hold
         // no lock here.
         let signals = Deferred::new();
-        let mut line = Line::join(&station.slot, index, until);
+        let mut line = Line::join(&station.slot, index, self.bytes, until);
         self.record(EventKind::Wait, &refused);
         loop {
             let turn = match &mut line {
@@ -404,7 +404,10 @@ impl<'a> Request<'a, '_> {
         }
         let mut killed = false;
         for (target, _) in &victims {
-            killed |= target.send(libc::SIGKILL).is_ok();
+            if target.send(libc::SIGKILL).is_ok() {
+                killed = true;
+                station.ledger.note_kill(index);
+            }
         }
         killed
     }

@@ -72,11 +72,13 @@ pub(super) trait Rung {
     fn is_lost(&self) -> bool {
         false
     }
-    /// Raises the recorded peaks after a grant. `total` and `own` are the granted units of all
-    /// processes and of this one.
-    fn note(&self, total: u64, own: u64);
-    /// Begins a change of this process's word; `withdrawn`, `added` or `taken` ends the change.
-    /// Returns false after repairing the word: then grant no request.
+    /// Raises the recorded peaks after a grant. `total` is the granted units of all processes,
+    /// `own` is the granted units of this process, and `rise` is the units by which the grant has
+    /// raised the usage.
+    fn note(&self, total: u64, own: u64, rise: u64);
+    /// Begins a change of this process's word. Call before the change, and call `withdrawn`,
+    /// `added` or `taken` after it. Returns false if another process has changed the word. This
+    /// method has then repaired the word, but the caller must not grant a request.
     fn begin(&self) -> bool;
     /// Ends a change whose net effect on this process's word is zero.
     fn withdrawn(&self);
@@ -128,6 +130,10 @@ pub trait Idle {
     fn add(&self);
     /// Removes a request from the counter, because the process gives the memory back unused.
     fn remove(&self);
+    /// Returns whether the counter counts nothing: the bytes of a granted request are in use.
+    fn is_used(&self) -> bool {
+        false
+    }
 }
 
 /// A counter that counts nothing, for memory that is used as soon as it is charged.
@@ -137,6 +143,11 @@ impl Idle for () {
 
     #[inline]
     fn remove(&self) {}
+
+    #[inline]
+    fn is_used(&self) -> bool {
+        true
+    }
 }
 
 /// Tries once to charge `n` units in every group. On failure, returns the index of the group that
@@ -186,6 +197,7 @@ pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
             rung.note(
                 seen.charged.saturating_sub(others),
                 granted(before.wrapping_sub(n << 32)),
+                if idle.is_used() { n } else { 0 },
             );
             Ok(())
         }

@@ -9,7 +9,7 @@ use gpulimit_base::file_system::Unsuitable;
 use gpulimit_base::{held_signals, version};
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io;
-use std::mem::size_of;
+use std::mem::{offset_of, size_of};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -49,14 +49,15 @@ fn options(write: bool) -> OpenOptions {
 /// Creates a complete ledger file with the permissions `mode`, unless the file exists. Fails on a
 /// file system that drops locks.
 ///
-/// A killed process may leave a temporary file `.NAME.<pid>.<n>.new`.
-pub(super) fn create(path: &Path, mode: u32) -> Result<(), LedgerError> {
+/// The complete file gets its final name by link(2). If the process dies before that, a temporary
+/// file named `.NAME.<pid>.<n>.new` is left behind.
+pub(super) fn create(path: &Path, mode: u32, lasting: bool) -> Result<(), LedgerError> {
     if fs::symlink_metadata(path).is_ok() {
         return Ok(());
     }
     let error = |error| LedgerError::io_with_room(path, "create", error);
     let (temporary, file) = draft(path, serial).map_err(error)?;
-    let filled = held_signals::during(|| fill(&file, mode)).and_then(|()| {
+    let filled = held_signals::during(|| fill(&file, mode, lasting)).and_then(|()| {
         let other = options(true).open(&temporary)?;
         lock::are_kept(file, &other)
     });
@@ -105,7 +106,7 @@ fn serial() -> u64 {
     boot_ms << 16 | NEXT.fetch_add(1, Ordering::Relaxed) & 0xffff
 }
 
-fn fill(file: &File, mode: u32) -> io::Result<()> {
+fn fill(file: &File, mode: u32, lasting: bool) -> io::Result<()> {
     file.set_len(FILE_SIZE)?;
     os::reserve(file, 0, size_of::<layout::Header>() as u64)?;
     let mut bytes = [0; size_of::<[u64; 8]>()];
@@ -113,6 +114,8 @@ fn fill(file: &File, mode: u32) -> io::Result<()> {
         *bytes = word.to_ne_bytes();
     }
     file.write_all_at(&bytes, 0)?;
+    let lasting = u64::from(lasting).to_ne_bytes();
+    file.write_all_at(&lasting, offset_of!(layout::Header, lasting) as u64)?;
     // The mode is set after the file was created, because open(2) applies the umask.
     file.set_permissions(Permissions::from_mode(mode))
 }
@@ -217,14 +220,14 @@ mod tests {
     fn a_ledger_is_created_complete_and_once() {
         let folder = Scratch::new();
         let path = folder.at("ledger");
-        create(&path, 0o642).expect("made");
+        create(&path, 0o642, false).expect("made");
         let about = fs::metadata(&path).expect("there");
         assert_eq!((about.len(), about.mode() & 0o7777), (FILE_SIZE, 0o642));
         assert!(
             about.blocks() * 512 >= size_of::<layout::Header>() as u64,
             "space for the header is reserved"
         );
-        create(&path, 0o600).expect("there already");
+        create(&path, 0o600, false).expect("there already");
         let again = fs::metadata(&path).expect("there");
         assert_eq!((again.ino(), again.mode()), (about.ino(), about.mode()));
         assert_eq!(
@@ -235,7 +238,7 @@ mod tests {
         assert!(open(&path, true).is_ok() && open(&path, false).is_ok());
         let nowhere = folder.at("missing/ledger");
         assert!(matches!(
-            create(&nowhere, 0o600),
+            create(&nowhere, 0o600, false),
             Err(LedgerError::Io { .. })
         ));
     }
@@ -245,7 +248,7 @@ mod tests {
         let folder = Scratch::new();
         let path = folder.at("ledger");
         std::thread::scope(|scope| {
-            let makers = [0; 8].map(|_| scope.spawn(|| create(&path, 0o600)));
+            let makers = [0; 8].map(|_| scope.spawn(|| create(&path, 0o600, false)));
             for maker in makers {
                 maker.join().expect("thread").expect("made or there");
             }
@@ -339,7 +342,7 @@ mod tests {
     fn a_place_detects_that_its_file_was_replaced() {
         let folder = Scratch::new();
         let path = folder.at("ledger");
-        create(&path, 0o600).expect("made");
+        create(&path, 0o600, false).expect("made");
         let (place, _mapping) = open(&path, true).expect("opened");
         assert!(place.is_current() && place.open(false).is_ok());
         let is_replaced = || matches!(place.open(true), Err(LedgerError::Replaced { .. }));
@@ -349,7 +352,7 @@ mod tests {
             !place.is_current() && is_replaced(),
             "the ledger file is gone"
         );
-        create(&path, 0o600).expect("made anew");
+        create(&path, 0o600, false).expect("made anew");
         assert!(!place.is_current() && is_replaced(), "another file");
         fs::remove_file(&path).expect("removed");
         std::os::unix::fs::symlink(&kept, &path).expect("linked");

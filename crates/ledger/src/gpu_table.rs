@@ -75,6 +75,7 @@ impl Ledger {
         // All processes write the same capacity, so their order does not matter.
         let entry = &self.header().gpus[index.get()];
         entry.capacity.store(capacity, Ordering::Relaxed);
+        self.begin_history(index);
         Ok(index)
     }
 

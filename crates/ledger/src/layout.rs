@@ -3,13 +3,21 @@
 //!
 //! ```text
 //! 0          header: preface, signals, group statistics, GPU table, event ring
-//! 16 KiB     words: for each block of 8 devices, one cache line per slot
-//! +1 MiB     slots: one page each: identity and statistics
+//! 16 KiB     charges: for each block of 4 devices, one cache line per slot
+//! +2 MiB     slots: two pages each: identity, requests; statistics
+//! +32 MiB    users: the byte-seconds of ended processes, by user
+//! +64 KiB    history: 64 KiB for each device
 //! ```
 //!
-//! A charge reads the words of all slots for one device, so these words lie in consecutive cache
-//! lines. On separate pages, they would compete for cache sets and TLB entries. Any change to the
-//! layout requires a new [`version::LEDGER`].
+//! A charge on a device reads the words of all slots for that device, and a look at the usage reads
+//! the idle bytes beside the words. These lie in consecutive cache lines. In a layout with a
+//! separate page for each slot, all these cache lines would compete for one set of the first-level
+//! cache. Each slot would also need a TLB entry. Any change to the layout requires a new
+//! [`version::LEDGER`].
+//!
+//! Words named `spare` are zero, and are reserved for additions that older builds can ignore. An
+//! addition that the members must take part in gets a bit in [`Owner::capabilities`]: a member
+//! without the bit is left out. Neither needs a new version.
 
 use super::atomic::{AtomicU64, Ordering};
 use super::{Category, MAX_DEVICES, MAX_SLOTS};
@@ -19,9 +27,10 @@ use std::mem::{offset_of, size_of};
 /// The first word of a ledger file: the bytes "gpulimit".
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"gpulimit");
 
-/// Number of devices whose words share a cache line in one slot.
-pub(super) const LINE_DEVICES: usize = 8;
-/// Number of blocks of devices. In each slot, the words of one block's devices share a cache line.
+/// Number of devices whose charges share a cache line in one slot.
+pub(super) const LINE_DEVICES: usize = 4;
+/// Number of blocks of devices. In each slot, the charges of one block's devices share a cache
+/// line.
 pub(super) const BLOCKS: usize = MAX_DEVICES / LINE_DEVICES;
 /// Length of the name of the owner's program in a slot, in 64-bit words.
 pub(super) const COMMAND_WORDS: usize = 8;
@@ -41,7 +50,7 @@ pub(super) struct Preface {
     pub magic: AtomicU64,
     pub version: AtomicU64,
     pub header_size: AtomicU64,
-    pub words_size: AtomicU64,
+    pub charges_size: AtomicU64,
     pub slot_size: AtomicU64,
     pub slots: AtomicU64,
     pub devices: AtomicU64,
@@ -66,7 +75,7 @@ impl Preface {
             &self.magic,
             &self.version,
             &self.header_size,
-            &self.words_size,
+            &self.charges_size,
             &self.slot_size,
             &self.slots,
             &self.devices,
@@ -116,7 +125,8 @@ pub(super) struct Signals {
     /// Time when the group's processes were last asked to give back unused memory, in milliseconds
     /// since boot.
     pub asked_at: AtomicU64,
-    spare: AtomicU64,
+    /// One bit for each device with a history: see [`DeviceHistory`].
+    pub recorded: AtomicU64,
 }
 
 /// One entry of the ring buffer: an event of the group. See `events`.
@@ -169,7 +179,9 @@ pub(super) struct Header {
     /// For each device, the last recorded time at which usage was above `high`, the group's soft
     /// limit. In milliseconds since boot.
     pub above_high: [AtomicU64; MAX_DEVICES],
-    spare_low: [AtomicU64; 16],
+    /// Not 0 if the group keeps a history: see [`super::Lasting`].
+    pub lasting: AtomicU64,
+    spare_low: [AtomicU64; 15],
     /// The largest recorded usage of each device, in bytes.
     pub peaks: [AtomicU64; MAX_DEVICES],
     /// Number of refused requests for each device since the group was created.
@@ -186,13 +198,21 @@ pub(super) struct Header {
     pub ring: Ring,
 }
 
-/// The words of one slot for eight devices, in 4 KiB units: charged in the low half, undecided in
-/// the high half.
-#[repr(C, align(64))]
-pub(super) struct WordLine(pub [AtomicU64; LINE_DEVICES]);
+/// The charge of one slot on one device.
+#[repr(C)]
+pub(super) struct Charge {
+    /// Counts units of 4 KiB. The low half counts charged units, the high half undecided units.
+    pub word: AtomicU64,
+    /// Bytes that the owner has charged ahead but does not use. Only the owner writes them.
+    pub idle: AtomicU64,
+}
 
-/// One block of the ledger file: the words of all slots for eight devices.
-pub(super) type Block = [WordLine; MAX_SLOTS];
+/// The charges of one slot on four devices.
+#[repr(C, align(64))]
+pub(super) struct ChargeLine(pub [Charge; LINE_DEVICES]);
+
+/// One block of the ledger file: the charges of all slots on four devices.
+pub(super) type Block = [ChargeLine; MAX_SLOTS];
 
 /// The owner of a slot. Written under the slot's claim lock, except that a leaving owner erases its
 /// own words.
@@ -211,7 +231,9 @@ pub(super) struct Owner {
     /// A key (`child_key`) for the child group that contains the owner, directly or below. 0 for
     /// owners in the ledger's own group.
     pub child: AtomicU64,
-    spare: AtomicU64,
+    /// The additions to this format that the owner takes part in, one bit for each: see
+    /// [`RECORDS`].
+    pub capabilities: AtomicU64,
     pub command: [AtomicU64; COMMAND_WORDS],
 }
 
@@ -220,7 +242,6 @@ pub(super) struct Owner {
 #[repr(C)]
 pub(super) struct DeviceStats {
     pub by: [AtomicU64; Category::COUNT],
-    pub idle: AtomicU64,
     pub peak: AtomicU64,
     /// Number of refused requests of the owner.
     pub refusals: AtomicU64,
@@ -229,7 +250,18 @@ pub(super) struct DeviceStats {
     /// Two counts in units of 4 KiB: charged memory that other processes may hold (high half), and
     /// orphans (low half). See `orphans`.
     pub left: AtomicU64,
+    /// Time when the owner last changed its charge, in milliseconds since 1970 by the wall clock; 0
+    /// if unknown.
+    pub changed: AtomicU64,
+    /// The owner's charge over time, up to `changed`: units of 4 KiB times milliseconds.
+    pub unit_ms: AtomicU64,
+    /// Reserved for the bytes of a suspended process, whose memory is in host memory.
+    pub suspended: AtomicU64,
+    spare: [AtomicU64; 2],
 }
+
+/// The bit of [`Owner::capabilities`] of a process that records its charges in the history.
+pub(super) const RECORDS: u64 = 1;
 
 /// The request of the slot's owner that is waiting for memory.
 #[repr(C, align(64))]
@@ -242,26 +274,73 @@ pub(super) struct Waiting {
     /// Time when the owner last checked the line, in milliseconds since boot. Other processes go
     /// ahead of an owner with an old time.
     pub seen: AtomicU64,
-    spare: [AtomicU64; 5],
+    /// Time when the owner began to wait, in milliseconds since boot.
+    pub since: AtomicU64,
+    /// Requested bytes.
+    pub bytes: AtomicU64,
+    spare: [AtomicU64; 3],
 }
 
-/// The page of a slot in the ledger file. It holds all data of the slot except its charges.
+/// Reserved for the pressure on the slot's owner: which other process needs memory, how much, and
+/// on which device.
+#[repr(C, align(64))]
+pub(super) struct PressureWords([AtomicU64; 8]);
+
+/// Two pages of the ledger file. They hold all data of a slot except its charges.
 #[repr(C)]
 pub(super) struct SlotPage {
     pub owner: Owner,
     pub waiting: Waiting,
+    pressure: PressureWords,
     /// Name of the owner's group relative to the ledger's group, padded with zeros.
     pub below: [AtomicU64; BELOW_WORDS],
-    spare: [AtomicU64; 32],
+    spare: [AtomicU64; 408],
     pub stats: [DeviceStats; MAX_DEVICES],
+}
+
+/// The use of memory by the ended processes of one user.
+#[repr(C)]
+pub(super) struct UserBill {
+    /// The user id plus 1; 0 if the entry is free.
+    pub uid: AtomicU64,
+    /// For each device, the charge over time: units of 4 KiB times milliseconds.
+    pub unit_ms: [AtomicU64; MAX_DEVICES],
+}
+
+/// Number of users whose bills the ledger holds. The last entry is for all other users.
+pub(super) const USERS: usize = 248;
+
+/// One period of the history of a device. Each word holds the number of its period in the high
+/// half, so that a word of an older period is recognised.
+#[repr(C)]
+pub(super) struct Bucket {
+    /// The largest usage in units of 4 KiB.
+    pub max: AtomicU64,
+    /// The smallest usage in units of 4 KiB.
+    pub min: AtomicU64,
+    /// Counts of events: see `history`.
+    pub counts: AtomicU64,
+}
+
+/// The history of one device, in rings of periods of three lengths.
+#[repr(C, align(4096))]
+pub(super) struct DeviceHistory {
+    /// Ten minutes in seconds.
+    pub seconds: [Bucket; 600],
+    /// A day in minutes.
+    pub minutes: [Bucket; 1_440],
+    /// A week in quarters of an hour.
+    pub quarters: [Bucket; 672],
 }
 
 /// The whole file.
 #[repr(C)]
 pub(super) struct Content {
     pub header: Header,
-    pub words: [Block; BLOCKS],
+    pub charges: [Block; BLOCKS],
     pub slots: [SlotPage; MAX_SLOTS],
+    pub users: [UserBill; USERS],
+    pub history: [DeviceHistory; MAX_DEVICES],
 }
 
 /// Stores bytes in words of the ledger, padded with zeros. Bytes that do not fit are cut off.
@@ -287,15 +366,26 @@ pub(super) const fn slot_offset(slot: usize) -> u64 {
     (offset_of!(Content, slots) + slot * size_of::<SlotPage>()) as u64
 }
 
-/// Returns the file offset of the words that count a slot's charges on one block of devices.
+/// Returns the file offset of the bills of users.
+pub(super) const fn users_offset() -> u64 {
+    offset_of!(Content, users) as u64
+}
+
+/// Returns the file offset of a device's history.
+pub(super) const fn history_offset(device: usize) -> u64 {
+    (offset_of!(Content, history) + device * size_of::<DeviceHistory>()) as u64
+}
+
+/// Returns the file offset of a slot's charges on one block of devices.
 pub(super) const fn line_offset(block: usize, slot: usize) -> u64 {
-    (offset_of!(Content, words) + block * size_of::<Block>() + slot * size_of::<WordLine>()) as u64
+    (offset_of!(Content, charges) + block * size_of::<Block>() + slot * size_of::<ChargeLine>())
+        as u64
 }
 
 const _: () = {
     assert!(size_of::<Preface>() == 64 && size_of::<Preface>() == size_of::<[u64; 8]>());
     assert!(offset_of!(Preface, version) == 8 && offset_of!(Preface, header_size) == 16);
-    assert!(offset_of!(Preface, words_size) == 24 && offset_of!(Preface, slot_size) == 32);
+    assert!(offset_of!(Preface, charges_size) == 24 && offset_of!(Preface, slot_size) == 32);
     assert!(offset_of!(Preface, slots) == 40 && offset_of!(Preface, devices) == 48);
     assert!(offset_of!(Preface, file_size) == 56);
 
@@ -316,24 +406,34 @@ const _: () = {
     assert!(size_of::<Header>() == 4 * PAGE);
 
     assert!(BLOCKS * LINE_DEVICES == MAX_DEVICES);
-    assert!(size_of::<WordLine>() == 64 && size_of::<Block>() == MAX_SLOTS * 64);
-    assert!(offset_of!(Content, words) == 4 * PAGE);
+    assert!(size_of::<ChargeLine>() == 64 && size_of::<Block>() == MAX_SLOTS * 64);
+    assert!(offset_of!(Charge, word) == 0 && offset_of!(Charge, idle) == 8);
+    assert!(offset_of!(Content, charges) == 4 * PAGE);
 
     assert!(offset_of!(Owner, pid) == 0 && offset_of!(Owner, pid_ns) == 8);
     assert!(offset_of!(Owner, start_time) == 16 && offset_of!(Owner, uid) == 24);
     assert!(offset_of!(Owner, birth) == 32 && offset_of!(Owner, dead_since) == 40);
-    assert!(offset_of!(Owner, child) == 48);
+    assert!(offset_of!(Owner, child) == 48 && offset_of!(Owner, capabilities) == 56);
     assert!(offset_of!(Owner, command) == 64 && size_of::<Owner>() == 128);
-    assert!(offset_of!(SlotPage, waiting) == 128 && offset_of!(SlotPage, below) == 192);
-    assert!(offset_of!(DeviceStats, by) == 0 && offset_of!(DeviceStats, idle) == 56);
-    assert!(offset_of!(DeviceStats, peak) == 64 && offset_of!(DeviceStats, refusals) == 72);
-    assert!(offset_of!(DeviceStats, reclaimable) == 80 && offset_of!(DeviceStats, left) == 88);
-    assert!(size_of::<DeviceStats>() == 96);
-    assert!(offset_of!(SlotPage, owner) == 0 && offset_of!(SlotPage, stats) == 1024);
-    assert!(size_of::<SlotPage>() == PAGE);
+    assert!(size_of::<Waiting>() == 64 && offset_of!(Waiting, bytes) == 32);
+    assert!(offset_of!(SlotPage, waiting) == 128 && offset_of!(SlotPage, pressure) == 192);
+    assert!(offset_of!(SlotPage, below) == 256);
+    assert!(offset_of!(DeviceStats, by) == 0 && offset_of!(DeviceStats, peak) == 56);
+    assert!(offset_of!(DeviceStats, refusals) == 64 && offset_of!(DeviceStats, reclaimable) == 72);
+    assert!(offset_of!(DeviceStats, left) == 80 && offset_of!(DeviceStats, changed) == 88);
+    assert!(offset_of!(DeviceStats, unit_ms) == 96 && offset_of!(DeviceStats, suspended) == 104);
+    assert!(size_of::<DeviceStats>() == 128);
+    assert!(offset_of!(SlotPage, owner) == 0 && offset_of!(SlotPage, stats) == PAGE);
+    assert!(size_of::<SlotPage>() == 2 * PAGE);
     assert!(offset_of!(Content, slots) == 4 * PAGE + BLOCKS * MAX_SLOTS * 64);
     assert!(offset_of!(Content, slots) % PAGE == 0);
-    assert!(size_of::<Content>() == 260 * PAGE + MAX_SLOTS * PAGE);
+    assert!(offset_of!(Content, users) == offset_of!(Content, slots) + 2 * MAX_SLOTS * PAGE);
+    assert!(size_of::<UserBill>() == 264 && size_of::<[UserBill; USERS]>() <= 16 * PAGE);
+    assert!(offset_of!(Content, history) == offset_of!(Content, users) + 16 * PAGE);
+    assert!(size_of::<Bucket>() == 24 && size_of::<DeviceHistory>() == 16 * PAGE);
+    assert!(offset_of!(DeviceHistory, minutes) == 14_400);
+    assert!(offset_of!(DeviceHistory, quarters) == 48_960);
+    assert!(size_of::<Content>() == (4 + 512 + 8192 + 16 + 512) * PAGE);
 };
 
 #[cfg(all(test, not(loom)))]
@@ -343,7 +443,7 @@ mod tests {
 
     #[test]
     fn the_preface_of_this_version_does_not_change() {
-        let sizes = [16_384, 1 << 20, 4096, 4096, 32, 17_842_176];
+        let sizes = [16_384, 2 << 20, 8192, 4096, 32, 37_830_656];
         assert_eq!(PREFACE[2..], sizes, "a changed layout needs a new version");
     }
 
@@ -358,7 +458,7 @@ mod tests {
                 slot_offset(slot)
             );
             for block in 0..BLOCKS {
-                let line = &raw const content.words[block][slot] as usize;
+                let line = &raw const content.charges[block][slot] as usize;
                 assert_eq!(at(line), line_offset(block, slot));
             }
         }

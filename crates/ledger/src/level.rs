@@ -3,7 +3,7 @@
 
 use super::atomic::{AtomicU64, Ordering};
 use super::charge::{self, Idle, Reaped, Rung, Surroundings, UNIT};
-use super::layout::{LINE_DEVICES, WordLine};
+use super::layout::{ChargeLine, LINE_DEVICES};
 use super::protection::Protection;
 use super::random::Random;
 use super::reap;
@@ -117,7 +117,10 @@ pub fn charge_unchecked(levels: &[Level<'_>], bytes: u64) {
 pub fn note_usage(levels: &[Level<'_>]) {
     for level in levels {
         let own = charge::granted(Rung::own(level).load(Ordering::Relaxed));
-        level.note(charge::look(level).granted(), own);
+        if level.slot.ledger().records(level.device) {
+            level.slot.keep_time(level.device);
+        }
+        level.note(charge::look(level).granted(), own, 0);
     }
 }
 
@@ -197,12 +200,12 @@ impl Rung for Level<'_> {
         Self::Word: 'a,
     {
         let index = self.device.get();
-        let block = &self.slot.ledger().content().words[index / LINE_DEVICES];
+        let block = &self.slot.ledger().content().charges[index / LINE_DEVICES];
         // A faulty process may have written a `high_water` that is larger than the number of slots.
         let high_water = (high_water as usize).min(block.len());
         block[..high_water]
             .iter()
-            .map(move |WordLine(line)| &line[index % LINE_DEVICES])
+            .map(move |ChargeLine(line)| &line[index % LINE_DEVICES].word)
     }
 
     #[inline]
@@ -219,17 +222,21 @@ impl Rung for Level<'_> {
     }
 
     #[inline]
-    fn note(&self, total: u64, own: u64) {
+    fn note(&self, total: u64, own: u64, rise: u64) {
+        let ledger = self.slot.ledger();
         let stats = self.slot.stats(self.device);
-        // This process's idle memory is not usage. Other processes' idle memory counts, because
-        // reading it here would cost too much.
-        let idle = stats.idle.load(Ordering::Relaxed);
+        // Memory that this process has charged ahead is not usage, so it is subtracted. The idle
+        // memory of other processes is not subtracted, because reading it here would cost too much.
+        let charge = ledger.charge(self.slot.index(), self.device);
+        let idle = charge.idle.load(Ordering::Relaxed);
         raise(&stats.peak, (own * UNIT).saturating_sub(idle));
-        let peaks = &self.slot.ledger().header().peaks;
-        raise(
-            &peaks[self.device.get()],
-            (total * UNIT).saturating_sub(idle),
-        );
+        let usage = (total * UNIT).saturating_sub(idle);
+        raise(&ledger.header().peaks[self.device.get()], usage);
+        if ledger.records(self.device) {
+            // `begin` has just left the time here.
+            let second = stats.changed.load(Ordering::Relaxed) / 1_000;
+            ledger.note_usage(self.device, second, usage / UNIT, rise);
+        }
     }
 
     #[inline]

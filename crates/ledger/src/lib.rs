@@ -17,6 +17,7 @@ mod events;
 #[cfg_attr(all(test, loom), path = "model/file.rs")]
 mod file;
 mod gpu_table;
+mod history;
 mod layout;
 mod level;
 #[cfg_attr(all(test, loom), path = "model/lock.rs")]
@@ -44,6 +45,7 @@ mod wait;
 pub use charge::Idle;
 pub use error::LedgerError;
 pub use events::{Event, EventKind, Happening};
+pub use history::{Bill, Extremes, Period, Resolution};
 pub use level::{
     Level, Pressure, Refused, charge, charge_ahead, charge_unchecked, note_usage, try_charge,
     try_charge_ahead, uncharge, uncharge_idle,
@@ -54,7 +56,7 @@ pub use protection::{Protection, child_key};
 pub use reap::{NoWitness, Witness};
 pub use removal::Removal;
 pub use slot::Slot;
-pub use usage::{DeviceUsage, ProcessUsage, Usage};
+pub use usage::{DeviceUsage, ProcessUsage, Usage, Waits};
 pub use wait::{Line, Turn};
 
 use atomic::{AtomicU64, Ordering};
@@ -182,7 +184,13 @@ impl Ledger {
     /// Creates a ledger file with the permissions `mode`, unless the file exists. A killed process
     /// may leave a hidden temporary file.
     pub fn create(path: &Path, mode: u32) -> Result<(), LedgerError> {
-        file::create(path, mode)
+        file::create(path, mode, false)
+    }
+
+    /// Creates a ledger file as [`Self::create`] does. The ledger keeps a history of its devices,
+    /// if the file system has room for it.
+    pub fn create_with_history(path: &Path, mode: u32) -> Result<(), LedgerError> {
+        file::create(path, mode, true)
     }
 
     /// Opens a ledger for reading and writing. Every process that charges memory needs this.
@@ -279,6 +287,15 @@ impl Ledger {
             let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
             header.waits[device.get()].fetch_add(1, Ordering::Relaxed);
             header.waited_ms[device.get()].fetch_add(millis, Ordering::Relaxed);
+            let seconds = millis.div_ceil(1_000);
+            self.count(device, history::Count::WaitedSeconds(seconds));
+        }
+    }
+
+    /// Counts a process that is being killed to make room on the device.
+    pub fn note_kill(&self, device: DeviceIndex) {
+        if self.map.writable() {
+            self.count(device, history::Count::Kill);
         }
     }
 
@@ -397,8 +414,14 @@ impl Ledger {
 
     #[inline]
     fn word(&self, slot: usize, device: DeviceIndex) -> &AtomicU64 {
+        &self.charge(slot, device).word
+    }
+
+    /// Returns the charge of a slot on a device.
+    #[inline]
+    fn charge(&self, slot: usize, device: DeviceIndex) -> &layout::Charge {
         let index = device.get();
-        &self.content().words[index / LINE_DEVICES][slot].0[index % LINE_DEVICES]
+        &self.content().charges[index / LINE_DEVICES][slot].0[index % LINE_DEVICES]
     }
 
     /// Returns whether a slot has granted or undecided units on any device.

@@ -5,7 +5,7 @@
 //! free the memory.
 
 use super::atomic::Ordering;
-use super::layout::{DeviceStats, SlotPage};
+use super::layout::{Charge, DeviceStats, SlotPage};
 use super::lock::{self, Bytes, Description};
 use super::owner::is_dead;
 use super::random::Random;
@@ -225,6 +225,7 @@ fn leaves_nothing(ledger: &Ledger, slot: usize, witness: &dyn Witness) -> bool {
 
 /// Empties a slot. The caller owns the slot, or holds its claim lock.
 pub(super) fn zero(ledger: &Ledger, slot: usize) {
+    ledger.fold(slot);
     let SlotPage {
         owner,
         stats,
@@ -233,21 +234,36 @@ pub(super) fn zero(ledger: &Ledger, slot: usize) {
     } = &ledger.content().slots[slot];
     waiting.ticket.store(0, Ordering::Relaxed);
     for device in DeviceIndex::all() {
-        let word = ledger.word(slot, device);
+        let Charge { word, idle } = ledger.charge(slot, device);
         if word.load(Ordering::Relaxed) != 0 {
             word.store(0, Ordering::Release);
+        }
+        if idle.load(Ordering::Relaxed) != 0 {
+            idle.store(0, Ordering::Relaxed);
         }
     }
     for stats in stats {
         let DeviceStats {
             by,
-            idle,
             peak,
             refusals,
             reclaimable,
             left,
+            changed,
+            unit_ms,
+            suspended,
+            ..
         } = stats;
-        for figure in by.iter().chain([idle, peak, refusals, reclaimable, left]) {
+        let figures = [
+            peak,
+            refusals,
+            reclaimable,
+            left,
+            changed,
+            unit_ms,
+            suspended,
+        ];
+        for figure in by.iter().chain(figures) {
             if figure.load(Ordering::Relaxed) != 0 {
                 figure.store(0, Ordering::Relaxed);
             }

@@ -1,11 +1,11 @@
 //! Helpers for tests: a temporary ledger, with living and dead members.
 
 use super::atomic::Ordering;
-use super::{DeviceIndex, Ledger, Level, Pressure, Slot, Witness, os};
+use super::{DeviceIndex, Ledger, LedgerError, Level, Pressure, Slot, Witness, os};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use std::ops::Deref;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Bytes per unit of a word.
@@ -23,12 +23,21 @@ pub(super) struct Scratch {
 
 impl Scratch {
     pub fn new() -> Self {
+        Self::made(Ledger::create)
+    }
+
+    /// Returns a ledger that keeps a history.
+    pub fn with_history() -> Self {
+        Self::made(Ledger::create_with_history)
+    }
+
+    fn made(create: fn(&Path, u32) -> Result<(), LedgerError>) -> Self {
         use std::sync::atomic::AtomicU32;
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let next = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("gpulimit-unit-{}-{next}", std::process::id());
         let path = std::env::temp_dir().join(name);
-        Ledger::create(&path, 0o600).expect("create");
+        create(&path, 0o600).expect("create");
         let ledger = Arc::new(Ledger::open(&path).expect("open"));
         // The tested devices get indices above 1. A test then fails if the code confuses an index
         // with a count.

@@ -2,6 +2,7 @@
 
 use super::atomic::{AtomicU64, Ordering};
 use super::charge;
+use super::history::Count;
 use super::layout::{
     self, BELOW_WORDS, BLOCKS, DeviceStats, SlotPage, Waiting, load_bytes, store_bytes,
 };
@@ -32,8 +33,12 @@ pub struct Slot {
     index: usize,
     /// This process's own record of its charges on each device. Other processes cannot change it.
     records: [Record<AtomicU64>; MAX_DEVICES],
-    /// Until this time, in milliseconds since boot, all requests are refused, because another
-    /// process changed the word. `u64::MAX` if the file is damaged.
+    /// The time up to which this process's charge over time is counted, for each device: see
+    /// [`os::steady_ms`].
+    pub(super) timed: [AtomicU64; MAX_DEVICES],
+    /// All requests of this process are refused until this time, in milliseconds since boot. Set
+    /// when another process has changed this process's word; otherwise 0. `u64::MAX` if the ledger
+    /// file is damaged.
     distrust: AtomicU64,
     // The mapping that keeps the owner lock. Dropped last, after the slot is emptied.
     _owner: Anchor,
@@ -57,7 +62,8 @@ impl Slot {
 
     /// Sets the bytes that this process has charged ahead but does not use.
     pub fn publish_idle(&self, device: DeviceIndex, bytes: u64) {
-        self.stats(device).idle.store(bytes, Ordering::Relaxed);
+        let charge = self.ledger.charge(self.index, device);
+        charge.idle.store(bytes, Ordering::Relaxed);
     }
 
     /// Sets the largest number of bytes that this process can give back on request.
@@ -81,6 +87,32 @@ impl Slot {
         self.stats(device).refusals.fetch_add(1, Ordering::Relaxed);
         let group = &self.ledger.header().refusals;
         group[device.get()].fetch_add(1, Ordering::Relaxed);
+        self.ledger.count(device, Count::Refusal);
+    }
+
+    /// Adds the time since the last change of this process's charge to the process's charge over
+    /// time. Call before a change, and only if the ledger keeps a history of the device. Mostly
+    /// costs one look at a clock, because nothing is added within a tick of that clock.
+    #[inline]
+    pub(super) fn keep_time(&self, device: DeviceIndex) {
+        let now = os::wall_ms();
+        if self.stats(device).changed.load(Ordering::Relaxed) != now {
+            self.add_time(device, now);
+        }
+    }
+
+    #[cold]
+    fn add_time(&self, device: DeviceIndex, now: u64) {
+        let stats = self.stats(device);
+        let steady = os::steady_ms();
+        // Of several threads, each adds the time since the one before it.
+        let before = self.timed[device.get()].fetch_max(steady, Ordering::Relaxed);
+        if before != 0 {
+            let units = charge::granted(self.word(device).load(Ordering::Relaxed));
+            let more = units.saturating_mul(steady.saturating_sub(before));
+            stats.unit_ms.fetch_add(more, Ordering::Relaxed);
+        }
+        stats.changed.store(now, Ordering::Relaxed);
     }
 
     #[inline]
@@ -100,6 +132,9 @@ impl Slot {
         let lacks = self
             .record(device)
             .begin(|| charge::charged(word.load(Ordering::Acquire)));
+        if self.ledger.records(device) {
+            self.keep_time(device);
+        }
         // `high_water` normally only grows. If it does not include this slot, a faulty or hostile
         // process has lowered it.
         let hidden = self.high_water().load(Ordering::Relaxed) <= self.index as u64;
@@ -218,6 +253,7 @@ impl Ledger {
             ledger: Arc::clone(self),
             index,
             records: Default::default(),
+            timed: Default::default(),
             distrust: AtomicU64::new(0),
             _owner: anchor,
         };
@@ -403,6 +439,9 @@ impl Candidate<'_> {
         page.owner
             .child
             .store(child.map_or(0, child_key), Ordering::Relaxed);
+        page.owner
+            .capabilities
+            .store(layout::RECORDS, Ordering::Relaxed);
         store_bytes(&page.below, self.below.as_bytes());
         page.owner.write(self.identity);
         // `high_water` must include this slot before this process publishes its first request.
@@ -416,7 +455,7 @@ impl Candidate<'_> {
     /// write could end with SIGBUS.
     fn reserve(&self, slot: usize) -> io::Result<()> {
         for block in 0..BLOCKS {
-            let line = size_of::<layout::WordLine>() as u64;
+            let line = size_of::<layout::ChargeLine>() as u64;
             os::reserve(self.claim, layout::line_offset(block, slot), line)?;
         }
         os::reserve(

@@ -1,8 +1,8 @@
 //! The figures of a ledger in bytes: sums over all processes, and figures of each process.
 
-use super::atomic::Ordering;
+use super::atomic::{AtomicU64, Ordering};
 use super::charge::{self, UNIT};
-use super::layout::DeviceStats;
+use super::layout::{DeviceStats, Waiting};
 use super::owner::is_dead;
 use super::reap::{self, Witness};
 use super::{Category, DeviceIndex, Ledger, orphans, os, slot};
@@ -47,8 +47,21 @@ pub struct ProcessUsage {
     /// Whether the process is alive. A dead process is listed as long as the driver may still hold
     /// its memory.
     pub alive: bool,
+    /// The request of the process that waits in line for memory.
+    pub waits: Option<Waits>,
     /// The devices on which the process has figures, even if it is not charged there now.
     pub devices: Vec<DeviceUsage>,
+}
+
+/// A request that waits in line for memory.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub struct Waits {
+    /// The device.
+    pub device: DeviceIndex,
+    /// Requested bytes.
+    pub bytes: u64,
+    /// Time when the request began to wait, in milliseconds since boot.
+    pub since_ms: u64,
 }
 
 impl ProcessUsage {
@@ -177,6 +190,7 @@ impl Ledger {
                 identity,
                 below: slot::read_below(page),
                 alive: !dead,
+                waits: waits(&page.waiting).filter(|_| !dead),
                 devices: DeviceIndex::all()
                     .filter_map(|device| device_usage(self, slot, device, &mut patience))
                     .collect(),
@@ -211,10 +225,19 @@ impl Patience {
     /// Returns a slot's word and its idle bytes, if possible as they are between two requests of
     /// the slot's owner.
     fn settled(&mut self, ledger: &Ledger, slot: usize, device: DeviceIndex) -> (u64, u64) {
-        let idle = &ledger.content().slots[slot].stats[device.get()].idle;
+        let idle = &ledger.charge(slot, device).idle;
         let figure = || idle.load(Ordering::Relaxed);
         charge::settled(ledger.word(slot, device), figure, || self.again())
     }
+}
+
+fn waits(waiting: &Waiting) -> Option<Waits> {
+    let word = |word: &AtomicU64| word.load(Ordering::Relaxed);
+    (waiting.ticket.load(Ordering::Acquire) != 0).then_some(Waits {
+        device: DeviceIndex::new(word(&waiting.device) as usize)?,
+        bytes: word(&waiting.bytes),
+        since_ms: word(&waiting.since),
+    })
 }
 
 fn by(stats: &DeviceStats) -> [u64; Category::COUNT] {

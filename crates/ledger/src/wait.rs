@@ -41,9 +41,9 @@ pub struct Line<'a> {
 }
 
 impl<'a> Line<'a> {
-    /// Takes the last place in a group's line. Returns `None` if another thread of this process
-    /// already waits there.
-    pub fn join(slot: &'a Slot, device: DeviceIndex, until: Instant) -> Option<Self> {
+    /// Takes the last place in line. A process has only one place in a group's line. Returns `None`
+    /// if another thread of this process already waits there.
+    pub fn join(slot: &'a Slot, device: DeviceIndex, bytes: u64, until: Instant) -> Option<Self> {
         let ticket = slot
             .ledger()
             .signals()
@@ -60,6 +60,8 @@ impl<'a> Line<'a> {
             .compare_exchange(0, ticket, Ordering::AcqRel, Ordering::Relaxed)
             .ok()?;
         waiting.device.store(device.get() as u64, Ordering::Relaxed);
+        waiting.bytes.store(bytes, Ordering::Relaxed);
+        waiting.since.store(os::boot_ms(), Ordering::Relaxed);
         let line = Self {
             slot,
             device,
@@ -213,13 +215,14 @@ mod tests {
         ];
         assert!(!scratch.has_waiters());
         assert!(!scratch.somebody_waits(&slots[0], device));
-        let join = |at: usize, device| Line::join(&slots[at], device, later()).expect("a place");
+        let join =
+            |at: usize, device| Line::join(&slots[at], device, 4096, later()).expect("a place");
         let (mut first, mut second, mut third) = (join(2, device), join(0, device), join(1, other));
         assert_eq!(first.turn(), Turn::Yes);
         assert_eq!((second.turn(), third.turn()), (Turn::NotYet, Turn::Yes));
         assert!(scratch.has_waiters());
         assert!(
-            Line::join(&slots[0], other, later()).is_none(),
+            Line::join(&slots[0], other, 4096, later()).is_none(),
             "a process has only one place in line"
         );
         assert!(scratch.somebody_waits(&slots[3], device));
@@ -230,7 +233,7 @@ mod tests {
         assert_eq!(second.turn(), Turn::Yes);
         drop((second, third));
         assert!(
-            Line::join(&slots[0], other, later()).is_some(),
+            Line::join(&slots[0], other, 4096, later()).is_some(),
             "the process may take a place again"
         );
     }
@@ -239,7 +242,7 @@ mod tests {
     fn the_word_for_waiters_is_cleared_when_the_last_one_is_gone() {
         let scratch = Scratch::new();
         let (slot, waiter) = (scratch.join(), scratch.join());
-        let mut line = Line::join(&waiter, scratch.other, later()).expect("a place");
+        let mut line = Line::join(&waiter, scratch.other, 4096, later()).expect("a place");
         line.turn();
         assert!(!scratch.somebody_waits(&slot, scratch.device));
         assert!(scratch.has_waiters(), "a process waits for another device");
@@ -261,7 +264,7 @@ mod tests {
         waiting.seen.store(os::boot_ms(), Ordering::Relaxed);
         scratch.signals().waiting.store(1, Ordering::Relaxed);
         assert!(!scratch.somebody_waits(&slot, scratch.device), "dead");
-        let mut line = Line::join(&absent, scratch.device, later()).expect("a place");
+        let mut line = Line::join(&absent, scratch.device, 4096, later()).expect("a place");
         line.turn();
         assert!(scratch.somebody_waits(&slot, scratch.device));
         let seen = &absent.waiting().seen;
@@ -280,7 +283,7 @@ mod tests {
         let scratch = Scratch::new();
         let slot = scratch.join();
         let until = os::now() + Duration::from_millis(20);
-        let mut line = Line::join(&slot, scratch.device, until).expect("a place");
+        let mut line = Line::join(&slot, scratch.device, 4096, until).expect("a place");
         line.turn();
         line.sleep();
         assert!(os::now() >= until, "woken too early");
@@ -294,7 +297,7 @@ mod tests {
         let returned = || scratch.signals().returned.load(Ordering::Relaxed);
         super::returned(&scratch);
         assert_eq!(returned(), 0, "no process waits");
-        let mut line = Line::join(&slot, scratch.device, later()).expect("a place");
+        let mut line = Line::join(&slot, scratch.device, 4096, later()).expect("a place");
         line.turn();
         super::returned(&scratch);
         assert_eq!(returned(), 1);

@@ -87,7 +87,7 @@ impl Rung for Plain<'_> {
         self.max
     }
 
-    fn note(&self, total: u64, own: u64) {
+    fn note(&self, total: u64, own: u64, _: u64) {
         self.noted.set(Some((total, own)));
     }
 

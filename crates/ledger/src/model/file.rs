@@ -20,7 +20,7 @@ impl Place {
     }
 }
 
-pub(super) fn create(_path: &Path, _mode: u32) -> Result<(), LedgerError> {
+pub(super) fn create(_path: &Path, _mode: u32, _lasting: bool) -> Result<(), LedgerError> {
     Ok(())
 }
 

@@ -8,6 +8,14 @@ pub(super) fn boot_ms() -> u64 {
     explorer::clock()
 }
 
+pub(super) fn wall_ms() -> u64 {
+    explorer::clock()
+}
+
+pub(super) fn steady_ms() -> u64 {
+    explorer::clock()
+}
+
 pub(super) fn now() -> Instant {
     thread_local! {
         static BOOT: Instant = Instant::now();

@@ -73,7 +73,7 @@ impl Rung for Seat {
         self.max
     }
 
-    fn note(&self, total: u64, _: u64) {
+    fn note(&self, total: u64, _: u64, _: u64) {
         assert!(
             total <= self.max,
             "granted although the sum {total} exceeds the limit {}",

@@ -247,19 +247,25 @@ fn a_cleaned_slot_is_empty() {
     let page = &scratch.content().slots[index];
     let DeviceStats {
         by,
-        idle,
         peak,
         refusals,
         reclaimable,
         left,
+        changed,
+        unit_ms,
+        suspended,
+        ..
     } = &page.stats[scratch.device.get()];
     let owner = &page.owner;
     let figures = [
-        idle,
+        &scratch.charge(index, scratch.device).idle,
         peak,
         refusals,
         reclaimable,
         left,
+        changed,
+        unit_ms,
+        suspended,
         &page.waiting.ticket,
         &owner.child,
         &owner.birth,

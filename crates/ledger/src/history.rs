@@ -1,0 +1,465 @@
+//! The history of a group: for each device the largest and the smallest usage of past periods, and
+//! the memory that each user has used over time.
+//!
+//! Members write the history while they charge; no process samples. A period is a second, a minute
+//! or a quarter of an hour, and the ledger keeps a ring of each. A word of a ring holds the number
+//! of its period, so a member that writes to a new period replaces what an older one has left. All
+//! words are written by single compare-and-swaps: a member that dies or stops in between leaves at
+//! most one of three rings without its figure.
+//!
+//! A charge has just read the usage of the group, so it records the usage after and before it.
+//! Between two charges usage only falls. A release does not know the usage of the group; it leaves
+//! its time in its slot.
+//!
+//! Times are those of the wall clock, because the monotonic clocks of two processes differ if their
+//! time namespaces differ. If the wall clock was set back, words from the future are replaced.
+//! Byte-seconds are measured by the monotonic clock, which no step of the wall clock changes and
+//! which stands still while the machine sleeps.
+
+use super::atomic::{AtomicU64, Ordering};
+use super::layout::{self, Bucket, DeviceHistory, LINE_DEVICES, UserBill};
+use super::lock::Description;
+use super::{DeviceIndex, Ledger, charge, os};
+use charge::UNIT;
+
+/// The lengths of the periods of the history.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub enum Resolution {
+    /// Ten minutes, in seconds.
+    Seconds,
+    /// A day, in minutes.
+    Minutes,
+    /// A week, in quarters of an hour.
+    Quarters,
+}
+
+impl Resolution {
+    /// All resolutions, from the finest to the coarsest.
+    pub const ALL: [Self; 3] = [Self::Seconds, Self::Minutes, Self::Quarters];
+
+    /// Returns the length of a period in seconds.
+    pub const fn seconds(self) -> u64 {
+        match self {
+            Self::Seconds => 1,
+            Self::Minutes => 60,
+            Self::Quarters => 900,
+        }
+    }
+
+    /// Returns the number of periods that the ledger keeps.
+    pub fn periods(self) -> usize {
+        match self {
+            Self::Seconds => 600,
+            Self::Minutes => 1_440,
+            Self::Quarters => 672,
+        }
+    }
+
+    fn ring(self, history: &DeviceHistory) -> &[Bucket] {
+        match self {
+            Self::Seconds => &history.seconds,
+            Self::Minutes => &history.minutes,
+            Self::Quarters => &history.quarters,
+        }
+    }
+}
+
+/// The usage of one device in one past period.
+#[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
+pub struct Period {
+    /// Begin of the period, in seconds since 1970.
+    pub start: u64,
+    /// The largest and the smallest usage in bytes; `None` if no member charged in this period.
+    pub usage: Option<Extremes>,
+    /// Number of refused requests; at most 4,095 are counted.
+    pub refusals: u32,
+    /// Seconds for which requests waited that ended in this period; at most 4,095 are counted.
+    pub waited: u32,
+    /// Number of processes that were killed to make room; at most 255 are counted.
+    pub kills: u32,
+}
+
+/// The largest and the smallest usage of a period, in bytes.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub struct Extremes {
+    /// The largest usage.
+    pub max: u64,
+    /// The smallest usage.
+    pub min: u64,
+}
+
+/// The memory that a user's processes have used over time on one device.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub struct Bill {
+    /// The user id; `None` for all users that did not fit into the ledger's table.
+    pub uid: Option<u32>,
+    /// The device.
+    pub device: DeviceIndex,
+    /// Charged bytes times seconds.
+    pub byte_seconds: u128,
+}
+
+/// An event that is counted in the history.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub(super) enum Count {
+    Refusal,
+    WaitedSeconds(u64),
+    Kill,
+}
+
+impl Count {
+    /// Returns the lowest bit and the largest value of the count in [`Bucket::counts`].
+    const fn field(self) -> (u32, u64) {
+        match self {
+            Self::Refusal => (0, 0xfff),
+            Self::WaitedSeconds(_) => (12, 0xfff),
+            Self::Kill => (24, 0xff),
+        }
+    }
+
+    fn add(self, counts: u64) -> u64 {
+        let (shift, most) = self.field();
+        let more = match self {
+            Self::WaitedSeconds(seconds) => seconds,
+            Self::Refusal | Self::Kill => 1,
+        };
+        let before = counts >> shift & most;
+        let after = before.saturating_add(more).min(most);
+        counts & !(most << shift) | after << shift
+    }
+
+    fn of(self, counts: u64) -> u32 {
+        let (shift, most) = self.field();
+        (counts >> shift & most) as u32
+    }
+}
+
+/// Bits of a word for the period's number; the others hold the word's value.
+const PERIOD_SHIFT: u32 = 32;
+const VALUE: u64 = (1 << PERIOD_SHIFT) - 1;
+/// Number of attempts to write a word. An attempt fails if another member has written the word
+/// meanwhile. A member that writes without pause could otherwise make the others loop.
+const ATTEMPTS: u32 = 16;
+/// Number of periods by which a word can be ahead of the clock of the process that reads it: the
+/// coarse clocks of two processors can differ by some milliseconds.
+const AHEAD: u64 = 1;
+
+/// Changes a word's value for the period: `change` gets the value, or `None` if the word has no
+/// value for this period, and returns the new value, or `None` to leave the word. Drops the change
+/// if the word already belongs to the next period.
+fn change(word: &AtomicU64, period: u64, change: impl Fn(Option<u64>) -> Option<u64>) {
+    let mut seen = word.load(Ordering::Relaxed);
+    for _ in 0..ATTEMPTS {
+        let theirs = seen >> PERIOD_SHIFT;
+        if theirs > period && theirs <= period + AHEAD {
+            return;
+        }
+        let value = (theirs == period).then_some(seen & VALUE);
+        let Some(value) = change(value) else {
+            return;
+        };
+        let wanted = period << PERIOD_SHIFT | value.min(VALUE);
+        match word.compare_exchange(seen, wanted, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => return,
+            Err(now) => seen = now,
+        }
+    }
+}
+
+/// Returns the value of a word for the period; `None` if the word belongs to another period.
+fn value(word: &AtomicU64, period: u64) -> Option<u64> {
+    let word = word.load(Ordering::Relaxed);
+    (word >> PERIOD_SHIFT == period).then_some(word & VALUE)
+}
+
+/// Returns a ring's bucket at a time in seconds since 1970, and the number of its period.
+fn bucket(history: &DeviceHistory, resolution: Resolution, second: u64) -> (&Bucket, u64) {
+    let period = second / resolution.seconds();
+    let ring = resolution.ring(history);
+    (&ring[period as usize % ring.len()], period)
+}
+
+impl DeviceHistory {
+    /// Returns whether a usage between `min` and `max` units changes nothing in the history.
+    #[inline]
+    fn includes(&self, second: u64, max: u64, min: u64) -> bool {
+        let (bucket, period) = bucket(self, Resolution::Seconds, second);
+        value(&bucket.max, period).is_some_and(|known| max <= known)
+            && value(&bucket.min, period).is_some_and(|known| min >= known)
+    }
+
+    /// Adds a largest and a smallest usage, in units. The ring of seconds comes last: what it
+    /// includes, the others include too.
+    fn note(&self, second: u64, max: u64, min: u64) {
+        for resolution in Resolution::ALL.into_iter().rev() {
+            let (bucket, period) = bucket(self, resolution, second);
+            let raised = |known: Option<u64>| known.is_none_or(|known| max > known).then_some(max);
+            let lowered = |known: Option<u64>| known.is_none_or(|known| min < known).then_some(min);
+            change(&bucket.max, period, raised);
+            change(&bucket.min, period, lowered);
+        }
+    }
+
+    fn count(&self, second: u64, count: Count) {
+        for resolution in Resolution::ALL {
+            let (bucket, period) = bucket(self, resolution, second);
+            change(&bucket.counts, period, |known| {
+                Some(count.add(known.unwrap_or(0)))
+            });
+        }
+    }
+
+    /// Returns the periods of a ring that have a figure, oldest first. Any member can write any
+    /// word, so words of the future and of periods that the ring no longer holds are left out.
+    fn read(&self, resolution: Resolution, now: u64) -> Vec<Period> {
+        let last = now / resolution.seconds() + AHEAD;
+        let ring = resolution.ring(self);
+        let first = (last + 1).saturating_sub(ring.len() as u64);
+        (first..=last)
+            .filter_map(|period| {
+                let bucket = &ring[period as usize % ring.len()];
+                let [max, min, counts] =
+                    [&bucket.max, &bucket.min, &bucket.counts].map(|word| value(word, period));
+                let extremes = |max: u64, min: u64| {
+                    let [max, min] = [max, min.min(max)].map(|units| units * UNIT);
+                    Extremes { max, min }
+                };
+                (max.or(min).or(counts)).map(|_| Period {
+                    start: period * resolution.seconds(),
+                    usage: max.map(|max| extremes(max, min.unwrap_or(max))),
+                    refusals: counts.map_or(0, |counts| Count::Refusal.of(counts)),
+                    waited: counts.map_or(0, |counts| Count::WaitedSeconds(0).of(counts)),
+                    kills: counts.map_or(0, |counts| Count::Kill.of(counts)),
+                })
+            })
+            .collect()
+    }
+}
+
+impl Ledger {
+    /// Returns the device's history; `None` if the ledger keeps none.
+    #[inline]
+    fn recorded(&self, device: DeviceIndex) -> Option<&DeviceHistory> {
+        let bits = self.signals().recorded.load(Ordering::Relaxed);
+        (bits >> device.get() & 1 != 0).then(|| &self.content().history[device.get()])
+    }
+
+    /// Returns whether the ledger keeps a history of the device.
+    #[inline]
+    pub fn records(&self, device: DeviceIndex) -> bool {
+        self.recorded(device).is_some()
+    }
+
+    /// Returns whether the ledger was created to keep a history.
+    pub fn keeps_history(&self) -> bool {
+        self.header().lasting.load(Ordering::Relaxed) != 0
+    }
+
+    /// Begins the device's history if the ledger keeps one and has none of this device yet. If the
+    /// file system has no room for the history, the device gets none, and nothing else changes.
+    pub(super) fn begin_history(&self, device: DeviceIndex) {
+        if !self.keeps_history() || self.records(device) {
+            return;
+        }
+        let Ok(file) = self.place.open(true) else {
+            return;
+        };
+        if reserve(&file, device).is_ok() {
+            let bit = 1 << device.get();
+            let with = |bits: u64| Some(bits | bit);
+            let recorded = &self.signals().recorded;
+            let _ = recorded.fetch_update(Ordering::Relaxed, Ordering::Relaxed, with);
+        }
+    }
+
+    /// Records the usage after a charge. `total` is an upper bound of the usage in units, and
+    /// `rise` the units by which the charge has raised the usage.
+    #[inline]
+    pub(super) fn note_usage(&self, device: DeviceIndex, second: u64, total: u64, rise: u64) {
+        let Some(history) = self.recorded(device) else {
+            return;
+        };
+        if history.includes(second, total, total.saturating_sub(rise)) {
+            return;
+        }
+        let usage = self.units_in_use(device);
+        history.note(second, usage, usage.saturating_sub(rise));
+    }
+
+    pub(super) fn count(&self, device: DeviceIndex, count: Count) {
+        if let Some(history) = self.recorded(device) {
+            history.count(os::wall_ms() / 1_000, count);
+        }
+    }
+
+    /// Returns the usage of a device in units: charged units less idle and undecided ones.
+    fn units_in_use(&self, device: DeviceIndex) -> u64 {
+        /// Most looks at a charge of which a part is undecided; the next looks mostly find it
+        /// decided.
+        const LOOKS: u32 = 8;
+        let index = device.get();
+        let block = &self.content().charges[index / LINE_DEVICES];
+        block[..self.high_water()]
+            .iter()
+            .map(|line| {
+                let charge = &line.0[index % LINE_DEVICES];
+                let mut looks = 0;
+                loop {
+                    let word = charge.word.load(Ordering::Acquire);
+                    let idle = charge.idle.load(Ordering::Relaxed);
+                    looks += 1;
+                    if charge::undecided(word) == 0 || looks == LOOKS {
+                        return charge::granted(word).saturating_sub(idle / UNIT);
+                    }
+                    os::spin();
+                }
+            })
+            .sum()
+    }
+
+    /// Returns the periods of a device's history, oldest first. Periods without a charge, a refusal
+    /// or a kill are left out.
+    pub fn history(&self, device: DeviceIndex, resolution: Resolution) -> Vec<Period> {
+        let now = os::wall_ms() / 1_000;
+        self.recorded(device)
+            .map_or_else(Vec::new, |history| history.read(resolution, now))
+    }
+
+    /// Returns the time of the last change of a charge on the device, in milliseconds since 1970.
+    /// Changes by members that have left are unknown. Returns `None` if no change is known.
+    pub fn last_change(&self, device: DeviceIndex) -> Option<u64> {
+        let now = os::wall_ms();
+        let slots = &self.content().slots[..self.high_water()];
+        slots
+            .iter()
+            .map(|slot| slot.stats[device.get()].changed.load(Ordering::Relaxed))
+            .filter(|&time| time != 0 && time <= now)
+            .max()
+    }
+
+    /// Returns what the users of the group have used over time: the ended processes, and the living
+    /// ones up to now.
+    pub fn bills(&self) -> Vec<Bill> {
+        let mut bills: Vec<Bill> = Vec::new();
+        let mut add = |uid, device, units_ms: u128| {
+            if units_ms == 0 {
+                return;
+            }
+            let byte_seconds = units_ms * u128::from(UNIT) / 1_000;
+            let known = |bill: &&mut Bill| bill.uid == uid && bill.device == device;
+            match bills.iter_mut().find(known) {
+                Some(bill) => bill.byte_seconds += byte_seconds,
+                None => bills.push(Bill {
+                    uid,
+                    device,
+                    byte_seconds,
+                }),
+            }
+        };
+        let devices = || DeviceIndex::all().filter(|device| self.records(*device));
+        for entry in &self.content().users {
+            let Some(uid) = entry.user() else { continue };
+            for device in devices() {
+                let units_ms = entry.unit_ms[device.get()].load(Ordering::Relaxed);
+                add(uid, device, units_ms.into());
+            }
+        }
+        for slot in 0..self.high_water() {
+            let Some(owner) = self.owner(slot) else {
+                continue;
+            };
+            for device in devices() {
+                add(
+                    Some(owner.uid),
+                    device,
+                    self.units_ms_of(slot, device).into(),
+                );
+            }
+        }
+        bills
+    }
+
+    /// Returns a slot's charge over time up to now. Any member can write the slot, so the result is
+    /// at most the device's memory since the owner's birth.
+    fn units_ms_of(&self, slot: usize, device: DeviceIndex) -> u64 {
+        let page = &self.content().slots[slot];
+        let stats = &page.stats[device.get()];
+        let changed = stats.changed.load(Ordering::Relaxed);
+        let since = match changed {
+            0 => 0,
+            changed => os::wall_ms().saturating_sub(changed),
+        };
+        let units = charge::granted(self.word(slot, device).load(Ordering::Relaxed));
+        let sum = stats
+            .unit_ms
+            .load(Ordering::Relaxed)
+            .saturating_add(units.saturating_mul(since));
+        let age = os::boot_ms().saturating_sub(page.owner.birth.load(Ordering::Relaxed));
+        let capacity = self.header().gpus[device.get()]
+            .capacity
+            .load(Ordering::Relaxed);
+        sum.min((capacity / UNIT).saturating_mul(age))
+    }
+
+    /// Adds what the owner of a slot has used to the bill of its user. Call before the slot is
+    /// zeroed.
+    pub(super) fn fold(&self, slot: usize) {
+        let Some(owner) = self.owner(slot) else {
+            return;
+        };
+        for device in DeviceIndex::all().filter(|device| self.records(*device)) {
+            let units_ms = self.units_ms_of(slot, device);
+            if units_ms > 0 {
+                // A process that dies here loses the figure; the other order would count it twice.
+                let stats = &self.content().slots[slot].stats[device.get()];
+                stats.unit_ms.store(0, Ordering::Relaxed);
+                stats.changed.store(0, Ordering::Relaxed);
+                let bill = self.bill_of(owner.uid);
+                bill.unit_ms[device.get()].fetch_add(units_ms, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Returns the bill of a user, or the last bill if the table is full.
+    fn bill_of(&self, uid: u32) -> &UserBill {
+        let users = &self.content().users;
+        let wanted = u64::from(uid) + 1;
+        let found = users[..layout::USERS - 1].iter().find(|entry| {
+            let taken = entry
+                .uid
+                .compare_exchange(0, wanted, Ordering::Relaxed, Ordering::Relaxed);
+            taken.is_ok_and(|_| true) || taken == Err(wanted)
+        });
+        found.unwrap_or_else(|| {
+            let last = &users[layout::USERS - 1];
+            last.uid.store(UserBill::OTHERS, Ordering::Relaxed);
+            last
+        })
+    }
+}
+
+impl UserBill {
+    /// The user id of the entry for all users without an entry.
+    const OTHERS: u64 = u64::MAX;
+
+    /// Returns the user id of the entry, and `Some(None)` for the entry of all other users. Returns
+    /// `None` if the entry is free or damaged.
+    fn user(&self) -> Option<Option<u32>> {
+        match self.uid.load(Ordering::Relaxed) {
+            0 => None,
+            Self::OTHERS => Some(None),
+            uid => u32::try_from(uid - 1).ok().map(Some),
+        }
+    }
+}
+
+/// Reserves space on the file system for the device's history and for the bills.
+fn reserve(file: &Description, device: DeviceIndex) -> std::io::Result<()> {
+    let history = layout::history_offset(device.get());
+    os::reserve(file, history, size_of::<DeviceHistory>() as u64)?;
+    let bills = size_of::<[UserBill; layout::USERS]>() as u64;
+    os::reserve(file, layout::users_offset(), bills)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -1,0 +1,383 @@
+//! Tests of the history of a group.
+
+use super::*;
+use crate::scratch::{Knows, Scratch, level, stranger};
+use crate::{Idle, Line, Slot};
+use gpulimit_base::identity::Identity;
+use std::time::{Duration, Instant};
+
+const NOW: u64 = 1_800_000_000;
+
+fn history(scratch: &Scratch) -> &DeviceHistory {
+    scratch.recorded(scratch.device).expect("recorded")
+}
+
+fn charge(scratch: &Scratch, slot: &Slot, units: u64) {
+    let path = [level(slot, scratch.device, u64::MAX)];
+    crate::charge(&path, units * UNIT, &Knows(None)).expect("no limit");
+}
+
+fn uncharge(scratch: &Scratch, slot: &Slot, units: u64) {
+    crate::uncharge(&[level(slot, scratch.device, u64::MAX)], units * UNIT);
+}
+
+/// Returns the largest and the smallest usage in units of all recorded periods of a ring.
+fn extremes(scratch: &Scratch, resolution: Resolution) -> (u64, u64) {
+    let periods = scratch.history(scratch.device, resolution);
+    let usage = || periods.iter().filter_map(|period| period.usage);
+    let max = usage().map(|usage| usage.max / UNIT).max();
+    (
+        max.unwrap_or(0),
+        usage().map(|usage| usage.min / UNIT).min().unwrap_or(0),
+    )
+}
+
+fn period(start: u64, max: u64, min: u64) -> Period {
+    let [max, min] = [max, min].map(|units| units * UNIT);
+    Period {
+        start,
+        usage: Some(Extremes { max, min }),
+        ..Period::default()
+    }
+}
+
+#[test]
+fn only_a_ledger_with_a_history_has_one() {
+    let scratch = Scratch::new();
+    charge(&scratch, &scratch.join(), 3);
+    assert!(!scratch.keeps_history() && !scratch.records(scratch.device));
+    assert_eq!(scratch.history(scratch.device, Resolution::Seconds), []);
+    let scratch = Scratch::with_history();
+    assert!(scratch.keeps_history() && scratch.records(scratch.device));
+    let slot = scratch.join();
+    charge(&scratch, &slot, 3);
+    charge(&scratch, &slot, 4);
+    for resolution in Resolution::ALL {
+        assert_eq!(extremes(&scratch, resolution), (7, 0), "{resolution:?}");
+    }
+    assert_eq!(scratch.history(scratch.other, Resolution::Seconds), []);
+}
+
+#[test]
+fn space_for_a_device_is_reserved_at_its_first_use() {
+    use std::os::unix::fs::MetadataExt;
+    let scratch = Scratch::with_history();
+    let blocks = || std::fs::metadata(scratch.path()).expect("there").blocks() * 512;
+    let before = blocks();
+    let device = gpulimit_base::device::DeviceId::gpu([42; 16]);
+    let index = scratch.device(device, 1 << 30).expect("room");
+    assert!(scratch.records(index));
+    assert!(blocks() >= before + size_of::<DeviceHistory>() as u64);
+    assert_eq!(size_of::<DeviceHistory>(), 64 << 10);
+    let after = blocks();
+    scratch.device(device, 1 << 30).expect("known");
+    assert_eq!(blocks(), after, "once");
+}
+
+#[test]
+fn usage_is_without_the_idle_memory_of_all_members() {
+    let scratch = Scratch::with_history();
+    let (slot, other) = (scratch.join(), scratch.join());
+    charge(&scratch, &other, 100);
+    other.publish_idle(scratch.device, 60 * UNIT);
+    slot.publish_idle(scratch.device, 0);
+    // Forget the usage of 100 units, which was recorded before the bytes became idle.
+    for resolution in Resolution::ALL {
+        for bucket in resolution.ring(history(&scratch)) {
+            bucket.max.store(0, Ordering::Relaxed);
+            bucket.min.store(0, Ordering::Relaxed);
+        }
+    }
+    charge(&scratch, &slot, 5);
+    assert_eq!(extremes(&scratch, Resolution::Minutes), (45, 40));
+}
+
+#[test]
+fn memory_that_is_charged_ahead_is_usage_once_it_is_used() {
+    struct Ahead<'a>(&'a Slot, DeviceIndex, u64);
+    impl Idle for Ahead<'_> {
+        fn add(&self) {
+            self.0.publish_idle(self.1, self.2);
+        }
+        fn remove(&self) {}
+    }
+    let scratch = Scratch::with_history();
+    let slot = scratch.join();
+    charge(&scratch, &slot, 10);
+    let path = [level(&slot, scratch.device, u64::MAX)];
+    let ahead = Ahead(&slot, scratch.device, 7 * UNIT);
+    crate::charge_ahead(&path, 7 * UNIT, &Knows(None), &ahead).expect("no limit");
+    assert_eq!(extremes(&scratch, Resolution::Minutes), (10, 0));
+    slot.publish_idle(scratch.device, 2 * UNIT);
+    crate::note_usage(&path);
+    assert_eq!(extremes(&scratch, Resolution::Minutes), (15, 0));
+}
+
+#[test]
+fn a_bucket_keeps_the_extremes_of_its_period() {
+    let scratch = Scratch::with_history();
+    let history = history(&scratch);
+    history.note(NOW, 20, 10);
+    history.note(NOW, 15, 12);
+    history.note(NOW + 1, 12, 5);
+    history.note(NOW + 1, 30, 11);
+    assert!(history.includes(NOW + 1, 30, 5) && history.includes(NOW + 1, 6, 6));
+    assert!(!history.includes(NOW + 1, 31, 6) && !history.includes(NOW + 1, 6, 4));
+    assert!(!history.includes(NOW + 2, 6, 6), "another second");
+    assert_eq!(
+        history.read(Resolution::Seconds, NOW + 1),
+        [period(NOW, 20, 10), period(NOW + 1, 30, 5)]
+    );
+    let minute = NOW / 60 * 60;
+    assert_eq!(
+        history.read(Resolution::Minutes, NOW + 1),
+        [period(minute, 30, 5)]
+    );
+    let quarter = NOW / 900 * 900;
+    assert_eq!(
+        history.read(Resolution::Quarters, NOW + 1),
+        [period(quarter, 30, 5)]
+    );
+}
+
+#[test]
+fn a_ring_forgets_what_it_has_no_room_for() {
+    let scratch = Scratch::with_history();
+    let history = history(&scratch);
+    history.note(NOW, 20, 10);
+    history.note(NOW + 600, 3, 2);
+    assert_eq!(
+        history.read(Resolution::Seconds, NOW + 600),
+        [period(NOW + 600, 3, 2)]
+    );
+    history.note(NOW + 1, 7, 6);
+    // The ring holds 600 periods, one of which may be ahead of the reader's clock.
+    assert_eq!(history.read(Resolution::Seconds, NOW + 599).len(), 2);
+    assert_eq!(history.read(Resolution::Seconds, NOW + 600).len(), 1);
+    assert_eq!(history.read(Resolution::Minutes, NOW + 600).len(), 2);
+    assert_eq!(history.read(Resolution::Quarters, NOW + 10 * 24 * 3600), []);
+}
+
+#[test]
+fn a_late_writer_does_not_replace_the_next_period() {
+    let scratch = Scratch::with_history();
+    let history = history(&scratch);
+    let (bucket, late) = bucket(history, Resolution::Seconds, NOW);
+    change(&bucket.max, late + 1, |_| Some(5));
+    change(&bucket.max, late, |_| Some(9));
+    assert_eq!(value(&bucket.max, late + 1), Some(5));
+}
+
+#[test]
+fn words_of_the_future_are_ignored_and_replaced() {
+    let scratch = Scratch::with_history();
+    let history = history(&scratch);
+    for hour in 0..2_000 {
+        history.note(NOW + hour * 1_800, 1 << 30, 1 << 29);
+    }
+    assert_eq!(history.read(Resolution::Minutes, NOW - 3_600), []);
+    // The wall clock was set back.
+    history.note(NOW - 3_600, 8, 4);
+    for resolution in Resolution::ALL {
+        let start = (NOW - 3_600) / resolution.seconds() * resolution.seconds();
+        assert_eq!(history.read(resolution, NOW - 3_600), [period(start, 8, 4)]);
+    }
+}
+
+#[test]
+fn impossible_words_make_no_impossible_figures() {
+    let scratch = Scratch::with_history();
+    let history = history(&scratch);
+    for resolution in Resolution::ALL {
+        for (at, bucket) in resolution.ring(history).iter().enumerate() {
+            let noise = (at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            bucket.max.store(noise, Ordering::Relaxed);
+            bucket.min.store(noise.rotate_left(17), Ordering::Relaxed);
+            bucket.counts.store(!noise, Ordering::Relaxed);
+        }
+        let (bucket, number) = bucket(history, resolution, NOW);
+        let word = |value: u64| number << PERIOD_SHIFT | value;
+        bucket.max.store(word(7), Ordering::Relaxed);
+        bucket.min.store(word(9), Ordering::Relaxed);
+        let read = history.read(resolution, NOW);
+        let last = read
+            .iter()
+            .find(|one| one.start == number * resolution.seconds());
+        let usage = last.expect("read").usage.expect("usage");
+        assert_eq!(
+            usage,
+            Extremes {
+                max: 7 * UNIT,
+                min: 7 * UNIT
+            }
+        );
+        let starts: Vec<_> = read.iter().map(|one| one.start).collect();
+        assert!(starts.is_sorted() && starts.iter().all(|&start| start <= NOW + 900));
+    }
+}
+
+#[test]
+fn events_are_counted_up_to_the_most_that_fits() {
+    let scratch = Scratch::with_history();
+    let history = history(&scratch);
+    for _ in 0..5_000 {
+        history.count(NOW, Count::Refusal);
+    }
+    history.count(NOW, Count::WaitedSeconds(3));
+    history.count(NOW, Count::WaitedSeconds(u64::MAX));
+    history.count(NOW, Count::Kill);
+    for resolution in Resolution::ALL {
+        let read = history.read(resolution, NOW);
+        let [one] = read[..] else { panic!("{read:?}") };
+        assert_eq!((one.refusals, one.waited, one.kills), (4_095, 4_095, 1));
+        assert_eq!(one.usage, None, "no charge");
+    }
+}
+
+#[test]
+fn refusals_waits_and_kills_of_members_are_counted() {
+    let scratch = Scratch::with_history();
+    let slot = scratch.join();
+    slot.count_refusal(scratch.device);
+    scratch.note_wait(scratch.device, Duration::from_millis(1_200));
+    scratch.note_kill(scratch.device);
+    let read = scratch.history(scratch.device, Resolution::Quarters);
+    let sum = |of: fn(&Period) -> u32| read.iter().map(of).sum::<u32>();
+    let counts = (
+        sum(|one| one.refusals),
+        sum(|one| one.waited),
+        sum(|one| one.kills),
+    );
+    assert_eq!(counts, (1, 2, 1));
+}
+
+/// Makes the slot's owner appear to have changed its charge this many milliseconds ago.
+fn changed_ago(scratch: &Scratch, slot: &Slot, ms: u64) {
+    let stats = slot.stats(scratch.device);
+    stats.changed.store(os::wall_ms() - ms, Ordering::Relaxed);
+    let timed = &slot.timed[scratch.device.get()];
+    timed.store(os::steady_ms() - ms, Ordering::Relaxed);
+    let owner = &scratch.content().slots[slot.index()].owner;
+    owner.birth.store(os::boot_ms() - ms, Ordering::Relaxed);
+}
+
+/// Returns the user's bill for the device, in units times seconds.
+fn bill(scratch: &Scratch, uid: Option<u32>) -> u64 {
+    let bills = scratch.bills();
+    let own = |bill: &&Bill| bill.uid == uid && bill.device == scratch.device;
+    let bill = bills.iter().find(own);
+    bill.map_or(0, |bill| (bill.byte_seconds / u128::from(UNIT)) as u64)
+}
+
+#[test]
+fn a_user_is_billed_for_living_and_ended_processes() {
+    let scratch = Scratch::with_history();
+    let uid = Some(Identity::of_self().uid);
+    let slot = scratch.join();
+    charge(&scratch, &slot, 10);
+    changed_ago(&scratch, &slot, 60_000);
+    assert!(
+        (600..660).contains(&bill(&scratch, uid)),
+        "{:?}",
+        scratch.bills()
+    );
+    // The charge of the last minute counts with the old size.
+    charge(&scratch, &slot, 90);
+    assert!((600..1_500).contains(&bill(&scratch, uid)));
+    uncharge(&scratch, &slot, 100);
+    drop(slot);
+    let rest = bill(&scratch, uid);
+    assert!((600..1_500).contains(&rest));
+    let again = scratch.join();
+    charge(&scratch, &again, 10);
+    changed_ago(&scratch, &again, 60_000);
+    assert!((rest + 600..rest + 660).contains(&bill(&scratch, uid)));
+}
+
+#[test]
+fn a_dead_process_is_billed_once() {
+    let scratch = Scratch::with_history();
+    let _alive = scratch.join();
+    let other = Identity {
+        uid: 4711,
+        ..stranger(1)
+    };
+    let dead = scratch.dead(&other, 10, 0);
+    let page = &scratch.content().slots[dead];
+    page.owner
+        .birth
+        .store(os::boot_ms() - 60_000, Ordering::Relaxed);
+    let stats = &page.stats[scratch.device.get()];
+    stats.unit_ms.store(400_000, Ordering::Relaxed);
+    stats
+        .changed
+        .store(os::wall_ms() - 5_000, Ordering::Relaxed);
+    let before = bill(&scratch, Some(4711));
+    assert!((450..500).contains(&before), "{before}");
+    scratch.clean(&Knows(Some(false)));
+    let after = bill(&scratch, Some(4711));
+    assert!((before..before + 300).contains(&after), "{after}");
+    scratch.clean(&Knows(Some(false)));
+    assert_eq!(bill(&scratch, Some(4711)), after);
+}
+
+#[test]
+fn a_forged_charge_over_time_is_no_more_than_the_device_can_hold() {
+    let scratch = Scratch::with_history();
+    let slot = scratch.join();
+    slot.stats(scratch.device)
+        .unit_ms
+        .store(u64::MAX, Ordering::Relaxed);
+    changed_ago(&scratch, &slot, 1_000);
+    slot.stats(scratch.device)
+        .unit_ms
+        .store(u64::MAX, Ordering::Relaxed);
+    let device = (80 << 30) / UNIT;
+    let uid = Some(Identity::of_self().uid);
+    assert!((device..device * 60).contains(&bill(&scratch, uid)));
+}
+
+#[test]
+fn users_without_an_entry_share_the_last_one() {
+    let scratch = Scratch::with_history();
+    let last = layout::USERS as u32 - 1;
+    for uid in 0..last + 5 {
+        let bill = scratch.bill_of(uid);
+        bill.unit_ms[scratch.device.get()].fetch_add(1_000, Ordering::Relaxed);
+    }
+    assert_eq!(bill(&scratch, Some(0)), 1);
+    assert_eq!(bill(&scratch, Some(last - 1)), 1);
+    assert_eq!(bill(&scratch, Some(last)), 0);
+    assert_eq!(bill(&scratch, None), 5);
+}
+
+#[test]
+fn the_last_change_is_that_of_any_member_and_not_of_the_future() {
+    let scratch = Scratch::with_history();
+    let (slot, other) = (scratch.join(), scratch.join());
+    assert_eq!(scratch.last_change(scratch.device), None);
+    charge(&scratch, &slot, 1);
+    let before = os::wall_ms();
+    changed_ago(&scratch, &slot, 9_000);
+    charge(&scratch, &other, 1);
+    let change = scratch.last_change(scratch.device).expect("changed");
+    assert!((before..before + 60_000).contains(&change));
+    let stats = other.stats(scratch.device);
+    stats
+        .changed
+        .store(os::wall_ms() + 60_000, Ordering::Relaxed);
+    let change = scratch.last_change(scratch.device).expect("changed");
+    assert!(change < before, "the other slot's");
+}
+
+#[test]
+fn a_waiting_request_names_its_bytes_and_its_begin() {
+    let scratch = Scratch::with_history();
+    let slot = scratch.join();
+    let until = Instant::now() + Duration::from_secs(60);
+    let _line = Line::join(&slot, scratch.device, 5 * UNIT, until).expect("a place");
+    let processes = scratch.processes(&Knows(None));
+    let waits = processes[0].waits.expect("waits");
+    assert_eq!((waits.device, waits.bytes), (scratch.device, 5 * UNIT));
+    assert!(waits.since_ms.abs_diff(os::boot_ms()) < 60_000);
+}
