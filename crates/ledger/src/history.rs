@@ -17,7 +17,7 @@
 //! which stands still while the machine sleeps.
 
 use super::atomic::{AtomicU64, Ordering};
-use super::layout::{self, Bucket, DeviceHistory, LINE_DEVICES, UserBill};
+use super::layout::{self, Bucket, Charge, DeviceHistory, LINE_DEVICES, UserBill};
 use super::lock::Description;
 use super::{DeviceIndex, Ledger, charge, os};
 use charge::UNIT;
@@ -279,11 +279,21 @@ impl Ledger {
         let Some(history) = self.recorded(device) else {
             return;
         };
-        if history.includes(second, total, total.saturating_sub(rise)) {
-            return;
+        if !history.includes(second, total, total.saturating_sub(rise)) {
+            self.note_use(device, second, rise);
         }
+    }
+
+    /// Records the usage after it has risen by `rise` units.
+    pub(super) fn note_use(&self, device: DeviceIndex, second: u64, rise: u64) {
+        let Some(history) = self.recorded(device) else {
+            return;
+        };
         let usage = self.units_in_use(device);
-        history.note(second, usage, usage.saturating_sub(rise));
+        let before = usage.saturating_sub(rise);
+        if !history.includes(second, usage, before) {
+            history.note(second, usage, before);
+        }
     }
 
     pub(super) fn count(&self, device: DeviceIndex, count: Count) {
@@ -294,27 +304,19 @@ impl Ledger {
 
     /// Returns the usage of a device in units: charged units less idle and undecided ones.
     fn units_in_use(&self, device: DeviceIndex) -> u64 {
-        /// Most looks at a charge of which a part is undecided; the next looks mostly find it
-        /// decided.
-        const LOOKS: u32 = 8;
         let index = device.get();
         let block = &self.content().charges[index / LINE_DEVICES];
-        block[..self.high_water()]
-            .iter()
-            .map(|line| {
-                let charge = &line.0[index % LINE_DEVICES];
-                let mut looks = 0;
-                loop {
-                    let word = charge.word.load(Ordering::Acquire);
-                    let idle = charge.idle.load(Ordering::Relaxed);
-                    looks += 1;
-                    if charge::undecided(word) == 0 || looks == LOOKS {
-                        return charge::granted(word).saturating_sub(idle / UNIT);
-                    }
-                    os::spin();
-                }
-            })
-            .sum()
+        let mut units = 0;
+        for line in &block[..self.high_water()] {
+            let charge = &line.0[index % LINE_DEVICES];
+            let word = charge.word.load(Ordering::Acquire);
+            let idle = charge.idle.load(Ordering::Relaxed);
+            units += match charge::undecided(word) {
+                0 => word.saturating_sub(idle / UNIT),
+                _ => charge.decided(),
+            };
+        }
+        units
     }
 
     /// Returns the periods of a device's history, oldest first. Periods without a charge, a refusal
@@ -435,6 +437,24 @@ impl Ledger {
             last.uid.store(UserBill::OTHERS, Ordering::Relaxed);
             last
         })
+    }
+}
+
+impl Charge {
+    /// Returns the units that are in use, for a charge that was not decided at the first look. The
+    /// next looks mostly find it decided.
+    #[cold]
+    fn decided(&self) -> u64 {
+        const LOOKS: u32 = 8;
+        let mut looks = 0;
+        let again = || {
+            os::spin();
+            looks += 1;
+            looks < LOOKS
+        };
+        let idle = || self.idle.load(Ordering::Relaxed);
+        let (word, idle) = charge::settled(&self.word, idle, again);
+        charge::granted(word).saturating_sub(idle / UNIT)
     }
 }
 

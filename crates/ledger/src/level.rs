@@ -235,7 +235,7 @@ impl Rung for Level<'_> {
         if ledger.records(self.device) {
             // `begin` has just left the time here.
             let second = stats.changed.load(Ordering::Relaxed) / 1_000;
-            ledger.note_usage(self.device, second, usage / UNIT, rise);
+            ledger.note_usage(self.device, second, total.saturating_sub(idle / UNIT), rise);
         }
     }
 

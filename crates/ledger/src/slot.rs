@@ -62,8 +62,14 @@ impl Slot {
 
     /// Sets the bytes that this process has charged ahead but does not use.
     pub fn publish_idle(&self, device: DeviceIndex, bytes: u64) {
-        let charge = self.ledger.charge(self.index, device);
-        charge.idle.store(bytes, Ordering::Relaxed);
+        let idle = &self.ledger.charge(self.index, device).idle;
+        let before = idle.load(Ordering::Relaxed);
+        idle.store(bytes, Ordering::Relaxed);
+        if bytes < before && self.ledger.records(device) {
+            let second = os::wall_ms() / 1_000;
+            self.ledger
+                .note_use(device, second, (before - bytes) / charge::UNIT);
+        }
     }
 
     /// Sets the largest number of bytes that this process can give back on request.
