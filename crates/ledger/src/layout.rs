@@ -7,6 +7,7 @@
 //! +2 MiB     slots: two pages each: identity, requests; statistics
 //! +32 MiB    users: the byte-seconds of ended processes, by user
 //! +64 KiB    history: 64 KiB for each device
+//! +2 MiB     trail: the events of the group and of the groups below it, in pages of 8 events
 //! ```
 //!
 //! A charge on a device reads the words of all slots for that device, and a look at the usage reads
@@ -181,7 +182,9 @@ pub(super) struct Header {
     pub above_high: [AtomicU64; MAX_DEVICES],
     /// Not 0 if the group keeps a history: see [`super::Lasting`].
     pub lasting: AtomicU64,
-    spare_low: [AtomicU64; 15],
+    /// Number of events in the trail so far.
+    pub trail_head: AtomicU64,
+    spare_low: [AtomicU64; 14],
     /// The largest recorded usage of each device, in bytes.
     pub peaks: [AtomicU64; MAX_DEVICES],
     /// Number of refused requests for each device since the group was created.
@@ -333,6 +336,57 @@ pub(super) struct DeviceHistory {
     pub quarters: [Bucket; 672],
 }
 
+/// Number of events in the trail.
+pub(super) const TRAIL: usize = 4_096;
+/// Number of processes that an event of the trail names as the largest holders of memory.
+pub(super) const HOLDERS: usize = 3;
+/// Length of the name of the driver function in an event of the trail, in 64-bit words.
+pub(super) const FUNCTION_WORDS: usize = 4;
+/// Length of the name of the group in an event of the trail, in 64-bit words.
+pub(super) const TRAIL_GROUP_WORDS: usize = 16;
+
+/// A process that held memory at the time of an event.
+#[repr(C)]
+pub(super) struct Holder {
+    pub pid: AtomicU64,
+    pub uid: AtomicU64,
+    /// Charged bytes.
+    pub bytes: AtomicU64,
+    pub command: [AtomicU64; 2],
+}
+
+/// An event of the trail.
+#[repr(C, align(64))]
+pub(super) struct TrailEntry {
+    /// The event's number plus 1; 0 while the event is being written, and if the entry was never
+    /// used.
+    pub stamp: AtomicU64,
+    /// Time of the event by the wall clock, in microseconds since 1970.
+    pub time: AtomicU64,
+    /// The kind of the event in the low half, and the device's index plus 1 in the high half.
+    pub what: AtomicU64,
+    pub pid: AtomicU64,
+    pub pid_ns: AtomicU64,
+    pub uid: AtomicU64,
+    pub bytes: AtomicU64,
+    pub charged: AtomicU64,
+    pub max: AtomicU64,
+    pub command: [AtomicU64; EVENT_COMMAND_WORDS],
+    /// Name of the driver function that made the request, padded with zeros.
+    pub function: [AtomicU64; FUNCTION_WORDS],
+    /// The end of the name of the group where the event happened, relative to the ledger's group,
+    /// padded with zeros.
+    pub group: [AtomicU64; TRAIL_GROUP_WORDS],
+    pub holders: [Holder; HOLDERS],
+    spare: [AtomicU64; 16],
+}
+
+/// The events of a group and of the groups below it. A group that keeps no history has no trail.
+#[repr(C, align(4096))]
+pub(super) struct Trail {
+    pub entries: [TrailEntry; TRAIL],
+}
+
 /// The whole file.
 #[repr(C)]
 pub(super) struct Content {
@@ -341,6 +395,7 @@ pub(super) struct Content {
     pub slots: [SlotPage; MAX_SLOTS],
     pub users: [UserBill; USERS],
     pub history: [DeviceHistory; MAX_DEVICES],
+    pub trail: Trail,
 }
 
 /// Stores bytes in words of the ledger, padded with zeros. Bytes that do not fit are cut off.
@@ -433,7 +488,9 @@ const _: () = {
     assert!(size_of::<Bucket>() == 24 && size_of::<DeviceHistory>() == 16 * PAGE);
     assert!(offset_of!(DeviceHistory, minutes) == 14_400);
     assert!(offset_of!(DeviceHistory, quarters) == 48_960);
-    assert!(size_of::<Content>() == (4 + 512 + 8192 + 16 + 512) * PAGE);
+    assert!(size_of::<TrailEntry>() == 512 && offset_of!(TrailEntry, command) == 72);
+    assert!(offset_of!(TrailEntry, group) == 136 && offset_of!(TrailEntry, holders) == 264);
+    assert!(size_of::<Content>() == (4 + 512 + 8192 + 16 + 512 + 512) * PAGE);
 };
 
 #[cfg(all(test, not(loom)))]
@@ -443,7 +500,7 @@ mod tests {
 
     #[test]
     fn the_preface_of_this_version_does_not_change() {
-        let sizes = [16_384, 2 << 20, 8192, 4096, 32, 37_830_656];
+        let sizes = [16_384, 2 << 20, 8192, 4096, 32, 39_927_808];
         assert_eq!(PREFACE[2..], sizes, "a changed layout needs a new version");
     }
 
