@@ -7,9 +7,10 @@
 //! words are written by single compare-and-swaps: a member that dies or stops in between leaves at
 //! most one of three rings without its figure.
 //!
-//! A charge has just read the usage of the group, so it records the usage after and before it.
-//! Between two charges usage only falls. A release does not know the usage of the group; it leaves
-//! its time in its slot.
+//! A charge has just read the charges of the group, so it records the usage after and before it.
+//! The first change in a second, charge or release, records the usage before it. Between two
+//! charges usage only falls. A release leaves its time in its slot, and does not read the usage:
+//! the smallest usage of a period is known only as far as charges followed.
 //!
 //! Times are those of the wall clock, because the monotonic clocks of two processes differ if their
 //! time namespaces differ. If the wall clock was set back, words from the future are replaced.
@@ -284,6 +285,20 @@ impl Ledger {
         }
     }
 
+    /// Records the usage before the first change of a charge in this second.
+    pub(super) fn open_second(&self, device: DeviceIndex, second: u64) {
+        let is_open = |history: &DeviceHistory| {
+            let (bucket, period) = bucket(history, Resolution::Seconds, second);
+            value(&bucket.min, period).is_some()
+        };
+        if self
+            .recorded(device)
+            .is_some_and(|history| !is_open(history))
+        {
+            self.note_use(device, second, 0);
+        }
+    }
+
     /// Records the usage after it has risen by `rise` units.
     pub(super) fn note_use(&self, device: DeviceIndex, second: u64, rise: u64) {
         let Some(history) = self.recorded(device) else {
@@ -403,13 +418,14 @@ impl Ledger {
         sum.min((capacity / UNIT).saturating_mul(age))
     }
 
-    /// Adds what the owner of a slot has used to the bill of its user. Call before the slot is
-    /// zeroed.
+    /// Adds what the owner of a slot has used to the bill of its user, and records the usage. Call
+    /// before the slot is zeroed.
     pub(super) fn fold(&self, slot: usize) {
         let Some(owner) = self.owner(slot) else {
             return;
         };
         for device in DeviceIndex::all().filter(|device| self.records(*device)) {
+            self.open_second(device, os::wall_ms() / 1_000);
             let units_ms = self.units_ms_of(slot, device);
             if units_ms > 0 {
                 // A process that dies here loses the figure; the other order would count it twice.

@@ -109,6 +109,7 @@ impl Slot {
 
     #[cold]
     fn add_time(&self, device: DeviceIndex, now: u64) {
+        self.ledger.open_second(device, now / 1_000);
         let stats = self.stats(device);
         let steady = os::steady_ms();
         // Of several threads, each adds the time since the one before it.

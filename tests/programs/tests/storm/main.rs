@@ -10,6 +10,7 @@ mod judge;
 mod numbers;
 mod program;
 mod races;
+mod recorder;
 mod start_up;
 mod stopped;
 mod tempest;

@@ -1,0 +1,186 @@
+//! The history of a group beside an independent sampler, while processes come, work, are stopped
+//! and are killed, and while the limit changes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use gpulimit_ledger::{DeviceIndex, Ledger, Period, Resolution};
+use gpulimit_programs::world::{self, MIB, World};
+
+use crate::crowd::{Nursery, signal};
+use crate::numbers::Numbers;
+use crate::tempest::setting;
+
+const CAP: u64 = 3_000 * MIB;
+const CONTEXT: &str = "10485760";
+/// The pause between two looks of the sampler.
+const EVERY: Duration = Duration::from_millis(10);
+/// The kernel's coarse clock, which the history uses, can be this much late, in milliseconds.
+const LATE: u64 = 20;
+
+/// One look of the sampler.
+struct Sample {
+    /// The time before the look and the time after it, in milliseconds since 1970.
+    before: u64,
+    after: u64,
+    /// Usage in bytes, as `gpulimit show` defines it.
+    used: u64,
+    /// Charged bytes.
+    charged: u64,
+}
+
+fn now() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.expect("after 1970").as_millis() as u64
+}
+
+/// Looks at the ledger until `stop`. Memory that moves between members during a look can count
+/// twice, so a look counts only if the next one sees the same.
+fn sampler(
+    ledger: Arc<Ledger>,
+    device: DeviceIndex,
+    stop: Arc<AtomicBool>,
+) -> JoinHandle<Vec<Sample>> {
+    std::thread::spawn(move || {
+        let mut samples = Vec::new();
+        while !stop.load(Ordering::Relaxed) {
+            let before = now();
+            let look = || {
+                let usage = ledger.usage(device);
+                (usage.charged - usage.idle.min(usage.charged), usage.charged)
+            };
+            let (used, charged) = look();
+            if look() == (used, charged) {
+                samples.push(Sample {
+                    before,
+                    after: now(),
+                    used,
+                    charged,
+                });
+            }
+            std::thread::sleep(EVERY);
+        }
+        samples
+    })
+}
+
+/// Returns a program that holds some memory for a while, again and again.
+fn program(numbers: &mut Numbers) -> String {
+    let sizes = ["3M", "9M", "20000", "33M", "700000", "120M"];
+    let [first, second, third] = [(); 3].map(|()| numbers.of(&sizes));
+    let [short, long] = [20 + numbers.below(60), 60 + numbers.below(200)];
+    format!(
+        "start\nrepeat 1000 {{\nalloc a {first}\nsleep {short}\nasync b {second}\nsleep {long}\n\
+         free a\nsleep {short}\nfree-async b\nsync\nalloc c {third}\nsleep {long}\nfree c\n}}\n"
+    )
+}
+
+/// Returns the largest usage that the history shows between the two times, in bytes. The usage of a
+/// second without a change is that of the last change before.
+fn largest(history: &[Period], from: u64, to: u64) -> Option<u64> {
+    let begun = history
+        .iter()
+        .rposition(|period| period.start <= from / 1_000);
+    let usage = history[begun.unwrap_or(0)..]
+        .iter()
+        .take_while(|period| period.start <= to / 1_000)
+        .filter_map(|period| period.usage);
+    usage.map(|usage| usage.max).max()
+}
+
+#[test]
+fn the_history_misses_no_peak_and_the_bill_adds_up() {
+    let seed = setting("SEED", u64::from(std::process::id()));
+    println!("seed {seed}");
+    let mut numbers = Numbers::new(seed);
+    let knobs = [
+        ("GPULIMIT_SIM_CONTEXT_BYTES", CONTEXT),
+        ("GPULIMIT_SIM_KILL_LAG_MS", "30"),
+    ];
+    let world = World::with(CAP, &knobs);
+    // The first program enters the GPU into the ledger.
+    let first = world.on_gpu();
+    let ledger = world.ledger();
+    let device = ledger.devices()[0].index;
+    assert!(ledger.records(device));
+    let stop = Arc::new(AtomicBool::new(false));
+    let samples = sampler(Arc::clone(&ledger), device, Arc::clone(&stop));
+    let mut nursery = Nursery::open(&world, world::GROUP);
+    let until = Instant::now() + Duration::from_secs(setting("SECONDS", 6).min(300));
+    let mut stopped = Vec::new();
+    let (mut killed, mut changes) = (0, 0);
+    while Instant::now() < until {
+        let living = nursery.living();
+        match numbers.below(10) {
+            0..5 if living.len() < 24 => drop(nursery.spawn(&program(&mut numbers))),
+            5..7 if living.len() > 8 => {
+                signal(numbers.of(&living), libc::SIGKILL);
+                killed += 1;
+            }
+            7 if !living.is_empty() => {
+                let pid = numbers.of(&living);
+                signal(pid, libc::SIGSTOP);
+                stopped.push(pid);
+            }
+            8 => {
+                world.set(CAP - numbers.below(1_000) as u64 * MIB);
+                changes += 1;
+            }
+            _ => stopped.drain(..).for_each(|pid| signal(pid, libc::SIGCONT)),
+        }
+        nursery.reap();
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    drop(nursery);
+    world.set(CAP);
+    first.end_quietly();
+    world.bury();
+    world.settle();
+    std::thread::sleep(EVERY * 5);
+    stop.store(true, Ordering::Relaxed);
+    let samples = samples.join().expect("the sampler");
+
+    let history = ledger.history(device, Resolution::Seconds);
+    for sample in &samples {
+        let shown = largest(&history, sample.before - LATE, sample.after);
+        assert!(
+            shown.is_some_and(|shown| shown >= sample.used),
+            "at {} ms: {} used, the history shows {shown:?}: {history:?}",
+            sample.before,
+            sample.used
+        );
+    }
+    let peak = |of: &dyn Fn(&Period) -> u64| history.iter().map(of).max().unwrap_or(0);
+    let shown = peak(&|period| period.usage.map_or(0, |usage| usage.max));
+    assert!(shown <= CAP, "{shown}: the limit was never passed");
+    for resolution in [Resolution::Minutes, Resolution::Quarters] {
+        let coarse = ledger.history(device, resolution);
+        let usage = coarse.iter().filter_map(|period| period.usage);
+        assert_eq!(
+            usage.map(|usage| usage.max).max(),
+            Some(shown),
+            "{resolution:?}"
+        );
+    }
+
+    // The area below the samples, by the trapezoid rule, in byte-milliseconds.
+    let sampled: u128 = samples
+        .windows(2)
+        .map(|two| {
+            let time = u128::from(two[1].before - two[0].before);
+            time * u128::from(two[0].charged + two[1].charged) / 2
+        })
+        .sum();
+    let billed: u128 = ledger.bills().iter().map(|bill| bill.byte_seconds).sum();
+    let off = billed as f64 / (sampled as f64 / 1_000.0) - 1.0;
+    println!(
+        "{} samples, {killed} killed, {changes} changes of the limit, peak {} MiB, bill {:.2} % off",
+        samples.len(),
+        shown / MIB,
+        off * 100.0
+    );
+    assert!(killed > 0 && samples.len() > 50, "{killed} killed");
+    assert!(off.abs() < 0.01, "billed {billed}, sampled {sampled}");
+}
