@@ -18,6 +18,8 @@ pub(super) trait Word {
     fn fetch_add(&self, value: u64, order: Ordering) -> u64;
     /// Subtracts from the word and returns the word's previous value.
     fn fetch_sub(&self, value: u64, order: Ordering) -> u64;
+    /// Replaces the value `before` by `after`. Returns the present value if it is another one.
+    fn replace(&self, before: u64, after: u64) -> Result<u64, u64>;
     /// Issues a memory fence. In a model, the model checker simulates the fence.
     fn fence(order: Ordering);
 }
@@ -39,6 +41,11 @@ impl Word for AtomicU64 {
     }
 
     #[inline]
+    fn replace(&self, before: u64, after: u64) -> Result<u64, u64> {
+        self.compare_exchange(before, after, Ordering::Relaxed, Ordering::Relaxed)
+    }
+
+    #[inline]
     fn fence(order: Ordering) {
         fence(order);
     }
@@ -56,6 +63,10 @@ impl Word for loom::sync::atomic::AtomicU64 {
 
     fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
         self.fetch_sub(value, order)
+    }
+
+    fn replace(&self, before: u64, after: u64) -> Result<u64, u64> {
+        self.compare_exchange(before, after, Ordering::Relaxed, Ordering::Relaxed)
     }
 
     fn fence(order: Ordering) {

@@ -17,7 +17,7 @@
 //! Byte-seconds are measured by the monotonic clock, which no step of the wall clock changes and
 //! which stands still while the machine sleeps.
 
-use super::atomic::{AtomicU64, Ordering};
+use super::atomic::{Ordering, Word};
 use super::layout::{self, Bucket, Charge, DeviceHistory, LINE_DEVICES, UserBill};
 use super::lock::Description;
 use super::{DeviceIndex, Ledger, charge, os};
@@ -148,7 +148,7 @@ const AHEAD: u64 = 1;
 /// Changes a word's value for the period: `change` gets the value, or `None` if the word has no
 /// value for this period, and returns the new value, or `None` to leave the word. Drops the change
 /// if the word already belongs to the next period.
-fn change(word: &AtomicU64, period: u64, change: impl Fn(Option<u64>) -> Option<u64>) {
+pub(super) fn change(word: &impl Word, period: u64, change: impl Fn(Option<u64>) -> Option<u64>) {
     let mut seen = word.load(Ordering::Relaxed);
     for _ in 0..ATTEMPTS {
         let theirs = seen >> PERIOD_SHIFT;
@@ -160,7 +160,7 @@ fn change(word: &AtomicU64, period: u64, change: impl Fn(Option<u64>) -> Option<
             return;
         };
         let wanted = period << PERIOD_SHIFT | value.min(VALUE);
-        match word.compare_exchange(seen, wanted, Ordering::Relaxed, Ordering::Relaxed) {
+        match word.replace(seen, wanted) {
             Ok(_) => return,
             Err(now) => seen = now,
         }
@@ -168,7 +168,7 @@ fn change(word: &AtomicU64, period: u64, change: impl Fn(Option<u64>) -> Option<
 }
 
 /// Returns the value of a word for the period; `None` if the word belongs to another period.
-fn value(word: &AtomicU64, period: u64) -> Option<u64> {
+pub(super) fn value(word: &impl Word, period: u64) -> Option<u64> {
     let word = word.load(Ordering::Relaxed);
     (word >> PERIOD_SHIFT == period).then_some(word & VALUE)
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::scratch::{Knows, Scratch, level, stranger};
-use crate::{Idle, Line, Slot};
+use crate::{Idle, Line, Slot, reap};
 use gpulimit_base::identity::Identity;
 use std::time::{Duration, Instant};
 
@@ -82,12 +82,7 @@ fn usage_is_without_the_idle_memory_of_all_members() {
     other.publish_idle(scratch.device, 60 * UNIT);
     slot.publish_idle(scratch.device, 0);
     // Forget the usage of 100 units, which was recorded before the bytes became idle.
-    for resolution in Resolution::ALL {
-        for bucket in resolution.ring(history(&scratch)) {
-            bucket.max.store(0, Ordering::Relaxed);
-            bucket.min.store(0, Ordering::Relaxed);
-        }
-    }
+    forget(&scratch);
     charge(&scratch, &slot, 5);
     assert_eq!(extremes(&scratch, Resolution::Minutes), (45, 40));
 }
@@ -380,4 +375,37 @@ fn a_waiting_request_names_its_bytes_and_its_begin() {
     let waits = processes[0].waits.expect("waits");
     assert_eq!((waits.device, waits.bytes), (scratch.device, 5 * UNIT));
     assert!(waits.since_ms.abs_diff(os::boot_ms()) < 60_000);
+}
+
+/// Makes all rings of the device empty.
+fn forget(scratch: &Scratch) {
+    for resolution in Resolution::ALL {
+        for bucket in resolution.ring(history(scratch)) {
+            bucket.max.store(0, Ordering::Relaxed);
+            bucket.min.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+#[test]
+fn the_first_change_in_a_second_records_the_usage_before_it() {
+    let scratch = Scratch::with_history();
+    let slot = scratch.join();
+    charge(&scratch, &slot, 10);
+    changed_ago(&scratch, &slot, 5_000);
+    forget(&scratch);
+    uncharge(&scratch, &slot, 4);
+    assert_eq!(extremes(&scratch, Resolution::Quarters), (10, 10));
+    let dead = scratch.dead(&stranger(1), 20, 0);
+    forget(&scratch);
+    assert_eq!(
+        reap::reap(
+            &scratch,
+            &scratch.place.open(true).expect("open"),
+            dead,
+            &Knows(Some(false))
+        ),
+        reap::Fate::Cleaned
+    );
+    assert_eq!(extremes(&scratch, Resolution::Quarters), (26, 26));
 }
