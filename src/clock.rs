@@ -43,6 +43,16 @@ pub fn span(time: Duration) -> String {
     }
 }
 
+/// Formats a duration in whole seconds, minutes or hours: `40 s`, `3 min`, `2 h 5 min`.
+pub fn rough_span(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3600 => format!("{} min", seconds / 60),
+        _ => span(time),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -71,6 +81,21 @@ mod tests {
             (7_500_000, "2 h 5 min"),
         ] {
             assert_eq!(span(Duration::from_millis(millis)), text);
+        }
+    }
+
+    #[test]
+    fn rough_spans_have_whole_units() {
+        for (seconds, text) in [
+            (0, "0 s"),
+            (59, "59 s"),
+            (239, "3 min"),
+            (7_500, "2 h 5 min"),
+        ] {
+            assert_eq!(
+                rough_span(Duration::from_millis(seconds * 1000 + 999)),
+                text
+            );
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::changes::is_above;
 use super::groups::{self, Selection, View};
 use super::nvml::Driver;
+use super::waiting::Waiters;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::{Size, gib};
 use gpulimit_group::{Group, Kind};
@@ -68,6 +69,8 @@ pub struct Gpu {
     pub waited_ms: Option<u64>,
     /// The number of live processes in the group that have used this GPU.
     pub processes: Option<usize>,
+    /// The number of live processes in the group that wait for memory of this GPU.
+    pub waiting: Option<usize>,
 }
 
 impl Figures {
@@ -76,12 +79,15 @@ impl Figures {
     pub fn all(selection: &Selection) -> (Vec<Self>, ExitCode) {
         let driver = Driver::load().ok();
         let (views, status) = selection.views(driver.as_ref());
-        let figures = views.iter().map(|view| Self::of(view, driver.as_ref()));
+        let waiters = Waiters::of(&views, driver.as_ref());
+        let figures = views
+            .iter()
+            .map(|view| Self::of(view, &waiters, driver.as_ref()));
         (figures.collect(), status)
     }
 
     /// Reads the figures of a group.
-    pub fn of(view: &View, driver: Option<&Driver>) -> Self {
+    pub fn of(view: &View, waiters: &Waiters, driver: Option<&Driver>) -> Self {
         let mut ids: Vec<DeviceId> = view.devices.iter().map(|device| device.id).collect();
         for (selector, _) in &view.rules.rules {
             if let Selector::Device(id) = selector
@@ -114,7 +120,13 @@ impl Figures {
             },
             gpus: ids
                 .into_iter()
-                .map(|id| Gpu::of(view, id, driver))
+                .map(|id| Gpu {
+                    waiting: view
+                        .ledger
+                        .is_some()
+                        .then(|| waiters.count(&view.group, id)),
+                    ..Gpu::of(view, id, driver)
+                })
                 .collect(),
         }
     }
@@ -178,7 +190,8 @@ fn options(options: &Options) -> Value {
 }
 
 impl Gpu {
-    /// Reads a group's figures for a GPU. If the group has never used the GPU, its usage is 0.
+    /// Reads a group's figures for a GPU, except `waiting`. If the group has never used the GPU, its
+    /// usage is 0.
     pub fn of(view: &View, id: DeviceId, driver: Option<&Driver>) -> Self {
         let entry = view.devices.iter().find(|device| device.id == id);
         let capacity = entry
@@ -236,6 +249,7 @@ impl Gpu {
             waits: usage.map(|usage| usage.waits),
             waited_ms: usage.map(|usage| usage.waited_ms),
             processes: view.count(uses),
+            waiting: None,
         }
     }
 
@@ -273,6 +287,7 @@ impl Gpu {
             "waits": self.waits,
             "waited_ms": self.waited_ms,
             "processes": self.processes,
+            "waiting": self.waiting,
         })
     }
 }

@@ -4,12 +4,14 @@ use super::failure::Failure;
 use super::figures::{Figures, Gpu, SCHEMA};
 use super::groups::{self, Purpose, View};
 use super::nvml::Driver;
+use super::waiting::Waiters;
 use super::{gpu, output};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::Size;
 use gpulimit_limits::{Key, KeyError, LimitSet, OptionKey, Selector, Setting};
 use serde_json::json;
 use std::process::ExitCode;
+use std::slice;
 
 /// Options of `get`.
 #[derive(clap::Args)]
@@ -88,7 +90,7 @@ pub fn get(args: &Args) -> Result<ExitCode, Failure> {
     let name = group.name().to_owned();
     let view = View::cleaned(group, name, driver)?;
     if args.json {
-        let figures = Figures::of(&view, driver);
+        let figures = Figures::of(&view, &Waiters::of(slice::from_ref(&view), driver), driver);
         output::json(&json!({
             "schema": SCHEMA,
             "root": view.group.root().to_string_lossy(),

@@ -44,6 +44,7 @@ mod table;
 mod terminal;
 mod tree;
 mod trust;
+mod waiting;
 mod warnings;
 
 use clap::error::{ContextKind, ContextValue};

@@ -6,6 +6,7 @@ use super::look::{self, PATIENCE, Question};
 use super::nvml::Driver;
 use super::pids::Pids;
 use super::table::{Column, Table, figure};
+use super::waiting::{Waiter, Waiters};
 use super::{accounts, output};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::gib;
@@ -32,7 +33,8 @@ const HELP: &str = "\
 TOTAL counts against the limit: allocations, pools, managed memory, and the
 driver's memory for contexts and code. nvidia-smi shows the same without managed
 memory. A `draining` process has ended, but the driver has not freed its memory
-yet. ALLOCATIONS are plain and virtual memory, arrays and graphs; --json shows
+yet; `waits for 2.0 GiB, 40 s` is a request that waits for room, and how long it
+has waited. ALLOCATIONS are plain and virtual memory, arrays and graphs; --json shows
 each. PID is the pid in the caller's pid namespace, and `-` for a process that
 is not visible there; `own_pid` in JSON is the pid in the process's own
 namespace. COMMAND shows arguments only if the caller may read them in /proc,
@@ -62,11 +64,12 @@ pub fn ps(args: &Args) -> Result<ExitCode, Failure> {
         return Err(groups::unreadable(group.ledger_path()));
     }
     let commands = Commands::of(&views);
-    let mut lines: Vec<Line> = outermost(&views)
+    let waiters = Waiters::of(&views, driver);
+    let mut lines: Vec<Line<'_>> = outermost(&views)
         .into_iter()
         .flat_map(|view| {
             let lines = view.processes.iter();
-            lines.flat_map(|process| of(&selection, view, process, &commands))
+            lines.flat_map(|process| of(&selection, view, process, &commands, &waiters))
         })
         .collect();
     lines.sort_by(Line::by_group_and_pid);
@@ -75,12 +78,13 @@ pub fn ps(args: &Args) -> Result<ExitCode, Failure> {
         selection.print_json("processes", processes)?;
     } else if !lines.is_empty() {
         output::table(&table(&lines, driver).render_without(&[
-            Column::Left("STATE"),
             Column::Right("MANAGED"),
             Column::Right("ALLOCATIONS"),
             Column::Right("POOLS"),
             Column::Right("DRIVER"),
             Column::Left("USER"),
+            Column::Left("COMMAND"),
+            Column::Left("STATE"),
         ]))?;
     } else if status == ExitCode::SUCCESS {
         output::note(
@@ -156,7 +160,7 @@ fn digits(text: &str) -> Option<[u8; 64]> {
 }
 
 /// A row of the table: a process on one GPU, or a process that has not used a GPU yet.
-struct Line {
+struct Line<'a> {
     group: String,
     /// The group's name for printing.
     title: String,
@@ -168,6 +172,8 @@ struct Line {
     command: Option<String>,
     alive: bool,
     gpu: Option<(DeviceId, Parts)>,
+    /// The request with which the process waits for memory of the GPU.
+    waits: Option<&'a Waiter>,
 }
 
 /// The bytes that a process uses on a GPU: the total, and the part for each purpose.
@@ -196,12 +202,13 @@ impl Parts {
     }
 }
 
-fn of(
+fn of<'a>(
     selection: &Selection,
     view: &View,
     process: &ProcessUsage,
     commands: &Commands,
-) -> Vec<Line> {
+    waiters: &'a Waiters,
+) -> Vec<Line<'a>> {
     let group = groups::of_process(&view.group, process);
     let is_it = |known: &&Group| known.root() == view.group.root() && known.name() == group;
     let title = match selection.groups.iter().find(is_it) {
@@ -211,7 +218,7 @@ fn of(
     };
     let pid = commands.pids.here(&process.identity);
     let command = commands.command(process, pid);
-    let line = |gpu| Line {
+    let line = |gpu: Option<(DeviceId, Parts)>| Line {
         group: group.clone(),
         title: title.clone(),
         pid,
@@ -219,19 +226,17 @@ fn of(
         uid: process.identity.uid,
         command: command.clone(),
         alive: process.alive,
+        waits: (gpu.as_ref()).and_then(|(id, _)| waiters.find(&view.group, &process.identity, *id)),
         gpu,
     };
-    let id = |usage: &DeviceUsage| {
-        let entry = view
-            .devices
-            .iter()
-            .find(|entry| entry.index == usage.device)?;
-        Some(entry.id)
-    };
-    let mut lines: Vec<Line> = process
-        .devices
-        .iter()
-        .filter_map(|usage| Some(line(Some((id(usage)?, Parts::of(usage))))))
+    // A process may wait for memory of a GPU that it has not used yet.
+    let waits = waiters.gpus(&view.group, &process.identity);
+    let mut lines: Vec<Line<'_>> = (view.devices.iter())
+        .filter_map(|entry| {
+            let usage = process.on(entry.index);
+            let is_there = process.devices.contains(&usage) || waits.contains(&entry.id);
+            is_there.then(|| line(Some((entry.id, Parts::of(&usage)))))
+        })
         .collect();
     if lines.is_empty() {
         lines.push(line(None));
@@ -239,9 +244,9 @@ fn of(
     lines
 }
 
-impl Line {
-    /// Sorts rows by group, upper groups first, and then by pid. Rows of the same process are
-    /// equal.
+impl Line<'_> {
+    /// Sorts rows by group and then by pid. A group comes before the groups below it. Rows of the
+    /// same process are equal here, so a stable sort keeps the order of the process's GPUs.
     fn by_group_and_pid(&self, other: &Self) -> Ordering {
         let groups = self.group.split('/').cmp(other.group.split('/'));
         let process = |line: &Self| (line.pid, line.own_pid);
@@ -250,6 +255,7 @@ impl Line {
             .then_with(|| process(self).cmp(&process(other)))
     }
 
+    /// Returns the state of the process: `running` or `draining`.
     fn state(&self) -> &'static str {
         if self.alive { "running" } else { "draining" }
     }
@@ -281,11 +287,12 @@ impl Line {
             "driver": part(Category::Driver),
             "total": self.gpu.as_ref().map(|(_, parts)| parts.total),
             "state": self.state(),
+            "waits_for": self.waits.map(Waiter::json),
         })
     }
 }
 
-fn table(lines: &[Line], driver: Option<&Driver>) -> Table {
+fn table(lines: &[Line<'_>], driver: Option<&Driver>) -> Table {
     let mut table = Table::new(&[
         Column::Right("PID"),
         Column::Left("USER"),
@@ -314,7 +321,8 @@ fn table(lines: &[Line], driver: Option<&Driver>) -> Table {
             part(Category::Managed),
             part(Category::Driver),
             bytes(parts.map(|parts| parts.total)),
-            line.state().into(),
+            line.waits
+                .map_or_else(|| line.state().to_owned(), Waiter::to_string),
             figure(line.command.as_deref()),
         ]);
     }

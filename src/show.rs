@@ -28,7 +28,8 @@ that group's name. USAGE is the memory that the processes of the group and of
 the groups below it use, with managed memory; FREE is how much more they can
 get; PEAK is the highest charge so far; REFUSED counts refused requests. Unknown
 figures are shown as -. EFFECTIVE, HIGH, LOW, MIN and OPTIONS are shown only if
-a group has them. A narrow terminal shows fewer columns.
+a group has them, and WAITING, the number of processes that wait for memory,
+only if there are any. A narrow terminal shows fewer columns.
 
 Examples:
   gpulimit show
@@ -58,7 +59,8 @@ pub fn no_groups(selection: &Selection) {
     ));
 }
 
-const OPTIONAL: [Column; 5] = [
+const OPTIONAL: [Column; 6] = [
+    Column::Right("WAITING"),
     Column::Left("EFFECTIVE"),
     Column::Right("HIGH"),
     Column::Right("LOW"),
@@ -79,7 +81,7 @@ const NARROW: [Column; 8] = [
 ];
 
 fn table(groups: &[Figures]) -> Table {
-    let [smallest, high, low, min, options] = OPTIONAL;
+    let [waiting, smallest, high, low, min, options] = OPTIONAL;
     let mut table = Table::new(&[
         Column::Left("GROUP"),
         Column::Left("GPU"),
@@ -93,6 +95,7 @@ fn table(groups: &[Figures]) -> Table {
         Column::Right("FREE"),
         Column::Right("REFUSED"),
         Column::Right("PROCESSES"),
+        waiting,
         options,
     ]);
     let bytes = |bytes: Option<u64>| figure(bytes.map(gib));
@@ -115,6 +118,7 @@ fn table(groups: &[Figures]) -> Table {
                 bytes(gpu.free),
                 figure(gpu.refusals),
                 figure(gpu.processes),
+                figure(gpu.waiting.filter(|count| *count > 0)),
                 options.clone(),
             ]);
         }
@@ -137,6 +141,7 @@ fn table(groups: &[Figures]) -> Table {
                 nothing(),
                 nothing(),
                 figure(group.processes.filter(|_| group.gpus.is_empty())),
+                nothing(),
                 options.clone(),
             ]);
         }

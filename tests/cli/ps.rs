@@ -1,8 +1,9 @@
 //! `ps`
 
-use crate::place::{GIB, Nothing, Place, text};
+use crate::place::{GIB, GPU, Nothing, Place, text};
 use gpulimit_base::units::Size;
 use gpulimit_group::{Insistence, Member};
+use serde_json::Value;
 use std::process::Command;
 
 #[test]
@@ -112,6 +113,74 @@ fn ps_shows_the_callers_pid_of_a_process_in_a_container() {
     assert_eq!(place.json(&["show", "--json"])["groups"][0]["processes"], 0);
 }
 
+/// A request waits in the line of the group that is full, perhaps a group above or below the one
+/// that is shown.
+#[test]
+fn ps_and_show_name_a_request_that_waits() {
+    let place = Place::new();
+    for (full, waits) in [("lab", "lab/alice"), ("lab/alice", "lab/alice")] {
+        place.group("lab", Size::Max);
+        place.group("lab/alice", Size::Max);
+        place.said(&["set", full, "max=2G", "on_limit=wait", "wait_timeout=1h"]);
+        let mut holder = place.start_member(full, None);
+        let pid = holder.id();
+        let (member, device) = place.member(waits);
+        std::thread::scope(|scope| {
+            let request = scope.spawn(|| {
+                member
+                    .charge(&device, 2 * GIB, &Nothing, Insistence::Full)
+                    .is_ok()
+            });
+            for shown in ["lab", "lab/alice"] {
+                let own = || {
+                    let json = place.json(&["ps", shown, "--json"]);
+                    let processes = json["processes"].as_array().expect("processes").clone();
+                    let is_own = |line: &Value| line["pid"] == std::process::id();
+                    processes.into_iter().find(is_own).expect("listed")
+                };
+                while own()["waits_for"].is_null() {
+                    assert!(!request.is_finished());
+                }
+                let line = own();
+                let waits = &line["waits_for"];
+                assert_eq!(waits["bytes"], 2 * GIB, "{line}");
+                assert_eq!(waits["group"], full, "{line}");
+                assert!(waits["waited_ms"].as_u64() < Some(3_600_000), "{line}");
+                assert_eq!(line["gpu"]["uuid"], GPU.to_string(), "{line}");
+                assert_eq!(
+                    (&line["total"], &line["state"]),
+                    (&0.into(), &"running".into())
+                );
+                let table = place.said(&["ps", shown]);
+                let own = table
+                    .lines()
+                    .find(|line| line.contains("waits for 2.0 GiB, "));
+                let own = own.unwrap_or_else(|| panic!("{table}"));
+                assert!(
+                    own.starts_with(&format!("{} ", std::process::id())),
+                    "{table}"
+                );
+                let seen = in_terminal(&place);
+                assert!(seen.contains("waits for 2.0"), "{seen}");
+                for (verb, key) in [("show", "groups"), ("get", "group")] {
+                    let json = place.json(&[verb, shown, "--json"]);
+                    let group = json[key].get(0).unwrap_or(&json[key]);
+                    assert_eq!(group["gpus"][0]["waiting"], 1, "{json}");
+                }
+                assert!(place.said(&["show", shown]).contains("WAITING"));
+            }
+            place.said(&["kill", "--signal", "KILL", full, &pid.to_string()]);
+            holder.wait().expect("ended");
+            assert!(request.join().expect("no panic"), "granted");
+        });
+        let process = &place.json(&["ps", "--json"])["processes"][0];
+        assert!(process["waits_for"].is_null(), "{process}");
+        assert!(!place.said(&["show"]).contains("WAITING"));
+        drop((member, device));
+        place.said(&["rm", "--recursive", "lab"]);
+    }
+}
+
 #[test]
 fn the_table_fits_a_terminal_of_80_columns() {
     let place = Place::new();
@@ -125,6 +194,17 @@ fn the_table_fits_a_terminal_of_80_columns() {
         piped.contains("STATE") && piped.contains("MANAGED"),
         "{piped}"
     );
+    let seen = in_terminal(&place);
+    // The table has a header and one line for the process, without a line break.
+    assert_eq!(
+        seen.lines().filter(|line| line.contains("GiB")).count(),
+        1,
+        "{seen}"
+    );
+}
+
+/// Returns what `ps` prints on a terminal of 80 columns.
+fn in_terminal(place: &Place) -> String {
     let program = place.gpulimit(&[]).get_program().to_owned();
     let line = format!("stty cols 80; {} ps", program.to_string_lossy());
     let mut terminal = std::process::Command::new("script");
@@ -138,10 +218,5 @@ fn the_table_fits_a_terminal_of_80_columns() {
     for line in seen.lines() {
         assert!(line.trim_end().chars().count() <= 80, "{seen}");
     }
-    // The table has a header and one line for the process, without a line break.
-    assert_eq!(
-        seen.lines().filter(|line| line.contains("GiB")).count(),
-        1,
-        "{seen}"
-    );
+    seen
 }

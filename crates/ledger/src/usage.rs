@@ -2,7 +2,7 @@
 
 use super::atomic::{AtomicU64, Ordering};
 use super::charge::{self, UNIT};
-use super::layout::{DeviceStats, Waiting};
+use super::layout::{DeviceStats, SlotPage};
 use super::owner::is_dead;
 use super::reap::{self, Witness};
 use super::{Category, DeviceIndex, Ledger, orphans, os, slot};
@@ -60,8 +60,16 @@ pub struct Waits {
     pub device: DeviceIndex,
     /// Requested bytes.
     pub bytes: u64,
-    /// Time when the request began to wait, in milliseconds since boot.
+    /// Time when the request began to wait, in milliseconds since boot. Never before the process
+    /// joined the group.
     pub since_ms: u64,
+}
+
+impl Waits {
+    /// Returns the time for which the request has waited so far.
+    pub fn waited(&self) -> Duration {
+        Duration::from_millis(os::boot_ms().saturating_sub(self.since_ms))
+    }
 }
 
 impl ProcessUsage {
@@ -190,7 +198,7 @@ impl Ledger {
                 identity,
                 below: slot::read_below(page),
                 alive: !dead,
-                waits: waits(&page.waiting).filter(|_| !dead),
+                waits: waits(page).filter(|_| !dead),
                 devices: DeviceIndex::all()
                     .filter_map(|device| device_usage(self, slot, device, &mut patience))
                     .collect(),
@@ -231,12 +239,15 @@ impl Patience {
     }
 }
 
-fn waits(waiting: &Waiting) -> Option<Waits> {
+/// Returns the request that waits. Any member can write these words, so the wait is never longer
+/// than the time since the process joined.
+fn waits(page: &SlotPage) -> Option<Waits> {
+    let (waiting, birth) = (&page.waiting, &page.owner.birth);
     let word = |word: &AtomicU64| word.load(Ordering::Relaxed);
     (waiting.ticket.load(Ordering::Acquire) != 0).then_some(Waits {
         device: DeviceIndex::new(word(&waiting.device) as usize)?,
         bytes: word(&waiting.bytes),
-        since_ms: word(&waiting.since),
+        since_ms: word(&waiting.since).max(word(birth)),
     })
 }
 

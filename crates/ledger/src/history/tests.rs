@@ -375,6 +375,15 @@ fn a_waiting_request_names_its_bytes_and_its_begin() {
     let waits = processes[0].waits.expect("waits");
     assert_eq!((waits.device, waits.bytes), (scratch.device, 5 * UNIT));
     assert!(waits.since_ms.abs_diff(os::boot_ms()) < 60_000);
+    // Any member can write a time that cannot be.
+    let waits_since = |since| {
+        slot.waiting().since.store(since, Ordering::Relaxed);
+        scratch.processes(&Knows(None))[0].waits.expect("waits")
+    };
+    let birth = &scratch.content().slots[slot.index()].owner.birth;
+    birth.store(5_000, Ordering::Relaxed);
+    assert_eq!(waits_since(1).since_ms, 5_000);
+    assert_eq!(waits_since(u64::MAX).waited(), Duration::ZERO);
 }
 
 /// Makes all rings of the device empty.
