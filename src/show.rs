@@ -1,5 +1,7 @@
 //! `gpulimit show`: shows the limits and the usage of groups.
 
+mod mine;
+
 use super::failure::Failure;
 use super::figures::{self, Figures, Gpu};
 use super::groups::Selection;
@@ -17,6 +19,10 @@ pub struct Args {
     /// Show only this group and the groups below it
     group: Option<String>,
 
+    /// Show your own limit instead: what you use, what is left, and who shares it
+    #[arg(long, conflicts_with = "group")]
+    mine: bool,
+
     /// Print JSON: sizes are in bytes, and unknown figures are null
     #[arg(long)]
     json: bool,
@@ -31,13 +37,23 @@ figures are shown as -. EFFECTIVE, HIGH, LOW, MIN and OPTIONS are shown only if
 a group has them, and WAITING, the number of processes that wait for memory,
 only if there are any. A narrow terminal shows fewer columns.
 
+--mine shows the group that your programs get from a rule of the policy or from
+the environment. LIMIT is the smallest limit that holds, and its group; MINE is
+your part of the group's USAGE. `Shared with` lists users whose memory counts
+against the outermost limit, as far as you may see them. `gpulimit doctor` says
+whether programs that you start load the library.
+
 Examples:
   gpulimit show
+  gpulimit show --mine
   gpulimit show lab/alice
   gpulimit show lab --json | jq '.groups[].gpus[].usage'";
 
 /// Shows the groups.
 pub fn show(args: &Args) -> Result<ExitCode, Failure> {
+    if args.mine {
+        return mine::mine(args.json);
+    }
     let selection = Selection::of(args.group.as_deref())?;
     let (figures, status) = Figures::all(&selection);
     if args.json {

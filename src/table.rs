@@ -58,6 +58,11 @@ impl Table {
         self.rows.push(escaped.collect());
     }
 
+    /// Returns whether the table has rows.
+    pub fn has_rows(&self) -> bool {
+        !self.rows.is_empty()
+    }
+
     /// Drops optional columns in which every figure is unknown.
     pub fn without_empty(&mut self, optional: &[Column]) {
         for column in optional {

@@ -14,6 +14,7 @@ mod job;
 mod kill;
 mod ls;
 mod man;
+mod mine;
 mod names;
 mod place;
 mod ps;

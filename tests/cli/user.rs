@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// The id of the second user.
-const ALICE: &str = "65533";
+pub const ALICE: &str = "65533";
 
 /// A root such as the system's, with the controller and its library where every user can start
 /// them.
@@ -43,6 +43,17 @@ impl Machine {
 
     /// Runs the controller as the second user.
     pub fn alice(&self, arguments: &[&str]) -> Output {
+        self.as_alice(arguments).output().expect("started")
+    }
+
+    /// Runs the controller as the second user, whose environment names this group.
+    pub fn alice_in(&self, group: &str, arguments: &[&str]) -> Output {
+        let mut command = self.as_alice(arguments);
+        command.env("GPULIMIT_GROUP", group);
+        command.output().expect("started")
+    }
+
+    fn as_alice(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new("setpriv");
         command
             .args(["--reuid", ALICE, "--regid", ALICE, "--clear-groups"])
@@ -51,7 +62,7 @@ impl Machine {
             .env_remove("GPULIMIT_GROUP")
             .env("GPULIMIT_ROOT", self.place.root_path())
             .env("GPULIMIT_LIBRARY", self.place.0.join("libgpulimit.so"));
-        command.output().expect("started")
+        command
     }
 
     fn said(&self, arguments: &[&str]) -> String {

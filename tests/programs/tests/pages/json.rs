@@ -50,9 +50,10 @@ fn every_key_of_the_json_is_in_the_reference() {
     let policy = world.file("policy.toml");
     fs::write(&policy, "[group.page]\nmax = \"1G\"\n").expect("written");
     let policy = policy.to_str().expect("UTF-8");
-    let verbs: [&[&str]; 8] = [
+    let verbs: [&[&str]; 9] = [
         &["ls"],
         &["show"],
+        &["show", "--mine"],
         &["tree"],
         &["get", world::GROUP],
         &["ps"],
@@ -65,6 +66,7 @@ fn every_key_of_the_json_is_in_the_reference() {
         let mut command = world.bare(&world::controller());
         command.args(verb).arg("--json");
         command.env("GPULIMIT_LIBRARY", world::shim());
+        command.env("GPULIMIT_GROUP", world::GROUP);
         let output = finish(command);
         let said = text(&output.stdout);
         let mut values = serde_json::Deserializer::from_str(&said).into_iter::<Value>();
