@@ -1,11 +1,11 @@
 //! The line on standard error that tells a user why a request for GPU memory was refused.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use gpulimit_base::device::DeviceId;
-use gpulimit_base::order;
 use gpulimit_base::units::gib;
+use gpulimit_base::{order, process};
 use gpulimit_group::{Holder, Member, MemberDevice, Refusal};
 use gpulimit_ledger::{Category, Witness};
 
@@ -81,11 +81,19 @@ pub fn report(
         ));
         return;
     }
-    let mut holders = member.holders(member_device, witness);
+    let mut holders = member.holders(member_device, refusal.group, witness);
     order::sort_by(&mut holders, |a, b| a.usage.charged > b.usage.charged);
     let context = (gpu.context)();
+    let hint = Hint {
+        max: refusal.max,
+        context,
+    };
+    let next = Next {
+        group: refusal.group,
+        told: hint.is_due() || holders.is_empty() || TOLD.swap(true, Ordering::Relaxed),
+    };
     message::line(format_args!(
-        "refused {name} of {} on GPU {} ({}): group {} uses {}{}{}",
+        "refused {name} of {} on GPU {} ({}): group {} uses {}{}{hint}{next}",
         gib(bytes),
         gpu.ordinal,
         gpu.id.short(),
@@ -96,10 +104,9 @@ pub fn report(
             max: refusal.max,
             kept: refusal.kept,
         },
-        Holders(&holders),
-        Hint {
-            max: refusal.max,
-            context
+        Holders {
+            holders: &holders,
+            own_uid: process::uid(),
         },
     ));
 }
@@ -136,21 +143,31 @@ impl fmt::Display for Usage {
 }
 
 /// The processes that use the group's memory, the largest first: `; pid 4711 (python) 3.6 GiB:
-/// allocations 3.1, driver 0.5`.
-struct Holders<'a>(&'a [Holder]);
+/// allocations 3.1, driver 0.5`. A process of another user has that user's id: `(python, uid
+/// 1001)`.
+///
+/// The id stands there and not the name: `getpwuid` can load modules into the program, take locks
+/// that the calling thread holds already, and ask a server. `USER` in the environment could only
+/// name this process's own user, and its processes need no name.
+struct Holders<'a> {
+    holders: &'a [Holder],
+    own_uid: u32,
+}
 
 impl fmt::Display for Holders<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let holding = || self.0.iter().filter(|holder| holder.usage.in_use() > 0);
+        let holding = || {
+            let holders = self.holders.iter();
+            holders.filter(|holder| holder.usage.in_use() > 0)
+        };
         for holder in holding().take(NAMED) {
             let total = holder.usage.in_use();
-            write!(
-                f,
-                "; pid {} ({}) {}:",
-                holder.identity.pid,
-                holder.identity.command(),
-                gib(total)
-            )?;
+            let process = &holder.identity;
+            write!(f, "; pid {} ({}", process.pid, process.command())?;
+            if process.uid != self.own_uid {
+                write!(f, ", uid {}", process.uid)?;
+            }
+            write!(f, ") {}:", gib(total))?;
             let parts = [
                 ("allocations", holder.usage.allocations()),
                 ("pools", holder.usage.of(Category::Pools)),
@@ -184,9 +201,15 @@ struct Hint {
     context: u64,
 }
 
+impl Hint {
+    fn is_due(&self) -> bool {
+        self.context > self.max
+    }
+}
+
 impl fmt::Display for Hint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.context > self.max {
+        if self.is_due() {
             write!(
                 f,
                 ". A CUDA context on this GPU takes at least {}: raise the limit",
@@ -194,6 +217,24 @@ impl fmt::Display for Hint {
             )?;
         }
         Ok(())
+    }
+}
+
+/// Set when this process has named the command that lists the holders: see [`Next`].
+static TOLD: AtomicBool = AtomicBool::new(false);
+
+/// What a user can do next. Only the first refusal of a process says it.
+struct Next<'a> {
+    group: &'a str,
+    told: bool,
+}
+
+impl fmt::Display for Next<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.told {
+            true => Ok(()),
+            false => write!(f, ". `gpulimit ps {}` shows all holders", self.group),
+        }
     }
 }
 

@@ -475,9 +475,18 @@ impl Member {
         }
     }
 
-    /// Returns the processes of the process's own group that have a charge on this device.
-    pub fn holders(&self, device: &MemberDevice, witness: &dyn Witness) -> Vec<Holder> {
-        let index = device.index[0];
+    /// Returns the processes with a charge on this device in the group called `group`: the process's
+    /// own group or a group above it.
+    pub fn holders(
+        &self,
+        device: &MemberDevice,
+        group: &str,
+        witness: &dyn Witness,
+    ) -> Vec<Holder> {
+        let mut stations = self.stations(device);
+        let Some((station, index)) = stations.find(|(station, _)| *station.name == *group) else {
+            return Vec::new();
+        };
         let of_device = |process: ProcessUsage| {
             let usage = process
                 .devices
@@ -489,12 +498,8 @@ impl Member {
                 usage,
             })
         };
-        self.leaf()
-            .ledger
-            .processes(witness)
-            .into_iter()
-            .filter_map(of_device)
-            .collect()
+        let processes = station.ledger.processes(witness).into_iter();
+        processes.filter_map(of_device).collect()
     }
 
     /// Returns the ledger of the process's own group.

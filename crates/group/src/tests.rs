@@ -351,7 +351,7 @@ fn figures_are_published_at_every_level() {
             6 * UNIT
         );
     }
-    let holders = labs.0.holders(&labs.1, &NoWitness);
+    let holders = labs.0.holders(&labs.1, "lab", &NoWitness);
     assert_eq!(
         holders
             .iter()
@@ -360,10 +360,13 @@ fn figures_are_published_at_every_level() {
         [10, 1]
     );
     assert!(holders.iter().all(|holder| holder.alive));
-    assert_eq!(alice.0.holders(&alice.1, &NoWitness).len(), 1);
+    for (group, count) in [("lab/alice", 1), ("lab", 2), ("other", 0)] {
+        let holders = alice.0.holders(&alice.1, group, &NoWitness);
+        assert_eq!(holders.len(), count, "{group}");
+    }
     let idle = place.join("lab");
     assert_eq!(
-        idle.0.holders(&idle.1, &NoWitness).len(),
+        idle.0.holders(&idle.1, "lab", &NoWitness).len(),
         2,
         "the third member has no charge"
     );

@@ -28,10 +28,15 @@ fn the_level_without_room_refuses_and_is_named() {
     assert!(charged(&world, "a") >= CONTEXT + 300 * MIB);
     assert!(charged(&world, "b") >= CONTEXT + 200 * MIB);
     world.judge(cap);
+    let holder = format!("; pid {} (gpu-script) ", a.pid());
     let (_, errors) = a.end();
     assert!(errors.contains("group world/a uses"), "{errors}");
     let (_, errors) = b.end();
     assert!(errors.contains("group world uses"), "{errors}");
+    // The line names the holders in the group that is full, and the command that shows them.
+    assert!(errors.contains(&holder), "{errors}");
+    let next = ". `gpulimit ps world` shows all holders\n";
+    assert!(errors.ends_with(next), "{errors}");
     world.judge_end(cap);
     let group = world.root().group("world/a").expect("there");
     let ledger = Ledger::open(&group.ledger_path()).expect("opened");

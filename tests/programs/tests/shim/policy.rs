@@ -267,6 +267,30 @@ fn a_job_gets_a_group_below_the_assigned_one() {
     );
 }
 
+/// The line of a refusal names the users who hold the memory of the full group, by id.
+#[test]
+fn a_refusal_names_the_other_users() {
+    if !may_run() {
+        return;
+    }
+    let machine = Machine::new(1);
+    machine.apply(POLICY);
+    let mut alice = machine.start(ALICE, &[]);
+    alice.expect(&[("start", "0 0"), ("alloc a 1400M", "0")]);
+    let mut bob = machine.start(BOB, &[]);
+    bob.expect(&[("start", "0 0"), ("alloc a 600M", "2")]);
+    let (own, other) = (bob.pid(), alice.pid());
+    let (_, errors) = bob.end();
+    assert!(errors.contains(": group lab uses "), "{errors}");
+    for holder in [
+        format!("; pid {other} (gpu-script, uid {ALICE}) 1.9 GiB: "),
+        format!("; pid {own} (gpu-script) 518.0 MiB: "),
+    ] {
+        assert!(errors.contains(&holder), "{holder}: {errors}");
+    }
+    alice.end_quietly();
+}
+
 #[test]
 fn rules_match_executables_and_cgroups() {
     if !may_run() {
