@@ -16,8 +16,11 @@ use crate::life::watch;
 
 const CAP: u64 = 4096 * MIB;
 const PIECE: u64 = 100 * MIB;
-/// The offset of the ledger's words, and their length in bytes.
-const WORDS: (u64, usize) = (16 << 10, 1 << 20);
+/// Offsets in the ledger: the charges, the slots, the bills of users, and the history.
+const CHARGES: u64 = 16 << 10;
+const SLOTS: u64 = CHARGES + (2 << 20);
+const USERS: u64 = SLOTS + (32 << 20);
+const HISTORY: u64 = USERS + (64 << 10);
 
 fn ledger(world: &World) -> File {
     let path = world.group().ledger_path();
@@ -25,9 +28,12 @@ fn ledger(world: &World) -> File {
     open.expect("the ledger")
 }
 
+/// Zeroes the charges of the first slots on the first device.
 fn zero(ledger: &File) {
-    let zeros = vec![0; WORDS.1];
-    ledger.write_all_at(&zeros, WORDS.0).expect("written");
+    for slot in 0..16 {
+        let word = CHARGES + slot * 64;
+        ledger.write_all_at(&[0; 8], word).expect("written");
+    }
 }
 
 /// The ledger stores the size of the first context in a word that any member may write.
@@ -199,7 +205,6 @@ fn overwritten_limits_allow_no_more_memory() {
 #[test]
 fn an_overwritten_ledger_allows_no_more_memory() {
     let page = 4096;
-    let (words, slots) = (WORDS.0, WORDS.0 + WORDS.1 as u64);
     // The flag says whether the damage leaves earlier members' charges recognisable: damage to the
     // words, or to the GPU that they are for, does not.
     for (start, length, is_known) in [
@@ -208,12 +213,14 @@ fn an_overwritten_ledger_allows_no_more_memory() {
         (128, 896, true),
         (1024, 2048, false),
         (page, 3 * page as usize, true),
-        (words, 64, false),
-        (words, 1 << 18, false),
-        (slots, 128, true),
-        (slots + 128, 64, true),
-        (slots + 1024, 3072, true),
-        (slots, 16 << 10, true),
+        (CHARGES, 64, false),
+        (CHARGES, 1 << 18, false),
+        (SLOTS, 128, true),
+        (SLOTS + 128, 64, true),
+        (SLOTS + page, 4096, true),
+        (SLOTS, 16 << 10, true),
+        (USERS, 64 << 10, true),
+        (HISTORY, 64 << 10, true),
     ] {
         for kind in DAMAGES {
             let world = World::new(CAP);
@@ -286,13 +293,22 @@ fn truncated_files_end_no_program_and_allow_no_memory() {
             let path = world.group().path().join(name);
             cut(&path, how);
             let filled = program.say("fill f 100M");
-            // The first half of the file suffices for a process that has read the file before.
+            // The first half of the file suffices for a process that has read the file before. The
+            // ledger's suffices for one request, because the history is in the other half.
             let is_refused = !matches!(how, Cut::Half);
             assert!(filled.starts_with("2 "), "{filled}");
             assert_eq!(filled == "2 0", is_refused, "{filled}");
             run_newcomer(&world);
             let filled = idle.say("fill f 100M");
-            assert_eq!(filled, "2 0");
+            let most = if name == "ledger" && !is_refused {
+                1
+            } else {
+                0
+            };
+            assert!(
+                (0..=most).any(|count| filled == format!("2 {count}")),
+                "{filled}"
+            );
             if is_refused {
                 // The process can get no memory, and the driver reports none as free.
                 assert_eq!(program.numbers("info")[1], 0);
