@@ -90,21 +90,22 @@ pub struct Event {
 
 const DEVICE_SHIFT: u32 = 32;
 
-pub(super) fn record(ring: &Ring, happening: &Happening) {
-    let number = ring.head.fetch_add(1, Ordering::Relaxed);
+/// Takes the number of a new event, and returns the number.
+pub(super) fn take(ring: &Ring) -> u64 {
+    ring.head.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Writes the event whose number was taken.
+pub(super) fn record(ring: &Ring, number: u64, time_us: u64, happening: &Happening) {
     let entry = &ring.entries[(number % EVENTS as u64) as usize];
     entry.stamp.store(0, Ordering::Relaxed);
     // The stamp is cleared before this fence. A reader that sees a part of the new event also sees
     // the cleared stamp.
     fence(Ordering::Release);
-    let device = happening.device.map_or(0, |device| device.get() as u64 + 1);
     let process = &happening.process;
-    let now = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .map_or(0, |since| since.as_micros() as u64);
     for (word, value) in words(entry).into_iter().zip([
-        now,
-        happening.kind as u64 | device << DEVICE_SHIFT,
+        time_us,
+        pack(happening.kind, happening.device),
         u64::from(process.pid),
         process.pid_ns,
         u64::from(process.uid),
@@ -116,6 +117,29 @@ pub(super) fn record(ring: &Ring, happening: &Happening) {
     }
     store_bytes(&entry.command, &process.command);
     entry.stamp.store(number.wrapping_add(1), Ordering::Release);
+}
+
+/// Returns the time by the wall clock, in microseconds since 1970.
+pub(super) fn now_us() -> u64 {
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |since| since.as_micros() as u64)
+}
+
+/// Returns a kind and a device as one word.
+pub(super) fn pack(kind: EventKind, device: Option<DeviceIndex>) -> u64 {
+    let device = device.map_or(0, |device| device.get() as u64 + 1);
+    kind as u64 | device << DEVICE_SHIFT
+}
+
+/// Returns the kind and the device of a word that [`pack`] has made; `None` for an unknown kind.
+pub(super) fn unpack(what: u64) -> Option<(EventKind, Option<DeviceIndex>)> {
+    let kind = what & ((1 << DEVICE_SHIFT) - 1);
+    let kind = EventKind::ALL
+        .into_iter()
+        .find(|known| *known as u64 == kind)?;
+    let device = ((what >> DEVICE_SHIFT) as usize).checked_sub(1);
+    Some((kind, device.and_then(DeviceIndex::new)))
 }
 
 fn words(entry: &EventEntry) -> [&AtomicU64; 8] {
@@ -154,18 +178,13 @@ fn one(ring: &Ring, number: u64) -> Option<Event> {
     if entry.stamp.load(Ordering::Relaxed) != stamp {
         return None;
     }
-    let kind = what & ((1 << DEVICE_SHIFT) - 1);
-    let kind = EventKind::ALL
-        .into_iter()
-        .find(|known| *known as u64 == kind)?;
+    let (kind, device) = unpack(what)?;
     Some(Event {
         number,
         time_us,
         what: Happening {
             kind,
-            device: ((what >> DEVICE_SHIFT) as usize)
-                .checked_sub(1)
-                .and_then(DeviceIndex::new),
+            device,
             process: Identity {
                 pid: pid as u32,
                 pid_ns,

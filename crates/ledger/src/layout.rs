@@ -184,7 +184,10 @@ pub(super) struct Header {
     pub lasting: AtomicU64,
     /// Number of events in the trail so far.
     pub trail_head: AtomicU64,
-    spare_low: [AtomicU64; 14],
+    /// Number of entries of the trail for which space is reserved on the file system. The other
+    /// entries must not be touched: an access can end in SIGBUS.
+    pub trail_reserved: AtomicU64,
+    spare_low: [AtomicU64; 13],
     /// The largest recorded usage of each device, in bytes.
     pub peaks: [AtomicU64; MAX_DEVICES],
     /// Number of refused requests for each device since the group was created.
@@ -350,7 +353,7 @@ pub(super) const TRAIL_GROUP_WORDS: usize = 16;
 pub(super) struct Holder {
     pub pid: AtomicU64,
     pub uid: AtomicU64,
-    /// Charged bytes.
+    /// Bytes in use: charged and not idle. For the requester of a kill, the requested bytes.
     pub bytes: AtomicU64,
     pub command: [AtomicU64; 2],
 }
@@ -378,7 +381,13 @@ pub(super) struct TrailEntry {
     /// padded with zeros.
     pub group: [AtomicU64; TRAIL_GROUP_WORDS],
     pub holders: [Holder; HOLDERS],
-    spare: [AtomicU64; 16],
+    /// The event's number in the ring of the group where the event happened.
+    pub in_ring: AtomicU64,
+    /// For a kill, why the process was killed: see [`super::Cause`].
+    pub cause: AtomicU64,
+    /// For a kill, the process that requested it. The pid is 0 if there is none.
+    pub by: Holder,
+    spare: [AtomicU64; 9],
 }
 
 /// The events of a group and of the groups below it. A group that keeps no history has no trail.
@@ -429,6 +438,11 @@ pub(super) const fn users_offset() -> u64 {
 /// Returns the file offset of a device's history.
 pub(super) const fn history_offset(device: usize) -> u64 {
     (offset_of!(Content, history) + device * size_of::<DeviceHistory>()) as u64
+}
+
+/// Returns the file offset of an entry of the trail.
+pub(super) const fn trail_offset(entry: usize) -> u64 {
+    (offset_of!(Content, trail) + entry * size_of::<TrailEntry>()) as u64
 }
 
 /// Returns the file offset of a slot's charges on one block of devices.
@@ -490,6 +504,7 @@ const _: () = {
     assert!(offset_of!(DeviceHistory, quarters) == 48_960);
     assert!(size_of::<TrailEntry>() == 512 && offset_of!(TrailEntry, command) == 72);
     assert!(offset_of!(TrailEntry, group) == 136 && offset_of!(TrailEntry, holders) == 264);
+    assert!(offset_of!(TrailEntry, in_ring) == 384 && offset_of!(TrailEntry, by) == 400);
     assert!(size_of::<Content>() == (4 + 512 + 8192 + 16 + 512 + 512) * PAGE);
 };
 

@@ -44,6 +44,10 @@ pub trait Pressure {
     fn is_needless(&self) -> bool {
         false
     }
+    /// Returns the name of the function that makes the request; empty if it has no name.
+    fn function(&self) -> &str {
+        ""
+    }
     /// Tells the user what will be done to make room for the request.
     fn tell(&self, _line: std::fmt::Arguments<'_>) {}
 }

@@ -39,6 +39,7 @@ mod removal;
 #[cfg(all(test, not(loom)))]
 mod scratch;
 mod slot;
+mod trail;
 mod usage;
 mod wait;
 
@@ -56,6 +57,7 @@ pub use protection::{Protection, child_key};
 pub use reap::{NoWitness, Witness};
 pub use removal::Removal;
 pub use slot::Slot;
+pub use trail::{Cause, Details, Holding, TrailEvent};
 pub use usage::{DeviceUsage, ProcessUsage, Usage, Waits};
 pub use wait::{Line, Turn};
 
@@ -313,11 +315,24 @@ impl Ledger {
                 .is_ok()
     }
 
-    /// Adds an event to the ring buffer, in place of the oldest if full. Does nothing in a
-    /// read-only ledger.
+    /// Adds an event to the ring buffer, and to the trail if the ledger has one. In a full buffer,
+    /// the event replaces the oldest one. Does nothing if the ledger was opened for reading only.
     pub fn record(&self, happening: &Happening) {
+        self.record_in(Some(self), happening, &Details::default());
+    }
+
+    /// Does the same as [`Self::record`] with the trail of another ledger: that of a group above
+    /// this ledger's group. If that ledger has no trail, or if the file system has no room for the
+    /// trail, the event is only added to the ring buffer.
+    pub fn record_in(&self, trail: Option<&Self>, happening: &Happening, details: &Details<'_>) {
         if self.map.writable() {
-            events::record(&self.header().ring, happening);
+            let (number, now) = (events::take(&self.header().ring), events::now_us());
+            // The trail comes first: whoever reads the ring and then the trail finds the event of
+            // the ring in the trail.
+            if let Some(trail) = trail {
+                trail.add_to_trail(self, number, now, happening, details);
+            }
+            events::record(&self.header().ring, number, now, happening);
         }
     }
 
