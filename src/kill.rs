@@ -8,7 +8,9 @@ use super::{look, output, signal};
 use gpulimit_base::identity::Identity;
 use gpulimit_base::proc;
 use gpulimit_group::{Group, Look, Target, Targets};
-use gpulimit_ledger::{EventKind, Happening, Ledger, NoWitness, ProcessUsage};
+use gpulimit_ledger::{
+    Cause, Details, EventKind, Happening, Holding, Ledger, NoWitness, ProcessUsage,
+};
 use std::fmt::Write as _;
 use std::io::{Error, ErrorKind};
 use std::process::ExitCode;
@@ -95,7 +97,7 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
             Some(pid) => format!("{pid} ({})", process.identity.command()),
             None => format!("({})", process.identity.command()),
         };
-        match send_to(&ledger, process, target, args.signal) {
+        match send_to(&group, &ledger, process, target, args.signal) {
             Ok(_) => note(&groups::of_process(&group, process), &who),
             // The process ended before it got the signal. That is no error.
             Err(_) if ends(&targets, process, until) => {}
@@ -193,8 +195,10 @@ fn unseen(silent: &[u32]) -> Option<String> {
     (!silent.is_empty()).then(|| format!("{why}: {}", output::some(silent)))
 }
 
-/// Sends a signal to a process of a group. Records SIGTERM and SIGKILL as an event in the ledger.
+/// Sends a signal to a process of a group. If the signal is SIGTERM or SIGKILL, records it as an
+/// event of the group.
 fn send_to(
+    group: &Group,
     ledger: &Ledger,
     process: &ProcessUsage,
     target: std::io::Result<Target>,
@@ -204,14 +208,23 @@ fn send_to(
     target.send(signal)?;
     if matches!(signal, libc::SIGTERM | libc::SIGKILL) {
         let most = process.devices.iter().max_by_key(|usage| usage.charged);
-        ledger.record(&Happening {
+        let happening = Happening {
             kind: EventKind::Kill,
             device: most.map(|usage| usage.device),
             process: process.identity,
             bytes: most.map_or(0, |usage| usage.charged),
             charged: most.map_or(0, |usage| ledger.charged(usage.device)),
             max: u64::MAX,
-        });
+        };
+        let details = Details {
+            cause: Some(Cause::Command),
+            by: Some(Holding {
+                process: Identity::of_self(),
+                bytes: 0,
+            }),
+            ..Details::default()
+        };
+        group.record(ledger, &happening, details);
     }
     Ok(target)
 }
@@ -233,7 +246,7 @@ pub fn end_all(
     let found = killed.len();
     let mut missed = Vec::new();
     for (process, target) in processes.iter().zip(named) {
-        match send_to(ledger, process, target, libc::SIGKILL) {
+        match send_to(group, ledger, process, target, libc::SIGKILL) {
             Ok(target) => killed.push(target),
             Err(error) if targets.is_held(process) => missed.push((process, error)),
             Err(_) => {}

@@ -10,7 +10,7 @@ use super::{output, warnings};
 use gpulimit_base::identity::Identity;
 use gpulimit_base::units::gib;
 use gpulimit_group::{Group, GroupError};
-use gpulimit_ledger::{DeviceEntry, EventKind, Happening, Ledger};
+use gpulimit_ledger::{Details, DeviceEntry, EventKind, Happening, Ledger};
 use gpulimit_limits::{Key, LimitSet, LimitsError, Selector};
 use std::io::ErrorKind;
 use std::process::ExitCode;
@@ -80,7 +80,7 @@ pub fn set(args: &Args) -> Result<ExitCode, Failure> {
         // The ledger is `None` if the caller is allowed to change the group's limits, but not to
         // read its ledger.
         if let Some(ledger) = &ledger {
-            record(ledger, &changes, &now);
+            record(&group, ledger, &changes, &now);
             // Remove the charges of dead processes, because the warnings show the group's usage.
             ledger.clean(groups::witness(driver));
         }
@@ -112,9 +112,9 @@ fn refused(group: &Group, error: GroupError) -> Failure {
     }
 }
 
-/// Records the changes as an event, if the caller may write the ledger. Changes for one GPU include
-/// that GPU's figures.
-fn record(ledger: &Ledger, changes: &Changes, now: &LimitSet) {
+/// Records the changes as an event in the ledger, if the caller may write the ledger. If the
+/// changes are for one GPU, the event contains the figures of that GPU.
+fn record(group: &Group, ledger: &Ledger, changes: &Changes, now: &LimitSet) {
     let (device, max) = match changes.targets[..] {
         [Selector::Device(id)] => (ledger.find_device(&id), now.for_device(id, Key::Max)),
         _ => (None, now.get(Selector::All, Key::Max)),
@@ -123,14 +123,15 @@ fn record(ledger: &Ledger, changes: &Changes, now: &LimitSet) {
     // In an event, the largest number stands for "no limit" or "unknown".
     let max = max.filter(|_| changes.has_max());
     let max = bytes(max, entry.map(|entry| entry.capacity)).unwrap_or(u64::MAX);
-    ledger.record(&Happening {
+    let happening = Happening {
         kind: EventKind::Limits,
         device,
         process: Identity::of_self(),
         bytes: max,
         charged: device.map_or(0, |device| ledger.charged(device)),
         max,
-    });
+    };
+    group.record(ledger, &happening, Details::default());
 }
 
 /// Returns a warning for each GPU on which the usage is above the new limit.

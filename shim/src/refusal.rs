@@ -53,6 +53,15 @@ pub struct Gpu<'a> {
     pub context: &'a dyn Fn() -> u64,
 }
 
+/// Returns the name of a CUDA function without the version and the kind of default stream.
+pub fn plain(symbol: &str) -> &str {
+    symbol
+        .split("_v")
+        .next()
+        .unwrap_or(symbol)
+        .trim_end_matches("_ptsz")
+}
+
 /// Writes a line about a refused request for memory to standard error, at most [`LINES`] lines per
 /// second.
 pub fn report(
@@ -67,11 +76,7 @@ pub fn report(
     if !allowed(&WINDOW, clock::monotonic_ms()) {
         return;
     }
-    let name = symbol
-        .split("_v")
-        .next()
-        .unwrap_or(symbol)
-        .trim_end_matches("_ptsz");
+    let name = plain(symbol);
     if let Some(damage) = member.damage() {
         message::line(format_args!(
             "refused {name} of {} on GPU {} ({}): {damage}",

@@ -24,7 +24,7 @@ fn events_are_listed_for_all_groups_by_time() {
     let refusal = member
         .charge(&device, 3 * GIB, &Nothing, Insistence::Full)
         .expect_err("too much");
-    member.count_refusal(&device, 3 * GIB, &refusal);
+    member.count_refusal(&device, "cuMemAlloc", 3 * GIB, &refusal);
     place.said(&["set", "c", "max=2G"]);
 
     let all = lines(&place.said(&["events", "--json"]));

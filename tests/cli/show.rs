@@ -66,7 +66,7 @@ fn show_prints_the_figures_of_a_member() {
     let refusal = member
         .charge(&device, 2 * GIB, &Nothing, Insistence::Full)
         .expect_err("full");
-    member.count_refusal(&device, 2 * GIB, &refusal);
+    member.count_refusal(&device, "cuMemAlloc", 2 * GIB, &refusal);
     member.uncharge(&device, GIB);
     member.publish(&device, Category::Linear, GIB);
     member.publish(&device, Category::Managed, GIB / 2);

@@ -11,14 +11,15 @@ use super::kill::{Target, Targets};
 use super::look;
 use super::member::{Member, MemberDevice, Refusal, Spared, Station};
 use super::signals::Deferred;
+use super::trail::happening;
 use super::undisturbed::Undisturbed;
 use super::user;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::order;
 use gpulimit_base::units::gib;
 use gpulimit_ledger::{
-    self as ledger, DeviceIndex, EventKind, Happening, Idle, Ledger, Line, Pressure, ProcessUsage,
-    Refused, Turn, Witness,
+    self as ledger, Cause, DeviceIndex, EventKind, Happening, Holding, Idle, Ledger, Line,
+    Pressure, ProcessUsage, Refused, Turn, Witness,
 };
 use gpulimit_limits::{OnLimit, Oom, Options};
 use std::fmt;
@@ -137,6 +138,10 @@ impl Pressure for Current<'_> {
         self.pressure.witness()
     }
 
+    fn function(&self) -> &str {
+        self.pressure.function()
+    }
+
     fn tell(&self, line: fmt::Arguments<'_>) {
         self.pressure.tell(line);
     }
@@ -201,7 +206,7 @@ impl<'a> Request<'a, '_> {
             above = true;
             if station.ledger.note_above_high(index) {
                 station.ledger.ask_members();
-                station.record(EventKind::High, index, self.bytes, charged, bounds.high);
+                self.record_at(at, EventKind::High, charged, bounds.high);
             }
         }
         if above {
@@ -381,7 +386,7 @@ impl<'a> Request<'a, '_> {
             return false;
         }
         let Refused { charged, max, .. } = self.refused_at(level);
-        station.record(EventKind::Oom, index, self.bytes, charged, max);
+        self.record_at(level, EventKind::Oom, charged, max);
         self.pressure.tell(format_args!(
             "group {} has no room for {} on GPU {}, requested by this process ({}): killing {} \
              (oom={})",
@@ -392,15 +397,18 @@ impl<'a> Request<'a, '_> {
             Victims(&victims),
             oom.name(),
         ));
+        let by = Holding {
+            process: own,
+            bytes: self.bytes,
+        };
         for (_, process) in &victims {
-            station.ledger.record(&Happening {
-                kind: EventKind::Kill,
-                device: Some(index),
+            let kill = Happening {
                 process: process.identity,
-                bytes: uses(process),
-                charged,
-                max,
-            });
+                ..happening(EventKind::Kill, index, uses(process), charged, max)
+            };
+            let function = self.pressure.function();
+            self.member
+                .record_kill(level, &kill, function, Cause::Oom, by);
         }
         let mut killed = false;
         for (target, _) in &victims {
@@ -413,9 +421,14 @@ impl<'a> Request<'a, '_> {
     }
 
     fn record(&self, kind: EventKind, refused: &Refused) {
-        let index = self.device.index[refused.level];
-        let station = self.station(refused.level);
-        station.record(kind, index, self.bytes, refused.charged, refused.max);
+        self.record_at(refused.level, kind, refused.charged, refused.max);
+    }
+
+    /// Records an event of this request in the group at `level`, with the group's charge and limit.
+    fn record_at(&self, level: usize, kind: EventKind, charged: u64, max: u64) {
+        let happening = happening(kind, self.device.index[level], self.bytes, charged, max);
+        self.member
+            .record(level, &happening, self.pressure.function());
     }
 
     fn refusal(&self, refused: Refused) -> Refusal<'a> {

@@ -148,13 +148,15 @@ pub(super) fn has_limits(directory: &Directory) -> bool {
 
 /// The prefixes of the names of files that gpulimit makes directly in a root. Drafts of these files
 /// have the same prefixes.
-const IN_ROOT: [&str; 6] = [
+const IN_ROOT: [&str; 8] = [
     ".apply",
     ".rules",
     ".managed",
     ".containers",
     ".context-",
     ".kubernetes",
+    ".trail",
+    "..trail.",
 ];
 
 /// Returns whether an entry of a root has the name of a group's directory or of one of gpulimit's
@@ -177,8 +179,14 @@ pub(super) fn is_draft(directory: &Directory, name: &str) -> bool {
     has_draft_name(OsStr::new(name)) && is_drafts(head(directory, name))
 }
 
-/// Returns whether `head`, the first bytes of a file, begins a draft. A missing file counts: drafts
-/// get renamed.
+/// Returns whether a file is a draft of the ledger file called `file`, and holds only what gpulimit
+/// writes.
+pub(super) fn is_draft_of(file: &str, directory: &Directory, name: &str) -> bool {
+    is_draft_name_of(file, name) && is_drafts(head(directory, name))
+}
+
+/// Returns whether `head`, the first bytes of a file, is the beginning of a draft. A missing file
+/// also counts as a draft: it got its final name after the directory was listed.
 fn is_drafts(head: Result<[u8; 8], ErrorKind>) -> bool {
     match head {
         Ok(head) => head == [0; 8] || Limits::begins_with(head) || Ledger::begins_with(head),
@@ -188,18 +196,25 @@ fn is_drafts(head: Result<[u8; 8], ErrorKind>) -> bool {
 
 pub(super) fn has_draft_name(name: &OsStr) -> bool {
     let name = name.to_str().unwrap_or_default();
-    let numbers = |text: &str| {
-        text.split_once('.').is_some_and(|(pid, number)| {
-            let digits = |text: &str| !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
-            digits(pid) && digits(number)
-        })
-    };
-    let limits = name.strip_prefix(".limits.").is_some_and(numbers);
-    let ledger = || {
-        let rest = name.strip_prefix(".ledger.")?;
-        rest.strip_suffix(".new").map(numbers)
-    };
-    limits || ledger() == Some(true)
+    let limits = name.strip_prefix(".limits.").is_some_and(are_numbers);
+    limits || is_draft_name_of(LEDGER, name)
+}
+
+/// Returns whether `name` is that of a draft of the ledger file called `file`: `.FILE.PID.N.new`.
+fn is_draft_name_of(file: &str, name: &str) -> bool {
+    let rest = name.strip_prefix('.').and_then(|name| {
+        let rest = name.strip_prefix(file)?.strip_prefix('.')?;
+        rest.strip_suffix(".new")
+    });
+    rest.is_some_and(are_numbers)
+}
+
+/// Returns whether a text is a pid and a number, as in the names of drafts: `12.3`.
+fn are_numbers(text: &str) -> bool {
+    text.split_once('.').is_some_and(|(pid, number)| {
+        let digits = |text: &str| !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
+        digits(pid) && digits(number)
+    })
 }
 
 /// Returns the first eight bytes of a file, padded with zeros.

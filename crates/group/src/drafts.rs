@@ -13,19 +13,22 @@ impl Root {
     /// Removes the drafts in the root and in the groups of `survey` without members. Returns the
     /// paths of the drafts.
     pub fn remove_drafts(&self, survey: &Survey) -> Vec<PathBuf> {
-        let in_root = self.remove_hints().unwrap_or_default();
+        let in_root = self.remove_own_drafts().unwrap_or_default();
         let in_groups = survey.groups.iter().map(Group::remove_drafts);
         let in_groups = in_groups.flat_map(Result::unwrap_or_default);
         in_root.into_iter().chain(in_groups).collect()
     }
 
-    /// Removes the drafts of stored context sizes. A process that is just writing such a draft
-    /// tries again later.
-    fn remove_hints(&self) -> io::Result<Vec<PathBuf>> {
+    /// Removes the drafts of the files directly in the root: of the sizes of contexts, and of the
+    /// trail. A process that is just writing such a draft then fails to make the file. The next
+    /// measurement of a context, or the next job, makes the file again.
+    fn remove_own_drafts(&self) -> io::Result<Vec<PathBuf>> {
         let root = Directory::open(self.path())?;
         let names = Self::names(&root, &mut Vec::new(), &mut None)?;
         let drafts = names.iter().filter_map(|name| name.to_str());
-        let drafts = drafts.filter(|name| context_size::is_draft(&root, name));
+        let drafts = drafts.filter(|name| {
+            context_size::is_draft(&root, name) || Self::is_draft_of_trail(&root, name)
+        });
         let removed = drafts.filter(|name| root.remove_file(name).is_ok());
         Ok(removed.map(|name| self.path().join(name)).collect())
     }

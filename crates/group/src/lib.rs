@@ -31,6 +31,7 @@ mod protection;
 mod removal;
 mod root;
 mod signals;
+mod trail;
 mod trial;
 mod trust;
 mod undisturbed;

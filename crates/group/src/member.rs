@@ -1,15 +1,17 @@
 //! The membership of this process in a group and in the groups above it.
 
 use super::protection::ProtectedGroups;
+use super::trail::happening;
 use super::{Group, GroupError, Root, context_size};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::file_system;
 use gpulimit_base::identity::Identity;
 use gpulimit_ledger::{
-    self as ledger, Category, DeviceIndex, DeviceUsage, EventKind, Happening, Idle, Ledger, Level,
+    self as ledger, Category, DeviceIndex, DeviceUsage, EventKind, Idle, Ledger, Level,
     MAX_DEVICES, NoWitness, ProcessUsage, Slot, Witness,
 };
 use gpulimit_limits::{Bounds, Limits};
+use once_cell::race::OnceBox;
 use std::error::Error;
 use std::fmt;
 use std::path::Path;
@@ -27,7 +29,9 @@ pub struct Member {
     /// The process's own group first, then the groups above it upwards; at most [`MAX_DEPTH`].
     pub(super) levels: Vec<Station>,
     /// The root of the group, whose files store the sizes of contexts.
-    root: Box<Path>,
+    pub(super) root: Box<Path>,
+    /// The trail of the root, opened for the first event that belongs there.
+    pub(super) root_trail: OnceBox<Option<Ledger>>,
 }
 
 /// A device on which a member is charged. Cheap to copy; may be used only with the [`Member`] that
@@ -132,6 +136,7 @@ impl Member {
                     return Ok(Self {
                         levels,
                         root: root.path().into(),
+                        root_trail: OnceBox::new(),
                     });
                 }
             }
@@ -446,13 +451,21 @@ impl Member {
             .collect()
     }
 
-    /// Counts a refusal in the process's groups, and records an event in the group that refused.
-    pub fn count_refusal(&self, device: &MemberDevice, bytes: u64, refusal: &Refusal<'_>) {
-        for (station, index) in self.stations(device) {
+    /// Counts a refusal in the process's group and in every group above it. Records it as an event
+    /// in the group that refused. `function` is the function that made the request.
+    pub fn count_refusal(
+        &self,
+        device: &MemberDevice,
+        function: &str,
+        bytes: u64,
+        refusal: &Refusal<'_>,
+    ) {
+        for (at, (station, index)) in self.stations(device).enumerate() {
             station.slot.count_refusal(index);
             if *station.name == *refusal.group {
-                let kind = EventKind::Refusal;
-                station.record(kind, index, bytes, refusal.charged, refusal.max);
+                let Refusal { charged, max, .. } = *refusal;
+                let refused = happening(EventKind::Refusal, index, bytes, charged, max);
+                self.record(at, &refused, function);
             }
         }
     }
@@ -568,26 +581,6 @@ impl Station {
             protection,
             keeps_low: matches!(spared, Spared::High | Spared::Low),
         }
-    }
-
-    /// Records an event in the group's ledger: a request for `bytes`, with the group's charge and
-    /// limit.
-    pub(super) fn record(
-        &self,
-        kind: EventKind,
-        index: DeviceIndex,
-        bytes: u64,
-        charged: u64,
-        max: u64,
-    ) {
-        self.ledger.record(&Happening {
-            kind,
-            device: Some(index),
-            process: Identity::of_self(),
-            bytes,
-            charged,
-            max,
-        });
     }
 
     /// Returns the bytes of the device that `min` keeps for other groups.

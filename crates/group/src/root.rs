@@ -282,6 +282,18 @@ impl Root {
         limits: &LimitSet,
         access: Access,
     ) -> Result<Created, GroupError> {
+        let created = self.create_alone(name, limits, access)?;
+        self.make_trail(&created.group);
+        Ok(created)
+    }
+
+    /// Does the same as [`Root::create_for`], but makes no trail in the root.
+    pub(super) fn create_alone(
+        &self,
+        name: &str,
+        limits: &LimitSet,
+        access: Access,
+    ) -> Result<Created, GroupError> {
         name::check(name)?;
         let modes = self.ensure()?;
         let group = Group::at(&self.path, name);

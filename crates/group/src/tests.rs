@@ -148,7 +148,9 @@ fn a_refusal_names_the_refusing_group_and_its_figures() {
     };
     let refusal = charge(&alices, 2).expect_err("the group lab is full");
     assert_eq!(refusal, refused("lab", 9, 10));
-    alices.0.count_refusal(&alices.1, 2 * UNIT, &refusal);
+    alices
+        .0
+        .count_refusal(&alices.1, "cuMemAlloc", 2 * UNIT, &refusal);
     assert_eq!(charge(&alices, 4), Err(refused("lab/alice", 5, 8)));
     assert_eq!(units(&alices), [5, 5]);
     assert_eq!(

@@ -2,7 +2,7 @@
 //! made.
 
 use super::directory::Directory;
-use super::{Created, GroupError, Member, Root, user};
+use super::{Access, Created, GroupError, Member, Root, user};
 use gpulimit_base::identity::Identity;
 use gpulimit_limits::LimitSet;
 use std::fs;
@@ -55,7 +55,8 @@ impl Root {
     fn try_group(&self) -> Result<(), GroupError> {
         let me = Identity::of_self();
         let name = format!("run-{}-{}", me.pid, me.start_time);
-        let Created { group, hold, .. } = self.create(&name, &LimitSet::default())?;
+        let created = self.create_alone(&name, &LimitSet::default(), Access::default())?;
+        let Created { group, hold, .. } = created;
         let joined = group.record_job().and_then(|()| Member::join(self, &name));
         let joined = joined.map(drop);
         let _ = group.forget_job();

@@ -164,7 +164,7 @@ impl Device {
     fn refused(&self, symbol: &'static str, bytes: u64, refusal: &Refusal<'_>) -> Refused {
         let _undisturbed = Undisturbed::new();
         let Book { member, device, .. } = &self.book;
-        member.count_refusal(device, bytes, refusal);
+        member.count_refusal(device, refusal::plain(symbol), bytes, refusal);
         let gpu = Gpu {
             ordinal: self.ordinal,
             id: &self.id,

@@ -6,7 +6,7 @@ use super::Device;
 use crate::account::request::Request;
 use crate::account::rounding::BLOCK;
 use crate::account::shared::Heir;
-use crate::message;
+use crate::{message, refusal};
 
 impl Device {
     /// Uncharges this process's unused bytes for another member of the group. Does nothing while
@@ -74,6 +74,11 @@ impl Pressure for Reclaim<'_> {
 
     fn is_needless(&self) -> bool {
         self.request.is_needless()
+    }
+
+    fn function(&self) -> &str {
+        let asker = self.request.asker();
+        asker.map_or("", |(symbol, _)| refusal::plain(symbol))
     }
 
     fn tell(&self, line: std::fmt::Arguments<'_>) {

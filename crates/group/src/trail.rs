@@ -1,0 +1,212 @@
+//! Where the events of groups go that outlive the groups: the trail of the nearest lasting group,
+//! or the file `.trail` of the root.
+//!
+//! A group's own ring of events goes with the group. So each event is also written to the trail of
+//! the nearest group at or above it that keeps a history, if no user can read that trail who cannot
+//! read the group's own ledger. A job's group at the top of a root has no such group; its events go
+//! to the root's file `.trail`, a ledger without members. The file belongs to the root's owner, and
+//! only processes of this user write it.
+
+use super::directory::Directory;
+use super::member::Member;
+use super::{Access, Group, GroupError, Kind, Members, Root, contents, name, user};
+use gpulimit_base::identity::Identity;
+use gpulimit_ledger::{
+    Cause, Details, DeviceIndex, EventKind, Happening, Holding, Ledger, LedgerError,
+};
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// The name of the file in a root. The names of groups do not begin with a dot.
+const TRAIL: &str = ".trail";
+
+impl Root {
+    /// Makes the root's trail, if the group is a job's group at the top of the caller's own root. A
+    /// root without a trail works like any other, so errors are ignored.
+    pub(super) fn make_trail(&self, group: &Group) {
+        let owner = fs::symlink_metadata(&self.path).map(|about| about.uid());
+        if group.kind() != Kind::Job
+            || name::parent(group.name()).is_some()
+            || !owner.is_ok_and(|owner| owner == user::effective())
+        {
+            return;
+        }
+        let path = self.path.join(TRAIL);
+        if let Err(LedgerError::Version { .. }) = Ledger::open_readonly(&path) {
+            // Another build of gpulimit has made the file, and this build cannot use it.
+            let _ = fs::remove_file(&path);
+        }
+        let _ = Ledger::create_with_history(&path, 0o600);
+    }
+
+    /// Opens the root's trail for reading. Returns `None` if there is none, or if the caller may
+    /// not read it. Fails if the file does not belong to the root's owner, or is damaged.
+    pub fn trail(&self) -> Result<Option<Ledger>, GroupError> {
+        open(&self.path, false)
+    }
+
+    /// Returns whether a file in the root is a draft of the trail, which a killed process left.
+    pub(super) fn is_draft_of_trail(directory: &Directory, name: &str) -> bool {
+        contents::is_draft_of(TRAIL, directory, name)
+    }
+}
+
+/// Opens the trail of the root at `root`.
+fn open(root: &Path, write: bool) -> Result<Option<Ledger>, GroupError> {
+    let path = root.join(TRAIL);
+    let opened = match write {
+        true => Ledger::open(&path),
+        false => Ledger::open_readonly(&path),
+    };
+    let ledger = match opened {
+        Err(LedgerError::Io { error, .. })
+            if matches!(
+                error.kind(),
+                ErrorKind::NotFound | ErrorKind::PermissionDenied
+            ) =>
+        {
+            return Ok(None);
+        }
+        opened => opened?,
+    };
+    let failed = |error| GroupError::io("use", &path, error);
+    let about = ledger.metadata().map_err(failed)?;
+    let owner = fs::symlink_metadata(root).map_err(failed)?.uid();
+    if about.uid() != owner || about.nlink() != 1 {
+        let why = "the file belongs to another user than its directory, or has several names \
+                   (hard links): remove the file";
+        return Err(failed(io::Error::other(why)));
+    }
+    Ok((!write || owner == user::effective()).then_some(ledger))
+}
+
+/// Returns whether all users who can read `above` can read `own`, as far as permissions tell.
+fn is_as_private(above: &Ledger, own: &Ledger) -> bool {
+    let access = |ledger: &Ledger| ledger.metadata().map(|about| Access::of_file(&about));
+    let (Ok(above), Ok(own)) = (access(above), access(own)) else {
+        return false;
+    };
+    let owner = above.owner.is_none_or(|owner| own.admits(owner));
+    owner
+        && match above.members {
+            Members::Owner => true,
+            members => own.members == Members::All || own.members == members,
+        }
+}
+
+/// Returns the name of the group `name` relative to the group `above`; empty for the same group.
+fn relative<'a>(name: &'a str, above: &str) -> &'a str {
+    name.get(above.len() + 1..).unwrap_or_default()
+}
+
+/// Returns an event of this process.
+pub(super) fn happening(
+    kind: EventKind,
+    index: DeviceIndex,
+    bytes: u64,
+    charged: u64,
+    max: u64,
+) -> Happening {
+    Happening {
+        kind,
+        device: Some(index),
+        process: Identity::of_self(),
+        bytes,
+        charged,
+        max,
+    }
+}
+
+impl Member {
+    /// Records an event of this process in the group at level `at`. `function` is the function that
+    /// made the request.
+    pub(super) fn record(&self, at: usize, happening: &Happening, function: &str) {
+        let details = Details {
+            function,
+            ..Details::default()
+        };
+        self.record_with(at, happening, details);
+    }
+
+    /// Records that a process is being killed for the process `by`.
+    pub(super) fn record_kill(
+        &self,
+        at: usize,
+        kill: &Happening,
+        function: &str,
+        cause: Cause,
+        by: Holding,
+    ) {
+        let details = Details {
+            function,
+            cause: Some(cause),
+            by: Some(by),
+            ..Details::default()
+        };
+        self.record_with(at, kill, details);
+    }
+
+    fn record_with(&self, at: usize, happening: &Happening, details: Details<'_>) {
+        let own = &self.levels[at];
+        let lasting = self.levels[at..]
+            .iter()
+            .find(|station| station.ledger.keeps_history())
+            .filter(|above| *above.name == *own.name || is_as_private(&above.ledger, &own.ledger));
+        let (trail, group) = match lasting {
+            Some(above) => (Some(&*above.ledger), relative(&own.name, &above.name)),
+            None => (self.root_trail(), &*own.name),
+        };
+        let holders = match (happening.kind, happening.device) {
+            (EventKind::Refusal | EventKind::Oom | EventKind::Kill, Some(index)) => {
+                own.ledger.largest(index)
+            }
+            _ => Default::default(),
+        };
+        let details = Details {
+            group,
+            holders,
+            ..details
+        };
+        own.ledger.record_in(trail, happening, &details);
+    }
+
+    fn root_trail(&self) -> Option<&Ledger> {
+        let open = || Box::new(open(&self.root, true).ok().flatten());
+        self.root_trail.get_or_init(open).as_ref()
+    }
+}
+
+impl Group {
+    /// Records an event in the group's open ledger, and in the trail where the group's events go.
+    /// Finds the largest users of memory itself.
+    pub fn record(&self, ledger: &Ledger, happening: &Happening, details: Details<'_>) {
+        let holders = match (happening.kind, happening.device) {
+            (EventKind::Kill, Some(index)) => ledger.largest(index),
+            _ => Default::default(),
+        };
+        let details = Details { holders, ..details };
+        if ledger.keeps_history() {
+            ledger.record_in(Some(ledger), happening, &details);
+            return;
+        }
+        let lasting = self.upwards().skip(1).find_map(|above| {
+            let ledger = Ledger::open(&above.ledger_path()).ok()?;
+            ledger.keeps_history().then_some((above, ledger))
+        });
+        // In their own directory, a user can replace the ledger by a link to another one.
+        let lasting = lasting.filter(|(group, above)| {
+            is_as_private(above, ledger) && group.owns(above).unwrap_or(false)
+        });
+        let (trail, group) = match lasting {
+            Some((group, above)) => {
+                let below = relative(self.name(), group.name());
+                (Some(above), below)
+            }
+            None => (open(self.root(), true).ok().flatten(), self.name()),
+        };
+        let details = Details { group, ..details };
+        ledger.record_in(trail.as_ref(), happening, &details);
+    }
+}
