@@ -159,7 +159,22 @@ impl Selection {
         })
     }
 
-    /// Returns the path of the named group's root, or else of the root for new groups.
+    /// Selects no group of the root, where the caller has named a group that does not exist.
+    pub fn gone(root: Root) -> Self {
+        Self {
+            groups: Vec::new(),
+            roots: vec![root],
+            named: true,
+        }
+    }
+
+    /// Returns the roots that were searched for groups.
+    pub fn roots(&self) -> &[Root] {
+        &self.roots
+    }
+
+    /// Returns the path of the named group's root. Without a name, returns the path of the root in
+    /// which new groups are made.
     pub fn root(&self) -> &Path {
         self.roots.last().map_or(Path::new(""), Root::path)
     }
@@ -173,13 +188,18 @@ impl Selection {
     /// Returns a group's name for printing, with the root's path if the name could mean a group of
     /// the first root.
     pub fn title(&self, group: &Group) -> String {
-        let first = self.roots.first().map_or(group.root(), Root::path);
-        let top = upwards(group.name()).last().unwrap_or_default();
+        self.title_of(group.name(), group.root())
+    }
+
+    /// Returns the name for printing of a group that may be gone.
+    pub fn title_of(&self, name: &str, root: &Path) -> String {
+        let first = self.roots.first().map_or(root, Root::path);
+        let top = upwards(name).last().unwrap_or_default();
         let is_top = |other: &Group| other.root() == first && other.name() == top;
-        if group.root() != first && self.groups.iter().any(is_top) {
-            format!("{} ({})", group.name(), group.root().display())
+        if root != first && self.groups.iter().any(is_top) {
+            format!("{name} ({})", root.display())
         } else {
-            group.name().into()
+            name.into()
         }
     }
 

@@ -39,6 +39,7 @@ mod set;
 mod show;
 mod signal;
 mod signals;
+mod since;
 mod sizes;
 mod table;
 mod terminal;

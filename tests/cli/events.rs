@@ -4,7 +4,9 @@ use crate::place::{GIB, GPU, Nothing, Place};
 use gpulimit_base::units::Size;
 use gpulimit_group::Insistence;
 use serde_json::Value;
+use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 
 fn lines(text: &str) -> Vec<Value> {
@@ -121,5 +123,158 @@ fn follow_ends_when_its_reader_is_gone() {
     assert!(
         output.status.success() && output.stderr.is_empty(),
         "{output:?}"
+    );
+}
+
+/// Has a request of 3 GiB refused by a group with a limit of 1 GiB.
+fn refuse(place: &Place, group: &str) {
+    let (member, device) = place.member(group);
+    let refusal = member
+        .charge(&device, 3 * GIB, &Nothing, Insistence::Full)
+        .expect_err("too much");
+    member.count_refusal(&device, "cuMemCreate", 3 * GIB, &refusal);
+}
+
+#[test]
+fn events_of_jobs_that_are_gone_are_listed_once() {
+    let place = Place::new();
+    place.group("a", Size::Max);
+    for job in ["run-1-2", "a/job-3-4", "a/job-3-4/run-5-6"] {
+        place.group(job, Size::Bytes(GIB));
+        refuse(&place, job);
+    }
+    let of = |arguments: &[&str]| -> Vec<String> {
+        let all = lines(&place.said(&[&["events", "--json"], arguments].concat()));
+        let seen = |event: &Value| {
+            let text = |key: &str| event[key].as_str().expect("a text").to_owned();
+            assert_eq!(text("function"), "cuMemCreate", "{event}");
+            assert_eq!(
+                (&event["number"], &event["bytes"]),
+                (&0.into(), &(3 * GIB).into())
+            );
+            assert_eq!(event["gpu"]["uuid"], GPU.to_string());
+            text("group")
+        };
+        all.iter().map(seen).collect()
+    };
+    let all = ["run-1-2", "a/job-3-4", "a/job-3-4/run-5-6"];
+    assert_eq!(of(&[]), all);
+    place.said(&["gc"]);
+    assert_eq!(place.said(&["ls"]), "a\n");
+    assert_eq!(of(&[]), all);
+    assert_eq!(of(&["a"]), all[1..]);
+    assert_eq!(of(&["a/job-3-4"]), all[1..]);
+    assert_eq!(of(&["a/job-3-4/run-5-6"]), all[2..]);
+    assert_eq!(of(&["run-1-2"]), all[..1]);
+    let error = place.refused(1, &["events", "run-1-3"]);
+    assert!(error.contains("no group 'run-1-3'"), "{error}");
+    let trail = place.root_path().join(".trail");
+    let mode = fs::metadata(&trail).expect("there").permissions().mode();
+    assert_eq!(mode & 0o7777, 0o600);
+    // The trail is in nobody's way, and stays.
+    let doctor = place.output(&["doctor"]);
+    assert!(
+        !String::from_utf8_lossy(&doctor.stdout).contains(".trail"),
+        "{doctor:?}"
+    );
+    place.said(&["rm", "--recursive", "a"]);
+    assert_eq!(of(&[]), all[..1]);
+}
+
+#[test]
+fn a_root_without_jobs_has_no_trail_of_its_own() {
+    let place = Place::new();
+    place.group("a", Size::Max);
+    place.group("a/run-1-2", Size::Max);
+    assert!(!place.root_path().join(".trail").exists());
+}
+
+#[test]
+fn a_draft_of_the_trail_is_cleaned_up() {
+    let place = Place::new();
+    place.group("run-1-2", Size::Max);
+    let [draft, theirs] = ["..trail.12.34.new", "..trail.12.new"].map(|name| {
+        let path = place.root_path().join(name);
+        fs::write(&path, [0; 8]).expect("written");
+        path
+    });
+    place.said(&["gc"]);
+    assert!(!draft.exists() && theirs.exists());
+    assert!(place.root_path().join(".trail").exists());
+}
+
+#[test]
+fn events_are_selected_by_time_user_and_kind() {
+    let place = Place::new();
+    place.group("a", Size::Bytes(GIB));
+    place.said(&["set", "a", "max=1G"]);
+    refuse(&place, "a");
+    let own = gpulimit_group::effective_user().to_string();
+    let count = |arguments: &[&str]| {
+        place
+            .said(&[&["events", "a"], arguments].concat())
+            .lines()
+            .count()
+    };
+    for (arguments, expected) in [
+        (&["--since", "1h"][..], 2),
+        (&["--since", "2020-01-01"], 2),
+        (&["--user", &own], 2),
+        (&["--user", "123456"], 0),
+        (&["--kind", "refusal"], 1),
+        (&["--kind", "oom,limits"], 1),
+        (&["--kind", "refusal", "--kind", "limits"], 2),
+        (&["--kind", "kill"], 0),
+    ] {
+        assert_eq!(count(arguments), expected, "{arguments:?}");
+    }
+    let error = place.refused(2, &["events", "--since", "soon"]);
+    assert!(
+        error.contains("invalid time 'soon': expected a time such as"),
+        "{error}"
+    );
+    let error = place.refused(2, &["events", "--kind", "death"]);
+    assert!(error.contains("expected one of refusal, wait"), "{error}");
+    let error = place.refused(2, &["events", "--user", "no such user"]);
+    assert!(error.contains("there is no such user"), "{error}");
+}
+
+#[test]
+fn a_trail_keeps_more_events_than_a_ring() {
+    let place = Place::new();
+    place.group("a", Size::Bytes(GIB));
+    for _ in 0..300 {
+        refuse(&place, "a");
+    }
+    let all = lines(&place.said(&["events", "--json"]));
+    let numbers = all
+        .iter()
+        .map(|event| event["number"].as_u64().expect("a number"));
+    assert!(numbers.eq(0..300));
+}
+
+#[test]
+fn a_killed_process_is_named_with_the_user_of_gpulimit_kill() {
+    let place = Place::new();
+    place.group("run-1-2", Size::Max);
+    let mut member = place.start_member("run-1-2", None);
+    place.said(&["kill", "run-1-2"]);
+    member.wait().expect("ended");
+    place.said(&["rm", "run-1-2"]);
+    let all = lines(&place.said(&["events", "--kind", "kill", "--json"]));
+    assert_eq!(all.len(), 1, "{all:?}");
+    let event = &all[0];
+    assert_eq!(
+        (&event["cause"], &event["pid"]),
+        (&"command".into(), &member.id().into())
+    );
+    assert_eq!(event["by"]["command"], "gpulimit");
+    assert_eq!(event["by"]["uid"], gpulimit_group::effective_user());
+    assert_eq!(event["holders"][0]["bytes"], GIB);
+    let out = place.said(&["events"]);
+    let said = format!("pid {} (", member.id());
+    assert!(
+        out.contains(&said) && out.contains("used 1.0 GiB; by pid "),
+        "{out}"
     );
 }

@@ -40,6 +40,7 @@ mod shared_memory;
 mod sharing;
 mod sizes;
 mod tampering;
+mod trail;
 mod transparent;
 mod updates;
 mod view;

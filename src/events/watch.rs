@@ -1,0 +1,325 @@
+//! Reads the events of groups from their ledgers: from the ring of each group, and from trails.
+
+use super::super::failure::Failure;
+use super::super::groups::{self, Selection, Unreadable};
+use super::line::Line;
+use gpulimit_group::{Kind, Root, check_name, is_within, upwards};
+use gpulimit_ledger::{Event, Ledger, TrailEvent};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+/// The group that the caller named.
+#[derive(Clone)]
+pub struct Scope {
+    pub root: Root,
+    pub name: String,
+}
+
+impl Scope {
+    pub fn of((root, name): (Root, String)) -> Self {
+        Self { root, name }
+    }
+}
+
+/// Identifies an event: its time, root, group, and number in the ring of the group. In the order of
+/// time.
+type Key = (u64, PathBuf, String, u64);
+
+/// The most events that are remembered as printed.
+const PRINTED: usize = 1 << 16;
+
+/// The ledgers whose events are printed.
+pub struct Watch {
+    scope: Option<Scope>,
+    follows: bool,
+    sources: Vec<Source>,
+    /// The files that could not be opened. Each is reported only once.
+    failed: BTreeSet<PathBuf>,
+    /// The last events that were printed. An event is mostly both in a ring and in a trail.
+    printed: BTreeSet<Key>,
+    pub broken: bool,
+}
+
+impl Watch {
+    pub fn new(scope: Option<Scope>, follows: bool) -> Self {
+        Self {
+            scope,
+            follows,
+            sources: Vec::new(),
+            failed: BTreeSet::new(),
+            printed: BTreeSet::new(),
+            broken: false,
+        }
+    }
+
+    /// Returns the events since the last round in the order of their time. Also returns which
+    /// sources were gone before this round, which has still read their last events.
+    pub fn round(&mut self, selection: &Selection) -> Result<(Vec<Line>, Vec<bool>), Failure> {
+        let gone: Vec<bool> = self.sources.iter().map(Source::is_gone).collect();
+        self.add(selection)?;
+        let mut lines = BTreeMap::<Key, Line>::new();
+        // All rings are read before all trails. A process writes an event to the trail first, so an
+        // event of a ring is in its trail by now.
+        for source in &mut self.sources {
+            let events = source.ring();
+            for event in events {
+                let group = source.group.clone().unwrap_or_default();
+                let line = source.line(group, event, None, selection);
+                lines.insert(key(&line), line);
+            }
+        }
+        for source in &mut self.sources {
+            for traced in source
+                .trail
+                .take(source.ledger.trail(source.trail.next), |one| one.number)
+            {
+                let Some(group) = source.place_of(&traced) else {
+                    continue;
+                };
+                if self
+                    .scope
+                    .as_ref()
+                    .is_some_and(|scope| !is_within(&group, &scope.name))
+                {
+                    continue;
+                }
+                let line = source.line(group, traced.event, Some(traced), selection);
+                // Other users may write the trail of a common group. The group's own ring counts
+                // more.
+                match lines.get_mut(&key(&line)) {
+                    Some(known) => known.trail = line.trail,
+                    None => _ = lines.insert(key(&line), line),
+                }
+            }
+        }
+        lines.retain(|key, _| !self.printed.contains(key));
+        if self.follows {
+            self.printed.extend(lines.keys().cloned());
+            while self.printed.len() > PRINTED {
+                self.printed.pop_first();
+            }
+        }
+        Ok((lines.into_values().collect(), gone))
+    }
+
+    /// Forgets the sources that were gone before the last round.
+    pub fn drop_gone(&mut self, gone: &[bool]) {
+        let mut gone = gone.iter();
+        self.sources.retain(|_| gone.next() != Some(&true));
+    }
+
+    /// Returns whether a selected group is left.
+    pub fn has_groups(&self) -> bool {
+        self.sources.iter().any(|source| source.ring.is_some())
+    }
+
+    /// Opens the selected groups that are not open yet, and the trails where the events of their
+    /// jobs go.
+    fn add(&mut self, selection: &Selection) -> Result<(), Failure> {
+        let mut unreadable = Unreadable::default();
+        for group in &selection.groups {
+            let (path, name) = (group.ledger_path(), Some(group.name()));
+            if self.has(group.root().into(), name) || self.failed.contains(&path) {
+                continue;
+            }
+            match groups::readable(group) {
+                Ok(Some(ledger)) => self.open(group.root().into(), name, ledger, true),
+                Ok(None) if selection.named && selection.groups.first() == Some(group) => {
+                    return Err(groups::unreadable(path));
+                }
+                Ok(None) => _ = self.failed.insert(path),
+                // The group was removed before it could be opened.
+                Err(_) if !group.limits_path().exists() => {}
+                Err(error) => {
+                    unreadable.note(&error.to_string());
+                    self.failed.insert(path);
+                }
+            }
+        }
+        for root in selection.roots() {
+            let path = root.path().to_owned();
+            if self.has(path.clone(), None) || self.failed.contains(&path) {
+                continue;
+            }
+            match root.trail() {
+                Ok(Some(ledger)) => self.open(path, None, ledger, false),
+                Ok(None) => {}
+                Err(error) => {
+                    unreadable.note(&error.to_string());
+                    self.failed.insert(path);
+                }
+            }
+        }
+        // The events of a job that is gone are in the trail of a group above it.
+        let scope = self.scope.clone();
+        let above = scope.iter().flat_map(|scope| upwards(&scope.name).skip(1));
+        for name in above {
+            let root = &selection.roots()[0];
+            if !self.has(root.path().into(), Some(name))
+                && let Ok(group) = root.group(name)
+                && let Ok(ledger) = group.ledger()
+            {
+                self.open(root.path().into(), Some(name), ledger, false);
+            }
+        }
+        self.broken |= unreadable.end();
+        Ok(())
+    }
+
+    fn has(&self, root: PathBuf, group: Option<&str>) -> bool {
+        let is_it = |source: &Source| {
+            (&source.root, source.group.as_deref()) == (&root, group) && !source.is_gone()
+        };
+        self.sources.iter().any(is_it)
+    }
+
+    fn open(&mut self, root: PathBuf, group: Option<&str>, ledger: Ledger, with_ring: bool) {
+        let cursor = || Cursor::new(self.follows);
+        self.sources.push(Source {
+            root,
+            group: group.map(str::to_owned),
+            ring: with_ring.then(cursor),
+            trail: cursor(),
+            ledger,
+        });
+    }
+}
+
+fn key(line: &Line) -> Key {
+    let Line { event, .. } = line;
+    (
+        event.time_us,
+        line.root.clone(),
+        line.group.clone(),
+        event.number,
+    )
+}
+
+/// An open ledger whose events are printed.
+struct Source {
+    root: PathBuf,
+    /// The group of the ledger; `None` for the trail of the root.
+    group: Option<String>,
+    ledger: Ledger,
+    /// `None` if only the trail is read.
+    ring: Option<Cursor>,
+    trail: Cursor,
+}
+
+impl Source {
+    fn is_gone(&self) -> bool {
+        self.ledger.is_unlinked()
+    }
+
+    fn ring(&mut self) -> Vec<Event> {
+        let ledger = &self.ledger;
+        let take = |ring: &mut Cursor| ring.take(ledger.events(ring.next), |event| event.number);
+        self.ring.as_mut().map(take).unwrap_or_default()
+    }
+
+    /// Returns the name of the group where an event of the trail happened; `None` if the event is
+    /// forged. Below a group, only jobs have no trail of their own.
+    fn place_of(&self, traced: &TrailEvent) -> Option<String> {
+        let below = &*traced.group;
+        let (cut, whole) = match below.strip_prefix(TrailEvent::CUT) {
+            Some(rest) => ("…", rest.split_once('/')?.1),
+            None => ("", below),
+        };
+        let jobs = || whole.split('/').all(|part| Kind::of(part) == Kind::Job);
+        match (&self.group, below) {
+            (Some(group), "") => Some(group.clone()),
+            (Some(group), _) if jobs() => {
+                let name = format!("{group}/{whole}");
+                check_name(&name).ok()?;
+                Some(format!("{group}/{cut}{whole}"))
+            }
+            (Some(_), _) => None,
+            (None, _) => {
+                check_name(whole).ok()?;
+                Some(format!("{cut}{whole}"))
+            }
+        }
+    }
+
+    fn line(
+        &self,
+        group: String,
+        event: Event,
+        trail: Option<TrailEvent>,
+        selection: &Selection,
+    ) -> Line {
+        let entry = event
+            .what
+            .device
+            .and_then(|index| self.ledger.device_entry(index));
+        Line {
+            title: selection.title_of(&group, &self.root),
+            group,
+            root: self.root.clone(),
+            device: entry.map(|entry| entry.id),
+            event,
+            trail,
+        }
+    }
+}
+
+/// The place in a numbered sequence of events up to which they were printed.
+struct Cursor {
+    /// The number of the next event to print.
+    next: u64,
+    /// The end of the events that the last call saw. Events that it could not read were still being
+    /// written then, or their writer died. They get no third try.
+    seen: u64,
+}
+
+impl Cursor {
+    fn new(follows: bool) -> Self {
+        Self {
+            next: 0,
+            seen: if follows { 0 } else { u64::MAX },
+        }
+    }
+
+    /// Returns the events up to the first that is still being written.
+    fn take<T>(&mut self, mut events: Vec<T>, number: impl Fn(&T) -> u64) -> Vec<T> {
+        let mut next = match (self.next, events.first()) {
+            (0, Some(first)) => number(first),
+            (next, _) => next,
+        };
+        let end = events
+            .last()
+            .map_or(next, |last| number(last).saturating_add(1));
+        let whole = events.iter().take_while(|event| {
+            let at = number(event);
+            let known = at == next || next < self.seen;
+            next = if known { at.saturating_add(1) } else { next };
+            known
+        });
+        let whole = whole.count();
+        events.truncate(whole);
+        self.next = next;
+        self.seen = self.seen.max(end);
+        events
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gap_delays_later_events_once() {
+        let mut cursor = Cursor::new(true);
+        let mut take = |events: &[u64]| cursor.take(events.to_vec(), |number| *number);
+        assert_eq!(take(&[5, 6]), [5, 6], "older ones are no longer there");
+        assert_eq!(take(&[7, 9, 11]), [7], "8 and 10 are being written");
+        assert_eq!(take(&[8, 9, 11, 13]), [8, 9, 11], "12 came later");
+        assert_eq!(take(&[13]), [13]);
+        assert_eq!(take(&[]), []);
+        let mut cursor = Cursor::new(false);
+        assert_eq!(
+            cursor.take(vec![1, 3, u64::MAX], |one| *one),
+            [1, 3, u64::MAX]
+        );
+    }
+}
