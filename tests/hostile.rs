@@ -30,6 +30,8 @@ mod silent;
 mod stuck;
 #[path = "hostile/terminal.rs"]
 mod terminal;
+#[path = "hostile/trail.rs"]
+mod trail;
 #[path = "hostile/unkilled.rs"]
 mod unkilled;
 

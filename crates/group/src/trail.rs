@@ -9,7 +9,7 @@
 
 use super::directory::Directory;
 use super::member::Member;
-use super::{Access, Group, GroupError, Kind, Members, Root, contents, name, user};
+use super::{Access, Group, GroupError, Kind, Members, Root, contents, user};
 use gpulimit_base::identity::Identity;
 use gpulimit_ledger::{
     Cause, Details, DeviceIndex, EventKind, Happening, Holding, Ledger, LedgerError,
@@ -23,14 +23,15 @@ use std::path::Path;
 const TRAIL: &str = ".trail";
 
 impl Root {
-    /// Makes the root's trail, if the group is a job's group at the top of the caller's own root. A
+    /// Makes the root's trail, if the group's events go there and the root is the caller's own. A
     /// root without a trail works like any other, so errors are ignored.
     pub(super) fn make_trail(&self, group: &Group) {
         let owner = fs::symlink_metadata(&self.path).map(|about| about.uid());
-        if group.kind() != Kind::Job
-            || name::parent(group.name()).is_some()
-            || !owner.is_ok_and(|owner| owner == user::effective())
-        {
+        if group.kind() != Kind::Job || !owner.is_ok_and(|owner| owner == user::effective()) {
+            return;
+        }
+        let lasting = group.upwards().find(|above| above.kind() == Kind::Named);
+        if lasting.is_some_and(|above| is_as_private(above.access().ok(), group.access().ok())) {
             return;
         }
         let path = self.path.join(TRAIL);
@@ -82,18 +83,20 @@ fn open(root: &Path, write: bool) -> Result<Option<Ledger>, GroupError> {
     Ok((!write || owner == user::effective()).then_some(ledger))
 }
 
-/// Returns whether all users who can read `above` can read `own`, as far as permissions tell.
-fn is_as_private(above: &Ledger, own: &Ledger) -> bool {
-    let access = |ledger: &Ledger| ledger.metadata().map(|about| Access::of_file(&about));
-    let (Ok(above), Ok(own)) = (access(above), access(own)) else {
+/// Returns whether all users who can read the ledger of the group above can read the group's own
+/// ledger, as far as permissions tell.
+fn is_as_private(above: Option<Access>, own: Option<Access>) -> bool {
+    let (Some(above), Some(own)) = (above, own) else {
         return false;
     };
-    let owner = above.owner.is_none_or(|owner| own.admits(owner));
-    owner
-        && match above.members {
-            Members::Owner => true,
-            members => own.members == Members::All || own.members == members,
-        }
+    let members = above.members == Members::Owner
+        || own.members == Members::All
+        || own.members == above.members;
+    members && above.owner.is_none_or(|owner| own.admits(owner))
+}
+
+fn access(ledger: &Ledger) -> Option<Access> {
+    ledger.metadata().ok().map(|about| Access::of_file(&about))
 }
 
 /// Returns the name of the group `name` relative to the group `above`; empty for the same group.
@@ -153,7 +156,10 @@ impl Member {
         let lasting = self.levels[at..]
             .iter()
             .find(|station| station.ledger.keeps_history())
-            .filter(|above| *above.name == *own.name || is_as_private(&above.ledger, &own.ledger));
+            .filter(|above| {
+                *above.name == *own.name
+                    || is_as_private(access(&above.ledger), access(&own.ledger))
+            });
         let (trail, group) = match lasting {
             Some(above) => (Some(&*above.ledger), relative(&own.name, &above.name)),
             None => (self.root_trail(), &*own.name),
@@ -197,7 +203,7 @@ impl Group {
         });
         // In their own directory, a user can replace the ledger by a link to another one.
         let lasting = lasting.filter(|(group, above)| {
-            is_as_private(above, ledger) && group.owns(above).unwrap_or(false)
+            is_as_private(access(above), access(ledger)) && group.owns(above).unwrap_or(false)
         });
         let (trail, group) = match lasting {
             Some((group, above)) => {

@@ -199,6 +199,7 @@ fn role() {
         "swap" => swap(&root),
         "fill" => fill(&root),
         "charge" => charge(&root),
+        "leave a trail" => leave_a_trail(&root.join("hers")),
         other => panic!("{other}"),
     }
 }
@@ -698,4 +699,149 @@ fn erasing_charges_from_the_ledger_gains_nothing() {
         .expect("written");
     member.uncharge(&device, GIB);
     assert_eq!(charged(), Some(3 * GIB));
+}
+
+// Attacks on the trail of events.
+
+/// Has a request refused in a group.
+fn refuse(root: &Root, group: &str) {
+    let member = Member::join(root, group).expect("joined");
+    let device = member.device(GPU, CAPACITY).expect("a device");
+    let refusal = member
+        .charge(&device, 9 * GIB, &Nothing, Insistence::Full)
+        .expect_err("too much");
+    member.count_refusal(&device, "cuMemAlloc", 9 * GIB, &refusal);
+}
+
+/// Returns the groups of the events in a trail.
+fn groups_in(trail: &Ledger) -> Vec<String> {
+    let events = trail.trail(0).into_iter();
+    events.map(|event| event.group).collect()
+}
+
+#[test]
+fn events_go_to_no_trail_that_more_users_can_read() {
+    let Some(lab) = Lab::new() else { return };
+    let root = lab.root();
+    for job in ["lab/run-1-2", "lab/alice/run-3-4", "run-5-6"] {
+        root.create(job, &set(GIB)).expect("created");
+        refuse(&root, job);
+    }
+    let trail = |group: &str| groups_in(&lab.group(group).ledger().expect("opened"));
+    // Alice and Bob can read the ledger of `lab`, but not that of root's job.
+    assert_eq!(trail("lab"), [""; 0]);
+    assert_eq!(trail("lab/alice"), ["run-3-4"]);
+    assert_eq!(trail("lab/bob"), [""; 0]);
+    let own = root.trail().expect("readable").expect("there");
+    assert_eq!(groups_in(&own), ["lab/run-1-2", "run-5-6"]);
+    let about = fs::metadata(lab.0.join(".trail")).expect("there");
+    assert_eq!((about.uid(), about.mode() & 0o7777), (0, 0o600));
+}
+
+/// Has requests of jobs in a root of alice's own refused. The trail of the root is missing, then
+/// what alice finds there, and is then cut short while it is in use.
+fn leave_a_trail(place: &Path) {
+    let root = Root::at(place).expect("alice's own");
+    let job = || {
+        let group = root.create("run-1-2", &set(GIB)).expect("created").group;
+        refuse(&root, "run-1-2");
+        assert_eq!(group.ledger().expect("opened").events(0).len(), 1);
+        drop(group);
+        root.remove("run-1-2").expect("removed");
+    };
+    say("ready");
+    for line in std::io::stdin().lines() {
+        assert_eq!(line.expect("read"), "job");
+        job();
+        say("done");
+    }
+    let trail = place.join(".trail");
+    let _ = fs::remove_file(&trail);
+    root.create("run-1-2", &set(GIB)).expect("created");
+    let member = Member::join(&root, "run-1-2").expect("joined");
+    let device = member.device(GPU, CAPACITY).expect("a device");
+    for cut in [false, true, true] {
+        if cut {
+            File::create(&trail).expect("cut short");
+        }
+        let refusal = member
+            .charge(&device, 9 * GIB, &Nothing, Insistence::Full)
+            .expect_err("too much");
+        member.count_refusal(&device, "cuMemAlloc", 9 * GIB, &refusal);
+    }
+    member
+        .charge(&device, GIB, &Nothing, Insistence::Full)
+        .expect("the group is not damaged");
+}
+
+#[test]
+fn a_trail_that_was_replaced_is_not_used() {
+    let Some(lab) = Lab::new() else { return };
+    let hers = lab.0.join("hers");
+    fs::create_dir(&hers).expect("made");
+    fs::set_permissions(&hers, Permissions::from_mode(0o700)).expect("set");
+    chown(&hers, Some(ALICE), Some(ALICE)).expect("given");
+    let trail = hers.join(".trail");
+    let elsewhere = lab.0.join("elsewhere");
+    let root = Root::at(&hers).expect("a root");
+    let ledger = |owner: u32| {
+        Ledger::create_with_history(&trail, 0o666).expect("made");
+        fs::set_permissions(&trail, Permissions::from_mode(0o666)).expect("set");
+        chown(&trail, Some(owner), Some(owner)).expect("given");
+    };
+    let replaced: [(&str, &dyn Fn()); 7] = [
+        ("link", &|| {
+            Ledger::create_with_history(&elsewhere, 0o666).expect("made");
+            chown(&elsewhere, Some(ALICE), Some(ALICE)).expect("given");
+            symlink(&elsewhere, &trail).expect("linked");
+        }),
+        ("fifo", &|| {
+            let made = Command::new("mkfifo").arg(&trail).status().expect("run");
+            assert!(made.success());
+            chown(&trail, Some(ALICE), Some(ALICE)).expect("given");
+        }),
+        ("directory", &|| fs::create_dir(&trail).expect("made")),
+        ("of bob", &|| ledger(BOB)),
+        ("of root", &|| ledger(0)),
+        ("hard link", &|| {
+            ledger(ALICE);
+            fs::hard_link(&trail, &elsewhere).expect("linked");
+        }),
+        ("cut short", &|| {
+            ledger(ALICE);
+            let file = OpenOptions::new().write(true).open(&trail).expect("open");
+            file.set_len(64).expect("cut");
+        }),
+    ];
+    let mut alice = lab.start(ALICE, "leave a trail");
+    alice.hear("ready");
+    let mut job = || {
+        let input = alice.input.as_mut().expect("open");
+        input.write_all(b"job\n").expect("written");
+        alice.hear("done");
+    };
+    for (what, replace) in replaced {
+        replace();
+        let seen = |path: &Path| {
+            let about = fs::symlink_metadata(path).ok()?;
+            Some((about.ino(), about.mtime_nsec(), about.blocks()))
+        };
+        let before = (seen(&trail), seen(&elsewhere));
+        job();
+        assert_eq!((seen(&trail), seen(&elsewhere)), before, "{what}");
+        let read = root.trail();
+        assert!(
+            matches!(read, Err(_) | Ok(None)),
+            "{what}: root must not read it"
+        );
+        let _ = fs::remove_file(&elsewhere);
+        let _ = fs::remove_file(&trail).or_else(|_| fs::remove_dir(&trail));
+    }
+    job();
+    let own = root.trail().expect("readable").expect("there");
+    assert_eq!(groups_in(&own), ["run-1-2"]);
+    let about = fs::metadata(&trail).expect("there");
+    assert_eq!((about.uid(), about.mode() & 0o7777), (ALICE, 0o600));
+    drop(own);
+    alice.end();
 }
