@@ -9,6 +9,7 @@ mod check;
 mod clock;
 mod completions;
 mod create;
+mod csv;
 mod dlsym;
 mod doctor;
 mod elf;
@@ -19,6 +20,7 @@ mod gc;
 mod get;
 mod gpu;
 mod groups;
+mod history;
 mod install;
 mod k8s_device_plugin;
 mod kill;
@@ -105,6 +107,8 @@ enum Verb {
     Ps(ps::Args),
     /// Show events: refusals, waits, kills, changes of limits
     Events(events::Args),
+    /// Show the usage of groups over time, as a curve
+    History(history::Args),
     /// Send a signal to the processes of a group
     Kill(kill::Args),
     /// Remove stale groups and the charges of dead processes
@@ -163,6 +167,7 @@ fn main() -> ExitCode {
         Verb::Show(args) => show::show(&args),
         Verb::Ps(args) => ps::ps(&args),
         Verb::Events(args) => events::events(&args),
+        Verb::History(args) => history::history(&args),
         Verb::Kill(args) => kill::kill(&args),
         Verb::Gc(args) => gc::gc(&args),
         Verb::Apply(args) => apply::apply(&args),

@@ -25,9 +25,18 @@ pub fn fit(line: &str, indent: usize, stream: &(impl IsTerminal + AsFd)) -> Stri
     }
 }
 
-/// Returns the terminal's width in columns. `None` for other streams, and for an unknown or too
-/// small width.
-fn width(stream: &(impl IsTerminal + AsFd)) -> Option<usize> {
+/// Returns whether the user's locale has the characters of UTF-8, by the variables of the
+/// environment.
+pub fn is_utf8() -> bool {
+    let set = |name: &&str| env::var_os(name).filter(|value| !value.is_empty());
+    let locale = ["LC_ALL", "LC_CTYPE", "LANG"].iter().find_map(set);
+    let locale = locale.unwrap_or_default().to_string_lossy().to_lowercase();
+    locale.contains("utf-8") || locale.contains("utf8")
+}
+
+/// Returns the terminal's width in columns; `None` if the stream is not a terminal, or if its width
+/// is unknown or too small.
+pub fn width(stream: &(impl IsTerminal + AsFd)) -> Option<usize> {
     let size = stream
         .is_terminal()
         .then(|| rustix::termios::tcgetwinsize(stream).ok())?;

@@ -22,6 +22,7 @@ fn help_of_every_verb_has_examples() {
         "show",
         "ps",
         "events",
+        "history",
         "kill",
         "gc",
         "apply",

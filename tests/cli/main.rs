@@ -10,6 +10,7 @@ mod foreign;
 mod gc;
 mod get;
 mod help;
+mod history;
 mod job;
 mod kill;
 mod ls;

@@ -1,0 +1,252 @@
+//! `gpulimit history`: shows the usage of groups over time.
+
+mod curve;
+mod past;
+
+use super::clock::Moment;
+use super::failure::Failure;
+use super::figures::Gpu;
+use super::groups::{self, Selection, View};
+use super::nvml::Driver;
+use super::{clock, csv, gpu, output, since, terminal};
+use curve::Curve;
+use gpulimit_base::units::gib;
+use gpulimit_ledger::{DeviceEntry, Ledger, Resolution};
+use gpulimit_limits::Selector;
+use jiff::Zoned;
+use past::{Span, Window};
+use serde_json::{Value, json};
+use std::io;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Options of `history`.
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    /// Show only this group and the groups below it
+    group: Option<String>,
+
+    /// Begin of the time to show: 30m or 2h ago, yesterday, 14:00, 2026-11-20
+    #[arg(long, value_name = "TIME", default_value = "10m")]
+    since: String,
+
+    /// The GPU to show: index, UUID, start of the UUID, PCI bus id. Repeat for more
+    #[arg(long = "device", value_name = "GPU")]
+    devices: Vec<String>,
+
+    /// Print JSON: sizes are in bytes, and unknown figures are null
+    #[arg(long)]
+    json: bool,
+
+    /// Print CSV, one line for each period: sizes are in bytes, and unknown figures are empty
+    #[arg(long, conflicts_with = "json")]
+    csv: bool,
+}
+
+const HELP: &str = "\
+Draws a curve for each group and GPU. Named groups keep their usage of the last
+ten minutes by the second, of the last day by the minute, and of the last week
+by the quarter of an hour. Members record the usage when they take memory; in
+between, usage only falls. What it fell to at which time is unknown until the
+next request, and drawn in another character. Times are in the zone of the
+caller, in JSON and CSV in UTC. Without a UTF-8 locale the curve is of ASCII.
+
+Examples:
+  gpulimit history lab
+  gpulimit history lab/alice --since yesterday --device 0
+  gpulimit history lab --since 2h --json | jq '.histories[].periods[].max'";
+
+/// Shows the curves.
+pub fn history(args: &Args) -> Result<ExitCode, Failure> {
+    let now = Zoned::now();
+    let since = since::parse(&args.since, &now)
+        .map_err(|why| Failure::usage(format_args!("invalid time '{}': {why}", args.since)))?;
+    let selection = Selection::of(args.group.as_deref())?;
+    let driver = Driver::load().ok();
+    let driver = driver.as_ref();
+    let devices = gpu::selectors(&args.devices, driver)?;
+    let (views, status) = selection.views(driver);
+    let first = views.first().filter(|_| selection.named);
+    if let Some(View {
+        ledger: None,
+        group,
+        ..
+    }) = first
+    {
+        return Err(groups::unreadable(group.ledger_path()));
+    }
+    let is_asked = |device: &DeviceEntry| {
+        devices.contains(&Selector::All) || devices.contains(&Selector::Device(device.id))
+    };
+    let mut pasts = Vec::new();
+    for view in &views {
+        let Some(ledger) = view.ledger.as_ref().filter(|ledger| ledger.keeps_history()) else {
+            continue;
+        };
+        let recorded = view
+            .devices
+            .iter()
+            .filter(|device| ledger.records(device.index));
+        for device in recorded.filter(|device| is_asked(device)) {
+            pasts.push(Past::of(view, ledger, device, since, &now, driver));
+        }
+    }
+    if args.json {
+        selection.print_json("histories", pasts.iter().map(Past::json).collect())?;
+    } else if args.csv {
+        let heads = HEADS.map(String::from);
+        let rows = std::iter::once(heads).chain(pasts.iter().flat_map(Past::rows));
+        output::print(&csv::lines(rows)?)?;
+    } else if pasts.is_empty() && status == ExitCode::SUCCESS {
+        output::note(match first {
+            Some(View {
+                ledger: Some(ledger),
+                ..
+            }) if !ledger.keeps_history() => "this group keeps no history: only named groups do",
+            _ => "no named group has used such a GPU",
+        });
+    } else {
+        let texts: Vec<String> = pasts.iter().map(|past| past.text(&now)).collect();
+        output::print(&texts.join("\n"))?;
+    }
+    Ok(status)
+}
+
+/// The past usage of a group on one GPU.
+struct Past<'a> {
+    view: &'a View,
+    gpu: Gpu,
+    resolution: Resolution,
+    usage: u64,
+    spans: Vec<Span>,
+}
+
+impl<'a> Past<'a> {
+    fn of(
+        view: &'a View,
+        ledger: &Ledger,
+        device: &DeviceEntry,
+        since: u64,
+        now: &Zoned,
+        driver: Option<&Driver>,
+    ) -> Self {
+        let gpu = Gpu::of(view, device.id, driver);
+        let usage = gpu.usage.unwrap_or(0);
+        let now = u64::try_from(now.timestamp().as_second()).unwrap_or(0);
+        let window = Window::new(since, now, usage);
+        Self {
+            view,
+            gpu,
+            resolution: window.resolution,
+            usage,
+            spans: window.spans(|resolution| ledger.history(device.index, resolution)),
+        }
+    }
+
+    /// Returns the limit that applies to the group, in bytes.
+    fn limit(&self) -> Option<u64> {
+        self.gpu.effective.as_ref().map(|(max, _)| *max)
+    }
+
+    /// Returns a title and the curve.
+    fn text(&self, now: &Zoned) -> String {
+        const WIDTH: usize = 80;
+        let sum = |count: fn(&Span) -> u32| {
+            let counts = self.spans.iter().map(|span| u64::from(count(span)));
+            counts.sum::<u64>()
+        };
+        let used = match self.limit() {
+            Some(max) => format!("{} of {}", gib(self.usage).in_unit_of(max), gib(max)),
+            None => gib(self.usage).to_string(),
+        };
+        let mut said = format!("{}  GPU {}  {used} used", self.view.title, self.gpu.label);
+        for (count, text) in [
+            (sum(|span| span.refusals), "refused"),
+            (sum(|span| span.kills), "killed"),
+        ] {
+            if count > 0 {
+                said += &format!(", {count} {text}");
+            }
+        }
+        let waited = Duration::from_secs(sum(|span| span.waited));
+        if !waited.is_zero() {
+            said += &format!(", waited {}", clock::span(waited));
+        }
+        let curve = Curve {
+            spans: &self.spans,
+            length: self.resolution.seconds(),
+            limit: self.limit(),
+            zone: now.time_zone(),
+            width: terminal::width(&io::stdout()).unwrap_or(WIDTH),
+            unicode: terminal::is_utf8(),
+        };
+        output::fit(&said, 2) + "\n" + &curve.lines().join("\n") + "\n"
+    }
+
+    fn json(&self) -> Value {
+        let period = |span: &Span| {
+            json!({
+                "time": time(span),
+                "max": span.known.map(|usage| usage.max),
+                "min": span.known.map(|usage| usage.min),
+                "at_most": span.at_most,
+                "at_least": span.at_least,
+                "refusals": span.refusals,
+                "waited_ms": u64::from(span.waited) * 1_000,
+                "kills": span.kills,
+            })
+        };
+        json!({
+            "name": self.view.group.name(),
+            "root": self.view.group.root().to_string_lossy(),
+            "gpu": self.gpu.name_json(),
+            "period_ms": self.resolution.seconds() * 1_000,
+            "effective_max": self.limit(),
+            "usage": self.usage,
+            "periods": self.spans.iter().map(period).collect::<Vec<_>>(),
+        })
+    }
+
+    /// Returns the cells of the CSV output.
+    fn rows(&self) -> impl Iterator<Item = [String; HEADS.len()]> {
+        let known = |figure: Option<u64>| figure.map_or_else(String::new, |it| it.to_string());
+        self.spans.iter().map(move |span| {
+            [
+                time(span),
+                self.view.group.name().into(),
+                self.view.group.root().to_string_lossy().into_owned(),
+                self.gpu.id.to_string(),
+                (self.resolution.seconds() * 1_000).to_string(),
+                known(span.known.map(|usage| usage.max)),
+                known(span.known.map(|usage| usage.min)),
+                known(span.at_most),
+                span.at_least.to_string(),
+                span.refusals.to_string(),
+                (u64::from(span.waited) * 1_000).to_string(),
+                span.kills.to_string(),
+            ]
+        })
+    }
+}
+
+/// The heads of the CSV output.
+const HEADS: [&str; 12] = [
+    "time",
+    "group",
+    "root",
+    "gpu",
+    "period_ms",
+    "max",
+    "min",
+    "at_most",
+    "at_least",
+    "refusals",
+    "waited_ms",
+    "kills",
+];
+
+fn time(span: &Span) -> String {
+    let unix_ms = span.start * 1_000;
+    Moment { unix_ms }.to_string()
+}

@@ -1,0 +1,170 @@
+//! `history`
+
+use crate::place::{GIB, GPU, Nothing, Place, text};
+use gpulimit_base::units::Size;
+use gpulimit_group::{Insistence, Member, MemberDevice};
+use serde_json::Value;
+
+fn charge(member: &Member, device: &MemberDevice, bytes: u64) {
+    member
+        .charge(device, bytes, &Nothing, Insistence::Full)
+        .expect("fits");
+}
+
+/// Returns a group `lab` that has used 3 GiB and uses 1 GiB now. One request was refused.
+fn used() -> (Place, Member) {
+    let place = Place::new();
+    place.group("lab", Size::Bytes(4 * GIB));
+    let (member, device) = place.member("lab");
+    charge(&member, &device, 3 * GIB);
+    let refusal = member
+        .charge(&device, 2 * GIB, &Nothing, Insistence::Full)
+        .expect_err("full");
+    member.count_refusal(&device, 2 * GIB, &refusal);
+    member.uncharge(&device, 2 * GIB);
+    (place, member)
+}
+
+/// Returns the sum of a count of all periods.
+fn sum(periods: &[Value], key: &str) -> u64 {
+    periods
+        .iter()
+        .filter_map(|period| period[key].as_u64())
+        .sum()
+}
+
+#[test]
+fn history_draws_a_curve() {
+    let (place, _member) = used();
+    let drawn = |locale: &str| {
+        let mut command = place.gpulimit(&["history", "lab"]);
+        command.env_remove("LC_ALL").env_remove("LC_CTYPE");
+        text(
+            &command
+                .env("LANG", locale)
+                .output()
+                .expect("started")
+                .stdout,
+        )
+    };
+    let curve = drawn("en_US.UTF-8");
+    assert!(
+        curve.starts_with("lab  GPU GPU-1a2b…  1.0 of 4.0 GiB used, 1 refused\n4.0 GiB ┤───"),
+        "{curve}"
+    );
+    assert!(
+        curve.contains('R') && curve.contains('▒') && curve.contains("? unknown"),
+        "{curve}"
+    );
+    assert!(
+        curve.lines().all(|line| line.chars().count() <= 80),
+        "{curve}"
+    );
+    for locale in ["C", "POSIX", ""] {
+        let curve = drawn(locale);
+        assert!(curve.contains("\n4.0 GiB +---"), "{curve}");
+        let curve = curve.replace('…', "");
+        assert!(curve.is_ascii(), "{curve}");
+    }
+}
+
+#[test]
+fn history_in_json_and_csv_has_all_periods() {
+    let (place, _member) = used();
+    for (since, period_ms, least) in [
+        ("10m", 1_000, 600),
+        ("2h", 60_000, 120),
+        ("3d", 900_000, 288),
+    ] {
+        let json = place.json(&["history", "lab", "--since", since, "--json"]);
+        let history = &json["histories"][0];
+        for (key, expected) in [
+            ("usage", GIB),
+            ("effective_max", 4 * GIB),
+            ("period_ms", period_ms),
+        ] {
+            assert_eq!(history[key], expected, "{key}: {history}");
+        }
+        assert_eq!(history["gpu"]["uuid"], GPU.to_string());
+        let periods = history["periods"].as_array().expect("periods");
+        assert!(
+            (least..least + 3).contains(&periods.len()),
+            "{}",
+            periods.len()
+        );
+        let most = periods
+            .iter()
+            .filter_map(|period| period["max"].as_u64())
+            .max();
+        assert_eq!((most, sum(periods, "refusals")), (Some(3 * GIB), 1));
+        let first = &periods[0];
+        assert!(
+            first["max"].is_null() && first["at_most"].is_null(),
+            "{first}"
+        );
+        assert_eq!(first["at_least"], 0);
+        let last = periods.last().expect("a period");
+        assert_eq!(
+            last["min"].as_u64().map(|min| min <= GIB),
+            Some(true),
+            "{last}"
+        );
+
+        let csv = place.said(&["history", "lab", "--since", since, "--csv"]);
+        let mut lines = csv.lines();
+        assert_eq!(
+            lines.next(),
+            Some("time,group,root,gpu,period_ms,max,min,at_most,at_least,refusals,waited_ms,kills")
+        );
+        let first = lines.next().expect("a period");
+        assert!(
+            first.contains(&format!(",{GPU},{period_ms},,,,0,0,0,0")),
+            "{first}"
+        );
+        assert!((least - 1..least + 2).contains(&lines.count()));
+    }
+}
+
+#[test]
+fn history_shows_the_groups_and_gpus_that_were_asked_for() {
+    let (place, _member) = used();
+    place.group("lab/alice", Size::Max);
+    place.group("other", Size::Max);
+    let (other, device) = place.member("other");
+    charge(&other, &device, GIB);
+    let names = |arguments: &[&str]| -> Vec<String> {
+        let json = place.json(&[&["history", "--json"], arguments].concat());
+        let all = json["histories"].as_array().expect("a list").iter();
+        all.map(|history| history["name"].as_str().expect("a name").into())
+            .collect()
+    };
+    assert_eq!(names(&[]), ["lab", "other"]);
+    assert_eq!(names(&["other"]), ["other"]);
+    assert_eq!(names(&["lab", "--device", &GPU.to_string()]), ["lab"]);
+    let elsewhere = GPU.to_string().replace("1a2b", "9a9b");
+    assert_eq!(names(&["--device", &elsewhere]), [""; 0]);
+    let output = place.output(&["history", "lab/alice"]);
+    assert!(
+        output.status.success() && output.stdout.is_empty(),
+        "{output:?}"
+    );
+    assert!(
+        text(&output.stderr).contains("no named group has used"),
+        "{output:?}"
+    );
+}
+
+#[test]
+fn history_refuses_times_that_it_does_not_understand() {
+    let place = Place::new();
+    place.group("lab", Size::Max);
+    let error = place.refused(2, &["history", "lab", "--since", "soon"]);
+    assert!(
+        error.contains("invalid time 'soon': expected a time such as"),
+        "{error}"
+    );
+    let error = place.refused(2, &["history", "lab", "--since", "2999-01-01"]);
+    assert!(error.contains("future"), "{error}");
+    let error = place.refused(1, &["history", "nolab"]);
+    assert!(error.contains("no group 'nolab'"), "{error}");
+}
