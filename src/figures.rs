@@ -2,8 +2,9 @@
 
 use super::changes::is_above;
 use super::groups::{self, Selection, View};
+use super::history;
 use super::nvml::Driver;
-use super::waiting::Waiters;
+use super::trend::Trend;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::{Size, gib};
 use gpulimit_group::{Group, Kind};
@@ -69,8 +70,8 @@ pub struct Gpu {
     pub waited_ms: Option<u64>,
     /// The number of live processes in the group that have used this GPU.
     pub processes: Option<usize>,
-    /// The number of live processes in the group that wait for memory of this GPU.
-    pub waiting: Option<usize>,
+    /// How the usage grows; `None` if it does not, or if this is unknown.
+    pub trend: Option<Trend>,
 }
 
 impl Figures {
@@ -231,6 +232,8 @@ impl Gpu {
             let ledger = (*ledger)?;
             Some(max.saturating_sub(charged(ledger).saturating_add(kept(group, ledger))))
         });
+        let in_use = usage.map(|usage| usage.charged.saturating_sub(usage.idle));
+        let trend = || history::trend(view.ledger.as_ref()?, entry?.index, in_use?);
         Self {
             id,
             index: groups::index(id, driver),
@@ -242,19 +245,24 @@ impl Gpu {
                 .iter()
                 .min_by_key(|(max, ..)| *max)
                 .map(|(max, group, _)| (*max, group.name().to_owned())),
-            usage: usage.map(|usage| usage.charged.saturating_sub(usage.idle)),
+            usage: in_use,
             peak: usage.map(|usage| usage.peak),
             free: left.min(),
             refusals: usage.map(|usage| usage.refusals),
             waits: usage.map(|usage| usage.waits),
             waited_ms: usage.map(|usage| usage.waited_ms),
             processes: view.count(uses),
-            waiting: None,
+            trend: trend(),
         }
     }
 
-    /// Returns a limit in bytes; `None` if the limit is not set, or for a percentage of a GPU of
-    /// unknown size.
+    /// Returns the limit that applies to the group, in bytes.
+    pub fn limit(&self) -> Option<u64> {
+        self.effective.as_ref().map(|(max, _)| *max)
+    }
+
+    /// Returns a limit in bytes. Returns `None` if the limit is not set, or if it is a percentage
+    /// and the GPU's memory is unknown.
     pub fn bytes(&self, key: Key) -> Option<u64> {
         bytes(self.rule.get(key), self.capacity)
     }
@@ -292,8 +300,21 @@ impl Gpu {
             "waits": self.waits,
             "waited_ms": self.waited_ms,
             "processes": self.processes,
-            "waiting": self.waiting,
+            "trend": self.trend_json(),
         })
+    }
+
+    /// Returns the trend as JSON; null if there is none.
+    pub fn trend_json(&self) -> Value {
+        let trend = self.trend.zip(self.usage);
+        trend.map_or(Value::Null, |(trend, usage)| {
+            trend.json(usage, self.limit())
+        })
+    }
+
+    /// Returns the trend as a sentence for people.
+    pub fn trend_text(&self) -> Option<String> {
+        Some(self.trend?.text(self.usage?, self.limit()))
     }
 }
 

@@ -8,12 +8,13 @@ use super::failure::Failure;
 use super::figures::Gpu;
 use super::groups::{self, Selection, View};
 use super::nvml::Driver;
+use super::trend::{self, Floors, Trend};
 use super::{clock, csv, gpu, output, since, terminal};
 use curve::Curve;
 use gpulimit_base::units::gib;
-use gpulimit_ledger::{DeviceEntry, Ledger, Resolution};
+use gpulimit_ledger::{DeviceEntry, DeviceIndex, Ledger, Resolution};
 use gpulimit_limits::Selector;
-use jiff::Zoned;
+use jiff::{Timestamp, Zoned};
 use past::{Span, Window};
 use serde_json::{Value, json};
 use std::io;
@@ -122,6 +123,28 @@ struct Past<'a> {
     spans: Vec<Span>,
 }
 
+/// Returns the trend of a group's usage of a GPU, whose present usage is `usage` bytes.
+pub fn trend(ledger: &Ledger, device: DeviceIndex, usage: u64) -> Option<Trend> {
+    if !ledger.records(device) {
+        return None;
+    }
+    let now = second(Timestamp::now());
+    let floors = Resolution::ALL.map(|resolution| {
+        let window = Window::whole(resolution, now, usage);
+        let spans = window.spans(|resolution| ledger.history(device, resolution));
+        Floors {
+            length: resolution.seconds(),
+            floors: spans.iter().map(Span::floor).collect(),
+        }
+    });
+    trend::trend(&floors)
+}
+
+/// Returns a time in seconds since 1970.
+fn second(time: Timestamp) -> u64 {
+    u64::try_from(time.as_second()).unwrap_or(0)
+}
+
 impl<'a> Past<'a> {
     fn of(
         view: &'a View,
@@ -133,7 +156,7 @@ impl<'a> Past<'a> {
     ) -> Self {
         let gpu = Gpu::of(view, device.id, driver);
         let usage = gpu.usage.unwrap_or(0);
-        let now = u64::try_from(now.timestamp().as_second()).unwrap_or(0);
+        let now = second(now.timestamp());
         let window = Window::new(since, now, usage);
         Self {
             view,
@@ -144,11 +167,6 @@ impl<'a> Past<'a> {
         }
     }
 
-    /// Returns the limit that applies to the group, in bytes.
-    fn limit(&self) -> Option<u64> {
-        self.gpu.effective.as_ref().map(|(max, _)| *max)
-    }
-
     /// Returns a title and the curve.
     fn text(&self, now: &Zoned) -> String {
         const WIDTH: usize = 80;
@@ -156,7 +174,7 @@ impl<'a> Past<'a> {
             let counts = self.spans.iter().map(|span| u64::from(count(span)));
             counts.sum::<u64>()
         };
-        let used = match self.limit() {
+        let used = match self.gpu.limit() {
             Some(max) => format!("{} of {}", gib(self.usage).in_unit_of(max), gib(max)),
             None => gib(self.usage).to_string(),
         };
@@ -176,12 +194,15 @@ impl<'a> Past<'a> {
         let curve = Curve {
             spans: &self.spans,
             length: self.resolution.seconds(),
-            limit: self.limit(),
+            limit: self.gpu.limit(),
             zone: now.time_zone(),
             width: terminal::width(&io::stdout()).unwrap_or(WIDTH),
             unicode: terminal::is_utf8(),
         };
-        output::fit(&said, 2) + "\n" + &curve.lines().join("\n") + "\n"
+        let mut lines = vec![output::fit(&said, 2)];
+        lines.extend(self.gpu.trend_text().map(|trend| output::fit(&trend, 2)));
+        lines.extend(curve.lines());
+        lines.join("\n") + "\n"
     }
 
     fn json(&self) -> Value {
@@ -202,8 +223,9 @@ impl<'a> Past<'a> {
             "root": self.view.group.root().to_string_lossy(),
             "gpu": self.gpu.name_json(),
             "period_ms": self.resolution.seconds() * 1_000,
-            "effective_max": self.limit(),
+            "effective_max": self.gpu.limit(),
             "usage": self.usage,
+            "trend": self.gpu.trend_json(),
             "periods": self.spans.iter().map(period).collect::<Vec<_>>(),
         })
     }

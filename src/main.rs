@@ -46,6 +46,7 @@ mod sizes;
 mod table;
 mod terminal;
 mod tree;
+mod trend;
 mod trust;
 mod waiting;
 mod warnings;

@@ -5,7 +5,7 @@ mod mine;
 use super::failure::Failure;
 use super::figures::{self, Figures, Gpu};
 use super::groups::Selection;
-use super::output;
+use super::output::{self, Escaped};
 use super::table::{Column, Table, UNKNOWN, figure};
 use gpulimit_base::units::{Size, gib};
 use gpulimit_limits::Key;
@@ -34,14 +34,8 @@ that group's name. USAGE is the memory that the processes of the group and of
 the groups below it use, with managed memory; FREE is how much more they can
 get; PEAK is the highest charge so far; REFUSED counts refused requests. Unknown
 figures are shown as -. EFFECTIVE, HIGH, LOW, MIN and OPTIONS are shown only if
-a group has them, and WAITING, the number of processes that wait for memory,
-only if there are any. A narrow terminal shows fewer columns.
-
---mine shows the group that your programs get from a rule of the policy or from
-the environment. LIMIT is the smallest limit that holds, and its group; MINE is
-your part of the group's USAGE. `Shared with` lists users whose memory counts
-against the outermost limit, as far as you may see them. `gpulimit doctor` says
-whether programs that you start load the library.
+a group has them. A narrow terminal shows fewer columns. A line below the table
+says if the usage of a named group grows as that of a program with a leak.
 
 Examples:
   gpulimit show
@@ -61,10 +55,28 @@ pub fn show(args: &Args) -> Result<ExitCode, Failure> {
         selection.print_json("groups", groups)?;
     } else if !figures.is_empty() {
         output::table(&table(&figures).render_without(&NARROW))?;
+        output::print(&trends(&figures))?;
     } else if status == ExitCode::SUCCESS {
         no_groups(&selection);
     }
     Ok(status)
+}
+
+/// Returns a line for each group and GPU whose usage grows.
+fn trends(groups: &[Figures]) -> String {
+    let line = |group: &Figures, gpu: &Gpu| {
+        let trend = gpu.trend_text()?;
+        let line = format!("{}  GPU {}  {trend}", group.title, gpu.label);
+        Some(output::fit(&Escaped(&line).to_string(), 2) + "\n")
+    };
+    let lines = |group: &Figures| -> Vec<String> {
+        group
+            .gpus
+            .iter()
+            .filter_map(|gpu| line(group, gpu))
+            .collect()
+    };
+    groups.iter().flat_map(lines).collect()
 }
 
 /// Prints that no groups exist, and how to make a group.

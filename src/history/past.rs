@@ -27,6 +27,13 @@ pub struct Span {
     pub kills: u32,
 }
 
+impl Span {
+    /// Returns the smallest usage in this period; `None` if the ledger says nothing of this time.
+    pub fn floor(&self) -> Option<u64> {
+        (self.known.is_some() || self.at_most.is_some()).then_some(self.at_least)
+    }
+}
+
 /// A time window of the past, and what is known at its end.
 #[derive(Copy, Clone, Debug)]
 pub struct Window {
@@ -43,13 +50,22 @@ impl Window {
     /// Returns the window from `since` to `now` with the finest resolution whose ring covers it.
     /// The window is cut to what the coarsest ring holds.
     pub fn new(since: u64, now: u64, usage: u64) -> Self {
-        let length = |resolution: Resolution| resolution.seconds() * resolution.periods() as u64;
-        let covers = |resolution: &Resolution| now.saturating_sub(since) <= length(*resolution);
-        let resolution = Resolution::ALL.into_iter().find(covers);
-        let resolution = resolution.unwrap_or(Resolution::Quarters);
+        let covers = |window: &Self| window.since <= since;
+        let whole = |resolution| Self::whole(resolution, now, usage);
+        let finest = Resolution::ALL.into_iter().map(whole).find(covers);
+        let finest = finest.unwrap_or(whole(Resolution::Quarters));
+        Self {
+            since: since.max(finest.since),
+            ..finest
+        }
+    }
+
+    /// Returns the window of all that the ring of a resolution holds.
+    pub fn whole(resolution: Resolution, now: u64, usage: u64) -> Self {
+        let length = resolution.seconds() * resolution.periods() as u64;
         Self {
             resolution,
-            since: since.max(now.saturating_sub(length(resolution))),
+            since: now.saturating_sub(length),
             now,
             usage,
         }

@@ -4,6 +4,9 @@ use crate::place::{GIB, GPU, Nothing, Place, text};
 use gpulimit_base::units::Size;
 use gpulimit_group::{Insistence, Member, MemberDevice};
 use serde_json::Value;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 fn charge(member: &Member, device: &MemberDevice, bytes: u64) {
     member
@@ -167,4 +170,54 @@ fn history_refuses_times_that_it_does_not_understand() {
     assert!(error.contains("future"), "{error}");
     let error = place.refused(1, &["history", "nolab"]);
     assert!(error.contains("no group 'nolab'"), "{error}");
+}
+
+/// Writes usage that grows by 128 MiB a minute into the history of the last half hour: into the
+/// ring of minutes of the first GPU (`crates/ledger/src/layout.rs`).
+fn write_leak(place: &Place, group: &str) {
+    const MINUTES: u64 = (4 + 512 + 8_192 + 16) * 4_096 + 14_400;
+    let path = place.root_path().join(group).join("ledger");
+    let ledger = File::options().write(true).open(path).expect("a ledger");
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .expect("after 1970");
+    let minute = now.as_secs() / 60;
+    for ago in 0..30 {
+        let period = minute - ago;
+        let word = ((period << 32) | ((30 - ago) * 32_768)).to_le_bytes();
+        let bucket = MINUTES + period % 1_440 * 24;
+        ledger
+            .write_all_at(&[word, word].concat(), bucket)
+            .expect("written");
+    }
+}
+
+#[test]
+fn usage_that_grows_is_reported() {
+    let place = Place::new();
+    place.group("lab", Size::Bytes(8 * GIB));
+    let (member, device) = place.member("lab");
+    charge(&member, &device, 30 * GIB / 8);
+    let verbs = [["history", "lab"], ["show", "lab"]];
+    for verb in verbs {
+        assert!(!place.said(&verb).contains("leak"));
+    }
+    write_leak(&place, "lab");
+    let line = "grows 128.0 MiB/min, full in 34 min; may leak: the floor has risen for 20 min";
+    for verb in verbs {
+        let said = place.said(&verb);
+        assert!(said.lines().any(|text| text.ends_with(line)), "{said}");
+    }
+    let trends = [
+        place.json(&["show", "--json"])["groups"][0]["gpus"][0]["trend"].take(),
+        place.json(&["history", "--json"])["histories"][0]["trend"].take(),
+    ];
+    for trend in trends {
+        assert_eq!(trend["bytes_per_hour"], GIB / 8 * 60, "{trend}");
+        assert_eq!(trend["rising_ms"], 1_200_000, "{trend}");
+        assert_eq!(trend["full_in_ms"], 34 * 60_000, "{trend}");
+    }
+    member.uncharge(&device, 3 * GIB);
+    assert!(!place.said(&["show"]).contains("leak"), "withdrawn");
+    assert!(place.json(&["show", "--json"])["groups"][0]["gpus"][0]["trend"].is_null());
 }
