@@ -5,6 +5,7 @@ use super::groups::{self, Selection, View};
 use super::history;
 use super::nvml::Driver;
 use super::trend::Trend;
+use super::waiting::Waiters;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::{Size, gib};
 use gpulimit_group::{Group, Kind};
@@ -72,6 +73,8 @@ pub struct Gpu {
     pub processes: Option<usize>,
     /// How the usage grows; `None` if it does not, or if this is unknown.
     pub trend: Option<Trend>,
+    /// The number of live processes in the group that wait for memory of this GPU.
+    pub waiting: Option<usize>,
 }
 
 impl Figures {
@@ -253,6 +256,7 @@ impl Gpu {
             waited_ms: usage.map(|usage| usage.waited_ms),
             processes: view.count(uses),
             trend: trend(),
+            waiting: None,
         }
     }
 
@@ -301,6 +305,7 @@ impl Gpu {
             "waited_ms": self.waited_ms,
             "processes": self.processes,
             "trend": self.trend_json(),
+            "waiting": self.waiting,
         })
     }
 

@@ -23,7 +23,7 @@ fn used() -> (Place, Member) {
     let refusal = member
         .charge(&device, 2 * GIB, &Nothing, Insistence::Full)
         .expect_err("full");
-    member.count_refusal(&device, 2 * GIB, &refusal);
+    member.count_refusal(&device, "cuMemAlloc", 2 * GIB, &refusal);
     member.uncharge(&device, 2 * GIB);
     (place, member)
 }
