@@ -280,11 +280,12 @@ impl<'a> Request<'a, '_> {
         Err(refused)
     }
 
-    /// Waits in line for room in the group. Refuses at once if the other members have no charge.
+    /// Waits in line for room in the group. Does not wait if the other members have no charge.
     fn wait(&self, refused: Refused, options: &Options) -> Result<(), Refused> {
         let station = self.station(refused.level);
         if !station.others_hold(self.device.index[refused.level]) {
-            return Err(refused);
+            // The other members may have given their memory back since the refusal.
+            return self.attempt();
         }
         let began = Instant::now();
         let waited = self.wait_in_line(station, refused, began + options.wait_timeout);
@@ -331,8 +332,16 @@ impl<'a> Request<'a, '_> {
                 Turn::NotYet => {}
                 Turn::Over => return Err(refused),
             }
-            if signals.has_pending() || !station.others_hold(index) || self.pressure.is_needless() {
+            if signals.has_pending() || self.pressure.is_needless() {
                 return Err(refused);
+            }
+            if !station.others_hold(index) {
+                // The other members may have given their memory back since the attempt.
+                let last = self.attempt();
+                if last.is_ok() {
+                    self.record(EventKind::Granted, &refused);
+                }
+                return last;
             }
             match &line {
                 Some(line) => line.sleep(),

@@ -624,6 +624,49 @@ fn threads_of_one_process_wait_side_by_side() {
 }
 
 #[test]
+fn memory_given_back_between_an_attempt_and_a_wait_is_used() {
+    /// A [`Pressure`] that gives the other member's memory back at a question after an attempt.
+    struct Late<'a> {
+        other: &'a (Member, MemberDevice),
+        at: u32,
+        asked: Cell<u32>,
+    }
+
+    impl Pressure for Late<'_> {
+        fn reclaim(&self, _: DeviceIndex) -> bool {
+            false
+        }
+
+        fn witness(&self) -> &dyn Witness {
+            &NoWitness
+        }
+
+        fn is_needless(&self) -> bool {
+            self.asked.set(self.asked.get() + 1);
+            if self.asked.get() == self.at {
+                self.other.0.uncharge(&self.other.1, 10 * UNIT);
+            }
+            false
+        }
+    }
+
+    // The first question comes before the wait, the second one while waiting.
+    for at in [1, 2] {
+        let place = Place::new();
+        let _group = waiting_group(&place, HANG);
+        let (one, other) = (place.join("lab"), place.join("lab"));
+        charge(&other, 10).expect("room");
+        let pressure = Late {
+            other: &other,
+            at,
+            asked: Cell::new(0),
+        };
+        let granted = one.0.charge(&one.1, 10 * UNIT, &pressure, Insistence::Full);
+        granted.expect("the other member has given its memory back");
+    }
+}
+
+#[test]
 fn a_signal_ends_a_wait_whenever_it_comes() {
     /// A [`Pressure`] that sends this thread a signal while it is asked to reclaim.
     struct Signalled;
