@@ -1,4 +1,4 @@
-//! The failure of a verb: a sentence for people and an exit status.
+//! The failure of a subcommand: a sentence for people and an exit status.
 
 use gpulimit_group::GroupError;
 use gpulimit_limits::{ExtentError, LimitsError};
@@ -28,7 +28,7 @@ pub fn cannot<'a>(what: &'a str, path: &'a Path) -> impl Fn(io::Error) -> Failur
     }
 }
 
-/// The failure of a verb: a sentence for people, and the exit status.
+/// The failure of a subcommand: a sentence for people, and the exit status.
 #[derive(Debug)]
 pub struct Failure {
     text: String,
@@ -36,7 +36,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// Creates the failure of a verb, with exit status 1.
+    /// Returns a failure with this text and exit status 1.
     pub fn new(text: impl fmt::Display) -> Self {
         Self {
             text: text.to_string(),
@@ -44,7 +44,7 @@ impl Failure {
         }
     }
 
-    /// Creates the failure for a mistake in the command line, with exit status 2.
+    /// Returns the failure for a mistake in the command line, with exit status 2.
     pub fn usage(text: impl fmt::Display) -> Self {
         Self::new(text).with(USAGE)
     }
@@ -85,8 +85,8 @@ impl From<GroupError> for Failure {
 }
 
 impl From<ExtentError> for Failure {
-    /// A size such as -2G that exceeds a known GPU's memory is a command line mistake: status 2,
-    /// otherwise 1.
+    /// Sets exit status 2 if a size such as -2G (all but 2 GiB) leaves no memory of a GPU, because
+    /// the command line is wrong. Sets exit status 1 if a GPU's memory is not known.
     fn from(error: ExtentError) -> Self {
         let usage = matches!(error, ExtentError::TooMuch { .. });
         Self::new(error).with(if usage { USAGE } else { 1 })

@@ -226,7 +226,7 @@ impl Gpu {
             Some(device) => ledger.charged(device),
             None => 0,
         };
-        // Memory that `min` keeps for groups below this group is free for this group as a whole.
+        // This group's free memory includes the memory that `min` keeps for groups below it.
         let kept = |group: &Group, ledger: &Ledger| match group.name() == view.group.name() {
             true => 0,
             false => group.kept_from(view.group.name(), ledger, &id, capacity.unwrap_or(0)),

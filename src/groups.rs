@@ -403,8 +403,8 @@ pub fn readable(group: &Group) -> Result<Option<Ledger>, GroupError> {
     }
 }
 
-/// Opens a group's ledger to signal its processes. Waits for other programs' leases, which must not
-/// protect the processes.
+/// Opens a group's ledger to signal its processes. If another program has a lease on the ledger,
+/// waits for the end of the lease: a lease must not protect the processes from signals.
 pub fn to_signal(group: &Group) -> Result<Option<Ledger>, GroupError> {
     group.past_lease_on_ledger(end_of_leases(), || readable(group))
 }

@@ -5,7 +5,8 @@ use gpulimit_base::device::DeviceId;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// A unit of a card's memory. A unit stands for an amount of memory, not for certain addresses.
+/// A unit of a card's memory: an amount of memory, not certain addresses. A card is a GPU or a MIG
+/// instance.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash, Ord, PartialOrd)]
 pub struct Unit {
     /// The GPU or MIG instance.
@@ -79,10 +80,10 @@ impl fmt::Display for Wrong {
     }
 }
 
-/// The units of one container, all on one card.
+/// The units of one container, all on one GPU or MIG instance.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Share {
-    /// The card of all units.
+    /// The GPU or MIG instance that all these units belong to.
     pub card: DeviceId,
     /// The numbers of the units on the card, sorted.
     pub numbers: Vec<u32>,

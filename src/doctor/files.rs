@@ -147,8 +147,8 @@ fn step_by_step(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
     way.pop().ok_or_else(|| ErrorKind::NotFound.into())
 }
 
-/// Returns the rights with which a process accesses files; for a setuid program, the rights of its
-/// user.
+/// Returns a process's rights to files: those of its real user and groups, also for a setuid
+/// program. If the real user is root, the user is the process's `fsuid`.
 fn rights(pid: u32) -> io::Result<Rights> {
     let status = proc::read(format!("/proc/{pid}/status"))?;
     let numbers = |key: &str| -> Vec<u32> {

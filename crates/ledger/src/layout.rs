@@ -272,13 +272,13 @@ pub(super) const RECORDS: u64 = 1;
 /// The request of the slot's owner that is waiting for memory.
 #[repr(C, align(64))]
 pub(super) struct Waiting {
-    /// The request's number in the line of waiting requests: see [`Signals::tickets`]. Numbers
+    /// The request's number in the queue of waiting requests: see [`Signals::tickets`]. Numbers
     /// start at 1; 0 if the owner does not wait.
     pub ticket: AtomicU64,
     /// The device's index.
     pub device: AtomicU64,
-    /// Time when the owner last checked the line, in milliseconds since boot. Other processes go
-    /// ahead of an owner with an old time.
+    /// Time when the owner last checked its place in the queue, in milliseconds since boot. Other
+    /// processes overtake an owner with an old time.
     pub seen: AtomicU64,
     /// Time when the owner began to wait, in milliseconds since boot.
     pub since: AtomicU64,

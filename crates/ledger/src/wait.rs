@@ -13,10 +13,10 @@ use super::layout::{SlotPage, Waiting};
 use super::{DeviceIndex, Ledger, Slot, os, owner};
 use std::time::{Duration, Instant};
 
-/// Longest time that a waiter sleeps before it checks the line again. Some changes, such as a
-/// member's death, wake no waiter.
+/// Longest time that a waiter sleeps before it checks its place in line again. Some changes, such
+/// as a member's death, wake no waiter.
 const NAP: Duration = Duration::from_millis(100);
-/// Milliseconds after which other processes skip a waiter that has not checked the line.
+/// Milliseconds after which other processes skip a waiter that has not checked its place in line.
 const ABSENT_MS: u64 = 2_000;
 
 /// The answer to a waiting process that asks whether it is allowed to try to charge.
@@ -160,7 +160,7 @@ fn is_before(ledger: &Ledger, own: usize, device: DeviceIndex, ticket: u64) -> b
     false
 }
 
-/// Returns whether a waiter has not checked the line for so long that other processes skip it.
+/// Returns whether other processes skip a waiter: it has not checked its place for too long.
 fn is_absent(waiting: &Waiting, now: u64) -> bool {
     now.saturating_sub(waiting.seen.load(Ordering::Relaxed)) > ABSENT_MS
 }
@@ -179,8 +179,8 @@ fn wake(ledger: &Ledger) {
     let waiting = signals.waiting.load(Ordering::SeqCst);
     signals.returned.fetch_add(1, Ordering::SeqCst);
     let is_in_line = |slot: &SlotPage| slot.waiting.ticket.load(Ordering::Acquire) != 0;
-    // A waiter that is about to check the line again is still in line, although no thread sleeps on
-    // the futex.
+    // A waiter that is about to check its place again is still in line, although no thread sleeps
+    // on the futex.
     if os::futex_wake_all(&signals.returned) == 0
         && !ledger.content().slots[..ledger.high_water()]
             .iter()

@@ -52,7 +52,7 @@ impl fmt::Display for ExtentError {
                 capacity,
             } => write!(
                 f,
-                "cannot work out {extent} in bytes: GPU {gpu} has only {} of memory",
+                "{extent} leaves no memory: GPU {gpu} has only {}",
                 gib(*capacity)
             ),
         }

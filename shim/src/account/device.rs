@@ -49,7 +49,7 @@ pub struct Device {
     pub graphs: GraphMemory,
     /// The contexts that this process has on this GPU.
     pub contexts: Contexts,
-    /// The number of allocations of other processes that this process has open on this GPU.
+    /// The number of other processes' allocations on this GPU that this process has opened.
     opened: AtomicUsize,
     current_pool: CurrentPool,
     measuring: Measuring,

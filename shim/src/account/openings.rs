@@ -1,4 +1,4 @@
-//! Linear memory of other processes that this process has open (`cuIpcOpenMemHandle`).
+//! Linear memory that other processes allocated and this process opened (`cuIpcOpenMemHandle`).
 //!
 //! When the owner frees this memory or ends, NVML attributes it to a process that has it open
 //! (measured). No CUDA call reports this change. The account notices it by the growth of NVML's
@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use crate::abi::{Context, Device as Ordinal, DevicePtr};
 use crate::account::maps::Map;
 
-/// Memory of another process that this process has open at an address.
+/// Memory that another process allocated and this process opened.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Opening {
     pub device: Ordinal,
@@ -23,7 +23,7 @@ pub struct Opening {
     pub count: u32,
 }
 
-/// The memory of other processes that this process has open.
+/// The memory of other processes that this process has opened but not closed yet.
 #[derive(Default)]
 pub struct Openings {
     open: Mutex<Map<DevicePtr, Opening>>,
@@ -70,11 +70,11 @@ impl Openings {
         open.remove(&address)
     }
 
-    /// Charges memory of other processes that NVML now attributes to this process. Returns the sum
-    /// of the sizes passed to `charge`.
+    /// Charges memory of other processes that NVML now counts for this process. Returns the charged
+    /// bytes.
     ///
-    /// The largest memory comes first, while the sizes fit into `grown`, the growth of NVML's
-    /// figure.
+    /// NVML's figure for this process has grown by `grown` bytes. The largest memory is charged
+    /// first, and at most `grown` bytes are charged in all.
     pub fn take_over(&self, device: Ordinal, grown: u64, charge: impl Fn(u64)) -> u64 {
         let mut open = self.open.lock();
         let elsewhere = |opening: &&mut Opening| opening.device == device && opening.bytes == 0;

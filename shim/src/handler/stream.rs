@@ -1,4 +1,4 @@
-//! Queries of the driver about the streams that a program passes.
+//! Asks the driver about a program's streams: their identity, their work and their capture state.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::sleep;

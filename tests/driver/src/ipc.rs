@@ -6,7 +6,7 @@
 //! - The owner can reuse the freed address at once.
 //! - A second open returns the same address. Each open needs a close.
 //!
-//! Assumed: a process maps a block once for two small requests in the block.
+//! Assumed: a process that opens two small allocations in one block maps the block once.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -30,8 +30,8 @@ pub struct Handle(pub [u64; 8]);
 struct Mapping {
     shared: Shared,
     context: usize,
-    /// The open requests in this memory: the address, the bytes, and how often this process has the
-    /// request open.
+    /// The allocations in this memory that this process has opened: the address, the bytes, and the
+    /// number of opens without a close.
     open: BTreeMap<u64, (u64, u32)>,
 }
 

@@ -264,7 +264,7 @@ impl Space {
             .is_some_and(|slot| slot.compare_exchange(entry.0, 0, AcqRel, Relaxed).is_ok())
     }
 
-    /// Takes device addresses from the lowest gap that is large enough.
+    /// Reserves `bytes` of device addresses in the lowest gap that is large enough.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY` without such a gap.
@@ -278,7 +278,7 @@ impl Space {
         Ok(self.base + block.ok_or(Status::OUT_OF_MEMORY)? * BLOCK)
     }
 
-    /// Takes device addresses that fit into 32 bits.
+    /// Reserves `bytes` of device addresses below 4 GiB.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY` when no gap is large enough.

@@ -639,7 +639,7 @@ impl Scenario {
         });
         if !too_much && !in_the_way {
             violation(format!(
-                "process {process} was refused {units} units without a reason"
+                "process {process} was refused {units} units, although they fit the limit"
             ));
         }
     }

@@ -170,20 +170,20 @@ fn one_of_two_requests_for_the_last_bytes_is_granted() {
         assert!([mine, others] != [Outcome::Granted; 2], "both were granted");
         assert!(
             [mine, others] != [Outcome::Refused; 2],
-            "both requests were refused without a reason"
+            "both requests were refused, although one of them fits the limit"
         );
         if mine == Outcome::Refused {
             assert_eq!(
                 others,
                 Outcome::Granted,
-                "a request was refused without a reason"
+                "a request was refused, although the other was not granted"
             );
         }
         if others == Outcome::Refused {
             assert_eq!(
                 mine,
                 Outcome::Granted,
-                "a request was refused without a reason"
+                "a request was refused, although the other was not granted"
             );
         }
         let expect = |outcome| if outcome == Outcome::Granted { 6 } else { 0 };
@@ -350,7 +350,7 @@ fn a_counter_that_changes_before_the_charge_is_detected() {
     );
 }
 
-/// A process's word in the ledger, and the process's own record of its charges.
+/// A process's charge, kept twice: in a word of the ledger, and in the process's own record.
 struct Remembered {
     word: AtomicU64,
     record: Record<AtomicU64>,

@@ -1,18 +1,23 @@
-//! Rules as text.
+//! The text of a rules file.
 //!
 //! ```text
 //! gpulimit-rules 1
-//! rule 1 closed             the rule's number in the policy file, and its `on_error`
-//! user 1000 1003-1005       the rule's conditions from here on; each may be missing
+//! rule 1 closed
+//! user 1000 1003-1005
 //! gid 100 101
 //! member 1000-1003
-//! cgroup /system.slice/*    a line for each pattern
+//! cgroup /system.slice/*
 //! executable /opt/*
 //! container *
-//! group lab                 the target: a group; or `exempt`; or one line
-//!                           `each 1000 lab/alice` per user; or `each` alone, for no user yet
-//! end 1 0123456789abcdef    the number of rules, and a checksum over all lines before this one
+//! group lab
+//! end 1 0123456789abcdef
 //! ```
+//!
+//! - `rule`: the rule's number in the policy file, and its `on_error`
+//! - from `user` to `container`: optional conditions; each pattern has its own line
+//! - `group`: the target. Other targets are `exempt`, a line `each 1000 lab/alice` for each user,
+//!   and `each` alone if no user has a group
+//! - `end`: the number of rules, and a checksum of all lines above
 
 use super::{OnError, Range, Rule, Rules, Target, UnixGroups};
 use gpulimit_group::check_name;

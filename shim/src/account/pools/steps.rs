@@ -8,16 +8,16 @@
 //! - At that reading, the known steps were all of the pool's memory.
 //! - All later allocations lie in known steps.
 //!
-//! One step may escape this rule. GPU work may end while the pool grows, and free a gap that serves
-//! the request. The new step then stays unknown and unused. It has room for every request of up to
-//! a step, so there is only one such step. The headroom pays for it.
+//! One new step may stay unknown: if GPU work ends while the pool grows, the request may get memory
+//! that this work freed. The new step is then unused and has room for any request of up to a step.
+//! The pool therefore does not grow by a second unknown step. The headroom pays for the one step.
 //!
 //! The reserved bytes are read after a call that got an unknown step or asked for more than a step.
 //! A whole step is charged for each call under way.
 //!
 //! The driver may move a pool's memory to new addresses. Then more steps are known than the pool
-//! has. The reserved bytes are read after every allocation, until the pool has all known steps or
-//! none.
+//! has. The reserved bytes are read after every allocation, until they equal the bytes of the known
+//! steps. At 0 reserved bytes, the pool is empty and the known steps are forgotten.
 
 use std::ops::Range;
 
