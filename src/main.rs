@@ -35,6 +35,7 @@ mod pids;
 mod probe;
 mod ps;
 mod replace;
+mod report;
 mod rm;
 mod run;
 mod set;
@@ -110,6 +111,8 @@ enum Verb {
     Events(events::Args),
     /// Show the usage of groups over time, as a curve
     History(history::Args),
+    /// Show or save what groups and users have used over time
+    Report(report::Args),
     /// Send a signal to the processes of a group
     Kill(kill::Args),
     /// Remove stale groups and the charges of dead processes
@@ -169,6 +172,7 @@ fn main() -> ExitCode {
         Verb::Ps(args) => ps::ps(&args),
         Verb::Events(args) => events::events(&args),
         Verb::History(args) => history::history(&args),
+        Verb::Report(args) => report::report(&args),
         Verb::Kill(args) => kill::kill(&args),
         Verb::Gc(args) => gc::gc(&args),
         Verb::Apply(args) => apply::apply(&args),

@@ -62,6 +62,13 @@ fn cases() -> Vec<Case> {
         case("a saw-tooth of seconds", whole(), tooth(20.0)),
         case("a saw-tooth of minutes", whole(), tooth(7.0 * MINUTE)),
         case("a saw-tooth of hours", whole(), tooth(3.0 * HOUR)),
+        case(
+            "the tip of a saw-tooth",
+            [0.001, 1.0, 7.0, 15.0]
+                .map(|ago| 14.0 * DAY - ago * MINUTE)
+                .into(),
+            tooth(HOUR),
+        ),
         case("stairs", whole(), |time| {
             let steps = [1.0, 3.5, 4.2, 9.0].map(|hour| 14.0 * DAY + hour * HOUR);
             let count = steps.iter().filter(|step| time >= **step).count();

@@ -19,6 +19,7 @@ mod mine;
 mod names;
 mod place;
 mod ps;
+mod report;
 mod rm;
 mod roots;
 mod run;

@@ -31,6 +31,8 @@ fn system() -> Place {
     place.script("usr/lib/systemd/systemd", "#!/bin/sh\n");
     for unit in [
         "gpulimit-apply.service",
+        "gpulimit-report.service",
+        "gpulimit-report.timer",
         "run-gpulimit.mount",
         "batch.slice",
     ] {
@@ -59,6 +61,7 @@ fn verify(place: &Place) -> (bool, String) {
         .args(["verify", "--man=no", "--root"])
         .arg(place.at(""))
         .args(["gpulimit-apply.service", "limited.service", "train.service"])
+        .args(["gpulimit-report.service", "gpulimit-report.timer"])
         .args(["user@1000.service", "batch.slice", "run-gpulimit.mount"])
         .output()
         .expect("started");
@@ -138,6 +141,22 @@ fn the_unit_starts_after_the_driver_and_before_users() {
         assert_eq!(values(unit, key), [""; 0], "{key}");
     }
     assert_eq!(values(unit, "ReadWritePaths"), [SYSTEM]);
+}
+
+/// The unit of the timer may write the directory in which it saves.
+#[test]
+fn the_report_is_saved_where_the_unit_may_write() {
+    let unit = "config/systemd/gpulimit-report.service";
+    let directory = format!("/var/log/{}", values(unit, "LogsDirectory")[0]);
+    let start = format!("/usr/local/bin/gpulimit report --save {directory}");
+    assert_eq!(values(unit, "ExecStart"), [start]);
+    assert_eq!(values(unit, "ReadWritePaths"), [SYSTEM]);
+    // These settings would hide the GPUs.
+    for key in ["PrivateDevices", "DevicePolicy", "DynamicUser"] {
+        assert_eq!(values(unit, key), [""; 0], "{key}");
+    }
+    let timer = values("config/systemd/gpulimit-report.timer", "OnCalendar");
+    assert_eq!(timer, ["*:0/15"]);
 }
 
 /// The unit's capabilities suffice for groups of users; no program can gain others.
