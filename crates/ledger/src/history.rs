@@ -419,13 +419,16 @@ impl Ledger {
     }
 
     /// Adds what the owner of a slot has used to the bill of its user, and records the usage. Call
-    /// before the slot is zeroed.
-    pub(super) fn fold(&self, slot: usize) {
+    /// before the slot is zeroed, and [`Self::note_left`] after it.
+    pub(super) fn fold(&self, slot: usize) -> Left {
+        let mut left = Left(0);
         let Some(owner) = self.owner(slot) else {
-            return;
+            return left;
         };
         for device in DeviceIndex::all().filter(|device| self.records(*device)) {
             self.open_second(device, os::wall_ms() / 1_000);
+            let word = self.word(slot, device).load(Ordering::Relaxed);
+            left.0 |= u32::from(word != 0) << device.get();
             let units_ms = self.units_ms_of(slot, device);
             if units_ms > 0 {
                 // A process that dies here loses the figure; the other order would count it twice.
@@ -435,6 +438,14 @@ impl Ledger {
                 let bill = self.bill_of(owner.uid);
                 bill.unit_ms[device.get()].fetch_add(units_ms, Ordering::Relaxed);
             }
+        }
+        left
+    }
+
+    /// Records the usage without the charges of a slot that was zeroed.
+    pub(super) fn note_left(&self, left: Left) {
+        for device in DeviceIndex::all().filter(|device| left.0 >> device.get() & 1 != 0) {
+            self.note_use(device, os::wall_ms() / 1_000, 0);
         }
     }
 
@@ -473,6 +484,9 @@ impl Charge {
         charge::granted(word).saturating_sub(idle / UNIT)
     }
 }
+
+/// The devices on which a slot had a charge, one bit each.
+pub(super) struct Left(u32);
 
 impl UserBill {
     /// The user id of the entry for all users without an entry.

@@ -225,7 +225,7 @@ fn leaves_nothing(ledger: &Ledger, slot: usize, witness: &dyn Witness) -> bool {
 
 /// Empties a slot. The caller owns the slot, or holds its claim lock.
 pub(super) fn zero(ledger: &Ledger, slot: usize) {
-    ledger.fold(slot);
+    let left = ledger.fold(slot);
     let SlotPage {
         owner,
         stats,
@@ -271,6 +271,7 @@ pub(super) fn zero(ledger: &Ledger, slot: usize) {
     }
     owner.child.store(0, Ordering::Relaxed);
     owner.erase();
+    ledger.note_left(left);
 }
 
 /// The result of cleaning all dead processes' slots that have charges on one device.

@@ -416,5 +416,5 @@ fn the_first_change_in_a_second_records_the_usage_before_it() {
         ),
         reap::Fate::Cleaned
     );
-    assert_eq!(extremes(&scratch, Resolution::Quarters), (26, 26));
+    assert_eq!(extremes(&scratch, Resolution::Quarters), (26, 6));
 }
