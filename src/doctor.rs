@@ -3,6 +3,7 @@
 mod checks;
 mod container;
 mod files;
+mod history;
 mod process;
 mod root;
 mod user;

@@ -1,6 +1,6 @@
 //! Checks the directory of groups, the entries in it, and whether the caller can make groups.
 
-use super::Finding;
+use super::{Finding, history};
 use crate::accounts;
 use crate::env;
 use gpulimit_base::file_system::{self, FileSystem, Unsuitable};
@@ -102,7 +102,7 @@ pub(super) fn checks() -> Vec<Finding> {
             Ok(ledger) if group.kind() == Kind::Job && !ledger.has_live() => {
                 idle.push(group.name().to_owned());
             }
-            Ok(_) => {}
+            Ok(ledger) => findings.extend(history::check(&group, &ledger)),
         }
     }
     if !idle.is_empty() {
@@ -188,7 +188,7 @@ fn unusable(root: &Root, error: &GroupError) -> Finding {
 }
 
 /// Returns a remedy for a system error such as a full file system, or an empty text.
-fn remedy(root: &Path, kind: ErrorKind) -> String {
+pub(super) fn remedy(root: &Path, kind: ErrorKind) -> String {
     let place = root.ancestors().find(|place| place.exists());
     let place = place.unwrap_or(root);
     let mut above = place.ancestors();

@@ -52,6 +52,69 @@ fn doctor_works_without_a_driver() {
     assert!(out.contains("Limits can"), "{out}");
 }
 
+/// A file system without space for the history of a GPU still has space for a member.
+#[test]
+fn doctor_names_a_group_without_a_history() {
+    let may = Command::new("unshare").args(["-m", "true"]).output();
+    if !may.is_ok_and(|output| output.status.success()) {
+        eprintln!("SKIPPED: mount namespaces take root");
+        return;
+    }
+    let place = Place::new();
+    let controller = place.gpulimit(&[]).get_program().to_owned();
+    let script = "
+        mount -t tmpfs -o size=1M tmpfs \"$PLACE\" && mkdir \"$GPULIMIT_ROOT\"
+        \"$CONTROLLER\" create lab
+        left=$(df --output=avail -k \"$PLACE\" | tail -n 1)
+        fallocate -l $((left - 64))K \"$PLACE/full\"
+        \"$@\" < /dev/null
+        echo FULL
+        \"$CONTROLLER\" doctor
+        rm \"$PLACE/full\"
+        echo SPACE
+        \"$CONTROLLER\" doctor
+        \"$@\" < /dev/null
+        echo NEXT
+        \"$CONTROLLER\" doctor
+        exit 0";
+    let mut command = Command::new("unshare");
+    command
+        .args(["-m", "sh", "-c", script, "sh"])
+        .env("PLACE", &place.0)
+        .env("CONTROLLER", controller)
+        .env("GPULIMIT_LIBRARY", library());
+    let mut command = place.member_command("lab", Some(command));
+    let output = command.output().expect("started");
+    assert!(output.status.success(), "{output:?}");
+    let said = text(&output.stdout);
+    let part = |from: &str, to: &str| {
+        let rest = said.split_once(from).expect("printed").1;
+        let part = rest.split(to).next().unwrap_or_default();
+        part.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    let missing = "warning history group lab keeps no history of GPU-1a2b…";
+    let next = "the history begins when the next program uses the GPU";
+    let full = part("FULL\n", "SPACE\n");
+    assert!(
+        full.contains(missing) && full.contains(&format!("; then {next}")),
+        "{said}"
+    );
+    assert!(
+        full.contains("no space is left on the file system"),
+        "{said}"
+    );
+    let space = part("SPACE\n", "NEXT\n");
+    assert!(
+        space.contains(missing) && space.contains(&format!("-> {next}")),
+        "{said}"
+    );
+    let again = part("NEXT\n", "END\n");
+    assert!(
+        again.contains("root") && !again.contains("history"),
+        "{said}"
+    );
+}
+
 #[test]
 fn doctor_tests_the_library_on_a_system_without_true() {
     let may = Command::new("unshare").args(["-m", "true"]).output();

@@ -87,6 +87,19 @@ impl Place {
     /// Starts another process that is a member of the group until it is killed; the command `by`,
     /// if any, starts it.
     pub fn start_member(&self, group: &str, by: Option<Command>) -> Child {
+        let mut child = self.member_command(group, by);
+        let mut child = child.stdin(Stdio::piped()).spawn().expect("started");
+        let out = child.stdout.as_mut().expect("piped");
+        let ready = BufReader::new(out)
+            .lines()
+            .any(|line| line.is_ok_and(|line| line.contains("joined")));
+        assert!(ready, "it never joined");
+        child
+    }
+
+    /// Returns a command that starts a member of the group, which ends with its standard input. The
+    /// command `by`, if any, gets the member's command line as arguments.
+    pub fn member_command(&self, group: &str, by: Option<Command>) -> Command {
         let own = std::env::current_exe().expect("known");
         let mut command = match by {
             Some(mut command) => {
@@ -95,7 +108,7 @@ impl Place {
             }
             None => Command::new(own),
         };
-        let mut child = command
+        command
             .args([
                 "--exact",
                 "place::member_process",
@@ -104,16 +117,8 @@ impl Place {
             ])
             .env(MEMBER, group)
             .env("GPULIMIT_ROOT", self.root_path())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("started");
-        let out = child.stdout.as_mut().expect("piped");
-        let ready = BufReader::new(out)
-            .lines()
-            .any(|line| line.is_ok_and(|line| line.contains("joined")));
-        assert!(ready, "it never joined");
-        child
+            .stdout(Stdio::piped());
+        command
     }
 }
 
