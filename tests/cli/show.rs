@@ -138,6 +138,38 @@ fn show_reports_a_group_of_another_version() {
     place.refused(125, &["run", "--name", "new", "--max", "4G", "--", "true"]);
 }
 
+/// A group that a gpulimit before the history has made: its ledger has format 2.
+#[test]
+fn a_ledger_of_format_2_is_named_with_a_remedy() {
+    let place = Place::new();
+    place.group("lab", Size::Max);
+    let path = place.root_path().join("lab/ledger");
+    let magic = u64::from_le_bytes(*b"gpulimit");
+    let preface = [magic, 2, 16_384, 1 << 20, 4096, 4096, 32, 17_842_176];
+    let bytes: Vec<u8> = preface.into_iter().flat_map(u64::to_ne_bytes).collect();
+    fs::write(&path, bytes).expect("written");
+    let file = fs::OpenOptions::new().write(true).open(&path);
+    file.expect("there").set_len(preface[7]).expect("grown");
+    let said = "lab/ledger: the file has layout version 2, but this gpulimit reads version 3; use \
+                one version of gpulimit for all members, or create the group again";
+    for verb in ["show", "tree", "ps", "events", "get", "kill"] {
+        let error = place.refused(1, &[verb, "lab"]);
+        assert!(error.contains(said), "{verb}: {error}");
+    }
+    let error = place.refused(125, &["run", "--name", "lab", "--", "true"]);
+    assert!(error.contains(said), "{error}");
+    let mut command = place.gpulimit(&["show", "--mine"]);
+    let output = command.env("GPULIMIT_GROUP", "lab").output();
+    let error = text(&output.expect("started").stderr);
+    assert!(error.contains(said), "{error}");
+    let output = text(&place.output(&["doctor"]).stdout);
+    assert!(output.contains(said), "{output}");
+    // The remedy.
+    place.said(&["rm", "lab"]);
+    place.said(&["create", "lab"]);
+    place.said(&["show", "lab"]);
+}
+
 #[test]
 fn a_closed_pipe_is_not_a_failure() {
     let place = Place::new();
