@@ -194,8 +194,8 @@ fn options(options: &Options) -> Value {
 }
 
 impl Gpu {
-    /// Reads a group's figures for a GPU, except `waiting`. If the group has never used the GPU, its
-    /// usage is 0.
+    /// Reads a group's figures for a GPU, except `waiting`. If the group has never used the GPU,
+    /// its usage is 0.
     pub fn of(view: &View, id: DeviceId, driver: Option<&Driver>) -> Self {
         let entry = view.devices.iter().find(|device| device.id == id);
         let capacity = entry

@@ -193,7 +193,10 @@ impl Mine {
     fn json(&self) -> Value {
         let mut group = self.figures.json();
         for (at, (used, shares)) in self.used.iter().zip(&self.shares).enumerate() {
-            let user = |(uid, bytes): (&u32, &u64)| json!({ "uid": uid, "user": accounts::user_name(*uid), "usage": bytes });
+            let user = |(uid, bytes): (&u32, &u64)| {
+                let name = accounts::user_name(*uid);
+                json!({ "uid": uid, "user": name, "usage": bytes })
+            };
             let users = shares.users.as_ref();
             let gpu = &mut group["gpus"][at];
             gpu["mine"] = json!(used);
@@ -256,8 +259,8 @@ impl Mine {
 }
 
 /// Returns the bytes of a GPU that each user uses in the view's group, for the processes for which
-/// `counts` is true. `counts` gets a process and the name of its group. Returns `None` if the caller
-/// cannot read the group's ledger.
+/// `counts` is true. `counts` gets a process and the name of its group. Returns `None` if the
+/// caller cannot read the group's ledger.
 fn users(
     view: &View,
     id: DeviceId,

@@ -68,7 +68,7 @@ fn mine_shows_the_part_of_the_group_and_what_is_left() {
     charge(6 * GIB).expect("fits");
     let users = show()["group"]["gpus"][0]["users"].clone();
     assert_eq!(users, json!([]), "nobody else");
-    let _other = place.start_member("lab", None);
+    let mut other = place.start_member("lab", None);
     let json = show();
     assert_eq!(json["group"]["name"], "lab/alice");
     let gpu = &json["group"]["gpus"][0];
@@ -84,6 +84,7 @@ fn mine_shows_the_part_of_the_group_and_what_is_left() {
     assert_eq!(gpu["shared_in"], "lab");
     let users = gpu["users"].as_array().expect("users");
     assert_eq!((users.len(), &users[0]["usage"]), (1, &GIB.into()), "{gpu}");
+    other.wait().expect("ended");
 }
 
 #[test]
@@ -111,7 +112,7 @@ fn users_who_share_a_limit_are_named_to_those_who_may_see_them() {
         copy.display()
     );
     command.args(["-c", &script, "sh"]);
-    let _hers = place.start_member("lab/alice", Some(command));
+    let mut hers = place.start_member("lab/alice", Some(command));
 
     let json = mine(place, "GPULIMIT_GROUP", "lab/root");
     let gpu = &json["group"]["gpus"][0];
@@ -146,6 +147,7 @@ fn users_who_share_a_limit_are_named_to_those_who_may_see_them() {
     assert!(output.status.success(), "{output:?}");
     let out = text(&output.stdout);
     assert!(!out.contains("root") && !out.contains("3.0 GiB"), "{out}");
+    hers.wait().expect("ended");
 }
 
 #[test]

@@ -488,8 +488,8 @@ impl Member {
         }
     }
 
-    /// Returns the processes with a charge on this device in the group called `group`: the process's
-    /// own group or a group above it.
+    /// Returns the processes with a charge on this device in the group called `group`: the
+    /// process's own group or a group above it.
     pub fn holders(
         &self,
         device: &MemberDevice,
