@@ -7,7 +7,7 @@ use super::pids::Pids;
 use super::{look, output, signal};
 use gpulimit_base::identity::Identity;
 use gpulimit_base::proc;
-use gpulimit_group::{Group, Look, Target, Targets};
+use gpulimit_group::{Group, Look, Target, Targets, system_log};
 use gpulimit_ledger::{
     Cause, Details, EventKind, Happening, Holding, Ledger, NoWitness, ProcessUsage,
 };
@@ -216,10 +216,21 @@ fn send_to(
             charged: most.map_or(0, |usage| ledger.charged(usage.device)),
             max: u64::MAX,
         };
+        let own = Identity::of_self();
+        system_log::warn(format_args!(
+            "pid {} ({}) of user {} sent signal {signal} to pid {} ({}) of user {} in group {}",
+            own.pid,
+            own.command(),
+            own.uid,
+            process.identity.pid,
+            process.identity.command(),
+            process.identity.uid,
+            group.name(),
+        ));
         let details = Details {
             cause: Some(Cause::Command),
             by: Some(Holding {
-                process: Identity::of_self(),
+                process: own,
                 bytes: 0,
             }),
             ..Details::default()

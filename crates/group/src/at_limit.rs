@@ -13,7 +13,7 @@ use super::member::{Member, MemberDevice, Refusal, Spared, Station};
 use super::signals::Deferred;
 use super::trail::happening;
 use super::undisturbed::Undisturbed;
-use super::user;
+use super::{system_log, user};
 use gpulimit_base::identity::Identity;
 use gpulimit_base::order;
 use gpulimit_base::units::gib;
@@ -403,6 +403,18 @@ impl<'a> Request<'a, '_> {
             gib(self.bytes),
             self.device.id().short(),
             own.pid,
+            Victims(&victims),
+            oom.name(),
+        ));
+        system_log::warn(format_args!(
+            "group {} has no room for {} on GPU {}, requested by pid {} ({}) of user {}: killing \
+             {} (oom={})",
+            station.name,
+            gib(self.bytes),
+            self.device.id().short(),
+            own.pid,
+            own.command(),
+            own.uid,
             Victims(&victims),
             oom.name(),
         ));

@@ -31,6 +31,7 @@ mod protection;
 mod removal;
 mod root;
 mod signals;
+pub mod system_log;
 mod trail;
 mod trial;
 mod trust;

@@ -330,7 +330,7 @@ fn words(entry: &TrailEntry) -> [&AtomicU64; 10] {
     ]
 }
 
-/// Stores the name of a group. Of a name that does not fit, stores the end after [`TrailEvent::CUT`].
+/// Stores the name of a group. Of a name that does not fit, stores [`TrailEvent::CUT`] and the end.
 fn store_name(words: &[AtomicU64], name: &[u8]) {
     match name.len().checked_sub(GROUP_BYTES) {
         None | Some(0) => store_bytes(words, name),

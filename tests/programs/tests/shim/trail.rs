@@ -35,7 +35,7 @@ fn a_refused_job_leaves_its_events() {
     let (status, _) = program.end();
     assert!(status.success());
     // A job that the library itself makes.
-    let mut command = world.preloaded(&world::program());
+    let mut command = world.preloaded(world::program());
     command.env("GPULIMIT_MAX", "1G");
     let mut other = Session::start(command);
     let other_pid = other.pid();
@@ -74,7 +74,7 @@ fn a_refused_job_leaves_its_events() {
             (&holders[0]["pid"], &holders[0]["bytes"]),
             (&pid.into(), &used.into())
         );
-        assert_eq!(events(&world, &[group]), [event.clone()]);
+        assert_eq!(events(&world, &[group]), std::slice::from_ref(event));
     }
 }
 
