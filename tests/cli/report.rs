@@ -19,7 +19,7 @@ fn used() -> (Place, Member) {
     let charge = |bytes| member.charge(&device, bytes, &Nothing, Insistence::Full);
     charge(3 * GIB).expect("fits");
     let refusal = charge(2 * GIB).expect_err("full");
-    member.count_refusal(&device, 2 * GIB, &refusal);
+    member.count_refusal(&device, "cuMemAlloc", 2 * GIB, &refusal);
     // The clock of the ledger has steps of some milliseconds.
     let start = Instant::now();
     while hours(&place) == 0.0 {

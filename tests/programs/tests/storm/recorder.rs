@@ -176,7 +176,8 @@ fn the_history_misses_no_peak_and_the_bill_adds_up() {
     let billed: u128 = ledger.bills().iter().map(|bill| bill.byte_seconds).sum();
     let off = billed as f64 / (sampled as f64 / 1_000.0) - 1.0;
     println!(
-        "{} samples, {killed} killed, {changes} changes of the limit, peak {} MiB, bill {:.2} % off",
+        "{} samples, {killed} killed, {changes} changes of the limit, peak {} MiB, \
+         bill {:.2} % off",
         samples.len(),
         shown / MIB,
         off * 100.0
