@@ -14,8 +14,9 @@
 //!
 //! Times are those of the wall clock, because the monotonic clocks of two processes differ if their
 //! time namespaces differ. If the wall clock was set back, words from the future are replaced.
-//! Byte-seconds are measured by the monotonic clock, which no step of the wall clock changes and
-//! which stands still while the machine sleeps.
+//! A process measures its byte-seconds by the monotonic clock, which no step of the wall clock
+//! changes and which stands still while the machine sleeps. Only the time since the last change of
+//! a charge is measured by the wall clock, which readers share with the process.
 
 use super::atomic::{Ordering, Word};
 use super::layout::{self, Bucket, Charge, DeviceHistory, LINE_DEVICES, UserBill};
