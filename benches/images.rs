@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         for _ in 0..ROUNDS {
             let started = Instant::now();
             for image in &images {
-                black_box(needs_of_bytes(image, &|| vec![CAPABILITY]));
+                black_box(needs_of_bytes(image, &|| vec![CAPABILITY], &()));
             }
             best = best.min(started.elapsed());
         }

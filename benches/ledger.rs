@@ -1,19 +1,23 @@
-//! Measures what a charge and its uncharge cost in a ledger with different numbers of live slots.
+//! Measures what a charge and its uncharge cost in a ledger with different numbers of live slots,
+//! without a history and with one. In the ledger with a history, all members keep idle bytes.
 //! Run: `cargo run --release -p gpulimit-benches --bin ledger`.
 
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
-use gpulimit_ledger::{Ledger, Level, NoWitness, Pressure, Slot, Witness, charge, uncharge};
+use gpulimit_ledger::{
+    DeviceIndex, Idle, Ledger, LedgerError, Level, NoWitness, Pressure, Slot, Witness, charge,
+    charge_ahead, uncharge,
+};
 use std::error::Error;
 use std::hint::black_box;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 struct Alone;
 
 impl Pressure for Alone {
-    fn reclaim(&self, _: gpulimit_ledger::DeviceIndex) -> bool {
+    fn reclaim(&self, _: DeviceIndex) -> bool {
         false
     }
 
@@ -30,38 +34,84 @@ impl Drop for Scratch {
     }
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let path = PathBuf::from(format!("/dev/shm/gpulimit-bench-{}", std::process::id()));
-    let _scratch = Scratch(path.clone());
-    Ledger::create(&path, 0o600)?;
-    let ledger = Arc::new(Ledger::open(&path)?);
+/// Counts the bytes that a member keeps in reserve.
+struct Reserve<'a>(&'a Slot, DeviceIndex);
+
+impl Reserve<'_> {
+    const BYTES: u64 = 4 << 20;
+}
+
+impl Idle for Reserve<'_> {
+    fn add(&self) {
+        self.0.publish_idle(self.1, Self::BYTES);
+    }
+
+    fn remove(&self) {}
+}
+
+/// Makes a ledger with a device.
+fn ledger(
+    name: &str,
+    create: fn(&Path, u32) -> Result<(), LedgerError>,
+) -> Result<(Scratch, Arc<Ledger>, DeviceIndex), LedgerError> {
+    let file = format!("/dev/shm/gpulimit-bench-{}-{name}", std::process::id());
+    let scratch = Scratch(file.into());
+    create(&scratch.0, 0o600)?;
+    let ledger = Arc::new(Ledger::open(&scratch.0)?);
     let device = ledger.device(DeviceId::gpu([7; 16]), 80 << 30)?;
+    Ok((scratch, ledger, device))
+}
+
+fn level(slot: &Slot, device: DeviceIndex, max: u64) -> Level<'_> {
+    Level {
+        slot,
+        device,
+        max,
+        protection: None,
+        keeps_low: false,
+    }
+}
+
+/// Returns the mean time of a charge and its uncharge in nanoseconds.
+fn pair(path: &[Level<'_>], rounds: u32) -> f64 {
+    let started = Instant::now();
+    for _ in 0..rounds {
+        let _ = black_box(charge(black_box(path), 2 << 20, &Alone));
+        uncharge(black_box(path), 2 << 20);
+    }
+    started.elapsed().as_nanos() as f64 / f64::from(rounds)
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let (_scratch, ledger, device) = ledger("plain", Ledger::create)?;
+    let (_recorded_scratch, recorded, recorded_device) =
+        self::ledger("recorded", Ledger::create_with_history)?;
     let me = Identity::of_self();
     let mut slots: Vec<Slot> = Vec::new();
-    println!("live slots   charge + uncharge   charged()  refusals: first   median     claim");
+    let mut recorded_slots: Vec<Slot> = Vec::new();
+    println!(
+        "live slots   charge + uncharge   recorded   charged()  refusals: first   median     claim"
+    );
     for live in [1, 8, 64, 256, 1024, 4000] {
         let (before, started) = (slots.len(), Instant::now());
         while slots.len() < live {
             slots.push(ledger.claim(&me, "")?);
         }
         let claims = started.elapsed() / (live - before) as u32;
-        let level = |max| Level {
-            slot: &slots[0],
-            device,
-            max,
-            protection: None,
-            keeps_low: false,
-        };
-        let level_40g = [level(40 << 30)];
+        while recorded_slots.len() < live {
+            let slot = recorded.claim(&me, "")?;
+            let path = [level(&slot, recorded_device, u64::MAX)];
+            let reserve = Reserve(&slot, recorded_device);
+            let _ = charge_ahead(&path, Reserve::BYTES, &Alone, &reserve);
+            recorded_slots.push(slot);
+        }
+        let path = [level(&slots[0], device, 40 << 30)];
+        let recorded_path = [level(&recorded_slots[0], recorded_device, 40 << 30)];
         let rounds = 4_000_000 / (live as u32 + 10);
-        let mut best = f64::MAX;
+        let [mut best, mut best_recorded] = [f64::MAX; 2];
         for _ in 0..5 {
-            let started = Instant::now();
-            for _ in 0..rounds {
-                let _ = black_box(charge(black_box(&level_40g), 2 << 20, &Alone));
-                uncharge(black_box(&level_40g), 2 << 20);
-            }
-            best = best.min(started.elapsed().as_nanos() as f64 / f64::from(rounds));
+            best = best.min(pair(&path, rounds));
+            best_recorded = best_recorded.min(pair(&recorded_path, rounds));
         }
         let started = Instant::now();
         for _ in 0..rounds {
@@ -70,21 +120,14 @@ fn main() -> Result<(), Box<dyn Error>> {
         let read = started.elapsed().as_nanos() as f64 / f64::from(rounds);
         let others: Vec<_> = slots[1..]
             .iter()
-            .map(|slot| {
-                [Level {
-                    slot,
-                    device,
-                    max: u64::MAX,
-                    protection: None,
-                    keeps_low: false,
-                }]
-            })
+            .map(|slot| [level(slot, device, u64::MAX)])
             .collect();
         for other in &others {
             let _ = charge(other, 4096, &Alone);
         }
-        let full = [level(2 << 20)];
-        let _ = charge(&[level(u64::MAX)], 2 << 20, &Alone);
+        let full = [level(&slots[0], device, 2 << 20)];
+        let unlimited = [level(&slots[0], device, u64::MAX)];
+        let _ = charge(&unlimited, 2 << 20, &Alone);
         // The first refusal checks the owners of all slots; refusals in the next second need not.
         let mut refusals = [Duration::ZERO; 21];
         for refusal in &mut refusals {
@@ -95,12 +138,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         let first = refusals[0];
         refusals.sort();
         let median = refusals[refusals.len() / 2];
-        uncharge(&[level(u64::MAX)], 2 << 20);
+        uncharge(&unlimited, 2 << 20);
         for other in &others {
             uncharge(other, 4096);
         }
         println!(
-            "{live:>10} {best:>16.1} ns {read:>8.1} ns {first:>16.1?} {median:>8.1?} {claims:>9.1?}"
+            "{live:>10} {best:>16.1} ns {best_recorded:>7.1} ns {read:>8.1} ns {first:>16.1?} \
+             {median:>8.1?} {claims:>9.1?}"
         );
     }
     Ok(())

@@ -209,6 +209,7 @@ for path in $paths; do
         share/gpulimit/config/*)
             sed -i "s|/usr/local/bin/gpulimit|$prefix/bin/gpulimit|g
                 s|/usr/local/lib/gpulimit|$prefix/lib/gpulimit|g
+                s|/usr/local/share/doc/gpulimit|$prefix/share/doc/gpulimit|g
                 s|^PATH=/usr/local/sbin:|PATH=$prefix/bin:/usr/local/sbin:|" "$prefix/$path$new"
             ;;
     esac

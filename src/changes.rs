@@ -1,15 +1,17 @@
 //! The changes that `set`, `create` and `run` make to a group's limits: `--max 8G --device 1`.
 
+use super::above::Above;
 use super::failure::Failure;
 use super::figures::{self, bytes};
 use super::gpu;
-use super::groups::{self, Above};
+use super::groups;
 use super::nvml::Driver;
 use super::{env, probe};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::{Extent, Size};
 use gpulimit_ledger::Ledger;
 use gpulimit_limits::{Capacity, ExtentError, Key, LimitSet, Selector, Setting};
+use std::rc::Rc;
 
 /// Settings for a group, and the GPUs to which their sizes apply. Each key occurs at most once.
 pub struct Changes {
@@ -154,7 +156,7 @@ impl Changes {
     pub fn outranked(
         &self,
         now: &LimitSet,
-        above: &[Above],
+        above: &[Rc<Above>],
         ledger: Option<&Ledger>,
         driver: Option<&Driver>,
     ) -> Vec<String> {

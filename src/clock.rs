@@ -1,6 +1,9 @@
 //! Points in time and durations, formatted for people and for programs.
 
+use jiff::tz::TimeZone;
+use jiff::{Timestamp, Zoned};
 use std::fmt;
+use std::path::Path;
 use std::time::Duration;
 
 /// A point in time, shown as RFC 3339 in UTC: `2026-01-31T12:00:00.123Z`.
@@ -8,6 +11,15 @@ use std::time::Duration;
 pub struct Moment {
     /// Milliseconds since the start of the year 1970 in UTC.
     pub unix_ms: u64,
+}
+
+/// Times before 1970 count as the start of 1970.
+impl From<Timestamp> for Moment {
+    fn from(time: Timestamp) -> Self {
+        Self {
+            unix_ms: u64::try_from(time.as_millisecond()).unwrap_or(0),
+        }
+    }
 }
 
 impl fmt::Display for Moment {
@@ -30,6 +42,18 @@ impl fmt::Display for Moment {
             f,
             "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z"
         )
+    }
+}
+
+/// Returns the present time in the zone of the caller. In UTC if `TZ` names a device or a pipe:
+/// reading it could last for ever.
+pub fn now() -> Zoned {
+    let zone = super::env("TZ").unwrap_or_default();
+    let zone = zone.to_string_lossy();
+    let path = Path::new(zone.strip_prefix(':').unwrap_or(&zone));
+    match path.is_absolute() && !path.is_file() {
+        true => Timestamp::now().to_zoned(TimeZone::UTC),
+        false => Zoned::now(),
     }
 }
 

@@ -54,10 +54,13 @@ fn without_hidden_option(script: &str) -> String {
 fn visible() -> Command {
     let all = super::command();
     let verbs = all.get_subcommands().filter(|verb| !verb.is_hide_set());
-    Command::new("gpulimit")
+    let mut visible = Command::new("gpulimit")
         .version(env!("CARGO_PKG_VERSION"))
         .disable_help_subcommand(true)
-        .subcommands(verbs.cloned())
+        .subcommands(verbs.cloned());
+    // Only then do the verbs have their options: see [`super::later`].
+    visible.build();
+    visible
 }
 
 /// Returns the verbs that take the names of existing groups.
@@ -78,7 +81,11 @@ fn is_groups(argument: &str) -> bool {
 /// Appends a bash function that completes group names, keys, values, and the command of `run`.
 fn bash(script: String) -> String {
     let command = visible();
-    let takes_value = |arg: &&clap::Arg| arg.get_action().takes_values() && !arg.is_positional();
+    // The value of an option such as --watch=1s is never a word of its own.
+    let takes_value = |arg: &&clap::Arg| {
+        let apart = arg.get_action().takes_values() && !arg.is_require_equals_set();
+        apart && !arg.is_positional()
+    };
     let mut values: Vec<String> = Vec::new();
     for arg in command
         .get_subcommands()

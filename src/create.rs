@@ -1,8 +1,9 @@
 //! `gpulimit create`: makes a group that stays until it is removed.
 
+use super::above::Shared;
 use super::changes::Changes;
 use super::failure::Failure;
-use super::groups::{self, Above, Purpose};
+use super::groups::{self, Purpose};
 use super::nvml::Driver;
 use super::sizes::{self, Sizes};
 use super::{accounts, output, warnings};
@@ -94,7 +95,8 @@ pub fn create(args: &Args) -> Result<ExitCode, Failure> {
     let gpus = warnings::capacities(driver, None);
     warnings::note(name, &warnings::of(&limits, &gpus, driver));
     let mut lines = vec![format!("created, {limits}")];
-    lines.extend(changes.outranked(&limits, &Above::all(&created.group), None, driver));
+    let above = Shared::default().above(&created.group);
+    lines.extend(changes.outranked(&limits, &above, None, driver));
     let line = |line: String| format!("{name}: {line}\n");
     output::report(&lines.into_iter().map(line).collect::<String>());
     Ok(ExitCode::SUCCESS)

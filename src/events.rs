@@ -3,19 +3,19 @@
 mod line;
 mod watch;
 
-use super::accounts;
 use super::failure::Failure;
 use super::groups::{self, Purpose, Selection};
 use super::nvml::Driver;
 use super::output::{self, Escaped, Reader};
 use super::since;
+use super::{accounts, clock};
 use gpulimit_ledger::EventKind;
-use jiff::Zoned;
-use line::{Line, Names};
+pub use line::{Line, Names};
 use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
-use watch::{Scope, Watch};
+use watch::Scope;
+pub use watch::Watch;
 
 /// Options of `events`.
 #[derive(clap::Args)]
@@ -48,8 +48,11 @@ pub struct Args {
 const HELP: &str = "\
 Prints events in the order of their time, in UTC. Each event is recorded in the
 group whose limit it concerns. A named group keeps its last 4,096 events, also
-those of jobs below it that are gone. A job outside all named groups leaves its
-events in the file .trail of the root.
+those of jobs below it that are gone. The events of a job outside all named
+groups are kept in the file .trail in the directory of the groups, such as
+/run/gpulimit/.trail. If a process repeats a request, its equal events of up to
+ten minutes share a line with their number and the figures of the first. With
+--follow, each new event has a line.
 
   refusal  a request was refused
   wait     a request began to wait
@@ -91,7 +94,7 @@ struct Filter<'a> {
 impl<'a> Filter<'a> {
     fn new(args: &'a Args) -> Result<Self, Failure> {
         let parse = |text: &String| {
-            since::parse(text, &Zoned::now())
+            since::parse(text, &clock::now())
                 .map_err(|why| Failure::usage(format_args!("invalid time '{text}': {why}")))
         };
         let since = args.since.as_ref().map(parse).transpose()?.unwrap_or(0);
@@ -100,7 +103,7 @@ impl<'a> Filter<'a> {
 
     fn admits(&self, line: &Line) -> bool {
         let what = &line.event.what;
-        line.event.time_us / 1_000_000 >= self.since
+        line.last_us() / 1_000_000 >= self.since
             && self.args.user.is_none_or(|uid| what.process.uid == uid)
             && (self.args.kind.is_empty() || self.args.kind.contains(&what.kind))
     }
@@ -131,7 +134,7 @@ pub fn events(args: &Args) -> Result<ExitCode, Failure> {
         }
         let print = |line: Line| {
             if args.json {
-                format!("{}\n", line.json(driver, &names))
+                format!("{}\n", line.json(driver, Some(&names)))
             } else {
                 output::fit(&Escaped(&line.text(driver)).to_string(), 2) + "\n"
             }

@@ -1,5 +1,8 @@
 //! The figures of groups that `show`, `tree` and `get` print.
 
+pub mod order;
+
+use super::above::Above;
 use super::changes::is_above;
 use super::groups::{self, Selection, View};
 use super::history;
@@ -8,8 +11,8 @@ use super::trend::Trend;
 use super::waiting::Waiters;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::{Size, gib};
-use gpulimit_group::{Group, Kind};
-use gpulimit_ledger::{DeviceUsage, Ledger, ProcessUsage};
+use gpulimit_group::Kind;
+use gpulimit_ledger::{Category, DeviceEntry, DeviceUsage, ProcessUsage};
 use gpulimit_limits::{Key, LimitSet, Options, Selector, Values};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -47,7 +50,8 @@ pub struct Gpu {
     pub id: DeviceId,
     /// The GPU's name as it is printed.
     pub label: String,
-    index: Option<u32>,
+    /// NVML's index of the GPU.
+    pub index: Option<u32>,
     /// The limits for this GPU. A limit for all GPUs applies if this GPU has none of its own.
     pub rule: Values,
     /// The GPU's memory in bytes; `None` if unknown.
@@ -75,23 +79,52 @@ pub struct Gpu {
     pub trend: Option<Trend>,
     /// The number of live processes in the group that wait for memory of this GPU.
     pub waiting: Option<usize>,
+    /// The charged bytes by category, as the members published them.
+    pub by: Option<[u64; Category::COUNT]>,
+}
+
+/// Returns how a group's usage of a GPU grows. The last argument is the present usage in bytes.
+pub type Trends<'a> = dyn FnMut(&View, &DeviceEntry, u64) -> Option<Trend> + 'a;
+
+/// Reads how a group's usage of a GPU grows from its history.
+pub fn read_trend(view: &View, device: &DeviceEntry, usage: u64) -> Option<Trend> {
+    history::trend(view.ledger.as_ref()?, device.index, usage)
 }
 
 impl Figures {
     /// Reads the figures of the selected groups. Reports groups that cannot be opened; the exit
     /// status is then a failure.
-    pub fn all(selection: &Selection) -> (Vec<Self>, ExitCode) {
-        let driver = Driver::load().ok();
-        let (views, status) = selection.views(driver.as_ref());
-        let waiters = Waiters::of(&views, driver.as_ref());
-        let figures = views
-            .iter()
-            .map(|view| Self::of(view, &waiters, driver.as_ref()));
-        (figures.collect(), status)
+    pub fn all(selection: &Selection, driver: Option<&Driver>) -> (Vec<Self>, ExitCode) {
+        let (views, status) = selection.views(driver);
+        let waiters = Waiters::of(&views, driver);
+        (Self::of_views(&views, &waiters, driver), status)
+    }
+
+    /// Reads the figures of several groups.
+    pub fn of_views(views: &[View], waiters: &Waiters, driver: Option<&Driver>) -> Vec<Self> {
+        let figures = views.iter().map(|view| Self::of(view, waiters, driver));
+        figures.collect()
     }
 
     /// Reads the figures of a group.
     pub fn of(view: &View, waiters: &Waiters, driver: Option<&Driver>) -> Self {
+        let mut figures = Self::read(view, driver, &mut read_trend);
+        figures.count_waiting(waiters);
+        figures
+    }
+
+    /// Counts the processes that wait.
+    pub fn count_waiting(&mut self, waiters: &Waiters) {
+        // The caller may not know the processes of a group whose ledger it cannot read.
+        if self.processes.is_some() {
+            for gpu in &mut self.gpus {
+                gpu.waiting = Some(waiters.count(&self.root, &self.name, gpu.id));
+            }
+        }
+    }
+
+    /// Reads the figures of a group, except the number of processes that wait.
+    pub fn read(view: &View, driver: Option<&Driver>, trends: &mut Trends<'_>) -> Self {
         let mut ids: Vec<DeviceId> = view.devices.iter().map(|device| device.id).collect();
         for (selector, _) in &view.rules.rules {
             if let Selector::Device(id) = selector
@@ -108,8 +141,9 @@ impl Figures {
                     ids.push(id);
                 }
             }
-            ids.sort_by_key(|id| groups::index(*id, Some(driver)));
         }
+        // GPUs that NVML does not list come last, in the order of the ledger.
+        ids.sort_by_key(|id| groups::index(*id, driver).unwrap_or(u32::MAX));
         Self {
             name: view.group.name().into(),
             title: view.title.clone(),
@@ -124,15 +158,23 @@ impl Figures {
             },
             gpus: ids
                 .into_iter()
-                .map(|id| Gpu {
-                    waiting: view
-                        .ledger
-                        .is_some()
-                        .then(|| waiters.count(&view.group, id)),
-                    ..Gpu::of(view, id, driver)
-                })
+                .map(|id| Gpu::read(view, id, driver, trends))
                 .collect(),
         }
+    }
+
+    /// Drops the figures of all GPUs but these. Returns whether a row of the group is left.
+    pub fn keep_only(&mut self, devices: &[Selector]) -> bool {
+        if devices.contains(&Selector::All) {
+            return true;
+        }
+        let of = |gpu: &Gpu| Selector::Device(gpu.id);
+        let listed: Vec<Selector> = self.gpus.iter().map(of).collect();
+        let are_listed = devices.iter().all(|device| listed.contains(device));
+        self.gpus.retain(|gpu| devices.contains(&of(gpu)));
+        // The row for the other GPUs stays if it is about one of these.
+        self.others = self.others.filter(|_| !are_listed);
+        !self.gpus.is_empty() || self.others.is_some()
     }
 
     /// Returns the figures as JSON. Bytes and counts are integers; unknown figures are null.
@@ -197,6 +239,16 @@ impl Gpu {
     /// Reads a group's figures for a GPU, except `waiting`. If the group has never used the GPU,
     /// its usage is 0.
     pub fn of(view: &View, id: DeviceId, driver: Option<&Driver>) -> Self {
+        Self::read(view, id, driver, &mut read_trend)
+    }
+
+    /// Does the same as [`Self::of`], with trends from `trends`.
+    pub fn read(
+        view: &View,
+        id: DeviceId,
+        driver: Option<&Driver>,
+        trends: &mut Trends<'_>,
+    ) -> Self {
         let entry = view.devices.iter().find(|device| device.id == id);
         let capacity = entry
             .map(|entry| entry.capacity)
@@ -211,32 +263,25 @@ impl Gpu {
             let on = |device: &DeviceUsage| entry.is_some_and(|entry| entry.index == device.device);
             process.alive && process.devices.iter().any(on)
         };
-        let above = view.above.iter().map(|above| {
-            let max = bytes(above.rules.for_device(id, Key::Max), capacity);
-            (max, &above.group, above.ledger.as_ref())
-        });
-        // List the levels from the group upwards, so that among equal limits the limit of the
+        let above: Vec<(u64, &Above)> = (view.above.iter())
+            .filter_map(|above| {
+                let max = bytes(above.rules.for_device(id, Key::Max), capacity)?;
+                Some((max, &**above))
+            })
+            .collect();
+        // List the limits from the group upwards, so that among equal limits the limit of the
         // closest group is reported.
-        let levels: Vec<(u64, &Group, Option<&Ledger>)> =
-            std::iter::once((own, &view.group, view.ledger.as_ref()))
-                .chain(above)
-                .filter_map(|(max, group, ledger)| Some((max?, group, ledger)))
-                .collect();
-        let charged = |ledger: &Ledger| match ledger.find_device(&id) {
-            Some(device) => ledger.charged(device),
-            None => 0,
-        };
+        let limits = own.map(|max| (max, view.group.name())).into_iter();
+        let limits = limits.chain(above.iter().map(|(max, above)| (*max, above.group.name())));
         // This group's free memory includes the memory that `min` keeps for groups below it.
-        let kept = |group: &Group, ledger: &Ledger| match group.name() == view.group.name() {
-            true => 0,
-            false => group.kept_from(view.group.name(), ledger, &id, capacity.unwrap_or(0)),
-        };
-        let left = levels.iter().filter_map(|(max, group, ledger)| {
-            let ledger = (*ledger)?;
-            Some(max.saturating_sub(charged(ledger).saturating_add(kept(group, ledger))))
+        let own_left = own
+            .zip(usage)
+            .map(|(max, usage)| max.saturating_sub(usage.charged));
+        let left = above.iter().filter_map(|(max, above)| {
+            let taken = above.taken(view.group.name(), id, capacity.unwrap_or(0))?;
+            Some(max.saturating_sub(taken))
         });
         let in_use = usage.map(|usage| usage.charged.saturating_sub(usage.idle));
-        let trend = || history::trend(view.ledger.as_ref()?, entry?.index, in_use?);
         Self {
             id,
             index: groups::index(id, driver),
@@ -244,25 +289,30 @@ impl Gpu {
             rule: rule(&view.rules, id),
             capacity,
             max: own,
-            effective: levels
-                .iter()
-                .min_by_key(|(max, ..)| *max)
-                .map(|(max, group, _)| (*max, group.name().to_owned())),
+            effective: limits
+                .min_by_key(|(max, _)| *max)
+                .map(|(max, group)| (max, group.to_owned())),
             usage: in_use,
             peak: usage.map(|usage| usage.peak),
-            free: left.min(),
+            free: left.chain(own_left).min(),
             refusals: usage.map(|usage| usage.refusals),
             waits: usage.map(|usage| usage.waits),
             waited_ms: usage.map(|usage| usage.waited_ms),
             processes: view.count(uses),
-            trend: trend(),
+            trend: (|| trends(view, entry?, in_use?))(),
             waiting: None,
+            by: usage.map(|usage| usage.by),
         }
     }
 
     /// Returns the limit that applies to the group, in bytes.
     pub fn limit(&self) -> Option<u64> {
         self.effective.as_ref().map(|(max, _)| *max)
+    }
+
+    /// Returns the managed memory in bytes, which NVML does not show; 0 if unknown.
+    pub fn managed(&self) -> u64 {
+        self.by.map_or(0, |by| by[Category::Managed as usize])
     }
 
     /// Returns a limit in bytes. Returns `None` if the limit is not set, or if it is a percentage
@@ -347,7 +397,7 @@ fn above_all(view: &View) -> Option<(Size, String)> {
 }
 
 /// Returns the limits in `rules` that apply to a GPU.
-fn rule(rules: &LimitSet, id: DeviceId) -> Values {
+pub fn rule(rules: &LimitSet, id: DeviceId) -> Values {
     let mut values = Values::default();
     for key in Key::ALL {
         values.set(key, rules.for_device(id, key));

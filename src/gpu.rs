@@ -6,6 +6,15 @@ use super::nvml::{Driver, Gpu};
 use gpulimit_base::device::DeviceId;
 use gpulimit_limits::Selector;
 
+/// The option `--device` of verbs that show figures.
+#[derive(clap::Args)]
+#[group(skip)]
+pub struct Args {
+    /// Show only this GPU: index, UUID, start of the UUID, PCI bus id. Repeat for more
+    #[arg(long = "device", value_name = "GPU")]
+    pub names: Vec<String>,
+}
+
 /// Returns the GPU or MIG instance that `text` names. A full UUID needs no NVML.
 ///
 /// Refuses a GPU that is split into MIG instances, where a limit would have no effect.

@@ -1,5 +1,6 @@
 //! Finds and opens groups, for all verbs.
 
+use super::above::{Above, Shared};
 use super::failure::Failure;
 use super::figures::SCHEMA;
 use super::nvml::{Driver, Gpu};
@@ -17,6 +18,7 @@ use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::rc::Rc;
 use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -112,13 +114,18 @@ fn without_ended_jobs(groups: Vec<Group>) -> Vec<Group> {
 /// read in full.
 pub fn reported(listing: Listing) -> Vec<Group> {
     for path in &listing.cut_short {
-        output::note(&format!(
-            "{} belongs to a user and has more than {MAX_USER_NAMES} entries; the groups among the \
-             other entries are left out: ask that user to remove what is not needed",
-            path.to_string_lossy().escape_debug()
-        ));
+        output::note(&too_many(path));
     }
     listing.groups
+}
+
+/// Returns the message about a user's directory that was not read in full.
+pub fn too_many(path: &Path) -> String {
+    format!(
+        "{} belongs to a user and has more than {MAX_USER_NAMES} entries; the groups among the \
+         other entries are left out: ask that user to remove what is not needed",
+        path.to_string_lossy().escape_debug()
+    )
 }
 
 /// The groups that a verb handles: a named group and the groups below it, or all groups.
@@ -144,12 +151,11 @@ impl Selection {
                 (vec![root], groups)
             }
             None => {
-                let roots = Root::locate_all(&env)?;
-                let mut groups = Vec::new();
-                for root in &roots {
-                    groups.extend(without_ended_jobs(reported(root.list(None)?)));
-                }
-                (roots, groups)
+                let (all, cut_short) = Self::all()?;
+                cut_short
+                    .iter()
+                    .for_each(|path| output::note(&too_many(path)));
+                return Ok(all);
             }
         };
         Ok(Self {
@@ -157,6 +163,24 @@ impl Selection {
             roots,
             named: name.is_some(),
         })
+    }
+
+    /// Selects all groups, with /run/gpulimit first. Also returns the users' directories that were
+    /// not read in full.
+    pub fn all() -> Result<(Self, Vec<PathBuf>), Failure> {
+        let roots = Root::locate_all(&env)?;
+        let (mut groups, mut cut_short) = (Vec::new(), Vec::new());
+        for root in &roots {
+            let listing = root.list(None)?;
+            groups.extend(without_ended_jobs(listing.groups));
+            cut_short.extend(listing.cut_short);
+        }
+        let all = Self {
+            groups,
+            roots,
+            named: false,
+        };
+        Ok((all, cut_short))
     }
 
     /// Selects no group of the root, where the caller has named a group that does not exist.
@@ -179,10 +203,15 @@ impl Selection {
         self.roots.last().map_or(Path::new(""), Root::path)
     }
 
-    /// Prints entries as JSON under this key. Adds the schema's version and the root's path.
-    pub fn print_json(&self, key: &str, entries: Vec<Value>) -> Result<(), Failure> {
+    /// Returns entries as JSON under this key. Adds the schema's version and the root's path.
+    pub fn json(&self, key: &str, entries: Vec<Value>) -> Value {
         let root = self.root().to_string_lossy();
-        output::json(&json!({ "schema": SCHEMA, "root": root, key: entries }))
+        json!({ "schema": SCHEMA, "root": root, key: entries })
+    }
+
+    /// Prints entries as [`Self::json`] returns them.
+    pub fn print_json(&self, key: &str, entries: Vec<Value>) -> Result<(), Failure> {
+        output::json(&self.json(key, entries))
     }
 
     /// Returns a group's name for printing, with the root's path if the name could mean a group of
@@ -195,7 +224,7 @@ impl Selection {
     pub fn title_of(&self, name: &str, root: &Path) -> String {
         let first = self.roots.first().map_or(root, Root::path);
         let top = upwards(name).last().unwrap_or_default();
-        let is_top = |other: &Group| other.root() == first && other.name() == top;
+        let is_top = |other: &Group| other.name() == top && other.root() == first;
         if root != first && self.groups.iter().any(is_top) {
             format!("{name} ({})", root.display())
         } else {
@@ -206,36 +235,83 @@ impl Selection {
     /// Opens the selected groups for showing them. Reports groups that fail, and then returns a
     /// failing exit status.
     pub fn views(&self, driver: Option<&Driver>) -> (Vec<View>, ExitCode) {
-        let look = |group: &Group| self.view(group, driver);
-        let mut seen: Vec<_> = self.groups.iter().map(look).collect();
+        let mut views = Vec::new();
+        let status = self.visit(driver, |at, mut view| {
+            // A caller with many views must not run out of descriptors.
+            view.ledger.iter_mut().for_each(Ledger::close_file);
+            views.push((at, view));
+        });
+        views.sort_by_key(|(at, _)| *at);
+        (views.into_iter().map(|(_, view)| view).collect(), status)
+    }
+
+    /// Opens the selected groups one after the other, and passes each to `see` with its place in
+    /// [`Self::groups`]. Reports groups that fail, and then returns a failing exit status.
+    pub fn visit(&self, driver: Option<&Driver>, mut see: impl FnMut(usize, View)) -> ExitCode {
+        let mut shared = Shared::default();
+        let mut failed = self.visit_with(&mut shared, driver, &mut see);
         let start = Instant::now();
         // Another program may still be making a group. The wait is bounded, so that no user can
         // delay the caller.
         for _ in 0..LOOKS_AGAIN {
-            if seen.iter().all(Result::is_ok) || start.elapsed() > PATIENCE {
+            if failed.is_empty() || start.elapsed() > PATIENCE {
                 break;
             }
             thread::sleep(PAUSE);
-            for (group, view) in self.groups.iter().zip(&mut seen) {
-                if view.is_err() {
-                    *view = look(group);
+            failed.retain_mut(|(at, error)| {
+                match self.view(&mut shared, &self.groups[*at], driver) {
+                    Ok(view) => {
+                        view.into_iter().for_each(|view| see(*at, view));
+                        false
+                    }
+                    Err(again) => {
+                        *error = again;
+                        true
+                    }
                 }
-            }
+            });
         }
         let mut unreadable = Unreadable::default();
-        let mut views = Vec::new();
-        for view in seen {
-            match view {
-                Ok(view) => views.extend(view),
-                Err(error) => unreadable.note(&error.to_string()),
+        for (_, error) in failed {
+            unreadable.note(&error.to_string());
+        }
+        ExitCode::from(u8::from(unreadable.end()))
+    }
+
+    /// Opens the selected groups as [`Self::visit`] does, each only once. Returns the groups that
+    /// failed, with their places and the reasons.
+    pub fn visit_once(
+        &self,
+        driver: Option<&Driver>,
+        see: impl FnMut(usize, View),
+    ) -> Vec<(usize, GroupError)> {
+        self.visit_with(&mut Shared::default(), driver, see)
+    }
+
+    fn visit_with(
+        &self,
+        shared: &mut Shared,
+        driver: Option<&Driver>,
+        mut see: impl FnMut(usize, View),
+    ) -> Vec<(usize, GroupError)> {
+        let mut failed = Vec::new();
+        for (at, group) in self.groups.iter().enumerate() {
+            match self.view(shared, group, driver) {
+                Ok(view) => view.into_iter().for_each(|view| see(at, view)),
+                Err(error) => failed.push((at, error)),
             }
         }
-        (views, ExitCode::from(u8::from(unreadable.end())))
+        failed
     }
 
     /// Opens a selected group; `None` if the group has been removed since it was selected.
-    fn view(&self, group: &Group, driver: Option<&Driver>) -> Result<Option<View>, GroupError> {
-        match View::cleaned(group.clone(), self.title(group), driver) {
+    fn view(
+        &self,
+        shared: &mut Shared,
+        group: &Group,
+        driver: Option<&Driver>,
+    ) -> Result<Option<View>, GroupError> {
+        match View::cleaned_with(shared, group.clone(), self.title(group), driver) {
             Ok(view) => Ok(Some(view)),
             Err(_) if !group.limits_path().exists() => Ok(None),
             Err(error) => Err(error),
@@ -272,29 +348,6 @@ impl Unreadable {
     }
 }
 
-/// A group above another group. Its limits and its usage affect what the lower group can get.
-pub struct Above {
-    pub group: Group,
-    pub rules: LimitSet,
-    /// `None` if the caller cannot read the ledger.
-    pub ledger: Option<Ledger>,
-}
-
-impl Above {
-    /// Opens the groups above `group`, the closest first. Skips groups that cannot be opened,
-    /// because somebody may be removing them.
-    pub fn all(group: &Group) -> Vec<Self> {
-        let open = |group: Group| {
-            Some(Self {
-                rules: group.limits().ok()?.rules().ok()?,
-                ledger: Ledger::open_readonly(&group.ledger_path()).ok(),
-                group,
-            })
-        };
-        group.upwards().skip(1).filter_map(open).collect()
-    }
-}
-
 /// An open group, with everything that verbs show about it.
 pub struct View {
     pub group: Group,
@@ -307,7 +360,44 @@ pub struct View {
     /// The processes that are members of this group or of a group below it.
     pub processes: Vec<ProcessUsage>,
     /// The groups above this group, the closest first.
-    pub above: Vec<Above>,
+    pub above: Vec<Rc<Above>>,
+}
+
+/// Names the groups that keep no history of a GPU that they have used. Returns whether there are
+/// such groups.
+pub fn note_unrecorded(views: &[View]) -> bool {
+    let is_unrecorded = |view: &&View| {
+        view.ledger.as_ref().is_some_and(|ledger| {
+            let mut devices = view.devices.iter();
+            ledger.keeps_history() && devices.any(|device| !ledger.records(device.index))
+        })
+    };
+    let titles: Vec<&str> = (views.iter().filter(is_unrecorded))
+        .map(|view| view.title.as_str())
+        .collect();
+    if !titles.is_empty() {
+        output::note(&format!(
+            "no figures of a GPU, because its use is not recorded, in {}: `gpulimit doctor` says \
+             why",
+            output::some(&titles)
+        ));
+    }
+    !titles.is_empty()
+}
+
+/// Names the groups whose ledger could not be read to the end, so that figures are missing. Returns
+/// a failing exit status then, otherwise `status`.
+pub fn lost(views: &[View], status: ExitCode) -> ExitCode {
+    let mut unreadable = Unreadable::default();
+    for ledger in views.iter().filter_map(|view| view.ledger.as_ref()) {
+        if let Some(damage) = ledger.damage() {
+            unreadable.note(&damage.to_string());
+        }
+    }
+    match unreadable.end() {
+        true => ExitCode::FAILURE,
+        false => status,
+    }
 }
 
 impl View {
@@ -318,16 +408,29 @@ impl View {
         title: String,
         driver: Option<&Driver>,
     ) -> Result<Self, GroupError> {
-        let rules = group.limits()?.rules()?;
-        let ledger = readable(&group)?;
+        Self::cleaned_with(&mut Shared::default(), group, title, driver)
+    }
+
+    /// Opens one of several groups as [`Self::cleaned`] does.
+    fn cleaned_with(
+        shared: &mut Shared,
+        group: Group,
+        title: String,
+        driver: Option<&Driver>,
+    ) -> Result<Self, GroupError> {
+        let rules = shared.limits(&group)?;
+        let ledger = opened(&group, Ledger::look)?;
         if let Some(ledger) = &ledger {
-            ledger.clean(witness(driver));
+            group.clean_in(ledger, witness(driver));
         }
-        Ok(Self::of(group, title, rules, ledger, driver))
+        let view = Self::of(shared, group, title, rules, ledger, driver);
+        let damage = view.ledger.as_ref().and_then(Ledger::damage);
+        damage.map_or(Ok(view), |damage| Err(damage.into()))
     }
 
     /// Returns the view of a group whose limits and ledger are already open.
     pub fn of(
+        shared: &mut Shared,
         group: Group,
         title: String,
         rules: LimitSet,
@@ -336,7 +439,7 @@ impl View {
     ) -> Self {
         let processes = |ledger: &Ledger| ledger.processes(witness(driver));
         Self {
-            above: Above::all(&group),
+            above: shared.above(&group),
             group,
             title,
             rules,
@@ -344,6 +447,16 @@ impl View {
             processes: ledger.as_ref().map(processes).unwrap_or_default(),
             ledger,
         }
+    }
+
+    /// Closes the ledger, and returns what was read from it; `None` if the caller cannot read it.
+    pub fn into_seen(self) -> Option<Seen> {
+        self.ledger.is_some().then_some(Seen {
+            group: self.group,
+            title: self.title,
+            devices: self.devices,
+            processes: self.processes,
+        })
     }
 
     /// Counts the processes in the group for which `of_kind` is true; `None` if the caller may not
@@ -357,6 +470,16 @@ impl View {
         };
         self.ledger.is_some().then(count)
     }
+}
+
+/// The members of a group whose ledger was read and is closed again.
+pub struct Seen {
+    pub group: Group,
+    /// The group's name for printing.
+    pub title: String,
+    pub devices: Vec<DeviceEntry>,
+    /// The processes that are members of this group or of a group below it.
+    pub processes: Vec<ProcessUsage>,
 }
 
 /// Returns the name of a process's group: `group`, in whose ledger the process is listed, or a
@@ -392,9 +515,20 @@ pub fn is_denied(error: &GroupError) -> bool {
 /// Opens a group's ledger for writing, or else read-only. Returns `None` if the caller cannot read
 /// it.
 pub fn readable(group: &Group) -> Result<Option<Ledger>, GroupError> {
+    opened(group, |path, write| match write {
+        true => Ledger::open(path),
+        false => Ledger::open_readonly(path),
+    })
+}
+
+/// Does the same as [`readable`] with `open`, whose second argument is whether to write.
+fn opened(
+    group: &Group,
+    open: impl Fn(&Path, bool) -> Result<Ledger, LedgerError>,
+) -> Result<Option<Ledger>, GroupError> {
     let path = group.ledger_path();
-    let opened = match Ledger::open(&path).map_err(GroupError::from) {
-        Err(error) if is_denied(&error) => Ledger::open_readonly(&path).map_err(GroupError::from),
+    let opened = match open(&path, true).map_err(GroupError::from) {
+        Err(error) if is_denied(&error) => open(&path, false).map_err(GroupError::from),
         opened => opened,
     };
     match opened {

@@ -11,13 +11,16 @@ use super::nvml::Driver;
 use super::trend::{self, Floors, Trend};
 use super::{clock, csv, gpu, output, since, terminal};
 use curve::Curve;
+use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::gib;
-use gpulimit_ledger::{DeviceEntry, DeviceIndex, Ledger, Resolution};
+use gpulimit_ledger::{DeviceEntry, DeviceIndex, Ledger, Period, Resolution};
 use gpulimit_limits::Selector;
+use jiff::tz::TimeZone;
 use jiff::{Timestamp, Zoned};
 use past::{Span, Window};
 use serde_json::{Value, json};
 use std::io;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -60,7 +63,7 @@ Examples:
 
 /// Shows the curves.
 pub fn history(args: &Args) -> Result<ExitCode, Failure> {
-    let now = Zoned::now();
+    let now = clock::now();
     let since = since::parse(&args.since, &now)
         .map_err(|why| Failure::usage(format_args!("invalid time '{}': {why}", args.since)))?;
     let selection = Selection::of(args.group.as_deref())?;
@@ -77,29 +80,17 @@ pub fn history(args: &Args) -> Result<ExitCode, Failure> {
     {
         return Err(groups::unreadable(group.ledger_path()));
     }
-    let is_asked = |device: &DeviceEntry| {
-        devices.contains(&Selector::All) || devices.contains(&Selector::Device(device.id))
-    };
-    let mut pasts = Vec::new();
-    for view in &views {
-        let Some(ledger) = view.ledger.as_ref().filter(|ledger| ledger.keeps_history()) else {
-            continue;
-        };
-        let recorded = view
-            .devices
-            .iter()
-            .filter(|device| ledger.records(device.index));
-        for device in recorded.filter(|device| is_asked(device)) {
-            pasts.push(Past::of(view, ledger, device, since, &now, driver));
-        }
-    }
+    let is_told = groups::note_unrecorded(&views);
+    let past = |view| Past::all(view, &devices, since, now.timestamp(), driver);
+    let pasts: Vec<Past> = views.iter().flat_map(past).collect();
+    let status = groups::lost(&views, status);
     if args.json {
         selection.print_json("histories", pasts.iter().map(Past::json).collect())?;
     } else if args.csv {
         let heads = HEADS.map(String::from);
         let rows = std::iter::once(heads).chain(pasts.iter().flat_map(Past::rows));
         output::print(&csv::lines(rows)?)?;
-    } else if pasts.is_empty() && status == ExitCode::SUCCESS {
+    } else if pasts.is_empty() && status == ExitCode::SUCCESS && !is_told {
         output::note(match first {
             Some(View {
                 ledger: Some(ledger),
@@ -115,12 +106,28 @@ pub fn history(args: &Args) -> Result<ExitCode, Failure> {
 }
 
 /// The past usage of a group on one GPU.
-struct Past<'a> {
-    view: &'a View,
+pub struct Past {
+    /// The group's name for printing.
+    title: String,
+    name: String,
+    root: PathBuf,
     gpu: Gpu,
     resolution: Resolution,
     usage: u64,
     spans: Vec<Span>,
+}
+
+/// Returns the past usage of a group on these GPUs as JSON, an object for each GPU. `since` is in
+/// seconds since 1970.
+pub fn json(
+    view: &View,
+    devices: &[Selector],
+    since: u64,
+    now: &Zoned,
+    driver: Option<&Driver>,
+) -> Vec<Value> {
+    let pasts = Past::all(view, devices, since, now.timestamp(), driver);
+    pasts.iter().map(Past::json).collect()
 }
 
 /// Returns the trend of a group's usage of a GPU, whose present usage is `usage` bytes.
@@ -140,26 +147,104 @@ pub fn trend(ledger: &Ledger, device: DeviceIndex, usage: u64) -> Option<Trend> 
     trend::trend(&floors)
 }
 
+/// The figures of a history, summed up since a time.
+pub struct Sums {
+    /// Begin of the first period, in seconds since 1970.
+    pub from: u64,
+    /// The highest usage in bytes.
+    pub peak: u64,
+    /// Number of refused requests; `None` if a period has more than it can count.
+    pub refusals: Option<u64>,
+    /// Seconds for which requests waited; `None` if a period has more than it can count.
+    pub waited: Option<u64>,
+}
+
+/// Returns what the history says of a GPU since a time in seconds since 1970. `usage` is the
+/// present usage in bytes. Returns `None` if the history does not reach back so far.
+///
+/// The highest usage is exact: the first change of a charge in a second records the usage before
+/// it, so that memory which was charged earlier is in it, too.
+pub fn sums(ledger: &Ledger, device: DeviceIndex, since: u64, usage: u64) -> Option<Sums> {
+    let window = Window::new(since, second(Timestamp::now()), usage);
+    if !ledger.records(device) || window.since > since {
+        return None;
+    }
+    let spans = window.spans(|resolution| ledger.history(device, resolution));
+    let sum = |count: fn(&Span) -> u32| {
+        let is_whole = spans.iter().all(|span| count(span) < Period::MOST);
+        is_whole.then(|| spans.iter().map(|span| u64::from(count(span))).sum())
+    };
+    let usages = spans.iter().filter_map(|span| span.known);
+    Some(Sums {
+        from: spans.first().map_or(since, |span| span.start),
+        peak: usages.map(|usage| usage.max).max().unwrap_or(usage),
+        refusals: sum(|span| span.refusals),
+        waited: sum(|span| span.waited),
+    })
+}
+
+/// The highest usage of a group on one GPU in each part of the last ten minutes, oldest first;
+/// `None` where the usage is unknown. Empty if the group keeps no history.
+pub type Recent = Vec<Option<u64>>;
+
+/// Returns the recent usage of a group on a GPU, whose present usage is `usage` bytes.
+pub fn recent(ledger: &Ledger, device: DeviceIndex, usage: u64) -> Recent {
+    /// Length of a part in seconds.
+    const PART: usize = 10;
+    if !ledger.records(device) {
+        return Vec::new();
+    }
+    let window = Window::whole(Resolution::Seconds, second(Timestamp::now()), usage);
+    let mut spans = window.spans(|resolution| ledger.history(device, resolution));
+    // The window begins in the middle of a period.
+    spans.drain(..spans.len() % PART);
+    let highest = |part: &[Span]| part.iter().filter_map(Span::highest).max();
+    spans.chunks(PART).map(highest).collect()
+}
+
 /// Returns a time in seconds since 1970.
-fn second(time: Timestamp) -> u64 {
+pub fn second(time: Timestamp) -> u64 {
     u64::try_from(time.as_second()).unwrap_or(0)
 }
 
-impl<'a> Past<'a> {
+impl Past {
+    /// Returns the past usage on each of these GPUs with a history. `since` is in seconds since
+    /// 1970.
+    pub fn all(
+        view: &View,
+        devices: &[Selector],
+        since: u64,
+        now: Timestamp,
+        driver: Option<&Driver>,
+    ) -> Vec<Self> {
+        let Some(ledger) = view.ledger.as_ref().filter(|ledger| ledger.keeps_history()) else {
+            return Vec::new();
+        };
+        let is_asked = |device: &&DeviceEntry| {
+            devices.contains(&Selector::All) || devices.contains(&Selector::Device(device.id))
+        };
+        let recorded = |device: &&DeviceEntry| ledger.records(device.index);
+        let asked = view.devices.iter().filter(is_asked).filter(recorded);
+        asked
+            .map(|device| Self::of(view, ledger, device, since, now, driver))
+            .collect()
+    }
+
     fn of(
-        view: &'a View,
+        view: &View,
         ledger: &Ledger,
         device: &DeviceEntry,
         since: u64,
-        now: &Zoned,
+        now: Timestamp,
         driver: Option<&Driver>,
     ) -> Self {
         let gpu = Gpu::of(view, device.id, driver);
         let usage = gpu.usage.unwrap_or(0);
-        let now = second(now.timestamp());
-        let window = Window::new(since, now, usage);
+        let window = Window::new(since, second(now), usage);
         Self {
-            view,
+            title: view.title.clone(),
+            name: view.group.name().into(),
+            root: view.group.root().into(),
             gpu,
             resolution: window.resolution,
             usage,
@@ -170,6 +255,16 @@ impl<'a> Past<'a> {
     /// Returns a title and the curve.
     fn text(&self, now: &Zoned) -> String {
         const WIDTH: usize = 80;
+        let width = terminal::width(&io::stdout()).unwrap_or(WIDTH);
+        let title = format!("{}  {}", self.title, self.usage_text());
+        let mut lines = vec![output::fit(&title, 2)];
+        lines.extend(self.gpu.trend_text().map(|trend| output::fit(&trend, 2)));
+        lines.extend(self.curve(now.time_zone(), width, terminal::is_utf8()));
+        lines.join("\n") + "\n"
+    }
+
+    /// Returns the present usage, and what happened in this time, as a line.
+    pub fn usage_text(&self) -> String {
         let sum = |count: fn(&Span) -> u32| {
             let counts = self.spans.iter().map(|span| u64::from(count(span)));
             counts.sum::<u64>()
@@ -178,7 +273,7 @@ impl<'a> Past<'a> {
             Some(max) => format!("{} of {}", gib(self.usage).in_unit_of(max), gib(max)),
             None => gib(self.usage).to_string(),
         };
-        let mut said = format!("{}  GPU {}  {used} used", self.view.title, self.gpu.label);
+        let mut said = format!("GPU {}  {used} used", self.gpu.label);
         for (count, text) in [
             (sum(|span| span.refusals), "refused"),
             (sum(|span| span.kills), "killed"),
@@ -191,18 +286,30 @@ impl<'a> Past<'a> {
         if !waited.is_zero() {
             said += &format!(", waited {}", clock::span(waited));
         }
+        said
+    }
+
+    /// Returns a sentence about how the usage grows; `None` if it does not.
+    pub fn trend_text(&self) -> Option<String> {
+        self.gpu.trend_text()
+    }
+
+    /// Returns the GPU.
+    pub fn gpu(&self) -> DeviceId {
+        self.gpu.id
+    }
+
+    /// Returns the lines of the curve. Without `unicode`, they have only characters of ASCII.
+    pub fn curve(&self, zone: &TimeZone, width: usize, unicode: bool) -> Vec<String> {
         let curve = Curve {
             spans: &self.spans,
             length: self.resolution.seconds(),
             limit: self.gpu.limit(),
-            zone: now.time_zone(),
-            width: terminal::width(&io::stdout()).unwrap_or(WIDTH),
-            unicode: terminal::is_utf8(),
+            zone,
+            width,
+            unicode,
         };
-        let mut lines = vec![output::fit(&said, 2)];
-        lines.extend(self.gpu.trend_text().map(|trend| output::fit(&trend, 2)));
-        lines.extend(curve.lines());
-        lines.join("\n") + "\n"
+        curve.lines()
     }
 
     fn json(&self) -> Value {
@@ -219,8 +326,8 @@ impl<'a> Past<'a> {
             })
         };
         json!({
-            "name": self.view.group.name(),
-            "root": self.view.group.root().to_string_lossy(),
+            "name": self.name,
+            "root": self.root.to_string_lossy(),
             "gpu": self.gpu.name_json(),
             "period_ms": self.resolution.seconds() * 1_000,
             "effective_max": self.gpu.limit(),
@@ -236,8 +343,8 @@ impl<'a> Past<'a> {
         self.spans.iter().map(move |span| {
             [
                 time(span),
-                self.view.group.name().into(),
-                self.view.group.root().to_string_lossy().into_owned(),
+                self.name.clone(),
+                self.root.to_string_lossy().into_owned(),
                 self.gpu.id.to_string(),
                 (self.resolution.seconds() * 1_000).to_string(),
                 known(span.known.map(|usage| usage.max)),

@@ -33,6 +33,17 @@ pub struct Args {
     signal: i32,
 }
 
+impl Args {
+    /// Returns the options that send a signal to a process of a group, or to all of them.
+    pub fn of(group: String, pid: Option<u32>, signal: i32) -> Self {
+        Self {
+            group,
+            pids: pid.into_iter().collect(),
+            signal,
+        }
+    }
+}
+
 const HELP: &str = "\
 Signals the processes of the group and of the groups below it that have used a
 GPU. PID is the number that `gpulimit ps` shows. Only processes that are proven

@@ -9,8 +9,8 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, ErrorKind, Write};
-use std::process::{Command, Stdio};
-use std::sync::{Mutex, PoisonError, mpsc};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -25,6 +25,11 @@ pub fn in_child(
     patience: Duration,
     mut take: impl FnMut(String) -> bool,
 ) -> io::Result<()> {
+    if ending().len() >= MOST_BLOCKED {
+        return Err(io::Error::other(
+            "earlier child processes that inspect processes are still blocked",
+        ));
+    }
     let until = Instant::now() + patience;
     let mut child = Command::new("/proc/self/exe")
         .arg(VERB)
@@ -60,11 +65,23 @@ pub fn in_child(
             Err(mpsc::RecvTimeoutError::Timeout) => break Err(ErrorKind::TimedOut.into()),
         }
     };
-    // Do not wait for the child, which may be blocked forever. When this process ends, init reaps
-    // the child.
     let _ = child.kill();
-    let _ = child.try_wait();
+    ending().push(child);
     ended
+}
+
+/// Child processes that were killed and had not ended yet. Do not wait for them: they may be
+/// blocked forever. When this process ends, init reaps them.
+static ENDING: Mutex<Vec<Child>> = Mutex::new(Vec::new());
+
+/// The most child processes that may be blocked, so that they do not fill the table of processes.
+const MOST_BLOCKED: usize = 16;
+
+/// Reaps the child processes that have ended, and returns the others.
+fn ending() -> MutexGuard<'static, Vec<Child>> {
+    let mut children = ENDING.lock().unwrap_or_else(PoisonError::into_inner);
+    children.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+    children
 }
 
 /// A question that a child process answers for each of several processes.

@@ -1,6 +1,7 @@
 //! The controller: runs programs in groups, shows groups and changes them. Each verb has a file;
 //! the other files are shared.
 
+mod above;
 mod accounts;
 mod apply;
 mod cdi;
@@ -24,36 +25,44 @@ mod history;
 mod install;
 mod k8s_device_plugin;
 mod kill;
+mod later;
 mod library;
 mod look;
 mod ls;
 mod man;
 mod nvml;
 mod oci_hook;
+mod order;
 mod output;
 mod pids;
 mod probe;
+mod processes;
 mod ps;
 mod replace;
 mod report;
 mod rm;
 mod run;
+mod serve;
 mod set;
 mod show;
 mod signal;
 mod signals;
 mod since;
 mod sizes;
+mod snapshot;
 mod table;
 mod terminal;
+mod top;
 mod tree;
 mod trend;
 mod trust;
 mod waiting;
 mod warnings;
+mod watch;
 
 use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, Parser, Subcommand};
+use later::Later;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 
@@ -90,56 +99,60 @@ root and where an administrator lets you make groups, or in
 #[derive(Subcommand)]
 enum Verb {
     /// Run a command under a limit
-    Run(run::Args),
+    Run(Later<run::Args>),
     /// Make a group
-    Create(create::Args),
+    Create(Later<create::Args>),
     /// Change a group's limits while its programs run
-    Set(set::Args),
+    Set(Later<set::Args>),
     /// Print a group's settings, for scripts
-    Get(get::Args),
+    Get(Later<get::Args>),
     /// Remove groups
-    Rm(rm::Args),
+    Rm(Later<rm::Args>),
     /// List the names of groups
-    Ls(ls::Args),
+    Ls(Later<ls::Args>),
     /// Show the group hierarchy, with usage and limit
-    Tree(tree::Args),
+    Tree(Later<tree::Args>),
     /// Show groups: limits, usage, peak, free memory and refusals on each GPU
-    Show(show::Args),
+    Show(Later<show::Args>),
     /// Show the processes in groups and their memory
-    Ps(ps::Args),
+    Ps(Later<ps::Args>),
+    /// Watch GPUs, groups and processes on the terminal
+    Top(Later<top::Args>),
     /// Show events: refusals, waits, kills, changes of limits
-    Events(events::Args),
+    Events(Later<events::Args>),
     /// Show the usage of groups over time, as a curve
-    History(history::Args),
+    History(Later<history::Args>),
+    /// Serve a page, JSON and metrics for Prometheus over HTTP
+    Serve(Later<serve::Args>),
     /// Show or save what groups and users have used over time
-    Report(report::Args),
+    Report(Later<report::Args>),
     /// Send a signal to the processes of a group
-    Kill(kill::Args),
+    Kill(Later<kill::Args>),
     /// Remove stale groups and the charges of dead processes
-    Gc(gc::Args),
+    Gc(Later<gc::Args>),
     /// Apply a policy file: make, change and remove groups and rules
-    Apply(apply::Args),
+    Apply(Later<apply::Args>),
     /// Check a policy file, without changing anything
-    Check(check::Args),
+    Check(Later<check::Args>),
     /// Check this machine, and say how to fix what does not work
-    Doctor(doctor::Args),
+    Doctor(Later<doctor::Args>),
     /// Load the library into every program of the machine (/etc/ld.so.preload)
-    Install(install::Install),
+    Install(Later<install::Install>),
     /// Remove the library from /etc/ld.so.preload again
-    Uninstall(install::Uninstall),
+    Uninstall(Later<install::Uninstall>),
     /// Describe limits and groups as devices for container engines (CDI)
-    Cdi(cdi::Args),
+    Cdi(Later<cdi::Args>),
     /// Make and remove the group of a container (called by OCI runtimes)
-    OciHook(oci_hook::Args),
+    OciHook(Later<oci_hook::Args>),
     /// Hand out GPU memory to the pods of a Kubernetes node
-    K8sDevicePlugin(k8s_device_plugin::Args),
+    K8sDevicePlugin(Later<k8s_device_plugin::Args>),
     /// Print the completion script for a shell
-    Completions(completions::Args),
+    Completions(Later<completions::Args>),
     /// Print a manual page, or write all of them
-    Man(man::Args),
+    Man(Later<man::Args>),
     /// Answers questions of other verbs, in a child process
     #[command(name = probe::VERB, hide = true)]
-    Probe(probe::Args),
+    Probe(Later<probe::Args>),
 }
 
 /// Runs the verb on the command line, and returns its exit status.
@@ -161,31 +174,33 @@ fn main() -> ExitCode {
         }
     };
     let done = match cli.verb {
-        Verb::Run(args) => run::run(args, &before),
-        Verb::Create(args) => create::create(&args),
-        Verb::Set(args) => set::set(&args),
-        Verb::Get(args) => get::get(&args),
-        Verb::Rm(args) => rm::rm(&args),
-        Verb::Ls(args) => ls::ls(&args),
-        Verb::Tree(args) => tree::tree(&args),
-        Verb::Show(args) => show::show(&args),
-        Verb::Ps(args) => ps::ps(&args),
-        Verb::Events(args) => events::events(&args),
-        Verb::History(args) => history::history(&args),
-        Verb::Report(args) => report::report(&args),
-        Verb::Kill(args) => kill::kill(&args),
-        Verb::Gc(args) => gc::gc(&args),
-        Verb::Apply(args) => apply::apply(&args),
-        Verb::Check(args) => check::check(&args),
-        Verb::Doctor(args) => doctor::doctor(&args),
-        Verb::Install(args) => install::install(&args),
-        Verb::Uninstall(args) => install::uninstall(&args),
-        Verb::Cdi(args) => cdi::cdi(&args),
-        Verb::OciHook(args) => oci_hook::oci_hook(&args),
-        Verb::K8sDevicePlugin(args) => k8s_device_plugin::k8s_device_plugin(args, &before),
-        Verb::Completions(args) => completions::completions(&args),
-        Verb::Man(args) => man::man(&args),
-        Verb::Probe(args) => probe::probe(&args),
+        Verb::Run(Later(args)) => run::run(args, &before),
+        Verb::Create(Later(args)) => create::create(&args),
+        Verb::Set(Later(args)) => set::set(&args),
+        Verb::Get(Later(args)) => get::get(&args),
+        Verb::Rm(Later(args)) => rm::rm(&args),
+        Verb::Ls(Later(args)) => ls::ls(&args),
+        Verb::Tree(Later(args)) => tree::tree(&args),
+        Verb::Show(Later(args)) => show::show(&args),
+        Verb::Ps(Later(args)) => ps::ps(&args),
+        Verb::Top(Later(args)) => top::top(&args),
+        Verb::Events(Later(args)) => events::events(&args),
+        Verb::History(Later(args)) => history::history(&args),
+        Verb::Serve(Later(args)) => serve::serve(args),
+        Verb::Report(Later(args)) => report::report(&args),
+        Verb::Kill(Later(args)) => kill::kill(&args),
+        Verb::Gc(Later(args)) => gc::gc(&args),
+        Verb::Apply(Later(args)) => apply::apply(&args),
+        Verb::Check(Later(args)) => check::check(&args),
+        Verb::Doctor(Later(args)) => doctor::doctor(&args),
+        Verb::Install(Later(args)) => install::install(&args),
+        Verb::Uninstall(Later(args)) => install::uninstall(&args),
+        Verb::Cdi(Later(args)) => cdi::cdi(&args),
+        Verb::OciHook(Later(args)) => oci_hook::oci_hook(&args),
+        Verb::K8sDevicePlugin(Later(args)) => k8s_device_plugin::k8s_device_plugin(args, &before),
+        Verb::Completions(Later(args)) => completions::completions(&args),
+        Verb::Man(Later(args)) => man::man(&args),
+        Verb::Probe(Later(args)) => probe::probe(&args),
     };
     done.unwrap_or_else(|failure| failure.report())
 }

@@ -6,7 +6,7 @@ use gpulimit_ledger::Witness;
 use gpulimit_limits::Capacity;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
-use nvml_wrapper::struct_wrappers::device::ProcessInfo;
+use nvml_wrapper::struct_wrappers::device::{MemoryInfo, ProcessInfo};
 use nvml_wrapper::{Device, Nvml};
 use std::ffi::OsStr;
 use std::fs;
@@ -57,17 +57,26 @@ impl Driver {
     /// Returns every GPU or MIG instance that can have limits, with the bytes that NVML does not
     /// reserve. Instances replace their split GPU.
     pub fn capacities(&self) -> Vec<Capacity> {
-        let bytes = |device: Result<Device<'_>, NvmlError>| {
-            let memory = device.ok()?.memory_info().ok()?;
-            memory.total.checked_sub(memory.reserved)
-        };
+        let bytes = |memory: MemoryInfo| memory.total.checked_sub(memory.reserved);
+        let all = self.memory().into_iter();
+        all.map(|(_, id, memory)| (id, memory.and_then(bytes)))
+            .collect()
+    }
+
+    /// Returns every GPU or MIG instance with its memory as NVML counts it: its GPU, its UUID, and
+    /// the figures, if known. Instances replace their split GPU.
+    pub fn memory(&self) -> Vec<(&Gpu, DeviceId, Option<MemoryInfo>)> {
+        let memory = |device: Result<Device<'_>, NvmlError>| device.ok()?.memory_info().ok();
         let mut all = Vec::new();
         for gpu in &self.gpus {
             match &gpu.instances {
-                None => all.push((gpu.id, bytes(self.nvml.device_by_index(gpu.index)))),
+                None => {
+                    let device = self.nvml.device_by_index(gpu.index);
+                    all.push((gpu, gpu.id, memory(device)));
+                }
                 Some(instances) => all.extend(instances.iter().map(|id| {
                     let device = self.nvml.device_by_uuid(id.to_string());
-                    (*id, bytes(device))
+                    (gpu, *id, memory(device))
                 })),
             }
         }

@@ -8,8 +8,11 @@ use super::failure::Failure;
 use super::terminal;
 pub use gpulimit_base::escaped::Escaped;
 use gpulimit_base::escaped::lines;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::cell::RefCell;
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
+use std::time::Duration;
 
 /// The state of the program that reads standard output.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
@@ -22,10 +25,14 @@ pub enum Reader {
 
 /// Writes lines to standard output. It is no error if the reader has closed the pipe.
 pub fn write(text: &str) -> Result<Reader, Failure> {
-    write_as_is(&lines(text))
+    escaped(&lines(text))
 }
 
-fn write_as_is(text: &str) -> Result<Reader, Failure> {
+/// Writes text in which foreign parts are already escaped, such as bold heads of tables.
+pub fn escaped(text: &str) -> Result<Reader, Failure> {
+    if captures(text) {
+        return Ok(Reader::There);
+    }
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(Reader::Gone),
@@ -36,6 +43,36 @@ fn write_as_is(text: &str) -> Result<Reader, Failure> {
     }
 }
 
+thread_local! {
+    /// The text of this thread since [`captured`] began; `None` while text is printed at once.
+    static CAPTURED: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Calls `work`, and returns what this thread would print meanwhile on both streams, escaped and
+/// without the prefix of messages. `work` must not call this function.
+pub fn captured<T>(work: impl FnOnce() -> T) -> (T, String) {
+    CAPTURED.set(Some(String::new()));
+    let done = work();
+    (done, CAPTURED.take().unwrap_or_default())
+}
+
+/// Keeps text for [`captured`]. Returns false if the text must be printed.
+fn captures(text: &str) -> bool {
+    CAPTURED.with_borrow_mut(|captured| captured.as_mut().map(|all| all.push_str(text)).is_some())
+}
+
+/// Waits for this time, or until the reader of standard output has closed the pipe.
+pub fn reader_after(time: Duration) -> Reader {
+    let out = io::stdout();
+    // Without a requested event, the kernel still reports a pipe without readers.
+    let mut watched = [PollFd::new(&out, PollFlags::empty())];
+    let time = Timespec::try_from(time).ok();
+    match poll(&mut watched, time.as_ref()) {
+        Ok(1..) => Reader::Gone,
+        _ => Reader::There,
+    }
+}
+
 /// Writes lines to standard output like [`write()`], for verbs that print nothing afterwards.
 pub fn print(text: &str) -> Result<(), Failure> {
     write(text).map(drop)
@@ -43,7 +80,7 @@ pub fn print(text: &str) -> Result<(), Failure> {
 
 /// Writes a table to standard output. The cells are already escaped, and the heads may be bold.
 pub fn table(rendered: &str) -> Result<(), Failure> {
-    write_as_is(rendered).map(drop)
+    escaped(rendered).map(drop)
 }
 
 /// Breaks a line at the width of the terminal: see [`terminal::fit`]. Changes nothing if standard
@@ -78,6 +115,17 @@ pub fn json(value: &serde_json::Value) -> Result<(), Failure> {
 
 /// Writes a line to standard error. Ignores errors.
 pub fn note(text: &str) {
+    if !captures(&format!("{}\n", Escaped(text))) {
+        write_note(text);
+    }
+}
+
+/// Writes the messages in captured text, a message a line, to standard error. Ignores errors.
+pub fn notes(captured: &str) {
+    captured.lines().for_each(write_note);
+}
+
+fn write_note(text: &str) {
     let line = format!("gpulimit: {}", Escaped(text));
     let line = terminal::fit(&line, 2, &io::stderr()) + "\n";
     // One system call writes the whole line, so lines of other programs cannot get into it.

@@ -1,9 +1,11 @@
 //! `gpulimit report`: shows how much memory groups and users have used over time.
 
 mod save;
+mod saved;
+mod span;
+mod uses;
 
 use super::failure::Failure;
-use super::figures::Gpu;
 use super::groups::{self, Selection, View};
 use super::nvml::Driver;
 use super::table::{Column, Table, figure};
@@ -36,9 +38,23 @@ pub struct Args {
     #[arg(long, conflicts_with = "json")]
     csv: bool,
 
+    /// Show the use since this time: 2h, yesterday, 14:00, 2026-11-01. Without this option, since
+    /// each group was made
+    #[arg(long, value_name = "TIME")]
+    since: Option<String>,
+
+    /// Read the files that --save has written in this directory, for groups that are older than
+    /// --since or gone
+    #[arg(long, value_name = "DIR", requires = "since")]
+    from: Option<PathBuf>,
+
+    /// Show the use until this time, from the files alone
+    #[arg(long, value_name = "TIME", requires = "from")]
+    until: Option<String>,
+
     /// Append the figures of all groups and users to the file of this day, YYYY-MM-DD.csv in UTC,
     /// in this directory
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["json", "csv", "by"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["json", "csv", "by", "since"])]
     save: Option<PathBuf>,
 }
 
@@ -47,16 +63,25 @@ All figures count from the time when the group was made: GIB-HOURS are memory
 times time, PEAK is the highest charge, REFUSED counts refused requests, and
 WAITED is the time for which requests waited. A group's figures include those of
 the groups below it, so do not add them up. Only named groups keep these
-figures. Those of a user are GIB-HOURS alone.
+figures. Those of a user are GIB-HOURS alone. \"1.0 (up to 3.0)\" is the use of
+killed processes whose death was found later: up to 1.0 they surely lived.
 
-The lines of --save have the same figures, for a timer: the use in a time is the
-difference of two lines of one group that have the same MADE.
+With --since, a group that was made after TIME has all figures, from then on. An
+older one has PEAK (the highest usage), REFUSED and WAITED for up to a week, from
+its history; its GIB-HOURS are unknown, shown as \"-\". With --from, figures are
+differences of saved lines, over all groups that had the name, also before a
+reboot. They count from the last save before TIME or, if there is none, from the
+first one after it: see FROM. PEAK is \"-\" if it may be older. What a group used
+between its last save and its removal is missing.
+
+The lines of --save have the figures without --since, for a timer.
 
 Examples:
   gpulimit report
-  gpulimit report lab --by user
-  gpulimit report --csv > month.csv
-  gpulimit report --save /var/log/gpulimit";
+  gpulimit report lab --by user --since yesterday
+  gpulimit report --csv > all.csv
+  gpulimit report --save /var/log/gpulimit
+  gpulimit report --from /var/log/gpulimit --since 2026-11-01 --by user";
 
 /// What gets a line of a report.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, clap::ValueEnum)]
@@ -67,17 +92,13 @@ enum By {
 
 /// Shows the report, or saves it.
 pub fn report(args: &Args) -> Result<ExitCode, Failure> {
+    if let Some(since) = &args.since {
+        return uses::report(args, since);
+    }
     let selection = Selection::of(args.group.as_deref())?;
     let driver = Driver::load().ok();
-    let (views, status) = selection.views(driver.as_ref());
-    if let Some(View {
-        ledger: None,
-        group,
-        ..
-    }) = views.first().filter(|_| selection.named)
-    {
-        return Err(groups::unreadable(group.ledger_path()));
-    }
+    let (views, status) = readable(&selection, driver.as_ref())?;
+    let is_told = groups::note_unrecorded(&views);
     let lines = |by| -> Vec<Line> {
         let lines = views
             .iter()
@@ -87,9 +108,10 @@ pub fn report(args: &Args) -> Result<ExitCode, Failure> {
     if let Some(directory) = &args.save {
         let all = lines(By::Group).into_iter().chain(lines(By::User));
         save::append(directory, all)?;
-        return Ok(status);
+        return Ok(groups::lost(&views, status));
     }
     let lines = lines(args.by);
+    let status = groups::lost(&views, status);
     if args.json {
         selection.print_json("uses", lines.iter().map(Line::json).collect())?;
     } else if args.csv {
@@ -99,10 +121,27 @@ pub fn report(args: &Args) -> Result<ExitCode, Failure> {
         )?)?;
     } else if !lines.is_empty() {
         output::table(&table(&lines, args.by).render())?;
-    } else if status == ExitCode::SUCCESS {
+    } else if status == ExitCode::SUCCESS && !is_told {
         output::note("no named group has used a GPU");
     }
     Ok(status)
+}
+
+/// Opens the selected groups. Fails if the caller has named a group and cannot read its ledger.
+fn readable(
+    selection: &Selection,
+    driver: Option<&Driver>,
+) -> Result<(Vec<View>, ExitCode), Failure> {
+    let (views, status) = selection.views(driver);
+    let first = views.first().filter(|_| selection.named);
+    match first {
+        Some(View {
+            ledger: None,
+            group,
+            ..
+        }) => Err(groups::unreadable(group.ledger_path())),
+        _ => Ok((views, status)),
+    }
 }
 
 /// The use of one GPU by a group, or by a user in a group, since the group was made.
@@ -116,11 +155,23 @@ struct Line {
     /// The user; `None` if the line is about the whole group.
     user: Option<User>,
     byte_seconds: u128,
+    /// Byte-seconds of the time in which killed processes may have lived.
+    uncertain: u128,
     /// The figures of the whole group; `None` if the line is about a user.
     counts: Option<Counts>,
     /// Time when the group was made, in milliseconds since 1970; `None` if the file system does not
     /// tell.
     made: Option<u64>,
+}
+
+/// The subject of a line: a group on one GPU, or a user in such a group.
+#[derive(Clone, Eq, Ord, PartialEq, PartialOrd)]
+struct Subject {
+    root: String,
+    group: String,
+    gpu: DeviceId,
+    /// `None` for the whole group.
+    user: Option<User>,
 }
 
 /// A user who has used memory.
@@ -131,6 +182,7 @@ enum User {
     Others,
 }
 
+#[derive(Clone, Copy, Debug)]
 struct Counts {
     peak: u64,
     refusals: u64,
@@ -153,12 +205,11 @@ impl Line {
             .iter()
             .filter(|device| ledger.records(device.index))
         {
-            let gpu = Gpu::of(view, device.id, driver);
-            let mut users: BTreeMap<User, u128> = BTreeMap::new();
+            let label = groups::label(device.id, driver);
+            let mut users: BTreeMap<User, [u128; 2]> = BTreeMap::new();
             for bill in bills.iter().filter(|bill| bill.device == device.index) {
                 let user = bill.uid.map_or(User::Others, User::Id);
-                let sum = users.entry(user).or_default();
-                *sum = sum.saturating_add(bill.byte_seconds);
+                users.insert(user, [bill.byte_seconds, bill.uncertain]);
             }
             let usage = ledger.usage(device.index);
             let counts = Counts {
@@ -167,9 +218,7 @@ impl Line {
                 waits: usage.waits,
                 waited_ms: usage.waited_ms,
             };
-            let all = users
-                .values()
-                .fold(0, |sum: u128, one| sum.saturating_add(*one));
+            let all = [0, 1].map(|at| users.values().map(|one| one[at]).sum());
             let figures = match by {
                 By::Group => vec![(None, all, Some(counts))],
                 By::User => {
@@ -180,15 +229,16 @@ impl Line {
             lines.extend(
                 figures
                     .into_iter()
-                    .map(|(user, byte_seconds, counts)| Self {
+                    .map(|(user, [byte_seconds, uncertain], counts)| Self {
                         group: view.group.name().into(),
                         root: view.group.root().to_string_lossy().into_owned(),
                         title: view.title.clone(),
                         gpu: device.id,
                         index: groups::index(device.id, driver),
-                        label: gpu.label.clone(),
+                        label: label.clone(),
                         user,
                         byte_seconds,
+                        uncertain,
                         counts,
                         made,
                     }),
@@ -197,9 +247,17 @@ impl Line {
         lines
     }
 
+    fn subject(&self) -> Subject {
+        Subject {
+            root: self.root.clone(),
+            group: self.group.clone(),
+            gpu: self.gpu,
+            user: self.user,
+        }
+    }
+
     fn gib_hours(&self) -> f64 {
-        const GIB_HOUR: f64 = 3_600.0 * (1u64 << 30) as f64;
-        self.byte_seconds as f64 / GIB_HOUR
+        gib_hours(self.byte_seconds)
     }
 
     fn json(&self) -> Value {
@@ -211,6 +269,7 @@ impl Line {
             "uid": self.user.and_then(User::id),
             "user": self.user.map(User::name),
             "gib_hours": self.gib_hours(),
+            "gib_hours_uncertain": gib_hours(self.uncertain),
             "peak": counts.map(|counts| counts.peak),
             "refusals": counts.map(|counts| counts.refusals),
             "waits": counts.map(|counts| counts.waits),
@@ -235,6 +294,7 @@ impl Line {
             text(counts.map(|counts| counts.waits)),
             text(counts.map(|counts| counts.waited_ms)),
             self.made().unwrap_or_default(),
+            format!("{:.6}", gib_hours(self.uncertain)),
         ]
     }
 
@@ -261,7 +321,7 @@ impl User {
 }
 
 /// The heads of the CSV output.
-const HEADS: [&str; 11] = [
+const HEADS: [&str; 12] = [
     "group",
     "root",
     "gpu",
@@ -273,9 +333,26 @@ const HEADS: [&str; 11] = [
     "waits",
     "waited_ms",
     "made",
+    "gib_hours_uncertain",
 ];
 
-fn table(lines: &[Line], by: By) -> Table {
+fn gib_hours(byte_seconds: u128) -> f64 {
+    const GIB_HOUR: f64 = 3_600.0 * (1u64 << 30) as f64;
+    byte_seconds as f64 / GIB_HOUR
+}
+
+/// Returns GiB-hours for a table: the sure ones, and the most if that looks different.
+fn hours(sure: u128, uncertain: u128) -> String {
+    let [sure, most] =
+        [sure, sure + uncertain].map(|byte_seconds| format!("{:.1}", gib_hours(byte_seconds)));
+    match sure == most {
+        true => sure,
+        false => format!("{sure} (up to {most})"),
+    }
+}
+
+/// Returns the columns of a report.
+fn columns(by: By) -> Vec<Column> {
     let mut columns = vec![Column::Left("GROUP"), Column::Left("GPU")];
     columns.extend(match by {
         By::Group => vec![
@@ -286,16 +363,25 @@ fn table(lines: &[Line], by: By) -> Table {
         ],
         By::User => vec![Column::Left("USER"), Column::Right("GIB-HOURS")],
     });
-    let mut table = Table::new(&columns);
+    columns
+}
+
+/// Formats milliseconds for a table.
+fn waited(ms: u64) -> String {
+    clock::span(Duration::from_millis(ms))
+}
+
+fn table(lines: &[Line], by: By) -> Table {
+    let mut table = Table::new(&columns(by));
     for line in lines {
         let mut cells = vec![line.title.clone(), line.label.clone()];
-        let hours = format!("{:.1}", line.gib_hours());
+        let hours = hours(line.byte_seconds, line.uncertain);
         cells.extend(match &line.counts {
             Some(counts) => vec![
                 hours,
                 gib(counts.peak).to_string(),
                 counts.refusals.to_string(),
-                clock::span(Duration::from_millis(counts.waited_ms)),
+                waited(counts.waited_ms),
             ],
             None => vec![figure(line.user.map(User::name)), hours],
         });
@@ -309,4 +395,17 @@ fn made(ledger: &Ledger) -> Option<u64> {
     let made = ledger.metadata().ok()?.created().ok()?;
     let since = made.duration_since(std::time::UNIX_EPOCH).ok()?;
     u64::try_from(since.as_millis()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_uncertain_use_is_shown_beside_the_sure_one() {
+        const GIB_HOUR: u128 = 3_600 << 30;
+        assert_eq!(hours(GIB_HOUR * 5 / 2, 0), "2.5");
+        assert_eq!(hours(GIB_HOUR, GIB_HOUR / 100), "1.0");
+        assert_eq!(hours(GIB_HOUR, GIB_HOUR * 2), "1.0 (up to 3.0)");
+    }
 }

@@ -1,5 +1,6 @@
 //! `gpulimit set`: changes the limits of a group.
 
+use super::above::Shared;
 use super::changes::Changes;
 use super::failure::Failure;
 use super::figures::bytes;
@@ -8,7 +9,7 @@ use super::nvml::Driver;
 use super::sizes::{self, Sizes};
 use super::{output, warnings};
 use gpulimit_base::identity::Identity;
-use gpulimit_base::units::gib;
+use gpulimit_base::units::{Extent, gib};
 use gpulimit_group::{Group, GroupError};
 use gpulimit_ledger::{Details, DeviceEntry, EventKind, Happening, Ledger};
 use gpulimit_limits::{Key, LimitSet, LimitsError, Selector};
@@ -34,6 +35,21 @@ pub struct Args {
     /// or all. Repeat for more
     #[arg(long = "device", value_name = "GPU")]
     devices: Vec<String>,
+}
+
+impl Args {
+    /// Returns the options that set `max` of a group, on this GPU or on all GPUs.
+    pub fn of_max(group: String, max: Extent, gpu: Option<String>) -> Self {
+        Self {
+            group,
+            changes: Vec::new(),
+            sizes: Sizes {
+                max: Some(max),
+                ..Sizes::default()
+            },
+            devices: gpu.into_iter().collect(),
+        }
+    }
 }
 
 const HELP: &str = "\
@@ -82,9 +98,16 @@ pub fn set(args: &Args) -> Result<ExitCode, Failure> {
         if let Some(ledger) = &ledger {
             record(&group, ledger, &changes, &now);
             // Remove the charges of dead processes, because the warnings show the group's usage.
-            ledger.clean(groups::witness(driver));
+            group.clean_in(ledger, groups::witness(driver));
         }
-        let view = View::of(group, name.clone(), now, ledger, driver);
+        let view = View::of(
+            &mut Shared::default(),
+            group,
+            name.clone(),
+            now,
+            ledger,
+            driver,
+        );
         lines.extend(changes.outranked(&view.rules, &view.above, view.ledger.as_ref(), driver));
         lines.extend(above_max(&view, driver));
         if changes.has_sizes() {

@@ -3,13 +3,15 @@
 mod mine;
 
 use super::failure::Failure;
-use super::figures::{self, Figures, Gpu};
+use super::figures::{self, Figures, Gpu, order};
+use super::gpu;
 use super::groups::Selection;
+use super::nvml::Driver;
 use super::output::{self, Escaped};
 use super::table::{Column, Table, UNKNOWN, figure};
+use super::watch::{self, Round, Shown};
 use gpulimit_base::units::{Size, gib};
-use gpulimit_limits::Key;
-use serde_json::Value;
+use gpulimit_limits::{Key, Selector};
 use std::process::ExitCode;
 
 /// Options of `show`.
@@ -20,8 +22,17 @@ pub struct Args {
     group: Option<String>,
 
     /// Show your own limit instead: what you use, what is left, and who shares it
-    #[arg(long, conflicts_with = "group")]
+    #[arg(long, conflicts_with_all = ["group", "sort"])]
     mine: bool,
+
+    #[command(flatten)]
+    devices: gpu::Args,
+
+    #[command(flatten)]
+    order: order::Args,
+
+    #[command(flatten)]
+    watch: watch::Args,
 
     /// Print JSON: sizes are in bytes, and unknown figures are null
     #[arg(long)]
@@ -33,33 +44,59 @@ MAX is the group's own limit; EFFECTIVE is a smaller limit of a group above, and
 that group's name. USAGE is the memory that the processes of the group and of
 the groups below it use, with managed memory; FREE is how much more they can
 get; PEAK is the highest charge so far; REFUSED counts refused requests. Unknown
-figures are shown as -. EFFECTIVE, HIGH, LOW, MIN and OPTIONS are shown only if
-a group has them. A narrow terminal shows fewer columns. A line below the table
-says if the usage of a named group grows as that of a program with a leak.
+figures are shown as -. EFFECTIVE, HIGH, LOW, MIN, WAITING and OPTIONS are shown
+only if a group has them. A line below the table says if the usage of a named
+group grows as that of a program with a leak.
+
+If the terminal is too narrow, these columns are left out, one after the other:
+OPTIONS, MIN, LOW, HIGH, PROCESSES, PEAK, REFUSED, EFFECTIVE. Long names are
+cut; `gpulimit ls` and JSON have them in full.
+
+--sort adds up the figures of a group over the GPUs that are shown.
 
 Examples:
   gpulimit show
   gpulimit show --mine
-  gpulimit show lab/alice
+  gpulimit show lab --watch
+  gpulimit show --device 0 --sort usage
   gpulimit show lab --json | jq '.groups[].gpus[].usage'";
 
 /// Shows the groups.
 pub fn show(args: &Args) -> Result<ExitCode, Failure> {
-    if args.mine {
-        return mine::mine(args.json);
-    }
+    let driver = Driver::load().ok();
+    let driver = driver.as_ref();
+    let devices = gpu::selectors(&args.devices.names, driver)?;
+    args.watch.rounds(|| match args.mine {
+        true => mine::mine(&devices, driver, args.json),
+        false => round(args, &devices, driver),
+    })
+}
+
+fn round(args: &Args, devices: &[Selector], driver: Option<&Driver>) -> Result<Round, Failure> {
     let selection = Selection::of(args.group.as_deref())?;
-    let (figures, status) = Figures::all(&selection);
-    if args.json {
-        let groups: Vec<Value> = figures.iter().map(Figures::json).collect();
-        selection.print_json("groups", groups)?;
-    } else if !figures.is_empty() {
-        output::table(&table(&figures).render_without(&NARROW))?;
-        output::print(&trends(&figures))?;
-    } else if status == ExitCode::SUCCESS {
-        no_groups(&selection);
-    }
-    Ok(status)
+    let (figures, status) = read(&selection, devices, &args.order, driver);
+    let shown = if args.json {
+        let groups = figures.iter().map(Figures::json).collect();
+        Shown::Json(selection.json("groups", groups))
+    } else if figures.is_empty() {
+        Shown::Text(none(&selection, devices, status))
+    } else {
+        Shown::Text(table(&figures).render_without(&NARROW) + &trends(&figures))
+    };
+    Ok(Round { shown, status })
+}
+
+/// Reads the figures of the selected groups on these GPUs, in this order.
+pub fn read(
+    selection: &Selection,
+    devices: &[Selector],
+    order: &order::Args,
+    driver: Option<&Driver>,
+) -> (Vec<Figures>, ExitCode) {
+    let (mut figures, status) = Figures::all(selection, driver);
+    figures.retain_mut(|group| group.keep_only(devices));
+    order.sort(&mut figures);
+    (figures, status)
 }
 
 /// Returns a line for each group and GPU whose usage grows.
@@ -79,12 +116,19 @@ fn trends(groups: &[Figures]) -> String {
     groups.iter().flat_map(lines).collect()
 }
 
-/// Prints that no groups exist, and how to make a group.
-pub fn no_groups(selection: &Selection) {
-    output::note(&format!(
-        "no groups in {}: `gpulimit run --max 4G -- COMMAND` makes a group",
-        selection.root().display()
-    ));
+/// Returns the empty output of a verb that found no groups. Prints the reason on standard error,
+/// unless an error has been printed already.
+pub fn none(selection: &Selection, devices: &[Selector], status: ExitCode) -> String {
+    if status == ExitCode::SUCCESS {
+        output::note(&match devices.contains(&Selector::All) {
+            true => format!(
+                "no groups in {}: `gpulimit run --max 4G -- COMMAND` makes a group",
+                selection.root().display()
+            ),
+            false => "no group has used such a GPU or has a limit for it".to_owned(),
+        });
+    }
+    String::new()
 }
 
 const OPTIONAL: [Column; 6] = [
@@ -111,7 +155,7 @@ const NARROW: [Column; 8] = [
 fn table(groups: &[Figures]) -> Table {
     let [waiting, smallest, high, low, min, options] = OPTIONAL;
     let mut table = Table::new(&[
-        Column::Left("GROUP"),
+        Column::Path("GROUP"),
         Column::Left("GPU"),
         Column::Right("MAX"),
         smallest,

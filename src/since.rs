@@ -30,6 +30,10 @@ fn other(text: &str, now: &Zoned) -> Option<Zoned> {
     if let Ok(span) = text.parse::<Span>() {
         return now.checked_sub(span.abs()).ok();
     }
+    // Of a number without a unit, jiff would make an hour, or hours and minutes: 10, 2026.
+    if text.len() < 6 && text.bytes().all(|c| c.is_ascii_digit()) {
+        return None;
+    }
     // A text with a date is a time of day for jiff, too.
     if let Ok(time) = text.parse::<DateTime>() {
         return time.to_zoned(now.time_zone().clone()).ok();
@@ -70,7 +74,7 @@ mod tests {
         ] {
             assert_eq!(parse(text, &now), at(time), "{text}");
         }
-        for wrong in ["", "soon", "2026-13-01", "4G"] {
+        for wrong in ["", "soon", "2026-13-01", "4G", "10", "30", "1000", "2026"] {
             let error = parse(wrong, &now).expect_err(wrong);
             assert!(error.contains("such as 30m"), "{error}");
         }

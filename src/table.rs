@@ -22,6 +22,8 @@ pub fn figure(figure: Option<impl Display>) -> String {
 pub enum Column {
     /// A column of text, aligned to the left.
     Left(&'static str),
+    /// A column of names of groups, aligned to the left. Both ends of a name tell groups apart.
+    Path(&'static str),
     /// A column of figures, aligned to the right.
     Right(&'static str),
 }
@@ -29,12 +31,27 @@ pub enum Column {
 impl Column {
     const fn head(self) -> &'static str {
         match self {
-            Self::Left(head) | Self::Right(head) => head,
+            Self::Left(head) | Self::Path(head) | Self::Right(head) => head,
         }
+    }
+
+    /// Shortens a text of this column to at most `width` characters.
+    fn cut(self, text: &str, width: usize) -> String {
+        let length = text.chars().count();
+        let kept = width.saturating_sub(1);
+        let tail = match self {
+            _ if length <= width => return text.to_owned(),
+            Self::Path(_) => kept / 2,
+            Self::Left(_) | Self::Right(_) => 0,
+        };
+        let head = text.chars().take(kept - tail);
+        let tail = text.chars().skip(length - tail);
+        head.chain(['…']).chain(tail).collect()
     }
 }
 
-/// Texts of up to this many characters are not broken into lines. The names of GPUs are shorter.
+/// Texts of up to this many characters are not broken into lines or cut. The names of GPUs are
+/// shorter.
 const UNBROKEN: u16 = 16;
 
 /// A table of columns and rows.
@@ -99,16 +116,16 @@ impl Table {
     }
 
     /// Returns the table for standard output. On a narrow terminal, drops `optional` columns:
-    /// uninteresting ones first, then in the given order.
+    /// uninteresting ones first, then in the given order. Then cuts long texts, so that each row is
+    /// one line.
     pub fn render_without(mut self, optional: &[Column]) -> String {
+        let out = io::stdout();
         // The table must fit only if standard output is a terminal.
-        if let (true, Some(width)) = (
-            io::stdout().is_terminal(),
-            comfy_table::Table::new().width(),
-        ) {
+        if let (true, Some(width)) = (out.is_terminal(), comfy_table::Table::new().width()) {
             self.narrow(optional, width.into());
+            self.shorten(width.into());
         }
-        self.render()
+        self.laid_out(false, terminal::has_style(&out))
     }
 
     fn narrow(&mut self, optional: &[Column], width: usize) {
@@ -123,12 +140,35 @@ impl Table {
         }
     }
 
+    /// Cuts the longest texts until the table fits.
+    fn shorten(&mut self, width: usize) {
+        let mut widths = self.widths();
+        let whole = |widths: &[usize]| widths.iter().map(|width| width + 2).sum::<usize>();
+        let longest = |widths: &[usize]| {
+            let texts = (0..widths.len()).filter(|at| match self.columns[*at] {
+                Column::Left(_) | Column::Path(_) => widths[*at] > usize::from(UNBROKEN),
+                Column::Right(_) => false,
+            });
+            texts.max_by_key(|at| widths[*at])
+        };
+        while whole(&widths) > width + 2
+            && let Some(at) = longest(&widths)
+        {
+            widths[at] -= 1;
+        }
+        for row in &mut self.rows {
+            for ((cell, column), width) in row.iter_mut().zip(&self.columns).zip(&widths) {
+                *cell = column.cut(cell, *width);
+            }
+        }
+    }
+
     /// Returns the least width of the table, in characters. Long texts can be broken into lines,
     /// figures cannot.
     fn least_width(&self) -> usize {
         let columns = self.columns.iter().zip(self.widths());
         let least = columns.map(|(column, width)| match column {
-            Column::Left(_) => width.min(usize::from(UNBROKEN)) + 2,
+            Column::Left(_) | Column::Path(_) => width.min(usize::from(UNBROKEN)) + 2,
             Column::Right(_) => width + 2,
         });
         least.sum::<usize>().saturating_sub(2)
@@ -152,10 +192,11 @@ impl Table {
         table.add_rows(&self.rows);
         let shown = table.column_iter_mut();
         for ((column, width), shown) in self.columns.iter().zip(self.widths()).zip(shown) {
-            shown.set_padding((0, 2));
+            let is_last = self.columns.last() == Some(column);
+            shown.set_padding((0, if is_last { 0 } else { 2 }));
             // On a narrow terminal, only long texts are broken into lines.
             shown.set_constraint(match column {
-                Column::Left(_) if width > usize::from(UNBROKEN) => {
+                Column::Left(_) | Column::Path(_) if width > usize::from(UNBROKEN) => {
                     ColumnConstraint::LowerBoundary(Width::Fixed(UNBROKEN))
                 }
                 _ => ColumnConstraint::ContentWidth,
@@ -237,6 +278,23 @@ mod tests {
         assert_eq!(shown(80), "NAME ZERO SIZE TOTAL");
         assert_eq!(shown(28), "NAME SIZE TOTAL");
         assert_eq!(shown(20), "NAME TOTAL");
+    }
+
+    #[test]
+    fn long_texts_are_cut_to_the_width_of_a_terminal() {
+        let mut table = Table::new(&[
+            Column::Path("GROUP"),
+            Column::Right("USAGE"),
+            Column::Left("COMMAND"),
+        ]);
+        let (group, command) = ("lab/a-long-name-of-a-group/run", "python train.py --a --b");
+        table.row([group, "1018.0 MiB", command].map(String::from).into());
+        table.shorten(53);
+        assert_eq!(
+            table.laid_out(false, false),
+            "GROUP                      USAGE  COMMAND\n\
+             lab/a-long…group/run  1018.0 MiB  python train.py --…\n"
+        );
     }
 
     #[test]

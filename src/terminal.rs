@@ -1,5 +1,6 @@
-//! Finds out how wide a terminal is and whether it shows bold type. Breaks lines to fit.
+//! Finds out how large a terminal is and whether it shows bold type. Breaks lines to fit.
 
+use rustix::termios::{Winsize, tcgetwinsize};
 use std::env;
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
@@ -10,10 +11,13 @@ const NARROWEST: usize = 40;
 /// Returns whether to print bold type: on a terminal with bold type (`TERM`), unless `NO_COLOR` is
 /// set.
 pub fn has_style(stream: &impl IsTerminal) -> bool {
+    has_cursor(stream) && env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// Returns whether the stream is a terminal that obeys escape sequences (`TERM`).
+pub fn has_cursor(stream: &impl IsTerminal) -> bool {
     let knows = |term: &std::ffi::OsString| !term.is_empty() && term != "dumb";
-    stream.is_terminal()
-        && env::var_os("TERM").as_ref().is_some_and(knows)
-        && env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+    stream.is_terminal() && env::var_os("TERM").as_ref().is_some_and(knows)
 }
 
 /// Breaks a line between words at the terminal's width. Indents the following lines by `indent`
@@ -37,11 +41,20 @@ pub fn is_utf8() -> bool {
 /// Returns the terminal's width in columns; `None` if the stream is not a terminal, or if its width
 /// is unknown or too small.
 pub fn width(stream: &(impl IsTerminal + AsFd)) -> Option<usize> {
-    let size = stream
-        .is_terminal()
-        .then(|| rustix::termios::tcgetwinsize(stream).ok())?;
-    let width = usize::from(size?.ws_col);
+    let width = usize::from(size(stream)?.ws_col);
     (width >= NARROWEST).then_some(width)
+}
+
+/// Returns the terminal's height in rows; `None` if the stream is not a terminal, or if its height
+/// is unknown.
+pub fn height(stream: &(impl IsTerminal + AsFd)) -> Option<usize> {
+    let height = usize::from(size(stream)?.ws_row);
+    (height > 0).then_some(height)
+}
+
+fn size(stream: &(impl IsTerminal + AsFd)) -> Option<Winsize> {
+    let is_terminal = stream.is_terminal();
+    is_terminal.then(|| tcgetwinsize(stream).ok()).flatten()
 }
 
 fn wrap(line: &str, indent: usize, width: usize) -> String {

@@ -1,14 +1,18 @@
 //! `gpulimit tree`: shows the hierarchy of groups.
 
 use super::failure::Failure;
-use super::figures::{self, Figures, Gpu};
+use super::figures::{self, Figures, Gpu, order};
 use super::groups::Selection;
+use super::nvml::Driver;
 use super::table::{Column, Table, figure};
-use super::{output, show};
+use super::watch::{self, Round, Shown};
+use super::{gpu, show};
 use gpulimit_base::units::gib;
 use gpulimit_group::{last_name, parent};
-use gpulimit_limits::Key;
+use gpulimit_limits::{Key, Selector};
 use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::process::ExitCode;
 
 /// Options of `tree`.
@@ -18,6 +22,15 @@ pub struct Args {
     /// Show only this group and the groups below it
     group: Option<String>,
 
+    #[command(flatten)]
+    devices: gpu::Args,
+
+    #[command(flatten)]
+    order: order::Args,
+
+    #[command(flatten)]
+    watch: watch::Args,
+
     /// Print JSON: each group has a list `groups` of the groups directly below it
     #[arg(long)]
     json: bool,
@@ -25,36 +38,53 @@ pub struct Args {
 
 const HELP: &str = "\
 USAGE includes all groups below the group. A smaller limit of a group above
-applies as well.
+applies as well. --sort sorts the groups below each group, by figures that are
+added up over the GPUs that are shown. On a narrow terminal no column is left
+out, but long names are cut.
 
 Examples:
   gpulimit tree
+  gpulimit tree --watch --sort usage
   gpulimit tree lab --json";
 
 /// Shows the groups.
 pub fn tree(args: &Args) -> Result<ExitCode, Failure> {
-    let selection = Selection::of(args.group.as_deref())?;
-    let (figures, status) = Figures::all(&selection);
-    let tops = Node::tops(&figures);
-    if args.json {
-        let groups: Vec<Value> = tops.iter().map(Node::json).collect();
-        selection.print_json("groups", groups)?;
-    } else if !tops.is_empty() {
-        let mut table = Table::new(&[
-            Column::Left("GROUP"),
-            Column::Left("GPU"),
-            Column::Right("USAGE"),
-            Column::Right("MAX"),
-        ]);
-        for top in &tops {
-            top.rows(&mut table, &top.group.title, "");
-        }
-        output::table(&table.render())?;
-    } else if status == ExitCode::SUCCESS {
-        show::no_groups(&selection);
-    }
-    Ok(status)
+    let driver = Driver::load().ok();
+    let driver = driver.as_ref();
+    let devices = gpu::selectors(&args.devices.names, driver)?;
+    args.watch.rounds(|| round(args, &devices, driver))
 }
+
+fn round(args: &Args, devices: &[Selector], driver: Option<&Driver>) -> Result<Round, Failure> {
+    let selection = Selection::of(args.group.as_deref())?;
+    let (figures, status) = show::read(&selection, devices, &args.order, driver);
+    let tops = Node::tops(&figures);
+    let shown = if args.json {
+        let groups = tops.iter().map(Node::json).collect();
+        Shown::Json(selection.json("groups", groups))
+    } else if tops.is_empty() {
+        Shown::Text(show::none(&selection, devices, status))
+    } else {
+        Shown::Text(table(&tops).render_without(&[]))
+    };
+    Ok(Round { shown, status })
+}
+
+fn table(tops: &[Node<'_>]) -> Table {
+    let mut table = Table::new(&[
+        Column::Left("GROUP"),
+        Column::Left("GPU"),
+        Column::Right("USAGE"),
+        Column::Right("MAX"),
+    ]);
+    for top in tops {
+        top.rows(&mut table, &top.group.title, "");
+    }
+    table
+}
+
+/// The groups directly below each group, which is given by its root and name.
+type Children<'a> = BTreeMap<(&'a Path, &'a str), Vec<&'a Figures>>;
 
 /// A node of the tree: a group and the groups directly below it.
 struct Node<'a> {
@@ -63,19 +93,29 @@ struct Node<'a> {
 }
 
 impl<'a> Node<'a> {
-    fn of(group: &'a Figures, groups: &'a [Figures]) -> Self {
-        let below = groups.iter().filter(|other| other.is_directly_below(group));
+    fn of(group: &'a Figures, children: &Children<'a>) -> Self {
+        let below = children.get(&(&*group.root, &*group.name));
+        let below = below.into_iter().flatten();
         Self {
             group,
-            below: below.map(|below| Self::of(below, groups)).collect(),
+            below: below.map(|below| Self::of(below, children)).collect(),
         }
     }
 
     /// Returns the given groups as trees. A group is the top of a tree if its parent is not given.
     fn tops(groups: &'a [Figures]) -> Vec<Self> {
-        let is_top = |group: &&Figures| !groups.iter().any(|other| group.is_directly_below(other));
-        let tops = groups.iter().filter(is_top);
-        tops.map(|top| Self::of(top, groups)).collect()
+        let name = |group: &'a Figures| (&*group.root, &*group.name);
+        let given: BTreeSet<(&Path, &str)> = groups.iter().map(name).collect();
+        let (mut tops, mut children) = (Vec::new(), Children::new());
+        for group in groups {
+            let parent = parent(&group.name).map(|parent| (&*group.root, parent));
+            match parent.filter(|parent| given.contains(parent)) {
+                Some(parent) => children.entry(parent).or_default().push(group),
+                None => tops.push(group),
+            }
+        }
+        let trees = tops.into_iter().map(|top| Self::of(top, &children));
+        trees.collect()
     }
 }
 
@@ -119,11 +159,5 @@ impl Node<'_> {
             let name = format!("{edge}{branch}{}", last_name(&node.group.name));
             node.rows(table, &name, &format!("{edge}{further}"));
         }
-    }
-}
-
-impl Figures {
-    fn is_directly_below(&self, other: &Self) -> bool {
-        self.root == other.root && parent(&self.name) == Some(&*other.name)
     }
 }

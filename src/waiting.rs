@@ -14,10 +14,11 @@ use gpulimit_ledger::{DeviceEntry, Ledger, ProcessUsage};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// A request that waits for memory of a GPU.
+#[derive(Clone)]
 pub struct Waiter {
     root: PathBuf,
     /// The name of the process's group.
@@ -34,44 +35,68 @@ pub struct Waiter {
 type Members = (Vec<DeviceEntry>, Vec<ProcessUsage>);
 
 /// The requests that wait for memory in some groups, in the groups above and in the groups below.
-pub struct Waiters(Vec<Waiter>);
+#[derive(Default)]
+pub struct Waiters {
+    waiters: Vec<Waiter>,
+    /// The roots and names of the groups whose ledgers were read.
+    read: BTreeSet<(PathBuf, String)>,
+}
 
 impl Waiters {
     /// Reads the requests from the ledgers of these groups, of the groups above, and of the groups
     /// below with processes. Leaves out ledgers that the caller cannot read.
     pub fn of(views: &[View], driver: Option<&Driver>) -> Self {
-        let (mut seen, mut waiters) = (BTreeSet::new(), Vec::new());
-        let mut read = |group: &Group, processes: &dyn Fn() -> Option<Members>| {
-            if seen.insert((group.root().to_owned(), group.name().to_owned()))
-                && let Some((devices, processes)) = processes()
-            {
-                let of = |process| Waiter::of(group, process, &devices);
-                waiters.extend(processes.iter().filter_map(of));
-            }
-        };
-        let of_ledger = |ledger: &Ledger| {
-            let processes = ledger.processes(groups::witness(driver));
-            (ledger.devices(), processes)
-        };
+        let mut waiters = Self::default();
         for view in views {
-            read(&view.group, &|| {
-                Some((view.devices.clone(), view.processes.clone()))
+            waiters.add(view, driver);
+        }
+        for view in views {
+            waiters.add_below(&view.group, &view.processes, driver);
+        }
+        waiters
+    }
+
+    /// Adds the requests in the ledgers of the group and of the groups above it.
+    pub fn add(&mut self, view: &View, driver: Option<&Driver>) {
+        self.read(&view.group, || {
+            Some((view.devices.clone(), view.processes.clone()))
+        });
+        for above in &view.above {
+            let of = |ledger| of_ledger(ledger, driver);
+            self.read(&above.group, || above.ledger.as_ref().map(of));
+        }
+    }
+
+    /// Adds the requests in ledgers of groups below `group`, of which these are the processes. Call
+    /// after [`Self::add`] for all groups.
+    pub fn add_below(
+        &mut self,
+        group: &Group,
+        processes: &[ProcessUsage],
+        driver: Option<&Driver>,
+    ) {
+        for group in below(group, processes) {
+            self.read(&group, || {
+                let ledger = Ledger::open_readonly(&group.ledger_path()).ok()?;
+                Some(of_ledger(&ledger, driver))
             });
         }
-        for above in views.iter().flat_map(|view| &view.above) {
-            read(&above.group, &|| above.ledger.as_ref().map(of_ledger));
+    }
+
+    fn read(&mut self, group: &Group, members: impl FnOnce() -> Option<Members>) {
+        let key = (group.root().to_owned(), group.name().to_owned());
+        if self.read.insert(key)
+            && let Some((devices, processes)) = members()
+        {
+            let of = |process| Waiter::of(group, process, &devices);
+            self.waiters.extend(processes.iter().filter_map(of));
         }
-        for group in views.iter().flat_map(below) {
-            let open = || Ledger::open_readonly(&group.ledger_path()).ok();
-            read(&group, &|| open().as_ref().map(of_ledger));
-        }
-        Self(waiters)
     }
 
     /// Returns the request of a process in `group` that has waited longest for memory of the GPU.
     pub fn find(&self, group: &Group, process: &Identity, gpu: DeviceId) -> Option<&Waiter> {
         let is_its = |waiter: &&Waiter| waiter.gpu == gpu && waiter.process == key(process);
-        self.within(group)
+        self.within(group.root(), group.name())
             .filter(is_its)
             .max_by_key(|waiter| waiter.waited)
     }
@@ -79,25 +104,31 @@ impl Waiters {
     /// Returns the GPUs for whose memory a process in `group` waits.
     pub fn gpus(&self, group: &Group, process: &Identity) -> BTreeSet<DeviceId> {
         let its = self
-            .within(group)
+            .within(group.root(), group.name())
             .filter(|waiter| waiter.process == key(process));
         its.map(|waiter| waiter.gpu).collect()
     }
 
-    /// Counts the processes in `group` and in the groups below it that wait for memory of the GPU.
-    pub fn count(&self, group: &Group, gpu: DeviceId) -> usize {
-        let of_gpu = self.within(group).filter(|waiter| waiter.gpu == gpu);
-        of_gpu
+    /// Counts the processes in a group and in the groups below it that wait for memory of the GPU.
+    pub fn count(&self, root: &Path, group: &str, gpu: DeviceId) -> usize {
+        let processes: BTreeSet<Key> = self
+            .on(root, group, gpu)
             .map(|waiter| waiter.process)
-            .collect::<BTreeSet<_>>()
-            .len()
+            .collect();
+        processes.len()
     }
 
-    fn within(&self, group: &Group) -> impl Iterator<Item = &Waiter> {
-        let is_within = |waiter: &&Waiter| {
-            waiter.root == group.root() && is_within(&waiter.group, group.name())
-        };
-        self.0.iter().filter(is_within)
+    /// Returns the requests of processes in a group and in the groups below it for memory of the
+    /// GPU.
+    pub fn on(&self, root: &Path, group: &str, gpu: DeviceId) -> impl Iterator<Item = &Waiter> {
+        let of_gpu = move |waiter: &&Waiter| waiter.gpu == gpu;
+        self.within(root, group).filter(of_gpu)
+    }
+
+    fn within(&self, root: &Path, group: &str) -> impl Iterator<Item = &Waiter> {
+        let is_within =
+            move |waiter: &&Waiter| waiter.root == root && is_within(&waiter.group, group);
+        self.waiters.iter().filter(is_within)
     }
 }
 
@@ -115,6 +146,11 @@ impl Waiter {
             waited: waits.waited(),
             line: group.name().into(),
         })
+    }
+
+    /// Returns how long the request has waited.
+    pub fn waited(&self) -> Duration {
+        self.waited
     }
 
     /// Returns the request as JSON. Bytes and milliseconds are integers.
@@ -146,15 +182,24 @@ fn key(process: &Identity) -> Key {
     (process.pid, process.pid_ns, process.start_time)
 }
 
-/// Returns the groups below the view's group that have processes, and the groups between.
-fn below(view: &View) -> Vec<Group> {
-    let own = view.group.name();
-    let names: BTreeSet<String> = (view.processes.iter())
-        .map(|process| of_process(&view.group, process))
+fn of_ledger(ledger: &Ledger, driver: Option<&Driver>) -> Members {
+    let processes = ledger.processes(groups::witness(driver));
+    (ledger.devices(), processes)
+}
+
+/// Returns the groups below `group` that have processes, and the groups between.
+fn below(group: &Group, processes: &[ProcessUsage]) -> Vec<Group> {
+    let own = group.name();
+    let names: BTreeSet<String> = (processes.iter())
+        .filter(|process| !process.below.is_empty())
+        .map(|process| of_process(group, process))
         .flat_map(|name| upwards(&name).map(str::to_owned).collect::<Vec<_>>())
         .filter(|name| name != own && is_within(name, own))
         .collect();
-    let Ok(root) = Root::at(view.group.root()) else {
+    if names.is_empty() {
+        return Vec::new();
+    }
+    let Ok(root) = Root::at(group.root()) else {
         return Vec::new();
     };
     names

@@ -5,6 +5,9 @@
 //! that file system.
 #![allow(unsafe_code)]
 
+#[path = "file_systems/full.rs"]
+mod full;
+
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::Size;
 use gpulimit_group::{GroupError, Insistence, Member, Root};
@@ -69,6 +72,10 @@ fn inside() {
                 holds_groups(place.path());
                 println!("CHECKED {name}");
             }
+        }
+        Some(("full", case)) => {
+            full::check(case);
+            println!("CHECKED {name}");
         }
         Some(("overlayfs", upper)) => {
             if let Some(place) = Place::of(upper) {

@@ -20,6 +20,8 @@ mod library;
 mod links;
 #[path = "groups/nothing.rs"]
 mod nothing;
+#[path = "hostile/report.rs"]
+mod report;
 #[path = "hostile/secrets.rs"]
 mod secrets;
 #[path = "hostile/signals.rs"]

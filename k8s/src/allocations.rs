@@ -6,6 +6,7 @@
 //!                            first and removed last
 //! ROOT/NAME/                 the group; on the node, only root can access it
 //! ROOT/.kubernetes/NAME/     the view, mounted read-only at /run/gpulimit in the container
+//!     .pod                   the names of the pod and the container, once kubelet has told them
 //!     .rules                 the rule that puts every program there into the group
 //!     NAME/limits, lock      hard links to the group's files
 //!     NAME/ledger            a hard link to the ledger, the only file that is mounted writable
@@ -20,6 +21,7 @@ use crate::library::replace;
 use crate::units::{Share, Unit};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::Size;
+use gpulimit_group::pod::{Pod, VIEWS};
 use gpulimit_group::{Access, Group, GroupError, Members, Root};
 use gpulimit_ledger::{Ledger, LedgerError, NoWitness};
 use gpulimit_limits::{Key, LimitSet, Selector};
@@ -32,9 +34,6 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-/// The directory in the root of groups that contains the containers' views. Groups cannot have this
-/// name.
-const VIEWS: &str = ".kubernetes";
 /// The directory in the plugin's state directory that contains the records of allocations.
 const RECORDS: &str = "allocations";
 /// The longest time between the allocations of one pod's units to init containers and to other
@@ -268,6 +267,12 @@ impl Allocations {
         Ok(swept)
     }
 
+    /// Writes into an allocation's view which container has it, `NAMESPACE/POD/CONTAINER`.
+    pub fn name_owner(&self, name: &str, owner: &str) -> Result<(), String> {
+        let path = Pod::file(&self.view_of(name));
+        replace(&path, owner.as_bytes(), 0o644).map_err(at(&path))
+    }
+
     /// Returns the allocations, each with its first unit.
     pub fn first_units(&self) -> Result<Vec<(String, Unit)>, String> {
         let first = |(name, (record, _)): (String, (Record, SystemTime))| {
@@ -375,7 +380,11 @@ enum State {
 impl State {
     fn of(group: &Group) -> Self {
         match Ledger::open(&group.ledger_path()) {
-            Ok(ledger) if ledger.has_live() || ledger.clean(&NoWitness).draining != 0 => Self::Busy,
+            Ok(ledger)
+                if ledger.has_live() || group.clean_in(&ledger, &NoWitness).draining != 0 =>
+            {
+                Self::Busy
+            }
             // A ledger of another version is unreadable here. The removal of the group checks that
             // no process uses the ledger.
             Ok(_) | Err(LedgerError::Version { .. }) => Self::Idle,

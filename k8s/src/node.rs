@@ -268,9 +268,12 @@ impl Node {
         };
         let first = self.plugin.allocations().first_units().unwrap_or_default();
         for (name, unit) in first {
-            if let Some(owner) = owners.get(&unit)
-                && self.owners_logged.insert(name.clone())
-            {
+            let Some(owner) = owners.get(&unit) else {
+                continue;
+            };
+            // The next sweep tries again.
+            let _ = self.plugin.allocations().name_owner(&name, owner);
+            if self.owners_logged.insert(name.clone()) {
                 say(format_args!("group {name} belongs to {owner}"));
             }
         }

@@ -18,6 +18,7 @@ pub mod graphs;
 pub mod green;
 pub mod handles;
 pub mod kernel_memory;
+pub mod known_images;
 pub mod launched;
 pub mod libraries;
 pub mod limited;

@@ -12,7 +12,7 @@ use gpulimit_fatbin::{
     ELF, FATBIN, WRAPPER, length_of_cubin, length_of_fat_binary, needs_of_bytes,
 };
 
-pub use gpulimit_fatbin::Needs;
+pub use gpulimit_fatbin::{Known, Needs, Packed};
 
 use crate::abi::{FileName, Image, Opaque};
 
@@ -21,7 +21,7 @@ const LARGEST_FILE: u64 = 4 << 30;
 
 /// Returns the memory that the code image takes on GPUs of these compute capabilities. The image's
 /// headers state its length.
-pub fn needs(image: Image, capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
+pub fn needs(image: Image, capabilities: &dyn Fn() -> Vec<u32>, known: &dyn Known) -> Needs {
     let image = image.address();
     if image == 0 {
         return Needs::default();
@@ -39,7 +39,7 @@ pub fn needs(image: Image, capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
         in_memory(image)
     };
     match bytes {
-        Some(bytes) => needs_of_bytes(bytes, capabilities),
+        Some(bytes) => needs_of_bytes(bytes, capabilities, known),
         None => Needs::UNKNOWN,
     }
 }
@@ -81,7 +81,11 @@ unsafe fn in_memory<'a>(image: Opaque) -> Option<&'a [u8]> {
 
 /// Returns the memory that the code image in a file takes. `path` is the address of the file's
 /// name.
-pub fn needs_of_file(path: FileName, capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
+pub fn needs_of_file(
+    path: FileName,
+    capabilities: &dyn Fn() -> Vec<u32>,
+    known: &dyn Known,
+) -> Needs {
     let path = path.address();
     if path == 0 {
         return Needs::default();
@@ -89,7 +93,7 @@ pub fn needs_of_file(path: FileName, capabilities: &dyn Fn() -> Vec<u32>) -> Nee
     // SAFETY: the address is not 0, so the program passes a NUL-terminated name.
     let path = unsafe { CStr::from_ptr(path as *const libc::c_char) };
     match content(OsStr::from_bytes(path.to_bytes())) {
-        Some(bytes) => needs_of_bytes(&bytes, capabilities),
+        Some(bytes) => needs_of_bytes(&bytes, capabilities, known),
         None => Needs::UNKNOWN,
     }
 }
@@ -132,8 +136,8 @@ mod tests {
         ] {
             let mut memory = image.to_vec();
             memory.push(0);
-            let found = needs(Image::at(memory.as_ptr() as Opaque), &|| vec![90]);
-            assert_eq!(found, needs_of_bytes(image, &|| vec![90]));
+            let found = needs(Image::at(memory.as_ptr() as Opaque), &|| vec![90], &());
+            assert_eq!(found, needs_of_bytes(image, &|| vec![90], &()));
             assert!(found != Needs::NOTHING && !found.unknown, "{found:?}");
         }
     }
@@ -146,19 +150,19 @@ mod tests {
         wrapper.extend(1u32.to_le_bytes());
         wrapper.extend((inner.as_ptr() as u64).to_le_bytes());
         wrapper.extend(0u64.to_le_bytes());
-        let found = needs(Image::at(wrapper.as_ptr() as Opaque), &gpus);
-        assert_eq!(found, needs_of_bytes(inner, &gpus));
-        assert_eq!(needs(Image::at(0), &Vec::new), Needs::default());
+        let found = needs(Image::at(wrapper.as_ptr() as Opaque), &gpus, &());
+        assert_eq!(found, needs_of_bytes(inner, &gpus, &()));
+        assert_eq!(needs(Image::at(0), &Vec::new, &()), Needs::default());
         // The wrapper of a fat binary whose pointer leads to the wrapper itself.
         let itself = wrapper.as_ptr() as u64;
         wrapper[8..16].copy_from_slice(&itself.to_le_bytes());
-        assert!(needs(Image::at(wrapper.as_ptr() as Opaque), &Vec::new).unknown);
+        assert!(needs(Image::at(wrapper.as_ptr() as Opaque), &Vec::new, &()).unknown);
     }
 
     #[test]
     fn files_that_are_not_regular_have_unknown_needs() {
         for path in [c"/dev/zero", c"/nowhere", c"/"] {
-            let needs = needs_of_file(FileName::at(path.as_ptr() as Opaque), &Vec::new);
+            let needs = needs_of_file(FileName::at(path.as_ptr() as Opaque), &Vec::new, &());
             assert_eq!(needs, Needs::UNKNOWN);
         }
     }

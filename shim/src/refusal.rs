@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use gpulimit_base::device::DeviceId;
+use gpulimit_base::process;
 use gpulimit_base::units::gib;
-use gpulimit_base::{order, process};
 use gpulimit_group::{Holder, Member, MemberDevice, Refusal};
 use gpulimit_ledger::{Category, Witness};
 
@@ -86,8 +86,7 @@ pub fn report(
         ));
         return;
     }
-    let mut holders = member.holders(member_device, refusal.group, witness);
-    order::sort_by(&mut holders, |a, b| a.usage.charged > b.usage.charged);
+    let holders = member.holders(member_device, refusal.group, witness);
     let context = (gpu.context)();
     let hint = Hint {
         max: refusal.max,
@@ -161,11 +160,7 @@ struct Holders<'a> {
 
 impl fmt::Display for Holders<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let holding = || {
-            let holders = self.holders.iter();
-            holders.filter(|holder| holder.usage.in_use() > 0)
-        };
-        for holder in holding().take(NAMED) {
+        for holder in self.holders.iter().take(NAMED) {
             let total = holder.usage.in_use();
             let process = &holder.identity;
             write!(f, "; pid {} ({}", process.pid, process.command())?;
@@ -192,7 +187,7 @@ impl fmt::Display for Holders<'_> {
                 )?;
             }
         }
-        match holding().count().saturating_sub(NAMED) {
+        match self.holders.len().saturating_sub(NAMED) {
             0 => Ok(()),
             1 => f.write_str("; and 1 other process"),
             others => write!(f, "; and {others} other processes"),

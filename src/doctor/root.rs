@@ -92,7 +92,7 @@ pub(super) fn checks() -> Vec<Finding> {
             "ask the owner of this directory to remove entries that are not needed",
         ));
     }
-    let mut idle = Vec::new();
+    let (mut idle, mut lasting) = (Vec::new(), Vec::new());
     for group in groups {
         match group.limits().and_then(|limits| {
             limits.rules()?;
@@ -102,8 +102,17 @@ pub(super) fn checks() -> Vec<Finding> {
             Ok(ledger) if group.kind() == Kind::Job && !ledger.has_live() => {
                 idle.push(group.name().to_owned());
             }
-            Ok(ledger) => findings.extend(history::check(&group, &ledger)),
+            Ok(ledger) if ledger.keeps_history() => {
+                findings.extend(history::check(&group, &ledger));
+                lasting.push((group, ledger));
+            }
+            Ok(_) => {}
         }
+    }
+    findings.extend(history::trails(&root, lasting.iter()));
+    if let Err(error) = root.trail() {
+        let text = format!("new events of jobs outside named groups are lost: {error}");
+        findings.push(Finding::warning("events", text, ""));
     }
     if !idle.is_empty() {
         findings.push(Finding::fine(

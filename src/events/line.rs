@@ -5,6 +5,7 @@ use super::super::clock::Moment;
 use super::super::groups;
 use super::super::nvml::Driver;
 use gpulimit_base::device::DeviceId;
+use gpulimit_base::identity::Identity;
 use gpulimit_base::units::gib;
 use gpulimit_ledger::{Cause, Event, EventKind, Holding, TrailEvent};
 use serde_json::{Value, json};
@@ -36,9 +37,53 @@ pub struct Line {
 }
 
 impl Line {
-    fn time(&self) -> Moment {
+    pub fn time(&self) -> Moment {
         Moment {
             unix_ms: self.event.time_us / 1_000,
+        }
+    }
+
+    /// Returns the group's limit at the time of the event; `None` for no limit or an unknown one. A
+    /// process that gives back the memory of a dead one does not know the limit; earlier versions
+    /// recorded 0.
+    fn max(&self) -> Option<u64> {
+        let is_known = self.event.what.kind != EventKind::Reap;
+        known(self.event.what.max).filter(|_| is_known)
+    }
+
+    /// Returns the time of the last event that the line stands for, in microseconds since 1970.
+    pub fn last_us(&self) -> u64 {
+        let trail = self.trail.as_ref();
+        trail.map_or(self.event.time_us, |trail| trail.last_us)
+    }
+
+    /// Returns the number of events that the line stands for.
+    pub fn count(&self) -> u64 {
+        1 + self.trail.as_ref().map_or(0, |trail| trail.repeats)
+    }
+
+    /// Returns the time of the last event if the line stands for several.
+    fn until(&self) -> Option<Moment> {
+        let unix_ms = self.last_us() / 1_000;
+        (self.count() > 1).then_some(Moment { unix_ms })
+    }
+
+    /// Returns whether this line, which stands for several events, stands for the other line's. The
+    /// other line is of a ring.
+    pub fn includes(&self, other: &Self) -> bool {
+        let (own, others) = (&self.event.what, &other.event.what);
+        other.trail.is_none()
+            && (self.event.time_us..=self.last_us()).contains(&other.event.time_us)
+            && (own.kind, own.process.pid, own.process.pid_ns)
+                == (others.kind, others.process.pid, others.process.pid_ns)
+            && (&self.root, &self.group, self.device) == (&other.root, &other.group, other.device)
+    }
+
+    /// Makes the line stand for its first event alone.
+    pub fn forget_repeats(&mut self) {
+        if let Some(trail) = &mut self.trail {
+            trail.repeats = 0;
+            trail.last_us = self.event.time_us;
         }
     }
 
@@ -60,16 +105,24 @@ impl Line {
         self.trail.as_ref().and_then(|trail| trail.by.as_ref())
     }
 
-    pub fn json(&self, driver: Option<&Driver>, names: &Names) -> Value {
+    /// Returns the event as JSON; without `names`, all that tells of processes and their users is
+    /// null.
+    pub fn json(&self, driver: Option<&Driver>, names: Option<&Names>) -> Value {
         let what = &self.event.what;
+        let user = |process: &Identity| names.map(|names| names.of(process.uid));
+        let command = |process: &Identity| names.map(|_| process.command().to_string());
         let holding = |Holding { process, bytes }: &Holding| {
             json!({
                 "pid": process.pid,
                 "uid": process.uid,
-                "user": names.of(process.uid),
-                "command": process.command().to_string(),
+                "user": user(process),
+                "command": command(process),
                 "bytes": bytes,
             })
+        };
+        let holders = match names {
+            Some(_) => self.holders(),
+            None => &[],
         };
         json!({
             "time": self.time().to_string(),
@@ -77,21 +130,23 @@ impl Line {
             "root": self.root.to_string_lossy(),
             "number": self.event.number,
             "event": what.kind.name(),
+            "count": self.count(),
+            "until": self.until().map(|time| time.to_string()),
             "gpu": self.device.map(|id| json!({
                 "uuid": id.to_string(),
                 "index": groups::index(id, driver),
             })),
-            "pid": what.process.pid,
-            "uid": what.process.uid,
-            "user": names.of(what.process.uid),
-            "command": what.process.command().to_string(),
+            "pid": names.map(|_| what.process.pid),
+            "uid": names.map(|_| what.process.uid),
+            "user": user(&what.process),
+            "command": command(&what.process),
             "bytes": known(what.bytes),
             "charged": what.charged,
-            "max": known(what.max),
+            "max": self.max(),
             "function": self.function(),
-            "holders": self.holders().iter().map(holding).collect::<Vec<_>>(),
+            "holders": holders.iter().map(holding).collect::<Vec<_>>(),
             "cause": self.cause().map(Cause::name),
-            "by": self.by().map(holding),
+            "by": names.and(self.by()).map(holding),
         })
     }
 
@@ -99,7 +154,7 @@ impl Line {
         let what = &self.event.what;
         let who = format!("pid {} ({})", what.process.pid, what.process.command());
         let bytes = gib(what.bytes);
-        let state = match known(what.max) {
+        let state = match self.max() {
             Some(max) => format!("{} of {}", gib(what.charged).in_unit_of(max), gib(max)),
             None => gib(what.charged).to_string(),
         };
@@ -140,6 +195,9 @@ impl Line {
     /// Returns what the trail adds to the text.
     fn details(&self) -> String {
         let mut text = String::new();
+        if let Some(until) = self.until() {
+            text += &format!("; {} times until {until}", self.count());
+        }
         if let Some(by) = self.by() {
             let who = format!("pid {} ({})", by.process.pid, by.process.command());
             text += &match self.cause() {

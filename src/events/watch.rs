@@ -33,10 +33,12 @@ pub struct Watch {
     scope: Option<Scope>,
     follows: bool,
     sources: Vec<Source>,
-    /// The files that could not be opened. Each is reported only once.
+    /// The files that could not be opened. Each is reported only once, and tried again each round.
     failed: BTreeSet<PathBuf>,
     /// The last events that were printed. An event is mostly both in a ring and in a trail.
     printed: BTreeSet<Key>,
+    /// Whether a round has read the events of the past.
+    has_read: bool,
     pub broken: bool,
 }
 
@@ -48,6 +50,7 @@ impl Watch {
             sources: Vec::new(),
             failed: BTreeSet::new(),
             printed: BTreeSet::new(),
+            has_read: false,
             broken: false,
         }
     }
@@ -87,11 +90,21 @@ impl Watch {
                 // Other users may write the trail of a common group. The group's own ring counts
                 // more.
                 match lines.get_mut(&key(&line)) {
-                    Some(known) => known.trail = line.trail,
+                    Some(known) => {
+                        known.trail = line.trail;
+                        // The ring gives the later ones to a reader who follows.
+                        if self.has_read {
+                            known.forget_repeats();
+                        }
+                    }
                     None => _ = lines.insert(key(&line), line),
                 }
             }
         }
+        if !self.has_read {
+            drop_included(&mut lines);
+        }
+        self.has_read = true;
         lines.retain(|key, _| !self.printed.contains(key));
         if self.follows {
             self.printed.extend(lines.keys().cloned());
@@ -119,11 +132,14 @@ impl Watch {
         let mut unreadable = Unreadable::default();
         for group in &selection.groups {
             let (path, name) = (group.ledger_path(), Some(group.name()));
-            if self.has(group.root().into(), name) || self.failed.contains(&path) {
+            if self.has(group.root().into(), name) {
                 continue;
             }
             match groups::readable(group) {
-                Ok(Some(ledger)) => self.open(group.root().into(), name, ledger, true),
+                Ok(Some(ledger)) => {
+                    self.failed.remove(&path);
+                    self.open(group.root().into(), name, ledger, true);
+                }
                 Ok(None) if selection.named && selection.groups.first() == Some(group) => {
                     return Err(groups::unreadable(path));
                 }
@@ -131,22 +147,27 @@ impl Watch {
                 // The group was removed before it could be opened.
                 Err(_) if !group.limits_path().exists() => {}
                 Err(error) => {
-                    unreadable.note(&error.to_string());
-                    self.failed.insert(path);
+                    if self.failed.insert(path) {
+                        unreadable.note(&error.to_string());
+                    }
                 }
             }
         }
         for root in selection.roots() {
             let path = root.path().to_owned();
-            if self.has(path.clone(), None) || self.failed.contains(&path) {
+            if self.has(path.clone(), None) {
                 continue;
             }
             match root.trail() {
-                Ok(Some(ledger)) => self.open(path, None, ledger, false),
+                Ok(Some(ledger)) => {
+                    self.failed.remove(&path);
+                    self.open(path, None, ledger, false);
+                }
                 Ok(None) => {}
                 Err(error) => {
-                    unreadable.note(&error.to_string());
-                    self.failed.insert(path);
+                    if self.failed.insert(path) {
+                        unreadable.note(&error.to_string());
+                    }
                 }
             }
         }
@@ -182,6 +203,20 @@ impl Watch {
             trail: cursor(),
             ledger,
         });
+    }
+}
+
+/// Drops the lines of rings whose events share an entry of a trail.
+fn drop_included(lines: &mut BTreeMap<Key, Line>) {
+    let several: Vec<&Line> = lines.values().filter(|line| line.count() > 1).collect();
+    let is_included = |line: &Line| several.iter().any(|other| other.includes(line));
+    let included: Vec<Key> = lines
+        .iter()
+        .filter(|(_, line)| is_included(line))
+        .map(|(key, _)| key.clone())
+        .collect();
+    for key in &included {
+        lines.remove(key);
     }
 }
 

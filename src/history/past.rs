@@ -28,6 +28,13 @@ pub struct Span {
 }
 
 impl Span {
+    /// Returns the largest usage that the group is known to have had in this period; `None` if the
+    /// ledger says nothing of this time.
+    pub fn highest(&self) -> Option<u64> {
+        let known = self.known.map(|usage| usage.max);
+        known.or(self.at_most.map(|_| self.at_least))
+    }
+
     /// Returns the smallest usage in this period; `None` if the ledger says nothing of this time.
     pub fn floor(&self) -> Option<u64> {
         (self.known.is_some() || self.at_most.is_some()).then_some(self.at_least)

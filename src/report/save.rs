@@ -4,33 +4,33 @@
 //! line count from the time when the group was made. So a missed line loses nothing, and the use in
 //! a time is the difference of two lines.
 
+use super::saved::TIME;
 use super::{HEADS, Line};
 use crate::clock::Moment;
 use crate::csv;
 use crate::failure::{Failure, cannot};
+use jiff::Timestamp;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{self, Error, ErrorKind, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long to wait for the lock on the file.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Appends lines to the file of this day, with the present time. Makes the directory and the file
-/// if they are missing; a new file begins with the heads of its columns.
+/// if they are missing; a new file begins with the heads of its columns. Of lines that do not fit
+/// on the file system, none is left in the file.
 pub fn append(directory: &Path, lines: impl Iterator<Item = Line>) -> Result<(), Failure> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let unix_ms = now.map_or(0, |now| u64::try_from(now.as_millis()).unwrap_or(0));
-    let time = Moment { unix_ms }.to_string();
+    let time = Moment::from(Timestamp::now()).to_string();
     let (day, _) = time.split_once('T').unwrap_or((&time, ""));
     fs::create_dir_all(directory).map_err(cannot("make", directory))?;
     let path = directory.join(format!("{day}.csv"));
-    let mut file = File::options()
-        .append(true)
-        .create(true)
-        .open(&path)
-        .map_err(cannot("open", &path))?;
-    // Two processes that save at once write whole lines each, and heads once.
-    flock(&file, FlockOperation::LockExclusive)
-        .map_err(|error| cannot("lock", &path)(error.into()))?;
+    let mut file = open(&path).map_err(cannot("open", &path))?;
+    let is_locked = lock(&file).map_err(cannot("lock", &path))?;
     let with_time = |first: &str, cells: [String; HEADS.len()]| {
         let mut row: [String; HEADS.len() + 1] = Default::default();
         let all = std::iter::once(first.to_owned()).chain(cells);
@@ -39,10 +39,64 @@ pub fn append(directory: &Path, lines: impl Iterator<Item = Line>) -> Result<(),
             .for_each(|(cell, value)| *cell = value);
         row
     };
-    let is_new = file.metadata().map_err(cannot("read", &path))?.len() == 0;
-    let heads = is_new.then(|| with_time("time", HEADS.map(String::from)));
+    let length = file.metadata().map_err(cannot("read", &path))?.len();
+    let heads = (length == 0).then(|| with_time(TIME, HEADS.map(String::from)));
     let rows = lines.map(|line| with_time(&time, line.cells()));
-    let text = csv::lines(heads.into_iter().chain(rows))?;
-    file.write_all(text.as_bytes())
-        .map_err(cannot("write", &path))
+    let mut text = csv::lines(heads.into_iter().chain(rows))?;
+    if !ends_a_line(&file, length).map_err(cannot("read", &path))? {
+        text.insert(0, '\n');
+    }
+    file.write_all(text.as_bytes()).map_err(|error| {
+        if is_locked {
+            // If this fails, the next report still begins a line of its own.
+            let _ = file.set_len(length);
+        }
+        cannot("write", &path)(error)
+    })
+}
+
+/// Opens the file. Refuses what another user may have put in its place: a link would lead to
+/// another file, and a pipe may wait for ever.
+fn open(path: &Path) -> io::Result<File> {
+    let opened = File::options()
+        .read(true)
+        .append(true)
+        .create(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY)
+        .open(path);
+    let other = || Error::other("it is no regular file, or has several names (links); remove it");
+    let file = match opened {
+        Err(error) if error.raw_os_error() == Some(libc::ELOOP) => return Err(other()),
+        opened => opened?,
+    };
+    let about = file.metadata()?;
+    match about.is_file() && about.nlink() == 1 {
+        true => Ok(file),
+        false => Err(other()),
+    }
+}
+
+/// Locks the file, so that two processes that save at once write the heads once. Returns false if
+/// another process keeps the lock: every user who can read the file can lock it.
+fn lock(file: &File) -> io::Result<bool> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match flock(file, FlockOperation::NonBlockingLockExclusive).map_err(Error::from) {
+            Ok(()) => return Ok(true),
+            Err(error) if error.kind() != ErrorKind::WouldBlock => return Err(error),
+            Err(_) if Instant::now() > until => return Ok(false),
+            Err(_) => thread::sleep(Duration::from_millis(20)),
+        }
+    }
+}
+
+/// Returns whether a file of this length is empty or ends with a line feed. Another program, or a
+/// machine that lost power, may have left a part of a line.
+fn ends_a_line(file: &File, length: u64) -> io::Result<bool> {
+    let Some(last) = length.checked_sub(1) else {
+        return Ok(true);
+    };
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, last)?;
+    Ok(byte == *b"\n")
 }

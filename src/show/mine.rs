@@ -5,14 +5,16 @@ use crate::failure::Failure;
 use crate::figures::{self, Figures, Gpu, SCHEMA};
 use crate::groups::{self, View};
 use crate::nvml::Driver;
+use crate::output::{self, Escaped};
 use crate::table::{Column, Table, UNKNOWN, figure};
 use crate::waiting::Waiters;
-use crate::{accounts, env, output};
+use crate::watch::{Round, Shown};
+use crate::{accounts, env};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::gib;
 use gpulimit_group::{Group, effective_user, is_within};
 use gpulimit_ledger::ProcessUsage;
-use gpulimit_limits::Key;
+use gpulimit_limits::{Key, Selector};
 use gpulimit_policy as policy;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -20,33 +22,41 @@ use std::fmt;
 use std::process::ExitCode;
 use std::slice;
 
-/// Prints the caller's limit.
-pub fn mine(as_json: bool) -> Result<ExitCode, Failure> {
+/// Reads the caller's limit on these GPUs.
+pub fn mine(
+    devices: &[Selector],
+    driver: Option<&Driver>,
+    as_json: bool,
+) -> Result<Round, Failure> {
     let assigned = Assigned::to_caller()?;
-    let driver = Driver::load().ok();
-    let driver = driver.as_ref();
-    let mine = assigned.group.as_ref().map(|group| Mine::of(group, driver));
-    let mine = mine.transpose()?;
-    if as_json {
-        output::json(&json!({
+    let of = |group| Mine::of(group, devices, driver);
+    let mine = assigned.group.as_ref().map(of).transpose()?;
+    let shown = if as_json {
+        Shown::Json(json!({
             "schema": SCHEMA,
             "root": mine.as_ref().map(|mine| mine.figures.root.to_string_lossy()),
             "by": assigned.by(),
             "rule": assigned.rule,
             "new_group": assigned.new,
             "group": mine.as_ref().map(Mine::json),
-        }))?;
+        }))
     } else {
-        output::report(&assigned.to_string());
+        let assigned = Escaped(&assigned.to_string()).to_string();
+        let mut text = output::fit(&assigned, 2) + "\n";
         if let Some(mine) = mine {
-            output::table(&format!("\n{}", mine.table().render()))?;
+            let own = mine.table();
+            if own.has_rows() {
+                text += &format!("\n{}", own.render());
+            }
             let shares = mine.shares_table();
             if shares.has_rows() {
-                output::table(&format!("\nShared with:\n{}", shares.render()))?;
+                text += &format!("\nShared with:\n{}", shares.render());
             }
         }
-    }
-    Ok(ExitCode::SUCCESS)
+        Shown::Text(text)
+    };
+    let status = ExitCode::SUCCESS;
+    Ok(Round { shown, status })
 }
 
 /// The group that the caller's programs are in, and the reason for that.
@@ -145,7 +155,7 @@ struct Shares {
 }
 
 impl Mine {
-    fn of(group: &Group, driver: Option<&Driver>) -> Result<Self, Failure> {
+    fn of(group: &Group, devices: &[Selector], driver: Option<&Driver>) -> Result<Self, Failure> {
         let view = |group: Group| {
             let name = group.name().to_owned();
             View::cleaned(group, name, driver)
@@ -164,6 +174,7 @@ impl Mine {
         figures
             .gpus
             .sort_by_key(|gpu| groups::index(gpu.id, driver));
+        figures.keep_only(devices);
         let user = effective_user();
         let used = |gpu: &Gpu| {
             let users = users(&own, gpu.id, |process, _| process.identity.uid == user)?;

@@ -71,6 +71,8 @@ fn bash_offers_only_words_that_fit() {
         ["on_limit=", "oom="]
     );
     assert_eq!(all(&["gpulimit", "get", "lab", "o"]), ["on_limit", "oom"]);
+    // The value of --watch is a part of its word, so a group can follow.
+    assert_eq!(all(&["gpulimit", "show", "--watch", ""]), ["lab"]);
     // bash splits KEY=VALUE into three words.
     let values = ["none", "kill-largest", "kill-group"];
     assert_eq!(all(&["gpulimit", "set", "lab", "oom", "="]), values);

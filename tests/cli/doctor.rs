@@ -1,6 +1,6 @@
 //! `doctor`
 
-use crate::place::{Place, executable, library, text};
+use crate::place::{Place, executable, library, may_unshare, text};
 use gpulimit_base::units::Size;
 use serde_json::Value;
 use std::fs;
@@ -52,12 +52,31 @@ fn doctor_works_without_a_driver() {
     assert!(out.contains("Limits can"), "{out}");
 }
 
+#[test]
+fn doctor_says_that_a_damaged_trail_takes_no_events() {
+    let place = Place::new();
+    place.group("run-1-2", Size::Max);
+    let trail = place.root_path().join(".trail");
+    assert!(!text(&place.output(&["doctor"]).stdout).contains("jobs outside"));
+    fs::write(&trail, "damaged").expect("written");
+    let out = text(&place.output(&["doctor"]).stdout);
+    let out = out.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(
+        out.contains("events of jobs outside named groups are lost"),
+        "{out}"
+    );
+    assert!(
+        out.contains("the file was cut short: remove the file"),
+        "{out}"
+    );
+    let events = text(&place.output(&["events"]).stderr);
+    assert!(events.contains(": remove the file"), "{events}");
+}
+
 /// A file system without space for the history of a GPU still has space for a member.
 #[test]
 fn doctor_names_a_group_without_a_history() {
-    let may = Command::new("unshare").args(["-m", "true"]).output();
-    if !may.is_ok_and(|output| output.status.success()) {
-        eprintln!("SKIPPED: mount namespaces take root");
+    if !may_unshare(&["-m"]) {
         return;
     }
     let place = Place::new();
@@ -70,6 +89,8 @@ fn doctor_names_a_group_without_a_history() {
         \"$@\" < /dev/null
         echo FULL
         \"$CONTROLLER\" doctor
+        \"$CONTROLLER\" report 2>&1
+        \"$CONTROLLER\" history 2>&1
         rm \"$PLACE/full\"
         echo SPACE
         \"$CONTROLLER\" doctor
@@ -92,6 +113,9 @@ fn doctor_names_a_group_without_a_history() {
         let part = rest.split(to).next().unwrap_or_default();
         part.split_whitespace().collect::<Vec<_>>().join(" ")
     };
+    let noted = "gpulimit: no figures of a GPU, because its use is not recorded, in lab:";
+    assert_eq!(said.matches(noted).count(), 2, "{said}");
+    assert!(!said.contains("no named group has used"), "{said}");
     let missing = "warning history group lab keeps no history of GPU-1a2b…";
     let next = "the history begins when the next program uses the GPU";
     let full = part("FULL\n", "SPACE\n");
@@ -117,9 +141,7 @@ fn doctor_names_a_group_without_a_history() {
 
 #[test]
 fn doctor_tests_the_library_on_a_system_without_true() {
-    let may = Command::new("unshare").args(["-m", "true"]).output();
-    if !may.is_ok_and(|output| output.status.success()) {
-        eprintln!("SKIPPED: mount namespaces take root");
+    if !may_unshare(&["-m"]) {
         return;
     }
     let place = Place::new();
@@ -461,9 +483,7 @@ fn doctor_reports_whether_programs_start_in_a_container() {
         (1, true),
         "{out}"
     );
-    let may = Command::new("unshare").args(["-m", "true"]).output();
-    if !may.is_ok_and(|output| output.status.success()) {
-        eprintln!("SKIPPED: mount namespaces take root");
+    if !may_unshare(&["-m"]) {
         return;
     }
     let start = |preload: &str| {
@@ -505,9 +525,7 @@ fn doctor_reports_whether_programs_start_in_a_container() {
 
 #[test]
 fn doctor_reports_a_process_older_than_the_preload_file() {
-    let may = Command::new("unshare").args(["-m", "true"]).output();
-    if !may.is_ok_and(|output| output.status.success()) {
-        eprintln!("SKIPPED: mount namespaces take root");
+    if !may_unshare(&["-m"]) {
         return;
     }
     let place = Place::new();

@@ -5,9 +5,10 @@ use gpulimit_base::units::Size;
 use gpulimit_group::Insistence;
 use serde_json::Value;
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 fn lines(text: &str) -> Vec<Value> {
     let parse = |line: &str| serde_json::from_str(line).expect("a JSON object a line");
@@ -105,6 +106,41 @@ fn follow_ends_when_the_group_is_removed() {
     assert_eq!(output.status.code(), Some(1));
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(error.contains("no group 'a'"), "{error}");
+}
+
+#[test]
+fn follow_tries_a_group_again_that_could_not_be_opened() {
+    let place = Place::new();
+    place.group("a", Size::Max);
+    place.said(&["set", "a", "max=1G"]);
+    let ledger = place.root().group("a").expect("there").ledger_path();
+    let aside = ledger.with_file_name("aside");
+    fs::rename(&ledger, &aside).expect("renamed");
+    fs::create_dir(&ledger).expect("made");
+    let mut child = place
+        .gpulimit(&["events", "--follow", "--json"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("started");
+    let next = |pipe: &mut dyn BufRead| {
+        let mut line = String::new();
+        pipe.read_line(&mut line).expect("a line");
+        line
+    };
+    let mut errors = BufReader::new(child.stderr.take().expect("piped"));
+    let error = next(&mut errors);
+    assert!(error.contains("ledger"), "{error}");
+    fs::remove_dir(&ledger).expect("removed");
+    fs::rename(&aside, &ledger).expect("renamed");
+    let mut out = BufReader::new(child.stdout.take().expect("piped"));
+    let event = next(&mut out);
+    assert!(event.contains("\"a\""), "{event}");
+    child.kill().expect("killed");
+    child.wait().expect("ended");
+    let mut more = String::new();
+    errors.read_to_string(&mut more).expect("read");
+    assert_eq!(more, "", "reported once");
 }
 
 #[test]
@@ -277,4 +313,111 @@ fn a_killed_process_is_named_with_the_user_of_gpulimit_kill() {
         out.contains(&said) && out.contains("used 1.0 GiB; by pid "),
         "{out}"
     );
+}
+
+/// Removes the groups of ended jobs. Their dead processes stay charged for a while.
+fn collect(place: &Place) {
+    let start = Instant::now();
+    while !place.said(&["ls"]).is_empty() {
+        assert!(start.elapsed() < Duration::from_secs(60), "a job stays");
+        place.said(&["gc"]);
+    }
+}
+
+#[test]
+fn memory_given_back_for_dead_processes_of_jobs_is_listed_after_the_jobs() {
+    let place = Place::new();
+    let dead = |job: &str| {
+        let mut member = place.start_member(job, None);
+        member.kill().expect("killed");
+        member.wait().expect("ended");
+        member.id()
+    };
+    // `gc` gives back the memory of the first, and another member that of the second.
+    place.group("run-1-2", Size::Max);
+    let first = dead("run-1-2");
+    collect(&place);
+    place.group("run-3-4", Size::Bytes(GIB));
+    let second = dead("run-3-4");
+    let (member, device) = place.member("run-3-4");
+    member
+        .charge(&device, GIB, &Nothing, Insistence::Full)
+        .expect("the memory is given back");
+    drop(member);
+    collect(&place);
+    let all = lines(&place.said(&["events", "--json"]));
+    let seen: Vec<_> = all
+        .iter()
+        .map(|event| (event["group"].as_str(), event["pid"].as_u64()))
+        .collect();
+    let wanted = [("run-1-2", first), ("run-3-4", second)];
+    assert_eq!(
+        seen,
+        wanted.map(|(job, pid)| (Some(job), Some(u64::from(pid))))
+    );
+    for event in &all {
+        assert_eq!(
+            (&event["event"], &event["bytes"]),
+            (&"reap".into(), &GIB.into())
+        );
+        assert_eq!(event["max"], Value::Null, "unknown: {event}");
+    }
+}
+
+#[test]
+fn a_loop_of_refusals_is_one_line_with_their_number() {
+    let place = Place::new();
+    place.group("a", Size::Bytes(GIB));
+    place.group("a/run-1-2", Size::Max);
+    let (member, device) = place.member("a/run-1-2");
+    let refuse = |count: u64| {
+        for _ in 0..count {
+            let refusal = member
+                .charge(&device, 3 * GIB, &Nothing, Insistence::Full)
+                .expect_err("too much");
+            member.count_refusal(&device, "cuMemAlloc", 3 * GIB, &refusal);
+        }
+    };
+    let listed = || lines(&place.said(&["events", "a", "--kind", "refusal", "--json"]));
+    let counted = |all: &[Value]| {
+        let count = |event: &Value| event["count"].as_u64().expect("a number");
+        all.iter().map(count).sum::<u64>()
+    };
+    refuse(1);
+    assert_eq!(listed()[0]["until"], Value::Null);
+    refuse(199);
+    let all = listed();
+    // The ring of the group has the last of them, too.
+    assert_eq!((all.len(), counted(&all)), (1, 200));
+    let until = all[0]["until"].as_str().expect("a time");
+    assert!(all[0]["time"].as_str() <= Some(until), "{}", all[0]);
+    let out = place.said(&["events", "a"]);
+    assert!(
+        out.contains(&format!("charged; 200 times until {until}; by cuMemAlloc")),
+        "{out}"
+    );
+    // Readers who follow get later events one by one.
+    let mut child = place
+        .gpulimit(&["events", "a", "--follow", "--json"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("started");
+    let mut out = BufReader::new(child.stdout.take().expect("piped"));
+    let mut next = || {
+        let mut line = String::new();
+        out.read_line(&mut line).expect("a line");
+        lines(&line).pop().expect("an event")
+    };
+    assert_eq!(next()["count"], 200);
+    for number in 200..203 {
+        refuse(1);
+        let event = next();
+        assert_eq!(
+            (&event["number"], &event["count"]),
+            (&number.into(), &1.into())
+        );
+    }
+    child.kill().expect("killed");
+    child.wait().expect("ended");
+    assert_eq!(counted(&listed()), 203);
 }

@@ -21,6 +21,7 @@ fn help_of_every_verb_has_examples() {
         "tree",
         "show",
         "ps",
+        "top",
         "events",
         "history",
         "report",

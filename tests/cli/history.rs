@@ -37,6 +37,18 @@ fn sum(periods: &[Value], key: &str) -> u64 {
 }
 
 #[test]
+fn a_device_in_the_place_of_a_time_zone_holds_up_no_command() {
+    let (place, _member) = used();
+    for zone in ["/dev/zero", ":/dev/zero"] {
+        for verb in ["history", "events"] {
+            let mut command = place.gpulimit(&[verb, "--since", "08:00"]);
+            let output = command.env("TZ", zone).output().expect("started");
+            assert!(output.status.success(), "{zone} {verb}: {output:?}");
+        }
+    }
+}
+
+#[test]
 fn history_draws_a_curve() {
     let (place, _member) = used();
     let drawn = |locale: &str| {

@@ -1,6 +1,6 @@
 //! `run` becomes the command, whose group stays as long as the command lives.
 
-use crate::place::{Place, text};
+use crate::place::{Place, may_unshare, text};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -221,19 +221,6 @@ fn in_namespaces(place: &Place, options: &[&str], arguments: &[&str]) -> Command
         };
     }
     command
-}
-
-/// Returns whether such namespaces can be made here; prints a message if not.
-fn may_unshare(options: &[&str]) -> bool {
-    let tried = Command::new("unshare")
-        .args(options)
-        .args(["--fork", "true"])
-        .output();
-    let may = tried.is_ok_and(|output| output.status.success());
-    if !may {
-        eprintln!("SKIPPED: unshare {options:?} takes root");
-    }
-    may
 }
 
 #[test]

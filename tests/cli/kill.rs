@@ -1,6 +1,6 @@
 //! `kill`
 
-use crate::place::{CAPACITY, GIB, GPU, Nothing, Place};
+use crate::place::{CAPACITY, GIB, GPU, Nothing, Place, may_unshare};
 use gpulimit_base::identity::Identity;
 use gpulimit_base::units::Size;
 use gpulimit_group::{Insistence, Root};
@@ -169,11 +169,8 @@ fn kill_largest_ignores_forged_slots() {
 
 #[test]
 fn kill_reaches_a_member_with_another_clock() {
-    let tried = Command::new("unshare")
-        .args(["--time", "--boottime", "864000", "--fork", "true"])
-        .output();
-    if !tried.is_ok_and(|output| output.status.success()) {
-        eprintln!("SKIPPED: time namespaces take root and Linux 5.6");
+    // Time namespaces take root and Linux 5.6.
+    if !may_unshare(&["--time", "--boottime", "864000"]) {
         return;
     }
     let place = Place::new();

@@ -23,6 +23,9 @@ pub use root::Place;
 
 pub const GPU: DeviceId =
     DeviceId::gpu([0x1a, 0x2b, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]);
+/// A second GPU.
+pub const OTHER: DeviceId =
+    DeviceId::gpu([0x9c, 0x8d, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]);
 pub const CAPACITY: u64 = 80 << 30;
 pub const GIB: u64 = 1 << 30;
 
@@ -175,4 +178,17 @@ pub fn text(bytes: &[u8]) -> String {
 
 pub fn words(line: &str) -> Vec<&str> {
     line.split_whitespace().collect()
+}
+
+/// Returns whether `unshare` can make namespaces by these options here; prints a message if not.
+pub fn may_unshare(options: &[&str]) -> bool {
+    let tried = Command::new("unshare")
+        .args(options)
+        .args(["--fork", "true"])
+        .output();
+    let may = tried.is_ok_and(|output| output.status.success());
+    if !may {
+        eprintln!("SKIPPED: unshare {options:?} takes root");
+    }
+    may
 }

@@ -1,6 +1,6 @@
 //! `ps`
 
-use crate::place::{GIB, GPU, Nothing, Place, text};
+use crate::place::{CAPACITY, GIB, GPU, Nothing, OTHER, Place, text, words};
 use gpulimit_base::units::Size;
 use gpulimit_group::{Insistence, Member};
 use serde_json::Value;
@@ -121,7 +121,7 @@ fn ps_and_show_name_a_request_that_waits() {
     for (full, waits) in [("lab", "lab/alice"), ("lab/alice", "lab/alice")] {
         place.group("lab", Size::Max);
         place.group("lab/alice", Size::Max);
-        place.said(&["set", full, "max=2G", "on_limit=wait", "wait_timeout=1h"]);
+        place.said(&["set", full, "max=2G", "on_limit=wait", "wait_timeout=5m"]);
         let mut holder = place.start_member(full, None);
         let pid = holder.id();
         let (member, device) = place.member(waits);
@@ -145,7 +145,7 @@ fn ps_and_show_name_a_request_that_waits() {
                 let waits = &line["waits_for"];
                 assert_eq!(waits["bytes"], 2 * GIB, "{line}");
                 assert_eq!(waits["group"], full, "{line}");
-                assert!(waits["waited_ms"].as_u64() < Some(3_600_000), "{line}");
+                assert!(waits["waited_ms"].as_u64() < Some(300_000), "{line}");
                 assert_eq!(line["gpu"]["uuid"], GPU.to_string(), "{line}");
                 assert_eq!(
                     (&line["total"], &line["state"]),
@@ -157,11 +157,21 @@ fn ps_and_show_name_a_request_that_waits() {
                     .find(|line| line.contains("waits for 2.0 GiB, "));
                 let own = own.unwrap_or_else(|| panic!("{table}"));
                 assert!(
-                    own.starts_with(&format!("{} ", std::process::id())),
+                    own.trim_start()
+                        .starts_with(&format!("{} ", std::process::id())),
                     "{table}"
                 );
                 let seen = in_terminal(&place);
                 assert!(seen.contains("waits for 2.0"), "{seen}");
+                let json = place.json(&["ps", shown, "--by", "user", "--json"]);
+                let line = &json["users"][0];
+                assert_eq!(line["waiting"], 1, "{json}");
+                assert!(line["waited_ms"].as_u64() < Some(300_000), "{json}");
+                let json = place.json(&["ps", shown, "--sort", "waited", "--json"]);
+                let first = &json["processes"][0];
+                assert_eq!(first["pid"], std::process::id(), "{json}");
+                let table = place.said(&["ps", shown, "--by", "user"]);
+                assert!(table.contains("WAITING  WAITED"), "{table}");
                 for (verb, key) in [("show", "groups"), ("get", "group")] {
                     let json = place.json(&[verb, shown, "--json"]);
                     let group = json[key].get(0).unwrap_or(&json[key]);
@@ -219,4 +229,98 @@ fn in_terminal(place: &Place) -> String {
         assert!(line.trim_end().chars().count() <= 80, "{seen}");
     }
     seen
+}
+
+#[test]
+fn rows_are_sorted_by_their_figures() {
+    let place = Place::new();
+    for name in ["a", "b"] {
+        place.group(name, Size::Max);
+    }
+    let mut child = place.start_member("b", None);
+    let (member, device) = place.member("a");
+    let other = member.device(OTHER, CAPACITY).expect("a device");
+    for (device, bytes) in [(&device, 2 * GIB), (&other, GIB / 2)] {
+        member
+            .charge(device, bytes, &Nothing, Insistence::Full)
+            .expect("fits");
+    }
+    let (own, theirs) = (std::process::id(), child.id());
+    let of = |arguments: &str| -> Vec<(u64, u64)> {
+        let arguments: Vec<&str> = arguments.split(' ').collect();
+        let json = place.json(&[&["ps", "--json"], &arguments[..]].concat());
+        let number = |line: &Value, key: &str| line[key].as_u64().expect("a number");
+        let lines = json["processes"].as_array().expect("processes").iter();
+        lines
+            .map(|line| (number(line, "pid"), number(line, "total")))
+            .collect()
+    };
+    let small = (own.into(), GIB / 2);
+    let (large, middle) = ((own.into(), 2 * GIB), (theirs.into(), GIB));
+    assert_eq!(of("--sort total"), [large, middle, small]);
+    assert_eq!(of("--sort total --reverse"), [small, middle, large]);
+    // Rows of one process keep the order of its GPUs.
+    assert_eq!(of("--sort group"), [large, small, middle]);
+    assert_eq!(of("--sort group --reverse"), [middle, large, small]);
+    let by_pid = match own < theirs {
+        true => [large, small, middle],
+        false => [middle, large, small],
+    };
+    assert_eq!(of("--sort pid"), by_pid);
+    // All have the same user, and none waits.
+    assert_eq!(of("--sort user"), [large, small, middle]);
+    assert_eq!(of("--sort waited"), [large, small, middle]);
+    let table = place.said(&["ps", "--sort", "group", "--reverse"]);
+    let first = table.lines().nth(1).expect("a row");
+    assert_eq!(words(first)[0], theirs.to_string(), "{table}");
+    drop(child.stdin.take());
+    child.wait().expect("ended");
+}
+
+#[test]
+fn memory_is_added_up_by_user_and_gpu() {
+    let place = Place::new();
+    place.group("lab", Size::Max);
+    place.group("lab/a", Size::Max);
+    let mut child = place.start_member("lab/a", None);
+    let (member, device) = place.member("lab");
+    let other = member.device(OTHER, CAPACITY).expect("a device");
+    for (device, bytes) in [(&device, 2 * GIB), (&other, GIB / 2)] {
+        member
+            .charge(device, bytes, &Nothing, Insistence::Full)
+            .expect("fits");
+    }
+    let uid = gpulimit_group::effective_user();
+    let users = |arguments: &[&str]| {
+        let json = place.json(&[&["ps", "--by", "user", "--json"], arguments].concat());
+        json["users"].as_array().expect("users").clone()
+    };
+    let all = users(&[]);
+    let expected = [(GPU, 2, 3 * GIB), (OTHER, 1, GIB / 2)];
+    assert_eq!(all.len(), expected.len(), "{all:?}");
+    for (line, (gpu, processes, total)) in all.iter().zip(expected) {
+        assert_eq!(line["uid"], uid, "{line}");
+        assert_eq!(line["gpu"]["uuid"], gpu.to_string(), "{line}");
+        assert_eq!(line["processes"], processes, "{line}");
+        assert_eq!(line["total"], total, "{line}");
+        assert_eq!(line["waiting"], 0, "{line}");
+        assert!(line["waited_ms"].is_null(), "{line}");
+    }
+    let reversed = users(&["--sort", "total", "--reverse"]);
+    assert_eq!(reversed[0]["total"], GIB / 2, "{reversed:?}");
+    let one = users(&["--device", &OTHER.to_string()]);
+    assert_eq!(
+        (one.len(), &one[0]["total"]),
+        (1, &(GIB / 2).into()),
+        "{one:?}"
+    );
+    let table = place.said(&["ps", "--by", "user"]);
+    let heads = table.lines().next().map(words);
+    let expected = ["USER", "GPU", "PROCESSES", "TOTAL"];
+    assert_eq!(heads.expect("heads"), expected, "{table}");
+    assert!(table.contains("GPU-1a2b…          2    3.0 GiB"), "{table}");
+    let error = place.refused(2, &["ps", "--by", "user", "--sort", "pid"]);
+    assert!(error.contains("sort by user, total or waited"), "{error}");
+    drop(child.stdin.take());
+    child.wait().expect("ended");
 }

@@ -1,13 +1,14 @@
 //! `report`
 
-use crate::place::{GIB, GPU, Nothing, Place, text};
+use crate::place::{GIB, GPU, Nothing, Place, may_unshare, text};
 use gpulimit_base::units::Size;
 use gpulimit_group::{Insistence, Member};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 /// Returns a group `lab` in which this process has used memory for a while, and a group `idle`. One
 /// request was refused.
@@ -114,6 +115,85 @@ fn report_by_user_has_the_use_of_each_user() {
     assert!(csv.contains(&row) && csv.lines().count() == 2, "{csv}");
 }
 
+#[test]
+fn report_of_a_group_reads_no_limits_of_others() {
+    let (place, _member) = used();
+    place.group("lab/a", Size::Max);
+    place.group("lab/b", Size::Max);
+    let (_inner, _) = place.member("lab/a");
+    let limits = place.root().group("lab/b").expect("there").limits_path();
+    // The kernel notes the time of a read if the noted time is long ago.
+    let forget = || {
+        let file = fs::File::options()
+            .write(true)
+            .open(&limits)
+            .expect("opened");
+        let times = fs::FileTimes::new().set_accessed(UNIX_EPOCH);
+        file.set_times(times).expect("set");
+    };
+    let is_read = || {
+        let about = fs::metadata(&limits).expect("there");
+        about.accessed().expect("known") != UNIX_EPOCH
+    };
+    forget();
+    place.said(&["report", "lab/b"]);
+    if !is_read() {
+        eprintln!("skipped: the file system does not note reads");
+        return;
+    }
+    forget();
+    assert_eq!(uses(&place, &["lab/a"]).len(), 1);
+    assert!(!is_read(), "reads of all pairs of groups take long");
+}
+
+#[test]
+fn report_does_not_count_the_time_in_which_a_process_may_have_been_dead() {
+    let place = Place::new();
+    place.group("lab", Size::Max);
+    let mut member = place.start_member("lab", None);
+    member.kill().expect("killed");
+    member.wait().expect("ended");
+    std::thread::sleep(Duration::from_millis(50));
+    for by in ["group", "user"] {
+        let all = uses(&place, &["--by", by]);
+        let figure = |key: &str| all[0][key].as_f64().expect("a number");
+        assert_eq!(figure("gib_hours"), 0.0, "{all:?}");
+        assert!(figure("gib_hours_uncertain") > 0.04 / 3_600.0, "{all:?}");
+    }
+    let csv = place.said(&["report", "--csv"]);
+    let row = csv.lines().nth(1).expect("a row");
+    let last = row.rsplit(',').next().expect("a cell");
+    assert!(last.parse::<f64>().expect("a number") > 0.0, "{csv}");
+}
+
+/// A reader of a ledger takes space on its file system if the ledger names more slots than it has.
+#[test]
+fn report_names_a_group_that_it_cannot_read_to_the_end() {
+    if !may_unshare(&["-m"]) {
+        return;
+    }
+    let place = Place::new();
+    let controller = place.gpulimit(&[]).get_program().to_owned();
+    let script = r#"
+        mount -t tmpfs -o size=1M tmpfs "$PLACE" && mkdir "$GPULIMIT_ROOT" || exit 77
+        "$CONTROLLER" create lab
+        "$@" < /dev/null
+        printf '\000\020' | dd of="$GPULIMIT_ROOT/lab/ledger" bs=1 seek=64 conv=notrunc 2>&1
+        left=$(df --output=avail -k "$PLACE" | tail -n 1)
+        fallocate -l $((left - 64))K "$PLACE/full"
+        for verb in report history show; do "$CONTROLLER" $verb 2>&1; echo "status $?"; done"#;
+    let mut command = Command::new("unshare");
+    command
+        .args(["-m", "sh", "-c", script, "sh"])
+        .env("PLACE", &place.0)
+        .env("CONTROLLER", controller);
+    let mut command = place.member_command("lab", Some(command));
+    let said = text(&command.output().expect("started").stdout);
+    let error = "cannot be used (the file was cut short, or its file system has no space)";
+    assert_eq!(said.matches(error).count(), 3, "{said}");
+    assert_eq!(said.matches("status 1").count(), 3, "{said}");
+}
+
 /// Returns the lines of the only file in a directory, and the file's name.
 fn saved(directory: &Path) -> (String, Vec<String>) {
     let files: Vec<_> = fs::read_dir(directory).expect("made").flatten().collect();
@@ -143,7 +223,8 @@ fn report_appends_to_the_file_of_the_day() {
     assert_eq!(name.len(), "2026-11-23.csv".len(), "{name}");
     assert_eq!(
         first[0],
-        "time,group,root,gpu,uid,user,gib_hours,peak,refusals,waits,waited_ms,made"
+        "time,group,root,gpu,uid,user,gib_hours,peak,refusals,waits,waited_ms,made,\
+         gib_hours_uncertain"
     );
     assert_eq!(
         first.len(),
@@ -179,7 +260,7 @@ fn report_appends_to_the_file_of_the_day() {
             "{second:?}"
         );
     }
-    let made = |line: &str| line.rsplit(',').next().map(String::from);
+    let made = |line: &str| line.rsplit(',').nth(1).map(String::from);
     assert_eq!(made(&second[3]), made(&first[1]));
 }
 
@@ -195,4 +276,311 @@ fn report_names_what_cannot_be_saved() {
         "{error}"
     );
     place.refused(2, &["report", "--save", "x", "--json"]);
+}
+
+/// A directory with files of `--save`, and the root that they are about.
+struct Files {
+    place: Place,
+    directory: String,
+}
+
+const HEADS: &str = "time,group,root,gpu,uid,user,gib_hours,peak,refusals,waits,waited_ms,made";
+
+impl Files {
+    fn new() -> Self {
+        let place = Place::new();
+        let directory = place.0.join("log");
+        fs::create_dir(&directory).expect("made");
+        let directory = directory.to_str().expect("text").to_owned();
+        Self { place, directory }
+    }
+
+    /// Writes the file of a day in November 2026: of each line the time of the day, the group, the
+    /// figures from `uid` to `waited_ms`, and the time when the group was made.
+    fn write(&self, day: u32, lines: &[(&str, &str, &str, &str)]) {
+        let root = self.place.root_path();
+        let line = |(time, group, figures, made): &(&str, &str, &str, &str)| {
+            let root = root.display();
+            format!(
+                "2026-11-{day:02}T{time}:00.000Z,{group},{root},{GPU},{figures},2026-{made}.000Z\n"
+            )
+        };
+        let text: String = lines.iter().map(line).collect();
+        let path = format!("{}/2026-11-{day:02}.csv", self.directory);
+        fs::write(path, format!("{HEADS}\n{text}")).expect("written");
+    }
+
+    /// Returns the uses in a time in UTC.
+    fn uses(&self, since: &str, until: &str, arguments: &[&str]) -> Vec<Value> {
+        let (since, until) = (
+            format!("2026-11-{since}:00Z"),
+            format!("2026-11-{until}:00Z"),
+        );
+        let span = [
+            "--from",
+            &self.directory,
+            "--since",
+            &since,
+            "--until",
+            &until,
+        ];
+        uses(&self.place, &[&span[..], arguments].concat())
+    }
+}
+
+#[test]
+fn saved_reports_tell_who_used_how_much_before_and_after_a_reboot() {
+    let files = Files::new();
+    let (first, second) = ("10-30T08:00:00", "11-03T06:00:00");
+    files.write(
+        1,
+        &[
+            ("10:00", "lab", ",,100.5,5000,7,2,3000", first),
+            ("10:00", "lab", "1001,alice,60.5,,,,", first),
+            ("10:00", "lab", "1002,bob,40,,,,", first),
+            ("22:00", "lab", ",,110.5,5000,9,3,4500", first),
+            ("22:00", "lab", "1001,alice,70.5,,,,", first),
+            ("22:00", "lab", "1002,bob,40,,,,", first),
+        ],
+    );
+    // The machine has restarted meanwhile.
+    files.write(
+        3,
+        &[
+            ("12:00", "lab", ",,8,6000,1,0,0", second),
+            ("12:00", "lab", "1001,alice,5,,,,", second),
+            ("12:00", "lab", "1003,carol,3,,,,", second),
+        ],
+    );
+    files.write(
+        4,
+        &[
+            ("12:00", "lab", ",,20,6000,1,0,0", second),
+            ("12:00", "lab", "1001,alice,5,,,,", second),
+            ("12:00", "lab", "1003,carol,15,,,,", second),
+            ("12:00", "lab/new", ",,2,100,0,0,0", second),
+        ],
+    );
+    let by_group = files.uses("01T12:00", "05T00:00", &[]);
+    let names: Vec<_> = by_group.iter().map(|one| one["name"].as_str()).collect();
+    assert_eq!(
+        names,
+        [Some("lab"), Some("lab/new")],
+        "also groups that are gone"
+    );
+    let lab = &by_group[0];
+    for (key, expected) in [
+        ("gib_hours", json!(30.0)),
+        ("peak", json!(6000)),
+        ("refusals", json!(3)),
+        ("waits", json!(1)),
+        ("waited_ms", json!(1500)),
+        ("from", json!("2026-11-01T10:00:00.000Z")),
+        ("until", json!("2026-11-05T00:00:00.000Z")),
+    ] {
+        assert_eq!(lab[key], expected, "{key}: {lab}");
+    }
+    assert_eq!(lab["gpu"]["uuid"], GPU.to_string());
+    let by_user = |since, until| -> Vec<(String, f64)> {
+        let all = files.uses(since, until, &["--by", "user"]);
+        let of = |one: &Value| {
+            assert!(one["peak"].is_null() && one["refusals"].is_null(), "{one}");
+            let uid = one["uid"].as_u64().expect("a user").to_string();
+            (uid, one["gib_hours"].as_f64().expect("a number"))
+        };
+        all.iter().map(of).collect()
+    };
+    let wanted = |all: &[(&str, f64)]| -> Vec<(String, f64)> {
+        all.iter()
+            .map(|(uid, hours)| (uid.to_string(), *hours))
+            .collect()
+    };
+    assert_eq!(
+        by_user("01T12:00", "05T00:00"),
+        wanted(&[("1001", 15.0), ("1002", 0.0), ("1003", 15.0)])
+    );
+    // The last save before the begin is in an earlier file.
+    assert_eq!(
+        by_user("04T00:00", "05T00:00"),
+        wanted(&[("1001", 0.0), ("1003", 12.0)])
+    );
+    let later = files.uses("04T00:00", "05T00:00", &["lab"]);
+    // The peak did not rise, so it can be older.
+    assert_eq!(
+        (&later[0]["gib_hours"], &later[0]["peak"]),
+        (&12.0.into(), &Value::Null)
+    );
+    assert_eq!(later[0]["from"], "2026-11-03T12:00:00.000Z");
+    let begin = "2026-11-01T12:00:00Z";
+    let end = "2026-11-05T00:00:00Z";
+    let span = [
+        "report",
+        "--from",
+        &files.directory,
+        "--since",
+        begin,
+        "--until",
+        end,
+    ];
+    let table = files.place.said(&span);
+    assert!(
+        table.contains("FROM") && table.contains("2026-11-01 "),
+        "early: {table}"
+    );
+    // A GPU without a line in a save was not used before.
+    assert_eq!(later[1]["gib_hours"], 2.0);
+    assert_eq!(files.uses("04T00:00", "05T00:00", &["lab/new"]).len(), 1);
+    assert_eq!(files.uses("05T00:00", "06T00:00", &[]), [Value::Null; 0]);
+}
+
+#[test]
+fn figures_that_begin_late_say_so() {
+    let files = Files::new();
+    let made = "10-30T08:00:00";
+    files.write(
+        2,
+        &[
+            ("10:00", "lab", ",,100,5000,7,2,3000", made),
+            ("11:00", "lab", ",,104,5000,9,2,3000", made),
+        ],
+    );
+    let path = format!("{}/2026-11-02.csv", files.directory);
+    let text = fs::read_to_string(&path).expect("read");
+    // A line that a full file system has cut, one of other figures, and a file of something else.
+    let forged = "2026-11-02T11:30:00.000Z,\u{1b}[2J,x,y,,,1,2,3,4,5,\n";
+    let text =
+        text + forged + "2026-11-02T11:45:00.000Z,lab,x,y,,,-1,2,3,4,5,\n2026-11-02T12:00:00";
+    fs::write(&path, text).expect("written");
+    fs::write(format!("{}/2026-11-03.csv", files.directory), "a,b\n1,2\n").expect("written");
+    fs::write(format!("{}/notes.csv", files.directory), "a,b\n").expect("written");
+    let all = files.uses("01T00:00", "05T00:00", &[]);
+    assert_eq!(
+        (all[0]["gib_hours"].as_f64(), all[0]["refusals"].as_u64()),
+        (Some(4.0), Some(2))
+    );
+    assert_eq!(all[0]["from"], "2026-11-02T10:00:00.000Z");
+    let span = [
+        "report",
+        "--since",
+        "2026-11-01",
+        "--until",
+        "2026-11-05",
+        "--from",
+    ];
+    let output = files
+        .place
+        .output(&[&span[..], &[&files.directory]].concat());
+    let (table, notes) = (text_of(&output.stdout), text_of(&output.stderr));
+    assert!(
+        table.contains("GROUP GPU GIB-HOURS PEAK REFUSED WAITED FROM"),
+        "{table}"
+    );
+    assert!(
+        table.contains("lab GPU-1a2b… 4.0 - 2 0.00 s 2026-11-02 "),
+        "{table}"
+    );
+    assert!(
+        notes.contains("left out 3 lines of") && notes.contains("2026-11-02.csv"),
+        "{notes}"
+    );
+    assert!(
+        notes.contains("left out 2 lines of") && notes.contains("2026-11-03.csv"),
+        "{notes}"
+    );
+    assert!(
+        notes.contains("lines with a time in FROM count from then"),
+        "{notes}"
+    );
+    let csv = files
+        .place
+        .said(&[&span[..], &[&files.directory, "--csv"]].concat());
+    let lines: Vec<&str> = csv.lines().collect();
+    assert_eq!(
+        lines[0],
+        "group,root,gpu,uid,user,from,until,gib_hours,peak,refusals,waits,waited_ms"
+    );
+    assert!(lines[1].contains(",2026-11-02T10:00:00.000Z,"), "{csv}");
+    assert!(lines[1].ends_with(",4.000000,,2,0,0"), "{csv}");
+    for (arguments, error) in [
+        (&["--from", "x"][..], "--since"),
+        (&["--since", "1h", "--until", "1h"], "--from"),
+        (&["--since", "soon"], "invalid time 'soon'"),
+        (
+            &["--since", "1h", "--from", &files.directory, "--until", "2h"],
+            "not later",
+        ),
+        (&["--since", "1h", "--save", "x"], "--save"),
+    ] {
+        let said = files.place.refused(2, &[&["report"], arguments].concat());
+        assert!(said.contains(error), "{arguments:?}: {said}");
+    }
+    let error = files
+        .place
+        .refused(1, &["report", "--since", "1h", "--from", "/nowhere"]);
+    assert!(error.contains("cannot read /nowhere"), "{error}");
+}
+
+/// Returns a text with single spaces and without line ends.
+fn text_of(bytes: &[u8]) -> String {
+    text(bytes).split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn the_use_since_a_time_comes_from_the_group_its_history_and_the_files() {
+    let (place, member) = used();
+    // The group was made after the begin, so that all its figures count.
+    let all = &uses(&place, &["--since", "1h"])[0];
+    assert_eq!(
+        (&all["peak"], &all["refusals"]),
+        (&(3 * GIB).into(), &1.into())
+    );
+    assert!(all["gib_hours"].as_f64() > Some(0.0), "{all}");
+    let made = &uses(&place, &[])[0]["made"];
+    assert_eq!(&all["from"], made, "nothing is known of groups before it");
+    let users = uses(&place, &["--since", "1h", "--by", "user"]);
+    assert_eq!((users.len(), &users[0]["uid"]), (1, &me().into()));
+    assert!(users[0]["gib_hours"].as_f64() > Some(0.0), "{users:?}");
+    let directory = place.0.join("log");
+    let directory = directory.to_str().expect("text");
+    place.said(&["report", "--save", directory]);
+    let saved = saved(Path::new(directory)).1;
+    let (time, _) = saved[1].split_once(',').expect("cells");
+    let before = hours(&place);
+    // From here on the group and the save are older than the begin.
+    std::thread::sleep(Duration::from_millis(3_100));
+    let device = member.device(GPU, 80 * GIB).expect("a device");
+    let charge = |bytes| member.charge(&device, bytes, &Nothing, Insistence::Full);
+    let refusal = charge(2 * GIB).expect_err("full");
+    member.count_refusal(&device, "cuMemAlloc", 2 * GIB, &refusal);
+
+    let since = |arguments: &[&str]| uses(&place, &[&["--since", "1s"], arguments].concat());
+    let alone = &since(&[])[0];
+    assert_eq!(alone["gib_hours"], Value::Null, "only the sum is known");
+    assert_eq!(
+        alone["peak"],
+        3 * GIB,
+        "the history has what was charged before"
+    );
+    assert_eq!(since(&["--by", "user"])[0]["gib_hours"], Value::Null);
+    let table = place.output(&["report", "--since", "1s"]);
+    let said = text_of(&table.stdout);
+    assert!(said.contains("lab GPU-1a2b… - 3.0 GiB "), "{said}");
+    assert!(
+        text_of(&table.stderr).contains("need the files of"),
+        "{table:?}"
+    );
+
+    let with_files = &since(&["--from", directory])[0];
+    let more = with_files["gib_hours"].as_f64().expect("known");
+    assert!(
+        more > 0.0 && more <= hours(&place) - before + 1e-3,
+        "{more} since {before}"
+    );
+    assert_eq!(
+        (&with_files["refusals"], &with_files["from"]),
+        (&1.into(), &time.into())
+    );
+    assert_eq!(with_files["peak"], 3 * GIB, "of the history");
+    let user = &since(&["--from", directory, "--by", "user"])[0];
+    assert!(user["gib_hours"].as_f64() > Some(0.0), "{user}");
 }

@@ -168,6 +168,27 @@ fn without_a_system_root_only_the_users_is_listed() {
 }
 
 #[test]
+fn groups_of_both_roots_are_sorted_together() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    let script = "
+        install -d -m 0755 /run/gpulimit
+        admin create zebra max=1G >&2
+        alice create ape max=1G >&2
+        alice show
+        alice show --sort name
+        alice show --sort usage --reverse";
+    let Some((out, _)) = on_empty_machine(&machine, script) else {
+        return;
+    };
+    let first = |line: &str| line.split_whitespace().next().map(str::to_owned);
+    let names: Vec<String> = out.lines().filter_map(first).collect();
+    let expected = "GROUP zebra ape GROUP ape zebra GROUP ape zebra";
+    assert_eq!(names.join(" "), expected, "{out}");
+}
+
+#[test]
 fn an_unwritable_root_is_refused_at_once() {
     let place = crate::place::Place::new();
     for root in ["/proc", "/proc/self", "/sys"] {

@@ -1,10 +1,11 @@
 //! `show`
 
-use crate::place::{CAPACITY, GIB, GPU, Nothing, Place, text, words};
+use crate::place::{CAPACITY, GIB, GPU, Nothing, OTHER, Place, text, words};
+use crate::terminal::seen;
 use gpulimit_base::units::Size;
 use gpulimit_group::Insistence;
 use gpulimit_ledger::Category;
-use gpulimit_limits::{Key, Selector};
+use gpulimit_limits::{Key, LimitSet, Selector};
 use serde_json::Value;
 use std::fs;
 use std::process::Stdio;
@@ -332,4 +333,177 @@ fn show_lists_the_rule_for_all_gpus_beside_single_gpus() {
             "{verb}: {out}"
         );
     }
+}
+
+/// Returns the first two words of each row: a group and a GPU.
+fn rows(table: &str) -> Vec<String> {
+    let rows = table.lines().skip(1);
+    rows.map(|row| words(row)[..2].join(" ")).collect()
+}
+
+#[test]
+fn rows_and_json_are_restricted_to_the_named_gpus() {
+    let place = Place::new();
+    place.group("all", Size::Bytes(GIB));
+    place.group("one", Size::Bytes(4 * GIB));
+    place.group("both", Size::Bytes(4 * GIB));
+    let (member, device) = place.member("one");
+    let (both, _) = place.member("both");
+    let other = both.device(OTHER, CAPACITY).expect("a device");
+    for (member, device) in [(&member, &device), (&both, &other)] {
+        member
+            .charge(device, GIB, &Nothing, Insistence::Full)
+            .expect("fits");
+    }
+    let (gpu, other) = (GPU.to_string(), OTHER.to_string());
+    for verb in ["show", "tree"] {
+        let shown = |devices: &[&str]| rows(&place.said(&[&[verb], devices].concat()));
+        // A group that has used no GPU has a row for all GPUs.
+        assert_eq!(
+            shown(&["--device", &gpu]),
+            ["all all", "both GPU-1a2b…", "one GPU-1a2b…"]
+        );
+        assert_eq!(shown(&["--device", &other]), ["all all", "both GPU-9c8d…"]);
+        let both = ["--device", &gpu, "--device", &other];
+        assert_eq!(shown(&both), shown(&[]));
+        let json = place.json(&[verb, "--device", &other, "--json"]);
+        let groups = json["groups"].as_array().expect("groups");
+        let gpus: Vec<usize> = groups
+            .iter()
+            .map(|group| group["gpus"].as_array().expect("gpus").len())
+            .collect();
+        assert_eq!(gpus, [0, 1], "{json}");
+        assert_eq!(groups[1]["gpus"][0]["uuid"], other, "{json}");
+        let error = place.refused(2, &[verb, "--device", "GPU-1a"]);
+        assert!(error.contains("give the full UUID"), "{error}");
+        let output = place.output(&[verb, "one", "--device", &other]);
+        assert!(output.status.success() && output.stdout.is_empty());
+        assert!(text(&output.stderr).contains("no group has used such a GPU"));
+    }
+    let processes = |devices: &[&str]| {
+        let json = place.json(&[&["ps", "--json"], devices].concat());
+        json["processes"].as_array().expect("processes").len()
+    };
+    assert_eq!(processes(&[]), 2);
+    assert_eq!(processes(&["--device", &other]), 1);
+    assert_eq!(processes(&["--device", &gpu, "--device", &other]), 2);
+}
+
+#[test]
+fn groups_are_sorted_by_their_figures_with_unknown_ones_last() {
+    let place = Place::new();
+    for name in ["a", "a/x", "b", "c", "none"] {
+        place.group(name, Size::Bytes(8 * GIB));
+    }
+    let mut members = Vec::new();
+    for (name, bytes, refusals) in [("a/x", 1, 2), ("b", 4, 0), ("c", 4, 7)] {
+        let (member, device) = place.member(name);
+        member
+            .charge(&device, bytes * GIB, &Nothing, Insistence::Full)
+            .expect("fits");
+        for _ in 0..refusals {
+            let refusal = member
+                .charge(&device, 9 * GIB, &Nothing, Insistence::Full)
+                .expect_err("too much");
+            member.count_refusal(&device, "cuMemAlloc", 9 * GIB, &refusal);
+        }
+        if name == "c" {
+            member.uncharge(&device, GIB);
+        }
+        members.push((member, device));
+    }
+    for (arguments, expected) in [
+        ("--sort name", "a a/x b c none"),
+        ("--sort name --reverse", "none c b a/x a"),
+        ("--sort usage", "b c a a/x none"),
+        ("--sort usage --reverse", "a a/x c b none"),
+        ("--sort peak", "b c a a/x none"),
+        ("--sort free", "a a/x c b none"),
+        ("--sort refused", "c a a/x b none"),
+    ] {
+        let arguments: Vec<&str> = arguments.split(' ').collect();
+        let table = place.said(&[&["show"], &arguments[..]].concat());
+        let names: Vec<&str> = table.lines().skip(1).map(|row| words(row)[0]).collect();
+        assert_eq!(names.join(" "), expected, "{arguments:?}");
+        let json = place.json(&[&["show", "--json"], &arguments[..]].concat());
+        let groups = json["groups"].as_array().expect("groups");
+        let names: Vec<&str> = groups
+            .iter()
+            .map(|group| group["name"].as_str().expect("a name"))
+            .collect();
+        assert_eq!(names.join(" "), expected, "{arguments:?}");
+    }
+    for wrong in [
+        &["--reverse"][..],
+        &["--sort", "size"],
+        &["--mine", "--sort", "name"],
+    ] {
+        place.refused(2, &[&["show"], wrong].concat());
+    }
+}
+
+/// The names of these groups are too long for a terminal of 80 columns.
+#[test]
+fn each_row_is_one_line_of_a_terminal_of_80_columns() {
+    let place = Place::new();
+    let (project, user) = (
+        "a-project-with-a-very-long-name-2026",
+        "a-user-with-a-long-name",
+    );
+    let (outer, inner) = (
+        format!("lab/{project}"),
+        format!("lab/{project}/{user}-and-a-job"),
+    );
+    let mut members = Vec::new();
+    for name in ["lab", &outer, &inner] {
+        place.group(name, Size::Bytes(64 * GIB));
+        place.said(&["set", name, "high=60G", "low=1G", "min=0"]);
+        let (member, device) = place.member(name);
+        let other = member.device(OTHER, CAPACITY).expect("a device");
+        for device in [&device, &other] {
+            member
+                .charge(device, GIB - 1, &Nothing, Insistence::Full)
+                .expect("fits");
+        }
+        members.push(member);
+    }
+    for verb in ["show", "tree", "ps", "ps --by user"] {
+        let arguments: Vec<&str> = verb.split(' ').collect();
+        let whole = place.said(&arguments);
+        let shown = seen(&place, 80, &[("NO_COLOR", "1")], verb);
+        assert_eq!(shown.lines().count(), whole.lines().count(), "{shown}");
+        for line in shown.lines() {
+            assert!(line.chars().count() <= 80, "{shown}");
+        }
+        for head in ["GPU", "GROUP", "USAGE", "TOTAL", "MAX", "FREE"] {
+            let column = |text: &str| text.lines().next().unwrap_or_default().contains(head);
+            assert_eq!(column(&shown), column(&whole), "{head}: {shown}");
+        }
+    }
+    // Both ends of a path are shown, so that groups can be told apart.
+    let shown = seen(&place, 80, &[("NO_COLOR", "1")], "show");
+    assert!(
+        shown.contains("lab/a-") && shown.contains("-a-job "),
+        "{shown}"
+    );
+}
+
+#[test]
+fn more_groups_are_shown_than_there_are_descriptors() {
+    let place = Place::new();
+    for number in 0..40 {
+        let limits = LimitSet::all(Size::Bytes(GIB));
+        let created = place.root().create(&format!("g{number}"), &limits);
+        created.expect("created");
+    }
+    let mut command = std::process::Command::new("sh");
+    let output = command
+        .args(["-c", "ulimit -n 30; exec \"$0\" show --json"])
+        .arg(env!("CARGO_BIN_EXE_gpulimit"))
+        .env("GPULIMIT_ROOT", place.root_path())
+        .output()
+        .expect("started");
+    assert!(output.status.success(), "{output:?}");
+    let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(json["groups"].as_array().map(Vec::len), Some(40));
 }

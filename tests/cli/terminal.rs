@@ -6,14 +6,25 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 use std::process::Command;
 
-/// Returns the output of the controller on a terminal of this many columns, which `script` makes.
-fn seen(place: &Place, columns: u32, environment: &[(&str, &str)], arguments: &str) -> String {
+/// Returns the output of the controller on a terminal of this many columns.
+pub fn seen(place: &Place, columns: u32, environment: &[(&str, &str)], arguments: &str) -> String {
+    let script = format!("stty cols {columns} rows 24; PROGRAM {arguments}");
+    let output = on_terminal(place, &script)
+        .envs(environment.iter().copied())
+        .output();
+    let output = output.expect("script, of util-linux");
+    text(&output.stdout).replace('\r', "")
+}
+
+/// Returns a shell script that runs on a terminal, which `script` makes. `PROGRAM` in it becomes
+/// the controller's path.
+pub fn on_terminal(place: &Place, script: &str) -> Command {
     let controller = place.gpulimit(&[]);
-    let own = controller.get_program().display();
+    let own = controller.get_program().to_string_lossy();
     let mut command = Command::new("script");
     command
         .arg("-qec")
-        .arg(format!("stty cols {columns} rows 24; {own} {arguments}"))
+        .arg(script.replace("PROGRAM", &own))
         .arg("/dev/null")
         .env("TERM", "xterm")
         .env_remove("NO_COLOR");
@@ -23,9 +34,7 @@ fn seen(place: &Place, columns: u32, environment: &[(&str, &str)], arguments: &s
             None => command.env_remove(name),
         };
     }
-    let output = command.envs(environment.iter().copied()).output();
-    let output = output.expect("script, of util-linux");
-    text(&output.stdout).replace('\r', "")
+    command
 }
 
 /// Returns both streams of a command without a terminal.

@@ -42,3 +42,43 @@ z           all              -      max
     assert_eq!(lab["groups"][1]["name"], "lab/bob");
     assert_eq!(json["groups"][1]["groups"], serde_json::json!([]));
 }
+
+#[test]
+fn groups_are_sorted_below_their_parents() {
+    let place = Place::new();
+    let mut members = Vec::new();
+    for (name, bytes) in [
+        ("lab", 0),
+        ("lab/a", 1),
+        ("lab/b", 3),
+        ("lab/c", 1),
+        ("z", 6),
+    ] {
+        place.group(name, Size::Max);
+        let (member, device) = place.member(name);
+        member
+            .charge(&device, bytes * GIB, &Nothing, Insistence::Full)
+            .expect("fits");
+        members.push((member, device));
+    }
+    let names = |arguments: &[&str]| -> Vec<String> {
+        let table = place.said(&[&["tree"], arguments].concat());
+        let first = |line: &str| {
+            line.split("GPU-")
+                .next()
+                .unwrap_or_default()
+                .trim()
+                .to_owned()
+        };
+        table.lines().skip(1).map(first).collect()
+    };
+    let of = |arguments| names(arguments).join(" ");
+    assert_eq!(of(&["--sort", "usage"]), "z lab ├─ b ├─ a └─ c");
+    assert_eq!(
+        of(&["--sort", "usage", "--reverse"]),
+        "lab ├─ a ├─ c └─ b z",
+        "equal figures stay sorted by name"
+    );
+    let json = place.json(&["tree", "--sort", "peak", "--json"]);
+    assert_eq!(json["groups"][1]["groups"][0]["name"], "lab/b", "{json}");
+}

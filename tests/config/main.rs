@@ -6,6 +6,8 @@
 mod commands;
 mod containers;
 mod login;
+#[path = "../groups/nothing.rs"]
+mod nothing;
 mod own_file_system;
 mod place;
 mod slurm;

@@ -2,7 +2,10 @@
 //! and `squeue` is a script with a fixed answer. Each test runs in every shell that may be
 //! `/bin/sh` of a node.
 
+use crate::nothing::Nothing;
 use crate::place::{GPULIMIT, Place, have, me, repository, text};
+use gpulimit_base::device::DeviceId;
+use gpulimit_group::{Insistence, Member, Root};
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -145,6 +148,77 @@ fn a_job_has_a_group_from_prolog_to_epilog() {
         // The Epilog runs again, and may run for a job whose Prolog never ran.
         node.epilog();
         assert_eq!(node.log(), "");
+    });
+}
+
+/// Removes the group of the job, and returns what the Epilog says of its use.
+fn used(node: &Node) -> String {
+    let output = node.run("epilog", &[("SLURM_JOB_GPUS", "0")]);
+    assert!(output.status.success(), "{output:?}");
+    let said = text(&output.stderr);
+    // The system log has the same line.
+    let line = said.trim_end().strip_prefix("gpulimit: job 1: ");
+    let line = line.unwrap_or_default().to_owned();
+    let logged = format!("Slurm job 1: {line}\n");
+    assert!(node.log().ends_with(&logged), "{said}{}", node.log());
+    line
+}
+
+#[test]
+fn the_epilog_logs_what_the_job_has_used() {
+    in_each_shell(|shell| {
+        let node = Node::new(shell, "shard=4G");
+        node.queue("1 gres:shard:1 N/A");
+        assert_eq!(node.prolog(""), 0, "{}", node.log());
+        let root = Root::at(node.place.at("root")).expect("a root");
+        let member = Member::join(&root, "slurm/1").expect("joined");
+        for (number, gib) in [(1, 3), (2, 1)] {
+            let gpu = DeviceId::gpu([number; 16]);
+            let device = member.device(gpu, 80 << 30).expect("a device");
+            let charge = |bytes| member.charge(&device, bytes, &Nothing, Insistence::Full);
+            charge(gib << 30).expect("fits");
+            let refusal = charge(5 << 30).expect_err("above the limit");
+            member.count_refusal(&device, "cuMemAlloc", 5 << 30, &refusal);
+        }
+        drop(member);
+        assert_eq!(
+            used(&node),
+            "used 0.00 GiB-hours on 2 GPUs, peak 3.0 GiB on one, 2 requests refused, 0.0 s waited"
+        );
+        node.clean();
+        // The figures are those of the job's own group, which has those of the groups below it.
+        let report = "group,root,gpu,uid,user,gib_hours,peak,refusals,waits,waited_ms,made,\
+            gib_hours_uncertain\n\
+            slurm/1,\"/a,b\",GPU-1,,,1234.56789,5368709120,1200,3,65432,2026-11-23T15:00:00.000Z,\n\
+            slurm/1/own,\"/a,b\",GPU-1,,,1.000000,4,5,6,7,2026-11-23T15:00:00.000Z,\n\
+            slurm/12,\"/a,b\",GPU-1,,,2.000000,4,5,6,7,,";
+        let gpulimit = node.place.at("bin/gpulimit");
+        node.place.script(
+            "bin/gpulimit",
+            &format!(
+                "#!/bin/sh\n[ \"$1\" != report ] || {{ cat <<'END'\n{report}\nEND\nexit; }}\n\
+                 exec {GPULIMIT} \"$@\"\n"
+            ),
+        );
+        assert_eq!(node.prolog(""), 0, "{}", node.log());
+        assert_eq!(
+            used(&node),
+            "used 1234.57 GiB-hours on 1 GPU, peak 5.0 GiB, 1200 requests refused, 65.4 s waited"
+        );
+        node.clean();
+        // A controller that knows no report only costs the line.
+        node.place.script(
+            "bin/gpulimit",
+            &format!("#!/bin/sh\n[ \"$1\" != report ] || exit 2\nexec {GPULIMIT} \"$@\"\n"),
+        );
+        assert_eq!(node.prolog(""), 0, "{}", node.log());
+        let output = node.run("epilog", &[]);
+        assert_eq!(
+            (output.status.success(), &*text(&output.stderr)),
+            (true, "")
+        );
+        node.clean();
+        fs::remove_file(gpulimit).expect("removed");
     });
 }
 

@@ -33,6 +33,8 @@ fn system() -> Place {
         "gpulimit-apply.service",
         "gpulimit-report.service",
         "gpulimit-report.timer",
+        "gpulimit-serve.service",
+        "gpulimit-serve.socket",
         "run-gpulimit.mount",
         "batch.slice",
     ] {
@@ -62,6 +64,7 @@ fn verify(place: &Place) -> (bool, String) {
         .arg(place.at(""))
         .args(["gpulimit-apply.service", "limited.service", "train.service"])
         .args(["gpulimit-report.service", "gpulimit-report.timer"])
+        .args(["gpulimit-serve.service", "gpulimit-serve.socket"])
         .args(["user@1000.service", "batch.slice", "run-gpulimit.mount"])
         .output()
         .expect("started");
@@ -157,6 +160,24 @@ fn the_report_is_saved_where_the_unit_may_write() {
     }
     let timer = values("config/systemd/gpulimit-report.timer", "OnCalendar");
     assert_eq!(timer, ["*:0/15"]);
+}
+
+/// Only root can connect to the socket of the server, which can change nothing but ledgers.
+#[test]
+fn the_server_is_for_root_and_hardened() {
+    let socket = "config/systemd/gpulimit-serve.socket";
+    assert_eq!(values(socket, "ListenStream"), ["/run/gpulimit.sock"]);
+    assert_eq!(values(socket, "SocketMode"), ["0600"]);
+    let unit = "config/systemd/gpulimit-serve.service";
+    assert_eq!(values(unit, "ExecStart"), ["/usr/local/bin/gpulimit serve"]);
+    assert_eq!(values(unit, "Requires"), ["gpulimit-serve.socket"]);
+    assert_eq!(values(unit, "ProtectSystem"), ["strict"]);
+    assert_eq!(values(unit, "ReadWritePaths"), [format!("-{SYSTEM}")]);
+    assert_eq!(values(unit, "NoNewPrivileges"), ["yes"]);
+    // These settings would hide the GPUs.
+    for key in ["PrivateDevices", "DevicePolicy", "DynamicUser"] {
+        assert_eq!(values(unit, key), [""; 0], "{key}");
+    }
 }
 
 /// The unit's capabilities suffice for groups of users; no program can gain others.

@@ -10,8 +10,9 @@ use gpulimit_base::units::Size;
 use gpulimit_group::{Access, Insistence, Member, Members, Root};
 use gpulimit_limits::{Key, LimitSet, Oom, Selector};
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -347,4 +348,39 @@ fn a_request_for_room_is_refused_without_a_wait() {
     });
     let refused = answer.recv_timeout(PATIENCE);
     assert_eq!(refused, Ok(true), "the request waits for ever");
+}
+
+/// The server shows the stuck member without its command line, and answers at once afterwards.
+#[test]
+fn the_server_does_not_wait_for_the_stuck_one() {
+    let Some(scene) = Scene::new() else {
+        return;
+    };
+    let socket = scene.ground.make("run", 0, 0o700).join("socket");
+    let listen = format!("unix:{}", socket.display());
+    let mut command = scene.ground.gpulimit(&["serve", "--listen", &listen]);
+    let mut server = command.stderr(Stdio::piped()).spawn().expect("started");
+    let mut errors = BufReader::new(server.stderr.take().expect("piped"));
+    let said = |line: std::io::Result<String>| line.expect("read").contains("serves at");
+    assert!(errors.by_ref().lines().any(said));
+    let ask = |path: &str| {
+        let mut stream = UnixStream::connect(&socket).expect("connected");
+        let head = format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n");
+        stream.write_all(head.as_bytes()).expect("sent");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("an answer");
+        answer
+    };
+    let lab = format!("\"pid\":{}", scene.stuck);
+    for _ in 0..3 {
+        let state = ask("/api/v1/state");
+        assert!(
+            state.starts_with("HTTP/1.0 200 ") && state.contains(&lab),
+            "{state}"
+        );
+        assert!(state.contains("\"command\":null"), "{state}");
+        assert!(ask("/metrics").contains("gpulimit_processes{group=\"lab\""));
+    }
+    server.kill().expect("killed");
+    server.wait().expect("ended");
 }

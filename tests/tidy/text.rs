@@ -11,9 +11,15 @@ const COLUMNS: usize = 100;
 // Width.
 
 /// Whether a file is data rather than text that somebody writes: pictures, records of runs, inputs
-/// of tests, and what tools write for tools.
+/// of tests, what tools write for tools, and copies of files of other projects.
 fn is_data(path: &str) -> bool {
-    let folders = ["fixtures", "corpus", "gpu-records", "storm-records"];
+    let folders = [
+        "fixtures",
+        "corpus",
+        "gpu-records",
+        "storm-records",
+        "vendor",
+    ];
     let endings = [".svg", ".json", ".lock"];
     let mut parts = path.split('/');
     parts.any(|part| folders.contains(&part)) || endings.iter().any(|end| path.ends_with(end))

@@ -33,7 +33,8 @@ fn escape(text: &str, out: &mut dyn fmt::Write, stays: impl Fn(char) -> bool) ->
     Ok(())
 }
 
-fn is_printable(c: char) -> bool {
+/// Returns whether a terminal shows the character and does not obey it.
+pub fn is_printable(c: char) -> bool {
     let invisible = matches!(
         c,
         // The invisible characters: marks of writing direction, characters without width, line

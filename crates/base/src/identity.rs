@@ -1,5 +1,6 @@
 //! Identities of processes: as a process describes itself, and as `/proc` shows other processes.
 
+use crate::escaped::is_printable;
 use crate::{interrupted, process};
 use std::fmt;
 use std::fs;
@@ -76,8 +77,8 @@ impl Identity {
         key(self) == key(other) && self.start_time != 0
     }
 
-    /// Returns the name of the process's program for display: control characters and bytes that are
-    /// not UTF-8 become `?`. Does not allocate.
+    /// Returns the name of the process's program for display: characters that a terminal obeys or
+    /// does not show, and bytes that are not UTF-8, become `?`. Does not allocate.
     pub fn command(&self) -> impl fmt::Display + '_ {
         Command(&self.command)
     }
@@ -230,7 +231,7 @@ impl fmt::Display for Command<'_> {
         let len = self.0.iter().position(|&b| b == 0).unwrap_or(self.0.len());
         for chunk in self.0[..len].utf8_chunks() {
             for c in chunk.valid().chars() {
-                f.write_char(if c.is_control() { '?' } else { c })?;
+                f.write_char(if is_printable(c) { c } else { '?' })?;
             }
             if !chunk.invalid().is_empty() {
                 f.write_char('?')?;
@@ -636,6 +637,7 @@ mod tests {
         );
         assert_eq!(shown(b""), "");
         assert_eq!(shown(b"a\x1b[2J\xff\0"), "a?[2J?");
+        assert_eq!(shown("a\u{202e}b\u{200b}ä\0".as_bytes()), "a?b?ä");
         assert_eq!(shown(&[b'x'; 500]).len(), 64);
     }
 

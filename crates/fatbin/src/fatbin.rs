@@ -3,11 +3,11 @@
 //! A fat binary begins with a header of 16 bytes, followed by entries. Each entry has a header of
 //! its own and a payload. The layout is known from the output of nvcc 11 to 13.
 
-use super::Needs;
 use super::compressed::Method;
 use super::cubin;
 use super::numbers::File;
 use super::ptx;
+use super::{Known, Needs, Packed};
 
 /// Size in bytes of a fat binary's header, and the least size of an entry's header.
 pub const HEADER: usize = 16;
@@ -70,7 +70,7 @@ pub fn length(header: &[u8; HEADER]) -> Option<usize> {
 
 /// Returns the memory needs of a fat binary: the largest of an image that a GPU with these compute
 /// capabilities may load.
-pub fn needs(fatbin: &[u8], capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
+pub fn needs(fatbin: &[u8], capabilities: &dyn Fn() -> Vec<u32>, known: &dyn Known) -> Needs {
     let mut entries = Vec::new();
     let whole = read(fatbin, &mut entries).is_some();
     let mut needs: Option<Needs> = None;
@@ -78,37 +78,19 @@ pub fn needs(fatbin: &[u8], capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
         true => chosen_for(&entries, &capabilities()),
         false => Vec::new(),
     };
-    // If several images share compressed data, the data is decompressed only once.
-    let mut decoded: Option<(&[u8], Option<Vec<u8>>)> = None;
-    let mut left = MOST_DECODED;
-    // Images may overlap, so a crafted file could be read many times. `unread` bounds the bytes
-    // read for all images.
-    let mut unread = fatbin.len();
+    let mut reader = Reader {
+        decoded: None,
+        left: MOST_DECODED,
+        unread: fatbin.len(),
+    };
     for (number, entry) in entries.iter().enumerate() {
-        let image = match entry.compressed {
-            None => Some(entry.payload),
-            Some(_) if chosen.get(number) != Some(&true) => continue,
-            Some(compressed) => {
-                let known = decoded.take();
-                let known = known.filter(|(of, _)| of.as_ptr() == entry.payload.as_ptr());
-                let (_, bytes) = decoded.insert(known.unwrap_or_else(|| {
-                    let bytes = compressed.decode(entry.payload, &mut left);
-                    unread = unread.saturating_add(bytes.as_ref().map_or(0, Vec::len));
-                    (entry.payload, bytes)
-                }));
-                bytes
-                    .as_ref()
-                    .and_then(|bytes| bytes.get(compressed.from..))
-            }
-        };
-        let says = match (image, entry.kind) {
-            (Some(image), Kind::Ptx) if unread > 0 => {
-                let text = super::text(image);
-                unread = unread.saturating_sub(text.len());
-                ptx::needs(text)
-            }
-            (Some(image), Kind::Cubin) => cubin::needs_within(image, &mut unread),
-            _ => Needs::UNKNOWN,
+        if entry.compressed.is_some() && chosen.get(number) != Some(&true) {
+            continue;
+        }
+        let mut read = || reader.read(entry);
+        let says = match entry.packed() {
+            Some(packed) => known.needs(&packed, &mut read),
+            None => read(),
         };
         needs = Some(needs.map_or(says, |needs| needs.or(says)));
     }
@@ -116,6 +98,72 @@ pub fn needs(fatbin: &[u8], capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
     Needs {
         unknown: needs.unknown || !whole,
         ..needs
+    }
+}
+
+/// Reads the images of one fat binary, within bounds for all of them.
+struct Reader<'a> {
+    /// The last decompressed data, and the compressed bytes. If several images share compressed
+    /// data, the data is decompressed only once.
+    decoded: Option<(&'a [u8], Option<Vec<u8>>)>,
+    /// The bytes that may still be decompressed.
+    left: u64,
+    /// The bytes that may still be read. Images may overlap, so a crafted file could be read many
+    /// times.
+    unread: usize,
+}
+
+impl<'a> Reader<'a> {
+    /// Returns the memory needs of an image.
+    fn read(&mut self, entry: &Entry<'a>) -> Needs {
+        let image = match entry.compressed {
+            None => Some(entry.payload),
+            Some(compressed) => {
+                self.decode(entry.payload, compressed);
+                let bytes = self.decoded.as_ref().and_then(|(_, bytes)| bytes.as_ref());
+                bytes.and_then(|bytes| bytes.get(compressed.from..))
+            }
+        };
+        match (image, entry.kind) {
+            (Some(image), Kind::Ptx) if self.unread > 0 => {
+                let text = super::text(image);
+                self.unread = self.unread.saturating_sub(text.len());
+                ptx::needs(text)
+            }
+            (Some(image), Kind::Cubin) => cubin::needs_within(image, &mut self.unread),
+            _ => Needs::UNKNOWN,
+        }
+    }
+
+    /// Decompresses a payload, unless it is the last one that was decompressed.
+    fn decode(&mut self, payload: &'a [u8], compressed: Compressed) {
+        let is_last = |(of, _): &(&[u8], _)| of.as_ptr() == payload.as_ptr();
+        if self.decoded.as_ref().is_some_and(is_last) {
+            return;
+        }
+        // Frees the last data first.
+        self.decoded = None;
+        let bytes = compressed.decode(payload, &mut self.left);
+        let length = bytes.as_ref().map_or(0, Vec::len);
+        self.unread = self.unread.saturating_add(length);
+        self.decoded = Some((payload, bytes));
+    }
+}
+
+impl<'a> Entry<'a> {
+    /// Returns everything that the image's needs depend on, if the image is compressed.
+    fn packed(&self) -> Option<Packed<'a>> {
+        let compressed = self.compressed?;
+        Some(Packed {
+            facts: [
+                self.kind as u64,
+                compressed.method as u64,
+                compressed.packed as u64,
+                compressed.stated,
+                compressed.from as u64,
+            ],
+            bytes: self.payload,
+        })
     }
 }
 
@@ -243,7 +291,7 @@ mod tests {
     const JOINED: &[u8] = include_bytes!("fixtures/joined.fatbin");
 
     fn all(fatbin: &[u8], capabilities: &[u32]) -> Needs {
-        needs(fatbin, &|| capabilities.to_vec())
+        needs(fatbin, &|| capabilities.to_vec(), &())
     }
 
     /// Returns the sizes of the variables of a fat binary, and asserts that all of the fat binary
@@ -325,7 +373,7 @@ mod tests {
         image.extend(16u16.to_le_bytes());
         image.extend((entry.len() as u64).to_le_bytes());
         image.extend(entry);
-        let needs = needs(&image, &|| vec![90]);
+        let needs = needs(&image, &|| vec![90], &());
         assert!(needs.unknown);
     }
 

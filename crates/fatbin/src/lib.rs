@@ -109,6 +109,35 @@ impl Needs {
     }
 }
 
+/// A compressed image in a fat binary: all that its memory needs depend on.
+pub struct Packed<'a> {
+    /// The facts in the entry's header: the kind, the compression method, the compressed size, the
+    /// decompressed size (bytes), and the image's offset after decompression.
+    pub facts: [u64; 5],
+    /// The compressed bytes.
+    pub bytes: &'a [u8],
+}
+
+impl Packed<'_> {
+    /// Returns the size of the image's entry after decompression, in bytes.
+    pub fn decompressed(&self) -> u64 {
+        self.facts[3]
+    }
+}
+
+/// Remembers the memory needs of compressed images, which take long to read.
+pub trait Known {
+    /// Returns the needs of an image, from memory or from `read`, which decompresses the image.
+    fn needs(&self, image: &Packed<'_>, read: &mut dyn FnMut() -> Needs) -> Needs;
+}
+
+/// Remembers nothing.
+impl Known for () {
+    fn needs(&self, _: &Packed<'_>, read: &mut dyn FnMut() -> Needs) -> Needs {
+        read()
+    }
+}
+
 /// The first bytes of a fat binary.
 pub const FATBIN: [u8; 4] = 0xba55_ed50_u32.to_le_bytes();
 /// The first bytes of a `__fatBinC_Wrapper_t`, which has the address of a fat binary at byte 8.
@@ -117,9 +146,13 @@ pub const WRAPPER: [u8; 4] = 0x4662_43b1_u32.to_le_bytes();
 pub const ELF: [u8; 4] = [0x7f, b'E', b'L', b'F'];
 
 /// Returns the memory needs of an image of any kind. The bytes may be damaged.
-pub fn needs_of_bytes(bytes: &[u8], capabilities: &dyn Fn() -> Vec<u32>) -> Needs {
+pub fn needs_of_bytes(
+    bytes: &[u8],
+    capabilities: &dyn Fn() -> Vec<u32>,
+    known: &dyn Known,
+) -> Needs {
     let needs = match bytes.first_chunk() {
-        Some(&FATBIN) => fatbin::needs(bytes, capabilities),
+        Some(&FATBIN) => fatbin::needs(bytes, capabilities, known),
         Some(&ELF) => cubin::needs(bytes),
         Some(&WRAPPER) => Needs::UNKNOWN,
         _ => ptx::needs(text(bytes)),
@@ -190,14 +223,14 @@ mod tests {
     /// make no difference.
     fn all(image: &[u8]) -> Needs {
         let gpus = || vec![90];
-        let file = needs_of_bytes(image, &gpus);
+        let file = needs_of_bytes(image, &gpus, &());
         let length = match image.first_chunk() {
             Some(&FATBIN) => length_of_fat_binary(image.first_chunk().expect("a header")),
             Some(&ELF) => length_of_cubin(image.first_chunk().expect("a header")),
             _ => Some(image.len()),
         };
         let memory = length.map_or(Needs::UNKNOWN, |length| {
-            needs_of_bytes(&image[..length], &gpus)
+            needs_of_bytes(&image[..length], &gpus, &())
         });
         assert_eq!(memory, file);
         file
@@ -236,11 +269,11 @@ mod tests {
         assert_eq!(variables(&other), (0, UNKNOWN));
         for cut in [7, 63, 70, image.len() - 64] {
             assert_eq!(
-                needs_of_bytes(&image[..cut], &Vec::new).variables % 4000,
+                needs_of_bytes(&image[..cut], &Vec::new, &()).variables % 4000,
                 0,
                 "cut at {cut}"
             );
-            assert!(needs_of_bytes(&image[..cut], &Vec::new).unknown);
+            assert!(needs_of_bytes(&image[..cut], &Vec::new, &()).unknown);
         }
     }
 
@@ -263,7 +296,7 @@ mod tests {
             put(&mut image, at, value);
             // Do not call `all` here: some of these headers state a greater length than the image
             // has.
-            let needs = needs_of_bytes(&image, &Vec::new);
+            let needs = needs_of_bytes(&image, &Vec::new, &());
             assert_eq!((needs.variables, needs.unknown), (found, true), "{at}");
         }
         let mut image = whole.clone();
@@ -431,7 +464,7 @@ mod tests {
         put(&mut endless, second, &u64::MAX.to_le_bytes());
         assert_eq!(variables(&endless), (5000, UNKNOWN));
         let cut = &fatbin(&[(2, 0x11, &large), (1, 0x11, text)])[..second];
-        let needs = needs_of_bytes(cut, &Vec::new);
+        let needs = needs_of_bytes(cut, &Vec::new, &());
         assert_eq!((needs.variables, needs.unknown), (5000, true));
     }
 
@@ -469,7 +502,7 @@ mod tests {
             header[24..32].copy_from_slice(&64u64.to_le_bytes());
             header[32..40].copy_from_slice(&length.to_le_bytes());
         }
-        assert!(needs_of_bytes(&image, &Vec::new).unknown);
+        assert!(needs_of_bytes(&image, &Vec::new, &()).unknown);
         // The second image has one symbol table. The names of its symbols have no end.
         let symbols = vec![0u8; 24 << 17];
         let names = vec![b'x'; 8 << 20];
@@ -492,6 +525,6 @@ mod tests {
             of_names + 32,
             &(names.len() as u64).to_le_bytes(),
         );
-        assert!(!needs_of_bytes(&image, &Vec::new).uses_runtime());
+        assert!(!needs_of_bytes(&image, &Vec::new, &()).uses_runtime());
     }
 }

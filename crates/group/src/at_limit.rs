@@ -11,7 +11,7 @@ use super::kill::{Target, Targets};
 use super::look;
 use super::member::{Member, MemberDevice, Refusal, Spared, Station};
 use super::signals::Deferred;
-use super::trail::happening;
+use super::trail::{Traced, happening};
 use super::undisturbed::Undisturbed;
 use super::{system_log, user};
 use gpulimit_base::identity::Identity;
@@ -116,6 +116,7 @@ fn charge<'a>(
 struct Current<'a> {
     member: &'a Member,
     pressure: &'a dyn Pressure,
+    witness: Traced<'a>,
     generations: u64,
 }
 
@@ -124,6 +125,10 @@ impl<'a> Current<'a> {
         Self {
             member,
             pressure,
+            witness: Traced {
+                witness: pressure.witness(),
+                trails: member,
+            },
             generations: member.generations(),
         }
     }
@@ -135,7 +140,7 @@ impl Pressure for Current<'_> {
     }
 
     fn witness(&self) -> &dyn Witness {
-        self.pressure.witness()
+        &self.witness
     }
 
     fn function(&self) -> &str {

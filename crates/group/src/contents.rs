@@ -140,20 +140,27 @@ impl Contents {
 /// Returns whether a directory has a group's limits file, proven by a magic number. An unreadable
 /// limits file also counts.
 pub(super) fn has_limits(directory: &Directory) -> bool {
-    let there = directory.entry(LIMITS).ok().flatten();
-    there.is_some_and(|limits| limits.kind == EntryKind::File)
-        && (head(directory, LIMITS).map_or(true, Limits::begins_with)
-            || head(directory, LEDGER).is_ok_and(Ledger::begins_with))
+    let is_file = || {
+        let there = directory.entry(LIMITS).ok().flatten();
+        there.is_some_and(|limits| limits.kind == EntryKind::File)
+    };
+    // An unreadable file also counts, such as a file of another user.
+    match head(directory, LIMITS) {
+        Ok(limits) if Limits::begins_with(limits) => true,
+        Ok(_) => head(directory, LEDGER).is_ok_and(Ledger::begins_with),
+        Err(_) => is_file(),
+    }
 }
 
 /// The prefixes of the names of files that gpulimit makes directly in a root. Drafts of these files
 /// have the same prefixes.
-const IN_ROOT: [&str; 8] = [
+const IN_ROOT: [&str; 9] = [
     ".apply",
     ".rules",
     ".managed",
     ".containers",
     ".context-",
+    ".images",
     ".kubernetes",
     ".trail",
     "..trail.",

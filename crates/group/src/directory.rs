@@ -11,7 +11,7 @@ use std::fs::{File, Metadata, Permissions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{PermissionsExt, fchown};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread;
@@ -252,6 +252,13 @@ impl Directory {
         Ok(number(rustix::fs::fstatfs(&self.file)?.f_type) == FUSE)
     }
 
+    /// Returns whether the directory surely contains no directory. Faster than listing it.
+    pub(super) fn has_no_directories(&self) -> bool {
+        // The entry `..` of each directory in it is a link. Some file systems count no such links,
+        // and say 1. A file system in user space can say anything.
+        self.about().is_ok_and(|about| about.nlink() == 2) && matches!(self.is_on_fuse(), Ok(false))
+    }
+
     /// Changes the permissions of the directory itself.
     pub fn set_mode(&self, mode: u32) -> io::Result<()> {
         self.file.set_permissions(Permissions::from_mode(mode))
@@ -354,6 +361,18 @@ mod tests {
             fails(ErrorKind::InvalidInput, here.rename(name, "a"));
             fails(ErrorKind::InvalidInput, here.rename("a", name));
         }
+    }
+
+    #[test]
+    fn a_directory_in_a_directory_is_never_missed() {
+        let (scratch, here) = opened();
+        fs::write(scratch.at("file"), "").expect("written");
+        for name in ["a", "b"] {
+            here.create_directory(name, 0o700).expect("made");
+            assert!(!here.has_no_directories());
+        }
+        here.remove_directory("a").expect("removed");
+        assert!(!here.has_no_directories());
     }
 
     #[test]

@@ -21,11 +21,13 @@ mod directory;
 mod drafts;
 mod error;
 mod hold;
+mod images;
 mod job;
 mod kill;
 mod look;
 mod member;
 mod name;
+pub mod pod;
 mod power;
 mod protection;
 mod removal;
@@ -44,6 +46,7 @@ pub use at_limit::Insistence;
 pub use directory::{Directory, Entry, EntryKind};
 pub use error::{Fault, GroupError, WithoutCreateHint};
 pub use hold::Hold;
+pub use images::ImageKey;
 pub use job::JobState;
 pub use kill::{Look, Target, Targets};
 pub use member::{Holder, MAX_DEPTH, Member, MemberDevice, Refusal};
@@ -164,6 +167,11 @@ impl Group {
     /// Opens the group's limits for reading.
     pub fn limits(&self) -> Result<Limits, GroupError> {
         Ok(Limits::open(&self.limits_path())?)
+    }
+
+    /// Reads all rules and options of the group's limits once.
+    pub fn rules(&self) -> Result<LimitSet, GroupError> {
+        Ok(Limits::read(&self.limits_path())?)
     }
 
     /// Changes the group's limits. The change takes effect at once for programs that run in the

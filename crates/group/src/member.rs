@@ -6,6 +6,7 @@ use super::{Group, GroupError, Root, context_size};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::file_system;
 use gpulimit_base::identity::Identity;
+use gpulimit_base::order;
 use gpulimit_ledger::{
     self as ledger, Category, DeviceIndex, DeviceUsage, EventKind, Idle, Ledger, Level,
     MAX_DEVICES, NoWitness, ProcessUsage, Slot, Witness,
@@ -372,9 +373,15 @@ impl Member {
         self.each_slot(device, |slot, index| slot.publish(index, category, bytes));
     }
 
-    /// Publishes in the ledgers how many charged bytes of this process are not in use.
+    /// Publishes in the ledgers how many charged bytes of this process are not in use. When bytes
+    /// come into use, call [`Self::note_use`] next.
     pub fn publish_idle(&self, device: &MemberDevice, bytes: u64) {
         self.each_slot(device, |slot, index| slot.publish_idle(index, bytes));
+    }
+
+    /// Records in the histories that `bytes` have come into use, which were charged before.
+    pub fn note_use(&self, device: &MemberDevice, bytes: u64) {
+        self.each_slot(device, |slot, index| slot.note_use(index, bytes));
     }
 
     /// Publishes in the ledgers how many charged bytes this process could give back at most.
@@ -488,8 +495,8 @@ impl Member {
         }
     }
 
-    /// Returns the processes with a charge on this device in the group called `group`: the
-    /// process's own group or a group above it.
+    /// Returns the processes that use memory of this device in the group called `group`, the
+    /// largest first. The group is the process's own or one above it.
     pub fn holders(
         &self,
         device: &MemberDevice,
@@ -504,7 +511,7 @@ impl Member {
             let usage = process
                 .devices
                 .into_iter()
-                .find(|usage| usage.device == index)?;
+                .find(|usage| usage.device == index && usage.in_use() > 0)?;
             Some(Holder {
                 identity: process.identity,
                 alive: process.alive,
@@ -512,7 +519,9 @@ impl Member {
             })
         };
         let processes = station.ledger.processes(witness).into_iter();
-        processes.filter_map(of_device).collect()
+        let mut holders: Vec<Holder> = processes.filter_map(of_device).collect();
+        order::sort_by(&mut holders, |a, b| a.usage.in_use() > b.usage.in_use());
+        holders
     }
 
     /// Returns the ledger of the process's own group.

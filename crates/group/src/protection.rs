@@ -1,7 +1,6 @@
 //! The protection (`min` and `low`) of a group's child groups, as a member of the group reads it.
 
 use super::{Group, name};
-use gpulimit_base::device::DeviceId;
 use gpulimit_ledger::{DeviceIndex, Ledger, Protection, child_key};
 use gpulimit_limits::Limits;
 use std::fmt;
@@ -76,49 +75,28 @@ impl ProtectedGroups {
         self.any.store(!groups.is_empty(), Ordering::Relaxed);
         self.read_at.store(now, Ordering::Release);
     }
+}
 
-    /// As [`Protection::untaken`], also for a GPU that is not in the ledger yet (`device` is then
-    /// `None`).
-    fn untaken_of(
-        &self,
-        ledger: &Ledger,
-        device: Option<DeviceIndex>,
-        (id, capacity): (&DeviceId, u64),
-        low: bool,
-    ) -> u64 {
+impl Protection for ProtectedGroups {
+    fn untaken(&self, ledger: &Ledger, device: DeviceIndex, low: bool) -> u64 {
+        let Some(entry) = ledger.device_entry(device) else {
+            return 0;
+        };
         let groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
         let protected = groups.iter().map(|(child, limits)| {
-            let bounds = limits.bounds(id, capacity);
+            let bounds = limits.bounds(&entry.id, entry.capacity);
             let bytes = if low {
                 bounds.min.max(bounds.low)
             } else {
                 bounds.min
             };
-            match device {
-                Some(device) if bytes > 0 => ledger.untaken(device, *child, bytes),
-                _ => bytes,
+            if bytes > 0 {
+                ledger.untaken(device, *child, bytes)
+            } else {
+                0
             }
         });
         protected.sum()
-    }
-}
-
-impl Protection for ProtectedGroups {
-    fn untaken(&self, ledger: &Ledger, device: DeviceIndex, low: bool) -> u64 {
-        let entry = ledger.device_entry(device);
-        entry.map_or(0, |it| {
-            self.untaken_of(ledger, Some(device), (&it.id, it.capacity), low)
-        })
-    }
-}
-
-impl Group {
-    /// Returns the GPU's bytes that `min` of child groups keeps from processes of `leaf`, which is
-    /// this group or below it.
-    pub fn kept_from(&self, leaf: &str, ledger: &Ledger, id: &DeviceId, capacity: u64) -> u64 {
-        let groups = ProtectedGroups::of(self, leaf);
-        groups.read(ledger);
-        groups.untaken_of(ledger, ledger.find_device(id), (id, capacity), false)
     }
 }
 

@@ -8,6 +8,7 @@ use super::descent::Descent;
 use super::directory::{Directory, EntryKind};
 use super::hold::Hold;
 use super::job::{Everybody, JobState, Record, Records};
+use super::trail::Traced;
 use super::{BELOW, Group, GroupError, Kind, LEDGER, LIMITS, LOCK, MAX_DEPTH, Root, name, user};
 use gpulimit_base::file_system;
 use gpulimit_base::order;
@@ -261,7 +262,6 @@ impl Root {
         order::sort_by(&mut groups, |one, other| one.name > other.name);
         let records = Records::of(&groups);
         let mut states = records.states();
-        let idle = |ledger: &Ledger| ledger.clean(&NoWitness).draining == 0;
         groups.retain(|group| {
             let state = states.next();
             // A changed record means that a process makes the group again. Leave such a group to
@@ -269,6 +269,7 @@ impl Root {
             let has_ended = |now: &Record| {
                 state.is_some_and(|(then, state)| now == then && state == JobState::Ended)
             };
+            let idle = |ledger: &Ledger| group.clean_in(ledger, &NoWitness).draining == 0;
             self.remove_if(group, has_ended, idle).is_ok()
         });
         groups.into_iter().map(|group| group.name).collect()
@@ -323,7 +324,15 @@ impl Group {
     /// owner.
     pub fn clean(&self, witness: &dyn Witness) -> Result<Cleaned, GroupError> {
         let _descent = Descent::to(self)?;
-        Ok(Ledger::open(&self.ledger_path())?.clean(witness))
+        let ledger = Ledger::open(&self.ledger_path())?;
+        Ok(self.clean_in(&ledger, witness))
+    }
+
+    /// Removes the slots of dead processes from the group's open ledger. Records the events also in
+    /// the trail where the group's events go.
+    pub fn clean_in(&self, ledger: &Ledger, witness: &dyn Witness) -> Cleaned {
+        let trails = self;
+        ledger.clean(&Traced { witness, trails })
     }
 }
 

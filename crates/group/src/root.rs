@@ -206,12 +206,15 @@ impl Root {
             let Some(part) = part.to_str().filter(|part| name::is_part(part)) else {
                 continue;
             };
-            let entry = here.entry(part).ok().flatten();
-            if entry.is_none_or(|entry| entry.kind != EntryKind::Directory) {
+            let there = here.open_directory(part);
+            let is_directory = || {
+                let entry = here.entry(part).ok().flatten();
+                entry.is_some_and(|entry| entry.kind == EntryKind::Directory)
+            };
+            if there.is_err() && !is_directory() {
                 continue;
             }
             let group = Group::at(&self.path, &format!("{prefix}{part}"));
-            let there = here.open_directory(part);
             let below_prefix = format!("{}/", group.name);
             let is_deepest = group.name.split('/').count() >= super::MAX_DEPTH;
             if keep(&there) {
@@ -220,6 +223,7 @@ impl Root {
             if reach == Reach::All
                 && !is_deepest
                 && let Ok(below) = there.and_then(|there| there.open_directory(BELOW))
+                && !below.has_no_directories()
             {
                 // If the caller cannot read the directory, its groups are left out.
                 let _ = self.list_in(&below, &below_prefix, reach, keep, budget, listing);

@@ -338,6 +338,22 @@ fn contexts_are_not_counted_only_if_every_group_says_so() {
 }
 
 #[test]
+fn holders_are_the_processes_that_use_memory_the_largest_first() {
+    let place = Place::new();
+    place.group("lab", &[]);
+    let members = [(9, 4), (8, 0), (4, 4)].map(|(charged, idle)| {
+        let member = place.join("lab");
+        charge(&member, charged).expect("no limit");
+        member.0.publish_idle(&member.1, idle * UNIT);
+        member
+    });
+    let (member, device) = &members[0];
+    let holders = member.holders(device, "lab", &NoWitness);
+    let used = holders.iter().map(|holder| holder.usage.in_use() / UNIT);
+    assert!(used.eq([8, 5]), "{holders:?}");
+}
+
+#[test]
 fn figures_are_published_at_every_level() {
     let place = Place::new();
     place.group("lab", &[]);

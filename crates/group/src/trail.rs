@@ -8,11 +8,12 @@
 //! only processes of this user write it.
 
 use super::directory::Directory;
-use super::member::Member;
+use super::member::{Member, Station};
 use super::{Access, Group, GroupError, Kind, Members, Root, contents, user};
+use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_ledger::{
-    Cause, Details, DeviceIndex, EventKind, Happening, Holding, Ledger, LedgerError,
+    Cause, Details, DeviceIndex, EventKind, Happening, Holding, Ledger, LedgerError, Witness,
 };
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -57,6 +58,7 @@ impl Root {
 /// Opens the trail of the root at `root`.
 fn open(root: &Path, write: bool) -> Result<Option<Ledger>, GroupError> {
     let path = root.join(TRAIL);
+    let failed = |error| GroupError::io("use", &path, error);
     let opened = match write {
         true => Ledger::open(&path),
         false => Ledger::open_readonly(&path),
@@ -70,9 +72,11 @@ fn open(root: &Path, write: bool) -> Result<Option<Ledger>, GroupError> {
         {
             return Ok(None);
         }
+        Err(LedgerError::Damaged { what, .. }) => {
+            return Err(failed(io::Error::other(format!("{what}: remove the file"))));
+        }
         opened => opened?,
     };
-    let failed = |error| GroupError::io("use", &path, error);
     let about = ledger.metadata().map_err(failed)?;
     let owner = fs::symlink_metadata(root).map_err(failed)?.uid();
     if about.uid() != owner || about.nlink() != 1 {
@@ -119,6 +123,50 @@ pub(super) fn happening(
         bytes,
         charged,
         max,
+    }
+}
+
+/// Finds the trail for events of open ledgers.
+pub(super) trait Trails {
+    /// Records in the ledger, and in the trail where its group's events go, that the memory of a
+    /// dead process was uncharged.
+    fn record_reaped(&self, ledger: &Ledger, reaped: &Happening);
+}
+
+/// A witness whose events reach a trail.
+pub(super) struct Traced<'a> {
+    /// Knows what the driver still holds.
+    pub witness: &'a dyn Witness,
+    pub trails: &'a dyn Trails,
+}
+
+impl Witness for Traced<'_> {
+    fn holds_memory(&self, process: &Identity, device: &DeviceId, covered: u64) -> Option<bool> {
+        self.witness.holds_memory(process, device, covered)
+    }
+
+    fn adopt(&self, process: &Identity, device: &DeviceId, bytes: u64) -> bool {
+        self.witness.adopt(process, device, bytes)
+    }
+
+    fn record(&self, ledger: &Ledger, reaped: &Happening) {
+        self.trails.record_reaped(ledger, reaped);
+    }
+}
+
+impl Trails for Member {
+    fn record_reaped(&self, ledger: &Ledger, reaped: &Happening) {
+        let is_its = |station: &Station| std::ptr::eq(&raw const *station.ledger, ledger);
+        match self.levels.iter().position(is_its) {
+            Some(at) => self.record(at, reaped, ""),
+            None => ledger.record(reaped),
+        }
+    }
+}
+
+impl Trails for Group {
+    fn record_reaped(&self, ledger: &Ledger, reaped: &Happening) {
+        self.record(ledger, reaped, Details::default());
     }
 }
 

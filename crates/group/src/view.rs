@@ -5,7 +5,7 @@
 
 use super::directory::Directory;
 use super::root::make_directory;
-use super::{BELOW, Group, GroupError, LEDGER, context_size};
+use super::{BELOW, Group, GroupError, LEDGER, context_size, images};
 use gpulimit_ledger::Ledger;
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -43,6 +43,8 @@ impl Group {
             ledgers.push(shown.ledger_path());
         }
         context_size::copy(self.root(), place).map_err(failed)?;
+        // Without the stored answers, programs in the container read their images themselves.
+        let _ = images::copy(self.root(), place);
         Ok(ledgers)
     }
 

@@ -14,6 +14,8 @@ pub(crate) use std::sync::atomic::{AtomicU64, fence};
 pub(super) trait Word {
     /// Reads the word.
     fn load(&self, order: Ordering) -> u64;
+    /// Writes the word.
+    fn store(&self, value: u64, order: Ordering);
     /// Adds to the word and returns the word's previous value.
     fn fetch_add(&self, value: u64, order: Ordering) -> u64;
     /// Subtracts from the word and returns the word's previous value.
@@ -28,6 +30,11 @@ impl Word for AtomicU64 {
     #[inline]
     fn load(&self, order: Ordering) -> u64 {
         self.load(order)
+    }
+
+    #[inline]
+    fn store(&self, value: u64, order: Ordering) {
+        self.store(value, order);
     }
 
     #[inline]
@@ -55,6 +62,10 @@ impl Word for AtomicU64 {
 impl Word for loom::sync::atomic::AtomicU64 {
     fn load(&self, order: Ordering) -> u64 {
         self.load(order)
+    }
+
+    fn store(&self, value: u64, order: Ordering) {
+        self.store(value, order);
     }
 
     fn fetch_add(&self, value: u64, order: Ordering) -> u64 {

@@ -8,6 +8,8 @@
 //! both do, both withdraw their requests and try again.
 
 use super::atomic::{Ordering, Word};
+use super::os;
+use super::tick::Tick;
 
 /// Bytes per unit: the ledger counts memory in units of 4 KiB.
 pub(super) const UNIT: u64 = 4096;
@@ -22,6 +24,8 @@ const LOOKS: u32 = if cfg!(loom) { 1 } else { 64 };
 /// Undecided requests of other processes can block a request. After this many blocked attempts, the
 /// request checks whether those processes are dead.
 const CONTENDED: u32 = if cfg!(loom) { 2 } else { 8 };
+/// How often the recorder looks at an undecided charge.
+const DECIDING: u32 = 8;
 /// Largest number of times that one request reclaims idle memory of its own process.
 const RECLAIMS: u32 = 16;
 
@@ -51,17 +55,41 @@ const fn published(n: u64) -> u64 {
     n | n << 32
 }
 
+/// The charge of one slot on one device.
+pub(super) struct Charged<'a, W> {
+    /// Counts units: see [`charged`] and [`undecided`].
+    pub word: &'a W,
+    /// Bytes that the owner has charged ahead but does not use.
+    pub idle: &'a W,
+}
+
+impl<W: Word> Charged<'_, W> {
+    /// Returns the units in use: granted and not idle. Looks at an undecided charge several times,
+    /// because most requests are soon decided, and calls `pause` in between.
+    #[cold]
+    fn in_use(&self, pause: impl Fn()) -> u64 {
+        let mut looks = 0;
+        let again = || {
+            pause();
+            looks += 1;
+            looks < DECIDING
+        };
+        let (word, idle) = settled(self.word, || self.idle.load(Ordering::Relaxed), again);
+        granted(word).saturating_sub(idle / UNIT)
+    }
+}
+
 /// One device in the ledger of one group. A process charges its own group first and the root group
 /// last.
 pub(super) trait Rung {
     type Word: Word;
-    /// Returns this process's own word in the ledger.
-    fn own(&self) -> &Self::Word;
+    /// Returns this process's own charge in the ledger.
+    fn own(&self) -> Charged<'_, Self::Word>;
     /// Returns the word `high_water`, which tells how many slots to read to add up the charges.
     fn high_water(&self) -> &Self::Word;
-    /// Returns the words of all slots with an index below `high_water`, including this process's
-    /// word.
-    fn words<'a>(&'a self, high_water: u64) -> impl Iterator<Item = &'a Self::Word>
+    /// Returns the charges of all slots with an index below `high_water`, including this process's
+    /// charge.
+    fn charges<'a>(&'a self, high_water: u64) -> impl Iterator<Item = Charged<'a, Self::Word>>
     where
         Self::Word: 'a;
     /// Returns the limit minus the memory that is protected for other child groups, in units. Call
@@ -72,14 +100,19 @@ pub(super) trait Rung {
     fn is_lost(&self) -> bool {
         false
     }
-    /// Raises the recorded peaks after a grant. `total` is the granted units of all processes,
-    /// `own` is the granted units of this process, and `rise` is the units by which the grant has
-    /// raised the usage.
-    fn note(&self, total: u64, own: u64, rise: u64);
+    /// Returns whether the ledger records the usage over time.
+    fn records(&self) -> bool;
+    /// Raises the recorded peaks after a grant. `total` is the granted units of all processes, and
+    /// `own` is those of this process. This process's idle bytes are in `idle`.
+    fn note(&self, total: u64, own: u64, idle: &Self::Word);
+    /// Records the usage after a grant. `before` is the units in use before the grant, `None` if
+    /// undecided requests make that unknown. `rise` is the units by which the grant has raised it.
+    fn record(&self, now: Tick, before: Option<u64>, rise: u64);
     /// Begins a change of this process's word. Call before the change, and call `withdrawn`,
     /// `added` or `taken` after it. Returns false if another process has changed the word. This
-    /// method has then repaired the word, but the caller must not grant a request.
-    fn begin(&self) -> bool;
+    /// method has then repaired the word, but the caller must not grant a request. `now` is `None`
+    /// if the ledger does not record the usage.
+    fn begin(&self, own: &Self::Word, now: Option<Tick>) -> bool;
     /// Ends a change whose net effect on this process's word is zero.
     fn withdrawn(&self);
     /// Ends a change that added `n` units to this process's word.
@@ -152,12 +185,30 @@ impl Idle for () {
 
 /// Tries once to charge `n` units in every group. On failure, returns the index of the group that
 /// refused the request.
-// Not `inline`, so that the library contains the function only once.
+#[inline]
 pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
+    rungs: &[R],
+    n: u64,
+    idle: &I,
+) -> Result<(), usize> {
+    climb(rungs, 0, n, idle, None)
+}
+
+/// Returns the present time if the ledger records the usage. All levels share one look at the
+/// clock, which is most of the cost of a recorded change.
+#[inline]
+fn now<R: Rung>(rung: &R, clock: &mut Option<Tick>) -> Option<Tick> {
+    (rung.records()).then(|| *clock.get_or_insert_with(os::wall_tick))
+}
+
+/// Tries once to charge `n` units in the groups from `level` upwards.
+// Not `inline`, so that the library contains the function only once.
+fn climb<R: Rung, I: Idle + ?Sized>(
     rungs: &[R],
     level: usize,
     n: u64,
     idle: &I,
+    mut clock: Option<Tick>,
 ) -> Result<(), usize> {
     let Some((rung, above)) = rungs.split_first() else {
         // A process that sees the counter's change also sees the request, because the request was
@@ -165,8 +216,12 @@ pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
         idle.add();
         return Ok(());
     };
-    let own = rung.own();
-    if !rung.begin() || word_is_full(rung, n) {
+    let Charged {
+        word: own,
+        idle: own_idle,
+    } = rung.own();
+    let now = now(rung, &mut clock);
+    if !rung.begin(own, now) || word_is_full(own, n) {
         rung.withdrawn();
         return Err(level);
     }
@@ -179,13 +234,17 @@ pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
     R::Word::fence(Ordering::SeqCst);
     // `high_water` is read after the fence. Processes with later slots will publish later, and see
     // this request.
-    let seen = total(rung, |_| {});
+    let high_water = rung.high_water().load(Ordering::Relaxed);
+    let seen = match now {
+        Some(_) => total_with_idle(rung.charges(high_water)),
+        None => total(rung.charges(high_water), Ordering::Relaxed, |_, _| {}),
+    };
     if seen.charged > max || rung.is_lost() {
         own.fetch_sub(published(n), Ordering::Release);
         rung.withdrawn();
         return Err(level);
     }
-    match attempt(above, level + 1, n, idle) {
+    match climb(above, level + 1, n, idle, clock) {
         Ok(()) => {
             // The request stays undecided until it fits in all groups. Otherwise a request that
             // fails later could make other requests fail.
@@ -197,8 +256,12 @@ pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
             rung.note(
                 seen.charged.saturating_sub(others),
                 granted(before.wrapping_sub(n << 32)),
-                if idle.is_used() { n } else { 0 },
+                own_idle,
             );
+            if let Some(now) = now {
+                let rise = if idle.is_used() { n } else { 0 };
+                rung.record(now, seen.in_use(n), rise);
+            }
             Ok(())
         }
         Err(refusing) => {
@@ -211,13 +274,15 @@ pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
 
 /// Charges `n` units that the driver has already handed out, even above the limit.
 pub(super) fn add_unchecked<R: Rung>(rungs: &[R], n: u64) {
+    let mut clock = None;
     for rung in rungs {
         // The process has the memory already, so the charge is made even if `begin` returns false.
-        rung.begin();
-        if word_is_full(rung, n) {
+        let own = rung.own().word;
+        rung.begin(own, now(rung, &mut clock));
+        if word_is_full(own, n) {
             rung.withdrawn();
         } else {
-            rung.own().fetch_add(n, Ordering::Release);
+            own.fetch_add(n, Ordering::Release);
             rung.added(n);
         }
     }
@@ -226,25 +291,31 @@ pub(super) fn add_unchecked<R: Rung>(rungs: &[R], n: u64) {
 /// Uncharges `n` units in every group, or all granted units if there are fewer.
 #[inline]
 pub(super) fn uncharge<R: Rung>(rungs: &[R], n: u64) {
+    let mut clock = None;
     for rung in rungs {
-        rung.begin();
-        rung.taken(take_out(rung.own(), n));
+        let own = rung.own().word;
+        rung.begin(own, now(rung, &mut clock));
+        rung.taken(take_out(own, n));
     }
 }
 
 /// Uncharges `n` units that were charged ahead and never used. Also removes them from the counter
 /// `idle`.
 pub(super) fn uncharge_idle<R: Rung>(rungs: &[R], n: u64, idle: &dyn Idle) {
+    descend(rungs, n, idle, None);
+}
+
+fn descend<R: Rung>(rungs: &[R], n: u64, idle: &dyn Idle, mut clock: Option<Tick>) {
     let Some((rung, above)) = rungs.split_first() else {
         R::Word::fence(Ordering::SeqCst);
         idle.remove();
         return;
     };
-    let own = rung.own();
-    rung.begin();
+    let own = rung.own().word;
+    rung.begin(own, now(rung, &mut clock));
     let there = n.min(granted(own.load(Ordering::Relaxed)));
     own.fetch_add(there << 32, Ordering::Release);
-    uncharge_idle(above, n, idle);
+    descend(above, n, idle, clock);
     // `SeqCst`: the caller checks for waiting processes next. A process that begins to wait later
     // finds the units gone.
     own.fetch_sub(published(there), Ordering::SeqCst);
@@ -287,34 +358,86 @@ pub(super) fn take_out(word: &impl Word, n: u64) -> u64 {
     n
 }
 
-#[inline]
-fn word_is_full<R: Rung>(rung: &R, n: u64) -> bool {
-    charged(rung.own().load(Ordering::Relaxed)) + n > WORD_MAX
+/// Empties a charge without an owner.
+pub(super) fn empty<W: Word>(charge: &Charged<'_, W>) {
+    let Charged { word, idle } = charge;
+    let before = word.load(Ordering::Relaxed);
+    if idle.load(Ordering::Relaxed) != 0 {
+        // The idle bytes change while the word is undecided, as in a charge: a process that adds up
+        // both sees the change.
+        word.store(published(charged(before)), Ordering::Release);
+        W::fence(Ordering::Release);
+        idle.store(0, Ordering::Relaxed);
+    }
+    if before != 0 {
+        word.store(0, Ordering::Release);
+    }
 }
 
-/// The sums over the words of one ledger, in units.
+#[inline]
+fn word_is_full(own: &impl Word, n: u64) -> bool {
+    charged(own.load(Ordering::Relaxed)) + n > WORD_MAX
+}
+
+/// The sums over the charges of one ledger, in units.
 struct Total {
     /// Includes undecided units.
     charged: u64,
     undecided: u64,
+    /// Idle bytes; 0 if they were not read.
+    idle: u64,
 }
 
-/// Adds up the words of all slots in one pass, and calls `each` for every word.
-#[inline]
-fn total<R: Rung>(rung: &R, mut each: impl FnMut(u64)) -> Total {
-    let high_water = rung.high_water().load(Ordering::Relaxed);
-    let mut sum = Total {
-        charged: 0,
-        undecided: 0,
-    };
-    for word in rung.words(high_water) {
-        let word = word.load(Ordering::Relaxed);
-        sum.charged += charged(word);
-        sum.undecided += undecided(word);
-        each(word);
+impl Total {
+    /// Returns the units in use without the `own` undecided ones. `None` if others are undecided,
+    /// or if a member has published more idle bytes than can be.
+    #[inline]
+    fn in_use(&self, own: u64) -> Option<u64> {
+        let in_use = self.charged.checked_sub(own + self.idle / UNIT)?;
+        (self.undecided == own).then_some(in_use)
     }
-    R::Word::fence(Ordering::Acquire);
-    sum
+}
+
+/// Adds up the words of all charges in one pass, and calls `each` for every charge.
+#[inline]
+fn total<'a, W: Word + 'a>(
+    charges: impl Iterator<Item = Charged<'a, W>>,
+    order: Ordering,
+    mut each: impl FnMut(u64, &W),
+) -> Total {
+    let (mut words, mut high_halves) = (0_u64, 0);
+    for Charged { word, idle } in charges {
+        let word = word.load(order);
+        words = words.wrapping_add(word);
+        high_halves += undecided(word);
+        each(word, idle);
+    }
+    W::fence(Ordering::Acquire);
+    Total {
+        charged: words.wrapping_sub(high_halves << 32),
+        undecided: high_halves,
+        idle: 0,
+    }
+}
+
+/// Adds up the words and the idle bytes of all charges in one pass.
+#[inline(always)]
+fn total_with_idle<'a, W: Word + 'a>(charges: impl Iterator<Item = Charged<'a, W>>) -> Total {
+    let mut sum = 0_u64;
+    // `Acquire`: if a request that was charged ahead is seen as granted, so are its idle bytes.
+    let total = total(charges, Ordering::Acquire, |_, idle| {
+        sum = idle.load(Ordering::Relaxed).wrapping_add(sum);
+    });
+    Total { idle: sum, ..total }
+}
+
+/// Returns the units in use of all charges. Calls `pause` between two looks at an undecided charge.
+pub(super) fn in_use<'a, W: Word + 'a, I: Iterator<Item = Charged<'a, W>>>(
+    charges: impl Fn() -> I,
+    pause: impl Fn(),
+) -> u64 {
+    let seen = total_with_idle(charges()).in_use(0);
+    seen.unwrap_or_else(|| charges().map(|charge| charge.in_use(&pause)).sum())
 }
 
 /// The result of reading the words of all slots one after the other. Memory may move between slots
@@ -340,12 +463,13 @@ impl Look {
 pub(super) fn look<R: Rung>(rung: &R) -> Look {
     R::Word::fence(Ordering::SeqCst);
     let mut hash = 0_u64;
-    let Total { charged, undecided } = total(rung, |word| {
+    let high_water = rung.high_water().load(Ordering::Relaxed);
+    let seen = total(rung.charges(high_water), Ordering::Relaxed, |word, _| {
         hash = (hash.rotate_left(7) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     });
     Look {
-        charged,
-        undecided,
+        charged: seen.charged,
+        undecided: seen.undecided,
         hash,
     }
 }
@@ -361,7 +485,7 @@ enum Verdict {
 }
 
 fn verdict<R: Rung>(rung: &R, max: u64, look: &Look, n: u64) -> Verdict {
-    if look.granted() + n > max || word_is_full(rung, n) {
+    if look.granted() + n > max || word_is_full(rung.own().word, n) {
         Verdict::Over
     } else if look.charged + n > max {
         Verdict::Contended
@@ -402,7 +526,7 @@ pub(super) fn contend<R: Rung>(
             return Ok(());
         };
         match worst {
-            Verdict::Fits => match attempt(rungs, 0, n, idle) {
+            Verdict::Fits => match attempt(rungs, n, idle) {
                 Ok(()) => return Ok(()),
                 Err(refusing) => level = refusing,
             },
@@ -479,7 +603,7 @@ fn confirm<R: Rung>(rung: &R, n: u64, pending: u64) -> Confirmed {
         last = next;
     }
     let charged = last.granted();
-    if charged.saturating_sub(pending) + n > max || word_is_full(rung, n) {
+    if charged.saturating_sub(pending) + n > max || word_is_full(rung.own().word, n) {
         Confirmed::Over(charged)
     } else {
         Confirmed::OnlyDraining(charged)

@@ -4,9 +4,10 @@
 //! without a lock. Readers skip an entry whose stamp does not match the number: its writer died
 //! halfway or was too slow.
 
-use super::DeviceIndex;
-use super::atomic::{AtomicU64, Ordering, fence};
+use super::atomic::{AtomicU64, Ordering};
 use super::layout::{EVENTS, EventEntry, Ring, load_bytes, store_bytes};
+use super::trail::AHEAD_US;
+use super::{DeviceIndex, stamp};
 use gpulimit_base::identity::Identity;
 
 /// The kind of an event.
@@ -73,7 +74,8 @@ pub struct Happening {
     pub bytes: u64,
     /// Bytes charged in the group at the time of the event.
     pub charged: u64,
-    /// The group's limit in bytes at the time of the event.
+    /// The group's limit in bytes at the time of the event; `u64::MAX` for no limit or an unknown
+    /// one.
     pub max: u64,
 }
 
@@ -98,12 +100,8 @@ pub(super) fn take(ring: &Ring) -> u64 {
 /// Writes the event whose number was taken.
 pub(super) fn record(ring: &Ring, number: u64, time_us: u64, happening: &Happening) {
     let entry = &ring.entries[(number % EVENTS as u64) as usize];
-    entry.stamp.store(0, Ordering::Relaxed);
-    // The stamp is cleared before this fence. A reader that sees a part of the new event also sees
-    // the cleared stamp.
-    fence(Ordering::Release);
     let process = &happening.process;
-    for (word, value) in words(entry).into_iter().zip([
+    let values = [
         time_us,
         pack(happening.kind, happening.device),
         u64::from(process.pid),
@@ -112,11 +110,13 @@ pub(super) fn record(ring: &Ring, number: u64, time_us: u64, happening: &Happeni
         happening.bytes,
         happening.charged,
         happening.max,
-    ]) {
-        word.store(value, Ordering::Relaxed);
-    }
-    store_bytes(&entry.command, &process.command);
-    entry.stamp.store(number.wrapping_add(1), Ordering::Release);
+    ];
+    stamp::write(&entry.stamp, number, || {
+        for (word, value) in words(entry).into_iter().zip(values) {
+            word.store(value, Ordering::Relaxed);
+        }
+        store_bytes(&entry.command, &process.command);
+    });
 }
 
 /// Returns the time by the wall clock, in microseconds since 1970.
@@ -155,11 +155,15 @@ fn words(entry: &EventEntry) -> [&AtomicU64; 8] {
     ]
 }
 
+/// Returns the events whose number is `since` or higher. Any member can write any entry, so events
+/// of the future are left out.
 pub(super) fn read(ring: &Ring, since: u64) -> Vec<Event> {
     let head = ring.head.load(Ordering::Acquire);
     let first = since.max(head.saturating_sub(EVENTS as u64));
+    let until = now_us().saturating_add(AHEAD_US);
     (first..head)
         .filter_map(|number| one(ring, number))
+        .filter(|event| event.time_us <= until)
         .collect()
 }
 
@@ -167,17 +171,12 @@ pub(super) fn read(ring: &Ring, since: u64) -> Vec<Event> {
 /// process is writing its entry.
 fn one(ring: &Ring, number: u64) -> Option<Event> {
     let entry = &ring.entries[(number % EVENTS as u64) as usize];
-    let stamp = number.wrapping_add(1);
-    if entry.stamp.load(Ordering::Acquire) != stamp {
-        return None;
-    }
-    let [time_us, what, pid, pid_ns, uid, bytes, charged, max] =
-        words(entry).map(|word| word.load(Ordering::Relaxed));
-    let command = load_bytes(&entry.command);
-    fence(Ordering::Acquire);
-    if entry.stamp.load(Ordering::Relaxed) != stamp {
-        return None;
-    }
+    let read = || {
+        let numbers = words(entry).map(|word| word.load(Ordering::Relaxed));
+        (numbers, load_bytes(&entry.command))
+    };
+    let (numbers, command) = stamp::read(&entry.stamp, number, read)?;
+    let [time_us, what, pid, pid_ns, uid, bytes, charged, max] = numbers;
     let (kind, device) = unpack(what)?;
     Some(Event {
         number,
@@ -217,6 +216,18 @@ mod tests {
 
     fn numbers(events: &[Event]) -> Vec<u64> {
         events.iter().map(|event| event.number).collect()
+    }
+
+    #[test]
+    fn events_are_counted_by_kind_beyond_the_ring() {
+        let scratch = Scratch::new();
+        for _ in 0..EVENTS + 5 {
+            scratch.record(&happening(1));
+        }
+        assert_eq!(scratch.event_count(EventKind::Refusal), EVENTS as u64 + 5);
+        assert_eq!(scratch.event_count(EventKind::Kill), 0);
+        scratch.readonly().record(&happening(1));
+        assert_eq!(scratch.event_count(EventKind::Refusal), EVENTS as u64 + 5);
     }
 
     #[test]
@@ -299,6 +310,20 @@ mod tests {
             2,
             "a ledger opened for reading records no event"
         );
+    }
+
+    #[test]
+    fn events_of_the_future_are_skipped() {
+        let scratch = Scratch::new();
+        let ring = &scratch.content().header.ring;
+        for bytes in 0..4 {
+            scratch.record(&happening(bytes));
+        }
+        let soon = now_us() + AHEAD_US / 2;
+        for (entry, time) in [(1, soon), (2, soon + AHEAD_US), (3, u64::MAX)] {
+            ring.entries[entry].time.store(time, Ordering::Relaxed);
+        }
+        assert_eq!(numbers(&scratch.events(0)), [0, 1]);
     }
 
     #[test]

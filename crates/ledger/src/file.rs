@@ -127,6 +127,20 @@ pub(super) fn describe(path: &Path) -> io::Result<Description> {
 
 /// Opens, checks and maps a ledger file.
 pub(super) fn open(path: &Path, write: bool) -> Result<(Place, Mapping), LedgerError> {
+    let (place, mapping, _) = mapped(path, write, Mapping::new)?;
+    Ok((place, mapping))
+}
+
+/// Opens, checks and maps a ledger file for a short look. Also returns the open file.
+pub(super) fn look(path: &Path, write: bool) -> Result<(Place, Mapping, Description), LedgerError> {
+    mapped(path, write, Mapping::brief)
+}
+
+fn mapped(
+    path: &Path,
+    write: bool,
+    map: impl Fn(&File, bool) -> io::Result<Mapping>,
+) -> Result<(Place, Mapping, Description), LedgerError> {
     let file = options(write)
         .open(path)
         .map_err(|error| LedgerError::io(path, "open", error))?;
@@ -134,13 +148,12 @@ pub(super) fn open(path: &Path, write: bool) -> Result<(Place, Mapping), LedgerE
         .metadata()
         .map_err(|error| LedgerError::io(path, "open", error))?;
     check(&file, &metadata, path)?;
-    let mapping =
-        Mapping::new(&file, write).map_err(|error| LedgerError::io(path, "map", error))?;
+    let mapping = map(&file, write).map_err(|error| LedgerError::io(path, "map", error))?;
     let place = Place {
         path: path.to_owned(),
         id: FileId::of(&metadata),
     };
-    Ok((place, mapping))
+    Ok((place, mapping, file))
 }
 
 fn check(file: &File, metadata: &fs::Metadata, path: &Path) -> Result<(), LedgerError> {
@@ -183,6 +196,11 @@ fn check(file: &File, metadata: &fs::Metadata, path: &Path) -> Result<(), Ledger
 }
 
 impl Place {
+    /// Returns the device number and the inode number of the file.
+    pub(super) fn file_id(&self) -> (u64, u64) {
+        (self.id.device, self.id.inode)
+    }
+
     /// Opens the ledger file once more, with a new open file description.
     pub(super) fn open(&self, write: bool) -> Result<Description, LedgerError> {
         let replaced = || LedgerError::Replaced {

@@ -17,12 +17,18 @@
 //! A process measures its byte-seconds by the monotonic clock, which no step of the wall clock
 //! changes and which stands still while the machine sleeps. Only the time since the last change of
 //! a charge is measured by the wall clock, which readers share with the process.
+//!
+//! The kernel does not say when a killed process has died. Its charge surely counts up to the last
+//! sign of life: the last change of the charge, or the last look of another process that found it
+//! alive. Up to the first look that found it dead, the charge is uncertain.
 
-use super::atomic::{Ordering, Word};
-use super::layout::{self, Bucket, Charge, DeviceHistory, LINE_DEVICES, UserBill};
+use super::atomic::{AtomicU64, Ordering, Word};
+use super::charge::{self, UNIT};
+use super::layout::{self, Bucket, DeviceHistory, UserBill};
 use super::lock::Description;
-use super::{DeviceIndex, Ledger, charge, os};
-use charge::UNIT;
+use super::owner::is_dead;
+use super::{DeviceIndex, Ledger, os};
+use std::collections::BTreeMap;
 
 /// The lengths of the periods of the history.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
@@ -81,6 +87,11 @@ pub struct Period {
     pub kills: u32,
 }
 
+impl Period {
+    /// The most refusals, and the most seconds of waiting, that a period counts.
+    pub const MOST: u32 = 0xfff;
+}
+
 /// The largest and the smallest usage of a period, in bytes.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct Extremes {
@@ -97,8 +108,17 @@ pub struct Bill {
     pub uid: Option<u32>,
     /// The device.
     pub device: DeviceIndex,
-    /// Charged bytes times seconds.
+    /// Charged bytes times seconds, as far as the processes surely lived.
     pub byte_seconds: u128,
+    /// Charged bytes times seconds in which killed processes may have lived.
+    pub uncertain: u128,
+}
+
+/// A charge over time, in units times milliseconds.
+#[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
+struct Spent {
+    sure: u64,
+    uncertain: u64,
 }
 
 /// An event that is counted in the history.
@@ -113,8 +133,8 @@ impl Count {
     /// Returns the lowest bit and the largest value of the count in [`Bucket::counts`].
     const fn field(self) -> (u32, u64) {
         match self {
-            Self::Refusal => (0, 0xfff),
-            Self::WaitedSeconds(_) => (12, 0xfff),
+            Self::Refusal => (0, Period::MOST as u64),
+            Self::WaitedSeconds(_) => (12, Period::MOST as u64),
             Self::Kill => (24, 0xff),
         }
     }
@@ -181,13 +201,21 @@ fn bucket(history: &DeviceHistory, resolution: Resolution, second: u64) -> (&Buc
     (&ring[period as usize % ring.len()], period)
 }
 
+/// Returns whether a largest and a smallest usage of a second in units change nothing in the words
+/// of this second.
+#[inline(always)]
+pub(super) fn includes(words: [&AtomicU64; 2], second: u64, max: u64, min: u64) -> bool {
+    let [most, least] = words;
+    // Words of other periods become larger than any value.
+    let value = |word: &AtomicU64| word.load(Ordering::Relaxed) ^ second << PERIOD_SHIFT;
+    (max..=VALUE).contains(&value(most)) && value(least) <= min
+}
+
 impl DeviceHistory {
-    /// Returns whether a usage between `min` and `max` units changes nothing in the history.
-    #[inline]
-    fn includes(&self, second: u64, max: u64, min: u64) -> bool {
-        let (bucket, period) = bucket(self, Resolution::Seconds, second);
-        value(&bucket.max, period).is_some_and(|known| max <= known)
-            && value(&bucket.min, period).is_some_and(|known| min >= known)
+    /// Returns the words of the largest and the smallest usage of a second.
+    fn extremes(&self, second: u64) -> [&AtomicU64; 2] {
+        let (Bucket { max, min, .. }, _) = bucket(self, Resolution::Seconds, second);
+        [max, min]
     }
 
     /// Adds a largest and a smallest usage, in units. The ring of seconds comes last: what it
@@ -274,15 +302,18 @@ impl Ledger {
         }
     }
 
-    /// Records the usage after a charge. `total` is an upper bound of the usage in units, and
-    /// `rise` the units by which the charge has raised the usage.
-    #[inline]
-    pub(super) fn note_usage(&self, device: DeviceIndex, second: u64, total: u64, rise: u64) {
-        let Some(history) = self.recorded(device) else {
-            return;
-        };
-        if !history.includes(second, total, total.saturating_sub(rise)) {
-            self.note_use(device, second, rise);
+    /// Returns the words of the history for a second: see [`includes`].
+    pub(super) fn extremes(&self, device: DeviceIndex, second: u64) -> Option<[&AtomicU64; 2]> {
+        self.recorded(device)
+            .map(|history| history.extremes(second))
+    }
+
+    /// Records that the usage has been `max` and `min` units.
+    pub(super) fn note_between(&self, device: DeviceIndex, second: u64, max: u64, min: u64) {
+        if let Some(history) = self.recorded(device)
+            && !includes(history.extremes(second), second, max, min)
+        {
+            history.note(second, max, min);
         }
     }
 
@@ -300,15 +331,12 @@ impl Ledger {
         }
     }
 
-    /// Records the usage after it has risen by `rise` units.
+    /// Records the present usage, after it has risen by `rise` units. Reads the charges of all
+    /// members.
     pub(super) fn note_use(&self, device: DeviceIndex, second: u64, rise: u64) {
-        let Some(history) = self.recorded(device) else {
-            return;
-        };
-        let usage = self.units_in_use(device);
-        let before = usage.saturating_sub(rise);
-        if !history.includes(second, usage, before) {
-            history.note(second, usage, before);
+        if self.records(device) {
+            let usage = self.units_in_use(device);
+            self.note_between(device, second, usage, usage.saturating_sub(rise));
         }
     }
 
@@ -320,19 +348,8 @@ impl Ledger {
 
     /// Returns the usage of a device in units: charged units less idle and undecided ones.
     fn units_in_use(&self, device: DeviceIndex) -> u64 {
-        let index = device.get();
-        let block = &self.content().charges[index / LINE_DEVICES];
-        let mut units = 0;
-        for line in &block[..self.high_water()] {
-            let charge = &line.0[index % LINE_DEVICES];
-            let word = charge.word.load(Ordering::Acquire);
-            let idle = charge.idle.load(Ordering::Relaxed);
-            units += match charge::undecided(word) {
-                0 => word.saturating_sub(idle / UNIT),
-                _ => charge.decided(),
-            };
-        }
-        units
+        let high_water = self.signals().high_water.load(Ordering::Relaxed);
+        charge::in_use(|| self.charges(device, high_water), os::spin)
     }
 
     /// Returns the periods of a device's history, oldest first. Periods without a charge, a refusal
@@ -343,80 +360,114 @@ impl Ledger {
             .map_or_else(Vec::new, |history| history.read(resolution, now))
     }
 
-    /// Returns the time of the last change of a charge on the device, in milliseconds since 1970.
-    /// Changes by members that have left are unknown. Returns `None` if no change is known.
-    pub fn last_change(&self, device: DeviceIndex) -> Option<u64> {
-        let now = os::wall_ms();
-        let slots = &self.content().slots[..self.high_water()];
-        slots
-            .iter()
-            .map(|slot| slot.stats[device.get()].changed.load(Ordering::Relaxed))
-            .filter(|&time| time != 0 && time <= now)
-            .max()
+    /// Notes that the owner of a slot lived at this time by the wall clock, in milliseconds, if the
+    /// ledger keeps a history.
+    pub(super) fn note_alive(&self, slot: usize, now: u64) {
+        if self.keeps_history() {
+            let alive_at = &self.content().slots[slot].alive_at;
+            alive_at.store(now, Ordering::Relaxed);
+        }
     }
 
     /// Returns what the users of the group have used over time: the ended processes, and the living
     /// ones up to now.
     pub fn bills(&self) -> Vec<Bill> {
-        let mut bills: Vec<Bill> = Vec::new();
-        let mut add = |uid, device, units_ms: u128| {
-            if units_ms == 0 {
-                return;
-            }
-            let byte_seconds = units_ms * u128::from(UNIT) / 1_000;
-            let known = |bill: &&mut Bill| bill.uid == uid && bill.device == device;
-            match bills.iter_mut().find(known) {
-                Some(bill) => bill.byte_seconds += byte_seconds,
-                None => bills.push(Bill {
-                    uid,
-                    device,
-                    byte_seconds,
-                }),
+        let mut sums: BTreeMap<(Option<u32>, DeviceIndex), [u128; 2]> = BTreeMap::new();
+        let mut add = |uid, device, spent: Spent| {
+            if spent != Spent::default() {
+                let [sure, uncertain] = sums.entry((uid, device)).or_default();
+                *sure += u128::from(spent.sure);
+                *uncertain += u128::from(spent.uncertain);
             }
         };
-        let devices = || DeviceIndex::all().filter(|device| self.records(*device));
-        for entry in &self.content().users {
-            let Some(uid) = entry.user() else { continue };
-            for device in devices() {
+        let devices: Vec<_> = DeviceIndex::all().filter(|it| self.records(*it)).collect();
+        if devices.is_empty() {
+            // No space is reserved for the table of users.
+            return Vec::new();
+        }
+        for &device in &devices {
+            let others = &self.content().history[device.get()].uncertain;
+            let (sure, uncertain) = (0, others.load(Ordering::Relaxed));
+            add(None, device, Spent { sure, uncertain });
+        }
+        // Entries are taken in their order. Reading free ones would make the file system reserve
+        // pages for them.
+        let is_taken = |entry: &&UserBill| entry.uid.load(Ordering::Relaxed) != 0;
+        for entry in self.content().users.iter().take_while(is_taken) {
+            let Some((uid, is_sure)) = entry.user() else {
+                continue;
+            };
+            for &device in &devices {
                 let units_ms = entry.unit_ms[device.get()].load(Ordering::Relaxed);
-                add(uid, device, units_ms.into());
+                let [sure, uncertain] = if is_sure {
+                    [units_ms, 0]
+                } else {
+                    [0, units_ms]
+                };
+                add(uid, device, Spent { sure, uncertain });
             }
         }
+        // If opening the ledger fails, all processes count as living.
+        let file = self.open_file(false).ok();
         for slot in 0..self.high_water() {
             let Some(owner) = self.owner(slot) else {
                 continue;
             };
-            for device in devices() {
-                add(
-                    Some(owner.uid),
-                    device,
-                    self.units_ms_of(slot, device).into(),
-                );
+            let lives = !file.as_ref().is_some_and(|file| is_dead(file, slot));
+            for &device in &devices {
+                add(Some(owner.uid), device, self.spent(slot, device, lives));
             }
         }
+        let byte_seconds = |units_ms: u128| units_ms * u128::from(UNIT) / 1_000;
+        let bills = sums.into_iter();
         bills
+            .map(|((uid, device), [sure, uncertain])| Bill {
+                uid,
+                device,
+                byte_seconds: byte_seconds(sure),
+                uncertain: byte_seconds(uncertain),
+            })
+            .collect()
     }
 
-    /// Returns a slot's charge over time up to now. Any member can write the slot, so the result is
-    /// at most the device's memory since the owner's birth.
-    fn units_ms_of(&self, slot: usize, device: DeviceIndex) -> u64 {
+    /// Returns a slot's charge over time. Any member can write the slot, so the result is at most
+    /// the device's memory since the owner's birth.
+    fn spent(&self, slot: usize, device: DeviceIndex, lives: bool) -> Spent {
         let page = &self.content().slots[slot];
         let stats = &page.stats[device.get()];
-        let changed = stats.changed.load(Ordering::Relaxed);
+        let read = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        let now = os::boot_ms();
+        // How long ago the owner was found dead.
+        let ago = match read(&page.owner.dead_since) {
+            since if since == 0 || lives => 0,
+            since => now.saturating_sub(since),
+        };
+        // A birth in the future is that of a process in another time namespace. It is unknown.
+        let birth = read(&page.owner.birth);
+        let age = now.checked_sub(birth).unwrap_or(now).saturating_sub(ago);
+        let changed = read(&stats.changed);
+        // The wall clock may have been set forward since the last change.
         let since = match changed {
             0 => 0,
-            changed => os::wall_ms().saturating_sub(changed),
+            changed => os::wall_ms().saturating_sub(ago).saturating_sub(changed),
         };
-        let units = charge::granted(self.word(slot, device).load(Ordering::Relaxed));
-        let sum = stats
-            .unit_ms
-            .load(Ordering::Relaxed)
-            .saturating_add(units.saturating_mul(since));
-        let age = os::boot_ms().saturating_sub(page.owner.birth.load(Ordering::Relaxed));
-        let capacity = self.header().gpus[device.get()]
-            .capacity
-            .load(Ordering::Relaxed);
-        sum.min((capacity / UNIT).saturating_mul(age))
+        let since = since.min(age);
+        // A sign of life is not bounded by `since`: the clocks there differ by a tick, and what was
+        // billed once must not shrink.
+        let seen = match (lives, changed) {
+            (true, _) => since,
+            (false, 0) => 0,
+            (false, changed) => read(&page.alive_at).saturating_sub(changed).min(age),
+        };
+        let units = charge::granted(read(self.word(slot, device)));
+        let capacity = read(&self.header().gpus[device.get()].capacity);
+        let most = (capacity / UNIT).saturating_mul(age);
+        let sure = read(&stats.unit_ms)
+            .saturating_add(units.saturating_mul(seen))
+            .min(most);
+        let uncertain = units.saturating_mul(since.saturating_sub(seen));
+        let uncertain = uncertain.min(most - sure);
+        Spent { sure, uncertain }
     }
 
     /// Adds what the owner of a slot has used to the bill of its user, and records the usage. Call
@@ -426,18 +477,25 @@ impl Ledger {
         let Some(owner) = self.owner(slot) else {
             return left;
         };
+        // A leaving owner lives. The owner of a charged slot that is being cleaned was found dead.
+        let dead_since = &self.content().slots[slot].owner.dead_since;
+        let lives = dead_since.load(Ordering::Relaxed) == 0;
         for device in DeviceIndex::all().filter(|device| self.records(*device)) {
             self.open_second(device, os::wall_ms() / 1_000);
             let word = self.word(slot, device).load(Ordering::Relaxed);
             left.0 |= u32::from(word != 0) << device.get();
-            let units_ms = self.units_ms_of(slot, device);
-            if units_ms > 0 {
+            let spent = self.spent(slot, device, lives);
+            if spent != Spent::default() {
                 // A process that dies here loses the figure; the other order would count it twice.
                 let stats = &self.content().slots[slot].stats[device.get()];
                 stats.unit_ms.store(0, Ordering::Relaxed);
                 stats.changed.store(0, Ordering::Relaxed);
-                let bill = self.bill_of(owner.uid);
-                bill.unit_ms[device.get()].fetch_add(units_ms, Ordering::Relaxed);
+                for (units_ms, is_sure) in [(spent.sure, true), (spent.uncertain, false)] {
+                    if units_ms > 0 {
+                        let bill = self.bill_of(owner.uid, device, is_sure);
+                        bill.fetch_add(units_ms, Ordering::Relaxed);
+                    }
+                }
             }
         }
         left
@@ -450,39 +508,27 @@ impl Ledger {
         }
     }
 
-    /// Returns the bill of a user, or the last bill if the table is full.
-    fn bill_of(&self, uid: u32) -> &UserBill {
+    /// Returns the bill of a user for a device, sure or uncertain, or that of all other users if
+    /// the table is full.
+    fn bill_of(&self, uid: u32, device: DeviceIndex, is_sure: bool) -> &AtomicU64 {
         let users = &self.content().users;
-        let wanted = u64::from(uid) + 1;
+        let kind = if is_sure { 0 } else { UserBill::UNCERTAIN };
+        let wanted = (u64::from(uid) + 1) | kind;
         let found = users[..layout::USERS - 1].iter().find(|entry| {
             let taken = entry
                 .uid
                 .compare_exchange(0, wanted, Ordering::Relaxed, Ordering::Relaxed);
             taken.is_ok_and(|_| true) || taken == Err(wanted)
         });
-        found.unwrap_or_else(|| {
-            let last = &users[layout::USERS - 1];
-            last.uid.store(UserBill::OTHERS, Ordering::Relaxed);
-            last
-        })
-    }
-}
-
-impl Charge {
-    /// Returns the units that are in use, for a charge that was not decided at the first look. The
-    /// next looks mostly find it decided.
-    #[cold]
-    fn decided(&self) -> u64 {
-        const LOOKS: u32 = 8;
-        let mut looks = 0;
-        let again = || {
-            os::spin();
-            looks += 1;
-            looks < LOOKS
-        };
-        let idle = || self.idle.load(Ordering::Relaxed);
-        let (word, idle) = charge::settled(&self.word, idle, again);
-        charge::granted(word).saturating_sub(idle / UNIT)
+        match found {
+            Some(entry) => &entry.unit_ms[device.get()],
+            None if is_sure => {
+                let last = &users[layout::USERS - 1];
+                last.uid.store(UserBill::OTHERS, Ordering::Relaxed);
+                &last.unit_ms[device.get()]
+            }
+            None => &self.content().history[device.get()].uncertain,
+        }
     }
 }
 
@@ -492,15 +538,19 @@ pub(super) struct Left(u32);
 impl UserBill {
     /// The user id of the entry for all users without an entry.
     const OTHERS: u64 = u64::MAX;
+    /// The bit of a user id whose entry holds the uncertain charge over time. Older builds leave
+    /// such entries out.
+    const UNCERTAIN: u64 = 1 << 33;
 
-    /// Returns the user id of the entry, and `Some(None)` for the entry of all other users. Returns
-    /// `None` if the entry is free or damaged.
-    fn user(&self) -> Option<Option<u32>> {
-        match self.uid.load(Ordering::Relaxed) {
-            0 => None,
-            Self::OTHERS => Some(None),
-            uid => u32::try_from(uid - 1).ok().map(Some),
+    /// Returns the user id of the entry, `None` for that of all other users, and whether its
+    /// figures are sure. Returns `None` if the entry is free or damaged.
+    fn user(&self) -> Option<(Option<u32>, bool)> {
+        let word = self.uid.load(Ordering::Relaxed);
+        if word == Self::OTHERS {
+            return Some((None, true));
         }
+        let uid = (word & !Self::UNCERTAIN).checked_sub(1)?;
+        Some((Some(u32::try_from(uid).ok()?), word & Self::UNCERTAIN == 0))
     }
 }
 

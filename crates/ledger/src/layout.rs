@@ -39,6 +39,8 @@ pub(super) const COMMAND_WORDS: usize = 8;
 pub(super) const BELOW_WORDS: usize = 72;
 /// Number of events in the ring buffer.
 pub(super) const EVENTS: usize = 95;
+/// Number of words that count events by kind. Larger than the number of any kind.
+pub(super) const EVENT_COUNTS: usize = 16;
 /// Length of the program's name in an event, in 64-bit words.
 pub(super) const EVENT_COMMAND_WORDS: usize = 4;
 
@@ -187,7 +189,10 @@ pub(super) struct Header {
     /// Number of entries of the trail for which space is reserved on the file system. The other
     /// entries must not be touched: an access can end in SIGBUS.
     pub trail_reserved: AtomicU64,
-    spare_low: [AtomicU64; 13],
+    /// Time when a process that joined the group last began to look for dead members, in
+    /// milliseconds since boot: see `reap::look`.
+    pub looked_at: AtomicU64,
+    spare_low: [AtomicU64; 12],
     /// The largest recorded usage of each device, in bytes.
     pub peaks: [AtomicU64; MAX_DEVICES],
     /// Number of refused requests for each device since the group was created.
@@ -200,7 +205,10 @@ pub(super) struct Header {
     /// For each device, the time when a process last began to check all owners, in milliseconds
     /// since boot: see `reap::sweep`.
     pub swept_at: [AtomicU64; MAX_DEVICES],
-    spare_high: [AtomicU64; 32],
+    /// Number of events of each kind since the group was created, by the number of the kind. Older
+    /// builds count no events.
+    pub event_counts: [AtomicU64; EVENT_COUNTS],
+    spare_high: [AtomicU64; 32 - EVENT_COUNTS],
     pub ring: Ring,
 }
 
@@ -300,14 +308,18 @@ pub(super) struct SlotPage {
     pressure: PressureWords,
     /// Name of the owner's group relative to the ledger's group, padded with zeros.
     pub below: [AtomicU64; BELOW_WORDS],
-    spare: [AtomicU64; 408],
+    /// Time when another process last found the owner alive, in milliseconds since 1970 by the wall
+    /// clock; 0 if unknown. Kept only in a ledger with a history.
+    pub alive_at: AtomicU64,
+    spare: [AtomicU64; 407],
     pub stats: [DeviceStats; MAX_DEVICES],
 }
 
-/// The use of memory by the ended processes of one user.
+/// The use of memory by the ended processes of one user. A user with killed processes has a second
+/// entry, for the time in which it is uncertain whether they lived.
 #[repr(C)]
 pub(super) struct UserBill {
-    /// The user id plus 1; 0 if the entry is free.
+    /// The user id plus 1, and [`UserBill::UNCERTAIN`] in a second entry; 0 if the entry is free.
     pub uid: AtomicU64,
     /// For each device, the charge over time: units of 4 KiB times milliseconds.
     pub unit_ms: [AtomicU64; MAX_DEVICES],
@@ -337,6 +349,8 @@ pub(super) struct DeviceHistory {
     pub minutes: [Bucket; 1_440],
     /// A week in quarters of an hour.
     pub quarters: [Bucket; 672],
+    /// The uncertain charge over time of the users without an entry for it: see [`UserBill`].
+    pub uncertain: AtomicU64,
 }
 
 /// Number of events in the trail.
@@ -387,7 +401,10 @@ pub(super) struct TrailEntry {
     pub cause: AtomicU64,
     /// For a kill, the process that requested it. The pid is 0 if there is none.
     pub by: Holder,
-    spare: [AtomicU64; 9],
+    /// Later equal events that share the entry: see `trail::repeats`. An older build leaves the
+    /// word of an earlier event.
+    pub repeats: AtomicU64,
+    spare: [AtomicU64; 8],
 }
 
 /// The events of a group and of the groups below it. A group that keeps no history has no trail.
@@ -466,7 +483,7 @@ const _: () = {
     assert!(offset_of!(Header, signals) == 64 && offset_of!(Header, above_high) == 128);
     assert!(size_of::<EventEntry>() == 128 && offset_of!(EventEntry, command) == 96);
     assert!(size_of::<Ring>() == 3 * PAGE && offset_of!(Ring, entries) == 64);
-    assert!(offset_of!(Header, peaks) == 512);
+    assert!(offset_of!(Header, looked_at) == 408 && offset_of!(Header, peaks) == 512);
     assert!(offset_of!(Header, refusals) == 768);
     assert!(size_of::<GpuEntry>() == 64 && offset_of!(GpuEntry, id) == 0);
     assert!(offset_of!(GpuEntry, capacity) == 24 && offset_of!(GpuEntry, context) == 32);
@@ -486,7 +503,7 @@ const _: () = {
     assert!(offset_of!(Owner, command) == 64 && size_of::<Owner>() == 128);
     assert!(size_of::<Waiting>() == 64 && offset_of!(Waiting, bytes) == 32);
     assert!(offset_of!(SlotPage, waiting) == 128 && offset_of!(SlotPage, pressure) == 192);
-    assert!(offset_of!(SlotPage, below) == 256);
+    assert!(offset_of!(SlotPage, below) == 256 && offset_of!(SlotPage, alive_at) == 832);
     assert!(offset_of!(DeviceStats, by) == 0 && offset_of!(DeviceStats, peak) == 56);
     assert!(offset_of!(DeviceStats, refusals) == 64 && offset_of!(DeviceStats, reclaimable) == 72);
     assert!(offset_of!(DeviceStats, left) == 80 && offset_of!(DeviceStats, changed) == 88);
@@ -502,9 +519,11 @@ const _: () = {
     assert!(size_of::<Bucket>() == 24 && size_of::<DeviceHistory>() == 16 * PAGE);
     assert!(offset_of!(DeviceHistory, minutes) == 14_400);
     assert!(offset_of!(DeviceHistory, quarters) == 48_960);
+    assert!(offset_of!(DeviceHistory, uncertain) == 65_088);
     assert!(size_of::<TrailEntry>() == 512 && offset_of!(TrailEntry, command) == 72);
     assert!(offset_of!(TrailEntry, group) == 136 && offset_of!(TrailEntry, holders) == 264);
     assert!(offset_of!(TrailEntry, in_ring) == 384 && offset_of!(TrailEntry, by) == 400);
+    assert!(offset_of!(TrailEntry, repeats) == 440);
     assert!(size_of::<Content>() == (4 + 512 + 8192 + 16 + 512 + 512) * PAGE);
 };
 

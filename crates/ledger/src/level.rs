@@ -2,11 +2,12 @@
 //! reclaims memory.
 
 use super::atomic::{AtomicU64, Ordering};
-use super::charge::{self, Idle, Reaped, Rung, Surroundings, UNIT};
-use super::layout::{ChargeLine, LINE_DEVICES};
+use super::charge::{self, Charged, Idle, Reaped, Rung, Surroundings, UNIT};
+use super::layout;
 use super::protection::Protection;
 use super::random::Random;
 use super::reap;
+use super::tick::Tick;
 use super::usage;
 use super::{DeviceIndex, Slot, Witness, os, wait};
 use std::time::{Duration, Instant};
@@ -90,7 +91,7 @@ pub fn charge_ahead(
     if n > charge::REQUEST_MAX {
         return Err(refused(levels, unreachable_level(levels, n).unwrap_or(0)));
     }
-    match charge::attempt(levels, 0, n, idle) {
+    match charge::attempt(levels, n, idle) {
         Ok(()) => Ok(()),
         Err(level) => slow(levels, n, level, pressure, idle),
     }
@@ -107,7 +108,7 @@ pub fn try_charge(levels: &[Level<'_>], bytes: u64) -> bool {
 #[inline]
 pub fn try_charge_ahead(levels: &[Level<'_>], bytes: u64, idle: &(impl Idle + ?Sized)) -> bool {
     let n = bytes.div_ceil(UNIT);
-    n <= charge::REQUEST_MAX && charge::attempt(levels, 0, n, idle).is_ok()
+    n <= charge::REQUEST_MAX && charge::attempt(levels, n, idle).is_ok()
 }
 
 /// Charges `bytes` that the driver has already taken, even above the limit. While usage is above
@@ -120,11 +121,14 @@ pub fn charge_unchecked(levels: &[Level<'_>], bytes: u64) {
 /// it charged ahead.
 pub fn note_usage(levels: &[Level<'_>]) {
     for level in levels {
-        let own = charge::granted(Rung::own(level).load(Ordering::Relaxed));
-        if level.slot.ledger().records(level.device) {
-            level.slot.keep_time(level.device);
+        let own = Rung::own(level);
+        let units = charge::granted(own.word.load(Ordering::Relaxed));
+        level.note(charge::look(level).granted(), units, own.idle);
+        if Rung::records(level) {
+            let now = os::wall_tick();
+            level.slot.keep_time(level.device, now);
+            level.record(now, None, 0);
         }
-        level.note(charge::look(level).granted(), own, 0);
     }
 }
 
@@ -189,8 +193,9 @@ impl Rung for Level<'_> {
     type Word = AtomicU64;
 
     #[inline]
-    fn own(&self) -> &AtomicU64 {
-        self.slot.word(self.device)
+    fn own(&self) -> Charged<'_, AtomicU64> {
+        let layout::Charge { word, idle } = self.slot.charge(self.device);
+        Charged { word, idle }
     }
 
     #[inline]
@@ -199,17 +204,11 @@ impl Rung for Level<'_> {
     }
 
     #[inline]
-    fn words<'a>(&'a self, high_water: u64) -> impl Iterator<Item = &'a AtomicU64>
+    fn charges<'a>(&'a self, high_water: u64) -> impl Iterator<Item = Charged<'a, AtomicU64>>
     where
         Self::Word: 'a,
     {
-        let index = self.device.get();
-        let block = &self.slot.ledger().content().charges[index / LINE_DEVICES];
-        // A faulty process may have written a `high_water` that is larger than the number of slots.
-        let high_water = (high_water as usize).min(block.len());
-        block[..high_water]
-            .iter()
-            .map(move |ChargeLine(line)| &line[index % LINE_DEVICES].word)
+        self.slot.ledger().charges(self.device, high_water)
     }
 
     #[inline]
@@ -226,26 +225,34 @@ impl Rung for Level<'_> {
     }
 
     #[inline]
-    fn note(&self, total: u64, own: u64, rise: u64) {
+    fn records(&self) -> bool {
+        self.slot.ledger().records(self.device)
+    }
+
+    #[inline]
+    fn note(&self, total: u64, own: u64, idle: &AtomicU64) {
         let ledger = self.slot.ledger();
         let stats = self.slot.stats(self.device);
         // Memory that this process has charged ahead is not usage, so it is subtracted. The idle
-        // memory of other processes is not subtracted, because reading it here would cost too much.
-        let charge = ledger.charge(self.slot.index(), self.device);
-        let idle = charge.idle.load(Ordering::Relaxed);
+        // memory of other processes is not subtracted: only a group with a history reads it.
+        let idle = idle.load(Ordering::Relaxed);
         raise(&stats.peak, (own * UNIT).saturating_sub(idle));
         let usage = (total * UNIT).saturating_sub(idle);
         raise(&ledger.header().peaks[self.device.get()], usage);
-        if ledger.records(self.device) {
-            // `begin` has just left the time here.
-            let second = stats.changed.load(Ordering::Relaxed) / 1_000;
-            ledger.note_usage(self.device, second, total.saturating_sub(idle / UNIT), rise);
+    }
+
+    #[inline(always)]
+    fn record(&self, now: Tick, before: Option<u64>, rise: u64) {
+        let (slot, device, second) = (self.slot, self.device, now.second());
+        match before {
+            Some(before) => slot.note_between(device, second, before + rise, before),
+            None => slot.ledger().note_use(device, second, rise),
         }
     }
 
     #[inline]
-    fn begin(&self) -> bool {
-        self.slot.begin(self.device)
+    fn begin(&self, own: &AtomicU64, now: Option<Tick>) -> bool {
+        self.slot.begin(self.device, own, now)
     }
 
     #[inline]

@@ -39,6 +39,8 @@ mod removal;
 #[cfg(all(test, not(loom)))]
 mod scratch;
 mod slot;
+mod stamp;
+mod tick;
 mod trail;
 mod usage;
 mod wait;
@@ -62,11 +64,14 @@ pub use usage::{DeviceUsage, ProcessUsage, Usage, Waits};
 pub use wait::{Line, Turn};
 
 use atomic::{AtomicU64, Ordering};
+use charge::Charged;
 use gpulimit_base::device::DeviceId;
-use layout::{Content, Header, LINE_DEVICES, Signals};
-use lock::Bytes;
+use layout::{ChargeLine, Content, Header, LINE_DEVICES, Signals};
+use lock::{Bytes, Description};
 use reap::Fate;
+use std::ops::Deref;
 use std::path::Path;
+use trail::Recent;
 
 /// Largest number of GPUs and MIG instances in one ledger.
 pub const MAX_DEVICES: usize = 32;
@@ -180,6 +185,26 @@ pub struct Cleaned {
 pub struct Ledger {
     place: file::Place,
     map: map::Mapping,
+    /// The open file, between [`Ledger::look`] and [`Ledger::close_file`].
+    file: Option<Description>,
+    recent: Recent,
+}
+
+/// The open file of a ledger: the one that the ledger keeps, or one for a single use.
+enum OpenFile<'a> {
+    Kept(&'a Description),
+    Own(Description),
+}
+
+impl Deref for OpenFile<'_> {
+    type Target = Description;
+
+    fn deref(&self) -> &Description {
+        match self {
+            Self::Kept(file) => file,
+            Self::Own(file) => file,
+        }
+    }
 }
 
 impl Ledger {
@@ -198,13 +223,46 @@ impl Ledger {
     /// Opens a ledger for reading and writing. Every process that charges memory needs this.
     pub fn open(path: &Path) -> Result<Self, LedgerError> {
         let (place, map) = file::open(path, true)?;
-        Ok(Self { place, map })
+        Ok(Self::of(place, map))
     }
 
     /// Opens a ledger for reading only. Methods that change the ledger then fail or do nothing.
     pub fn open_readonly(path: &Path) -> Result<Self, LedgerError> {
         let (place, map) = file::open(path, false)?;
-        Ok(Self { place, map })
+        Ok(Self::of(place, map))
+    }
+
+    /// Opens a ledger for a short look at its figures, with `write` also for cleaning. Keeps the
+    /// file open, which saves opening it for each question about living processes. Members use
+    /// [`Self::open`]: forked children inherit this mapping.
+    pub fn look(path: &Path, write: bool) -> Result<Self, LedgerError> {
+        let (place, map, file) = file::look(path, write)?;
+        Ok(Self {
+            file: Some(file),
+            ..Self::of(place, map)
+        })
+    }
+
+    /// Closes the file that [`Self::look`] keeps open. The mapping stays.
+    pub fn close_file(&mut self) {
+        self.file = None;
+    }
+
+    fn of(place: file::Place, map: map::Mapping) -> Self {
+        Self {
+            place,
+            map,
+            file: None,
+            recent: Recent::default(),
+        }
+    }
+
+    /// Returns the open ledger file. With `write`, the mapping must be writable.
+    fn open_file(&self, write: bool) -> Result<OpenFile<'_>, LedgerError> {
+        match &self.file {
+            Some(file) => Ok(OpenFile::Kept(file)),
+            None => self.place.open(write).map(OpenFile::Own),
+        }
     }
 
     /// Returns whether a file that begins with these bytes is a ledger of any format version.
@@ -225,6 +283,12 @@ impl Ledger {
         &self.place.path
     }
 
+    /// Returns the device number and the inode number of the ledger file.
+    #[cfg(not(all(test, loom)))]
+    pub fn file_id(&self) -> (u64, u64) {
+        self.place.file_id()
+    }
+
     /// Returns whether the opened ledger file is gone from its path. The group was then removed,
     /// and perhaps created again.
     pub fn is_unlinked(&self) -> bool {
@@ -236,7 +300,7 @@ impl Ledger {
     pub fn damage(&self) -> Option<LedgerError> {
         let damaged = |what| Some(LedgerError::damaged(&self.place.path, what));
         if self.map.is_lost() {
-            damaged("the file was cut short")
+            damaged("the file was cut short, or its file system has no space")
         } else if !self.header().preface.is_whole() {
             damaged("the file was overwritten")
         } else {
@@ -323,7 +387,8 @@ impl Ledger {
 
     /// Does the same as [`Self::record`] with the trail of another ledger: that of a group above
     /// this ledger's group. If that ledger has no trail, or if the file system has no room for the
-    /// trail, the event is only added to the ring buffer.
+    /// trail, the event is only added to the ring buffer. In the trail, several equal events of
+    /// this process share an entry.
     pub fn record_in(&self, trail: Option<&Self>, happening: &Happening, details: &Details<'_>) {
         if self.map.writable() {
             let (number, now) = (events::take(&self.header().ring), events::now_us());
@@ -333,11 +398,19 @@ impl Ledger {
                 trail.add_to_trail(self, number, now, happening, details);
             }
             events::record(&self.header().ring, number, now, happening);
+            let count = &self.header().event_counts[happening.kind as usize];
+            count.fetch_add(1, Ordering::Relaxed);
         }
     }
 
+    /// Returns the number of events of a kind since the group was created. The ring buffer holds
+    /// fewer events.
+    pub fn event_count(&self, kind: EventKind) -> u64 {
+        self.header().event_counts[kind as usize].load(Ordering::Relaxed)
+    }
+
     /// Returns the events whose number is `since` or higher, oldest first. Events that are no
-    /// longer in the ring buffer are missing.
+    /// longer in the ring buffer, and events of the future, are missing.
     pub fn events(&self, since: u64) -> Vec<Event> {
         events::read(&self.header().ring, since)
     }
@@ -346,10 +419,10 @@ impl Ledger {
     /// removed or read-only ledger.
     pub fn clean(&self, witness: &dyn Witness) -> Cleaned {
         let mut done = Cleaned::default();
-        if !self.map.writable() {
+        if !self.map.writable() || self.high_water() == 0 {
             return done;
         }
-        let Ok(file) = self.place.open(true) else {
+        let Ok(file) = self.open_file(true) else {
             return done;
         };
         for slot in 0..self.high_water() {
@@ -379,7 +452,7 @@ impl Ledger {
 
     /// Returns whether a process has locked any of the given bytes; true if that is unknown.
     fn is_locked(&self, bytes: Bytes) -> bool {
-        let file = self.place.open(false);
+        let file = self.open_file(false);
         file.map_or(true, |file| lock::is_locked(&file, bytes).unwrap_or(true))
     }
 
@@ -437,6 +510,23 @@ impl Ledger {
     fn charge(&self, slot: usize, device: DeviceIndex) -> &layout::Charge {
         let index = device.get();
         &self.content().charges[index / LINE_DEVICES][slot].0[index % LINE_DEVICES]
+    }
+
+    /// Returns the charges of all slots on a device with an index below `high_water`.
+    #[inline]
+    fn charges(
+        &self,
+        device: DeviceIndex,
+        high_water: u64,
+    ) -> impl Iterator<Item = Charged<'_, AtomicU64>> {
+        let index = device.get();
+        let block = &self.content().charges[index / LINE_DEVICES];
+        // A faulty process may have written a `high_water` that is larger than the number of slots.
+        let high_water = (high_water as usize).min(block.len());
+        block[..high_water].iter().map(move |ChargeLine(line)| {
+            let layout::Charge { word, idle } = &line[index % LINE_DEVICES];
+            Charged { word, idle }
+        })
     }
 
     /// Returns whether a slot has granted or undecided units on any device.

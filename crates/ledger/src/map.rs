@@ -55,7 +55,8 @@ impl Birthmark {
 pub(super) struct Unforked {
     // A forked child does not unmap them: it may have mapped something else at their addresses.
     pages: ManuallyDrop<Pages>,
-    mark: Birthmark,
+    /// `None` if a forked child does inherit the pages: see [`Unforked::forked`].
+    mark: Option<Birthmark>,
 }
 
 impl Unforked {
@@ -64,14 +65,27 @@ impl Unforked {
         pages.advise(libc::MADV_DONTFORK)?;
         Ok(Self {
             pages: ManuallyDrop::new(pages),
-            mark,
+            mark: Some(mark),
         })
+    }
+
+    /// Keeps pages for a short time, without the three system calls that a mark takes. A forked
+    /// child inherits the pages.
+    fn forked(pages: Pages) -> Self {
+        Self {
+            pages: ManuallyDrop::new(pages),
+            mark: None,
+        }
+    }
+
+    fn is_ours(&self) -> bool {
+        self.mark.as_ref().is_none_or(Birthmark::is_ours)
     }
 }
 
 impl Drop for Unforked {
     fn drop(&mut self) {
-        if self.mark.is_ours() {
+        if self.is_ours() {
             // SAFETY: the field is dropped only here, and never used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.pages) };
         }
@@ -90,6 +104,13 @@ impl Mapping {
     /// long.
     pub(super) fn new(file: &File, writable: bool) -> io::Result<Self> {
         let own = Unforked::new(Pages::of_file(file, FILE_SIZE as usize, writable)?)?;
+        Ok(Self { own, writable })
+    }
+
+    /// Maps the whole ledger file as [`Self::new`] does, for a short time. A forked child inherits
+    /// the mapping.
+    pub(super) fn brief(file: &File, writable: bool) -> io::Result<Self> {
+        let own = Unforked::forked(Pages::of_file(file, FILE_SIZE as usize, writable)?);
         Ok(Self { own, writable })
     }
 
@@ -125,7 +146,7 @@ impl Mapping {
 
     /// Returns true in the process that made the mapping, and false in its forked children.
     pub(super) fn is_ours(&self) -> bool {
-        self.own.mark.is_ours()
+        self.own.is_ours()
     }
 }
 

@@ -6,9 +6,9 @@
 //! The modules `atomic`, `lock`, `file`, `os` and `random` are replaced, so that the checker
 //! controls every shared operation. There are two checkers:
 //!
-//! - Loom checks the charge algorithm in [`weak`], the words of the history in [`history`], and
-//!   claiming and cleaning in [`slots`]. It tries every value that the memory model allows.
-//!   Processes do not die.
+//! - Loom checks the charge algorithm in [`weak`], the history in [`history`], the words of waiting
+//!   requests in [`wait`], the trail in [`trail`], and claiming and cleaning in [`slots`]. It tries
+//!   every value that the memory model allows. Processes do not die, except in [`trail`].
 //! - The [`explorer`] checks the scenarios in [`deaths`], and lets a process die before any step.
 //!   Its memory is sequentially consistent.
 //!
@@ -25,5 +25,7 @@ pub(super) mod fault;
 mod history;
 mod scenario;
 mod slots;
+mod trail;
+mod wait;
 mod weak;
 pub(super) mod word;

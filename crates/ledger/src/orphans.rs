@@ -11,7 +11,7 @@
 use super::atomic::{AtomicU64, Ordering};
 use super::charge::{self, UNIT};
 use super::lock::{self, Bytes};
-use super::{DeviceIndex, Ledger, Slot, wait};
+use super::{DeviceIndex, Ledger, Slot, os, wait};
 
 const HALF: u32 = 32;
 
@@ -81,7 +81,8 @@ impl Slot {
         let units = bytes.div_ceil(UNIT);
         // The process's own record must change first, because other members may uncharge the units
         // as soon as they are marked.
-        self.begin(device);
+        let now = self.ledger().records(device).then(os::wall_tick);
+        self.begin(device, self.word(device), now);
         self.record(device).taken(units);
         self.stats(device).left.fetch_add(units, Ordering::AcqRel);
     }

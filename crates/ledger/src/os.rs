@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::atomic::AtomicU64;
+use super::tick::Tick;
 use gpulimit_base::interrupted;
 use std::fs::File;
 use std::io;
@@ -21,31 +22,34 @@ pub(super) fn boot_ms() -> u64 {
     (now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000).max(1)
 }
 
-/// Returns milliseconds since 1970 by the wall clock, with the precision of the kernel's tick: 4 ms
-/// on most machines. All processes of a machine read the same clock.
+/// Returns the time by the wall clock, with the precision of the kernel's tick: 4 ms on most
+/// machines. All processes of a machine read the same clock.
 #[inline]
+pub(super) fn wall_tick() -> Tick {
+    coarse(libc::CLOCK_REALTIME_COARSE)
+}
+
+/// Returns the time of [`wall_tick`] in milliseconds since 1970.
 pub(super) fn wall_ms() -> u64 {
-    coarse_ms(libc::CLOCK_REALTIME_COARSE)
+    wall_tick().ms()
 }
 
 /// Returns milliseconds by a clock that no step of the wall clock changes and that stands still
 /// while the machine sleeps, with the precision of the kernel's tick. Never 0. The clock of a
 /// process in another time namespace differs.
 pub(super) fn steady_ms() -> u64 {
-    coarse_ms(libc::CLOCK_MONOTONIC_COARSE).max(1)
+    coarse(libc::CLOCK_MONOTONIC_COARSE).ms().max(1)
 }
 
 #[inline]
-fn coarse_ms(clock: libc::clockid_t) -> u64 {
+fn coarse(clock: libc::clockid_t) -> Tick {
     let mut now = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
     // SAFETY: the call writes one `timespec`. The coarse clocks exist since Linux 2.6.32.
     unsafe { libc::clock_gettime(clock, &raw mut now) };
-    (now.tv_sec as u64)
-        .wrapping_mul(1000)
-        .wrapping_add(now.tv_nsec as u64 / 1_000_000)
+    Tick::new(now.tv_sec as u64, now.tv_nsec as u64)
 }
 
 /// Returns the time of the monotonic clock, which measures waits.

@@ -5,11 +5,12 @@
 //! free the memory.
 
 use super::atomic::Ordering;
+use super::charge::{self, Charged};
 use super::layout::{Charge, DeviceStats, SlotPage};
 use super::lock::{self, Bytes, Description};
 use super::owner::is_dead;
 use super::random::Random;
-use super::{DeviceIndex, EventKind, Happening, Ledger, charge, os};
+use super::{DeviceIndex, EventKind, Happening, Ledger, os, wait};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::process;
@@ -24,6 +25,12 @@ pub trait Witness {
     /// `bytes`. Returns false if the amount is unknown.
     fn adopt(&self, _process: &Identity, _device: &DeviceId, _bytes: u64) -> bool {
         false
+    }
+
+    /// Records that the memory of a dead process was uncharged in the ledger. The ledger alone does
+    /// not know the trail of a group above its own.
+    fn record(&self, ledger: &Ledger, reaped: &Happening) {
+        ledger.record(reaped);
     }
 }
 
@@ -73,8 +80,15 @@ pub(super) fn reap(
     slot: usize,
     witness: &dyn Witness,
 ) -> Fate {
-    if !is_dead(file, slot) {
-        return Fate::Live;
+    // The time comes first: the owner may die after the look.
+    let now = os::wall_ms();
+    match lock::is_locked(file, Bytes::owner(slot)) {
+        Ok(false) => {}
+        Ok(true) => {
+            ledger.note_alive(slot, now);
+            return Fate::Live;
+        }
+        Err(_) => return Fate::Live,
     }
     match lock::try_lock(file, Bytes::claim(slot)) {
         Ok(true) => {}
@@ -107,12 +121,13 @@ pub(super) fn reap_claimed(
             _ => Fate::Cleaned,
         }
     } else if is_drained(ledger, slot, witness) {
-        record(ledger, slot);
+        record(ledger, slot, witness);
         Fate::Cleaned
     } else {
         withdraw(ledger, slot);
         return Fate::Draining;
     };
+    wait::count_dead(ledger, slot);
     zero(ledger, slot);
     fate
 }
@@ -130,21 +145,22 @@ fn withdraw(ledger: &Ledger, slot: usize) {
 }
 
 /// Records one event for each device on which the slot of a dead process is charged.
-fn record(ledger: &Ledger, slot: usize) {
+fn record(ledger: &Ledger, slot: usize, witness: &dyn Witness) {
     let Some(process) = ledger.owner(slot) else {
         return;
     };
     for device in DeviceIndex::all() {
         let units = charge::granted(ledger.word(slot, device).load(Ordering::Relaxed));
         if units > 0 {
-            ledger.record(&Happening {
+            let reaped = Happening {
                 kind: EventKind::Reap,
                 device: Some(device),
                 process,
                 bytes: units * charge::UNIT,
                 charged: ledger.charged(device),
-                max: 0,
-            });
+                max: u64::MAX,
+            };
+            witness.record(ledger, &reaped);
         }
     }
 }
@@ -230,17 +246,13 @@ pub(super) fn zero(ledger: &Ledger, slot: usize) {
         owner,
         stats,
         waiting,
+        alive_at,
         ..
     } = &ledger.content().slots[slot];
     waiting.ticket.store(0, Ordering::Relaxed);
     for device in DeviceIndex::all() {
         let Charge { word, idle } = ledger.charge(slot, device);
-        if word.load(Ordering::Relaxed) != 0 {
-            word.store(0, Ordering::Release);
-        }
-        if idle.load(Ordering::Relaxed) != 0 {
-            idle.store(0, Ordering::Relaxed);
-        }
+        charge::empty(&Charged { word, idle });
     }
     for stats in stats {
         let DeviceStats {
@@ -269,9 +281,48 @@ pub(super) fn zero(ledger: &Ledger, slot: usize) {
             }
         }
     }
+    alive_at.store(0, Ordering::Relaxed);
     owner.child.store(0, Ordering::Relaxed);
     owner.erase();
     ledger.note_left(left);
+}
+
+/// A witness that cannot ask the driver and has time: slots of dead processes drain for the longest
+/// time.
+struct Patient;
+
+impl Witness for Patient {
+    fn holds_memory(&self, _: &Identity, _: &DeviceId, _: u64) -> Option<bool> {
+        Some(true)
+    }
+}
+
+/// Looks for dead members of a ledger with a history, so that the time after their death is not
+/// billed. For a process that has joined, with the slot `own`: loading NVML would take it too long,
+/// so it mostly leaves the charges to others. Of many processes that join at once, one looks.
+pub(super) fn look(ledger: &Ledger, file: &Description, own: usize) {
+    if !ledger.keeps_history() {
+        return;
+    }
+    let looked_at = &ledger.header().looked_at;
+    let (now, before) = (os::boot_ms(), looked_at.load(Ordering::Relaxed));
+    // A stored time in the future is wrong, and does not count.
+    let is_fresh = now
+        .checked_sub(before)
+        .is_some_and(|age| before != 0 && age < FRESH_MS);
+    let (order, failed) = (Ordering::Relaxed, Ordering::Relaxed);
+    if is_fresh
+        || looked_at
+            .compare_exchange(before, now, order, failed)
+            .is_err()
+    {
+        return;
+    }
+    for slot in (0..ledger.high_water()).filter(|&slot| slot != own) {
+        if ledger.has_words(slot) {
+            reap(ledger, file, slot, &Patient);
+        }
+    }
 }
 
 /// The result of cleaning all dead processes' slots that have charges on one device.

@@ -1,8 +1,8 @@
 //! A process's slot in the ledger, and how a process claims a slot.
 
-use super::atomic::{AtomicU64, Ordering};
+use super::atomic::{AtomicU64, Ordering, fence};
 use super::charge;
-use super::history::Count;
+use super::history::{self, Count};
 use super::layout::{
     self, BELOW_WORDS, BLOCKS, DeviceStats, SlotPage, Waiting, load_bytes, store_bytes,
 };
@@ -11,6 +11,7 @@ use super::protection::child_key;
 use super::random::Random;
 use super::reap::{self, Fate, NoWitness};
 use super::record::Record;
+use super::tick::Tick;
 use super::{Category, DeviceIndex, Ledger, LedgerError, MAX_DEVICES, MAX_SLOTS, os};
 use gpulimit_base::file_system::Unsuitable;
 use gpulimit_base::identity::Identity;
@@ -33,15 +34,30 @@ pub struct Slot {
     index: usize,
     /// This process's own record of its charges on each device. Other processes cannot change it.
     records: [Record<AtomicU64>; MAX_DEVICES],
-    /// The time up to which this process's charge over time is counted, for each device: see
-    /// [`os::steady_ms`].
-    pub(super) timed: [AtomicU64; MAX_DEVICES],
+    /// The times of this process's last change of its charge on each device.
+    pub(super) timed: [Timed; MAX_DEVICES],
     /// All requests of this process are refused until this time, in milliseconds since boot. Set
     /// when another process has changed this process's word; otherwise 0. `u64::MAX` if the ledger
     /// file is damaged.
     distrust: AtomicU64,
+    /// Not 0 while a thread of this process has a place in the group's line of waiting requests.
+    in_line: AtomicU64,
     // The mapping that keeps the owner lock. Dropped last, after the slot is emptied.
     _owner: Anchor,
+}
+
+/// The times of a process's last change of its charge on one device.
+#[derive(Default)]
+pub(super) struct Timed {
+    /// The tick of the wall clock: see [`Tick::word`]. Nothing is added to the charge over time
+    /// within a tick.
+    pub tick: AtomicU64,
+    /// The time up to which the charge over time is counted: see [`os::steady_ms`].
+    pub steady: AtomicU64,
+    /// Copies of the words of the history for the present second, as last read or written: see
+    /// [`Slot::note_between`].
+    max: AtomicU64,
+    min: AtomicU64,
 }
 
 impl Slot {
@@ -60,15 +76,22 @@ impl Slot {
         self.stats(device).by[category as usize].store(bytes, Ordering::Relaxed);
     }
 
-    /// Sets the bytes that this process has charged ahead but does not use.
+    /// Sets the bytes that this process has charged ahead but does not use. When bytes come into
+    /// use, call [`Self::note_use`] next.
     pub fn publish_idle(&self, device: DeviceIndex, bytes: u64) {
         let idle = &self.ledger.charge(self.index, device).idle;
-        let before = idle.load(Ordering::Relaxed);
         idle.store(bytes, Ordering::Relaxed);
-        if bytes < before && self.ledger.records(device) {
-            let second = os::wall_ms() / 1_000;
+    }
+
+    /// Records the usage after `bytes` that were charged ahead have come into use. Reads the
+    /// charges of all members if the ledger keeps a history of the device; otherwise does nothing.
+    pub fn note_use(&self, device: DeviceIndex, bytes: u64) {
+        if self.ledger.records(device) {
+            // If the usage of two members rises at once, at least one sees the other's rise.
+            fence(Ordering::SeqCst);
+            let second = os::wall_tick().second();
             self.ledger
-                .note_use(device, second, (before - bytes) / charge::UNIT);
+                .note_use(device, second, bytes.div_ceil(charge::UNIT));
         }
     }
 
@@ -88,6 +111,18 @@ impl Slot {
         &self.page().waiting
     }
 
+    /// Marks that the calling thread writes this process's waiting request. Returns false if
+    /// another thread does.
+    pub(super) fn enter_line(&self) -> bool {
+        let (order, failed) = (Ordering::Acquire, Ordering::Relaxed);
+        let entered = self.in_line.compare_exchange(0, 1, order, failed);
+        entered.is_ok()
+    }
+
+    pub(super) fn leave_line(&self) {
+        self.in_line.store(0, Ordering::Release);
+    }
+
     /// Counts a refused request in the statistics of the process and of the group.
     pub fn count_refusal(&self, device: DeviceIndex) {
         self.stats(device).refusals.fetch_add(1, Ordering::Relaxed);
@@ -100,31 +135,59 @@ impl Slot {
     /// time. Call before a change, and only if the ledger keeps a history of the device. Mostly
     /// costs one look at a clock, because nothing is added within a tick of that clock.
     #[inline]
-    pub(super) fn keep_time(&self, device: DeviceIndex) {
-        let now = os::wall_ms();
-        if self.stats(device).changed.load(Ordering::Relaxed) != now {
+    pub(super) fn keep_time(&self, device: DeviceIndex, now: Tick) {
+        let tick = &self.timed[device.get()].tick;
+        if tick.load(Ordering::Relaxed) != now.word() {
             self.add_time(device, now);
+            tick.store(now.word(), Ordering::Relaxed);
         }
     }
 
     #[cold]
-    fn add_time(&self, device: DeviceIndex, now: u64) {
-        self.ledger.open_second(device, now / 1_000);
+    fn add_time(&self, device: DeviceIndex, now: Tick) {
+        self.ledger.open_second(device, now.second());
         let stats = self.stats(device);
         let steady = os::steady_ms();
         // Of several threads, each adds the time since the one before it.
-        let before = self.timed[device.get()].fetch_max(steady, Ordering::Relaxed);
+        let timed = &self.timed[device.get()];
+        let before = timed.steady.fetch_max(steady, Ordering::Relaxed);
         if before != 0 {
             let units = charge::granted(self.word(device).load(Ordering::Relaxed));
             let more = units.saturating_mul(steady.saturating_sub(before));
             stats.unit_ms.fetch_add(more, Ordering::Relaxed);
         }
-        stats.changed.store(now, Ordering::Relaxed);
+        stats.changed.store(now.ms(), Ordering::Relaxed);
+    }
+
+    /// Records that the usage has been `max` and `min` units. Mostly reads only this process's
+    /// copies: within a second, members raise the largest usage and lower the smallest one.
+    #[inline(always)]
+    pub(super) fn note_between(&self, device: DeviceIndex, second: u64, max: u64, min: u64) {
+        let timed = &self.timed[device.get()];
+        if !history::includes([&timed.max, &timed.min], second, max, min) {
+            self.note_new(device, second, max, min);
+        }
+    }
+
+    #[cold]
+    fn note_new(&self, device: DeviceIndex, second: u64, max: u64, min: u64) {
+        self.ledger.note_between(device, second, max, min);
+        if let Some(extremes) = self.ledger.extremes(device, second) {
+            let timed = &self.timed[device.get()];
+            for (copy, word) in [&timed.max, &timed.min].into_iter().zip(extremes) {
+                copy.store(word.load(Ordering::Relaxed), Ordering::Relaxed);
+            }
+        }
+    }
+
+    #[inline]
+    pub(super) fn charge(&self, device: DeviceIndex) -> &layout::Charge {
+        self.ledger.charge(self.index, device)
     }
 
     #[inline]
     pub(super) fn word(&self, device: DeviceIndex) -> &AtomicU64 {
-        self.ledger.word(self.index, device)
+        &self.charge(device).word
     }
 
     #[inline]
@@ -134,13 +197,12 @@ impl Slot {
 
     /// Begins a change of this process's word in the ledger: see [`charge::Rung::begin`].
     #[inline]
-    pub(super) fn begin(&self, device: DeviceIndex) -> bool {
-        let word = self.word(device);
+    pub(super) fn begin(&self, device: DeviceIndex, word: &AtomicU64, now: Option<Tick>) -> bool {
         let lacks = self
             .record(device)
             .begin(|| charge::charged(word.load(Ordering::Acquire)));
-        if self.ledger.records(device) {
-            self.keep_time(device);
+        if let Some(now) = now {
+            self.keep_time(device, now);
         }
         // `high_water` normally only grows. If it does not include this slot, a faulty or hostile
         // process has lowered it.
@@ -262,6 +324,7 @@ impl Ledger {
             records: Default::default(),
             timed: Default::default(),
             distrust: AtomicU64::new(0),
+            in_line: AtomicU64::new(0),
             _owner: anchor,
         };
         // From now on only the mapping keeps the owner lock. Without the lock, other processes
@@ -275,7 +338,9 @@ impl Ledger {
         }
         // The group may have been removed while this process waited. Then the slot belongs to no
         // group.
-        self.check_current().map(|()| slot)
+        self.check_current()?;
+        reap::look(self, &claim, index);
+        Ok(slot)
     }
 
     /// Returns an error if the ledger file was removed from its path.

@@ -5,11 +5,16 @@
 //! event first needs a page. If the file system has no room, the event is left out. Readers touch
 //! only reserved pages.
 
-use super::atomic::{AtomicU64, Ordering, fence};
+mod repeats;
+
+pub(super) use repeats::Recent;
+
+use super::atomic::{AtomicU64, Ordering, Word};
 use super::events::{now_us, pack, unpack};
 use super::layout::{self, HOLDERS, Holder, TRAIL, TrailEntry, load_bytes, store_bytes};
-use super::{DeviceIndex, Event, Happening, Ledger, charge, os};
+use super::{DeviceIndex, Event, Happening, Ledger, charge, os, stamp};
 use gpulimit_base::identity::Identity;
+use repeats::Repeats;
 
 /// Why a process was killed.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
@@ -82,6 +87,19 @@ pub struct TrailEvent {
     pub cause: Option<Cause>,
     /// The process that requested a kill.
     pub by: Option<Holding>,
+    /// Number of later events that share the entry: equal ones of the same process, which may have
+    /// other figures.
+    pub repeats: u64,
+    /// The time of the last of these events, in microseconds since 1970, exact in milliseconds.
+    pub last_us: u64,
+}
+
+/// The properties that equal events share, in the form in which an entry stores them.
+struct Key<'a> {
+    what: u64,
+    process: &'a Identity,
+    function: [u8; FUNCTION_BYTES],
+    group: [u8; GROUP_BYTES],
 }
 
 impl TrailEvent {
@@ -93,7 +111,7 @@ impl TrailEvent {
 const ATTEMPTS: u32 = 16;
 /// How far the time of an event can be in the future: the wall clock may have been set back by that
 /// much. Readers leave out later events.
-const AHEAD_US: u64 = 60_000_000;
+pub(super) const AHEAD_US: u64 = 60_000_000;
 /// Number of entries in a page.
 const IN_PAGE: u64 = 4096 / size_of::<TrailEntry>() as u64;
 
@@ -117,17 +135,24 @@ impl Ledger {
                 .and_then(|entry| self.device(entry.id, entry.capacity).ok()),
             device => device,
         };
-        let Some(number) = self.take_number() else {
+        let key = Key {
+            what: pack(happening.kind, device),
+            process: &happening.process,
+            function: padded(details.function.as_bytes()),
+            group: end_of(details.group.as_bytes()),
+        };
+        if self.add_repeat(happening.kind, time_us, &key) {
+            return;
+        }
+        let reserve = |number| self.reserve_trail(place(number) as u64);
+        let Some(number) = take_number(&self.header().trail_head, reserve) else {
             return;
         };
-        let entry = &self.content().trail.entries[place(number)];
-        entry.stamp.store(0, Ordering::Relaxed);
-        // See `events::record`.
-        fence(Ordering::Release);
+        let entry = self.trail_entry(number);
         let process = &happening.process;
-        for (word, value) in words(entry).into_iter().zip([
+        let values = [
             time_us,
-            pack(happening.kind, device),
+            key.what,
             u64::from(process.pid),
             process.pid_ns,
             u64::from(process.uid),
@@ -136,33 +161,25 @@ impl Ledger {
             happening.max,
             in_ring,
             details.cause.map_or(0, |cause| cause as u64),
-        ]) {
-            word.store(value, Ordering::Relaxed);
-        }
-        store_bytes(&entry.command, &process.command);
-        store_bytes(&entry.function, details.function.as_bytes());
-        store_name(&entry.group, details.group.as_bytes());
-        entry.by.store(details.by.as_ref());
-        for (holder, holding) in entry.holders.iter().zip(&details.holders) {
-            holder.store(holding.as_ref());
-        }
-        entry.stamp.store(number.wrapping_add(1), Ordering::Release);
+            Repeats::default().word(number),
+        ];
+        stamp::write(&entry.stamp, number, || {
+            for (word, value) in words(entry).into_iter().zip(values) {
+                word.store(value, Ordering::Relaxed);
+            }
+            store_bytes(&entry.command, &process.command);
+            store_bytes(&entry.function, &key.function);
+            store_bytes(&entry.group, &key.group);
+            entry.by.store(details.by.as_ref());
+            for (holder, holding) in entry.holders.iter().zip(&details.holders) {
+                holder.store(holding.as_ref());
+            }
+        });
+        self.remember(happening.kind, number);
     }
 
-    /// Takes the number of a new event. Reserves the page of the event's entry first; returns
-    /// `None` if the file system has no room.
-    fn take_number(&self) -> Option<u64> {
-        let head = &self.header().trail_head;
-        let mut number = head.load(Ordering::Relaxed);
-        for _ in 0..ATTEMPTS {
-            self.reserve_trail(place(number) as u64)?;
-            let next = number.wrapping_add(1);
-            match head.compare_exchange(number, next, Ordering::Relaxed, Ordering::Relaxed) {
-                Ok(_) => return Some(number),
-                Err(now) => number = now,
-            }
-        }
-        None
+    fn trail_entry(&self, number: u64) -> &TrailEntry {
+        &self.content().trail.entries[place(number)]
     }
 
     /// Reserves space for the trail up to the page of an entry.
@@ -178,6 +195,12 @@ impl Ledger {
         os::reserve(&file, offset(from), offset(end) - offset(from)).ok()?;
         reserved.fetch_max(end, Ordering::Relaxed);
         Some(())
+    }
+
+    /// Returns whether space is reserved for all entries of the trail, so that a full file system
+    /// keeps no event out.
+    pub fn has_whole_trail(&self) -> bool {
+        self.header().trail_reserved.load(Ordering::Relaxed) >= TRAIL as u64
     }
 
     /// Returns the number of events in the trail so far.
@@ -196,16 +219,22 @@ impl Ledger {
         (first..head)
             .filter(|number| (place(*number) as u64) < reserved)
             .filter_map(|number| self.one_of_trail(number))
-            .filter(|event| event.event.time_us <= until)
+            .filter(|event| event.last_us <= until)
             .collect()
     }
 
     fn one_of_trail(&self, number: u64) -> Option<TrailEvent> {
-        let entry = &self.content().trail.entries[place(number)];
-        let stamp = number.wrapping_add(1);
-        if entry.stamp.load(Ordering::Acquire) != stamp {
-            return None;
-        }
+        let entry = self.trail_entry(number);
+        let read = || {
+            let numbers = words(entry).map(|word| word.load(Ordering::Relaxed));
+            let command = load_bytes(&entry.command);
+            let function: [u8; FUNCTION_BYTES] = load_bytes(&entry.function);
+            let group: [u8; GROUP_BYTES] = load_bytes(&entry.group);
+            let holders: Vec<Holding> = entry.holders.iter().filter_map(Holder::load).collect();
+            (numbers, command, function, group, holders, entry.by.load())
+        };
+        let (numbers, command, function, group, holders, by) =
+            stamp::read(&entry.stamp, number, read)?;
         let [
             time_us,
             what,
@@ -217,16 +246,8 @@ impl Ledger {
             max,
             in_ring,
             cause,
-        ] = words(entry).map(|word| word.load(Ordering::Relaxed));
-        let command = load_bytes(&entry.command);
-        let function: [u8; 8 * layout::FUNCTION_WORDS] = load_bytes(&entry.function);
-        let group: [u8; GROUP_BYTES] = load_bytes(&entry.group);
-        let holders: Vec<Holding> = entry.holders.iter().filter_map(Holder::load).collect();
-        let by = entry.by.load();
-        fence(Ordering::Acquire);
-        if entry.stamp.load(Ordering::Relaxed) != stamp {
-            return None;
-        }
+            repeats,
+        ] = numbers;
         let (kind, device) = unpack(what)?;
         let process = Identity {
             pid: u32::try_from(pid).ok()?,
@@ -243,6 +264,8 @@ impl Ledger {
             charged,
             max,
         };
+        let repeats = Repeats::of(repeats, number).filter(|_| kind.repeats());
+        let repeats = repeats.unwrap_or_default();
         Some(TrailEvent {
             number,
             event: Event {
@@ -255,6 +278,8 @@ impl Ledger {
             holders,
             cause: Cause::of(cause),
             by,
+            repeats: repeats.count,
+            last_us: repeats.last_us(time_us),
         })
     }
 
@@ -277,6 +302,23 @@ impl Ledger {
             Some(Holding { process, bytes })
         })
     }
+}
+
+/// Takes the number of a new event from `head`. Calls `reserve` first, which reserves space for the
+/// event; returns `None` if that fails.
+pub(super) fn take_number(
+    head: &impl Word,
+    mut reserve: impl FnMut(u64) -> Option<()>,
+) -> Option<u64> {
+    let mut number = head.load(Ordering::Relaxed);
+    for _ in 0..ATTEMPTS {
+        reserve(number)?;
+        match head.replace(number, number.wrapping_add(1)) {
+            Ok(_) => return Some(number),
+            Err(now) => number = now,
+        }
+    }
+    None
 }
 
 impl Holder {
@@ -308,6 +350,7 @@ impl Holder {
     }
 }
 
+const FUNCTION_BYTES: usize = 8 * layout::FUNCTION_WORDS;
 const GROUP_BYTES: usize = 8 * layout::TRAIL_GROUP_WORDS;
 
 /// Returns the index of the entry of an event.
@@ -315,7 +358,7 @@ const fn place(number: u64) -> usize {
     (number % TRAIL as u64) as usize
 }
 
-fn words(entry: &TrailEntry) -> [&AtomicU64; 10] {
+fn words(entry: &TrailEntry) -> [&AtomicU64; 11] {
     [
         &entry.time,
         &entry.what,
@@ -327,17 +370,29 @@ fn words(entry: &TrailEntry) -> [&AtomicU64; 10] {
         &entry.max,
         &entry.in_ring,
         &entry.cause,
+        &entry.repeats,
     ]
 }
 
-/// Stores the name of a group. Of a name that does not fit, stores [`TrailEvent::CUT`] and the end.
-fn store_name(words: &[AtomicU64], name: &[u8]) {
+/// Returns bytes padded with zeros. Bytes that do not fit are cut off.
+fn padded<const N: usize>(bytes: &[u8]) -> [u8; N] {
+    let mut padded = [0; N];
+    padded
+        .iter_mut()
+        .zip(bytes)
+        .for_each(|(to, from)| *to = *from);
+    padded
+}
+
+/// Returns the name of a group padded with zeros. Of a name that does not fit, returns
+/// [`TrailEvent::CUT`] and the end.
+fn end_of(name: &[u8]) -> [u8; GROUP_BYTES] {
     match name.len().checked_sub(GROUP_BYTES) {
-        None | Some(0) => store_bytes(words, name),
+        None | Some(0) => padded(name),
         Some(more) => {
             let mut cut = [TrailEvent::CUT as u8; GROUP_BYTES];
             cut[1..].copy_from_slice(&name[more + 1..]);
-            store_bytes(words, &cut);
+            cut
         }
     }
 }

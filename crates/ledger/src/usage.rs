@@ -1,10 +1,11 @@
 //! The figures of a ledger in bytes: sums over all processes, and figures of each process.
 
-use super::atomic::{AtomicU64, Ordering};
+use super::atomic::Ordering;
 use super::charge::{self, UNIT};
 use super::layout::{DeviceStats, SlotPage};
 use super::owner::is_dead;
 use super::reap::{self, Witness};
+use super::wait::Request;
 use super::{Category, DeviceIndex, Ledger, orphans, os, slot};
 use gpulimit_base::identity::Identity;
 use std::time::Duration;
@@ -172,10 +173,16 @@ impl Ledger {
 
     /// Returns the living members, and the dead members whose memory the driver may still hold.
     pub fn processes(&self, witness: &dyn Witness) -> Vec<ProcessUsage> {
+        if self.high_water() == 0 {
+            return Vec::new();
+        }
         // Finding dead processes needs a descriptor of the ledger. If opening the ledger fails, all
         // processes count as living.
-        let file = self.place.open(false).ok();
+        let file = self.open_file(false).ok();
         let now = os::boot_ms();
+        // The words of each four devices are in another block of the file. Reading an unused block
+        // would make the file system reserve pages for it.
+        let devices: Vec<DeviceIndex> = self.devices().iter().map(|entry| entry.index).collect();
         let mut patience = Patience::default();
         let mut processes = Vec::new();
         for slot in 0..self.high_water() {
@@ -199,8 +206,8 @@ impl Ledger {
                 below: slot::read_below(page),
                 alive: !dead,
                 waits: waits(page).filter(|_| !dead),
-                devices: DeviceIndex::all()
-                    .filter_map(|device| device_usage(self, slot, device, &mut patience))
+                devices: (devices.iter())
+                    .filter_map(|device| device_usage(self, slot, *device, &mut patience))
                     .collect(),
             });
         }
@@ -242,13 +249,24 @@ impl Patience {
 /// Returns the request that waits. Any member can write these words, so the wait is never longer
 /// than the time since the process joined.
 fn waits(page: &SlotPage) -> Option<Waits> {
-    let (waiting, birth) = (&page.waiting, &page.owner.birth);
-    let word = |word: &AtomicU64| word.load(Ordering::Relaxed);
-    (waiting.ticket.load(Ordering::Acquire) != 0).then_some(Waits {
-        device: DeviceIndex::new(word(&waiting.device) as usize)?,
-        bytes: word(&waiting.bytes),
-        since_ms: word(&waiting.since).max(word(birth)),
+    let [device, bytes, since] = Request::of(&page.waiting).read()?;
+    let birth = page.owner.birth.load(Ordering::Relaxed);
+    let seen = page.waiting.seen.load(Ordering::Relaxed);
+    Some(Waits {
+        device: DeviceIndex::new(usize::try_from(device).ok()?)?,
+        bytes,
+        since_ms: by_own_clock(since.max(birth), seen),
     })
+}
+
+/// Converts the time when a request began to wait to this process's clock. The clock of a waiter in
+/// another time namespace can be ahead; the waiter's last look was at most a moment ago then.
+fn by_own_clock(since: u64, seen: u64) -> u64 {
+    let now = os::boot_ms();
+    match seen > now {
+        true => now.saturating_sub(seen.saturating_sub(since)),
+        false => since,
+    }
 }
 
 fn by(stats: &DeviceStats) -> [u64; Category::COUNT] {

@@ -8,7 +8,7 @@
 //! `waiting`, then reads the charges. At least one of the two sees the change of the other, so no
 //! waiter sleeps while there is room for it.
 
-use super::atomic::{Ordering, fence};
+use super::atomic::{AtomicU64, Ordering, Word, fence};
 use super::layout::{SlotPage, Waiting};
 use super::{DeviceIndex, Ledger, Slot, os, owner};
 use std::time::{Duration, Instant};
@@ -28,6 +28,73 @@ pub enum Turn {
     NotYet,
     /// The time for which the process is allowed to wait is over.
     Over,
+}
+
+/// How often a reader reads a request again that has changed meanwhile.
+const READINGS: u32 = 8;
+
+/// The words of a slot that tell of a waiting request.
+pub(super) struct Request<'a, W> {
+    /// The request's number in line; 0 if no request waits.
+    pub ticket: &'a W,
+    pub device: &'a W,
+    pub bytes: &'a W,
+    pub since: &'a W,
+}
+
+impl<'a> Request<'a, AtomicU64> {
+    pub(super) fn of(waiting: &'a Waiting) -> Self {
+        let Waiting {
+            ticket,
+            device,
+            bytes,
+            since,
+            ..
+        } = waiting;
+        Self {
+            ticket,
+            device,
+            bytes,
+            since,
+        }
+    }
+}
+
+impl<W: Word> Request<'_, W> {
+    /// Writes a request's number, device, bytes and time. The number comes last: a reader that sees
+    /// it sees the figures.
+    pub(super) fn write(&self, ticket: u64, figures: [u64; 3]) {
+        // A reader that sees a new figure beside the old number also sees that the number has
+        // changed.
+        W::fence(Ordering::Release);
+        let words = [self.device, self.bytes, self.since];
+        for (word, figure) in words.into_iter().zip(figures) {
+            word.store(figure, Ordering::Relaxed);
+        }
+        self.ticket.store(ticket, Ordering::Release);
+    }
+
+    /// Removes the request.
+    pub(super) fn erase(&self) {
+        self.ticket.store(0, Ordering::Release);
+    }
+
+    /// Returns the device, the bytes and the time of one request; `None` if no request waits.
+    pub(super) fn read(&self) -> Option<[u64; 3]> {
+        for _ in 0..READINGS {
+            let ticket = self.ticket.load(Ordering::Acquire);
+            if ticket == 0 {
+                break;
+            }
+            let words = [self.device, self.bytes, self.since];
+            let figures = words.map(|word| word.load(Ordering::Relaxed));
+            W::fence(Ordering::Acquire);
+            if self.ticket.load(Ordering::Relaxed) == ticket {
+                return Some(figures);
+            }
+        }
+        None
+    }
 }
 
 /// The place of a request in a group's line of waiting requests. Dropping it ends the wait.
@@ -50,18 +117,12 @@ impl<'a> Line<'a> {
             .tickets
             .fetch_add(1, Ordering::Relaxed)
             + 1;
-        let waiting = slot.waiting();
-        if waiting.ticket.load(Ordering::Relaxed) != 0 {
+        if !slot.enter_line() {
             return None;
         }
-        waiting.seen.store(os::boot_ms(), Ordering::Relaxed);
-        waiting
-            .ticket
-            .compare_exchange(0, ticket, Ordering::AcqRel, Ordering::Relaxed)
-            .ok()?;
-        waiting.device.store(device.get() as u64, Ordering::Relaxed);
-        waiting.bytes.store(bytes, Ordering::Relaxed);
-        waiting.since.store(os::boot_ms(), Ordering::Relaxed);
+        let (waiting, now) = (slot.waiting(), os::boot_ms());
+        waiting.seen.store(now, Ordering::Relaxed);
+        Request::of(waiting).write(ticket, [device.get() as u64, bytes, now]);
         let line = Self {
             slot,
             device,
@@ -105,7 +166,8 @@ impl<'a> Line<'a> {
 
 impl Drop for Line<'_> {
     fn drop(&mut self) {
-        self.slot.waiting().ticket.store(0, Ordering::Release);
+        Request::of(self.slot.waiting()).erase();
+        self.slot.leave_line();
         // Now the next waiter is first in line and may try to charge, so all waiters are woken.
         wake(self.slot.ledger());
     }
@@ -160,6 +222,27 @@ fn is_before(ledger: &Ledger, own: usize, device: DeviceIndex, ticket: u64) -> b
     false
 }
 
+/// Adds the wait of a dead process to the group's statistics, up to the process's last look at its
+/// place in line. The caller holds the slot's claim lock.
+pub(super) fn count_dead(ledger: &Ledger, slot: usize) {
+    let Waiting {
+        ticket,
+        device,
+        seen,
+        since,
+        ..
+    } = &ledger.content().slots[slot].waiting;
+    let word = |word: &AtomicU64| word.load(Ordering::Relaxed);
+    if word(ticket) == 0 {
+        return;
+    }
+    if let Some(device) = DeviceIndex::new(word(device) as usize) {
+        // Any member can write these words.
+        let waited = word(seen).saturating_sub(word(since)).min(os::boot_ms());
+        ledger.note_wait(device, Duration::from_millis(waited));
+    }
+}
+
 /// Returns whether other processes skip a waiter: it has not checked its place for too long.
 fn is_absent(waiting: &Waiting, now: u64) -> bool {
     now.saturating_sub(waiting.seen.load(Ordering::Relaxed)) > ABSENT_MS
@@ -197,7 +280,7 @@ fn wake(ledger: &Ledger) {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::scratch::{Scratch, stranger};
+    use crate::scratch::{Knows, Scratch, stranger};
 
     fn later() -> Instant {
         os::now() + Duration::from_secs(3600)
@@ -276,6 +359,29 @@ mod tests {
             scratch.somebody_waits(&slot, scratch.device),
             "a waiter whose recorded time is in the future counts"
         );
+    }
+
+    #[test]
+    fn the_wait_of_a_killed_process_counts_up_to_its_last_look() {
+        let scratch = Scratch::new();
+        let dead = scratch.dead(&stranger(1), 1, 0);
+        let waiting = &scratch.content().slots[dead].waiting;
+        let store = |word: &AtomicU64, value| word.store(value, Ordering::Relaxed);
+        store(&waiting.ticket, 1);
+        store(&waiting.device, scratch.device.get() as u64);
+        store(&waiting.since, 5_000);
+        store(&waiting.seen, 8_500);
+        for _ in 0..2 {
+            scratch.clean(&Knows(Some(false)));
+            let usage = scratch.usage(scratch.device);
+            assert_eq!((usage.waits, usage.waited_ms), (1, 3_500));
+        }
+        let dead = scratch.dead(&stranger(2), 0, 0);
+        let waiting = &scratch.content().slots[dead].waiting;
+        store(&waiting.ticket, 1);
+        store(&waiting.device, u64::MAX);
+        scratch.clean(&Knows(Some(false)));
+        assert_eq!(scratch.usage(scratch.device).waits, 1, "not possible");
     }
 
     #[test]

@@ -19,7 +19,7 @@ use gpulimit_base::device::DeviceId;
 use gpulimit_base::held_signals;
 use gpulimit_base::units::Size;
 use layout::{FORMAT, MAGIC, SIZE};
-use map::Map;
+use map::{Copied, Map};
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -189,6 +189,20 @@ impl Limits {
         })
     }
 
+    /// Returns all rules and options of a limits file. Reads the file once, which takes half the
+    /// system calls of a mapping.
+    pub fn read(path: &Path) -> Result<LimitSet, LimitsError> {
+        let copied = || {
+            let copy = Copied::of(&options(false).open(path).ok()?)?;
+            let is_whole = copy.magic.load(Ordering::Relaxed) == MAGIC
+                && copy.format.load(Ordering::Relaxed) == FORMAT
+                && copy.size.load(Ordering::Relaxed) == SIZE as u64;
+            is_whole.then(|| copy.rules())?
+        };
+        // The file may change while it is read, or may be faulty. The mapping tells.
+        copied().map_or_else(|| Self::open(path)?.rules(), Ok)
+    }
+
     /// Returns whether the file at the path is no longer the mapped file, so that [`Limits::write`]
     /// would not change the mapping.
     pub fn is_unlinked(&self) -> bool {
@@ -283,17 +297,21 @@ fn writers_lock(path: &Path) -> Result<File, LimitsError> {
         .map_err(LimitsError::io("open", &path))
 }
 
+fn options(write: bool) -> OpenOptions {
+    let mut options = OpenOptions::new();
+    // If the path is a FIFO, `O_NONBLOCK` keeps `open` from waiting for the FIFO's writer.
+    options
+        .read(true)
+        .write(write)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK);
+    options
+}
+
 /// Maps the limits file; returns the mapping, and the file's device number and inode.
 fn open(path: &Path, write: bool) -> Result<(Map, (u64, u64)), LimitsError> {
     let failed = |what| LimitsError::io(what, path);
     let damaged = |why| LimitsError::damaged(path, why);
-    let file = OpenOptions::new()
-        .read(true)
-        .write(write)
-        // If the path is a FIFO, `O_NONBLOCK` keeps this call from waiting for the FIFO's writer.
-        .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK)
-        .open(path)
-        .map_err(failed("open"))?;
+    let file = options(write).open(path).map_err(failed("open"))?;
     let about = file.metadata().map_err(failed("open"))?;
     if !about.is_file() {
         return Err(damaged("not a regular file"));
@@ -394,6 +412,21 @@ mod tests {
     }
 
     #[test]
+    fn a_file_that_is_read_has_the_rules_of_the_mapped_file() {
+        let place = Scratch::new();
+        Limits::create(&place.at("limits"), 0o600, &set()).expect("created");
+        for bytes in 1..6 {
+            assert_eq!(Limits::read(&place.at("limits")).expect("read"), {
+                let limits = Limits::open(&place.at("limits")).expect("opened");
+                limits.rules().expect("rules")
+            });
+            let change = |set: &mut LimitSet| set.set(Selector::All, Key::Max, Size::Bytes(bytes));
+            let written = Limits::write(&place.at("limits"), change).expect("written");
+            assert_eq!(Limits::read(&place.at("limits")).expect("read"), written);
+        }
+    }
+
+    #[test]
     fn no_rule_is_no_limit() {
         let place = Scratch::new();
         Limits::create(&place.at("limits"), 0o600, &LimitSet::default()).expect("created");
@@ -482,9 +515,12 @@ mod tests {
         let place = Scratch::new();
         let path = place.at("limits");
         let refused = |why: &str| {
-            let error = Limits::open(&path).err().expect(why).to_string();
-            assert!(error.contains(why), "{error}");
-            assert!(error.contains(&path.display().to_string()), "{error}");
+            let opened = Limits::open(&path).map(drop);
+            for refused in [opened, Limits::read(&path).map(drop)] {
+                let error = refused.expect_err(why).to_string();
+                assert!(error.contains(why), "{error}");
+                assert!(error.contains(&path.display().to_string()), "{error}");
+            }
         };
         refused("No such file");
         fs::write(&path, "short").expect("written");

@@ -2,11 +2,14 @@
 #![allow(unsafe_code)]
 
 use super::layout::{File, SIZE};
+use gpulimit_base::interrupted;
 use gpulimit_base::pages::Pages;
+use std::cell::UnsafeCell;
 use std::fs;
 use std::io;
 use std::ops::Deref;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 
 /// A limits file mapped into memory, shared with all processes that map it.
 pub(super) struct Map(Pages);
@@ -33,6 +36,32 @@ impl Deref for Map {
         // SAFETY: the mapping is page-aligned, has `SIZE` bytes and lives as long as `self`. Every
         // bit pattern is a valid `File`. `Limits` only loads through a read-only mapping.
         unsafe { self.0.start().cast().as_ref() }
+    }
+}
+
+/// The content of a limits file that was read once.
+#[repr(align(64))]
+pub(super) struct Copied(UnsafeCell<[u8; SIZE]>);
+
+const _: () = assert!(align_of::<Copied>() == align_of::<File>());
+
+impl Copied {
+    /// Reads `file`; `None` if the file has another length than [`SIZE`], or cannot be read.
+    pub(super) fn of(file: &fs::File) -> Option<Self> {
+        let mut bytes = [0; SIZE + 1];
+        let read = interrupted::again(|| file.read_at(&mut bytes, 0)).ok()?;
+        let content = bytes.get(..read)?.try_into().ok()?;
+        Some(Self(UnsafeCell::new(content)))
+    }
+}
+
+impl Deref for Copied {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        // SAFETY: the copy has the size and the alignment of `File`, and lives as long as `self`.
+        // Every bit pattern is a valid `File`. `Limits::read` only loads from the copy.
+        unsafe { &*self.0.get().cast() }
     }
 }
 

@@ -67,29 +67,47 @@ def merge(into, what):
             assert into.setdefault(key, value) == value, key
 merge(whole, patch)
 yaml.safe_dump(whole, open(sys.argv[3], 'w'))
+";
+
+/// Prints the init container's script.
+const SCRIPT: &str = "
 print(patch['spec']['template']['spec']['initContainers'][0]['command'][2], end='')
 ";
+
+/// Runs a program of Python with the modules of the schemas; returns its output.
+#[track_caller]
+fn python(program: &str, files: &[&Path]) -> String {
+    let output = Command::new("python3")
+        .args(["-c", program])
+        .args(files)
+        .env("PYTHONPATH", cached("kubernetes-validate"))
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .output()
+        .expect("python3");
+    assert!(output.status.success(), "{output:?}");
+    text(&output.stdout)
+}
+
+/// Merges the patch of a component into the DaemonSet, writes the result to `merged`, and checks it
+/// against the schemas. Returns the output of `more`, which is run after that.
+#[track_caller]
+fn merged(component: &str, merged: &Path, more: &str) -> String {
+    let daemonset = folder().join("daemonset.yaml");
+    let patch = folder().join(component).join("daemonset.yaml");
+    let said = python(&[MERGE, more].concat(), &[&daemonset, &patch, merged]);
+    for version in VERSIONS {
+        let output = validate(version, &[merged.to_owned()]);
+        assert!(output.status.success(), "{output:?}");
+    }
+    said
+}
 
 /// Runs the init container's script three times: on a new node, again, and with existing groups.
 #[test]
 fn the_root_gets_its_own_file_system() {
     let place = std::env::temp_dir().join(format!("gpulimit-own-{}", std::process::id()));
     fs::create_dir_all(&place).expect("a directory");
-    let merged = place.join("daemonset.yaml");
-    let output = Command::new("python3")
-        .args(["-c", MERGE])
-        .arg(folder().join("daemonset.yaml"))
-        .arg(folder().join("own-file-system/daemonset.yaml"))
-        .arg(&merged)
-        .env("PYTHONPATH", cached("kubernetes-validate"))
-        .output()
-        .expect("python3");
-    assert!(output.status.success(), "{output:?}");
-    let script = text(&output.stdout);
-    for version in VERSIONS {
-        let output = validate(version, std::slice::from_ref(&merged));
-        assert!(output.status.success(), "{output:?}");
-    }
+    let script = merged("own-file-system", &place.join("daemonset.yaml"), SCRIPT);
     let unit = fs::read_to_string(repository().join("config/systemd/run-gpulimit.mount"));
     let unit = unit.expect("there");
     let options = unit.lines().find_map(|line| line.strip_prefix("Options="));
@@ -113,6 +131,94 @@ fn the_root_gets_its_own_file_system() {
     // The `1` at the end of the output is the number of mounts in the node's own /run.
     assert_eq!(text(&output.stdout), "tmpfs\nx\nlab\n1\n", "{said}");
     assert!(said.contains("restart the node"), "{said}");
+}
+
+/// The fields of a PodMonitor that config/kubernetes uses, as the operator defines them
+/// (prometheus-operator 0.93, monitoring.coreos.com/v1).
+const POD_MONITOR: &str = r#"
+import sys, yaml, jsonschema
+def fields(required, **properties):
+    return {"type": "object", "properties": properties, "required": required,
+            "additionalProperties": False}
+text, labels = {"type": "string"}, {"type": "object", "additionalProperties": {"type": "string"}}
+name = {"type": "string", "pattern": "^[a-zA-Z_][a-zA-Z0-9_]*$"}
+relabeling = fields([], sourceLabels={"type": "array", "items": name}, targetLabel=text,
+                    replacement=text, regex=text, action={"enum": ["replace", "labeldrop"]})
+endpoint = fields([], port=text, path=text, honorLabels={"type": "boolean"},
+    interval={"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"},
+    scheme={"enum": ["http", "https"]},
+    tlsConfig=fields([], ca=fields([], secret=fields(["key"], name=text, key=text)),
+                     serverName=text),
+    authorization=fields([], type=text, credentials=fields(["key"], name=text, key=text)),
+    relabelings={"type": "array", "items": relabeling})
+spec = fields(["selector"], selector=fields([], matchLabels=labels), jobLabel=text,
+              podMetricsEndpoints={"type": "array", "items": endpoint})
+schema = fields(["spec"], apiVersion={"const": "monitoring.coreos.com/v1"},
+    kind={"const": "PodMonitor"}, metadata=fields([], name=text, namespace=text, labels=labels),
+    spec=spec)
+monitor = yaml.safe_load(open(sys.argv[1]))
+jsonschema.validate(monitor, schema)
+for wrong in ("honourLabels", "targetPort"):
+    try:
+        jsonschema.validate({**monitor, "spec": {**monitor["spec"], wrong: True}}, schema)
+    except jsonschema.ValidationError:
+        continue
+    sys.exit(f"{wrong} is accepted")
+"#;
+
+/// Prometheus finds the sidecar by its pod's label and its port, and has its token.
+#[test]
+fn monitoring_runs_beside_the_plugin() {
+    let place = std::env::temp_dir().join(format!("gpulimit-monitoring-{}", std::process::id()));
+    fs::create_dir_all(&place).expect("a directory");
+    let daemonset = place.join("daemonset.yaml");
+    merged("monitoring", &daemonset, "");
+    let whole = fs::read_to_string(&daemonset).expect("merged");
+    fs::remove_dir_all(&place).expect("removed");
+    python(
+        POD_MONITOR,
+        &[&folder().join("monitoring/pod-monitor.yaml")],
+    );
+    let monitor = read("monitoring/pod-monitor.yaml");
+    let label = "app.kubernetes.io/name";
+    assert_eq!(values(&monitor, label), [values(&whole, label)[0]]);
+    let sidecars = read("monitoring/daemonset.yaml");
+    let (serve, nginx) = sidecars
+        .split_once("- name: tls\n")
+        .expect("two containers");
+    let proxy = read("monitoring/nginx.conf");
+    let has = |text: &str, part: &str| assert!(text.contains(part), "{part}: {text}");
+    let port = |text: &str| values(text, "containerPort")[0].to_owned();
+    has(nginx, &format!("- name: {}\n", values(&monitor, "port")[0]));
+    has(&proxy, &format!("listen {} ssl;", port(nginx)));
+    has(serve, "--listen=127.0.0.1:13900");
+    has(&proxy, "proxy_pass http://127.0.0.1:13900;");
+    // Secrets and the configuration are where the containers look for them.
+    has(
+        &read("monitoring/kustomization.yaml"),
+        "- name: gpulimit-serve-proxy\n",
+    );
+    has(nginx, "- /etc/gpulimit-serve-proxy/nginx.conf\n");
+    has(&proxy, "/etc/gpulimit-serve-tls/tls.key;");
+    let secrets = values(&sidecars, "secretName");
+    assert_eq!(secrets, ["gpulimit-serve", "gpulimit-serve-tls"]);
+    for secret in secrets {
+        has(&monitor, &format!("name: {secret}\n"));
+        has(&sidecars, &format!("mountPath: /etc/{secret}"));
+    }
+    assert_eq!(values(&monitor, "key"), ["ca.crt", "token"]);
+    has(serve, "--token-file=/etc/gpulimit-serve/token\n");
+    has(serve, "mountPath: /etc/gpulimit-serve/token\n");
+    assert_eq!(values(serve, "subPath"), ["token"]);
+    // The server is of the plugin's image, sees the same groups, and can write none of its files.
+    assert_eq!(
+        values(serve, "image"),
+        values(&read("daemonset.yaml"), "image")
+    );
+    let root = Options::parse_from(["plugin"]).root;
+    let mounts = values(serve, "mountPath");
+    assert_eq!(Path::new(mounts[0]), root);
+    assert_eq!(values(serve, "readOnly"), vec!["true"; mounts.len()]);
 }
 
 #[test]

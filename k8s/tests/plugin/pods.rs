@@ -1,6 +1,7 @@
 //! Tests that groups are removed when kubelet says that no pod uses them.
 
 use crate::rig::{Node, gpu_script, group_of};
+use gpulimit_group::pod::Pod;
 use gpulimit_programs::world::{Session, eventually};
 use std::fs;
 
@@ -24,6 +25,10 @@ fn groups_are_removed_with_their_pods() {
     for (name, pod) in names.iter().zip(["a", "b", "c"]) {
         node.plugin
             .says(&format!("{name} belongs to default/{pod}/main"));
+        let group = node.world.root().group(name).unwrap();
+        let container = Pod::of(&group).expect("written before the message");
+        let names = [&container.namespace, &container.pod, &container.container];
+        assert_eq!(names, ["default", pod, "main"]);
     }
     let mut program = start(&node, &names[2]);
     program.expect(&[("alloc a 100M", "0")]);

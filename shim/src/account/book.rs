@@ -268,6 +268,9 @@ impl Book {
     pub fn adjust_idle(&self, change: i64) {
         if change != 0 {
             self.count_idle(change);
+            if change < 0 {
+                self.member.note_use(&self.device, change.unsigned_abs());
+            }
             self.show_reclaimable();
         }
     }

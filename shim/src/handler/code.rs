@@ -11,6 +11,7 @@ use crate::abi::{
 use crate::account::BLOCK;
 use crate::account::contexts::current_context;
 use crate::account::handles::{Kind, Origin};
+use crate::account::known_images::KnownImages;
 use crate::driver::Real;
 use crate::driver::capture::relaxed;
 use crate::driver::cuda;
@@ -21,11 +22,16 @@ use crate::handler::{handles, lazy, managed};
 use crate::image::{self, Needs};
 
 fn needs(call: Call, image: Image) -> Needs {
-    image::needs(image, &|| call.process.capabilities())
+    image::needs(
+        image,
+        &|| call.process.capabilities(),
+        &KnownImages(call.process),
+    )
 }
 
 fn needs_of_file(call: Call, path: FileName) -> Needs {
-    image::needs_of_file(path, &|| call.process.capabilities())
+    let known = KnownImages(call.process);
+    image::needs_of_file(path, &|| call.process.capabilities(), &known)
 }
 
 /// Runs `real`, the driver's function that loads code, and charges the memory in `needs` before it.

@@ -6,8 +6,8 @@ use gpulimit_fatbin::{lz4, needs_of_bytes, zstd};
 
 pub fn any(bytes: &[u8]) {
     for capabilities in [&[][..], &[90], &[75, 80, 120]] {
-        let needs = needs_of_bytes(bytes, &|| capabilities.to_vec());
-        assert_eq!(needs, needs_of_bytes(bytes, &|| capabilities.to_vec()));
+        let needs = needs_of_bytes(bytes, &|| capabilities.to_vec(), &());
+        assert_eq!(needs, needs_of_bytes(bytes, &|| capabilities.to_vec(), &()));
     }
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 from harness import (
@@ -57,13 +58,10 @@ def is_silent(program: Program, seconds: float) -> bool:
 
 
 def events(name: str) -> list[str]:
-    """Returns the kinds of the events of a group."""
-    answer = gpulimit("events", name, "--json")
-    return [
-        kind
-        for kind in ("refusal", "wait", "granted", "high", "kill", "reap")
-        for _ in range(answer.stdout.count(f'"{kind}"'))
-    ]
+    """Returns the kinds of the events of a group; a line can stand for several events."""
+    lines = gpulimit("events", name, "--json").stdout.splitlines()
+    found = [json.loads(line) for line in lines]
+    return [event["event"] for event in found for _ in range(event["count"])]
 
 
 @check("groups-levels", timeout=60)

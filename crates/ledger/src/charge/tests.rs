@@ -12,6 +12,8 @@ type Script<'a> = Box<dyn FnMut(u32, &[AtomicU64]) + 'a>;
 /// A ledger whose words the test writes. Slot 0 belongs to the process under test.
 struct Plain<'a> {
     words: Vec<AtomicU64>,
+    /// The idle bytes beside each word.
+    idle: Vec<AtomicU64>,
     high_water: AtomicU64,
     max: u64,
     trusted: bool,
@@ -24,12 +26,16 @@ struct Plain<'a> {
     /// Sum of all changes of the process's word, in units.
     kept: Cell<i64>,
     noted: Cell<Option<(u64, u64)>>,
+    records: bool,
+    /// The usage before the last recorded grant, and its rise.
+    recorded: Cell<Option<(Option<u64>, u64)>>,
 }
 
 impl Plain<'_> {
     fn new(max: u64, words: &[u64]) -> Self {
         Self {
             words: words.iter().copied().map(AtomicU64::new).collect(),
+            idle: words.iter().map(|_| AtomicU64::new(0)).collect(),
             high_water: AtomicU64::new(words.len() as u64),
             max,
             trusted: true,
@@ -39,7 +45,21 @@ impl Plain<'_> {
             ended: Cell::new(0),
             kept: Cell::new(0),
             noted: Cell::new(None),
+            records: false,
+            recorded: Cell::new(None),
         }
+    }
+
+    /// Makes the ledger record its usage. `idle` are the idle units of each slot.
+    fn recording(mut self, idle: &[u64]) -> Self {
+        self.idle = idle.iter().map(|n| AtomicU64::new(n * UNIT)).collect();
+        self.records = true;
+        self
+    }
+
+    fn charge(&self, slot: usize) -> Charged<'_, AtomicU64> {
+        let (word, idle) = (&self.words[slot], &self.idle[slot]);
+        Charged { word, idle }
     }
 
     fn own_word(&self) -> u64 {
@@ -66,32 +86,40 @@ impl<'a> Plain<'a> {
 impl Rung for Plain<'_> {
     type Word = AtomicU64;
 
-    fn own(&self) -> &AtomicU64 {
-        &self.words[0]
+    fn own(&self) -> Charged<'_, AtomicU64> {
+        self.charge(0)
     }
 
     fn high_water(&self) -> &AtomicU64 {
         &self.high_water
     }
 
-    fn words<'a>(&'a self, high_water: u64) -> impl Iterator<Item = &'a AtomicU64>
+    fn charges<'a>(&'a self, high_water: u64) -> impl Iterator<Item = Charged<'a, AtomicU64>>
     where
         Self::Word: 'a,
     {
         self.looks.set(self.looks.get() + 1);
         self.script.borrow_mut()(self.looks.get(), &self.words);
-        self.words[..high_water as usize].iter()
+        (0..high_water as usize).map(|slot| self.charge(slot))
     }
 
     fn max(&self) -> u64 {
         self.max
     }
 
-    fn note(&self, total: u64, own: u64, _: u64) {
+    fn records(&self) -> bool {
+        self.records
+    }
+
+    fn note(&self, total: u64, own: u64, _: &AtomicU64) {
         self.noted.set(Some((total, own)));
     }
 
-    fn begin(&self) -> bool {
+    fn record(&self, _: Tick, before: Option<u64>, rise: u64) {
+        self.recorded.set(Some((before, rise)));
+    }
+
+    fn begin(&self, _: &AtomicU64, _: Option<Tick>) -> bool {
         self.begun.set(self.begun.get() + 1);
         self.trusted
     }
@@ -184,14 +212,14 @@ fn a_word_has_two_halves() {
 #[test]
 fn an_exact_fit_is_granted_and_a_failed_attempt_leaves_no_trace() {
     let level = [Plain::new(10, &[2, 3])];
-    assert_eq!(attempt(&level, 0, 5, &()), Ok(()));
+    assert_eq!(attempt(&level, 5, &()), Ok(()));
     assert_eq!(level[0].own_word(), 7);
     assert_eq!(
         level[0].noted.get(),
         Some((10, 7)),
         "the peaks of all processes and of this process are recorded"
     );
-    assert_eq!(attempt(&level, 0, 1, &()), Err(0));
+    assert_eq!(attempt(&level, 1, &()), Err(0));
     assert_eq!(level[0].own_word(), 7);
     assert_eq!(level[0].kept.get(), 5);
     assert!(level[0].is_balanced());
@@ -200,8 +228,8 @@ fn an_exact_fit_is_granted_and_a_failed_attempt_leaves_no_trace() {
 #[test]
 fn undecided_requests_of_others_stand_in_the_way() {
     let level = [Plain::new(10, &[0, word(4, 4)])];
-    assert_eq!(attempt(&level, 0, 7, &()), Err(0));
-    assert_eq!(attempt(&level, 0, 6, &()), Ok(()));
+    assert_eq!(attempt(&level, 7, &()), Err(0));
+    assert_eq!(attempt(&level, 6, &()), Ok(()));
 }
 
 /// A test's idle counter. Each of its changes records the words of the process under test.
@@ -236,10 +264,10 @@ impl Idle for Watch<'_> {
 fn the_idle_counter_changes_while_all_levels_are_undecided() {
     let levels = [Plain::new(10, &[2]), Plain::new(9, &[1, 3])];
     let idle = Watch::over(&levels);
-    assert_eq!(attempt(&levels, 0, 6, &idle), Err(1));
+    assert_eq!(attempt(&levels, 6, &idle), Err(1));
     assert_eq!(idle.told(), [], "a refused request is not counted");
     let idle = Watch::over(&levels);
-    assert_eq!(attempt(&levels, 0, 5, &idle), Ok(()));
+    assert_eq!(attempt(&levels, 5, &idle), Ok(()));
     assert_eq!(idle.told(), [("add", vec![word(7, 5), word(6, 5)])]);
     let idle = Watch::over(&levels);
     uncharge_idle(&levels, 5, &idle);
@@ -260,8 +288,42 @@ fn the_idle_counter_changes_while_all_levels_are_undecided() {
 #[test]
 fn undecided_requests_are_not_part_of_a_peak() {
     let level = [Plain::new(20, &[word(5, 2), word(6, 4)])];
-    assert_eq!(attempt(&level, 0, 3, &()), Ok(()));
+    assert_eq!(attempt(&level, 3, &()), Ok(()));
     assert_eq!(level[0].noted.get(), Some((3 + 3 + 2, 3 + 3)));
+}
+
+/// Charges 5 units beside others' words and idle units, and returns what was recorded.
+fn recorded(words: &[u64], idle: &[u64]) -> (Option<u64>, u64) {
+    let level = [Plain::new(100, words).recording(idle)];
+    assert_eq!(attempt(&level, 5, &()), Ok(()));
+    assert_eq!(
+        level[0].looks.get(),
+        1,
+        "one look at the words of all members"
+    );
+    level[0].recorded.get().expect("recorded")
+}
+
+#[test]
+fn a_grant_records_the_usage_that_its_look_has_seen() {
+    let before = 10 - 4 + 20 - 3;
+    assert_eq!(recorded(&[10, 20, 0], &[4, 3, 0]), (Some(before), 5));
+    let undecided = 7 | 2 << 32;
+    assert_eq!(recorded(&[10, undecided], &[0, 0]), (None, 5), "unknown");
+    assert_eq!(recorded(&[10, 20], &[0, 31]), (None, 5), "impossible");
+    assert_eq!(recorded(&[10, 20], &[u64::MAX / UNIT, 0]), (None, 5));
+}
+
+#[test]
+fn the_usage_beside_an_undecided_request_or_impossible_idle_bytes_is_that_of_the_others() {
+    let in_use = |words: &[u64], idle: &[u64]| {
+        let level = Plain::new(100, words).recording(idle);
+        in_use(|| level.charges(words.len() as u64), || {})
+    };
+    assert_eq!(in_use(&[10, 20, 0], &[4, 3, 0]), 6 + 17);
+    assert_eq!(in_use(&[10, 7 | 2 << 32], &[1, 1]), 9 + 4);
+    assert_eq!(in_use(&[10, 20], &[0, 31]), 10);
+    assert_eq!(in_use(&[10, 20], &[u64::MAX / UNIT, 0]), 20);
 }
 
 #[test]
@@ -305,18 +367,18 @@ fn a_word_and_its_figure_are_read_between_requests() {
 fn slots_above_high_water_do_not_count() {
     let level = [Plain::new(10, &[0, 0, 9])];
     level[0].high_water.store(2, Ordering::Relaxed);
-    assert_eq!(attempt(&level, 0, 10, &()), Ok(()));
+    assert_eq!(attempt(&level, 10, &()), Ok(()));
 }
 
 #[test]
 fn a_level_that_refuses_undoes_those_below() {
     let levels = [Plain::new(10, &[0]), Plain::new(10, &[0, 8])];
-    assert_eq!(attempt(&levels, 0, 3, &()), Err(1));
+    assert_eq!(attempt(&levels, 3, &()), Err(1));
     for level in &levels {
         assert_eq!((level.own_word(), level.kept.get()), (0, 0));
         assert!(level.is_balanced() && level.noted.get().is_none());
     }
-    assert_eq!(attempt(&levels, 0, 2, &()), Ok(()));
+    assert_eq!(attempt(&levels, 2, &()), Ok(()));
     assert_eq!((levels[0].own_word(), levels[1].own_word()), (2, 2));
 }
 
@@ -324,7 +386,7 @@ fn a_level_that_refuses_undoes_those_below() {
 fn a_process_with_a_changed_word_is_granted_no_request() {
     let mut level = [Plain::new(10, &[0])];
     level[0].trusted = false;
-    assert_eq!(attempt(&level, 0, 1, &()), Err(0));
+    assert_eq!(attempt(&level, 1, &()), Err(0));
     assert_eq!(level[0].own_word(), 0);
     assert!(level[0].is_balanced());
 }
@@ -332,14 +394,14 @@ fn a_process_with_a_changed_word_is_granted_no_request() {
 #[test]
 fn a_word_is_bounded() {
     let level = [Plain::new(u64::MAX, &[WORD_MAX - 2])];
-    assert_eq!(attempt(&level, 0, 3, &()), Err(0));
+    assert_eq!(attempt(&level, 3, &()), Err(0));
     add_unchecked(&level, 3);
     assert_eq!(
         level[0].own_word(),
         WORD_MAX - 2,
         "units that would overflow the word are not charged"
     );
-    assert_eq!(attempt(&level, 0, 1, &()), Ok(()));
+    assert_eq!(attempt(&level, 1, &()), Ok(()));
     add_unchecked(&level, 1);
     assert_eq!(level[0].own_word(), WORD_MAX);
     assert_eq!(level[0].kept.get(), 2);
@@ -450,7 +512,7 @@ fn a_request_that_fits_by_now_is_granted_without_any_remedy() {
 fn own_idle_memory_is_reclaimed_a_bounded_number_of_times() {
     let level = [Plain::new(10, &[10])];
     let mut around = Around {
-        reclaim: Some(Box::new(|_| take_out(level[0].own(), 1) == 1)),
+        reclaim: Some(Box::new(|_| take_out(level[0].own().word, 1) == 1)),
         ..Around::default()
     };
     assert_eq!(contend(&level, 3, 0, &mut around, &()), Ok(()));

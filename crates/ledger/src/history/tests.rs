@@ -109,6 +109,38 @@ fn memory_that_is_charged_ahead_is_usage_once_it_is_used() {
 }
 
 #[test]
+fn idle_memory_of_a_member_that_comes_into_use_is_recorded() {
+    let scratch = Scratch::with_history();
+    let (slot, other) = (scratch.join(), scratch.join());
+    slot.publish_idle(scratch.device, 8 * UNIT);
+    charge(&scratch, &slot, 10);
+    charge(&scratch, &other, 20);
+    forget(&scratch);
+    slot.publish_idle(scratch.device, 3 * UNIT);
+    assert_eq!(extremes(&scratch, Resolution::Minutes), (0, 0));
+    slot.note_use(scratch.device, 5 * UNIT);
+    assert_eq!(extremes(&scratch, Resolution::Minutes), (27, 22));
+}
+
+#[test]
+fn a_peak_is_recorded_again_in_the_next_second() {
+    let scratch = Scratch::with_history();
+    let slot = scratch.join();
+    for second in [NOW, NOW, NOW + 1, NOW + 1] {
+        slot.note_between(scratch.device, second, 20, 10);
+        let read = history(&scratch).read(Resolution::Seconds, second);
+        assert_eq!(read.last(), Some(&period(second, 20, 10)));
+    }
+    // Another member has changed both figures.
+    history(&scratch).note(NOW + 1, 30, 5);
+    slot.note_between(scratch.device, NOW + 1, 21, 10);
+    slot.note_between(scratch.device, NOW + 1, 29, 6);
+    slot.note_between(scratch.device, NOW + 1, 31, 4);
+    let read = history(&scratch).read(Resolution::Seconds, NOW + 1);
+    assert_eq!(read, [period(NOW, 20, 10), period(NOW + 1, 31, 4)]);
+}
+
+#[test]
 fn a_bucket_keeps_the_extremes_of_its_period() {
     let scratch = Scratch::with_history();
     let history = history(&scratch);
@@ -116,9 +148,11 @@ fn a_bucket_keeps_the_extremes_of_its_period() {
     history.note(NOW, 15, 12);
     history.note(NOW + 1, 12, 5);
     history.note(NOW + 1, 30, 11);
-    assert!(history.includes(NOW + 1, 30, 5) && history.includes(NOW + 1, 6, 6));
-    assert!(!history.includes(NOW + 1, 31, 6) && !history.includes(NOW + 1, 6, 4));
-    assert!(!history.includes(NOW + 2, 6, 6), "another second");
+    let words = history.extremes(NOW + 1);
+    assert!(includes(words, NOW + 1, 30, 5) && includes(words, NOW + 1, 6, 6));
+    assert!(!includes(words, NOW + 1, 31, 6) && !includes(words, NOW + 1, 6, 4));
+    assert!(!includes(words, NOW + 2, 6, 6), "another second");
+    assert!(!includes(words, NOW, 6, 6), "the second before");
     assert_eq!(
         history.read(Resolution::Seconds, NOW + 1),
         [period(NOW, 20, 10), period(NOW + 1, 30, 5)]
@@ -251,7 +285,8 @@ fn changed_ago(scratch: &Scratch, slot: &Slot, ms: u64) {
     let stats = slot.stats(scratch.device);
     stats.changed.store(os::wall_ms() - ms, Ordering::Relaxed);
     let timed = &slot.timed[scratch.device.get()];
-    timed.store(os::steady_ms() - ms, Ordering::Relaxed);
+    timed.tick.store(0, Ordering::Relaxed);
+    timed.steady.store(os::steady_ms() - ms, Ordering::Relaxed);
     let owner = &scratch.content().slots[slot.index()].owner;
     owner.birth.store(os::boot_ms() - ms, Ordering::Relaxed);
 }
@@ -307,6 +342,7 @@ fn a_dead_process_is_billed_once() {
     stats
         .changed
         .store(os::wall_ms() - 5_000, Ordering::Relaxed);
+    page.alive_at.store(os::wall_ms(), Ordering::Relaxed);
     let before = bill(&scratch, Some(4711));
     assert!((450..500).contains(&before), "{before}");
     scratch.clean(&Knows(Some(false)));
@@ -314,6 +350,129 @@ fn a_dead_process_is_billed_once() {
     assert!((before..before + 300).contains(&after), "{after}");
     scratch.clean(&Knows(Some(false)));
     assert_eq!(bill(&scratch, Some(4711)), after);
+}
+
+/// An older build, or a killed writer, has left no time of a change.
+#[test]
+fn a_dead_process_without_the_time_of_a_change_is_billed_what_it_recorded() {
+    let scratch = Scratch::with_history();
+    let slot = killed(&scratch, 4712);
+    let page = &scratch.content().slots[slot];
+    let stats = &page.stats[scratch.device.get()];
+    stats.changed.store(0, Ordering::Relaxed);
+    page.alive_at.store(os::wall_ms(), Ordering::Relaxed);
+    page.owner
+        .dead_since
+        .store(os::boot_ms(), Ordering::Relaxed);
+    assert_eq!(bill(&scratch, Some(4712)), 20);
+}
+
+/// Returns the slot of a user's process that was killed: it joined and charged 10 units a minute
+/// ago, and changed its charge 2 seconds later for the last time.
+fn killed(scratch: &Scratch, uid: u32) -> usize {
+    let who = Identity {
+        uid,
+        ..stranger(uid)
+    };
+    let dead = scratch.dead(&who, 10, 0);
+    let page = &scratch.content().slots[dead];
+    let stats = &page.stats[scratch.device.get()];
+    stats.unit_ms.store(20_000, Ordering::Relaxed);
+    let (boot, wall) = (os::boot_ms(), os::wall_ms());
+    page.owner.birth.store(boot - 60_000, Ordering::Relaxed);
+    stats.changed.store(wall - 58_000, Ordering::Relaxed);
+    dead
+}
+
+/// Makes a process appear to have been found dead 30 seconds after it joined.
+fn found_dead(scratch: &Scratch, slot: usize) {
+    let owner = &scratch.content().slots[slot].owner;
+    let birth = owner.birth.load(Ordering::Relaxed);
+    owner.dead_since.store(birth + 30_000, Ordering::Relaxed);
+}
+
+/// Returns the sure and the uncertain bill of a user for the device, in units times seconds.
+fn both(scratch: &Scratch, uid: Option<u32>) -> (u64, u64) {
+    let bills = scratch.bills();
+    let own = |bill: &&Bill| bill.uid == uid && bill.device == scratch.device;
+    let bill = bills.iter().find(own).expect("billed");
+    let seconds = |bytes: u128| (bytes / u128::from(UNIT)) as u64;
+    (seconds(bill.byte_seconds), seconds(bill.uncertain))
+}
+
+#[test]
+fn the_time_in_which_a_process_may_have_been_dead_is_no_sure_bill() {
+    let scratch = Scratch::with_history();
+    let _alive = scratch.join();
+    let dead = killed(&scratch, 4711);
+    let (sure, uncertain) = both(&scratch, Some(4711));
+    assert!(sure == 20 && uncertain >= 570, "{sure}, {uncertain}");
+    found_dead(&scratch, dead);
+    let (sure, uncertain) = both(&scratch, Some(4711));
+    assert!(sure == 20 && (270..400).contains(&uncertain), "{uncertain}");
+    scratch.clean(&Knows(Some(false)));
+    let folded = both(&scratch, Some(4711));
+    assert!(
+        folded.0 == 20 && (270..400).contains(&folded.1),
+        "{folded:?}"
+    );
+    scratch.clean(&Knows(Some(false)));
+    assert_eq!(both(&scratch, Some(4711)), folded);
+}
+
+#[test]
+fn a_process_is_billed_up_to_the_last_look_that_found_it_alive() {
+    let scratch = Scratch::with_history();
+    let _alive = scratch.join();
+    let dead = killed(&scratch, 4711);
+    found_dead(&scratch, dead);
+    let page = &scratch.content().slots[dead];
+    let changed = page.stats[scratch.device.get()]
+        .changed
+        .load(Ordering::Relaxed);
+    page.alive_at.store(changed + 13_000, Ordering::Relaxed);
+    let (sure, uncertain) = both(&scratch, Some(4711));
+    assert_eq!(sure, 20 + 130);
+    assert!((140..270).contains(&uncertain), "{uncertain}");
+    // Any member can write a time that cannot be.
+    page.alive_at.store(u64::MAX, Ordering::Relaxed);
+    let (sure, uncertain) = both(&scratch, Some(4711));
+    assert!((290..400).contains(&sure) && uncertain == 0, "{sure}");
+}
+
+#[test]
+fn uncertain_bills_of_users_without_an_entry_are_kept() {
+    let scratch = Scratch::with_history();
+    let _alive = scratch.join();
+    for uid in 0..layout::USERS as u32 {
+        scratch.bill_of(uid, scratch.device, true);
+    }
+    let dead = killed(&scratch, 4711);
+    found_dead(&scratch, dead);
+    scratch.clean(&Knows(Some(false)));
+    let (sure, uncertain) = both(&scratch, None);
+    assert!(sure == 20 && (270..400).contains(&uncertain), "{uncertain}");
+}
+
+#[test]
+fn a_process_that_joins_looks_for_dead_members() {
+    for scratch in [Scratch::with_history(), Scratch::new()] {
+        let living = scratch.join();
+        charge(&scratch, &living, 5);
+        let dead = killed(&scratch, 4711);
+        let page = |slot: usize| &scratch.content().slots[slot];
+        let signs = || {
+            let words = [&page(dead).owner.dead_since, &page(living.index()).alive_at];
+            words.map(|word| word.load(Ordering::Relaxed) != 0)
+        };
+        assert_eq!(signs(), [false; 2]);
+        // The first process that joined may have looked just before.
+        let looked_at = &scratch.header().looked_at;
+        looked_at.store(u64::MAX, Ordering::Relaxed);
+        scratch.join();
+        assert_eq!(signs(), [scratch.keeps_history(); 2]);
+        assert_eq!(scratch.charged(scratch.device), 15 * UNIT, "it drains");
+    }
 }
 
 #[test]
@@ -333,36 +492,43 @@ fn a_forged_charge_over_time_is_no_more_than_the_device_can_hold() {
 }
 
 #[test]
+fn a_process_of_another_time_namespace_is_billed() {
+    let scratch = Scratch::with_history();
+    let slot = scratch.join();
+    charge(&scratch, &slot, 10);
+    changed_ago(&scratch, &slot, 60_000);
+    let owner = &scratch.content().slots[slot.index()].owner;
+    let later = os::boot_ms() + 1_000_000_000;
+    owner.birth.store(later, Ordering::Relaxed);
+    let bill = bill(&scratch, Some(Identity::of_self().uid));
+    assert!((600..660).contains(&bill), "{bill}");
+}
+
+#[test]
+fn a_wall_clock_that_was_set_forward_adds_at_most_the_age_of_the_process() {
+    let scratch = Scratch::with_history();
+    let slot = scratch.join();
+    charge(&scratch, &slot, 10);
+    changed_ago(&scratch, &slot, 60_000);
+    let stats = slot.stats(scratch.device);
+    let day = os::wall_ms() - 86_400_000;
+    stats.changed.store(day, Ordering::Relaxed);
+    let bill = bill(&scratch, Some(Identity::of_self().uid));
+    assert!((600..660).contains(&bill), "{bill}");
+}
+
+#[test]
 fn users_without_an_entry_share_the_last_one() {
     let scratch = Scratch::with_history();
     let last = layout::USERS as u32 - 1;
     for uid in 0..last + 5 {
-        let bill = scratch.bill_of(uid);
-        bill.unit_ms[scratch.device.get()].fetch_add(1_000, Ordering::Relaxed);
+        let bill = scratch.bill_of(uid, scratch.device, true);
+        bill.fetch_add(1_000, Ordering::Relaxed);
     }
     assert_eq!(bill(&scratch, Some(0)), 1);
     assert_eq!(bill(&scratch, Some(last - 1)), 1);
     assert_eq!(bill(&scratch, Some(last)), 0);
     assert_eq!(bill(&scratch, None), 5);
-}
-
-#[test]
-fn the_last_change_is_that_of_any_member_and_not_of_the_future() {
-    let scratch = Scratch::with_history();
-    let (slot, other) = (scratch.join(), scratch.join());
-    assert_eq!(scratch.last_change(scratch.device), None);
-    charge(&scratch, &slot, 1);
-    let before = os::wall_ms();
-    changed_ago(&scratch, &slot, 9_000);
-    charge(&scratch, &other, 1);
-    let change = scratch.last_change(scratch.device).expect("changed");
-    assert!((before..before + 60_000).contains(&change));
-    let stats = other.stats(scratch.device);
-    stats
-        .changed
-        .store(os::wall_ms() + 60_000, Ordering::Relaxed);
-    let change = scratch.last_change(scratch.device).expect("changed");
-    assert!(change < before, "the other slot's");
 }
 
 #[test]
@@ -384,6 +550,11 @@ fn a_waiting_request_names_its_bytes_and_its_begin() {
     birth.store(5_000, Ordering::Relaxed);
     assert_eq!(waits_since(1).since_ms, 5_000);
     assert_eq!(waits_since(u64::MAX).waited(), Duration::ZERO);
+    // The clock of another time namespace is ahead.
+    let seen = &slot.waiting().seen;
+    seen.store(os::boot_ms() + 1_000_000_000, Ordering::Relaxed);
+    let waits = waits_since(os::boot_ms() + 1_000_000_000 - 7_000);
+    assert!((6..60).contains(&waits.waited().as_secs()), "{waits:?}");
 }
 
 /// Makes all rings of the device empty.

@@ -266,7 +266,7 @@ fn deciding_levels_one_by_one_is_detected() {
     fn wrong(levels: &[Level<'_>], n: u64) -> bool {
         let passed = levels
             .iter()
-            .take_while(|level| charge::attempt(std::slice::from_ref(*level), 0, n, &()).is_ok())
+            .take_while(|level| charge::attempt(std::slice::from_ref(*level), n, &()).is_ok())
             .count();
         if passed < levels.len() {
             charge::uncharge(&levels[..passed], n);

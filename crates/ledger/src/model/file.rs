@@ -43,3 +43,9 @@ pub(super) fn open(path: &Path, _write: bool) -> Result<(Place, Mapping), Ledger
     mapping.content().header.preface.write();
     Ok((place, mapping))
 }
+
+pub(super) fn look(path: &Path, write: bool) -> Result<(Place, Mapping, Description), LedgerError> {
+    let (place, mapping) = open(path, write)?;
+    let file = Description::new(place.book);
+    Ok((place, mapping, file))
+}

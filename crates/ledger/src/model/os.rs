@@ -2,10 +2,16 @@
 
 use super::atomic::AtomicU64;
 use super::model::explorer;
+use super::tick::Tick;
 use std::time::{Duration, Instant};
 
 pub(super) fn boot_ms() -> u64 {
     explorer::clock()
+}
+
+pub(super) fn wall_tick() -> Tick {
+    let ms = explorer::clock();
+    Tick::new(ms / 1_000, ms % 1_000 * 1_000_000)
 }
 
 pub(super) fn wall_ms() -> u64 {

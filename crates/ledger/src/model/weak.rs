@@ -5,8 +5,9 @@
 //! instead of a second, and may then be refused.
 
 use super::super::atomic::{Ordering, Word};
-use super::super::charge::{self, Reaped, Refusal, Rung, Surroundings, charged};
+use super::super::charge::{self, Charged, Reaped, Refusal, Rung, Surroundings, charged};
 use super::super::record::Record;
+use super::super::tick::Tick;
 use loom::sync::atomic::AtomicU64;
 use loom::thread;
 use std::sync::Arc;
@@ -17,6 +18,8 @@ const N: usize = 3;
 struct Book {
     words: [AtomicU64; N],
     high_water: AtomicU64,
+    /// The idle bytes of every slot. These models do not record, so the word is never read.
+    idle: AtomicU64,
 }
 
 impl Book {
@@ -24,6 +27,7 @@ impl Book {
         Arc::new(Self {
             words: held.map(AtomicU64::new),
             high_water: AtomicU64::new(high_water),
+            idle: AtomicU64::new(0),
         })
     }
 
@@ -54,26 +58,38 @@ struct Seat {
 impl Rung for Seat {
     type Word = AtomicU64;
 
-    fn own(&self) -> &AtomicU64 {
-        &self.book.words[self.slot]
+    fn own(&self) -> Charged<'_, AtomicU64> {
+        Charged {
+            word: &self.book.words[self.slot],
+            idle: &self.book.idle,
+        }
     }
 
     fn high_water(&self) -> &AtomicU64 {
         &self.book.high_water
     }
 
-    fn words<'a>(&'a self, high_water: u64) -> impl Iterator<Item = &'a AtomicU64>
+    fn charges<'a>(&'a self, high_water: u64) -> impl Iterator<Item = Charged<'a, AtomicU64>>
     where
         AtomicU64: 'a,
     {
-        self.book.words[..high_water as usize].iter()
+        let idle = &self.book.idle;
+        let words = &self.book.words[..high_water as usize];
+        words.iter().map(move |word| Charged { word, idle })
     }
 
     fn max(&self) -> u64 {
         self.max
     }
 
-    fn note(&self, total: u64, _: u64, _: u64) {
+    // The model of the history has a rung that records.
+    fn records(&self) -> bool {
+        false
+    }
+
+    fn record(&self, _: Tick, _: Option<u64>, _: u64) {}
+
+    fn note(&self, total: u64, _: u64, _: &AtomicU64) {
         assert!(
             total <= self.max,
             "granted although the sum {total} exceeds the limit {}",
@@ -82,7 +98,7 @@ impl Rung for Seat {
     }
 
     // These models do not keep records of a process's own charges. Further models below do so.
-    fn begin(&self) -> bool {
+    fn begin(&self, _: &AtomicU64, _: Option<Tick>) -> bool {
         true
     }
 
@@ -138,7 +154,7 @@ fn charge(seats: &[Seat], n: u64, patience: u32) -> Outcome {
         steps: patience,
         over: false,
     };
-    let result = charge::attempt(seats, 0, n, &())
+    let result = charge::attempt(seats, n, &())
         .or_else(|level| charge::contend(seats, n, level, &mut patience, &()));
     match result {
         Ok(()) => Outcome::Granted,
@@ -325,7 +341,7 @@ fn used_meanwhile(act: fn(&[Seat], &AtomicU64), idle: u64) {
 #[test]
 fn units_charged_ahead_are_never_seen_as_used() {
     used_meanwhile(
-        |seats, idle| charge::attempt(seats, 0, 4, &Ahead(idle, 4)).expect("room"),
+        |seats, idle| charge::attempt(seats, 4, &Ahead(idle, 4)).expect("room"),
         0,
     );
 }
@@ -344,7 +360,7 @@ fn a_counter_that_changes_before_the_charge_is_detected() {
     used_meanwhile(
         |seats, idle| {
             charge::Idle::add(&Ahead(idle, 4));
-            charge::attempt(seats, 0, 4, &()).expect("room");
+            charge::attempt(seats, 4, &()).expect("room");
         },
         0,
     );
@@ -424,7 +440,7 @@ fn checking_before_publishing_is_detected() {
     fn wrong(seat: &Seat, n: u64) -> bool {
         let fits = charge::look(seat).charged + n <= seat.max();
         if fits {
-            seat.own().fetch_add(n, Ordering::SeqCst);
+            seat.own().word.fetch_add(n, Ordering::SeqCst);
         }
         fits
     }
@@ -442,10 +458,10 @@ fn checking_before_publishing_is_detected() {
 #[should_panic(expected = "both were granted")]
 fn publishing_without_a_fence_is_detected() {
     fn wrong(seat: &Seat, n: u64) -> bool {
-        seat.own().fetch_add(n, Ordering::AcqRel);
+        seat.own().word.fetch_add(n, Ordering::AcqRel);
         let sum: u64 = seat
-            .words(2)
-            .map(|word| charged(Word::load(word, Ordering::Acquire)))
+            .charges(2)
+            .map(|charge| charged(Word::load(charge.word, Ordering::Acquire)))
             .sum();
         sum <= seat.max()
     }
@@ -464,8 +480,8 @@ fn publishing_without_a_fence_is_detected() {
 fn deciding_levels_one_by_one_is_detected() {
     two_levels(|path, n| {
         let [leaf, root] = path else { unreachable!() };
-        if charge::attempt(std::slice::from_ref(leaf), 0, n, &()).is_ok()
-            && charge::attempt(std::slice::from_ref(root), 0, n, &()).is_err()
+        if charge::attempt(std::slice::from_ref(leaf), n, &()).is_ok()
+            && charge::attempt(std::slice::from_ref(root), n, &()).is_err()
         {
             charge::uncharge(std::slice::from_ref(leaf), n);
         }

@@ -17,9 +17,10 @@ fn process(pid: u32, name: &[u8]) -> Identity {
     }
 }
 
-fn happening(bytes: u64) -> Happening {
+/// Returns an event that shares its entry with no other.
+pub(super) fn happening(bytes: u64) -> Happening {
     Happening {
-        kind: EventKind::Refusal,
+        kind: EventKind::Kill,
         device: None,
         process: process(77, b"train.py"),
         bytes,
@@ -32,7 +33,7 @@ fn entry(scratch: &Scratch, number: usize) -> &TrailEntry {
     &scratch.content().trail.entries[number]
 }
 
-fn numbers(events: &[TrailEvent]) -> Vec<u64> {
+pub(super) fn numbers(events: &[TrailEvent]) -> Vec<u64> {
     events.iter().map(|event| event.number).collect()
 }
 
@@ -186,6 +187,7 @@ fn impossible_entries_are_left_out() {
     for word in words(event).iter().skip(4) {
         set(word, u32::MAX.into());
     }
+    set(&event.repeats, u64::MAX);
     set(&event.what, EventKind::Refusal as u64 | u64::MAX << 32);
     set(&event.bytes, u64::MAX);
     set(&event.cause, u64::MAX);

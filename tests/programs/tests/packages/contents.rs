@@ -1,6 +1,7 @@
 //! The contents of packages, and that the same sources give the same bytes.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -39,8 +40,12 @@ const ALL: [&str; 6] = [
     "share/fish/vendor_completions.d/gpulimit.fish",
     "share/doc/gpulimit/README.md",
 ];
-const SYSTEM: [&str; 4] = [
+const SYSTEM: [&str; 8] = [
     "usr/lib/systemd/system/gpulimit-apply.service",
+    "usr/lib/systemd/system/gpulimit-report.service",
+    "usr/lib/systemd/system/gpulimit-report.timer",
+    "usr/lib/systemd/system/gpulimit-serve.service",
+    "usr/lib/systemd/system/gpulimit-serve.socket",
     "usr/lib/tmpfiles.d/gpulimit.conf",
     "usr/share/gpulimit/config/policy/lab-server.toml",
     "usr/lib/systemd/system/run-gpulimit.mount",
@@ -160,14 +165,37 @@ fn debians_package_has_the_expected_files() {
         copyright.contains("Permission is hereby granted"),
         "{copyright}"
     );
-    // Files that users copy name this package's paths.
-    let unit = fs::read_to_string(folder.join(SYSTEM[0])).expect("there");
-    assert!(unit.contains("ExecStart=/usr/bin/gpulimit apply"), "{unit}");
+    // Units, and files that users copy, name this package's paths.
+    for (unit, start) in [
+        (SYSTEM[0], "/usr/bin/gpulimit apply"),
+        (
+            SYSTEM[1],
+            "/usr/bin/gpulimit report --save /var/log/gpulimit",
+        ),
+    ] {
+        let said = fs::read_to_string(folder.join(unit)).expect("there");
+        assert!(said.contains(&format!("ExecStart={start}\n")), "{said}");
+        let path = format!("# Installed as /{unit}");
+        assert!(said.starts_with(&path), "{said}");
+    }
+    let logs = fs::metadata(folder.join("var/log/gpulimit")).expect("there");
+    assert_eq!(logs.permissions().mode() & 0o7777, 0o750);
     let mut command = Command::new("grep");
     command
-        .args(["-r", "/usr/local/lib/gpulimit"])
+        .args([
+            "-r",
+            "-e",
+            "/usr/local/lib/gpulimit",
+            "-e",
+            "/usr/local/share",
+        ])
         .arg(folder.join("usr/share/gpulimit"));
     assert_eq!(text(&finish(command).stdout), "");
+    let rules = folder.join("usr/share/gpulimit/config/prometheus/rules.yml");
+    let rules = fs::read_to_string(rules).expect("there");
+    let page = rules.split("file:///").nth(1).expect("a runbook");
+    let page = page.split('#').next().expect("a path");
+    assert!(folder.join(page).exists(), "{page}");
 }
 
 #[test]
@@ -191,6 +219,14 @@ fn fedoras_package_has_the_expected_files() {
             "usr/share/licenses/gpulimit/LICENSE-MIT",
             "share/doc/gpulimit/CHANGELOG.md",
         ],
+    );
+    let query = "[%{FILENAMES} %{FILEMODES:perms} %{FILEUSERNAME}\n]";
+    let mut command = Command::new("rpm");
+    command.args(["-qp", "--qf", query]).arg(&new);
+    let files = text(&finish(command).stdout);
+    assert!(
+        files.contains("/var/log/gpulimit drwxr-x--- root\n"),
+        "{files}"
     );
     if Command::new("cpio").arg("--version").output().is_ok() {
         let script = "rpm2cpio \"$0\" | cpio --quiet -id";

@@ -36,6 +36,7 @@ fn programs_survive_an_upgrade_and_the_removal() {
     assert_eq!(version(&system), format!("install ok installed {OLD}-1"));
     assert_eq!(system.done("dpkg --verify gpulimit"), "");
     system.made_root();
+    system.made_logs();
     let installation = Installation {
         prefix: Path::new("/usr"),
         enter: &|command| system.enter(&command),
@@ -48,12 +49,21 @@ fn programs_survive_an_upgrade_and_the_removal() {
         let asked = system.done("cat /run/asked");
         assert!(asked.contains("daemon-reload"), "{asked}");
         assert!(asked.contains("reload gpulimit-apply.service"), "{asked}");
+        assert!(
+            asked.contains("try-restart gpulimit-report.timer"),
+            "{asked}"
+        );
     };
     let remove = || {
+        system.done("touch /var/log/gpulimit/2026-11-23.csv");
         system.done("dpkg --remove gpulimit");
+        let asked = system.done("cat /run/asked");
+        assert!(asked.contains("stop gpulimit-report.timer"), "{asked}");
+        system.done("test -e /var/log/gpulimit/2026-11-23.csv");
     };
     life::from_start_to_end(&world, &installation, &upgrade, &remove);
     system.done("dpkg --purge gpulimit");
+    system.done("test ! -e /var/log/gpulimit");
     assert_eq!(system.added(), [""; 0]);
 }
 

@@ -44,6 +44,7 @@ fn programs_survive_an_upgrade_and_the_removal() {
         ""
     );
     system.made_root();
+    system.made_logs();
     let installation = Installation {
         prefix: Path::new("/usr"),
         enter: &|command| system.enter(&command),
@@ -58,9 +59,18 @@ fn programs_survive_an_upgrade_and_the_removal() {
         let asked = system.done("cat /run/asked");
         assert!(asked.contains("daemon-reload"), "{asked}");
         assert!(asked.contains("reload gpulimit-apply.service"), "{asked}");
+        assert!(
+            asked.contains("try-restart gpulimit-report.timer"),
+            "{asked}"
+        );
     };
     let remove = || {
         rpm(&system, "-e gpulimit");
+        let asked = system.done("cat /run/asked");
+        assert!(
+            asked.contains("disable --now gpulimit-report.timer"),
+            "{asked}"
+        );
     };
     life::from_start_to_end(&world, &installation, &upgrade, &remove);
     let added = system.added();

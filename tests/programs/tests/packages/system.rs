@@ -108,6 +108,12 @@ impl System {
         }
     }
 
+    /// Asserts that the report's files go to a directory of root's.
+    #[track_caller]
+    pub fn made_logs(&self) {
+        assert_eq!(self.done("stat -c '%a %U' /var/log/gpulimit"), "750 root\n");
+    }
+
     /// Returns the files below /usr and /etc that this machine itself does not have.
     pub fn added(&self) -> Vec<String> {
         let script = format!(

@@ -50,13 +50,15 @@ fn every_key_of_the_json_is_in_the_reference() {
     let policy = world.file("policy.toml");
     fs::write(&policy, "[group.page]\nmax = \"1G\"\n").expect("written");
     let policy = policy.to_str().expect("UTF-8");
-    let verbs: [&[&str]; 9] = [
+    let verbs: [&[&str]; 11] = [
         &["ls"],
         &["show"],
         &["show", "--mine"],
         &["tree"],
         &["get", world::GROUP],
         &["ps"],
+        &["ps", "--by", "user"],
+        &["top", "--once"],
         &["events"],
         &["doctor"],
         &["apply", "--dry-run", policy],

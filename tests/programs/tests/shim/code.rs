@@ -1,7 +1,9 @@
 //! Code with large variables is refused before the driver takes memory for the variables.
 
+use gpulimit_group::Member;
 use gpulimit_ledger::Category;
 use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World};
+use std::os::unix::fs::PermissionsExt;
 
 /// Room for two images of 300 MiB, and not for three.
 const CAP: u64 = CONTEXT + 800 * MIB;
@@ -221,6 +223,89 @@ fn fatbin(texts: &[(u8, String)]) -> Vec<u8> {
     image.extend((body.len() as u64).to_le_bytes());
     image.extend(body);
     image
+}
+
+/// Returns a fat binary with a compressed PTX text that declares a variable of `mib` MiB. The text
+/// has 256 KiB, most of them spaces.
+fn long_image(mib: u64) -> Vec<u8> {
+    let text = ptx(&format!(
+        ".visible .global .align 4 .b8 data[{}];",
+        mib << 20
+    ));
+    let (run, runs) = (64u32 << 10, 4);
+    let size = text.len() as u32 + runs * run;
+    // A zstd frame: its header with the size, a block of bytes as they are, and blocks of runs.
+    let mut frame = vec![0x28, 0xb5, 0x2f, 0xfd, 0xa0];
+    frame.extend(size.to_le_bytes());
+    frame.extend(&(text.len() as u32 * 8).to_le_bytes()[..3]);
+    frame.extend(text.as_bytes());
+    for number in 1..=runs {
+        let header = run * 8 + 2 + u32::from(number == runs);
+        frame.extend(&header.to_le_bytes()[..3]);
+        frame.push(b' ');
+    }
+    let mut image = fatbin(&[(90, String::new())]);
+    image[8..16].copy_from_slice(&(64 + frame.len() as u64).to_le_bytes());
+    let entry = &mut image[16..80];
+    entry[8..16].copy_from_slice(&(frame.len() as u64).to_le_bytes());
+    entry[16..20].copy_from_slice(&(frame.len() as u32).to_le_bytes());
+    entry[40..48].copy_from_slice(&0x8011u64.to_le_bytes());
+    entry[56..64].copy_from_slice(&u64::from(size).to_le_bytes());
+    image.extend(frame);
+    image
+}
+
+/// The needs of a large compressed image are stored in the root. Later programs believe what is
+/// stored, if only root or their own user could have written it.
+#[test]
+fn the_needs_of_images_are_stored() {
+    let world = World::new(CAP);
+    let file = world.file("image");
+    std::fs::write(&file, long_image(300)).expect("an image");
+    let load = |program: &mut Session, status: &str| {
+        program.expect(&[(&format!("image a {}", file.display()), status)]);
+    };
+    let stored = world.root().path().join(".images");
+    let mut program = world.on_gpu();
+    load(&mut program, "0");
+    world.judge(CAP);
+    program.end();
+    let bytes = std::fs::read(&stored).expect("the stored needs");
+    let at = bytes.iter().position(|byte| *byte != 0).expect("an entry") / 64 * 64;
+    let key = bytes[at..at + 32].try_into().expect("a key");
+
+    // A stored answer that says more than is true shows that it is used.
+    let member = Member::join(world.root(), world.group().name()).expect("a member");
+    assert_eq!(member.known_image(&key), Some([300 << 20, 300 << 20, 0, 0]));
+    member.remember_image(&key, [900 << 20, 0, 0, 0]);
+    drop(member);
+    let mut program = world.on_gpu();
+    load(&mut program, "2");
+    program.end();
+
+    // The program reads the image itself where the file is damaged or not to be believed.
+    let lie = std::fs::read(&stored).expect("the stored needs");
+    let too_open = std::fs::Permissions::from_mode(0o666);
+    std::fs::set_permissions(&stored, too_open).expect("permissions");
+    let mut program = world.on_gpu();
+    load(&mut program, "0");
+    program.end();
+    std::fs::remove_file(&stored).expect("removed");
+    let mut damaged = lie;
+    damaged[at + 40] ^= 1;
+    std::fs::write(&stored, &damaged).expect("written");
+    let mut program = world.on_gpu();
+    load(&mut program, "0");
+    world.judge(CAP);
+    program.end();
+    assert_ne!(std::fs::read(&stored).expect("mended"), damaged);
+    std::fs::remove_file(&stored).expect("removed");
+    std::os::unix::fs::symlink("/dev/full", &stored).expect("a link");
+    let mut program = world.on_gpu();
+    load(&mut program, "0");
+    world.judge(CAP);
+    program.end();
+    world.judge_end(CAP);
 }
 
 const LARGE: &str = ".visible .global .align 4 .b8 data[1073741824];";

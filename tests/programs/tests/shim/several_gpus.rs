@@ -3,7 +3,8 @@
 
 use gpulimit_base::units::Size;
 use gpulimit_limits::{Key, LimitSet, Selector};
-use gpulimit_programs::world::{self, GROUP, MIB, Session, World, text};
+use gpulimit_programs::world::{self, GROUP, MIB, Session, World, finish, text};
+use serde_json::Value;
 
 /// The size of a context on the machines of these tests.
 const CONTEXT: u64 = 10 * MIB;
@@ -166,6 +167,34 @@ fn a_destroyed_context_is_uncharged_on_its_own_gpu() {
     judge(CONTEXT + 20 * MIB);
     program.expect(&[("destroy c", "0")]);
     judge(0);
+    program.end_quietly();
+}
+
+/// The ledger lists GPUs in the order of their first use.
+#[test]
+fn the_controller_lists_gpus_in_the_order_of_nvml_and_selects_them_by_every_name() {
+    let world = machine(3, false);
+    limit_each(&world);
+    let mut program = start(&world, &[visible("2")]);
+    program.expect(&[("start", "0 0")]);
+    let shown = |arguments: &[&str]| -> Vec<u64> {
+        let mut command = world.bare(&world::controller());
+        command.args(arguments).arg("--json");
+        let said = text(&finish(command).stdout);
+        let json: Value = serde_json::from_str(&said).expect("JSON");
+        let gpus = json["groups"][0]["gpus"].as_array().expect("gpus");
+        let index = |gpu: &Value| gpu["index"].as_u64().expect("an index");
+        gpus.iter().map(index).collect()
+    };
+    let uuid = world.machine().gpus()[1].uuid.clone();
+    for verb in ["show", "tree"] {
+        assert_eq!(shown(&[verb]), [0, 1, 2]);
+        for name in ["1", &uuid, &uuid[..12], &bus(1)] {
+            assert_eq!(shown(&[verb, "--device", name]), [1], "{name}");
+        }
+        assert_eq!(shown(&[verb, "--device", "2", "--device", "0"]), [0, 2]);
+        assert_eq!(shown(&[verb, "--device", "all"]), [0, 1, 2]);
+    }
     program.end_quietly();
 }
 

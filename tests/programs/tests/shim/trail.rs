@@ -31,6 +31,8 @@ fn a_refused_job_leaves_its_events() {
         ("start", "0 0"),
         ("alloc a 100M", "0"),
         ("alloc b 600M", "2"),
+        ("alloc c 700M", "2"),
+        ("alloc d 700M", "2"),
     ]);
     let (status, _) = program.end();
     assert!(status.success());
@@ -50,12 +52,14 @@ fn a_refused_job_leaves_its_events() {
     };
     assert!(world::eventually(gone));
 
-    let refused = events(&world, &[]);
+    let refused = events(&world, &["--kind", "refusal"]);
     assert_eq!(refused.len(), 2, "{refused:#?}");
-    for (event, kind, pid, bytes, used) in [
-        (&refused[0], "run-", pid, 600 * MIB, CONTEXT + 100 * MIB),
-        (&refused[1], "job-", other_pid, 700 * MIB, CONTEXT),
+    // Later requests of a process share a line with its first.
+    for (event, kind, pid, bytes, used, count) in [
+        (&refused[0], "run-", pid, 600 * MIB, CONTEXT + 100 * MIB, 3),
+        (&refused[1], "job-", other_pid, 700 * MIB, CONTEXT, 1),
     ] {
+        assert_eq!(event["count"], count, "{event}");
         let group = event["group"].as_str().expect("a name");
         assert!(group.starts_with(kind), "{event}");
         assert_eq!(event["event"], "refusal");
@@ -74,7 +78,11 @@ fn a_refused_job_leaves_its_events() {
             (&holders[0]["pid"], &holders[0]["bytes"]),
             (&pid.into(), &used.into())
         );
-        assert_eq!(events(&world, &[group]), std::slice::from_ref(event));
+        let of_group = events(&world, &[group]);
+        assert_eq!(&of_group[0], event);
+        // The memory that the process held when it ended.
+        assert_eq!((of_group.len(), &of_group[1]["event"]), (2, &"reap".into()));
+        assert_eq!(of_group[1]["pid"], pid);
     }
 }
 

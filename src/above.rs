@@ -1,0 +1,141 @@
+//! The groups above the groups that a verb shows. All groups of a round share them.
+
+use super::figures;
+use gpulimit_base::device::DeviceId;
+use gpulimit_group::{Group, GroupError};
+use gpulimit_ledger::{Ledger, child_key};
+use gpulimit_limits::{LimitSet, Limits, LimitsError};
+use std::cell::{OnceCell, RefCell};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+/// The limits and the groups above, which the groups of one round share. With thousands of groups
+/// below one group, a round would take minutes if each group read its siblings' limits.
+#[derive(Default)]
+pub struct Shared {
+    limits: Rc<Read>,
+    /// The groups above the last group. The next group is often below them, too.
+    above: Vec<Rc<Above>>,
+}
+
+impl Shared {
+    /// Returns the limits of a group.
+    pub fn limits(&self, group: &Group) -> Result<LimitSet, GroupError> {
+        Ok(self.limits.of(&group.limits_path())?)
+    }
+
+    /// Returns the groups above `group`, the closest first. Skips groups that cannot be opened,
+    /// because somebody may be removing them.
+    pub fn above(&mut self, group: &Group) -> Vec<Rc<Above>> {
+        let open = |group: Group| {
+            let mut known = self.above.iter().filter(|above| above.group == group);
+            match known.next() {
+                Some(above) => Some(Rc::clone(above)),
+                None => Above::open(group, &self.limits).map(Rc::new),
+            }
+        };
+        let above: Vec<Rc<Above>> = group.upwards().skip(1).filter_map(open).collect();
+        self.above.clone_from(&above);
+        above
+    }
+}
+
+/// The limits that were read, by the paths of their files.
+#[derive(Default)]
+struct Read(RefCell<BTreeMap<PathBuf, LimitSet>>);
+
+impl Read {
+    /// Returns the limits in a file. A file that cannot be read is opened again by the next call.
+    fn of(&self, path: &Path) -> Result<LimitSet, LimitsError> {
+        if let Some(known) = self.0.borrow().get(path) {
+            return Ok(known.clone());
+        }
+        let limits = Limits::read(path)?;
+        self.0.borrow_mut().insert(path.into(), limits.clone());
+        Ok(limits)
+    }
+}
+
+/// A group above another group. Its limits and its usage affect what the lower group can get.
+pub struct Above {
+    pub group: Group,
+    pub rules: LimitSet,
+    /// `None` if the caller cannot read the ledger.
+    pub ledger: Option<Ledger>,
+    limits: Rc<Read>,
+    /// The child groups with protected memory: the key of the name, and the limits.
+    protected: OnceCell<Vec<(u64, LimitSet)>>,
+    /// The memory that is not free, by GPU and its size in bytes.
+    taken: RefCell<BTreeMap<(DeviceId, u64), Taken>>,
+}
+
+/// The memory of a group on one GPU that is not free, in bytes.
+struct Taken {
+    charged: u64,
+    /// What `min` keeps for each child group, by the key of its name.
+    kept: BTreeMap<u64, u64>,
+    kept_in_all: u128,
+}
+
+impl Above {
+    fn open(group: Group, limits: &Rc<Read>) -> Option<Self> {
+        Some(Self {
+            rules: limits.of(&group.limits_path()).ok()?,
+            ledger: Ledger::open_readonly(&group.ledger_path()).ok(),
+            group,
+            limits: Rc::clone(limits),
+            protected: OnceCell::new(),
+            taken: RefCell::default(),
+        })
+    }
+
+    /// Returns the bytes of this group that processes of `leaf`, a group below, cannot get: the
+    /// charged ones, and those that `min` keeps for other child groups. `capacity` is the GPU's
+    /// memory in bytes. Returns `None` if the caller cannot read the ledger.
+    pub fn taken(&self, leaf: &str, id: DeviceId, capacity: u64) -> Option<u64> {
+        let ledger = self.ledger.as_ref()?;
+        let mut taken = self.taken.borrow_mut();
+        let read = || self.read_taken(ledger, id, capacity);
+        let taken = taken.entry((id, capacity)).or_insert_with(read);
+        let below = leaf.get(self.group.name().len() + 1..).unwrap_or_default();
+        let own = child_key(below.split('/').next().unwrap_or_default());
+        let own = taken.kept.get(&own).copied().unwrap_or(0);
+        let kept = u64::try_from(taken.kept_in_all - u128::from(own)).unwrap_or(u64::MAX);
+        Some(taken.charged.saturating_add(kept))
+    }
+
+    fn read_taken(&self, ledger: &Ledger, id: DeviceId, capacity: u64) -> Taken {
+        let device = ledger.find_device(&id);
+        let kept = |(child, limits): &(u64, LimitSet)| {
+            let bytes = figures::rule(limits, id).resolve(capacity).min;
+            let untaken = device.map(|device| ledger.untaken(device, *child, bytes));
+            (*child, untaken.unwrap_or(bytes))
+        };
+        let protected = self.protected.get_or_init(|| self.read_protected());
+        let kept: BTreeMap<u64, u64> = protected.iter().map(kept).collect();
+        Taken {
+            charged: device.map_or(0, |device| ledger.charged(device)),
+            kept_in_all: kept.values().copied().map(u128::from).sum(),
+            kept,
+        }
+    }
+
+    /// Reads which child groups have protected memory. A child group whose limits cannot be read
+    /// counts as unprotected.
+    fn read_protected(&self) -> Vec<(u64, LimitSet)> {
+        let entries = fs::read_dir(self.group.below_path());
+        let protected = |entry: fs::DirEntry| {
+            let name = entry.file_name().into_string().ok()?;
+            let limits = self.limits.of(&entry.path().join("limits")).ok()?;
+            limits.protects().then(|| (child_key(&name), limits))
+        };
+        entries
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter_map(protected)
+            .collect()
+    }
+}

@@ -1,0 +1,67 @@
+//! Answers, with the headers that all answers have.
+
+use super::body::Content;
+use hyper::header::{
+    ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName,
+    HeaderValue, REFERRER_POLICY, RETRY_AFTER, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
+};
+use hyper::{Response, StatusCode};
+use serde_json::json;
+
+/// What the page may load and do: only files and data of this server.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+                      img-src 'self' data:; base-uri 'none'; form-action 'none'; \
+                      frame-ancestors 'none'";
+
+pub type Answer = Response<Content>;
+
+pub const JSON: &str = "application/json";
+
+/// Returns an answer with data, which no cache keeps.
+pub fn data(kind: &'static str, content: Content) -> Answer {
+    with_headers(StatusCode::OK, kind, content)
+}
+
+/// Returns an error as JSON.
+pub fn error(status: StatusCode, text: &str) -> Answer {
+    let content = json!({ "error": text }).to_string();
+    let mut answer = with_headers(status, JSON, content.into());
+    let extra: Option<(HeaderName, &'static str)> = match status {
+        StatusCode::METHOD_NOT_ALLOWED => Some((ALLOW, "GET, HEAD")),
+        StatusCode::UNAUTHORIZED => Some((WWW_AUTHENTICATE, "Bearer")),
+        StatusCode::SERVICE_UNAVAILABLE => Some((RETRY_AFTER, "5")),
+        _ => None,
+    };
+    let headers = answer.headers_mut();
+    if let Some((name, value)) = extra {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    // The server does not read the body of a request, which may follow a refused head.
+    if matches!(
+        status,
+        StatusCode::BAD_REQUEST | StatusCode::METHOD_NOT_ALLOWED | StatusCode::FORBIDDEN
+    ) {
+        headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    answer
+}
+
+pub fn with_headers(status: StatusCode, kind: &'static str, content: Content) -> Answer {
+    let mut answer = Response::new(content);
+    *answer.status_mut() = status;
+    let headers = answer.headers_mut();
+    for (name, value) in [
+        (CONTENT_TYPE, kind),
+        (CONTENT_SECURITY_POLICY, POLICY),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (REFERRER_POLICY, "no-referrer"),
+        (CACHE_CONTROL, "no-store"),
+        (
+            HeaderName::from_static("cross-origin-resource-policy"),
+            "same-origin",
+        ),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    answer
+}

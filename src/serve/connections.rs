@@ -1,0 +1,134 @@
+//! Connections and their limits.
+
+use super::Scope;
+use super::access::Access;
+use super::listen::{Listener, SocketFile};
+use super::routes::Site;
+use super::streams::{self, Streams};
+use super::worker::Worker;
+use crate::failure::Failure;
+use crate::output;
+use hyper::Request;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use std::convert::Infallible;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Semaphore;
+use tokio_io_timeout::TimeoutStream;
+
+/// The most connections at a time. More of them wait until the kernel's queue is full.
+const CONNECTIONS: usize = 64;
+/// The longest head of a request in bytes.
+const HEAD: usize = 16 << 10;
+/// How long a client may take for the head of a request, or stay silent between two requests.
+const HEAD_TIME: Duration = Duration::from_secs(10);
+/// How long a client may take no byte of an answer.
+const WRITE_TIME: Duration = Duration::from_secs(20);
+/// The pause after a connection could not be accepted, for instance for want of descriptors.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Serves until SIGTERM or SIGINT.
+pub fn run(listener: Listener, name: &str, access: Access, scope: Scope) -> Result<(), Failure> {
+    let failed = |error: io::Error| Failure::new(format_args!("cannot serve: {error}"));
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(failed)?;
+    let worker = Arc::new(Worker::start(scope)?);
+    let served = runtime.block_on(async {
+        let (mut term, mut int) = (
+            signal(SignalKind::terminate())?,
+            signal(SignalKind::interrupt())?,
+        );
+        // The file is removed at the end of this block.
+        let (sockets, _file) = Sockets::of(listener)?;
+        let streams = Arc::new(Streams::default());
+        tokio::spawn(streams::run(Arc::clone(&streams), Arc::clone(&worker)));
+        let site = Arc::new(Site {
+            access,
+            scope,
+            worker,
+            streams,
+        });
+        output::note(&format!("serves at {name}"));
+        tokio::select! {
+            () = accept(&sockets, &site) => {}
+            _ = term.recv() => {}
+            _ = int.recv() => {}
+        }
+        Ok(())
+    });
+    // Neither open connections nor the worker, which may be stuck, delay the end.
+    runtime.shutdown_background();
+    served.map_err(failed)
+}
+
+/// A listening socket in the runtime.
+enum Sockets {
+    Unix(UnixListener),
+    Tcp(TcpListener),
+}
+
+trait Stream: AsyncRead + AsyncWrite + Send {}
+impl<T: AsyncRead + AsyncWrite + Send> Stream for T {}
+
+impl Sockets {
+    fn of(listener: Listener) -> io::Result<(Self, Option<SocketFile>)> {
+        Ok(match listener {
+            Listener::Unix(listener, file) => (Self::Unix(UnixListener::from_std(listener)?), file),
+            Listener::Tcp(listener, _) => (Self::Tcp(TcpListener::from_std(listener)?), None),
+        })
+    }
+
+    async fn accept(&self) -> io::Result<Box<dyn Stream>> {
+        Ok(match self {
+            Self::Unix(listener) => Box::new(listener.accept().await?.0),
+            Self::Tcp(listener) => Box::new(listener.accept().await?.0),
+        })
+    }
+}
+
+async fn accept(sockets: &Sockets, site: &Arc<Site>) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    loop {
+        // The semaphore is never closed.
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else {
+            return;
+        };
+        let Ok(stream) = sockets.accept().await else {
+            tokio::time::sleep(PAUSE).await;
+            continue;
+        };
+        let site = Arc::clone(site);
+        tokio::spawn(async move {
+            connection(Box::into_pin(stream), site).await;
+            drop(place);
+        });
+    }
+}
+
+async fn connection(stream: std::pin::Pin<Box<dyn Stream>>, site: Arc<Site>) {
+    let mut stream = TimeoutStream::new(stream);
+    stream.set_write_timeout(Some(WRITE_TIME));
+    let service = service_fn(move |request: Request<Incoming>| {
+        let site = Arc::clone(&site);
+        async move {
+            let (head, _) = request.into_parts();
+            Ok::<_, Infallible>(site.answer(head).await)
+        }
+    });
+    let served = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIME)
+        .max_buf_size(HEAD)
+        .serve_connection(TokioIo::new(Box::pin(stream)), service);
+    // Nothing is to be said about clients that break the rules or go away.
+    let _ = served.await;
+}

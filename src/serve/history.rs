@@ -1,0 +1,75 @@
+//! The past usage of groups as JSON.
+
+use super::query;
+use super::reading::Public;
+use super::worker::Sources;
+use crate::figures::SCHEMA;
+use crate::groups::{Selection, View};
+use crate::{gpu, history, since};
+use gpulimit_base::device::DeviceId;
+use gpulimit_limits::Selector;
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// The most periods in one answer, which are about 20 MB of JSON.
+const MOST_PERIODS: usize = 100_000;
+
+/// Why a request cannot be answered.
+pub enum Trouble {
+    /// The request is wrong.
+    Request(String),
+    /// The group does not exist.
+    Missing(String),
+    /// The groups cannot be read.
+    Server(String),
+}
+
+/// Returns the histories that the query asks for.
+pub fn json(sources: &mut Sources, asked: &str) -> Result<Value, Trouble> {
+    let now = crate::clock::now();
+    let text = query::value(asked, "since").unwrap_or_else(|| "10m".into());
+    let since = since::parse(&text, &now)
+        .map_err(|why| Trouble::Request(format!("invalid time '{text}': {why}")))?;
+    let group = query::value(asked, "group");
+    let root = query::value(asked, "root");
+    let scope = sources.scope;
+    sources.driver();
+    let (driver, _) = sources.parts();
+    let device = match query::value(asked, "gpu") {
+        Some(gpu) => match gpu.parse::<DeviceId>() {
+            Ok(id) => Selector::Device(id),
+            Err(_) => gpu::selectors(&[gpu], driver)
+                .map_err(|failure| Trouble::Request(failure.to_string()))?[0],
+        },
+        None => Selector::All,
+    };
+    let mut public = Public::default();
+    let (mut selection, _) =
+        Selection::all().map_err(|failure| Trouble::Server(failure.to_string()))?;
+    selection.groups.retain(|one| {
+        group.as_deref().is_none_or(|name| name == one.name())
+            && root
+                .as_deref()
+                .is_none_or(|root| Path::new(root) == one.root())
+            && (!scope.public || public.has(one.root(), one.name()))
+    });
+    if let (Some(group), []) = (&group, &selection.groups[..]) {
+        return Err(Trouble::Missing(format!("there is no group '{group}'")));
+    }
+    let (mut histories, mut periods) = (Vec::new(), 0);
+    selection.visit_once(driver, |_, view: View| {
+        if periods <= MOST_PERIODS {
+            for one in history::json(&view, &[device], since, &now, driver) {
+                periods += one["periods"].as_array().map_or(0, Vec::len);
+                histories.push(one);
+            }
+        }
+    });
+    match periods > MOST_PERIODS {
+        true => Err(Trouble::Request(format!(
+            "the answer has more than {MOST_PERIODS} periods: ask for one group, or for a shorter \
+             time"
+        ))),
+        false => Ok(json!({ "schema": SCHEMA, "histories": histories })),
+    }
+}

@@ -1,0 +1,213 @@
+// The events: refusals, waits, kills and changes, newest first.
+
+import { byId, el, keyed, label, say } from "./dom.js";
+import {
+  UNKNOWN,
+  count,
+  dateTime,
+  exact,
+  foreign,
+  gpuName,
+  many,
+  part,
+  recent,
+  size,
+} from "./format.js";
+import { get } from "./stream.js";
+
+const KINDS = ["refusal", "wait", "granted", "high", "oom", "kill", "reap", "limits"];
+/** Events that are kept, and those that are shown at first. */
+const [KEPT, SHOWN] = [4_096, 100];
+/** How far back the page looks when it is opened. */
+const SINCE = "24h";
+/** When the events are fetched after the begin of a stream, in milliseconds. */
+const [SOON, AGAIN] = [2_000, 30_000];
+
+const key = (event) => `${event.time}\u0000${event.root}\u0000${event.group}\u0000${event.number}`;
+
+export class Events {
+  constructor() {
+    this.byKey = new Map();
+    this.hidden = new Set();
+    this.most = SHOWN;
+    this.boxes = new Map(KINDS.map((kind) => [kind, this.box(kind)]));
+    byId("older-events").addEventListener("click", () => {
+      this.most += SHOWN;
+      this.render();
+    });
+  }
+
+  box(kind) {
+    const input = el("input", { type: "checkbox", value: kind });
+    input.checked = true;
+    const number = el("span", { class: "chip-count" });
+    byId("event-kinds").append(
+      el("label", { class: `chip chip-${kind}` }, input, el("span", {}, kind), number),
+    );
+    input.addEventListener("change", () => {
+      if (input.checked) this.hidden.delete(kind);
+      else this.hidden.add(kind);
+      this.render();
+    });
+    return number;
+  }
+
+  /** Fetches the events now and again: a stream has no events of the moment before it begins. */
+  follow() {
+    this.rest();
+    this.load();
+    this.timers = [setTimeout(() => this.load(), SOON), setInterval(() => this.load(), AGAIN)];
+  }
+
+  /** Fetches nothing as long as there is no connection. */
+  rest() {
+    for (const timer of this.timers ?? []) clearTimeout(timer);
+  }
+
+  /** Fetches the events of the last day, or those since the newest one that is known. */
+  async load() {
+    const newest = [...this.byKey.values()].reduce(
+      (last, { time }) => (time > last ? time : last),
+      "",
+    );
+    try {
+      const said = await get("api/v1/events", { since: newest || SINCE });
+      const known = this.byKey.size;
+      for (const event of said.events) this.byKey.set(key(event), event);
+      if (this.byKey.size > known || !this.sorted) this.changed();
+      byId("events-error").hidden = true;
+    } catch (error) {
+      byId("events-error").hidden = false;
+      say(byId("events-error"), `The events could not be fetched: ${error.message}.`);
+    }
+  }
+
+  add(event) {
+    this.byKey.set(key(event), event);
+    this.soon ??= requestAnimationFrame(() => {
+      this.soon = null;
+      this.changed();
+    });
+  }
+
+  changed() {
+    const newestFirst = (one, other) =>
+      one.time < other.time ? 1 : one.time > other.time ? -1 : other.number - one.number;
+    this.sorted = [...this.byKey.values()].sort(newestFirst).slice(0, KEPT);
+    this.byKey = new Map(this.sorted.map((event) => [key(event), event]));
+    if (!this.isPaused) this.render();
+  }
+
+  /** Returns the number of refusals in the last hour. */
+  refusals() {
+    const since = Date.now() - 3_600_000;
+    const is = (event) => event.event === "refusal" && Date.parse(event.time) >= since;
+    return (this.sorted ?? []).filter(is).length;
+  }
+
+  render() {
+    const all = this.sorted ?? [];
+    for (const [kind, number] of this.boxes) {
+      say(number, count(all.filter((event) => event.event === kind).length));
+    }
+    const wanted = all.filter((event) => !this.hidden.has(event.event));
+    const shown = wanted.slice(0, this.most);
+    keyed(byId("event-list"), shown, key, make, update);
+    byId("event-list").hidden = shown.length === 0;
+    byId("older-events").hidden = wanted.length <= this.most;
+    const none = byId("no-events");
+    none.hidden = shown.length > 0;
+    say(none, all.length === 0 ? "No events in the last day." : "No event of these kinds.");
+    say(byId("event-count"), `${many(wanted.length, "event")} of the last day`);
+  }
+}
+
+/** Describes what happened: texts, and commands as objects with `command`. */
+function sentence(event) {
+  const bytes = size(event.bytes);
+  const state = part(event.charged, event.max);
+  const who = process(event);
+  switch (event.event) {
+    case "refusal":
+      return [...who, ` was refused ${bytes}, with ${state} charged`];
+    case "wait":
+      return [...who, ` waits for ${bytes}, with ${state} charged`];
+    case "granted":
+      return [...who, ` got the ${bytes} that it waited for`];
+    case "high":
+      return [...who, ` exceeds the group's high by asking for ${bytes}, with ${state} charged`];
+    case "reap":
+      return [...who, ` ended, and the ${bytes} that it held were given back to the group`];
+    case "kill":
+      return [...who, ` was killed or told to end while it used ${bytes}`];
+    case "limits":
+      return ["limits changed by ", ...who];
+    case "oom":
+      return [
+        ...who,
+        ` asked for ${bytes}, and processes are killed to make room; ${state} charged`,
+      ];
+    default:
+      return [...who, ` ${bytes}`];
+  }
+}
+
+/** Names a process. The public view has neither pids nor commands. */
+function process({ pid, command, user }) {
+  if (pid == null) return ["a process"];
+  const owner = user == null ? "" : ` of ${foreign(user)}`;
+  return command == null ? [`pid ${pid}${owner}`] : [`pid ${pid}${owner} `, { command }];
+}
+
+/** Returns what else is known: the killer, the function, and who used most. */
+function details(event) {
+  const lines = [];
+  if (event.by) {
+    const why = event.cause === "oom" ? `to make room for ${size(event.by.bytes)} of ` : "by ";
+    lines.push([why, ...process(event.by)]);
+  }
+  if (event.function) lines.push([`in ${foreign(event.function)}`]);
+  for (const holder of event.holders ?? [])
+    lines.push([`${size(holder.bytes)} used by `, ...process(holder)]);
+  return lines;
+}
+
+function nodes(texts) {
+  return texts.map((text) => {
+    if (typeof text === "string") return text;
+    const shown = foreign(text.command) || UNKNOWN;
+    return el("bdi", { class: "command", title: shown }, shown);
+  });
+}
+
+/** Makes an entry. An event never changes, so the entry does not either. */
+function make(event) {
+  const date = new Date(event.time);
+  const more = details(event);
+  const group = foreign(event.group || "no group");
+  const gpu = event.gpu ? ` on GPU ${gpuName(event.gpu)}` : "";
+  const entry = el("li", { class: `event event-${event.event}` });
+  entry.dataset.kind = event.event;
+  const text = el("p", { class: "event-text" }, ...nodes(sentence(event)));
+  if (event.bytes != null) text.title = exact(event.bytes);
+  entry.append(
+    el(
+      "p",
+      { class: "event-head" },
+      el("span", { class: `tag tag-${event.event}` }, foreign(event.event)),
+      el("span", { class: "event-place" }, el("bdi", { title: group }, group), gpu),
+      el("time", { datetime: event.time }),
+    ),
+    text,
+  );
+  label(entry.querySelector("time"), recent(date), `${dateTime(date)} (${event.time})`);
+  if (more.length > 0) {
+    const list = el("ul", {}, ...more.map((line) => el("li", {}, ...nodes(line))));
+    entry.append(el("details", {}, el("summary", {}, "Details"), list));
+  }
+  return entry;
+}
+
+function update(entry, event) {
+  say(entry.querySelector("time"), recent(new Date(event.time)));
+}

@@ -1,0 +1,62 @@
+//! The part of an address after the question mark.
+
+/// Returns the keys and values, decoded. A value that is not UTF-8 gets replacement characters.
+pub fn pairs(query: &str) -> impl Iterator<Item = (String, String)> {
+    let parts = query.split('&').filter(|part| !part.is_empty());
+    parts.map(|part| {
+        let (key, value) = part.split_once('=').unwrap_or((part, ""));
+        (decoded(key), decoded(value))
+    })
+}
+
+/// Returns the value of a key; `None` if it is missing. The last one counts.
+pub fn value(query: &str, key: &str) -> Option<String> {
+    let all = pairs(query).filter(|(known, _)| known == key);
+    all.last().map(|(_, value)| value)
+}
+
+fn decoded(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while let Some(byte) = bytes.get(at) {
+        let hex = bytes.get(at + 1..at + 3).and_then(|hex| {
+            let is_hex = hex.iter().all(u8::is_ascii_hexdigit);
+            let text = str::from_utf8(hex).ok().filter(|_| is_hex)?;
+            u8::from_str_radix(text, 16).ok()
+        });
+        let (decoded, length) = match (byte, hex) {
+            (b'%', Some(hex)) => (hex, 3),
+            (b'+', _) => (b' ', 1),
+            (byte, _) => (*byte, 1),
+        };
+        out.push(decoded);
+        at += length;
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_are_decoded() {
+        let query = "group=lab%2Falice&since=2h+30m&&flag&bad=%zz%&group=b&u=%ff";
+        let all: Vec<_> = pairs(query).collect();
+        let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+        assert_eq!(
+            all,
+            [
+                pair("group", "lab/alice"),
+                pair("since", "2h 30m"),
+                pair("flag", ""),
+                pair("bad", "%zz%"),
+                pair("group", "b"),
+                pair("u", "\u{fffd}"),
+            ]
+        );
+        assert_eq!(value(query, "group").as_deref(), Some("b"));
+        assert_eq!(value(query, "gpu"), None);
+    }
+}

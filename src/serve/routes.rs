@@ -1,0 +1,164 @@
+//! What the server has at which path.
+
+use super::access::{Access, Admitted, Refusal};
+use super::answer::{self, Answer, JSON};
+use super::assets;
+use super::body::Content;
+use super::exposition::{Format, Text};
+use super::history::Trouble;
+use super::state::State;
+use super::streams::Streams;
+use super::worker::{Stuck, Worker};
+use super::{Scope, events, history};
+use crate::failure::Failure;
+use hyper::body::Bytes;
+use hyper::header::{ACCEPT, CACHE_CONTROL, HeaderValue, LOCATION, SET_COOKIE};
+use hyper::http::request::Parts;
+use hyper::{Method, StatusCode};
+use serde_json::Value;
+use std::sync::Arc;
+
+/// What all connections share.
+pub struct Site {
+    pub access: Access,
+    pub scope: Scope,
+    pub worker: Arc<Worker>,
+    pub streams: Arc<Streams>,
+}
+
+impl Site {
+    /// Answers a request.
+    pub async fn answer(&self, head: Parts) -> Answer {
+        match self.access.admit(&head) {
+            Ok(Admitted::Yes) => {}
+            Ok(Admitted::ByAddress) => return self.with_cookie(),
+            Err(Refusal(status, text)) => return answer::error(status, text),
+        }
+        let query = head.uri.query().unwrap_or("").to_owned();
+        match head.uri.path() {
+            "/metrics" => self.metrics(Format::of(&accepted(&head))).await,
+            "/api/v1/state" => self.state().await,
+            "/api/v1/history" => {
+                let ask = self
+                    .worker
+                    .ask(move |sources| history::json(sources, &query));
+                self.json(ask.await)
+            }
+            "/api/v1/events" if accepted(&head).contains("text/event-stream") => {
+                self.stream(head.method == Method::HEAD).await
+            }
+            "/api/v1/events" => {
+                let ask = self
+                    .worker
+                    .ask(move |sources| events::json(sources, &query));
+                self.json(ask.await)
+            }
+            path => match assets::at(path) {
+                Some(asset) => {
+                    let content = Content::Whole(Some(Bytes::from_static(asset.content)));
+                    let mut answer = answer::data(asset.kind, content);
+                    let ask_again = HeaderValue::from_static("no-cache");
+                    answer.headers_mut().insert(CACHE_CONTROL, ask_again);
+                    answer
+                }
+                None => answer::error(StatusCode::NOT_FOUND, "there is nothing at this path"),
+            },
+        }
+    }
+
+    fn json(&self, answer: Result<Result<Value, Trouble>, Stuck>) -> Answer {
+        match answer {
+            Ok(Ok(value)) => answer::data(JSON, value.to_string().into()),
+            Ok(Err(Trouble::Request(why))) => answer::error(StatusCode::BAD_REQUEST, &why),
+            Ok(Err(Trouble::Missing(why))) => answer::error(StatusCode::NOT_FOUND, &why),
+            Ok(Err(Trouble::Server(why))) => self.failed(&why),
+            Err(Stuck) => stuck(),
+        }
+    }
+
+    /// Says why the groups cannot be read. Everybody does not learn the path of a private root.
+    fn failed(&self, why: &str) -> Answer {
+        let why = match self.scope.public {
+            true => "the groups cannot be read; try again",
+            false => why,
+        };
+        answer::error(StatusCode::SERVICE_UNAVAILABLE, why)
+    }
+
+    /// Sends a browser with the right token to the page, so that the token leaves the address.
+    fn with_cookie(&self) -> Answer {
+        let mut answer = answer::data(JSON, Content::empty());
+        *answer.status_mut() = StatusCode::SEE_OTHER;
+        let headers = answer.headers_mut();
+        headers.insert(LOCATION, HeaderValue::from_static("/"));
+        if let Some(cookie) = self.access.cookie()
+            && let Ok(cookie) = cookie.parse()
+        {
+            headers.insert(SET_COOKIE, cookie);
+        }
+        answer
+    }
+
+    async fn metrics(&self, format: Format) -> Answer {
+        let scope = self.scope;
+        let text = self.worker.ask(move |sources| {
+            let reading = match scope.processes {
+                true => sources.reading_with_processes()?,
+                false => sources.reading()?,
+            };
+            Ok::<_, Failure>(Text::new(reading, scope, format))
+        });
+        match text.await {
+            Ok(Ok(text)) => answer::data(format.content_type(), Content::Metrics(Box::new(text))),
+            Ok(Err(failure)) => self.failed(&failure.to_string()),
+            Err(Stuck) => stuck(),
+        }
+    }
+
+    async fn state(&self) -> Answer {
+        match self.worker.ask(State::read).await {
+            Ok(Ok(state)) => answer::data(JSON, state.text().into()),
+            Ok(Err(failure)) => self.failed(&failure.to_string()),
+            Err(Stuck) => stuck(),
+        }
+    }
+
+    async fn stream(&self, is_head: bool) -> Answer {
+        const KIND: &str = "text/event-stream";
+        if is_head {
+            return answer::data(KIND, Content::empty());
+        }
+        let Some(place) = self.streams.place() else {
+            return answer::error(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "too many event streams are open; close some",
+            );
+        };
+        // Events that come after the state are sent, so collect them from now on.
+        let state = self.worker.ask(|sources| {
+            events::begin(sources);
+            State::read(sources)
+        });
+        match state.await {
+            Ok(Ok(state)) => {
+                let queue = self.streams.open(&state, place);
+                answer::data(KIND, Content::Events(queue))
+            }
+            Ok(Err(failure)) => self.failed(&failure.to_string()),
+            Err(Stuck) => stuck(),
+        }
+    }
+}
+
+fn accepted(head: &Parts) -> String {
+    let texts = head.headers.get_all(ACCEPT).iter();
+    let texts: Vec<&str> = texts.filter_map(|text| text.to_str().ok()).collect();
+    texts.join(",")
+}
+
+fn stuck() -> Answer {
+    answer::error(
+        StatusCode::SERVICE_UNAVAILABLE,
+        "reading the groups or asking NVML takes too long; try again",
+    )
+}

@@ -1,0 +1,195 @@
+//! Everything that `top` and `serve` show, read in one round.
+
+use super::figures::Figures;
+use super::groups::{Seen, Selection, View};
+use super::nvml::Driver;
+use super::processes::{Commands, Process, processes_with};
+use super::waiting::Waiters;
+use gpulimit_base::device::DeviceId;
+use gpulimit_group::upwards;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// The GPUs, the groups and the processes at one moment.
+pub struct Snapshot {
+    /// When the round was read.
+    pub time: jiff::Timestamp,
+    /// The machine's GPUs by NVML's index, then GPUs that only groups know.
+    pub gpus: Vec<GpuMemory>,
+    /// The groups. Each group comes before the groups below it.
+    pub groups: Vec<Figures>,
+    /// The processes in the groups, sorted by group and pid, with an entry for each GPU.
+    pub processes: Vec<Process>,
+    /// Whether all groups could be read. Problems have been reported on standard error.
+    pub status: ExitCode,
+}
+
+/// The memory of a GPU or of a MIG instance, in bytes.
+pub struct GpuMemory {
+    pub id: DeviceId,
+    /// NVML's index; `None` if NVML does not list the GPU.
+    pub index: Option<u32>,
+    /// The product's name; empty if unknown.
+    pub name: String,
+    /// The PCI bus id; empty if unknown.
+    pub bus: String,
+    /// The memory of the GPU; `None` if unknown.
+    pub total: Option<u64>,
+    /// The memory that NVML counts as used, by all processes and by the driver.
+    pub used: Option<u64>,
+    /// The memory that the top groups use, with managed memory.
+    pub grouped: u64,
+    /// The managed memory of the top groups, which NVML does not count as used.
+    pub managed: u64,
+}
+
+impl Snapshot {
+    /// Makes the snapshot of groups that a [`Reader`] has read. Some command lines may be known
+    /// already.
+    pub fn of(
+        selection: &Selection,
+        round: Round,
+        status: ExitCode,
+        commands: &mut Commands,
+        driver: Option<&Driver>,
+    ) -> Self {
+        Self {
+            time: jiff::Timestamp::now(),
+            gpus: gpus(&round.groups, driver),
+            processes: processes_with(selection, &round.seen, &round.waiters, commands),
+            groups: round.groups,
+            status,
+        }
+    }
+}
+
+/// Reads groups one after the other, each open only while it is read: a thousand open ledgers would
+/// take much memory.
+#[derive(Default)]
+pub struct Reader {
+    waiters: Waiters,
+    groups: Vec<(usize, Figures)>,
+    seen: Vec<(usize, Seen)>,
+}
+
+/// What a [`Reader`] has read.
+pub struct Round {
+    /// The groups. Each group comes before the groups below it.
+    pub groups: Vec<Figures>,
+    /// The members of the readable groups, in the same order.
+    pub seen: Vec<Seen>,
+    pub waiters: Waiters,
+}
+
+impl Reader {
+    /// Adds the group at this place of the selection, with its figures, and closes its ledger.
+    pub fn add(&mut self, at: usize, view: View, figures: Figures, driver: Option<&Driver>) {
+        self.waiters.add(&view, driver);
+        self.groups.push((at, figures));
+        self.seen.extend(view.into_seen().map(|seen| (at, seen)));
+    }
+
+    /// Returns the groups in the order of the selection.
+    pub fn end(mut self, driver: Option<&Driver>) -> Round {
+        for (_, seen) in &self.seen {
+            self.waiters.add_below(&seen.group, &seen.processes, driver);
+        }
+        let mut groups = in_order(self.groups);
+        for group in &mut groups {
+            group.count_waiting(&self.waiters);
+        }
+        Round {
+            groups,
+            seen: in_order(self.seen),
+            waiters: self.waiters,
+        }
+    }
+}
+
+fn in_order<T>(mut items: Vec<(usize, T)>) -> Vec<T> {
+    items.sort_by_key(|(at, _)| *at);
+    items.into_iter().map(|(_, item)| item).collect()
+}
+
+impl GpuMemory {
+    /// Returns the used memory that belongs to no shown group: other programs and the driver.
+    pub fn outside(&self) -> Option<u64> {
+        // NVML counts no managed memory, so it is no part of what the groups use there.
+        let grouped = self.grouped.saturating_sub(self.managed);
+        Some(self.used?.saturating_sub(grouped))
+    }
+
+    /// Returns the memory as JSON. Bytes are integers; unknown figures are null.
+    pub fn json(&self) -> Value {
+        let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+        json!({
+            "uuid": self.id.to_string(),
+            "index": self.index,
+            "name": text(&self.name),
+            "bus": text(&self.bus),
+            "total": self.total,
+            "used": self.used,
+            "free": self.free(),
+            "groups": self.grouped,
+            "outside": self.outside(),
+        })
+    }
+
+    /// Returns the memory that nobody uses.
+    pub fn free(&self) -> Option<u64> {
+        Some(self.total?.saturating_sub(self.used?))
+    }
+}
+
+/// Returns the memory of the machine's GPUs and MIG instances, then of GPUs that only these groups
+/// know.
+pub fn gpus(groups: &[Figures], driver: Option<&Driver>) -> Vec<GpuMemory> {
+    let listed = driver.map(Driver::memory).unwrap_or_default();
+    let mut gpus: Vec<GpuMemory> = listed
+        .into_iter()
+        .map(|(gpu, id, memory)| GpuMemory {
+            id,
+            index: (id == gpu.id).then_some(gpu.index),
+            name: gpu.name.clone(),
+            bus: gpu.bus.clone(),
+            total: memory.as_ref().map(|memory| memory.total),
+            used: memory.as_ref().map(|memory| memory.used),
+            grouped: 0,
+            managed: 0,
+        })
+        .collect();
+    // The usage of a group whose ledger cannot be read is unknown; its child groups count instead.
+    let names: BTreeSet<(&Path, &str)> = groups
+        .iter()
+        .filter(|group| group.processes.is_some())
+        .map(|group| (&*group.root, &*group.name))
+        .collect();
+    for group in groups {
+        let is_there = |name: &str| names.contains(&(&*group.root, name));
+        let is_top = !upwards(&group.name).skip(1).any(is_there);
+        for figures in &group.gpus {
+            let at = gpus.iter().position(|gpu| gpu.id == figures.id);
+            let at = at.unwrap_or_else(|| {
+                gpus.push(GpuMemory {
+                    id: figures.id,
+                    index: None,
+                    name: String::new(),
+                    bus: String::new(),
+                    total: figures.capacity,
+                    used: None,
+                    grouped: 0,
+                    managed: 0,
+                });
+                gpus.len() - 1
+            });
+            if is_top {
+                let gpu = &mut gpus[at];
+                gpu.grouped = gpu.grouped.saturating_add(figures.usage.unwrap_or(0));
+                gpu.managed = gpu.managed.saturating_add(figures.managed());
+            }
+        }
+    }
+    gpus
+}

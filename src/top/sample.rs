@@ -1,0 +1,208 @@
+//! Rounds for tests, made by hand.
+
+use super::canvas::Canvas;
+use super::frame::{Scene, Seen, draw};
+use super::pen::{Pen, Theme};
+use super::plain;
+use super::round::{Gpu, Group, Name, Part, Process, Round, Usage};
+use super::rows::Choice;
+use super::view::View;
+use gpulimit_base::device::DeviceId;
+use gpulimit_ledger::Category;
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use std::time::Duration;
+
+pub const GIB: u64 = 1 << 30;
+const TOTAL: u64 = 80 * GIB;
+
+pub fn id(index: u8) -> DeviceId {
+    DeviceId::gpu([index + 1; 16])
+}
+
+pub fn name(name: &str) -> Name {
+    Name {
+        root: "/run/gpulimit".into(),
+        name: name.into(),
+    }
+}
+
+pub fn gpu(index: u8, parts: &[(&str, u64)], outside: u64, limits: Option<u64>) -> Gpu {
+    let grouped: u64 = parts.iter().map(|(_, usage)| usage * GIB).sum();
+    let used = grouped + outside * GIB;
+    Gpu {
+        id: id(index),
+        label: index.to_string(),
+        name: "NVIDIA H100 80GB HBM3".into(),
+        total: Some(TOTAL),
+        used: Some(used),
+        free: Some(TOTAL - used),
+        outside: Some(outside * GIB),
+        parts: (parts.iter())
+            .map(|(title, usage)| Part {
+                title: (*title).into(),
+                usage: usage * GIB,
+            })
+            .collect(),
+        limits: limits.map(|limits| limits * GIB),
+    }
+}
+
+/// A group's figures on a GPU: usage and `max` in GiB.
+pub fn usage(index: u8, usage: u64, max: Option<u64>) -> Usage {
+    Usage {
+        gpu: Some(id(index)),
+        label: index.to_string(),
+        max: max.map(|max| max * GIB),
+        max_text: max.map_or_else(|| "-".into(), |max| format!("{max}.0 GiB")),
+        limit: max.map(|max| max * GIB),
+        usage: Some(usage * GIB),
+        peak: Some((usage + 1) * GIB),
+        free: max.map(|max| max.saturating_sub(usage) * GIB),
+        refusals: Some(3),
+        processes: Some(2),
+        recent: (0..60)
+            .map(|part| (part > 20).then_some(usage * GIB * part / 60))
+            .collect(),
+        ..Usage::unknown()
+    }
+}
+
+pub fn group(full: &str, usages: Vec<Usage>) -> Group {
+    Group {
+        name: name(full),
+        title: full.into(),
+        settings: "all GPUs max=20GiB; on_limit=wait".into(),
+        usages,
+    }
+}
+
+pub fn process(full: &str, pid: u32, user: &str, command: &str) -> Process {
+    let mut split = [0; Category::COUNT];
+    split[Category::Linear as usize] = 3 * GIB;
+    split[Category::Driver as usize] = GIB / 2;
+    Process {
+        group: name(full),
+        title: full.into(),
+        pid: Some(pid),
+        own_pid: pid,
+        user: user.into(),
+        place: String::new(),
+        gpu: Some(id(0)),
+        label: "0".into(),
+        total: Some(7 * GIB / 2),
+        split: Some(split),
+        state: String::new(),
+        command: command.into(),
+    }
+}
+
+/// Two GPUs, some groups in each state, and processes of three users.
+pub fn round() -> Round {
+    let mut lab = usage(0, 30, Some(60));
+    lab.states.push("waits for 2.0 GiB, 40 s".into());
+    let mut alice = usage(0, 9, Some(20));
+    alice.high = Some(8 * GIB);
+    alice.states.push("above high".into());
+    let mut bob = usage(0, 21, None);
+    (bob.limit, bob.limited_by) = (Some(60 * GIB), "lab".into());
+    bob.states = vec!["waits for 2.0 GiB, 40 s".into(), "may leak".into()];
+    let mut job = usage(0, 9, Some(10));
+    job.recent = Vec::new();
+    let mut night = usage(1, 4, Some(10));
+    night.states.push("draining".into());
+    let mut waits = process("lab/bob", 4713, "bob", "python train.py --epochs 90");
+    waits.state = "waits for 2.0 GiB, 40 s".into();
+    let mut contained = process(
+        "lab/bob",
+        4714,
+        "bob",
+        "tritonserver --model-repository /models",
+    );
+    contained.place = "4f2a0c6d8e1b".into();
+    let mut draining = process("night", 4715, "carol", "a.out");
+    (draining.state, draining.gpu, draining.label) = ("draining".into(), Some(id(1)), "1".into());
+    let mut young = process("lab", 4716, "alice", "nvidia-smi");
+    (young.gpu, young.label, young.total, young.split) = (None, "-".into(), None, None);
+    Round {
+        time: Timestamp::from_second(1_790_000_000).expect("a time"),
+        gpus: vec![
+            gpu(0, &[("lab", 30)], 6, Some(60)),
+            gpu(1, &[("lab", 12), ("night", 4)], 0, Some(70)),
+        ],
+        groups: vec![
+            group("lab", vec![lab, usage(1, 12, Some(60))]),
+            group("lab/alice", vec![alice]),
+            group("lab/alice/run-4711-88", vec![job]),
+            group("lab/bob", vec![bob]),
+            group("night", vec![night]),
+        ],
+        processes: vec![
+            young,
+            process("lab/alice/run-4711-88", 4711, "alice", "python eval.py"),
+            waits,
+            contained,
+            draining,
+        ],
+        problem: String::new(),
+    }
+}
+
+/// Eight GPUs and many groups.
+pub fn crowded() -> Round {
+    let mut round = Round {
+        time: Timestamp::from_second(1_790_000_000).expect("a time"),
+        ..Round::default()
+    };
+    for index in 0..8 {
+        let parts = [("alpha", 10), ("beta", 20 + u64::from(index))];
+        round.gpus.push(gpu(index, &parts, 3, Some(60)));
+    }
+    for at in 0..40 {
+        let full = format!("group{at:02}");
+        let usages = vec![usage(at % 8, u64::from(at), Some(50))];
+        round.groups.push(group(&full, usages));
+        round
+            .processes
+            .push(process(&full, 1000 + u32::from(at), "dave", "python"));
+    }
+    round
+}
+
+pub fn view() -> View {
+    View::new(Choice::default(), Duration::from_secs(1), false)
+}
+
+pub fn scene<'a>(round: &'a Round, view: &'a View) -> Scene<'a> {
+    static ZONE: TimeZone = TimeZone::UTC;
+    Scene {
+        round,
+        view,
+        pasts: None,
+        stuck: None,
+        zone: &ZONE,
+    }
+}
+
+/// Draws a screen of this size.
+pub fn drawn(scene: &Scene<'_>, size: (u16, u16), unicode: bool, colours: bool) -> (Buffer, Seen) {
+    let mut buffer = Buffer::empty(Rect::new(0, 0, size.0, size.1));
+    let seen = draw(
+        &mut Canvas {
+            buffer: &mut buffer,
+            pen: &Pen::new(unicode),
+            theme: &Theme::new(colours),
+        },
+        scene,
+    );
+    (buffer, seen)
+}
+
+/// Returns the lines of a buffer.
+pub fn lines(buffer: &Buffer) -> Vec<String> {
+    (0..buffer.area.height)
+        .map(|y| plain::line(buffer, y))
+        .collect()
+}

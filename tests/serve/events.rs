@@ -1,0 +1,214 @@
+//! Server-sent events.
+
+use super::client::{Answer, Place, Stream, chunk};
+use super::rig::{GIB, Rig, charge, refuse};
+use gpulimit_base::units::Size;
+use serde_json::Value;
+use std::io::Write;
+use std::thread;
+use std::time::Duration;
+
+/// An open event stream.
+struct Events {
+    stream: Box<dyn Stream>,
+    text: String,
+}
+
+/// A message of a stream.
+#[derive(Debug)]
+struct Message {
+    kind: String,
+    id: Option<String>,
+    data: Value,
+}
+
+impl Events {
+    fn open(place: &Place) -> Self {
+        let mut stream = place.connect();
+        let head = format!(
+            "GET /api/v1/events HTTP/1.1\r\nHost: {}\r\nAccept: text/event-stream\r\n\r\n",
+            place.host()
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        let answer = Answer::head(&mut *stream).expect("a head");
+        assert_eq!(answer.status, 200, "{answer:?}");
+        assert_eq!(answer.headers["content-type"], "text/event-stream");
+        let text = String::new();
+        Self { stream, text }
+    }
+
+    /// Returns the next block of lines.
+    fn block(&mut self) -> String {
+        loop {
+            if let Some((block, rest)) = self.text.split_once("\n\n") {
+                let (block, rest) = (block.to_owned(), rest.to_owned());
+                self.text = rest;
+                return block;
+            }
+            let bytes = chunk(&mut *self.stream).expect("more");
+            self.text += &String::from_utf8(bytes).expect("UTF-8");
+        }
+    }
+
+    fn next(&mut self) -> Message {
+        loop {
+            let block = self.block();
+            let field = |name: &str| {
+                let lines = block.lines().filter_map(|line| line.split_once(": "));
+                let mut values = lines
+                    .filter(|(key, _)| *key == name)
+                    .map(|(_, value)| value);
+                let value = values.next();
+                assert_eq!(values.next(), None, "{block}");
+                value
+            };
+            if let Some(kind) = field("event") {
+                return Message {
+                    kind: kind.into(),
+                    id: field("id").map(str::to_owned),
+                    data: field("data").unwrap().parse().expect("JSON"),
+                };
+            }
+        }
+    }
+
+    /// Returns the next message for which `is` is true.
+    fn until(&mut self, is: impl Fn(&Message) -> bool) -> Message {
+        loop {
+            let message = self.next();
+            if is(&message) {
+                return message;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_stream_begins_with_the_state_and_follows_it() {
+    let rig = Rig::new();
+    rig.group("lab", Size::Bytes(4 * GIB));
+    let (member, device) = rig.member("lab", GIB);
+    refuse(&member, &device, 8 * GIB);
+    let server = rig.unix(&[]);
+    let mut events = Events::open(&server.place);
+    assert_eq!(events.block(), "retry: 1000");
+    let usage = |message: &Message| message.data["groups"][0]["gpus"][0]["usage"].as_u64();
+    let first = events.next();
+    assert_eq!((&*first.kind, usage(&first)), ("state", Some(GIB)));
+    assert_eq!(first.data["schema"], 1);
+    // Only events after the beginning are sent, each once, and from the beginning on.
+    refuse(&member, &device, 8 * GIB);
+    let event = events.until(|message| message.kind == "event");
+    assert_eq!(
+        event.data["number"], 1,
+        "the earlier refusal has the number 0"
+    );
+    assert_eq!(event.id.as_deref(), event.data["time"].as_str());
+    let all = server.place.json("/api/v1/events");
+    // Equal events that follow each other quickly share an entry there, up to the time of the last.
+    let time = &event.data["time"];
+    let last = all["events"].as_array().unwrap().last().unwrap();
+    assert!(last == &event.data || last["until"] == *time, "{all}");
+    charge(&member, &device, GIB);
+    events.until(|message| message.kind == "state" && usage(message) == Some(2 * GIB));
+    refuse(&member, &device, 8 * GIB);
+    let event = events.until(|message| message.kind == "event");
+    assert_eq!(event.data["number"], 2);
+}
+
+/// A new stream begins with a state that ends before the server's next look.
+#[test]
+fn a_stream_that_begins_with_a_short_state_is_corrected() {
+    let rig = Rig::new();
+    let server = rig.unix(&[]);
+    let groups = |message: &Message| message.data["groups"].as_array().unwrap().len();
+    // The looks come once a second, so at least one of these states ends before the next look.
+    for wait in [0, 250, 500, 750] {
+        let mut first = Events::open(&server.place);
+        first.until(|message| message.kind == "state" && groups(message) == 0);
+        // The server has sent this state, or has found that the stream has it already.
+        thread::sleep(Duration::from_millis(1_500));
+        drop(first);
+        thread::sleep(Duration::from_millis(wait));
+        rig.group("short", Size::Max);
+        let mut events = Events::open(&server.place);
+        events.until(|message| message.kind == "state" && groups(message) == 1);
+        let removed = rig.gpulimit(&["rm", "short"]).output().expect("started");
+        assert!(removed.status.success(), "{removed:?}");
+        events.until(|message| message.kind == "state" && groups(message) == 0);
+    }
+}
+
+#[test]
+fn events_right_after_the_beginning_of_a_stream_are_sent() {
+    let rig = Rig::new();
+    rig.group("lab", Size::Bytes(4 * GIB));
+    let (member, device) = rig.member("lab", GIB);
+    let server = rig.unix(&[]);
+    for number in 0..3 {
+        let mut events = Events::open(&server.place);
+        events.until(|message| message.kind == "state");
+        refuse(&member, &device, 8 * GIB);
+        let event = events.until(|message| message.kind == "event");
+        assert_eq!(event.data["number"], number);
+        drop(events);
+        // The server notices that no stream is open.
+        thread::sleep(Duration::from_millis(1_500));
+    }
+}
+
+#[test]
+fn a_stream_of_everybody_has_no_processes() {
+    let rig = Rig::new();
+    rig.group("lab", Size::Bytes(4 * GIB));
+    let (member, device) = rig.member("lab", GIB);
+    let server = rig.tcp(&["--public"]);
+    let mut events = Events::open(&server.place);
+    let first = events.until(|message| message.kind == "state");
+    assert_eq!(first.data["public"], true);
+    assert_eq!(first.data["processes"], serde_json::json!([]));
+    if !rig.world.root().is_public() {
+        eprintln!("SKIPPED: the groups of a public root, which belongs to root");
+        return;
+    }
+    // The first look finds what was there before.
+    charge(&member, &device, GIB);
+    events.until(|message| message.data["groups"][0]["gpus"][0]["usage"] == 2 * GIB);
+    refuse(&member, &device, 8 * GIB);
+    let event = events.until(|message| message.kind == "event").data;
+    for name in ["pid", "uid", "user", "command", "by"] {
+        assert!(event[name].is_null(), "{event}");
+    }
+    assert_eq!(event["holders"], serde_json::json!([]));
+}
+
+#[test]
+fn there_is_a_most_of_streams() {
+    let rig = Rig::new();
+    let server = rig.unix(&[]);
+    let mut streams: Vec<Events> = (0..32).map(|_| Events::open(&server.place)).collect();
+    let ask = || {
+        server
+            .place
+            .ask("GET", "/api/v1/events", &["Accept: text/event-stream"])
+    };
+    let refused = ask();
+    assert_eq!(refused.status, 503);
+    assert!(refused.json()["error"].is_string());
+    // The others still get their state, and a closed stream makes room.
+    assert_eq!(
+        streams[31].until(|message| message.kind == "state").kind,
+        "state"
+    );
+    streams.pop();
+    while server.place.ask("HEAD", "/metrics", &[]).status == 200 {
+        let mut stream = server.place.connect();
+        let head = "GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\
+                    Accept: text/event-stream\r\n\r\n";
+        stream.write_all(head.as_bytes()).unwrap();
+        if Answer::head(&mut *stream).expect("a head").status == 200 {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+}

@@ -1,0 +1,196 @@
+//! Limits: heads, bodies, silent and slow clients, many connections.
+
+use super::client::{Answer, Place, Stream};
+use super::rig::{GIB, Rig};
+use gpulimit_base::units::Size;
+use std::io::{ErrorKind, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+/// Reads until the server closes the connection. Returns what came.
+fn rest(stream: &mut dyn Stream) -> String {
+    let mut rest = Vec::new();
+    match stream.read_to_end(&mut rest) {
+        Err(error) if error.kind() != ErrorKind::ConnectionReset => panic!("{error}"),
+        _ => String::from_utf8_lossy(&rest).into_owned(),
+    }
+}
+
+fn answers(place: &Place, request: &str) -> String {
+    let mut stream = place.connect();
+    // The server may close the connection before it has read everything.
+    let _ = stream.write_all(request.as_bytes());
+    rest(&mut *stream)
+}
+
+#[test]
+fn oversized_heads_are_refused() {
+    let rig = Rig::new();
+    let server = rig.unix(&[]);
+    let request = |name: &str, length: usize| {
+        let value = "x".repeat(length);
+        format!("GET /nothing HTTP/1.1\r\nHost: localhost\r\n{name}: {value}\r\n\r\n")
+    };
+    let fits = server
+        .place
+        .send(&request("X-Long", 8 << 10))
+        .expect("an answer");
+    assert_eq!(fits.status, 404);
+    let long = answers(&server.place, &request("X-Long", 64 << 10));
+    assert!(long.starts_with("HTTP/1.1 431 "), "{long}");
+    let path = format!(
+        "GET /{} HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        "x".repeat(64 << 10)
+    );
+    let long = answers(&server.place, &path);
+    assert!(long.starts_with("HTTP/1.1 4"), "{long}");
+    let lines: String = (0..1_000)
+        .map(|number| format!("X-{number}: x\r\n"))
+        .collect();
+    let many = answers(
+        &server.place,
+        &format!("GET / HTTP/1.1\r\nHost: localhost\r\n{lines}\r\n"),
+    );
+    assert!(many.starts_with("HTTP/1.1 431 "), "{many}");
+    assert_eq!(server.place.get("/metrics").status, 200);
+}
+
+/// A request inside of another one's body is never answered.
+#[test]
+fn requests_cannot_be_smuggled() {
+    let rig = Rig::new();
+    let server = rig.unix(&[]);
+    let inner = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    let length = inner.len();
+    let chunked = format!("{length:x}\r\n{inner}\r\n0\r\n\r\n");
+    let head = "GET /nothing HTTP/1.1\r\nHost: localhost\r\n";
+    for (request, what) in [
+        (
+            format!("{head}Content-Length: {length}\r\n\r\n{inner}"),
+            "a body",
+        ),
+        (
+            format!("{head}Transfer-Encoding: chunked\r\n\r\n{chunked}"),
+            "chunks",
+        ),
+        (
+            format!("{head}Content-Length: 0\r\nTransfer-Encoding: chunked\r\n\r\n{chunked}"),
+            "both",
+        ),
+        (
+            format!("{head}Content-Length: 0\r\nContent-Length: {length}\r\n\r\n{inner}"),
+            "two lengths",
+        ),
+        (
+            format!("{head}Content-Length: +{length}\r\n\r\n{inner}"),
+            "a sign",
+        ),
+        (
+            format!("{head}Transfer-Encoding : chunked\r\n\r\n{chunked}"),
+            "a space",
+        ),
+        (
+            format!("{head}Transfer-Encoding: x, identity\r\n\r\n{inner}"),
+            "another encoding",
+        ),
+        (
+            format!("{head} Content-Length: {length}\r\n\r\n{inner}"),
+            "a folded line",
+        ),
+    ] {
+        let said = answers(&server.place, &request);
+        assert!(said.starts_with("HTTP/1.1 4"), "{what}: {said}");
+        assert_eq!(said.matches("HTTP/1.1").count(), 1, "{what}: {said}");
+        assert!(!said.contains("gpulimit_"), "{what}: {said}");
+    }
+    for nonsense in [
+        "\0\0\0\0\r\n\r\n",
+        "GET\r\n\r\n",
+        "\u{16}\u{3}\u{1}",
+        "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ] {
+        let mut stream = server.place.connect();
+        stream.write_all(nonsense.as_bytes()).unwrap();
+        let said = rest(&mut *stream);
+        assert!(!said.contains("200 OK"), "{nonsense:?}: {said}");
+    }
+    assert_eq!(server.place.get("/metrics").status, 200);
+}
+
+/// Clients that never finish a head, and clients that stay silent after an answer, take all places.
+#[test]
+fn silent_clients_lose_their_places() {
+    let rig = Rig::new();
+    let server = rig.unix(&[]);
+    let mut silent = Vec::new();
+    for number in 0..100 {
+        let mut stream = server.place.connect();
+        match number % 3 {
+            0 => stream
+                .write_all(b"GET /metrics HTTP/1.1\r\nHost: loc")
+                .unwrap(),
+            1 => stream
+                .write_all(b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                .unwrap(),
+            _ => {}
+        }
+        silent.push(stream);
+    }
+    // A client that comes later is answered when the places of the others are free again.
+    assert_eq!(server.place.get("/metrics").status, 200);
+    for mut stream in silent {
+        let said = rest(&mut *stream);
+        assert!(!said.contains("200 OK"), "{said}");
+    }
+}
+
+/// A client that opens an event stream and does not read it is dropped, and others are not delayed.
+#[test]
+fn a_client_that_does_not_read_is_dropped() {
+    let rig = Rig::new();
+    // The state is long, so that the buffers of the socket hold little of it.
+    for number in 0..300 {
+        rig.group(&format!("group{number}"), Size::Bytes(GIB));
+    }
+    let server = rig.unix(&[]);
+    let mut slow = server.place.connect();
+    slow.write_all(
+        b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n",
+    )
+    .unwrap();
+    assert_eq!(Answer::head(&mut *slow).expect("a head").status, 200);
+    let mut metrics = server.place.connect();
+    metrics
+        .write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        .unwrap();
+    assert_eq!(Answer::head(&mut *metrics).expect("a head").status, 200);
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            // The state keeps changing until the server has dropped the clients.
+            let mut number = 0;
+            while !done.load(Ordering::Relaxed) {
+                number += 1;
+                rig.group(&format!("new{number}"), Size::Max);
+                assert_eq!(server.place.get("/api/v1/state").status, 200);
+                thread::sleep(Duration::from_millis(200));
+            }
+        });
+        let pid = server.child.id();
+        // The server's own descriptors and the one of the state's request are left.
+        let sockets = || {
+            let all = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+            let links = all.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+            links
+                .filter(|link| link.to_string_lossy().starts_with("socket:"))
+                .count()
+        };
+        // The listening socket, two ends of the runtime's signal pipe, and one request.
+        while sockets() > 4 {
+            thread::sleep(Duration::from_millis(100));
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    drop((slow, metrics));
+}

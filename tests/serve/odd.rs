@@ -1,0 +1,176 @@
+//! Off the beaten path: what the server shows when groups, the driver or files are not as usual.
+
+use super::rig::{GIB, Rig, Server, charge};
+use gpulimit_base::units::Size;
+use gpulimit_group::Member;
+use std::fs;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+/// Asks for the state until it is as expected.
+fn until(server: &Server, is: impl Fn(&serde_json::Value) -> bool) -> serde_json::Value {
+    loop {
+        let state = server.place.json("/api/v1/state");
+        if is(&state) {
+            return state;
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn names(state: &serde_json::Value) -> Vec<&str> {
+    let groups = state["groups"].as_array().unwrap().iter();
+    groups
+        .map(|group| group["name"].as_str().unwrap())
+        .collect()
+}
+
+#[test]
+fn a_root_that_is_removed_and_made_again_is_noticed() {
+    let rig = Rig::new();
+    rig.group("lab", Size::Bytes(4 * GIB));
+    let server = rig.unix(&[]);
+    let first = rig.member("lab", GIB);
+    until(&server, |state| {
+        state["groups"][0]["gpus"][0]["usage"] == GIB
+    });
+    fs::remove_dir_all(rig.world.root().path()).unwrap();
+    until(&server, |state| names(state).is_empty());
+    assert!(!server.place.metrics().contains("{group="));
+    fs::create_dir(rig.world.root().path()).unwrap();
+    rig.group("lab", Size::Bytes(2 * GIB));
+    let _second = rig.member("lab", GIB / 2);
+    let state = until(&server, |state| {
+        state["groups"][0]["gpus"][0]["usage"] == GIB / 2
+    });
+    assert_eq!(state["groups"][0]["gpus"][0]["max"], 2 * GIB);
+    drop(first);
+}
+
+#[test]
+fn changed_limits_and_removed_groups_are_noticed() {
+    let rig = Rig::new();
+    rig.group("lab", Size::Bytes(4 * GIB));
+    rig.group("other", Size::Max);
+    let _member = rig.member("lab", GIB);
+    let server = rig.unix(&[]);
+    until(&server, |state| names(state) == ["lab", "other"]);
+    for arguments in [&["set", "lab", "--max", "3G"][..], &["rm", "other"]] {
+        assert!(rig.gpulimit(arguments).output().unwrap().status.success());
+    }
+    let state = until(&server, |state| names(state) == ["lab"]);
+    assert_eq!(state["groups"][0]["gpus"][0]["max"], 3 * GIB);
+}
+
+#[test]
+fn a_server_without_a_driver_shows_groups() {
+    let rig = Rig::new();
+    rig.group("lab", Size::Bytes(4 * GIB));
+    let _member = rig.member("lab", GIB);
+    let listen = format!("unix:{}", rig.socket().display());
+    let mut command = rig.gpulimit(&["serve", "--listen", &listen]);
+    command.env_remove("LD_LIBRARY_PATH");
+    let server = Server::start(command);
+    let state = server.place.json("/api/v1/state");
+    if state["gpus"][0]["used"].is_u64() {
+        eprintln!("SKIPPED: this machine has a driver");
+        return;
+    }
+    assert_eq!(state["groups"][0]["gpus"][0]["usage"], GIB);
+    let gpu = &state["gpus"][0];
+    assert!(gpu["used"].is_null() && gpu["outside"].is_null(), "{gpu}");
+    assert_eq!(gpu["groups"], GIB);
+    let text = server.place.metrics();
+    assert!(
+        text.contains("gpulimit_memory_usage_bytes{group=\"lab\",gpu=\"\",uuid=\"GPU-"),
+        "{text}"
+    );
+    assert!(!text.contains("gpulimit_gpu_memory_used_bytes{"), "{text}");
+}
+
+/// A file that is not a group's, and a ledger that is cut short, hide only their own group.
+#[test]
+fn damaged_groups_hide_no_others() {
+    let rig = Rig::new();
+    for name in ["a", "b", "c"] {
+        rig.group(name, Size::Bytes(GIB));
+    }
+    fs::write(rig.world.root().path().join("b/ledger"), "short").unwrap();
+    let server = rig.unix(&[]);
+    assert_eq!(names(&server.place.json("/api/v1/state")), ["a", "c"]);
+    let answer = server.place.get("/metrics");
+    assert_eq!(answer.status, 200);
+    assert!(answer.body.contains("{group=\"c\""), "{answer:?}");
+}
+
+#[test]
+fn the_largest_number_of_members_is_shown() {
+    let rig = Rig::new();
+    rig.group("lab", Size::Max);
+    let mut members = Vec::new();
+    // A ledger has room for 4,096 members.
+    for _ in 0..4_096 {
+        let member = Member::join(rig.world.root(), "lab").expect("joined");
+        let device = member.device(rig.gpu_id(), 80 * GIB).unwrap();
+        charge(&member, &device, 1 << 20);
+        members.push(member);
+    }
+    let server = rig.unix(&[]);
+    let state = server.place.json("/api/v1/state");
+    assert_eq!(state["processes"].as_array().unwrap().len(), 4_096);
+    assert_eq!(state["groups"][0]["gpus"][0]["usage"], 4u64 << 30);
+    let text = server.place.metrics();
+    assert!(text.contains("state=\"running\"} 4096\n"), "{text}");
+}
+
+/// The groups' file system is full, as a member of a group can make it.
+#[test]
+fn a_full_file_system_changes_nothing() {
+    if !gpulimit_programs::world::may_mount() {
+        return;
+    }
+    let rig = Rig::new();
+    let script = r#"
+        set -e
+        mount -t tmpfs -o size=4M,mode=755 none "$GPULIMIT_ROOT"
+        "$0" create lab --max 4G >&2
+        dd if=/dev/zero of="$GPULIMIT_ROOT/fill" bs=64k 2>/dev/null || true
+        exec "$0" serve --listen "unix:$1"
+    "#;
+    let controller = rig.gpulimit(&[]);
+    let mut command = Command::new("unshare");
+    command
+        .args(["--mount", "sh", "-c", script])
+        .arg(controller.get_program())
+        .arg(rig.socket());
+    for (name, value) in controller.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    let server = Server::start(command);
+    assert_eq!(names(&server.place.json("/api/v1/state")), ["lab"]);
+    let text = server.place.metrics();
+    assert!(
+        text.contains("gpulimit_events_total{group=\"lab\",event=\"kill\"} 0\n"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_restarted_server_shows_the_same() {
+    let rig = Rig::new();
+    rig.group("lab", Size::Bytes(4 * GIB));
+    let _member = rig.member("lab", GIB);
+    let mut server = rig.unix(&[]);
+    let shown = |server: &Server| {
+        let mut state = server.place.json("/api/v1/state");
+        state["time"].take();
+        state
+    };
+    let before = shown(&server);
+    server.end(15);
+    assert_eq!(shown(&rig.unix(&[])), before);
+}
