@@ -217,7 +217,7 @@ fn the_table_fits_a_terminal_of_80_columns() {
 fn in_terminal(place: &Place) -> String {
     let program = place.gpulimit(&[]).get_program().to_owned();
     let line = format!("stty cols 80; {} ps", program.to_string_lossy());
-    let mut terminal = std::process::Command::new("script");
+    let mut terminal = crate::terminal::script();
     terminal
         .args(["-qec", &line, "/dev/null"])
         .env("GPULIMIT_ROOT", place.root_path())

@@ -16,12 +16,20 @@ pub fn seen(place: &Place, columns: u32, environment: &[(&str, &str)], arguments
     text(&output.stdout).replace('\r', "")
 }
 
+/// Returns the command `script`, which makes a terminal. A test run can have ignored signals, as
+/// under `nohup` or as a job in the background. On the terminal, Ctrl-C must end a program.
+pub fn script() -> Command {
+    let mut command = Command::new("env");
+    command.args(["--default-signal", "script"]);
+    command
+}
+
 /// Returns a shell script that runs on a terminal, which `script` makes. `PROGRAM` in it becomes
 /// the controller's path.
 pub fn on_terminal(place: &Place, script: &str) -> Command {
     let controller = place.gpulimit(&[]);
     let own = controller.get_program().to_string_lossy();
-    let mut command = Command::new("script");
+    let mut command = self::script();
     command
         .arg("-qec")
         .arg(script.replace("PROGRAM", &own))

@@ -1,6 +1,7 @@
 //! `gpulimit top`: rounds as text and JSON, and the screen on a terminal of the test's own.
 
 use crate::place::{GIB, GPU, Nothing, Place, text};
+use crate::terminal;
 use gpulimit_base::units::Size;
 use gpulimit_group::Insistence;
 use serde_json::Value;
@@ -57,7 +58,7 @@ impl Terminal {
     /// Starts a script on a terminal of 80 columns. In it, `$TOP` is `gpulimit top`.
     fn start(place: &Place, environment: &[(&str, &str)], script: &str) -> Self {
         let controller = place.gpulimit(&[]);
-        let mut command = Command::new("script");
+        let mut command = terminal::script();
         command
             .args([
                 "-qefc",
