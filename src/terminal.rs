@@ -4,9 +4,7 @@ use rustix::termios::{Winsize, tcgetwinsize};
 use std::env;
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
-
-/// The smallest width of a terminal, in columns, for which lines are broken.
-const NARROWEST: usize = 40;
+use unicode_width::UnicodeWidthChar;
 
 /// Returns whether to print bold type: on a terminal with bold type (`TERM`), unless `NO_COLOR` is
 /// set.
@@ -21,7 +19,7 @@ pub fn has_cursor(stream: &impl IsTerminal) -> bool {
 }
 
 /// Breaks a line between words at the terminal's width. Indents the following lines by `indent`
-/// columns. Other streams keep the line.
+/// columns, on a narrow terminal by fewer. Other streams keep the line.
 pub fn fit(line: &str, indent: usize, stream: &(impl IsTerminal + AsFd)) -> String {
     match width(stream) {
         Some(width) => wrap(line, indent, width),
@@ -39,10 +37,10 @@ pub fn is_utf8() -> bool {
 }
 
 /// Returns the terminal's width in columns; `None` if the stream is not a terminal, or if its width
-/// is unknown or too small.
+/// is unknown.
 pub fn width(stream: &(impl IsTerminal + AsFd)) -> Option<usize> {
     let width = usize::from(size(stream)?.ws_col);
-    (width >= NARROWEST).then_some(width)
+    (width > 0).then_some(width)
 }
 
 /// Returns the terminal's height in rows; `None` if the stream is not a terminal, or if its height
@@ -58,6 +56,7 @@ fn size(stream: &(impl IsTerminal + AsFd)) -> Option<Winsize> {
 }
 
 fn wrap(line: &str, indent: usize, width: usize) -> String {
+    let indent = indent.min(width / 2);
     let mut out = String::with_capacity(line.len());
     let (mut column, mut gap) = (0, 0);
     // A single space separates words. Several spaces align columns, so keep them.
@@ -79,15 +78,45 @@ fn wrap(line: &str, indent: usize, width: usize) -> String {
     out
 }
 
-/// Returns the width of a word in columns, without escape sequences for bold type (`ESC [ 1 m`).
-fn columns(word: &str) -> usize {
+/// Cuts a line to at most `width` columns. A line that was cut ends with `…`, and keeps its escape
+/// sequences, which end bold type.
+pub fn cut(line: &str, width: usize) -> String {
+    if columns(line) <= width {
+        return line.into();
+    }
+    let mut out = String::with_capacity(line.len());
+    let mut left = Some(width.saturating_sub(1));
+    for (c, columns) in measured(line) {
+        match (columns, left) {
+            (None, _) => out.push(c),
+            (Some(columns), Some(room)) if columns <= room => {
+                out.push(c);
+                left = Some(room - columns);
+            }
+            (Some(_), Some(_)) => {
+                out.push('…');
+                left = None;
+            }
+            (Some(_), None) => {}
+        }
+    }
+    out
+}
+
+/// Returns the width of a text in columns, without escape sequences for bold type (`ESC [ 1 m`).
+fn columns(text: &str) -> usize {
+    measured(text).filter_map(|(_, columns)| columns).sum()
+}
+
+/// Returns the characters of a text with their widths in columns; `None` for those of escape
+/// sequences.
+fn measured(text: &str) -> impl Iterator<Item = (char, Option<usize>)> {
     let mut in_sequence = false;
-    let is_seen = |c: &char| {
-        let seen = !in_sequence && *c != '\u{1b}';
-        in_sequence = (in_sequence || *c == '\u{1b}') && *c != 'm';
-        seen
-    };
-    word.chars().filter(is_seen).count()
+    text.chars().map(move |c| {
+        let is_escape = in_sequence || c == '\u{1b}';
+        in_sequence = is_escape && c != 'm';
+        (c, (!is_escape).then(|| c.width().unwrap_or(0)))
+    })
 }
 
 #[cfg(test)]
@@ -117,11 +146,29 @@ mod tests {
             wrapped("\u{1b}[1mfive\u{1b}[0m words that fit here"),
             "\u{1b}[1mfive\u{1b}[0m words that fit\n    here"
         );
+        assert_eq!(
+            wrap("error  a word", 10, 8),
+            "error  a\n    word",
+            "the indent is at most half of the width"
+        );
         let bare = wrapped("a b  c   d e f g h i j k l m n o p q r s t u v w x y z");
         assert!(
             bare.lines()
                 .all(|line| line.len() <= 20 && line == line.trim_end()),
             "{bare}"
         );
+    }
+
+    #[test]
+    fn cut_lines_end_with_a_mark() {
+        assert_eq!(cut("2.0 GiB", 7), "2.0 GiB");
+        assert_eq!(cut("2.0 GiB", 6), "2.0 G…");
+        assert_eq!(cut("2.0 GiB", 1), "…");
+        assert_eq!(
+            cut("\u{1b}[1mUSAGE\u{1b}[0m FREE", 3),
+            "\u{1b}[1mUS…\u{1b}[0m"
+        );
+        // A wide character that only fits in half is left out.
+        assert_eq!(cut("模型模型", 4), "模…");
     }
 }

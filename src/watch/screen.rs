@@ -53,11 +53,13 @@ impl Screen {
         Ok(Self { state, woken })
     }
 
-    /// Shows these lines in the place of the last ones. The last row says how many lines the
-    /// terminal is too small for.
+    /// Shows these lines in the place of the last ones, cut to the terminal's width. The last row
+    /// says how many lines the terminal is too small for.
     pub fn draw(&mut self, lines: Vec<String>) -> Result<(), Failure> {
-        let height = terminal::height(&io::stdout()).unwrap_or(usize::MAX);
-        let lines = cut(lines, height);
+        let out = io::stdout();
+        let height = terminal::height(&out).unwrap_or(usize::MAX);
+        let width = terminal::width(&out).unwrap_or(usize::MAX);
+        let lines = cut(lines, height, width);
         lock(&self.state, |state| {
             let changes = changes(&state.drawn, &lines);
             state.drawn = lines;
@@ -144,13 +146,17 @@ fn end(signal: c_int, state: &Mutex<State>) {
     });
 }
 
-/// Cuts lines to the height of the terminal. The last line then says how many are left out.
-fn cut(mut lines: Vec<String>, height: usize) -> Vec<String> {
+/// Cuts lines to the size of the terminal. The last line then says how many are left out.
+fn cut(mut lines: Vec<String>, height: usize, width: usize) -> Vec<String> {
     if lines.len() > height {
         let shown = height.saturating_sub(1);
         let hidden = lines.len() - shown;
         lines.truncate(shown);
         lines.push(format!("{hidden} more lines: the terminal is too small"));
+    }
+    // The terminal would write the end of a longer line over its last column.
+    for line in &mut lines {
+        *line = terminal::cut(line, width);
     }
     lines
 }
@@ -195,10 +201,11 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_cut_to_the_height_and_counted() {
+    fn lines_are_cut_to_the_size_and_counted() {
         let all = lines(&["a", "b", "c", "d"]);
-        assert_eq!(cut(all.clone(), 4), all);
-        let cut = cut(all, 3);
-        assert_eq!(cut, ["a", "b", "2 more lines: the terminal is too small"]);
+        assert_eq!(cut(all.clone(), 4, 80), all);
+        let small = cut(all.clone(), 3, 80);
+        assert_eq!(small, ["a", "b", "2 more lines: the terminal is too small"]);
+        assert_eq!(cut(all, 1, 7), ["4 more…"]);
     }
 }

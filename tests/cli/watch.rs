@@ -290,6 +290,19 @@ fn a_terminal_is_given_back_after_sigterm_and_redrawn_when_its_size_changes() {
     );
 }
 
+/// The terminal itself would show the last letter of each line in its last column: `1B`.
+#[test]
+fn rows_are_cut_to_the_width_of_the_terminal() {
+    let place = Place::new();
+    place.group("lab", Size::Bytes(GIB));
+    let script = "stty cols 14 rows 8; trap : INT; PROGRAM show --watch=100ms; echo end";
+    let mut watched = Watched::of(&mut on_terminal(&place, script));
+    let seen = watched.until("lab    all  1…");
+    watched.types("\u{3}");
+    let seen = seen + &watched.rest();
+    assert!(seen.contains("end") && !seen.contains("GiB"), "{seen:?}");
+}
+
 #[test]
 fn a_terminal_without_escape_sequences_gets_round_after_round() {
     let place = Place::new();
