@@ -31,15 +31,30 @@ pub struct Args {
     /// The signal, by name or number
     #[arg(long, short, default_value = "TERM", value_parser = signal::parse)]
     signal: i32,
+
+    /// The start time that the processes must have; `None` for any
+    #[arg(skip)]
+    start_time: Option<u64>,
+}
+
+/// A process that the caller has seen before. Its pid may belong to another process now, with
+/// another start time.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub struct Seen {
+    /// The pid in the caller's pid namespace.
+    pub pid: u32,
+    /// The start time in the process's slot, in clock ticks since boot; 0 if unknown.
+    pub start_time: u64,
 }
 
 impl Args {
-    /// Returns the options that send a signal to a process of a group, or to all of them.
-    pub fn of(group: String, pid: Option<u32>, signal: i32) -> Self {
+    /// Returns the options that send a signal to this process of a group, or to all of them.
+    pub fn of(group: String, process: Option<Seen>, signal: i32) -> Self {
         Self {
             group,
-            pids: pid.into_iter().collect(),
+            pids: process.iter().map(|process| process.pid).collect(),
             signal,
+            start_time: process.map(|process| process.start_time),
         }
     }
 }
@@ -84,6 +99,17 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
     }
     if !args.pids.is_empty() {
         processes.retain(|process| pid(process).is_some_and(|pid| args.pids.contains(&pid)));
+    }
+    if let Some(start_time) = args.start_time {
+        processes.retain(|process| process.identity.start_time == start_time);
+        if processes.is_empty() {
+            return Err(Failure::new(format_args!(
+                "process {} has ended, and another process of group '{}' has its pid now: no \
+                 signal was sent",
+                output::some(&args.pids),
+                group.name()
+            )));
+        }
     }
     if processes.is_empty() {
         output::note(&format!(

@@ -165,6 +165,8 @@ pub struct Process {
     /// The pid in the caller's pid namespace; `None` if the process has no pid there.
     pub pid: Option<u32>,
     pub own_pid: u32,
+    /// The start time in the process's slot, in clock ticks since boot; 0 if unknown.
+    pub start_time: u64,
     pub uid: u32,
     /// The command line; `None` if it could not be read in time.
     pub command: Option<String>,
@@ -222,6 +224,7 @@ fn of(
         title: title.clone(),
         pid,
         own_pid: process.identity.pid,
+        start_time: process.identity.start_time,
         uid: process.identity.uid,
         command: command.clone(),
         alive: process.alive,

@@ -25,7 +25,7 @@ use super::failure::Failure;
 use super::groups::Selection;
 use super::nvml::Driver;
 use super::output::{self, Reader as Pipe};
-use super::{accounts, gpu, terminal};
+use super::{accounts, gpu, terminal, watch};
 use canvas::Canvas;
 use frame::{Scene, Seen};
 use gpulimit_limits::Selector;
@@ -192,37 +192,41 @@ fn print(args: &Args, view: &View) -> Result<ExitCode, Failure> {
     let mut source = Source::new(args.group.clone());
     let is_last = !(args.batch || args.json && !args.once);
     let (zone, pen) = (TimeZone::system(), Pen::of_locale());
-    let mut first = true;
+    let plain = |round: &Round| {
+        let scene = Scene {
+            round,
+            view,
+            pasts: None,
+            stuck: None,
+            zone: &zone,
+        };
+        plain::lines(&scene, &pen, width()).join("\n")
+    };
+    let (mut gap, mut printed) = ("", String::new());
     loop {
         let began = Instant::now();
-        let mut status = ExitCode::SUCCESS;
-        let text = match source.read(None) {
-            Err(failure) if is_last => return Err(failure),
-            Err(failure) => {
-                output::note(&failure.to_string());
-                String::new()
-            }
-            Ok(read) if args.json => {
-                status = read.snapshot.status;
-                let shows = |gpu| view.choice.shows(gpu);
-                format!("{}\n", json::round(&read, source.driver(), shows))
-            }
-            Ok(mut read) => {
-                status = read.snapshot.status;
-                let round = source.round(&mut read);
-                let scene = Scene {
-                    round: &round,
-                    view,
-                    pasts: None,
-                    stuck: None,
-                    zone: &zone,
-                };
-                let lines = plain::lines(&scene, &pen, width());
-                let gap = if first { "" } else { "\n" };
-                format!("{gap}{}\n", lines.join("\n"))
-            }
+        let (read, said) = output::captured(|| source.read(None));
+        // A message is printed only if it differs from that of the round before.
+        if said != printed {
+            output::notes(&said);
+            printed = said;
+        }
+        let status = match &read {
+            Ok(read) => read.snapshot.status,
+            Err(_) => ExitCode::FAILURE,
         };
-        first = false;
+        let text = match read {
+            Err(failure) if is_last => return Err(failure),
+            Err(failure) if args.json => watch::json_of(&failure).to_string(),
+            Ok(read) if args.json => {
+                let shows = |gpu| view.choice.shows(gpu);
+                json::round(&read, source.driver(), shows).to_string()
+            }
+            Err(failure) => format!("{gap}{}", plain(&Round::failed(&failure))),
+            Ok(mut read) => format!("{gap}{}", plain(&source.round(&mut read))),
+        };
+        gap = "\n";
+        let text = text + "\n";
         if output::write(&text)? == Pipe::Gone || is_last {
             return Ok(status);
         }
@@ -230,10 +234,10 @@ fn print(args: &Args, view: &View) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Returns the width of standard output in columns.
+/// Returns the width of standard output in columns. Narrow terminals wrap lines that tables need.
 fn width() -> u16 {
     let width = terminal::width(&io::stdout()).and_then(|width| u16::try_from(width).ok());
-    width.unwrap_or(WIDTH)
+    width.map_or(WIDTH, |width| width.max(frame::LEAST_WIDTH as u16))
 }
 
 /// Something that the screen reacts to.
@@ -277,7 +281,7 @@ impl Program {
         Ok(Self {
             view,
             seen: Seen::default(),
-            round: Round::failed("reading the groups".into()),
+            round: Round::without("reading the groups".into()),
             pasts: None,
             reader,
             events,

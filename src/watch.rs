@@ -144,13 +144,24 @@ fn now() -> String {
         .to_string()
 }
 
+/// Returns a failed round as JSON: `error` says why the round could not be read.
+pub fn json_of(failure: &Failure) -> Value {
+    json!({
+        "schema": SCHEMA,
+        "time": Moment::from(Timestamp::now()).to_string(),
+        "error": failure.to_string(),
+    })
+}
+
 impl Round {
     /// Returns a round that only says why it could not be read.
     fn failed(failure: &Failure, as_json: bool) -> Self {
-        let why = failure.to_string();
         let shown = match as_json {
-            true => Shown::Json(json!({ "schema": SCHEMA, "error": why })),
-            false => Shown::Text(output::fit(&Escaped(&why).to_string(), 2) + "\n"),
+            true => Shown::Json(json_of(failure)),
+            false => {
+                let why = Escaped(&failure.to_string()).to_string();
+                Shown::Text(output::fit(&why, 2) + "\n")
+            }
         };
         Self {
             shown,

@@ -14,8 +14,12 @@ pub fn act(act: Act) -> String {
             let max: Extent = max.parse().map_err(Failure::usage)?;
             set::set(&set::Args::of_max(group.name, max, gpu)).map(drop)
         }),
-        Act::Signal { group, pid, signal } => is_meant(&group)
-            .and_then(|()| kill::kill(&kill::Args::of(group.name, pid, signal)).map(drop)),
+        Act::Signal {
+            group,
+            process,
+            signal,
+        } => is_meant(&group)
+            .and_then(|()| kill::kill(&kill::Args::of(group.name, process, signal)).map(drop)),
         _ => Ok(()),
     });
     match done {

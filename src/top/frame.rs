@@ -18,7 +18,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// The smallest screen for tables.
-const LEAST_WIDTH: usize = 32;
+pub const LEAST_WIDTH: usize = 32;
 const LEAST_HEIGHT: usize = 8;
 
 /// What is drawn.
@@ -48,7 +48,9 @@ pub fn draw(canvas: &mut Canvas<'_>, scene: &Scene<'_>) -> Seen {
     let (width, height) = (canvas.width(), usize::from(canvas.area().height));
     if width < LEAST_WIDTH || height < LEAST_HEIGHT {
         let text = format!("too small: {LEAST_WIDTH}x{LEAST_HEIGHT} is needed, q quits");
-        canvas.text(0, 0, width, &text, canvas.theme.plain);
+        for (y, line) in pages::broken(&text, width).iter().enumerate() {
+            canvas.text(0, y, width, line, canvas.theme.plain);
+        }
         return Seen {
             page: 1,
             ..Seen::default()
@@ -267,7 +269,7 @@ fn footer(canvas: &mut Canvas<'_>, scene: &Scene<'_>) {
             return;
         }
         None if !view.message.is_empty() => {
-            message(canvas, &view.message);
+            above(canvas, y + 1, &view.message, theme.alarm);
             return;
         }
         None => {}
@@ -311,16 +313,13 @@ fn footer(canvas: &mut Canvas<'_>, scene: &Scene<'_>) {
     }
 }
 
-/// Writes a text into the last lines, broken between words.
-fn message(canvas: &mut Canvas<'_>, text: &str) {
-    let height = usize::from(canvas.area().height);
+/// Writes a text into the lines above line `end`, broken between words.
+fn above(canvas: &mut Canvas<'_>, end: usize, text: &str, style: Style) {
     let lines = pages::broken(text, canvas.width());
-    let lines = &lines[..lines.len().min(height / 2)];
-    let y = height - lines.len();
-    for (at, line) in lines.iter().enumerate() {
-        canvas.style_line(y + at, Style::reset());
-        blank(canvas, y + at);
-        canvas.text(0, y + at, canvas.width(), line, canvas.theme.alarm);
+    let lines = &lines[..lines.len().min(end.div_ceil(2))];
+    for (line, y) in lines.iter().zip(end - lines.len()..) {
+        blank(canvas, y);
+        canvas.text(0, y, canvas.width(), line, style);
     }
 }
 
@@ -332,7 +331,7 @@ fn blank(canvas: &mut Canvas<'_>, y: usize) {
 fn ask(canvas: &mut Canvas<'_>, question: &Question) {
     let (width, y) = (canvas.width(), usize::from(canvas.area().height) - 1);
     match question {
-        Question::Filter(prompt) => line(canvas, y, "Filter: ", prompt),
+        Question::Filter(prompt) => line(canvas, y, "Filter (Esc clears): ", prompt),
         Question::User(prompt) => line(canvas, y, "User (empty: all): ", prompt),
         Question::Limit {
             title,
@@ -342,7 +341,7 @@ fn ask(canvas: &mut Canvas<'_>, question: &Question) {
             typed,
             ..
         } => {
-            let (above, text) = match typed {
+            let (about, text) = match typed {
                 None => (
                     format!("{title}: max on {scope} is {now}. Esc changes nothing."),
                     "New max (4G, 50%, -2G, max): ".to_owned(),
@@ -352,14 +351,20 @@ fn ask(canvas: &mut Canvas<'_>, question: &Question) {
                     format!("Type {max} again to set it: "),
                 ),
             };
-            blank(canvas, y - 1);
-            canvas.text(0, y - 1, width, &above, canvas.theme.title);
+            above(canvas, y, &about, canvas.theme.title);
             line(canvas, y, &text, prompt);
         }
-        Question::Signal { whom, menu, .. } => {
-            blank(canvas, y - 1);
-            let text = format!("Signal to {whom}: arrows choose, Enter sends, Esc does not.");
-            canvas.text(0, y - 1, width, &text, canvas.theme.title);
+        Question::Signal {
+            whom,
+            command,
+            menu,
+            ..
+        } => {
+            let mut text = format!("Signal to {whom}: arrows choose, Enter sends, Esc does not.");
+            if let Some(command) = command {
+                text += &format!(" Command: {command}");
+            }
+            above(canvas, y, &text, canvas.theme.title);
             blank(canvas, y);
             let names = SIGNALS.map(|signal| signal::name(signal).replace("SIG", ""));
             // On a narrow screen the list begins at the chosen signal.

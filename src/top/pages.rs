@@ -7,6 +7,7 @@ use super::round::Usage;
 use crate::output::Escaped;
 use gpulimit_base::units::gib;
 use ratatui::style::Style;
+use std::iter::{once, repeat};
 use unicode_width::UnicodeWidthStr;
 
 /// A line of a page, in parts of one style each.
@@ -25,7 +26,10 @@ const KEYS: [(&str, &str); 21] = [
     ("T", "fold or unfold all groups (--fold)"),
     (", . < > F6", "sort by another column (--sort)"),
     ("I", "invert the order"),
-    ("/ F4", "filter by a part of names and commands (--filter)"),
+    (
+        "/ F4",
+        "filter names and commands; Esc clears the filter (--filter)",
+    ),
     ("u", "show one user's processes (--user)"),
     ("d", "show one GPU, the next one, all (--device)"),
     ("Esc", "drop the selection; again: drop the filters"),
@@ -70,10 +74,13 @@ pub fn help(canvas: &Canvas<'_>, readonly: bool) -> Vec<Line> {
         if changes && readonly {
             continue;
         }
-        lines.push(vec![
-            (format!("{key:<KEY$}"), theme.key),
-            (text.to_owned(), theme.plain),
-        ]);
+        let broken = broken(text, canvas.width().saturating_sub(KEY));
+        for (text, key) in broken.into_iter().zip(once(key).chain(repeat(""))) {
+            lines.push(vec![
+                (format!("{key:<KEY$}"), theme.key),
+                (text, theme.plain),
+            ]);
+        }
     }
     for text in MEANINGS {
         lines.push(Vec::new());

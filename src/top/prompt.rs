@@ -1,6 +1,7 @@
 //! The questions that `top` asks before it changes something, and the lines that filter rows.
 
 use super::round::Name;
+use crate::kill::Seen;
 use ratatui::crossterm::event::KeyCode;
 
 /// A line that the user types. The cursor is at its end.
@@ -88,7 +89,9 @@ pub enum Question {
     Signal {
         group: Name,
         whom: String,
-        pid: Option<u32>,
+        /// The command line of the process.
+        command: Option<String>,
+        process: Option<Seen>,
         menu: Menu,
     },
 }

@@ -280,7 +280,7 @@ fn news(source: &mut Source, wanted: Option<&Wanted>) -> News {
     let mut read = match read {
         Ok(read) => read,
         Err(failure) => {
-            let round = Round::failed(Escaped(&failure.to_string()).to_string());
+            let round = Round::failed(&failure);
             return News { round, pasts: None };
         }
     };

@@ -4,6 +4,7 @@
 
 use super::place;
 use super::reader::Known;
+use crate::failure::Failure;
 use crate::figures::{self, Figures};
 use crate::groups;
 use crate::history::Recent;
@@ -111,6 +112,8 @@ pub struct Process {
     /// The pid in the caller's namespace; `None` if the process is not visible there.
     pub pid: Option<u32>,
     pub own_pid: u32,
+    /// The start time in the process's slot, which tells processes of one pid apart.
+    pub start_time: u64,
     pub user: String,
     /// The container or the job of the process; empty if it is in none.
     pub place: String,
@@ -208,8 +211,13 @@ impl Round {
         }
     }
 
+    /// Returns the round after a failure, which shows only its message.
+    pub fn failed(failure: &Failure) -> Self {
+        Self::without(Escaped(&failure.to_string()).to_string())
+    }
+
     /// Returns a round that shows only why there is nothing to show.
-    pub fn failed(why: String) -> Self {
+    pub fn without(why: String) -> Self {
         Self {
             time: Timestamp::now(),
             problem: why,
@@ -428,6 +436,7 @@ impl Process {
             title: Escaped(&process.title).to_string(),
             pid: process.pid,
             own_pid: process.own_pid,
+            start_time: process.start_time,
             user: known.user(process.uid),
             place: place::of_group(&process.group)
                 .or_else(|| known.place(process))

@@ -88,6 +88,7 @@ pub enum Item {
         group: Name,
         pid: Option<u32>,
         own_pid: u32,
+        start_time: u64,
         gpu: Option<DeviceId>,
     },
 }
@@ -158,6 +159,7 @@ impl Rows {
             group: process.group.clone(),
             pid: process.pid,
             own_pid: process.own_pid,
+            start_time: process.start_time,
             gpu: process.gpu,
         })
     }

@@ -88,6 +88,7 @@ pub fn process(full: &str, pid: u32, user: &str, command: &str) -> Process {
         title: full.into(),
         pid: Some(pid),
         own_pid: pid,
+        start_time: u64::from(pid) * 100,
         user: user.into(),
         place: String::new(),
         gpu: Some(id(0)),

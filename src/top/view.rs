@@ -4,6 +4,7 @@ use super::prompt::{Menu, Prompt, Question};
 use super::reader::Wanted;
 use super::round::{Name, Round};
 use super::rows::{Choice, Item, Rows};
+use crate::kill::Seen;
 use gpulimit_limits::Selector;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use std::time::Duration;
@@ -47,7 +48,7 @@ pub enum Act {
     /// Send a signal to a process, or to all processes of a group.
     Signal {
         group: Name,
-        pid: Option<u32>,
+        process: Option<Seen>,
         signal: i32,
     },
 }
@@ -308,7 +309,9 @@ impl View {
         let own = usages
             .clone()
             .find(|usage| usage.gpu == *gpu && usage.own_limit);
-        let shown = own.or_else(|| usages.clone().find(|usage| usage.gpu == *gpu));
+        let shown = own
+            .or_else(|| usages.clone().find(|usage| usage.gpu == *gpu))
+            .or_else(|| usages.clone().find(|usage| !usage.own_limit));
         self.question = Some(Question::Limit {
             group: name.clone(),
             title: group.title.clone(),
@@ -327,8 +330,9 @@ impl View {
         self.question = match self.chosen(round) {
             Some(Item::Group(group, _)) => Some(Question::Signal {
                 whom: format!("all processes of {}", group.name),
+                command: None,
                 group,
-                pid: None,
+                process: None,
                 menu: Menu::default(),
             }),
             Some(Item::Process {
@@ -337,10 +341,21 @@ impl View {
                 self.message = format!("process {own_pid} is in another pid namespace");
                 None
             }
-            Some(Item::Process { group, pid, .. }) => Some(Question::Signal {
-                whom: format!("process {} of {}", pid.unwrap_or(0), group.name),
+            Some(Item::Process {
                 group,
-                pid,
+                pid: Some(pid),
+                start_time,
+                ..
+            }) => Some(Question::Signal {
+                whom: format!("process {pid} of {}", group.name),
+                command: (round.processes.iter())
+                    .find(|process| {
+                        (process.pid, process.start_time) == (Some(pid), start_time)
+                            && process.group == group
+                    })
+                    .map(|process| process.command.clone()),
+                group,
+                process: Some(Seen { pid, start_time }),
                 menu: Menu::default(),
             }),
             None => None,
@@ -352,7 +367,9 @@ impl View {
         let question = self.question.as_mut()?;
         match key {
             KeyCode::Esc => {
-                self.question = None;
+                if let Some(Question::Filter(_)) = self.question.take() {
+                    self.choice.filter.clear();
+                }
                 None
             }
             KeyCode::Enter => self.accept(),
@@ -424,10 +441,17 @@ impl View {
                 self.message = format!("'{}' is not '{max}': nothing changed", prompt.text);
             }
             Question::Signal {
-                group, pid, menu, ..
+                group,
+                process,
+                menu,
+                ..
             } => {
                 let signal = menu.signal();
-                return Some(Act::Signal { group, pid, signal });
+                return Some(Act::Signal {
+                    group,
+                    process,
+                    signal,
+                });
             }
         }
         None

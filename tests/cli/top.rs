@@ -2,8 +2,10 @@
 
 use crate::place::{GIB, GPU, Nothing, Place, text};
 use crate::terminal;
+use gpulimit_base::identity::Identity;
 use gpulimit_base::units::Size;
 use gpulimit_group::Insistence;
+use gpulimit_ledger::Ledger;
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -331,7 +333,7 @@ fn pasted_keys_do_nothing() {
     let place = place();
     let mut child = place.start_member("lab", None);
     let mut terminal = Terminal::start(&place, &[], "exec $TOP");
-    terminal.shows(&child.id().to_string());
+    terminal.shows("1 process ");
     terminal.wrote("\u{1b}[?2004h");
     terminal.write("\t\u{1b}[200~k\rq\u{1b}[201~");
     terminal.shows("pasted text");
@@ -375,7 +377,7 @@ fn keys_send_a_signal() {
     let place = place();
     let mut child = place.start_member("lab", None);
     let mut terminal = Terminal::start(&place, &[], "exec $TOP");
-    terminal.shows(&child.id().to_string());
+    terminal.shows("1 process ");
     // Tab selects the first process.
     terminal.write("\tk");
     terminal.shows("Signal to process");
@@ -385,6 +387,38 @@ fn keys_send_a_signal() {
     eventually("it did not end", || {
         child.try_wait().expect("a child").is_some()
     });
+}
+
+/// The test itself holds the slots, because it cannot give a pid to another process.
+#[test]
+fn a_signal_is_not_sent_to_another_process_with_the_pid() {
+    let place = place();
+    let ledger = place.root().group("lab").expect("there").ledger_path();
+    let ledger = Arc::new(Ledger::open(&ledger).expect("opened"));
+    let mut child = Command::new("sleep")
+        .arg("600")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("started");
+    let identity = |start_time| Identity {
+        pid: child.id(),
+        start_time,
+        ..Identity::of_self()
+    };
+    let [before, after] = [identity(100), identity(200)];
+    let slot = ledger.claim(&before, "").expect("a slot");
+    let mut terminal = Terminal::start(&place, &[], "exec $TOP");
+    terminal.shows("1 process ");
+    terminal.write("\tk");
+    terminal.shows("Signal to process");
+    drop(slot);
+    let _slot = ledger.claim(&after, "").expect("a slot");
+    terminal.write("\r");
+    terminal.shows("another process of group 'lab' has");
+    assert!(child.try_wait().expect("a child").is_none(), "no signal");
+    child.kill().expect("killed");
+    child.wait().expect("ended");
 }
 
 #[test]
@@ -580,6 +614,81 @@ fn json_has_the_names_of_show_and_ps() {
     );
     // The pipe is closed now.
     assert!(child.wait().expect("ended").success());
+}
+
+#[test]
+fn a_round_that_fails_says_why_and_the_next_one_follows() {
+    let place = place();
+    place.group("night", Size::Max);
+    let start = |form| {
+        let mut child = place
+            .gpulimit(&["top", "lab", form, "--interval", "0.1"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("started");
+        let out = BufReader::new(child.stdout.take().expect("piped")).lines();
+        (child, out.map(|line| line.expect("a line")))
+    };
+    let (rounds, mut objects) = start("--json");
+    let (texts, mut lines) = start("--batch");
+    let mut object =
+        || serde_json::from_str::<Value>(&objects.next().expect("a round")).expect("an object");
+    assert_eq!(object()["groups"][0]["name"], "lab");
+    assert!(lines.any(|line| line.starts_with("lab ")));
+    place.said(&["rm", "lab"]);
+    let failed = loop {
+        let round = object();
+        if round["groups"].is_null() {
+            break round;
+        }
+    };
+    // The same form as that of `--watch --json`.
+    let keys: Vec<&String> = failed.as_object().expect("an object").keys().collect();
+    assert_eq!(keys, ["schema", "time", "error"]);
+    assert!(
+        failed["error"]
+            .as_str()
+            .is_some_and(|why| why.contains("no group 'lab'"))
+    );
+    assert!(lines.any(|line| line.starts_with("no group 'lab'")));
+    place.group("lab", Size::Max);
+    while object()["groups"].is_null() {}
+    assert!(lines.any(|line| line.starts_with("lab ")));
+    drop((objects, lines));
+    for child in [rounds, texts] {
+        let said = child.wait_with_output().expect("ended").stderr;
+        assert_eq!(text(&said), "");
+    }
+}
+
+/// The ledger is nearly full. The slots name processes that the caller cannot see.
+#[test]
+fn thousands_of_members_are_shown() {
+    const MEMBERS: u32 = 4_000;
+    let place = place();
+    let ledger = place.root().group("lab").expect("there").ledger_path();
+    let ledger = Arc::new(Ledger::open(&ledger).expect("opened"));
+    let slots: Vec<_> = (1..=MEMBERS)
+        .map(|pid| {
+            let identity = Identity {
+                pid,
+                pid_ns: 1,
+                ..Identity::of_self()
+            };
+            ledger.claim(&identity, "").expect("a slot")
+        })
+        .collect();
+    let mut terminal = Terminal::start(&place, &[], "exec $TOP");
+    terminal.shows("of 4000)");
+    // To the last row.
+    terminal.write("G");
+    terminal.shows("-4000 of 4000)");
+    terminal.write("k");
+    terminal.shows("process 4000 is in another pid namespace");
+    terminal.write("q");
+    terminal.wrote(CLOSES);
+    drop(slots);
 }
 
 #[test]

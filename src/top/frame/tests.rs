@@ -7,6 +7,7 @@ use crate::top::plain;
 use crate::top::round::Round;
 use crate::top::rows::Item;
 use crate::top::sample::{self, drawn, id, lines, name, scene, view};
+use ratatui::crossterm::event::KeyCode;
 use ratatui::style::{Color, Modifier};
 use std::fs;
 use std::path::Path;
@@ -106,6 +107,31 @@ fn questions_and_pages() {
 }
 
 #[test]
+fn narrow_screens_show_whole_questions() {
+    let round = sample::round();
+    for (key, size, text) in [
+        ('k', (32, 8), "Esc does not. Command: nvidia-smi"),
+        (
+            's',
+            (32, 8),
+            "lab: max on all GPUs is 60.0 GiB. Esc changes nothing.",
+        ),
+        ('k', (40, 12), "Esc does not. Command: nvidia-smi"),
+    ] {
+        let mut view = view();
+        view.key(KeyCode::Tab.into(), &round, 5);
+        view.key(KeyCode::Char(key).into(), &round, 5);
+        let (buffer, _) = drawn(&scene(&round, &view), size, true, false);
+        let lines = lines(&buffer);
+        let shown = lines[..lines.len() - 1].join(" ");
+        assert!(shown.ends_with(text), "{key} {size:?}: {lines:#?}");
+    }
+    let (buffer, _) = drawn(&scene(&round, &view()), (12, 5), true, false);
+    let shown = lines(&buffer).join(" ");
+    assert_eq!(shown.trim_end(), "too small: 32x8 is needed, q quits");
+}
+
+#[test]
 fn every_size_is_drawn_without_a_wrapped_or_lost_line() {
     let mut hostile = sample::round();
     hostile.groups[3].title = "模型".repeat(40);
@@ -171,7 +197,7 @@ fn the_selection_is_reversed_with_and_without_colours() {
 
 #[test]
 fn problems_are_shown() {
-    let mut round = Round::failed("cannot read /run/gpulimit: it is gone".into());
+    let mut round = Round::without("cannot read /run/gpulimit: it is gone".into());
     let view = view();
     let shown = lines(&drawn(&scene(&round, &view), (80, 24), true, false).0);
     assert_eq!(shown[1], "cannot read /run/gpulimit: it is gone");

@@ -175,8 +175,31 @@ fn the_filter_follows_what_is_typed() {
     keys.press(KeyCode::Delete).write("q").press(KeyCode::Enter);
     assert_eq!((&*keys.view.choice.filter, &keys.act), ("q", &None));
     assert_eq!(keys.groups(), [""; 0]);
-    keys.press(KeyCode::Esc);
+    // Esc leaves the line and clears the filter; Enter keeps it.
+    keys.press(KeyCode::Char('/')).press(KeyCode::Esc);
+    assert_eq!((&*keys.view.choice.filter, &keys.act), ("", &None));
+    assert!(keys.view.question.is_none());
     assert_eq!(keys.groups().len(), 5);
+    keys.press(KeyCode::Char('/'))
+        .write("bo")
+        .press(KeyCode::Enter);
+    keys.press(KeyCode::Esc);
+    assert_eq!(keys.groups().len(), 5, "also after Enter");
+}
+
+/// The pid of a selected process can belong to another process in the next round.
+#[test]
+fn another_process_with_the_pid_is_not_selected() {
+    let mut keys = Keys::new();
+    keys.press(KeyCode::Tab).press(KeyCode::Down);
+    let [first, second] = [1, 2].map(|at| keys.round.processes[at].clone());
+    keys.round.processes[2].pid = first.pid;
+    keys.round.processes[2].own_pid = first.own_pid;
+    keys.round.processes[2].group = first.group.clone();
+    keys.round.processes[1] = second;
+    let rows = keys.rows();
+    let item = keys.view.selected.clone().expect("selected");
+    assert_eq!(rows.position(&item, &keys.round), None);
 }
 
 #[test]
@@ -316,14 +339,18 @@ fn a_signal_is_chosen() {
         .press(KeyCode::Char('k'));
     assert_eq!(keys.act, None);
     keys.press(KeyCode::Down).press(KeyCode::Enter);
-    let signal = |pid, signal| {
+    let signal = |process, signal| {
         Some(Act::Signal {
             group: name("lab/alice/run-4711-88"),
-            pid,
+            process,
             signal,
         })
     };
-    assert_eq!(keys.act, signal(Some(4711), libc::SIGINT));
+    let process = Seen {
+        pid: 4711,
+        start_time: 471_100,
+    };
+    assert_eq!(keys.act, signal(Some(process), libc::SIGINT));
     assert_eq!(keys.press(KeyCode::Char('k')).press(KeyCode::Esc).act, None);
     assert!(keys.view.question.is_none());
     // In the row of a group, for all of its processes.
