@@ -8,6 +8,7 @@ use comfy_table::{
 };
 use std::fmt::Display;
 use std::io::{self, IsTerminal};
+use unicode_width::UnicodeWidthStr;
 
 /// The text in a table cell for an unknown figure.
 pub const UNKNOWN: &str = "-";
@@ -35,22 +36,21 @@ impl Column {
         }
     }
 
-    /// Shortens a text of this column to at most `width` characters.
+    /// Shortens a text of this column to at most `width` columns of the terminal.
     fn cut(self, text: &str, width: usize) -> String {
-        let length = text.chars().count();
-        let kept = width.saturating_sub(1);
-        let tail = match self {
-            _ if length <= width => return text.to_owned(),
-            Self::Path(_) => kept / 2,
-            Self::Left(_) | Self::Right(_) => 0,
-        };
-        let head = text.chars().take(kept - tail);
-        let tail = text.chars().skip(length - tail);
-        head.chain(['…']).chain(tail).collect()
+        match self {
+            Self::Path(_) if text.width() > width => {
+                // Characters of paths are one column wide, but for marks such as `…`.
+                let tail = width.saturating_sub(1) / 2;
+                let start = text.chars().count().saturating_sub(tail);
+                terminal::cut(text, width - tail) + &text.chars().skip(start).collect::<String>()
+            }
+            _ => terminal::cut(text, width),
+        }
     }
 }
 
-/// Texts of up to this many characters are not broken into lines or cut. The names of GPUs are
+/// Texts of up to this many columns are not broken into lines or cut. The names of GPUs are
 /// shorter.
 const UNBROKEN: u16 = 16;
 
@@ -163,8 +163,8 @@ impl Table {
         }
     }
 
-    /// Returns the least width of the table, in characters. Long texts can be broken into lines,
-    /// figures cannot.
+    /// Returns the least width of the table, in columns of the terminal. Long texts can be broken
+    /// into lines, figures cannot.
     fn least_width(&self) -> usize {
         let columns = self.columns.iter().zip(self.widths());
         let least = columns.map(|(column, width)| match column {
@@ -208,12 +208,12 @@ impl Table {
         table.trim_fmt() + "\n"
     }
 
-    /// Returns the width of each column: the length of the column's longest text, in characters.
+    /// Returns the width of each column: that of the column's longest text, in columns of the
+    /// terminal.
     fn widths(&self) -> Vec<usize> {
-        let length = |text: &str| text.chars().count();
         let width = |at: usize| {
-            let cells = self.rows.iter().map(|row| length(&row[at]));
-            cells.fold(length(self.columns[at].head()), usize::max)
+            let cells = self.rows.iter().map(|row| row[at].width());
+            cells.fold(self.columns[at].head().width(), usize::max)
         };
         (0..self.columns.len()).map(width).collect()
     }
@@ -295,6 +295,19 @@ mod tests {
             "GROUP                      USAGE  COMMAND\n\
              lab/a-long…group/run  1018.0 MiB  python train.py --…\n"
         );
+    }
+
+    #[test]
+    fn wide_characters_take_two_columns() {
+        let mut table = Table::new(&[Column::Right("TOTAL"), Column::Left("COMMAND")]);
+        table.row(["1.0 GiB", &"模型".repeat(10)].map(String::from).into());
+        table.shorten(30);
+        let text = table.laid_out(false, false);
+        assert!(
+            text.ends_with(&format!("{}…\n", "模型".repeat(5))),
+            "{text}"
+        );
+        assert!(text.lines().all(|line| line.width() <= 30), "{text}");
     }
 
     #[test]
