@@ -139,6 +139,7 @@ fn a_forged_slot_directs_no_signal_at_its_victim() {
     // The process that holds the slot is found by the files that it has mapped.
     let out = place.said(&["kill", "-s", "KILL", "a"]);
     let line = format!("SIGKILL sent to {} (in no slot)", forger.child.id());
+    let victim = format!("sent to {victim} ");
     assert!(out.contains(&line) && !out.contains(&victim), "{out}");
     assert_eq!(forger.child.wait().expect("ended").signal(), Some(9));
 }
