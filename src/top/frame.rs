@@ -12,6 +12,7 @@ use super::view::{Page, View};
 use crate::clock;
 use crate::history::Past;
 use crate::signal;
+use gpulimit_base::device::DeviceId;
 use jiff::tz::TimeZone;
 use ratatui::style::Style;
 use std::collections::BTreeSet;
@@ -245,7 +246,13 @@ fn choices(view: &View, scene: &Scene<'_>) -> Vec<String> {
         texts.push(format!("by {}{inverted}", choice.sort.name()));
     }
     if !choice.gpus.is_empty() {
-        let labels: Vec<&str> = gpus(scene).iter().map(|gpu| gpu.label.as_str()).collect();
+        // A chosen GPU that has disappeared has no index.
+        let label = |id: &DeviceId| {
+            let mut gpus = scene.round.gpus.iter();
+            gpus.find(|gpu| gpu.id == *id)
+                .map_or_else(|| id.short().to_string(), |gpu| gpu.label.clone())
+        };
+        let labels: Vec<String> = choice.gpus.iter().map(label).collect();
         texts.push(format!("GPU {}", labels.join(",")));
     }
     if !choice.user.is_empty() {

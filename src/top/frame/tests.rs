@@ -107,6 +107,21 @@ fn questions_and_pages() {
 }
 
 #[test]
+fn a_chosen_gpu_that_has_disappeared_is_named() {
+    let mut round = sample::round();
+    let mut view = view();
+    view.choice.gpus = vec![id(0)];
+    let head = |round: &Round| {
+        let (buffer, _) = drawn(&scene(round, &view), (80, 24), true, false);
+        lines(&buffer).remove(0)
+    };
+    assert!(head(&round).contains("  GPU 0  "), "{}", head(&round));
+    round.gpus.remove(0);
+    let name = format!("  GPU {}  ", id(0).short());
+    assert!(head(&round).contains(&name), "{}", head(&round));
+}
+
+#[test]
 fn narrow_screens_show_whole_questions() {
     let round = sample::round();
     for (key, size, text) in [
