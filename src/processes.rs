@@ -12,7 +12,7 @@ use gpulimit_group::{Group, is_within};
 use gpulimit_ledger::{Category, DeviceUsage, ProcessUsage};
 use serde_json::{Value, json};
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -98,27 +98,29 @@ impl Commands {
     fn read(&mut self, outermost: &[&Seen], pids: &Pids) {
         let processes = outermost.iter().flat_map(|seen| &seen.processes);
         let alive = processes.filter(|process| process.alive);
-        let keys: BTreeSet<Key> = alive
-            .filter_map(|process| Some(key(pids.here(&process.identity)?, &process.identity)))
+        let keys: BTreeMap<Key, Identity> = alive
+            .map(|process| process.identity)
+            .filter_map(|identity| Some((key(pids.here(&identity)?, &identity), identity)))
             .collect();
         self.known.retain(|key, (since, line)| {
             let age = match line {
                 Line::Late => Self::LATE,
                 _ => Self::AGE,
             };
-            keys.contains(key) && since.elapsed() < age
+            keys.contains_key(key) && since.elapsed() < age
         });
-        let asked: Vec<Key> = keys
+        let asked: Vec<(Key, Identity)> = keys
             .into_iter()
-            .filter(|key| !self.known.contains_key(key))
+            .filter(|(key, _)| !self.known.contains_key(key))
             .collect();
-        let numbers: Vec<u32> = asked.iter().map(|(pid, ..)| *pid).collect();
+        let numbers: Vec<u32> = asked.iter().map(|((pid, ..), _)| *pid).collect();
         let lines = look::ask(Question::Command, &numbers, self.patience);
         let now = Instant::now();
-        for key in asked {
+        for (key, identity) in asked {
             let line = match &lines {
                 Ok(lines) => match lines.get(&key.0).map(|line| digits(line)) {
-                    Some(Some(line)) => Line::Read(line),
+                    // The pid can belong to another process since the ledger was read.
+                    Some(Some(line)) => Line::Read(identity.with_command(key.0, line).command),
                     Some(None) => Line::Denied,
                     None => Line::Late,
                 },
@@ -133,10 +135,13 @@ impl Commands {
         let identity = process.identity;
         // The pid of a dead process may belong to another process now.
         let pid = pid.filter(|_| process.alive);
-        let known = pid.and_then(|pid| Some((pid, self.known.get(&key(pid, &identity))?)));
+        let known = pid.and_then(|pid| self.known.get(&key(pid, &identity)));
         let named = match known {
-            Some((_, (_, Line::Late))) => return None,
-            Some((pid, (_, Line::Read(line)))) => identity.with_command(pid, *line),
+            Some((_, Line::Late)) => return None,
+            Some((_, Line::Read(command))) => Identity {
+                command: *command,
+                ..identity
+            },
             _ => identity,
         };
         Some(named.command().to_string())
