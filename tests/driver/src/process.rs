@@ -315,16 +315,32 @@ pub fn holders(machine: &Machine) -> Vec<Holder> {
         for (_, device, bytes) in borne.iter().filter(|(bearer, ..)| *bearer == owner) {
             held[*device] += bytes;
         }
-        if held.iter().any(|bytes| *bytes > 0) && line.owner.load(SeqCst) == owner {
+        let dying = line.died.load(SeqCst) != 0;
+        if held.iter().any(|bytes| *bytes > 0)
+            && line.owner.load(SeqCst) == owner
+            && !(dying && has_successor(machine, line))
+        {
             holders.push(Holder {
                 pid: (owner >> 32) as u32,
                 namespace: line.namespace.load(Relaxed),
-                dying: line.died.load(SeqCst) != 0,
+                dying,
                 held,
             });
         }
     }
     holders
+}
+
+/// Returns whether a living process has the pid and the namespace of a dead one. The numbers of PID
+/// namespaces are used again at once. With a real driver, a process keeps its pid for as long as
+/// NVML lists it.
+fn has_successor(machine: &Machine, dead: &Slot) -> bool {
+    let slots = &machine.slots[..machine.high_water.load(SeqCst) as usize];
+    slots.iter().any(|line| {
+        line.owner.load(SeqCst) >> 32 == dead.owner.load(SeqCst) >> 32
+            && line.namespace.load(Relaxed) == dead.namespace.load(Relaxed)
+            && line.died.load(SeqCst) == 0
+    })
 }
 
 /// A process that asks NVML for processes. NVML reports each by its pid in the viewer's `/proc`.

@@ -101,8 +101,14 @@ impl Session {
     /// Sends these commands and asserts their answers.
     #[track_caller]
     pub fn expect(&mut self, commands: &[(&str, &str)]) {
-        for (command, answer) in commands {
-            assert_eq!(self.say(command), *answer, "{command}");
+        for (command, expected) in commands {
+            let answer = self.say(command);
+            if answer != *expected {
+                // It can be stopped, or wait for memory.
+                let _ = self.child.kill();
+                let errors = self.errors.take().map(JoinHandle::join);
+                panic!("{command} = {answer} instead of {expected}; it said: {errors:?}");
+            }
         }
     }
 
