@@ -7,8 +7,9 @@ use gpulimit_ledger::{Ledger, child_key};
 use gpulimit_limits::{LimitSet, Limits, LimitsError};
 use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 
 /// The limits and the groups above, which the groups of one round share. With thousands of groups
@@ -42,18 +43,20 @@ impl Shared {
     }
 }
 
-/// The limits that were read, by the paths of their files.
+/// The limits that were read, by the paths of their files as text, which is compared faster.
 #[derive(Default)]
-struct Read(RefCell<BTreeMap<PathBuf, LimitSet>>);
+struct Read(RefCell<BTreeMap<OsString, LimitSet>>);
 
 impl Read {
     /// Returns the limits in a file. A file that cannot be read is opened again by the next call.
     fn of(&self, path: &Path) -> Result<LimitSet, LimitsError> {
-        if let Some(known) = self.0.borrow().get(path) {
+        if let Some(known) = self.0.borrow().get(path.as_os_str()) {
             return Ok(known.clone());
         }
         let limits = Limits::read(path)?;
-        self.0.borrow_mut().insert(path.into(), limits.clone());
+        self.0
+            .borrow_mut()
+            .insert(path.as_os_str().into(), limits.clone());
         Ok(limits)
     }
 }

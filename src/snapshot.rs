@@ -161,13 +161,13 @@ pub fn gpus(groups: &[Figures], driver: Option<&Driver>) -> Vec<GpuMemory> {
         })
         .collect();
     // The usage of a group whose ledger cannot be read is unknown; its child groups count instead.
-    let names: BTreeSet<(&Path, &str)> = groups
+    let names: BTreeSet<(&str, &Path)> = groups
         .iter()
         .filter(|group| group.processes.is_some())
-        .map(|group| (&*group.root, &*group.name))
+        .map(|group| (&*group.name, &*group.root))
         .collect();
     for group in groups {
-        let is_there = |name: &str| names.contains(&(&*group.root, name));
+        let is_there = |name: &str| names.contains(&(name, &*group.root));
         let is_top = !upwards(&group.name).skip(1).any(is_there);
         for figures in &group.gpus {
             let at = gpus.iter().position(|gpu| gpu.id == figures.id);

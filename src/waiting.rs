@@ -38,8 +38,8 @@ type Members = (Vec<DeviceEntry>, Vec<ProcessUsage>);
 #[derive(Default)]
 pub struct Waiters {
     waiters: Vec<Waiter>,
-    /// The roots and names of the groups whose ledgers were read.
-    read: BTreeSet<(PathBuf, String)>,
+    /// The names and roots of the groups whose ledgers were read. Paths take longer to compare.
+    read: BTreeSet<(String, PathBuf)>,
 }
 
 impl Waiters {
@@ -84,7 +84,7 @@ impl Waiters {
     }
 
     fn read(&mut self, group: &Group, members: impl FnOnce() -> Option<Members>) {
-        let key = (group.root().to_owned(), group.name().to_owned());
+        let key = (group.name().to_owned(), group.root().to_owned());
         if self.read.insert(key)
             && let Some((devices, processes)) = members()
         {

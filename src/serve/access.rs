@@ -119,12 +119,11 @@ impl Access {
             && self.port.is_none_or(|own| own == port)
     }
 
-    /// Returns the cookie that admits a browser which has sent the token in the address.
+    /// Returns the cookie that admits a browser which has sent the token in the address. Without a
+    /// path, the browser takes the path of the page, which a reverse proxy may have changed.
     pub fn cookie(&self) -> Option<String> {
         let token = self.token.as_ref()?.text();
-        Some(format!(
-            "{COOKIE_NAME}={token}; HttpOnly; SameSite=Strict; Path=/"
-        ))
+        Some(format!("{COOKIE_NAME}={token}; HttpOnly; SameSite=Strict"))
     }
 }
 

@@ -1,8 +1,8 @@
 //! The bodies of answers.
 
-use super::exposition::Text;
+use super::exposition::{Dropped, Text};
 use hyper::body::{Body, Bytes, Frame, SizeHint};
-use std::convert::Infallible;
+use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use tokio::sync::mpsc::Receiver;
@@ -11,7 +11,7 @@ use tokio::sync::mpsc::Receiver;
 pub enum Content {
     Whole(Option<Bytes>),
     /// Metrics, made while the client reads.
-    Metrics(Box<Text>),
+    Metrics(Text),
     /// Server-sent events, until the other end of the queue is dropped.
     Events(Receiver<Bytes>),
 }
@@ -36,15 +36,19 @@ impl From<String> for Content {
 
 impl Body for Content {
     type Data = Bytes;
-    type Error = Infallible;
+    type Error = Dropped;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, Dropped>>> {
         let bytes = match &mut *self {
             Self::Whole(bytes) => bytes.take(),
-            Self::Metrics(text) => text.piece().map(Bytes::from),
+            Self::Metrics(text) => match text.piece() {
+                Ok(piece) => (!piece.is_empty()).then(|| Bytes::from(piece)),
+                // The connection is closed in the middle of the answer, so that the client notices.
+                Err(dropped) => return Poll::Ready(Some(Err(dropped))),
+            },
             Self::Events(queue) => match queue.poll_recv(context) {
                 Poll::Ready(bytes) => bytes,
                 Poll::Pending => return Poll::Pending,
@@ -66,3 +70,11 @@ impl Body for Content {
         }
     }
 }
+
+impl fmt::Display for Dropped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the client reads too slowly")
+    }
+}
+
+impl std::error::Error for Dropped {}

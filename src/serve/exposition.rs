@@ -3,14 +3,15 @@
 //! The text of many groups is long, so it is made in pieces while the client reads.
 
 use super::Scope;
+use super::accept::Accept;
 use super::metrics::{Kind, METRICS, Metric, Values};
-use super::reading::{Group, Reading};
+use super::reading::Reading;
 use crate::accounts;
 use crate::output::Escaped;
 use crate::processes::Process;
 use gpulimit_base::device::DeviceId;
 use std::fmt::Write;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// The length in bytes from which a piece is sent.
 const PIECE: usize = 32 << 10;
@@ -24,28 +25,10 @@ pub enum Format {
 
 impl Format {
     /// Chooses the format by the request's header `Accept`.
-    pub fn of(accept: &str) -> Self {
-        let (mut open, mut text) = (0.0, 0.0);
-        for kind in accept.split(',') {
-            let mut parts = kind.split(';').map(str::trim);
-            let name = parts.next().unwrap_or("");
-            let (mut quality, mut version) = (1.0, None);
-            for part in parts {
-                match part.split_once('=') {
-                    Some(("q", q)) => quality = q.trim().parse().unwrap_or(0.0),
-                    Some(("version", said)) => version = Some(said.trim_matches('"')),
-                    _ => {}
-                }
-            }
-            match name {
-                "application/openmetrics-text" if version.is_none_or(|it| it == "1.0.0") => {
-                    open = f64::max(open, quality);
-                }
-                "text/plain" | "text/*" | "*/*" => text = f64::max(text, quality),
-                _ => {}
-            }
-        }
-        match open > 0.0 && open >= text {
+    pub fn of(accept: &Accept) -> Self {
+        // Only a client that names OpenMetrics reads it.
+        let open = accept.named("application/openmetrics-text", "1.0.0");
+        match open > 0.0 && open >= accept.text("text/plain") {
             true => Self::OpenMetrics,
             false => Self::Text,
         }
@@ -90,8 +73,8 @@ pub struct Sample<'a> {
     out: &'a mut String,
     /// The name of the series.
     name: &'a str,
-    /// The labels that all lines have, as text.
-    labels: &'a str,
+    /// The labels that all lines have, as text in two parts. A part may be empty.
+    labels: [&'a str; 2],
 }
 
 impl Sample<'_> {
@@ -99,15 +82,18 @@ impl Sample<'_> {
     pub fn put(&mut self, labels: &[(&str, &str)], value: impl Into<Value>) {
         let out = &mut *self.out;
         out.push_str(self.name);
-        if !labels.is_empty() || !self.labels.is_empty() {
-            out.push('{');
-            out.push_str(self.labels);
-            for (at, (name, value)) in labels.iter().enumerate() {
-                if at > 0 || !self.labels.is_empty() {
-                    out.push(',');
-                }
-                label(out, name, value);
-            }
+        let mut before = '{';
+        for part in self.labels.iter().filter(|part| !part.is_empty()) {
+            out.push(before);
+            out.push_str(part);
+            before = ',';
+        }
+        for (name, value) in labels {
+            out.push(before);
+            label(out, name, value);
+            before = ',';
+        }
+        if before == ',' {
             out.push('}');
         }
         out.push(' ');
@@ -141,14 +127,18 @@ fn integer(out: &mut String, value: u64) {
 fn label(out: &mut String, name: &str, value: &str) {
     out.push_str(name);
     out.push_str("=\"");
-    for c in value.chars() {
-        match c {
-            '\\' => out.push_str("\\\\"),
-            '"' => out.push_str("\\\""),
-            '\n' => out.push_str("\\n"),
-            c => out.push(c),
-        }
+    let mut rest = value;
+    while let Some(at) = rest.find(['\\', '"', '\n']) {
+        out.push_str(&rest[..at]);
+        out.push('\\');
+        out.push_str(if rest[at..].starts_with('\n') {
+            "n"
+        } else {
+            &rest[at..=at]
+        });
+        rest = &rest[at + 1..];
     }
+    out.push_str(rest);
     out.push('"');
 }
 
@@ -164,61 +154,53 @@ fn labels(pairs: &[(&str, &str)]) -> String {
     out
 }
 
-/// The text of all metrics, in pieces.
-pub struct Text {
+/// A reading with the labels of its series. All clients that read its metrics share it.
+pub struct Page {
     reading: Arc<Reading>,
     scope: Scope,
-    format: Format,
     labels: Labels,
+}
+
+/// The text of all metrics, in pieces.
+pub struct Text {
+    /// Weak, so that clients that do not read on keep no memory.
+    page: Weak<Page>,
+    format: Format,
     /// The next metric of the table, and the next item of this metric.
     next: (usize, usize),
 }
+
+/// The metrics were dropped, because the client read them too slowly.
+#[derive(Debug)]
+pub struct Dropped;
 
 /// The labels of all items, as text.
 struct Labels {
     gpus: Vec<String>,
     groups: Vec<String>,
-    /// For each group, the labels of its GPUs, and of the GPUs that it has not used.
-    group_gpus: Vec<Vec<String>>,
     processes: Vec<Option<String>>,
 }
 
 impl Labels {
     fn of(reading: &Reading, scope: Scope) -> Self {
-        let index = |id: DeviceId| {
+        let of_gpu = |id: DeviceId| {
             let gpu = reading.gpus.iter().find(|gpu| gpu.id == id);
             let index = gpu.and_then(|gpu| gpu.index);
-            index.map_or_else(String::new, |index| index.to_string())
-        };
-        let gpus: Vec<(DeviceId, String, String)> = (reading.gpus.iter())
-            .map(|gpu| (gpu.id, index(gpu.id), gpu.id.to_string()))
-            .collect();
-        let of_group = |group: &Group, id: DeviceId| {
-            // Every GPU of a group is in the list of GPUs.
-            let known = gpus.iter().find(|(known, ..)| *known == id);
-            known.map_or_else(String::new, |(_, index, uuid)| {
-                labels(&[
-                    ("group", &group.figures.title),
-                    ("gpu", index),
-                    ("uuid", uuid),
-                ])
-            })
+            let index = index.map_or_else(String::new, |index| index.to_string());
+            labels(&[("gpu", &index), ("uuid", &id.to_string())])
         };
         let of_process = |process: &Process| {
             // A process of another pid namespace has no number here.
             let (pid, (id, _)) = (process.pid?, process.gpu.as_ref()?);
             process.alive.then(|| {
-                labels(&[
-                    ("group", &process.title),
-                    ("gpu", &index(*id)),
-                    ("uuid", &id.to_string()),
+                let command = Escaped(process.command.as_deref().unwrap_or("")).to_string();
+                let gpu = of_gpu(*id);
+                let rest = labels(&[
                     ("pid", &pid.to_string()),
                     ("user", &accounts::user_name(process.uid)),
-                    (
-                        "command",
-                        &Escaped(process.command.as_deref().unwrap_or("")).to_string(),
-                    ),
-                ])
+                    ("command", &command),
+                ]);
+                format!("{},{gpu},{rest}", labels(&[("group", &process.title)]))
             })
         };
         Self {
@@ -226,62 +208,85 @@ impl Labels {
                 true => reading.processes().iter().map(of_process).collect(),
                 false => Vec::new(),
             },
-            group_gpus: (reading.groups.iter())
-                .map(|group| {
-                    let used = group.figures.gpus.iter().map(|gpu| gpu.id);
-                    let all = used.chain(group.unused.iter().copied());
-                    all.map(|id| of_group(group, id)).collect()
-                })
-                .collect(),
             groups: (reading.groups.iter())
                 .map(|group| labels(&[("group", &group.figures.title)]))
                 .collect(),
-            gpus: (gpus.iter())
-                .map(|(_, index, uuid)| labels(&[("gpu", index), ("uuid", uuid)]))
-                .collect(),
+            gpus: reading.gpus.iter().map(|gpu| of_gpu(gpu.id)).collect(),
         }
     }
 }
 
 impl Text {
-    /// Returns the metrics of a reading. Call in the thread that reads groups: the names of users
-    /// are looked up.
-    pub fn new(reading: Arc<Reading>, scope: Scope, format: Format) -> Self {
+    pub fn new(page: Weak<Page>, format: Format) -> Self {
         Self {
-            labels: Labels::of(&reading, scope),
-            reading,
-            scope,
+            page,
             format,
             next: (0, 0),
         }
     }
 
-    /// Returns the next piece; `None` after the last one.
-    pub fn piece(&mut self) -> Option<String> {
-        let mut out = String::with_capacity(PIECE + 4096);
-        while out.len() < PIECE {
-            let (at, item) = self.next;
+    /// Returns the next piece; an empty one after the last one.
+    pub fn piece(&mut self) -> Result<String, Dropped> {
+        let mut out = String::new();
+        if self.next.0 <= METRICS.len() {
+            let page = self.page.upgrade().ok_or(Dropped)?;
+            out.reserve(PIECE + 4096);
+            self.next = page.write(self.format, self.next, &mut out);
+        }
+        Ok(out)
+    }
+}
+
+impl Page {
+    /// Returns the metrics of a reading. Call in the thread that reads groups: the names of users
+    /// are looked up.
+    pub fn of(reading: Arc<Reading>, scope: Scope) -> Self {
+        Self {
+            labels: Labels::of(&reading, scope),
+            reading,
+            scope,
+        }
+    }
+
+    /// Returns whether these are the metrics of this reading.
+    pub fn is_of(&self, reading: &Arc<Reading>) -> bool {
+        Arc::ptr_eq(&self.reading, reading)
+    }
+
+    /// Writes a piece, from a metric of the table and an item of this metric on. Returns where the
+    /// next piece begins; beyond the table after the last one.
+    fn write(
+        &self,
+        format: Format,
+        (mut at, mut item): (usize, usize),
+        out: &mut String,
+    ) -> (usize, usize) {
+        loop {
             let Some(metric) = METRICS.get(at) else {
-                if at == METRICS.len() && self.format == Format::OpenMetrics {
+                if format == Format::OpenMetrics {
                     out.push_str("# EOF\n");
                 }
-                self.next = (METRICS.len() + 1, 0);
-                break;
+                return (METRICS.len() + 1, 0);
             };
-            if item == 0 && metric.is_shown(self.scope) {
-                self.head(metric, &mut out);
+            let name = series(metric);
+            if metric.is_shown(self.scope) {
+                if item == 0 {
+                    Self::head(metric, format, out);
+                }
+                while self.item(metric, &name, item, out) {
+                    item += 1;
+                    if out.len() >= PIECE {
+                        return (at, item);
+                    }
+                }
             }
-            self.next = match metric.is_shown(self.scope) && self.item(metric, item, &mut out) {
-                true => (at, item + 1),
-                false => (at + 1, 0),
-            };
+            (at, item) = (at + 1, 0);
         }
-        (!out.is_empty()).then_some(out)
     }
 
     /// Writes the lines about a metric itself.
-    fn head(&self, metric: &Metric, out: &mut String) {
-        let (name, kind) = match (self.format, metric.kind) {
+    fn head(metric: &Metric, format: Format, out: &mut String) {
+        let (name, kind) = match (format, metric.kind) {
             (_, Kind::Gauge) => (metric.name.to_owned(), "gauge"),
             (Format::OpenMetrics, Kind::Counter) => (metric.name.to_owned(), "counter"),
             (Format::OpenMetrics, Kind::Info) => (metric.name.to_owned(), "info"),
@@ -290,26 +295,27 @@ impl Text {
         };
         let _ = writeln!(out, "# HELP {name} {}", metric.help);
         let _ = writeln!(out, "# TYPE {name} {kind}");
-        if self.format == Format::OpenMetrics && !metric.unit.is_empty() {
+        if format == Format::OpenMetrics && !metric.unit.is_empty() {
             let _ = writeln!(out, "# UNIT {name} {}", metric.unit);
         }
     }
 
-    /// Writes the lines of one item of a metric. Returns false after the last item.
-    fn item(&self, metric: &Metric, item: usize, out: &mut String) -> bool {
-        let (reading, labels) = (&*self.reading, &self.labels);
-        let name = series(metric);
-        let mut sample = |labels: &str, write: &dyn Fn(&mut Sample<'_>)| {
-            write(&mut Sample {
-                out,
-                name: &name,
-                labels,
-            });
+    /// Writes the lines of one item of a metric, whose series have this name. Returns false after
+    /// the last item.
+    fn item(&self, metric: &Metric, name: &str, item: usize, out: &mut String) -> bool {
+        let (reading, known) = (&*self.reading, &self.labels);
+        let of_gpu = |id: DeviceId| {
+            // Every GPU of a group is in the list of GPUs.
+            let at = reading.gpus.iter().position(|gpu| gpu.id == id);
+            at.map_or("", |at| &*known.gpus[at])
+        };
+        let mut sample = |labels: [&str; 2], write: &dyn Fn(&mut Sample<'_>)| {
+            write(&mut Sample { out, name, labels });
         };
         match metric.values {
             Values::Server(value) => {
                 if item == 0 {
-                    sample("", &value);
+                    sample(["", ""], &value);
                 }
                 item == 0
             }
@@ -317,22 +323,24 @@ impl Text {
                 let Some(gpu) = reading.gpus.get(item) else {
                     return false;
                 };
-                sample(&labels.gpus[item], &|sample| value(reading, gpu, sample));
+                let labels = ["", &*known.gpus[item]];
+                sample(labels, &|sample| value(reading, gpu, sample));
                 true
             }
             Values::Groups(value) => {
                 let Some(group) = reading.groups.get(item) else {
                     return false;
                 };
-                sample(&labels.groups[item], &|sample| value(group, sample));
+                let labels = [&*known.groups[item], ""];
+                sample(labels, &|sample| value(group, sample));
                 true
             }
             Values::GroupGpus(value) => {
                 let Some(group) = reading.groups.get(item) else {
                     return false;
                 };
-                let gpus = group.figures.gpus.iter().zip(&group.more);
-                for ((gpu, more), labels) in gpus.zip(&labels.group_gpus[item]) {
+                for (gpu, more) in group.figures.gpus.iter().zip(&group.more) {
+                    let labels = [&*known.groups[item], of_gpu(gpu.id)];
                     sample(labels, &|sample| value(gpu, more, sample));
                 }
                 true
@@ -342,9 +350,10 @@ impl Text {
                     return false;
                 };
                 let used = group.figures.gpus.iter().zip(&group.more);
-                let used = used.map(|(gpu, more)| value(gpu, more));
-                let unused = group.unused.iter().map(|_| Some(Value::Integer(0)));
-                for (value, labels) in used.chain(unused).zip(&labels.group_gpus[item]) {
+                let used = used.map(|(gpu, more)| (gpu.id, value(gpu, more)));
+                let unused = group.unused.iter().map(|id| (*id, Some(Value::Integer(0))));
+                for (id, value) in used.chain(unused) {
+                    let labels = [&*known.groups[item], of_gpu(id)];
                     sample(labels, &|sample| sample.put_known(value));
                 }
                 true
@@ -353,8 +362,8 @@ impl Text {
                 let Some(process) = reading.processes().get(item) else {
                     return false;
                 };
-                if let Some(labels) = labels.processes.get(item).and_then(Option::as_deref) {
-                    sample(labels, &|sample| value(process, sample));
+                if let Some(labels) = known.processes.get(item).and_then(Option::as_deref) {
+                    sample([labels, ""], &|sample| value(process, sample));
                 }
                 true
             }
@@ -394,8 +403,16 @@ mod tests {
                 Format::Text,
             ),
             ("application/openmetrics-text;q=0", Format::Text),
+            (
+                "Application/OpenMetrics-Text; Version=1.0.0; Q=0.5, text/plain;q=0.4",
+                Format::OpenMetrics,
+            ),
+            (
+                "application/openmetrics-text;q=0.5, text/plain;q=0.1, */*;q=0.9",
+                Format::OpenMetrics,
+            ),
         ] {
-            assert_eq!(Format::of(accept), format, "{accept}");
+            assert_eq!(Format::of(&Accept::of(accept)), format, "{accept}");
         }
     }
 
@@ -405,7 +422,7 @@ mod tests {
         Sample {
             out: &mut out,
             name: "a",
-            labels: "b=\"c\"",
+            labels: ["", "b=\"c\""],
         }
         .put(&[("d", "\"} 1\n\\")], 2u64);
         assert_eq!(out, "a{b=\"c\",d=\"\\\"} 1\\n\\\\\"} 2\n");
@@ -425,7 +442,7 @@ mod tests {
             3.25,
         ];
         for value in whole.into_iter().chain(real.map(Value::Real)) {
-            let (mut out, name, labels) = (String::new(), "a", "");
+            let (mut out, name, labels) = (String::new(), "a", ["", ""]);
             let text = match value {
                 Value::Integer(value) => value.to_string(),
                 Value::Real(value) => value.to_string(),

@@ -294,10 +294,7 @@ pub const METRICS: &[Metric] = &[
         "gpulimit_memory_byte_seconds",
         "byte_seconds",
         "Memory times time since the group was made. Only named groups count it.",
-        Values::Counts(|gpu, more| {
-            let all = more.users.iter().map(|(_, used)| used).sum::<f64>();
-            gpu.usage.map(|_| Value::from(all))
-        }),
+        Values::Counts(|gpu, more| gpu.usage.map(|_| Value::from(more.byte_seconds))),
     ),
     counter(
         USERS,

@@ -5,9 +5,7 @@
 //! seconds. So a wait has lasted for that time up to the end of this second. Several waits that
 //! ended in one second count as one after the other.
 
-use gpulimit_base::device::DeviceId;
 use gpulimit_ledger::Period;
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// The windows in seconds for which the ratio is shown, as those of PSI.
@@ -57,41 +55,6 @@ impl Waits {
     }
 }
 
-/// The time in which at least one request waited, since the server first saw a group.
-#[derive(Default)]
-pub struct Totals(BTreeMap<Key, Total>);
-
-/// The identity of a group's ledger, and a GPU.
-type Key = ((u64, u64), DeviceId);
-
-struct Total {
-    waited: u64,
-    /// The time up to which waits have been added.
-    until: u64,
-    is_seen: bool,
-}
-
-impl Totals {
-    /// Adds the waits since the last round. Returns the sum in milliseconds.
-    pub fn add(&mut self, key: Key, waits: &mut Waits, now: u64) -> u64 {
-        let total = self.0.entry(key).or_insert(Total {
-            waited: 0,
-            until: now,
-            is_seen: true,
-        });
-        total.waited += waits.covered(total.until, now);
-        // A clock that was set back must not make a time count twice, nor stop the count for long.
-        total.until = now;
-        total.is_seen = true;
-        total.waited
-    }
-
-    /// Forgets the groups that were not added since the last call.
-    pub fn end_round(&mut self) {
-        self.0.retain(|_, total| std::mem::take(&mut total.is_seen));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -118,26 +81,5 @@ mod tests {
         waits.add_present(Duration::from_secs(1_000), NOW);
         assert_eq!(waits.ratios(NOW), [1.0, 1.0, 1.0]);
         assert_eq!(Waits::default().ratios(NOW), [0.0, 0.0, 0.0]);
-    }
-
-    #[test]
-    fn totals_grow_by_what_is_new() {
-        let key = ((1, 2), DeviceId::gpu([7; 16]));
-        let mut totals = Totals::default();
-        let waiting = |seconds: u64, now: u64| {
-            let mut waits = Waits::default();
-            waits.add_present(Duration::from_secs(seconds), now);
-            waits
-        };
-        let mut add = |seconds, now| totals.add(key, &mut waiting(seconds, now), now);
-        assert_eq!(add(50, NOW), 0, "older waits do not count");
-        assert_eq!(add(55, NOW + 5_000), 5_000);
-        assert_eq!(add(1, NOW + 9_000), 6_000);
-        // The clock was set back by an hour.
-        assert_eq!(add(4_000, NOW - 3_600_000), 6_000);
-        assert_eq!(add(2, NOW - 3_598_000), 8_000);
-        totals.end_round();
-        totals.end_round();
-        assert!(totals.0.is_empty());
     }
 }

@@ -1,7 +1,8 @@
 //! Everything that the server shows of groups, read in one round.
 
 use super::Scope;
-use super::pressure::{Totals, WINDOWS, Waits};
+use super::counters::{Counters, Events};
+use super::pressure::{WINDOWS, Waits};
 use super::trends::Kept;
 use crate::accounts;
 use crate::clock::Moment;
@@ -45,7 +46,7 @@ pub struct Group {
     pub more: Vec<More>,
     /// The number of events of each kind since the group was created; `None` if the ledger cannot
     /// be read.
-    pub events: Option<[u64; EventKind::ALL.len()]>,
+    pub events: Option<Events>,
     /// GPUs without figures, on which all counters of the group are 0.
     pub unused: Vec<DeviceId>,
     /// The container that the group was made for.
@@ -61,6 +62,8 @@ pub struct More {
     pub draining: usize,
     /// The longest time for which a process waits for memory at present.
     pub oldest_wait: Duration,
+    /// The bytes times seconds that all users have used.
+    pub byte_seconds: f64,
     /// The bytes times seconds that each user has used. The name is `(others)` for all users that
     /// did not fit into the ledger's table.
     pub users: Vec<(String, f64)>,
@@ -75,7 +78,7 @@ pub struct More {
 pub struct Memory {
     commands: Commands,
     trends: Kept,
-    totals: Totals,
+    counters: Counters,
     /// The messages about groups that cannot be read. Each is printed once.
     told: BTreeSet<String>,
     users: Users,
@@ -91,7 +94,7 @@ impl Default for Memory {
         Self {
             commands: Commands::new(PATIENCE),
             trends: Kept::default(),
-            totals: Totals::default(),
+            counters: Counters::default(),
             told: BTreeSet::new(),
             users: Users::default(),
         }
@@ -144,10 +147,12 @@ impl Reading {
         let failed = selection.visit_once(driver, |at, view| {
             let mut trend = |view: &_, device: &_, usage| memory.trends.trend(view, device, usage);
             let figures = Figures::read(&view, driver, &mut trend);
-            more.push((at, OfGroup::of(&view, &figures, memory)));
+            more.push((at, OfGroup::of(&view, &figures)));
             reader.add(at, view, figures, driver);
         });
-        for (_, error) in failed {
+        for (at, error) in failed {
+            let group = &selection.groups[at];
+            memory.counters.keep(group.root(), group.name());
             memory.tell(error.to_string());
         }
         more.sort_by_key(|(at, _)| *at);
@@ -165,7 +170,7 @@ impl Reading {
             groups.extend(is_shown.then_some(group));
         }
         memory.trends.end_round();
-        memory.totals.end_round();
+        memory.counters.end_round();
         Ok(Self {
             time,
             gpus,
@@ -213,57 +218,60 @@ impl Public {
 /// What only the open ledger tells.
 struct OfGroup {
     more: Vec<More>,
-    events: Option<[u64; EventKind::ALL.len()]>,
-    /// The device and inode number of the ledger.
-    ledger: (u64, u64),
+    /// The byte-seconds of each user on each GPU.
+    bills: Vec<Vec<(Option<u32>, f64)>>,
+    events: Option<Events>,
+    /// The device and inode number of the ledger; `None` if it cannot be read.
+    ledger: Option<(u64, u64)>,
     pod: Option<Pod>,
 }
 
 impl OfGroup {
-    fn of(view: &View, figures: &Figures, memory: &mut Memory) -> Self {
+    fn of(view: &View, figures: &Figures) -> Self {
         let ledger = view.ledger.as_ref();
-        let bills = ledger.map(Ledger::bills).unwrap_or_default();
-        let more = figures.gpus.iter().map(|gpu| {
+        let all_bills = ledger.map(Ledger::bills).unwrap_or_default();
+        let (mut more, mut bills) = (Vec::new(), Vec::new());
+        for gpu in &figures.gpus {
             let (Some(entry), Some(ledger)) = (
                 view.devices.iter().find(|device| device.id == gpu.id),
                 ledger,
             ) else {
-                return More::default();
+                more.push(More::default());
+                bills.push(Vec::new());
+                continue;
             };
             let has_used = |process: &&ProcessUsage| {
                 let is_it = |device: &DeviceUsage| device.device == entry.index;
                 process.devices.iter().any(is_it)
             };
             let on_it = || view.processes.iter().filter(has_used);
-            let mut users = BTreeMap::<String, f64>::new();
-            for bill in bills.iter().filter(|bill| bill.device == entry.index) {
-                let name = bill
-                    .uid
-                    .map_or_else(|| "(others)".into(), |uid| memory.users.name(uid));
-                *users.entry(name).or_default() += bill.byte_seconds as f64;
-            }
-            More {
+            let its = all_bills.iter().filter(|bill| bill.device == entry.index);
+            bills.push(
+                its.map(|bill| (bill.uid, bill.byte_seconds as f64))
+                    .collect(),
+            );
+            more.push(More {
                 running: on_it().filter(|process| process.alive).count(),
                 draining: on_it().filter(|process| !process.alive).count(),
-                users: users.into_iter().collect(),
                 waits: match gpu.waits {
                     Some(1..) => Waits::ended(&ledger.history(entry.index, Resolution::Seconds)),
                     _ => Waits::default(),
                 },
                 ..More::default()
-            }
-        });
+            });
+        }
         Self {
-            more: more.collect(),
+            more,
+            bills,
             events: ledger.map(|ledger| EventKind::ALL.map(|kind| ledger.event_count(kind))),
-            ledger: ledger.map_or((0, 0), Ledger::file_id),
+            ledger: ledger.map(Ledger::file_id),
             pod: Pod::of(&view.group),
         }
     }
 
     fn complete(
         mut self,
-        figures: Figures,
+        mut figures: Figures,
         listed: &[DeviceId],
         waiters: &Waiters,
         memory: &mut Memory,
@@ -274,9 +282,11 @@ impl OfGroup {
                 more.oldest_wait = more.oldest_wait.max(waiter.waited());
                 more.waits.add_present(waiter.waited(), now);
             }
-            let key = (self.ledger, gpu.id);
-            more.waited = memory.totals.add(key, &mut more.waits, now);
             more.pressure = more.waits.ratios(now);
+        }
+        match self.ledger {
+            Some(ledger) => self.count(&mut figures, ledger, memory, now),
+            None => memory.counters.keep(&figures.root, &figures.name),
         }
         let is_used = |id: &DeviceId| figures.gpus.iter().any(|gpu: &Gpu| gpu.id == *id);
         let counts = self.events.is_some() && Kind::of(&figures.name) == Kind::Named;
@@ -287,6 +297,35 @@ impl OfGroup {
             more: self.more,
             events: self.events,
             pod: self.pod,
+        }
+    }
+
+    /// Raises the counters to the highest ones so far.
+    fn count(&mut self, figures: &mut Figures, ledger: (u64, u64), memory: &mut Memory, now: u64) {
+        let kept = memory.counters.of(&figures.root, &figures.name, ledger);
+        if let Some(events) = &mut self.events {
+            kept.raise_events(events);
+        }
+        for ((gpu, more), bills) in figures.gpus.iter_mut().zip(&mut self.more).zip(&self.bills) {
+            let kept = kept.gpu(gpu.id, now);
+            if let (Some(refusals), Some(waits), Some(waited_ms)) =
+                (&mut gpu.refusals, &mut gpu.waits, &mut gpu.waited_ms)
+            {
+                kept.raise(refusals, waits, waited_ms);
+            }
+            more.waited = kept.add_waits(&mut more.waits, now);
+            let bills = kept.raise_users(bills);
+            more.byte_seconds = bills.iter().map(|(_, used)| used).sum();
+            for (uid, used) in bills {
+                let name = match uid {
+                    Some(uid) => memory.users.name(*uid),
+                    None => "(others)".into(),
+                };
+                match more.users.iter_mut().find(|(known, _)| *known == name) {
+                    Some((_, sum)) => *sum += used,
+                    None => more.users.push((name, *used)),
+                }
+            }
         }
     }
 }

@@ -1,5 +1,6 @@
 //! What the server has at which path.
 
+use super::accept::Accept;
 use super::access::{Access, Admitted, Refusal};
 use super::answer::{self, Answer, JSON};
 use super::assets;
@@ -8,9 +9,8 @@ use super::exposition::{Format, Text};
 use super::history::Trouble;
 use super::state::State;
 use super::streams::Streams;
-use super::worker::{Stuck, Worker};
+use super::worker::{Sources, Unanswered, Worker};
 use super::{Scope, events, history};
-use crate::failure::Failure;
 use hyper::body::Bytes;
 use hyper::header::{ACCEPT, CACHE_CONTROL, HeaderValue, LOCATION, SET_COOKIE};
 use hyper::http::request::Parts;
@@ -44,7 +44,7 @@ impl Site {
                     .ask(move |sources| history::json(sources, &query));
                 self.json(ask.await)
             }
-            "/api/v1/events" if accepted(&head).contains("text/event-stream") => {
+            "/api/v1/events" if accepted(&head).named("text/event-stream", "") > 0.0 => {
                 self.stream(head.method == Method::HEAD).await
             }
             "/api/v1/events" => {
@@ -66,13 +66,13 @@ impl Site {
         }
     }
 
-    fn json(&self, answer: Result<Result<Value, Trouble>, Stuck>) -> Answer {
+    fn json(&self, answer: Result<Result<Value, Trouble>, Unanswered>) -> Answer {
         match answer {
             Ok(Ok(value)) => answer::data(JSON, value.to_string().into()),
             Ok(Err(Trouble::Request(why))) => answer::error(StatusCode::BAD_REQUEST, &why),
             Ok(Err(Trouble::Missing(why))) => answer::error(StatusCode::NOT_FOUND, &why),
             Ok(Err(Trouble::Server(why))) => self.failed(&why),
-            Err(Stuck) => stuck(),
+            Err(why) => unanswered(why),
         }
     }
 
@@ -90,7 +90,8 @@ impl Site {
         let mut answer = answer::data(JSON, Content::empty());
         *answer.status_mut() = StatusCode::SEE_OTHER;
         let headers = answer.headers_mut();
-        headers.insert(LOCATION, HeaderValue::from_static("/"));
+        // Relative, because a reverse proxy may have the server at a path of its own.
+        headers.insert(LOCATION, HeaderValue::from_static("./"));
         if let Some(cookie) = self.access.cookie()
             && let Ok(cookie) = cookie.parse()
         {
@@ -100,18 +101,13 @@ impl Site {
     }
 
     async fn metrics(&self, format: Format) -> Answer {
-        let scope = self.scope;
-        let text = self.worker.ask(move |sources| {
-            let reading = match scope.processes {
-                true => sources.reading_with_processes()?,
-                false => sources.reading()?,
-            };
-            Ok::<_, Failure>(Text::new(reading, scope, format))
-        });
-        match text.await {
-            Ok(Ok(text)) => answer::data(format.content_type(), Content::Metrics(Box::new(text))),
+        match self.worker.ask(Sources::page).await {
+            Ok(Ok(page)) => {
+                let text = Text::new(page, format);
+                answer::data(format.content_type(), Content::Metrics(text))
+            }
             Ok(Err(failure)) => self.failed(&failure.to_string()),
-            Err(Stuck) => stuck(),
+            Err(why) => unanswered(why),
         }
     }
 
@@ -119,7 +115,7 @@ impl Site {
         match self.worker.ask(State::read).await {
             Ok(Ok(state)) => answer::data(JSON, state.text().into()),
             Ok(Err(failure)) => self.failed(&failure.to_string()),
-            Err(Stuck) => stuck(),
+            Err(why) => unanswered(why),
         }
     }
 
@@ -145,20 +141,21 @@ impl Site {
                 answer::data(KIND, Content::Events(queue))
             }
             Ok(Err(failure)) => self.failed(&failure.to_string()),
-            Err(Stuck) => stuck(),
+            Err(why) => unanswered(why),
         }
     }
 }
 
-fn accepted(head: &Parts) -> String {
+fn accepted(head: &Parts) -> Accept {
     let texts = head.headers.get_all(ACCEPT).iter();
     let texts: Vec<&str> = texts.filter_map(|text| text.to_str().ok()).collect();
-    texts.join(",")
+    Accept::of(&texts.join(","))
 }
 
-fn stuck() -> Answer {
-    answer::error(
-        StatusCode::SERVICE_UNAVAILABLE,
-        "reading the groups or asking NVML takes too long; try again",
-    )
+fn unanswered(why: Unanswered) -> Answer {
+    let text = match why {
+        Unanswered::Stuck => "reading the groups or asking NVML takes too long; try again",
+        Unanswered::Failed => "reading the groups has failed; the log of the server says why",
+    };
+    answer::error(StatusCode::SERVICE_UNAVAILABLE, text)
 }

@@ -5,11 +5,12 @@ use super::state::State;
 use super::worker::Worker;
 use hyper::body::Bytes;
 use serde_json::Value;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout_at};
 
 /// The most streams at a time.
 const STREAMS: usize = 32;
@@ -109,16 +110,24 @@ pub async fn run(streams: Arc<Streams>, worker: Arc<Worker>) {
     loop {
         ticks.tick().await;
         let is_idle = streams.is_idle();
-        let news = worker
-            .ask(move |sources| {
-                if is_idle {
-                    sources.watch = None;
-                    return None;
+        // Wait for the answer, however long it takes: it has events that no other answer has.
+        let mut news = pin!(worker.ask_patiently(move |sources| {
+            if is_idle {
+                sources.watch = None;
+                return None;
+            }
+            let events = events::news(sources);
+            Some((State::read(sources), events))
+        }));
+        let news = loop {
+            match timeout_at(sent + SILENCE, &mut news).await {
+                Ok(news) => break news,
+                Err(_) => {
+                    streams.send(": no change\n\n".into());
+                    sent = Instant::now();
                 }
-                let events = events::news(sources);
-                Some((State::read(sources), events))
-            })
-            .await;
+            }
+        };
         if let Ok(Some((state, events))) = news {
             for (time, event) in &events {
                 streams.send(of_event(time, event));
@@ -128,10 +137,6 @@ pub async fn run(streams: Arc<Streams>, worker: Arc<Worker>) {
             {
                 sent = Instant::now();
             }
-        }
-        if sent.elapsed() >= SILENCE {
-            streams.send(": no change\n\n".into());
-            sent = Instant::now();
         }
     }
 }

@@ -15,7 +15,8 @@ const FRESH: usize = 16;
 /// The last known trends. Each round computes some of them, in turns.
 #[derive(Default)]
 pub struct Kept {
-    known: BTreeMap<(PathBuf, String, DeviceId), Known>,
+    /// By name, root and GPU. Paths take longer to compare than names.
+    known: BTreeMap<(String, PathBuf, DeviceId), Known>,
     round: u64,
     /// The position in the round of the first trend to compute.
     first: usize,
@@ -47,8 +48,8 @@ impl Kept {
     pub fn trend(&mut self, view: &View, device: &DeviceEntry, usage: u64) -> Option<Trend> {
         self.of(
             (
-                view.group.root().to_owned(),
                 view.group.name().to_owned(),
+                view.group.root().to_owned(),
                 device.id,
             ),
             || figures::read_trend(view, device, usage),
@@ -57,7 +58,7 @@ impl Kept {
 
     fn of(
         &mut self,
-        key: (PathBuf, String, DeviceId),
+        key: (String, PathBuf, DeviceId),
         read: impl FnOnce() -> Option<Trend>,
     ) -> Option<Trend> {
         let is_turn = (self.first..self.first + FRESH).contains(&self.asked);
@@ -86,7 +87,7 @@ mod tests {
     fn round(kept: &mut Kept, groups: usize) -> Vec<usize> {
         let mut computed = Vec::new();
         for group in 0..groups {
-            let key = (PathBuf::new(), group.to_string(), ID);
+            let key = (group.to_string(), PathBuf::new(), ID);
             let trend = kept.of(key, || {
                 computed.push(group);
                 Some(Trend {

@@ -1,12 +1,15 @@
 //! The one thread that reads groups and NVML, which can block for long.
 
 use super::Scope;
+use super::exposition::Page;
 use super::reading::{Memory, Reading};
 use crate::events::Watch;
 use crate::failure::Failure;
 use crate::nvml::Driver;
-use std::sync::Arc;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
@@ -20,14 +23,22 @@ const SHARED: Duration = Duration::from_millis(500);
 /// How often the worker looks for GPUs that are new or gone.
 const GPUS_EVERY: Duration = Duration::from_secs(60);
 
+/// The most readings that clients of metrics keep while they read.
+const PAGES: usize = 4;
+
 type Job = Box<dyn FnOnce(&mut Sources) + Send>;
 
 /// The way to the worker.
 pub struct Worker(SyncSender<Job>);
 
-/// The worker does not answer: it waits for a file system or for the driver, or has too much to do.
-#[derive(Debug)]
-pub struct Stuck;
+/// Why the worker does not answer.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub enum Unanswered {
+    /// The worker waits for a file system or for the driver, or has too much to do.
+    Stuck,
+    /// The question has made the worker panic, as a clock beyond the year 9999 does.
+    Failed,
+}
 
 impl Worker {
     /// Starts the worker.
@@ -39,11 +50,20 @@ impl Worker {
         Ok(Self(sender))
     }
 
-    /// Lets the worker answer a question.
+    /// Lets the worker answer a question, if it can soon.
     pub async fn ask<T: Send + 'static>(
         &self,
         question: impl FnOnce(&mut Sources) -> T + Send + 'static,
-    ) -> Result<T, Stuck> {
+    ) -> Result<T, Unanswered> {
+        let asked = tokio::time::timeout(PATIENCE, self.ask_patiently(question));
+        asked.await.unwrap_or(Err(Unanswered::Stuck))
+    }
+
+    /// Lets the worker answer a question, however long that takes. Fails if the queue is full.
+    pub async fn ask_patiently<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&mut Sources) -> T + Send + 'static,
+    ) -> Result<T, Unanswered> {
         let (answer, answered) = oneshot::channel();
         let job = move |sources: &mut Sources| {
             // Nobody waits for the answer any longer if the worker was stuck.
@@ -51,17 +71,19 @@ impl Worker {
                 let _ = answer.send(question(sources));
             }
         };
-        self.0.try_send(Box::new(job)).map_err(|_| Stuck)?;
-        match tokio::time::timeout(PATIENCE, answered).await {
-            Ok(Ok(answer)) => Ok(answer),
-            _ => Err(Stuck),
-        }
+        let sent = self.0.try_send(Box::new(job));
+        sent.map_err(|_| Unanswered::Stuck)?;
+        answered.await.map_err(|_| Unanswered::Failed)
     }
 }
 
 fn work(sources: &mut Sources, jobs: &Receiver<Job>) {
     for job in jobs {
-        job(sources);
+        // The panic has printed its message. The next question may be answered, for instance when
+        // the clock is right again; what earlier rounds have found stays.
+        if catch_unwind(AssertUnwindSafe(|| job(sources))).is_err() {
+            sources.forget();
+        }
     }
 }
 
@@ -74,6 +96,8 @@ pub struct Sources {
     driver: Option<Driver>,
     driver_since: Instant,
     reading: Option<(Instant, Arc<Reading>)>,
+    /// The pages of metrics that clients read, the oldest first, and the last one.
+    pages: VecDeque<Arc<Page>>,
 }
 
 impl Sources {
@@ -85,7 +109,35 @@ impl Sources {
             driver: Driver::load().ok(),
             driver_since: Instant::now(),
             reading: None,
+            pages: VecDeque::new(),
         }
+    }
+
+    /// Drops the last reading, and the metrics that no client reads.
+    fn forget(&mut self) {
+        self.reading = None;
+        self.pages.retain(|page| Arc::weak_count(page) > 0);
+    }
+
+    /// Returns the metrics of a reading as [`Self::reading`] returns it. Clients that read slowly
+    /// lose their metrics when too many newer ones are read.
+    pub fn page(&mut self) -> Result<Weak<Page>, Failure> {
+        let reading = match self.scope.processes {
+            true => self.reading_with_processes()?,
+            false => self.reading()?,
+        };
+        if let Some(last) = self.pages.back()
+            && last.is_of(&reading)
+        {
+            return Ok(Arc::downgrade(last));
+        }
+        while self.pages.len() >= PAGES {
+            self.pages.pop_front();
+        }
+        let page = Arc::new(Page::of(reading, self.scope));
+        let weak = Arc::downgrade(&page);
+        self.pages.push_back(page);
+        Ok(weak)
     }
 
     /// Returns NVML, if it works.
@@ -117,11 +169,49 @@ impl Sources {
             return Ok(Arc::clone(reading));
         }
         // Free the old one first: two readings of many groups take twice the memory.
-        self.reading = None;
+        self.forget();
         self.driver();
         let reading = Reading::take(self.scope, self.driver.as_ref(), &mut self.memory)?;
         let reading = Arc::new(reading);
         self.reading = Some((Instant::now(), Arc::clone(&reading)));
         Ok(reading)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_question_that_panics_costs_only_its_own_answer() {
+        let scope = Scope {
+            public: false,
+            processes: false,
+        };
+        let worker = Worker::start(scope).expect("started");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time();
+        runtime.build().expect("a runtime").block_on(async {
+            let panics = worker.ask_patiently(|_| panic!("this message is expected"));
+            assert_eq!(panics.await, Err::<(), _>(Unanswered::Failed));
+            assert_eq!(worker.ask_patiently(|_| 7).await, Ok(7));
+        });
+    }
+
+    #[test]
+    fn a_patient_question_is_answered_late() {
+        let scope = Scope {
+            public: false,
+            processes: false,
+        };
+        let worker = Worker::start(scope).expect("started");
+        let (free, blocked) = std::sync::mpsc::channel::<()>();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time();
+        runtime.build().expect("a runtime").block_on(async {
+            let mut late = std::pin::pin!(worker.ask_patiently(move |_| blocked.recv()));
+            let looked = tokio::time::timeout(Duration::from_millis(1), &mut late);
+            assert!(looked.await.is_err(), "the worker waits");
+            free.send(()).expect("the worker waits");
+            assert_eq!(late.await, Ok(Ok(())));
+        });
     }
 }

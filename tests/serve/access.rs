@@ -189,10 +189,11 @@ fn a_browser_turns_the_token_in_its_address_into_a_cookie() {
     let server = with_token(&rig);
     for token in [TOKEN, "0123456789abcdef%2B%2F%3D%3D"] {
         let answer = server.place.get(&format!("/?token={token}"));
-        assert_eq!((answer.status, &*answer.headers["location"]), (303, "/"));
+        assert_eq!((answer.status, &*answer.headers["location"]), (303, "./"));
         let cookie = &answer.headers["set-cookie"];
         let (value, rules) = cookie.split_once("; ").expect("rules");
-        assert_eq!(rules, "HttpOnly; SameSite=Strict; Path=/");
+        // A proxy may have the server at a path of its own, so neither names a path.
+        assert_eq!(rules, "HttpOnly; SameSite=Strict");
         let sent = format!("Cookie: {value}");
         assert_eq!(server.place.ask("GET", "/", &[&sent]).status, 200);
     }

@@ -252,11 +252,26 @@ impl Directory {
         Ok(number(rustix::fs::fstatfs(&self.file)?.f_type) == FUSE)
     }
 
-    /// Returns whether the directory surely contains no directory. Faster than listing it.
-    pub(super) fn has_no_directories(&self) -> bool {
-        // The entry `..` of each directory in it is a link. Some file systems count no such links,
-        // and say 1. A file system in user space can say anything.
-        self.about().is_ok_and(|about| about.nlink() == 2) && matches!(self.is_on_fuse(), Ok(false))
+    /// Returns whether the directory called `name` surely contains no directory, or does not exist.
+    /// Faster than opening it. `plain` is the number of a device without a file system in user
+    /// space, from an earlier call, or `None`.
+    pub(super) fn is_empty_below(&self, name: &str, plain: &mut Option<u64>) -> bool {
+        match self.entry(name) {
+            Ok(None) => true,
+            // The entry `..` of each directory in it is a link. Some file systems count no such
+            // links, and say 1. A file system in user space can say anything.
+            Ok(Some(entry)) if entry.kind == EntryKind::Directory && entry.links == 2 => {
+                let device = Some(entry.id.0);
+                if *plain != device
+                    && self.about().is_ok_and(|about| Some(about.dev()) == device)
+                    && matches!(self.is_on_fuse(), Ok(false))
+                {
+                    *plain = device;
+                }
+                *plain == device
+            }
+            _ => false,
+        }
     }
 
     /// Changes the permissions of the directory itself.
@@ -366,13 +381,30 @@ mod tests {
     #[test]
     fn a_directory_in_a_directory_is_never_missed() {
         let (scratch, here) = opened();
-        fs::write(scratch.at("file"), "").expect("written");
-        for name in ["a", "b"] {
-            here.create_directory(name, 0o700).expect("made");
-            assert!(!here.has_no_directories());
+        let mut plain = None;
+        assert!(here.is_empty_below("sub", &mut plain), "it does not exist");
+        let sub = here.create_directory("sub", 0o700).expect("made");
+        fs::write(scratch.at("sub/file"), "").expect("written");
+        // Some file systems do not count directories as links.
+        let counts = sub.about().expect("there").nlink() == 2;
+        for _ in 0..2 {
+            assert_eq!(here.is_empty_below("sub", &mut plain), counts);
+            assert_eq!(plain.is_some(), counts);
         }
-        here.remove_directory("a").expect("removed");
-        assert!(!here.has_no_directories());
+        for name in ["a", "b"] {
+            sub.create_directory(name, 0o700).expect("made");
+            assert!(!here.is_empty_below("sub", &mut plain));
+        }
+        sub.remove_directory("a").expect("removed");
+        assert!(!here.is_empty_below("sub", &mut plain));
+        // A file system that is mounted there is another device, of which nothing is known.
+        sub.remove_directory("b").expect("removed");
+        let mut other = Some(u64::MAX);
+        assert_eq!(here.is_empty_below("sub", &mut other), counts);
+        assert!(!counts || other == plain);
+        symlink(scratch.at("sub"), scratch.at("link")).expect("linked");
+        assert!(!here.is_empty_below("link", &mut plain));
+        assert!(!here.is_empty_below("a/b", &mut plain), "an invalid name");
     }
 
     #[test]

@@ -160,7 +160,14 @@ impl Root {
         reach: Reach,
         keep: &dyn Fn(&io::Result<Directory>) -> bool,
     ) -> Result<Listing, GroupError> {
-        let mut listing = Listing::default();
+        let mut walk = Walk {
+            root: &self.path,
+            reach,
+            keep,
+            budget: None,
+            plain: None,
+            listing: Listing::default(),
+        };
         let (path, prefix) = match parent {
             Some(parent) => (parent.below_path(), format!("{}/", parent.name)),
             None => (self.path.clone(), String::new()),
@@ -171,16 +178,15 @@ impl Root {
         };
         let failed = |error| GroupError::io("list", &path, error);
         let here = match here {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(listing),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(walk.listing),
             // A user has replaced the directory of groups by a symbolic link or a file.
             Err(error) if error.kind() == ErrorKind::NotADirectory && parent.is_some() => {
-                return Ok(listing);
+                return Ok(walk.listing);
             }
             here => here.map_err(failed)?,
         };
-        self.list_in(&here, &prefix, reach, keep, &mut None, &mut listing)
-            .map_err(failed)?;
-        Ok(listing)
+        walk.list(&here, &prefix).map_err(failed)?;
+        Ok(walk.listing)
     }
 
     /// Opens the directory of `group`'s child groups. Follows no links on the way from the root.
@@ -190,52 +196,6 @@ impl Root {
             here = here.open_directory(part)?.open_directory(BELOW)?;
         }
         Ok(here)
-    }
-
-    fn list_in(
-        &self,
-        here: &Directory,
-        prefix: &str,
-        reach: Reach,
-        keep: &dyn Fn(&io::Result<Directory>) -> bool,
-        budget: &mut Budget,
-        listing: &mut Listing,
-    ) -> io::Result<()> {
-        let (outer, cut_before) = (*budget, listing.cut_short.len());
-        for part in Self::names(here, &mut listing.cut_short, budget)? {
-            let Some(part) = part.to_str().filter(|part| name::is_part(part)) else {
-                continue;
-            };
-            let there = here.open_directory(part);
-            let is_directory = || {
-                let entry = here.entry(part).ok().flatten();
-                entry.is_some_and(|entry| entry.kind == EntryKind::Directory)
-            };
-            if there.is_err() && !is_directory() {
-                continue;
-            }
-            let group = Group::at(&self.path, &format!("{prefix}{part}"));
-            let below_prefix = format!("{}/", group.name);
-            let is_deepest = group.name.split('/').count() >= super::MAX_DEPTH;
-            if keep(&there) {
-                listing.groups.push(group);
-            }
-            if reach == Reach::All
-                && !is_deepest
-                && let Ok(below) = there.and_then(|there| there.open_directory(BELOW))
-                && !below.has_no_directories()
-            {
-                // If the caller cannot read the directory, its groups are left out.
-                let _ = self.list_in(&below, &below_prefix, reach, keep, budget, listing);
-            }
-        }
-        // The budget ends with this user's directory. Report the directory once, even if several
-        // listings were cut short.
-        if outer.is_none() && budget.is_some() {
-            *budget = None;
-            listing.cut_short.truncate(cut_before + 1);
-        }
-        Ok(())
     }
 
     /// Returns the group called `name`. Fails with [`GroupError::Missing`] where the group does not
@@ -503,6 +463,61 @@ fn check_delegation(name: &str, user: Option<u32>, access: Access) -> Result<(),
 /// Returns whether an open directory has a group's limits file, as far as the caller can see.
 fn has_limits(directory: &io::Result<Directory>) -> bool {
     directory.as_ref().is_ok_and(contents::has_limits)
+}
+
+/// A listing that is being made.
+struct Walk<'a> {
+    root: &'a Path,
+    reach: Reach,
+    /// Says which directories are listed. Gets each open directory, or the error.
+    keep: &'a dyn Fn(&io::Result<Directory>) -> bool,
+    budget: Budget,
+    /// The number of the last device that was found to have an ordinary file system, whose numbers
+    /// of links count directories.
+    plain: Option<u64>,
+    listing: Listing,
+}
+
+impl Walk<'_> {
+    /// Lists the directories in `here`. The names of their groups begin with `prefix`.
+    fn list(&mut self, here: &Directory, prefix: &str) -> io::Result<()> {
+        let (outer, cut_before) = (self.budget, self.listing.cut_short.len());
+        for part in Root::names(here, &mut self.listing.cut_short, &mut self.budget)? {
+            let Some(part) = part.to_str().filter(|part| name::is_part(part)) else {
+                continue;
+            };
+            let there = here.open_directory(part);
+            let is_directory = || {
+                let entry = here.entry(part).ok().flatten();
+                entry.is_some_and(|entry| entry.kind == EntryKind::Directory)
+            };
+            if there.is_err() && !is_directory() {
+                continue;
+            }
+            let group = Group::at(self.root, &format!("{prefix}{part}"));
+            let below_prefix = format!("{}/", group.name);
+            let is_deepest = group.name.split('/').count() >= super::MAX_DEPTH;
+            if (self.keep)(&there) {
+                self.listing.groups.push(group);
+            }
+            if self.reach == Reach::All
+                && !is_deepest
+                && let Ok(there) = there
+                && !there.is_empty_below(BELOW, &mut self.plain)
+                && let Ok(below) = there.open_directory(BELOW)
+            {
+                // If the caller cannot read the directory, its groups are left out.
+                let _ = self.list(&below, &below_prefix);
+            }
+        }
+        // The budget ends with this user's directory. Report the directory once, even if several
+        // listings were cut short.
+        if outer.is_none() && self.budget.is_some() {
+            self.budget = None;
+            self.listing.cut_short.truncate(cut_before + 1);
+        }
+        Ok(())
+    }
 }
 
 /// Which directories a listing contains.

@@ -147,8 +147,16 @@ fn mapped(
     let metadata = file
         .metadata()
         .map_err(|error| LedgerError::io(path, "open", error))?;
-    check(&file, &metadata, path)?;
-    let mapping = map(&file, write).map_err(|error| LedgerError::io(path, "map", error))?;
+    // The preface in the mapping saves reading it from the file. Other files are not mapped.
+    let map = || map(&file, write).map_err(|error| LedgerError::io(path, "map", error));
+    let has_size = metadata.is_file() && metadata.len() == FILE_SIZE;
+    let mapping = match has_size.then(map).transpose()? {
+        Some(mapping) if mapping.content().header.preface.is_whole() => mapping,
+        _ => {
+            check(&file, &metadata, path)?;
+            map()?
+        }
+    };
     let place = Place {
         path: path.to_owned(),
         id: FileId::of(&metadata),

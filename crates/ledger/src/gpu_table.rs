@@ -33,6 +33,10 @@ fn words(id: &DeviceId) -> [u64; 3] {
 /// incomplete or invalid.
 fn identity(entry: &GpuEntry) -> Option<DeviceId> {
     let read = [0, 1, 2].map(|part: usize| entry.id[part].load(Ordering::Acquire));
+    // Most entries are empty, and readers ask for all of them.
+    if read.contains(&0) {
+        return None;
+    }
     let mut uuid = [0; 16];
     for (word, bytes) in read.iter().zip(uuid.chunks_mut(PART)) {
         for (at, byte) in bytes.iter_mut().enumerate() {

@@ -26,7 +26,6 @@ use super::atomic::{AtomicU64, Ordering, Word};
 use super::charge::{self, UNIT};
 use super::layout::{self, Bucket, DeviceHistory, UserBill};
 use super::lock::Description;
-use super::owner::is_dead;
 use super::{DeviceIndex, Ledger, os};
 use std::collections::BTreeMap;
 
@@ -413,7 +412,7 @@ impl Ledger {
             let Some(owner) = self.owner(slot) else {
                 continue;
             };
-            let lives = !file.as_ref().is_some_and(|file| is_dead(file, slot));
+            let lives = !file.as_ref().is_some_and(|file| self.has_died(file, slot));
             for &device in &devices {
                 add(Some(owner.uid), device, self.spent(slot, device, lives));
             }

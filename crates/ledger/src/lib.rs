@@ -185,9 +185,17 @@ pub struct Cleaned {
 pub struct Ledger {
     place: file::Place,
     map: map::Mapping,
-    /// The open file, between [`Ledger::look`] and [`Ledger::close_file`].
-    file: Option<Description>,
+    /// The open file and more, between [`Ledger::look`] and [`Ledger::close_file`].
+    look: Option<Box<Look>>,
     recent: Recent,
+}
+
+/// What a short look at a ledger keeps.
+struct Look {
+    file: Description,
+    /// The slots whose owners were found alive, one bit each. Each question is a system call, and a
+    /// look has several for the same slot.
+    alive: [AtomicU64; MAX_SLOTS / 64],
 }
 
 /// The open file of a ledger: the one that the ledger keeps, or one for a single use.
@@ -233,34 +241,35 @@ impl Ledger {
     }
 
     /// Opens a ledger for a short look at its figures, with `write` also for cleaning. Keeps the
-    /// file open, which saves opening it for each question about living processes. Members use
+    /// file open, and asks only once whether the owner of a slot is alive. Members use
     /// [`Self::open`]: forked children inherit this mapping.
     pub fn look(path: &Path, write: bool) -> Result<Self, LedgerError> {
         let (place, map, file) = file::look(path, write)?;
+        let alive = [const { AtomicU64::new(0) }; MAX_SLOTS / 64];
         Ok(Self {
-            file: Some(file),
+            look: Some(Box::new(Look { file, alive })),
             ..Self::of(place, map)
         })
     }
 
     /// Closes the file that [`Self::look`] keeps open. The mapping stays.
     pub fn close_file(&mut self) {
-        self.file = None;
+        self.look = None;
     }
 
     fn of(place: file::Place, map: map::Mapping) -> Self {
         Self {
             place,
             map,
-            file: None,
+            look: None,
             recent: Recent::default(),
         }
     }
 
     /// Returns the open ledger file. With `write`, the mapping must be writable.
     fn open_file(&self, write: bool) -> Result<OpenFile<'_>, LedgerError> {
-        match &self.file {
-            Some(file) => Ok(OpenFile::Kept(file)),
+        match &self.look {
+            Some(look) => Ok(OpenFile::Kept(&look.file)),
             None => self.place.open(write).map(OpenFile::Own),
         }
     }

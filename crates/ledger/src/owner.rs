@@ -11,6 +11,29 @@ impl Ledger {
     pub(super) fn owner(&self, slot: usize) -> Option<Identity> {
         self.content().slots[slot].owner.read()
     }
+
+    /// Returns whether a slot has no living owner, as [`is_dead`]. During a short look, an owner
+    /// that was found alive counts as alive.
+    pub(super) fn has_died(&self, file: &Description, slot: usize) -> bool {
+        let is_known = self.look.as_ref().is_some_and(|look| {
+            look.alive[slot / 64].load(Ordering::Relaxed) >> (slot % 64) & 1 != 0
+        });
+        if is_known {
+            return false;
+        }
+        let locked = lock::is_locked(file, Bytes::owner(slot));
+        if matches!(locked, Ok(true)) {
+            self.found_alive(slot);
+        }
+        matches!(locked, Ok(false))
+    }
+
+    /// Takes note, during a short look, that the owner of a slot was found alive.
+    pub(super) fn found_alive(&self, slot: usize) {
+        if let Some(look) = &self.look {
+            look.alive[slot / 64].fetch_or(1 << (slot % 64), Ordering::Relaxed);
+        }
+    }
 }
 
 /// Returns whether a slot has no living owner; false if its file lock cannot be queried.

@@ -85,6 +85,7 @@ pub(super) fn reap(
     match lock::is_locked(file, Bytes::owner(slot)) {
         Ok(false) => {}
         Ok(true) => {
+            ledger.found_alive(slot);
             ledger.note_alive(slot, now);
             return Fate::Live;
         }

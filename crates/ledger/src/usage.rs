@@ -3,7 +3,6 @@
 use super::atomic::Ordering;
 use super::charge::{self, UNIT};
 use super::layout::{DeviceStats, SlotPage};
-use super::owner::is_dead;
 use super::reap::{self, Witness};
 use super::wait::Request;
 use super::{Category, DeviceIndex, Ledger, orphans, os, slot};
@@ -190,7 +189,7 @@ impl Ledger {
             let Some(identity) = page.owner.read() else {
                 continue;
             };
-            let dead = file.as_ref().is_some_and(|file| is_dead(file, slot));
+            let dead = file.as_ref().is_some_and(|file| self.has_died(file, slot));
             if dead {
                 let dead_ms = match page.owner.dead_since.load(Ordering::Relaxed) {
                     0 => 0,

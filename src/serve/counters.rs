@@ -1,0 +1,208 @@
+//! Counters of groups, kept between rounds so that none falls while the server runs.
+//!
+//! Prometheus takes a counter that has fallen for a new one, and counts its whole value once more.
+//! The figures of a ledger can fall: the last seconds of a killed process are not billed, because
+//! the kernel does not say when it died. Only a group that was made anew begins at 0.
+
+use super::pressure::Waits;
+use gpulimit_base::device::DeviceId;
+use gpulimit_ledger::EventKind;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// The number of events of each kind.
+pub type Events = [u64; EventKind::ALL.len()];
+
+/// The highest figures of all groups so far, by name and root. Paths take longer to compare than
+/// names.
+#[derive(Default)]
+pub struct Counters(BTreeMap<(String, PathBuf), OfGroup>);
+
+/// The highest figures of a group so far.
+pub struct OfGroup {
+    /// The device and inode number of the ledger.
+    ledger: (u64, u64),
+    events: Events,
+    gpus: Vec<(DeviceId, OfGpu)>,
+    is_seen: bool,
+}
+
+/// The highest figures of a group on a GPU so far.
+pub struct OfGpu {
+    refusals: u64,
+    waits: u64,
+    waited_ms: u64,
+    /// The byte-seconds of each user, in the order in which the server has met the users. `None`
+    /// stands for all users that did not fit into the ledger's table.
+    users: Vec<(Option<u32>, f64)>,
+    /// The milliseconds in which at least one request waited, since the server first saw the group.
+    pressure_ms: u64,
+    /// The time up to which waits have been added to `pressure_ms`.
+    until: u64,
+}
+
+impl Counters {
+    /// Returns the counters of a group with this ledger. Call for each group in each round.
+    pub fn of(&mut self, root: &Path, group: &str, ledger: (u64, u64)) -> &mut OfGroup {
+        let key = (group.to_owned(), root.to_owned());
+        let new = || OfGroup {
+            ledger,
+            events: Events::default(),
+            gpus: Vec::new(),
+            is_seen: true,
+        };
+        let kept = self.0.entry(key).or_insert_with(new);
+        if kept.ledger != ledger {
+            *kept = new();
+        }
+        kept.is_seen = true;
+        kept
+    }
+
+    /// Keeps the counters of a group that cannot be read in this round.
+    pub fn keep(&mut self, root: &Path, group: &str) {
+        if let Some(kept) = self.0.get_mut(&(group.to_owned(), root.to_owned())) {
+            kept.is_seen = true;
+        }
+    }
+
+    /// Forgets the groups that were neither read nor kept since the last call.
+    pub fn end_round(&mut self) {
+        self.0.retain(|_, kept| std::mem::take(&mut kept.is_seen));
+    }
+}
+
+impl OfGroup {
+    /// Raises the numbers of events to the highest ones so far.
+    pub fn raise_events(&mut self, events: &mut Events) {
+        for (highest, count) in self.events.iter_mut().zip(events) {
+            raise(highest, count);
+        }
+    }
+
+    /// Returns the counters of a GPU at the time `now`, in milliseconds.
+    pub fn gpu(&mut self, id: DeviceId, now: u64) -> &mut OfGpu {
+        let at = self.gpus.iter().position(|(known, _)| *known == id);
+        let at = at.unwrap_or_else(|| {
+            let new = OfGpu {
+                refusals: 0,
+                waits: 0,
+                waited_ms: 0,
+                users: Vec::new(),
+                pressure_ms: 0,
+                until: now,
+            };
+            self.gpus.push((id, new));
+            self.gpus.len() - 1
+        });
+        &mut self.gpus[at].1
+    }
+}
+
+impl OfGpu {
+    /// Raises the numbers of refusals and waits, and the waiting time, to the highest ones so far.
+    pub fn raise(&mut self, refusals: &mut u64, waits: &mut u64, waited_ms: &mut u64) {
+        raise(&mut self.refusals, refusals);
+        raise(&mut self.waits, waits);
+        raise(&mut self.waited_ms, waited_ms);
+    }
+
+    /// Takes note of these byte-seconds of users, and returns the highest ones so far of all users.
+    /// A user's place never changes, so that the sum of all does not fall by rounding.
+    pub fn raise_users(&mut self, bills: &[(Option<u32>, f64)]) -> &[(Option<u32>, f64)] {
+        for (uid, used) in bills {
+            match self.users.iter_mut().find(|(known, _)| known == uid) {
+                Some((_, highest)) => *highest = highest.max(*used),
+                None => self.users.push((*uid, *used)),
+            }
+        }
+        &self.users
+    }
+
+    /// Adds the waits since the last round. Returns the milliseconds so far in which at least one
+    /// request waited.
+    pub fn add_waits(&mut self, waits: &mut Waits, now: u64) -> u64 {
+        self.pressure_ms += waits.covered(self.until, now);
+        // A clock that was set back must not make a time count twice, nor stop the count for long.
+        self.until = now;
+        self.pressure_ms
+    }
+}
+
+fn raise(highest: &mut u64, figure: &mut u64) {
+    *highest = (*highest).max(*figure);
+    *figure = *highest;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    const NOW: u64 = 1_800_000_000_000;
+    const GPU: DeviceId = DeviceId::gpu([7; 16]);
+
+    #[test]
+    fn figures_never_fall_while_their_ledger_stays() {
+        let mut counters = Counters::default();
+        let root = Path::new("/root");
+        let mut figures = |inode: u64, figure: u64, users: &[(Option<u32>, f64)]| {
+            let kept = counters.of(root, "lab", (1, inode));
+            let mut events = Events::default();
+            events[0] = figure;
+            kept.raise_events(&mut events);
+            let gpu = kept.gpu(GPU, NOW);
+            let [mut refusals, mut waits, mut waited] = [figure, figure + 1, figure + 2];
+            gpu.raise(&mut refusals, &mut waits, &mut waited);
+            let users = gpu.raise_users(users).to_vec();
+            counters.end_round();
+            ([events[0], refusals, waits, waited], users)
+        };
+        let (alice, others) = (Some(1_000), None);
+        let first = figures(5, 9, &[(alice, 2.5)]);
+        assert_eq!(first, ([9, 9, 10, 11], vec![(alice, 2.5)]));
+        let (less, more) = ([(others, 1.0), (alice, 2.0)], [(alice, 3.0)]);
+        let second = figures(5, 8, &less);
+        assert_eq!(second.0, [9, 9, 10, 11]);
+        assert_eq!(second.1, [(alice, 2.5), (others, 1.0)]);
+        assert_eq!(figures(5, 20, &more).1, [(alice, 3.0), (others, 1.0)]);
+        assert_eq!(figures(5, 20, &[]).1, [(alice, 3.0), (others, 1.0)]);
+        let anew = figures(6, 1, &[(others, 0.5)]);
+        assert_eq!(anew, ([1, 1, 2, 3], vec![(others, 0.5)]));
+    }
+
+    #[test]
+    fn only_groups_that_are_gone_are_forgotten() {
+        let mut counters = Counters::default();
+        let root = Path::new("/root");
+        for group in ["read", "kept", "gone"] {
+            counters.of(root, group, (1, 2));
+        }
+        counters.end_round();
+        counters.of(root, "read", (1, 2));
+        counters.keep(root, "kept");
+        counters.keep(root, "unknown");
+        counters.end_round();
+        let names: Vec<&str> = counters.0.keys().map(|(group, _)| &**group).collect();
+        assert_eq!(names, ["kept", "read"]);
+        counters.end_round();
+        assert!(counters.0.is_empty());
+    }
+
+    #[test]
+    fn waits_are_added_once() {
+        let mut counters = Counters::default();
+        let mut add = |seconds: u64, now: u64| {
+            let mut waits = Waits::default();
+            waits.add_present(Duration::from_secs(seconds), now);
+            let kept = counters.of(Path::new("/root"), "lab", (1, 2));
+            kept.gpu(GPU, now).add_waits(&mut waits, now)
+        };
+        assert_eq!(add(50, NOW), 0, "older waits do not count");
+        assert_eq!(add(55, NOW + 5_000), 5_000);
+        assert_eq!(add(1, NOW + 9_000), 6_000);
+        // The clock was set back by an hour.
+        assert_eq!(add(4_000, NOW - 3_600_000), 6_000);
+        assert_eq!(add(2, NOW - 3_598_000), 8_000);
+    }
+}
