@@ -22,6 +22,14 @@ pub struct Shared {
 }
 
 impl Shared {
+    /// Returns what a round shares that has read these limits already.
+    pub fn with(limits: BTreeMap<OsString, LimitSet>) -> Self {
+        Self {
+            limits: Rc::new(Read(limits.into())),
+            ..Self::default()
+        }
+    }
+
     /// Returns the limits of a group.
     pub fn limits(&self, group: &Group) -> Result<LimitSet, GroupError> {
         Ok(self.limits.of(&group.limits_path())?)

@@ -14,7 +14,8 @@ use gpulimit_ledger::{DeviceEntry, Ledger, LedgerError, NoWitness, ProcessUsage,
 use gpulimit_limits::LimitSet;
 use gpulimit_policy::{self as policy, PolicyError};
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -136,6 +137,8 @@ pub struct Selection {
     roots: Vec<Root>,
     /// True if the caller named a group; false for all groups.
     pub named: bool,
+    /// The limits that were read while the groups were listed, by the paths of their files.
+    limits: BTreeMap<OsString, LimitSet>,
 }
 
 impl Selection {
@@ -162,6 +165,7 @@ impl Selection {
             groups,
             roots,
             named: name.is_some(),
+            limits: BTreeMap::new(),
         })
     }
 
@@ -170,8 +174,11 @@ impl Selection {
     pub fn all() -> Result<(Self, Vec<PathBuf>), Failure> {
         let roots = Root::locate_all(&env)?;
         let (mut groups, mut cut_short) = (Vec::new(), Vec::new());
+        let mut limits = BTreeMap::new();
         for root in &roots {
-            let listing = root.list(None)?;
+            let listing = root.list_and_read(&mut |group, read| {
+                limits.insert(group.limits_path().into_os_string(), read);
+            })?;
             groups.extend(without_ended_jobs(listing.groups));
             cut_short.extend(listing.cut_short);
         }
@@ -179,6 +186,7 @@ impl Selection {
             groups,
             roots,
             named: false,
+            limits,
         };
         Ok((all, cut_short))
     }
@@ -189,6 +197,7 @@ impl Selection {
             groups: Vec::new(),
             roots: vec![root],
             named: true,
+            limits: BTreeMap::new(),
         }
     }
 
@@ -281,11 +290,12 @@ impl Selection {
     /// Opens the selected groups as [`Self::visit`] does, each only once. Returns the groups that
     /// failed, with their places and the reasons.
     pub fn visit_once(
-        &self,
+        &mut self,
         driver: Option<&Driver>,
         see: impl FnMut(usize, View),
     ) -> Vec<(usize, GroupError)> {
-        self.visit_with(&mut Shared::default(), driver, see)
+        let limits = std::mem::take(&mut self.limits);
+        self.visit_with(&mut Shared::with(limits), driver, see)
     }
 
     fn visit_with(

@@ -138,7 +138,7 @@ impl Reading {
         memory: &mut Memory,
     ) -> Result<Self, Failure> {
         let time = jiff::Timestamp::now();
-        let (selection, cut_short) = Selection::all()?;
+        let (mut selection, cut_short) = Selection::all()?;
         for path in &cut_short {
             memory.tell(groups::too_many(path));
         }

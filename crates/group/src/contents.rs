@@ -8,6 +8,7 @@ use super::{BELOW, JOB, Kind, LEDGER, LIMITS, LIMITS_LOCK, LOCK, name};
 use gpulimit_ledger::Ledger;
 use gpulimit_limits::Limits;
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
 use std::io::{self, ErrorKind, Read};
 
 /// The kind of a directory below a root of groups.
@@ -138,15 +139,19 @@ impl Contents {
 }
 
 /// Returns whether a directory has a group's limits file, proven by a magic number. An unreadable
-/// limits file also counts.
-pub(super) fn has_limits(directory: &Directory) -> bool {
+/// limits file also counts. Passes a proven and readable limits file to `see`.
+pub(super) fn has_limits(directory: &Directory, see: impl FnOnce(&File)) -> bool {
     let is_file = || {
         let there = directory.entry(LIMITS).ok().flatten();
         there.is_some_and(|limits| limits.kind == EntryKind::File)
     };
     // An unreadable file also counts, such as a file of another user.
-    match head(directory, LIMITS) {
-        Ok(limits) if Limits::begins_with(limits) => true,
+    let limits = directory.open_file(LIMITS, false);
+    match limits.and_then(|file| Ok((head_of(&file)?, file))) {
+        Ok((head, file)) if Limits::begins_with(head) => {
+            see(&file);
+            true
+        }
         Ok(_) => head(directory, LEDGER).is_ok_and(Ledger::begins_with),
         Err(_) => is_file(),
     }
@@ -226,11 +231,15 @@ fn are_numbers(text: &str) -> bool {
 
 /// Returns the first eight bytes of a file, padded with zeros.
 fn head(directory: &Directory, name: &str) -> Result<[u8; 8], ErrorKind> {
+    let file = directory.open_file(name, false);
+    file.and_then(|file| head_of(&file))
+        .map_err(|error| error.kind())
+}
+
+/// Does the same as [`head`] with an open file.
+fn head_of(file: &File) -> io::Result<[u8; 8]> {
     let mut bytes = Vec::with_capacity(8);
-    directory
-        .open_file(name, false)
-        .and_then(|file| file.take(8).read_to_end(&mut bytes))
-        .map_err(|error| error.kind())?;
+    file.take(8).read_to_end(&mut bytes)?;
     let mut head = [0; 8];
     for (to, from) in head.iter_mut().zip(bytes) {
         *to = from;

@@ -9,9 +9,9 @@ use super::removal::Budget;
 use super::trust::check;
 use super::{Access, BELOW, Fault, Group, GroupError, name, user};
 use gpulimit_base::file_system;
-use gpulimit_limits::LimitSet;
+use gpulimit_limits::{LimitSet, Limits};
 use std::ffi::OsString;
-use std::fs::{self, DirBuilder};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -127,12 +127,30 @@ impl Root {
     /// Lists the readable groups below `within` or the root, top down. Reads at most
     /// [`MAX_USER_NAMES`](super::MAX_USER_NAMES) names below a user's directory.
     pub fn list(&self, within: Option<&Group>) -> Result<Listing, GroupError> {
-        self.listing(within, Reach::All, &has_limits)
+        self.listing(within, Reach::All, &mut has_limits)
+    }
+
+    /// Lists all readable groups as [`Root::list`] does. Passes the limits of each to `see`, unless
+    /// its limits file is faulty or cannot be read.
+    pub fn list_and_read(
+        &self,
+        see: &mut dyn FnMut(&Group, LimitSet),
+    ) -> Result<Listing, GroupError> {
+        let mut keep = |group: &Group, there: &io::Result<Directory>| {
+            let mut read = |file: &File| {
+                if let Some(limits) = Limits::read_file(file) {
+                    see(group, limits);
+                }
+            };
+            let there = there.as_ref();
+            there.is_ok_and(|there| contents::has_limits(there, &mut read))
+        };
+        self.listing(None, Reach::All, &mut keep)
     }
 
     /// Returns the child groups of `parent`, or the groups at the top of the root, sorted by name.
     pub fn groups_below(&self, parent: Option<&Group>) -> Result<Vec<Group>, GroupError> {
-        let listing = self.listing(parent, Reach::Next, &has_limits);
+        let listing = self.listing(parent, Reach::Next, &mut has_limits);
         listing.map(|listing| listing.groups)
     }
 
@@ -142,23 +160,22 @@ impl Root {
         &self,
         group: Option<&Group>,
     ) -> Result<Vec<Group>, GroupError> {
-        let listing = self.listing(group, Reach::All, &|_| true);
+        let listing = self.listing(group, Reach::All, &mut |_, _| true);
         listing.map(|listing| listing.groups)
     }
 
     /// Does the same as [`Root::directories_below`] for the directories directly below `parent`.
     pub(super) fn directories_in(&self, parent: Option<&Group>) -> Result<Vec<Group>, GroupError> {
-        let listing = self.listing(parent, Reach::Next, &|_| true);
+        let listing = self.listing(parent, Reach::Next, &mut |_, _| true);
         listing.map(|listing| listing.groups)
     }
 
-    /// Lists the directories below `parent` that `keep` accepts. `keep` gets each open directory,
-    /// or the error.
+    /// Lists the directories below `parent` that `keep` accepts.
     fn listing(
         &self,
         parent: Option<&Group>,
         reach: Reach,
-        keep: &dyn Fn(&io::Result<Directory>) -> bool,
+        keep: &mut Keep<'_>,
     ) -> Result<Listing, GroupError> {
         let mut walk = Walk {
             root: &self.path,
@@ -461,16 +478,20 @@ fn check_delegation(name: &str, user: Option<u32>, access: Access) -> Result<(),
 }
 
 /// Returns whether an open directory has a group's limits file, as far as the caller can see.
-fn has_limits(directory: &io::Result<Directory>) -> bool {
-    directory.as_ref().is_ok_and(contents::has_limits)
+fn has_limits(_: &Group, directory: &io::Result<Directory>) -> bool {
+    let directory = directory.as_ref();
+    directory.is_ok_and(|directory| contents::has_limits(directory, |_| {}))
 }
+
+/// Says which directories are listed. Gets the group that a directory could hold, and the open
+/// directory, or the error.
+type Keep<'a> = dyn FnMut(&Group, &io::Result<Directory>) -> bool + 'a;
 
 /// A listing that is being made.
 struct Walk<'a> {
     root: &'a Path,
     reach: Reach,
-    /// Says which directories are listed. Gets each open directory, or the error.
-    keep: &'a dyn Fn(&io::Result<Directory>) -> bool,
+    keep: &'a mut Keep<'a>,
     budget: Budget,
     /// The number of the last device that was found to have an ordinary file system, whose numbers
     /// of links count directories.
@@ -497,7 +518,7 @@ impl Walk<'_> {
             let group = Group::at(self.root, &format!("{prefix}{part}"));
             let below_prefix = format!("{}/", group.name);
             let is_deepest = group.name.split('/').count() >= super::MAX_DEPTH;
-            if (self.keep)(&there) {
+            if (self.keep)(&group, &there) {
                 self.listing.groups.push(group);
             }
             if self.reach == Reach::All

@@ -32,11 +32,11 @@ fn words(id: &DeviceId) -> [u64; 3] {
 /// Returns the identity of the GPU in a table entry. Returns `None` if the entry is empty,
 /// incomplete or invalid.
 fn identity(entry: &GpuEntry) -> Option<DeviceId> {
-    let read = [0, 1, 2].map(|part: usize| entry.id[part].load(Ordering::Acquire));
     // Most entries are empty, and readers ask for all of them.
-    if read.contains(&0) {
+    if entry.id[0].load(Ordering::Acquire) == 0 {
         return None;
     }
+    let read = [0, 1, 2].map(|part: usize| entry.id[part].load(Ordering::Acquire));
     let mut uuid = [0; 16];
     for (word, bytes) in read.iter().zip(uuid.chunks_mut(PART)) {
         for (at, byte) in bytes.iter_mut().enumerate() {

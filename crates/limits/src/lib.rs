@@ -192,15 +192,21 @@ impl Limits {
     /// Returns all rules and options of a limits file. Reads the file once, which takes half the
     /// system calls of a mapping.
     pub fn read(path: &Path) -> Result<LimitSet, LimitsError> {
-        let copied = || {
-            let copy = Copied::of(&options(false).open(path).ok()?)?;
-            let is_whole = copy.magic.load(Ordering::Relaxed) == MAGIC
-                && copy.format.load(Ordering::Relaxed) == FORMAT
-                && copy.size.load(Ordering::Relaxed) == SIZE as u64;
-            is_whole.then(|| copy.rules())?
-        };
+        let file = options(false).open(path).ok();
         // The file may change while it is read, or may be faulty. The mapping tells.
-        copied().map_or_else(|| Self::open(path)?.rules(), Ok)
+        let read = file.and_then(|file| Self::read_file(&file));
+        read.map_or_else(|| Self::open(path)?.rules(), Ok)
+    }
+
+    /// Returns all rules and options of an open limits file. Returns `None` if the file is faulty
+    /// or changes meanwhile.
+    pub fn read_file(file: &File) -> Option<LimitSet> {
+        let mut copy = Copied::empty();
+        let is_whole = copy.fill(file)
+            && copy.magic.load(Ordering::Relaxed) == MAGIC
+            && copy.format.load(Ordering::Relaxed) == FORMAT
+            && copy.size.load(Ordering::Relaxed) == SIZE as u64;
+        is_whole.then(|| copy.rules())?
     }
 
     /// Returns whether the file at the path is no longer the mapped file, so that [`Limits::write`]

@@ -46,12 +46,14 @@ pub(super) struct Copied(UnsafeCell<[u8; SIZE]>);
 const _: () = assert!(align_of::<Copied>() == align_of::<File>());
 
 impl Copied {
-    /// Reads `file`; `None` if the file has another length than [`SIZE`], or cannot be read.
-    pub(super) fn of(file: &fs::File) -> Option<Self> {
-        let mut bytes = [0; SIZE + 1];
-        let read = interrupted::again(|| file.read_at(&mut bytes, 0)).ok()?;
-        let content = bytes.get(..read)?.try_into().ok()?;
-        Some(Self(UnsafeCell::new(content)))
+    pub(super) fn empty() -> Self {
+        Self(UnsafeCell::new([0; SIZE]))
+    }
+
+    /// Reads `file`. Returns false if the file is shorter than [`SIZE`], or cannot be read.
+    pub(super) fn fill(&mut self, file: &fs::File) -> bool {
+        let read = interrupted::again(|| file.read_at(self.0.get_mut(), 0));
+        read.is_ok_and(|read| read == SIZE)
     }
 }
 
