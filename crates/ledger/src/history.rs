@@ -248,8 +248,9 @@ impl DeviceHistory {
         (first..=last)
             .filter_map(|period| {
                 let bucket = &ring[period as usize % ring.len()];
-                let [max, min, counts] =
-                    [&bucket.max, &bucket.min, &bucket.counts].map(|word| value(word, period));
+                let max = value(&bucket.max, period);
+                let min = value(&bucket.min, period);
+                let counts = value(&bucket.counts, period);
                 let extremes = |max: u64, min: u64| {
                     let [max, min] = [max, min.min(max)].map(|units| units * UNIT);
                     Extremes { max, min }
