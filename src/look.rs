@@ -41,7 +41,7 @@ pub fn in_child(
         .spawn()?;
     let (told, lines) = mpsc::channel();
     let (to, from) = (child.stdin.take(), child.stdout.take());
-    thread::spawn(move || {
+    let read = move || {
         // Write all pids first, because the child reads all of them before it starts to work.
         to.map(|mut to| to.write_all(input.as_bytes()));
         for line in from
@@ -52,19 +52,22 @@ pub fn in_child(
                 break;
             }
         }
-    });
-    let ended = loop {
-        match lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
-            Ok(Ok(line)) => {
-                if !take(line) {
-                    break Ok(());
-                }
-            }
-            Err(mpsc::RecvTimeoutError::Disconnected) => break Ok(()),
-            Ok(Err(error)) => break Err(error),
-            Err(mpsc::RecvTimeoutError::Timeout) => break Err(ErrorKind::TimedOut.into()),
-        }
     };
+    let reader = thread::Builder::new().spawn(read);
+    let ended = reader.and_then(|_| {
+        loop {
+            match lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(Ok(line)) => {
+                    if !take(line) {
+                        break Ok(());
+                    }
+                }
+                Err(mpsc::RecvTimeoutError::Disconnected) => break Ok(()),
+                Ok(Err(error)) => break Err(error),
+                Err(mpsc::RecvTimeoutError::Timeout) => break Err(ErrorKind::TimedOut.into()),
+            }
+        }
+    });
     let _ = child.kill();
     ending().push(child);
     ended

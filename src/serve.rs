@@ -19,6 +19,8 @@ mod reading;
 mod routes;
 mod state;
 mod streams;
+#[cfg(test)]
+mod tests;
 mod token;
 pub mod trends;
 mod worker;

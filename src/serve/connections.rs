@@ -14,7 +14,9 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
+use std::fs::File;
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -34,8 +36,24 @@ const WRITE_TIME: Duration = Duration::from_secs(20);
 /// The pause after a connection could not be accepted, for instance for want of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// The descriptors that the server needs in order to start. The runtime panics without them.
+const DESCRIPTORS: usize = 16;
+
+/// Fails if too few descriptors can be opened.
+fn check_descriptors() -> Result<(), Failure> {
+    let spare = (0..DESCRIPTORS).map(|_| File::open("/dev/null"));
+    let opened: io::Result<Vec<File>> = spare.collect();
+    opened.map(drop).map_err(|error| {
+        Failure::new(format_args!(
+            "cannot open {DESCRIPTORS} files: {error}; raise the limit of open files, for instance \
+             with `ulimit -n 1024`"
+        ))
+    })
+}
+
 /// Serves until SIGTERM or SIGINT.
 pub fn run(listener: Listener, name: &str, access: Access, scope: Scope) -> Result<(), Failure> {
+    check_descriptors()?;
     let failed = |error: io::Error| Failure::new(format_args!("cannot serve: {error}"));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -50,7 +68,7 @@ pub fn run(listener: Listener, name: &str, access: Access, scope: Scope) -> Resu
         // The file is removed at the end of this block.
         let (sockets, _file) = Sockets::of(listener)?;
         let streams = Arc::new(Streams::default());
-        tokio::spawn(streams::run(Arc::clone(&streams), Arc::clone(&worker)));
+        let news = tokio::spawn(streams::run(Arc::clone(&streams), Arc::clone(&worker)));
         let site = Arc::new(Site {
             access,
             scope,
@@ -62,6 +80,8 @@ pub fn run(listener: Listener, name: &str, access: Access, scope: Scope) -> Resu
             () = accept(&sockets, &site) => {}
             _ = term.recv() => {}
             _ = int.recv() => {}
+            // Without news for its streams the server is of no use; a supervisor starts it anew.
+            _ = news => return Err(io::Error::other("the task that sends events has ended")),
         }
         Ok(())
     });
@@ -76,7 +96,7 @@ enum Sockets {
     Tcp(TcpListener),
 }
 
-trait Stream: AsyncRead + AsyncWrite + Send {}
+pub trait Stream: AsyncRead + AsyncWrite + Send {}
 impl<T: AsyncRead + AsyncWrite + Send> Stream for T {}
 
 impl Sockets {
@@ -114,7 +134,7 @@ async fn accept(sockets: &Sockets, site: &Arc<Site>) {
     }
 }
 
-async fn connection(stream: std::pin::Pin<Box<dyn Stream>>, site: Arc<Site>) {
+pub async fn connection(stream: Pin<Box<dyn Stream>>, site: Arc<Site>) {
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(WRITE_TIME));
     let service = service_fn(move |request: Request<Incoming>| {

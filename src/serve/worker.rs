@@ -114,7 +114,7 @@ impl Sources {
     }
 
     /// Drops the last reading, and the metrics that no client reads.
-    fn forget(&mut self) {
+    pub fn forget(&mut self) {
         self.reading = None;
         self.pages.retain(|page| Arc::weak_count(page) > 0);
     }
@@ -181,16 +181,22 @@ impl Sources {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tokio::runtime::{Builder, Runtime};
 
-    #[test]
-    fn a_question_that_panics_costs_only_its_own_answer() {
+    fn started() -> (Worker, Runtime) {
         let scope = Scope {
             public: false,
             processes: false,
         };
+        let runtime = Builder::new_current_thread().enable_time().build();
         let worker = Worker::start(scope).expect("started");
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time();
-        runtime.build().expect("a runtime").block_on(async {
+        (worker, runtime.expect("a runtime"))
+    }
+
+    #[test]
+    fn a_question_that_panics_costs_only_its_own_answer() {
+        let (worker, runtime) = started();
+        runtime.block_on(async {
             let panics = worker.ask_patiently(|_| panic!("this message is expected"));
             assert_eq!(panics.await, Err::<(), _>(Unanswered::Failed));
             assert_eq!(worker.ask_patiently(|_| 7).await, Ok(7));
@@ -199,14 +205,9 @@ mod tests {
 
     #[test]
     fn a_patient_question_is_answered_late() {
-        let scope = Scope {
-            public: false,
-            processes: false,
-        };
-        let worker = Worker::start(scope).expect("started");
+        let (worker, runtime) = started();
         let (free, blocked) = std::sync::mpsc::channel::<()>();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time();
-        runtime.build().expect("a runtime").block_on(async {
+        runtime.block_on(async {
             let mut late = std::pin::pin!(worker.ask_patiently(move |_| blocked.recv()));
             let looked = tokio::time::timeout(Duration::from_millis(1), &mut late);
             assert!(looked.await.is_err(), "the worker waits");

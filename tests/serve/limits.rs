@@ -194,3 +194,31 @@ fn a_client_that_does_not_read_is_dropped() {
     });
     drop((slow, metrics));
 }
+
+/// Metrics that clients do not read on are kept for four readings; older ones are cut off.
+#[test]
+fn clients_that_read_metrics_slowly_hold_few_readings() {
+    let rig = Rig::new();
+    // The text is longer than the buffers of the socket.
+    for number in 0..300 {
+        rig.group(&format!("group{number}"), Size::Bytes(GIB));
+    }
+    let server = rig.unix(&[]);
+    let open = || {
+        let mut stream = server.place.connect();
+        let head = "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+        stream.write_all(head.as_bytes()).unwrap();
+        assert_eq!(Answer::head(&mut *stream).expect("a head").status, 200);
+        stream
+    };
+    let mut slow = Vec::new();
+    for _ in 0..5 {
+        slow.push(open());
+        // A reading is shared for half a second.
+        thread::sleep(Duration::from_millis(600));
+    }
+    let is_whole = |stream: &mut dyn Stream| rest(stream).ends_with("\r\n0\r\n\r\n");
+    assert!(is_whole(&mut **slow.last_mut().unwrap()));
+    assert!(!is_whole(&mut *slow[0]), "the oldest one is cut off");
+    assert!(is_whole(&mut *open()), "others are not affected");
+}

@@ -174,3 +174,23 @@ fn a_restarted_server_shows_the_same() {
     server.end(15);
     assert_eq!(shown(&rig.unix(&[])), before);
 }
+
+#[test]
+fn too_few_descriptors_are_an_error() {
+    let rig = Rig::new();
+    let listen = format!("unix:{}", rig.socket().display());
+    let controller = rig.gpulimit(&[]);
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", "ulimit -n 8; exec \"$0\" serve --listen \"$1\""])
+        .arg(controller.get_program())
+        .arg(listen);
+    let output = command.output().expect("started");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(
+        said.starts_with("gpulimit: cannot open 16 files: ") && said.contains("ulimit -n 1024"),
+        "{said}"
+    );
+    assert!(!rig.socket().exists(), "nothing is left");
+}
