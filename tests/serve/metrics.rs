@@ -8,6 +8,7 @@ use gpulimit_limits::{Key, Selector};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 
 /// The series of a text by name and labels.
@@ -317,6 +318,46 @@ fn memory_outside_all_groups_is_shown() {
     assert_eq!((gpu("groups"), gpu("outside")), (used, used - used / 2));
     let (_, errors) = program.end();
     assert_eq!(errors, "");
+}
+
+/// The figures of a ledger fall, as those of a killed process do for a moment.
+#[test]
+fn counters_never_fall() {
+    let rig = Rig::new();
+    rig.group("lab", Size::Bytes(4 * GIB));
+    let (member, device) = rig.member("lab", GIB);
+    refuse(&member, &device, 8 * GIB);
+    let ledger = rig.world.root().group("lab").unwrap().ledger_path();
+    let ledger = std::fs::File::options().read(true).write(true).open(ledger);
+    let ledger = ledger.unwrap();
+    // The statistics of the group are in the first 16 KiB.
+    let mut early = vec![0; 16 << 10];
+    ledger.read_exact_at(&mut early, 0).unwrap();
+    refuse(&member, &device, 8 * GIB);
+    refuse(&member, &device, 8 * GIB);
+    let server = rig.unix(&[]);
+    let before = parse(&text(&server));
+    assert_eq!(by_group(&before, "gpulimit_refusals_total", 0)["lab"], 3.0);
+    ledger.write_all_at(&early, 0).unwrap();
+    let shown = rig.shown(&["show", "--json"]);
+    assert_eq!(shown["groups"][0]["gpus"][0]["refusals"], 1);
+    // A reading is shared for half a second.
+    std::thread::sleep(std::time::Duration::from_millis(600));
+    let after = parse(&text(&server));
+    let counters = before
+        .iter()
+        .filter(|((name, _), _)| name.ends_with("_total"));
+    for (series, value) in counters {
+        assert!(after[series] >= *value, "{series:?}: {value}");
+    }
+    // A group that is made anew begins at 0.
+    drop((member, device));
+    for arguments in [&["rm", "lab"][..], &["create", "lab", "--max", "4G"]] {
+        assert!(rig.gpulimit(arguments).output().unwrap().status.success());
+    }
+    std::thread::sleep(std::time::Duration::from_millis(600));
+    let anew = parse(&text(&server));
+    assert_eq!(by_group(&anew, "gpulimit_refusals_total", 0)["lab"], 0.0);
 }
 
 /// Members choose their command lines, and write them to the ledger.
