@@ -139,20 +139,18 @@ impl Contents {
 }
 
 /// Returns whether a directory has a group's limits file, proven by a magic number. An unreadable
-/// limits file also counts. Passes a proven and readable limits file to `see`.
-pub(super) fn has_limits(directory: &Directory, see: impl FnOnce(&File)) -> bool {
+/// limits file also counts. `proves` may prove the open file by reading all of it.
+pub(super) fn has_limits(directory: &Directory, proves: impl FnOnce(&File) -> bool) -> bool {
     let is_file = || {
         let there = directory.entry(LIMITS).ok().flatten();
         there.is_some_and(|limits| limits.kind == EntryKind::File)
     };
     // An unreadable file also counts, such as a file of another user.
     let limits = directory.open_file(LIMITS, false);
-    match limits.and_then(|file| Ok((head_of(&file)?, file))) {
-        Ok((head, file)) if Limits::begins_with(head) => {
-            see(&file);
-            true
-        }
-        Ok(_) => head(directory, LEDGER).is_ok_and(Ledger::begins_with),
+    let begins = |file: File| Ok(proves(&file) || Limits::begins_with(head_of(&file)?));
+    match limits.and_then(begins) {
+        Ok(true) => true,
+        Ok(false) => head(directory, LEDGER).is_ok_and(Ledger::begins_with),
         Err(_) => is_file(),
     }
 }

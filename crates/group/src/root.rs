@@ -137,13 +137,12 @@ impl Root {
         see: &mut dyn FnMut(&Group, LimitSet),
     ) -> Result<Listing, GroupError> {
         let mut keep = |group: &Group, there: &io::Result<Directory>| {
-            let mut read = |file: &File| {
-                if let Some(limits) = Limits::read_file(file) {
-                    see(group, limits);
-                }
+            let read = |file: &File| {
+                let limits = Limits::read_file(file);
+                limits.map(|limits| see(group, limits)).is_some()
             };
             let there = there.as_ref();
-            there.is_ok_and(|there| contents::has_limits(there, &mut read))
+            there.is_ok_and(|there| contents::has_limits(there, read))
         };
         self.listing(None, Reach::All, &mut keep)
     }
@@ -480,7 +479,7 @@ fn check_delegation(name: &str, user: Option<u32>, access: Access) -> Result<(),
 /// Returns whether an open directory has a group's limits file, as far as the caller can see.
 fn has_limits(_: &Group, directory: &io::Result<Directory>) -> bool {
     let directory = directory.as_ref();
-    directory.is_ok_and(|directory| contents::has_limits(directory, |_| {}))
+    directory.is_ok_and(|directory| contents::has_limits(directory, |_| false))
 }
 
 /// Says which directories are listed. Gets the group that a directory could hold, and the open

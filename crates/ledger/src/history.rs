@@ -26,9 +26,8 @@ use super::atomic::{AtomicU64, Ordering, Word};
 use super::charge::{self, UNIT};
 use super::layout::{self, Bucket, DeviceHistory, UserBill};
 use super::lock::Description;
-use super::{DeviceIndex, Ledger, Look, file, os};
+use super::{DeviceIndex, Ledger, file, os};
 use std::collections::BTreeMap;
-use std::mem::offset_of;
 
 /// The lengths of the periods of the history.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
@@ -386,27 +385,11 @@ impl Ledger {
             // No space is reserved for the table of users.
             return Vec::new();
         }
-        for &device in &devices {
-            let at =
-                layout::history_offset(device.get()) + offset_of!(DeviceHistory, uncertain) as u64;
-            let [uncertain] = self.words(at, || [&self.content().history[device.get()].uncertain]);
-            add(None, device, Spent { sure: 0, uncertain });
-        }
+        let mut is_full = false;
         for number in 0..layout::USERS {
-            let entry = &self.content().users[number];
-            let at = layout::users_offset() + (number * size_of::<UserBill>()) as u64;
-            // Entries are taken in their order. Reading free ones would make the file system
-            // reserve pages for them.
-            let mapped = || {
-                std::array::from_fn(|word| match word {
-                    0 => &entry.uid,
-                    _ => &entry.unit_ms[word - 1],
-                })
-            };
-            let words: [u64; BILL_WORDS] = match number {
-                0..FEW => self.words(at, mapped),
-                _ => load(mapped()),
-            };
+            let words = self.bill_words(number);
+            // The last entry is that of all other users.
+            is_full = number == layout::USERS - 1;
             if words[0] == 0 {
                 break;
             }
@@ -422,6 +405,12 @@ impl Ledger {
                 };
                 add(uid, device, Spent { sure, uncertain });
             }
+        }
+        // The uncertain part of other users has a word of its own, which a full table needs.
+        for &device in devices.iter().filter(|_| is_full) {
+            let others = &self.content().history[device.get()].uncertain;
+            let (sure, uncertain) = (0, others.load(Ordering::Relaxed));
+            add(None, device, Spent { sure, uncertain });
         }
         // If opening the ledger fails, all processes count as living.
         let file = self.open_file(false).ok();
@@ -446,19 +435,20 @@ impl Ledger {
             .collect()
     }
 
-    /// Reads words that lie at this offset in the file. During a short look they are read from the
-    /// file, which takes a fifth of the time of the page fault in the mapping.
-    fn words<'a, const N: usize>(
-        &'a self,
-        offset: u64,
-        mapped: impl FnOnce() -> [&'a AtomicU64; N],
-    ) -> [u64; N] {
-        let mut words = [0; N];
-        let read = |look: &Box<Look>| file::read_words(&look.file, offset, &mut words);
-        match self.look.as_ref().map(read) {
-            Some(Ok(())) => words,
-            _ => load(mapped()),
+    /// Reads an entry of the table of users. Of the first entries, a short look reads the file,
+    /// which takes a fifth of the time of a page fault in the mapping.
+    fn bill_words(&self, number: usize) -> [u64; BILL_WORDS] {
+        let mut words = [0; BILL_WORDS];
+        let at = layout::users_offset() + (number * size_of::<UserBill>()) as u64;
+        let look = self.look.as_ref().filter(|_| number < FEW);
+        let read = look.map(|look| file::read_words(&look.file, at, &mut words));
+        if !matches!(read, Some(Ok(()))) {
+            let UserBill { uid, unit_ms } = &self.content().users[number];
+            for (word, mapped) in words.iter_mut().zip([uid].into_iter().chain(unit_ms)) {
+                *word = mapped.load(Ordering::Relaxed);
+            }
         }
+        words
     }
 
     /// Returns a slot's charge over time. Any member can write the slot, so the result is at most
@@ -561,10 +551,6 @@ impl Ledger {
             None => &self.content().history[device.get()].uncertain,
         }
     }
-}
-
-fn load<const N: usize>(words: [&AtomicU64; N]) -> [u64; N] {
-    words.map(|word| word.load(Ordering::Relaxed))
 }
 
 /// Number of words of an entry of the table of users.

@@ -88,7 +88,8 @@ impl Preface {
 
     /// Returns whether the preface is that of this version of the format.
     pub fn is_whole(&self) -> bool {
-        self.words().map(|word| word.load(Ordering::Relaxed)) == PREFACE
+        let mut words = self.words().into_iter().zip(PREFACE);
+        words.all(|(word, known)| word.load(Ordering::Relaxed) == known)
     }
 
     /// Writes the preface of this version. Only models need this; a real ledger file gets its

@@ -39,18 +39,18 @@ impl Deref for Map {
     }
 }
 
-/// The content of a limits file that was read once.
+/// The content of a limits file that was read once, and room for a byte too many.
 #[repr(align(64))]
-pub(super) struct Copied(UnsafeCell<[u8; SIZE]>);
+pub(super) struct Copied(UnsafeCell<[u8; SIZE + 1]>);
 
 const _: () = assert!(align_of::<Copied>() == align_of::<File>());
 
 impl Copied {
     pub(super) fn empty() -> Self {
-        Self(UnsafeCell::new([0; SIZE]))
+        Self(UnsafeCell::new([0; SIZE + 1]))
     }
 
-    /// Reads `file`. Returns false if the file is shorter than [`SIZE`], or cannot be read.
+    /// Reads `file`. Returns false if the file has another length than [`SIZE`], or cannot be read.
     pub(super) fn fill(&mut self, file: &fs::File) -> bool {
         let read = interrupted::again(|| file.read_at(self.0.get_mut(), 0));
         read.is_ok_and(|read| read == SIZE)
@@ -61,7 +61,7 @@ impl Deref for Copied {
     type Target = File;
 
     fn deref(&self) -> &File {
-        // SAFETY: the copy has the size and the alignment of `File`, and lives as long as `self`.
+        // SAFETY: the copy is as large as `File`, has its alignment, and lives as long as `self`.
         // Every bit pattern is a valid `File`. `Limits::read` only loads from the copy.
         unsafe { &*self.0.get().cast() }
     }
