@@ -108,4 +108,20 @@ mod tests {
         let mut words = words.into_iter().chain(&owner.command);
         assert!(words.all(|word| word.load(Ordering::Relaxed) == 0));
     }
+
+    #[test]
+    fn a_short_look_asks_once_whether_an_owner_is_alive() {
+        let scratch = Scratch::new();
+        let slot = scratch.join();
+        let looks = [0; 2].map(|_| Ledger::look(&scratch.place.path, true).expect("opened"));
+        let index = slot.index();
+        let has_died = |look: &Ledger| {
+            let file = look.open_file(false).expect("open");
+            look.has_died(&file, index)
+        };
+        assert!(!has_died(&looks[0]));
+        drop(slot);
+        assert!(!has_died(&looks[0]), "the look is short");
+        assert!(has_died(&looks[1]), "this look has not asked before");
+    }
 }

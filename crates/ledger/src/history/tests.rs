@@ -452,6 +452,23 @@ fn uncertain_bills_of_users_without_an_entry_are_kept() {
     scratch.clean(&Knows(Some(false)));
     let (sure, uncertain) = both(&scratch, None);
     assert!(sure == 20 && (270..400).contains(&uncertain), "{uncertain}");
+    let look = Ledger::look(&scratch.place.path, true).expect("opened");
+    assert_eq!(look.bills(), scratch.bills());
+}
+
+/// A short look reads the first bills from the file, and the others from the mapping.
+#[test]
+fn a_short_look_finds_the_same_bills() {
+    let scratch = Scratch::with_history();
+    let _alive = scratch.join();
+    let path = &scratch.place.path;
+    for uid in 0..10 {
+        let look = Ledger::look(path, uid % 2 == 0).expect("opened");
+        let bills = look.bills();
+        assert_eq!((bills.len(), &bills), (uid as usize, &scratch.bills()));
+        let bill = scratch.bill_of(uid, scratch.device, true);
+        bill.store(1 << (40 + uid), Ordering::Relaxed);
+    }
 }
 
 #[test]
