@@ -31,7 +31,12 @@ impl Ledger {
     /// Takes note, during a short look, that the owner of a slot was found alive.
     pub(super) fn found_alive(&self, slot: usize) {
         if let Some(look) = &self.look {
-            look.alive[slot / 64].fetch_or(1 << (slot % 64), Ordering::Relaxed);
+            let alive = &look.alive[slot / 64];
+            // If another thread overwrites the bit, the next question asks again.
+            alive.store(
+                alive.load(Ordering::Relaxed) | 1 << (slot % 64),
+                Ordering::Relaxed,
+            );
         }
     }
 }
