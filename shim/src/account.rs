@@ -8,6 +8,7 @@
 pub mod arrays;
 pub mod blocks;
 pub mod book;
+pub mod captures;
 pub mod charged;
 pub mod contexts;
 mod current;
@@ -54,6 +55,7 @@ use crate::driver::{answer, cuda, devices};
 use crate::membership::{self, Failed};
 use arrays::Arrays;
 use blocks::Blocks;
+use captures::Captures;
 use device::Device;
 use graphs::bodies::Bodies;
 use graphs::execs::Execs;
@@ -106,6 +108,7 @@ pub struct Process {
     pub launched: Launched,
     pub libraries: Libraries,
     pub greens: Greens,
+    pub captures: Captures,
     pub handles: Handles,
 }
 
@@ -236,6 +239,16 @@ impl Process {
         order::sort(&mut found);
         found.dedup();
         found
+    }
+
+    /// Returns the devices of this process that exist, by ordinal; none before `cuInit`.
+    pub fn ordinals(&self) -> impl Iterator<Item = Ordinal> {
+        0..self.device_count()
+    }
+
+    /// Returns this process's membership if it has joined its group.
+    pub fn joined(&'static self) -> Option<Result<&'static Member, Status>> {
+        self.member.get().is_some().then(|| self.member())
     }
 
     /// Returns the device of the calling thread's current CUDA context.

@@ -3,5 +3,6 @@
 
 mod door;
 mod exports;
+mod interface;
 mod report;
 mod start;

@@ -5,6 +5,7 @@
 
 pub mod array;
 pub mod aside;
+pub mod capture;
 pub mod code;
 pub mod context;
 pub mod context_limits;

@@ -161,6 +161,20 @@ pub fn run(
     }
 }
 
+/// Runs a function of the C interface, behind the re-entrancy guard and the panic boundary. Returns
+/// `None` in a thread that is inside a hook, as in a signal handler, and after a panic.
+pub fn own<T>(function: impl FnOnce() -> T) -> Option<T> {
+    let _undisturbed = Undisturbed::new();
+    match guard::alone(|| catch_unwind(AssertUnwindSafe(function)))? {
+        Ok(answer) => Some(answer),
+        Err(panic) => {
+            // Dropping the payload of a panic can panic again, so the payload is leaked.
+            std::mem::forget(panic);
+            None
+        }
+    }
+}
+
 #[cold]
 fn panicked(panic: Box<dyn Any + Send>, row: &Row) -> Status {
     let (symbol, broken) = (row.name(), row.broken);

@@ -147,8 +147,14 @@ macro_rules! table {
                 measured cuStreamCreateWithPriority(stream: Out<Stream>, flags: u32, priority: i32) => measured::stream, given (stream);
                 track    cuStreamDestroy(stream: Stream) => handles::destroy_stream, given (stream);
                 track    cuStreamDestroy_v2(stream: Stream) => handles::destroy_stream, given (stream);
-                track    cuStreamEndCapture(stream: Stream, graph: Out<Graph>) => handles::make_graph, given (graph);
-                track    cuStreamEndCapture_ptsz(stream: Stream, graph: Out<Graph>) => handles::make_graph, given (graph);
+                track    cuStreamBeginCapture(stream: Stream) => capture::begin, given (stream);
+                track    cuStreamBeginCapture_ptsz(stream: Stream) => capture::begin, given (stream);
+                track    cuStreamBeginCapture_v2(stream: Stream, mode: i32) => capture::begin, given (stream);
+                track    cuStreamBeginCapture_v2_ptsz(stream: Stream, mode: i32) => capture::begin, given (stream);
+                track    cuStreamBeginCaptureToGraph(stream: Stream, graph: Graph, dependencies: Opaque, edges: Opaque, count: usize, mode: i32) => capture::begin, given (stream);
+                track    cuStreamBeginCaptureToGraph_ptsz(stream: Stream, graph: Graph, dependencies: Opaque, edges: Opaque, count: usize, mode: i32) => capture::begin, given (stream);
+                track    cuStreamEndCapture(stream: Stream, graph: Out<Graph>) => capture::end, given (stream, graph);
+                track    cuStreamEndCapture_ptsz(stream: Stream, graph: Out<Graph>) => capture::end, given (stream, graph);
                 track    cuGraphCreate(graph: Out<Graph>, flags: u32) => handles::make_graph, given (graph);
                 track    cuGraphClone(clone: Out<Graph>, original: Graph) => handles::make_graph, given (clone);
                 track    cuGraphDestroy(graph: Graph) => handles::destroy_graph, given (graph);

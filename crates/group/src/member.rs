@@ -368,6 +368,26 @@ impl Member {
         limited.min()
     }
 
+    /// Returns the smallest limit of the process's groups, in bytes, and the bytes in use in the
+    /// group that sets the limit. Without any limit: `u64::MAX`, and the usage of the process's own
+    /// group.
+    pub fn limit_and_usage(&self, device: &MemberDevice) -> (u64, u64) {
+        let limited = self.stations(device).map(|(station, index)| {
+            let max = station.bounds(device, index).max;
+            (max, station, index)
+        });
+        let smallest = limited.min_by_key(|(max, ..)| *max);
+        smallest.map_or((u64::MAX, 0), |(max, station, index)| {
+            let usage = station.ledger.usage(index);
+            (max, usage.charged.saturating_sub(usage.idle))
+        })
+    }
+
+    /// Returns this process's own figures for the device.
+    pub fn own_usage(&self, device: &MemberDevice) -> DeviceUsage {
+        self.leaf().slot.usage(device.index[0])
+    }
+
     /// Publishes this process's total bytes in a category of memory, such as pools.
     pub fn publish(&self, device: &MemberDevice, category: Category, bytes: u64) {
         self.each_slot(device, |slot, index| slot.publish(index, category, bytes));

@@ -5,7 +5,7 @@ use super::charge::{self, UNIT};
 use super::layout::{DeviceStats, SlotPage};
 use super::reap::{self, Witness};
 use super::wait::Request;
-use super::{Category, DeviceIndex, Ledger, orphans, os, slot};
+use super::{Category, DeviceIndex, Ledger, Slot, orphans, os, slot};
 use gpulimit_base::identity::Identity;
 use std::time::Duration;
 
@@ -127,6 +127,10 @@ impl DeviceUsage {
         .fold(0, u64::saturating_add)
     }
 
+    fn is_known(&self) -> bool {
+        self.charged != 0 || self.peak != 0 || self.refusals != 0
+    }
+
     /// Returns the bytes that are charged and in use.
     pub fn in_use(&self) -> u64 {
         self.charged.saturating_sub(self.idle)
@@ -206,7 +210,8 @@ impl Ledger {
                 alive: !dead,
                 waits: waits(page).filter(|_| !dead),
                 devices: (devices.iter())
-                    .filter_map(|device| device_usage(self, slot, *device, &mut patience))
+                    .map(|device| device_usage(self, slot, *device, &mut patience))
+                    .filter(DeviceUsage::is_known)
                     .collect(),
             });
         }
@@ -280,10 +285,10 @@ fn device_usage(
     slot: usize,
     device: DeviceIndex,
     patience: &mut Patience,
-) -> Option<DeviceUsage> {
+) -> DeviceUsage {
     let (word, idle) = patience.settled(ledger, slot, device);
     let stats = &ledger.content().slots[slot].stats[device.get()];
-    let usage = DeviceUsage {
+    DeviceUsage {
         device,
         charged: charge::granted(word) * UNIT,
         peak: stats.peak.load(Ordering::Relaxed),
@@ -291,8 +296,19 @@ fn device_usage(
         by: by(stats),
         idle,
         orphaned: orphans::orphaned(&stats.left),
-    };
-    (usage.charged != 0 || usage.peak != 0 || usage.refusals != 0).then_some(usage)
+    }
+}
+
+impl Slot {
+    /// Returns this process's figures for one device.
+    pub fn usage(&self, device: DeviceIndex) -> DeviceUsage {
+        device_usage(
+            self.ledger(),
+            self.index(),
+            device,
+            &mut Patience::default(),
+        )
+    }
 }
 
 /// Returns the bytes that members other than the owner of `own` could give back. Members of groups

@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use gpulimit_group::{Insistence, Member, MemberDevice, Refusal};
-use gpulimit_ledger::{Category, Idle, Pressure};
+use gpulimit_ledger::{Category, DeviceUsage, Idle, Pressure};
 
 use crate::abi::Device as Ordinal;
 
@@ -102,6 +102,17 @@ impl Book {
     /// Returns the idle bytes (charged, not in use) that are kept for a fixed purpose.
     fn stays_idle(&self) -> u64 {
         RESERVE + u64::try_from(self.headroom.load(Ordering::Relaxed)).unwrap_or(0)
+    }
+
+    /// Returns the smallest limit of the group and its ancestors, in bytes, and the bytes in use in
+    /// the group that sets it; `u64::MAX` without a limit.
+    pub fn limit_and_usage(&self) -> (u64, u64) {
+        self.member.limit_and_usage(&self.device)
+    }
+
+    /// Returns the figures of this process in its group's ledger.
+    pub fn own_usage(&self) -> DeviceUsage {
+        self.member.own_usage(&self.device)
     }
 
     /// Charges `bytes` and counts them as in use. In a full group, `pressure` first frees memory.

@@ -24,9 +24,11 @@ use super::pools::{CurrentPool, Pool};
 use super::request::Request;
 use super::spare::Spares;
 use super::{Process, locks};
-use crate::abi::{CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_UNKNOWN, Device as Ordinal, Status};
-use crate::driver::devices;
-use crate::driver::figures::ProcessList;
+use crate::abi::{
+    CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_UNKNOWN, Device as Ordinal, Out, SUCCESS, Status,
+};
+use crate::driver::figures::{self, ProcessList};
+use crate::driver::{answer, cuda, devices};
 use crate::message;
 use crate::refusal::{self, Gpu, Refused};
 use measuring::Measuring;
@@ -97,6 +99,17 @@ impl Device {
             current_pool: CurrentPool::default(),
             measuring: Measuring::default(),
         })
+    }
+
+    /// Returns the bytes that the GPU itself has free; `None` if unknown.
+    pub fn machine_free(&self) -> Option<u64> {
+        let (mut free, mut total) = (0, 0);
+        let is_current = answer(cuda::cuCtxGetDevice) == Ok(self.ordinal);
+        if is_current && cuda::cuMemGetInfo_v2(Out::of(&mut free), Out::of(&mut total)) == SUCCESS {
+            return Some(free as u64);
+        }
+        let used = figures::used(&self.id, self.capacity)?;
+        Some(self.capacity.saturating_sub(used))
     }
 
     /// Returns whether an allocation of `bytes` needs a charge. The driver itself refuses 0 bytes,

@@ -255,6 +255,7 @@ fn forget_handles(call: Call, context: Context) {
     let greens = call.process.greens.forget(context);
     for gone in greens.into_iter().chain([context]) {
         call.process.handles.forget_context(gone);
+        call.process.captures.forget_context(gone);
     }
 }
 

@@ -61,6 +61,7 @@ pub fn destroy(call: Call, real: &dyn Real, green: Opaque) -> Status {
     let status = context::release_primary(call, real, known.device);
     if status == SUCCESS {
         call.process.handles.forget_context(known.context);
+        call.process.captures.forget_context(known.context);
     } else {
         call.process.greens.insert(green, known);
     }

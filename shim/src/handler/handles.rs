@@ -12,7 +12,7 @@ pub fn current_origin() -> Origin {
     Origin { context, owner: 0 }
 }
 
-/// `cuGraphCreate`, `cuGraphClone`, `cuStreamEndCapture`: Charges nothing. Remembers the graph's
+/// `cuGraphCreate`, `cuGraphClone`: Charges nothing. Remembers the graph's
 /// handle, so that later hooks can ask the driver about the graph.
 pub fn make_graph(call: Call, real: &dyn Real, graph: Out<Graph>) -> Status {
     let status = real.call();
@@ -24,9 +24,18 @@ pub fn make_graph(call: Call, real: &dyn Real, graph: Out<Graph>) -> Status {
     status
 }
 
-/// `cuStreamDestroy`, `cuStreamDestroy_v2`: Charges nothing. Forgets the stream's handle.
+/// `cuStreamDestroy`, `cuStreamDestroy_v2`: Charges nothing. Forgets the stream's handle and
+/// capture.
 pub fn destroy_stream(call: Call, real: &dyn Real, stream: Stream) -> Status {
-    destroy(call, real, Kind::Stream, stream)
+    // The driver can reuse the handle at once, so the capture goes before the driver's call.
+    let captures = &call.process.captures;
+    let captured = captures.has(stream);
+    captures.end(stream);
+    let status = destroy(call, real, Kind::Stream, stream);
+    if captured && status != SUCCESS {
+        captures.begin(stream, current_origin().context);
+    }
+    status
 }
 
 /// `cuGraphDestroy`: Charges nothing. Forgets the graph's handle.

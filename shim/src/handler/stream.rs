@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use gpulimit_group::Undisturbed;
 
-use crate::abi::{CAPTURE_STATUS_NONE, CUDA_ERROR_NOT_READY, Out, SUCCESS, Stream};
+use crate::abi::{CAPTURE_STATUS_NONE, CUDA_ERROR_NOT_READY, Context, Out, SUCCESS, Stream};
 use crate::account::Process;
 use crate::account::graphs::Identity;
 use crate::account::handles::Kind;
@@ -57,6 +57,17 @@ pub fn identity(symbol: &str, stream: Stream) -> Option<Identity> {
         false => 0,
     };
     (asked == SUCCESS).then_some((id, thread))
+}
+
+/// Returns a number that identifies a stream while it exists, never 0. A thread's own streams get
+/// the number of the thread and their context.
+pub fn number(symbol: &str, stream: Stream, context: Context) -> usize {
+    if stream == PER_THREAD || own_stream(symbol) && stream == 0 {
+        // Handles and contexts are addresses, so the lowest bit tells the kinds of numbers apart.
+        let thread = THREAD.with(|thread| *thread) as usize;
+        return context.rotate_left(32) ^ (thread << 1 | 1);
+    }
+    stream
 }
 
 /// Waits for the stream's work, at most until the time `until`: the work may depend on this thread.

@@ -40,6 +40,8 @@ struct Capture {
     mode: i32,
     id: u64,
     graph: &'static Graph,
+    /// Whether the program has made the graph.
+    is_given: bool,
     last: Option<&'static Node>,
     /// The last captured call, while a later step of the call can still change the kind of its
     /// graph node.
@@ -182,11 +184,11 @@ impl Capture {
     }
 }
 
-/// Begins a capture.
+/// Begins a capture, into `graph` or a new graph.
 ///
 /// # Errors
 /// `ILLEGAL_STATE` when the stream is already captured, `INVALID_VALUE` for an unknown mode.
-pub fn begin(stream: &'static Stream, mode: i32) -> Outcome<()> {
+pub fn begin(stream: &'static Stream, mode: i32, graph: Option<&'static Graph>) -> Outcome<()> {
     if !(GLOBAL..=RELAXED).contains(&mode) {
         return Err(Status::INVALID_VALUE);
     }
@@ -199,7 +201,8 @@ pub fn begin(stream: &'static Stream, mode: i32) -> Outcome<()> {
         thread: THREAD.with(|thread| *thread),
         mode,
         id: NEXT_ID.fetch_add(1, Relaxed),
-        graph: Graph::make(),
+        graph: graph.unwrap_or_else(Graph::make),
+        is_given: graph.is_some(),
         last: None,
         pending: None,
     });
@@ -235,7 +238,9 @@ pub fn end(stream: &Stream) -> Outcome<&'static Graph> {
     let mut capture = remove(&mut captures, index);
     drop(captures);
     if invalid {
-        capture.graph.destroy();
+        if !capture.is_given {
+            capture.graph.destroy();
+        }
         return Err(Status::STREAM_CAPTURE_INVALIDATED);
     }
     capture.conclude()?;

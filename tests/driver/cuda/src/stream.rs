@@ -1,6 +1,7 @@
 //! The driver's functions for streams, events and capture.
 
 use gpulimit_sim::driver::driver;
+use gpulimit_sim::graph::Graph;
 use gpulimit_sim::pool::Pool;
 use gpulimit_sim::stream::{Event, Stream, is_legacy};
 use gpulimit_sim::work::{self, Name};
@@ -172,7 +173,23 @@ pub fn begin_capture(handle: usize, twin: bool) -> Outcome<()> {
 pub fn begin_capture_v2(handle: usize, mode: i32, _twin: bool) -> Outcome<()> {
     driver()?;
     let stream = Stream::from_handle(handle)?.ok_or(Status::STREAM_CAPTURE_UNSUPPORTED)?;
-    capture::begin(stream, mode)
+    capture::begin(stream, mode, None)
+}
+
+/// `cuStreamBeginCaptureToGraph`. The simulated driver ignores the nodes on which the captured
+/// calls depend.
+pub fn begin_capture_to_graph(
+    handle: usize,
+    graph: usize,
+    _dependencies: usize,
+    _edges: usize,
+    _count: usize,
+    mode: i32,
+    _twin: bool,
+) -> Outcome<()> {
+    driver()?;
+    let stream = Stream::from_handle(handle)?.ok_or(Status::STREAM_CAPTURE_UNSUPPORTED)?;
+    capture::begin(stream, mode, Some(Graph::from_handle(graph)?))
 }
 
 pub fn end_capture(handle: usize, graph: Out<usize>, _twin: bool) -> Outcome<()> {

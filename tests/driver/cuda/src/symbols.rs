@@ -383,6 +383,10 @@ symbols! {
     cuStreamBeginCapture_v2(stream: usize, mode: i32)
         "cuStreamBeginCapture" 10010 | cuStreamBeginCapture_v2_ptsz 10010
         => stream::begin_capture_v2;
+    cuStreamBeginCaptureToGraph(
+        stream: usize, graph: usize, dependencies: usize, edges: usize, count: usize, mode: i32)
+        "cuStreamBeginCaptureToGraph" 12030 | cuStreamBeginCaptureToGraph_ptsz 12030
+        => stream::begin_capture_to_graph;
     cuStreamEndCapture(stream: usize, graph: Out<usize>)
         "cuStreamEndCapture" 10000 | cuStreamEndCapture_ptsz 10000 => stream::end_capture;
     cuStreamIsCapturing(stream: usize, status: Out<i32>)

@@ -18,6 +18,7 @@ mod graphs;
 mod handles;
 mod hierarchy;
 mod install;
+mod interface;
 mod ipc;
 mod lazy;
 mod life;

@@ -23,6 +23,15 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
             let stream = scope.stream(Some(words.at(1)?))?;
             plain(driver.call("cuStreamBeginCapture_v2", &[stream, 0]))
         }
+        "capture-v1" => {
+            let stream = scope.stream(Some(words.at(1)?))?;
+            plain(driver.call("cuStreamBeginCapture", &[stream]))
+        }
+        "capture-to" => {
+            let stream = scope.stream(Some(words.at(1)?))?;
+            let graph = scope.value(words.at(2)?)?;
+            plain(driver.call("cuStreamBeginCaptureToGraph", &[stream, graph, 0, 0, 0, 0]))
+        }
         "end-capture" => {
             let mut graph = 0usize;
             let place = &raw mut graph as usize;

@@ -1,0 +1,230 @@
+//! The C interface: the functions that programs find by `include/gpulimit.h`.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_char, c_int};
+
+use gpulimit_base::device::DeviceId;
+use gpulimit_ledger::Category;
+
+use crate::abi::{CUDA_ERROR_UNKNOWN, Status};
+use crate::account::Process;
+use crate::account::device::Device;
+use crate::account::limited::limited;
+use crate::driver::devices;
+use crate::{hook, membership};
+
+/// The version of the interface, `GPULIMIT_VERSION`.
+const VERSION: u32 = 1;
+
+/// What the functions return: `GPULIMIT_OK` and so on.
+const OK: c_int = 0;
+const NO_GROUP: c_int = 2;
+const NO_DEVICE: c_int = 3;
+const INVALID: c_int = 4;
+const FAILED: c_int = 8;
+
+/// A structure of the interface. Its first member is its size in bytes: the program sets the size
+/// that it knows, and the library writes no more.
+trait Structure: Copy {
+    fn set_size(&mut self, bytes: u64);
+}
+
+/// `struct gpulimit_memory`: figures of one device, in bytes.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Memory {
+    size: u64,
+    limit: u64,
+    usage: u64,
+    available: u64,
+    total: u64,
+    own: u64,
+    allocations: u64,
+    pools: u64,
+    managed: u64,
+    driver: u64,
+    idle: u64,
+    peak: u64,
+    refusals: u64,
+}
+
+impl Structure for Memory {
+    fn set_size(&mut self, bytes: u64) {
+        self.size = bytes;
+    }
+}
+
+/// Writes `value` to the structure of the program, as far as it has room.
+///
+/// # Safety
+/// `place` is null or has as many bytes as its first word says.
+unsafe fn give<T: Structure>(place: *mut T, mut value: T) -> c_int {
+    const WORD: usize = size_of::<u64>();
+    if place.is_null() {
+        return INVALID;
+    }
+    // SAFETY: the caller promises at least the first word.
+    let room = unsafe { place.cast::<u64>().read_unaligned() };
+    let bytes = usize::try_from(room)
+        .unwrap_or(usize::MAX)
+        .min(size_of::<T>());
+    if bytes < WORD {
+        return INVALID;
+    }
+    value.set_size(bytes as u64);
+    // SAFETY: the caller promises room for these bytes, and `value` has at least as many.
+    unsafe {
+        std::ptr::copy_nonoverlapping((&raw const value).cast::<u8>(), place.cast::<u8>(), bytes);
+    }
+    OK
+}
+
+/// Copies a text, cut to `size` bytes with the NUL at its end.
+///
+/// # Safety
+/// `place` has room for `size` bytes, and `size` is not 0.
+unsafe fn copy(text: &str, place: *mut c_char, size: usize) {
+    let bytes = text.len().min(size - 1);
+    // SAFETY: the caller promises room for `bytes` and the NUL.
+    unsafe {
+        std::ptr::copy_nonoverlapping(text.as_ptr(), place.cast::<u8>(), bytes);
+        place.add(bytes).write(0);
+    }
+}
+
+/// Returns the code for a process that has failed to join its group with `status`.
+fn not_joined(status: Status) -> c_int {
+    match status {
+        CUDA_ERROR_UNKNOWN => NO_GROUP,
+        _ => FAILED,
+    }
+}
+
+/// `uint32_t gpulimit_version(void)`: returns the version of the interface.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub extern "C" fn gpulimit_version() -> u32 {
+    VERSION
+}
+
+/// `uint64_t gpulimit_capabilities(void)`: returns what the library can do for this process.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub extern "C" fn gpulimit_capabilities() -> u64 {
+    0
+}
+
+/// `int gpulimit_group(char *name, size_t size)`: writes the name of the process's group.
+///
+/// # Safety
+/// `name` is null or has room for `size` bytes.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn gpulimit_group(name: *mut c_char, size: usize) -> c_int {
+    if name.is_null() || size == 0 {
+        return INVALID;
+    }
+    let written = hook::own(|| {
+        if !limited() {
+            return NO_GROUP;
+        }
+        // Joining can fail before `cuInit`, so the name is that of the rules and the environment.
+        let group = match Process::current().joined() {
+            Some(Ok(member)) => member.group().to_owned(),
+            Some(Err(status)) => return not_joined(status),
+            None => match membership::assignment() {
+                Ok(Some(assignment)) => assignment.group,
+                Ok(None) => return NO_GROUP,
+                Err(_) => return FAILED,
+            },
+        };
+        // SAFETY: the program promises the room, and `size` is not 0.
+        unsafe { copy(&group, name, size) };
+        OK
+    });
+    written.unwrap_or(FAILED)
+}
+
+/// `int gpulimit_memory(const char *device, struct gpulimit_memory *memory)`: writes the figures of
+/// a device.
+///
+/// # Safety
+/// `device` is null or a text, and `memory` is null or as large as its first member says.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn gpulimit_memory(device: *const c_char, memory: *mut Memory) -> c_int {
+    let written = hook::own(|| {
+        if !limited() {
+            return NO_GROUP;
+        }
+        // SAFETY: the program promises null or a text.
+        let named = (!device.is_null()).then(|| unsafe { CStr::from_ptr(device) });
+        let Ok(named) = named.unwrap_or_default().to_str() else {
+            return INVALID;
+        };
+        match find(named) {
+            // SAFETY: the program promises that `memory` is as large as it says.
+            Ok(device) => unsafe { give(memory, figures(device)) },
+            Err(code) => code,
+        }
+    });
+    written.unwrap_or(FAILED)
+}
+
+/// `int gpulimit_captures(void)`: returns the number of captures that are under way.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub extern "C" fn gpulimit_captures() -> c_int {
+    let count = hook::own(|| match limited() {
+        true => Process::current().captures.count() as c_int,
+        false => 0,
+    });
+    count.unwrap_or(0)
+}
+
+/// Finds the device that the program has named.
+fn find(name: &str) -> Result<&'static Device, c_int> {
+    let process = Process::current();
+    let is_number = !name.is_empty() && name.bytes().all(|digit| digit.is_ascii_digit());
+    let id: Option<DeviceId> = match name.is_empty() || is_number {
+        true => None,
+        false => Some(name.parse().map_err(|_| INVALID)?),
+    };
+    // A process that joins its group before `cuInit` does not see the GPUs that its limits name.
+    if process.device_count() == 0 {
+        return Err(NO_DEVICE);
+    }
+    if let Some(Err(status)) = process.joined() {
+        return Err(not_joined(status));
+    }
+    let device = match id {
+        Some(id) => {
+            let mut ordinals = process.ordinals();
+            let ordinal = ordinals.find(|ordinal| devices::id(*ordinal) == Some(id));
+            process.device(ordinal.ok_or(NO_DEVICE)?)
+        }
+        None if is_number => process.device(name.parse().map_err(|_| NO_DEVICE)?),
+        None => process.current_device().or_else(|_| process.device(0)),
+    };
+    device.map_err(|_| match process.joined() {
+        Some(Err(status)) => not_joined(status),
+        _ => NO_DEVICE,
+    })
+}
+
+fn figures(device: &Device) -> Memory {
+    let book = &device.book;
+    let (limit, usage) = book.limit_and_usage();
+    let own = book.own_usage();
+    let machine = device.machine_free().unwrap_or(u64::MAX);
+    Memory {
+        size: 0,
+        limit,
+        usage,
+        available: book.free().min(machine).min(device.capacity),
+        total: device.capacity,
+        own: own.in_use(),
+        allocations: own.allocations(),
+        pools: own.of(Category::Pools),
+        managed: own.of(Category::Managed),
+        driver: own.of(Category::Driver),
+        idle: own.idle,
+        peak: own.peak,
+        refusals: own.refusals,
+    }
+}

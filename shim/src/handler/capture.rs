@@ -1,0 +1,36 @@
+//! The begin and the end of captures of streams into graphs. Programs that give memory back when
+//! they are asked must not do so during a capture (`gpulimit_captures`).
+
+use super::handles;
+use super::stream;
+use crate::abi::{Graph, Out, SUCCESS, Status, Stream};
+use crate::driver::Real;
+use crate::handler::Call;
+
+/// `cuStreamBeginCapture`, `cuStreamBeginCapture_v2`, `cuStreamBeginCaptureToGraph`: Charges
+/// nothing. Counts the capture.
+pub fn begin(call: Call, real: &dyn Real, stream: Stream) -> Status {
+    let context = handles::current_origin().context;
+    let number = stream::number(call.symbol, stream, context);
+    let begun = call.process.captures.begin(number, context);
+    let status = real.call();
+    if status != SUCCESS {
+        begun.undo();
+    }
+    status
+}
+
+/// `cuStreamEndCapture`: Charges nothing. Counts the capture no more, and remembers the graph's
+/// handle, so that later hooks can ask the driver about the graph.
+pub fn end(call: Call, real: &dyn Real, stream: Stream, graph: Out<Graph>) -> Status {
+    let status = handles::make_graph(call, real, graph);
+    let context = handles::current_origin().context;
+    let number = stream::number(call.symbol, stream, context);
+    let captures = &call.process.captures;
+    // A call that fails ends the capture, except in another thread than the one that began it. The
+    // driver knows the stream, because it has begun a capture of it.
+    if captures.has(number) && (status == SUCCESS || !stream::is_capturing(call.symbol, stream)) {
+        captures.end(number);
+    }
+    status
+}

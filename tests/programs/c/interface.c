@@ -1,0 +1,30 @@
+// Prints what the functions of include/gpulimit.h return. Compiled as C and as C++.
+#include "../../../include/gpulimit.h"
+
+#include <stdio.h>
+
+int main(void) {
+    char name[8] = "";
+    struct gpulimit_memory memory;
+    struct gpulimit_pressure pressure;
+    memset(&memory, 0, sizeof memory);
+    memset(&pressure, 0, sizeof pressure);
+    memory.size = sizeof memory;
+    pressure.size = sizeof pressure;
+    printf("version %u\n", (unsigned)gpulimit_version());
+    printf("capabilities %u\n", (unsigned)gpulimit_capabilities());
+    printf("group %d", gpulimit_group(name, sizeof name));
+    printf(" %s\n", name);
+    printf("no room %d %d\n", gpulimit_group(NULL, 8), gpulimit_group(name, 0));
+    printf("memory %d\n", gpulimit_memory("0", &memory));
+    printf("captures %d\n", gpulimit_captures());
+    printf("unregistered %d %d\n", gpulimit_pressure_wait(0, &pressure),
+           gpulimit_pressure_unregister());
+    printf("register %d\n", gpulimit_pressure_register());
+    printf("wait %d\n", gpulimit_pressure_wait(0, &pressure));
+    pressure.size = 4;
+    printf("no size %d %d\n", gpulimit_pressure_wait(0, &pressure),
+           gpulimit_pressure_wait(0, NULL));
+    printf("unregister %d\n", gpulimit_pressure_unregister());
+    return 0;
+}

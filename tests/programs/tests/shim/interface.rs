@@ -1,0 +1,191 @@
+//! The C interface (`include/gpulimit.h`): it compiles as every standard of C and C++, its
+//! functions answer with and without the library, and captures are counted.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use gpulimit_programs::world::{self, CONTEXT, MIB, World, repository, text};
+
+const CAP: u64 = CONTEXT + 500 * MIB;
+
+/// Compiles tests/programs/c/interface.c as one language and standard; `None` without the compiler.
+fn compiled(world: &World, compiler: &str, options: &[&str]) -> Option<PathBuf> {
+    if Command::new(compiler).arg("--version").output().is_err() {
+        eprintln!("SKIPPED: no {compiler} is there");
+        return None;
+    }
+    let program = world.file(&format!("interface{}", options.concat().replace('/', "")));
+    let source = repository().join("tests/programs/c/interface.c");
+    let output = Command::new(compiler)
+        .args(["-Wall", "-Wextra", "-Wpedantic", "-Werror"])
+        .args(options)
+        .arg(source)
+        .arg("-o")
+        .arg(&program)
+        .arg("-ldl")
+        .output()
+        .expect("it runs");
+    assert!(
+        output.status.success(),
+        "{compiler} {options:?}: {}",
+        text(&output.stderr)
+    );
+    Some(program)
+}
+
+#[test]
+fn the_header_serves_c_and_cpp_with_and_without_the_library() {
+    let world = World::new(CAP);
+    let c = [["-std=c99"], ["-std=c11"], ["-std=c17"]];
+    let cpp = [["-std=c++11"], ["-std=c++17"]].map(|standard| [standard[0], "-xc++"]);
+    let mut programs = Vec::new();
+    for compiler in ["cc", "clang"] {
+        programs.extend(
+            c.iter()
+                .filter_map(|options| compiled(&world, compiler, options)),
+        );
+    }
+    for compiler in ["g++", "clang++"] {
+        programs.extend(
+            cpp.iter()
+                .filter_map(|options| compiled(&world, compiler, options)),
+        );
+    }
+    assert!(programs.len() >= 3, "there is a C compiler");
+    let seen = |command| {
+        let output = world::finish(command);
+        assert_eq!(output.status.code(), Some(0));
+        assert_eq!(text(&output.stderr), "");
+        text(&output.stdout)
+    };
+    for program in programs {
+        let limited = "version 1\ncapabilities 0\ngroup 0 world\nno room 4 4\nmemory 3\n\
+                       captures 0\nunregistered 1 1\nregister 1\nwait 1\nno size 1 1\n\
+                       unregister 1\n";
+        assert_eq!(seen(world.limited(&program)), limited, "{program:?}");
+        let unlimited = "version 1\ncapabilities 0\ngroup 2 \nno room 4 4\nmemory 2\n\
+                         captures 0\nunregistered 1 1\nregister 1\nwait 1\nno size 1 1\n\
+                         unregister 1\n";
+        assert_eq!(seen(world.preloaded(&program)), unlimited, "{program:?}");
+        let absent = "version 0\ncapabilities 0\ngroup 1 \nno room 1 1\nmemory 1\ncaptures 0\n\
+                      unregistered 1 1\nregister 1\nwait 1\nno size 1 1\nunregister 1\n";
+        assert_eq!(seen(world.bare(&program)), absent, "{program:?}");
+    }
+    world.judge_end(CAP);
+}
+
+#[test]
+fn figures_are_those_of_the_group_and_of_the_process() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("group 4", "0 wor"),
+        ("alloc a 100M", "0"),
+        ("managed m 20M", "0"),
+    ]);
+    assert_eq!(program.say("alloc b 500M"), "2");
+    let shown = program.say("figures");
+    let of = |name: &str| {
+        let is_it = |part: &&str| part.split('=').next() == Some(name);
+        let part = shown.split(' ').find(is_it).expect("a figure");
+        part.split('=').nth(1).expect("a value").to_owned()
+    };
+    assert!(shown.starts_with("0 size=104 "), "{shown}");
+    assert_eq!(of("limit"), format!("{}M", CAP / MIB));
+    assert_eq!(of("own"), format!("{}M", CONTEXT / MIB + 120));
+    assert_eq!(of("usage"), of("own"));
+    assert_eq!(of("peak"), of("own"));
+    assert_eq!(
+        (of("allocations"), of("managed")),
+        ("100M".into(), "20M".into())
+    );
+    assert_eq!(
+        (of("driver"), of("pools")),
+        (format!("{}M", CONTEXT / MIB), "0M".into())
+    );
+    assert_eq!(of("refusals"), "1");
+    let left: u64 = of("available")
+        .trim_end_matches('M')
+        .parse()
+        .expect("a number");
+    assert!((350..=380).contains(&left), "{shown}");
+    program.expect(&[(&*format!("alloc c {left}M"), "0"), ("alloc d 4M", "2")]);
+    let uuid = world.machine().gpu(0).uuid.clone();
+    let first = program.say("figures 0");
+    assert_eq!(program.say(&format!("figures {uuid}")), first);
+    for (wrong, code) in [("1", "3"), ("99999999999", "3"), ("GPU-1", "4"), ("x", "4")] {
+        let said = program.say(&format!("figures {wrong}"));
+        assert_eq!(said.split(' ').next(), Some(code), "{wrong}");
+    }
+    program.end();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn the_figures_are_those_of_the_smallest_limit() {
+    let world = World::new(4096 * MIB);
+    world.below("small", &["max=1G"]);
+    let mut program = world.on_gpu_in("small");
+    let shown = program.say("figures");
+    assert!(shown.contains("limit=1024M"), "{shown}");
+    assert!(
+        shown.contains(&format!("usage={}M", CONTEXT / MIB)),
+        "{shown}"
+    );
+    program.end_quietly();
+}
+
+#[test]
+fn captures_are_counted_from_their_begin_to_their_end() {
+    for twins in [false, true] {
+        let world = World::new(CAP);
+        let mut program = world.start_with(if twins { &["--ptsz"] } else { &[] });
+        program.expect(&[
+            ("start", "0 0"),
+            ("stream s", "0"),
+            ("stream t", "0"),
+            ("captures", "0"),
+            ("capture s", "0"),
+            ("captures", "1"),
+            ("capture-v1 t", "0"),
+            ("captures", "2"),
+            // A second capture of a stream is refused.
+            ("capture s", "401"),
+            ("captures", "2"),
+            ("end-capture s", "0"),
+            ("captures", "1"),
+            // An allocation invalidates the capture; its end fails and ends it.
+            ("alloc a 4M", "900"),
+            ("end-capture t", "901"),
+            ("captures", "0"),
+            ("graph g", "0"),
+            ("capture-to s g", "0"),
+            ("captures", "1"),
+            ("end-capture s", "0"),
+            ("captures", "0"),
+        ]);
+        program.end_quietly();
+    }
+}
+
+#[test]
+fn captures_end_with_their_stream_context_or_process() {
+    let world = World::new(2 * CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("stream s", "0"),
+        ("capture s", "0"),
+        // Only the thread that has begun a capture can end it.
+        ("threads 1 {\nend-capture s\n}", "908:1"),
+        ("captures", "1"),
+        ("destroy-stream s", "0"),
+        ("captures", "0"),
+        ("stream s", "0"),
+        ("capture s", "0"),
+    ]);
+    program.tell("fork {\ncaptures\n}");
+    assert_eq!(program.answer(), "0", "a child has no captures");
+    assert_eq!(program.answer(), "0", "the child's exit status");
+    program.expect(&[("captures", "1"), ("reset 0", "0"), ("captures", "0")]);
+    program.end();
+}
