@@ -61,6 +61,8 @@ ten minutes share a line with their number and the figures of the first. With
   reap     the memory of a dead process was given back
   kill     a process was killed, or told to end
   oom      processes were killed to make room, as the group's oom setting says
+  asked    processes were asked to give back memory that they use
+  given    what came back of it, when the request was granted or gave up
   limits   the limits were changed
 
 Examples:

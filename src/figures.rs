@@ -230,6 +230,7 @@ fn options(options: &Options) -> Value {
     json!({
         "on_limit": options.get(OnLimit),
         "wait_timeout_ms": u64::try_from(options.wait_timeout.as_millis()).ok(),
+        "pressure_timeout_ms": u64::try_from(options.pressure_timeout.as_millis()).ok(),
         "oom": options.get(Oom),
         "count_context": options.count_context,
     })

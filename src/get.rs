@@ -20,8 +20,8 @@ pub struct Args {
     /// The group
     group: String,
 
-    /// Print only the value of this key: max, high, low, min, on_limit, wait_timeout, oom,
-    /// count_context
+    /// Print only the value of this key: max, high, low, min, on_limit, wait_timeout,
+    /// pressure_timeout, oom, count_context
     #[arg(value_parser = key)]
     key: Option<Name>,
 

@@ -23,8 +23,8 @@ pub struct Args {
     /// The group
     group: String,
 
-    /// Other settings to change: on_limit, wait_timeout, oom, count_context; max=4G is the same as
-    /// --max 4G
+    /// Other settings to change: on_limit, wait_timeout, pressure_timeout, oom, count_context;
+    /// max=4G is the same as --max 4G
     #[arg(value_name = "KEY=VALUE")]
     changes: Vec<String>,
 
@@ -60,6 +60,8 @@ the usage is below it.
 Keys of the group:
   on_limit=fail       or wait, until other processes give memory back
   wait_timeout=10m    how long a request waits, such as 30s or 10m
+  pressure_timeout=2s how long a request waits for processes that were asked to
+                      give memory back; 0 asks none
   oom=none            kill-largest or kill-group before a request is refused
   count_context=yes   whether the memory of CUDA contexts counts, yes or no
 These are the defaults. The default of --max and --high is max (none), that of

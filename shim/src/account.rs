@@ -29,6 +29,7 @@ pub mod maps;
 pub mod openings;
 pub mod packed;
 pub mod pools;
+pub mod registration;
 pub mod request;
 mod rounding;
 #[cfg(test)]
@@ -67,6 +68,7 @@ use locks::{Place, hold};
 use managed::Managed;
 use openings::Openings;
 use pools::Pools;
+use registration::Registration;
 pub use rounding::{BLOCK, round_up};
 use variables::Variables;
 use vmm::Vmm;
@@ -109,6 +111,7 @@ pub struct Process {
     pub libraries: Libraries,
     pub greens: Greens,
     pub captures: Captures,
+    registration: Registration,
     pub handles: Handles,
 }
 
@@ -125,6 +128,7 @@ impl Process {
             let _undisturbed = Undisturbed::new();
             let _alone = hold(Place::Joining, || self.joining.lock());
             self.member.get_or_init(|| Box::new(join()));
+            self.show_registration();
         }
         match self.member.get() {
             Some(Ok(member)) => Ok(member),

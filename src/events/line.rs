@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// The names of users, each looked up once.
 #[derive(Default)]
@@ -105,6 +106,11 @@ impl Line {
         self.trail.as_ref().and_then(|trail| trail.by.as_ref())
     }
 
+    /// Returns the number that events of this kind alone have.
+    fn counted(&self, kind: EventKind) -> Option<u64> {
+        (self.event.what.kind == kind).then_some(self.event.count)
+    }
+
     /// Returns the event as JSON; without `names`, all that tells of processes and their users is
     /// null.
     pub fn json(&self, driver: Option<&Driver>, names: Option<&Names>) -> Value {
@@ -145,6 +151,8 @@ impl Line {
             "max": self.max(),
             "function": self.function(),
             "holders": holders.iter().map(holding).collect::<Vec<_>>(),
+            "processes": self.counted(EventKind::Asked),
+            "took_ms": self.counted(EventKind::Given),
             "cause": self.cause().map(Cause::name),
             "by": names.and(self.by()).map(holding),
         })
@@ -177,6 +185,17 @@ impl Line {
                     "{who} asked for {bytes}, and processes are killed to make room; {state} \
                      charged"
                 )
+            }
+            EventKind::Asked => {
+                let processes = match self.event.count {
+                    1 => "1 process was".to_owned(),
+                    count => format!("{count} processes were"),
+                };
+                format!("{processes} asked to give back {bytes} for {who}; {state} charged")
+            }
+            EventKind::Given => {
+                let seconds = Duration::from_millis(self.event.count).as_secs_f64();
+                format!("{bytes} came back in {seconds:.1} s after {who} had asked for memory")
             }
         };
         let device = match self.device {

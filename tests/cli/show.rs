@@ -234,7 +234,8 @@ fn show_names_the_group_of_the_smallest_limit() {
     assert_eq!(
         alice["options"],
         serde_json::json!({
-            "on_limit": "wait", "wait_timeout_ms": 5000, "oom": "none", "count_context": true
+            "on_limit": "wait", "wait_timeout_ms": 5000, "pressure_timeout_ms": 2000,
+            "oom": "none", "count_context": true
         })
     );
     let gpu = &alice["gpus"][0];

@@ -3,13 +3,15 @@
 //! 1. The process gives back its unused memory.
 //! 2. The charges of dead processes are removed.
 //! 3. The other members are asked for their unused memory.
-//! 4. The request waits.
-//! 5. Processes are killed.
-//! 6. The request is refused.
+//! 4. Registered members are asked for memory that they use.
+//! 5. The request waits.
+//! 6. Processes are killed.
+//! 7. The request is refused.
 
+use super::demand::Asking;
 use super::kill::{Target, Targets};
 use super::look;
-use super::member::{Member, MemberDevice, Refusal, Spared, Station};
+use super::member::{MAX_DEPTH, Member, MemberDevice, Refusal, Spared, Station};
 use super::signals::Deferred;
 use super::trail::{Traced, happening};
 use super::undisturbed::Undisturbed;
@@ -156,20 +158,20 @@ impl Pressure for Current<'_> {
     }
 }
 
-struct Request<'a, 'b> {
-    member: &'a Member,
-    device: &'b MemberDevice,
-    bytes: u64,
-    pressure: &'b dyn Pressure,
+pub(super) struct Request<'a, 'b> {
+    pub(super) member: &'a Member,
+    pub(super) device: &'b MemberDevice,
+    pub(super) bytes: u64,
+    pub(super) pressure: &'b dyn Pressure,
     idle: &'b dyn Idle,
 }
 
 impl<'a> Request<'a, '_> {
-    fn station(&self, level: usize) -> &'a Station {
+    pub(super) fn station(&self, level: usize) -> &'a Station {
         &self.member.levels[level]
     }
 
-    fn options(&self, level: usize) -> Options {
+    pub(super) fn options(&self, level: usize) -> Options {
         self.station(level).limits.options()
     }
 
@@ -212,6 +214,8 @@ impl<'a> Request<'a, '_> {
             if station.ledger.note_above_high(index) {
                 station.ledger.ask_members();
                 self.record_at(at, EventKind::High, charged, bounds.high);
+                let wanted = charged.saturating_add(self.bytes);
+                self.ask_for_high(at, wanted.saturating_sub(bounds.high));
             }
         }
         if above {
@@ -261,17 +265,27 @@ impl<'a> Request<'a, '_> {
         }
     }
 
-    /// Waits and kills processes, if the options of the group that refused the request say so.
+    /// Asks registered members, waits and kills processes, if the options of the group that refused
+    /// the request say so.
     fn insist(&self, mut refused: Refused) -> Result<(), Refused> {
         let mut waited = false;
+        let mut asked = [false; MAX_DEPTH];
         for _ in 0..=VICTIMS {
             let options = self.options(refused.level);
             let fits_ever = self.bytes <= refused.max;
-            let again = if !fits_ever || self.pressure.is_needless() {
-                None
-            } else if options.on_limit == OnLimit::Wait && !waited {
-                waited = true;
-                Some(self.wait(refused, &options))
+            if !fits_ever || self.pressure.is_needless() {
+                return Err(refused);
+            }
+            let level = refused.level;
+            let asking = match std::mem::replace(&mut asked[level], true) {
+                true => None,
+                false => self.asking(level),
+            };
+            let time =
+                (options.on_limit == OnLimit::Wait && !waited).then_some(options.wait_timeout);
+            let again = if asking.is_some() || time.is_some() {
+                waited |= time.is_some();
+                Some(self.wait(refused, asking, time))
             } else {
                 self.make_room(refused.level, options.oom)
                     .then(|| self.attempt())
@@ -285,15 +299,24 @@ impl<'a> Request<'a, '_> {
         Err(refused)
     }
 
-    /// Waits in line for room in the group. Does not wait if the other members have no charge.
-    fn wait(&self, refused: Refused, options: &Options) -> Result<(), Refused> {
+    /// Waits in line for room in the group: while it asks members for memory, and for the `time` of
+    /// the group's options. Does not wait if the other members have no charge.
+    fn wait(
+        &self,
+        refused: Refused,
+        mut asking: Option<Asking>,
+        time: Option<Duration>,
+    ) -> Result<(), Refused> {
         let station = self.station(refused.level);
         if !station.others_hold(self.device.index[refused.level]) {
             // The other members may have given their memory back since the refusal.
             return self.attempt();
         }
         let began = Instant::now();
-        let waited = self.wait_in_line(station, refused, began + options.wait_timeout);
+        let waited = self.wait_in_line(refused, &mut asking, time.map(|time| began + time));
+        if let Some(asking) = &asking {
+            self.conclude(asking);
+        }
         for (at, station) in self.member.levels.iter().enumerate() {
             station
                 .ledger
@@ -303,48 +326,64 @@ impl<'a> Request<'a, '_> {
     }
 
     /// Waits until the request is granted, the time is over, a signal arrives, or the other members
-    /// have no charge left.
+    /// have no charge left. Without the time `until` of the group's options, waits only while the
+    /// members that are asked hold enough.
     fn wait_in_line(
         &self,
-        station: &Station,
-        mut refused: Refused,
-        until: Instant,
+        refused: Refused,
+        asking: &mut Option<Asking>,
+        until: Option<Instant>,
     ) -> Result<(), Refused> {
         let level = refused.level;
+        let station = self.station(level);
         let index = self.device.index[level];
         // Dropping `signals` runs signal handlers. A handler may jump out of this function, so hold
         // no lock here.
         let signals = Deferred::new();
-        let mut line = Line::join(&station.slot, index, self.bytes, until);
-        self.record(EventKind::Wait, &refused);
+        let asks_until = asking.as_ref().map(|asking| asking.until);
+        let end = until.max(asks_until).unwrap_or_else(Instant::now);
+        let mut line = Line::join(&station.slot, index, self.bytes, end);
+        if until.is_some() {
+            self.record(EventKind::Wait, &refused);
+        }
+        let mut last = refused;
+        let granted = || {
+            if until.is_some() {
+                self.record(EventKind::Granted, &refused);
+            }
+        };
         loop {
+            let asks = match asking {
+                Some(asking) if Instant::now() < asking.until => self.ask(asking),
+                _ => false,
+            };
             let turn = match &mut line {
                 Some(line) => line.turn(),
-                None if Instant::now() >= until => Turn::Over,
+                None if Instant::now() >= end => Turn::Over,
                 None => Turn::Yes,
             };
             match turn {
                 Turn::Yes => match self.attempt() {
                     Ok(()) => {
-                        self.record(EventKind::Granted, &refused);
+                        granted();
                         return Ok(());
                     }
                     Err(error) if error.level == level && self.bytes <= error.max => {
-                        refused = error;
+                        last = error;
                     }
                     Err(error) => return Err(error),
                 },
                 Turn::NotYet => {}
-                Turn::Over => return Err(refused),
+                Turn::Over => return Err(last),
             }
             if signals.has_pending() || self.pressure.is_needless() {
-                return Err(refused);
+                return Err(last);
             }
-            if !station.others_hold(index) {
+            if !(asks || until.is_some()) || !station.others_hold(index) {
                 // The other members may have given their memory back since the attempt.
                 let last = self.attempt();
                 if last.is_ok() {
-                    self.record(EventKind::Granted, &refused);
+                    granted();
                 }
                 return last;
             }

@@ -16,6 +16,7 @@ mod admission;
 mod at_limit;
 mod contents;
 mod context_size;
+mod demand;
 mod descent;
 mod directory;
 mod drafts;
@@ -43,6 +44,7 @@ mod view;
 
 pub use access::{Access, Members};
 pub use at_limit::Insistence;
+pub use demand::Demanded;
 pub use directory::{Directory, Entry, EntryKind};
 pub use error::{Fault, GroupError, WithoutCreateHint};
 pub use hold::Hold;

@@ -618,6 +618,12 @@ impl Station {
         protected.map_or(0, |it| it.untaken(&self.ledger, index, false))
     }
 
+    /// Returns the bytes that the child group with this key has charged above its protection;
+    /// `u64::MAX` for a group without protection, and for this process's own.
+    pub(super) fn unprotected(&self, index: DeviceIndex, child: u64) -> u64 {
+        self.protected.above(&self.ledger, index, child)
+    }
+
     /// Returns whether members other than this process have anything charged on the device.
     pub(super) fn others_hold(&self, index: DeviceIndex) -> bool {
         self.ledger.charged(index) > self.slot.charged(index)

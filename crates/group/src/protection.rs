@@ -51,6 +51,22 @@ impl ProtectedGroups {
         self.any.load(Ordering::Relaxed).then_some(self)
     }
 
+    /// Returns the bytes that the child group with this key has charged above its protection;
+    /// `u64::MAX` for a group without protection, and for this process's own.
+    pub(super) fn above(&self, ledger: &Ledger, device: DeviceIndex, child: u64) -> u64 {
+        let protects = self.protection(ledger).is_some();
+        let Some(entry) = ledger.device_entry(device).filter(|_| protects) else {
+            return u64::MAX;
+        };
+        let groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        let limits = groups.iter().find(|(key, _)| *key == child);
+        limits.map_or(u64::MAX, |(_, limits)| {
+            let bounds = limits.bounds(&entry.id, entry.capacity);
+            let taken = ledger.taken(device, child);
+            taken.saturating_sub(bounds.min.max(bounds.low))
+        })
+    }
+
     /// Reads which of the child groups have protected memory. A child group whose limits cannot be
     /// read counts as unprotected.
     #[cold]

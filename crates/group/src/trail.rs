@@ -199,7 +199,7 @@ impl Member {
         self.record_with(at, kill, details);
     }
 
-    fn record_with(&self, at: usize, happening: &Happening, details: Details<'_>) {
+    pub(super) fn record_with(&self, at: usize, happening: &Happening, details: Details<'_>) {
         let own = &self.levels[at];
         let lasting = self.levels[at..]
             .iter()

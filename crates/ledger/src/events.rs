@@ -30,11 +30,15 @@ pub enum EventKind {
     Limits = 7,
     /// Processes are about to be killed to make room for a request.
     Oom = 8,
+    /// Processes were asked to give back memory in use.
+    Asked = 9,
+    /// Processes that were asked have given memory back, or the time for it is over.
+    Given = 10,
 }
 
 impl EventKind {
     /// All kinds.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Refusal,
         Self::Wait,
         Self::Granted,
@@ -43,7 +47,17 @@ impl EventKind {
         Self::Kill,
         Self::Limits,
         Self::Oom,
+        Self::Asked,
+        Self::Given,
     ];
+
+    /// Returns the word `count` of an event; 0 for kinds that do not have it.
+    pub(super) fn counted(self, count: u64) -> u64 {
+        match self {
+            Self::Asked | Self::Given => count,
+            _ => 0,
+        }
+    }
 
     /// Returns the name of the event kind, as users see it.
     pub const fn name(self) -> &'static str {
@@ -56,6 +70,8 @@ impl EventKind {
             Self::Kill => "kill",
             Self::Limits => "limits",
             Self::Oom => "oom",
+            Self::Asked => "asked",
+            Self::Given => "given",
         }
     }
 }
@@ -70,7 +86,8 @@ pub struct Happening {
     /// The process that the event happened to.
     pub process: Identity,
     /// Bytes that were requested, waited for or uncharged. If the limits were changed, the new
-    /// `max`.
+    /// `max`. For [`EventKind::Asked`] the bytes that processes were asked for, for
+    /// [`EventKind::Given`] those that they have given back.
     pub bytes: u64,
     /// Bytes charged in the group at the time of the event.
     pub charged: u64,
@@ -88,6 +105,8 @@ pub struct Event {
     pub time_us: u64,
     /// The event's content. The command is cut off after 32 bytes, and the start time is always 0.
     pub what: Happening,
+    /// See [`Details::count`](super::Details::count); 0 for other kinds.
+    pub count: u64,
 }
 
 const DEVICE_SHIFT: u32 = 32;
@@ -98,7 +117,7 @@ pub(super) fn take(ring: &Ring) -> u64 {
 }
 
 /// Writes the event whose number was taken.
-pub(super) fn record(ring: &Ring, number: u64, time_us: u64, happening: &Happening) {
+pub(super) fn record(ring: &Ring, number: u64, time_us: u64, happening: &Happening, count: u64) {
     let entry = &ring.entries[(number % EVENTS as u64) as usize];
     let process = &happening.process;
     let values = [
@@ -110,6 +129,7 @@ pub(super) fn record(ring: &Ring, number: u64, time_us: u64, happening: &Happeni
         happening.bytes,
         happening.charged,
         happening.max,
+        count,
     ];
     stamp::write(&entry.stamp, number, || {
         for (word, value) in words(entry).into_iter().zip(values) {
@@ -142,7 +162,7 @@ pub(super) fn unpack(what: u64) -> Option<(EventKind, Option<DeviceIndex>)> {
     Some((kind, device.and_then(DeviceIndex::new)))
 }
 
-fn words(entry: &EventEntry) -> [&AtomicU64; 8] {
+fn words(entry: &EventEntry) -> [&AtomicU64; 9] {
     [
         &entry.time,
         &entry.what,
@@ -152,6 +172,7 @@ fn words(entry: &EventEntry) -> [&AtomicU64; 8] {
         &entry.bytes,
         &entry.charged,
         &entry.max,
+        &entry.count,
     ]
 }
 
@@ -176,7 +197,7 @@ fn one(ring: &Ring, number: u64) -> Option<Event> {
         (numbers, load_bytes(&entry.command))
     };
     let (numbers, command) = stamp::read(&entry.stamp, number, read)?;
-    let [time_us, what, pid, pid_ns, uid, bytes, charged, max] = numbers;
+    let [time_us, what, pid, pid_ns, uid, bytes, charged, max, count] = numbers;
     let (kind, device) = unpack(what)?;
     Some(Event {
         number,
@@ -195,6 +216,7 @@ fn one(ring: &Ring, number: u64) -> Option<Event> {
             charged,
             max,
         },
+        count: kind.counted(count),
     })
 }
 

@@ -149,7 +149,9 @@ pub(super) struct EventEntry {
     pub bytes: AtomicU64,
     pub charged: AtomicU64,
     pub max: AtomicU64,
-    spare: [AtomicU64; 3],
+    /// See [`super::Details::count`]. Older builds leave the word of an earlier event.
+    pub count: AtomicU64,
+    spare: [AtomicU64; 2],
     pub command: [AtomicU64; EVENT_COMMAND_WORDS],
 }
 
@@ -296,17 +298,31 @@ pub(super) struct Waiting {
     spare: [AtomicU64; 3],
 }
 
-/// Reserved for the pressure on the slot's owner: which other process needs memory, how much, and
-/// on which device.
+/// The bit of [`Owner::capabilities`] of a process that can be asked to give back memory in use.
+pub(super) const PRESSURE: u64 = 2;
+
+/// The pressure on the slot's owner: how much memory it is asked to give back. See `pressure`. All
+/// words but the first are used in the topmost ledger of the owner's groups.
 #[repr(C, align(64))]
-pub(super) struct PressureWords([AtomicU64; 8]);
+pub(super) struct PressureWords {
+    /// The index of the owner's slot in the topmost ledger, plus 1; 0 if the owner is not to be
+    /// asked.
+    pub registered: AtomicU64,
+    /// What the owner is asked for: see `pressure::Demand::word`. 0 if nothing is asked.
+    pub demand: AtomicU64,
+    /// Number of demands. The owner sleeps on the low half, a futex.
+    pub count: AtomicU64,
+    /// Time of the last demand by the wall clock, in milliseconds since 1970.
+    pub asked_at: AtomicU64,
+    spare: [AtomicU64; 4],
+}
 
 /// Two pages of the ledger file. They hold all data of a slot except its charges.
 #[repr(C)]
 pub(super) struct SlotPage {
     pub owner: Owner,
     pub waiting: Waiting,
-    pressure: PressureWords,
+    pub pressure: PressureWords,
     /// Name of the owner's group relative to the ledger's group, padded with zeros.
     pub below: [AtomicU64; BELOW_WORDS],
     /// Time when another process last found the owner alive, in milliseconds since 1970 by the wall
@@ -405,7 +421,9 @@ pub(super) struct TrailEntry {
     /// Later equal events that share the entry: see `trail::repeats`. An older build leaves the
     /// word of an earlier event.
     pub repeats: AtomicU64,
-    spare: [AtomicU64; 8],
+    /// See [`super::Details::count`]. Older builds leave the word of an earlier event.
+    pub count: AtomicU64,
+    spare: [AtomicU64; 7],
 }
 
 /// The events of a group and of the groups below it. A group that keeps no history has no trail.
@@ -504,6 +522,7 @@ const _: () = {
     assert!(offset_of!(Owner, command) == 64 && size_of::<Owner>() == 128);
     assert!(size_of::<Waiting>() == 64 && offset_of!(Waiting, bytes) == 32);
     assert!(offset_of!(SlotPage, waiting) == 128 && offset_of!(SlotPage, pressure) == 192);
+    assert!(size_of::<PressureWords>() == 64 && offset_of!(PressureWords, count) == 16);
     assert!(offset_of!(SlotPage, below) == 256 && offset_of!(SlotPage, alive_at) == 832);
     assert!(offset_of!(DeviceStats, by) == 0 && offset_of!(DeviceStats, peak) == 56);
     assert!(offset_of!(DeviceStats, refusals) == 64 && offset_of!(DeviceStats, reclaimable) == 72);

@@ -12,6 +12,7 @@
 
 mod atomic;
 mod charge;
+mod demand;
 mod error;
 mod events;
 #[cfg_attr(all(test, loom), path = "model/file.rs")]
@@ -46,6 +47,7 @@ mod usage;
 mod wait;
 
 pub use charge::Idle;
+pub use demand::{Askable, Demand, OFTEN, Reason};
 pub use error::LedgerError;
 pub use events::{Event, EventKind, Happening};
 pub use history::{Bill, Extremes, Period, Resolution};
@@ -406,7 +408,7 @@ impl Ledger {
             if let Some(trail) = trail {
                 trail.add_to_trail(self, number, now, happening, details);
             }
-            events::record(&self.header().ring, number, now, happening);
+            events::record(&self.header().ring, number, now, happening, details.count);
             let count = &self.header().event_counts[happening.kind as usize];
             count.fetch_add(1, Ordering::Relaxed);
         }

@@ -7,7 +7,7 @@
 //! controls every shared operation. There are two checkers:
 //!
 //! - Loom checks the charge algorithm in [`weak`], the history in [`history`], the words of waiting
-//!   requests in [`wait`], the trail in [`trail`], and claiming and cleaning in [`slots`]. It tries
+//!   requests in [`wait`], demands in [`demand`], the trail in [`trail`], and claiming and cleaning in [`slots`]. It tries
 //!   every value that the memory model allows. Processes do not die, except in [`trail`].
 //! - The [`explorer`] checks the scenarios in [`deaths`], and lets a process die before any step.
 //!   Its memory is sequentially consistent.
@@ -20,6 +20,7 @@ fn is_deep() -> bool {
 }
 
 mod deaths;
+mod demand;
 pub(super) mod explorer;
 pub(super) mod fault;
 mod history;

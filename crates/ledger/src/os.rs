@@ -110,14 +110,14 @@ fn low_half(word: &AtomicU64) -> *mut u32 {
 }
 
 /// Sleeps while the low half of the word is `expected`, at most for `time`. Other processes may
-/// share the word.
-pub(super) fn futex_wait(word: &AtomicU64, expected: u32, time: Duration) {
+/// share the word. Returns false if a signal handler has ended the sleep.
+pub(super) fn futex_wait(word: &AtomicU64, expected: u32, time: Duration) -> bool {
     let time = libc::timespec {
         tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),
         tv_nsec: time.subsec_nanos().into(),
     };
     // SAFETY: the word and the time outlive the call; the kernel reads 32 aligned bits of the word.
-    unsafe {
+    let slept = unsafe {
         libc::syscall(
             libc::SYS_futex,
             low_half(word),
@@ -126,6 +126,7 @@ pub(super) fn futex_wait(word: &AtomicU64, expected: u32, time: Duration) {
             &raw const time,
         )
     };
+    slept == 0 || io::Error::last_os_error().kind() != io::ErrorKind::Interrupted
 }
 
 /// Wakes all threads that sleep on the word, and returns their number.

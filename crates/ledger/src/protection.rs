@@ -29,12 +29,17 @@ impl Ledger {
     /// Returns how much of `bytes`, protected for `child` ([`child_key`]), is uncharged. Call
     /// before publishing a request, which then sees later charges.
     pub fn untaken(&self, device: DeviceIndex, child: u64, bytes: u64) -> u64 {
+        bytes.saturating_sub(self.taken(device, child))
+    }
+
+    /// Returns the bytes that the members of `child` ([`child_key`]) have charged.
+    pub fn taken(&self, device: DeviceIndex, child: u64) -> u64 {
         let slots = &self.content().slots;
         let taken: u64 = (0..self.high_water())
             .filter(|slot| slots[*slot].owner.child.load(Ordering::Relaxed) == child)
             .map(|slot| granted(self.word(slot, device).load(Ordering::Acquire)))
             .sum();
-        bytes.saturating_sub(taken * UNIT)
+        taken * UNIT
     }
 }
 

@@ -260,7 +260,7 @@ impl Slot {
     }
 
     #[inline]
-    fn page(&self) -> &SlotPage {
+    pub(super) fn page(&self) -> &SlotPage {
         &self.ledger.content().slots[self.index]
     }
 
@@ -513,7 +513,8 @@ impl Candidate<'_> {
             .store(child.map_or(0, child_key), Ordering::Relaxed);
         page.owner
             .capabilities
-            .store(layout::RECORDS, Ordering::Relaxed);
+            .store(layout::RECORDS | layout::PRESSURE, Ordering::Relaxed);
+        page.pressure.registered.store(0, Ordering::Relaxed);
         store_bytes(&page.below, self.below.as_bytes());
         page.owner.write(self.identity);
         // `high_water` must include this slot before this process publishes its first request.

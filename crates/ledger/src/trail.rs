@@ -65,6 +65,9 @@ pub struct Details<'a> {
     pub cause: Option<Cause>,
     /// The process that requested a kill.
     pub by: Option<Holding>,
+    /// The number of processes that were asked ([`super::EventKind::Asked`]), or the milliseconds
+    /// since then ([`super::EventKind::Given`]).
+    pub count: u64,
 }
 
 /// An event that was read from a trail.
@@ -162,6 +165,7 @@ impl Ledger {
             in_ring,
             details.cause.map_or(0, |cause| cause as u64),
             Repeats::default().word(number),
+            details.count,
         ];
         stamp::write(&entry.stamp, number, || {
             for (word, value) in words(entry).into_iter().zip(values) {
@@ -247,6 +251,7 @@ impl Ledger {
             in_ring,
             cause,
             repeats,
+            count,
         ] = numbers;
         let (kind, device) = unpack(what)?;
         let process = Identity {
@@ -272,6 +277,7 @@ impl Ledger {
                 number: in_ring,
                 time_us,
                 what,
+                count: kind.counted(count),
             },
             group: text(&group, "._-/~")?,
             function: text(&function, "_")?,
@@ -358,7 +364,7 @@ const fn place(number: u64) -> usize {
     (number % TRAIL as u64) as usize
 }
 
-fn words(entry: &TrailEntry) -> [&AtomicU64; 11] {
+fn words(entry: &TrailEntry) -> [&AtomicU64; 12] {
     [
         &entry.time,
         &entry.what,
@@ -371,6 +377,7 @@ fn words(entry: &TrailEntry) -> [&AtomicU64; 11] {
         &entry.in_ring,
         &entry.cause,
         &entry.repeats,
+        &entry.count,
     ]
 }
 

@@ -133,6 +133,8 @@ pub enum OptionKey {
     OnLimit,
     /// The longest wait of a request; see [`Options::wait_timeout`].
     WaitTimeout,
+    /// The longest wait for processes that were asked; see [`Options::pressure_timeout`].
+    PressureTimeout,
     /// See [`Options::oom`].
     Oom,
     /// Whether the memory of CUDA contexts is charged; see [`Options::count_context`].
@@ -141,9 +143,10 @@ pub enum OptionKey {
 
 impl OptionKey {
     /// All keys that hold for the group as a whole.
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 5] = [
         Self::OnLimit,
         Self::WaitTimeout,
+        Self::PressureTimeout,
         Self::Oom,
         Self::CountContext,
     ];
@@ -153,6 +156,7 @@ impl OptionKey {
         match self {
             Self::OnLimit => "on_limit",
             Self::WaitTimeout => "wait_timeout",
+            Self::PressureTimeout => "pressure_timeout",
             Self::Oom => "oom",
             Self::CountContext => "count_context",
         }
@@ -205,6 +209,9 @@ pub struct Options {
     pub on_limit: OnLimit,
     /// The longest time that a memory request waits for room in the group. Default: 10 minutes.
     pub wait_timeout: Duration,
+    /// The longest time that a request waits for memory that it has asked other processes to give
+    /// back; 0: it does not ask. Default: 2 seconds.
+    pub pressure_timeout: Duration,
     /// What is killed before a request fails: `none` (default), `kill-largest` or `kill-group`.
     pub oom: Oom,
     /// Whether CUDA contexts are charged, so that the limit covers all memory in `nvidia-smi`.
@@ -217,6 +224,7 @@ impl Default for Options {
         Self {
             on_limit: OnLimit::Fail,
             wait_timeout: Duration::from_secs(600),
+            pressure_timeout: Duration::from_secs(2),
             oom: Oom::None,
             count_context: true,
         }
@@ -233,6 +241,7 @@ impl Options {
             }
             .into(),
             OptionKey::WaitTimeout => duration_text(self.wait_timeout),
+            OptionKey::PressureTimeout => duration_text(self.pressure_timeout),
             OptionKey::Oom => self.oom.name().into(),
             OptionKey::CountContext => if self.count_context { "yes" } else { "no" }.into(),
         }
@@ -256,6 +265,10 @@ impl Options {
             OptionKey::WaitTimeout => {
                 self.wait_timeout = parse_duration(text)
                     .ok_or_else(|| wrong("a time such as 30s, 10m or 2h, at most 1000h"))?;
+            }
+            OptionKey::PressureTimeout => {
+                self.pressure_timeout = parse_duration(text)
+                    .ok_or_else(|| wrong("a time such as 500ms or 2s, at most 1000h, or 0"))?;
             }
             OptionKey::Oom => {
                 self.oom = match text {
@@ -478,13 +491,14 @@ mod tests {
             ("hihg=4G", "did you mean high?"),
             ("onlimit=wait", "did you mean on_limit?"),
             ("on_limit=stop", "expected fail or wait"),
+            ("pressure_timeout=yes", "a time such as 500ms"),
             ("oom=yes", "expected none, kill-largest or kill-group"),
             ("wait_timeout=soon", "a time such as 30s"),
             ("count_context=maybe", "expected yes or no"),
             (
                 "colour=red",
-                "unknown key 'colour' (keys: max, high, low, min, on_limit, wait_timeout, oom, \
-                 count_context)",
+                "unknown key 'colour' (keys: max, high, low, min, on_limit, wait_timeout, \
+                 pressure_timeout, oom, count_context)",
             ),
         ] {
             let error = text.parse::<Setting>().expect_err(text).to_string();
@@ -498,6 +512,7 @@ mod tests {
         for (key, value) in [
             (OptionKey::OnLimit, "wait"),
             (OptionKey::WaitTimeout, "90s"),
+            (OptionKey::PressureTimeout, "0s"),
             (OptionKey::Oom, "kill-group"),
             (OptionKey::CountContext, "no"),
         ] {

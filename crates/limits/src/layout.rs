@@ -52,7 +52,9 @@ struct Bank {
     uncounted_context: AtomicU64,
     /// The checksum of the number of rules, the options and the used entries; see [`sum`].
     sum: AtomicU64,
-    reserved: [AtomicU64; 2],
+    /// `pressure_timeout` in milliseconds, plus 1, and the complement of this word. Both are 0 for
+    /// the default. Older builds leave them out of the checksum and write zeros.
+    pressure_timeout: [AtomicU64; 2],
     entries: [Entry; MAX_RULES],
 }
 
@@ -210,7 +212,17 @@ fn bank_words(set: &LimitSet, changes: u64) -> Vec<u64> {
         .flat_map(|(selector, values)| entry_words(selector, values));
     let entries: Vec<u64> = entries.collect();
     let sum = sum(changes, head.iter().chain(&entries).copied());
-    [&head[..], &[sum, 0, 0], &entries].concat()
+    let pressure = pressure_words(options.pressure_timeout);
+    [&head[..], &[sum], &pressure, &entries].concat()
+}
+
+/// Returns the two words of a `pressure_timeout`.
+fn pressure_words(time: Duration) -> [u64; 2] {
+    if time == Options::default().pressure_timeout {
+        return [0, 0];
+    }
+    let word = u64::try_from(time.as_millis()).map_or(u64::MAX, |millis| millis.saturating_add(1));
+    [word, !word]
 }
 
 fn entry_words(selector: &Selector, values: &Values) -> [u64; size_of::<Entry>() / 8] {
@@ -272,7 +284,7 @@ impl Bank {
             &self.uncounted_context,
             &self.sum,
         ];
-        let rest = self.reserved.iter();
+        let rest = self.pressure_timeout.iter();
         let entries = self.entries.iter().flat_map(Entry::words);
         head.into_iter().chain(rest).chain(entries)
     }
@@ -287,6 +299,8 @@ impl Bank {
         let [on_limit, wait_timeout, oom, uncounted] =
             words.map(|word| word.load(Ordering::Relaxed));
         let defaults = Options::default();
+        let pressure = self.pressure_timeout.each_ref();
+        let pressure = pressure.map(|word| word.load(Ordering::Relaxed));
         Some(Options {
             on_limit: match on_limit {
                 0 => OnLimit::Fail,
@@ -296,6 +310,11 @@ impl Bank {
             wait_timeout: wait_timeout
                 .checked_sub(1)
                 .map_or(defaults.wait_timeout, Duration::from_millis),
+            pressure_timeout: match pressure {
+                [0, 0] => defaults.pressure_timeout,
+                [word, check] if word > 0 && check == !word => Duration::from_millis(word - 1),
+                _ => return None,
+            },
             oom: match oom {
                 0 => Oom::None,
                 1 => Oom::KillLargest,

@@ -424,6 +424,7 @@ impl<'a> Reader<'a> {
         let words = [
             (OptionKey::OnLimit, keys.on_limit),
             (OptionKey::WaitTimeout, keys.wait_timeout),
+            (OptionKey::PressureTimeout, keys.pressure_timeout),
             (OptionKey::Oom, keys.oom),
             (OptionKey::CountContext, keys.count_context),
         ];

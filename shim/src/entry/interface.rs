@@ -2,14 +2,17 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int};
+use std::time::{Duration, Instant};
 
 use gpulimit_base::device::DeviceId;
+use gpulimit_group::Demanded;
 use gpulimit_ledger::Category;
 
 use crate::abi::{CUDA_ERROR_UNKNOWN, Status};
 use crate::account::Process;
 use crate::account::device::Device;
 use crate::account::limited::limited;
+use crate::account::registration::{Look, Waiter};
 use crate::driver::devices;
 use crate::{hook, membership};
 
@@ -21,7 +24,13 @@ const OK: c_int = 0;
 const NO_GROUP: c_int = 2;
 const NO_DEVICE: c_int = 3;
 const INVALID: c_int = 4;
+const TIMEOUT: c_int = 5;
+const INTERRUPTED: c_int = 6;
+const NOT_REGISTERED: c_int = 7;
 const FAILED: c_int = 8;
+
+/// `GPULIMIT_CAN_WAIT`: the process can be asked for memory.
+const CAN_WAIT: u64 = 1;
 
 /// A structure of the interface. Its first member is its size in bytes: the program sets the size
 /// that it knows, and the library writes no more.
@@ -49,6 +58,24 @@ pub struct Memory {
 }
 
 impl Structure for Memory {
+    fn set_size(&mut self, bytes: u64) {
+        self.size = bytes;
+    }
+}
+
+/// `struct gpulimit_pressure`: what is asked of this process.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Pressure {
+    size: u64,
+    bytes: u64,
+    reason: i32,
+    ordinal: i32,
+    uuid: [u8; 64],
+    group: [u8; 256],
+}
+
+impl Structure for Pressure {
     fn set_size(&mut self, bytes: u64) {
         self.size = bytes;
     }
@@ -109,7 +136,11 @@ pub extern "C" fn gpulimit_version() -> u32 {
 /// `uint64_t gpulimit_capabilities(void)`: returns what the library can do for this process.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn gpulimit_capabilities() -> u64 {
-    0
+    let can_wait = hook::own(|| limited() && !matches!(Process::current().joined(), Some(Err(_))));
+    match can_wait {
+        Some(true) => CAN_WAIT,
+        _ => 0,
+    }
 }
 
 /// `int gpulimit_group(char *name, size_t size)`: writes the name of the process's group.
@@ -175,6 +206,99 @@ pub extern "C" fn gpulimit_captures() -> c_int {
         false => 0,
     });
     count.unwrap_or(0)
+}
+
+/// `int gpulimit_pressure_register(void)`: from now on the process may be asked for memory.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub extern "C" fn gpulimit_pressure_register() -> c_int {
+    let registered = hook::own(|| {
+        if !limited() {
+            return NO_GROUP;
+        }
+        let process = Process::current();
+        if let Some(Err(status)) = process.joined() {
+            return not_joined(status);
+        }
+        process.register();
+        OK
+    });
+    registered.unwrap_or(FAILED)
+}
+
+/// `int gpulimit_pressure_unregister(void)`: undoes one call of `gpulimit_pressure_register`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub extern "C" fn gpulimit_pressure_unregister() -> c_int {
+    match hook::own(|| limited() && Process::current().unregister()) {
+        Some(true) => OK,
+        Some(false) => NOT_REGISTERED,
+        None => FAILED,
+    }
+}
+
+/// `int gpulimit_pressure_wait(int timeout_ms, struct gpulimit_pressure *pressure)`: waits until
+/// the process is asked for memory.
+///
+/// # Safety
+/// `pressure` is null or as large as its first member says.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn gpulimit_pressure_wait(
+    timeout_ms: c_int,
+    pressure: *mut Pressure,
+) -> c_int {
+    // SAFETY: the program promises the first word.
+    if pressure.is_null() || unsafe { pressure.cast::<u64>().read_unaligned() } < 8 {
+        return INVALID;
+    }
+    let wait = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
+    let until = wait.map(|wait| Instant::now() + wait);
+    let mut waiter = Waiter::default();
+    loop {
+        // The sleep is outside of the guard, so that the thread's signal handlers may call CUDA.
+        let look = hook::own(|| match limited() {
+            true => Process::current().look(&mut waiter),
+            false => Look::Unregistered,
+        });
+        match look {
+            // SAFETY: the program promises that `pressure` is as large as it says.
+            Some(Look::Told(demanded)) => return unsafe { give(pressure, told(&demanded)) },
+            Some(Look::Unregistered) => return NOT_REGISTERED,
+            Some(Look::Nothing(pause)) => {
+                let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+                if left == Some(Duration::ZERO) {
+                    return TIMEOUT;
+                }
+                if !pause.sleep(left.unwrap_or(Duration::MAX)) {
+                    return INTERRUPTED;
+                }
+            }
+            None => return FAILED,
+        }
+    }
+}
+
+fn told(demanded: &Demanded<'_>) -> Pressure {
+    let mut devices = Process::current().devices();
+    let device = devices.find(|device| device.id == demanded.device);
+    let mut told = Pressure {
+        size: 0,
+        bytes: demanded.bytes,
+        reason: demanded.reason as i32,
+        ordinal: device.map_or(-1, |device| device.ordinal),
+        uuid: [0; 64],
+        group: [0; 256],
+    };
+    fill(&mut told.uuid, demanded.device.to_string().as_bytes());
+    fill(&mut told.group, demanded.group.as_bytes());
+    told
+}
+
+/// Copies the end of a text that fits with a NUL.
+fn fill(place: &mut [u8], text: &[u8]) {
+    let start = (text.len() + 1).saturating_sub(place.len());
+    let end = text.get(start..).unwrap_or_default();
+    for (to, from) in place.iter_mut().zip(end) {
+        *to = *from;
+    }
 }
 
 /// Finds the device that the program has named.

@@ -15,7 +15,9 @@ import {
 } from "./format.js";
 import { get } from "./stream.js";
 
-const KINDS = ["refusal", "wait", "granted", "high", "oom", "kill", "reap", "limits"];
+const KINDS = [
+  "refusal", "asked", "given", "wait", "granted", "high", "oom", "kill", "reap", "limits",
+];
 /** Events that are kept, and those that are shown at first. */
 const [KEPT, SHOWN] = [4_096, 100];
 /** How far back the page looks when it is opened. */

@@ -41,8 +41,9 @@ pub(super) fn spin() {
     explorer::pause();
 }
 
-pub(super) fn futex_wait(_: &AtomicU64, _: u32, _: Duration) {
+pub(super) fn futex_wait(_: &AtomicU64, _: u32, _: Duration) -> bool {
     explorer::pause();
+    true
 }
 
 pub(super) fn futex_wake_all(_: &AtomicU64) -> usize {

@@ -86,6 +86,8 @@ impl EventKind {
         match self {
             Self::Refusal | Self::Wait | Self::Granted | Self::High => true,
             Self::Reap | Self::Kill | Self::Limits | Self::Oom => false,
+            // Each has figures of its own, and a process is asked five times a second at most.
+            Self::Asked | Self::Given => false,
         }
     }
 }

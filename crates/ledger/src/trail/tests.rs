@@ -59,6 +59,7 @@ fn an_event_of_a_group_below_is_read_as_it_was_written() {
         holders: [held(1, 5), held(2, u64::MAX), None],
         cause: Some(Cause::Oom),
         by: held(u32::MAX, 6),
+        count: 0,
     };
     below.record_in(Some(&lasting), &kill, &details);
     assert_eq!(below.events(0).len(), 2, "the ring of the group has both");

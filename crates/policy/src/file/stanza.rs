@@ -22,6 +22,7 @@ pub(super) struct Keys {
     pub min: Option<Spanned<Amount>>,
     pub on_limit: Option<Spanned<Word>>,
     pub wait_timeout: Option<Spanned<Word>>,
+    pub pressure_timeout: Option<Spanned<Word>>,
     pub oom: Option<Spanned<Word>>,
     pub count_context: Option<Spanned<Word>>,
 }
@@ -34,6 +35,7 @@ impl Stanza for Keys {
         "min",
         "on_limit",
         "wait_timeout",
+        "pressure_timeout",
         "oom",
         "count_context",
     ];

@@ -31,6 +31,7 @@ mod negative;
 mod panics;
 mod policy;
 mod pools;
+mod pressure;
 mod process_lists;
 mod random;
 mod refusal;

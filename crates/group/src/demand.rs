@@ -1,0 +1,287 @@
+//! Demands for memory in use, on the side of the member that is asked, and on that of the request
+//! that needs memory.
+
+use super::at_limit::Request;
+use super::member::{Member, MemberDevice};
+use super::trail::happening;
+use gpulimit_base::device::DeviceId;
+use gpulimit_ledger::{Askable, Demand, Details, EventKind, Reason, Slot};
+use gpulimit_limits::Bounds;
+use std::time::{Duration, Instant};
+
+/// What this process is asked for.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub struct Demanded<'a> {
+    /// The device.
+    pub device: DeviceId,
+    /// Bytes, no more than this process can give back.
+    pub bytes: u64,
+    /// Why the process is asked.
+    pub reason: Reason,
+    /// The name of the group that needs the memory: this process's group or one above it.
+    pub group: &'a str,
+}
+
+impl Member {
+    /// This process's slot in the topmost ledger, where it is asked.
+    fn top(&self) -> &Slot {
+        &self.levels[self.levels.len() - 1].slot
+    }
+
+    /// Lets other processes ask this process for memory, or not any more.
+    pub fn register(&self, registered: bool) {
+        for level in &self.levels {
+            level.slot.register(self.top(), registered);
+        }
+    }
+
+    /// Returns the number of demands so far: see [`Slot::demands`].
+    pub fn demands(&self) -> u64 {
+        self.top().demands()
+    }
+
+    /// Sleeps until there is a new demand, at most for `time`: see [`Slot::await_demand`]. Returns
+    /// false after a signal.
+    pub fn await_demand(&self, seen: u64, time: Duration) -> bool {
+        self.top().await_demand(seen, time)
+    }
+
+    /// Wakes the threads that sleep in [`Self::await_demand`].
+    pub fn end_waits(&self) {
+        self.top().end_waits();
+    }
+
+    /// Takes the demand that another process has made. `None` if there is none, or if this process
+    /// has nothing to give back: any member can write a demand.
+    pub fn take_demand(&self) -> Option<Demanded<'_>> {
+        let Demand {
+            device,
+            depth,
+            bytes,
+            reason,
+        } = self.top().take_demand()?;
+        let level = (self.levels.len() - 1).checked_sub(depth.into())?;
+        let top = &self.levels[self.levels.len() - 1].ledger;
+        let entry = top.device_entry(device)?;
+        let device = self.device(entry.id, entry.capacity).ok()?;
+        self.demanded(&device, level, bytes, reason)
+    }
+
+    /// Returns how much memory this process should give back, because a limit is below the usage or
+    /// because usage is above `high`. A limit comes first, then the largest excess.
+    pub fn excess(&self) -> Option<Demanded<'_>> {
+        let mut most: Option<Demanded<'_>> = None;
+        for entry in self.ledger().devices() {
+            let Ok(device) = self.device(entry.id, entry.capacity) else {
+                continue;
+            };
+            for (level, station) in self.levels.iter().enumerate() {
+                let index = device.index[level];
+                let Bounds { max, high, .. } = station.bounds(&device, index);
+                let usage = station.ledger.usage(index);
+                let in_use = usage.charged.saturating_sub(usage.idle);
+                let (bytes, reason) = match (in_use > max, in_use > high) {
+                    (true, _) => (in_use - max, Reason::Limit),
+                    (false, true) => (in_use - high, Reason::High),
+                    (false, false) => continue,
+                };
+                let demanded = self.demanded(&device, level, bytes, reason);
+                let rank = |it: &Demanded<'_>| (it.reason == Reason::Limit, it.bytes);
+                if demanded.as_ref().map(rank) > most.as_ref().map(rank) {
+                    most = demanded;
+                }
+            }
+        }
+        most
+    }
+
+    fn demanded(
+        &self,
+        device: &MemberDevice,
+        level: usize,
+        bytes: u64,
+        reason: Reason,
+    ) -> Option<Demanded<'_>> {
+        let bytes = bytes.min(self.unprotected(device, level));
+        (bytes > 0).then(|| Demanded {
+            device: device.id(),
+            bytes,
+            reason,
+            group: &self.levels[level].name,
+        })
+    }
+
+    /// Returns the bytes in use of this process that its groups below `level` do not protect.
+    fn unprotected(&self, device: &MemberDevice, level: usize) -> u64 {
+        let own = self.own_usage(device).in_use();
+        let spared = self.levels[..level]
+            .iter()
+            .enumerate()
+            .map(|(at, station)| {
+                let index = device.index[at];
+                let Bounds { low, min, .. } = station.bounds(device, index);
+                match low.max(min) {
+                    0 => u64::MAX,
+                    kept => station.ledger.charged(index).saturating_sub(kept),
+                }
+            });
+        spared.fold(own, u64::min)
+    }
+}
+
+/// A request that asks registered members for memory.
+pub(super) struct Asking {
+    /// When the request stops asking.
+    pub until: Instant,
+    began: Instant,
+    level: usize,
+    /// The members of the plans: the slot, and the bytes that it had charged.
+    asked: Vec<(usize, u64)>,
+    /// Whether the event is recorded: this request was the one that asked.
+    is_recorded: bool,
+}
+
+impl Request<'_, '_> {
+    /// Returns a plan to ask for the memory that the request lacks in the group at `level`. `None`
+    /// if registered members do not hold enough, or if the group asks nobody.
+    pub(super) fn asking(&self, level: usize) -> Option<Asking> {
+        let time = self.options(level).pressure_timeout;
+        if time.is_zero() {
+            return None;
+        }
+        self.plan(level)?;
+        let began = Instant::now();
+        Some(Asking {
+            until: began + time,
+            began,
+            level,
+            asked: Vec::new(),
+            is_recorded: false,
+        })
+    }
+
+    /// Asks the members of a plan again, as far as they were not asked a moment ago. Returns false
+    /// if they do not hold enough any more.
+    pub(super) fn ask(&self, asking: &mut Asking) -> bool {
+        let Some(plan) = self.plan(asking.level) else {
+            return false;
+        };
+        let index = self.device.index[asking.level];
+        let ledger = &self.station(asking.level).ledger;
+        let (bytes, count) = self.ask_each(asking.level, &plan, Reason::Request, |member| {
+            if !asking.asked.iter().any(|(slot, _)| *slot == member.slot) {
+                asking
+                    .asked
+                    .push((member.slot, ledger.charged_by(member.slot, index)));
+            }
+        });
+        if count > 0 && !std::mem::replace(&mut asking.is_recorded, true) {
+            self.record_demand(asking.level, EventKind::Asked, bytes, count);
+        }
+        true
+    }
+
+    /// Records what the members that were asked have given back since then, as the ledger shows it.
+    pub(super) fn conclude(&self, asking: &Asking) {
+        if !asking.is_recorded {
+            return;
+        }
+        let index = self.device.index[asking.level];
+        let ledger = &self.station(asking.level).ledger;
+        let fallen = asking.asked.iter().map(|(slot, before)| {
+            let now = ledger.charged_by(*slot, index);
+            before.saturating_sub(now)
+        });
+        let bytes = fallen.fold(0, u64::saturating_add);
+        let took = u64::try_from(asking.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.record_demand(asking.level, EventKind::Given, bytes, took);
+    }
+
+    /// Asks all members of the group, this process included, for the memory above `high`.
+    pub(super) fn ask_for_high(&self, level: usize, excess: u64) {
+        let (plan, _) = self.share(level, excess, None);
+        let (bytes, count) = self.ask_each(level, &plan, Reason::High, |_| {});
+        if count > 0 {
+            self.record_demand(level, EventKind::Asked, bytes, count);
+        }
+    }
+
+    /// Returns who is asked for how many bytes, so that the request fits; `None` if the members do
+    /// not hold enough.
+    fn plan(&self, level: usize) -> Option<Vec<(Askable, u64)>> {
+        let station = self.station(level);
+        let index = self.device.index[level];
+        let max = station.bounds(self.device, index).max;
+        let room = max.saturating_sub(station.kept(index));
+        let wanted = station.ledger.charged(index).saturating_add(self.bytes);
+        let (plan, left) = self.share(level, wanted.saturating_sub(room), Some(&station.slot));
+        (left == 0).then_some(plan)
+    }
+
+    /// Divides `bytes` among the registered members, the largest first, each at most what it uses
+    /// and its child group does not protect. Returns also the bytes that nobody can give.
+    fn share(&self, level: usize, bytes: u64, but: Option<&Slot>) -> (Vec<(Askable, u64)>, u64) {
+        let station = self.station(level);
+        let index = self.device.index[level];
+        let top = &self.station(self.member.levels.len() - 1).ledger;
+        let mut left = bytes;
+        let mut plan: Vec<(Askable, u64)> = Vec::new();
+        for member in station.ledger.askable(index, top, but) {
+            if left == 0 {
+                break;
+            }
+            let siblings = plan.iter().filter(|(other, _)| other.child == member.child);
+            let taken = siblings.fold(0u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
+            let free = station
+                .unprotected(index, member.child)
+                .saturating_sub(taken);
+            let part = member.in_use.min(free).min(left);
+            if part > 0 {
+                plan.push((member, part));
+                left -= part;
+            }
+        }
+        (plan, left)
+    }
+
+    /// Asks each member of a plan. Returns the bytes and the number of those that were not asked a
+    /// moment ago.
+    fn ask_each(
+        &self,
+        level: usize,
+        plan: &[(Askable, u64)],
+        reason: Reason,
+        mut asked: impl FnMut(&Askable),
+    ) -> (u64, u64) {
+        let top = self.member.levels.len() - 1;
+        let ledger = &self.station(top).ledger;
+        let (mut sum, mut count) = (0u64, 0);
+        for (member, bytes) in plan {
+            asked(member);
+            let demand = Demand {
+                device: self.device.index[top],
+                depth: (top - level) as u8,
+                bytes: *bytes,
+                reason,
+            };
+            if ledger.ask(member, demand) {
+                sum = sum.saturating_add(*bytes);
+                count += 1;
+            }
+        }
+        (sum, count)
+    }
+
+    fn record_demand(&self, level: usize, kind: EventKind, bytes: u64, count: u64) {
+        let station = self.station(level);
+        let index = self.device.index[level];
+        let max = station.bounds(self.device, index).max;
+        let happening = happening(kind, index, bytes, station.ledger.charged(index), max);
+        let details = Details {
+            function: self.pressure.function(),
+            count,
+            ..Details::default()
+        };
+        self.member.record_with(level, &happening, details);
+    }
+}

@@ -1,0 +1,158 @@
+//! Whether this process may be asked for memory, and its threads that wait to be asked.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use gpulimit_group::{Demanded, Member};
+use gpulimit_ledger::OFTEN;
+
+use super::Process;
+use crate::clock;
+
+/// How often a waiting thread looks by itself whether usage is above `high` or a limit: whoever
+/// lowers a limit may be unable to wake this process.
+const LOOK: Duration = Duration::from_secs(1);
+/// How often a thread looks whether the process has joined its group meanwhile.
+const JOIN: Duration = Duration::from_millis(100);
+
+/// The shortest time between two demands that the program is told, in milliseconds. A tick of the
+/// clock longer than the shortest time between two demands.
+const PAUSE_MS: u64 = OFTEN.as_millis() as u64 + 10;
+
+/// The registrations of the parts of a program.
+#[derive(Default)]
+pub struct Registration {
+    count: AtomicU32,
+    /// When a thread was last told, in milliseconds of [`clock::monotonic_ms`]; 0 for never.
+    told_at: AtomicU64,
+}
+
+/// The answer to one look.
+pub enum Look {
+    /// The thread is told to give memory back.
+    Told(Demanded<'static>),
+    /// Nothing is asked. The thread looks again after a sleep in [`Pause::sleep`].
+    Nothing(Pause),
+    /// The process is not registered.
+    Unregistered,
+}
+
+/// A sleep of a waiting thread.
+pub struct Pause {
+    /// The group, and the number of demands before the look; `None` before the process has joined.
+    group: Option<(&'static Member, u64)>,
+    most: Duration,
+}
+
+impl Pause {
+    /// Sleeps until something may have changed, at most for `time`. Returns false after a signal.
+    pub fn sleep(&self, time: Duration) -> bool {
+        let time = time.min(self.most);
+        match self.group {
+            Some((member, seen)) => member.await_demand(seen, time),
+            None => clock::nap(time),
+        }
+    }
+}
+
+/// A thread that waits.
+#[derive(Default)]
+pub struct Waiter {
+    looked_at: Option<Instant>,
+}
+
+impl Process {
+    /// Lets other processes ask this process for memory, until as many calls of
+    /// [`Self::unregister`].
+    pub fn register(&'static self) {
+        self.registration.count.fetch_add(1, Ordering::SeqCst);
+        self.show_registration();
+    }
+
+    /// Undoes one call of [`Self::register`]. Returns false if there was none. The last call ends
+    /// the waits of all threads.
+    pub fn unregister(&'static self) -> bool {
+        let less = |count: u32| count.checked_sub(1);
+        let (order, failed) = (Ordering::SeqCst, Ordering::SeqCst);
+        let before = self.registration.count.fetch_update(order, failed, less);
+        self.show_registration();
+        if before == Ok(1)
+            && let Some(Ok(member)) = self.joined()
+        {
+            member.end_waits();
+        }
+        before.is_ok()
+    }
+
+    fn is_registered(&self) -> bool {
+        self.registration.count.load(Ordering::SeqCst) > 0
+    }
+
+    /// Writes to the ledgers whether this process is registered. Of several threads the last one
+    /// writes the present state.
+    pub(super) fn show_registration(&'static self) {
+        let Some(Ok(member)) = self.joined() else {
+            return;
+        };
+        loop {
+            let registered = self.is_registered();
+            member.register(registered);
+            if self.is_registered() == registered {
+                break;
+            }
+        }
+    }
+
+    /// Looks whether this process should give memory back.
+    pub fn look(&'static self, waiter: &mut Waiter) -> Look {
+        if !self.is_registered() {
+            return Look::Unregistered;
+        }
+        let Some(Ok(member)) = self.joined() else {
+            return Look::Nothing(Pause {
+                group: None,
+                most: JOIN,
+            });
+        };
+        // Read before the look, so that a later demand ends the sleep at once.
+        let group = Some((member, member.demands()));
+        let told = match self.registration.may_tell() {
+            Ok(told) => told,
+            Err(most) => return Look::Nothing(Pause { group, most }),
+        };
+        let demanded = member.take_demand().or_else(|| {
+            let is_due = waiter.looked_at.is_none_or(|at| at.elapsed() >= LOOK);
+            let excess = is_due.then(|| member.excess());
+            if is_due {
+                waiter.looked_at = Some(Instant::now());
+            }
+            excess.flatten()
+        });
+        match demanded {
+            Some(demanded) if self.registration.tell(told) => Look::Told(demanded),
+            _ => Look::Nothing(Pause { group, most: LOOK }),
+        }
+    }
+}
+
+impl Registration {
+    /// Returns when a thread was last told, or an error with the time that must pass before the
+    /// next one. The words in the ledger do not decide alone: any member can write them.
+    fn may_tell(&self) -> Result<u64, Duration> {
+        let told = self.told_at.load(Ordering::Acquire);
+        let since = clock::monotonic_ms().saturating_sub(told);
+        match told == 0 || since >= PAUSE_MS {
+            true => Ok(told),
+            false => Err(Duration::from_millis(PAUSE_MS - since)),
+        }
+    }
+
+    /// Notes that the calling thread is told. Returns false if another thread is, since `before`.
+    fn tell(&self, before: u64) -> bool {
+        let (now, order) = (clock::monotonic_ms().max(1), Ordering::AcqRel);
+        let told = self
+            .told_at
+            .compare_exchange(before, now, order, Ordering::Relaxed);
+        told.is_ok()
+    }
+}

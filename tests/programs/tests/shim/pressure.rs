@@ -1,0 +1,350 @@
+//! Pressure: members that registered for it are asked for memory that they use, before a request
+//! waits or is refused.
+
+use std::time::{Duration, Instant};
+
+use gpulimit_ledger::EventKind;
+use gpulimit_programs::world::{CONTEXT, GROUP, MIB, Session, World, eventually};
+
+/// The limit: room for this many contexts and 600 MiB.
+fn cap(contexts: u64) -> u64 {
+    contexts * CONTEXT + 600 * MIB
+}
+
+/// Longer than any wait that is asked for; results do not depend on the length.
+const HANG: Duration = Duration::from_secs(120);
+
+/// Starts a registered program in the group `below` the world's ("" for that one) that holds `a`,
+/// and waits in a thread until it is asked.
+fn holder(world: &World, below: &str, mib: u64) -> Session {
+    let mut holder = match below {
+        "" => world.on_gpu(),
+        below => world.on_gpu_in(below),
+    };
+    holder.expect(&[(&*format!("alloc a {mib}M"), "0"), ("register", "0")]);
+    holder
+}
+
+fn waits_to_be_asked(holder: &mut Session) {
+    holder.expect(&[("aside {\nasked -1\n}", "0")]);
+}
+
+/// What a holder is told, for a request of a process in the world's group.
+fn told(world: &World, mib: u64, reason: u32, group: &str) -> String {
+    let uuid = &world.machine().gpu(0).uuid;
+    format!("0 {mib}M {reason} 0 {uuid} {group}")
+}
+
+fn kinds(world: &World) -> Vec<EventKind> {
+    let events = world.ledger().events(0);
+    events.iter().map(|event| event.what.kind).collect()
+}
+
+#[test]
+fn a_request_is_granted_after_the_holder_has_given_memory_back() {
+    let world = World::new(cap(2));
+    world.settings(&["pressure_timeout=1000h"]);
+    let mut holder = holder(&world, "", 500);
+    let mut other = world.on_gpu();
+    waits_to_be_asked(&mut holder);
+    other.tell("alloc b 300M");
+    assert_eq!(holder.say("await"), told(&world, 210, 1, GROUP));
+    world.judge(cap(2));
+    holder.expect(&[("free a", "0")]);
+    assert_eq!(other.answer(), "0");
+    assert_eq!(kinds(&world), [EventKind::Asked, EventKind::Given]);
+    let events = world.ledger().events(0);
+    assert_eq!(
+        (events[0].what.process.pid, events[0].count),
+        (other.pid(), 1)
+    );
+    assert_eq!(events[0].what.bytes.div_ceil(MIB), 210, "what was asked");
+    assert_eq!(events[1].what.bytes, 500 * MIB, "what came");
+    assert_eq!(world.usage(0).refusals, 0);
+    assert_eq!(world.usage(0).waits, 1);
+    world.judge(cap(2));
+    for program in [holder, other] {
+        program.end_quietly();
+    }
+    world.judge_end(cap(2));
+}
+
+#[test]
+fn nobody_is_asked_who_did_not_register_or_holds_too_little() {
+    let world = World::new(cap(3));
+    world.settings(&["pressure_timeout=1000h"]);
+    let (mut unregistered, mut other) = (world.on_gpu(), world.on_gpu());
+    unregistered.expect(&[("alloc a 500M", "0")]);
+    other.expect(&[("alloc b 300M", "2")]);
+    let mut small = holder(&world, "", 20);
+    // The context belongs to what a process holds and can give back.
+    other.expect(&[("alloc b 1000M", "2")]);
+    small.expect(&[("asked 0", "5"), ("unregister", "0"), ("asked 0", "7")]);
+    small.expect(&[("register", "0"), ("register", "0"), ("unregister", "0")]);
+    small.expect(&[("asked 0", "5")]);
+    assert!(!kinds(&world).contains(&EventKind::Asked));
+    small.kill();
+    world.bury();
+    other.expect(&[("alloc b 300M", "2")]);
+    other.end();
+    unregistered.end_quietly();
+}
+
+#[test]
+fn a_holder_that_never_answers_delays_the_refusal_by_the_timeout() {
+    let world = World::new(cap(2));
+    world.settings(&["pressure_timeout=700ms"]);
+    let mut holder = holder(&world, "", 500);
+    let mut other = world.on_gpu();
+    let began = Instant::now();
+    other.expect(&[("alloc b 300M", "2")]);
+    assert!(began.elapsed() >= Duration::from_millis(700));
+    assert_eq!(
+        kinds(&world),
+        [EventKind::Asked, EventKind::Given, EventKind::Refusal]
+    );
+    assert_eq!(world.ledger().events(0)[1].what.bytes, 0, "nothing came");
+    // What was asked is still there for the next look.
+    assert_eq!(holder.say("asked 0"), told(&world, 210, 1, GROUP));
+    holder.expect(&[("asked 0", "5")]);
+    world.settings(&["pressure_timeout=0"]);
+    other.expect(&[("alloc b 300M", "2"), ("asked 0", "7")]);
+    assert_eq!(world.events(EventKind::Asked).len(), 1);
+    // A stopped holder is like a busy one.
+    world.settings(&["pressure_timeout=300ms"]);
+    holder.signal(libc::SIGSTOP);
+    other.expect(&[("alloc b 300M", "2")]);
+    holder.signal(libc::SIGCONT);
+    holder.end_quietly();
+    other.end();
+    world.judge_end(cap(2));
+}
+
+#[test]
+fn a_request_ends_when_the_holder_dies_or_unregisters() {
+    let world = World::new(cap(2));
+    world.settings(&["pressure_timeout=1000h"]);
+    let mut first = holder(&world, "", 500);
+    let mut other = world.on_gpu();
+    let asked = |count| assert!(eventually(|| world.events(EventKind::Asked).len() == count));
+    other.tell("alloc b 300M");
+    asked(1);
+    first.expect(&[("unregister", "0")]);
+    assert_eq!(other.answer(), "2");
+    first.expect(&[("register", "0")]);
+    other.tell("alloc b 300M");
+    asked(2);
+    first.kill();
+    assert_eq!(other.answer(), "0", "the memory of the dead");
+    other.end();
+    world.judge_end(cap(2));
+}
+
+#[test]
+fn the_largest_holders_in_two_groups_are_asked_for_what_is_missing() {
+    let world = World::new(cap(5));
+    world.settings(&["pressure_timeout=1000h"]);
+    world.below("one", &["max=3000M"]);
+    world.below("two", &["low=1100M"]);
+    // The members of two hold 1,286 MiB, of which 186 MiB are not protected.
+    let mut holders = [
+        holder(&world, "one", 40),
+        holder(&world, "one", 150),
+        holder(&world, "two", 50),
+        holder(&world, "two", 200),
+    ];
+    let mut other = world.on_gpu();
+    holders.iter_mut().for_each(waits_to_be_asked);
+    // 440 MiB are used, and the driver's reserve of each process is charged.
+    other.tell("alloc b 500M");
+    let told: Vec<String> = [3, 1].map(|at| holders[at].say("await")).into();
+    let bytes: Vec<u64> = told
+        .iter()
+        .map(|told| told.split(['0', 'M']).count() as u64)
+        .collect();
+    assert_eq!(bytes.len(), 2, "{told:?}");
+    assert!(told.iter().all(|told| told.ends_with(GROUP)), "{told:?}");
+    let part = |at: usize| {
+        told[at][2..]
+            .split('M')
+            .next()
+            .and_then(|text| text.parse().ok())
+    };
+    let parts: [u64; 2] = [0, 1].map(|at| part(at).expect("a number"));
+    assert!(
+        (180..=230).contains(&parts[0]),
+        "above the protection: {parts:?}"
+    );
+    assert!(parts[0] + parts[1] >= 340, "what is missing: {parts:?}");
+    holders[1].expect(&[("free a", "0")]);
+    holders[3].expect(&[("free a", "0")]);
+    assert_eq!(other.answer(), "0");
+    for (at, mut holder) in holders.into_iter().enumerate() {
+        if at % 2 == 0 {
+            holder.expect(&[("unregister", "0"), ("await", "7")]);
+        }
+        holder.end_quietly();
+    }
+    other.end_quietly();
+    world.judge_end(cap(5));
+}
+
+#[test]
+fn a_full_group_asks_only_its_own_members() {
+    let world = World::new(8192 * MIB);
+    world.below("full", &["max=1600M", "pressure_timeout=1000h"]);
+    let mut outside = holder(&world, "", 500);
+    let mut inside = holder(&world, "full", 400);
+    let mut other = world.on_gpu_in("full");
+    waits_to_be_asked(&mut inside);
+    other.tell("alloc b 400M");
+    let said = inside.say("await");
+    assert!(said.ends_with(" world/full"), "{said}");
+    outside.expect(&[("asked 0", "5")]);
+    inside.expect(&[("free a", "0")]);
+    assert_eq!(other.answer(), "0");
+}
+
+#[test]
+fn a_waiting_request_asks_first_and_keeps_its_place() {
+    let world = World::new(cap(3));
+    world.settings(&["on_limit=wait", "pressure_timeout=300ms"]);
+    let mut holder = holder(&world, "", 500);
+    let (mut first, mut second) = (world.on_gpu(), world.on_gpu());
+    let waiting = |count| assert!(eventually(|| world.events(EventKind::Wait).len() == count));
+    first.tell("alloc b 300M");
+    waiting(1);
+    second.tell("alloc c 200M");
+    waiting(2);
+    assert!(
+        first.is_silent_for(Duration::from_millis(600)),
+        "it goes on to wait"
+    );
+    holder.expect(&[("free a", "0")]);
+    assert_eq!((first.answer(), second.answer()), ("0".into(), "0".into()));
+    let granted: Vec<u32> = world
+        .events(EventKind::Granted)
+        .iter()
+        .map(|it| it.what.process.pid)
+        .collect();
+    assert_eq!(granted, [first.pid(), second.pid()]);
+}
+
+#[test]
+fn a_signal_ends_the_request() {
+    let world = World::new(cap(2));
+    world.settings(&["pressure_timeout=1000h"]);
+    let _holder = holder(&world, "", 500);
+    let mut other = world.on_gpu();
+    other.expect(&[("catch 10", "0")]);
+    other.tell("alloc b 300M");
+    assert!(eventually(|| world.events(EventKind::Asked).len() == 1));
+    other.signal(10);
+    assert_eq!(other.answer(), "2");
+}
+
+#[test]
+fn a_group_above_high_and_a_lowered_limit_are_told() {
+    let world = World::new(cap(2));
+    world.settings(&[&*format!("high={}M", (2 * CONTEXT) / MIB + 300)]);
+    let mut holder = holder(&world, "", 200);
+    holder.expect(&[("asked 1500", "5")]);
+    let mut other = world.on_gpu();
+    waits_to_be_asked(&mut holder);
+    other.expect(&[("alloc b 200M", "0")]);
+    let said = holder.say("await");
+    assert!(said.contains("M 2 0 ") && said.ends_with(GROUP), "{said}");
+    // The state lasts, and is noticed without anybody's help.
+    let said = holder.say("asked 60000");
+    assert_eq!(said, told(&world, 100, 2, GROUP));
+    world.set((2 * CONTEXT) + 50 * MIB);
+    let said = (0..5)
+        .map(|_| holder.say("asked 60000"))
+        .find(|said| said.contains("M 3 "));
+    assert_eq!(
+        said,
+        Some(told(&world, 200, 3, GROUP)),
+        "no more than it holds"
+    );
+    other.expect(&[("free b", "0")]);
+    holder.expect(&[("free a", "0"), ("asked 1500", "5")]);
+}
+
+#[test]
+fn a_member_of_a_protected_group_is_not_asked() {
+    let world = World::new(cap(2));
+    world.settings(&["pressure_timeout=1000h"]);
+    world.below("kept", &["min=2000M"]);
+    world.below("other", &[]);
+    let mut kept = holder(&world, "kept", 500);
+    let mut other = world.on_gpu_in("other");
+    other.expect(&[("alloc b 300M", "2")]);
+    kept.expect(&[("asked 0", "5")]);
+}
+
+#[test]
+fn threads_of_a_program_are_told_one_by_one_and_no_more_than_five_times_a_second() {
+    let world = World::new(cap(2));
+    world.settings(&["pressure_timeout=2s"]);
+    let mut holder = holder(&world, "", 500);
+    let mut other = world.on_gpu();
+    holder.expect(&[("aside {\nasked 4000\n}", "0"); 2]);
+    let began = Instant::now();
+    holder.expect(&[("aside {\nrepeat 40 {\nasked 100\n}\n}", "0")]);
+    other.expect(&[("alloc b 300M", "2")]);
+    let answers = holder.say("await");
+    let told = answers.matches(GROUP).count() as u64;
+    let seconds = began.elapsed().as_secs() + 1;
+    assert!(
+        (2..=5 * seconds).contains(&told),
+        "{told} in {seconds} s: {answers}"
+    );
+}
+
+#[test]
+fn forked_children_are_not_registered() {
+    let world = World::new(cap(3));
+    let mut holder = holder(&world, "", 100);
+    holder.tell("fork {\nasked 0\nunregister\nregister\nasked 0\n}");
+    let answers = [0; 5].map(|_| holder.answer());
+    assert_eq!(answers, ["7", "7", "0", "5", "0"]);
+    holder.expect(&[("asked 0", "5")]);
+    holder.end_quietly();
+}
+
+#[test]
+fn registration_before_the_first_use_of_cuda_counts() {
+    let world = World::new(cap(2));
+    world.settings(&["pressure_timeout=1000h"]);
+    let mut holder = world.start();
+    holder.expect(&[
+        ("register", "0"),
+        ("asked 0", "5"),
+        ("aside {\nasked -1\n}", "0"),
+    ]);
+    holder.expect(&[("start", "0 0"), ("alloc a 500M", "0")]);
+    let mut other = world.on_gpu();
+    other.tell("alloc b 300M");
+    assert_eq!(holder.say("await"), told(&world, 210, 1, GROUP));
+    holder.expect(&[("free a", "0")]);
+    assert_eq!(other.answer(), "0");
+}
+
+#[test]
+fn a_signal_ends_the_wait_for_pressure_and_unregistering_ends_those_of_all_threads() {
+    let world = World::new(cap(2));
+    let mut holder = holder(&world, "", 100);
+    holder.expect(&[("aside {\nasked -1\n}", "0"); 3]);
+    holder.expect(&[("unregister", "0"), ("await", "7, 7, 7")]);
+    holder.expect(&[("register", "0"), ("catch 10", "0")]);
+    holder.tell("asked -1");
+    let began = Instant::now();
+    loop {
+        // The signal may come before the wait.
+        holder.signal(10);
+        if !holder.is_silent_for(Duration::from_millis(100)) {
+            break;
+        }
+        assert!(began.elapsed() < HANG, "it waits on");
+    }
+}
