@@ -5,7 +5,7 @@ use super::at_limit::Request;
 use super::member::{Member, MemberDevice};
 use super::trail::happening;
 use gpulimit_base::device::DeviceId;
-use gpulimit_ledger::{Askable, Demand, Details, EventKind, Reason, Slot};
+use gpulimit_ledger::{Askable, Category, Demand, Details, EventKind, Reason, Slot};
 use gpulimit_limits::Bounds;
 use std::time::{Duration, Instant};
 
@@ -111,9 +111,11 @@ impl Member {
         })
     }
 
-    /// Returns the bytes in use of this process that its groups below `level` do not protect.
+    /// Returns the bytes in use of this process that its groups below `level` do not protect,
+    /// without those that the driver takes itself.
     fn unprotected(&self, device: &MemberDevice, level: usize) -> u64 {
-        let own = self.own_usage(device).in_use();
+        let own = self.own_usage(device);
+        let own = own.in_use().saturating_sub(own.of(Category::Driver));
         let spared = self.levels[..level]
             .iter()
             .enumerate()

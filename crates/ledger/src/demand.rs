@@ -12,7 +12,7 @@ use super::atomic::{AtomicU64, Ordering, Word};
 use super::charge::{UNIT, granted};
 use super::layout::{self, PressureWords};
 use super::owner::is_dead;
-use super::{DeviceIndex, Ledger, MAX_SLOTS, Slot, os};
+use super::{Category, DeviceIndex, Ledger, MAX_SLOTS, Slot, os};
 use std::time::Duration;
 
 /// The shortest time between two demands on a process, whoever asks. A process that is asked all
@@ -119,7 +119,8 @@ pub struct Askable {
     top: usize,
     /// The key of the child group that contains the member; 0 for the ledger's own group.
     pub child: u64,
-    /// Bytes that the member uses on the device.
+    /// Bytes that the member uses on the device, without those that the driver takes itself: a
+    /// program cannot give these back.
     pub in_use: u64,
 }
 
@@ -142,7 +143,9 @@ impl Ledger {
             }
             let charge = self.charge(slot, device);
             let charged = granted(charge.word.load(Ordering::Relaxed)) * UNIT;
-            let in_use = charged.saturating_sub(charge.idle.load(Ordering::Relaxed));
+            let driver = &page.stats[device.get()].by[Category::Driver as usize];
+            let others = [&charge.idle, driver].map(|word| word.load(Ordering::Relaxed));
+            let in_use = others.into_iter().fold(charged, u64::saturating_sub);
             let index = usize::try_from(registered - 1).unwrap_or(MAX_SLOTS);
             if in_use == 0 || index >= MAX_SLOTS || !self.is_same_owner(slot, top, index) {
                 continue;
@@ -321,6 +324,12 @@ mod tests {
             "unregistered, and without memory in use"
         );
         large.publish_idle(device, 0);
+        large.publish(device, Category::Driver, 4 * UNIT);
+        assert_eq!(
+            found(Some(&asker)),
+            [(large_at, UNIT)],
+            "a context cannot be given back"
+        );
         let capabilities = &large.page().owner.capabilities;
         capabilities.store(layout::RECORDS, Ordering::Relaxed);
         assert_eq!(found(Some(&asker)), [], "an older build has the slot");
