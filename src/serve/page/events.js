@@ -144,6 +144,13 @@ function sentence(event) {
       return [...who, ` was killed or told to end while it used ${bytes}`];
     case "limits":
       return ["limits changed by ", ...who];
+    case "asked":
+      return [
+        `${many(event.processes, "process", "processes")} asked to give back ${bytes} for `,
+        ...who,
+      ];
+    case "given":
+      return [`${bytes} came back after `, ...who, " had asked for memory"];
     case "oom":
       return [
         ...who,

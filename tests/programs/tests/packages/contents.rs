@@ -32,9 +32,10 @@ fn has(names: &[String], expected: &[&str]) {
 }
 
 /// Files that every package has.
-const ALL: [&str; 6] = [
+const ALL: [&str; 7] = [
     "bin/gpulimit",
     "lib/gpulimit/libgpulimit.so",
+    "include/gpulimit.h",
     "share/man/man1/gpulimit-run.1.gz",
     "share/bash-completion/completions/gpulimit",
     "share/fish/vendor_completions.d/gpulimit.fish",

@@ -325,7 +325,7 @@ fn registration_before_the_first_use_of_cuda_counts() {
     holder.expect(&[("start", "0 0"), ("alloc a 500M", "0")]);
     let mut other = world.on_gpu();
     other.tell("alloc b 300M");
-    assert_eq!(holder.answer(), told(&world, 204, 1, GROUP));
+    assert_eq!(holder.say("await"), "0:1", "told");
     holder.expect(&[("free a", "0")]);
     assert_eq!(other.answer(), "0");
 }
