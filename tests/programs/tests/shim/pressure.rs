@@ -1,10 +1,13 @@
 //! Pressure: members that registered for it are asked for memory that they use, before a request
 //! waits or is refused.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use gpulimit_ledger::EventKind;
-use gpulimit_programs::world::{CONTEXT, GROUP, MIB, Session, World, eventually};
+use gpulimit_programs::world::{self, CONTEXT, GROUP, MIB, Session, World, eventually};
 
 /// The limit: room for this many contexts and 600 MiB.
 fn cap(contexts: u64) -> u64 {
@@ -347,4 +350,157 @@ fn a_signal_ends_the_wait_for_pressure_and_unregistering_ends_those_of_all_threa
         }
         assert!(began.elapsed() < HANG, "it waits on");
     }
+}
+
+/// Where the slots begin in the ledger, their length, and the words of pressure in a slot:
+/// registered, demand, count of demands, time of the last one.
+const SLOTS: u64 = (16 << 10) + (2 << 20);
+const SLOT: u64 = 8 << 10;
+const WORDS: u64 = 192;
+
+/// Writes the words of pressure of the first slots, as any member can.
+fn write(ledger: &File, words: [u64; 4]) {
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    for slot in 0..8 {
+        let place = SLOTS + slot * SLOT + WORDS;
+        ledger.write_all_at(&bytes, place).expect("written");
+    }
+}
+
+fn opened(world: &World) -> File {
+    let path = world.group().ledger_path();
+    File::options().write(true).open(path).expect("the ledger")
+}
+
+#[test]
+fn hostile_members_cannot_ask_more_often_or_for_more_than_is_held() {
+    let world = World::new(cap(2));
+    world.settings(&["pressure_timeout=200ms"]);
+    let mut holder = holder(&world, "", 500);
+    let mut other = world.on_gpu();
+    let ledger = opened(&world);
+    let began = Instant::now();
+    let mut numbers = 1u64;
+    let mut told = 0;
+    while began.elapsed() < Duration::from_secs(3) {
+        holder.tell("asked 100");
+        loop {
+            numbers = numbers
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            // A demand that is right but for its bytes, or any words at all.
+            let words = match numbers >> 62 {
+                0 => [1, u64::MAX << 32 | 1, numbers, 0],
+                1 => [1, 7 << 40 | 1 << 8 | 3, numbers, numbers],
+                _ => [numbers, numbers >> 3, numbers >> 7, numbers >> 9],
+            };
+            write(&ledger, words);
+            if !holder.is_silent_for(Duration::ZERO) {
+                break;
+            }
+        }
+        told += 1;
+        // Whatever others write, the limit holds and requests end.
+        let answer = other.say("alloc b 300M");
+        assert_eq!(answer, "2");
+    }
+    assert!(told > 0);
+    world.judge(cap(2));
+    for (demand, mib) in [(u64::MAX << 32 | 1, 500), (5 << 32 | 1, 1)] {
+        std::thread::sleep(Duration::from_millis(300));
+        write(&ledger, [0, demand, 0, 0]);
+        assert_eq!(holder.say("asked 0"), self::told(&world, mib, 1, GROUP));
+        assert_eq!(holder.say("asked 0"), "5");
+    }
+    let began = Instant::now();
+    let mut told = 0;
+    while began.elapsed() < Duration::from_secs(2) {
+        write(&ledger, [1, u64::MAX << 32 | 1, 0, 0]);
+        told += u32::from(holder.say("asked 0").starts_with("0 "));
+    }
+    assert!(told <= 5 * (began.elapsed().as_secs() as u32 + 1), "{told}");
+}
+
+#[test]
+fn a_member_that_claims_to_hold_memory_delays_a_refusal_by_the_timeout_only() {
+    let world = World::new(cap(2));
+    world.settings(&["pressure_timeout=400ms"]);
+    let liar = holder(&world, "", 20);
+    let mut other = world.on_gpu();
+    // The slots have 900 MiB more than they hold.
+    let ledger = opened(&world);
+    let path = world.group().ledger_path();
+    let charges = std::fs::read(path).expect("readable");
+    let claimed = (0..8u64).filter(|slot| {
+        let place = (16 << 10) + slot * 64;
+        let word = charges[place as usize..][..8]
+            .try_into()
+            .map(u64::from_ne_bytes);
+        let word = word.expect("a word");
+        if word >= (CONTEXT + 20 * MIB) / 4096 {
+            let more = word + 500 * MIB / 4096;
+            ledger
+                .write_all_at(&more.to_ne_bytes(), place)
+                .expect("written");
+        }
+        word > 0
+    });
+    assert_eq!(claimed.count(), 2);
+    let began = Instant::now();
+    other.expect(&[("alloc b 300M", "2")]);
+    assert!(began.elapsed() >= Duration::from_millis(400));
+    assert_eq!(world.events(EventKind::Asked).len(), 1);
+    liar.kill();
+    other.end();
+}
+
+#[test]
+fn members_in_other_pid_namespaces_are_asked() {
+    if !world::may_mount() {
+        return;
+    }
+    let world = World::new(cap(2));
+    world.settings(&["pressure_timeout=1000h"]);
+    let mut command = world.limited(Path::new("unshare"));
+    command
+        .args(["--pid", "--fork", "--kill-child"])
+        .arg(world::program());
+    let mut holder = Session::start(command);
+    holder.expect(&[("start", "0 0"), ("alloc a 500M", "0"), ("register", "0")]);
+    let mut other = world.on_gpu();
+    waits_to_be_asked(&mut holder);
+    other.tell("alloc b 300M");
+    let said = holder.answer();
+    assert!(said.starts_with("0 ") && said.ends_with(GROUP), "{said}");
+    holder.expect(&[("free a", "0")]);
+    assert_eq!(other.answer(), "0");
+}
+
+#[test]
+fn many_askers_at_once_are_served_or_refused() {
+    const ASKERS: usize = 24;
+    let knobs = [("GPULIMIT_SIM_CONTEXT_BYTES", "10485760")];
+    let limit = (ASKERS as u64 + 1) * 20 * MIB + 600 * MIB;
+    let world = World::with(limit, &knobs);
+    world.settings(&["pressure_timeout=2s"]);
+    let mut holder = world.on_gpu();
+    let mut askers: Vec<Session> = (0..ASKERS).map(|_| world.on_gpu()).collect();
+    let free = holder.say("figures");
+    let left = free
+        .split("available=")
+        .nth(1)
+        .and_then(|rest| rest.split('M').next());
+    let left = left.expect("a figure").to_owned();
+    holder.expect(&[(&*format!("alloc a {left}M"), "0"), ("register", "0")]);
+    waits_to_be_asked(&mut holder);
+    for asker in &mut askers {
+        asker.tell("alloc b 40M");
+    }
+    assert!(holder.answer().starts_with("0 "));
+    holder.expect(&[("free a", "0"), ("unregister", "0")]);
+    let answers: Vec<String> = askers.iter_mut().map(Session::answer).collect();
+    let granted = answers.iter().filter(|answer| *answer == "0").count();
+    assert!(granted > 0, "{answers:?}");
+    assert!(answers.iter().all(|answer| ["0", "2"].contains(&&**answer)));
+    world.judge(limit);
 }

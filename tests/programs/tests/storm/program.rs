@@ -70,6 +70,13 @@ const BETWEEN: &[&str] = &[
     "trim-graphs",
     "free-number 77",
     "alloc big 4096G",
+    "register",
+    "register",
+    "unregister",
+    "asked 0",
+    "asked 20",
+    "figures",
+    "captures",
 ];
 
 /// What the programs of a storm may do.

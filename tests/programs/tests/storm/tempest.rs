@@ -6,7 +6,7 @@ use std::fs::File;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use gpulimit_ledger::NoWitness;
+use gpulimit_ledger::{EventKind, NoWitness};
 use gpulimit_programs::world::{self, BLOCK, MIB, Session, World, eventually};
 
 use crate::crowd::{Ended, Nursery, signal};
@@ -41,6 +41,8 @@ struct Tally {
     exits: u64,
     commands: u64,
     limits: u64,
+    /// Requests of the world's group that have asked for memory.
+    asked: u64,
     epochs: u64,
     verdict: Verdict,
     longest: Duration,
@@ -64,7 +66,7 @@ struct Storm {
 
 /// The groups of an epoch below the world's, with their settings.
 const GROUPS: &[(&str, &[&str])] = &[
-    ("narrow", &["max=700M"]),
+    ("narrow", &["max=700M", "pressure_timeout=30ms"]),
     ("kept", &["min=300M", "low=400M"]),
     (
         "patient",
@@ -82,6 +84,7 @@ impl Storm {
             ("GPULIMIT_SIM_KILL_LAG_MS", lag),
         ];
         let world = World::with(cap, &knobs);
+        world.settings(&["pressure_timeout=20ms"]);
         let groups: Vec<String> = GROUPS
             .iter()
             .map(|(name, settings)| world.below(name, settings).name().to_owned())
@@ -391,6 +394,7 @@ impl Storm {
             .end()
             .map_err(|objection| format!("the judge: {objection}"))?;
         self.nurseries.clear();
+        self.tally.asked = self.world.ledger().event_count(EventKind::Asked);
         for survivor in self.survivors.drain(..) {
             survivor.end();
         }
@@ -439,6 +443,7 @@ fn blow(name: &str, climate: Climate, seconds: u64, processes: usize) {
         all.exits += tally.exits;
         all.commands += tally.commands;
         all.limits += tally.limits;
+        all.asked += tally.asked;
         all.longest = all.longest.max(tally.longest);
         let (sum, more) = (&mut all.verdict, tally.verdict);
         sum.least = if all.epochs == 1 {
@@ -457,6 +462,7 @@ fn blow(name: &str, climate: Climate, seconds: u64, processes: usize) {
         exits,
         commands,
         limits,
+        asked,
         epochs,
         verdict,
         longest,
@@ -464,7 +470,7 @@ fn blow(name: &str, climate: Climate, seconds: u64, processes: usize) {
     println!(
         "{name}: {} s, {epochs} worlds, {processes} at a time, {born} processes, {killed} killed \
             ({killed_on_gpu} with a context), {stopped} stopped, {exits} exits, \
-         {commands} commands of the controller, {limits} changes of limits; {} looks of the judge, \
+         {commands} commands of the controller, {limits} changes of limits, {asked} requests asked others; {} looks of the judge, \
          {} of them exact, ledger ahead by at least {} bytes; \
          a survivor's four calls took {longest:?} at most",
         began.elapsed().as_secs(),
