@@ -395,6 +395,7 @@ mod tests {
         set.set(Selector::All, Key::Min, Size::Bytes(1 << 30));
         set.options.on_limit = OnLimit::Wait;
         set.options.wait_timeout = Duration::from_secs(5);
+        set.options.pressure_timeout = Duration::from_millis(1500);
         set.options.oom = Oom::KillGroup;
         set.options.count_context = false;
         set
@@ -584,6 +585,34 @@ mod tests {
             }
         }
         assert_eq!(limits.bounds(&B, 80 << 30).max, 40 << 30);
+    }
+
+    /// Older builds write zeros to the two words, and leave them out of the checksum.
+    #[test]
+    fn the_words_of_pressure_timeout_are_default_right_or_damaged() {
+        let place = Scratch::new();
+        Limits::create(&place.at("limits"), 0o600, &set()).expect("created");
+        let limits = Limits::open(&place.at("limits")).expect("opened");
+        let file = OpenOptions::new().write(true).open(place.at("limits"));
+        let file = file.expect("opened");
+        let put = |words: [u64; 2]| {
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            file.write_all_at(&bytes, 128 + 4160 + 48).expect("written");
+            limits
+                .rules()
+                .map(|rules| rules.options.pressure_timeout)
+                .ok()
+        };
+        assert_eq!(put([0, 0]), Some(Duration::from_secs(2)));
+        assert_eq!(put([1, !1]), Some(Duration::ZERO));
+        assert_eq!(
+            put([u64::MAX, 0]),
+            Some(Duration::from_millis(u64::MAX - 1))
+        );
+        for wrong in [[1, 0], [0, 1], [1, 1], [0, u64::MAX], [77, 7]] {
+            assert_eq!(put(wrong), None, "{wrong:?}");
+            assert_eq!(limits.bounds(&B, 80 << 30).max, 40 << 30, "the limit holds");
+        }
     }
 
     #[test]

@@ -38,8 +38,8 @@ fn of_askers_at_the_same_time_one_is_heard() {
     });
 }
 
-/// The kernel compares the count before a sleep, so a process only sleeps while the count is the one
-/// that it has seen.
+/// The kernel compares the count before a sleep, so a process only sleeps while the count is the
+/// one that it has seen.
 #[test]
 fn a_demand_is_never_slept_through() {
     super::weak::bounded_model(None, || {

@@ -2,11 +2,13 @@
 //! waits or is refused.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use gpulimit_group::{Access, Members};
 use gpulimit_ledger::EventKind;
+use gpulimit_limits::LimitSet;
 use gpulimit_programs::world::{self, CONTEXT, GROUP, MIB, Session, World, eventually};
 
 /// The limit: room for this many contexts and 600 MiB.
@@ -472,6 +474,36 @@ fn members_in_other_pid_namespaces_are_asked() {
     other.tell("alloc b 300M");
     let said = holder.answer();
     assert!(said.starts_with("0 ") && said.ends_with(GROUP), "{said}");
+    holder.expect(&[("free a", "0")]);
+    assert_eq!(other.answer(), "0");
+}
+
+#[test]
+fn members_of_other_users_are_asked() {
+    const USER: u32 = 40_001;
+    let world = World::new(cap(2));
+    world.settings(&["pressure_timeout=1000h"]);
+    let name = format!("{GROUP}/user");
+    let access = Access {
+        owner: Some(USER),
+        members: Members::Owner,
+    };
+    let made = world.root().create_for(&name, &LimitSet::default(), access);
+    if made.is_err() {
+        eprintln!("SKIPPED: only root can make groups of other users");
+        return;
+    }
+    let open = std::fs::Permissions::from_mode(0o666);
+    std::fs::set_permissions(world.machine().state(), open).expect("a GPU for all");
+    let mut command = world.preloaded(Path::new("setpriv"));
+    command.args(["--reuid", "40001", "--regid", "40001", "--clear-groups"]);
+    command.arg(world::program()).env("GPULIMIT_GROUP", name);
+    let mut holder = Session::start(command);
+    holder.expect(&[("start", "0 0"), ("alloc a 500M", "0"), ("register", "0")]);
+    let mut other = world.on_gpu();
+    waits_to_be_asked(&mut holder);
+    other.tell("alloc b 300M");
+    assert_eq!(holder.answer(), told(&world, 204, 1, GROUP));
     holder.expect(&[("free a", "0")]);
     assert_eq!(other.answer(), "0");
 }

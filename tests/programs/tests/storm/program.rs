@@ -188,6 +188,9 @@ impl Writer<'_> {
     fn begin(&mut self) {
         self.held.clear();
         self.add("start\nstream work\npool pool 0");
+        if self.numbers.percent(50) {
+            self.add("register");
+        }
     }
 
     /// Adds a child that uses the GPU as far as possible, and that the program waits for or not.

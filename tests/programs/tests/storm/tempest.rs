@@ -470,7 +470,8 @@ fn blow(name: &str, climate: Climate, seconds: u64, processes: usize) {
     println!(
         "{name}: {} s, {epochs} worlds, {processes} at a time, {born} processes, {killed} killed \
             ({killed_on_gpu} with a context), {stopped} stopped, {exits} exits, \
-         {commands} commands of the controller, {limits} changes of limits, {asked} requests asked others; {} looks of the judge, \
+         {commands} commands of the controller, {limits} changes of limits, \
+         {asked} requests asked others; {} looks of the judge, \
          {} of them exact, ledger ahead by at least {} bytes; \
          a survivor's four calls took {longest:?} at most",
         began.elapsed().as_secs(),
