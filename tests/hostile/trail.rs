@@ -54,6 +54,7 @@ fn forge(ledger: &Ledger) {
             holders: [Some(holding); 3],
             cause: Some(Cause::Oom),
             by: Some(holding),
+            count: u64::MAX,
         };
         ledger.record_in(Some(ledger), &happening, &details);
     }

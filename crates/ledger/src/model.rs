@@ -8,7 +8,8 @@
 //!
 //! - Loom checks the charge algorithm in [`weak`], the history in [`history`], the words of waiting
 //!   requests in [`wait`], demands in [`demand`], the trail in [`trail`], and claiming and cleaning
-//!   in [`slots`]. It tries every value that the memory model allows. Processes do not die, except in [`trail`].
+//!   in [`slots`]. It tries every value that the memory model allows. Processes do not die, except
+//!   in [`trail`].
 //! - The [`explorer`] checks the scenarios in [`deaths`], and lets a process die before any step.
 //!   Its memory is sequentially consistent.
 //!
