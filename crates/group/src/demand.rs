@@ -151,7 +151,8 @@ impl Request<'_, '_> {
         if time.is_zero() {
             return None;
         }
-        self.plan(level)?;
+        // A request can be refused although it fits, as in a damaged ledger.
+        self.plan(level).filter(|plan| !plan.is_empty())?;
         let began = Instant::now();
         Some(Asking {
             until: began + time,

@@ -457,6 +457,27 @@ fn a_member_that_claims_to_hold_memory_delays_a_refusal_by_the_timeout_only() {
 }
 
 #[test]
+fn a_request_that_is_refused_though_it_fits_asks_nobody() {
+    let world = World::new(cap(2));
+    world.settings(&["pressure_timeout=1000h"]);
+    let _holder = holder(&world, "", 300);
+    let mut other = world.on_gpu();
+    other.expect(&[("alloc a 20M", "0")]);
+    // After another process has lowered its charge, all requests of a process are refused for a
+    // second.
+    let ledger = opened(&world);
+    for slot in 0..8u64 {
+        ledger
+            .write_all_at(&[0; 8], (16 << 10) + slot * 64)
+            .expect("written");
+    }
+    let answer = other.say("alloc b 50M");
+    // On a slow machine the second may be over.
+    assert!(["0", "2"].contains(&&*answer), "{answer}");
+    assert_eq!(world.events(EventKind::Asked).len(), 0);
+}
+
+#[test]
 fn members_in_other_pid_namespaces_are_asked() {
     if !world::may_mount() {
         return;
