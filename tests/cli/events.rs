@@ -290,6 +290,45 @@ fn a_trail_keeps_more_events_than_a_ring() {
 }
 
 #[test]
+fn what_was_asked_and_what_came_is_listed() {
+    let place = Place::new();
+    place.group("a", Size::Bytes(2 * GIB));
+    place.said(&["set", "a", "pressure_timeout=50ms"]);
+    let (holder, device) = place.member("a");
+    holder.register(true);
+    holder
+        .charge(&device, GIB, &Nothing, Insistence::Full)
+        .expect("room");
+    let (member, device) = place.member("a");
+    member
+        .charge(&device, GIB + GIB / 2, &Nothing, Insistence::Full)
+        .expect_err("the holder keeps its memory");
+    let events = lines(&place.said(&["events", "--kind", "asked,given", "--json"]));
+    assert_eq!(events.len(), 2, "{events:?}");
+    let [asked, given] = [&events[0], &events[1]];
+    assert_eq!(
+        (&asked["event"], &given["event"]),
+        (&"asked".into(), &"given".into())
+    );
+    assert_eq!(
+        (&asked["processes"], &asked["took_ms"]),
+        (&1.into(), &Value::Null)
+    );
+    assert_eq!(
+        (&asked["bytes"], &given["bytes"]),
+        (&(GIB / 2).into(), &0.into())
+    );
+    assert_eq!(given["processes"], Value::Null);
+    assert!(given["took_ms"].as_u64() >= Some(50), "{given}");
+    let out = place.said(&["events"]);
+    assert!(
+        out.contains("1 process was asked to give back 512.0 MiB for pid "),
+        "{out}"
+    );
+    assert!(out.contains("0 B came back in "), "{out}");
+}
+
+#[test]
 fn a_killed_process_is_named_with_the_user_of_gpulimit_kill() {
     let place = Place::new();
     place.group("run-1-2", Size::Max);

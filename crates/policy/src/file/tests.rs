@@ -184,6 +184,7 @@ fn each_mistake_has_its_own_message() {
             "invalid GPU 'GPU-'",
         ),
         ("[group.lab]\nwait_timeout = 'soon'", 2, "30s"),
+        ("[group.lab]\npressure_timeout = 'no'", 2, "500ms"),
         ("[group.lab]\noom = 'kill'", 2, "kill-largest"),
         ("[group.lab]\ncount_context = 'maybe'", 2, "yes or no"),
         ("[defaults]\non_error = 'maybe'", 2, "`closed` or `open`"),
