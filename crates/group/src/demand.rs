@@ -30,6 +30,9 @@ impl Member {
 
     /// Lets other processes ask this process for memory, or not any more.
     pub fn register(&self, registered: bool) {
+        if registered {
+            self.top().forget_demand();
+        }
         for level in &self.levels {
             level.slot.register(self.top(), registered);
         }

@@ -196,6 +196,14 @@ impl Slot {
         &self.page().pressure
     }
 
+    /// Removes an old demand, in the topmost ledger, unless this process is registered already.
+    pub fn forget_demand(&self) {
+        let words = self.pressure();
+        if words.registered.load(Ordering::Relaxed) == 0 {
+            words.demand.store(0, Ordering::SeqCst);
+        }
+    }
+
     /// Lets other processes ask this process from now on, or not any more. `top` is this process's
     /// slot in the topmost ledger.
     pub fn register(&self, top: &Self, registered: bool) {

@@ -112,9 +112,16 @@ fn a_holder_that_never_answers_delays_the_refusal_by_the_timeout() {
     // What was asked is still there for the next look.
     assert_eq!(holder.say("asked 0"), told(&world, 204, 1, GROUP));
     holder.expect(&[("asked 0", "5")]);
+    // A demand that was not answered is gone with the registration, and not with a second one.
+    other.expect(&[("alloc b 300M", "2")]);
+    holder.expect(&[("register", "0"), ("unregister", "0")]);
+    assert_eq!(holder.say("asked 0"), told(&world, 204, 1, GROUP));
+    other.expect(&[("alloc b 300M", "2")]);
+    holder.expect(&[("unregister", "0"), ("register", "0"), ("asked 0", "5")]);
     world.settings(&["pressure_timeout=0"]);
+    let asked = world.events(EventKind::Asked).len();
     other.expect(&[("alloc b 300M", "2"), ("asked 0", "7")]);
-    assert_eq!(world.events(EventKind::Asked).len(), 1);
+    assert_eq!(world.events(EventKind::Asked).len(), asked);
     // A stopped holder is like a busy one.
     world.settings(&["pressure_timeout=300ms"]);
     holder.signal(libc::SIGSTOP);
