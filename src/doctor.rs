@@ -5,6 +5,7 @@ mod container;
 mod files;
 mod history;
 mod process;
+mod python;
 mod root;
 mod user;
 

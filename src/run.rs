@@ -52,6 +52,10 @@ pub struct Args {
     #[arg(long)]
     stat: bool,
 
+    /// The program that runs the command as its script: `python -m gpulimit` passes its own
+    #[arg(long, value_name = "PROGRAM", hide = true)]
+    interpreter: Option<OsString>,
+
     /// The command and its arguments
     #[arg(
         required = true,
@@ -128,7 +132,7 @@ pub fn run(mut args: Args, inherited: &Inherited) -> Result<ExitCode, Failure> {
     let place = Place::of(&args).map_err(Failure::of_run)?;
     let stat = args.stat.then(|| Stat::begin(&place.group));
 
-    let mut words = args.command.into_iter();
+    let mut words = args.interpreter.into_iter().chain(args.command);
     let program = words.next().unwrap_or_default();
     let mut command = Command::new(&program);
     command

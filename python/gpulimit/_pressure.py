@@ -152,5 +152,9 @@ def _in_child() -> None:
     _waiter = _Waiter()
 
 
+def _at_exit() -> None:
+    _waiter.stop()
+
+
 os.register_at_fork(after_in_child=_in_child)
-atexit.register(lambda: _waiter.stop())
+atexit.register(_at_exit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Any, List, Union
 
@@ -16,8 +17,7 @@ def enable(*pools: Any) -> None:
     Arrays stay where they are. A pool of `cupy.cuda.MemoryAsyncPool` waits for the GPU when it
     gives memory back. Call this again to name other pools.
     """
-    import cupy
-
+    cupy: Any = importlib.import_module("cupy")
     _pools[:] = pools or [cupy.get_default_memory_pool()]
     _pressure.on_pressure(_free)
 

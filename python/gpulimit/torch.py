@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import sys
 import threading
@@ -42,8 +43,7 @@ def enable(report: Report = True) -> None:
     nowhere, the path of a file that it is added to, or a function that takes the text.
     """
     global _report_to, _is_observed
-    import torch
-
+    torch: Any = importlib.import_module("torch")
     _report_to = report
     if not _is_observed:
         # PyTorch cannot remove an observer, and attaching one initialises CUDA, after which forked
@@ -131,8 +131,7 @@ def find_batch(step: Callable[[int], object], start: int = 64, most: int = 1 << 
     memory that does not grow evenly with the batch. Under `on_limit=wait` and `oom=kill` a step
     that does not fit waits, or ends a process: try the batch under `fail` before.
     """
-    import torch
-
+    torch: Any = importlib.import_module("torch")
     if start < 1 or most < 1:
         raise ValueError(f"invalid start={start}, most={most}: expected at least 1")
     _is_searching.now = True

@@ -1,6 +1,6 @@
 //! Checks of the machine, such as its driver, its libgpulimit.so and its rules.
 
-use super::{Finding, root};
+use super::{Finding, python, root};
 use crate::accounts::Database;
 use crate::env;
 use crate::install::{self, Preload};
@@ -27,6 +27,7 @@ pub(super) fn all(loaded: bool) -> Vec<Finding> {
         findings.extend(found.unwrap_or_else(|finding| vec![finding]));
     }
     findings.push(system_wide());
+    findings.extend(python::checks());
     findings.extend(root::checks());
     findings.extend(rules());
     findings.extend(environment(loaded));

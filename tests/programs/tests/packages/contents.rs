@@ -256,6 +256,10 @@ fn the_wheel_has_the_expected_files() {
         &names,
         &[
             "data/scripts/gpulimit",
+            "gpulimit/__init__.py",
+            "gpulimit/__main__.py",
+            "gpulimit/torch.py",
+            "gpulimit/py.typed",
             "share/doc/gpulimit/CHANGELOG.md",
             &format!("{info}/licenses/LICENSE-APACHE"),
             &format!("{info}/licenses/LICENSE-MIT"),

@@ -32,6 +32,75 @@ fn pip(environment: &Path, arguments: &[&str]) {
     assert!(output.status.success(), "{output:?}");
 }
 
+/// Runs the environment's Python in a folder without modules, and returns what it prints.
+#[track_caller]
+fn python(world: &World, environment: &Path, arguments: &[&str]) -> String {
+    let mut command = world.bare(&environment.join("bin/python"));
+    command.args(arguments).current_dir(environment);
+    let output = finish(command);
+    assert!(output.status.success(), "{output:?}");
+    text(&output.stdout)
+}
+
+/// Returns what `doctor` says of Python.
+fn doctor(world: &World, environment: &Path) -> String {
+    let all = python(world, environment, &["-m", "gpulimit", "doctor"]);
+    let lines = all
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+    let mut lines = lines
+        .skip_while(|line| !line.contains(" python "))
+        .peekable();
+    let first = lines.next().expect("a finding");
+    let more = lines.take_while(|line| !["ok ", "warning "].iter().any(|it| line.starts_with(it)));
+    [first]
+        .into_iter()
+        .chain(more)
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// The module is installed with the program, and runs scripts under a limit.
+#[test]
+fn python_has_the_module() {
+    let Some([_, new]) = built::wheel() else {
+        return;
+    };
+    let world = World::with(CAP, &[("GPULIMIT_SIM_KILL_LAG_MS", "0")]);
+    let Some(environment) = environment(&world) else {
+        return;
+    };
+    pip(&environment, &["install", new.to_str().expect("text")]);
+    let script = world.file("train.py");
+    let code = "import gpulimit\nprint(gpulimit.active(), gpulimit.limit())\n";
+    std::fs::write(&script, code).expect("written");
+    let script = script.to_str().expect("text");
+    let said = python(
+        &world,
+        &environment,
+        &["-m", "gpulimit", "--max", "1G", script],
+    );
+    assert_eq!(said, "True 1073741824\n");
+    let said = python(&world, &environment, &[script]);
+    assert!(said.starts_with("False "), "{said}");
+
+    let own = doctor(&world, &environment);
+    assert!(
+        own.starts_with(&format!("ok python gpulimit-cap {NEW} in ")),
+        "{own}"
+    );
+    let packages = "import sysconfig; print(sysconfig.get_path('purelib'))";
+    let packages = python(&world, &environment, &["-c", packages]);
+    let other = Path::new(packages.trim()).join("gpulimit-0.2.1.dist-info");
+    std::fs::create_dir(other).expect("made");
+    let both = doctor(&world, &environment);
+    assert!(
+        both.starts_with("warning python the package gpulimit 0.2.1 of PyPI in "),
+        "{both}"
+    );
+    assert!(both.contains("-> run `pip uninstall gpulimit`"), "{both}");
+}
+
 #[test]
 fn programs_survive_an_upgrade_and_the_removal() {
     let Some([old, new]) = built::wheel() else {

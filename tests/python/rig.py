@@ -1,0 +1,142 @@
+"""Runs programs in Python on a simulated machine: with the library, a stand-in for it, or neither.
+
+`GPULIMIT_TEST_LIBRARY` and `GPULIMIT_TEST_CONTROLLER` name the builds (scripts/python-tests), and
+`GPULIMIT_TEST_PYTHON` another interpreter for the programs.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+import unittest
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parents[1]
+MODULE = REPOSITORY / "python"
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target"))
+DRIVER = TARGET / "sim-driver"
+CONTROLLER = os.environ["GPULIMIT_TEST_CONTROLLER"]
+LIBRARY = os.environ["GPULIMIT_TEST_LIBRARY"]
+PYTHON = os.environ.get("GPULIMIT_TEST_PYTHON", sys.executable)
+MIB = 1 << 20
+PATIENCE = 120
+"""Seconds; longer than anything takes on a busy machine."""
+
+HEAD = """
+import ctypes, gpulimit, os, signal, sys, threading, time
+stand_in = ctypes.CDLL(None)
+
+def until(what, seconds=60):
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "never came"
+        time.sleep(0.005)
+
+def ask(size, device=0):
+    stand_in.stand_in_ask(ctypes.c_uint64(size), device)
+"""
+
+
+def plain():
+    """Returns the environment without anything of gpulimit's."""
+    names = ("LD_PRELOAD", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
+    rest = {name: value for name, value in os.environ.items() if name not in names}
+    return {name: value for name, value in rest.items() if not name.startswith("GPULIMIT")}
+
+
+class Case(unittest.TestCase):
+    """A test with a folder, a simulated machine and a group root of its own."""
+
+    def setUp(self):
+        self.folder = Path(tempfile.mkdtemp(prefix="gpulimit-python."))
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        state = Path(tempfile.mktemp(prefix="gpulimit-sim.", dir="/dev/shm"))
+        self.addCleanup(lambda: state.unlink(missing_ok=True))
+        self.environment = {
+            **plain(),
+            "GPULIMIT_ROOT": str(self.folder / "root"),
+            "GPULIMIT_SIM_STATE": str(state),
+            "GPULIMIT_SIM_KILL_LAG_MS": "0",
+            "GPULIMIT_LIBRARY": LIBRARY,
+            "PATH": f"{Path(CONTROLLER).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": f"{MODULE}:{HERE / 'fakes'}",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+
+    def on_driver(self, **knobs):
+        """Gives the machine a simulated driver."""
+        self.environment["LD_LIBRARY_PATH"] = str(DRIVER)
+        for name, value in knobs.items():
+            self.environment[f"GPULIMIT_SIM_{name.upper()}"] = str(value)
+
+    def gpulimit(self, *arguments, status=0):
+        """Runs the controller and returns what it prints."""
+        command = [CONTROLLER, *arguments]
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True)
+        self.assertEqual(done.returncode, status, done.stderr)
+        return done.stdout
+
+    def start(self, code, preload=None, python=PYTHON, **variables):
+        """Starts a program in Python."""
+        environment = {**self.environment, **variables}
+        if preload:
+            environment["LD_PRELOAD"] = str(preload)
+        process = subprocess.Popen(
+            [python, "-c", HEAD + textwrap.dedent(code)],
+            env=environment,
+            cwd=self.folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.addCleanup(self.end, process)
+        return process
+
+    @staticmethod
+    def end(process):
+        """Ends a program that a failed test has left."""
+        process.kill()
+        process.communicate()
+
+    def finish(self, process, status=0):
+        """Waits for a program's end and returns what it has printed."""
+        try:
+            out, errors = process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, errors = process.communicate()
+            self.fail(f"no end: {out}\n{errors}")
+        self.assertEqual(process.returncode, status, f"{out}\n{errors}")
+        return out, errors
+
+    def run_python(self, code, status=0, **options):
+        """Runs a program in Python and returns its standard output and standard error."""
+        return self.finish(self.start(code, **options), status)
+
+    def says(self, code, expected, **options):
+        """Runs a program that must print this, and nothing on standard error."""
+        out, errors = self.run_python(code, **options)
+        self.assertEqual((out, errors), (textwrap.dedent(expected), ""))
+
+
+def stand_in():
+    """Builds the stand-in for the library, once for each test run."""
+    built = TARGET / "tmp" / "stand-in.so"
+    source = HERE / "stand_in.c"
+    if not built.exists() or built.stat().st_mtime < source.stat().st_mtime:
+        built.parent.mkdir(parents=True, exist_ok=True)
+        new = built.with_suffix(f".{os.getpid()}")
+        command = ["cc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread"]
+        subprocess.run([*command, str(source), "-o", str(new)], check=True)
+        new.replace(built)
+    return built
+
+
+def has_interface():
+    """Returns whether the library has the functions of gpulimit.h."""
+    names = subprocess.run(["nm", "-D", LIBRARY], capture_output=True, text=True).stdout
+    return " T gpulimit_pressure_wait" in names
