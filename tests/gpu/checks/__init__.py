@@ -15,6 +15,7 @@ from checks import (  # noqa: F401
     sharing,
     lent,
     groups,
+    pressure,
     several_gpus,
     live,
     killed,

@@ -1,0 +1,212 @@
+"""Programs that give memory back when others of their group need it."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+
+from checks.groups import OUT_OF_MEMORY, events, made
+from harness import (
+    GIB,
+    HERE,
+    MIB,
+    Outcome,
+    Program,
+    check,
+    judged,
+    mib,
+    missing,
+    preloaded,
+    python,
+)
+
+CAP = 24 * GIB
+HELD = 20 * GIB
+ASKED = 10 * GIB
+AIM_MS = 100
+"""How soon a request should be granted after the holder can give memory back."""
+TIMEOUT_MS = 2_000
+"""The default of `pressure_timeout`."""
+
+
+def member(group: str, script: str = "giver.py") -> Program:
+    """Starts a program in an existing group."""
+    program = preloaded(python(script), None, GPULIMIT_GROUP=group)
+    program.reply(90)
+    return program
+
+
+def giver(outcome: Outcome, group: str, size: int, gives: bool | None = True) -> Program:
+    """Starts a holder; `gives` is None for one that does not register."""
+    program = member(group)
+    outcome.expect(program.ask("start").get("status") == 0, f"no context: {program.tail()}")
+    if gives is not None:
+        outcome.expect(program.ask("register", gives=gives).get("active"), "not in a group")
+    held = program.ask("hold", size=GIB, times=size // GIB)
+    outcome.expect(held == {"done": size // GIB, "status": 0}, f"held: {held}")
+    return program
+
+
+def asker(outcome: Outcome, group: str) -> Program:
+    """Starts a program that asks for memory, with a context."""
+    program = member(group)
+    outcome.expect(program.ask("start").get("status") == 0, f"no context: {program.tail()}")
+    return program
+
+
+def timed(outcome: Outcome, name: str, ms: float, aim: float) -> None:
+    """Keeps a time; one above its aim is printed as SLOW."""
+    outcome.figures[f"{name}_ms"] = ms
+    outcome.key.append(f"{name} {ms:.0f} ms{' SLOW' if ms > aim else ''}")
+
+
+def ended(outcome: Outcome, *programs: Program) -> None:
+    """Ends programs, which must end well."""
+    for program in programs:
+        outcome.expect(program.finish() == 0, f"ended badly: {program.tail()}")
+
+
+@check("pressure-driver", timeout=90)
+def driver(outcome: Outcome) -> None:
+    """A request gets what holders give back: at once, from several groups, after a capture."""
+    for group in ("press", "press/a", "press/b"):
+        made(outcome, group, *([f"max={CAP}"] if group == "press" else []))
+    with judged(outcome, CAP):
+        holder, other = giver(outcome, "press/a", HELD), asker(outcome, "press/b")
+        found = other.ask("request", size=ASKED)
+        outcome.expect(found["status"] == 0, f"idle: {found}")
+        timed(outcome, "idle", found["ms"], AIM_MS)
+        outcome.expect(holder.ask("requests")["asked"], "the holder was not asked")
+        ended(outcome, holder, other)
+
+        holders = [giver(outcome, f"press/{'ab'[at % 2]}", 5 * GIB) for at in range(4)]
+        other = asker(outcome, "press/b")
+        found = other.ask("request", size=ASKED)
+        outcome.expect(found["status"] == 0, f"four holders: {found}")
+        timed(outcome, "four", found["ms"], AIM_MS)
+        ended(outcome, *holders, other)
+
+        holder, other = giver(outcome, "press/a", HELD), asker(outcome, "press/b")
+        outcome.expect(holder.ask("begin")["status"] == 0, "no capture")
+        other.say("request", size=ASKED)
+        time.sleep(0.5)
+        captured = holder.ask("end")
+        outcome.expect(captured == {"status": 0, "asked": 0}, f"capture: {captured}")
+        found = other.reply(30)
+        outcome.expect(found["status"] == 0, f"after the capture: {found}")
+        timed(outcome, "capture", found["ms"] - 500, AIM_MS)
+        ended(outcome, holder, other)
+    seen = events("press")
+    outcome.figures["events"] = {kind: seen.count(kind) for kind in sorted(set(seen))}
+
+
+@check("pressure-silent", timeout=60)
+def silent(outcome: Outcome) -> None:
+    """A holder that gives nothing back delays a refusal by pressure_timeout, and no longer."""
+    made(outcome, "silent", f"max={CAP}")
+    for gives, name, aim in ((False, "silent", TIMEOUT_MS + 500), (None, "unregistered", 500)):
+        with judged(outcome, CAP, name):
+            holder, other = giver(outcome, "silent", HELD, gives), asker(outcome, "silent")
+            found = other.ask("request", size=ASKED)
+            outcome.expect(found["status"] == OUT_OF_MEMORY, f"{name}: {found}")
+            timed(outcome, name, found["ms"], aim)
+            times = len(holder.ask("requests")["asked"])
+            least = 1 if gives is False else 0
+            outcome.expect(least <= times <= least * 11, f"{name}: asked {times} times")
+            ended(outcome, holder, other)
+
+
+@check("pressure-pytorch", timeout=240, needs=("torch",))
+def pytorch(outcome: Outcome) -> None:
+    """PyTorch's cache goes to another process: idle, in training, in a capture."""
+    made(outcome, "press-torch", f"max={CAP}")
+    with judged(outcome, CAP):
+        holder = member("press-torch", "torch_giver.py")
+        other = member("press-torch", "torch_giver.py")
+        outcome.expect(holder.ask("cache", size=HELD)["reserved"] >= HELD, "no cache")
+        refused = other.ask("request", size=ASKED)
+        outcome.expect(not refused["granted"], f"without the module: {refused}")
+        timed(outcome, "without", refused["ms"], 1_000)
+
+        outcome.expect(holder.ask("enable")["active"], "not in a group")
+        found = other.ask("request", size=ASKED)
+        outcome.expect(found["granted"], f"idle: {found} {other.tail()}")
+        timed(outcome, "idle", found["ms"], AIM_MS)
+        outcome.expect(holder.ask("cached")["reserved"] < GIB, "the cache was not emptied")
+
+        steps = 400
+        alone = holder.ask("train", steps=steps)
+        ended(outcome, other)
+        other = member("press-torch", "torch_giver.py")
+        holder.ask("cache", size=HELD)
+        holder.say("train", steps=steps)
+        found = other.ask("request", size=ASKED)
+        beside = holder.reply(90)
+        outcome.expect(found["granted"], f"in training: {found} {other.tail()}")
+        timed(outcome, "training", found["ms"], alone["longest_ms"] + AIM_MS)
+        outcome.expect(beside["losses"] == alone["losses"], "the losses differ")
+        ended(outcome, other)
+
+        other = member("press-torch", "torch_giver.py")
+        holder.ask("cache", size=HELD)
+        holder.say("capture", seconds=1.0)
+        found = other.ask("request", size=ASKED)
+        captured = holder.reply(60)
+        # Each element is 256 from the product, and 1.
+        outcome.expect(captured.get("sum") == 257.0 * 256 * 256, f"capture: {captured}")
+        outcome.expect(found["granted"], f"during a capture: {found}")
+        timed(outcome, "capture", found["ms"], 1_000 + AIM_MS)
+
+        outcome.expect(other.ask("enable")["active"], "not in a group")
+        refused = other.ask("request", size=2 * CAP)
+        text = "\n".join(other.ask("reports")["reports"])
+        outcome.expect(not refused["granted"], f"too large: {refused}")
+        for words in ("is out of memory", "Group press-torch", "(this process)", "PyTorch"):
+            outcome.expect(words in text, f"the report lacks {words!r}: {text[:400]!r}")
+        ended(outcome, holder, other)
+
+
+@check("pressure-batch", timeout=90, needs=("torch",))
+def batch(outcome: Outcome) -> None:
+    """find_batch finds a batch that fills the limit, with few refusals."""
+    cap = 8 * GIB
+    made(outcome, "press-batch", f"max={cap}")
+    with judged(outcome, cap):
+        program = member("press-batch", "torch_giver.py")
+        found = program.ask("batch", timeout=80)
+        used = found.get("batch", 0) * 4 * MIB
+        outcome.expect(used > 0.7 * cap, f"{found} {program.tail()}")
+        outcome.expect(found.get("refused", 99) <= 4, f"refusals: {found}")
+        outcome.figures |= found
+        outcome.key.append(f"{mib(used)}, {found.get('refused')} refusals")
+        ended(outcome, program)
+
+
+@check("pressure-snippets", timeout=180)
+def snippets(outcome: Outcome) -> None:
+    """The snippets of the pages run with the frameworks that are installed."""
+    made(outcome, "press-pages", f"max={CAP}")
+    front = f"import sys\nsys.path.insert(0, {str(HERE / 'python')!r})\n"
+    ran = 0
+    for page in ("python.md", "programs-that-share.md"):
+        text = (HERE / "docs" / page).read_text()
+        for code in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+            words = re.findall(r"^import (\w+)", code, re.MULTILINE)
+            words += re.findall(r"gpulimit\.(torch|cupy)\b", code)
+            lacking = [word for word in words if not is_there(word)]
+            if lacking:
+                outcome.figures.setdefault("not_installed", []).extend(lacking)
+                continue
+            command = [sys.executable, "-c", front + code]
+            program = preloaded(command, None, GPULIMIT_GROUP="press-pages")
+            status = program.finish(90)
+            outcome.expect(status == 0, f"{page}: {status}: {program.tail()}: {code}")
+            ran += 1
+    outcome.expect(ran >= 3, f"only {ran} snippets ran")
+    outcome.key.append(f"{ran} snippets")
+
+
+def is_there(module: str) -> bool:
+    """Returns whether a snippet can import a module."""
+    return module == "gpulimit" or not missing((module,))

@@ -1,0 +1,220 @@
+"""The module with the library itself, in groups on the simulated driver."""
+
+import json
+import unittest
+
+import rig
+from rig import MIB, Case
+
+CONTEXT = """
+driver = ctypes.CDLL("libcuda.so.1")
+driver.cuInit(0)
+context = ctypes.c_void_p()
+assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), ORDINAL) == 0
+driver.cuCtxSetCurrent(context)
+
+def take(size):
+    address = ctypes.c_uint64()
+    driver.cuCtxSetCurrent(context)
+    return driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size)), address
+
+def give(address):
+    driver.cuCtxSetCurrent(context)
+    return driver.cuMemFree_v2(address)
+"""
+
+
+@unittest.skipUnless(rig.has_interface(), "the library has no C interface")
+class Group(Case):
+    """Members of a group with a limit of 2 GiB."""
+
+    def setUp(self):
+        super().setUp()
+        self.on_driver(gpus=2)
+        self.gpulimit("create", "lab", "max=2G")
+        self.environment["GPULIMIT_GROUP"] = "lab"
+
+    def member(self, code, ordinal=0, **options):
+        """Starts a program that holds a context."""
+        import textwrap
+
+        code = CONTEXT.replace("ORDINAL", str(ordinal)) + textwrap.dedent(code)
+        return self.start(code, preload=rig.LIBRARY, **options)
+
+    def of(self, code, **options):
+        """Runs a program to its end, and returns what it prints."""
+        return self.finish(self.member(code, **options))[0]
+
+    def test_figures_are_those_of_the_controller(self):
+        member = self.member(
+            """
+            status, address = take(1 << 30)
+            print(gpulimit.active(), gpulimit.group(), gpulimit.limit(), gpulimit.usage(),
+                  gpulimit.available(), gpulimit.limit(1), gpulimit.usage(1), flush=True)
+            sys.stdin.read()
+            """
+        )
+        active, group, limit, usage, available, *other = member.stdout.readline().split()
+        shown = json.loads(self.gpulimit("show", "lab", "--json"))["groups"][0]["gpus"]
+        gpu = next(gpu for gpu in shown if gpu["index"] == 0)
+        self.finish(member)
+        self.assertEqual((active, group, int(limit)), ("True", "lab", 2 << 30))
+        self.assertEqual(int(usage), gpu["usage"])
+        self.assertEqual(int(available), (2 << 30) - gpu["usage"])
+        self.assertEqual([int(figure) for figure in other], [2 << 30, 0])
+
+    def test_devices_by_ordinal_and_uuid(self):
+        out = self.of(
+            """
+            from gpulimit import _driver
+            take(1 << 30)
+            # The only visible GPU is the second one, and the current device.
+            name = "GPU-" + _driver.uuid_of(0)
+            used = gpulimit.usage()
+            print(used > 1 << 30, gpulimit.usage(0) == gpulimit.usage(name) == used)
+            try:
+                gpulimit.usage(1)
+            except gpulimit.Error as error:
+                print(error)
+            """,
+            CUDA_VISIBLE_DEVICES="1",
+        )
+        self.assertEqual(out, "True True\nno such GPU in this process: device 1\n")
+
+    def test_the_peak_of_a_block(self):
+        out = self.of(
+            """
+            with gpulimit.peak() as p:
+                status, address = take(1 << 30)
+                give(address)
+            first = p.bytes
+            with gpulimit.peak() as p:
+                take(4 << 30)
+            print(first >= 1 << 30, first < 2 << 30, p.bytes < 1 << 30, p.refusals)
+            with gpulimit.peak() as p:
+                status, address = take(500 << 20)
+                until(lambda: p.bytes >= 500 << 20)
+                give(address)
+            print(500 << 20 <= p.bytes < 1 << 30, p.refusals)
+            """
+        )
+        self.assertEqual(out, "True True True 1\nTrue 0\n")
+
+    def test_a_holder_gives_back_what_another_needs(self):
+        holder = self.member(
+            """
+            status, address = take(1 << 30)
+            @gpulimit.on_pressure
+            def free(size, device):
+                print("asked", size >> 20 > 0, device, give(address), flush=True)
+            print(status, flush=True)
+            sys.stdin.read()
+            """
+        )
+        self.assertEqual(holder.stdout.readline(), "0\n")
+        self.assertEqual(self.of("print(take(700 << 20)[0])"), "0\n")
+        self.assertEqual(self.finish(holder)[0], "asked True 0 0\n")
+
+    def test_a_function_that_frees_nothing_leads_to_a_refusal(self):
+        holder = self.member(
+            """
+            status, address = take(1 << 30)
+            gpulimit.on_pressure(lambda size, device: print("asked", flush=True))
+            print(status, flush=True)
+            sys.stdin.read()
+            """
+        )
+        self.assertEqual(holder.stdout.readline(), "0\n")
+        self.assertEqual(self.of("print(take(700 << 20)[0])"), "2\n")
+        out = self.finish(holder)[0]
+        # For two seconds, at most five times a second.
+        self.assertTrue(1 <= out.count("asked\n") <= 12, out)
+
+    def test_a_capture_is_not_disturbed(self):
+        holder = self.member(
+            """
+            status, address = take(1 << 30)
+            stream, graph = ctypes.c_void_p(), ctypes.c_void_p()
+            driver.cuStreamCreate(ctypes.byref(stream), 1)
+            asked = []
+            @gpulimit.on_pressure
+            def free(size, device):
+                asked.append(give(address))
+            print(driver.cuStreamBeginCapture_v2(stream, 0), flush=True)
+            sys.stdin.readline()
+            time.sleep(0.3)
+            print(asked, driver.cuStreamEndCapture(stream, ctypes.byref(graph)), flush=True)
+            until(lambda: asked)
+            print(asked, flush=True)
+            sys.stdin.read()
+            """
+        )
+        self.assertEqual(holder.stdout.readline(), "0\n")
+        other = self.member("print('asks', flush=True)\nprint(take(700 << 20)[0])")
+        self.assertEqual(other.stdout.readline(), "asks\n")
+        holder.stdin.write("\n")
+        holder.stdin.flush()
+        self.assertEqual(self.finish(other)[0], "0\n")
+        self.assertEqual(self.finish(holder)[0], "[] 0\n[0]\n")
+
+    def test_a_lowered_limit_is_noticed(self):
+        holder = self.member(
+            """
+            status, address = take(1 << 30)
+            @gpulimit.on_pressure
+            def free(size, device):
+                print("asked", size > 0, give(address), flush=True)
+            print(status, flush=True)
+            sys.stdin.read()
+            """
+        )
+        self.assertEqual(holder.stdout.readline(), "0\n")
+        self.gpulimit("set", "lab", "max=1G")
+        self.assertEqual(holder.stdout.readline(), "asked True 0\n")
+        self.finish(holder)
+
+    def test_a_child_is_not_asked_and_ends_well(self):
+        out = self.of(
+            """
+            status, address = take(1 << 30)
+            called = []
+            gpulimit.on_pressure(lambda size, device: called.append(os.getpid()))
+            child = os.fork()
+            if child == 0:
+                # A worker of a DataLoader: it uses no CUDA, and begins with no functions.
+                time.sleep(0.2)
+                os._exit(len(called) + threading.active_count())
+            print(os.waitpid(child, 0)[1] >> 8)
+            child = os.fork()
+            if child == 0:
+                print(gpulimit.active(), gpulimit.group(), gpulimit.limit() >> 30, flush=True)
+                gpulimit.on_pressure(print)
+                sys.exit(5)
+            print(os.waitpid(child, 0)[1] >> 8)
+            """
+        )
+        self.assertEqual(out, "1\nTrue lab 2\n5\n")
+
+    def test_the_end_while_asked(self):
+        for end in ("", "sys.exit(0)", "os._exit(0)", "os.kill(os.getpid(), 9)"):
+            with self.subTest(end=end):
+                status = -9 if "kill" in end else 0
+                holder = self.member(
+                    """
+                    status, address = take(1 << 30)
+                    asked = threading.Event()
+                    @gpulimit.on_pressure
+                    def free(size, device):
+                        asked.set()
+                        give(address)
+                    print(status, flush=True)
+                    asked.wait()
+                    """
+                    + "                    "
+                    + end
+                )
+                self.assertEqual(holder.stdout.readline(), "0\n")
+                self.assertEqual(self.of("print(take(700 << 20)[0])"), "0\n")
+                _, errors = self.finish(holder, status)
+                self.assertEqual(errors, "")
+        self.assertEqual(self.gpulimit("ps", "lab"), "")
