@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, List, Optional
 
-from . import _driver, _library
+from . import _figures, _library
 from ._library import Device, Error
 from ._peak import Peak, peak
 from ._pressure import off_pressure, on_pressure
@@ -60,10 +60,7 @@ def limit(device: Device = None) -> int:
     UUID, or None for the calling thread's current device. Raises `Error` if there is no such
     device, here and in `usage` and `available`.
     """
-    memory = _library.memory(device)
-    if memory is None:
-        return _driver.total_and_free(device)[0]
-    return min(memory.limit, memory.total or memory.limit)
+    return _figures.of(device).limit
 
 
 def usage(device: Device = None) -> int:
@@ -72,11 +69,7 @@ def usage(device: Device = None) -> int:
     Where no limit can hold (`active()` is False), that is the device's memory in use by all
     processes.
     """
-    memory = _library.memory(device)
-    if memory is None:
-        total, free = _driver.total_and_free(device)
-        return total - free
-    return memory.usage
+    return _figures.of(device).usage
 
 
 def available(device: Device = None) -> int:
@@ -85,8 +78,7 @@ def available(device: Device = None) -> int:
     Memory that a framework keeps in a cache is not in the figure: the framework can use it
     besides.
     """
-    memory = _library.memory(device)
-    return _driver.total_and_free(device)[1] if memory is None else memory.available
+    return _figures.of(device).available
 
 
 def __getattr__(name: str) -> Any:

@@ -37,6 +37,12 @@ def allow_frees_during_captures() -> None:
         cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(_RELAXED)))
 
 
+def is_started() -> bool:
+    """Returns whether the process has initialised the CUDA driver, and sees a device."""
+    cuda, device = _cuda(), ctypes.c_int()
+    return cuda is not None and bool(cuda.cuDeviceGet(ctypes.byref(device), 0) == 0)
+
+
 def current() -> int:
     """Returns the ordinal of the calling thread's current device, 0 if it has none."""
     cuda, ordinal = _cuda(), ctypes.c_int(0)
@@ -109,8 +115,8 @@ def _by_ordinal(ordinal: int) -> Optional[ctypes.c_void_p]:
     return _by_index(int(word)) if word.isdecimal() else _by_uuid(word) if word else None
 
 
-def total_and_free(device: Device) -> Tuple[int, int]:
-    """Returns the memory of a device, and what of it no process uses, in bytes."""
+def memory(device: Device) -> Tuple[int, int, int]:
+    """Returns the memory of a device in bytes by NVML: total, free, used."""
     name = named(device)
     text = str(current()) if name is None else name.decode()
     handle = _by_ordinal(int(text)) if text.isdecimal() else _by_uuid(text)
@@ -120,4 +126,4 @@ def total_and_free(device: Device) -> Tuple[int, int]:
     code = _nvml().nvmlDeviceGetMemoryInfo(handle, ctypes.byref(info))
     if code != 0:
         raise Error(f"NVML has no figures of device {text} (code {code})")
-    return info.total, info.free
+    return info.total, info.free, info.used

@@ -128,21 +128,13 @@ def named(device: Device) -> Optional[bytes]:
     raise ValueError(f"invalid device {device!r}: expected an ordinal such as 0, or a UUID")
 
 
-def memory(device: Device) -> Optional[Memory]:
-    """Returns the figures of a device, or None where no limit can hold for this process."""
+def memory(device: Device) -> Tuple[int, Memory]:
+    """Returns a code, and the figures of a device if the code is OK."""
     library, name = _loaded(), named(device)
-    if library is None:
-        return None
     figures = Memory(size=ctypes.sizeof(Memory))
-    code = library.gpulimit_memory(name, ctypes.byref(figures))
-    if code == OK:
-        return figures
-    if code in (NOT_LOADED, NO_GROUP):
-        return None
-    text = "the current device" if device is None else f"device {device}"
-    if code == NO_DEVICE:
-        raise Error(f"no such GPU in this process: {text}")
-    raise Error(f"libgpulimit.so has no figures of {text} (code {code})")
+    if library is None:
+        return NOT_LOADED, figures
+    return library.gpulimit_memory(name, ctypes.byref(figures)), figures
 
 
 def register() -> bool:

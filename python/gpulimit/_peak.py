@@ -6,7 +6,7 @@ import threading
 from types import TracebackType
 from typing import Optional, Tuple, Type
 
-from . import _driver, _library
+from . import _driver, _figures, _library
 from ._library import Device, Error
 
 SAMPLE = 0.005
@@ -31,7 +31,7 @@ class Peak:
         self._device = _driver.current() if device is None else device
         self.bytes = self.refusals = 0
         self._ended = threading.Event()
-        held, self._peak_before, self._refusals_before = self._figures()
+        held, self._peak_before, self._refusals_before = self._now()
         self.bytes = held
         self._sampler = threading.Thread(target=self._sample, name="gpulimit-peak", daemon=True)
         self._sampler.start()
@@ -45,25 +45,22 @@ class Peak:
     ) -> None:
         self._ended.set()
         self._sampler.join()
-        held, peak, refusals = self._figures()
+        held, peak, refusals = self._now()
         # The library keeps the peak of the process's life. A new one was reached in this block.
         self.bytes = max(self.bytes, held, peak if peak > self._peak_before else 0)
         self.refusals = refusals - self._refusals_before
 
     def _sample(self) -> None:
         while not self._ended.wait(SAMPLE):
-            self.bytes = max(self.bytes, self._figures()[0])
+            self.bytes = max(self.bytes, self._now()[0])
 
-    def _figures(self) -> Tuple[int, int, int]:
+    def _now(self) -> Tuple[int, int, int]:
         """Returns what is held now, the peak of the process's life, and its refusals."""
         try:
-            memory = _library.memory(self._device)
-            if memory is not None:
-                return memory.own, memory.peak, memory.refusals
-            total, free = _driver.total_and_free(self._device)
-            return total - free, 0, 0
+            figures = _figures.of(self._device)
         except Error:
             return 0, 0, 0
+        return figures.own, figures.peak, figures.refusals
 
 
 def peak(device: Device = None) -> Peak:

@@ -60,8 +60,8 @@ def _processes(group: str, ordinal: int) -> List[Dict[str, Any]]:
 def lines(ordinal: int) -> List[str]:
     """Returns what gpulimit knows of a device: the group, its processes, and this process."""
     group = _library.group()
-    memory = _library.memory(ordinal)
-    if group is None or memory is None:
+    code, memory = _library.memory(ordinal)
+    if group is None or code != _library.OK:
         return ["No limit of gpulimit holds for this process: the GPU itself is full."]
     held = {part: int(getattr(memory, part)) for part in PARTS}
     limit = "no limit" if memory.limit == _library.NO_LIMIT else f"limit {size(memory.limit)}"

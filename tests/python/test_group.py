@@ -1,6 +1,7 @@
 """The module with the library itself, in groups on the simulated driver."""
 
 import json
+import textwrap
 import unittest
 
 import rig
@@ -36,8 +37,6 @@ class Group(Case):
 
     def member(self, code, ordinal=0, **options):
         """Starts a program that holds a context."""
-        import textwrap
-
         code = CONTEXT.replace("ORDINAL", str(ordinal)) + textwrap.dedent(code)
         return self.start(code, preload=rig.LIBRARY, **options)
 
@@ -80,6 +79,30 @@ class Group(Case):
             CUDA_VISIBLE_DEVICES="1",
         )
         self.assertEqual(out, "True True\nno such GPU in this process: device 1\n")
+
+    def test_figures_before_cuda_is_used(self):
+        """Asking does not start CUDA, which a child could not use after a fork."""
+        holder = self.member("take(1 << 30)\nprint('holds', flush=True)\nsys.stdin.read()")
+        self.assertEqual(holder.stdout.readline(), "holds\n")
+        code = """
+        from gpulimit import _driver
+        early = [gpulimit.active(), gpulimit.limit(), gpulimit.usage(), gpulimit.available()]
+        with gpulimit.peak() as p:
+            pass
+        print(p.bytes, _driver.is_started())
+        driver = ctypes.CDLL("libcuda.so.1")
+        child = os.fork()
+        if child == 0:
+            os._exit(driver.cuInit(0))
+        print(os.waitpid(child, 0)[1])
+        driver.cuInit(0)
+        late = [gpulimit.active(), gpulimit.limit(), gpulimit.usage(), gpulimit.available()]
+        print(early[:2] == late[:2] == [True, 2 << 30], early[2] == late[2] > 1 << 30,
+              early[3] == late[3] > 0)
+        """
+        out, errors = self.run_python(code, preload=rig.LIBRARY)
+        self.finish(holder)
+        self.assertEqual((out, errors), ("0 False\n0\nTrue True True\n", ""))
 
     def test_the_peak_of_a_block(self):
         out = self.of(

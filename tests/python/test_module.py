@@ -136,6 +136,7 @@ class Limited(Case):
     """A stand-in for the library."""
 
     def test_figures_are_those_of_the_library(self):
+        self.on_driver()
         self.says(
             """
             def memory(field, value):

@@ -288,8 +288,8 @@ class Callbacks(Case):
         process = self.start(
             """
             gpulimit.on_pressure(lambda size, device: None)
-            print("ready", flush=True)
             try:
+                print("ready", flush=True)
                 time.sleep(1000)
             except KeyboardInterrupt:
                 print("interrupted")
