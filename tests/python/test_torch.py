@@ -165,7 +165,7 @@ class Report(Case):
         holder = self.start(
             """
             import torch
-            held = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+            held = torch.empty(1 << 29, dtype=torch.uint8, device="cuda")
             print("holds", flush=True)
             sys.stdin.read()
             """,
@@ -177,7 +177,7 @@ class Report(Case):
         self.assertIn("PyTorch is out of memory: it asked for 8.0 GiB on GPU 0", text)
         self.assertIn("Group lab/alice: limit 2.0 GiB, usage ", text)
         self.assertRegex(text, r"This process holds \d.*driver")
-        self.assertRegex(text, rf"1\.[0-9] GiB  pid {holder.pid}, .*allocations 1\.0 GiB")
+        self.assertRegex(text, rf"1\.[0-9] GiB  pid {holder.pid}, .*allocations 512\.0 MiB")
         self.assertIn("(this process)", text)
         self.assertIn("PyTorch's own summary", text)
 
