@@ -130,8 +130,8 @@ def stand_in():
     if not built.exists() or built.stat().st_mtime < source.stat().st_mtime:
         built.parent.mkdir(parents=True, exist_ok=True)
         new = built.with_suffix(f".{os.getpid()}")
-        command = ["cc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread"]
-        subprocess.run([*command, str(source), "-o", str(new)], check=True)
+        options = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread"]
+        subprocess.run(["cc", *options, str(source), "-o", str(new)], check=True)
         new.replace(built)
     return built
 
