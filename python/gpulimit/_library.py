@@ -10,7 +10,6 @@ Device = Union[int, str, None]
 """None for the current device, a CUDA ordinal in this process, or a UUID as NVML prints it."""
 
 VERSION = 1
-CAN_WAIT = 1
 OK, NOT_LOADED, NO_GROUP, NO_DEVICE = range(4)
 INVALID, TIMEOUT, INTERRUPTED, NOT_REGISTERED, FAILED = range(4, 9)
 NO_LIMIT = 2**64 - 1
@@ -94,7 +93,6 @@ def _loaded() -> Optional[ctypes.CDLL]:
         version.restype = ctypes.c_uint32
         if version() < VERSION:
             return None
-        library.gpulimit_capabilities.restype = ctypes.c_uint64
         library.gpulimit_group.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
         library.gpulimit_memory.argtypes = [ctypes.c_char_p, ctypes.POINTER(Memory)]
         library.gpulimit_pressure_wait.argtypes = [ctypes.c_int, ctypes.POINTER(Pressure)]
@@ -141,11 +139,7 @@ def memory(device: Device) -> Tuple[int, Memory]:
 def register() -> bool:
     """Registers the process for pressure. Returns whether the process can be asked."""
     library = _loaded()
-    return (
-        library is not None
-        and bool(library.gpulimit_capabilities() & CAN_WAIT)
-        and library.gpulimit_pressure_register() == OK
-    )
+    return library is not None and bool(library.gpulimit_pressure_register() == OK)
 
 
 def unregister() -> None:

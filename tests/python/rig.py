@@ -64,6 +64,8 @@ class Case(unittest.TestCase):
             "PATH": f"{Path(CONTROLLER).parent}:{os.environ['PATH']}",
             "PYTHONPATH": f"{MODULE}:{HERE / 'fakes'}",
             "PYTHONDONTWRITEBYTECODE": "1",
+            # From 3.12 on Python warns of forks in programs with threads.
+            "PYTHONWARNINGS": "ignore::DeprecationWarning",
         }
 
     def on_driver(self, **knobs):

@@ -44,7 +44,6 @@ void stand_in_ask(uint64_t size, int device)
 /* gpulimit.h */
 
 uint32_t gpulimit_version(void) { return 1; }
-uint64_t gpulimit_capabilities(void) { return has_group; }
 
 int gpulimit_group(char *name, size_t size)
 {
@@ -66,8 +65,21 @@ int gpulimit_memory(const char *device, struct memory *answer)
     return OK;
 }
 
-int gpulimit_pressure_register(void) { return __atomic_add_fetch(&registered, 1, 5), OK; }
-int gpulimit_pressure_unregister(void) { return __atomic_sub_fetch(&registered, 1, 5), OK; }
+
+int gpulimit_pressure_register(void)
+{
+    if (!has_group)
+        return NO_GROUP;
+    __atomic_add_fetch(&registered, 1, __ATOMIC_SEQ_CST);
+    return OK;
+}
+
+int gpulimit_pressure_unregister(void)
+{
+    __atomic_sub_fetch(&registered, 1, __ATOMIC_SEQ_CST);
+    return OK;
+}
+
 int gpulimit_captures(void) { return __atomic_load_n(&captured, __ATOMIC_SEQ_CST); }
 
 int gpulimit_pressure_wait(int timeout_ms, struct pressure *answer)

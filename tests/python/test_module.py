@@ -163,7 +163,8 @@ class Limited(Case):
             except gpulimit.Error as error:
                 print(error)
             stand_in.stand_in_group(0)
-            print(gpulimit.active(), gpulimit.group())
+            gpulimit.on_pressure(print)
+            print(gpulimit.active(), gpulimit.group(), threading.active_count())
             """,
             """\
             True lab/alice
@@ -173,7 +174,7 @@ class Limited(Case):
             60
             25 1
             no such GPU in this process: device 9
-            False None
+            False None 1
             """,
             preload=rig.stand_in(),
         )

@@ -58,10 +58,7 @@ class Versions(Case):
         self.assertTrue(found)
         for version, python in found.items():
             with self.subTest(version=version):
-                # From 3.12 on Python warns of forks in programs with threads.
-                quiet = {"PYTHONWARNINGS": "ignore::DeprecationWarning"}
-                options = {"preload": rig.stand_in(), "python": python, **quiet}
-                out, errors = self.run_python(code, **options)
+                out, errors = self.run_python(code, preload=rig.stand_in(), python=python)
                 lines = out.splitlines()
                 self.assertEqual((lines[0], errors), ("(5, 1) 2", ""))
                 self.assertTrue(lines[1].startswith("18446744073709551615 lab/alice 0 "), out)
