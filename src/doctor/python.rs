@@ -75,3 +75,43 @@ fn version(folder: &Path, distribution: &str) -> Option<String> {
         Some(version.to_owned())
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::Level;
+    use gpulimit_scratch::Scratch;
+
+    #[test]
+    fn packages_are_found_in_every_layout_once() {
+        let scratch = Scratch::new();
+        let prefix = scratch.0.canonicalize().expect("there");
+        let folder = prefix.join("lib/python3.12/site-packages");
+        fs::create_dir_all(&folder).expect("made");
+        fs::create_dir_all(prefix.join("lib64/python3.9/dist-packages")).expect("made");
+        std::os::unix::fs::symlink("../lib/python3.12", prefix.join("lib64/python3.12"))
+            .expect("made");
+        let found = packages(&prefix);
+        let other = prefix.join("lib64/python3.9/dist-packages");
+        assert_eq!(found, [prefix, folder, other]);
+    }
+
+    #[test]
+    fn another_package_of_the_same_module_is_named() {
+        let scratch = Scratch::new();
+        let level = || check(&scratch.0).map(|finding| finding.level);
+        let make = |name: &str| fs::create_dir(scratch.at(name)).expect("made");
+        make("gpulimit");
+        make("gpulimit_cap_tools-1.0.dist-info");
+        make("gpulimit-0.2.1.dist-info");
+        assert_eq!(level(), None);
+        make("gpulimit_cap-0.1.0.dist-info");
+        assert_eq!(level(), Some(Level::Warning));
+        let text = check(&scratch.0).expect("both").text;
+        assert!(text.contains("gpulimit 0.2.1 of PyPI"), "{text}");
+        fs::remove_dir(scratch.at("gpulimit-0.2.1.dist-info")).expect("removed");
+        assert_eq!(level(), Some(Level::Fine));
+        make("gpulimit-0.2.0.egg-info");
+        assert_eq!(level(), Some(Level::Warning));
+    }
+}
