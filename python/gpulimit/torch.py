@@ -73,9 +73,10 @@ def _empty_cache(size: int, device: Union[int, str]) -> None:
         return
     try:
         torch.cuda.empty_cache()
-    except RuntimeError:
-        # PyTorch itself frees nothing while it captures. The next call tries again.
-        if not _library.captures():
+    except RuntimeError as error:
+        # PyTorch itself frees nothing while it captures, and in some versions inside of
+        # `torch.cuda.use_mem_pool`. The next call tries again.
+        if not _library.captures() and "captures_underway" not in str(error):
             raise
     else:
         _emptied = time.monotonic()
