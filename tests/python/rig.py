@@ -4,12 +4,14 @@
 `GPULIMIT_TEST_PYTHON` another interpreter for the programs.
 """
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 import unittest
 from pathlib import Path
 
@@ -80,6 +82,13 @@ class Case(unittest.TestCase):
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True)
         self.assertEqual(done.returncode, status, done.stderr)
         return done.stdout
+
+    def until_empty(self, group):
+        """Waits until the driver has freed what the group's processes had."""
+        end = time.monotonic() + PATIENCE
+        while json.loads(self.gpulimit("ps", group, "--json"))["processes"]:
+            self.assertLess(time.monotonic(), end, "the group's processes stay")
+            time.sleep(0.02)
 
     def start(self, code, preload=None, python=PYTHON, **variables):
         """Starts a program in Python."""

@@ -27,12 +27,12 @@ def give(address):
 
 @unittest.skipUnless(rig.has_interface(), "the library has no C interface")
 class Group(Case):
-    """Members of a group with a limit of 2 GiB."""
+    """Members of a group with a limit of 3 GiB, of which two contexts take 1."""
 
     def setUp(self):
         super().setUp()
         self.on_driver(gpus=2)
-        self.gpulimit("create", "lab", "max=2G")
+        self.gpulimit("create", "lab", "max=3G")
         self.environment["GPULIMIT_GROUP"] = "lab"
 
     def member(self, code, ordinal=0, **options):
@@ -57,12 +57,12 @@ class Group(Case):
         shown = json.loads(self.gpulimit("show", "lab", "--json"))["groups"][0]["gpus"]
         gpu = next(gpu for gpu in shown if gpu["index"] == 0)
         self.finish(member)
-        self.assertEqual((active, group, int(limit)), ("True", "lab", 2 << 30))
+        self.assertEqual((active, group, int(limit)), ("True", "lab", 3 << 30))
         self.assertEqual(int(usage), gpu["usage"])
         # The library keeps a few MiB ready for what the driver takes by itself.
-        left = (2 << 30) - gpu["usage"]
+        left = (3 << 30) - gpu["usage"]
         self.assertTrue(left - 8 * MIB <= int(available) <= left, (available, left))
-        self.assertEqual([int(figure) for figure in other], [2 << 30, 0])
+        self.assertEqual([int(figure) for figure in other], [3 << 30, 0])
 
     def test_devices_by_ordinal_and_uuid(self):
         out = self.of(
@@ -99,7 +99,7 @@ class Group(Case):
         print(os.waitpid(child, 0)[1])
         driver.cuInit(0)
         late = [gpulimit.active(), gpulimit.limit(), gpulimit.usage(), gpulimit.available()]
-        print(early[:2] == late[:2] == [True, 2 << 30], early[2] > 1 << 30,
+        print(early[:2] == late[:2] == [True, 3 << 30], early[2] > 1 << 30,
               [abs(a - b) < 8 << 20 for a, b in zip(early[2:], late[2:])])
         """
         out, errors = self.run_python(code, preload=rig.LIBRARY)
@@ -137,7 +137,7 @@ class Group(Case):
             """
         )
         self.assertEqual(holder.stdout.readline(), "0\n")
-        self.assertEqual(self.of("print(take(700 << 20)[0])"), "0\n")
+        self.assertEqual(self.of("print(take(1200 << 20)[0])"), "0\n")
         self.assertEqual(self.finish(holder)[0], "asked True 0 0\n")
 
     def test_a_function_that_frees_nothing_leads_to_a_refusal(self):
@@ -150,7 +150,7 @@ class Group(Case):
             """
         )
         self.assertEqual(holder.stdout.readline(), "0\n")
-        self.assertEqual(self.of("print(take(700 << 20)[0])"), "2\n")
+        self.assertEqual(self.of("print(take(1200 << 20)[0])"), "2\n")
         out = self.finish(holder)[0]
         # For two seconds, at most five times a second.
         self.assertTrue(1 <= out.count("asked\n") <= 12, out)
@@ -164,7 +164,9 @@ class Group(Case):
             asked = []
             @gpulimit.on_pressure
             def free(size, device):
-                asked.append(give(address))
+                # The request may have asked again during the capture.
+                if not asked:
+                    asked.append(give(address))
             print(driver.cuStreamBeginCapture_v2(stream, 0), flush=True)
             sys.stdin.readline()
             time.sleep(0.3)
@@ -175,7 +177,7 @@ class Group(Case):
             """
         )
         self.assertEqual(holder.stdout.readline(), "0\n")
-        other = self.member("print('asks', flush=True)\nprint(take(700 << 20)[0])")
+        other = self.member("print('asks', flush=True)\nprint(take(1200 << 20)[0])")
         self.assertEqual(other.stdout.readline(), "asks\n")
         holder.stdin.write("\n")
         holder.stdin.flush()
@@ -218,7 +220,7 @@ class Group(Case):
             print(os.waitpid(child, 0)[1] >> 8)
             """
         )
-        self.assertEqual(out, "1\nTrue lab 2\n5\n")
+        self.assertEqual(out, "1\nTrue lab 3\n5\n")
 
     def test_the_end_while_asked(self):
         for end in ("", "sys.exit(0)", "os._exit(0)", "os.kill(os.getpid(), 9)"):
@@ -234,12 +236,11 @@ class Group(Case):
                         give(address)
                     print(status, flush=True)
                     asked.wait()
-                    """
-                    + "                    "
-                    + end
+                    END
+                    """.replace("END", end)
                 )
                 self.assertEqual(holder.stdout.readline(), "0\n")
-                self.assertEqual(self.of("print(take(700 << 20)[0])"), "0\n")
+                self.assertEqual(self.of("print(take(1200 << 20)[0])"), "0\n")
                 _, errors = self.finish(holder, status)
                 self.assertEqual(errors, "")
-        self.assertEqual(self.gpulimit("ps", "lab"), "")
+        self.until_empty("lab")

@@ -60,6 +60,7 @@ class Pages(Case):
         for code in caching:
             for text, expected in ((code, "granted\n"), (silent.sub("", code), "refused\n")):
                 with self.subTest(code=text):
+                    self.until_empty("lab")
                     hold = "\nprint('holds', flush=True)\nsys.stdin.read()\n"
                     holder = self.start(text + hold, **self.member)
                     self.assertEqual(holder.stdout.readline(), "holds\n")
