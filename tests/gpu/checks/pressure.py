@@ -55,6 +55,14 @@ def asker(outcome: Outcome, group: str) -> Program:
     return program
 
 
+def trainer(outcome: Outcome) -> Program:
+    """Starts a program on PyTorch, with a context."""
+    program = member("press-torch", "torch_giver.py")
+    made = program.ask("request", size=MIB)
+    outcome.expect(made.get("granted"), f"no context: {made} {program.tail()}")
+    return program
+
+
 def timed(outcome: Outcome, name: str, ms: float, aim: float) -> None:
     """Keeps a time; one above its aim is printed as SLOW."""
     outcome.figures[f"{name}_ms"] = ms
@@ -122,8 +130,7 @@ def pytorch(outcome: Outcome) -> None:
     """PyTorch's cache goes to another process: idle, in training, in a capture."""
     made(outcome, "press-torch", f"max={CAP}")
     with judged(outcome, CAP):
-        holder = member("press-torch", "torch_giver.py")
-        other = member("press-torch", "torch_giver.py")
+        holder, other = trainer(outcome), trainer(outcome)
         outcome.expect(holder.ask("cache", size=HELD)["reserved"] >= HELD, "no cache")
         refused = other.ask("request", size=ASKED)
         outcome.expect(not refused["granted"], f"without the module: {refused}")
@@ -135,10 +142,10 @@ def pytorch(outcome: Outcome) -> None:
         timed(outcome, "idle", found["ms"], AIM_MS)
         outcome.expect(holder.ask("cached")["reserved"] < GIB, "the cache was not emptied")
 
-        steps = 400
+        steps = 1_000
         alone = holder.ask("train", steps=steps)
         ended(outcome, other)
-        other = member("press-torch", "torch_giver.py")
+        other = trainer(outcome)
         holder.ask("cache", size=HELD)
         holder.say("train", steps=steps)
         found = other.ask("request", size=ASKED)
@@ -148,7 +155,7 @@ def pytorch(outcome: Outcome) -> None:
         outcome.expect(beside["losses"] == alone["losses"], "the losses differ")
         ended(outcome, other)
 
-        other = member("press-torch", "torch_giver.py")
+        other = trainer(outcome)
         holder.ask("cache", size=HELD)
         holder.say("capture", seconds=1.0)
         found = other.ask("request", size=ASKED)

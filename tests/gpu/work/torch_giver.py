@@ -76,15 +76,21 @@ def train(steps: int) -> dict:
 
 
 def capture(seconds: float) -> dict:
-    """Captures a graph, with a pause in the middle, and replays it."""
+    """Captures a graph, with a pause in the middle, and replays it.
+
+    `torch.cuda.graph` would empty the cache before it captures.
+    """
     x = torch.ones(256, 256, device="cuda")
-    (x @ x).relu()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        (x @ x).relu()
+        torch.cuda.synchronize()
+        graph.capture_begin()
         y = (x @ x).relu()
         time.sleep(seconds)
         y = y + x
+        graph.capture_end()
     graph.replay()
     torch.cuda.synchronize()
     return {"sum": float(y.sum())}
