@@ -31,7 +31,8 @@ def _free(size: int, device: Union[int, str]) -> None:
     if not isinstance(device, int):
         return
     cupy: Any = sys.modules["cupy"]
-    # A pool frees what is on the current device of the calling thread.
-    with cupy.cuda.Device(device):
-        for pool in _pools:
-            pool.free_all_blocks()
+    # A pool frees what is on the current device of the calling thread. The thread keeps the device:
+    # going back would make a context on another device, which the program may not use.
+    cupy.cuda.Device(device).use()
+    for pool in _pools:
+        pool.free_all_blocks()

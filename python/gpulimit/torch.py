@@ -72,6 +72,9 @@ def _empty_cache(size: int, device: Union[int, str]) -> None:
     if held <= 0 or time.monotonic() - _emptied < REST:
         return
     try:
+        # Freeing makes a context on the thread's current device, which is the first one so far. The
+        # thread keeps the device: going back would make a context there, too.
+        torch.cuda.set_device(device)
         torch.cuda.empty_cache()
     except RuntimeError as error:
         # PyTorch itself frees nothing while it captures, and in some versions inside of

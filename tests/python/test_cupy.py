@@ -20,6 +20,8 @@ class Pools(Case):
             print(pool.free_bytes() >> 20)
             ask(1)
             until(lambda: pool.free_bytes() == 0)
+            used = cupy.cuda.Device.used_by
+            print(*used.values(), threading.get_ident() in used)
             class Other:
                 freed = 0
                 def free_all_blocks(self):
@@ -31,6 +33,6 @@ class Pools(Case):
             gpulimit.cupy.disable()
             until(lambda: not stand_in.stand_in_registered())
             """,
-            "4\n4\n",
+            "4\n4\n0 False\n",
             preload=rig.stand_in(),
         )

@@ -1,6 +1,7 @@
 """As much of CuPy as the tests need, on the simulated driver."""
 
 import ctypes
+import threading
 
 from torch import cuda as _cuda
 
@@ -26,7 +27,6 @@ class _Pool:
         return size, address.value
 
     def free_all_blocks(self):
-        assert cuda.Device.current == [0]
         for _, address in self.blocks:
             _cuda._call("cuMemFree_v2", ctypes.c_uint64(address))
         self.blocks.clear()
@@ -41,16 +41,13 @@ class cuda:
             pass
 
     class Device:
-        current = []
+        used_by = {}
 
         def __init__(self, ordinal):
             self.ordinal = ordinal
 
-        def __enter__(self):
-            self.current.append(self.ordinal)
-
-        def __exit__(self, *error):
-            self.current.pop()
+        def use(self):
+            self.used_by[threading.get_ident()] = self.ordinal
 
 
 class _Array:

@@ -83,6 +83,7 @@ class cuda:
     _driver = None
     _capturing = False
     _queued = []
+    _device = {}
 
     @classmethod
     def _call(cls, name, *arguments):
@@ -117,6 +118,10 @@ class cuda:
     @staticmethod
     def current_device():
         return 0
+
+    @classmethod
+    def set_device(cls, device):
+        cls._device[threading.get_ident()] = device
 
     @staticmethod
     def synchronize():
