@@ -222,6 +222,63 @@ class Group(Case):
         )
         self.assertEqual(out, "1\nTrue lab 3\n5\n")
 
+    def test_workers_of_every_kind(self):
+        """As those of a DataLoader: forked after CUDA was used, forked by a server, and new ones."""
+        (self.folder / "main.py").write_text(
+            textwrap.dedent(
+                """
+                import multiprocessing
+                import gpulimit
+
+                def work(number):
+                    gpulimit.torch.enable()
+                    gpulimit.on_pressure(print)
+                    return gpulimit.active(), gpulimit.group(), gpulimit.limit() >> 30
+
+                if __name__ == "__main__":
+                    gpulimit.torch.enable()
+                    import torch
+                    held = torch.empty(1 << 20, device="cuda")
+                    for kind in ("spawn", "forkserver", "fork"):
+                        with multiprocessing.get_context(kind).Pool(2) as pool:
+                            print(kind, set(pool.map(work, range(4))))
+                """
+            )
+        )
+        code = "os.execv(sys.executable, [sys.executable, 'main.py'])"
+        expected = "{(True, 'lab', 3)}\n"
+        out, errors = self.run_python(code, preload=rig.LIBRARY)
+        kinds = ("spawn", "forkserver", "fork")
+        self.assertEqual((out, errors), ("".join(f"{kind} {expected}" for kind in kinds), ""))
+
+    def test_a_job_of_its_own(self):
+        """GPULIMIT_MAX makes a group; functions are added before CUDA is used."""
+        del self.environment["GPULIMIT_GROUP"]
+        out, errors = self.run_python(
+            """
+            gpulimit.on_pressure(print)
+            print(gpulimit.active(), gpulimit.group()[:4], gpulimit.limit(), gpulimit.limit(1))
+            ctypes.CDLL("libcuda.so.1").cuInit(0)
+            print(gpulimit.limit(), gpulimit.usage(), gpulimit.available() > 1 << 30)
+            """,
+            preload=rig.LIBRARY,
+            GPULIMIT_MAX="2G",
+        )
+        self.assertEqual(errors, "")
+        self.assertEqual(out, "True job- 2147483648 2147483648\n2147483648 0 True\n")
+
+    def test_no_gpu_is_visible(self):
+        code = """
+        for started in (False, True):
+            try:
+                gpulimit.limit()
+            except gpulimit.Error as error:
+                print(error)
+            ctypes.CDLL("libcuda.so.1").cuInit(0)
+        """
+        out, _ = self.run_python(code, preload=rig.LIBRARY, CUDA_VISIBLE_DEVICES="")
+        self.assertEqual(out, "no such GPU in this process: device 0\n" * 2)
+
     def test_the_end_while_asked(self):
         for end in ("", "sys.exit(0)", "os._exit(0)", "os.kill(os.getpid(), 9)"):
             with self.subTest(end=end):
