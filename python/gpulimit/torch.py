@@ -6,7 +6,6 @@ import gc
 import importlib
 import os
 import sys
-import threading
 import time
 from typing import Any, Callable, List, Tuple, Union
 
@@ -28,7 +27,7 @@ GROWTH = 16
 
 _report_to: Report = False
 _is_observed = False
-_is_searching = threading.local()
+_is_searching = False
 _emptied = _reported = float("-inf")
 
 
@@ -94,7 +93,7 @@ def _observe(device: int, size: int, total: int, free: int) -> None:
     global _reported
     now = time.monotonic()
     # PyTorch also calls this for workspaces of cuDNN, and then goes on with smaller ones.
-    if not _report_to or now - _reported < REST or getattr(_is_searching, "now", False):
+    if not _report_to or now - _reported < REST or _is_searching:
         return
     _reported = now
     try:
@@ -135,14 +134,15 @@ def find_batch(step: Callable[[int], object], start: int = 64, most: int = 1 << 
     memory that does not grow evenly with the batch. Under `on_limit=wait` and `oom=kill` a step
     that does not fit waits, or ends a process: try the batch under `fail` before.
     """
+    global _is_searching
     torch: Any = importlib.import_module("torch")
     if start < 1 or most < 1:
         raise ValueError(f"invalid start={start}, most={most}: expected at least 1")
-    _is_searching.now = True
+    _is_searching = True
     try:
         return _find(torch, step, min(start, most), most)
     finally:
-        _is_searching.now = False
+        _is_searching = False
 
 
 def _find(torch: Any, step: Callable[[int], object], start: int, most: int) -> int:
