@@ -223,7 +223,7 @@ class Group(Case):
         self.assertEqual(out, "1\nTrue lab 3\n5\n")
 
     def test_workers_of_every_kind(self):
-        """As those of a DataLoader: forked after CUDA was used, forked by a server, and new ones."""
+        """As those of a DataLoader: forked after CUDA was used, by a server, and started anew."""
         (self.folder / "main.py").write_text(
             textwrap.dedent(
                 """
