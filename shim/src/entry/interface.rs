@@ -180,6 +180,9 @@ pub unsafe extern "C" fn gpulimit_group(name: *mut c_char, size: usize) -> c_int
 /// `device` is null or a text, and `memory` is null or as large as its first member says.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn gpulimit_memory(device: *const c_char, memory: *mut Memory) -> c_int {
+    if memory.is_null() {
+        return INVALID;
+    }
     let written = hook::own(|| {
         if !limited() {
             return NO_GROUP;

@@ -16,7 +16,7 @@ int main(void) {
     printf("group %d", gpulimit_group(name, sizeof name));
     printf(" %s\n", name);
     printf("no room %d %d\n", gpulimit_group(NULL, 8), gpulimit_group(name, 0));
-    printf("memory %d\n", gpulimit_memory("0", &memory));
+    printf("memory %d %d\n", gpulimit_memory("0", &memory), gpulimit_memory("0", NULL));
     printf("captures %d\n", gpulimit_captures());
     printf("unregistered %d %d\n", gpulimit_pressure_wait(0, &pressure),
            gpulimit_pressure_unregister());

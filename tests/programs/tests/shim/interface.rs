@@ -59,15 +59,15 @@ fn the_header_serves_c_and_cpp_with_and_without_the_library() {
         text(&output.stdout)
     };
     for program in programs {
-        let limited = "version 1\ncapabilities 1\ngroup 0 world\nno room 4 4\nmemory 3\n\
+        let limited = "version 1\ncapabilities 1\ngroup 0 world\nno room 4 4\nmemory 3 4\n\
                        captures 0\nunregistered 7 7\nregister 0\nwait 5\nno size 4 4\n\
                        unregister 0\n";
         assert_eq!(seen(world.limited(&program)), limited, "{program:?}");
-        let unlimited = "version 1\ncapabilities 0\ngroup 2 \nno room 4 4\nmemory 2\n\
+        let unlimited = "version 1\ncapabilities 0\ngroup 2 \nno room 4 4\nmemory 2 4\n\
                          captures 0\nunregistered 7 7\nregister 2\nwait 7\nno size 4 4\n\
                          unregister 7\n";
         assert_eq!(seen(world.preloaded(&program)), unlimited, "{program:?}");
-        let absent = "version 0\ncapabilities 0\ngroup 1 \nno room 1 1\nmemory 1\ncaptures 0\n\
+        let absent = "version 0\ncapabilities 0\ngroup 1 \nno room 1 1\nmemory 1 1\ncaptures 0\n\
                       unregistered 1 1\nregister 1\nwait 1\nno size 1 1\nunregister 1\n";
         assert_eq!(seen(world.bare(&program)), absent, "{program:?}");
     }
