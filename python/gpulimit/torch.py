@@ -67,9 +67,20 @@ def _empty_cache(size: int, device: Union[int, str]) -> None:
     torch: Any = sys.modules["torch"]
     if not isinstance(device, int) or not torch.cuda.is_initialized():
         return
-    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    if held <= 0 or time.monotonic() - _emptied < REST:
+
+    def held() -> int:
+        return int(torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+
+    if held() <= 0:
         return
+    rest = _emptied + REST - time.monotonic()
+    if rest > 0:
+        # The other request waits for the answer, so let it wait only for what it asks for.
+        if held() < size:
+            return
+        time.sleep(rest)
+        if held() < size or _library.captures():
+            return
     try:
         # Freeing makes a context on the thread's current device, which is the first one so far. The
         # thread keeps the device: going back would make a context there, too.

@@ -43,6 +43,16 @@ impl Member {
         self.top().demands()
     }
 
+    /// Tells the processes that have asked for memory that this process has given all that it can
+    /// give to the demands up to this number.
+    pub fn answer(&self, demands: u64) {
+        if self.top().answer(demands) {
+            for level in &self.levels {
+                level.ledger.wake_waiters();
+            }
+        }
+    }
+
     /// Sleeps until there is a new demand, at most for `time`: see [`Slot::await_demand`]. Returns
     /// false after a signal.
     pub fn await_demand(&self, seen: u64, time: Duration) -> bool {
@@ -57,12 +67,21 @@ impl Member {
     /// Takes the demand that another process has made. `None` if there is none, or if this process
     /// has nothing to give back: any member can write a demand.
     pub fn take_demand(&self) -> Option<Demanded<'_>> {
+        let demand = self.top().take_demand()?;
+        let checked = self.checked(demand);
+        if checked.is_none() {
+            self.answer(self.demands());
+        }
+        checked
+    }
+
+    fn checked(&self, demand: Demand) -> Option<Demanded<'_>> {
         let Demand {
             device,
             depth,
             bytes,
             reason,
-        } = self.top().take_demand()?;
+        } = demand;
         let level = (self.levels.len() - 1).checked_sub(depth.into())?;
         let top = &self.levels[self.levels.len() - 1].ledger;
         let entry = top.device_entry(device)?;
@@ -140,10 +159,21 @@ pub(super) struct Asking {
     pub until: Instant,
     began: Instant,
     level: usize,
-    /// The members of the plans: the slot, and the bytes that it had charged.
-    asked: Vec<(usize, u64)>,
+    /// The members of the plans.
+    asked: Vec<Asked>,
     /// Whether the event is recorded: this request was the one that asked.
     is_recorded: bool,
+}
+
+/// A member that a request has asked.
+struct Asked {
+    slot: usize,
+    /// Bytes that the member had charged before the first demand.
+    before: u64,
+    /// Bytes that the member had charged before the last demand.
+    last: u64,
+    /// The number of the last demand.
+    demand: u64,
 }
 
 impl Request<'_, '_> {
@@ -155,7 +185,7 @@ impl Request<'_, '_> {
             return None;
         }
         // A request can be refused although it fits, as in a damaged ledger.
-        self.plan(level).filter(|plan| !plan.is_empty())?;
+        self.plan(level, &[]).filter(|plan| !plan.is_empty())?;
         let began = Instant::now();
         Some(Asking {
             until: began + time,
@@ -167,18 +197,31 @@ impl Request<'_, '_> {
     }
 
     /// Asks the members of a plan again, as far as they were not asked a moment ago. Returns false
-    /// if they do not hold enough any more.
+    /// if they do not hold enough any more, without those that had nothing to give.
     pub(super) fn ask(&self, asking: &mut Asking) -> bool {
-        let Some(plan) = self.plan(asking.level) else {
+        let Some(plan) = self.plan(asking.level, &asking.asked) else {
             return false;
         };
         let index = self.device.index[asking.level];
         let ledger = &self.station(asking.level).ledger;
-        let (bytes, count) = self.ask_each(asking.level, &plan, Reason::Request, |member| {
-            if !asking.asked.iter().any(|(slot, _)| *slot == member.slot) {
-                asking
-                    .asked
-                    .push((member.slot, ledger.charged_by(member.slot, index)));
+        let top = &self.station(self.member.levels.len() - 1).ledger;
+        let reason = Reason::Request;
+        let (bytes, count) = self.ask_each(asking.level, &plan, reason, |member, is_asked| {
+            // An answer to a demand of another process is no answer to the next one.
+            let demand = top.demands(member) + u64::from(!is_asked);
+            let charged = ledger.charged_by(member.slot, index);
+            let known = asking.asked.iter_mut().find(|it| it.slot == member.slot);
+            match known {
+                Some(known) if top.has_answered(member, known.demand) => {
+                    (known.last, known.demand) = (charged, demand);
+                }
+                Some(_) => {}
+                None => asking.asked.push(Asked {
+                    slot: member.slot,
+                    before: charged,
+                    last: charged,
+                    demand,
+                }),
             }
         });
         if count > 0 && !std::mem::replace(&mut asking.is_recorded, true) {
@@ -194,9 +237,9 @@ impl Request<'_, '_> {
         }
         let index = self.device.index[asking.level];
         let ledger = &self.station(asking.level).ledger;
-        let fallen = asking.asked.iter().map(|(slot, before)| {
-            let now = ledger.charged_by(*slot, index);
-            before.saturating_sub(now)
+        let fallen = asking.asked.iter().map(|asked| {
+            let now = ledger.charged_by(asked.slot, index);
+            asked.before.saturating_sub(now)
         });
         let bytes = fallen.fold(0, u64::saturating_add);
         let took = u64::try_from(asking.began.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -205,8 +248,8 @@ impl Request<'_, '_> {
 
     /// Asks all members of the group, this process included, for the memory above `high`.
     pub(super) fn ask_for_high(&self, level: usize, excess: u64) {
-        let (plan, _) = self.share(level, excess, None);
-        let (bytes, count) = self.ask_each(level, &plan, Reason::High, |_| {});
+        let (plan, _) = self.share(level, excess, None, &[]);
+        let (bytes, count) = self.ask_each(level, &plan, Reason::High, |_, _| {});
         if count > 0 {
             self.record_demand(level, EventKind::Asked, bytes, count);
         }
@@ -214,19 +257,27 @@ impl Request<'_, '_> {
 
     /// Returns who is asked for how many bytes, so that the request fits; `None` if the members do
     /// not hold enough.
-    fn plan(&self, level: usize) -> Option<Vec<(Askable, u64)>> {
+    fn plan(&self, level: usize, asked: &[Asked]) -> Option<Vec<(Askable, u64)>> {
         let station = self.station(level);
         let index = self.device.index[level];
         let max = station.bounds(self.device, index).max;
         let room = max.saturating_sub(station.kept(index));
         let wanted = station.ledger.charged(index).saturating_add(self.bytes);
-        let (plan, left) = self.share(level, wanted.saturating_sub(room), Some(&station.slot));
+        let bytes = wanted.saturating_sub(room);
+        let (plan, left) = self.share(level, bytes, Some(&station.slot), asked);
         (left == 0).then_some(plan)
     }
 
     /// Divides `bytes` among the registered members, the largest first, each at most what it uses
-    /// and its child group does not protect. Returns also the bytes that nobody can give.
-    fn share(&self, level: usize, bytes: u64, but: Option<&Slot>) -> (Vec<(Askable, u64)>, u64) {
+    /// and its child group does not protect. Leaves out members in `asked` that have answered and
+    /// gave nothing. Returns also the bytes that nobody can give.
+    fn share(
+        &self,
+        level: usize,
+        bytes: u64,
+        but: Option<&Slot>,
+        asked: &[Asked],
+    ) -> (Vec<(Askable, u64)>, u64) {
         let station = self.station(level);
         let index = self.device.index[level];
         let top = &self.station(self.member.levels.len() - 1).ledger;
@@ -235,6 +286,14 @@ impl Request<'_, '_> {
         for member in station.ledger.askable(index, top, but) {
             if left == 0 {
                 break;
+            }
+            let gave_nothing = |asked: &Asked| {
+                asked.slot == member.slot
+                    && top.has_answered(&member, asked.demand)
+                    && station.ledger.charged_by(member.slot, index) >= asked.last
+            };
+            if asked.iter().any(gave_nothing) {
+                continue;
             }
             let siblings = plan.iter().filter(|(other, _)| other.child == member.child);
             let taken = siblings.fold(0u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
@@ -251,29 +310,30 @@ impl Request<'_, '_> {
     }
 
     /// Asks each member of a plan. Returns the bytes and the number of those that were not asked a
-    /// moment ago.
+    /// moment ago. Tells `asked` of each member whether it was asked now.
     fn ask_each(
         &self,
         level: usize,
         plan: &[(Askable, u64)],
         reason: Reason,
-        mut asked: impl FnMut(&Askable),
+        mut asked: impl FnMut(&Askable, bool),
     ) -> (u64, u64) {
         let top = self.member.levels.len() - 1;
         let ledger = &self.station(top).ledger;
         let (mut sum, mut count) = (0u64, 0);
         for (member, bytes) in plan {
-            asked(member);
             let demand = Demand {
                 device: self.device.index[top],
                 depth: (top - level) as u8,
                 bytes: *bytes,
                 reason,
             };
-            if ledger.ask(member, demand) {
+            let is_asked = ledger.ask(member, demand);
+            if is_asked {
                 sum = sum.saturating_add(*bytes);
                 count += 1;
             }
+            asked(member, is_asked);
         }
         (sum, count)
     }

@@ -126,7 +126,7 @@ pub struct Askable {
 
 impl Ledger {
     /// Returns the living members that registered and use memory of the device, the largest first,
-    /// without the owner of the slot `but`. `top` is the topmost ledger of the groups of this
+    /// without those whose own request waits and without the owner of the slot `but`. `top` is the topmost ledger of the groups of this
     /// ledger's group.
     pub fn askable(&self, device: DeviceIndex, top: &Self, but: Option<&Slot>) -> Vec<Askable> {
         let mut file = None;
@@ -135,7 +135,10 @@ impl Ledger {
             let page = &self.content().slots[slot];
             let registered = page.pressure.registered.load(Ordering::Acquire);
             let capabilities = page.owner.capabilities.load(Ordering::Relaxed);
+            // A member whose own request waits cannot answer: frameworks hold the lock of their
+            // allocator meanwhile.
             if registered == 0
+                || page.waiting.ticket.load(Ordering::Acquire) != 0
                 || capabilities & layout::PRESSURE == 0
                 || but.is_some_and(|but| but.index() == slot)
             {
@@ -184,6 +187,18 @@ impl Ledger {
         asked
     }
 
+    /// Returns the number of demands on a member so far.
+    pub fn demands(&self, member: &Askable) -> u64 {
+        let words = &self.content().slots[member.top].pressure;
+        words.count.load(Ordering::SeqCst)
+    }
+
+    /// Returns whether a member has answered the demand with this number, or a later one.
+    pub fn has_answered(&self, member: &Askable, demand: u64) -> bool {
+        let words = &self.content().slots[member.top].pressure;
+        words.answered.load(Ordering::SeqCst) >= demand
+    }
+
     /// Returns the bytes that the owner of a slot has charged.
     pub fn charged_by(&self, slot: usize, device: DeviceIndex) -> u64 {
         let word = self.word(slot % MAX_SLOTS, device);
@@ -201,6 +216,8 @@ impl Slot {
         let words = self.pressure();
         if words.registered.load(Ordering::Relaxed) == 0 {
             words.demand.store(0, Ordering::SeqCst);
+            let count = words.count.load(Ordering::SeqCst);
+            words.answered.store(count, Ordering::SeqCst);
         }
     }
 
@@ -224,6 +241,12 @@ impl Slot {
     /// [`Self::await_demand`].
     pub fn demands(&self) -> u64 {
         self.pressure().count.load(Ordering::SeqCst)
+    }
+
+    /// Tells others that this process has given all that it can give to the demands up to this
+    /// number. Returns false if that is known already.
+    pub fn answer(&self, demands: u64) -> bool {
+        self.pressure().answered.swap(demands, Ordering::SeqCst) != demands
     }
 
     /// Sleeps until the number of demands is another one than `seen`, at most for `time`. Returns

@@ -314,7 +314,9 @@ pub(super) struct PressureWords {
     pub count: AtomicU64,
     /// Time of the last demand by the wall clock, in milliseconds since 1970.
     pub asked_at: AtomicU64,
-    spare: [AtomicU64; 4],
+    /// The number of the last demand to which the owner has given all that it can give.
+    pub answered: AtomicU64,
+    spare: [AtomicU64; 3],
 }
 
 /// Two pages of the ledger file. They hold all data of a slot except its charges.

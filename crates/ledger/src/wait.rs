@@ -248,6 +248,14 @@ fn is_absent(waiting: &Waiting, now: u64) -> bool {
     now.saturating_sub(waiting.seen.load(Ordering::Relaxed)) > ABSENT_MS
 }
 
+impl Ledger {
+    /// Wakes the waiting processes, because a member has answered. Costs one load if no process
+    /// waits.
+    pub fn wake_waiters(&self) {
+        returned(self);
+    }
+}
+
 /// Wakes the waiting processes after memory was given back. Costs one load if no process waits.
 #[inline]
 pub(super) fn returned(ledger: &Ledger) {

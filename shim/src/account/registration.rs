@@ -1,5 +1,6 @@
 //! Whether this process may be asked for memory, and its threads that wait to be asked.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -19,12 +20,20 @@ const JOIN: Duration = Duration::from_millis(100);
 /// clock longer than the shortest time between two demands.
 const PAUSE_MS: u64 = OFTEN.as_millis() as u64 + 10;
 
+thread_local! {
+    /// The demand that this thread was told last and has not answered, by its number; 0 if none. A
+    /// thread answers by its next look: by then it has given back what it can.
+    static TOLD: Cell<u64> = const { Cell::new(0) };
+}
+
 /// The registrations of the parts of a program.
 #[derive(Default)]
 pub struct Registration {
     count: AtomicU32,
     /// When a thread was last told, in milliseconds of [`clock::monotonic_ms`]; 0 for never.
     told_at: AtomicU64,
+    /// The last demand that a thread was told, by its number.
+    told: AtomicU64,
 }
 
 /// The answer to one look.
@@ -103,7 +112,8 @@ impl Process {
         }
     }
 
-    /// Looks whether this process should give memory back.
+    /// Looks whether this process should give memory back. Answers the demand that the calling
+    /// thread was told before.
     pub fn look(&'static self, waiter: &mut Waiter) -> Look {
         if !self.is_registered() {
             return Look::Unregistered;
@@ -114,6 +124,11 @@ impl Process {
                 most: JOIN,
             });
         };
+        let told = TOLD.take();
+        // If another thread was told since, the answer is that thread's.
+        if told != 0 && told == self.registration.told.load(Ordering::SeqCst) {
+            member.answer(told);
+        }
         // Read before the look, so that a later demand ends the sleep at once.
         let group = Some((member, member.demands()));
         let told = match self.registration.may_tell() {
@@ -129,7 +144,12 @@ impl Process {
             excess.flatten()
         });
         match demanded {
-            Some(demanded) if self.registration.tell(told) => Look::Told(demanded),
+            Some(demanded) if self.registration.tell(told) => {
+                let number = member.demands();
+                TOLD.set(number);
+                self.registration.told.store(number, Ordering::SeqCst);
+                Look::Told(demanded)
+            }
             _ => Look::Nothing(Pause { group, most: LOOK }),
         }
     }

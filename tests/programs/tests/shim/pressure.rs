@@ -132,6 +132,53 @@ fn a_holder_that_never_answers_delays_the_refusal_by_the_timeout() {
     world.judge_end(cap(2));
 }
 
+/// A holder answers by its next call: then it has given what it can.
+#[test]
+fn a_holder_that_answers_with_nothing_delays_the_refusal_no_further() {
+    let world = World::new(cap(2));
+    world.settings(&["pressure_timeout=1000h"]);
+    let mut holder = holder(&world, "", 100);
+    let mut other = world.on_gpu();
+    holder.expect(&[("alloc c 400M", "0")]);
+    waits_to_be_asked(&mut holder);
+    other.tell("alloc b 300M");
+    assert_eq!(holder.answer(), told(&world, 204, 1, GROUP));
+    // One that gives a part is asked for the rest.
+    holder.expect(&[("free a", "0")]);
+    waits_to_be_asked(&mut holder);
+    assert_eq!(holder.answer(), told(&world, 104, 1, GROUP));
+    waits_to_be_asked(&mut holder);
+    assert_eq!(other.answer(), "2");
+    let events = world.events(EventKind::Given);
+    assert_eq!(events[0].what.bytes, 100 * MIB, "what came");
+    // The last answer holds for no other request.
+    other.tell("alloc b 300M");
+    assert_eq!(holder.answer(), told(&world, 104, 1, GROUP));
+    holder.expect(&[("free c", "0")]);
+    assert_eq!(other.answer(), "0");
+    holder.end_quietly();
+    other.end();
+    world.judge_end(cap(2));
+}
+
+/// A framework holds the lock of its allocator while a request waits.
+#[test]
+fn members_whose_own_requests_wait_are_not_asked() {
+    let world = World::new(cap(2));
+    world.settings(&["pressure_timeout=1000h"]);
+    let (mut one, mut two) = (holder(&world, "", 300), holder(&world, "", 290));
+    one.tell("alloc b 250M");
+    assert!(eventually(|| world.events(EventKind::Asked).len() == 1));
+    two.expect(&[("alloc b 250M", "2")]);
+    assert_eq!(world.events(EventKind::Asked).len(), 1);
+    assert!(two.say("asked -1").starts_with("0 "));
+    two.expect(&[("asked 0", "5")]);
+    assert_eq!(one.answer(), "2");
+    one.end();
+    two.end();
+    world.judge_end(cap(2));
+}
+
 #[test]
 fn a_request_ends_when_the_holder_dies_or_unregisters() {
     let world = World::new(cap(2));
@@ -297,7 +344,7 @@ fn threads_of_a_program_are_told_one_by_one_and_no_more_than_five_times_a_second
     for _ in 0..3 {
         holder.expect(&[("aside {\nrepeat 40 {\nasked 100\n}\n}", "0")]);
     }
-    other.expect(&[("alloc b 300M", "2")]);
+    other.tell("repeat 20 {\nalloc b 300M\n}");
     // How often each thread got which answer, such as `0:3 5:37`.
     let answers = holder.say("await");
     let told = answers
