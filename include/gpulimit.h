@@ -139,8 +139,8 @@ static inline int gpulimit_pressure_unregister(void) {
 /*
  * Waits until this process is asked for memory, at most `timeout_ms` milliseconds (-1: without an
  * end, 0: only looks). If several threads wait, one of them is told. The next call of that thread
- * says that the process has given back what it can: if that was nothing, the process is not asked
- * again for the same request.
+ * says that the process has given back what it can: if that was less than `bytes`, the process has
+ * no more for the same request.
  */
 static inline int gpulimit_pressure_wait(int timeout_ms, struct gpulimit_pressure *pressure) {
     GPULIMIT_CALL("gpulimit_pressure_wait", int, GPULIMIT_NOT_LOADED,

@@ -5,13 +5,26 @@ use super::at_limit::Request;
 use super::member::{Member, MemberDevice};
 use super::trail::happening;
 use gpulimit_base::device::DeviceId;
-use gpulimit_ledger::{Askable, Category, Demand, Details, EventKind, Reason, Slot};
+use gpulimit_ledger::{Answer, Askable, Category, Demand, Details, EventKind, Reason, Slot};
 use gpulimit_limits::Bounds;
 use std::time::{Duration, Instant};
 
+/// What a thread of this process is told, until it answers.
+#[derive(Copy, Clone, Debug)]
+pub struct Told {
+    /// The number of the demand.
+    pub number: u64,
+    device: MemberDevice,
+    bytes: u64,
+    /// Bytes that this process used.
+    in_use: u64,
+}
+
 /// What this process is asked for.
-#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+#[derive(Copy, Clone, Debug)]
 pub struct Demanded<'a> {
+    /// What [`Member::answer`] takes.
+    pub told: Told,
     /// The device.
     pub device: DeviceId,
     /// Bytes, no more than this process can give back.
@@ -43,13 +56,20 @@ impl Member {
         self.top().demands()
     }
 
-    /// Tells the processes that have asked for memory that this process has given all that it can
-    /// give to the demands up to this number.
-    pub fn answer(&self, demands: u64) {
-        if self.top().answer(demands) {
-            for level in &self.levels {
-                level.ledger.wake_waiters();
-            }
+    /// Tells the processes that have asked for memory that this process has given what it can.
+    pub fn answer(&self, told: &Told) {
+        let in_use = self.own_usage(&told.device).in_use();
+        let answer = match told.in_use.saturating_sub(in_use) < told.bytes {
+            true => Answer::TooLittle,
+            false => Answer::Enough,
+        };
+        self.give_answer(told.number, answer);
+    }
+
+    fn give_answer(&self, demand: u64, answer: Answer) {
+        self.top().answer(demand, answer);
+        for level in &self.levels {
+            level.ledger.wake_waiters();
         }
     }
 
@@ -70,7 +90,7 @@ impl Member {
         let demand = self.top().take_demand()?;
         let checked = self.checked(demand);
         if checked.is_none() {
-            self.answer(self.demands());
+            self.give_answer(self.demands(), Answer::TooLittle);
         }
         checked
     }
@@ -126,6 +146,12 @@ impl Member {
     ) -> Option<Demanded<'_>> {
         let bytes = bytes.min(self.unprotected(device, level));
         (bytes > 0).then(|| Demanded {
+            told: Told {
+                number: self.demands(),
+                device: *device,
+                bytes,
+                in_use: self.own_usage(device).in_use(),
+            },
             device: device.id(),
             bytes,
             reason,
@@ -170,9 +196,7 @@ struct Asked {
     slot: usize,
     /// Bytes that the member had charged before the first demand.
     before: u64,
-    /// Bytes that the member had charged before the last demand.
-    last: u64,
-    /// The number of the last demand.
+    /// The number of the demand that the request counts on.
     demand: u64,
 }
 
@@ -197,7 +221,7 @@ impl Request<'_, '_> {
     }
 
     /// Asks the members of a plan again, as far as they were not asked a moment ago. Returns false
-    /// if they do not hold enough any more, without those that had nothing to give.
+    /// if they do not hold enough any more, without those that have given too little.
     pub(super) fn ask(&self, asking: &mut Asking) -> bool {
         let Some(plan) = self.plan(asking.level, &asking.asked) else {
             return false;
@@ -207,19 +231,15 @@ impl Request<'_, '_> {
         let top = &self.station(self.member.levels.len() - 1).ledger;
         let reason = Reason::Request;
         let (bytes, count) = self.ask_each(asking.level, &plan, reason, |member, is_asked| {
-            // An answer to a demand of another process is no answer to the next one.
-            let demand = top.demands(member) + u64::from(!is_asked);
-            let charged = ledger.charged_by(member.slot, index);
-            let known = asking.asked.iter_mut().find(|it| it.slot == member.slot);
-            match known {
-                Some(known) if top.has_answered(member, known.demand) => {
-                    (known.last, known.demand) = (charged, demand);
-                }
-                Some(_) => {}
+            let last = top.demands(member);
+            // A member that gave enough to another request a moment ago may have more.
+            let is_next = !is_asked && top.answer(member, last) == Some(Answer::Enough);
+            let demand = last.saturating_add(is_next.into());
+            match asking.asked.iter_mut().find(|it| it.slot == member.slot) {
+                Some(known) => known.demand = demand,
                 None => asking.asked.push(Asked {
                     slot: member.slot,
-                    before: charged,
-                    last: charged,
+                    before: ledger.charged_by(member.slot, index),
                     demand,
                 }),
             }
@@ -227,7 +247,7 @@ impl Request<'_, '_> {
         if count > 0 && !std::mem::replace(&mut asking.is_recorded, true) {
             self.record_demand(asking.level, EventKind::Asked, bytes, count);
         }
-        true
+        self.plan(asking.level, &asking.asked).is_some()
     }
 
     /// Records what the members that were asked have given back since then, as the ledger shows it.
@@ -269,8 +289,8 @@ impl Request<'_, '_> {
     }
 
     /// Divides `bytes` among the registered members, the largest first, each at most what it uses
-    /// and its child group does not protect. Leaves out members in `asked` that have answered and
-    /// gave nothing. Returns also the bytes that nobody can give.
+    /// and its child group does not protect. Leaves out members in `asked` that have given too
+    /// little. Returns also the bytes that nobody can give.
     fn share(
         &self,
         level: usize,
@@ -287,12 +307,11 @@ impl Request<'_, '_> {
             if left == 0 {
                 break;
             }
-            let gave_nothing = |asked: &Asked| {
+            let is_empty = |asked: &Asked| {
                 asked.slot == member.slot
-                    && top.has_answered(&member, asked.demand)
-                    && station.ledger.charged_by(member.slot, index) >= asked.last
+                    && top.answer(&member, asked.demand) == Some(Answer::TooLittle)
             };
-            if asked.iter().any(gave_nothing) {
+            if asked.iter().any(is_empty) {
                 continue;
             }
             let siblings = plan.iter().filter(|(other, _)| other.child == member.child);

@@ -44,7 +44,7 @@ mod view;
 
 pub use access::{Access, Members};
 pub use at_limit::Insistence;
-pub use demand::Demanded;
+pub use demand::{Demanded, Told};
 pub use directory::{Directory, Entry, EntryKind};
 pub use error::{Fault, GroupError, WithoutCreateHint};
 pub use hold::Hold;

@@ -110,6 +110,15 @@ impl<W: Word> Door<'_, W> {
     }
 }
 
+/// The answer of a process that was asked.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub enum Answer {
+    /// It has given what it was asked for, and may have more.
+    Enough,
+    /// It has given less than it was asked for, so it has nothing more.
+    TooLittle,
+}
+
 /// A registered member that holds memory.
 #[derive(Copy, Clone, Debug)]
 pub struct Askable {
@@ -126,8 +135,8 @@ pub struct Askable {
 
 impl Ledger {
     /// Returns the living members that registered and use memory of the device, the largest first,
-    /// without those whose own request waits and without the owner of the slot `but`. `top` is the topmost ledger of the groups of this
-    /// ledger's group.
+    /// without those whose own request waits and without the owner of the slot `but`. `top` is the
+    /// topmost ledger of the groups of this ledger's group.
     pub fn askable(&self, device: DeviceIndex, top: &Self, but: Option<&Slot>) -> Vec<Askable> {
         let mut file = None;
         let mut found: Vec<Askable> = Vec::new();
@@ -193,10 +202,15 @@ impl Ledger {
         words.count.load(Ordering::SeqCst)
     }
 
-    /// Returns whether a member has answered the demand with this number, or a later one.
-    pub fn has_answered(&self, member: &Askable, demand: u64) -> bool {
+    /// Returns how a member has answered the demand with this number, or a later one. `None` if it
+    /// has not.
+    pub fn answer(&self, member: &Askable, demand: u64) -> Option<Answer> {
         let words = &self.content().slots[member.top].pressure;
-        words.answered.load(Ordering::SeqCst) >= demand
+        let word = words.answered.load(Ordering::SeqCst);
+        (word >> 1 >= demand).then_some(match word & 1 {
+            0 => Answer::Enough,
+            _ => Answer::TooLittle,
+        })
     }
 
     /// Returns the bytes that the owner of a slot has charged.
@@ -216,8 +230,7 @@ impl Slot {
         let words = self.pressure();
         if words.registered.load(Ordering::Relaxed) == 0 {
             words.demand.store(0, Ordering::SeqCst);
-            let count = words.count.load(Ordering::SeqCst);
-            words.answered.store(count, Ordering::SeqCst);
+            words.answered.store(0, Ordering::SeqCst);
         }
     }
 
@@ -243,10 +256,10 @@ impl Slot {
         self.pressure().count.load(Ordering::SeqCst)
     }
 
-    /// Tells others that this process has given all that it can give to the demands up to this
-    /// number. Returns false if that is known already.
-    pub fn answer(&self, demands: u64) -> bool {
-        self.pressure().answered.swap(demands, Ordering::SeqCst) != demands
+    /// Answers the demands up to the one with this number, in the topmost ledger.
+    pub fn answer(&self, demand: u64, answer: Answer) {
+        let word = demand << 1 | u64::from(answer == Answer::TooLittle);
+        self.pressure().answered.store(word, Ordering::SeqCst);
     }
 
     /// Sleeps until the number of demands is another one than `seen`, at most for `time`. Returns

@@ -314,7 +314,7 @@ pub(super) struct PressureWords {
     pub count: AtomicU64,
     /// Time of the last demand by the wall clock, in milliseconds since 1970.
     pub asked_at: AtomicU64,
-    /// The number of the last demand to which the owner has given all that it can give.
+    /// The last demand that the owner has answered: see `Slot::answer`.
     pub answered: AtomicU64,
     spare: [AtomicU64; 3],
 }

@@ -47,7 +47,7 @@ mod usage;
 mod wait;
 
 pub use charge::Idle;
-pub use demand::{Askable, Demand, OFTEN, Reason};
+pub use demand::{Answer, Askable, Demand, OFTEN, Reason};
 pub use error::LedgerError;
 pub use events::{Event, EventKind, Happening};
 pub use history::{Bill, Extremes, Period, Resolution};

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use gpulimit_group::{Demanded, Member};
+use gpulimit_group::{Demanded, Member, Told};
 use gpulimit_ledger::OFTEN;
 
 use super::Process;
@@ -21,9 +21,9 @@ const JOIN: Duration = Duration::from_millis(100);
 const PAUSE_MS: u64 = OFTEN.as_millis() as u64 + 10;
 
 thread_local! {
-    /// The demand that this thread was told last and has not answered, by its number; 0 if none. A
-    /// thread answers by its next look: by then it has given back what it can.
-    static TOLD: Cell<u64> = const { Cell::new(0) };
+    /// What this thread was told last and has not answered. It answers by its next look: by then it
+    /// has given back what it can.
+    static TOLD: Cell<Option<Told>> = const { Cell::new(None) };
 }
 
 /// The registrations of the parts of a program.
@@ -124,10 +124,11 @@ impl Process {
                 most: JOIN,
             });
         };
-        let told = TOLD.take();
         // If another thread was told since, the answer is that thread's.
-        if told != 0 && told == self.registration.told.load(Ordering::SeqCst) {
-            member.answer(told);
+        if let Some(told) = TOLD.take()
+            && told.number == self.registration.told.load(Ordering::SeqCst)
+        {
+            member.answer(&told);
         }
         // Read before the look, so that a later demand ends the sleep at once.
         let group = Some((member, member.demands()));
@@ -145,9 +146,9 @@ impl Process {
         });
         match demanded {
             Some(demanded) if self.registration.tell(told) => {
-                let number = member.demands();
-                TOLD.set(number);
-                self.registration.told.store(number, Ordering::SeqCst);
+                let Demanded { told, .. } = demanded;
+                TOLD.set(Some(told));
+                self.registration.told.store(told.number, Ordering::SeqCst);
                 Look::Told(demanded)
             }
             _ => Look::Nothing(Pause { group, most: LOOK }),
