@@ -239,7 +239,7 @@ impl Site {
         if machine.knobs.active.load(Acquire) == 0 {
             return work();
         }
-        checkpoint::wait_if_locked();
+        let _under_way = checkpoint::UnderWay::begin(self.name);
         let calls = self.calls.fetch_add(1, Relaxed) + 1;
         let orders = machine.knobs.orders(self.name, calls);
         wait(orders.latency);

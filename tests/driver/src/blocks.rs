@@ -15,7 +15,7 @@ use crate::machine::BLOCK;
 use crate::pool::Pool;
 use crate::space::{Entry, Use, space};
 use crate::work::Name;
-use crate::{Outcome, Status, graph, ipc};
+use crate::{Outcome, Status, checkpoint, graph, ipc};
 
 /// The largest request, in bytes, that shares a block with other requests.
 const SHARED: u64 = BLOCK - GRAIN;
@@ -178,7 +178,9 @@ pub fn allocate_managed(context: &Context, bytes: u64) -> Outcome<u64> {
     if bytes == 0 {
         return Err(Status::INVALID_VALUE);
     }
-    allocate_large(context, bytes, Kind::Managed)
+    let address = allocate_large(context, bytes, Kind::Managed)?;
+    checkpoint::count_managed(1);
+    Ok(address)
 }
 
 /// Allocates the memory of a module's `__device__` variables.
@@ -251,6 +253,9 @@ fn free_large(address: u64, except: Option<Kind>) -> Outcome<()> {
 
 fn give_large(address: u64, request: Large) {
     space().mark(address, 1, Entry::NONE);
+    if request.kind == Kind::Managed {
+        checkpoint::count_managed(-1);
+    }
     if let Some(context) = context::by_index(request.context) {
         ipc::give(context.device(), address, request.physical);
     }

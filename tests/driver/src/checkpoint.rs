@@ -1,89 +1,314 @@
 //! Checkpoints (`cuCheckpointProcess…`): one process moves the GPU memory of another process away
 //! and back.
 //!
-//! Locking a process does not wait for its driver calls under way. The caller must rule out such
-//! calls.
+//! Measured (H200, 580.159.04):
+//! - A restore without enough room answers 2. The process is lost then: it stays checkpointed,
+//!   every later restore answers 304, and an unlock 401.
+//! - A process with managed memory cannot be checkpointed (801). It stays locked and intact.
+//! - An importer of shared memory can be checkpointed, but its restore answers 1: it is lost. An
+//!   exporter can be restored.
+//! - Another user's process cannot be locked (304), nor a client of MPS (801).
+//!
+//! NVIDIA's documentation: the calls of a process wait from the lock to the unlock. A lock that
+//! times out leaves the process running.
+//!
+//! Assumed:
+//! - A lock waits for the calls under way, and answers 600 when its time is over.
+//! - A caller that dies leaves its step to the driver's thread in the other process. Here the next
+//!   caller that looks at the process finishes the step.
+//! - Exported memory goes away with its exporter unless another process has opened it.
 
+use std::cell::Cell;
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use crate::knobs::{CHECKPOINT_FAILS, DENIED, MPS, RESTORE_FAILS};
 use crate::machine::{MAX_DEVICES, Machine, Slot};
-use crate::process::Process;
-use crate::{Outcome, Status, grant};
+use crate::process::{self, Process, StepLock};
+use crate::{Outcome, Status, grant, shared};
 
 /// The process states, with the numbers of `CUprocessState`.
 const RUNNING: u64 = 0;
 const LOCKED: u64 = 1;
 const CHECKPOINTED: u64 = 2;
+const FAILED: u64 = 3;
+const CHECKPOINTING: u64 = 4;
+const RESTORING: u64 = 5;
+/// A checkpointed process whose restore has failed. Reported as checkpointed.
+const LOST: u64 = 6;
 
-/// Returns the slot of a living process by its pid.
-fn find(machine: &'static Machine, pid: i32) -> Outcome<(usize, &'static Slot)> {
+/// The first driver version that reports that a step is under way.
+const REPORTS_STEPS: u32 = 13_040;
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// Another process, as the functions here see it.
+struct Target {
+    machine: &'static Machine,
+    slot: usize,
+    line: &'static Slot,
+    owner: u64,
+    pid: i32,
+}
+
+/// Returns a living process of this pid namespace by its pid.
+fn find(machine: &'static Machine, pid: i32) -> Outcome<Target> {
+    let namespace = process::namespace();
     let slots = machine.slots.iter().enumerate();
     slots
         .take(machine.high_water.load(SeqCst) as usize)
-        .find(|(_, line)| {
-            let owner = line.owner.load(SeqCst);
-            owner != 0 && (owner >> 32) as i32 == pid && line.died.load(SeqCst) == 0
+        .map(|(slot, line)| (slot, line, line.owner.load(SeqCst)))
+        .find(|(slot, line, owner)| {
+            *owner != 0
+                && (owner >> 32) as i32 == pid
+                && line.namespace.load(Relaxed) == namespace
+                && !process::has_died(*slot)
+        })
+        .map(|(slot, line, owner)| Target {
+            machine,
+            slot,
+            line,
+            owner,
+            pid,
         })
         .ok_or(Status::INVALID_VALUE)
 }
 
-fn step(line: &Slot, from: u64, to: u64) -> Outcome<()> {
-    let stepped = line.state.compare_exchange(from, to, SeqCst, SeqCst);
-    stepped.map(drop).map_err(|_| Status::ILLEGAL_STATE)
+/// Returns a process that the caller may change.
+fn find_own(machine: &'static Machine, pid: i32) -> Outcome<Target> {
+    let target = find(machine, pid)?;
+    // The real driver asks the kernel for the right to trace the process.
+    let owner = std::fs::metadata(format!("/proc/{pid}")).map(|data| data.uid());
+    let caller = std::fs::metadata("/proc/self").map_or(u32::MAX, |data| data.uid());
+    let may = caller == 0 || owner.is_ok_and(|owner| owner == caller);
+    if !may || machine.knobs.fails(DENIED) {
+        return Err(Status::OPERATING_SYSTEM);
+    }
+    Ok(target)
 }
 
-/// Returns the `CUprocessState` of a process.
+impl Target {
+    fn step(&self, from: u64, to: u64) -> Outcome<()> {
+        let stepped = self.line.state.compare_exchange(from, to, SeqCst, SeqCst);
+        stepped.map(drop).map_err(|_| Status::ILLEGAL_STATE)
+    }
+
+    /// Returns the lock on the process's steps, and finishes the step of a dead caller.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` if the process is gone.
+    fn lock_steps(&self) -> Outcome<StepLock> {
+        let lock = StepLock::wait(self.slot).ok_or(Status::UNKNOWN)?;
+        self.is_there().then_some(()).ok_or(Status::INVALID_VALUE)?;
+        self.finish()?;
+        Ok(lock)
+    }
+
+    /// Returns whether the slot still belongs to the process. Its slot cannot get another owner
+    /// under the lock on its steps.
+    fn is_there(&self) -> bool {
+        self.line.owner.load(SeqCst) == self.owner
+    }
+
+    /// Finishes the step that the process's state names. The caller has the lock on the steps.
+    fn finish(&self) -> Outcome<()> {
+        match self.line.state.load(SeqCst) {
+            CHECKPOINTING => self.move_away(),
+            RESTORING => self.move_back(),
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits until no call of the process is under way. Returns false if the time is over first.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` if the process has died.
+    fn is_quiet(&self, until: Option<Instant>) -> Outcome<bool> {
+        while self.line.calls.load(SeqCst) > 0 {
+            if process::has_died(self.slot) {
+                return Err(Status::INVALID_VALUE);
+            }
+            if until.is_some_and(|until| Instant::now() >= until) {
+                return Ok(false);
+            }
+            std::thread::sleep(PAUSE);
+        }
+        Ok(true)
+    }
+
+    /// Waits while the process is stopped: its own thread does the driver's work.
+    fn wait_while_stopped(&self) {
+        let is_stopped = || {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid));
+            stat.is_ok_and(|stat| {
+                let state = stat
+                    .rsplit_once(')')
+                    .map_or("", |(_, rest)| rest.trim_start());
+                state.starts_with(['T', 't'])
+            })
+        };
+        while is_stopped() {
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Moves all memory away. May be repeated after a caller has died inside.
+    fn move_away(&self) -> Outcome<()> {
+        self.wait_while_stopped();
+        for device in 0..MAX_DEVICES {
+            let blocks = grant::held(self.machine, self.slot, device);
+            if blocks > 0 {
+                self.line.away[device].store(blocks, SeqCst);
+                grant::change(self.machine, self.slot, device, -(blocks as i64));
+            }
+        }
+        shared::move_away(self.machine, self.owner);
+        self.step(CHECKPOINTING, CHECKPOINTED)
+    }
+
+    /// Moves all memory back, or marks the process as lost. May be repeated after a caller has died
+    /// inside.
+    fn move_back(&self) -> Outcome<()> {
+        self.wait_while_stopped();
+        let lost = |status| {
+            self.step(RESTORING, LOST)?;
+            Err(status)
+        };
+        if self.machine.knobs.fails(RESTORE_FAILS) || shared::has_imports(self.machine, self.owner)
+        {
+            return lost(Status::INVALID_VALUE);
+        }
+        for device in 0..MAX_DEVICES {
+            let blocks = self.line.away[device].load(SeqCst);
+            // If a caller has died after the change, the process holds the blocks already.
+            let held = grant::held(self.machine, self.slot, device);
+            let more = blocks.saturating_sub(held) as i64;
+            if more > 0 && !grant::change(self.machine, self.slot, device, more) {
+                return self.drop_all().and_then(|()| lost(Status::OUT_OF_MEMORY));
+            }
+        }
+        if !shared::move_back(self.machine, self.owner) {
+            return self.drop_all().and_then(|()| lost(Status::OUT_OF_MEMORY));
+        }
+        self.line.away.iter().for_each(|away| away.store(0, SeqCst));
+        self.step(RESTORING, LOCKED)
+    }
+
+    /// Gives back what a restore without enough room has taken.
+    fn drop_all(&self) -> Outcome<()> {
+        for device in 0..MAX_DEVICES {
+            let blocks = grant::held(self.machine, self.slot, device);
+            if blocks > 0 {
+                grant::change(self.machine, self.slot, device, -(blocks as i64));
+            }
+        }
+        shared::move_away(self.machine, self.owner);
+        Ok(())
+    }
+}
+
+/// Returns the `CUprocessState` of a process. A process without CUDA is running.
 ///
 /// # Errors
-/// `INVALID_VALUE` for a pid without a slot, as in all functions here.
+/// `INVALID_VALUE` for a pid without a process.
 pub fn state(machine: &'static Machine, pid: i32) -> Outcome<i32> {
-    Ok(find(machine, pid)?.1.state.load(SeqCst) as i32)
+    let Ok(target) = find(machine, pid) else {
+        let exists = pid > 0 && std::path::Path::new(&format!("/proc/{pid}")).exists();
+        return exists
+            .then_some(RUNNING as i32)
+            .ok_or(Status::INVALID_VALUE);
+    };
+    if let Some(_lock) = StepLock::attempt(target.slot)
+        && target.is_there()
+    {
+        let _ = target.finish();
+    }
+    let reports = machine.knobs.driver_version.load(Relaxed) >= REPORTS_STEPS;
+    Ok(match target.line.state.load(SeqCst) {
+        CHECKPOINTING if !reports => LOCKED,
+        RESTORING if !reports => CHECKPOINTED,
+        LOST => CHECKPOINTED,
+        state => state,
+    } as i32)
 }
 
-/// Makes the driver calls of a process wait until the process is unlocked.
+/// Returns the thread that does the driver's work in a process.
 ///
 /// # Errors
-/// `ILLEGAL_STATE` unless the process is running.
-pub fn lock(machine: &'static Machine, pid: i32) -> Outcome<()> {
-    let (_, line) = find(machine, pid)?;
-    step(line, RUNNING, LOCKED)?;
+/// `INVALID_VALUE` for a process without CUDA.
+pub fn restore_thread(machine: &'static Machine, pid: i32) -> Outcome<i32> {
+    // It is not known which thread the real driver returns.
+    find(machine, pid).map(|target| target.pid)
+}
+
+/// Makes the driver calls of a process wait until the process is unlocked. Waits for the calls
+/// under way, with a `timeout_ms` other than 0 at most so long.
+///
+/// # Errors
+/// - `INVALID_VALUE`: a pid without a process that uses CUDA, as in all functions below.
+/// - `OPERATING_SYSTEM`: another user's process, as in all functions below.
+/// - `ILLEGAL_STATE`: the process is not running.
+/// - `NOT_SUPPORTED`: a client of MPS.
+/// - `NOT_READY`: the time is over; the process is still running.
+pub fn lock(machine: &'static Machine, pid: i32, timeout_ms: u32) -> Outcome<()> {
+    let target = find_own(machine, pid)?;
+    let _steps = target.lock_steps()?;
+    if machine.knobs.fails(MPS) {
+        return Err(Status::NOT_SUPPORTED);
+    }
     machine.knobs.note_locked();
+    target.step(RUNNING, LOCKED)?;
+    let timeout = Duration::from_millis(timeout_ms.into());
+    let until = (timeout_ms != 0).then(|| Instant::now() + timeout);
+    if !target.is_quiet(until)? {
+        target.step(LOCKED, RUNNING)?;
+        return Err(Status::NOT_READY);
+    }
     Ok(())
 }
 
 /// Moves all GPU memory of a locked process away from the GPUs.
 ///
 /// # Errors
-/// `ILLEGAL_STATE` unless the process is locked.
+/// - `ILLEGAL_STATE`: the process is not locked.
+/// - `NOT_SUPPORTED`: the process has managed memory. It stays locked.
+/// - `UNKNOWN`: the knob `checkpoint` says so. The process has failed for ever.
 pub fn checkpoint(machine: &'static Machine, pid: i32) -> Outcome<()> {
-    let (slot, line) = find(machine, pid)?;
-    step(line, LOCKED, CHECKPOINTED)?;
-    for device in 0..MAX_DEVICES {
-        let blocks = grant::held(machine, slot, device);
-        line.away[device].store(blocks, SeqCst);
-        grant::change(machine, slot, device, -(blocks as i64));
-    }
-    Ok(())
-}
-
-/// Brings the memory of a checkpointed process back to the GPUs.
-///
-/// # Errors
-/// `ILLEGAL_STATE` for other processes, `OUT_OF_MEMORY`.
-pub fn restore(machine: &'static Machine, pid: i32) -> Outcome<()> {
-    let (slot, line) = find(machine, pid)?;
-    if line.state.load(SeqCst) != CHECKPOINTED {
+    let target = find_own(machine, pid)?;
+    let _steps = target.lock_steps()?;
+    if target.line.state.load(SeqCst) != LOCKED {
         return Err(Status::ILLEGAL_STATE);
     }
-    for device in 0..MAX_DEVICES {
-        let blocks = line.away[device].load(SeqCst) as i64;
-        if blocks > 0 && !grant::change(machine, slot, device, blocks) {
-            return Err(Status::OUT_OF_MEMORY);
-        }
-        line.away[device].store(0, SeqCst);
+    // A locker that died may have left calls under way.
+    target.is_quiet(None)?;
+    if target.line.managed.load(SeqCst) > 0 {
+        return Err(Status::NOT_SUPPORTED);
     }
-    step(line, CHECKPOINTED, LOCKED)
+    if machine.knobs.fails(CHECKPOINT_FAILS) {
+        target.step(LOCKED, FAILED)?;
+        return Err(Status::UNKNOWN);
+    }
+    target.step(LOCKED, CHECKPOINTING)?;
+    target.move_away()
+}
+
+/// Brings the memory of a checkpointed process back to the GPUs. If that fails, the process is
+/// lost.
+///
+/// # Errors
+/// - `ILLEGAL_STATE`: the process is not checkpointed.
+/// - `OUT_OF_MEMORY`: a GPU has too little room.
+/// - `INVALID_VALUE`: the process has imported memory.
+/// - `OPERATING_SYSTEM`: the process was lost before.
+pub fn restore(machine: &'static Machine, pid: i32) -> Outcome<()> {
+    let target = find_own(machine, pid)?;
+    let _steps = target.lock_steps()?;
+    match target.line.state.load(SeqCst) {
+        LOST => return Err(Status::OPERATING_SYSTEM),
+        _ => target.step(CHECKPOINTED, RESTORING)?,
+    }
+    process::scan(machine, true);
+    target.move_back()
 }
 
 /// Unlocks a process. Its waiting driver calls go on.
@@ -91,19 +316,69 @@ pub fn restore(machine: &'static Machine, pid: i32) -> Outcome<()> {
 /// # Errors
 /// `ILLEGAL_STATE` unless the process is locked.
 pub fn unlock(machine: &'static Machine, pid: i32) -> Outcome<()> {
-    step(find(machine, pid)?.1, LOCKED, RUNNING)
+    let target = find_own(machine, pid)?;
+    let _steps = target.lock_steps()?;
+    target.step(LOCKED, RUNNING)
 }
 
-/// Waits while the calling process is locked.
-pub(crate) fn wait_if_locked() {
-    let Some(line) = Process::line() else { return };
-    while line.state.load(Acquire) != RUNNING {
-        std::thread::sleep(Duration::from_millis(1));
+thread_local! {
+    /// The number of the calling thread's driver calls under way. A call from inside a call does
+    /// not wait, because a lock waits for the outer call.
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+}
+
+/// A driver call under way, which a lock waits for.
+pub(crate) struct UnderWay(Option<&'static Slot>);
+
+impl UnderWay {
+    /// Begins a call. Waits while the calling process is locked. The checkpoint functions
+    /// themselves do not wait: a process can lock and unlock itself.
+    pub(crate) fn begin(function: &str) -> UnderWay {
+        let line = Process::line().filter(|_| !function.starts_with("cuCheckpointProcess"));
+        let Some(line) = line else {
+            return UnderWay(None);
+        };
+        let depth = DEPTH.replace(DEPTH.get() + 1);
+        if depth > 0 {
+            return UnderWay(Some(line));
+        }
+        loop {
+            while line.state.load(Acquire) != RUNNING {
+                std::thread::sleep(PAUSE);
+            }
+            // The locker changes the state and then reads the number of calls, so one of the two
+            // sees the other.
+            line.calls.fetch_add(1, SeqCst);
+            if line.state.load(SeqCst) == RUNNING {
+                return UnderWay(Some(line));
+            }
+            line.calls.fetch_sub(1, SeqCst);
+        }
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        let Some(line) = self.0 else { return };
+        let depth = DEPTH.get() - 1;
+        DEPTH.set(depth);
+        if depth == 0 {
+            line.calls.fetch_sub(1, SeqCst);
+        }
+    }
+}
+
+/// Counts managed memory of the calling process: 1 for new memory, −1 for freed memory.
+pub fn count_managed(change: i64) {
+    if let Some(line) = Process::line() {
+        line.managed.fetch_add(change as u64, SeqCst);
     }
 }
 
 /// Resets the checkpoint state of a slot for its new owner, a running process.
 pub(crate) fn begin(line: &Slot) {
-    line.state.store(RUNNING, Relaxed);
+    for word in [&line.state, &line.calls, &line.managed] {
+        word.store(RUNNING, Relaxed);
+    }
     line.away.iter().for_each(|away| away.store(0, Relaxed));
 }

@@ -15,6 +15,18 @@ const NAME_WORDS: usize = 6;
 /// Bits of [`Knobs::active`].
 const SET: u32 = 1;
 const LOCKED: u32 = 2;
+/// Bits of [`Knobs::checkpoint`]: what the checkpoint functions refuse, or fail to do.
+pub(crate) const DENIED: u32 = 1;
+pub(crate) const MPS: u32 = 2;
+pub(crate) const CHECKPOINT_FAILS: u32 = 4;
+pub(crate) const RESTORE_FAILS: u32 = 8;
+const CHECKPOINT: &[(&str, u32)] = &[
+    ("none", 0),
+    ("denied", DENIED),
+    ("mps", MPS),
+    ("checkpoint-fails", CHECKPOINT_FAILS),
+    ("restore-fails", RESTORE_FAILS),
+];
 
 /// The knobs in the shared memory of the simulated machine.
 #[repr(C)]
@@ -47,6 +59,8 @@ pub struct Knobs {
     pub own_exports: AtomicU32,
     /// The number of MIG instances of every GPU; 0 = no MIG.
     pub mig: AtomicU32,
+    /// The failures of the checkpoint functions: see [`DENIED`] and the constants after it.
+    checkpoint: AtomicU32,
     /// The nanoseconds for which every kernel keeps its stream busy.
     pub work: AtomicU64,
     /// The nanoseconds that every driver call waits before its work. A rule for the called function
@@ -119,6 +133,7 @@ pub const NAMES: &[(&str, &str)] = &[
     ("GPULIMIT_SIM_EARLY_535", "early-535"),
     ("GPULIMIT_SIM_OWN_EXPORTS", "own-exports"),
     ("GPULIMIT_SIM_MIG", "mig"),
+    ("GPULIMIT_SIM_CHECKPOINT", "checkpoint"),
     ("GPULIMIT_SIM_WORK", "work"),
     ("GPULIMIT_SIM_LATENCY", "latency"),
     ("GPULIMIT_SIM_DELAY", "delay"),
@@ -203,6 +218,15 @@ impl Knobs {
                 }
                 self.mig.store(count as u32, Relaxed);
             }
+            "checkpoint" => {
+                let mut failures = 0;
+                for name in value.split(',') {
+                    let found = CHECKPOINT.iter().find(|(known, _)| *known == name);
+                    failures |= found.ok_or_else(bad)?.1;
+                }
+                self.checkpoint.store(failures, Relaxed);
+                self.note_locked();
+            }
             "work" => self.work.store(number(value)?, Relaxed),
             "latency" => self.set_waits(knob, value, |rule| &rule.latency, &self.latency)?,
             "delay" => self.set_waits(knob, value, |rule| &rule.delay, &self.delay)?,
@@ -245,8 +269,13 @@ impl Knobs {
         Ok(())
     }
 
+    /// Returns whether the checkpoint functions have this failure.
+    pub(crate) fn fails(&self, failure: u32) -> bool {
+        self.checkpoint.load(Acquire) & failure != 0
+    }
+
     /// Notes that a process was locked (see [`crate::checkpoint`]). From now on every driver call
-    /// checks whether its process is locked.
+    /// is counted, and checks whether its process is locked.
     pub fn note_locked(&self) {
         self.active.fetch_or(LOCKED, Release);
     }

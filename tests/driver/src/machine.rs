@@ -27,7 +27,7 @@ pub const MAX_OBJECTS: usize = 90;
 /// total bytes do not.
 pub const RESERVED: u64 = 480 << 20;
 
-const MAGIC: u64 = 0x6770_756c_696d_0009;
+const MAGIC: u64 = 0x6770_756c_696d_000a;
 
 /// The contents of the shared file. A file of zeros is a valid machine without processes; `create`
 /// then sets its knobs.
@@ -90,7 +90,12 @@ pub struct Slot {
     pub died: AtomicU64,
     /// Whether the slot's owner is locked or checkpointed, see [`crate::checkpoint`].
     pub state: AtomicU64,
-    /// The blocks that a checkpoint moved away from each GPU.
+    /// The number of the owner's driver calls under way, while [`Knobs::active`] is not 0.
+    pub calls: AtomicU64,
+    /// The number of the owner's allocations and pools of managed memory.
+    pub managed: AtomicU64,
+    /// The blocks that a checkpoint moved away from each GPU. In the slot of an exported object,
+    /// those of its exporter's checkpoint.
     pub away: [AtomicU64; MAX_DEVICES],
     /// The memory that the slot's owner holds on each GPU.
     pub held: [Held; MAX_DEVICES],

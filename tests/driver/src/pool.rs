@@ -16,7 +16,7 @@ use crate::driver::{Driver, driver};
 use crate::machine::BLOCK;
 use crate::space::{Entry, Gaps, Use, space};
 use crate::work::{self, Name, Queue};
-use crate::{Outcome, Status};
+use crate::{Outcome, Status, checkpoint};
 
 /// A memory pool grows in steps of this many bytes (measured).
 pub const STEP: u64 = 32 << 20;
@@ -93,6 +93,7 @@ impl Pool {
 
     /// Makes a pool of managed memory for a GPU.
     pub fn make_managed(device: usize) -> &'static Pool {
+        checkpoint::count_managed(1);
         Pool::new(Some(device), true)
     }
 

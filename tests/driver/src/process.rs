@@ -206,6 +206,37 @@ impl ObjectsLock {
     }
 }
 
+/// The lock on the checkpoint steps of the process in one slot. Its holder may change what the
+/// process holds, and frees the slot of a dead process.
+pub(crate) struct StepLock(#[expect(dead_code, reason = "held, not read")] File);
+
+impl StepLock {
+    /// Takes the lock, waiting for it if necessary.
+    pub(crate) fn wait(slot: usize) -> Option<StepLock> {
+        StepLock::take(slot, libc::F_OFD_SETLKW)
+    }
+
+    /// Takes the lock. Returns `None` when another process or thread has it.
+    pub(crate) fn attempt(slot: usize) -> Option<StepLock> {
+        StepLock::take(slot, libc::F_OFD_SETLK)
+    }
+
+    fn take(slot: usize, command: i32) -> Option<StepLock> {
+        let file = Machine::file().ok()?;
+        lock(&file, MAX_PROCESSES + 1 + slot, libc::F_WRLCK, command).ok()?;
+        Some(StepLock(file))
+    }
+}
+
+/// Returns whether the process that took this slot has ended.
+pub(crate) fn has_died(slot: usize) -> bool {
+    let Ok(file) = Machine::file() else {
+        return false;
+    };
+    lock(&file, slot, libc::F_WRLCK, libc::F_OFD_GETLK)
+        .is_ok_and(|answer| i32::from(answer.l_type) == libc::F_UNLCK)
+}
+
 /// Returns a new number for an owner. No other owner of the slot has this number.
 fn birth() -> u64 {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
@@ -285,6 +316,10 @@ pub fn scan(machine: &Machine, at_once: bool) {
         if line.owner.load(SeqCst) != owner || now < died + lag {
             continue;
         }
+        // A process that restores the dead one adds memory to the slot.
+        let Some(_steps) = StepLock::attempt(slot) else {
+            continue;
+        };
         for device in 0..MAX_DEVICES {
             grant::reap(machine, slot, device, owner);
         }

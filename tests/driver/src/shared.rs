@@ -267,6 +267,7 @@ fn sweep_object(machine: &Machine, at: usize, _lock: &ObjectsLock) {
     if let Ok(device @ 0..MAX_DEVICES) = usize::try_from(object.device.load(Relaxed)) {
         let blocks = grant::held(machine, MAX_PROCESSES + at, device) as i64;
         grant::change(machine, MAX_PROCESSES + at, device, -blocks);
+        machine.slots[MAX_PROCESSES + at].away[device].store(0, SeqCst);
     }
     for place in object.imports.iter().chain([&object.exporter]) {
         place.store(0, SeqCst);
@@ -317,4 +318,55 @@ pub fn unowned(machine: &Machine, device: usize) -> u64 {
     objects
         .map(|(at, _)| grant::held(machine, MAX_PROCESSES + at, device) * BLOCK)
         .sum()
+}
+
+/// Returns whether a process has imported or opened memory of another process.
+pub(crate) fn has_imports(machine: &Machine, owner: u64) -> bool {
+    let imported = |object: &Object| {
+        object.birth.load(SeqCst) != 0
+            && object.exporter.load(SeqCst) != owner
+            && (object.imports.iter()).any(|place| place.load(SeqCst) == owner)
+    };
+    machine.objects.iter().any(imported)
+}
+
+/// Calls `each` with the slot and the GPU of each exported object of a process.
+fn each_exported(machine: &Machine, owner: u64, mut each: impl FnMut(&Object, usize, usize)) {
+    for (at, object) in machine.objects.iter().enumerate() {
+        if object.birth.load(SeqCst) != 0
+            && object.exporter.load(SeqCst) == owner
+            && let Ok(device @ 0..MAX_DEVICES) = usize::try_from(object.device.load(SeqCst))
+        {
+            each(object, MAX_PROCESSES + at, device);
+        }
+    }
+}
+
+/// Moves the exported memory of a process away from the GPUs, except memory that another process
+/// has opened. May be repeated.
+pub(crate) fn move_away(machine: &Machine, owner: u64) {
+    let _lock = ObjectsLock::wait();
+    each_exported(machine, owner, |object, slot, device| {
+        let blocks = grant::held(machine, slot, device);
+        if blocks > 0 && holders(machine, object).1.is_empty() {
+            machine.slots[slot].away[device].store(blocks, SeqCst);
+            grant::change(machine, slot, device, -(blocks as i64));
+        }
+    });
+}
+
+/// Moves the exported memory of a process back to the GPUs. Returns false if a GPU has too little
+/// room. May be repeated.
+pub(crate) fn move_back(machine: &Machine, owner: u64) -> bool {
+    let _lock = ObjectsLock::wait();
+    let mut all = true;
+    each_exported(machine, owner, |_, slot, device| {
+        let away = machine.slots[slot].away[device].load(SeqCst);
+        let more = away.saturating_sub(grant::held(machine, slot, device)) as i64;
+        all &= more == 0 || grant::change(machine, slot, device, more);
+        if all {
+            machine.slots[slot].away[device].store(0, SeqCst);
+        }
+    });
+    all
 }

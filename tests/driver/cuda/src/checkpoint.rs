@@ -1,5 +1,5 @@
 //! The driver's checkpoint functions, which move the GPU memory of another process away and back.
-//! Their options are ignored.
+//! Of their options only the time limit of the lock is known.
 
 use gpulimit_sim::abi::{In, Out};
 use gpulimit_sim::driver::driver;
@@ -9,14 +9,14 @@ pub fn state(pid: i32, state: Out<i32>) -> Outcome<()> {
     state.put(checkpoint::state(driver()?.machine, pid)?)
 }
 
-/// Returns the process's first thread. It is not known which thread the real driver returns.
 pub fn restore_thread(pid: i32, thread: Out<i32>) -> Outcome<()> {
-    checkpoint::state(driver()?.machine, pid)?;
-    thread.put(pid)
+    thread.put(checkpoint::restore_thread(driver()?.machine, pid)?)
 }
 
-pub fn lock(pid: i32, _: In<[u64; 8]>) -> Outcome<()> {
-    checkpoint::lock(driver()?.machine, pid)
+/// The options begin with the time limit in milliseconds, 32 bits; 0 means none.
+pub fn lock(pid: i32, options: In<[u64; 8]>) -> Outcome<()> {
+    let timeout_ms = options.get().map_or(0, |words| words[0] as u32);
+    checkpoint::lock(driver()?.machine, pid, timeout_ms)
 }
 
 pub fn checkpoint(pid: i32, _: In<[u64; 8]>) -> Outcome<()> {

@@ -5,6 +5,7 @@
 #![allow(unsafe_code, missing_docs)]
 
 mod arrays;
+mod checkpoint;
 mod clients;
 mod graphs;
 mod ipc;

@@ -1,0 +1,473 @@
+//! Tests of processes that are locked, moved off the GPU and back by another process.
+
+use std::io::{BufRead, Write};
+use std::process::Child;
+
+use crate::rig::{CONTEXT, Cuda, MIB, Machine, eventually, expect_line, role};
+
+const RUNNING: &str = "0 0";
+const LOCKED: &str = "0 1";
+const CHECKPOINTED: &str = "0 2";
+
+/// Runs the commands of one child process, one a line, and answers each with a line.
+fn obey() {
+    let cuda = Cuda::load();
+    if role().as_deref() == Some("stranger") {
+        // SAFETY: the calls only change this process's own users.
+        unsafe { assert_eq!((libc::setgid(65_534), libc::setuid(65_534)), (0, 0)) };
+    }
+    assert_eq!(cuda.call("cuInit", &[0]), 0);
+    if role().as_deref() == Some("program") {
+        cuda.start();
+    }
+    let mut memory = 0;
+    println!("answer ready");
+    for line in std::io::stdin().lock().lines() {
+        let line = line.expect("readable");
+        let words: Vec<&str> = line.split(' ').collect();
+        let number = |at: usize| words[at].parse::<usize>().expect("a number");
+        let step = |name: &str| cuda.call(&format!("cuCheckpointProcess{name}"), &[number(1), 0]);
+        let answer = match words[0] {
+            "alloc" => match cuda.alloc(number(1) as u64 * MIB) {
+                Ok(address) => {
+                    memory = address as usize;
+                    0
+                }
+                Err(error) => error,
+            },
+            "managed" => {
+                let address = cuda.get("cuMemAllocManaged", &[number(1) << 20, 1]);
+                memory = address.expect("memory") as usize;
+                0
+            }
+            "free" => cuda.free(memory as u64),
+            "fill" => cuda.call("cuMemsetD8_v2", &[memory, number(1), 64]),
+            "first" => {
+                let mut byte = [0u8; 1];
+                let copy = [byte.as_mut_ptr() as usize, memory, 1];
+                assert_eq!(cuda.call("cuMemcpyDtoH_v2", &copy), 0);
+                byte[0].into()
+            }
+            "export" => {
+                let mut bytes = [0u8; 64];
+                let status = cuda.call("cuIpcGetMemHandle", &[bytes.as_mut_ptr() as usize, memory]);
+                std::fs::write(words[1], bytes).expect("written");
+                status
+            }
+            "state" => {
+                let mut state = -1i32;
+                let ask = [number(1), &raw mut state as usize];
+                let status = cuda.call("cuCheckpointProcessGetState", &ask);
+                println!("answer {status} {state}");
+                continue;
+            }
+            "thread" => {
+                let mut thread = -1i32;
+                let ask = [number(1), &raw mut thread as usize];
+                cuda.call("cuCheckpointProcessGetRestoreThreadId", &ask)
+            }
+            "open" => {
+                #[repr(C)]
+                struct Handle([u64; 8]);
+                type Open = extern "C" fn(*mut u64, Handle, u32) -> i32;
+                let bytes = std::fs::read(words[1]).expect("a handle");
+                let words = std::array::from_fn(|at| {
+                    u64::from_le_bytes(bytes[at * 8..][..8].try_into().expect("eight bytes"))
+                });
+                let address = cuda.find("cuIpcOpenMemHandle_v2");
+                // SAFETY: the function of this name has this type.
+                let open: Open = unsafe { std::mem::transmute(address) };
+                let mut place = 0;
+                open(&raw mut place, Handle(words), 1)
+            }
+            "lock-for" => {
+                let mut options = [0u64; 8];
+                options[0] = number(2) as u64;
+                let call = [number(1), options.as_ptr() as usize];
+                cuda.call("cuCheckpointProcessLock", &call)
+            }
+            "lock" => step("Lock"),
+            "checkpoint" => step("Checkpoint"),
+            "restore" => step("Restore"),
+            "unlock" => step("Unlock"),
+            _ => panic!("unknown command {line}"),
+        };
+        println!("answer {answer}");
+    }
+    // The test runner would print more, to a test that may have ended.
+    std::process::exit(0);
+}
+
+/// A child process that obeys.
+struct Session(Child);
+
+impl Session {
+    fn start(machine: &Machine, role: &str) -> Session {
+        let mut session = Session(machine.spawn(role));
+        assert_eq!(session.answer(), "ready");
+        session
+    }
+
+    fn tell(&mut self, command: &str) {
+        let input = self.0.stdin.as_mut().expect("piped");
+        writeln!(input, "{command}").expect("written");
+    }
+
+    fn answer(&mut self) -> String {
+        expect_line(&mut self.0, "answer ")["answer ".len()..].to_owned()
+    }
+
+    fn say(&mut self, command: &str) -> String {
+        self.tell(command);
+        self.answer()
+    }
+
+    fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    #[track_caller]
+    fn expect(&mut self, dialogue: &[(&str, &str)], target: &Session) {
+        for (command, answer) in dialogue {
+            let command = command.replace("PID", &target.pid().to_string());
+            assert_eq!(self.say(&command), *answer, "{command}");
+        }
+    }
+
+    fn kill(mut self) {
+        self.0.kill().expect("killed");
+        self.0.wait().expect("gone");
+    }
+}
+
+/// Starts a program that has a context and 100 MiB, and the process that moves it.
+fn two(machine: &Machine) -> (Session, Session) {
+    let (mut program, tool) = (
+        Session::start(machine, "program"),
+        Session::start(machine, "tool"),
+    );
+    assert_eq!(program.say("alloc 100"), "0");
+    assert_eq!(program.say("fill 7"), "0");
+    (program, tool)
+}
+
+fn listed(machine: &Machine, session: &Session) -> bool {
+    let pid = format!("\"pid\":{},", session.pid());
+    machine.usage().contains(&pid)
+}
+
+const GIB: u64 = 1024 * MIB;
+
+#[test]
+fn a_checkpoint_takes_all_memory_away_and_a_restore_brings_it_back() {
+    if role().is_some() {
+        return obey();
+    }
+    let machine = Machine::new(&[]);
+    let (mut program, mut tool) = two(&machine);
+    let steps = [
+        ("state PID", RUNNING),
+        ("thread PID", "0"),
+        ("checkpoint PID", "401"),
+        ("restore PID", "401"),
+        ("unlock PID", "401"),
+        ("lock PID", "0"),
+        ("lock PID", "401"),
+        ("restore PID", "401"),
+        ("state PID", LOCKED),
+        ("checkpoint PID", "0"),
+        ("state PID", CHECKPOINTED),
+        ("checkpoint PID", "401"),
+        ("unlock PID", "401"),
+    ];
+    tool.expect(&steps, &program);
+    assert_eq!(machine.used(), 0);
+    assert!(!listed(&machine, &program));
+    tool.expect(&[("restore PID", "0"), ("state PID", LOCKED)], &program);
+    assert_eq!(machine.used(), CONTEXT + 100 * MIB);
+    assert!(listed(&machine, &program));
+    tool.expect(&[("unlock PID", "0"), ("state PID", RUNNING)], &program);
+    assert_eq!(program.say("first"), "7");
+    assert_eq!(program.say("free"), "0");
+    assert_eq!(machine.used(), CONTEXT);
+}
+
+#[test]
+fn a_process_without_cuda_is_running_and_cannot_be_locked() {
+    if role().is_some() {
+        return obey();
+    }
+    let machine = Machine::new(&[]);
+    let mut tool = Session::start(&machine, "tool");
+    let own = std::process::id();
+    for (command, answer) in [
+        (format!("state {own}"), RUNNING),
+        (format!("thread {own}"), "1"),
+        (format!("lock {own}"), "1"),
+        ("state 0".to_owned(), "1 -1"),
+        (format!("state {}", i32::MAX), "1 -1"),
+    ] {
+        assert_eq!(tool.say(&command), answer, "{command}");
+    }
+}
+
+#[test]
+fn calls_wait_from_the_lock_to_the_unlock() {
+    if role().is_some() {
+        return obey();
+    }
+    let machine = Machine::new(&[]);
+    let (mut program, mut tool) = two(&machine);
+    tool.expect(&[("lock PID", "0")], &program);
+    program.tell("alloc 50");
+    tool.expect(&[("checkpoint PID", "0")], &program);
+    assert_eq!(machine.used(), 0, "the call has taken no memory");
+    tool.expect(&[("restore PID", "0")], &program);
+    assert_eq!(machine.used(), CONTEXT + 100 * MIB);
+    tool.expect(&[("unlock PID", "0")], &program);
+    assert_eq!(program.answer(), "0");
+    assert_eq!(machine.used(), CONTEXT + 150 * MIB);
+}
+
+#[test]
+fn a_lock_waits_for_calls_under_way_and_gives_up_in_time() {
+    if role().is_some() {
+        return obey();
+    }
+    // Every allocation takes a minute after its memory was taken.
+    let machine = Machine::new(&[("GPULIMIT_SIM_CHECKPOINT", "none")]);
+    let (mut program, mut tool) = two(&machine);
+    machine.knob("delay", "cuMemAlloc_v2:60000000000");
+    program.tell("alloc 50");
+    assert!(eventually(|| machine.used() == CONTEXT + 150 * MIB));
+    tool.expect(
+        &[("lock-for PID 20", "600"), ("state PID", RUNNING)],
+        &program,
+    );
+    // A lock without a limit ends when the process dies.
+    tool.tell(&format!("lock {}", program.pid()));
+    program.kill();
+    assert_eq!(tool.answer(), "1");
+    assert!(eventually(|| machine.used() == 0));
+}
+
+#[test]
+fn a_process_can_lock_and_unlock_itself() {
+    if role().is_some() {
+        return obey();
+    }
+    let machine = Machine::new(&[]);
+    let (mut program, mut tool) = two(&machine);
+    let own = program.pid();
+    for (command, answer) in [("lock", "0"), ("unlock", "0"), ("lock", "0")] {
+        assert_eq!(program.say(&format!("{command} {own}")), answer);
+    }
+    tool.expect(&[("state PID", LOCKED), ("unlock PID", "0")], &program);
+    assert_eq!(program.say("first"), "7");
+}
+
+#[test]
+fn a_dead_locker_leaves_the_process_locked() {
+    if role().is_some() {
+        return obey();
+    }
+    let machine = Machine::new(&[]);
+    let (mut program, mut tool) = two(&machine);
+    tool.expect(&[("lock PID", "0")], &program);
+    tool.kill();
+    let mut tool = Session::start(&machine, "tool");
+    tool.expect(&[("state PID", LOCKED), ("unlock PID", "0")], &program);
+    assert_eq!(program.say("first"), "7");
+}
+
+#[test]
+fn a_restore_without_room_loses_the_process() {
+    if role().is_some() {
+        return obey();
+    }
+    let capacity = (2 * GIB).to_string();
+    let machine = Machine::new(&[("GPULIMIT_SIM_CAPACITY", &capacity)]);
+    let (mut program, mut tool) = two(&machine);
+    let mut other = Session::start(&machine, "program");
+    tool.expect(&[("lock PID", "0"), ("checkpoint PID", "0")], &program);
+    assert_eq!(other.say("alloc 1000"), "0");
+    let before = machine.used();
+    tool.expect(&[("restore PID", "2")], &program);
+    assert_eq!(other.say("free"), "0");
+    let steps = [
+        ("state PID", CHECKPOINTED),
+        ("restore PID", "304"),
+        ("unlock PID", "401"),
+    ];
+    tool.expect(&steps, &program);
+    assert_eq!(machine.used(), before - 1000 * MIB);
+    program.tell("first");
+    program.kill();
+    assert_eq!(other.say("alloc 1000"), "0");
+}
+
+#[test]
+fn managed_memory_leaves_the_process_locked_and_intact() {
+    if role().is_some() {
+        return obey();
+    }
+    let machine = Machine::new(&[]);
+    let (mut program, mut tool) = two(&machine);
+    assert_eq!(program.say("managed 10"), "0");
+    let steps = [
+        ("lock PID", "0"),
+        ("checkpoint PID", "801"),
+        ("state PID", LOCKED),
+        ("unlock PID", "0"),
+    ];
+    tool.expect(&steps, &program);
+    assert_eq!(machine.used(), CONTEXT + 100 * MIB);
+    assert_eq!(program.say("free"), "0");
+    tool.expect(&[("lock PID", "0"), ("checkpoint PID", "0")], &program);
+}
+
+#[test]
+fn an_exporter_comes_back_and_an_importer_is_lost() {
+    if role().is_some() {
+        return obey();
+    }
+    let machine = Machine::new(&[]);
+    let (mut program, mut tool) = two(&machine);
+    let path = format!("/dev/shm/gpulimit-sim-handle-{}", std::process::id());
+    assert_eq!(program.say(&format!("export {path}")), "0");
+    let round = [
+        ("lock PID", "0"),
+        ("checkpoint PID", "0"),
+        ("restore PID", "0"),
+        ("unlock PID", "0"),
+    ];
+    tool.expect(&round[..2], &program);
+    assert_eq!(machine.used(), 0);
+    tool.expect(&round[2..], &program);
+    assert_eq!(machine.used(), CONTEXT + 100 * MIB);
+    let mut importer = Session::start(&machine, "program");
+    assert_eq!(importer.say(&format!("open {path}")), "0");
+    std::fs::remove_file(&path).expect("removed");
+    tool.expect(&round[..2], &importer);
+    let steps = [
+        ("restore PID", "1"),
+        ("state PID", CHECKPOINTED),
+        ("restore PID", "304"),
+        ("unlock PID", "401"),
+    ];
+    tool.expect(&steps, &importer);
+    // The memory that the importer has open stays on the GPU.
+    tool.expect(&round[..2], &program);
+    assert_eq!(machine.used(), 100 * MIB);
+    tool.expect(&round[2..], &program);
+    assert_eq!(machine.used(), CONTEXT + 100 * MIB);
+}
+
+#[test]
+fn another_users_process_is_left_alone() {
+    if role().is_some() {
+        return obey();
+    }
+    // SAFETY: the call cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        return;
+    }
+    let machine = Machine::new(&[]);
+    let (program, _tool) = two(&machine);
+    let mut stranger = Session::start(&machine, "stranger");
+    for step in ["lock", "checkpoint", "restore", "unlock"] {
+        stranger.expect(&[(&format!("{step} PID"), "304")], &program);
+    }
+    stranger.expect(&[("state PID", RUNNING)], &program);
+}
+
+#[test]
+fn knobs_make_each_step_fail() {
+    if role().is_some() {
+        return obey();
+    }
+    let machine = Machine::new(&[]);
+    let (mut program, mut tool) = two(&machine);
+    machine.knob("checkpoint", "denied");
+    tool.expect(&[("lock PID", "304")], &program);
+    machine.knob("checkpoint", "mps");
+    tool.expect(&[("lock PID", "801"), ("state PID", RUNNING)], &program);
+    machine.knob("checkpoint", "restore-fails");
+    let lost = [
+        ("lock PID", "0"),
+        ("checkpoint PID", "0"),
+        ("restore PID", "1"),
+        ("restore PID", "304"),
+    ];
+    tool.expect(&lost, &program);
+    program.kill();
+    program = Session::start(&machine, "program");
+    machine.knob("checkpoint", "checkpoint-fails");
+    let failed = [
+        ("lock PID", "0"),
+        ("checkpoint PID", "999"),
+        ("state PID", "0 3"),
+        ("unlock PID", "401"),
+        ("restore PID", "401"),
+    ];
+    tool.expect(&failed, &program);
+    assert_eq!(machine.used(), CONTEXT, "the memory stays on the GPU");
+    program.kill();
+    machine.knob("checkpoint", "none");
+    assert!(eventually(|| machine.used() == 0));
+}
+
+#[test]
+fn a_process_killed_while_checkpointed_leaves_nothing() {
+    if role().is_some() {
+        return obey();
+    }
+    let machine = Machine::new(&[]);
+    let (program, mut tool) = two(&machine);
+    tool.expect(&[("lock PID", "0"), ("checkpoint PID", "0")], &program);
+    let gone = program.pid();
+    program.kill();
+    assert!(eventually(|| tool.say(&format!("lock {gone}")) == "1"));
+    assert_eq!(machine.used(), 0);
+    let mut next = Session::start(&machine, "program");
+    tool.expect(&[("state PID", RUNNING)], &next);
+    assert_eq!(next.say("alloc 10"), "0");
+}
+
+/// Steps whose caller is killed are finished, whatever they were in the middle of.
+#[test]
+fn a_killed_caller_leaves_no_half_step() {
+    if role().is_some() {
+        return obey();
+    }
+    let machine = Machine::new(&[]);
+    let (mut program, mut tool) = two(&machine);
+    // A checkpoint of a stopped process waits.
+    let signal = |program: &Session, signal| {
+        // SAFETY: the process is a child of this process and not yet waited for.
+        unsafe { libc::kill(program.pid() as i32, signal) };
+        let stat = format!("/proc/{}/stat", program.pid());
+        let is_stopped = || std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T "));
+        assert!(eventually(|| is_stopped() == (signal == libc::SIGSTOP)));
+    };
+    tool.expect(&[("lock PID", "0")], &program);
+    signal(&program, libc::SIGSTOP);
+    tool.tell(&format!("checkpoint {}", program.pid()));
+    let mut other = Session::start(&machine, "tool");
+    machine.knob("driver-version", "13040");
+    let state = format!("state {}", program.pid());
+    assert!(eventually(|| other.say(&state) == "0 4"));
+    tool.kill();
+    signal(&program, libc::SIGCONT);
+    other.expect(&[("state PID", CHECKPOINTED)], &program);
+    assert_eq!(machine.used(), 0);
+    signal(&program, libc::SIGSTOP);
+    other.tell(&format!("restore {}", program.pid()));
+    let mut last = Session::start(&machine, "tool");
+    assert!(eventually(|| last.say(&state) == "0 5"));
+    other.kill();
+    signal(&program, libc::SIGCONT);
+    last.expect(&[("state PID", LOCKED), ("unlock PID", "0")], &program);
+    assert_eq!(machine.used(), CONTEXT + 100 * MIB);
+    assert_eq!(program.say("first"), "7");
+}
