@@ -68,6 +68,9 @@ def checkpoint(outcome: Outcome) -> None:
                 outcome.expect(
                     found == {"status": SUCCESS, "state": state}, f"after {name}: {found}"
                 )
+                # The library asks this before it believes that its process was suspended.
+                own = worker.ask("own_state")
+                outcome.expect(own == found, f"the worker itself finds {own} after {name}")
                 seen, ours = judge.settled()["last"].get(str(pid)), usage_by_pid(judge.index).get(
                     pid
                 )

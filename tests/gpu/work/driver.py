@@ -6,6 +6,7 @@ All sizes are bytes; `status` is the driver's return code (0 success, 2 out of m
 from __future__ import annotations
 
 import ctypes
+import os
 
 import agent
 
@@ -157,6 +158,13 @@ def marked(size: int) -> dict:
     return {"status": status, "wrong": wrong}
 
 
+def own_state() -> dict:
+    """Returns what the driver says of this process: 0 running, 1 locked, 2 checkpointed."""
+    found = ctypes.c_int(-1)
+    status = cuda.cuCheckpointProcessGetState(os.getpid(), ctypes.byref(found))
+    return {"status": status, "state": found.value}
+
+
 def info() -> dict:
     """Returns the results of cuMemGetInfo and cuDeviceTotalMem."""
     left, total, device = size_t(), size_t(), size_t()
@@ -206,5 +214,5 @@ def calls() -> dict:
 
 if __name__ == "__main__":
     pools = (pool_take, pool_give, pool_keep, pool_trim, synchronise)
-    orders = (start, alloc, fill, churn, free, mark, marked, info, calls, *pools)
+    orders = (start, alloc, fill, churn, free, mark, marked, own_state, info, calls, *pools)
     agent.serve({order.__name__: order for order in orders})
