@@ -11,16 +11,18 @@ const CAP: u64 = 4096 * MIB;
 
 /// The process that suspends and resumes a program: it makes the driver's calls, and this test
 /// changes the figures.
-struct Actor {
+struct Actor<'a> {
+    world: &'a World,
     ledger: Arc<Ledger>,
     driver: Session,
 }
 
-impl Actor {
-    fn new(world: &World) -> Actor {
+impl<'a> Actor<'a> {
+    fn new(world: &'a World) -> Actor<'a> {
         let mut driver = Session::start(world.bare(world::program()));
         driver.expect(&[("init", "0")]);
         Actor {
+            world,
             ledger: world.ledger(),
             driver,
         }
@@ -68,7 +70,16 @@ impl Actor {
         if !try_charge(&path, bytes) {
             return false;
         }
-        hand_over(&path, bytes, &process).expect("handed over");
+        match hand_over(&path, bytes, &process) {
+            Ok(()) => {}
+            // Requests of others are undecided. Leaving the group uncharges the room.
+            Err(Unmoved::Contended) => return false,
+            Err(error) => panic!("{error}"),
+        }
+        // The driver may free the memory of a killed process later than the ledger knows. A restore
+        // without room could never be repeated.
+        let has_room = || self.world.machine().used() + bytes <= CAP;
+        assert!(world::eventually(has_room));
         self.drive(&["restore", "unlock"], program);
         true
     }
@@ -188,6 +199,66 @@ fn a_program_that_another_tool_resumes_is_charged_again() {
     let usage = world.usage(0);
     assert!(usage.charged >= before && usage.suspended == 0, "{usage:?}");
     program.end();
+    actor.driver.end();
+    world.judge_end(CAP);
+}
+
+/// Programs that allocate and free all the time are suspended, resumed and killed. The GPU has no
+/// more memory than the group, so a restore would fail if the group had given the room away.
+#[test]
+fn a_storm_of_suspensions_loses_no_program() {
+    let capacity = CAP.to_string();
+    let knobs = [
+        ("GPULIMIT_SIM_CAPACITY", &*capacity),
+        ("GPULIMIT_SIM_CHECKPOINT", "none"),
+    ];
+    let world = World::with(CAP, &knobs);
+    let start = || {
+        // The group may be full at the moment.
+        let mut program = loop {
+            let mut program = world.start();
+            if program.say("start") == "0 0" {
+                break program;
+            }
+        };
+        // Not all programs fit at once.
+        let lines = "alloc a 500M\nmany b 20 3M\nfree-many b\nfree a";
+        program.tell(&format!(
+            "threads 2 {{\nrepeat 1000000000 {{\n{lines}\n}}\n}}"
+        ));
+        program
+    };
+    let mut programs: Vec<(Session, bool)> = (0..3).map(|_| (start(), false)).collect();
+    let mut actor = Actor::new(&world);
+    let (mut suspensions, mut returns) = (0, 0);
+    for round in 0..60 {
+        let at = round * 7 % programs.len();
+        let (program, suspended) = &mut programs[at];
+        if round % 11 == 10 {
+            // A running one and a suspended one alternate.
+            *program = start();
+            *suspended = false;
+        } else if *suspended {
+            *suspended = !actor.resume(program);
+            returns += u32::from(!*suspended);
+        } else {
+            assert!(actor.suspend(program) >= CONTEXT);
+            *suspended = true;
+            suspensions += 1;
+        }
+        let used = world.machine().used();
+        assert!(used <= CAP, "{used}");
+    }
+    assert!(suspensions > 10 && returns > 5, "{suspensions}, {returns}");
+    // With all others gone there is room for each.
+    let (mut away, running): (Vec<_>, Vec<_>) = programs.into_iter().partition(|(_, away)| *away);
+    drop(running);
+    world.bury();
+    while let Some((program, _)) = away.pop() {
+        assert!(world::eventually(|| actor.resume(&program)));
+        let state = format!("process-state {}", program.pid());
+        assert_eq!(actor.driver.say(&state), "0 0");
+    }
     actor.driver.end();
     world.judge_end(CAP);
 }
