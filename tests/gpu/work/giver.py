@@ -24,14 +24,20 @@ def give(size: int, device: object) -> None:
     asked.append({"bytes": size, **driver.free()})
 
 
-def ignore(size: int, device: object) -> None:
-    """Gives nothing back."""
+def nothing(size: int, device: object) -> None:
+    """Answers, and gives nothing back."""
     asked.append({"bytes": size})
 
 
-def register(gives: bool) -> dict:
+def silent(size: int, device: object) -> None:
+    """Does not answer."""
+    asked.append({"bytes": size})
+    time.sleep(3600)
+
+
+def register(answer: str) -> dict:
     """Registers for pressure; returns whether the process is in a group."""
-    gpulimit.on_pressure(give if gives else ignore)
+    gpulimit.on_pressure({"all": give, "nothing": nothing, "silent": silent}[answer])
     return {"active": gpulimit.active()}
 
 
