@@ -7,6 +7,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,9 @@ PYTHON = os.environ.get("GPULIMIT_TEST_PYTHON", sys.executable)
 MIB = 1 << 20
 PATIENCE = 120
 """Seconds; longer than anything takes on a busy machine."""
+
+# A test run in the background ignores Ctrl-C, and the programs would, too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 HEAD = """
 import ctypes, gpulimit, os, signal, sys, threading, time
