@@ -344,6 +344,20 @@ pub fn eventually(mut so: impl FnMut() -> bool) -> bool {
     false
 }
 
+/// Returns a port of this machine that nothing listens on. It is below those that the kernel gives
+/// to programs that ask for any port, so no other test takes it before its owner does.
+pub fn free_port() -> u16 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        let number = std::process::id().wrapping_mul(16).wrapping_add(next);
+        let port = 10_000 + (number % 20_000) as u16;
+        if std::net::TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
 /// Runs a program to its end.
 #[track_caller]
 pub fn finish(mut command: Command) -> Output {

@@ -5,11 +5,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 
-use gpulimit_programs::world::{Session, World, controller, eventually, repository, text};
+use gpulimit_programs::world::{self, Session, World, controller, eventually, repository, text};
 use serde_json::Value;
 
 #[path = "../../../observability/queries.rs"]
@@ -39,8 +39,7 @@ impl Drop for Running {
 
 /// Returns an address of this machine that nothing listens at.
 fn free() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("bound")
+    SocketAddr::from(([127, 0, 0, 1], world::free_port()))
 }
 
 /// Returns the body of the answer to a request; `None` if it is no success.

@@ -6,7 +6,6 @@
 use std::cell::Cell;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
@@ -61,8 +60,7 @@ impl Cluster {
             return None;
         }
         let world = World::without_group(&[("GPULIMIT_SIM_GPUS", "2")]);
-        let free = || TcpListener::bind("127.0.0.1:0").expect("a port");
-        let ports = [free(), free()].map(|port| port.local_addr().expect("bound").port());
+        let ports = [world::free_port(), world::free_port()];
         fs::write(world.file("ports"), format!("{} {}\n", ports[0], ports[1])).expect("written");
         let log = fs::File::create(world.file("log")).expect("a log");
         let mut node = Command::new("unshare")
