@@ -131,8 +131,7 @@ pub fn none(selection: &Selection, devices: &[Selector], status: ExitCode) -> St
     String::new()
 }
 
-const OPTIONAL: [Column; 7] = [
-    Column::Right("SUSPENDED"),
+const OPTIONAL: [Column; 6] = [
     Column::Right("WAITING"),
     Column::Left("EFFECTIVE"),
     Column::Right("HIGH"),
@@ -154,7 +153,7 @@ const NARROW: [Column; 8] = [
 ];
 
 fn table(groups: &[Figures]) -> Table {
-    let [suspended, waiting, smallest, high, low, min, options] = OPTIONAL;
+    let [waiting, smallest, high, low, min, options] = OPTIONAL;
     let mut table = Table::new(&[
         Column::Path("GROUP"),
         Column::Left("GPU"),
@@ -164,7 +163,6 @@ fn table(groups: &[Figures]) -> Table {
         low,
         min,
         Column::Right("USAGE"),
-        suspended,
         Column::Right("PEAK"),
         Column::Right("FREE"),
         Column::Right("REFUSED"),
@@ -188,7 +186,6 @@ fn table(groups: &[Figures]) -> Table {
                 figure(gpu.text(Key::Low)),
                 figure(gpu.text(Key::Min)),
                 bytes(gpu.usage),
-                bytes(gpu.suspended.filter(|bytes| *bytes > 0)),
                 bytes(gpu.peak),
                 bytes(gpu.free),
                 figure(gpu.refusals),
@@ -211,7 +208,6 @@ fn table(groups: &[Figures]) -> Table {
                 said(Key::High),
                 said(Key::Low),
                 said(Key::Min),
-                nothing(),
                 nothing(),
                 nothing(),
                 nothing(),
