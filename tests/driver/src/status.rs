@@ -41,7 +41,8 @@ table! {
         "peer access is not supported between these two devices";
     INVALID_SOURCE = 300 "CUDA_ERROR_INVALID_SOURCE" "device kernel image is invalid";
     FILE_NOT_FOUND = 301 "CUDA_ERROR_FILE_NOT_FOUND" "file not found";
-    OPERATING_SYSTEM = 304 "CUDA_ERROR_OPERATING_SYSTEM" "OS call failed or operation not supported";
+    OPERATING_SYSTEM = 304 "CUDA_ERROR_OPERATING_SYSTEM"
+        "OS call failed or operation not supported";
     INVALID_HANDLE = 400 "CUDA_ERROR_INVALID_HANDLE" "invalid resource handle";
     NOT_FOUND = 500 "CUDA_ERROR_NOT_FOUND" "named symbol not found";
     NOT_READY = 600 "CUDA_ERROR_NOT_READY" "device not ready";
