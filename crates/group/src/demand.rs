@@ -196,7 +196,7 @@ struct Asked {
     slot: usize,
     /// Bytes that the member had charged before the first demand.
     before: u64,
-    /// The number of the demand that the request counts on.
+    /// The number of the demand that the request counts on; 0 if it has not asked yet.
     demand: u64,
 }
 
@@ -223,18 +223,23 @@ impl Request<'_, '_> {
     /// Asks the members of a plan again, as far as they were not asked a moment ago. Returns false
     /// if they do not hold enough any more, without those that have given too little.
     pub(super) fn ask(&self, asking: &mut Asking) -> bool {
-        let Some(plan) = self.plan(asking.level, &asking.asked) else {
+        let Some(mut plan) = self.plan(asking.level, &asking.asked) else {
             return false;
         };
         let index = self.device.index[asking.level];
         let ledger = &self.station(asking.level).ledger;
         let top = &self.station(self.member.levels.len() - 1).ledger;
+        // A member that has not answered yet would give the same bytes twice.
+        plan.retain(|(member, _)| {
+            let mut asked = asking.asked.iter();
+            !asked.any(|it| it.slot == member.slot && top.answer(member, it.demand).is_none())
+        });
         let reason = Reason::Request;
         let (bytes, count) = self.ask_each(asking.level, &plan, reason, |member, is_asked| {
             let last = top.demands(member);
             // A member that gave enough to another request a moment ago may have more.
             let is_next = !is_asked && top.answer(member, last) == Some(Answer::Enough);
-            let demand = last.saturating_add(is_next.into());
+            let demand = if is_next { 0 } else { last };
             match asking.asked.iter_mut().find(|it| it.slot == member.slot) {
                 Some(known) => known.demand = demand,
                 None => asking.asked.push(Asked {

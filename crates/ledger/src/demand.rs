@@ -230,7 +230,8 @@ impl Slot {
         let words = self.pressure();
         if words.registered.load(Ordering::Relaxed) == 0 {
             words.demand.store(0, Ordering::SeqCst);
-            words.answered.store(0, Ordering::SeqCst);
+            let count = words.count.load(Ordering::SeqCst);
+            words.answered.store(count << 1, Ordering::SeqCst);
         }
     }
 

@@ -169,6 +169,28 @@ fn a_holder_that_answers_with_too_little_delays_the_refusal_no_further() {
     world.judge_end(cap(2));
 }
 
+/// A holder that takes longer than the time between two demands would give twice.
+#[test]
+fn a_holder_is_not_asked_again_before_it_has_answered() {
+    let world = World::new(cap(2));
+    world.settings(&["pressure_timeout=1000h"]);
+    let mut holder = holder(&world, "", 250);
+    let mut other = world.on_gpu();
+    holder.expect(&[("alloc c 250M", "0")]);
+    waits_to_be_asked(&mut holder);
+    other.tell("alloc b 300M");
+    assert_eq!(holder.answer(), told(&world, 204, 1, GROUP));
+    // The request looks again and again meanwhile.
+    waits_until_it_may_be_asked();
+    waits_until_it_may_be_asked();
+    holder.expect(&[("free a", "0")]);
+    assert_eq!(other.answer(), "0");
+    holder.expect(&[("asked 0", "5")]);
+    holder.end_quietly();
+    other.end();
+    world.judge_end(cap(2));
+}
+
 /// A framework holds the lock of its allocator while a request waits.
 #[test]
 fn members_whose_own_requests_wait_are_not_asked() {
