@@ -73,8 +73,13 @@ impl Identity {
     /// Returns whether both identities belong to the same process, even if the process called
     /// `exec` in between.
     pub fn is_same(&self, other: &Self) -> bool {
-        let key = |of: &Self| (of.pid, of.pid_ns, of.start_time);
-        key(self) == key(other) && self.start_time != 0
+        self.key() == other.key() && self.start_time != 0
+    }
+
+    /// Returns what tells a process from all others: the pid, its PID namespace and the start time.
+    /// The start time is 0 if it is unknown.
+    pub const fn key(&self) -> (u32, u64, u64) {
+        (self.pid, self.pid_ns, self.start_time)
     }
 
     /// Returns the name of the process's program for display: characters that a terminal obeys or

@@ -417,11 +417,12 @@ impl<'a> Request<'a, '_> {
             Oom::KillLargest => {
                 order::sort_by(&mut processes, |a, b| uses(a) > uses(b));
                 processes.truncate(1);
-                processes.retain(|largest| uses(largest) > 0 && !is_same(&largest.identity, &own));
+                processes
+                    .retain(|largest| uses(largest) > 0 && largest.identity.key() != own.key());
             }
             // Kill this process last, so that it can kill the other processes first.
             Oom::KillGroup => order::sort_by(&mut processes, |a, b| {
-                !is_same(&a.identity, &own) && is_same(&b.identity, &own)
+                a.identity.key() != own.key() && b.identity.key() == own.key()
             }),
         }
         let look = look::until(Instant::now() + LOOKS);
@@ -537,8 +538,4 @@ fn may_be_foreign(ledger: &Ledger) -> bool {
         Some(directory.uid() == 0 || names == 1 && !ledger.is_unlinked())
     };
     user::effective() == 0 && is_own() != Some(true)
-}
-
-fn is_same(one: &Identity, other: &Identity) -> bool {
-    (one.pid, one.pid_ns, one.start_time) == (other.pid, other.pid_ns, other.start_time)
 }

@@ -2,14 +2,14 @@
 //! that needs memory.
 
 use super::at_limit::Request;
-use super::member::{Member, MemberDevice};
+use super::member::{Member, MemberDevice, Station};
 use super::trail::happening;
 use gpulimit_base::device::DeviceId;
 use gpulimit_ledger::{Answer, Askable, Category, Demand, Details, EventKind, Reason, Slot};
 use gpulimit_limits::Bounds;
 use std::time::{Duration, Instant};
 
-/// What a thread of this process is told, until it answers.
+/// A demand that a thread of this process was told, kept until the thread answers.
 #[derive(Copy, Clone, Debug)]
 pub struct Told {
     /// The number of the demand.
@@ -20,10 +20,10 @@ pub struct Told {
     in_use: u64,
 }
 
-/// What this process is asked for.
+/// The memory that this process is asked to give back.
 #[derive(Copy, Clone, Debug)]
 pub struct Demanded<'a> {
-    /// What [`Member::answer`] takes.
+    /// Pass it to [`Member::answer`].
     pub told: Told,
     /// The device.
     pub device: DeviceId,
@@ -36,24 +36,24 @@ pub struct Demanded<'a> {
 }
 
 impl Member {
-    /// This process's slot in the topmost ledger, where it is asked.
-    fn top(&self) -> &Slot {
-        &self.levels[self.levels.len() - 1].slot
+    /// The topmost group, in whose ledger members are asked.
+    fn top(&self) -> &Station {
+        &self.levels[self.levels.len() - 1]
     }
 
     /// Lets other processes ask this process for memory, or not any more.
     pub fn register(&self, registered: bool) {
         if registered {
-            self.top().forget_demand();
+            self.top().slot.forget_demand();
         }
         for level in &self.levels {
-            level.slot.register(self.top(), registered);
+            level.slot.register(&self.top().slot, registered);
         }
     }
 
     /// Returns the number of demands so far: see [`Slot::demands`].
     pub fn demands(&self) -> u64 {
-        self.top().demands()
+        self.top().slot.demands()
     }
 
     /// Tells the processes that have asked for memory that this process has given what it can.
@@ -67,7 +67,7 @@ impl Member {
     }
 
     fn give_answer(&self, demand: u64, answer: Answer) {
-        self.top().answer(demand, answer);
+        self.top().slot.answer(demand, answer);
         for level in &self.levels {
             level.ledger.wake_waiters();
         }
@@ -76,18 +76,18 @@ impl Member {
     /// Sleeps until there is a new demand, at most for `time`: see [`Slot::await_demand`]. Returns
     /// false after a signal.
     pub fn await_demand(&self, seen: u64, time: Duration) -> bool {
-        self.top().await_demand(seen, time)
+        self.top().slot.await_demand(seen, time)
     }
 
     /// Wakes the threads that sleep in [`Self::await_demand`].
     pub fn end_waits(&self) {
-        self.top().end_waits();
+        self.top().slot.end_waits();
     }
 
     /// Takes the demand that another process has made. `None` if there is none, or if this process
     /// has nothing to give back: any member can write a demand.
     pub fn take_demand(&self) -> Option<Demanded<'_>> {
-        let demand = self.top().take_demand()?;
+        let demand = self.top().slot.take_demand()?;
         let checked = self.checked(demand);
         if checked.is_none() {
             self.give_answer(self.demands(), Answer::TooLittle);
@@ -103,8 +103,7 @@ impl Member {
             reason,
         } = demand;
         let level = (self.levels.len() - 1).checked_sub(depth.into())?;
-        let top = &self.levels[self.levels.len() - 1].ledger;
-        let entry = top.device_entry(device)?;
+        let entry = self.top().ledger.device_entry(device)?;
         let device = self.device(entry.id, entry.capacity).ok()?;
         self.demanded(&device, level, bytes, reason)
     }
@@ -228,7 +227,7 @@ impl Request<'_, '_> {
         };
         let index = self.device.index[asking.level];
         let ledger = &self.station(asking.level).ledger;
-        let top = &self.station(self.member.levels.len() - 1).ledger;
+        let top = &self.member.top().ledger;
         // A member that has not answered yet would give the same bytes twice.
         plan.retain(|(member, _)| {
             let mut asked = asking.asked.iter();
@@ -305,7 +304,7 @@ impl Request<'_, '_> {
     ) -> (Vec<(Askable, u64)>, u64) {
         let station = self.station(level);
         let index = self.device.index[level];
-        let top = &self.station(self.member.levels.len() - 1).ledger;
+        let top = &self.member.top().ledger;
         let mut left = bytes;
         let mut plan: Vec<(Askable, u64)> = Vec::new();
         for member in station.ledger.askable(index, top, but) {

@@ -32,7 +32,7 @@ pub enum Reason {
     Limit = 3,
 }
 
-/// What a process is asked for.
+/// The memory that a process is asked to give back.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct Demand {
     /// The device, by its index in the topmost ledger.
@@ -53,7 +53,7 @@ impl Demand {
         units << 32 | device << 16 | u64::from(self.depth) << 8 | self.reason as u64
     }
 
-    /// Reads a word; `None` for one that is no demand.
+    /// Reads a word. Returns `None` if the word is not a demand.
     fn of(word: u64) -> Option<Self> {
         let reasons = [Reason::Request, Reason::High, Reason::Limit];
         let [reason, depth, device, ..] = word.to_le_bytes();
@@ -178,10 +178,7 @@ impl Ledger {
 
     /// Returns whether two slots, of this ledger and of another one, have the same owner.
     fn is_same_owner(&self, slot: usize, other: &Self, index: usize) -> bool {
-        let key = |ledger: &Self, slot| {
-            let owner = ledger.owner(slot)?;
-            Some((owner.pid, owner.pid_ns, owner.start_time))
-        };
+        let key = |ledger: &Self, slot| Some(ledger.owner(slot)?.key());
         let own = key(self, slot);
         own.is_some() && own == key(other, index)
     }

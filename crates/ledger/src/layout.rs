@@ -301,14 +301,14 @@ pub(super) struct Waiting {
 /// The bit of [`Owner::capabilities`] of a process that can be asked to give back memory in use.
 pub(super) const PRESSURE: u64 = 2;
 
-/// The pressure on the slot's owner: how much memory it is asked to give back. See `pressure`. All
+/// The pressure on the slot's owner: how much memory it is asked to give back. See `demand`. All
 /// words but the first are used in the topmost ledger of the owner's groups.
 #[repr(C, align(64))]
 pub(super) struct PressureWords {
     /// The index of the owner's slot in the topmost ledger, plus 1; 0 if the owner is not to be
     /// asked.
     pub registered: AtomicU64,
-    /// What the owner is asked for: see `pressure::Demand::word`. 0 if nothing is asked.
+    /// The demand on the owner: see `demand::Demand::word`. 0 if there is none.
     pub demand: AtomicU64,
     /// Number of demands. The owner sleeps on the low half, a futex.
     pub count: AtomicU64,

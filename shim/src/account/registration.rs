@@ -21,8 +21,8 @@ const JOIN: Duration = Duration::from_millis(100);
 const PAUSE_MS: u64 = OFTEN.as_millis() as u64 + 10;
 
 thread_local! {
-    /// What this thread was told last and has not answered. It answers by its next look: by then it
-    /// has given back what it can.
+    /// The last demand that this thread was told and has not answered. Its next look is the answer:
+    /// by then the thread has given back what it can.
     static TOLD: Cell<Option<Told>> = const { Cell::new(None) };
 }
 
@@ -132,8 +132,8 @@ impl Process {
         }
         // Read before the look, so that a later demand ends the sleep at once.
         let group = Some((member, member.demands()));
-        let told = match self.registration.may_tell() {
-            Ok(told) => told,
+        let before = match self.registration.may_tell() {
+            Ok(before) => before,
             Err(most) => return Look::Nothing(Pause { group, most }),
         };
         let demanded = member.take_demand().or_else(|| {
@@ -145,7 +145,7 @@ impl Process {
             excess.flatten()
         });
         match demanded {
-            Some(demanded) if self.registration.tell(told) => {
+            Some(demanded) if self.registration.tell(before) => {
                 let Demanded { told, .. } = demanded;
                 TOLD.set(Some(told));
                 self.registration.told.store(told.number, Ordering::SeqCst);
