@@ -81,6 +81,8 @@ pub struct Gpu {
     pub waiting: Option<usize>,
     /// The charged bytes by category, as the members published them.
     pub by: Option<[u64; Category::COUNT]>,
+    /// The bytes of suspended processes, which are on the host. No part of the usage.
+    pub suspended: Option<u64>,
 }
 
 /// Returns how a group's usage of a GPU grows. The last argument is the present usage in bytes.
@@ -303,6 +305,7 @@ impl Gpu {
             trend: (|| trends(view, entry?, in_use?))(),
             waiting: None,
             by: usage.map(|usage| usage.by),
+            suspended: usage.map(|usage| usage.suspended),
         }
     }
 
@@ -349,6 +352,7 @@ impl Gpu {
             "effective_max": limit.map(|(max, _)| max),
             "limited_by": limit.map(|(_, group)| group),
             "usage": self.usage,
+            "suspended": self.suspended,
             "peak": self.peak,
             "free": self.free,
             "refusals": self.refusals,

@@ -176,6 +176,8 @@ pub struct Process {
     /// The command line; `None` if it could not be read in time.
     pub command: Option<String>,
     pub alive: bool,
+    /// Whether the memory of the process is on the host, on this GPU or another one.
+    pub suspended: bool,
     pub gpu: Option<(DeviceId, Parts)>,
     /// The request with which the process waits for memory of the GPU.
     pub waits: Option<Waiter>,
@@ -186,6 +188,8 @@ pub struct Parts {
     pub total: u64,
     /// The bytes for each purpose; `None` if the process has not recorded the purposes.
     pub split: Option<Split>,
+    /// The bytes that are on the host while the process is suspended.
+    pub suspended: u64,
 }
 
 /// Bytes by category.
@@ -203,7 +207,11 @@ impl Parts {
         let total = usage.charged.saturating_sub(usage.idle);
         let said = total == 0 || usage.by.iter().any(|bytes| *bytes != 0);
         let split = said.then_some(usage.by);
-        Self { total, split }
+        Self {
+            total,
+            split,
+            suspended: usage.suspended,
+        }
     }
 }
 
@@ -233,6 +241,7 @@ fn of(
         uid: process.identity.uid,
         command: command.clone(),
         alive: process.alive,
+        suspended: process.alive && process.is_suspended(),
         waits: (gpu.as_ref())
             .and_then(|(id, _)| waiters.find(&seen.group, &process.identity, *id).cloned()),
         gpu,
@@ -263,9 +272,13 @@ impl Process {
             .then_with(|| process(self).cmp(&process(other)))
     }
 
-    /// Returns the state of the process: `running` or `draining`.
+    /// Returns the state of the process: `running`, `suspended` or `draining`.
     pub fn state(&self) -> &'static str {
-        if self.alive { "running" } else { "draining" }
+        match (self.alive, self.suspended) {
+            (true, false) => "running",
+            (true, true) => "suspended",
+            (false, _) => "draining",
+        }
     }
 
     /// Returns the process as JSON. Bytes are integers; unknown figures are null.
@@ -295,6 +308,7 @@ impl Process {
             "managed": part(Category::Managed),
             "driver": part(Category::Driver),
             "total": self.gpu.as_ref().map(|(_, parts)| parts.total),
+            "suspended": self.gpu.as_ref().map(|(_, parts)| parts.suspended),
             "state": self.state(),
             "waits_for": self.waits.as_ref().map(Waiter::json),
         })

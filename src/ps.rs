@@ -84,6 +84,9 @@ const NARROW: [Column; 7] = [
     Column::Left("STATE"),
 ];
 
+/// The column of bytes on the host, shown only if there are any.
+const SUSPENDED: Column = Column::Right("SUSPENDED");
+
 /// Shows the processes.
 pub fn ps(args: &Args) -> Result<ExitCode, Failure> {
     if args.by == By::User {
@@ -162,6 +165,7 @@ fn table(lines: &[Process], driver: Option<&Driver>) -> Table {
         Column::Right("MANAGED"),
         Column::Right("DRIVER"),
         Column::Right("TOTAL"),
+        SUSPENDED,
         Column::Left("STATE"),
         Column::Left("COMMAND"),
     ]);
@@ -180,11 +184,17 @@ fn table(lines: &[Process], driver: Option<&Driver>) -> Table {
             part(Category::Managed),
             part(Category::Driver),
             bytes(parts.map(|parts| parts.total)),
+            bytes(
+                parts
+                    .map(|parts| parts.suspended)
+                    .filter(|bytes| *bytes > 0),
+            ),
             line.waits
                 .as_ref()
                 .map_or_else(|| line.state().to_owned(), Waiter::to_string),
             figure(line.command.as_deref()),
         ]);
     }
+    table.without_empty(&[SUSPENDED]);
     table
 }

@@ -131,7 +131,8 @@ pub fn none(selection: &Selection, devices: &[Selector], status: ExitCode) -> St
     String::new()
 }
 
-const OPTIONAL: [Column; 6] = [
+const OPTIONAL: [Column; 7] = [
+    Column::Right("SUSPENDED"),
     Column::Right("WAITING"),
     Column::Left("EFFECTIVE"),
     Column::Right("HIGH"),
@@ -153,7 +154,7 @@ const NARROW: [Column; 8] = [
 ];
 
 fn table(groups: &[Figures]) -> Table {
-    let [waiting, smallest, high, low, min, options] = OPTIONAL;
+    let [suspended, waiting, smallest, high, low, min, options] = OPTIONAL;
     let mut table = Table::new(&[
         Column::Path("GROUP"),
         Column::Left("GPU"),
@@ -163,6 +164,7 @@ fn table(groups: &[Figures]) -> Table {
         low,
         min,
         Column::Right("USAGE"),
+        suspended,
         Column::Right("PEAK"),
         Column::Right("FREE"),
         Column::Right("REFUSED"),
@@ -186,6 +188,7 @@ fn table(groups: &[Figures]) -> Table {
                 figure(gpu.text(Key::Low)),
                 figure(gpu.text(Key::Min)),
                 bytes(gpu.usage),
+                bytes(gpu.suspended.filter(|bytes| *bytes > 0)),
                 bytes(gpu.peak),
                 bytes(gpu.free),
                 figure(gpu.refusals),
@@ -208,6 +211,7 @@ fn table(groups: &[Figures]) -> Table {
                 said(Key::High),
                 said(Key::Low),
                 said(Key::Min),
+                nothing(),
                 nothing(),
                 nothing(),
                 nothing(),

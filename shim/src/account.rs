@@ -52,7 +52,7 @@ use crate::abi::{
     CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_UNKNOWN, Context,
     Device as Ordinal, Opaque, Status, Stream,
 };
-use crate::driver::{answer, cuda, devices};
+use crate::driver::{answer, cuda, devices, suspension};
 use crate::membership::{self, Failed};
 use arrays::Arrays;
 use blocks::Blocks;
@@ -355,7 +355,10 @@ impl Process {
 /// without a limit from then on.
 fn join() -> Result<Member, Failed> {
     let capacity = |ordinal: u32| devices::capacity(ordinal.try_into().ok()?).ok();
-    let joined = membership::join(&devices::all, &capacity);
+    let mut joined = membership::join(&devices::all, &capacity);
+    if let Ok(member) = &mut joined {
+        member.confirm_suspensions_by(suspension::is_suspended);
+    }
     if let Err(Failed::Open) = joined {
         limited::let_go();
     }

@@ -8,6 +8,7 @@ pub mod figures;
 mod functions;
 mod library;
 mod real;
+pub mod suspension;
 
 use crate::abi::{Out, SUCCESS, Status};
 pub use functions::{cuda, nvml};

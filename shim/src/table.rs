@@ -210,6 +210,7 @@ macro_rules! table {
                 cuDevicePrimaryCtxGetState(device: Device, flags: Out<u32>, active: Out<i32>);
                 cuStreamGetCtx(stream: Stream, context: Out<Context>);
                 cuModuleGetLoadingMode(mode: Out<i32>);
+                cuCheckpointProcessGetState(pid: i32, state: Out<i32>);
                 cuKernelGetLibrary(library: Out<Opaque>, kernel: Opaque);
                 cuLibraryGetKernelCount(count: Out<u32>, library: Opaque);
                 cuModuleGetFunctionCount(count: Out<u32>, module: Opaque);

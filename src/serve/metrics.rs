@@ -175,6 +175,12 @@ pub const METRICS: &[Metric] = &[
         Values::GroupGpus(|gpu, _, sample| sample.put_known(gpu.usage)),
     ),
     gauge(
+        "gpulimit_memory_suspended_bytes",
+        "bytes",
+        "The memory of suspended processes, which is on the host. No part of the usage.",
+        Values::GroupGpus(|gpu, _, sample| sample.put_known(gpu.suspended)),
+    ),
+    gauge(
         "gpulimit_memory_peak_bytes",
         "bytes",
         "The highest usage since the group was made.",

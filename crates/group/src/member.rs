@@ -145,6 +145,14 @@ impl Member {
         Err(root.missing(name))
     }
 
+    /// Sets the function that asks the driver whether it has moved this process's memory to the
+    /// host. Without it, whoever suspends this process is taken for one who falsifies its charge.
+    pub fn confirm_suspensions_by(&mut self, is_suspended: fn() -> bool) {
+        for station in &mut self.levels {
+            station.slot.confirm_suspensions_by(is_suspended);
+        }
+    }
+
     /// Returns the name of this process's own group.
     pub fn group(&self) -> &str {
         &self.leaf().name

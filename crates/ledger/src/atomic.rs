@@ -21,7 +21,7 @@ pub(super) trait Word {
     /// Subtracts from the word and returns the word's previous value.
     fn fetch_sub(&self, value: u64, order: Ordering) -> u64;
     /// Replaces the value `before` by `after`. Returns the present value if it is another one.
-    fn replace(&self, before: u64, after: u64) -> Result<u64, u64>;
+    fn replace(&self, before: u64, after: u64, set: Ordering) -> Result<u64, u64>;
     /// Issues a memory fence. In a model, the model checker simulates the fence.
     fn fence(order: Ordering);
 }
@@ -48,8 +48,8 @@ impl Word for AtomicU64 {
     }
 
     #[inline]
-    fn replace(&self, before: u64, after: u64) -> Result<u64, u64> {
-        self.compare_exchange(before, after, Ordering::Relaxed, Ordering::Relaxed)
+    fn replace(&self, before: u64, after: u64, set: Ordering) -> Result<u64, u64> {
+        self.compare_exchange(before, after, set, Ordering::Relaxed)
     }
 
     #[inline]
@@ -76,8 +76,8 @@ impl Word for loom::sync::atomic::AtomicU64 {
         self.fetch_sub(value, order)
     }
 
-    fn replace(&self, before: u64, after: u64) -> Result<u64, u64> {
-        self.compare_exchange(before, after, Ordering::Relaxed, Ordering::Relaxed)
+    fn replace(&self, before: u64, after: u64, set: Ordering) -> Result<u64, u64> {
+        self.compare_exchange(before, after, set, Ordering::Relaxed)
     }
 
     fn fence(order: Ordering) {

@@ -29,6 +29,11 @@ const DECIDING: u32 = 8;
 /// Largest number of times that one request reclaims idle memory of its own process.
 const RECLAIMS: u32 = 16;
 
+/// The bit of a ledger word that says that the slot's suspended bytes are in it: see `suspension`.
+/// Sums over words count the bit as undecided units, and builds that do not know the bit count it
+/// so in single words, too: a request that would fit without these units waits for a decision.
+pub(super) const MOVING: u64 = 1 << 63;
+
 /// Returns the charged units that a ledger word counts, including undecided units.
 #[inline]
 pub(super) const fn charged(word: u64) -> u64 {
@@ -38,7 +43,7 @@ pub(super) const fn charged(word: u64) -> u64 {
 /// Returns the undecided units that a ledger word counts.
 #[inline]
 pub(super) const fn undecided(word: u64) -> u64 {
-    word >> 32
+    (word & !MOVING) >> 32
 }
 
 /// Returns the granted units: charged units minus undecided units. A damaged ledger word gives 0
@@ -119,6 +124,9 @@ pub(super) trait Rung {
     fn added(&self, n: u64);
     /// Ends a change that took `n` units from this process's word.
     fn taken(&self, n: u64);
+    /// Notes that `n` units that were to be taken are not in this process's word. If the process is
+    /// suspended, they are among its suspended bytes.
+    fn lacked(&self, _n: u64) {}
 }
 
 /// The actions that the slow path of a charge needs from its caller.
@@ -295,8 +303,37 @@ pub(super) fn uncharge<R: Rung>(rungs: &[R], n: u64) {
     for rung in rungs {
         let own = rung.own().word;
         rung.begin(own, now(rung, &mut clock));
-        rung.taken(take_out(own, n));
+        let taken = take_out(own, n);
+        rung.taken(taken);
+        if taken < n {
+            rung.lacked(n - taken);
+        }
     }
+}
+
+/// Uncharges `n` units of one group, or all granted units if there are fewer, after `receive` has
+/// charged them to another process. `receive` gets a question: do the charges of all, without these
+/// units, keep the limit? Takes nothing if `receive` fails.
+pub(super) fn hand_over<R: Rung, E>(
+    rung: &R,
+    n: u64,
+    receive: impl FnOnce(&dyn Fn() -> bool) -> Result<(), E>,
+) -> Result<(), E> {
+    let own = rung.own().word;
+    rung.begin(own, now(rung, &mut None));
+    // Undecided units make a request of a third process wait. Without the mark, the request could
+    // be refused while the units count twice.
+    let there = change_granted(own, n, |word, there| word + (there << 32));
+    let max = rung.max();
+    let received = receive(&|| look(rung).charged <= max.saturating_add(there));
+    if received.is_ok() {
+        own.fetch_sub(published(there), Ordering::SeqCst);
+        rung.taken(there);
+    } else {
+        own.fetch_sub(there << 32, Ordering::SeqCst);
+        rung.withdrawn();
+    }
+    received
 }
 
 /// Uncharges `n` units that were charged ahead and never used. Also removes them from the counter
@@ -313,13 +350,15 @@ fn descend<R: Rung>(rungs: &[R], n: u64, idle: &dyn Idle, mut clock: Option<Tick
     };
     let own = rung.own().word;
     rung.begin(own, now(rung, &mut clock));
-    let there = n.min(granted(own.load(Ordering::Relaxed)));
-    own.fetch_add(there << 32, Ordering::Release);
+    let there = change_granted(own, n, |word, there| word + (there << 32));
     descend(above, n, idle, clock);
     // `SeqCst`: the caller checks for waiting processes next. A process that begins to wait later
     // finds the units gone.
     own.fetch_sub(published(there), Ordering::SeqCst);
     rung.taken(there);
+    if there < n {
+        rung.lacked(n - there);
+    }
 }
 
 /// Reads a word and a figure until two readings agree without an undecided request. If `again`
@@ -349,13 +388,23 @@ pub(super) fn settled<W: Word>(
 /// number of units taken.
 #[inline]
 pub(super) fn take_out(word: &impl Word, n: u64) -> u64 {
-    // Meanwhile the granted units can fall below `n` only if a thread uncharges more than it has
-    // charged.
-    let n = n.min(granted(word.load(Ordering::Relaxed)));
     // `SeqCst`: the caller checks for waiting processes next. A process that begins to wait later
     // finds the units gone.
-    word.fetch_sub(n, Ordering::SeqCst);
-    n
+    change_granted(word, n, |word, n| word - n)
+}
+
+/// Changes a word by `n` units, or by all granted units if there are fewer. Returns the number of
+/// units. The granted units can fall at any time: another process may suspend the owner.
+#[inline]
+fn change_granted(word: &impl Word, n: u64, change: impl Fn(u64, u64) -> u64) -> u64 {
+    let mut before = word.load(Ordering::Relaxed);
+    loop {
+        let n = n.min(granted(before));
+        match word.replace(before, change(before, n), Ordering::SeqCst) {
+            Ok(_) => return n,
+            Err(now) => before = now,
+        }
+    }
 }
 
 /// Empties a charge without an owner.
@@ -409,7 +458,7 @@ fn total<'a, W: Word + 'a>(
     for Charged { word, idle } in charges {
         let word = word.load(order);
         words = words.wrapping_add(word);
-        high_halves += undecided(word);
+        high_halves += word >> 32;
         each(word, idle);
     }
     W::fence(Ordering::Acquire);

@@ -90,7 +90,12 @@ impl<W: Word> Door<'_, W> {
         let before = self.asked_at.load(Ordering::Relaxed);
         // A time far in the future is wrong, or the wall clock was set back.
         let is_recent = now_ms.abs_diff(before) < OFTEN_MS;
-        if is_recent || self.asked_at.replace(before, now_ms).is_err() {
+        if is_recent
+            || self
+                .asked_at
+                .replace(before, now_ms, Ordering::Relaxed)
+                .is_err()
+        {
             return false;
         }
         // The count comes last: an owner that sees the old count does not sleep, or finds the
@@ -103,7 +108,7 @@ impl<W: Word> Door<'_, W> {
     /// Takes the demand away, for one of the owner's threads; 0 if there is none.
     pub(super) fn take(&self) -> u64 {
         let demand = self.demand.load(Ordering::SeqCst);
-        match demand != 0 && self.demand.replace(demand, 0).is_ok() {
+        match demand != 0 && self.demand.replace(demand, 0, Ordering::Relaxed).is_ok() {
             true => demand,
             false => 0,
         }

@@ -180,7 +180,7 @@ pub(super) fn change(word: &impl Word, period: u64, change: impl Fn(Option<u64>)
             return;
         };
         let wanted = period << PERIOD_SHIFT | value.min(VALUE);
-        match word.replace(seen, wanted) {
+        match word.replace(seen, wanted, Ordering::Relaxed) {
             Ok(_) => return,
             Err(now) => seen = now,
         }

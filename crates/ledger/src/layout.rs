@@ -255,7 +255,8 @@ pub(super) struct Owner {
 }
 
 /// Statistics of one slot on one device, in bytes unless noted. Processes other than the owner
-/// write only `left`.
+/// write only `left`, `suspended`, and, when they suspend or resume the owner, `changed` and
+/// `unit_ms`.
 #[repr(C)]
 pub(super) struct DeviceStats {
     pub by: [AtomicU64; Category::COUNT],
@@ -272,13 +273,16 @@ pub(super) struct DeviceStats {
     pub changed: AtomicU64,
     /// The owner's charge over time, up to `changed`: units of 4 KiB times milliseconds.
     pub unit_ms: AtomicU64,
-    /// Reserved for the bytes of a suspended process, whose memory is in host memory.
+    /// Bytes that the driver has moved to the host while the owner is suspended. They are also in
+    /// the charge's word while it has the bit [`super::charge::MOVING`]: see `suspension`.
     pub suspended: AtomicU64,
     spare: [AtomicU64; 2],
 }
 
 /// The bit of [`Owner::capabilities`] of a process that records its charges in the history.
 pub(super) const RECORDS: u64 = 1;
+/// The bit of [`Owner::capabilities`] of a process that knows that its charge may be suspended.
+pub(super) const SUSPENDS: u64 = 1 << 2;
 
 /// The request of the slot's owner that is waiting for memory.
 #[repr(C, align(64))]

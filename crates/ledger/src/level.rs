@@ -269,6 +269,11 @@ impl Rung for Level<'_> {
     fn taken(&self, n: u64) {
         self.slot.record(self.device).taken(n);
     }
+
+    #[cold]
+    fn lacked(&self, n: u64) {
+        self.slot.owe(self.device, n);
+    }
 }
 
 /// Raises a peak to `bytes` if it is lower. Most calls only read, so that processors can share the

@@ -2,6 +2,7 @@
 //!
 //! - The owner byte of a slot is locked while the slot has a living owner.
 //! - The claim byte is locked while the slot is being claimed or cleaned.
+//! - The actor byte is locked while another process suspends or resumes the slot's owner.
 //!
 //! The locks belong to an open file description. Unlike POSIX record locks, they exclude threads of
 //! the same process and survive closing another descriptor.
@@ -37,6 +38,15 @@ impl Bytes {
     pub(super) const fn claim(slot: usize) -> Self {
         Self {
             start: MAX_SLOTS + slot,
+            len: 1,
+        }
+    }
+
+    /// Returns the actor byte of a slot. It is locked while another process suspends or resumes the
+    /// slot's owner. Builds that do not know the byte leave it alone.
+    pub(super) const fn actor(slot: usize) -> Self {
+        Self {
+            start: 2 * MAX_SLOTS + slot,
             len: 1,
         }
     }

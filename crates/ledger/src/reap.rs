@@ -10,7 +10,7 @@ use super::layout::{Charge, DeviceStats, SlotPage};
 use super::lock::{self, Bytes, Description};
 use super::owner::is_dead;
 use super::random::Random;
-use super::{DeviceIndex, EventKind, Happening, Ledger, os, wait};
+use super::{DeviceIndex, EventKind, Happening, Ledger, os, suspension, wait};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::process;
@@ -137,6 +137,7 @@ pub(super) fn reap_claimed(
 /// because a process asks only after a grant.
 fn withdraw(ledger: &Ledger, slot: usize) {
     for device in DeviceIndex::all() {
+        suspension::settle(ledger, slot, device);
         let word = ledger.word(slot, device);
         let before = word.load(Ordering::Relaxed);
         if charge::undecided(before) != 0 {

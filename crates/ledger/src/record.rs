@@ -29,9 +29,10 @@ impl Record<loom::sync::atomic::AtomicU64> {
 
 impl<W: Word> Record<W> {
     /// Begins a change of this process's word. Returns the units missing from the word, 0 if
-    /// unknown. `charged` must read with [`Ordering::Acquire`].
+    /// unknown. `charged` gets the recorded units and returns those that the ledger counts; it must
+    /// read with [`Ordering::Acquire`].
     #[inline]
-    pub(super) fn begin(&self, charged: impl FnOnce() -> u64) -> u64 {
+    pub(super) fn begin(&self, charged: impl FnOnce(u64) -> u64) -> u64 {
         let now = self
             .0
             .fetch_add(BEGUN + THREAD, Ordering::AcqRel)
@@ -39,7 +40,7 @@ impl<W: Word> Record<W> {
         if now & THREADS != THREAD {
             return 0;
         }
-        let charged = charged();
+        let charged = charged(now & UNITS);
         let lacks = (now & UNITS).saturating_sub(charged);
         if lacks > 0 && self.0.load(Ordering::Relaxed) != now {
             // Another thread has begun a change meanwhile, so the word and the record cannot be
@@ -47,6 +48,11 @@ impl<W: Word> Record<W> {
             return 0;
         }
         lacks
+    }
+
+    /// Returns the recorded units.
+    pub(super) fn units(&self) -> u64 {
+        self.0.load(Ordering::Relaxed) & UNITS
     }
 
     /// Ends a change whose net effect on the word is zero.
@@ -78,22 +84,22 @@ mod tests {
     #[test]
     fn a_record_detects_units_taken_by_another_process() {
         let record = Record::<AtomicU64>::default();
-        assert_eq!(record.begin(|| 0), 0);
+        assert_eq!(record.begin(|_| 0), 0);
         record.added(10);
-        assert_eq!(record.begin(|| 10), 0);
+        assert_eq!(record.begin(|_| 10), 0);
         record.taken(4);
-        assert_eq!(record.begin(|| 1), 5);
+        assert_eq!(record.begin(|_| 1), 5);
         record.withdrawn();
         assert_eq!(
-            record.begin(|| 7),
+            record.begin(|_| 7),
             0,
             "more units in the word than in the record are no error"
         );
         record.taken(100);
-        assert_eq!(record.begin(|| 0), 0);
+        assert_eq!(record.begin(|_| 0), 0);
         record.added(3);
         assert_eq!(
-            record.begin(|| 1),
+            record.begin(|_| 1),
             2,
             "units that were never recorded do not count as missing"
         );
@@ -102,17 +108,17 @@ mod tests {
     #[test]
     fn a_record_reports_nothing_while_another_thread_changes_the_word() {
         let record = Record::<AtomicU64>::default();
-        record.begin(|| 0);
+        record.begin(|_| 0);
         record.added(10);
-        record.begin(|| 10);
-        assert_eq!(record.begin(|| unreachable!("not asked")), 0);
+        record.begin(|_| 10);
+        assert_eq!(record.begin(|_| unreachable!("not asked")), 0);
         record.withdrawn();
         record.taken(10);
-        assert_eq!(record.begin(|| 0), 0);
+        assert_eq!(record.begin(|_| 0), 0);
         // Another thread begins a change between the two times that the record is read.
         record.added(10);
-        let begins_meanwhile = || {
-            record.begin(|| unreachable!("not asked"));
+        let begins_meanwhile = |_| {
+            record.begin(|_| unreachable!("not asked"));
             0
         };
         assert_eq!(record.begin(begins_meanwhile), 0);
@@ -121,12 +127,12 @@ mod tests {
     #[test]
     fn the_count_of_begun_changes_may_wrap() {
         let record = Record::<AtomicU64>::default();
-        record.begin(|| 0);
+        record.begin(|_| 0);
         record.added(3);
         for _ in 0..(1 << 16) + 5 {
-            assert_eq!(record.begin(|| 3), 0);
+            assert_eq!(record.begin(|_| 3), 0);
             record.withdrawn();
         }
-        assert_eq!(record.begin(|| 0), 3);
+        assert_eq!(record.begin(|_| 0), 3);
     }
 }

@@ -38,8 +38,12 @@ pub struct Slot {
     pub(super) timed: [Timed; MAX_DEVICES],
     /// All requests of this process are refused until this time, in milliseconds since boot. Set
     /// when another process has changed this process's word; otherwise 0. `u64::MAX` if the ledger
-    /// file is damaged.
+    /// file is damaged. The bit [`OWES`] is no time.
     distrust: AtomicU64,
+    /// For each device, freed units that could not be uncharged, because they were suspended.
+    owed: [AtomicU64; MAX_DEVICES],
+    /// Asks the driver whether this process is suspended.
+    is_suspended: Option<fn() -> bool>,
     /// Not 0 while a thread of this process has a place in the group's line of waiting requests.
     in_line: AtomicU64,
     // The mapping that keeps the owner lock. Dropped last, after the slot is emptied.
@@ -58,6 +62,8 @@ pub(super) struct Timed {
     /// [`Slot::note_between`].
     max: AtomicU64,
     min: AtomicU64,
+    /// The time that this process last wrote to [`DeviceStats::changed`].
+    changed: AtomicU64,
 }
 
 impl Slot {
@@ -151,9 +157,17 @@ impl Slot {
         // Of several threads, each adds the time since the one before it.
         let timed = &self.timed[device.get()];
         let before = timed.steady.fetch_max(steady, Ordering::Relaxed);
+        let counted = stats.changed.load(Ordering::Relaxed);
+        let is_own = timed.changed.swap(now.ms(), Ordering::Relaxed) == counted;
         if before != 0 {
             let units = charge::granted(self.word(device).load(Ordering::Relaxed));
-            let more = units.saturating_mul(steady.saturating_sub(before));
+            // Whoever suspends or resumes this process counts the time up to then.
+            let since = if is_own {
+                u64::MAX
+            } else {
+                now.ms().saturating_sub(counted)
+            };
+            let more = units.saturating_mul(steady.saturating_sub(before).min(since));
             stats.unit_ms.fetch_add(more, Ordering::Relaxed);
         }
         stats.changed.store(now.ms(), Ordering::Relaxed);
@@ -198,9 +212,12 @@ impl Slot {
     /// Begins a change of this process's word in the ledger: see [`charge::Rung::begin`].
     #[inline]
     pub(super) fn begin(&self, device: DeviceIndex, word: &AtomicU64, now: Option<Tick>) -> bool {
-        let lacks = self
-            .record(device)
-            .begin(|| charge::charged(word.load(Ordering::Acquire)));
+        let lacks = self.record(device).begin(|recorded| {
+            match charge::charged(word.load(Ordering::Acquire)) {
+                charged if charged < recorded => self.with_suspended(device, word),
+                charged => charged,
+            }
+        });
         if let Some(now) = now {
             self.keep_time(device, now);
         }
@@ -213,8 +230,71 @@ impl Slot {
         self.repair(device, lacks, hidden)
     }
 
-    /// Repairs this process's word and `high_water`. Returns whether requests may be granted: false
-    /// for a second after another process's change.
+    /// Returns the units in this process's word, and those that are suspended, if the driver
+    /// confirms that.
+    #[cold]
+    fn with_suspended(&self, device: DeviceIndex, word: &AtomicU64) -> u64 {
+        let mut looks = 0;
+        loop {
+            let look = || {
+                let units = charge::charged(word.load(Ordering::Acquire));
+                (
+                    units,
+                    self.ledger.suspended(self.index, device) / charge::UNIT,
+                )
+            };
+            let seen = look();
+            // Without suspended bytes there is nothing to ask.
+            let confirmed = seen.1 > 0 && self.is_suspended.is_some_and(|ask| ask());
+            looks += 1;
+            // Another process may suspend or resume this one in between.
+            if look() == seen || looks == SUSPENDED_LOOKS {
+                return seen.0 + if confirmed { seen.1 } else { 0 };
+            }
+        }
+    }
+
+    /// Sets the function that asks the driver whether it has moved this process's memory to the
+    /// host. Without it, whoever suspends this process is taken for one who falsifies its charge.
+    pub fn confirm_suspensions_by(&mut self, is_suspended: fn() -> bool) {
+        self.is_suspended = Some(is_suspended);
+    }
+
+    /// Notes that `units` of freed memory are not in this process's word. As far as this process
+    /// has recorded them, they are suspended, and are uncharged when they are back.
+    pub(super) fn owe(&self, device: DeviceIndex, units: u64) {
+        let units = units.min(self.record(device).units());
+        if units > 0 {
+            self.owed[device.get()].fetch_add(units, Ordering::Relaxed);
+            self.distrust.fetch_or(OWES, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns the freed units that could not be uncharged.
+    #[cfg(all(test, loom))]
+    pub(super) fn owed(&self, device: DeviceIndex) -> u64 {
+        self.owed[device.get()].load(Ordering::Relaxed)
+    }
+
+    /// Uncharges freed memory that was suspended before.
+    fn pay_debts(&self) {
+        self.distrust.fetch_and(!OWES, Ordering::Relaxed);
+        for device in DeviceIndex::all() {
+            let owed = self.owed[device.get()].swap(0, Ordering::Relaxed);
+            if owed > 0 {
+                let word = self.word(device);
+                self.record(device).begin(|recorded| recorded);
+                let paid = charge::take_out(word, owed);
+                self.record(device).taken(paid);
+                if paid < owed {
+                    self.owe(device, owed - paid);
+                }
+            }
+        }
+    }
+
+    /// Repairs this process's word and `high_water`, and pays its debts. Returns whether requests
+    /// may be granted: false for a second after another process's change.
     #[cold]
     fn repair(&self, device: DeviceIndex, lacks: u64, hidden: bool) -> bool {
         // Damage is permanent, so this process gets no grant again. `high_water` stays wrong, so
@@ -223,23 +303,31 @@ impl Slot {
             self.distrust.store(u64::MAX, Ordering::Relaxed);
             return false;
         }
-        self.word(device).fetch_add(lacks, Ordering::SeqCst);
+        if lacks > 0 {
+            // A suspension that the driver does not confirm is none.
+            self.stats(device).suspended.store(0, Ordering::Relaxed);
+            self.word(device).fetch_add(lacks, Ordering::SeqCst);
+        }
+        if self.distrust.load(Ordering::Relaxed) & OWES != 0 {
+            self.pay_debts();
+        }
         self.high_water()
             .fetch_max(self.index as u64 + 1, Ordering::SeqCst);
         let now = os::boot_ms();
         // Other processes may have been granted the memory that seemed free.
         if lacks > 0 || hidden {
-            self.distrust.store(now + DISTRUST_MS, Ordering::Relaxed);
+            let owes = self.distrust.load(Ordering::Relaxed) & OWES;
+            self.distrust
+                .store((now + DISTRUST_MS) | owes, Ordering::Relaxed);
             return false;
         }
-        let until = self.distrust.load(Ordering::Relaxed);
-        let over = until <= now;
+        let distrust = self.distrust.load(Ordering::Relaxed);
+        let over = distrust & !OWES <= now;
         if over {
             // If another thread has detected a new change meanwhile, this exchange fails and keeps
             // the new time.
-            let _ = self
-                .distrust
-                .compare_exchange(until, 0, Ordering::Relaxed, Ordering::Relaxed);
+            let (left, order) = (distrust & OWES, Ordering::Relaxed);
+            let _ = (self.distrust).compare_exchange(distrust, left, order, order);
         }
         over
     }
@@ -247,7 +335,7 @@ impl Slot {
     /// Returns whether requests are refused because another process has changed this process's
     /// word.
     pub fn distrusts(&self) -> bool {
-        self.distrust.load(Ordering::Relaxed) > os::boot_ms()
+        self.distrust.load(Ordering::Relaxed) & !OWES > os::boot_ms()
     }
 
     fn high_water(&self) -> &AtomicU64 {
@@ -290,6 +378,10 @@ impl std::fmt::Debug for Slot {
 
 /// How long all requests of this process are refused after another process has changed its word.
 const DISTRUST_MS: u64 = 1_000;
+/// The bit of [`Slot::distrust`] that says that a device has debts.
+const OWES: u64 = 1 << 62;
+/// How often a process looks at its suspended bytes while they change.
+const SUSPENDED_LOOKS: u32 = if cfg!(loom) { 2 } else { 16 };
 /// Number of random slots that a process tries to claim before it tries all slots in order.
 const TRIES: u32 = if cfg!(loom) { 2 } else { 64 };
 /// Largest number of slots that a process checks for a dead owner before it claims a new slot.
@@ -324,6 +416,8 @@ impl Ledger {
             records: Default::default(),
             timed: Default::default(),
             distrust: AtomicU64::new(0),
+            owed: Default::default(),
+            is_suspended: None,
             in_line: AtomicU64::new(0),
             _owner: anchor,
         };
@@ -511,9 +605,10 @@ impl Candidate<'_> {
         page.owner
             .child
             .store(child.map_or(0, child_key), Ordering::Relaxed);
-        page.owner
-            .capabilities
-            .store(layout::RECORDS | layout::PRESSURE, Ordering::Relaxed);
+        page.owner.capabilities.store(
+            layout::RECORDS | layout::PRESSURE | layout::SUSPENDS,
+            Ordering::Relaxed,
+        );
         page.pressure.registered.store(0, Ordering::Relaxed);
         store_bytes(&page.below, self.below.as_bytes());
         page.owner.write(self.identity);

@@ -319,7 +319,7 @@ pub(super) fn take_number(
     let mut number = head.load(Ordering::Relaxed);
     for _ in 0..ATTEMPTS {
         reserve(number)?;
-        match head.replace(number, number.wrapping_add(1)) {
+        match head.replace(number, number.wrapping_add(1), Ordering::Relaxed) {
             Ok(_) => return Some(number),
             Err(now) => number = now,
         }

@@ -32,6 +32,8 @@ pub struct Usage {
     pub by: [u64; Category::COUNT],
     /// Bytes that the members have charged ahead but do not use.
     pub idle: u64,
+    /// Bytes of suspended members, whose memory is on the host; not part of `charged`.
+    pub suspended: u64,
 }
 
 /// The figures of one process in a group.
@@ -84,7 +86,13 @@ impl ProcessUsage {
             by: [0; Category::COUNT],
             idle: 0,
             orphaned: 0,
+            suspended: 0,
         })
+    }
+
+    /// Returns whether the process is suspended: its memory of a device is on the host.
+    pub fn is_suspended(&self) -> bool {
+        self.devices.iter().any(|usage| usage.suspended != 0)
     }
 }
 
@@ -106,6 +114,9 @@ pub struct DeviceUsage {
     /// The part of `charged` whose memory has left the process; another member may hold it.
     /// Included in [`Category::Vmm`].
     pub orphaned: u64,
+    /// Bytes that the driver has moved to the host; not part of `charged`. The parts by category
+    /// are 0 then.
+    pub suspended: u64,
 }
 
 impl DeviceUsage {
@@ -128,7 +139,7 @@ impl DeviceUsage {
     }
 
     fn is_known(&self) -> bool {
-        self.charged != 0 || self.peak != 0 || self.refusals != 0
+        [self.charged, self.peak, self.refusals, self.suspended] != [0; 4]
     }
 
     /// Returns the bytes that are charged and in use.
@@ -159,6 +170,14 @@ impl Ledger {
         };
         let mut patience = Patience::default();
         for slot in 0..self.high_water() {
+            let suspended = self.suspended(slot, device);
+            // The dead leave no memory on the host.
+            let suspended = if suspended > 0 && self.is_held(slot) {
+                suspended
+            } else {
+                0
+            };
+            usage.suspended = usage.suspended.saturating_add(suspended);
             if self.word(slot, device).load(Ordering::Relaxed) == 0 {
                 continue;
             }
@@ -166,7 +185,7 @@ impl Ledger {
             usage.charged += charge::granted(word) * UNIT;
             usage.undecided += charge::undecided(word) * UNIT;
             let stats = &self.content().slots[slot].stats[device.get()];
-            for (sum, figure) in usage.by.iter_mut().zip(by(stats)) {
+            for (sum, figure) in usage.by.iter_mut().zip(by(stats, suspended)) {
                 *sum = sum.saturating_add(figure);
             }
             usage.idle = usage.idle.saturating_add(idle);
@@ -273,7 +292,11 @@ fn by_own_clock(since: u64, seen: u64) -> u64 {
     }
 }
 
-fn by(stats: &DeviceStats) -> [u64; Category::COUNT] {
+fn by(stats: &DeviceStats, suspended: u64) -> [u64; Category::COUNT] {
+    // The owner has published what was on the GPU.
+    if suspended > 0 {
+        return [0; Category::COUNT];
+    }
     let mut by = Category::ALL.map(|category| stats.by[category as usize].load(Ordering::Relaxed));
     let vmm = &mut by[Category::Vmm as usize];
     *vmm = vmm.saturating_add(orphans::orphaned(&stats.left));
@@ -288,14 +311,16 @@ fn device_usage(
 ) -> DeviceUsage {
     let (word, idle) = patience.settled(ledger, slot, device);
     let stats = &ledger.content().slots[slot].stats[device.get()];
+    let suspended = ledger.suspended(slot, device);
     DeviceUsage {
         device,
         charged: charge::granted(word) * UNIT,
         peak: stats.peak.load(Ordering::Relaxed),
         refusals: stats.refusals.load(Ordering::Relaxed),
-        by: by(stats),
+        by: by(stats, suspended),
         idle,
         orphaned: orphans::orphaned(&stats.left),
+        suspended,
     }
 }
 

@@ -314,6 +314,11 @@ mod tests {
             "the unlisted member charged only its reserve"
         );
         assert_eq!(bears(RESERVE / MIB + 1), Some((u64::MAX, 0)));
+        // The charge of a suspended member has moved to its suspended bytes: it holds nothing.
+        let mut suspended = holder(2, [RESERVE / MIB, RESERVE / MIB, 0, 0]);
+        suspended.usage.suspended = 500 * MIB;
+        let living = [holder(1, [100, 0, 0, 0]), suspended];
+        assert_eq!(bear(0, &[(1, 100)], &living), Some((0, 0)));
         let living = [holder(1, [100, 0, 0, 0])];
         assert_eq!(bear(0, &[], &living), None);
         assert_eq!(

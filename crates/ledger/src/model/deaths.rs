@@ -15,7 +15,7 @@ use super::explorer::{Explored, explore};
 use super::fault::{self, Fault};
 use super::is_deep;
 use super::scenario::Action::{
-    Claim, Clean, Give, GiveEarly, GiveIdle, Idle, Leave, Limit, Take, TakeBy, Try,
+    Claim, Clean, Give, GiveEarly, GiveIdle, Idle, Leave, Limit, Resume, Suspend, Take, TakeBy, Try,
 };
 use super::scenario::{Role, Scenario};
 
@@ -191,6 +191,84 @@ fn a_limit_is_lowered_during_requests() {
     check(&[10], roles, 1);
 }
 
+// Suspensions. The process that suspends and resumes others may die before each of its steps, as
+// may the process that it suspends.
+
+#[test]
+fn another_process_gets_the_room_of_a_suspended_one() {
+    let roles = vec![
+        Role::member(6, &[Idle]),
+        Role::member(0, &[Suspend(0)]),
+        Role::member(0, &[if is_deep() { Take(6) } else { Try(6) }]),
+    ];
+    check(&[10], roles, 1 + u32::from(is_deep()));
+}
+
+#[test]
+fn a_resumed_process_has_its_room() {
+    let roles = vec![
+        Role::member(6, &[Idle]),
+        Role::member(0, &[Suspend(0), Resume(0)]),
+        Role::member(0, &[if is_deep() { Take(6) } else { Try(6) }]),
+    ];
+    check(&[10], roles, 1);
+}
+
+#[test]
+fn a_suspended_process_charges_and_frees_meanwhile() {
+    let actions = [Take(2), Give];
+    let roles = vec![
+        Role::member(6, &actions[usize::from(!is_deep())..]),
+        Role::member(0, &[Suspend(0), Resume(0)]),
+    ];
+    check(&[10], roles, 2);
+}
+
+#[test]
+fn a_suspended_process_wants_more() {
+    let roles = vec![
+        Role::member(6, &[if is_deep() { Take(2) } else { Try(2) }]),
+        Role::member(0, &[Suspend(0), Resume(0)]),
+    ];
+    check(&[10], roles, 1 + u32::from(is_deep()));
+}
+
+#[test]
+fn two_actors_for_one_process() {
+    let roles = vec![
+        Role::member(6, &[Idle]),
+        Role::member(0, &[Suspend(0), Resume(0)]),
+        Role::member(
+            0,
+            if is_deep() {
+                &[Resume(0), Suspend(0)]
+            } else {
+                &[Resume(0)]
+            },
+        ),
+    ];
+    check(&[10], roles, 1);
+}
+
+#[test]
+fn an_actor_finishes_what_a_dead_one_has_begun() {
+    let roles = vec![
+        Role::member(6, &[Idle]),
+        Role::member(0, &[Suspend(0)]),
+        Role::member(0, &[Suspend(0), Resume(0)]).immortal(),
+    ];
+    check(&[10], roles, 1);
+}
+
+#[test]
+fn a_suspension_at_two_levels() {
+    let roles = vec![
+        Role::member(6, &[Idle]).on(&[0, 1]),
+        Role::member(0, &[Suspend(0), Resume(0)]).on(&[0, 1]),
+    ];
+    check(&[10, 10], roles, 2);
+}
+
 // Faulty systems and faulty processes. Each has one deliberate error, and the explorer must detect
 // it.
 
@@ -342,5 +420,42 @@ fn cleaning_before_the_driver_has_freed_is_detected() {
         Fault::DrainMissing,
         "process 0 has 6 units that are not charged",
         scenario,
+    );
+}
+
+#[test]
+fn a_charge_lowered_before_the_checkpoint_is_detected() {
+    let roles = vec![Role::member(6, &[Idle]), Role::member(0, &[Suspend(0)])];
+    assert_detected(
+        Fault::LoweredEarly,
+        "process 0 has 6 units that are not charged",
+        Scenario::new(&[10], roles, 0),
+    );
+}
+
+#[test]
+fn a_restore_before_the_charge_is_detected() {
+    let roles = vec![
+        Role::member(6, &[Idle]),
+        Role::member(0, &[Suspend(0), Resume(0)]),
+    ];
+    assert_detected(
+        Fault::RestoredEarly,
+        "process 0 has 6 units that are not charged",
+        Scenario::new(&[10], roles, 0),
+    );
+}
+
+#[test]
+fn actors_that_do_not_exclude_each_other_are_detected() {
+    let roles = vec![
+        Role::member(6, &[Idle]),
+        Role::member(0, &[Suspend(0)]),
+        Role::member(0, &[Resume(0)]),
+    ];
+    assert_detected(
+        Fault::ActorLockMissing,
+        "process 0 has 6 units that are not charged",
+        Scenario::new(&[10], roles, 0),
     );
 }

@@ -197,14 +197,15 @@ pub(crate) fn step<T>(
     }
     if let Name::Charged { book, slot } = name {
         let owner = owner(book, slot);
-        if effect == Effect::Read && owner == Some(process()) {
+        let strangers = super::scenario::strangers();
+        if effect == Effect::Read && owner == Some(process()) && !strangers {
             // Reading the process's own word is no step, because no other process changes it. The
             // check below reports any such change.
             return operate();
         }
         stop(name, effect);
         let stranger = owner_alive(book, slot).is_some_and(|owner| owner != process());
-        if effect == Effect::Write && stranger && !super::scenario::strangers() {
+        if effect == Effect::Write && stranger && !strangers {
             violation(format!(
                 "process {} changed slot {slot}, whose owner is alive",
                 process()
@@ -391,7 +392,12 @@ impl Explorer {
         if running.is_empty() {
             return options;
         }
-        options.extend(running.iter().map(|p| Choice::Step(*p)));
+        // A process that the driver has locked waits in its next call.
+        let waits = |p: usize| {
+            self.pending[p].0 == Name::Driver { process: p } && self.scenario.is_locked(p)
+        };
+        let ready = running.iter().filter(|p| !waits(**p));
+        options.extend(ready.map(|p| Choice::Step(*p)));
         if self.kills > 0 {
             let kill =
                 |p: &&usize| self.scenario.may_die(**p) && self.pending[**p].1 == Effect::Write;

@@ -20,6 +20,12 @@ pub(crate) enum Fault {
     HighWaterMissing,
     /// Memory fences have no effect.
     FenceMissing,
+    /// An actor lowers the charge of a process before the driver has moved the memory away.
+    LoweredEarly,
+    /// An actor has the driver bring the memory back before the process is charged for it.
+    RestoredEarly,
+    /// Actors do not exclude each other.
+    ActorLockMissing,
     /// The simulated driver reports too early that it has freed a dead process's memory.
     DrainMissing,
 }

@@ -20,13 +20,20 @@ const DESCRIPTIONS: u8 = 8;
 
 thread_local! {
     static LOCKS: &'static [AtomicU64; BOOKS] = Box::leak(Box::default());
+    /// The actor locks of the ledgers' slots.
+    static ACTORS: &'static [AtomicU64; BOOKS] = Box::leak(Box::default());
     /// Number of slots that processes can claim; all other slots appear taken.
     static USED: Cell<usize> = const { Cell::new(SLOTS) };
     /// The numbers of all open file descriptions, as a set of bits.
     static OPEN: Cell<u128> = const { Cell::new(0) };
 }
 
-/// Returns the word that holds all locks of a ledger file.
+/// Returns the word that holds the actor locks of a ledger file.
+pub(super) fn actors(book: usize) -> &'static AtomicU64 {
+    ACTORS.with(|locks| &locks[book])
+}
+
+/// Returns the word that holds all other locks of a ledger file.
 pub(super) fn locks(book: usize) -> &'static AtomicU64 {
     LOCKS.with(|locks| &locks[book])
 }
@@ -65,6 +72,13 @@ impl Bytes {
         }
     }
 
+    pub(super) const fn actor(slot: usize) -> Self {
+        Self {
+            start: 2 * MAX_SLOTS + slot,
+            len: 1,
+        }
+    }
+
     pub(super) const OWNERS: Self = Self {
         start: 0,
         len: MAX_SLOTS,
@@ -76,7 +90,15 @@ impl Bytes {
     };
 
     fn are_claims(self) -> bool {
-        self.start >= MAX_SLOTS
+        self.start / MAX_SLOTS == 1
+    }
+
+    /// Returns the word that holds these locks.
+    fn word(self, book: usize) -> &'static AtomicU64 {
+        match self.start / MAX_SLOTS {
+            0 | 1 => locks(book),
+            _ => actors(book),
+        }
     }
 
     /// Returns the positions of these locks in the word of all locks. Empty if the model does not
@@ -125,10 +147,11 @@ struct Open {
 impl Drop for Open {
     fn drop(&mut self) {
         let number = self.number;
-        let word = locks(self.book);
-        if word.peek().to_le_bytes().contains(&number) {
-            let close = |word| Some(without(word, |_, holder| holder == number));
-            word.change(Effect::Write, close);
+        for word in [locks(self.book), actors(self.book)] {
+            if word.peek().to_le_bytes().contains(&number) {
+                let close = |word| Some(without(word, |_, holder| holder == number));
+                word.change(Effect::Write, close);
+            }
         }
         OPEN.set(OPEN.get() & !(1 << number));
     }
@@ -169,7 +192,7 @@ pub(super) fn try_lock(file: &Description, bytes: Bytes) -> io::Result<bool> {
     }
     let own = file.0.number;
     let take = |word| (!bytes.others(word, own)).then(|| bytes.with(word, own));
-    Ok(locks(file.0.book).change(Effect::Write, take))
+    Ok(bytes.word(file.0.book).change(Effect::Write, take))
 }
 
 pub(super) fn unlock(file: &Description, bytes: Bytes) -> io::Result<()> {
@@ -180,7 +203,7 @@ pub(super) fn unlock(file: &Description, bytes: Bytes) -> io::Result<()> {
             held.contains(&at) && holder == own
         }))
     };
-    locks(file.0.book).change(Effect::Write, give);
+    bytes.word(file.0.book).change(Effect::Write, give);
     Ok(())
 }
 
@@ -188,8 +211,8 @@ pub(super) fn is_locked(file: &Description, bytes: Bytes) -> io::Result<bool> {
     if bytes.bytes().is_empty() {
         return Ok(true);
     }
-    let (own, word) = (file.0.number, locks(file.0.book));
-    let claimed = word.peek().to_le_bytes()[SLOTS..].contains(&own);
+    let (own, word) = (file.0.number, bytes.word(file.0.book));
+    let claimed = locks(file.0.book).peek().to_le_bytes()[SLOTS..].contains(&own);
     if fault::is(Fault::OwnerLockUnseen) || claimed && fault::is(Fault::SecondLookMissing) {
         return Ok(false);
     }

@@ -8,7 +8,7 @@ use super::super::charge::{UNIT, granted, undecided};
 use super::super::level::{Level, Pressure};
 use super::super::lock::{self, BOOKS, Bytes, SLOTS};
 use super::super::reap::{self, NoWitness, Witness};
-use super::super::{DeviceIndex, Ledger, Slot, level};
+use super::super::{DeviceIndex, Ledger, Slot, Unmoved, hand_over, level};
 use super::explorer::{self, Effect, Life, MAX_PROCESSES, OBSERVER, life, violation};
 use super::fault::{self, Fault};
 use super::word::{AtomicU64, Name};
@@ -44,6 +44,11 @@ pub(crate) enum Action {
     GiveIdle,
     /// Uncharges memory before the simulated driver has freed it. This order is a deliberate error.
     GiveEarly,
+    /// Has the driver move the memory of another process to the host, and then moves its charge to
+    /// its suspended bytes. Finishes what a dead process has begun.
+    Suspend(usize),
+    /// Brings the memory of a suspended process back, if there is room.
+    Resume(usize),
 }
 
 /// The part that one process plays in a scenario.
@@ -73,6 +78,7 @@ pub(crate) struct Scenario {
     books: Vec<&'static Arc<Ledger>>,
     device: DeviceIndex,
     watched: Vec<(Name, &'static AtomicU64)>,
+    suspends: bool,
 }
 
 /// What the checks of the rules know about one process.
@@ -82,6 +88,11 @@ struct Actor {
     places: [Cell<Option<usize>>; BOOKS],
     held: Cell<u64>,
     memory: Cell<u64>,
+    /// Units that the simulated driver has moved to the host.
+    away: Cell<u64>,
+    /// What the simulated driver does with the process: [`RUNNING`], [`LOCKED`] or
+    /// [`CHECKPOINTED`].
+    state: Cell<u64>,
     asks: Cell<u64>,
     asks_since: Cell<u64>,
     /// Whether the process's request exceeded the limit at some moment since the request began.
@@ -90,6 +101,10 @@ struct Actor {
     /// since this process last waited.
     in_the_way: Cell<bool>,
 }
+
+const RUNNING: u64 = 0;
+const LOCKED: u64 = 1;
+const CHECKPOINTED: u64 = 2;
 
 /// What the kernel and the driver still keep of a dead process.
 pub(crate) struct Left {
@@ -139,6 +154,11 @@ fn drop_locks(process: usize, book: usize, which: impl Fn(usize) -> bool) {
     let word = lock::locks(book);
     let gone = |at: usize, holder| which(at) && lock::process(holder) == Some(process);
     word.store_plain(lock::without(word.peek(), gone));
+    if which(SLOTS) {
+        let word = lock::actors(book);
+        let gone = |_, holder| lock::process(holder) == Some(process);
+        word.store_plain(lock::without(word.peek(), gone));
+    }
 }
 
 impl Role {
@@ -185,11 +205,26 @@ impl Scenario {
             books.push(ledger);
         }
         let device = device.expect("a device");
-        let watched: Vec<_> = books
+        let acts = |role: &Role| {
+            let acts = |action: &Action| matches!(action, Action::Suspend(_) | Action::Resume(_));
+            role.actions.iter().any(acts)
+        };
+        let suspends = roles.iter().any(acts);
+        let mut watched: Vec<_> = books
             .iter()
             .enumerate()
             .flat_map(|(book, ledger)| words(book, ledger, device))
             .collect();
+        if suspends {
+            for (book, ledger) in books.iter().enumerate() {
+                watched.push((Name::Actors { book }, lock::actors(book)));
+                watched.extend((0..SLOTS).map(|slot| {
+                    let stats = &ledger.content().slots[slot].stats[device.get()];
+                    (Name::Suspended { book, slot }, &stats.suspended)
+                }));
+            }
+        }
+        STRANGERS.set(suspends);
         let scenario = Self {
             kills,
             evidence: DeathEvidence::Nvml,
@@ -198,9 +233,15 @@ impl Scenario {
             books,
             device,
             watched,
+            suspends,
         };
         scenario.watch();
         scenario
+    }
+
+    /// Returns whether the simulated driver holds the calls of a process.
+    pub(crate) fn is_locked(&self, process: usize) -> bool {
+        self.suspends && actor(process, |actor| actor.state.get()) != RUNNING
     }
 
     /// Selects the words whose operations are steps: words that change in this scenario and on
@@ -252,6 +293,8 @@ impl Scenario {
             actor(process, |actor| {
                 actor.held.set(0);
                 actor.memory.set(0);
+                actor.away.set(0);
+                actor.state.set(RUNNING);
                 actor.asks.set(0);
             });
             let Some(holds) = role.holds else {
@@ -287,9 +330,15 @@ impl Scenario {
     /// slot.
     fn claim(&self, process: usize) -> bool {
         for book in self.roles[process].path {
-            let Ok(slot) = self.books[*book].claim(&identity(process), "") else {
+            let Ok(mut slot) = self.books[*book].claim(&identity(process), "") else {
                 return false;
             };
+            slot.confirm_suspensions_by(|| {
+                let process = explorer::process();
+                let state = || actor(process, |actor| actor.state.get());
+                let name = Name::State { process };
+                explorer::step(name, Effect::Read, state, |state| *state) == CHECKPOINTED
+            });
             actor(process, |actor| {
                 actor.places[*book].set(Some(slot.index()));
                 actor.slots.borrow_mut().push(slot);
@@ -382,6 +431,12 @@ impl Scenario {
                 });
                 drop(slots);
             }
+            Action::Suspend(other) => {
+                let _ = self.suspend(other);
+            }
+            Action::Resume(other) => {
+                let _ = self.resume(process, other);
+            }
             Action::Idle => explorer::step(Name::Idle, Effect::Write, || (), |()| 0),
             Action::Limit { book, units } => self.set_limit(book, units),
         }
@@ -419,6 +474,137 @@ impl Scenario {
         explorer::step(Name::Driver { process }, Effect::Write, free, |()| 0);
     }
 
+    /// Has the simulated driver change a living process's state, if it is `from`. Returns whether
+    /// it is `to` then.
+    fn drive(&self, process: usize, from: u64, to: u64) -> bool {
+        let change = || {
+            actor(process, |actor| {
+                let lives = life(process) != Life::Dead;
+                if lives && actor.state.get() == from {
+                    actor.state.set(to);
+                    if to == CHECKPOINTED {
+                        actor.away.set(actor.memory.replace(0));
+                    } else if from == CHECKPOINTED {
+                        actor.memory.set(actor.away.replace(0));
+                    }
+                }
+                lives && actor.state.get() == to
+            })
+        };
+        let name = Name::State { process };
+        let is_there = explorer::step(name, Effect::Write, change, |is| u64::from(*is));
+        self.judge_memory();
+        is_there
+    }
+
+    fn state_of(&self, process: usize) -> u64 {
+        let state = || actor(process, |actor| actor.state.get());
+        explorer::step(Name::State { process }, Effect::Read, state, |state| *state)
+    }
+
+    fn suspend(&self, other: usize) -> Result<(), Unmoved> {
+        let (path, whom) = (self.roles[other].path, identity(other));
+        let _actor = match fault::is(Fault::ActorLockMissing) {
+            true => None,
+            false => Some(self.books[path[0]].act_on(&whom)?),
+        };
+        self.drive(other, RUNNING, LOCKED);
+        let lower = || {
+            path.iter()
+                .try_for_each(|book| self.books[*book].move_out(&whom).map(drop))
+        };
+        if fault::is(Fault::LoweredEarly) {
+            lower()?;
+        }
+        match self.drive(other, LOCKED, CHECKPOINTED) {
+            true => lower(),
+            false => Ok(()),
+        }
+    }
+
+    fn resume(&self, process: usize, other: usize) -> Result<(), Unmoved> {
+        let (path, whom) = (self.roles[other].path, identity(other));
+        let _actor = match fault::is(Fault::ActorLockMissing) {
+            true => None,
+            false => Some(self.books[path[0]].act_on(&whom)?),
+        };
+        match self.state_of(other) {
+            RUNNING => return Ok(()),
+            LOCKED => {
+                self.drive(other, LOCKED, RUNNING);
+                return Ok(());
+            }
+            _ => {}
+        }
+        let suspended = |book: &usize| self.books[*book].suspended_of(&whom, self.device);
+        let bytes = path.iter().map(suspended).max().unwrap_or(0);
+        self.with_levels(process, |levels| {
+            if level::charge(levels, bytes, &MemberPressure(self)).is_err() {
+                return Ok(());
+            }
+            if fault::is(Fault::RestoredEarly) {
+                self.drive(other, CHECKPOINTED, LOCKED);
+            }
+            let handed = hand_over(levels, bytes, &whom);
+            // What was not handed over: the process is gone, or was charged for more at one level.
+            for level in levels {
+                let rest = level.slot.charged(level.device);
+                level::uncharge(std::slice::from_ref(level), rest);
+            }
+            handed?;
+            self.drive(other, CHECKPOINTED, LOCKED);
+            self.drive(other, LOCKED, RUNNING);
+            Ok(())
+        })
+    }
+
+    /// Finishes what dead actors have left, and checks the figures before and after.
+    fn end_suspensions(&self) {
+        for process in (0..self.process_count()).filter(|process| life(*process) != Life::Dead) {
+            let (whom, held) = (identity(process), actor(process, |actor| actor.held.get()));
+            for book in self.roles[process].path {
+                let Some(slot) = actor(process, |actor| actor.places[*book].get()) else {
+                    continue;
+                };
+                let owed = actor(process, |actor| {
+                    let slots = actor.slots.borrow();
+                    slots
+                        .iter()
+                        .map(|slot| slot.owed(self.device))
+                        .max()
+                        .unwrap_or(0)
+                });
+                let units = granted(self.word(*book, slot));
+                let suspended = self.books[*book].suspended(slot, self.device) / UNIT;
+                if units + suspended != held + owed {
+                    violation(format!(
+                        "process {process} holds {held} units and owes {owed}; {units} are charged \
+                         and {suspended} suspended"
+                    ));
+                }
+                if suspended > 0 && actor(process, |actor| actor.state.get()) != CHECKPOINTED {
+                    violation(format!("process {process} runs while it is suspended"));
+                }
+                if self.books[*book].is_acted_on(slot) {
+                    violation("a dead process holds an actor lock".into());
+                }
+                if self.books[*book]
+                    .receive(&whom, self.device, &|| true)
+                    .is_err()
+                {
+                    violation(format!("process {process} cannot be brought back"));
+                }
+            }
+            actor(process, |actor| {
+                actor.state.set(RUNNING);
+                actor.memory.set(actor.memory.get() + actor.away.replace(0));
+            });
+            explorer::as_process(process, || {
+                self.with_levels(process, |levels| level::uncharge(levels, 0));
+            });
+        }
+    }
+
     fn uncharge(&self, process: usize) {
         let held = actor(process, |actor| actor.held.get());
         if held > 0 {
@@ -444,9 +630,13 @@ impl Scenario {
                 held.any(|holder| lock::process(*holder) == Some(process))
             })
         };
+        let acts = |book: usize| {
+            let holders = lock::actors(book).peek().to_le_bytes();
+            (holders.iter()).any(|holder| lock::process(*holder) == Some(process))
+        };
         Left {
             owner: has(0..SLOTS),
-            claims: has(SLOTS..2 * SLOTS),
+            claims: has(SLOTS..2 * SLOTS) || (0..self.books.len()).any(acts),
             memory: actor(process, |actor| actor.memory.get()) > 0,
         }
     }
@@ -479,7 +669,8 @@ impl Scenario {
                 let flags =
                     u64::from(actor.too_much.get()) | u64::from(actor.in_the_way.get()) << 1;
                 let asks = if actor.asks.get() > 0 { flags + 1 } else { 0 };
-                actor.memory.get() << 8 | actor.held.get() << 4 | asks
+                let driver = actor.away.get() << 4 | actor.state.get();
+                driver << 16 | actor.memory.get() << 8 | actor.held.get() << 4 | asks
             });
             hash = explorer::mix(hash, known);
         }
@@ -647,6 +838,9 @@ impl Scenario {
     /// Checks the state after all processes have ended. Operations on words are no steps then.
     pub(crate) fn judge_end(&self) {
         finish_deaths();
+        if self.suspends {
+            self.end_suspensions();
+        }
         for book in 0..self.books.len() {
             self.judge_book(book);
         }
@@ -704,7 +898,7 @@ pub(crate) fn identity(process: usize) -> Identity {
     Identity {
         pid: process as u32 + 1,
         pid_ns: 0,
-        start_time: 0,
+        start_time: 1,
         uid: 0,
         command: [0; 64],
     }
@@ -717,7 +911,11 @@ pub(crate) fn empty(book: usize, ledger: &Ledger) {
     for signal in [&signals.high_water, &signals.asked, &signals.asked_at] {
         signal.store(0, Ordering::Relaxed);
     }
-    assert_eq!(lock::locks(book).peek(), 0, "a process still holds a lock");
+    let locks = [lock::locks(book), lock::actors(book)];
+    assert!(
+        locks.iter().all(|locks| locks.peek() == 0),
+        "a process still holds a lock"
+    );
 }
 
 /// Simulates the death of a slot's owner: its file lock ends, but its charges stay in the slot.

@@ -4,7 +4,7 @@
 use super::super::charge::UNIT;
 use super::super::level::{self, Level, Pressure};
 use super::super::reap::Witness;
-use super::super::{DeviceIndex, Ledger, Slot};
+use super::super::{DeviceIndex, Ledger, Slot, hand_over};
 use super::scenario::{identity, words};
 use super::weak::bounded_model;
 use super::word::{self, Mode};
@@ -68,7 +68,7 @@ impl Group {
 /// returns the members.
 fn check<T: 'static>(
     set: impl Fn(&Group) -> T + Send + Sync + 'static,
-    run: impl Fn(&Group, T) -> Vec<Slot> + Send + Sync + 'static,
+    run: impl Fn(&Group, T) -> Vec<Box<Slot>> + Send + Sync + 'static,
 ) {
     let ledger = Ledger::open(std::path::Path::new("0")).expect("memory");
     let ledger: &'static Arc<Ledger> = Box::leak(Box::new(Arc::new(ledger)));
@@ -104,7 +104,7 @@ fn a_joining_process_sees_the_other_request_or_is_seen() {
             let mine = group.try_charge(&member, 6);
             let (slot, theirs) = handle.join().expect("the newcomer");
             assert!(!(mine && theirs), "both were granted");
-            vec![member, slot]
+            [member, slot].map(Box::new).into()
         },
     );
 }
@@ -134,9 +134,56 @@ fn cleaning_and_claiming_a_slot_exclude_each_other() {
                 charged,
                 "the dead process's charge is left"
             );
-            vec![slot]
+            vec![Box::new(slot)]
         },
     );
+}
+
+/// Lets an actor hand 6 of 10 units over to a suspended process, while a third process requests 6.
+/// Panics if the request is granted: 6 units are charged all the time.
+fn a_charge_that_comes_back() {
+    check(
+        |group| {
+            // The stack of a thread of loom has no room for many slots.
+            let members: Vec<_> = (0..3)
+                .map(|process| Box::new(group.join(process)))
+                .collect();
+            level::charge_unchecked(&group.levels(&members[0], 10), 6 * UNIT);
+            group.ledger.move_out(&identity(0)).expect("moved");
+            level::charge_unchecked(&group.levels(&members[1], 10), 6 * UNIT);
+            members
+        },
+        |group, mut members| {
+            let (others, other) = (group.clone(), members.pop().expect("a third"));
+            let handle = thread::spawn(move || {
+                let granted = others.try_charge(&other, 6);
+                (other, granted)
+            });
+            let handed = hand_over(&group.levels(&members[1], 10), 6 * UNIT, &identity(0));
+            let (other, granted) = handle.join().expect("the third process");
+            let charged = [0, 1].map(|at: usize| members[at].charged(group.device) / UNIT);
+            let expected = if handed.is_ok() { [6, 0] } else { [0, 6] };
+            members.push(other);
+            if granted || charged != expected {
+                word::end_weak_run();
+                drop(members);
+                panic!("granted: {granted}, charged {charged:?}");
+            }
+            members
+        },
+    );
+}
+
+#[test]
+fn a_charge_comes_back_beside_a_request() {
+    a_charge_that_comes_back();
+}
+
+#[test]
+#[should_panic(expected = "granted: true")]
+fn a_charge_that_comes_back_without_a_fence_is_detected() {
+    fault::set(fault::Fault::FenceMissing);
+    a_charge_that_comes_back();
 }
 
 #[test]
@@ -161,7 +208,7 @@ fn a_missing_fence_is_detected() {
                 drop((member, slot));
                 panic!("both were granted");
             }
-            vec![member, slot]
+            [member, slot].map(Box::new).into()
         },
     );
 }

@@ -50,13 +50,13 @@ impl Word for Mortal<'_> {
         unreachable!("the trail subtracts nothing")
     }
 
-    fn replace(&self, before: u64, after: u64) -> Result<u64, u64> {
+    fn replace(&self, before: u64, after: u64, set: Ordering) -> Result<u64, u64> {
         // A dead process's program runs on with any value. Failures take no step, so that the
         // number of steps does not depend on other writers.
         if self.left.get() == 0 {
             return Ok(before);
         }
-        Word::replace(self.word, before, after).inspect(|_| {
+        Word::replace(self.word, before, after, set).inspect(|_| {
             self.lives();
         })
     }

@@ -382,7 +382,7 @@ impl Remembered {
 
     fn begin(&self) -> u64 {
         self.record
-            .begin(|| charged(self.word.load(Ordering::Acquire)))
+            .begin(|_| charged(self.word.load(Ordering::Acquire)))
     }
 
     fn take(&self, n: u64) -> u64 {

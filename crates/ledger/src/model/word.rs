@@ -35,13 +35,41 @@ struct Watched {
 /// The meaning of a watched word, with the ledger (`book`) and the slot that it belongs to.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(crate) enum Name {
-    Charged { book: usize, slot: usize },
-    Pid { book: usize, slot: usize },
-    DeadSince { book: usize, slot: usize },
-    HighWater { book: usize },
-    Locks { book: usize },
-    Limit { book: usize },
-    Driver { process: usize },
+    Charged {
+        book: usize,
+        slot: usize,
+    },
+    Pid {
+        book: usize,
+        slot: usize,
+    },
+    DeadSince {
+        book: usize,
+        slot: usize,
+    },
+    HighWater {
+        book: usize,
+    },
+    Locks {
+        book: usize,
+    },
+    Actors {
+        book: usize,
+    },
+    Suspended {
+        book: usize,
+        slot: usize,
+    },
+    /// Whether the driver has locked or checkpointed a process.
+    State {
+        process: usize,
+    },
+    Limit {
+        book: usize,
+    },
+    Driver {
+        process: usize,
+    },
     Clock,
     Idle,
 }
@@ -204,6 +232,21 @@ impl AtomicU64 {
             |w| w.fetch_max(value, order),
             |v| *v,
         )
+    }
+
+    pub(crate) fn fetch_or(&self, value: u64, order: Ordering) -> u64 {
+        self.fetch_update(order, Ordering::Relaxed, |before| Some(before | value))
+            .unwrap_or_default()
+    }
+
+    pub(crate) fn fetch_and(&self, value: u64, order: Ordering) -> u64 {
+        self.fetch_update(order, Ordering::Relaxed, |before| Some(before & value))
+            .unwrap_or_default()
+    }
+
+    pub(crate) fn swap(&self, value: u64, order: Ordering) -> u64 {
+        self.fetch_update(order, Ordering::Relaxed, |_| Some(value))
+            .unwrap_or_default()
     }
 
     pub(crate) fn compare_exchange(

@@ -41,6 +41,7 @@ mod several_gpus;
 mod shared_memory;
 mod sharing;
 mod sizes;
+mod suspension;
 mod tampering;
 mod trail;
 mod transparent;

@@ -1,0 +1,310 @@
+//! Suspension: the driver moves the GPU memory of a living process to the host and back
+//! (`cuCheckpointProcess…`), as another process asks. That process is the *actor*.
+//!
+//! A slot has two figures for each device: the charge (its word) and the suspended bytes. Only
+//! charges count against limits. The actor lowers the charge by what the driver has let go, and
+//! raises it before it asks the driver to bring the memory back. The owner's record of its charges
+//! stays the same meanwhile: it compares it with charge plus suspended bytes.
+//!
+//! Two words cannot change in one step, and an actor may die between two steps. So a bit of the
+//! charge's word, [`MOVING`], says that the suspended bytes are in the word, too:
+//!
+//! - Down: set the bit; write the suspended bytes; lower the charge and clear the bit in one step.
+//! - Up: raise the charge and set the bit in one step; see that all charges keep the limit; write 0
+//!   suspended bytes; clear the bit.
+//!
+//! Whoever finds the bit set, and nobody at work, lowers the charge by the suspended bytes and
+//! clears the bit in one step. If the actor had not written the bytes yet, or had written 0
+//! already, that changes nothing.
+//!
+//! Up is a request: it is published, and then the charges of all are added up. Without the sum, a
+//! process that adds up the charges at the same time might see the units neither in the actor's
+//! word, which they have left, nor in the word that they have moved to.
+//!
+//! An actor holds two locks. The *actor lock* of a slot excludes other actors for the whole time in
+//! which the driver works; the slot can be cleaned meanwhile if its owner dies. The claim lock is
+//! held for the change of figures only.
+
+use super::atomic::{AtomicU64, Ordering};
+use super::charge::{self, MOVING, UNIT};
+use super::layout::SUSPENDS;
+use super::level::Level;
+use super::lock::{self, Bytes, Description};
+use super::owner::is_dead;
+use super::{DeviceIndex, Ledger, os, wait};
+use gpulimit_base::identity::Identity;
+use std::fmt;
+use std::time::Duration;
+
+/// Why an actor cannot change the figures of a process.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub enum Unmoved {
+    /// The ledger has no living member with this identity.
+    Gone,
+    /// The process has a library that does not know suspensions.
+    Unable,
+    /// Another actor works on the process, or another process has locked its slot for long.
+    Busy,
+    /// Requests of other processes are undecided and may take the room, or the limit was lowered.
+    Contended,
+    /// The ledger file cannot be opened for writing.
+    Closed,
+}
+
+impl fmt::Display for Unmoved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Gone => "the process has ended",
+            Self::Unable => "the process has a library that does not know suspensions",
+            Self::Busy => "another command suspends or resumes the process",
+            Self::Contended => "the group has no room",
+            Self::Closed => "the ledger cannot be opened for writing",
+        })
+    }
+}
+
+impl std::error::Error for Unmoved {}
+
+/// The right to suspend and resume one process: its actor lock in one ledger. Ends with the value,
+/// and with the death of this process.
+pub struct Actor<'a> {
+    ledger: &'a Ledger,
+    file: Description,
+    slot: usize,
+}
+
+impl fmt::Debug for Actor<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "actor for slot {} of {:?}", self.slot, self.ledger)
+    }
+}
+
+impl Drop for Actor<'_> {
+    fn drop(&mut self) {
+        let _ = lock::unlock(&self.file, Bytes::actor(self.slot));
+    }
+}
+
+/// How often an actor tries to take the claim lock of a slot. Others hold it for a moment.
+const TRIES: u32 = if cfg!(loom) { 2 } else { 1_000 };
+const PAUSE: Duration = Duration::from_millis(1);
+
+impl Ledger {
+    /// Returns the right to suspend and resume a member, unless another process has it.
+    ///
+    /// The right in the ledger of the process's own group excludes other actors. Ledgers of groups
+    /// above it have no say.
+    pub fn act_on(&self, process: &Identity) -> Result<Actor<'_>, Unmoved> {
+        let slot = self.slot_of(process).ok_or(Unmoved::Gone)?;
+        let file = self.place.open(true).map_err(|_| Unmoved::Closed)?;
+        match lock::try_lock(&file, Bytes::actor(slot)) {
+            Ok(true) => Ok(Actor {
+                ledger: self,
+                file,
+                slot,
+            }),
+            Ok(false) => Err(Unmoved::Busy),
+            Err(_) => Err(Unmoved::Closed),
+        }
+    }
+
+    /// Returns whether another process works on the member: it suspends or resumes it at this
+    /// moment.
+    pub fn is_acted_on(&self, slot: usize) -> bool {
+        let file = self.open_file(false);
+        file.is_ok_and(|file| lock::is_locked(&file, Bytes::actor(slot)).unwrap_or(false))
+    }
+
+    /// Returns the slot whose owner is this process.
+    fn slot_of(&self, process: &Identity) -> Option<usize> {
+        let same = |slot: &usize| {
+            self.owner(*slot)
+                .is_some_and(|owner| owner.is_same(process))
+        };
+        // After `exec`, a process also has the slot of its earlier program. Only one is alive.
+        let file = self.open_file(false).ok()?;
+        (0..self.high_water()).find(|slot| same(slot) && !is_dead(&file, *slot))
+    }
+
+    /// Moves the charges of a process to its suspended figures, on all devices. Call after the
+    /// driver has reported the process checkpointed, with the actor lock of the process's own
+    /// group. Returns the bytes that were moved. Bytes that the process has charged ahead and does
+    /// not use stay charged, as do orphans: the driver has not let go of them.
+    pub fn move_out(&self, process: &Identity) -> Result<u64, Unmoved> {
+        let moved = self.with_claimed(process, |slot| {
+            DeviceIndex::all()
+                .map(|device| move_out(self, slot, device))
+                .fold(0, u64::saturating_add)
+        })?;
+        wait::returned(self);
+        Ok(moved)
+    }
+
+    /// Moves the suspended bytes of a process back to its charge on one device, if `fits` says that
+    /// all charges keep the limit then. Call before the driver is asked to bring the memory back.
+    pub(super) fn receive(
+        &self,
+        process: &Identity,
+        device: DeviceIndex,
+        fits: &dyn Fn() -> bool,
+    ) -> Result<(), Unmoved> {
+        match self.with_claimed(process, |slot| move_back(self, slot, device, fits)) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Unmoved::Contended),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Runs `work` with the slot of a living process, under the slot's claim lock.
+    fn with_claimed<T>(
+        &self,
+        process: &Identity,
+        work: impl FnOnce(usize) -> T,
+    ) -> Result<T, Unmoved> {
+        let slot = self.slot_of(process).ok_or(Unmoved::Gone)?;
+        let file = self.place.open(true).map_err(|_| Unmoved::Closed)?;
+        let mut tries = 0;
+        while !lock::try_lock(&file, Bytes::claim(slot)).map_err(|_| Unmoved::Closed)? {
+            tries += 1;
+            if tries == TRIES {
+                return Err(Unmoved::Busy);
+            }
+            os::sleep(PAUSE);
+        }
+        let owner = &self.content().slots[slot].owner;
+        // The owner is checked again: the slot may have changed its owner before the lock.
+        let result = if is_dead(&file, slot)
+            || !self.owner(slot).is_some_and(|owner| owner.is_same(process))
+        {
+            Err(Unmoved::Gone)
+        } else if owner.capabilities.load(Ordering::Relaxed) & SUSPENDS == 0 {
+            Err(Unmoved::Unable)
+        } else {
+            Ok(work(slot))
+        };
+        let _ = lock::unlock(&file, Bytes::claim(slot));
+        result
+    }
+
+    fn figure(&self, slot: usize, device: DeviceIndex) -> &AtomicU64 {
+        &self.content().slots[slot].stats[device.get()].suspended
+    }
+
+    /// Returns the suspended bytes of a slot; 0 while they are in the charge's word.
+    pub(super) fn suspended(&self, slot: usize, device: DeviceIndex) -> u64 {
+        match self.word(slot, device).load(Ordering::Acquire) & MOVING {
+            0 => self.figure(slot, device).load(Ordering::Acquire),
+            _ => 0,
+        }
+    }
+
+    /// Returns the suspended bytes of a living member on one device; 0 without such a member.
+    pub fn suspended_of(&self, process: &Identity, device: DeviceIndex) -> u64 {
+        self.slot_of(process)
+            .map_or(0, |slot| self.suspended(slot, device))
+    }
+}
+
+/// Ends a change of figures that a dead actor has left half-done. The caller holds the claim lock.
+pub(super) fn settle(ledger: &Ledger, slot: usize, device: DeviceIndex) {
+    let word = ledger.word(slot, device);
+    if word.load(Ordering::Acquire) & MOVING != 0 {
+        lower(word, ledger.figure(slot, device), |suspended, _| suspended);
+    }
+}
+
+/// Lowers the charge in `word` and clears the bit, if the word has it. `units` gets the suspended
+/// units and the granted ones, and returns how many are suspended. Returns those that are.
+fn lower(word: &AtomicU64, figure: &AtomicU64, units: impl Fn(u64, u64) -> u64) -> u64 {
+    let mut before = word.load(Ordering::Acquire);
+    // Any member may clear the bit, so the loop ends without it.
+    while before & MOVING != 0 {
+        let (written, granted) = (figure.load(Ordering::Acquire), charge::granted(before));
+        let units = units(written / UNIT, granted).min(granted);
+        if written != units * UNIT {
+            figure.store(units * UNIT, Ordering::Release);
+        }
+        // The owner may change its charge at any time, until the driver locks its calls.
+        let (set, failed) = (Ordering::SeqCst, Ordering::Acquire);
+        match word.compare_exchange(before, before - MOVING - units, set, failed) {
+            Ok(_) => return units,
+            Err(now) => before = now,
+        }
+    }
+    0
+}
+
+/// Moves a charge out. Returns the moved bytes. The caller holds the claim lock.
+fn move_out(ledger: &Ledger, slot: usize, device: DeviceIndex) -> u64 {
+    settle(ledger, slot, device);
+    let (word, figure) = (ledger.word(slot, device), ledger.figure(slot, device));
+    if figure.load(Ordering::Acquire) != 0 || word.load(Ordering::Relaxed) == 0 {
+        return 0;
+    }
+    count_time(ledger, slot, device);
+    let idle = ledger.charge(slot, device).idle.load(Ordering::Relaxed);
+    let left = &ledger.content().slots[slot].stats[device.get()].left;
+    let kept = idle.div_ceil(UNIT) + super::orphans::orphaned(left) / UNIT;
+    word.fetch_add(MOVING, Ordering::SeqCst);
+    let units = lower(word, figure, |_, granted| granted.saturating_sub(kept));
+    ledger.note_use(device, os::wall_tick().second(), 0);
+    units * UNIT
+}
+
+/// Moves a charge back, if it fits. The caller holds the claim lock.
+fn move_back(ledger: &Ledger, slot: usize, device: DeviceIndex, fits: &dyn Fn() -> bool) -> bool {
+    settle(ledger, slot, device);
+    let (word, figure) = (ledger.word(slot, device), ledger.figure(slot, device));
+    let bytes = figure.load(Ordering::Acquire);
+    // A member may have written any number.
+    let units = (bytes / UNIT).min(charge::REQUEST_MAX);
+    if units == 0 {
+        return true;
+    }
+    count_time(ledger, slot, device);
+    if bytes != units * UNIT {
+        figure.store(units * UNIT, Ordering::Release);
+    }
+    word.fetch_add(MOVING + units, Ordering::SeqCst);
+    if !fits() {
+        lower(word, figure, |suspended, _| suspended);
+        return false;
+    }
+    figure.store(0, Ordering::Release);
+    word.fetch_sub(MOVING, Ordering::SeqCst);
+    true
+}
+
+/// Adds the time since the last change of the slot's charge to its charge over time, as the owner
+/// does before a change.
+fn count_time(ledger: &Ledger, slot: usize, device: DeviceIndex) {
+    let stats = &ledger.content().slots[slot].stats[device.get()];
+    let (now, before) = (os::wall_ms(), stats.changed.load(Ordering::Relaxed));
+    if ledger.records(device) && before != 0 && before < now {
+        let units = charge::granted(ledger.word(slot, device).load(Ordering::Relaxed));
+        let more = units.saturating_mul(now - before);
+        stats.unit_ms.fetch_add(more, Ordering::Relaxed);
+        stats.changed.store(now, Ordering::Relaxed);
+    }
+}
+
+/// Hands over up to `bytes` that this process has charged at each level to a suspended process:
+/// moves the suspended bytes back to that process's charge, and uncharges the bytes here. May be
+/// repeated after an error.
+///
+/// # Errors
+/// The first level where that process's figures could not be changed. Levels below it were handed
+/// over.
+pub fn hand_over(levels: &[Level<'_>], bytes: u64, to: &Identity) -> Result<(), Unmoved> {
+    for level in levels {
+        let ledger = level.slot.ledger();
+        charge::hand_over(level, bytes.div_ceil(UNIT), |fits| {
+            ledger.receive(to, level.device, fits)
+        })?;
+        wait::returned(ledger);
+    }
+    Ok(())
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

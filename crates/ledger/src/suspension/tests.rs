@@ -1,0 +1,336 @@
+//! Tests of figures that move between the charge and the suspended bytes of a process.
+
+use super::*;
+use crate::scratch::{Scratch, level, stranger};
+use crate::{Slot, charge_unchecked, try_charge, uncharge};
+
+const MAX: u64 = 100 * UNIT;
+
+/// A member that has charged `units` and of which `idle` units are unused. The driver confirms its
+/// suspensions.
+fn member(scratch: &Scratch, pid: u32, units: u64, idle: u64) -> (Slot, Identity) {
+    let identity = Identity {
+        start_time: 1,
+        ..stranger(pid)
+    };
+    let mut slot = scratch.claim(&identity, "").expect("a slot");
+    charge_unchecked(&[level(&slot, scratch.device, MAX)], units * UNIT);
+    slot.publish_idle(scratch.device, idle * UNIT);
+    slot.confirm_suspensions_by(|| true);
+    (slot, identity)
+}
+
+fn figures(scratch: &Scratch, slot: &Slot) -> (u64, u64) {
+    let device = scratch.device;
+    let suspended = scratch.suspended(slot.index(), device);
+    (slot.charged(device) / UNIT, suspended / UNIT)
+}
+
+/// Brings the memory of a suspended member back, as an actor does.
+fn bring_back(scratch: &Scratch, to: &Identity) -> Result<(), Unmoved> {
+    let actor = scratch.join();
+    let path = [level(&actor, scratch.device, MAX)];
+    let bytes = scratch.suspended_of(to, scratch.device);
+    assert!(try_charge(&path, bytes), "there is no room");
+    hand_over(&path, bytes, to)
+}
+
+#[test]
+fn a_charge_moves_out_and_back() {
+    let scratch = Scratch::new();
+    let (slot, process) = member(&scratch, 1, 60, 0);
+    let actor = scratch.act_on(&process).expect("the only actor");
+    assert_eq!(scratch.move_out(&process), Ok(60 * UNIT));
+    assert_eq!(figures(&scratch, &slot), (0, 60));
+    assert_eq!(scratch.charged(scratch.device), 0);
+    assert_eq!(scratch.move_out(&process), Ok(0), "it is out already");
+    bring_back(&scratch, &process).expect("handed over");
+    assert_eq!(figures(&scratch, &slot), (60, 0));
+    assert_eq!(scratch.charged(scratch.device), 60 * UNIT);
+    drop(actor);
+    assert!(try_charge(&[level(&slot, scratch.device, MAX)], UNIT));
+    assert!(!slot.distrusts());
+}
+
+#[test]
+fn others_get_the_room_of_a_suspended_member() {
+    let scratch = Scratch::new();
+    let ((_slot, process), (other, _)) = (member(&scratch, 1, 60, 0), member(&scratch, 2, 30, 0));
+    let path = [level(&other, scratch.device, MAX)];
+    assert!(!try_charge(&path, 11 * UNIT));
+    scratch.move_out(&process).expect("moved");
+    assert!(try_charge(&path, 70 * UNIT) && !try_charge(&path, UNIT));
+    let actor = scratch.join();
+    let own = [level(&actor, scratch.device, MAX)];
+    assert!(!try_charge(&own, 60 * UNIT), "the room is taken");
+    uncharge(&path, 60 * UNIT);
+    bring_back(&scratch, &process).expect("handed over");
+    assert_eq!(scratch.charged(scratch.device), 100 * UNIT);
+}
+
+#[test]
+fn unused_bytes_and_orphans_stay_charged() {
+    let scratch = Scratch::new();
+    let (slot, process) = member(&scratch, 1, 60, 7);
+    slot.orphan(scratch.device, 5 * UNIT);
+    assert_eq!(scratch.move_out(&process), Ok(48 * UNIT));
+    assert_eq!(figures(&scratch, &slot), (12, 48));
+}
+
+#[test]
+fn the_owner_accepts_a_suspension_that_the_driver_confirms() {
+    let scratch = Scratch::new();
+    let (slot, process) = member(&scratch, 1, 60, 0);
+    scratch.move_out(&process).expect("moved");
+    let path = [level(&slot, scratch.device, MAX)];
+    // Requests of threads that the driver has not stopped yet are charged as usual.
+    assert!(try_charge(&path, 10 * UNIT) && !slot.distrusts());
+    assert_eq!(figures(&scratch, &slot), (10, 60));
+    bring_back(&scratch, &process).expect("handed over");
+    assert!(try_charge(&path, 10 * UNIT));
+    assert_eq!(figures(&scratch, &slot), (80, 0));
+    uncharge(&path, 80 * UNIT);
+    assert_eq!(figures(&scratch, &slot), (0, 0));
+}
+
+/// A member that falsifies the figures of another one gains nothing: the other one restores its
+/// charge, as it does after any change of its word.
+#[test]
+fn an_unconfirmed_suspension_is_tampering() {
+    let scratch = Scratch::new();
+    for confirmation in [Some((|| false) as fn() -> bool), None] {
+        let mut slot = scratch.join();
+        confirmation.inspect(|ask| slot.confirm_suspensions_by(*ask));
+        let path = [level(&slot, scratch.device, MAX)];
+        charge_unchecked(&path, 60 * UNIT);
+        scratch
+            .word(slot.index(), scratch.device)
+            .store(10, Ordering::Relaxed);
+        let figure = scratch.figure(slot.index(), scratch.device);
+        figure.store(50 * UNIT, Ordering::Relaxed);
+        assert!(!try_charge(&path, UNIT) && slot.distrusts());
+        assert_eq!(figures(&scratch, &slot), (60, 0));
+        uncharge(&path, 60 * UNIT);
+        assert_eq!(figures(&scratch, &slot), (0, 0));
+    }
+}
+
+#[test]
+fn forged_suspended_bytes_explain_no_more_than_they_say() {
+    let scratch = Scratch::new();
+    let (slot, _) = member(&scratch, 1, 60, 0);
+    let path = [level(&slot, scratch.device, MAX)];
+    scratch
+        .word(slot.index(), scratch.device)
+        .store(0, Ordering::Relaxed);
+    let figure = scratch.figure(slot.index(), scratch.device);
+    figure.store(59 * UNIT, Ordering::Relaxed);
+    assert!(!try_charge(&path, UNIT) && slot.distrusts());
+    assert_eq!(slot.charged(scratch.device), 60 * UNIT - 59 * UNIT);
+    // The rest is found missing as soon as the figure is gone.
+    figure.store(0, Ordering::Relaxed);
+    uncharge(&path, UNIT);
+    assert_eq!(slot.charged(scratch.device), 59 * UNIT);
+}
+
+#[test]
+fn forged_bytes_lower_no_charge_of_their_owner() {
+    let scratch = Scratch::new();
+    let (slot, _) = member(&scratch, 1, 60, 0);
+    let path = [level(&slot, scratch.device, MAX)];
+    let figure = scratch.figure(slot.index(), scratch.device);
+    figure.store(u64::MAX, Ordering::Relaxed);
+    assert!(try_charge(&path, 40 * UNIT) && !try_charge(&path, UNIT));
+    uncharge(&path, 100 * UNIT);
+    assert_eq!(slot.charged(scratch.device), 0);
+}
+
+#[test]
+fn memory_freed_while_suspended_is_uncharged_afterwards() {
+    let scratch = Scratch::new();
+    let (slot, process) = member(&scratch, 1, 60, 0);
+    let path = [level(&slot, scratch.device, MAX)];
+    scratch.move_out(&process).expect("moved");
+    // The driver freed the memory before the lock, but the thread was slow.
+    uncharge(&path, 20 * UNIT);
+    assert_eq!(figures(&scratch, &slot), (0, 60));
+    uncharge(&path, 5 * UNIT);
+    bring_back(&scratch, &process).expect("handed over");
+    assert!(try_charge(&path, UNIT));
+    assert_eq!(figures(&scratch, &slot), (36, 0));
+    uncharge(&path, 36 * UNIT);
+    assert!(try_charge(&path, 3 * UNIT), "no debt is left");
+    assert_eq!(figures(&scratch, &slot), (3, 0));
+}
+
+/// An actor may die before each of its steps. The owner and the other members go on as usual, and
+/// the next actor finds one of the two states.
+#[test]
+fn a_bit_left_by_a_dead_actor_is_settled() {
+    let scratch = Scratch::new();
+    let (slot, process) = member(&scratch, 1, 60, 0);
+    let (word, figure) = (
+        scratch.word(slot.index(), scratch.device),
+        scratch.figure(slot.index(), scratch.device),
+    );
+    let path = [level(&slot, scratch.device, MAX)];
+    for suspended in [0, 60] {
+        word.fetch_or(MOVING, Ordering::Relaxed);
+        figure.store(suspended * UNIT, Ordering::Relaxed);
+        assert_eq!(figures(&scratch, &slot), (60, 0), "all units are charged");
+        uncharge(&path, UNIT);
+        assert!(try_charge(&path, UNIT) && !slot.distrusts());
+        let other = scratch.join();
+        assert!(!try_charge(
+            &[level(&other, scratch.device, MAX)],
+            41 * UNIT
+        ));
+        assert!(try_charge(&[level(&other, scratch.device, MAX)], 40 * UNIT));
+        drop(other);
+        let moved = 60 - suspended;
+        assert_eq!(scratch.move_out(&process), Ok(moved * UNIT));
+        assert_eq!(figures(&scratch, &slot), (0, 60));
+        bring_back(&scratch, &process).expect("handed over");
+        assert_eq!(figures(&scratch, &slot), (60, 0));
+    }
+}
+
+#[test]
+fn what_the_owner_frees_meanwhile_is_not_suspended() {
+    let scratch = Scratch::new();
+    let (slot, process) = member(&scratch, 1, 60, 0);
+    let (word, figure) = (
+        scratch.word(slot.index(), scratch.device),
+        scratch.figure(slot.index(), scratch.device),
+    );
+    word.fetch_or(MOVING, Ordering::Relaxed);
+    figure.store(60 * UNIT, Ordering::Relaxed);
+    uncharge(&[level(&slot, scratch.device, MAX)], 25 * UNIT);
+    assert_eq!(scratch.move_out(&process), Ok(0));
+    assert_eq!(figures(&scratch, &slot), (0, 35));
+}
+
+/// The charges of all are added up after the suspended bytes are back in the word: a process that
+/// adds them up at the same time sees the units at one of the two places.
+#[test]
+fn a_charge_that_does_not_fit_is_not_moved_back() {
+    let scratch = Scratch::new();
+    let ((slot, process), (other, _)) = (member(&scratch, 1, 60, 0), member(&scratch, 2, 0, 0));
+    scratch.move_out(&process).expect("moved");
+    let actor = scratch.join();
+    let path = [level(&actor, scratch.device, MAX)];
+    assert!(try_charge(&path, 60 * UNIT));
+    // A request of another process that is undecided.
+    let word = scratch.word(other.index(), scratch.device);
+    word.store(41 | 41 << 32, Ordering::Relaxed);
+    assert_eq!(
+        hand_over(&path, 60 * UNIT, &process),
+        Err(Unmoved::Contended)
+    );
+    assert_eq!(figures(&scratch, &slot), (0, 60));
+    assert_eq!(actor.charged(scratch.device), 60 * UNIT);
+    word.store(0, Ordering::Relaxed);
+    let lowered = [level(&actor, scratch.device, 59 * UNIT)];
+    assert_eq!(
+        hand_over(&lowered, 60 * UNIT, &process),
+        Err(Unmoved::Contended)
+    );
+    hand_over(&path, 60 * UNIT, &process).expect("handed over");
+    assert_eq!(
+        (actor.charged(scratch.device), figures(&scratch, &slot)),
+        (0, (60, 0))
+    );
+}
+
+#[test]
+fn two_actors_exclude_each_other() {
+    let scratch = Scratch::new();
+    let (slot, process) = member(&scratch, 1, 60, 0);
+    assert!(!scratch.is_acted_on(slot.index()));
+    let first = scratch.act_on(&process).expect("the first");
+    assert!(scratch.is_acted_on(slot.index()));
+    assert_eq!(scratch.act_on(&process).err(), Some(Unmoved::Busy));
+    drop(first);
+    assert!(scratch.act_on(&process).is_ok());
+}
+
+#[test]
+fn only_living_members_that_know_suspensions_are_moved() {
+    let scratch = Scratch::new();
+    let (slot, process) = member(&scratch, 1, 60, 0);
+    assert_eq!(scratch.move_out(&stranger(9)), Err(Unmoved::Gone));
+    assert_eq!(scratch.act_on(&stranger(9)).err(), Some(Unmoved::Gone));
+    let capabilities = &scratch.content().slots[slot.index()].owner.capabilities;
+    let before = capabilities.swap(0, Ordering::Relaxed);
+    assert_eq!(scratch.move_out(&process), Err(Unmoved::Unable));
+    assert_eq!(figures(&scratch, &slot), (60, 0));
+    capabilities.store(before, Ordering::Relaxed);
+    let file = scratch.place.open(true).expect("open");
+    assert!(lock::try_lock(&file, Bytes::claim(slot.index())).expect("asked"));
+    assert_eq!(scratch.move_out(&process), Err(Unmoved::Busy));
+    drop(file);
+    drop(slot);
+    assert_eq!(scratch.move_out(&process), Err(Unmoved::Gone));
+}
+
+#[test]
+fn a_dead_actor_leaves_its_charge_or_that_of_the_process() {
+    let scratch = Scratch::new();
+    let (slot, process) = member(&scratch, 1, 60, 0);
+    scratch.move_out(&process).expect("moved");
+    let actor = scratch.join();
+    let path = [level(&actor, scratch.device, MAX)];
+    assert!(try_charge(&path, 60 * UNIT));
+    // The process is gone: the actor keeps its charge.
+    assert_eq!(
+        hand_over(&path, 60 * UNIT, &stranger(9)),
+        Err(Unmoved::Gone)
+    );
+    assert_eq!(actor.charged(scratch.device), 60 * UNIT);
+    assert!(actor.is_decided(scratch.device));
+    hand_over(&path, 60 * UNIT, &process).expect("handed over");
+    assert_eq!(
+        (actor.charged(scratch.device), figures(&scratch, &slot)),
+        (0, (60, 0))
+    );
+    hand_over(&path, 60 * UNIT, &process).expect("a repetition does nothing");
+    assert_eq!(
+        (actor.charged(scratch.device), figures(&scratch, &slot)),
+        (0, (60, 0))
+    );
+}
+
+#[test]
+fn a_suspended_member_that_dies_leaves_nothing() {
+    let scratch = Scratch::new();
+    for bit in [0, MOVING] {
+        let dead = scratch.dead(&stranger(1), 3, 0);
+        scratch
+            .word(dead, scratch.device)
+            .fetch_or(bit, Ordering::Relaxed);
+        scratch
+            .figure(dead, scratch.device)
+            .store(57 * UNIT, Ordering::Relaxed);
+        let clean = || scratch.clean(&crate::scratch::Knows(Some(false)));
+        assert_eq!(clean().cleaned, 1);
+        let left = scratch.figure(dead, scratch.device).load(Ordering::Relaxed);
+        assert_eq!((left, scratch.charged(scratch.device)), (0, 0));
+    }
+}
+
+#[test]
+fn the_time_of_a_charge_is_counted_up_to_the_suspension() {
+    let scratch = Scratch::with_history();
+    let (slot, process) = member(&scratch, 1, 60, 0);
+    let stats = &scratch.content().slots[slot.index()].stats[scratch.device.get()];
+    let ago = |ms| stats.changed.store(os::wall_ms() - ms, Ordering::Relaxed);
+    ago(10_000);
+    scratch.move_out(&process).expect("moved");
+    let seconds = || stats.unit_ms.load(Ordering::Relaxed) / 60 / 1_000;
+    assert_eq!(seconds(), 10);
+    ago(20_000);
+    bring_back(&scratch, &process).expect("handed over");
+    assert_eq!(seconds(), 10, "suspended memory costs nothing");
+    uncharge(&[level(&slot, scratch.device, MAX)], 60 * UNIT);
+    assert_eq!(seconds(), 10, "the owner counts no time twice");
+}

@@ -1,0 +1,264 @@
+//! A program whose charge another process moves to its suspended bytes and back, while the driver
+//! has its memory on the host.
+
+use std::sync::Arc;
+
+use gpulimit_base::identity::Identity;
+use gpulimit_ledger::{Ledger, Level, Unmoved, hand_over, try_charge};
+use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World};
+
+const CAP: u64 = 4096 * MIB;
+
+/// The process that suspends and resumes a program: it makes the driver's calls, and this test
+/// changes the figures.
+struct Actor<'a> {
+    world: &'a World,
+    ledger: Arc<Ledger>,
+    driver: Session,
+}
+
+impl<'a> Actor<'a> {
+    fn new(world: &'a World) -> Actor<'a> {
+        let mut driver = Session::start(world.bare(world::program()));
+        driver.expect(&[("init", "0")]);
+        Actor {
+            world,
+            ledger: world.ledger(),
+            driver,
+        }
+    }
+
+    fn identity(&self, program: &Session) -> Identity {
+        let processes = self.ledger.processes(&gpulimit_ledger::NoWitness);
+        let found = processes
+            .iter()
+            .find(|process| process.identity.pid == program.pid());
+        found.expect("a member").identity
+    }
+
+    #[track_caller]
+    fn drive(&mut self, steps: &[&str], program: &Session) {
+        for step in steps {
+            let command = format!("{step}-process {}", program.pid());
+            assert_eq!(self.driver.say(&command), "0", "{step}");
+        }
+    }
+
+    fn suspend(&mut self, program: &Session) -> u64 {
+        let process = self.identity(program);
+        let ledger = Arc::clone(&self.ledger);
+        let _right = ledger.act_on(&process).expect("the only actor");
+        self.drive(&["lock", "checkpoint"], program);
+        self.ledger.move_out(&process).expect("moved")
+    }
+
+    /// Charges the room, hands it over, and brings the memory back. Returns false without room.
+    fn resume(&mut self, program: &Session) -> bool {
+        let process = self.identity(program);
+        let ledger = Arc::clone(&self.ledger);
+        let _right = ledger.act_on(&process).expect("the only actor");
+        let slot = self.ledger.claim(&Identity::of_self(), "").expect("a slot");
+        let device = self.ledger.devices()[0].index;
+        let bytes = self.ledger.suspended_of(&process, device);
+        let path = [Level {
+            slot: &slot,
+            device,
+            max: CAP,
+            protection: None,
+            keeps_low: false,
+        }];
+        if !try_charge(&path, bytes) {
+            return false;
+        }
+        match hand_over(&path, bytes, &process) {
+            Ok(()) => {}
+            // Requests of others are undecided. Leaving the group uncharges the room.
+            Err(Unmoved::Contended) => return false,
+            Err(error) => panic!("{error}"),
+        }
+        // The driver may free the memory of a killed process later than the ledger knows. A restore
+        // without room could never be repeated.
+        let has_room = || self.world.machine().used() + bytes <= CAP;
+        assert!(world::eventually(has_room));
+        self.drive(&["restore", "unlock"], program);
+        true
+    }
+}
+
+fn json(world: &World, verb: &str) -> serde_json::Value {
+    let mut command = world.bare(&world::controller());
+    command.args([verb, "--json"]);
+    let output = world::finish(command);
+    assert!(output.status.success(), "{}", world::text(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+#[test]
+fn others_use_the_room_of_a_suspended_program() {
+    let world = World::new(CAP);
+    let (mut program, mut other) = (world.on_gpu(), world.on_gpu());
+    program.expect(&[("alloc a 2000M", "0")]);
+    let before = world.usage(0);
+    let mut actor = Actor::new(&world);
+    let moved = actor.suspend(&program);
+    assert!(moved >= CONTEXT + 2000 * MIB, "{moved}");
+    let usage = world.usage(0);
+    assert_eq!(
+        (usage.charged, usage.suspended),
+        (before.charged - moved, moved)
+    );
+    // What is left of the program's charge is memory that it has charged ahead.
+    world.judge(CAP);
+    other.expect(&[("alloc b 3000M", "0")]);
+    world.judge(CAP);
+    assert!(!actor.resume(&program), "there is no room");
+    other.expect(&[("free b", "0")]);
+    assert!(actor.resume(&program));
+    let usage = world.usage(0);
+    assert_eq!(usage.suspended, 0);
+    assert!(usage.charged >= before.charged, "{usage:?}");
+    world.judge(CAP);
+    other.expect(&[("alloc b 3000M", "2")]);
+    program.expect(&[("free a", "0"), ("alloc a 100M", "0")]);
+    world.judge(CAP);
+    for session in [program, other, actor.driver] {
+        session.end();
+    }
+    world.judge_end(CAP);
+}
+
+#[test]
+fn the_verbs_show_a_suspended_program() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[("alloc a 100M", "0")]);
+    let mut actor = Actor::new(&world);
+    let shown = |verb: &str, at: &str| json(&world, verb)[at][0].clone();
+    assert_eq!(shown("ps", "processes")["state"], "running");
+    assert_eq!(shown("ps", "processes")["suspended"], 0);
+    let moved = actor.suspend(&program);
+    let process = shown("ps", "processes");
+    assert_eq!(
+        (&process["state"], &process["suspended"]),
+        (&"suspended".into(), &moved.into())
+    );
+    assert_eq!(process["linear"], 0, "nothing is on the GPU");
+    let gpu = &shown("show", "groups")["gpus"][0];
+    assert_eq!(gpu["suspended"], moved);
+    assert!(gpu["usage"].as_u64().expect("bytes") < 100 * MIB, "{gpu}");
+    let mut command = world.bare(&world::controller());
+    command.arg("ps");
+    let table = world::text(&world::finish(command).stdout);
+    assert!(
+        table.contains("SUSPENDED") && table.contains("suspended"),
+        "{table}"
+    );
+    assert!(actor.resume(&program));
+    assert_eq!(shown("ps", "processes")["state"], "running");
+    // Nothing is left of a suspended program that is killed.
+    actor.suspend(&program);
+    drop(program);
+    world.bury();
+    assert_eq!(world.usage(0).suspended, 0);
+    actor.driver.end();
+    world.judge_end(CAP);
+}
+
+/// Figures that no checkpoint confirms are a falsified charge: the program restores it at its next
+/// call, and refuses requests for a second.
+#[test]
+fn a_suspension_that_the_driver_does_not_confirm_is_tampering() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[("alloc a 2000M", "0")]);
+    let before = world.usage(0).charged;
+    let ledger = world.ledger();
+    let process = Actor::new(&world).identity(&program);
+    assert!(ledger.move_out(&process).is_ok());
+    assert!(world.usage(0).charged < before - 2000 * MIB);
+    let refused = program.say("alloc b 100M");
+    assert!(refused.starts_with('2'), "{refused}");
+    let usage = world.usage(0);
+    assert_eq!((usage.charged, usage.suspended), (before, 0));
+    program.expect(&[("free a", "0")]);
+    program.end();
+    assert_eq!(ledger.move_out(&process), Err(Unmoved::Gone));
+    world.judge_end(CAP);
+}
+
+#[test]
+fn a_program_that_another_tool_resumes_is_charged_again() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[("alloc a 2000M", "0")]);
+    let before = world.usage(0).charged;
+    let mut actor = Actor::new(&world);
+    actor.suspend(&program);
+    actor.drive(&["restore", "unlock"], &program);
+    let _ = program.say("alloc b 2M");
+    let usage = world.usage(0);
+    assert!(usage.charged >= before && usage.suspended == 0, "{usage:?}");
+    program.end();
+    actor.driver.end();
+    world.judge_end(CAP);
+}
+
+/// Programs that allocate and free all the time are suspended, resumed and killed. The GPU has no
+/// more memory than the group, so a restore would fail if the group had given the room away.
+#[test]
+fn a_storm_of_suspensions_loses_no_program() {
+    let capacity = CAP.to_string();
+    let knobs = [
+        ("GPULIMIT_SIM_CAPACITY", &*capacity),
+        ("GPULIMIT_SIM_CHECKPOINT", "none"),
+    ];
+    let world = World::with(CAP, &knobs);
+    let start = || {
+        // The group may be full at the moment.
+        let mut program = loop {
+            let mut program = world.start();
+            if program.say("start") == "0 0" {
+                break program;
+            }
+        };
+        // Not all programs fit at once.
+        let lines = "alloc a 500M\nmany b 20 3M\nfree-many b\nfree a";
+        program.tell(&format!(
+            "threads 2 {{\nrepeat 1000000000 {{\n{lines}\n}}\n}}"
+        ));
+        program
+    };
+    let mut programs: Vec<(Session, bool)> = (0..3).map(|_| (start(), false)).collect();
+    let mut actor = Actor::new(&world);
+    let (mut suspensions, mut returns) = (0, 0);
+    for round in 0..60 {
+        let at = round * 7 % programs.len();
+        let (program, suspended) = &mut programs[at];
+        if round % 11 == 10 {
+            // A running one and a suspended one alternate.
+            *program = start();
+            *suspended = false;
+        } else if *suspended {
+            *suspended = !actor.resume(program);
+            returns += u32::from(!*suspended);
+        } else {
+            assert!(actor.suspend(program) >= CONTEXT);
+            *suspended = true;
+            suspensions += 1;
+        }
+        let used = world.machine().used();
+        assert!(used <= CAP, "{used}");
+    }
+    assert!(suspensions > 10 && returns > 5, "{suspensions}, {returns}");
+    // With all others gone there is room for each.
+    let (mut away, running): (Vec<_>, Vec<_>) = programs.into_iter().partition(|(_, away)| *away);
+    drop(running);
+    world.bury();
+    while let Some((program, _)) = away.pop() {
+        assert!(world::eventually(|| actor.resume(&program)));
+        let state = format!("process-state {}", program.pid());
+        assert_eq!(actor.driver.say(&state), "0 0");
+    }
+    actor.driver.end();
+    world.judge_end(CAP);
+}
