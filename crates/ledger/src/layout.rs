@@ -334,7 +334,11 @@ pub(super) struct SlotPage {
     /// Time when another process last found the owner alive, in milliseconds since 1970 by the wall
     /// clock; 0 if unknown. Kept only in a ledger with a history.
     pub alive_at: AtomicU64,
-    spare: [AtomicU64; 407],
+    /// Bits that say why the owner must not be suspended; the ledger does not know what they mean.
+    pub obstacles: AtomicU64,
+    /// The work of an actor on the owner: see `suspension`. 0 if there is none.
+    pub errand: AtomicU64,
+    spare: [AtomicU64; 405],
     pub stats: [DeviceStats; MAX_DEVICES],
 }
 
@@ -530,6 +534,7 @@ const _: () = {
     assert!(offset_of!(SlotPage, waiting) == 128 && offset_of!(SlotPage, pressure) == 192);
     assert!(size_of::<PressureWords>() == 64 && offset_of!(PressureWords, count) == 16);
     assert!(offset_of!(SlotPage, below) == 256 && offset_of!(SlotPage, alive_at) == 832);
+    assert!(offset_of!(SlotPage, obstacles) == 840 && offset_of!(SlotPage, errand) == 848);
     assert!(offset_of!(DeviceStats, by) == 0 && offset_of!(DeviceStats, peak) == 56);
     assert!(offset_of!(DeviceStats, refusals) == 64 && offset_of!(DeviceStats, reclaimable) == 72);
     assert!(offset_of!(DeviceStats, left) == 80 && offset_of!(DeviceStats, changed) == 88);

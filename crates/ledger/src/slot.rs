@@ -609,7 +609,9 @@ impl Candidate<'_> {
             layout::RECORDS | layout::PRESSURE | layout::SUSPENDS,
             Ordering::Relaxed,
         );
-        page.pressure.registered.store(0, Ordering::Relaxed);
+        for word in [&page.pressure.registered, &page.obstacles, &page.errand] {
+            word.store(0, Ordering::Relaxed);
+        }
         store_bytes(&page.below, self.below.as_bytes());
         page.owner.write(self.identity);
         // `high_water` must include this slot before this process publishes its first request.
