@@ -62,7 +62,7 @@ pub use protection::{Protection, child_key};
 pub use reap::{NoWitness, Witness};
 pub use removal::Removal;
 pub use slot::Slot;
-pub use suspension::{Actor, Unmoved, hand_over};
+pub use suspension::{Actor, Errand, Unmoved, hand_over};
 pub use trail::{Cause, Details, Holding, TrailEvent};
 pub use usage::{DeviceUsage, ProcessUsage, Usage, Waits};
 pub use wait::{Line, Turn};

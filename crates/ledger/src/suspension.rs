@@ -65,6 +65,44 @@ impl fmt::Display for Unmoved {
 
 impl std::error::Error for Unmoved {}
 
+/// The work of an actor on a process, as the process's slot says. If no actor works on the process,
+/// the work was abandoned: its actor has died.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub enum Errand {
+    /// No actor works on the process.
+    None,
+    /// The process is being suspended.
+    Suspend,
+    /// The process is being resumed.
+    Resume,
+    /// The driver could not bring the process's memory back, and never can.
+    Lost,
+}
+
+impl Errand {
+    /// The bit beside the errand that says that an actor has stopped the process.
+    const FROZEN: u64 = 1 << 8;
+
+    /// Returns the errand that a word of a slot names. A member can write anything there.
+    const fn of(word: u64) -> Self {
+        match word & (Self::FROZEN - 1) {
+            1 => Self::Suspend,
+            2 => Self::Resume,
+            3 => Self::Lost,
+            _ => Self::None,
+        }
+    }
+
+    const fn word(self) -> u64 {
+        match self {
+            Self::None => 0,
+            Self::Suspend => 1,
+            Self::Resume => 2,
+            Self::Lost => 3,
+        }
+    }
+}
+
 /// The right to suspend and resume one process: its actor lock in one ledger. Ends with the value,
 /// and with the death of this process.
 pub struct Actor<'a> {
@@ -82,6 +120,20 @@ impl fmt::Debug for Actor<'_> {
 impl Drop for Actor<'_> {
     fn drop(&mut self) {
         let _ = lock::unlock(&self.file, Bytes::actor(self.slot));
+    }
+}
+
+impl Actor<'_> {
+    /// Writes what this process does with the other one, and whether it has stopped it. Before the
+    /// driver is asked to lock the process, so that others can finish the work of a dead actor.
+    pub fn set_errand(&self, errand: Errand, frozen: bool) {
+        let frozen = if frozen { Errand::FROZEN } else { 0 };
+        // `SeqCst`: the next step is a call of the driver.
+        self.word().store(errand.word() | frozen, Ordering::SeqCst);
+    }
+
+    fn word(&self) -> &AtomicU64 {
+        &self.ledger.content().slots[self.slot].errand
     }
 }
 
@@ -108,9 +160,23 @@ impl Ledger {
         }
     }
 
+    /// Returns the work of an actor on a living member, and whether an actor has stopped the
+    /// member.
+    pub fn errand_of(&self, process: &Identity) -> (Errand, bool) {
+        let word = self.slot_of(process).map_or(0, |slot| {
+            self.content().slots[slot].errand.load(Ordering::Acquire)
+        });
+        (Errand::of(word), word & Errand::FROZEN != 0)
+    }
+
     /// Returns whether another process works on the member: it suspends or resumes it at this
     /// moment.
-    pub fn is_acted_on(&self, slot: usize) -> bool {
+    pub fn has_actor(&self, process: &Identity) -> bool {
+        self.slot_of(process)
+            .is_some_and(|slot| self.is_acted_on(slot))
+    }
+
+    pub(super) fn is_acted_on(&self, slot: usize) -> bool {
         let file = self.open_file(false);
         file.is_ok_and(|file| lock::is_locked(&file, Bytes::actor(slot)).unwrap_or(false))
     }

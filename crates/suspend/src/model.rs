@@ -1,0 +1,484 @@
+//! A model of the driver, the ledgers and the GPUs. The procedure runs in it through all orders of
+//! events: before each step an actor may die, an owner may die, a member may take or free memory,
+//! or a program outside all groups may.
+
+use crate::{State, World, resume, settle, suspend};
+use gpulimit_ledger::Errand;
+use std::cell::{Cell, RefCell, RefMut};
+
+/// The group and the group above it.
+const LEVELS: usize = 2;
+/// The bytes of the two processes, the limit of both groups, and the memory of the GPU.
+const SIZES: [u64; 2] = [3, 2];
+const LIMIT: u64 = 6;
+const CAPACITY: u64 = 8;
+
+/// What happens before a step.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+enum Event {
+    Nothing,
+    ActorDies,
+    OwnerDies(usize),
+    /// Another member of the group takes all that is left in the group, and on the GPU, or frees
+    /// all.
+    MemberTakes,
+    MemberFrees,
+    /// A program outside all groups takes all memory that is free on the GPU, or frees all.
+    StrangerTakes,
+    StrangerFrees,
+    /// The actor is told to stop.
+    Stop,
+    /// The next call of the driver fails without effect.
+    Fails,
+}
+
+const EVENTS: [Event; 10] = [
+    Event::Nothing,
+    Event::ActorDies,
+    Event::OwnerDies(0),
+    Event::OwnerDies(1),
+    Event::MemberTakes,
+    Event::MemberFrees,
+    Event::StrangerTakes,
+    Event::StrangerFrees,
+    Event::Stop,
+    Event::Fails,
+];
+
+/// The events of one run. `next` makes the following run, with at most `most` events.
+struct Script {
+    chosen: Vec<usize>,
+    at: usize,
+    most: usize,
+    events: &'static [Event],
+}
+
+impl Script {
+    fn event(&mut self) -> Event {
+        if self.at == self.chosen.len() {
+            self.chosen.push(0);
+        }
+        self.at += 1;
+        self.events[self.chosen[self.at - 1]]
+    }
+
+    fn next(&mut self) -> bool {
+        self.chosen.truncate(self.at);
+        self.at = 0;
+        while let Some(last) = self.chosen.pop() {
+            let before = self.chosen.iter().filter(|choice| **choice != 0).count();
+            if before < self.most && last + 1 < self.events.len() {
+                self.chosen.push(last + 1);
+                return true;
+            }
+        }
+        false
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Process {
+    state: State,
+    /// What the process has on the GPU.
+    held: u64,
+    charged: [u64; LEVELS],
+    suspended: [u64; LEVELS],
+    errand: Errand,
+    /// The driver cannot bring the process back any more.
+    lost: bool,
+}
+
+#[derive(Debug)]
+struct Things {
+    processes: [Process; 2],
+    /// The charge and the memory of another member.
+    member: u64,
+    stranger: u64,
+    /// The charge of the actor at each level, and its placeholder.
+    room: [u64; LEVELS],
+    placeholder: [u64; 2],
+    dead: bool,
+    stopped: bool,
+    fails: bool,
+}
+
+#[derive(Debug, Eq, PartialEq)]
+enum Why {
+    Dead,
+    Failed,
+    NoRoom,
+    Stopped,
+}
+
+struct Model<'a> {
+    things: RefCell<Things>,
+    script: &'a RefCell<Script>,
+    /// No events happen.
+    is_quiet: Cell<bool>,
+    /// The actor undoes its work, and is not told to stop any more.
+    turns_back: Cell<bool>,
+}
+
+impl Things {
+    fn used(&self) -> u64 {
+        let held: u64 = self.processes.iter().map(|process| process.held).sum();
+        held + self.member + self.stranger + self.placeholder.iter().sum::<u64>()
+    }
+
+    fn charged(&self, level: usize) -> u64 {
+        let charged = self.processes.iter().map(|process| process.charged[level]);
+        charged.sum::<u64>() + self.member + self.room[level]
+    }
+
+    /// What is left to a member of the group.
+    fn left(&self) -> u64 {
+        let left = (0..LEVELS).map(|level| LIMIT.saturating_sub(self.charged(level)));
+        left.min().unwrap_or(0)
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Nothing => {}
+            // The driver frees a dead process's memory, and then its charge is cleaned up.
+            Event::ActorDies => {
+                self.dead = true;
+                (self.room, self.placeholder) = ([0; LEVELS], [0; 2]);
+            }
+            Event::OwnerDies(process) => {
+                let process = &mut self.processes[process];
+                process.state = State::Gone;
+                process.held = 0;
+                (process.charged, process.suspended) = ([0; LEVELS], [0; LEVELS]);
+            }
+            Event::MemberTakes => self.member += self.left().min(CAPACITY - self.used()),
+            Event::MemberFrees => self.member = 0,
+            Event::StrangerTakes => self.stranger += CAPACITY - self.used(),
+            Event::StrangerFrees => self.stranger = 0,
+            Event::Stop => self.stopped = true,
+            Event::Fails => self.fails = true,
+        }
+    }
+
+    /// What holds at every moment.
+    fn check(&self) {
+        assert!(self.used() <= CAPACITY, "{self:?}");
+        for level in 0..LEVELS {
+            assert!(
+                self.charged(level) <= LIMIT,
+                "the limit is passed: {self:?}"
+            );
+            for process in &self.processes {
+                assert!(process.held <= process.charged[level], "{self:?}");
+            }
+            let held: u64 = self.placeholder.iter().sum();
+            assert!(held <= self.room[level], "{self:?}");
+        }
+    }
+}
+
+impl<'a> Model<'a> {
+    fn new(script: &'a RefCell<Script>) -> Self {
+        let process = |size| Process {
+            state: State::Running,
+            held: size,
+            charged: [size; LEVELS],
+            suspended: [0; LEVELS],
+            errand: Errand::None,
+            lost: false,
+        };
+        Self {
+            things: RefCell::new(Things {
+                processes: SIZES.map(process),
+                member: 0,
+                stranger: 0,
+                room: [0; LEVELS],
+                placeholder: [0; 2],
+                dead: false,
+                stopped: false,
+                fails: false,
+            }),
+            script,
+            is_quiet: Cell::new(false),
+            turns_back: Cell::new(false),
+        }
+    }
+
+    /// Begins a step of the actor: an event happens before.
+    fn step(&self) -> Result<RefMut<'_, Things>, Why> {
+        let mut things = self.things.borrow_mut();
+        things.check();
+        if things.dead {
+            return Err(Why::Dead);
+        }
+        if !self.is_quiet.get() {
+            let event = self.script.borrow_mut().event();
+            things.happen(event);
+            things.check();
+        }
+        if things.dead {
+            return Err(Why::Dead);
+        }
+        Ok(things)
+    }
+
+    /// Begins a call of the driver about a process in the state `from`. `None` if it has ended.
+    fn call(&self, process: usize, from: State) -> Result<Option<RefMut<'_, Things>>, Why> {
+        let mut things = self.step()?;
+        if std::mem::take(&mut things.fails) {
+            return Err(Why::Failed);
+        }
+        match things.processes[process].state {
+            State::Gone => Ok(None),
+            state if state == from => Ok(Some(things)),
+            state => panic!("{process} is {state:?}, not {from:?}"),
+        }
+    }
+
+    /// A new actor comes after a dead one.
+    fn revive(&self) {
+        let mut things = self.things.borrow_mut();
+        (things.dead, things.stopped, things.fails) = (false, false, false);
+        assert_eq!((things.room, things.placeholder), ([0; LEVELS], [0; 2]));
+    }
+
+    /// Settles every process on which an actor was at work, as the next verb does.
+    fn settle_all(&self) {
+        for process in 0..SIZES.len() {
+            let errand = self.things.borrow().processes[process].errand;
+            if errand != Errand::None {
+                let _ = settle(self, process);
+            }
+        }
+    }
+
+    fn suspended(&self) -> Vec<usize> {
+        let things = self.things.borrow();
+        let down = |process: &usize| things.processes[*process].state == State::Checkpointed;
+        (0..SIZES.len()).filter(down).collect()
+    }
+
+    /// Checks that nothing is left half-done: nobody is locked, and no byte is charged twice or
+    /// lost.
+    fn check_end(&self) {
+        let things = self.things.borrow();
+        for (process, size) in things.processes.iter().zip(SIZES) {
+            let (charged, suspended) = match process.state {
+                State::Gone => continue,
+                State::Running => (size, 0),
+                State::Checkpointed => (0, size),
+                state => panic!("left {state:?}: {things:?}"),
+            };
+            assert_eq!(process.charged, [charged; LEVELS], "{things:?}");
+            assert_eq!(process.suspended, [suspended; LEVELS], "{things:?}");
+            // An actor may die before it reports a process as lost. The next restore finds it out.
+            let is_known = process.lost && process.errand == Errand::Lost;
+            assert!(is_known || process.errand == Errand::None, "{things:?}");
+        }
+    }
+}
+
+impl World for Model<'_> {
+    type Process = usize;
+    type Error = Why;
+
+    fn state(&self, process: usize) -> Result<State, Why> {
+        Ok(self.step()?.processes[process].state)
+    }
+
+    fn lock(&self, process: usize) -> Result<(), Why> {
+        if let Some(mut things) = self.call(process, State::Running)? {
+            things.processes[process].state = State::Locked;
+        }
+        Ok(())
+    }
+
+    fn checkpoint(&self, process: usize) -> Result<(), Why> {
+        if let Some(mut things) = self.call(process, State::Locked)? {
+            let process = &mut things.processes[process];
+            (process.state, process.held) = (State::Checkpointed, 0);
+        }
+        Ok(())
+    }
+
+    fn restore(&self, process: usize) -> Result<(), Why> {
+        let mut things = self.step()?;
+        let (fails, free) = (std::mem::take(&mut things.fails), CAPACITY - things.used());
+        let (size, stranger) = (SIZES[process], things.stranger);
+        let process = &mut things.processes[process];
+        match process.state {
+            State::Gone => return Ok(()),
+            state => assert_eq!(state, State::Checkpointed),
+        }
+        assert!(free >= size || stranger > 0, "the room was not kept");
+        // A restore that fails can never be repeated.
+        process.lost |= fails || free < size;
+        if process.lost {
+            return Err(Why::Failed);
+        }
+        (process.state, process.held) = (State::Locked, size);
+        Ok(())
+    }
+
+    fn unlock(&self, process: usize) -> Result<(), Why> {
+        if let Some(mut things) = self.call(process, State::Locked)? {
+            things.processes[process].state = State::Running;
+        }
+        Ok(())
+    }
+
+    fn check(&self, _: usize) -> Result<(), Why> {
+        let failed = std::mem::take(&mut self.step()?.fails);
+        if failed { Err(Why::Failed) } else { Ok(()) }
+    }
+
+    fn await_absence(&self, _: usize) -> Result<(), Why> {
+        self.step().map(drop)
+    }
+
+    fn errand(&self, process: usize) -> Errand {
+        self.things.borrow().processes[process].errand
+    }
+
+    fn set_errand(&self, process: usize, errand: Errand) {
+        if let Ok(mut things) = self.step() {
+            things.processes[process].errand = errand;
+        }
+    }
+
+    fn move_out(&self, process: usize) -> Result<(), Why> {
+        for level in 0..LEVELS {
+            let process = &mut self.step()?.processes[process];
+            if process.state != State::Gone && process.suspended[level] == 0 {
+                process.suspended[level] = std::mem::take(&mut process.charged[level]);
+            }
+        }
+        Ok(())
+    }
+
+    fn charge(&mut self, process: usize) -> Result<(), Why> {
+        let mut things = self.step()?;
+        let suspended = things.processes[process].suspended;
+        let bytes = suspended.into_iter().max().unwrap_or(0);
+        if bytes > things.left() {
+            return Err(Why::NoRoom);
+        }
+        for (room, bytes) in things.room.iter_mut().zip(suspended) {
+            *room += bytes;
+        }
+        Ok(())
+    }
+
+    fn hold(&mut self, set: &[usize]) -> Result<(), Why> {
+        let mut things = self.step()?;
+        let alive = |process: &&usize| things.processes[**process].state != State::Gone;
+        let set: Vec<usize> = set.iter().filter(alive).copied().collect();
+        if set.iter().map(|process| SIZES[*process]).sum::<u64>() > CAPACITY - things.used() {
+            return Err(Why::NoRoom);
+        }
+        for process in set {
+            // The charges of a process that comes back because its suspension failed are its own.
+            let is_charged = things.processes[process].suspended != [0; LEVELS];
+            things.placeholder[process] = if is_charged { SIZES[process] } else { 0 };
+        }
+        Ok(())
+    }
+
+    fn hand_over(&mut self, process: usize) -> Result<(), Why> {
+        for level in 0..LEVELS {
+            let mut things = self.step()?;
+            let target = &mut things.processes[process];
+            let bytes = std::mem::take(&mut target.suspended[level]);
+            target.charged[level] += bytes;
+            things.room[level] -= bytes;
+        }
+        Ok(())
+    }
+
+    fn release(&mut self, process: usize) {
+        if let Ok(mut things) = self.step() {
+            things.placeholder[process] = 0;
+        }
+    }
+
+    fn give_back(&mut self) {
+        if let Ok(mut things) = self.step() {
+            (things.room, things.placeholder) = ([0; LEVELS], [0; 2]);
+        }
+    }
+
+    fn go_on(&self) -> Result<(), Why> {
+        let stopped = self.step()?.stopped;
+        match stopped && !self.turns_back.get() {
+            true => Err(Why::Stopped),
+            false => Ok(()),
+        }
+    }
+
+    fn turn_back(&mut self) {
+        self.turns_back.set(true);
+    }
+
+    fn report_lost(&self, _: usize, _: Why) {
+        let _ = self.step();
+    }
+}
+
+/// Runs a set down and up again through all scripts with at most `most` events, and checks each end.
+/// Returns the number of runs.
+fn explore(events: &'static [Event], most: usize) -> u64 {
+    let script = RefCell::new(Script {
+        chosen: Vec::new(),
+        at: 0,
+        most,
+        events,
+    });
+    let mut runs = 0;
+    loop {
+        runs += 1;
+        let mut model = Model::new(&script);
+        let down = suspend(&mut model, &[0, 1]);
+        if down.is_ok() {
+            let _ = resume(&mut model, &[0, 1]);
+        }
+        // The next verbs come, and may die as well.
+        for _ in 0..=most {
+            if model.things.borrow().dead {
+                model.revive();
+                model.settle_all();
+            }
+        }
+        model.is_quiet.set(true);
+        (
+            model.things.borrow_mut().stopped,
+            model.things.borrow_mut().fails,
+        ) = (false, false);
+        model.settle_all();
+        model.check_end();
+        // With room for all, every process comes back that is not lost.
+        model.things.borrow_mut().happen(Event::MemberFrees);
+        model.things.borrow_mut().happen(Event::StrangerFrees);
+        let suspended = model.suspended();
+        assert_eq!(resume(&mut model, &suspended), Ok(()));
+        model.check_end();
+        for process in &model.things.borrow().processes {
+            let is_back = matches!(process.state, State::Running | State::Gone);
+            let is_lost = process.lost && process.errand == Errand::Lost;
+            assert!(is_back || is_lost, "{process:?}");
+        }
+        if !script.borrow_mut().next() {
+            return runs;
+        }
+    }
+}
+
+#[test]
+fn whatever_happens_nothing_is_left_half_done() {
+    let runs = explore(&EVENTS, 2);
+    assert!(runs > 10_000, "{runs}");
+}
+
+#[test]
+fn three_deaths_leave_nothing_half_done() {
+    let runs = explore(&EVENTS[..4], 3);
+    assert!(runs > 10_000, "{runs}");
+}

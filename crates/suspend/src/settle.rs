@@ -1,0 +1,31 @@
+//! The end of the work on one process, whoever began it.
+
+use crate::{State, World};
+use gpulimit_ledger::Errand;
+
+/// Ends the work of an actor that has died, or that gives up, on one process: unlocks a locked
+/// process, and moves the charges of a checkpointed one out. Returns the state in which the process
+/// is then; [`State::Moving`] if the driver moves its memory, and the work cannot be ended yet.
+///
+/// The caller is the only actor on the process.
+pub fn settle<W: World>(world: &W, process: W::Process) -> Result<State, W::Error> {
+    let mut state = world.state(process)?;
+    match state {
+        State::Moving => return Ok(state),
+        State::Locked => {
+            world.unlock(process)?;
+            state = State::Running;
+        }
+        // The memory is on the host, so its charges do not belong to the usage, even if they were
+        // handed over for a restore already.
+        State::Checkpointed => world.move_out(process)?,
+        State::Running | State::Failed | State::Gone => {}
+    }
+    // A lost process stays lost.
+    match (state, world.errand(process)) {
+        (State::Failed, _) => world.set_errand(process, Errand::Lost),
+        (State::Checkpointed, Errand::Lost) => {}
+        _ => world.set_errand(process, Errand::None),
+    }
+    Ok(state)
+}
