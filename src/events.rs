@@ -63,6 +63,9 @@ ten minutes share a line with their number and the figures of the first. With
   oom      processes were killed to make room, as the group's oom setting says
   asked    processes were asked to give back memory that they use
   given    what came back of it, when the request was granted or gave up
+  suspend  the memory of a process was moved to the host
+  resume   the memory of a suspended process was moved back
+  lost     the driver could not bring the memory of a suspended process back
   limits   the limits were changed
 
 Examples:

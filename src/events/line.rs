@@ -197,6 +197,11 @@ impl Line {
                 let seconds = Duration::from_millis(self.event.count).as_secs_f64();
                 format!("{bytes} came back in {seconds:.1} s after {who} had asked for memory")
             }
+            EventKind::Suspend => format!("{bytes} of {who} suspended"),
+            EventKind::Resume => format!("{bytes} of {who} resumed"),
+            EventKind::Lost => {
+                format!("{who} is lost: the driver could not bring its {bytes} back")
+            }
         };
         let device = match self.device {
             Some(id) => format!("GPU {}: ", groups::label(id, driver)),
@@ -219,9 +224,11 @@ impl Line {
         }
         if let Some(by) = self.by() {
             let who = format!("pid {} ({})", by.process.pid, by.process.command());
-            text += &match self.cause() {
-                Some(Cause::Oom) => format!("; to make room for {} of {who}", gib(by.bytes)),
-                Some(Cause::Command) | None => format!("; by {who}"),
+            text += &match (self.cause(), self.event.what.kind) {
+                (Some(Cause::Oom), _) => format!("; to make room for {} of {who}", gib(by.bytes)),
+                (_, EventKind::Suspend | EventKind::Resume) => format!(" by {who}"),
+                (_, EventKind::Lost) => format!("; resumed by {who}"),
+                _ => format!("; by {who}"),
             };
         }
         if let Some(function) = self.function() {

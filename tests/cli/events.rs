@@ -1,8 +1,10 @@
 //! `events`
 
 use crate::place::{GIB, GPU, Nothing, Place};
+use gpulimit_base::identity::Identity;
 use gpulimit_base::units::Size;
-use gpulimit_group::Insistence;
+use gpulimit_group::{Insistence, Root};
+use gpulimit_ledger::{EventKind, Ledger};
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -352,6 +354,58 @@ fn a_killed_process_is_named_with_the_user_of_gpulimit_kill() {
         out.contains(&said) && out.contains("used 1.0 GiB; by pid "),
         "{out}"
     );
+}
+
+#[test]
+fn a_suspended_process_is_named_with_the_process_that_moved_its_memory() {
+    let place = Place::new();
+    place.group("a", Size::Max);
+    place.group("a/run-1-2", Size::Max);
+    let (member, device) = place.member("a/run-1-2");
+    member
+        .charge(&device, GIB, &Nothing, Insistence::Full)
+        .expect("room");
+    let group = Root::at(place.root_path())
+        .expect("a root")
+        .group("a/run-1-2")
+        .expect("a group");
+    let ledger = Ledger::open(&group.ledger_path()).expect("opened");
+    let device = ledger.find_device(&GPU);
+    let mut process = Identity::of_self();
+    (process.pid, process.command) = (4711, [0; 64]);
+    process.command[..6].copy_from_slice(b"python");
+    let kinds = [EventKind::Suspend, EventKind::Resume, EventKind::Lost];
+    for (kind, device) in kinds.into_iter().zip([device, device, None]) {
+        group.record_suspension(&ledger, kind, process, device, 12 * GIB);
+    }
+    let all = lines(&place.said(&["events", "a", "--kind", "suspend,resume,lost", "--json"]));
+    let own = u64::from(std::process::id());
+    for (event, (kind, charged)) in
+        (all.iter()).zip([("suspend", GIB), ("resume", GIB), ("lost", 0)])
+    {
+        assert_eq!(event["event"], kind);
+        for (key, number) in [("pid", 4711), ("bytes", 12 * GIB), ("charged", charged)] {
+            assert_eq!(event[key], number, "{key}: {event}");
+        }
+        assert_eq!(event["by"]["pid"], own, "{event}");
+        assert_eq!(
+            (&event["max"], &event["cause"]),
+            (&Value::Null, &Value::Null)
+        );
+        assert_eq!(event["gpu"].is_null(), kind == "lost", "{event}");
+    }
+    assert_eq!(all.len(), 3);
+    let out = place.said(&["events"]);
+    for said in [
+        format!(": 12.0 GiB of pid 4711 (python) suspended by pid {own} ("),
+        format!(": 12.0 GiB of pid 4711 (python) resumed by pid {own} ("),
+        format!(
+            " pid 4711 (python) is lost: the driver could not bring its 12.0 GiB back; resumed by \
+             pid {own} ("
+        ),
+    ] {
+        assert!(out.contains(&said), "{said}\n{out}");
+    }
 }
 
 /// Removes the groups of ended jobs. Their dead processes stay charged for a while.

@@ -263,4 +263,32 @@ impl Group {
         let details = Details { group, ..details };
         ledger.record_in(trail.as_ref(), happening, &details);
     }
+
+    /// Records that this process has suspended or resumed a member of the group, or has found it
+    /// lost. `bytes` are the suspended bytes on the device; without a device, on all devices.
+    pub fn record_suspension(
+        &self,
+        ledger: &Ledger,
+        kind: EventKind,
+        process: Identity,
+        device: Option<DeviceIndex>,
+        bytes: u64,
+    ) {
+        let happening = Happening {
+            kind,
+            device,
+            process,
+            bytes,
+            charged: device.map_or(0, |device| ledger.charged(device)),
+            max: u64::MAX,
+        };
+        let details = Details {
+            by: Some(Holding {
+                process: Identity::of_self(),
+                bytes: 0,
+            }),
+            ..Details::default()
+        };
+        self.record(ledger, &happening, details);
+    }
 }

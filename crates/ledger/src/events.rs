@@ -34,11 +34,17 @@ pub enum EventKind {
     Asked = 9,
     /// Processes that were asked have given memory back, or the time for it is over.
     Given = 10,
+    /// The memory of a living process was moved to the host.
+    Suspend = 11,
+    /// The memory of a suspended process was moved back to the GPU.
+    Resume = 12,
+    /// The driver could not bring the memory of a suspended process back, and never will.
+    Lost = 13,
 }
 
 impl EventKind {
     /// All kinds.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 13] = [
         Self::Refusal,
         Self::Wait,
         Self::Granted,
@@ -49,6 +55,9 @@ impl EventKind {
         Self::Oom,
         Self::Asked,
         Self::Given,
+        Self::Suspend,
+        Self::Resume,
+        Self::Lost,
     ];
 
     /// Returns the word `count` of an event; 0 for kinds that do not have it.
@@ -72,6 +81,9 @@ impl EventKind {
             Self::Oom => "oom",
             Self::Asked => "asked",
             Self::Given => "given",
+            Self::Suspend => "suspend",
+            Self::Resume => "resume",
+            Self::Lost => "lost",
         }
     }
 }
@@ -87,7 +99,8 @@ pub struct Happening {
     pub process: Identity,
     /// Bytes that were requested, waited for or uncharged. If the limits were changed, the new
     /// `max`. For [`EventKind::Asked`] the bytes that processes were asked for, for
-    /// [`EventKind::Given`] those that they have given back.
+    /// [`EventKind::Given`] those that they have given back. For [`EventKind::Suspend`],
+    /// [`EventKind::Resume`] and [`EventKind::Lost`] the suspended bytes.
     pub bytes: u64,
     /// Bytes charged in the group at the time of the event.
     pub charged: u64,

@@ -63,7 +63,7 @@ pub struct Details<'a> {
     pub holders: [Option<Holding>; HOLDERS],
     /// Why a process was killed.
     pub cause: Option<Cause>,
-    /// The process that requested a kill.
+    /// The process that requested a kill, or that has suspended or resumed the process.
     pub by: Option<Holding>,
     /// The number of processes that were asked ([`super::EventKind::Asked`]), or the milliseconds
     /// since then ([`super::EventKind::Given`]).
@@ -88,7 +88,7 @@ pub struct TrailEvent {
     pub holders: Vec<Holding>,
     /// Why a process was killed.
     pub cause: Option<Cause>,
-    /// The process that requested a kill.
+    /// The process that requested a kill, or that has suspended or resumed the process.
     pub by: Option<Holding>,
     /// Number of later events that share the entry: equal ones of the same process, which may have
     /// other figures.

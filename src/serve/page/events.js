@@ -16,7 +16,8 @@ import {
 import { get } from "./stream.js";
 
 const KINDS = [
-  "refusal", "asked", "given", "wait", "granted", "high", "oom", "kill", "reap", "limits",
+  "refusal", "asked", "given", "wait", "granted", "high", "oom", "kill", "reap", "suspend", "resume",
+  "lost", "limits",
 ];
 /** Events that are kept, and those that are shown at first. */
 const [KEPT, SHOWN] = [4_096, 100];
@@ -151,6 +152,12 @@ function sentence(event) {
       ];
     case "given":
       return [`${bytes} came back after `, ...who, " had asked for memory"];
+    case "suspend":
+      return [`${bytes} of `, ...who, " suspended"];
+    case "resume":
+      return [`${bytes} of `, ...who, " resumed"];
+    case "lost":
+      return [...who, ` is lost: the driver could not bring its ${bytes} back`];
     case "oom":
       return [
         ...who,
@@ -168,7 +175,7 @@ function process({ pid, command, user }) {
   return command == null ? [`pid ${pid}${owner}`] : [`pid ${pid}${owner} `, { command }];
 }
 
-/** Returns what else is known: the killer, the function, and who used most. */
+/** Returns what else is known: the killer or actor, the function, and who used most. */
 function details(event) {
   const lines = [];
   if (event.by) {

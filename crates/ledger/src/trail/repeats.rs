@@ -88,6 +88,8 @@ impl EventKind {
             Self::Reap | Self::Kill | Self::Limits | Self::Oom => false,
             // Each has figures of its own, and a process is asked five times a second at most.
             Self::Asked | Self::Given => false,
+            // The driver needs a third of a second for each.
+            Self::Suspend | Self::Resume | Self::Lost => false,
         }
     }
 }
