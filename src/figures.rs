@@ -235,6 +235,10 @@ fn options(options: &Options) -> Value {
         "pressure_timeout_ms": u64::try_from(options.pressure_timeout.as_millis()).ok(),
         "oom": options.get(Oom),
         "count_context": options.count_context,
+        "suspended_max": match options.suspended_max {
+            Some(u64::MAX) => Size::Max.to_string().into(),
+            bytes => json!(bytes),
+        },
     })
 }
 

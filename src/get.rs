@@ -21,7 +21,7 @@ pub struct Args {
     group: String,
 
     /// Print only the value of this key: max, high, low, min, on_limit, wait_timeout,
-    /// pressure_timeout, oom, count_context
+    /// pressure_timeout, oom, count_context, suspended.max
     #[arg(value_parser = key)]
     key: Option<Name>,
 

@@ -23,8 +23,8 @@ pub struct Args {
     /// The group
     group: String,
 
-    /// Other settings to change: on_limit, wait_timeout, pressure_timeout, oom, count_context;
-    /// max=4G is the same as --max 4G
+    /// Other settings to change: on_limit, wait_timeout, pressure_timeout, oom, count_context,
+    /// suspended.max; max=4G is the same as --max 4G
     #[arg(value_name = "KEY=VALUE")]
     changes: Vec<String>,
 
@@ -64,6 +64,10 @@ Keys of the group:
                       give memory back; 0 asks none
   oom=none            kill-largest or kill-group before a request is refused
   count_context=yes   whether the memory of CUDA contexts counts, yes or no
+  suspended.max=default
+                      the most memory of suspended processes that may lie on the
+                      host, such as 64G, or max (no limit of the group); the
+                      default is what the host has available, less a tenth
 These are the defaults. The default of --max and --high is max (none), that of
 --low and --min is 0.
 

@@ -61,7 +61,8 @@ fn bash_offers_only_words_that_fit() {
             .map(str::to_owned)
             .collect::<Vec<_>>()
     };
-    let keys = "max= high= low= min= on_limit= wait_timeout= pressure_timeout= oom= count_context=";
+    let keys = "max= high= low= min= on_limit= wait_timeout= pressure_timeout= oom= count_context= \
+                suspended.max=";
     let keys: Vec<&str> = keys.split(' ').collect();
     assert_eq!(all(&["gpulimit", "set", ""]), ["lab"]);
     assert_eq!(all(&["gpulimit", "set", "lab", ""]), keys);

@@ -11,7 +11,8 @@ fn output_of_get_is_accepted_by_set() {
     place.said(&["set", "lab", "max=4G", "--device", &uuid]);
     let expected = format!(
         "max=8GiB\nmax=4GiB --device {uuid}\nhigh=max\nlow=0\nmin=0\non_limit=fail\n\
-            wait_timeout=10m\npressure_timeout=2s\noom=kill-largest\ncount_context=yes\n"
+            wait_timeout=10m\npressure_timeout=2s\noom=kill-largest\ncount_context=yes\n\
+            suspended.max=default\n"
     );
     assert_eq!(place.said(&["get", "lab"]), expected);
     place.said(&["create", "copy"]);

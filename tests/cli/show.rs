@@ -235,7 +235,7 @@ fn show_names_the_group_of_the_smallest_limit() {
         alice["options"],
         serde_json::json!({
             "on_limit": "wait", "wait_timeout_ms": 5000, "pressure_timeout_ms": 2000,
-            "oom": "none", "count_context": true
+            "oom": "none", "count_context": true, "suspended_max": null
         })
     );
     let gpu = &alice["gpus"][0];

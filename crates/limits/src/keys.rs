@@ -139,16 +139,19 @@ pub enum OptionKey {
     Oom,
     /// Whether the memory of CUDA contexts is charged; see [`Options::count_context`].
     CountContext,
+    /// The most memory that the group may have on the host; see [`Options::suspended_max`].
+    SuspendedMax,
 }
 
 impl OptionKey {
     /// All keys that hold for the group as a whole.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::OnLimit,
         Self::WaitTimeout,
         Self::PressureTimeout,
         Self::Oom,
         Self::CountContext,
+        Self::SuspendedMax,
     ];
 
     /// Returns the key as text.
@@ -159,6 +162,7 @@ impl OptionKey {
             Self::PressureTimeout => "pressure_timeout",
             Self::Oom => "oom",
             Self::CountContext => "count_context",
+            Self::SuspendedMax => "suspended.max",
         }
     }
 }
@@ -217,6 +221,9 @@ pub struct Options {
     /// Whether CUDA contexts are charged, so that the limit covers all memory in `nvidia-smi`.
     /// Default: yes.
     pub count_context: bool,
+    /// The most bytes of suspended processes of the group and of the groups below it, on all GPUs
+    /// together; `u64::MAX` means no limit. Default: `None`, what the host has available.
+    pub suspended_max: Option<u64>,
 }
 
 impl Default for Options {
@@ -227,6 +234,7 @@ impl Default for Options {
             pressure_timeout: Duration::from_secs(2),
             oom: Oom::None,
             count_context: true,
+            suspended_max: None,
         }
     }
 }
@@ -244,6 +252,11 @@ impl Options {
             OptionKey::PressureTimeout => duration_text(self.pressure_timeout),
             OptionKey::Oom => self.oom.name().into(),
             OptionKey::CountContext => if self.count_context { "yes" } else { "no" }.into(),
+            OptionKey::SuspendedMax => match self.suspended_max {
+                None => "default".into(),
+                Some(u64::MAX) => Size::Max.to_string(),
+                Some(bytes) => Size::Bytes(bytes).to_string(),
+            },
         }
     }
 
@@ -283,6 +296,15 @@ impl Options {
                     "yes" | "true" => true,
                     "no" | "false" => false,
                     _ => return Err(wrong("yes or no")),
+                }
+            }
+            OptionKey::SuspendedMax => {
+                self.suspended_max = match (text, text.parse()) {
+                    ("default", _) => None,
+                    (_, Ok(Size::Bytes(bytes))) => Some(bytes),
+                    (_, Ok(Size::Max)) => Some(u64::MAX),
+                    // The memory is the host's, so a part of a GPU's memory has no meaning.
+                    _ => return Err(wrong("a size of host memory such as 64G, max or default")),
                 }
             }
         }
@@ -430,7 +452,10 @@ impl FromStr for Setting {
         }
         Err(KeyError::Unknown {
             key: key.into(),
-            near: names().find(|known| is_near(key, known)),
+            // `suspend.max` also ends with `max`.
+            near: names()
+                .filter(|known| is_near(key, known))
+                .min_by_key(|known| !known.contains('.')),
         })
     }
 }
@@ -496,9 +521,16 @@ mod tests {
             ("wait_timeout=soon", "a time such as 30s"),
             ("count_context=maybe", "expected yes or no"),
             (
+                "suspended.max=50%",
+                "invalid value '50%' of suspended.max: expected a size of host memory such as 64G",
+            ),
+            ("suspended.max=-2G", "expected a size of host memory"),
+            ("suspended.max=", "expected a size of host memory"),
+            ("suspend.max=4G", "did you mean suspended.max?"),
+            (
                 "colour=red",
                 "unknown key 'colour' (keys: max, high, low, min, on_limit, wait_timeout, \
-                 pressure_timeout, oom, count_context)",
+                 pressure_timeout, oom, count_context, suspended.max)",
             ),
         ] {
             let error = text.parse::<Setting>().expect_err(text).to_string();
@@ -515,6 +547,10 @@ mod tests {
             (OptionKey::PressureTimeout, "0s"),
             (OptionKey::Oom, "kill-group"),
             (OptionKey::CountContext, "no"),
+            (OptionKey::SuspendedMax, "64GiB"),
+            (OptionKey::SuspendedMax, "0"),
+            (OptionKey::SuspendedMax, "max"),
+            (OptionKey::SuspendedMax, "default"),
         ] {
             assert_ne!(options.get(key), value);
             options.set(key, value).expect(value);

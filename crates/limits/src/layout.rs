@@ -37,7 +37,11 @@ pub(super) struct File {
     reserved: [AtomicU64; 5],
     /// The number of changes so far; its lowest bit is the number of the valid bank.
     active: AtomicU64,
-    padding: [AtomicU64; 7],
+    /// For each bank, `suspended.max` in bytes, plus 1, and the checksum of this word. Both are 0
+    /// for the default. Older builds leave both words of an earlier change, whose checksum does not
+    /// match: they are the default, too.
+    suspended_max: [[AtomicU64; 2]; 2],
+    padding: [AtomicU64; 3],
     banks: [Bank; 2],
 }
 
@@ -74,6 +78,7 @@ const _: () = {
     assert!(offset_of!(File, format) == 8);
     assert!(offset_of!(File, size) == 16);
     assert!(offset_of!(File, active) == 64);
+    assert!(offset_of!(File, suspended_max) == 72);
     assert!(offset_of!(File, banks) == 128);
     assert!(size_of::<Bank>() == 4160);
     assert!(offset_of!(Bank, rules) == 0);
@@ -109,14 +114,14 @@ impl File {
         self.active.load(Ordering::Acquire)
     }
 
-    /// Reads the valid bank and its change number. `None`: the file changed during every attempt;
+    /// Reads the valid bank and its change number with `read`. `None`: the file changed during every attempt;
     /// inner `None`: the bank is damaged.
-    fn look<T>(&self, read: impl Fn(&Bank) -> Option<T>) -> Option<(Option<T>, u64)> {
+    fn look<T>(&self, read: impl Fn(&Bank, u64) -> Option<T>) -> Option<(Option<T>, u64)> {
         for _ in 0..LOOKS {
             let before = self.generation();
-            let bank = &self.banks[usize::from(before & 1 == 1)];
+            let bank = &self.banks[bank_of(before)];
             let is_whole = bank.sum.load(Ordering::Relaxed) == bank.sum(before);
-            let seen = is_whole.then(|| read(bank)).flatten();
+            let seen = is_whole.then(|| read(bank, before)).flatten();
             fence(Ordering::Acquire);
             if self.active.load(Ordering::Relaxed) == before {
                 return Some((seen, before));
@@ -129,7 +134,7 @@ impl File {
     /// Returns the limits and the protection on `device`, and their generation. A damaged file
     /// allows no memory.
     pub(super) fn bounds(&self, device: &DeviceId, capacity: u64) -> (Bounds, u64) {
-        let found = self.look(|bank| {
+        let found = self.look(|bank, _| {
             let mut own = Values::default();
             let mut all = Values::default();
             for entry in bank.used() {
@@ -150,21 +155,33 @@ impl File {
 
     /// Returns the group's options; the default options where the file is damaged.
     pub(super) fn options(&self) -> Options {
-        let seen = self.look(Bank::options);
+        let seen = self.look(|bank, changes| self.options_of(bank, changes));
         seen.and_then(|(options, _)| options).unwrap_or_default()
     }
 
     /// Returns all rules and options; `None` where the file is damaged.
     pub(super) fn rules(&self) -> Option<LimitSet> {
-        let read = |bank: &Bank| {
+        let read = |bank: &Bank, changes| {
             let rule = |entry: &Entry| Some((entry.selector()?, entry.values()?));
             let rules = bank.used().iter().map(rule).collect::<Option<Vec<_>>>();
             Some(LimitSet {
                 rules: rules?,
-                options: bank.options()?,
+                options: self.options_of(bank, changes)?,
             })
         };
         self.look(read)?.0
+    }
+
+    fn options_of(&self, bank: &Bank, changes: u64) -> Option<Options> {
+        let words = self.suspended_max[bank_of(changes)].each_ref();
+        let [word, check] = words.map(|word| word.load(Ordering::Relaxed));
+        Some(Options {
+            suspended_max: word
+                .checked_sub(1)
+                .filter(|_| check == sum(changes, [word].into_iter()))
+                .map(|bytes| if word == u64::MAX { word } else { bytes }),
+            ..bank.options()?
+        })
     }
 
     /// Replaces all rules and options by `set`, which has at most [`MAX_RULES`] rules. The caller
@@ -174,8 +191,11 @@ impl File {
         // A reader may still read this bank. The fence makes a reader of new words see the last
         // change and read again.
         fence(Ordering::Release);
-        let bank = &self.banks[usize::from(next & 1 == 1)];
-        for (word, value) in bank.words().zip(bank_words(set, next)) {
+        let bank = bank_of(next);
+        let suspended = self.suspended_max[bank].iter();
+        let suspended = suspended.zip(suspended_words(&set.options, next));
+        let words = self.banks[bank].words().zip(bank_words(set, next));
+        for (word, value) in words.chain(suspended) {
             word.store(value, Ordering::Relaxed);
         }
         self.active.store(next, Ordering::Release);
@@ -186,12 +206,25 @@ impl File {
         let mut words = [0; SIZE / 8];
         words[..3].copy_from_slice(&[MAGIC, FORMAT, SIZE as u64]);
         words[offset_of!(Self, active) / 8] = 1;
+        let suspended = offset_of!(Self, suspended_max) / 8 + 2;
+        words[suspended..suspended + 2].copy_from_slice(&suspended_words(&set.options, 1));
         let second = (offset_of!(Self, banks) + size_of::<Bank>()) / 8;
         for (word, value) in words[second..].iter_mut().zip(bank_words(set, 1)) {
             *word = value;
         }
         words.into_iter().flat_map(u64::to_ne_bytes).collect()
     }
+}
+
+/// Returns the index of the bank that change number `changes` has made valid.
+fn bank_of(changes: u64) -> usize {
+    usize::from(changes & 1 == 1)
+}
+
+/// Returns the two words of `suspended.max` for change number `changes`.
+fn suspended_words(options: &Options, changes: u64) -> [u64; 2] {
+    let word = options.suspended_max.map(|bytes| bytes.saturating_add(1));
+    word.map_or([0, 0], |word| [word, sum(changes, [word].into_iter())])
 }
 
 /// Returns the words of a bank that holds `set`, up to the last used entry, for change number
@@ -289,6 +322,7 @@ impl Bank {
         head.into_iter().chain(rest).chain(entries)
     }
 
+    /// Returns the options that are in the bank: all but `suspended.max`.
     fn options(&self) -> Option<Options> {
         let words = [
             &self.on_limit,
@@ -326,6 +360,7 @@ impl Bank {
                 1 => false,
                 _ => return None,
             },
+            suspended_max: defaults.suspended_max,
         })
     }
 }

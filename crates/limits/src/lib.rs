@@ -398,6 +398,7 @@ mod tests {
         set.options.pressure_timeout = Duration::from_millis(1500);
         set.options.oom = Oom::KillGroup;
         set.options.count_context = false;
+        set.options.suspended_max = Some(64 << 30);
         set
     }
 
@@ -613,6 +614,34 @@ mod tests {
             assert_eq!(put(wrong), None, "{wrong:?}");
             assert_eq!(limits.bounds(&B, 80 << 30).max, 40 << 30, "the limit holds");
         }
+    }
+
+    /// Older builds leave the words of `suspended.max` as they are.
+    #[test]
+    fn suspended_max_is_the_default_after_a_change_by_an_older_build() {
+        let place = Scratch::new();
+        let path = place.at("limits");
+        let read = || Limits::read(&path).expect("read").options.suspended_max;
+        let write = |bytes| {
+            Limits::write(&path, |set| set.options.suspended_max = bytes).expect("written");
+        };
+        Limits::create(&path, 0o600, &set()).expect("created");
+        assert_eq!(read(), Some(64 << 30));
+        for bytes in [Some(0), Some(u64::MAX), None, Some(5), Some(7), Some(9)] {
+            write(bytes);
+            assert_eq!(read(), bytes);
+        }
+        let file = OpenOptions::new().read(true).write(true).open(&path);
+        let file = file.expect("opened");
+        let mut words = [0; 32];
+        file.read_exact_at(&mut words, 72).expect("read");
+        write(Some(11));
+        write(Some(13));
+        assert_eq!(read(), Some(13));
+        file.write_all_at(&words, 72).expect("written");
+        assert_eq!(read(), None);
+        write(Some(15));
+        assert_eq!(read(), Some(15));
     }
 
     #[test]

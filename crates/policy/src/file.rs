@@ -318,7 +318,7 @@ impl<'a> Reader<'a> {
             let name = key.get_ref().as_ref();
             if names.contains(&name) {
                 own.insert(key, value);
-            } else if Keys::NAMES.contains(&name) {
+            } else if Keys::NAMES.iter().any(|known| is_key(known, name)) {
                 keys.insert(key, value);
             } else {
                 let known: Vec<&str> = if place.starts_with("rule") {
@@ -427,6 +427,10 @@ impl<'a> Reader<'a> {
             (OptionKey::PressureTimeout, keys.pressure_timeout),
             (OptionKey::Oom, keys.oom),
             (OptionKey::CountContext, keys.count_context),
+            (
+                OptionKey::SuspendedMax,
+                keys.suspended.and_then(|keys| keys.max),
+            ),
         ];
         for (key, word) in words {
             let Some(word) = word else { continue };
@@ -469,6 +473,13 @@ fn is_gpu(text: &str) -> bool {
     let rest = kind.map_or(text, |kind| &text[kind.len()..]);
     let is_id = |c: u8| c.is_ascii_hexdigit() || b"-:.".contains(&c);
     text == "all" || (!rest.is_empty() && rest.bytes().all(is_id))
+}
+
+/// Returns whether `name` is the key `known`, or the part of a dotted key before the dot, which is
+/// a table in TOML.
+fn is_key(known: &str, name: &str) -> bool {
+    let rest = known.strip_prefix(name);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 fn unknown(name: &str, place: &str, known: &[&str]) -> String {

@@ -284,6 +284,8 @@ function optionsOf(options) {
   }
   if (options.oom && options.oom !== "none") facts.push(["Out of memory", options.oom]);
   if (options.count_context === false) facts.push(["CUDA contexts", "not counted"]);
+  const host = options.suspended_max;
+  if (host != null) facts.push(["Suspended, at most", host === "max" ? "no limit" : size(host)]);
   return facts;
 }
 

@@ -16,8 +16,8 @@ import {
 import { get } from "./stream.js";
 
 const KINDS = [
-  "refusal", "asked", "given", "wait", "granted", "high", "oom", "kill", "reap", "suspend", "resume",
-  "lost", "limits",
+  "refusal", "asked", "given", "wait", "granted", "high", "oom", "kill", "reap",
+  "suspend", "resume", "lost", "limits",
 ];
 /** Events that are kept, and those that are shown at first. */
 const [KEPT, SHOWN] = [4_096, 100];

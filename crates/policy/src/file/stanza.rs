@@ -25,6 +25,14 @@ pub(super) struct Keys {
     pub pressure_timeout: Option<Spanned<Word>>,
     pub oom: Option<Spanned<Word>>,
     pub count_context: Option<Spanned<Word>>,
+    pub suspended: Option<Suspended>,
+}
+
+/// The keys of a group that begin with `suspended`.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, expecting = "the key suspended.max")]
+pub(super) struct Suspended {
+    pub max: Option<Spanned<Word>>,
 }
 
 impl Stanza for Keys {
@@ -38,6 +46,7 @@ impl Stanza for Keys {
         "pressure_timeout",
         "oom",
         "count_context",
+        "suspended.max",
     ];
 }
 

@@ -32,6 +32,7 @@ high = "15%"
 low = 1073741824
 count_context = false
 wait_timeout = 30
+suspended.max = "64G"
 owner = "{user}"
 members = "@lab"
 users = "alice"
@@ -85,6 +86,7 @@ group = "lab"
         each.settings.options,
         [
             (OptionKey::CountContext, "false".into()),
+            (OptionKey::SuspendedMax, "64G".into()),
             (OptionKey::WaitTimeout, "30".into())
         ]
     );
@@ -94,7 +96,7 @@ group = "lab"
     );
     assert_eq!(policy.rules[0].on_error, OnError::Closed);
     assert_eq!(policy.rules[1].on_error, OnError::Open);
-    assert_eq!(policy.rules[1].line, 26);
+    assert_eq!(policy.rules[1].line, 27);
 }
 
 #[test]
@@ -187,6 +189,10 @@ fn each_mistake_has_its_own_message() {
         ("[group.lab]\npressure_timeout = 'no'", 2, "500ms"),
         ("[group.lab]\noom = 'kill'", 2, "kill-largest"),
         ("[group.lab]\ncount_context = 'maybe'", 2, "yes or no"),
+        ("[group.lab]\nsuspended.max = '50%'", 2, "host memory"),
+        ("[group.lab]\nsuspended.mx = '5G'", 2, "expected `max`"),
+        ("[group.lab]\nsuspended = '5G'", 2, "the key suspended.max"),
+        ("[group.lab]\nsuspend.max = '5G'", 2, "suspended.max"),
         ("[defaults]\non_error = 'maybe'", 2, "`closed` or `open`"),
         ("[[rule]]\nuser = 5\ngroup = 'a'", 2, "a list of texts"),
         ("[[rule]]\nuser = ['']\ngroup = 'a'", 2, "is empty"),
