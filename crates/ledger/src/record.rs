@@ -86,7 +86,11 @@ mod tests {
         let record = Record::<AtomicU64>::default();
         assert_eq!(record.begin(|_| 0), 0);
         record.added(10);
-        assert_eq!(record.begin(|_| 10), 0);
+        let complete = |recorded| {
+            assert_eq!((recorded, record.units()), (10, 10));
+            10
+        };
+        assert_eq!(record.begin(complete), 0);
         record.taken(4);
         assert_eq!(record.begin(|_| 1), 5);
         record.withdrawn();

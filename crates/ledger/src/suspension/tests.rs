@@ -163,6 +163,31 @@ fn memory_freed_while_suspended_is_uncharged_afterwards() {
     assert_eq!(figures(&scratch, &slot), (3, 0));
 }
 
+/// Units that are still in the word pay a part of what is freed.
+#[test]
+fn only_what_the_word_lacks_is_owed() {
+    let scratch = Scratch::new();
+    let device = scratch.device;
+    let free: [fn(&[Level<'_>], u64); 2] = [uncharge, |path, bytes| {
+        crate::uncharge_idle(path, bytes, &());
+    }];
+    for free in free {
+        let (slot, process) = member(&scratch, 1, 60, 0);
+        let path = [level(&slot, device, MAX)];
+        scratch.move_out(&process).expect("moved");
+        assert!(try_charge(&path, 10 * UNIT));
+        free(&path, 4 * UNIT);
+        assert_eq!(figures(&scratch, &slot), (6, 60));
+        free(&path, 18 * UNIT);
+        assert_eq!(figures(&scratch, &slot), (0, 60));
+        bring_back(&scratch, &process).expect("handed over");
+        assert!(try_charge(&path, UNIT) && !slot.distrusts());
+        assert_eq!(figures(&scratch, &slot), (49, 0));
+        assert!(try_charge(&path, UNIT), "the debt is paid once");
+        assert_eq!(figures(&scratch, &slot), (50, 0));
+    }
+}
+
 /// An actor may die before each of its steps. The owner and the other members go on as usual, and
 /// the next actor finds one of the two states.
 #[test]
