@@ -8,6 +8,7 @@ pub mod held_signals;
 pub mod identity;
 pub mod interrupted;
 pub mod name;
+pub mod obstacle;
 pub mod order;
 pub mod pages;
 pub mod proc;

@@ -153,6 +153,12 @@ impl Member {
         }
     }
 
+    /// Writes why this process must not be suspended: see [`Slot::show_obstacles`]. The ledger of
+    /// its own group has the word.
+    pub fn show_obstacles(&self, bits: u64) {
+        self.leaf().slot.show_obstacles(bits);
+    }
+
     /// Returns the name of this process's own group.
     pub fn group(&self) -> &str {
         &self.leaf().name

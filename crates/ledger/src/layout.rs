@@ -334,7 +334,7 @@ pub(super) struct SlotPage {
     /// Time when another process last found the owner alive, in milliseconds since 1970 by the wall
     /// clock; 0 if unknown. Kept only in a ledger with a history.
     pub alive_at: AtomicU64,
-    /// Bits that say why the owner must not be suspended; the ledger does not know what they mean.
+    /// Bits that say why the owner must not be suspended. The crate `base` has the list.
     pub obstacles: AtomicU64,
     /// The work of an actor on the owner: see `suspension`. 0 if there is none.
     pub errand: AtomicU64,

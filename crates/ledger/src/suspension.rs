@@ -31,6 +31,7 @@ use super::layout::SUSPENDS;
 use super::level::Level;
 use super::lock::{self, Bytes, Description};
 use super::owner::is_dead;
+use super::slot::Slot;
 use super::{DeviceIndex, Ledger, os, wait};
 use gpulimit_base::identity::Identity;
 use std::fmt;
@@ -264,10 +265,34 @@ impl Ledger {
         }
     }
 
+    /// Returns the bits that say why a living member must not be suspended
+    /// (`gpulimit_base::obstacle`). `None`: there is no such member, or its library does not know
+    /// suspensions and keeps no bits.
+    ///
+    /// Look before the driver locks the process's calls, and again afterwards: a call under way may
+    /// set a bit. Any member can write any bits for another one. Wrong bits refuse a suspension; if
+    /// true bits are missing, the process itself may be lost when its memory comes back. Neither
+    /// gives anybody memory.
+    pub fn obstacles_of(&self, process: &Identity) -> Option<u64> {
+        let page = &self.content().slots[self.slot_of(process)?];
+        let knows = page.owner.capabilities.load(Ordering::Relaxed) & SUSPENDS != 0;
+        knows.then(|| page.obstacles.load(Ordering::SeqCst))
+    }
+
     /// Returns the suspended bytes of a living member on one device; 0 without such a member.
     pub fn suspended_of(&self, process: &Identity, device: DeviceIndex) -> u64 {
         self.slot_of(process)
             .map_or(0, |slot| self.suspended(slot, device))
+    }
+}
+
+impl Slot {
+    /// Writes the bits that say why this process must not be suspended: see
+    /// [`Ledger::obstacles_of`]. They are 0 when the slot is claimed. The caller has a lock, so that
+    /// no thread writes older bits over newer ones.
+    pub fn show_obstacles(&self, bits: u64) {
+        // The call of the driver that follows must not overtake the bits.
+        self.page().obstacles.store(bits, Ordering::SeqCst);
     }
 }
 

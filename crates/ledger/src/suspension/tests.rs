@@ -359,3 +359,28 @@ fn the_time_of_a_charge_is_counted_up_to_the_suspension() {
     uncharge(&[level(&slot, scratch.device, MAX)], 60 * UNIT);
     assert_eq!(seconds(), 10, "the owner counts no time twice");
 }
+
+#[test]
+fn others_see_the_obstacles_of_a_living_member() {
+    let scratch = Scratch::new();
+    let (slot, process) = member(&scratch, 1, 60, 0);
+    let (_other, another) = member(&scratch, 2, 10, 0);
+    assert_eq!(scratch.obstacles_of(&process), Some(0));
+    slot.show_obstacles(1 << 63 | 5);
+    assert_eq!(scratch.obstacles_of(&process), Some(1 << 63 | 5));
+    assert_eq!(scratch.obstacles_of(&another), Some(0));
+    slot.show_obstacles(4);
+    assert_eq!(scratch.obstacles_of(&process), Some(4));
+    let index = slot.index();
+    // An older library keeps no obstacles.
+    let capabilities = &scratch.content().slots[index].owner.capabilities;
+    let before = capabilities.swap(0, Ordering::Relaxed);
+    assert_eq!(scratch.obstacles_of(&process), None);
+    capabilities.store(before, Ordering::Relaxed);
+    drop(slot);
+    assert_eq!(scratch.obstacles_of(&process), None);
+    // The next owner of the slot begins without obstacles.
+    let (slot, process) = member(&scratch, 3, 1, 0);
+    assert_eq!(slot.index(), index);
+    assert_eq!(scratch.obstacles_of(&process), Some(0));
+}
