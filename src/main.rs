@@ -7,6 +7,8 @@ mod apply;
 mod cdi;
 mod changes;
 mod check;
+#[allow(dead_code, reason = "for the verbs that suspend and resume")]
+mod checkpoint;
 mod clock;
 mod completions;
 mod create;

@@ -83,10 +83,75 @@ impl Driver {
         all
     }
 
+    /// Returns the free bytes of a GPU or MIG instance; `None` if NVML does not tell.
+    pub fn free(&self, device: &DeviceId) -> Option<u64> {
+        let memory = self.device(device)?.memory_info();
+        memory.ok().map(|memory| memory.free)
+    }
+
+    /// Returns whether NVML lists a process on any GPU, in any list. `None` if a GPU does not
+    /// answer. In a container, NVML may leave out processes: that a process is missing means
+    /// something only if NVML has listed the process before.
+    pub fn lists(&self, pid: u32) -> Option<bool> {
+        let mut listed = false;
+        for gpu in &self.gpus {
+            listed |= self.entries(pid, &gpu.id)?.next().is_some();
+        }
+        Some(listed)
+    }
+
+    /// Returns the bytes that a process has on a GPU: 0 for a process that NVML does not list, in
+    /// the sense of [`Self::lists`]. `None` if NVML does not answer, or does not know the bytes.
+    pub fn used_by(&self, pid: u32, device: &DeviceId) -> Option<u64> {
+        // A process that is in several lists has the same bytes in each.
+        self.entries(pid, device)?
+            .try_fold(0, |most, entry| match entry.used_gpu_memory {
+                UsedGpuMemory::Used(bytes) => Some(bytes.max(most)),
+                UsedGpuMemory::Unavailable => None,
+            })
+    }
+
+    /// Returns the entries of a process in the lists of a GPU: compute, graphics and MPS.
+    fn entries(
+        &self,
+        pid: u32,
+        device: &DeviceId,
+    ) -> Option<impl Iterator<Item = ProcessInfo> + use<>> {
+        let device = self.device(device)?;
+        let mut all = list(|| device.running_compute_processes())?;
+        all.extend(list(|| device.running_graphics_processes())?);
+        all.extend(list(|| device.mps_running_compute_processes())?);
+        Some(all.into_iter().filter(move |process| process.pid == pid))
+    }
+
+    fn device(&self, id: &DeviceId) -> Option<Device<'_>> {
+        match self.gpus.iter().find(|gpu| gpu.id == *id) {
+            Some(gpu) => self.nvml.device_by_index(gpu.index).ok(),
+            None => self.nvml.device_by_uuid(id.to_string()).ok(),
+        }
+    }
+
     /// Returns the version of the NVIDIA driver, such as `580.65.06`.
     pub fn version(&self) -> Option<String> {
         self.nvml.sys_driver_version().ok()
     }
+}
+
+/// Reads one of NVML's process lists. A list that this GPU or driver does not have is empty.
+fn list(read: impl Fn() -> Result<Vec<ProcessInfo>, NvmlError>) -> Option<Vec<ProcessInfo>> {
+    /// A list that grows while it is read is read again.
+    const TRIES: usize = 10;
+    for _ in 0..TRIES {
+        match read() {
+            Ok(list) => return Some(list),
+            Err(NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_)) => {
+                return Some(Vec::new());
+            }
+            Err(NvmlError::InsufficientSize(_)) => {}
+            Err(_) => return None,
+        }
+    }
+    None
 }
 
 fn gpu(nvml: &Nvml, index: u32) -> Result<Gpu, NvmlError> {

@@ -304,6 +304,25 @@ fn structures_of_the_driver_match_the_headers() {
     );
 }
 
+/// The controller gives the driver a structure only for a lock; the others it leaves out.
+#[test]
+fn options_of_the_checkpoint_functions_match_the_headers() {
+    check_layouts(
+        "cuda.h",
+        "12.9",
+        &[
+            (
+                "CUcheckpointLockArgs",
+                64,
+                &[("timeoutMs", 0), ("reserved0", 4), ("reserved1", 8)],
+            ),
+            ("CUcheckpointCheckpointArgs", 64, &[]),
+            ("CUcheckpointRestoreArgs", 64, &[]),
+            ("CUcheckpointUnlockArgs", 64, &[]),
+        ],
+    );
+}
+
 #[test]
 fn structures_of_nvml_match_the_headers() {
     check_layouts(

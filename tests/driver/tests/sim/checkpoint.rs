@@ -86,6 +86,13 @@ fn obey() {
                 let call = [number(1), options.as_ptr() as usize];
                 cuda.call("cuCheckpointProcessLock", &call)
             }
+            // Sets one of the eight words of the options.
+            "options" => {
+                let mut options = [0u64; 8];
+                options[number(3)] = 1 << number(4);
+                let call = [number(1), options.as_ptr() as usize];
+                cuda.call(&format!("cuCheckpointProcess{}", words[2]), &call)
+            }
             "lock" => step("Lock"),
             "checkpoint" => step("Checkpoint"),
             "restore" => step("Restore"),
@@ -209,6 +216,29 @@ fn a_process_without_cuda_is_running_and_cannot_be_locked() {
     ] {
         assert_eq!(tool.say(&command), answer, "{command}");
     }
+}
+
+#[test]
+fn reserved_words_of_options_are_zero() {
+    if role().is_some() {
+        return obey();
+    }
+    let machine = Machine::new(&[]);
+    let (program, mut tool) = two(&machine);
+    for step in ["Lock", "Checkpoint", "Restore", "Unlock"] {
+        for (word, bit) in [(0, 32), (1, 0), (7, 63)] {
+            let options = format!("options PID {step} {word} {bit}");
+            tool.expect(&[(&options, "1"), ("state PID", RUNNING)], &program);
+        }
+    }
+    tool.expect(
+        &[("options PID Lock 0 10", "0"), ("state PID", LOCKED)],
+        &program,
+    );
+    tool.expect(
+        &[("options PID Unlock 0 0", "1"), ("unlock PID", "0")],
+        &program,
+    );
 }
 
 #[test]
