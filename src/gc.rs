@@ -1,8 +1,10 @@
 //! `gpulimit gc`: removes stale groups and the charges of dead processes.
 
 use super::failure::Failure;
+use super::groups::Selection;
 use super::nvml::Driver;
 use super::output::Escaped;
+use super::suspend::settle_abandoned;
 use super::{env, groups, oci_hook, output};
 use gpulimit_group::{Garbage, MAX_USER_NAMES, Root, Survey};
 use std::path::Path;
@@ -15,8 +17,8 @@ pub struct Args {}
 
 const HELP: &str = "\
 Gives back the charges of dead processes, and removes the groups of ended jobs,
-incomplete groups, and the groups and files of ended containers. Prints what it
-did. Leaves alone groups of other users and files that gpulimit did not make,
+incomplete groups, and the groups and files of ended containers. Ends what a
+killed `suspend` or `resume` has left half-done. Prints what it did. Leaves alone groups of other users and files that gpulimit did not make,
 and names them on standard error. `gpulimit run` also removes the groups of
 ended jobs.
 
@@ -27,6 +29,7 @@ Examples:
 pub fn gc(_: &Args) -> Result<ExitCode, Failure> {
     let driver = Driver::load().ok();
     let mut lines = Vec::new();
+    settle_abandoned(&Selection::all()?.0);
     for root in Root::locate_all(&env)? {
         let survey = root.survey()?;
         lines.extend(clean(&survey, driver.as_ref()));

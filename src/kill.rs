@@ -157,7 +157,10 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
     }
     let mut status = ExitCode::SUCCESS;
     for (who, error) in missed.iter().skip(found) {
-        output::note(&format!("cannot signal {who}: {why}", why = why(error)));
+        output::note(&format!(
+            "cannot signal {who}: {why}",
+            why = unproven(error)
+        ));
         status = ExitCode::FAILURE;
     }
     if missed.len() > found
@@ -208,8 +211,8 @@ fn ends(targets: &Targets<'_>, process: &ProcessUsage, until: Instant) -> bool {
     true
 }
 
-/// Explains why a member of a group got no signal.
-fn why(error: &Error) -> String {
+/// Explains why a process is not proven to be a member of a group, and so gets no signal.
+pub fn unproven(error: &Error) -> String {
     match error.kind() {
         ErrorKind::NotFound => {
             "no process with this pid has mapped the group's ledger as a member does".into()
@@ -309,7 +312,7 @@ pub fn end_all(
         pid = process.identity.pid,
         command = process.identity.command(),
         group = groups::of_process(group, process),
-        why = why(&error)
+        why = unproven(&error)
     )))
 }
 

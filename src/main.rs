@@ -42,6 +42,7 @@ mod processes;
 mod ps;
 mod replace;
 mod report;
+mod resume;
 mod rm;
 mod run;
 mod serve;
@@ -52,6 +53,7 @@ mod signals;
 mod since;
 mod sizes;
 mod snapshot;
+mod suspend;
 mod table;
 mod terminal;
 mod top;
@@ -130,6 +132,10 @@ enum Verb {
     Report(Later<report::Args>),
     /// Send a signal to the processes of a group
     Kill(Later<kill::Args>),
+    /// Move the GPU memory of idle processes to the host
+    Suspend(Later<suspend::Args>),
+    /// Bring the GPU memory of suspended processes back
+    Resume(Later<resume::Args>),
     /// Remove stale groups and the charges of dead processes
     Gc(Later<gc::Args>),
     /// Apply a policy file: make, change and remove groups and rules
@@ -191,6 +197,8 @@ fn main() -> ExitCode {
         Verb::Serve(Later(args)) => serve::serve(args),
         Verb::Report(Later(args)) => report::report(&args),
         Verb::Kill(Later(args)) => kill::kill(&args),
+        Verb::Suspend(Later(args)) => suspend::suspend(&args),
+        Verb::Resume(Later(args)) => resume::resume(&args),
         Verb::Gc(Later(args)) => gc::gc(&args),
         Verb::Apply(Later(args)) => apply::apply(&args),
         Verb::Check(Later(args)) => check::check(&args),

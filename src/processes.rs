@@ -9,7 +9,7 @@ use super::waiting::{Waiter, Waiters};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_group::{Group, is_within};
-use gpulimit_ledger::{Category, DeviceUsage, ProcessUsage};
+use gpulimit_ledger::{Category, DeviceUsage, Errand, ProcessUsage};
 use serde_json::{Value, json};
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -176,8 +176,7 @@ pub struct Process {
     /// The command line; `None` if it could not be read in time.
     pub command: Option<String>,
     pub alive: bool,
-    /// Whether the memory of the process is on the host, on this GPU or another one.
-    pub suspended: bool,
+    state: &'static str,
     pub gpu: Option<(DeviceId, Parts)>,
     /// The request with which the process waits for memory of the GPU.
     pub waits: Option<Waiter>,
@@ -241,7 +240,7 @@ fn of(
         uid: process.identity.uid,
         command: command.clone(),
         alive: process.alive,
-        suspended: process.alive && process.is_suspended(),
+        state: state(process),
         waits: (gpu.as_ref())
             .and_then(|(id, _)| waiters.find(&seen.group, &process.identity, *id).cloned()),
         gpu,
@@ -261,6 +260,18 @@ fn of(
     lines
 }
 
+fn state(process: &ProcessUsage) -> &'static str {
+    match process.errand {
+        _ if !process.alive => "draining",
+        Errand::Suspend => "suspending",
+        Errand::Resume => "resuming",
+        Errand::Lost => "lost",
+        Errand::None if process.is_suspended() && process.frozen => "frozen",
+        Errand::None if process.is_suspended() => "suspended",
+        Errand::None => "running",
+    }
+}
+
 impl Process {
     /// Sorts rows by group and then by pid. A group comes before the groups below it. Rows of the
     /// same process are equal here, so a stable sort keeps the order of the process's GPUs.
@@ -272,13 +283,10 @@ impl Process {
             .then_with(|| process(self).cmp(&process(other)))
     }
 
-    /// Returns the state of the process: `running`, `suspended` or `draining`.
-    pub fn state(&self) -> &'static str {
-        match (self.alive, self.suspended) {
-            (true, false) => "running",
-            (true, true) => "suspended",
-            (false, _) => "draining",
-        }
+    /// Returns the state of the process: `running`, `suspending`, `suspended`, `frozen` (suspended and
+    /// stopped), `resuming`, `lost` or `draining`.
+    pub const fn state(&self) -> &'static str {
+        self.state
     }
 
     /// Returns the process as JSON. Bytes are integers; unknown figures are null.

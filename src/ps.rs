@@ -7,6 +7,7 @@ use super::failure::Failure;
 use super::groups::{self, Seen, Selection, View};
 use super::nvml::Driver;
 use super::processes::{Process, allocations, processes};
+use super::suspend::settle_abandoned;
 use super::table::{Column, Table, figure};
 use super::waiting::{Waiter, Waiters};
 use super::watch::{self, Round, Shown};
@@ -95,6 +96,7 @@ pub fn ps(args: &Args) -> Result<ExitCode, Failure> {
     let driver = Driver::load().ok();
     let driver = driver.as_ref();
     let devices = gpu::selectors(&args.devices.names, driver)?;
+    settle_abandoned(&Selection::of(args.group.as_deref())?);
     args.watch.rounds(|| round(args, &devices, driver))
 }
 

@@ -104,6 +104,31 @@ impl Placeholder<'_> {
         self.held.as_ref().map_or(0, |held| held.bytes)
     }
 
+    /// Gives back what is held beyond `bytes`, all of it if `bytes` is smaller than the context.
+    pub fn shrink(&mut self, bytes: u64) {
+        let (gpus, device) = (self.gpus, self.device);
+        let Some(held) = self.held.as_mut().filter(|held| held.bytes > bytes) else {
+            return;
+        };
+        if let Some(memory) = held.memory.take() {
+            let _ = self.cuda.free(memory);
+        }
+        let context = gpus.used_by(std::process::id(), &device);
+        held.bytes = context.map_or(u64::MAX, |used| used.saturating_sub(held.before));
+        match bytes.checked_sub(held.bytes) {
+            Some(rest) if rest < BLOCK => {}
+            // Allocations of whole blocks take exactly their size.
+            Some(rest) => {
+                let wanted = rest - rest % BLOCK;
+                held.memory = self.cuda.allocate(wanted).ok();
+                held.bytes += held.memory.map_or(0, |_| wanted);
+            }
+            None => {
+                self.give_back();
+            }
+        }
+    }
+
     /// Gives the memory and the context back, and waits until NVML shows that they are free.
     /// Returns false if NVML does not show it within ten seconds, or does not answer.
     pub fn release(mut self) -> bool {

@@ -49,6 +49,8 @@ pub enum Insistence {
     None,
     /// The request takes all steps that the group's options allow.
     Full,
+    /// The request waits at most this long, whatever the group's options say, and kills no process.
+    Within(Duration),
 }
 
 impl Member {
@@ -108,7 +110,8 @@ fn charge<'a>(
     };
     match insistence {
         Insistence::None => Err(refused),
-        Insistence::Full => request.insist(refused),
+        Insistence::Full => request.insist(refused, None),
+        Insistence::Within(time) => request.insist(refused, Some(Instant::now() + time)),
     }
     .map_err(|refused| request.refusal(refused))
 }
@@ -177,7 +180,7 @@ impl<'a> Request<'a, '_> {
 
     fn first(&self, insistence: Insistence) -> Result<(), Refused> {
         self.restrain();
-        if insistence == Insistence::Full
+        if insistence != Insistence::None
             && let Some(level) = self.line_ahead()
         {
             return Err(self.refused_at(level));
@@ -266,8 +269,8 @@ impl<'a> Request<'a, '_> {
     }
 
     /// Asks registered members, waits and kills processes, if the options of the group that refused
-    /// the request say so.
-    fn insist(&self, mut refused: Refused) -> Result<(), Refused> {
+    /// the request say so. With the time `until`, waits until then instead.
+    fn insist(&self, mut refused: Refused, until: Option<Instant>) -> Result<(), Refused> {
         let mut waited = false;
         let mut asked = [false; MAX_DEPTH];
         for _ in 0..=VICTIMS {
@@ -281,13 +284,17 @@ impl<'a> Request<'a, '_> {
                 true => None,
                 false => self.asking(level),
             };
-            let time =
-                (options.on_limit == OnLimit::Wait && !waited).then_some(options.wait_timeout);
+            let time = match until {
+                Some(until) => until.checked_duration_since(Instant::now()),
+                None => {
+                    (options.on_limit == OnLimit::Wait && !waited).then_some(options.wait_timeout)
+                }
+            };
             let again = if asking.is_some() || time.is_some() {
                 waited |= time.is_some();
                 Some(self.wait(refused, asking, time))
             } else {
-                self.make_room(refused.level, options.oom)
+                (until.is_none() && self.make_room(refused.level, options.oom))
                     .then(|| self.attempt())
             };
             match again {

@@ -9,7 +9,7 @@ use gpulimit_base::identity::Identity;
 use gpulimit_base::order;
 use gpulimit_ledger::{
     self as ledger, Category, DeviceIndex, DeviceUsage, EventKind, Idle, Ledger, Level,
-    MAX_DEVICES, NoWitness, ProcessUsage, Slot, Witness,
+    MAX_DEVICES, NoWitness, ProcessUsage, Slot, Unmoved, Witness,
 };
 use gpulimit_limits::{Bounds, Limits};
 use once_cell::race::OnceBox;
@@ -218,6 +218,20 @@ impl Member {
         self.on_path(device, Spared::Nothing, |path| {
             ledger::charge_unchecked(path, bytes)
         });
+    }
+
+    /// Hands `bytes` that this process has charged over to a suspended process of the same group:
+    /// its suspended bytes become its charge again. May be repeated after an error, if this process
+    /// has charged for that process alone.
+    pub fn hand_over(
+        &self,
+        device: &MemberDevice,
+        bytes: u64,
+        to: &Identity,
+    ) -> Result<(), Unmoved> {
+        self.on_path(device, Spared::Nothing, |path| {
+            ledger::hand_over(path, bytes, to)
+        })
     }
 
     /// Updates the groups' peaks. Called when bytes that were charged in advance come into use.

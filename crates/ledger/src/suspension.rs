@@ -48,7 +48,7 @@ pub enum Unmoved {
     Busy,
     /// Requests of other processes are undecided and may take the room, or the limit was lowered.
     Contended,
-    /// The ledger file cannot be opened for writing.
+    /// The ledger file is not open for writing, and cannot be opened for it.
     Closed,
 }
 
@@ -124,20 +124,6 @@ impl Drop for Actor<'_> {
     }
 }
 
-impl Actor<'_> {
-    /// Writes what this process does with the other one, and whether it has stopped it. Before the
-    /// driver is asked to lock the process, so that others can finish the work of a dead actor.
-    pub fn set_errand(&self, errand: Errand, frozen: bool) {
-        let frozen = if frozen { Errand::FROZEN } else { 0 };
-        // `SeqCst`: the next step is a call of the driver.
-        self.word().store(errand.word() | frozen, Ordering::SeqCst);
-    }
-
-    fn word(&self) -> &AtomicU64 {
-        &self.ledger.content().slots[self.slot].errand
-    }
-}
-
 /// How often an actor tries to take the claim lock of a slot. Others hold it for a moment.
 const TRIES: u32 = if cfg!(loom) { 2 } else { 1_000 };
 const PAUSE: Duration = Duration::from_millis(1);
@@ -161,13 +147,39 @@ impl Ledger {
         }
     }
 
+    /// Writes into a member's slot what an actor does with the member, and whether it has stopped
+    /// it. The actor writes this in the ledger of every level, before it asks the driver to lock the
+    /// member, so that others see it, and can end the work of a dead actor.
+    pub fn set_errand(&self, process: &Identity, errand: Errand, frozen: bool) {
+        if let Some(slot) = self.slot_of(process)
+            && self.map.writable()
+        {
+            let frozen = if frozen { Errand::FROZEN } else { 0 };
+            let word = &self.content().slots[slot].errand;
+            // `SeqCst`: the next step is a call of the driver.
+            word.store(errand.word() | frozen, Ordering::SeqCst);
+        }
+    }
+
     /// Returns the work of an actor on a living member, and whether an actor has stopped the
     /// member.
     pub fn errand_of(&self, process: &Identity) -> (Errand, bool) {
-        let word = self.slot_of(process).map_or(0, |slot| {
-            self.content().slots[slot].errand.load(Ordering::Acquire)
-        });
+        self.slot_of(process)
+            .map_or((Errand::None, false), |slot| self.errand(slot))
+    }
+
+    pub(super) fn errand(&self, slot: usize) -> (Errand, bool) {
+        let word = self.content().slots[slot].errand.load(Ordering::Acquire);
         (Errand::of(word), word & Errand::FROZEN != 0)
+    }
+
+    /// Returns whether a slot says that an actor is at work, and no actor is. Reads only words if
+    /// no slot says so.
+    pub fn has_abandoned(&self) -> bool {
+        let is_at_work =
+            |slot: &usize| matches!(self.errand(*slot).0, Errand::Suspend | Errand::Resume);
+        let mut slots = (0..self.high_water()).filter(is_at_work);
+        slots.any(|slot| !self.is_acted_on(slot) && self.is_held(slot))
     }
 
     /// Returns whether another process works on the member: it suspends or resumes it at this
@@ -229,6 +241,9 @@ impl Ledger {
         work: impl FnOnce(usize) -> T,
     ) -> Result<T, Unmoved> {
         let slot = self.slot_of(process).ok_or(Unmoved::Gone)?;
+        if !self.map.writable() {
+            return Err(Unmoved::Closed);
+        }
         let file = self.place.open(true).map_err(|_| Unmoved::Closed)?;
         let mut tries = 0;
         while !lock::try_lock(&file, Bytes::claim(slot)).map_err(|_| Unmoved::Closed)? {

@@ -5,7 +5,7 @@ use super::charge::{self, UNIT};
 use super::layout::{DeviceStats, SlotPage};
 use super::reap::{self, Witness};
 use super::wait::Request;
-use super::{Category, DeviceIndex, Ledger, Slot, orphans, os, slot};
+use super::{Category, DeviceIndex, Errand, Ledger, Slot, orphans, os, slot};
 use gpulimit_base::identity::Identity;
 use std::time::Duration;
 
@@ -51,6 +51,10 @@ pub struct ProcessUsage {
     pub alive: bool,
     /// The request of the process that waits in line for memory.
     pub waits: Option<Waits>,
+    /// What an actor does with the process. See [`Ledger::has_actor`] for whether the actor lives.
+    pub errand: Errand,
+    /// Whether an actor has stopped the process, which is suspended.
+    pub frozen: bool,
     /// The devices on which the process has figures, even if it is not charged there now.
     pub devices: Vec<DeviceUsage>,
 }
@@ -222,12 +226,15 @@ impl Ledger {
                     continue;
                 }
             }
+            let (errand, frozen) = self.errand(slot);
             processes.push(ProcessUsage {
                 slot,
                 identity,
                 below: slot::read_below(page),
                 alive: !dead,
                 waits: waits(page).filter(|_| !dead),
+                errand,
+                frozen,
                 devices: (devices.iter())
                     .map(|device| device_usage(self, slot, *device, &mut patience))
                     .filter(DeviceUsage::is_known)
@@ -235,6 +242,11 @@ impl Ledger {
             });
         }
         processes
+    }
+
+    /// Returns the figures of a slot on one device.
+    pub fn usage_of(&self, slot: usize, device: DeviceIndex) -> DeviceUsage {
+        device_usage(self, slot, device, &mut Patience::default())
     }
 }
 
@@ -327,12 +339,7 @@ fn device_usage(
 impl Slot {
     /// Returns this process's figures for one device.
     pub fn usage(&self, device: DeviceIndex) -> DeviceUsage {
-        device_usage(
-            self.ledger(),
-            self.index(),
-            device,
-            &mut Patience::default(),
-        )
+        self.ledger().usage_of(self.index(), device)
     }
 }
 

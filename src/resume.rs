@@ -1,0 +1,94 @@
+//! `gpulimit resume`: brings the GPU memory of suspended processes back.
+
+use super::checkpoint::Checkpoints;
+use super::failure::Failure;
+use super::output;
+use super::suspend::{Machine, Report, Stop, Subject, Which, record, settle_all, time};
+use gpulimit_ledger::{Errand, EventKind};
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Options of `resume`.
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    #[command(flatten)]
+    which: Which,
+
+    /// How long to wait for room in the groups and on the GPUs [default: as long as it takes]
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    timeout: Option<Duration>,
+
+    /// Kill processes that the driver cannot bring back
+    #[arg(long)]
+    kill_lost: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+const HELP: &str = "\
+Waits until the groups and the GPUs have room for all suspended processes of the
+set, and then brings all of them back. Without room, all stay suspended.
+
+If the driver fails to bring a process back, the process is lost: its calls of
+the driver never return. That happens if a program outside all groups takes the
+room in the last moment. With --kill-lost such a process is killed.
+
+Examples:
+  gpulimit resume lab/notebooks
+  gpulimit resume --pid 4711 --timeout 10m";
+
+/// Resumes the processes, all or none.
+pub fn resume(args: &Args) -> Result<ExitCode, Failure> {
+    let checkpoints = Checkpoints::load().map_err(Failure::new)?;
+    let subjects = args.which.subjects()?;
+    let stop = Stop::on_signals();
+    let mut machine = Machine::of(&checkpoints, &subjects, args.timeout, stop)?;
+    thaw(&subjects)?;
+    settle_all(&machine, &subjects)?;
+    let before: Vec<u64> = subjects.iter().map(Subject::suspended).collect();
+    let is_back = |at: &usize| subjects[*at].errand().0 == Errand::Lost || before[*at] == 0;
+    let set: Vec<usize> = (0..subjects.len()).filter(|at| !is_back(at)).collect();
+    if set.is_empty() && !args.json {
+        output::note("no process is suspended");
+    }
+    for at in &set {
+        subjects[*at].check_runs()?;
+    }
+    gpulimit_suspend::resume(&mut machine, &set)?;
+    for at in set {
+        let subject = &subjects[at];
+        match subject.errand().0 {
+            Errand::Lost if args.kill_lost => {
+                // The process is proven to be a member. If the signal fails, it has ended.
+                let _ = subject.target.send(libc::SIGKILL);
+            }
+            Errand::Lost => {}
+            _ => record(subject, EventKind::Resume),
+        }
+    }
+    Report::of(&subjects, &before, args.json).print(args.which.group.as_deref())
+}
+
+/// Continues the processes that `suspend --freeze` has stopped: the driver's thread in a process
+/// must run.
+fn thaw(subjects: &[Subject]) -> Result<(), Failure> {
+    for subject in subjects {
+        let (errand, frozen) = subject.errand();
+        if !frozen {
+            continue;
+        }
+        match subject.target.send(libc::SIGCONT) {
+            Err(error) if !subject.is_gone() => {
+                return Err(Failure::new(format_args!(
+                    "cannot continue {}: {error}",
+                    subject.name()
+                )));
+            }
+            _ => subject.set_errand(errand, false),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,144 @@
+//! `gpulimit suspend`: moves the GPU memory of processes to the host.
+
+mod abandoned;
+mod host;
+mod report;
+mod subjects;
+mod world;
+
+pub use abandoned::settle_abandoned;
+pub use report::Report;
+pub use subjects::{Subject, Which};
+pub use world::{Machine, Stop, record};
+
+use super::checkpoint::Checkpoints;
+use super::failure::Failure;
+use super::output;
+use gpulimit_ledger::{Errand, EventKind};
+use gpulimit_limits::parse_duration;
+use gpulimit_suspend::{World, settle};
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Options of `suspend`.
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    #[command(flatten)]
+    which: Which,
+
+    /// How long to wait for the work that the processes have under way on the GPUs
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
+    timeout: Duration,
+
+    /// Then stop the processes (SIGSTOP), so that they use no processor either
+    #[arg(long)]
+    freeze: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+const HELP: &str = "\
+The driver copies all GPU memory of the processes to the host, 1 to 3 GiB a
+second, and gives it back to the GPUs. Other programs of the group can use the
+room. The processes live on: a call that they make to the driver waits until
+`gpulimit resume`. Either all processes are suspended or none; processes that
+are suspended already stay so.
+
+Processes that the driver could not bring back are refused before anything is
+touched, with the reasons. What you need: driver 570 or newer on x86-64, the
+right to trace the processes (your own, or root), and free memory on the host.
+The key suspended.max of a group bounds what may lie there.
+
+Examples:
+  gpulimit suspend lab/notebooks
+  gpulimit suspend --pid 4711 --freeze
+  gpulimit suspend lab --timeout 5m --json";
+
+/// Reads a time on the command line.
+pub fn time(text: &str) -> Result<Duration, &'static str> {
+    parse_duration(text).ok_or("expected a time such as 30s or 10m")
+}
+
+/// Suspends the processes, all or none.
+pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
+    let checkpoints = Checkpoints::load().map_err(Failure::new)?;
+    let subjects = args.which.subjects()?;
+    let stop = Stop::on_signals();
+    let mut machine = Machine::of(&checkpoints, &subjects, Some(args.timeout), stop)?;
+    settle_all(&machine, &subjects)?;
+    let before: Vec<u64> = subjects.iter().map(Subject::suspended).collect();
+    let is_wanted = |at: &usize| before[*at] == 0 && subjects[*at].moved() > 0;
+    let set: Vec<usize> = (0..subjects.len()).filter(is_wanted).collect();
+    check(&machine, &subjects, &set)?;
+    gpulimit_suspend::suspend(&mut machine, &set)?;
+    for at in &set {
+        record(&subjects[*at], EventKind::Suspend);
+    }
+    if args.freeze {
+        freeze(&subjects)?;
+    }
+    Report::of(&subjects, &before, args.json).print(args.which.group.as_deref())
+}
+
+/// Ends the work of actors that have died, on the processes of a set.
+///
+/// # Errors
+/// A process is stopped, so the driver does not answer.
+pub fn settle_all(machine: &Machine<'_>, subjects: &[Subject]) -> Result<(), Failure> {
+    for (at, subject) in subjects.iter().enumerate() {
+        if matches!(subject.errand().0, Errand::Suspend | Errand::Resume) {
+            subject.check_runs()?;
+            settle(machine, at)?;
+        }
+    }
+    Ok(())
+}
+
+/// Looks at all processes of a set before anything is touched.
+///
+/// # Errors
+/// All reasons why the set must not be suspended.
+fn check(machine: &Machine<'_>, subjects: &[Subject], set: &[usize]) -> Result<(), Failure> {
+    let mut reasons = Vec::new();
+    for at in set {
+        let subject = &subjects[*at];
+        if let Err(failure) = machine.check(*at) {
+            reasons.push(failure.to_string());
+        } else if machine.is_foreign(*at, machine.state(*at)?) {
+            reasons.push(format!(
+                "{} is locked or checkpointed by another program",
+                subject.name()
+            ));
+        }
+    }
+    reasons.extend(host::full(subjects, set)?);
+    match &*reasons {
+        [] => Ok(()),
+        [only] => Err(Failure::new(format_args!("{only}; nothing was suspended"))),
+        [others @ .., last] => {
+            others.iter().for_each(|reason| output::note(reason));
+            Err(Failure::new(format_args!("{last}; nothing was suspended")))
+        }
+    }
+}
+
+/// Stops suspended processes.
+fn freeze(subjects: &[Subject]) -> Result<(), Failure> {
+    for subject in subjects.iter().filter(|subject| subject.suspended() > 0) {
+        // The mark comes first, so that `resume` continues the process in any case.
+        subject.set_errand(subject.errand().0, true);
+        match subject.target.send(libc::SIGSTOP) {
+            Err(error) if !subject.is_gone() => {
+                return Err(Failure::new(format_args!(
+                    "cannot stop {}, which is suspended: {error}",
+                    subject.name()
+                )));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,83 @@
+//! What `suspend` and `resume` print.
+
+use super::Subject;
+use crate::failure::Failure;
+use crate::figures::SCHEMA;
+use crate::output::{self, Escaped};
+use gpulimit_base::units::gib;
+use gpulimit_ledger::Errand;
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+/// The processes of a set after the work, in text or JSON.
+pub struct Report<'a> {
+    subjects: &'a [Subject],
+    /// The suspended bytes of each process before the work.
+    before: &'a [u64],
+    json: bool,
+}
+
+impl<'a> Report<'a> {
+    pub const fn of(subjects: &'a [Subject], before: &'a [u64], json: bool) -> Self {
+        Self {
+            subjects,
+            before,
+            json,
+        }
+    }
+
+    /// Prints a line for each process. `group` is the group that the caller named. The exit status
+    /// is 1 if a process is lost.
+    pub fn print(&self, group: Option<&str>) -> Result<ExitCode, Failure> {
+        let mut lines = String::new();
+        let mut entries = Vec::new();
+        let mut status = ExitCode::SUCCESS;
+        for (subject, before) in self.subjects.iter().zip(self.before) {
+            let state = state(subject);
+            let bytes = subject.suspended().max(*before);
+            if state == "lost" {
+                status = ExitCode::FAILURE;
+            }
+            let _ = writeln!(
+                lines,
+                "{group}: {name}: {state}, {bytes}",
+                group = subject.group.name(),
+                name = Escaped(&subject.name()),
+                bytes = gib(bytes)
+            );
+            entries.push(entry(subject, state, bytes));
+        }
+        match (self.json, group) {
+            (true, _) => {
+                output::json(&json!({ "schema": SCHEMA, "processes": entries }))?;
+            }
+            (false, Some(group)) if self.subjects.is_empty() => {
+                output::note(&format!("no process uses a GPU in group '{group}'"));
+            }
+            (false, _) => output::print(&lines)?,
+        }
+        Ok(status)
+    }
+}
+
+/// Returns the state of a process: `running`, `suspended`, `frozen`, `lost` or `ended`.
+fn state(subject: &Subject) -> &'static str {
+    match subject.errand() {
+        _ if subject.is_gone() => "ended",
+        (Errand::Lost, _) => "lost",
+        (_, true) => "frozen",
+        _ if subject.suspended() > 0 => "suspended",
+        _ => "running",
+    }
+}
+
+fn entry(subject: &Subject, state: &str, bytes: u64) -> Value {
+    json!({
+        "group": subject.group.name(),
+        "pid": subject.target.pid,
+        "command": subject.identity().command().to_string(),
+        "state": state,
+        "bytes": bytes,
+    })
+}

@@ -1,0 +1,224 @@
+//! The processes that `suspend` and `resume` act on.
+
+use crate::failure::Failure;
+use crate::groups::{self, Purpose, Selection};
+use crate::kill::{proven, unproven};
+use crate::look;
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::identity::Identity;
+use gpulimit_base::proc;
+use gpulimit_group::{Group, GroupError, Target};
+use gpulimit_ledger::{DeviceUsage, Errand, Ledger, NoWitness, ProcessUsage};
+
+/// Selects processes on the command line.
+#[derive(clap::Args, Debug)]
+pub struct Which {
+    /// The group, with the groups below it
+    #[arg(required_unless_present = "pids", conflicts_with = "pids")]
+    pub group: Option<String>,
+
+    /// A process, by the pid that `gpulimit ps` shows. Repeat for more
+    #[arg(long = "pid", value_name = "PID")]
+    pub pids: Vec<u32>,
+}
+
+/// A process of a group, proven to be a member of it.
+pub struct Subject {
+    /// The process's own group.
+    pub group: Group,
+    pub usage: ProcessUsage,
+    pub target: Target,
+    /// The ledgers of the process's own group, and of the groups above it.
+    pub ledgers: Vec<Ledger>,
+}
+
+impl Which {
+    /// Returns the living processes of the group, or those with these pids.
+    pub fn subjects(&self) -> Result<Vec<Subject>, Failure> {
+        let selection = match &self.group {
+            // An unknown group gets the hints of all verbs.
+            Some(name) => {
+                groups::find(name, Purpose::Use)?;
+                Selection::of(Some(name))?
+            }
+            None => Selection::of(None)?,
+        };
+        let mut found = Vec::new();
+        for group in &selection.groups {
+            let wanted = (!self.pids.is_empty()).then_some(&*self.pids);
+            found.extend(members(group, wanted)?);
+        }
+        let missing = |pid: &&u32| !found.iter().any(|one| one.target.pid == **pid);
+        match self.pids.iter().find(missing) {
+            Some(pid) => Err(Failure::new(format_args!(
+                "no process {pid} in any group: `gpulimit ps` lists the processes of groups"
+            ))),
+            None => Ok(found),
+        }
+    }
+}
+
+/// Returns the living processes of one group, without those of the groups below it; of these pids
+/// only, if there are any.
+pub fn members(group: &Group, pids: Option<&[u32]>) -> Result<Vec<Subject>, Failure> {
+    // Among all groups there may be some of other users.
+    let ledger = match (group.ledger(), pids) {
+        (Ok(ledger), _) => ledger,
+        (Err(_), Some(_)) => return Ok(Vec::new()),
+        (Err(error), None) => return Err(error.into()),
+    };
+    let own = Identity::of_self();
+    let mut processes = ledger.processes(&NoWitness);
+    processes.retain(|process| {
+        process.alive && process.below.is_empty() && !process.identity.is_same(&own)
+    });
+    if let Some(wanted) = pids {
+        let here = crate::pids::Pids::default();
+        processes.retain(|process| {
+            here.here(&process.identity)
+                .is_some_and(|pid| wanted.contains(&pid))
+        });
+    }
+    if processes.is_empty() {
+        return Ok(Vec::new());
+    }
+    let look = look::members();
+    let targets = proven(group, &ledger, &look)?;
+    let named = targets.named(processes.iter().map(|process| &process.identity));
+    let mut subjects = Vec::new();
+    for (usage, target) in processes.into_iter().zip(named) {
+        let target = match target {
+            Ok(target) => target,
+            // The process has ended meanwhile.
+            Err(_) if !targets.is_held(&usage) => continue,
+            Err(error) => {
+                return Err(Failure::new(format_args!(
+                    "process {pid} ({command}) of group '{group}' cannot be proven to be a member: \
+                     {why}",
+                    pid = usage.identity.pid,
+                    command = usage.identity.command(),
+                    group = group.name(),
+                    why = unproven(&error)
+                )));
+            }
+        };
+        let levels = group.upwards().map(|level| writable(&level));
+        subjects.push(Subject {
+            group: group.clone(),
+            usage,
+            target,
+            ledgers: levels.collect::<Result<_, _>>()?,
+        });
+    }
+    Ok(subjects)
+}
+
+/// Opens the ledger of a group for writing.
+fn writable(group: &Group) -> Result<Ledger, Failure> {
+    let ledger = Ledger::open(&group.ledger_path()).map_err(GroupError::from)?;
+    match group.owns(&ledger)? {
+        true => Ok(ledger),
+        false => Err(Failure::new(format_args!(
+            "{path} is not the ledger of this group: the owner of the directory put another file \
+             there",
+            path = group.ledger_path().display()
+        ))),
+    }
+}
+
+impl Subject {
+    /// Returns the ledger of the process's own group.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledgers[0]
+    }
+
+    pub const fn identity(&self) -> &Identity {
+        &self.usage.identity
+    }
+
+    /// Returns the process for messages: `process 4711 (python)`.
+    pub fn name(&self) -> String {
+        let (pid, command) = (self.target.pid, self.identity().command());
+        format!("process {pid} ({command})")
+    }
+
+    /// Returns whether the process has ended.
+    pub fn is_gone(&self) -> bool {
+        !self.ledger().is_held(self.usage.slot)
+    }
+
+    /// Returns what an actor does with the process, and whether an actor has stopped the process.
+    pub fn errand(&self) -> (Errand, bool) {
+        self.ledger().errand_of(self.identity())
+    }
+
+    /// Writes what this process does with the process, and whether this process has stopped it.
+    pub fn set_errand(&self, errand: Errand, frozen: bool) {
+        for ledger in &self.ledgers {
+            ledger.set_errand(self.identity(), errand, frozen);
+        }
+    }
+
+    /// Returns whether an actor was at work on the process, and has died.
+    pub fn is_abandoned(&self) -> bool {
+        matches!(self.errand().0, Errand::Suspend | Errand::Resume)
+            && !self.ledger().has_actor(self.identity())
+    }
+
+    /// Returns whether the process is stopped (SIGSTOP, a debugger). The driver answers no question
+    /// about such a process.
+    pub fn is_stopped(&self) -> bool {
+        let status = proc::read(format!("/proc/{}/status", self.target.pid)).unwrap_or_default();
+        let state = status.lines().find_map(|line| line.strip_prefix("State:"));
+        state.is_some_and(|state| state.trim_start().starts_with(['T', 't']))
+    }
+
+    /// Returns the present figures of the process on each GPU.
+    pub fn devices(&self) -> Vec<(DeviceId, u64, DeviceUsage)> {
+        let ledger = self.ledger();
+        let devices = ledger.devices().into_iter();
+        devices
+            .map(|device| {
+                let usage = ledger.usage_of(self.usage.slot, device.index);
+                (device.id, device.capacity, usage)
+            })
+            .collect()
+    }
+
+    /// Returns the bytes that the driver moves of the process, on all GPUs: see [`moved`].
+    pub fn moved(&self) -> u64 {
+        let all = self.devices().into_iter();
+        all.map(|(_, _, usage)| moved(&usage))
+            .fold(0, u64::saturating_add)
+    }
+
+    /// Fails if the process is stopped: the driver answers no question about it, and the answer
+    /// would not come before the process is continued.
+    pub fn check_runs(&self) -> Result<(), Failure> {
+        match self.is_stopped() {
+            true => Err(Failure::new(format_args!(
+                "{name} is stopped (SIGSTOP or a debugger): continue it first, as with `kill -CONT \
+                 {pid}`",
+                name = self.name(),
+                pid = self.target.pid
+            ))),
+            false => Ok(()),
+        }
+    }
+
+    /// Returns the suspended bytes of the process on all GPUs.
+    pub fn suspended(&self) -> u64 {
+        let all = self.devices().into_iter();
+        all.map(|(_, _, usage)| usage.suspended)
+            .fold(0, u64::saturating_add)
+    }
+}
+
+/// Returns the bytes that the driver moves of a process on one GPU: those that are on the host, or
+/// will be.
+pub fn moved(usage: &DeviceUsage) -> u64 {
+    match usage.suspended {
+        0 => usage.in_use().saturating_sub(usage.orphaned),
+        suspended => suspended,
+    }
+}

@@ -1,0 +1,450 @@
+//! The machine, as the procedure of suspensions sees it: the driver, the ledgers, the GPUs.
+
+use super::subjects::{Subject, moved};
+use crate::checkpoint::{self, Checkpoints, Placeholder, Status};
+use crate::clock::rough_span;
+use crate::failure::Failure;
+use crate::groups;
+use crate::output;
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::obstacle::Obstacle;
+use gpulimit_base::units::gib;
+use gpulimit_group::{Insistence, Member, Root};
+use gpulimit_ledger::{Actor, DeviceIndex, Errand, EventKind, Pressure, Unmoved, Witness};
+use gpulimit_suspend::{State, World};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// What a restore takes of a GPU beyond the figure of the process (measured on an H100, driver 580:
+/// 5.6 MiB), with room to spare.
+const MARGIN: u64 = 16 << 20;
+/// How long a step waits that others end soon: NVML's list, a locked slot, undecided requests, room
+/// on a GPU for a process that comes back because its suspension failed.
+const PATIENCE: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// The machine and the processes of a set. Processes are numbers: places in the set.
+pub struct Machine<'a> {
+    checkpoints: &'a Checkpoints,
+    subjects: &'a [Subject],
+    /// The right to act on each process.
+    _actors: Vec<Actor<'a>>,
+    /// The memberships by which this process charges the room for each process.
+    rooms: Vec<Option<Member>>,
+    held: BTreeMap<DeviceId, Placeholder<'a>>,
+    /// When waiting ends; `None` for never.
+    until: Option<Instant>,
+    stop: Stop,
+}
+
+/// Tells whether the user wants this process to stop.
+pub struct Stop(Arc<AtomicBool>);
+
+impl Stop {
+    /// Begins to take note of SIGINT, SIGTERM and SIGHUP, which do not end this process any more.
+    pub fn on_signals() -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+            // This fails for no signal that exists and can be handled.
+            let _ = signal_hook::flag::register(signal, Arc::clone(&stop));
+        }
+        Self(stop)
+    }
+
+    /// Returns a value that never asks.
+    pub fn never() -> Self {
+        Self(Arc::default())
+    }
+
+    fn is_asked(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl<'a> Machine<'a> {
+    /// Takes the right to act on all processes.
+    ///
+    /// # Errors
+    /// Another command acts on one of them.
+    pub fn of(
+        checkpoints: &'a Checkpoints,
+        subjects: &'a [Subject],
+        timeout: Option<Duration>,
+        stop: Stop,
+    ) -> Result<Self, Failure> {
+        let mut actors = Vec::new();
+        for subject in subjects {
+            match subject.ledger().act_on(subject.identity()) {
+                Ok(actor) => actors.push(actor),
+                Err(error) => return Err(refused(subject, &error)),
+            }
+        }
+        Ok(Self {
+            checkpoints,
+            subjects,
+            _actors: actors,
+            rooms: subjects.iter().map(|_| None).collect(),
+            held: BTreeMap::new(),
+            until: timeout.and_then(|time| Instant::now().checked_add(time)),
+            stop,
+        })
+    }
+
+    /// Returns whether another program has locked or checkpointed the process: gpulimit knows
+    /// nothing of it.
+    pub fn is_foreign(&self, process: usize, state: State) -> bool {
+        match state {
+            State::Locked => true,
+            State::Checkpointed => self.subjects[process].suspended() == 0,
+            _ => false,
+        }
+    }
+
+    /// Asks the driver to do something with a process. Succeeds if the process has ended.
+    fn drive(
+        &self,
+        process: usize,
+        what: &str,
+        call: impl FnOnce(u32) -> Result<(), Status>,
+    ) -> Result<(), Failure> {
+        let subject = &self.subjects[process];
+        if subject.is_gone() {
+            return Ok(());
+        }
+        match call(subject.target.pid) {
+            Err(_) if subject.is_gone() => Ok(()),
+            Err(status) => Err(Failure::new(format_args!(
+                "cannot {what} {name}: the driver answers {status}",
+                name = subject.name()
+            ))),
+            Ok(()) => Ok(()),
+        }
+    }
+
+    /// Returns the time that is left to wait.
+    fn left(&self) -> Duration {
+        let now = Instant::now();
+        self.until
+            .map_or(Duration::from_secs(u32::MAX.into()), |until| {
+                until.saturating_duration_since(now)
+            })
+    }
+
+    /// Repeats `attempt` until it succeeds, the time is over or the user stops it.
+    fn wait_for(&self, until: Option<Instant>, mut attempt: impl FnMut() -> bool) -> bool {
+        loop {
+            if attempt() {
+                return true;
+            }
+            let over = until.is_some_and(|until| Instant::now() >= until);
+            if over || self.stop.is_asked() {
+                return false;
+            }
+            thread::sleep(PAUSE);
+        }
+    }
+
+    /// Charges the room for a process on one GPU, at every level.
+    fn charge_on(
+        &self,
+        member: &Member,
+        process: usize,
+        (id, capacity, bytes): (DeviceId, u64, u64),
+    ) -> Result<(), Failure> {
+        let device = member.device(id, capacity)?;
+        let insistence = Insistence::Within(self.left());
+        let charged = member.charge(&device, bytes, &Resuming(self.checkpoints), insistence);
+        charged.map_err(|refusal| {
+            Failure::new(format_args!(
+                "no room for the {bytes} of {name} on GPU {gpu}: {refusal}; free memory in the \
+                 group or raise its limit, then resume again",
+                bytes = gib(bytes),
+                name = self.subjects[process].name(),
+                gpu = groups::label(id, Some(self.checkpoints.gpus())),
+            ))
+        })
+    }
+
+    /// Returns the bytes of a set on each GPU: what comes back, and what of it this process has
+    /// charged.
+    fn coming(&self, set: impl Iterator<Item = usize>) -> BTreeMap<DeviceId, (u64, u64)> {
+        let mut all: BTreeMap<DeviceId, (u64, u64)> = BTreeMap::new();
+        for process in set.filter(|process| !self.subjects[*process].is_gone()) {
+            for (id, _, usage) in self.subjects[process].devices() {
+                let bytes = moved(&usage);
+                if bytes > 0 {
+                    let (coming, charged) = all.entry(id).or_default();
+                    *coming += bytes + MARGIN;
+                    *charged += usage.suspended;
+                }
+            }
+        }
+        all
+    }
+}
+
+fn refused(subject: &Subject, error: &Unmoved) -> Failure {
+    Failure::new(format_args!("{name}: {error}", name = subject.name()))
+}
+
+/// The request for the room of a process that is resumed.
+struct Resuming<'a>(&'a Checkpoints);
+
+impl Pressure for Resuming<'_> {
+    fn reclaim(&self, _: DeviceIndex) -> bool {
+        false
+    }
+
+    fn witness(&self) -> &dyn Witness {
+        self.0.gpus()
+    }
+
+    fn function(&self) -> &str {
+        "gpulimit resume"
+    }
+}
+
+impl World for Machine<'_> {
+    type Process = usize;
+    type Error = Failure;
+
+    fn state(&self, process: usize) -> Result<State, Failure> {
+        let subject = &self.subjects[process];
+        if subject.is_gone() {
+            return Ok(State::Gone);
+        }
+        match self.checkpoints.state(subject.target.pid) {
+            Ok(checkpoint::State::Running) => Ok(State::Running),
+            Ok(checkpoint::State::Locked) => Ok(State::Locked),
+            Ok(checkpoint::State::Checkpointed) => Ok(State::Checkpointed),
+            Ok(checkpoint::State::Failed) => Ok(State::Failed),
+            Ok(checkpoint::State::Checkpointing | checkpoint::State::Restoring) => {
+                Ok(State::Moving)
+            }
+            Err(_) if subject.is_gone() => Ok(State::Gone),
+            Ok(checkpoint::State::Other(number)) => Err(Failure::new(format_args!(
+                "the driver reports the unknown state {number} of {name}",
+                name = subject.name()
+            ))),
+            Err(status) => Err(Failure::new(format_args!(
+                "cannot find out the state of {name}: the driver answers {status}",
+                name = subject.name()
+            ))),
+        }
+    }
+
+    fn lock(&self, process: usize) -> Result<(), Failure> {
+        let left = self.left();
+        let locked = self.drive(process, "lock", |pid| {
+            match self.checkpoints.lock(pid, left) {
+                // Reported below, in other words.
+                Err(Status::NOT_READY) => Ok(()),
+                other => other,
+            }
+        });
+        locked?;
+        match self.state(process)? {
+            State::Running => Err(Failure::new(format_args!(
+                "{name} has work on a GPU under way that did not end within {time}: try again \
+                 later, or with a longer --timeout",
+                name = self.subjects[process].name(),
+                time = rough_span(left)
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    fn checkpoint(&self, process: usize) -> Result<(), Failure> {
+        self.drive(process, "move to the host the memory of", |pid| {
+            self.checkpoints.checkpoint(pid)
+        })
+    }
+
+    fn restore(&self, process: usize) -> Result<(), Failure> {
+        self.drive(process, "bring back the memory of", |pid| {
+            self.checkpoints.restore(pid)
+        })
+    }
+
+    fn unlock(&self, process: usize) -> Result<(), Failure> {
+        self.drive(process, "unlock", |pid| self.checkpoints.unlock(pid))
+    }
+
+    fn check(&self, process: usize) -> Result<(), Failure> {
+        let subject = &self.subjects[process];
+        let word = subject.ledger().obstacles_of(subject.identity());
+        match word.and_then(|word| Obstacle::texts(word).next()) {
+            Some(text) if !subject.is_gone() => Err(Failure::new(format_args!(
+                "{name} {text}",
+                name = subject.name()
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    fn await_absence(&self, process: usize) -> Result<(), Failure> {
+        let subject = &self.subjects[process];
+        let is_absent =
+            || subject.is_gone() || self.checkpoints.lists(subject.target.pid) == Some(false);
+        let until = Instant::now() + PATIENCE;
+        match self.wait_for(Some(until), is_absent) {
+            true => Ok(()),
+            false => Err(Failure::new(format_args!(
+                "NVML still lists {name}, although the driver has moved its memory",
+                name = subject.name()
+            ))),
+        }
+    }
+
+    fn errand(&self, process: usize) -> Errand {
+        self.subjects[process].errand().0
+    }
+
+    fn set_errand(&self, process: usize, errand: Errand) {
+        self.subjects[process].set_errand(errand, false);
+    }
+
+    fn move_out(&self, process: usize) -> Result<(), Failure> {
+        let subject = &self.subjects[process];
+        for ledger in &subject.ledgers {
+            match ledger.move_out(subject.identity()) {
+                Ok(_) | Err(Unmoved::Gone) => {}
+                Err(error) => return Err(refused(subject, &error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn charge(&mut self, process: usize) -> Result<(), Failure> {
+        let subject = &self.subjects[process];
+        let wanted = subject.devices().into_iter();
+        let wanted: Vec<_> = wanted
+            .map(|(id, capacity, usage)| (id, capacity, usage.suspended))
+            .filter(|(_, _, bytes)| *bytes > 0)
+            .collect();
+        if wanted.is_empty() || subject.is_gone() {
+            return Ok(());
+        }
+        let root = Root::at(subject.group.root())?;
+        let member = Member::join(&root, subject.group.name())?;
+        for each in wanted {
+            self.charge_on(&member, process, each)?;
+            self.go_on()?;
+        }
+        self.rooms[process] = Some(member);
+        Ok(())
+    }
+
+    fn hold(&mut self, set: &[usize]) -> Result<(), Failure> {
+        for (id, (coming, charged)) in self.coming(set.iter().copied()) {
+            let has_room = || {
+                self.checkpoints
+                    .free(&id)
+                    .is_some_and(|free| free >= coming)
+            };
+            if !self.wait_for(self.until, has_room) {
+                self.go_on()?;
+                return Err(Failure::new(format_args!(
+                    "GPU {gpu} has {free} free, and {coming} are needed: other programs use the \
+                     rest, which `gpulimit top` and `nvidia-smi` show; all processes stay suspended",
+                    gpu = groups::label(id, Some(self.checkpoints.gpus())),
+                    free = gib(self.checkpoints.free(&id).unwrap_or(0)),
+                    coming = gib(coming),
+                )));
+            }
+            if charged == 0 {
+                continue;
+            }
+            // Without a placeholder, another program may take the room. The restore would fail, and
+            // lose the process.
+            let placeholder = self.checkpoints.hold(&id, charged).map_err(|status| {
+                Failure::new(format_args!(
+                    "cannot hold {bytes} on GPU {gpu}: the driver answers {status}",
+                    bytes = gib(charged),
+                    gpu = groups::label(id, Some(self.checkpoints.gpus())),
+                ))
+            })?;
+            self.held.insert(id, placeholder);
+        }
+        Ok(())
+    }
+
+    fn hand_over(&mut self, process: usize) -> Result<(), Failure> {
+        let subject = &self.subjects[process];
+        let Some(member) = &self.rooms[process] else {
+            return Ok(());
+        };
+        for (id, capacity, usage) in subject.devices() {
+            if usage.suspended == 0 {
+                continue;
+            }
+            let device = member.device(id, capacity)?;
+            let until = Instant::now() + PATIENCE;
+            loop {
+                match member.hand_over(&device, usage.suspended, subject.identity()) {
+                    Ok(()) | Err(Unmoved::Gone) => break,
+                    // Other requests are undecided for a moment.
+                    Err(Unmoved::Contended) if Instant::now() < until => thread::sleep(PAUSE),
+                    Err(error) => return Err(refused(subject, &error)),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn release(&mut self, process: usize) {
+        // The processes behind this one in the set have not got their charges yet.
+        let later = self.coming(process + 1..self.subjects.len());
+        self.held.retain(|id, placeholder| {
+            let rest = later.get(id).map_or(0, |(_, charged)| *charged);
+            placeholder.shrink(rest);
+            rest > 0
+        });
+    }
+
+    fn give_back(&mut self) {
+        self.held.clear();
+        // Dropping a membership uncharges what is left of the room.
+        self.rooms.iter_mut().for_each(|room| *room = None);
+    }
+
+    fn go_on(&self) -> Result<(), Failure> {
+        match self.stop.is_asked() {
+            true => Err(Failure::new(
+                "interrupted: the processes are as they were before",
+            )),
+            false => Ok(()),
+        }
+    }
+
+    fn turn_back(&mut self) {
+        self.stop = Stop::never();
+        self.until = Some(Instant::now() + PATIENCE);
+    }
+
+    fn report_lost(&self, process: usize, why: Failure) {
+        let subject = &self.subjects[process];
+        output::note(&format!(
+            "{name} is lost: {why}. Its calls of the driver never return: end it",
+            name = subject.name()
+        ));
+        record(subject, EventKind::Lost);
+    }
+}
+
+/// Records an event about a process, with its bytes on each GPU.
+pub fn record(subject: &Subject, kind: EventKind) {
+    for (_, _, usage) in subject.devices() {
+        let bytes = moved(&usage);
+        if bytes > 0 {
+            let (ledger, device) = (subject.ledger(), Some(usage.device));
+            let process = *subject.identity();
+            subject
+                .group
+                .record_suspension(ledger, kind, process, device, bytes);
+        }
+    }
+}
