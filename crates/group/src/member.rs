@@ -234,6 +234,14 @@ impl Member {
         })
     }
 
+    /// Charges bytes that the slot of another process counts, too, before that slot is emptied. See
+    /// [`ledger::charge_moved`].
+    pub fn charge_moved(&self, device: &MemberDevice, bytes: u64) -> bool {
+        self.on_path(device, Spared::Nothing, |path| {
+            ledger::charge_moved(path, bytes)
+        })
+    }
+
     /// Updates the groups' peaks. Called when bytes that were charged in advance come into use.
     pub fn note_usage(&self, device: &MemberDevice) {
         self.on_path(device, Spared::Nothing, ledger::note_usage);

@@ -296,6 +296,24 @@ pub(super) fn add_unchecked<R: Rung>(rungs: &[R], n: u64) {
     }
 }
 
+/// Charges `n` units that the slot of another process counts, too, and that this process is about
+/// to take out of that slot. Returns false, and charges nothing, if an undecided request leaves no
+/// room: it might have read this slot before the units came, and read the other one after they have
+/// left, and so be granted without them.
+pub(super) fn add_moved<R: Rung>(rungs: &[R], n: u64) -> bool {
+    add_unchecked(rungs, n);
+    let is_safe = |rung: &R| {
+        // Requests that this look does not see find the units in this slot.
+        let seen = look(rung);
+        seen.undecided == 0 || seen.charged <= rung.max().saturating_add(n)
+    };
+    let are_safe = rungs.iter().all(is_safe);
+    if !are_safe {
+        uncharge(rungs, n);
+    }
+    are_safe
+}
+
 /// Uncharges `n` units in every group, or all granted units if there are fewer.
 #[inline]
 pub(super) fn uncharge<R: Rung>(rungs: &[R], n: u64) {

@@ -117,6 +117,13 @@ pub fn charge_unchecked(levels: &[Level<'_>], bytes: u64) {
     charge::add_unchecked(levels, bytes.div_ceil(UNIT));
 }
 
+/// Charges `bytes` of memory that the slot of another process counts, too, even above the limit.
+/// Call before emptying that slot. Returns false, and charges nothing, if an undecided request
+/// could be granted without these bytes: then leave the slot as it is, and try later.
+pub fn charge_moved(levels: &[Level<'_>], bytes: u64) -> bool {
+    charge::add_moved(levels, bytes.div_ceil(UNIT))
+}
+
 /// Raises the recorded peaks to the present usage. Call when the process begins to use bytes that
 /// it charged ahead.
 pub fn note_usage(levels: &[Level<'_>]) {

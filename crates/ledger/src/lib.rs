@@ -53,8 +53,8 @@ pub use error::LedgerError;
 pub use events::{Event, EventKind, Happening};
 pub use history::{Bill, Extremes, Period, Resolution};
 pub use level::{
-    Level, Pressure, Refused, charge, charge_ahead, charge_unchecked, note_usage, try_charge,
-    try_charge_ahead, uncharge, uncharge_idle,
+    Level, Pressure, Refused, charge, charge_ahead, charge_moved, charge_unchecked, note_usage,
+    try_charge, try_charge_ahead, uncharge, uncharge_idle,
 };
 pub use maps::{MappedFile, Mappings};
 pub use orphans::Orphans;

@@ -22,7 +22,8 @@ pub trait Witness {
     fn holds_memory(&self, process: &Identity, device: &DeviceId, covered: u64) -> Option<bool>;
 
     /// Charges this process for memory that a dead process shared and members still use, up to
-    /// `bytes`. Returns false if the amount is unknown.
+    /// `bytes`. Returns false if the amount is unknown, or if a request could miss the bytes while
+    /// they move to this process's slot.
     fn adopt(&self, _process: &Identity, _device: &DeviceId, _bytes: u64) -> bool {
         false
     }

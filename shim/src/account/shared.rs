@@ -218,7 +218,9 @@ impl Witness for Heir {
             .map_or(0, |borne| borne.unclaimed())
             .min(bytes);
         if left > 0 {
-            member.charge_unchecked(&device, left);
+            if !member.charge_moved(&device, left) {
+                return false;
+            }
             member.orphan(&device, left);
         }
         true

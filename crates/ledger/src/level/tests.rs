@@ -36,6 +36,31 @@ fn a_request_is_rounded_up_and_bounded() {
 }
 
 #[test]
+fn moved_bytes_are_charged_unless_an_undecided_request_leaves_no_room() {
+    let scratches = [Scratch::new(), Scratch::new()];
+    let slots = scratches.each_ref().map(Scratch::join);
+    let path = [0, 1].map(|at| level(&slots[at], scratches[at].device, 10 * UNIT));
+    let charged = || {
+        slots
+            .each_ref()
+            .map(|slot| slot.charged(path[0].device) / UNIT)
+    };
+    let dead = scratches[1].dead(&stranger(1), 6, 0);
+    assert!(charge_moved(&path, 6 * UNIT - 1), "even above the limit");
+    assert_eq!(charged(), [6, 6]);
+    uncharge(&path, 6 * UNIT);
+    let request = scratches[1].word(dead + 1, scratches[1].device);
+    let high_water = &scratches[1].signals().high_water;
+    high_water.store(dead as u64 + 2, Ordering::Relaxed);
+    for (units, fits) in [(4, true), (5, false)] {
+        request.store(units | units << 32, Ordering::Relaxed);
+        assert_eq!(charge_moved(&path, 6 * UNIT), fits);
+        assert_eq!(charged(), if fits { [6, 6] } else { [0, 0] });
+        uncharge(&path, 6 * UNIT);
+    }
+}
+
+#[test]
 fn a_truncated_ledger_grants_no_request() {
     let scratch = Scratch::new();
     let slot = scratch.join();

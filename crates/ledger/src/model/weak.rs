@@ -280,6 +280,48 @@ fn memory_that_moves_during_a_look_is_not_counted_twice() {
     });
 }
 
+/// A process takes over 6 units of a dead one, and empties its slot. Meanwhile another process
+/// charges. `take_over` returns whether the slot may be emptied.
+fn taken_over_meanwhile(take_over: fn(&Seat) -> bool, max: u64) {
+    model(move || {
+        let book = Book::new([0, 0, 6], 3);
+        let other = book.seat(1, max);
+        let handle = thread::spawn(move || charge::attempt(&[other], 6, &()).is_ok());
+        let is_over = take_over(&book.seat(0, max));
+        if is_over {
+            // No load before the store: loom does not preempt between the two.
+            book.words[2].store(0, Ordering::Release);
+        }
+        let mine = handle.join().expect("the other process");
+        assert!(
+            !mine || max >= 12,
+            "granted, although the dead one's memory is charged"
+        );
+        assert!(is_over || max < 12, "the request and the memory fit");
+        let left = if is_over { [6, 0] } else { [0, 6] };
+        assert_eq!(book.words(), [left[0], if mine { 6 } else { 0 }, left[1]]);
+    });
+}
+
+#[test]
+fn units_that_are_taken_over_are_not_missed() {
+    for max in [10, 12] {
+        taken_over_meanwhile(|heir| charge::add_moved(std::slice::from_ref(heir), 6), max);
+    }
+}
+
+#[test]
+#[should_panic(expected = "although the dead one's memory is charged")]
+fn taking_over_without_a_look_at_requests_is_detected() {
+    taken_over_meanwhile(
+        |heir| {
+            charge::add_unchecked(std::slice::from_ref(heir), 6);
+            true
+        },
+        10,
+    );
+}
+
 #[test]
 fn two_threads_of_one_process_share_a_word() {
     model(|| {
