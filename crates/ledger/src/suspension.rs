@@ -313,10 +313,8 @@ impl Slot {
 
 /// Ends a change of figures that a dead actor has left half-done. The caller holds the claim lock.
 pub(super) fn settle(ledger: &Ledger, slot: usize, device: DeviceIndex) {
-    let word = ledger.word(slot, device);
-    if word.load(Ordering::Acquire) & MOVING != 0 {
-        lower(word, ledger.figure(slot, device), |suspended, _| suspended);
-    }
+    let (word, figure) = (ledger.word(slot, device), ledger.figure(slot, device));
+    lower(word, figure, |suspended, _| suspended);
 }
 
 /// Lowers the charge in `word` and clears the bit, if the word has it. `units` gets the suspended
@@ -327,9 +325,7 @@ fn lower(word: &AtomicU64, figure: &AtomicU64, units: impl Fn(u64, u64) -> u64) 
     while before & MOVING != 0 {
         let (written, granted) = (figure.load(Ordering::Acquire), charge::granted(before));
         let units = units(written / UNIT, granted).min(granted);
-        if written != units * UNIT {
-            figure.store(units * UNIT, Ordering::Release);
-        }
+        figure.store(units * UNIT, Ordering::Release);
         // The owner may change its charge at any time, until the driver locks its calls.
         let (set, failed) = (Ordering::SeqCst, Ordering::Acquire);
         match word.compare_exchange(before, before - MOVING - units, set, failed) {
@@ -368,9 +364,7 @@ fn move_back(ledger: &Ledger, slot: usize, device: DeviceIndex, fits: &dyn Fn() 
         return true;
     }
     count_time(ledger, slot, device);
-    if bytes != units * UNIT {
-        figure.store(units * UNIT, Ordering::Release);
-    }
+    figure.store(units * UNIT, Ordering::Release);
     word.fetch_add(MOVING + units, Ordering::SeqCst);
     if !fits() {
         lower(word, figure, |suspended, _| suspended);

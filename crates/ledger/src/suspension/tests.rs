@@ -44,6 +44,9 @@ fn a_charge_moves_out_and_back() {
     assert_eq!(figures(&scratch, &slot), (0, 60));
     assert_eq!(scratch.charged(scratch.device), 0);
     assert_eq!(scratch.move_out(&process), Ok(0), "it is out already");
+    assert_eq!(scratch.suspended_of(&process, scratch.device), 60 * UNIT);
+    assert_eq!(scratch.suspended_of(&process, scratch.other), 0);
+    assert_eq!(scratch.suspended_of(&stranger(9), scratch.device), 0);
     bring_back(&scratch, &process).expect("handed over");
     assert_eq!(figures(&scratch, &slot), (60, 0));
     assert_eq!(scratch.charged(scratch.device), 60 * UNIT);
@@ -85,6 +88,7 @@ fn the_owner_accepts_a_suspension_that_the_driver_confirms() {
     let path = [level(&slot, scratch.device, MAX)];
     // Requests of threads that the driver has not stopped yet are charged as usual.
     assert!(try_charge(&path, 10 * UNIT) && !slot.distrusts());
+    assert_eq!(scratch.move_out(&process), Ok(0), "it is out already");
     assert_eq!(figures(&scratch, &slot), (10, 60));
     bring_back(&scratch, &process).expect("handed over");
     assert!(try_charge(&path, 10 * UNIT));
@@ -298,6 +302,66 @@ fn only_living_members_that_know_suspensions_are_moved() {
     assert_eq!(scratch.move_out(&process), Err(Unmoved::Gone));
 }
 
+/// The owner may change between the search for its slot and the lock.
+#[test]
+fn an_actor_waits_for_the_lock_and_looks_at_the_owner_again() {
+    let scratch = Scratch::new();
+    let file = scratch.place.open(true).expect("open");
+    let moved_after = |pid, change: &dyn Fn(&Slot)| {
+        let (slot, process) = member(&scratch, pid, 60, 0);
+        assert!(lock::try_lock(&file, Bytes::claim(slot.index())).expect("asked"));
+        std::thread::scope(|scope| {
+            let actor = scope.spawn(|| scratch.move_out(&process));
+            std::thread::sleep(Duration::from_millis(30));
+            change(&slot);
+            lock::unlock(&file, Bytes::claim(slot.index())).expect("unlocked");
+            actor.join().expect("ended")
+        })
+    };
+    assert_eq!(moved_after(1, &|_| {}), Ok(60 * UNIT));
+    let replace = |slot: &Slot| {
+        let owner = &scratch.content().slots[slot.index()].owner;
+        owner.pid.store(3, Ordering::Relaxed);
+    };
+    assert_eq!(moved_after(2, &replace), Err(Unmoved::Gone));
+}
+
+/// A dead actor leaves the word and the figure as they are when the room is looked for.
+#[test]
+fn forged_suspended_bytes_are_corrected_before_they_are_in_the_word() {
+    let scratch = Scratch::new();
+    let (slot, process) = member(&scratch, 1, 60, 0);
+    let figure = scratch.figure(slot.index(), scratch.device);
+    for (forged, units) in [
+        (7 * UNIT + 1, 7),
+        (u64::MAX, charge::REQUEST_MAX),
+        (8 * UNIT, 8),
+    ] {
+        figure.store(forged, Ordering::Relaxed);
+        let look = || {
+            assert_eq!(figure.load(Ordering::Relaxed), units * UNIT);
+            assert_eq!(slot.charged(scratch.device), (60 + units) * UNIT);
+            false
+        };
+        let received = scratch.receive(&process, scratch.device, &look);
+        assert_eq!(received, Err(Unmoved::Contended));
+        assert_eq!(figures(&scratch, &slot), (60, units));
+    }
+}
+
+#[test]
+fn errors_say_what_is_in_the_way() {
+    for (error, said) in [
+        (Unmoved::Gone, "has ended"),
+        (Unmoved::Unable, "a library that does not know suspensions"),
+        (Unmoved::Busy, "another command"),
+        (Unmoved::Contended, "no room"),
+        (Unmoved::Closed, "cannot be opened"),
+    ] {
+        assert!(error.to_string().contains(said), "{error:?}: {error}");
+    }
+}
+
 #[test]
 fn a_dead_actor_leaves_its_charge_or_that_of_the_process() {
     let scratch = Scratch::new();
@@ -340,6 +404,20 @@ fn a_suspended_member_that_dies_leaves_nothing() {
         assert_eq!(clean().cleaned, 1);
         let left = scratch.figure(dead, scratch.device).load(Ordering::Relaxed);
         assert_eq!((left, scratch.charged(scratch.device)), (0, 0));
+    }
+}
+
+#[test]
+fn no_time_is_counted_without_a_history_or_a_beginning() {
+    for (scratch, changed) in [
+        (Scratch::new(), os::wall_ms() - 10_000),
+        (Scratch::with_history(), 0),
+    ] {
+        let (slot, process) = member(&scratch, 1, 60, 0);
+        let stats = &scratch.content().slots[slot.index()].stats[scratch.device.get()];
+        stats.changed.store(changed, Ordering::Relaxed);
+        scratch.move_out(&process).expect("moved");
+        assert_eq!(stats.unit_ms.load(Ordering::Relaxed), 0);
     }
 }
 
