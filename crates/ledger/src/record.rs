@@ -27,6 +27,14 @@ impl Record<loom::sync::atomic::AtomicU64> {
     }
 }
 
+#[cfg(all(test, loom))]
+impl<W> Record<W> {
+    /// Returns the word, for a model that watches it.
+    pub(super) fn word(&self) -> &W {
+        &self.0
+    }
+}
+
 impl<W: Word> Record<W> {
     /// Begins a change of this process's word. Returns the units missing from the word, 0 if
     /// unknown. `charged` gets the recorded units and returns those that the ledger counts; it must

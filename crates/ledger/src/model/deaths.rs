@@ -15,7 +15,8 @@ use super::explorer::{Explored, explore};
 use super::fault::{self, Fault};
 use super::is_deep;
 use super::scenario::Action::{
-    Claim, Clean, Give, GiveEarly, GiveIdle, Idle, Leave, Limit, Resume, Suspend, Take, TakeBy, Try,
+    Claim, Clean, Give, GiveEarly, GiveIdle, Idle, Leave, Limit, Resume, Suspend, SuspendBoth,
+    Take, TakeBy, Try,
 };
 use super::scenario::{Role, Scenario};
 
@@ -269,6 +270,25 @@ fn a_suspension_at_two_levels() {
     check(&[10, 10], roles, 2);
 }
 
+fn two_suspended_together(fails: bool) -> Scenario {
+    let roles = vec![
+        Role::member(6, &[Idle]),
+        Role::member(0, &[Try(6)]),
+        Role::member(0, &[SuspendBoth { fails }]),
+    ];
+    Scenario::new(&[10], roles, 1)
+}
+
+#[test]
+fn both_of_two_processes_are_suspended() {
+    check_scenario(two_suspended_together(false));
+}
+
+#[test]
+fn a_suspension_that_fails_half_way_is_undone_in_its_own_room() {
+    check_scenario(two_suspended_together(true));
+}
+
 // Faulty systems and faulty processes. Each has one deliberate error, and the explorer must detect
 // it.
 
@@ -430,6 +450,15 @@ fn a_charge_lowered_before_the_checkpoint_is_detected() {
         Fault::LoweredEarly,
         "process 0 has 6 units that are not charged",
         Scenario::new(&[10], roles, 0),
+    );
+}
+
+#[test]
+fn a_charge_lowered_before_all_processes_are_down_is_detected() {
+    assert_detected(
+        Fault::LoweredEarly,
+        "process 0 has 6 units that are not charged",
+        two_suspended_together(true),
     );
 }
 

@@ -49,6 +49,9 @@ pub(crate) enum Action {
     Suspend(usize),
     /// Brings the memory of a suspended process back, if there is room.
     Resume(usize),
+    /// Suspends the first two processes, both or none. If `fails`, the driver cannot move the
+    /// memory of the second one.
+    SuspendBoth { fails: bool },
 }
 
 /// The part that one process plays in a scenario.
@@ -206,7 +209,10 @@ impl Scenario {
         }
         let device = device.expect("a device");
         let acts = |role: &Role| {
-            let acts = |action: &Action| matches!(action, Action::Suspend(_) | Action::Resume(_));
+            let acts = |action: &Action| {
+                use Action::{Resume, Suspend, SuspendBoth};
+                matches!(action, Suspend(_) | Resume(_) | SuspendBoth { .. })
+            };
             role.actions.iter().any(acts)
         };
         let suspends = roles.iter().any(acts);
@@ -437,6 +443,9 @@ impl Scenario {
             Action::Resume(other) => {
                 let _ = self.resume(process, other);
             }
+            Action::SuspendBoth { fails } => {
+                let _ = self.suspend_both(fails);
+            }
             Action::Idle => explorer::step(Name::Idle, Effect::Write, || (), |()| 0),
             Action::Limit { book, units } => self.set_limit(book, units),
         }
@@ -520,6 +529,37 @@ impl Scenario {
             true => lower(),
             false => Ok(()),
         }
+    }
+
+    fn suspend_both(&self, fails: bool) -> Result<(), Unmoved> {
+        let both = [0, 1];
+        let mut rights = Vec::new();
+        for other in both {
+            rights.push(self.books[self.roles[other].path[0]].act_on(&identity(other))?);
+        }
+        let lower = |other: usize| {
+            let mut path = self.roles[other].path.iter();
+            path.try_for_each(|book| self.books[*book].move_out(&identity(other)).map(drop))
+        };
+        for other in both {
+            self.drive(other, RUNNING, LOCKED);
+        }
+        let is_down = both.map(|other| {
+            let is_down = !(fails && other == 1) && self.drive(other, LOCKED, CHECKPOINTED);
+            if is_down && fault::is(Fault::LoweredEarly) {
+                let _ = lower(other);
+            }
+            is_down
+        });
+        if is_down == [true; 2] {
+            return both.into_iter().try_for_each(lower);
+        }
+        // The charge of the first process has stayed, so its room is still there.
+        for other in both {
+            self.drive(other, CHECKPOINTED, LOCKED);
+            self.drive(other, LOCKED, RUNNING);
+        }
+        Ok(())
     }
 
     fn resume(&self, process: usize, other: usize) -> Result<(), Unmoved> {

@@ -7,7 +7,7 @@ use super::super::reap::Witness;
 use super::super::{DeviceIndex, Ledger, Slot, hand_over};
 use super::scenario::{identity, words};
 use super::weak::bounded_model;
-use super::word::{self, Mode};
+use super::word::{self, AtomicU64, Mode, Name};
 use super::{explorer, fault};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
@@ -70,12 +70,20 @@ fn check<T: 'static>(
     set: impl Fn(&Group) -> T + Send + Sync + 'static,
     run: impl Fn(&Group, T) -> Vec<Box<Slot>> + Send + Sync + 'static,
 ) {
+    check_with(|_, _| Vec::new(), set, run);
+}
+
+/// Runs a model as [`check`] does. Operations on the words that `more` returns are steps, too.
+fn check_with<T: 'static>(
+    more: for<'a> fn(&Group, &'a T) -> Vec<(Name, &'a AtomicU64)>,
+    set: impl Fn(&Group) -> T + Send + Sync + 'static,
+    run: impl Fn(&Group, T) -> Vec<Box<Slot>> + Send + Sync + 'static,
+) {
     let ledger = Ledger::open(std::path::Path::new("0")).expect("memory");
     let ledger: &'static Arc<Ledger> = Box::leak(Box::new(Arc::new(ledger)));
     let device = ledger
         .device(DeviceId::gpu([0xa5; 16]), 80 << 30)
         .expect("a device");
-    word::watch(words(0, ledger, device));
     let group = Group { ledger, device };
     let preemptions = if super::is_deep() { 4 } else { 2 };
     bounded_model(Some(preemptions), move || {
@@ -83,7 +91,11 @@ fn check<T: 'static>(
         explorer::restart_clock();
         super::scenario::empty(0, ledger);
         let members = set(&group);
-        word::begin_weak_run(words(0, ledger, device).map(|(_, word)| word));
+        let mut all = more(&group, &members);
+        all.extend(words(0, ledger, device).map(|(name, word)| (name, word)));
+        word::watch(all.iter().copied());
+        word::begin_weak_run(all.iter().map(|(_, word)| *word));
+        drop(all);
         let members = run(&group, members);
         word::end_weak_run();
         drop(members);
@@ -137,6 +149,63 @@ fn cleaning_and_claiming_a_slot_exclude_each_other() {
             vec![Box::new(slot)]
         },
     );
+}
+
+/// Two threads of a process charge and free memory while an actor moves its charge out. The process
+/// takes none of this for tampering, and nothing is lost when the charge is back.
+fn threads_of_a_suspended_process(is_confirmed: fn() -> bool) {
+    fn own_words<'a>(group: &Group, slot: &'a Arc<Slot>) -> Vec<(Name, &'a AtomicU64)> {
+        let (book, at) = (0, slot.index());
+        let suspended = &slot.stats(group.device).suspended;
+        let record = slot.record(group.device).word();
+        vec![
+            (Name::Suspended { book, slot: at }, suspended),
+            (Name::Idle, record),
+        ]
+    }
+    check_with(
+        own_words,
+        move |group| {
+            let mut slot = group.join(0);
+            slot.confirm_suspensions_by(is_confirmed);
+            level::charge_unchecked(&group.levels(&slot, 10), 6 * UNIT);
+            Arc::new(slot)
+        },
+        |group, slot| {
+            let (actors, others) = (group.clone(), group.clone());
+            let actor = thread::spawn(move || {
+                actors.ledger.move_out(&identity(0)).expect("moved");
+            });
+            let thread = Arc::clone(&slot);
+            let thread = thread::spawn(move || {
+                level::uncharge(&others.levels(&thread, 10), 2 * UNIT);
+            });
+            let granted = group.try_charge(&slot, 1);
+            actor.join().expect("the actor");
+            thread.join().expect("the other thread");
+            let back = group.ledger.receive(&identity(0), group.device, &|| true);
+            level::uncharge(&group.levels(&slot, 10), 0);
+            let left = (granted, back.is_ok(), group.charged(), slot.distrusts());
+            let slot = Arc::into_inner(slot).expect("the last thread");
+            if left != (true, true, 5, false) {
+                word::end_weak_run();
+                drop(slot);
+                panic!("granted, back, charged, distrusts: {left:?}");
+            }
+            vec![Box::new(slot)]
+        },
+    );
+}
+
+#[test]
+fn threads_charge_and_free_while_their_process_is_suspended() {
+    threads_of_a_suspended_process(|| true);
+}
+
+#[test]
+#[should_panic(expected = "distrusts")]
+fn a_suspension_that_the_driver_does_not_confirm_is_detected() {
+    threads_of_a_suspended_process(|| false);
 }
 
 /// Lets an actor hand 6 of 10 units over to a suspended process, while a third process requests 6.
