@@ -26,6 +26,7 @@ pub mod limited;
 pub mod locks;
 pub mod managed;
 pub mod maps;
+pub mod obstacles;
 pub mod openings;
 pub mod packed;
 pub mod pools;
@@ -66,6 +67,7 @@ use launched::Launched;
 use libraries::Libraries;
 use locks::{Place, hold};
 use managed::Managed;
+use obstacles::Obstacles;
 use openings::Openings;
 use pools::Pools;
 use registration::Registration;
@@ -112,6 +114,7 @@ pub struct Process {
     pub greens: Greens,
     pub captures: Captures,
     registration: Registration,
+    obstacles: Obstacles,
     pub handles: Handles,
 }
 
@@ -129,6 +132,7 @@ impl Process {
             let _alone = hold(Place::Joining, || self.joining.lock());
             self.member.get_or_init(|| Box::new(join()));
             self.show_registration();
+            self.show_obstacles();
         }
         match self.member.get() {
             Some(Ok(member)) => Ok(member),
@@ -324,11 +328,15 @@ impl Process {
         }
     }
 
-    /// Uncharges the bytes of destroyed managed pools whose last allocation has been freed.
+    /// Uncharges the bytes of destroyed managed pools whose last allocation has been freed, and
+    /// forgets such imported pools.
     pub fn release_lent(&'static self) {
         for pool in self.pools.lent.left() {
             if let Ok(device) = self.device(pool.device) {
                 device.book.uncharge_idle(pool.close(&device.book));
+            }
+            if let Some(obstacle) = pool.obstacle() {
+                self.end_obstacle(obstacle, 1);
             }
         }
     }

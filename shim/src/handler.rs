@@ -9,6 +9,7 @@ pub mod capture;
 pub mod code;
 pub mod context;
 pub mod context_limits;
+pub mod external;
 pub mod graph;
 pub mod graph_node;
 pub mod graph_update;

@@ -45,11 +45,18 @@ macro_rules! table {
                 track    cuMemRetainAllocationHandle(handle: Out<AllocationHandle>, address: Opaque) => vmm::retain, given (handle);
                 track    cuMemExportToShareableHandle(shareable: Opaque, handle: AllocationHandle, kind: i32, flags: u64) => vmm::export, given (handle);
                 track    cuMemImportFromShareableHandle(handle: Out<AllocationHandle>, os_handle: Opaque, kind: i32) => vmm::import, given (handle);
+                track    cuMulticastCreate(handle: Out<AllocationHandle>, prop: Opaque) => vmm::create_multicast, given (handle);
+
+                track    cuImportExternalMemory(memory: Out<Opaque>, description: Opaque) => external::import_memory, given ();
+                track    cuDestroyExternalMemory(memory: Opaque) => external::destroy_memory, given ();
+                track    cuImportExternalSemaphore(semaphore: Out<Opaque>, description: Opaque) => external::import_semaphore, given ();
+                track    cuDestroyExternalSemaphore(semaphore: Opaque) => external::destroy_semaphore, given ();
 
                 track    cuIpcGetMemHandle(handle: Opaque, dptr: DevicePtr) => ipc::get, given (dptr);
                 track    cuIpcOpenMemHandle(dptr: Out<DevicePtr>, handle: IpcHandle, flags: u32) => ipc::open, given (dptr);
                 track    cuIpcOpenMemHandle_v2(dptr: Out<DevicePtr>, handle: IpcHandle, flags: u32) => ipc::open, given (dptr);
                 release  cuIpcCloseMemHandle(dptr: DevicePtr) => ipc::close, given (dptr);
+                track    cuIpcOpenEventHandle(event: Out<Event>, handle: IpcHandle) => ipc::open_event, given ();
 
                 sized    cuArrayCreate_v2(array: Out<Array>, descriptor: In<ArrayDescriptor>) => array::create, given (array, descriptor);
                 sized    cuArray3DCreate_v2(array: Out<Array>, descriptor: In<Array3dDescriptor>) => array::create_3d, given (array, descriptor);
@@ -66,6 +73,9 @@ macro_rules! table {
                 track    cuMemPoolCreate(pool: Out<MemPool>, props: In<AllocationProp>) => pool::create, given (pool, props);
                 release  cuMemPoolDestroy(pool: MemPool) => pool::destroy, given (pool);
                 release  cuMemPoolTrimTo(pool: MemPool, keep: usize) => pool::trim, given ();
+                track    cuMemPoolExportToShareableHandle(shareable: Opaque, pool: MemPool, kind: i32, flags: u64) => pool::export, given (pool);
+                track    cuMemPoolImportFromShareableHandle(pool: Out<MemPool>, shareable: Opaque, kind: i32, flags: u64) => pool::import, given (pool);
+                track    cuMemPoolImportPointer(dptr: Out<DevicePtr>, pool: MemPool, data: Opaque) => pool::import_pointer, given (dptr, pool);
                 track    cuMemPoolSetAttribute(pool: MemPool, attribute: i32, value: Opaque) => pool::set_attribute, given ();
                 track    cuDeviceSetMemPool(device: Device, pool: MemPool) => pool::set_current, given (device);
                 track    cuMemGetDefaultMemPool(pool: Out<MemPool>, location: In<Location>, kind: i32) => pool::find, given (pool, location, kind);

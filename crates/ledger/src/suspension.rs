@@ -303,8 +303,8 @@ impl Ledger {
 
 impl Slot {
     /// Writes the bits that say why this process must not be suspended: see
-    /// [`Ledger::obstacles_of`]. They are 0 when the slot is claimed. The caller has a lock, so that
-    /// no thread writes older bits over newer ones.
+    /// [`Ledger::obstacles_of`]. They are 0 when the slot is claimed. The caller has a lock, so
+    /// that no thread writes older bits over newer ones.
     pub fn show_obstacles(&self, bits: u64) {
         // The call of the driver that follows must not overtake the bits.
         self.page().obstacles.store(bits, Ordering::SeqCst);

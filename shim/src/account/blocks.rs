@@ -29,8 +29,9 @@ pub struct Large {
     pub device: Ordinal,
     pub context: Context,
     pub blocks: u64,
-    /// Whether other processes may have the allocation open.
-    pub shared: bool,
+    /// How often the program has asked for a handle of the allocation. If it has, other processes
+    /// may have the allocation open.
+    pub exports: u32,
 }
 
 impl Large {
@@ -58,6 +59,18 @@ pub struct Taken {
     context: Context,
     /// Whether this was the last small allocation in the block.
     pub last: bool,
+    /// The exports of the block's small allocations that end with the last one of them; 0 before.
+    pub exports: u32,
+}
+
+/// An export of an allocation.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Export {
+    pub device: Ordinal,
+    /// The exported bytes.
+    pub bytes: u64,
+    /// Whether the memory was not exported before.
+    pub first: bool,
 }
 
 const SMALL: usize = 0;
@@ -71,9 +84,9 @@ struct Block {
     small: u32,
     /// The number of blocks of the large allocation that starts at this block; 0 if there is none.
     large: u64,
-    /// Whether other processes may have memory of this block open. Indexes: `SMALL` for small
-    /// allocations, `LARGE` for a large allocation.
-    shared: [bool; 2],
+    /// How often memory of this block was exported, so that other processes may have it open.
+    /// Indexes: `SMALL` for small allocations, `LARGE` for a large allocation.
+    exports: [u32; 2],
 }
 
 impl Block {
@@ -83,7 +96,15 @@ impl Block {
             context,
             small: 0,
             large: 0,
-            shared: [false; 2],
+            exports: [0; 2],
+        }
+    }
+
+    /// Returns the kind of the allocation at `address` in this block, and its blocks.
+    fn kind(&self, address: DevicePtr) -> (usize, u64) {
+        match self.large {
+            blocks @ 1.. if address.is_multiple_of(BLOCK) => (LARGE, blocks),
+            _ => (SMALL, 1),
         }
     }
 }
@@ -170,19 +191,35 @@ impl Blocks {
         })
     }
 
-    /// Records that other processes may open the allocation at `address`. Returns the device and
-    /// the exported bytes at the first export only.
-    pub fn exported(&self, address: DevicePtr) -> Option<(Ordinal, u64)> {
+    /// Counts an export: other processes may open the allocation at `address`. `None`: the
+    /// allocation is unknown.
+    pub fn exported(&self, address: DevicePtr) -> Option<Export> {
         self.has_exports.store(true, Ordering::Release);
         let block = address / BLOCK;
         let mut shard = self.shard(block).lock();
         let held = shard.get_mut(&block)?;
-        let (kind, blocks) = match held.large {
-            blocks @ 1.. if address.is_multiple_of(BLOCK) => (LARGE, blocks),
-            _ => (SMALL, 1),
+        let (kind, blocks) = held.kind(address);
+        let before = held.exports[kind];
+        held.exports[kind] = before.saturating_add(1);
+        Some(Export {
+            device: held.device,
+            bytes: blocks * BLOCK,
+            first: before == 0,
+        })
+    }
+
+    /// Counts an export no more that the driver has refused. Returns false if the memory was freed
+    /// meanwhile, and its exports with it.
+    pub fn unexported(&self, address: DevicePtr) -> bool {
+        let block = address / BLOCK;
+        let mut shard = self.shard(block).lock();
+        let Some(held) = shard.get_mut(&block) else {
+            return false;
         };
-        let first = !std::mem::replace(&mut held.shared[kind], true);
-        first.then_some((held.device, blocks * BLOCK))
+        let exports = &mut held.exports[held.kind(address).0];
+        let counted = *exports > 0;
+        *exports -= u32::from(counted);
+        counted
     }
 
     /// Removes the small allocation at `address` if its block was exported. Call before the driver
@@ -201,17 +238,19 @@ impl Blocks {
         let block = address / BLOCK;
         let mut shard = self.shard(block).lock();
         let held = shard.get_mut(&block)?;
-        if held.small == 0 || !held.shared[SMALL] {
+        if held.small == 0 || held.exports[SMALL] == 0 {
             return None;
         }
         held.small -= 1;
+        let last = held.small == 0;
         let taken = Taken {
             device: held.device,
             context: held.context,
-            last: held.small == 0,
+            last,
+            exports: if last { held.exports[SMALL] } else { 0 },
         };
-        if taken.last {
-            held.shared[SMALL] = false;
+        if last {
+            held.exports[SMALL] = 0;
             if held.large == 0 {
                 shard.remove(&block);
             }
@@ -219,15 +258,20 @@ impl Blocks {
         Some(taken)
     }
 
-    /// Puts back a removed small allocation that the driver did not free. Returns true for the only
-    /// small allocation in its block.
-    pub fn put_back(&self, address: DevicePtr, taken: Taken) -> bool {
+    /// Puts back a removed small allocation that the driver did not free. Returns whether it is the
+    /// only small allocation in its block, and the exports that it has beyond those that were taken
+    /// out: 1 if those have ended meanwhile with other allocations of the block.
+    pub fn put_back(&self, address: DevicePtr, taken: Taken) -> (bool, u32) {
         let new = self.enter_small(address, taken.device, || taken.context);
         let block = address / BLOCK;
+        let mut more = 0;
         if let Some(held) = self.shard(block).lock().get_mut(&block) {
-            held.shared[SMALL] = true;
+            let exports = &mut held.exports[SMALL];
+            *exports = exports.saturating_add(taken.exports);
+            more = u32::from(*exports == 0);
+            *exports += more;
         }
-        new
+        (new, more)
     }
 
     /// Records a large allocation at `address`.
@@ -238,11 +282,11 @@ impl Blocks {
             .entry(block)
             .and_modify(|held| {
                 held.large = large.blocks;
-                held.shared[LARGE] = large.shared;
+                held.exports[LARGE] = large.exports;
             })
             .or_insert(Block {
                 large: large.blocks,
-                shared: [false, large.shared],
+                exports: [0, large.exports],
                 ..Block::empty(large.device, large.context)
             });
     }
@@ -260,9 +304,9 @@ impl Blocks {
             device: held.device,
             context: held.context,
             blocks: held.large,
-            shared: held.shared[LARGE],
+            exports: held.exports[LARGE],
         };
-        held.large = 0;
+        (held.large, held.exports[LARGE]) = (0, 0);
         if held.small == 0 {
             shard.remove(&block);
         }
@@ -270,8 +314,8 @@ impl Blocks {
     }
 
     /// Removes all blocks of the destroyed `context`. `gone` gets the device, the number of blocks
-    /// and whether they may be shared.
-    pub fn drain(&self, context: Context, mut gone: impl FnMut(Ordinal, u64, bool)) {
+    /// and their exports.
+    pub fn drain(&self, context: Context, mut gone: impl FnMut(Ordinal, u64, u32)) {
         for shard in &self.shards {
             // The loop uses `retain`: with `extract_if`, the compiler would no longer inline
             // `remove` into the hooks.
@@ -279,8 +323,8 @@ impl Blocks {
                 let stays = block.context != context;
                 if !stays {
                     let parts = [u64::from(block.small > 0), block.large];
-                    for (blocks, shared) in parts.into_iter().zip(block.shared) {
-                        gone(block.device, blocks, shared);
+                    for (blocks, exports) in parts.into_iter().zip(block.exports) {
+                        gone(block.device, blocks, exports);
                     }
                 }
                 stays
@@ -294,6 +338,14 @@ mod tests {
     use super::*;
 
     const BASE: DevicePtr = 0x7f00_0000_0000;
+
+    fn export(bytes: u64, first: bool) -> Option<Export> {
+        Some(Export {
+            device: 0,
+            bytes,
+            first,
+        })
+    }
 
     #[test]
     fn small_allocations_share_a_block_until_the_last_leaves() {
@@ -328,7 +380,7 @@ mod tests {
                 device: 0,
                 context: 7,
                 blocks: 3,
-                shared: false,
+                exports: 0,
             },
         );
         assert_eq!(blocks.leave_small(BASE), Departure::Emptied(0));
@@ -347,7 +399,7 @@ mod tests {
                 device: 0,
                 context: 7,
                 blocks: 5,
-                shared: false,
+                exports: 0,
             },
         );
         let mut gone = 0;
@@ -362,59 +414,78 @@ mod tests {
         blocks.enter_small(BASE, 0, || 7);
         blocks.enter_small(BASE + 512, 0, || 7);
         assert_eq!(blocks.take_shared(BASE), None);
-        assert_eq!(blocks.exported(BASE + 512), Some((0, BLOCK)));
-        assert_eq!(blocks.exported(BASE), None, "the same block");
+        assert_eq!(blocks.exported(BASE + 512), export(BLOCK, true));
+        assert_eq!(
+            blocks.exported(BASE),
+            export(BLOCK, false),
+            "the same block"
+        );
+        assert!(blocks.unexported(BASE));
         let take = |address| blocks.take_shared(address).expect("shared");
+        assert_eq!((take(BASE).last, take(BASE + 512).exports), (false, 1));
+        assert!(!blocks.unexported(BASE), "the block is free");
+        blocks.enter_small(BASE, 0, || 7);
+        blocks.enter_small(BASE + 512, 0, || 7);
+        blocks.exported(BASE);
         assert!(!take(BASE).last);
         let last = take(BASE + 512);
         assert!(last.last);
         // The driver hands out the address of a freed allocation again, this time in another block.
         assert!(blocks.enter_small(BASE, 0, || 7));
         assert_eq!(blocks.take_shared(BASE), None);
-        assert!(!blocks.put_back(BASE + 512, last), "counted twice");
-        assert!(!take(BASE).last);
+        assert_eq!(
+            blocks.put_back(BASE + 512, last),
+            (false, 0),
+            "counted twice"
+        );
+        let first = take(BASE);
         let last = take(BASE + 512);
-        assert!(blocks.put_back(BASE + 512, last));
+        assert_eq!(blocks.put_back(BASE + 512, last), (true, 0));
         assert!(take(BASE + 512).last);
+        // The exports of the block have ended, while the driver refused to free one allocation.
+        assert_eq!(blocks.put_back(BASE, first), (true, 1));
+        assert_eq!(take(BASE).exports, 1);
 
         let large = Large {
             device: 0,
             context: 7,
             blocks: 3,
-            shared: false,
+            exports: 0,
         };
         blocks.enter_large(BASE, large);
-        assert_eq!(blocks.exported(BASE), Some((0, 3 * BLOCK)));
+        assert_eq!(blocks.exported(BASE), export(3 * BLOCK, true));
+        assert_eq!(blocks.exported(BASE), export(3 * BLOCK, false));
         assert_eq!(blocks.take_shared(BASE), None, "the allocation is large");
-        assert!(blocks.take_large(BASE).is_some_and(|taken| taken.shared));
+        assert!(
+            blocks
+                .take_large(BASE)
+                .is_some_and(|taken| taken.exports == 2)
+        );
         assert_eq!(blocks.exported(BASE), None, "the block is unknown");
     }
 
     #[test]
     fn draining_a_context_tells_which_blocks_were_exported() {
         let blocks = Blocks::default();
-        let large = |blocks, shared| Large {
+        let large = |blocks, exports| Large {
             device: 3,
             context: 7,
             blocks,
-            shared,
+            exports,
         };
         blocks.enter_small(BASE, 3, || 7);
         blocks.exported(BASE);
         blocks.enter_small(BASE + BLOCK, 3, || 7);
-        blocks.enter_large(BASE + 10 * BLOCK, large(5, false));
-        blocks.enter_large(BASE + 20 * BLOCK, large(6, true));
+        blocks.enter_large(BASE + 10 * BLOCK, large(5, 0));
+        blocks.enter_large(BASE + 20 * BLOCK, large(6, 2));
         let mut gone = Vec::new();
-        blocks.drain(7, |device, blocks, shared| {
+        blocks.drain(7, |device, blocks, exports| {
             if blocks > 0 {
-                gone.push((device, blocks, shared));
+                gone.push((device, blocks, exports));
             }
         });
         gone.sort_unstable();
-        assert_eq!(
-            gone,
-            [(3, 1, false), (3, 1, true), (3, 5, false), (3, 6, true)]
-        );
+        assert_eq!(gone, [(3, 1, 0), (3, 1, 1), (3, 5, 0), (3, 6, 2)]);
         blocks.drain(7, |_, _, _| unreachable!("nothing is left"));
     }
 
@@ -425,20 +496,24 @@ mod tests {
             device: 0,
             context: 7,
             blocks: 3,
-            shared: false,
+            exports: 0,
         };
         blocks.enter_large(BASE, large);
         assert_eq!(blocks.leave_small(BASE), Departure::Unknown);
         assert!(blocks.enter_small(BASE + 512, 0, || unreachable!("known")));
         assert!(!blocks.enter_small(BASE + 1024, 0, || unreachable!("known")));
-        assert_eq!(blocks.exported(BASE + 512), Some((0, BLOCK)), "one block");
-        assert_eq!(blocks.exported(BASE), Some((0, 3 * BLOCK)));
+        assert_eq!(
+            blocks.exported(BASE + 512),
+            export(BLOCK, true),
+            "one block"
+        );
+        assert_eq!(blocks.exported(BASE), export(3 * BLOCK, true));
         assert!(!blocks.take_shared(BASE + 512).expect("shared").last);
         assert!(blocks.take_shared(BASE + 1024).expect("shared").last);
         assert_eq!(
             blocks.take_large(BASE),
             Some(Large {
-                shared: true,
+                exports: 1,
                 ..large
             })
         );

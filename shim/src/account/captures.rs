@@ -16,6 +16,15 @@ struct Entry {
     context: AtomicUsize,
 }
 
+impl Entry {
+    /// Removes the capture if it is one of `stream`.
+    fn end(&self, stream: usize) -> bool {
+        let (order, failed) = (Ordering::AcqRel, Ordering::Relaxed);
+        let ended = self.stream.compare_exchange(stream, 0, order, failed);
+        stream != 0 && ended.is_ok()
+    }
+}
+
 /// The captures of a process. A *stream* is a number that identifies the stream in the process; see
 /// `handler/capture.rs`.
 pub struct Captures([Entry; MOST]);
@@ -34,14 +43,21 @@ impl Default for Captures {
 }
 
 /// The place of a capture that [`Captures::begin`] has counted.
-pub struct Begun<'a>(Option<&'a Entry>);
+pub struct Begun<'a> {
+    stream: usize,
+    entry: Option<&'a Entry>,
+}
 
 impl Begun<'_> {
-    /// Counts the capture no more, because the driver has refused to begin it.
-    pub fn undo(self) {
-        if let Some(entry) = self.0 {
-            entry.stream.store(0, Ordering::Release);
-        }
+    /// Returns whether the capture is counted. More captures than there is room for are not.
+    pub fn is_counted(&self) -> bool {
+        self.entry.is_some()
+    }
+
+    /// Counts the capture no more, because the driver has refused to begin it. Returns false if
+    /// another thread has removed it meanwhile.
+    pub fn undo(self) -> bool {
+        self.entry.is_none_or(|entry| entry.end(self.stream))
     }
 }
 
@@ -57,7 +73,10 @@ impl Captures {
         if let Some(entry) = free {
             entry.context.store(context, Ordering::Release);
         }
-        Begun(free)
+        Begun {
+            stream,
+            entry: free,
+        }
     }
 
     /// Returns whether a capture of `stream` is under way.
@@ -66,21 +85,18 @@ impl Captures {
         self.0.iter().any(of)
     }
 
-    /// Removes the captures of a stream that has ended its capture or was destroyed.
-    pub fn end(&self, stream: usize) {
-        for entry in &self.0 {
-            let (order, failed) = (Ordering::AcqRel, Ordering::Relaxed);
-            let _ = entry.stream.compare_exchange(stream, 0, order, failed);
-        }
+    /// Removes the captures of a stream that has ended its capture or was destroyed. Returns their
+    /// number.
+    pub fn end(&self, stream: usize) -> usize {
+        self.0.iter().filter(|entry| entry.end(stream)).count()
     }
 
-    /// Removes the captures of streams of a destroyed context.
-    pub fn forget_context(&self, context: Context) {
-        for entry in &self.0 {
-            if entry.context.load(Ordering::Acquire) == context && context != 0 {
-                entry.stream.store(0, Ordering::Release);
-            }
-        }
+    /// Removes the captures of streams of a destroyed context. Returns their number.
+    pub fn forget_context(&self, context: Context) -> usize {
+        let is_of = |entry: &&Entry| entry.context.load(Ordering::Acquire) == context;
+        let of = self.0.iter().filter(is_of).filter(|_| context != 0);
+        of.filter(|entry| entry.stream.swap(0, Ordering::AcqRel) != 0)
+            .count()
     }
 
     /// Returns the number of captures that are under way.
@@ -99,15 +115,23 @@ mod tests {
         let captures = Captures::default();
         captures.begin(16, 7);
         captures.begin(32, 8);
-        captures.begin(48, 7).undo();
+        assert!(captures.begin(48, 7).undo());
         assert_eq!(captures.count(), 2);
         assert!(captures.has(16) && !captures.has(48));
-        captures.end(16);
+        assert_eq!(
+            [captures.end(16), captures.end(16), captures.end(0)],
+            [1, 0, 0]
+        );
         assert_eq!(captures.count(), 1);
-        captures.forget_context(7);
-        captures.forget_context(0);
+        let forgotten = [7, 0].map(|context| captures.forget_context(context));
+        assert_eq!(forgotten, [0, 0]);
         assert_eq!(captures.count(), 1, "a capture of another context");
-        captures.forget_context(8);
+        assert_eq!(captures.forget_context(8), 1);
+        let begun = captures.begin(16, 7);
+        captures.end(16);
+        captures.begin(32, 7);
+        assert!(!begun.undo(), "its place has another capture");
+        assert_eq!(captures.end(32), 1);
         assert_eq!(captures.count(), 0);
     }
 
@@ -115,10 +139,11 @@ mod tests {
     fn more_captures_than_there_is_room_for_are_not_counted() {
         let captures = Captures::default();
         for stream in 1..=MOST + 1 {
-            captures.begin(stream, 7);
+            let begun = captures.begin(stream, 7);
+            assert_eq!(begun.is_counted(), stream <= MOST);
         }
         assert_eq!(captures.count(), MOST);
-        captures.begin(MOST + 2, 7).undo();
+        assert!(captures.begin(MOST + 2, 7).undo());
         assert_eq!(captures.count(), MOST);
     }
 }

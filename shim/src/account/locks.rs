@@ -15,6 +15,7 @@
 //! | `DriverPart::state` | figures of the driver's own memory | the ledger is changed |
 //! | `Vmm::state`, `Openings::open` | memory that processes share | the ledger is changed |
 //! | `Launched::{kernels, needs, functions, large}`, in this order | the launched functions and their needs | the driver and the ledger are not called |
+//! | `Obstacles` | the number of each obstacle to a suspension, and the word of them in the ledger | the ledger is changed |
 //! | all others (`Blocks`, `Arrays`, `Handles`, `Managed`, `Libraries`, `Greens`, `Execs`, `Bodies`, `Contexts`, `KernelMemory`, `Variables`, `Lent`, `Pools::destroyed`) | one map | neither the driver nor the ledger is called, and no other lock is taken |
 //!
 //! **While a thread holds a lock, its requests never wait for room in the group and never have

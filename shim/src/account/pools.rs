@@ -26,6 +26,7 @@ use std::ptr::null;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use gpulimit_base::obstacle::Obstacle;
 use gpulimit_ledger::Category;
 use parking_lot::{Condvar, Mutex, RwLock};
 
@@ -196,6 +197,10 @@ pub struct Pool {
     pub counted: bool,
     /// Whether the pool hands out managed memory.
     pub managed: bool,
+    /// Whether another process has made the pool.
+    imported: bool,
+    /// How often the program has exported the pool.
+    exports: AtomicU64,
     state: Mutex<State>,
     /// Notified when a call under way that uses this pool has ended.
     settled: Condvar,
@@ -208,6 +213,8 @@ impl Pool {
             device,
             counted,
             managed: false,
+            imported: false,
+            exports: AtomicU64::new(0),
             state: Mutex::default(),
             settled: Condvar::new(),
         };
@@ -215,6 +222,41 @@ impl Pool {
             pool.state.lock().steps = Steps::incomplete();
         }
         pool
+    }
+
+    /// Returns why this process must not be suspended while it has the pool or memory of it.
+    pub fn obstacle(&self) -> Option<Obstacle> {
+        match (self.managed, self.imported) {
+            (true, _) => Some(Obstacle::ManagedMemory),
+            (_, true) => Some(Obstacle::ImportedPool),
+            _ => None,
+        }
+    }
+
+    /// Counts an export of the pool.
+    pub fn exported(&self) {
+        self.exports.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Counts an export no more that the driver has refused. Returns false if the pool was
+    /// destroyed meanwhile, and its exports have ended.
+    pub fn unexported(&self) -> bool {
+        let less = |count: u64| count.checked_sub(1);
+        let (order, failed) = (Ordering::AcqRel, Ordering::Relaxed);
+        self.exports.fetch_update(order, failed, less).is_ok()
+    }
+
+    /// Returns whether the pool is exported and memory of it is in use, or may be.
+    pub fn is_exported_in_use(&self) -> bool {
+        let state = self.state.lock();
+        self.exports.load(Ordering::Acquire) > 0
+            && !state.retired
+            && self.attribute(MEMPOOL_ATTR_USED_MEM_CURRENT) != Some(0)
+    }
+
+    /// Ends the exports of a destroyed pool, and returns their number.
+    pub fn take_exports(&self) -> u64 {
+        self.exports.swap(0, Ordering::AcqRel)
     }
 
     fn category(&self) -> Category {
@@ -469,7 +511,7 @@ pub struct Pools {
     destroyed: RwLock<Set<MemPool>>,
     /// Whether a pool allocation or free has happened since the last synchronise call.
     dirty: AtomicBool,
-    /// The allocations of managed pools.
+    /// The allocations of managed and of imported pools.
     pub lent: Lent,
     /// Bytes that allocations still used when their pools were destroyed. They count as the
     /// driver's own memory until they are freed.
@@ -488,24 +530,42 @@ impl Pools {
             let (device, counted) = describe();
             Pool::new(handle, device, counted)
         };
-        self.get(handle).unwrap_or_else(|| self.enter(make()))
+        self.get(handle).unwrap_or_else(|| self.enter(make()).0)
     }
 
-    /// Returns the managed pool with this handle. Records the pool first if it is unknown; its
-    /// memory then counts on `device`.
-    pub fn known_managed(&self, handle: MemPool, device: Ordinal) -> &'static Pool {
+    /// Returns the managed pool with this handle, and whether it was unknown. Then the pool is
+    /// recorded first; its memory counts on `device`.
+    pub fn known_managed(&self, handle: MemPool, device: Ordinal) -> (&'static Pool, bool) {
         let make = || Pool {
             managed: true,
             ..Pool::new(handle, device, true)
         };
-        self.get(handle).unwrap_or_else(|| self.enter(make()))
+        match self.get(handle) {
+            Some(known) => (known, false),
+            None => self.enter(make()),
+        }
     }
 
-    /// Records a pool, unless another thread has recorded it meanwhile.
-    fn enter(&self, pool: Pool) -> &'static Pool {
+    /// Records a pool that another process has made. Returns false for a pool that is known.
+    pub fn enter_imported(&self, handle: MemPool) -> bool {
+        let imported = Pool {
+            imported: true,
+            ..Pool::new(handle, 0, false)
+        };
+        self.enter(imported).1
+    }
+
+    /// Records a pool, unless another thread has recorded it meanwhile. Returns the pool of the
+    /// handle, and whether it was unknown.
+    fn enter(&self, pool: Pool) -> (&'static Pool, bool) {
+        let mut new = false;
         let mut by_handle = self.by_handle.write();
         let entry = by_handle.entry(pool.handle);
-        entry.or_insert_with(|| Box::leak(Box::new(pool)))
+        let known = entry.or_insert_with(|| {
+            new = true;
+            Box::leak(Box::new(pool))
+        });
+        (known, new)
     }
 
     /// Returns the pool with this handle, if it is known.

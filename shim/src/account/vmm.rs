@@ -14,6 +14,7 @@ mod handles;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use gpulimit_base::obstacle::Obstacle;
 use parking_lot::Mutex;
 
 use super::rounding::BLOCK;
@@ -33,10 +34,14 @@ struct Allocation {
     shared: bool,
     /// Whether the allocation is imported, and another process is charged for it.
     elsewhere: bool,
+    /// Why this process must not be suspended while it has the allocation.
+    obstacle: Option<Obstacle>,
+    /// How often the program has exported the allocation.
+    exports: u32,
 }
 
 /// An allocation that has ended: it has neither references nor mappings.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Gone {
     pub device: Ordinal,
     pub bytes: u64,
@@ -45,6 +50,10 @@ pub struct Gone {
     pub size: u64,
     /// Whether other processes may hold the memory too.
     pub shared: bool,
+    /// Why this process could not be suspended while it had the allocation.
+    pub obstacle: Option<Obstacle>,
+    /// How often the program has exported the allocation.
+    pub exports: u32,
 }
 
 impl Allocation {
@@ -119,26 +128,42 @@ pub struct Vmm {
 impl Vmm {
     /// Records a new allocation with one reference to its handle.
     pub fn created(&self, handle: AllocationHandle, device: Ordinal, bytes: u64) {
-        self.enter(handle, device, bytes, false);
+        self.enter(handle, Some(device), bytes, None);
     }
 
     /// Records an imported allocation with one reference. The process that exported it is charged
-    /// for it.
-    pub fn imported(&self, handle: AllocationHandle, device: Ordinal) {
-        self.imports.fetch_add(1, Ordering::AcqRel);
-        self.enter(handle, device, 0, true);
+    /// for it. `None` as the device: it is memory of the host.
+    pub fn imported(&self, handle: AllocationHandle, device: Option<Ordinal>) {
+        if device.is_some() {
+            self.imports.fetch_add(1, Ordering::AcqRel);
+        }
+        self.enter(handle, device, 0, Some(Obstacle::ImportedMemory));
     }
 
-    fn enter(&self, handle: AllocationHandle, device: Ordinal, size: u64, imported: bool) {
+    /// Records a new multicast object with one reference. It takes no memory.
+    pub fn multicast(&self, handle: AllocationHandle) {
+        self.enter(handle, None, 0, Some(Obstacle::Multicast));
+    }
+
+    fn enter(
+        &self,
+        handle: AllocationHandle,
+        device: Option<Ordinal>,
+        size: u64,
+        obstacle: Option<Obstacle>,
+    ) {
+        let imported = device.is_some() && obstacle.is_some();
         let allocation = Allocation {
             size,
-            device,
+            device: device.unwrap_or(0),
             references: 1,
             mappings: 0,
             announced: 0,
             named: true,
             shared: imported,
             elsewhere: imported,
+            obstacle,
+            exports: 0,
         };
         self.state.lock().allocations.insert(handle, allocation);
     }
@@ -150,14 +175,31 @@ impl Vmm {
         self.imports.load(Ordering::Relaxed)
     }
 
-    /// Records that other processes may hold the memory of `handle`. Returns its device and bytes
-    /// at the first export only.
+    /// Counts an export: other processes may hold the memory of `handle`. Returns its device, and
+    /// its bytes if it was not shared before.
     pub fn exported(&self, handle: AllocationHandle) -> Option<(Ordinal, u64)> {
         let mut state = self.state.lock();
         let id = state.allocations.find(handle)?;
         let allocation = state.allocations.get_mut(id)?;
+        allocation.exports = allocation.exports.saturating_add(1);
         let first = !std::mem::replace(&mut allocation.shared, true);
-        first.then_some((allocation.device, allocation.bytes()))
+        Some((
+            allocation.device,
+            if first { allocation.bytes() } else { 0 },
+        ))
+    }
+
+    /// Counts an export no more that the driver has refused. Returns false if the allocation has
+    /// ended meanwhile, and its exports with it.
+    pub fn unexported(&self, handle: AllocationHandle) -> bool {
+        let mut state = self.state.lock();
+        let id = state.allocations.find(handle);
+        let allocation = id.and_then(|id| state.allocations.get_mut(id));
+        allocation.is_some_and(|allocation| {
+            let counted = allocation.exports > 0;
+            allocation.exports -= u32::from(counted);
+            counted
+        })
     }
 
     /// Charges imports that NVML now attributes to this process. Returns the sum of the bytes
@@ -297,6 +339,8 @@ impl Vmm {
                 bytes: allocation.bytes(),
                 size: allocation.size,
                 shared: allocation.shared,
+                obstacle: allocation.obstacle,
+                exports: allocation.exports,
             }
         });
         ended.collect()
@@ -387,14 +431,37 @@ mod tests {
         vmm.created(5, 3, 100);
         vmm.created(6, 3, 50);
         assert_eq!(vmm.exported(5), Some((3, 100)));
-        assert_eq!(vmm.exported(5), None, "a later export returns nothing");
+        assert_eq!(vmm.exported(5), Some((3, 0)), "a later export");
+        assert_eq!(vmm.exported(5), Some((3, 0)));
+        assert!(vmm.unexported(5), "the driver has refused one");
         assert_eq!(vmm.exported(9), None, "an unknown handle");
+        assert!(!vmm.unexported(9) && !vmm.unexported(6));
         let releasing = vmm.releasing(6, ignore);
         assert_eq!(releasing.leaving, None);
         assert!(!vmm.done(releasing)[0].shared);
         let releasing = vmm.releasing(5, ignore);
         assert_eq!(releasing.leaving, Some(3));
-        assert!(vmm.done(releasing)[0].shared);
+        let gone = vmm.done(releasing)[0];
+        assert!(gone.shared);
+        assert_eq!((gone.exports, gone.obstacle), (2, None));
+    }
+
+    #[test]
+    fn obstacles_end_with_the_last_reference_or_mapping() {
+        let vmm = Vmm::default();
+        vmm.imported(5, None);
+        vmm.multicast(6);
+        assert_eq!(vmm.imports(), 0, "neither takes memory of a GPU");
+        assert!(vmm.retained(5, ignore));
+        vmm.mapped(0x1000, 6, 100);
+        for handle in [5, 6] {
+            assert_eq!(vmm.done(vmm.releasing(handle, ignore)), []);
+        }
+        let gone = vmm.done(vmm.releasing(5, ignore));
+        assert_eq!(gone[0].obstacle, Some(Obstacle::ImportedMemory));
+        let gone = vmm.done(vmm.unmapping(0x1000, 100, ignore));
+        assert_eq!(gone[0].obstacle, Some(Obstacle::Multicast));
+        assert_eq!((gone[0].bytes, gone[0].shared), (0, false));
     }
 
     #[test]
@@ -425,7 +492,7 @@ mod tests {
             let charge = |bytes| charged.set(charged.get() + bytes);
             vmm.take_over(device, grown, || orphans, charge)
         };
-        vmm.imported(7, 0);
+        vmm.imported(7, Some(0));
         assert_eq!(vmm.imports(), 1);
         assert_eq!(take(0, 5 * size, 0), 0, "the size of the import is unknown");
         vmm.mapped(0x1000, 7, size);
@@ -441,24 +508,24 @@ mod tests {
         assert!(gone.iter().all(|gone| gone.shared && gone.bytes == size));
         assert_eq!(gone.len(), 1);
         // This import was never charged to this process.
-        vmm.imported(8, 0);
+        vmm.imported(8, Some(0));
         let gone = vmm.done(vmm.releasing(8, ignore));
         assert_eq!((gone[0].bytes, gone[0].shared, vmm.imports()), (0, true, 0));
         // An import that was never mapped takes over at most the bytes that the group has charged
         // as orphans.
-        vmm.imported(9, 0);
+        vmm.imported(9, Some(0));
         assert_eq!(take(0, 5 * size, size + 1), size);
         assert_eq!(done(&vmm, vmm.releasing(9, ignore)), size);
         // The imports that are taken over are no larger than the growth of NVML's figure.
         for handle in [10, 11] {
-            vmm.imported(handle, 0);
+            vmm.imported(handle, Some(0));
             vmm.mapped(handle << 40, handle, BLOCK);
         }
         assert_eq!(take(0, 2 * BLOCK - 1, 0), BLOCK);
         assert_eq!(take(0, BLOCK, 0), BLOCK);
         // Two imports whose sizes fit into the growth are both taken over.
         for handle in [12, 13] {
-            vmm.imported(handle, 0);
+            vmm.imported(handle, Some(0));
             vmm.mapped(handle << 40, handle, BLOCK);
         }
         assert_eq!(take(0, 2 * BLOCK, 0), 2 * BLOCK);

@@ -9,8 +9,9 @@ use crate::abi::*;
 use crate::account::launched::is_recently_loaded as is_loaded;
 use crate::entry::door::lookup;
 use crate::handler::{
-    array, capture, code, context, context_limits, graph, graph_node, graph_update, green, handles,
-    ipc, launch, lazy, linear, managed, measured, pool, process_list, synchronize, view, vmm,
+    array, capture, code, context, context_limits, external, graph, graph_node, graph_update,
+    green, handles, ipc, launch, lazy, linear, managed, measured, pool, process_list, synchronize,
+    view, vmm,
 };
 use crate::table::table;
 

@@ -1,9 +1,11 @@
 //! The begin and the end of captures of streams into graphs. Programs that give memory back when
 //! they are asked must not do so during a capture (`gpulimit_captures`).
 
+use gpulimit_base::obstacle::Obstacle;
+
 use super::handles;
 use super::stream;
-use crate::abi::{Graph, Out, SUCCESS, Status, Stream};
+use crate::abi::{Context, Graph, Out, SUCCESS, Status, Stream};
 use crate::driver::Real;
 use crate::handler::Call;
 
@@ -12,12 +14,24 @@ use crate::handler::Call;
 pub fn begin(call: Call, real: &dyn Real, stream: Stream) -> Status {
     let context = handles::current_origin().context;
     let number = stream::number(call.symbol, stream, context);
+    let possible = call.process.expect_obstacle(Obstacle::Capture);
     let begun = call.process.captures.begin(number, context);
     let status = real.call();
-    if status != SUCCESS {
-        begun.undo();
+    let stays = match status {
+        SUCCESS => begun.is_counted(),
+        // If another thread has removed the capture meanwhile, its obstacle has ended already.
+        _ => !begun.undo(),
+    };
+    if stays {
+        possible.stay();
     }
     status
+}
+
+/// Counts the captures of streams of a destroyed context no more.
+pub fn forget_context(call: Call, context: Context) {
+    let gone = call.process.captures.forget_context(context);
+    call.process.end_obstacle(Obstacle::Capture, gone as u64);
 }
 
 /// `cuStreamEndCapture`: Charges nothing. Counts the capture no more, and remembers the graph's
@@ -30,7 +44,8 @@ pub fn end(call: Call, real: &dyn Real, stream: Stream, graph: Out<Graph>) -> St
     // A call that fails ends the capture, except in another thread than the one that began it. The
     // driver knows the stream, because it has begun a capture of it.
     if captures.has(number) && (status == SUCCESS || !stream::is_capturing(call.symbol, stream)) {
-        captures.end(number);
+        let ended = captures.end(number) as u64;
+        call.process.end_obstacle(Obstacle::Capture, ended);
     }
     status
 }

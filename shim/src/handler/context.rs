@@ -7,6 +7,7 @@ use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use gpulimit_base::obstacle::Obstacle;
 use gpulimit_ledger::Category;
 
 use crate::abi::{Context, Device as Ordinal, Out, SUCCESS, Status};
@@ -20,9 +21,9 @@ use crate::account::{BLOCK, round_up};
 use crate::driver::Real;
 use crate::driver::cuda;
 use crate::handler::Call;
-use crate::handler::array;
 use crate::handler::aside::{Aside, attempt};
 use crate::handler::payment::Payment;
+use crate::handler::{array, capture};
 
 /// The bytes charged before the first context of a group is made: more than any known context
 /// takes.
@@ -185,12 +186,14 @@ fn drain(call: Call, context: Context) -> Vec<Gone> {
         }
     };
     let mut shared = Vec::new();
+    let (mut exported, mut opened, mut managed) = (0u64, 0u64, 0u64);
     let mut part = |device, bytes, size| {
         shared.push(Gone {
             device,
             bytes,
             size,
             shared: true,
+            ..Gone::default()
         });
         if let Ok(device) = call.process.device(device) {
             device.book.remove(Category::Linear, bytes);
@@ -198,22 +201,32 @@ fn drain(call: Call, context: Context) -> Vec<Gone> {
     };
     call.process
         .blocks
-        .drain(context, |ordinal, blocks, shared| {
+        .drain(context, |ordinal, blocks, exports| {
             let bytes = blocks * BLOCK;
-            match shared {
-                true => part(ordinal, bytes, bytes),
-                false => freed(ordinal, Category::Linear, bytes),
+            exported += u64::from(exports);
+            match exports {
+                0 => freed(ordinal, Category::Linear, bytes),
+                _ => part(ordinal, bytes, bytes),
             }
         });
     for opening in call.process.openings.drain(context) {
         part(opening.device, opening.bytes, opening.size);
+        opened += u64::from(opening.count);
         if let Ok(device) = call.process.device(opening.device) {
             device.closed();
         }
     }
     call.process.managed.drain(context, |ordinal, bytes| {
+        managed += 1;
         freed(ordinal, Category::Managed, bytes)
     });
+    for (obstacle, count) in [
+        (Obstacle::SharedMemory, exported),
+        (Obstacle::OpenedMemory, opened),
+        (Obstacle::ManagedMemory, managed),
+    ] {
+        call.process.end_obstacle(obstacle, count);
+    }
     call.process.libraries.forget_context(context);
     call.process.variables.forget_context(context);
     array::drain(call, context, freed);
@@ -255,7 +268,7 @@ fn forget_handles(call: Call, context: Context) {
     let greens = call.process.greens.forget(context);
     for gone in greens.into_iter().chain([context]) {
         call.process.handles.forget_context(gone);
-        call.process.captures.forget_context(gone);
+        capture::forget_context(call, gone);
     }
 }
 

@@ -7,7 +7,7 @@ use crate::account::handles::{Kind, Origin};
 use crate::driver::{Real, cuda};
 use crate::handler::Call;
 use crate::handler::aside::attempt;
-use crate::handler::{context, measured};
+use crate::handler::{capture, context, measured};
 
 /// The most bytes that a green context takes. They stay taken until the primary context ends.
 const MOST: u64 = 6 << 20;
@@ -61,7 +61,7 @@ pub fn destroy(call: Call, real: &dyn Real, green: Opaque) -> Status {
     let status = context::release_primary(call, real, known.device);
     if status == SUCCESS {
         call.process.handles.forget_context(known.context);
-        call.process.captures.forget_context(known.context);
+        capture::forget_context(call, known.context);
     } else {
         call.process.greens.insert(green, known);
     }

@@ -1,5 +1,7 @@
 //! The driver functions that hand out handles or take them back without taking or freeing memory.
 
+use gpulimit_base::obstacle::Obstacle;
+
 use crate::abi::{Graph, Opaque, Out, SUCCESS, Status, Stream};
 use crate::account::handles::{Kind, Origin};
 use crate::driver::{Real, cuda};
@@ -29,11 +31,15 @@ pub fn make_graph(call: Call, real: &dyn Real, graph: Out<Graph>) -> Status {
 pub fn destroy_stream(call: Call, real: &dyn Real, stream: Stream) -> Status {
     // The driver can reuse the handle at once, so the capture goes before the driver's call.
     let captures = &call.process.captures;
-    let captured = captures.has(stream);
-    captures.end(stream);
+    let captured = captures.end(stream) as u64;
     let status = destroy(call, real, Kind::Stream, stream);
-    if captured && status != SUCCESS {
-        captures.begin(stream, current_origin().context);
+    if captured > 0 {
+        let stays = status != SUCCESS
+            && captures
+                .begin(stream, current_origin().context)
+                .is_counted();
+        let ended = captured - u64::from(stays);
+        call.process.end_obstacle(Obstacle::Capture, ended);
     }
     status
 }

@@ -1,6 +1,7 @@
 //! Linear memory that processes share (CUDA IPC). The allocating process is charged until it frees
 //! the memory, then the process that has the memory open.
 
+use gpulimit_base::obstacle::Obstacle;
 use gpulimit_ledger::Category;
 
 use crate::abi::{DevicePtr, Out, POINTER_ATTRIBUTE_DEVICE_ORDINAL, SUCCESS, Status};
@@ -11,6 +12,7 @@ use crate::driver::Real;
 use crate::driver::capture::relaxed;
 use crate::driver::cuda;
 use crate::handler::Call;
+use crate::handler::external::lasting;
 use crate::handler::linear::blocks_touched;
 
 /// `cuIpcGetMemHandle`: Charges nothing. Marks the memory as shared, because another process may
@@ -18,25 +20,36 @@ use crate::handler::linear::blocks_touched;
 pub fn get(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
     let blocks = &call.process.blocks;
     let share = |base| {
-        if let Some((ordinal, bytes)) = blocks.exported(base)
-            && let Ok(device) = call.process.device(ordinal)
+        let export = blocks.exported(base);
+        if let Some(export) = export
+            && export.first
+            && let Ok(device) = call.process.device(export.device)
         {
-            device.book.mark_shared(bytes);
+            device.book.mark_shared(export.bytes);
         }
+        export.is_some()
     };
+    let possible = call.process.expect_obstacle(Obstacle::SharedMemory);
     // Another thread can free the memory as soon as the IPC handle exists, so mark the memory as
     // shared first.
-    if let Some(base) = blocks.base(dptr) {
-        share(base);
-        return real.call();
-    }
-    // The address may lie inside an allocation. The driver tells the allocation's start once it has
-    // accepted the address.
+    let base = blocks.base(dptr);
+    let known = base.filter(|base| share(*base));
     let status = real.call();
-    if status == SUCCESS
-        && let Some((base, _)) = allocation_range(dptr)
-    {
-        share(base);
+    match known {
+        // If the memory was freed meanwhile, its obstacle has ended already.
+        Some(base) if status == SUCCESS || !blocks.unexported(base) => possible.stay(),
+        None if status == SUCCESS => {
+            // Memory that gpulimit does not know stays an obstacle.
+            possible.stay();
+            // The address may lie inside an allocation. The driver tells the allocation's start
+            // once it has accepted the address.
+            if base.is_none()
+                && let Some((start, _)) = allocation_range(dptr)
+            {
+                share(start);
+            }
+        }
+        _ => {}
     }
     status
 }
@@ -44,7 +57,11 @@ pub fn get(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
 /// `cuIpcOpenMemHandle`, `cuIpcOpenMemHandle_v2`: Charges nothing, because the allocating process
 /// pays. The opening process pays once NVML attributes the memory to it.
 pub fn open(call: Call, real: &dyn Real, dptr: Out<DevicePtr>) -> Status {
+    let possible = call.process.expect_obstacle(Obstacle::OpenedMemory);
     let status = real.call();
+    if status == SUCCESS {
+        possible.stay();
+    }
     let openings = &call.process.openings;
     if let (SUCCESS, Some(address)) = (status, dptr.read())
         && !openings.again(address)
@@ -67,8 +84,9 @@ pub fn close(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
         closed.and_then(|opening| Some((opening, call.process.device(opening.device).ok()?)))
     else {
         let status = real.call();
-        if status != SUCCESS {
-            openings.again(dptr);
+        match status {
+            SUCCESS => call.process.end_obstacle(Obstacle::OpenedMemory, 1),
+            _ => drop(openings.again(dptr)),
         }
         return status;
     };
@@ -76,6 +94,7 @@ pub fn close(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
     let before = device.hidden();
     let status = real.call();
     if status == SUCCESS {
+        call.process.end_obstacle(Obstacle::OpenedMemory, 1);
         device.closed();
         device.part_with(opening.bytes, opening.size, before);
     } else {
@@ -86,6 +105,12 @@ pub fn close(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
     }
     device.renew(mark);
     status
+}
+
+/// `cuIpcOpenEventHandle`: Charges nothing. The process must not be suspended any more, because
+/// the hooks do not follow events to their end.
+pub fn open_event(call: Call, real: &dyn Real) -> Status {
+    lasting(call, Obstacle::OpenedEvent, real)
 }
 
 /// Returns the start and size of the allocation that contains `address`.

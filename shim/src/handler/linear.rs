@@ -2,6 +2,7 @@
 
 mod block;
 
+use gpulimit_base::obstacle::Obstacle;
 use gpulimit_group::Undisturbed;
 use gpulimit_ledger::Category;
 
@@ -236,7 +237,7 @@ fn enter_large(charged: Charged<'_>, device: &'static Device, address: DevicePtr
             device: device.ordinal,
             context: current_context(),
             blocks: bytes / BLOCK,
-            shared: false,
+            exports: 0,
         },
     );
 }
@@ -272,9 +273,12 @@ fn release(call: Call, dptr: DevicePtr, real: impl Fn() -> Status) -> Status {
         && let Ok(device) = call.process.device(taken.device)
     {
         device.book.remove(Category::Linear, taken.bytes());
-        let before = taken.shared.then(|| device.hidden()).flatten();
+        let shared = taken.exports > 0;
+        let before = shared.then(|| device.hidden()).flatten();
         let status = real();
-        if status == SUCCESS && taken.shared {
+        if status == SUCCESS && shared {
+            call.process
+                .end_obstacle(Obstacle::SharedMemory, taken.exports.into());
             device.part_with(taken.bytes(), taken.bytes(), before);
         } else if status == SUCCESS {
             device.book.uncharge(taken.bytes());
@@ -357,11 +361,20 @@ fn free_shared(device: &'static Device, taken: Taken, dptr: DevicePtr, real: &dy
     let status = real.call();
     if status == SUCCESS {
         if taken.last {
+            let exports = taken.exports.into();
+            device
+                .process()
+                .end_obstacle(Obstacle::SharedMemory, exports);
             device.part_with(BLOCK, BLOCK, before);
         }
         return status;
     }
-    match (device.process().blocks.put_back(dptr, taken), taken.last) {
+    let (new, more) = device.process().blocks.put_back(dptr, taken);
+    if more > 0 {
+        let process = device.process();
+        process.expect_obstacle(Obstacle::SharedMemory).stay();
+    }
+    match (new, taken.last) {
         (true, true) => device.book.add(Category::Linear, BLOCK),
         // While the driver's call failed, other threads have freed this block, or have made new
         // allocations in it.

@@ -1,6 +1,7 @@
 //! Managed memory of `cuMemAllocManaged` and `__managed__` variables. It is charged in full,
 //! because the GPU can come to hold all of it.
 
+use gpulimit_base::obstacle::Obstacle;
 use gpulimit_ledger::Category;
 
 use crate::abi::{Context, DevicePtr, Opaque, Out, SUCCESS, Status};
@@ -41,10 +42,12 @@ fn take(
 ) -> Result<Status, Aside> {
     let bytes = round_up(bytes, BLOCK);
     let charged = device.charge(Request::insisting(call.symbol, bytes))?;
+    let possible = call.process.expect_obstacle(Obstacle::ManagedMemory);
     fault::point("managed");
     let (status, taken) = real();
     match (status, taken) {
         (SUCCESS, Some(address)) => {
+            possible.stay();
             charged.spend();
             device.book.add(Category::Managed, bytes);
             call.process.managed.insert(
@@ -90,6 +93,7 @@ pub fn free(call: Call, dptr: DevicePtr, real: &dyn Real) -> Option<Status> {
     let taken = call.process.managed.take(dptr)?;
     let status = real.call();
     if status == SUCCESS {
+        call.process.end_obstacle(Obstacle::ManagedMemory, 1);
         if let Ok(device) = call.process.device(taken.device) {
             device.book.remove(Category::Managed, taken.bytes);
             device.book.uncharge(taken.bytes);

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use gpulimit_base::obstacle::Obstacle;
 use gpulimit_group::Undisturbed;
 
 use crate::abi::{
@@ -11,6 +12,7 @@ use crate::abi::{
 };
 use crate::account::charged::Charged;
 use crate::account::device::Device;
+use crate::account::obstacles::Possible;
 use crate::account::pools::promise::{Growth, Promise};
 use crate::account::pools::{PATIENCE, Pool, STEP, growth};
 use crate::account::request::Request;
@@ -147,7 +149,7 @@ fn allocate_unknown(
         let known = match (kind, pool) {
             (None, _) => None,
             (_, None) => device.current_pool().ok().flatten(),
-            (Some(Kind::Managed), Some(pool)) => Some(pools.known_managed(pool, device.ordinal)),
+            (Some(Kind::Managed), Some(pool)) => Some(known_managed(call, pool, device.ordinal)),
             (Some(kind), Some(pool)) => {
                 let counted = matches!(kind, Kind::Device);
                 Some(pools.known_or(pool, || (device.ordinal, counted)))
@@ -454,10 +456,12 @@ pub fn create(
     pool: Out<MemPool>,
     props: In<AllocationProp>,
 ) -> Status {
+    let managed = |props: AllocationProp| props.allocation_type == ALLOCATION_MANAGED;
+    let _possible = expect_managed(call, props.read().is_some_and(managed));
     let status = real.call();
     if let (SUCCESS, Some(handle), Some(props)) = (status, pool.read(), props.read()) {
         call.process.pools.note_created(handle);
-        if props.allocation_type == ALLOCATION_MANAGED {
+        if managed(props) {
             enter_managed(call, handle, props.location);
             return status;
         }
@@ -477,7 +481,61 @@ pub fn create(
 fn enter_managed(call: Call, pool: MemPool, location: Location) {
     let current = || call.process.current_device().map(|device| device.ordinal);
     let device = location.device().or_else(|| current().ok()).unwrap_or(0);
-    call.process.pools.known_managed(pool, device);
+    known_managed(call, pool, device);
+}
+
+/// Returns the managed pool with this handle. A pool that was unknown is an obstacle from now on.
+fn known_managed(call: Call, pool: MemPool, device: Ordinal) -> &'static Pool {
+    let (pool, new) = call.process.pools.known_managed(pool, device);
+    if new {
+        let managed = Obstacle::ManagedMemory;
+        call.process.expect_obstacle(managed).stay();
+    }
+    pool
+}
+
+/// Counts an obstacle until the value is dropped, if a call may make a managed pool.
+fn expect_managed(call: Call, managed: bool) -> Option<Possible> {
+    managed.then(|| call.process.expect_obstacle(Obstacle::ManagedMemory))
+}
+
+/// `cuMemPoolExportToShareableHandle`: Charges nothing. The process must not be suspended until the
+/// pool is destroyed without memory in use.
+pub fn export(call: Call, real: &dyn Real, pool: MemPool) -> Status {
+    let possible = call.process.expect_obstacle(Obstacle::ExportedPool);
+    let known = call.process.pools.get(pool);
+    known.inspect(|known| known.exported());
+    let status = real.call();
+    // An unknown pool stays an obstacle. If the pool was destroyed meanwhile, its obstacle has ended
+    // already.
+    if status == SUCCESS || known.is_some_and(|known| !known.unexported()) {
+        possible.stay();
+    }
+    status
+}
+
+/// `cuMemPoolImportFromShareableHandle`: Charges nothing, because the exporting process pays.
+pub fn import(call: Call, real: &dyn Real, pool: Out<MemPool>) -> Status {
+    let possible = call.process.expect_obstacle(Obstacle::ImportedPool);
+    let status = real.call();
+    if let (SUCCESS, Some(handle)) = (status, pool.read()) {
+        call.process.pools.note_created(handle);
+        if call.process.pools.enter_imported(handle) {
+            possible.stay();
+        }
+    }
+    status
+}
+
+/// `cuMemPoolImportPointer`: Charges nothing. Remembers the memory, which outlives its pool.
+pub fn import_pointer(call: Call, real: &dyn Real, dptr: Out<DevicePtr>, pool: MemPool) -> Status {
+    let status = real.call();
+    if let (SUCCESS, Some(address)) = (status, dptr.read())
+        && let Some(known) = call.process.pools.get(pool)
+    {
+        call.process.pools.lent.insert(address, known);
+    }
+    status
 }
 
 /// `cuMemGetDefaultMemPool`, `cuMemGetMemPool`: Charges nothing. Remembers the device and kind of a
@@ -489,6 +547,7 @@ pub fn find(
     location: In<Location>,
     kind: i32,
 ) -> Status {
+    let _possible = expect_managed(call, kind == ALLOCATION_MANAGED);
     let status = real.call();
     if let (SUCCESS, Some(handle), Some(location)) = (status, pool.read(), location.read())
         && !call.process.pools.is_destroyed(handle)
@@ -506,6 +565,7 @@ pub fn find(
 /// charged until a measurement finds it gone.
 pub fn destroy(call: Call, real: &dyn Real, pool: MemPool) -> Status {
     let known = call.process.pools.forget(pool);
+    let exported_in_use = known.is_some_and(Pool::is_exported_in_use);
     // Other threads may still use the record of this pool. No thread asks the driver about a
     // retired pool.
     if let Some(known) = known {
@@ -516,8 +576,15 @@ pub fn destroy(call: Call, real: &dyn Real, pool: MemPool) -> Status {
         call.process.pools.note_destroyed(pool);
     }
     let status = real.call();
+    if let Some(known) = known
+        && status == SUCCESS
+        && !exported_in_use
+    {
+        let exports = known.take_exports();
+        call.process.end_obstacle(Obstacle::ExportedPool, exports);
+    }
     match known.map(|known| (known, call.process.device(known.device))) {
-        Some((known, Ok(_))) if known.managed && status == SUCCESS => {
+        Some((known, Ok(_))) if known.obstacle().is_some() && status == SUCCESS => {
             call.process.pools.lent.leave(known);
             call.process.release_lent();
         }

@@ -1,6 +1,7 @@
 //! Virtual memory management. Memory of `cuMemCreate` stays taken as long as a handle or a mapping
 //! exists.
 
+use gpulimit_base::obstacle::Obstacle;
 use gpulimit_ledger::Category;
 
 use crate::abi::{
@@ -91,26 +92,47 @@ pub fn retain(call: Call, real: &dyn Real, handle: Out<AllocationHandle>) -> Sta
 /// `cuMemExportToShareableHandle`: Charges nothing. Marks the memory as shared, because another
 /// process can hold it longer than this process does.
 pub fn export(call: Call, real: &dyn Real, handle: AllocationHandle) -> Status {
+    let possible = call.process.expect_obstacle(Obstacle::ExportedMemory);
     // Another thread can release the memory as soon as the file descriptor exists, so mark the
     // memory as shared first.
-    if let Some((ordinal, bytes)) = call.process.vmm.exported(handle)
+    let vmm = &call.process.vmm;
+    let known = vmm.exported(handle);
+    if let Some((ordinal, bytes @ 1..)) = known
         && let Ok(device) = call.process.device(ordinal)
     {
         device.book.mark_shared(bytes);
     }
-    real.call()
+    let status = real.call();
+    // If the memory was freed meanwhile, its obstacle has ended already. Memory that gpulimit does
+    // not know, such as memory of the host, stays an obstacle.
+    if status == SUCCESS || known.is_some() && !vmm.unexported(handle) {
+        possible.stay();
+    }
+    status
 }
 
 /// `cuMemImportFromShareableHandle`: Charges nothing, because the exporting process pays. The
 /// importing process pays once NVML attributes the memory to it.
 pub fn import(call: Call, real: &dyn Real, handle: Out<AllocationHandle>) -> Status {
+    let possible = call.process.expect_obstacle(Obstacle::ImportedMemory);
     let status = real.call();
     if let (SUCCESS, Some(imported)) = (status, handle.read())
         // The driver may have returned a handle that gpulimit already knows.
         && !call.process.vmm.retained(imported, put_into_book(call))
-        && let Some(device) = location(imported)
     {
-        call.process.vmm.imported(imported, device);
+        possible.stay();
+        call.process.vmm.imported(imported, location(imported));
+    }
+    status
+}
+
+/// `cuMulticastCreate`: Charges nothing, because the object takes no memory of a GPU.
+pub fn create_multicast(call: Call, real: &dyn Real, handle: Out<AllocationHandle>) -> Status {
+    let possible = call.process.expect_obstacle(Obstacle::Multicast);
+    let status = real.call();
+    if let (SUCCESS, Some(created)) = (status, handle.read()) {
+        possible.stay();
+        call.process.vmm.multicast(created);
     }
     status
 }
@@ -161,6 +183,11 @@ fn end(call: Call, announce: impl Fn() -> Announced, real: &dyn Real) -> Status 
         return status;
     }
     for gone in call.process.vmm.done(announced) {
+        if let Some(obstacle) = gone.obstacle {
+            call.process.end_obstacle(obstacle, 1);
+        }
+        let exports = gone.exports.into();
+        call.process.end_obstacle(Obstacle::ExportedMemory, exports);
         if let Ok(device) = call.process.device(gone.device) {
             if gone.shared {
                 device.part_with(gone.bytes, gone.size, before);

@@ -283,7 +283,7 @@ fn a_pool_is_asked_for_once() {
 
 /// Records mapped memory of `bytes` that was imported from another process.
 fn import(device: &Device, handle: u64, bytes: u64) {
-    device.process.vmm.imported(handle, 0);
+    device.process.vmm.imported(handle, Some(0));
     device.process.vmm.mapped(handle << 40, handle, bytes);
 }
 

@@ -1,5 +1,5 @@
-//! Allocations from managed pools. The driver frees a destroyed pool's memory only with the pool's
-//! last allocation (measured).
+//! Allocations from managed pools, and from pools of other processes. The driver frees a destroyed
+//! pool's memory only with the pool's last allocation (measured for managed pools).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -12,15 +12,15 @@ use crate::account::maps::Map;
 #[derive(Default)]
 struct State {
     by_address: Map<DevicePtr, &'static Pool>,
-    /// Destroyed managed pools whose bytes are still charged.
+    /// Destroyed pools of which allocations may be left.
     leaving: Vec<&'static Pool>,
 }
 
-/// The allocations of all managed pools of a process.
+/// The allocations of all managed and imported pools of a process.
 #[derive(Default)]
 pub struct Lent {
-    /// The number of managed pool allocations plus the number of destroyed managed pools. Both are
-    /// 0 in most programs.
+    /// The number of these allocations plus the number of destroyed pools. Both are 0 in most
+    /// programs.
     count: AtomicUsize,
     state: Mutex<State>,
 }
@@ -34,19 +34,19 @@ impl Lent {
         result
     }
 
-    /// Returns whether the process has no managed pool allocations and no destroyed managed pools.
-    /// This is so in most programs.
+    /// Returns whether the process has no such allocations and no destroyed pools. This is so in
+    /// most programs.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.count.load(Ordering::Acquire) == 0
     }
 
-    /// Records an allocation at `address` from the managed pool `pool`.
+    /// Records an allocation at `address` from `pool`.
     pub fn insert(&self, address: DevicePtr, pool: &'static Pool) {
         self.with(|state| state.by_address.insert(address, pool));
     }
 
-    /// Removes the allocation at `address` and returns its managed pool, if any. Call before the
+    /// Removes the allocation at `address` and returns its pool, if any. Call before the
     /// driver frees the allocation.
     #[inline(always)]
     pub fn take(&self, address: DevicePtr) -> Option<&'static Pool> {
@@ -62,7 +62,7 @@ impl Lent {
         self.with(|state| state.by_address.remove(&address))
     }
 
-    /// Records that the program has destroyed the managed pool `pool`.
+    /// Records that the program has destroyed `pool`.
     pub fn leave(&self, pool: &'static Pool) {
         self.with(|state| state.leaving.push(pool));
     }

@@ -10,6 +10,7 @@ mod checkpoint;
 mod context;
 mod copy;
 mod device;
+mod external;
 mod graph;
 mod green;
 mod host;

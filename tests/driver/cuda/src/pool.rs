@@ -1,5 +1,8 @@
 //! The driver's functions for stream-ordered memory and pools.
 
+use std::fs::File;
+use std::os::fd::IntoRawFd;
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gpulimit_sim::driver::driver;
@@ -137,6 +140,44 @@ pub fn destroy(pool: usize) -> Outcome<()> {
         }
     }
     pool.destroy()
+}
+
+/// Exports a pool as a file descriptor (kind 1). It names no pool: nothing of the pool's memory is
+/// shared here.
+pub fn export(shareable: Out<i32>, pool: usize, kind: i32, flags: u64) -> Outcome<()> {
+    driver()?;
+    let pool = Pool::from_handle(pool)?;
+    if shareable.is_null() || kind != 1 || flags != 0 || pool.is_managed() {
+        return Err(Status::INVALID_VALUE);
+    }
+    let file = File::open("/dev/null").map_err(|_| Status::OPERATING_SYSTEM)?;
+    shareable.put(file.into_raw_fd())
+}
+
+/// Imports a pool from a file descriptor, whose number is a parameter of pointer type. It takes no
+/// GPU memory, as another process has the memory.
+pub fn import(pool: Out<usize>, shareable: usize, kind: i32, flags: u64) -> Outcome<()> {
+    driver()?;
+    let is_open = Path::new(&format!("/proc/self/fd/{shareable}")).exists();
+    if pool.is_null() || kind != 1 || flags != 0 || !is_open {
+        return Err(Status::INVALID_VALUE);
+    }
+    pool.put(Pool::make(None).handle())
+}
+
+/// Imports an allocation of an imported pool.
+pub fn import_pointer(dptr: Out<u64>, pool: usize, data: In<u8>) -> Outcome<()> {
+    driver()?;
+    data.get()?;
+    let pool = Pool::from_handle(pool)?;
+    if dptr.is_null() || pool.device().is_some() {
+        return Err(Status::INVALID_VALUE);
+    }
+    let stream = Name {
+        handle: 0,
+        twin: false,
+    };
+    dptr.put(pool.allocate(1, stream)?)
 }
 
 pub fn trim(pool: usize, keep: usize) -> Outcome<()> {

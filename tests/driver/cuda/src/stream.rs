@@ -2,6 +2,7 @@
 
 use gpulimit_sim::driver::driver;
 use gpulimit_sim::graph::Graph;
+use gpulimit_sim::ipc::Handle;
 use gpulimit_sim::pool::Pool;
 use gpulimit_sim::stream::{Event, Stream, is_legacy};
 use gpulimit_sim::work::{self, Name};
@@ -283,6 +284,11 @@ pub fn exchange_mode(mode: Out<i32>) -> Outcome<()> {
 
 pub fn create_event(out: Out<usize>, _flags: u32) -> Outcome<()> {
     out.put(Event::create(here()?).handle())
+}
+
+/// Opens an event of another process. Any handle makes a new event here.
+pub fn open_event(out: Out<usize>, _handle: Handle) -> Outcome<()> {
+    create_event(out, 0)
 }
 
 fn event(handle: usize) -> Outcome<&'static Event> {

@@ -8,8 +8,8 @@
 #![allow(non_snake_case, missing_docs)]
 
 use crate::{
-    array, checkpoint, context, copy, device, graph, green, host, lookup, memory, module, pool,
-    stream, tables, vmm,
+    array, checkpoint, context, copy, device, external, graph, green, host, lookup, memory, module,
+    pool, stream, tables, vmm,
 };
 use gpulimit_sim::abi::{In, Out, Site, Text, code};
 use gpulimit_sim::cancel::{Point, Whole};
@@ -206,6 +206,16 @@ symbols! {
     cuIpcOpenMemHandle_v2(dptr: Out<u64>, handle: Handle, flags: u32)
         "cuIpcOpenMemHandle" 11000 => memory::ipc_open;
     cuIpcCloseMemHandle(dptr: u64) "cuIpcCloseMemHandle" 4010 => memory::ipc_close;
+    cuIpcOpenEventHandle(event: Out<usize>, handle: Handle)
+        "cuIpcOpenEventHandle" 4010 => stream::open_event;
+    cuImportExternalMemory(memory: Out<usize>, description: In<u8>)
+        "cuImportExternalMemory" 10000 => external::import_memory;
+    cuDestroyExternalMemory(memory: usize)
+        "cuDestroyExternalMemory" 10000 => external::destroy_memory;
+    cuImportExternalSemaphore(semaphore: Out<usize>, description: In<u8>)
+        "cuImportExternalSemaphore" 10000 => external::import_semaphore;
+    cuDestroyExternalSemaphore(semaphore: usize)
+        "cuDestroyExternalSemaphore" 10000 => external::destroy_semaphore;
     cuMemGetAddressRange_v2(base: Out<u64>, bytes: Out<usize>, dptr: u64)
         "cuMemGetAddressRange" 3020 => memory::address_range;
     cuPointerGetAttribute(data: Out<u8>, attribute: i32, pointer: u64)
@@ -286,6 +296,12 @@ symbols! {
     cuMemPoolCreate(pool: Out<usize>, props: In<u8>) "cuMemPoolCreate" 11020 => pool::create;
     cuMemPoolDestroy(pool: usize) "cuMemPoolDestroy" 11020 => pool::destroy;
     cuMemPoolTrimTo(pool: usize, keep: usize) "cuMemPoolTrimTo" 11020 => pool::trim;
+    cuMemPoolExportToShareableHandle(shareable: Out<i32>, pool: usize, kind: i32, flags: u64)
+        "cuMemPoolExportToShareableHandle" 11020 => pool::export;
+    cuMemPoolImportFromShareableHandle(pool: Out<usize>, shareable: usize, kind: i32, flags: u64)
+        "cuMemPoolImportFromShareableHandle" 11020 => pool::import;
+    cuMemPoolImportPointer(dptr: Out<u64>, pool: usize, data: In<u8>)
+        "cuMemPoolImportPointer" 11020 => pool::import_pointer;
     cuMemPoolSetAttribute(pool: usize, attribute: i32, value: In<u8>)
         "cuMemPoolSetAttribute" 11020 => pool::set_attribute;
     cuMemPoolGetAttribute(pool: usize, attribute: i32, value: Out<u8>)
@@ -329,6 +345,8 @@ symbols! {
         "cuMemImportFromShareableHandle" 10020 => vmm::import;
     cuMemRetainAllocationHandle(handle: Out<u64>, address: u64)
         "cuMemRetainAllocationHandle" 11000 => vmm::retain;
+    cuMulticastCreate(handle: Out<u64>, prop: In<u8>)
+        "cuMulticastCreate" 12010 => vmm::create_multicast;
 
     cuArrayCreate(array: Out<u64>, descriptor: In<u8>) "cuArrayCreate" 2000 => array::create_v1;
     cuArrayCreate_v2(array: Out<u64>, descriptor: In<u8>) "cuArrayCreate" 3020 => array::create;

@@ -53,6 +53,16 @@ pub fn create(handle: Out<u64>, bytes: usize, prop: In<u8>, flags: u64) -> Outco
     )?)
 }
 
+/// Makes a multicast object, which takes no GPU memory. Nothing else of multicast is modelled.
+pub fn create_multicast(handle: Out<u64>, prop: In<u8>) -> Outcome<()> {
+    driver()?;
+    let (devices, bytes) = (prop.field::<u32>(0).get()?, prop.field(8).get()?);
+    if handle.is_null() || devices == 0 {
+        return Err(Status::INVALID_VALUE);
+    }
+    handle.put(vmm::create(None, bytes, [0; 32])?)
+}
+
 pub fn release(handle: u64) -> Outcome<()> {
     driver()?;
     vmm::release(handle)

@@ -196,7 +196,7 @@ fn compressed_ptx_is_charged_for_its_variables() {
     std::fs::remove_file(file).unwrap();
 }
 
-const FIXTURES: &str = concat!(
+pub const FIXTURES: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/../../crates/fatbin/src/fixtures"
 );

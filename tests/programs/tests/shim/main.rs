@@ -28,6 +28,7 @@ mod live_set;
 mod mapped;
 mod mig;
 mod negative;
+mod obstacles;
 mod panics;
 mod policy;
 mod pools;

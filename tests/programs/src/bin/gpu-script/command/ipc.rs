@@ -36,6 +36,10 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
             };
             scope.keep(words.at(1)?, driver.open_handle(function, handle))
         }
+        "ipc-open-event" => {
+            let opened = driver.open_handle("cuIpcOpenEventHandle", [0; HANDLE / 8]);
+            scope.keep(words.at(1)?, opened)
+        }
         "ipc-close" => plain(driver.call("cuIpcCloseMemHandle", &[scope.value(words.at(1)?)?])),
         _ => return Ok(None),
     }))

@@ -29,6 +29,12 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
                 driver.get("cuMemCreate", &[words.size(2)?, place, 0]),
             )
         }
+        "multicast" => {
+            // The number of GPUs, and the bytes.
+            let properties = [1u64, words.size(2)? as u64, 1, 0];
+            let place = properties.as_ptr() as usize;
+            scope.keep(words.at(1)?, driver.get("cuMulticastCreate", &[place]))
+        }
         "reserve" => scope.keep(
             words.at(1)?,
             driver.get("cuMemAddressReserve", &[words.size(2)?, 0, 0, 0]),

@@ -94,6 +94,24 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
             };
             format!("{} {}", read(5), read(7))
         }
+        "export-pool" => {
+            let mut descriptor = -1i32;
+            let place = &raw mut descriptor as usize;
+            let arguments = [place, scope.value(words.at(2)?)?, 1, 0];
+            let status = driver.call("cuMemPoolExportToShareableHandle", &arguments);
+            scope.keep(words.at(1)?, (status, descriptor as u64))
+        }
+        "import-pool" => {
+            let arguments = [scope.value(words.at(2)?)?, 1, 0];
+            let answer = driver.get("cuMemPoolImportFromShareableHandle", &arguments);
+            scope.keep(words.at(1)?, answer)
+        }
+        "import-pointer" => {
+            let data = [0u64; 8];
+            let arguments = [scope.value(words.at(2)?)?, data.as_ptr() as usize];
+            let answer = driver.get("cuMemPoolImportPointer", &arguments);
+            scope.keep(words.at(1)?, answer)
+        }
         "destroy-pool" => plain(driver.call("cuMemPoolDestroy", &[scope.value(words.at(1)?)?])),
         _ => return Ok(None),
     }))
