@@ -7,6 +7,7 @@ mod history;
 mod process;
 mod python;
 mod root;
+mod suspension;
 mod user;
 
 use super::failure::Failure;

@@ -96,6 +96,9 @@ pub enum Question<'a> {
     Uses(&'a OsStr),
     /// What is the process's command line? The answer is its beginning, in hexadecimal digits.
     Command,
+    /// Which obstacles to suspending the process show its environment and memory map? The answer
+    /// is that of [`crate::obstacles::answer`].
+    Contents,
 }
 
 /// Lets a child process answer a question about processes. Returns by pid the answers that come
@@ -117,6 +120,7 @@ pub fn ask(
         }
         Question::Uses(path) => &["uses".as_ref(), path],
         Question::Command => &["command".as_ref()],
+        Question::Contents => &["contents".as_ref()],
     };
     let input = pids.iter().map(|pid| format!("{pid}\n")).collect();
     let looked = in_child(arguments, input, patience, |line| {

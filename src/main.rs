@@ -33,6 +33,8 @@ mod look;
 mod ls;
 mod man;
 mod nvml;
+#[allow(dead_code, reason = "for the verbs that suspend and resume")]
+mod obstacles;
 mod oci_hook;
 mod order;
 mod output;

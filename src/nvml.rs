@@ -4,6 +4,7 @@ use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_ledger::Witness;
 use gpulimit_limits::Capacity;
+use nvml_wrapper::enum_wrappers::device::GpuVirtualizationMode;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::{MemoryInfo, ProcessInfo};
@@ -109,6 +110,44 @@ impl Driver {
                 UsedGpuMemory::Used(bytes) => Some(bytes.max(most)),
                 UsedGpuMemory::Unavailable => None,
             })
+    }
+
+    /// Returns whether NVML lists a process as a client of MPS.
+    pub fn lists_in_mps(&self, pid: u32) -> bool {
+        self.gpus.iter().any(|gpu| {
+            let device = self.device(&gpu.id);
+            let listed = device.and_then(|device| list(|| device.mps_running_compute_processes()));
+            listed.is_some_and(|listed| listed.iter().any(|process| process.pid == pid))
+        })
+    }
+
+    /// Returns the indices of the GPUs that are split into MIG instances and list a process.
+    pub fn split_gpus_of(&self, pid: u32) -> Vec<u32> {
+        let is_split = |gpu: &&Gpu| gpu.instances.is_some();
+        let lists = |gpu: &&Gpu| {
+            let entries = self.entries(pid, &gpu.id);
+            entries.is_some_and(|mut entries| entries.next().is_some())
+        };
+        let found = self.gpus.iter().filter(is_split).filter(lists);
+        found.map(|gpu| gpu.index).collect()
+    }
+
+    /// Returns the indices of the GPUs that are virtual: parts of a GPU that a hypervisor shares
+    /// out.
+    pub fn virtual_gpus(&self) -> Vec<u32> {
+        let is_virtual = |mode| mode == GpuVirtualizationMode::Vgpu;
+        self.of_which(|gpu| gpu.virtualization_mode().is_ok_and(is_virtual))
+    }
+
+    /// Returns the indices of the GPUs that are not in persistence mode.
+    pub fn without_persistence(&self) -> Vec<u32> {
+        self.of_which(|gpu| gpu.is_in_persistent_mode().is_ok_and(|is| !is))
+    }
+
+    fn of_which(&self, so: impl Fn(Device<'_>) -> bool) -> Vec<u32> {
+        let indices = self.gpus.iter().map(|gpu| gpu.index);
+        let is_one = |index: &u32| self.nvml.device_by_index(*index).is_ok_and(&so);
+        indices.filter(is_one).collect()
     }
 
     /// Returns the entries of a process in the lists of a GPU: compute, graphics and MPS.

@@ -7,7 +7,7 @@
 #![allow(unsafe_code)]
 
 use super::failure::Failure;
-use super::{doctor, install, look, output};
+use super::{doctor, install, look, obstacles, output};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::proc;
@@ -49,6 +49,9 @@ enum What {
     Uses,
     /// For each pid on standard input: the process's command line.
     Command,
+    /// For each pid on standard input: the obstacles to suspending the process that its environment
+    /// and memory map show.
+    Contents,
 }
 
 /// Runs the probe.
@@ -65,7 +68,7 @@ pub fn probe(args: &Args) -> Result<ExitCode, Failure> {
             output::json(&doctor::look_at(pid))?;
             return Ok(ExitCode::SUCCESS);
         }
-        What::Member | What::Uses | What::Command => {
+        What::Member | What::Uses | What::Command | What::Contents => {
             close_inherited();
             return processes(args.what, args.about.clone().unwrap_or_default());
         }
@@ -126,6 +129,7 @@ fn processes(what: What, about: PathBuf) -> Result<ExitCode, Failure> {
             yes(Mappings::of(pid).is_ok_and(|all| file.has_member(&all).is_ok_and(|is| is)))
         }
         What::Uses => yes(install::uses(pid, &about)),
+        What::Contents => obstacles::answer(pid),
         _ => {
             let line = Identity::command_line(pid);
             let bytes = line.iter().flatten();
@@ -176,6 +180,7 @@ unsafe fn function<F: Copy>(library: &Library, name: &[u8]) -> Option<F> {
 /// - `file PATH` and `version N`.
 /// - `init N`: the result of cuInit.
 /// - `native true`: the driver can limit cgroups itself.
+/// - `suspends true`: the driver has the functions that suspend processes.
 fn driver() -> String {
     let mut out = String::new();
     // SAFETY: loading runs the driver's constructors, as in every CUDA program.
@@ -196,6 +201,9 @@ fn driver() -> String {
     if let Some(init) = unsafe { function::<Init>(&library, b"cuInit\0") } {
         let _ = writeln!(out, "init {}", init(0));
     }
+    // SAFETY: the symbol is looked up, but not called.
+    let suspends = unsafe { function::<Init>(&library, b"cuCheckpointProcessLock\0") }.is_some();
+    let _ = writeln!(out, "suspends {suspends}");
     if let Some(yes) = has_native_limits() {
         let _ = writeln!(out, "native {yes}");
     }

@@ -1,6 +1,6 @@
 //! Checks of the machine, such as its driver, its libgpulimit.so and its rules.
 
-use super::{Finding, python, root};
+use super::{Finding, python, root, suspension};
 use crate::accounts::Database;
 use crate::env;
 use crate::install::{self, Preload};
@@ -73,9 +73,11 @@ fn driver() -> Result<Vec<Finding>, Finding> {
     match answers.get("init").map(String::as_str) {
         Some("0") => {
             let native = native(&answers).into_iter();
+            let has_functions = answers.get("suspends").is_some_and(|has| has == "true");
             Ok([Finding::fine(CHECK, text)]
                 .into_iter()
                 .chain(native)
+                .chain(suspension::of_machine(has_functions))
                 .collect())
         }
         code => Err(Finding::error(

@@ -1,7 +1,7 @@
 //! Checks a running process: whether it has loaded libgpulimit.so and which group it is in.
 
-use super::Finding;
 use super::files::Files;
+use super::{Finding, suspension};
 use crate::elf::{self, Kind};
 use crate::look::{self, PATIENCE};
 use crate::{accounts, env as own_env, groups, install, library};
@@ -103,6 +103,9 @@ pub(super) fn look(pid: u32) -> Vec<Finding> {
     findings.extend(process.library(wanted));
     findings.extend(process.preload());
     findings.extend(process.driver());
+    if process.mapped.is_none() || process.cuda().is_some() {
+        findings.extend(suspension::of_process(pid));
+    }
     findings.extend(belongs);
     findings
 }
@@ -331,12 +334,17 @@ impl Process {
         })
     }
 
+    /// Returns the path of the CUDA driver that the process has loaded.
+    fn cuda(&self) -> Option<&String> {
+        let mut mapped = self.mapped.iter().flatten();
+        mapped.find(|path| path.contains("/libcuda.so"))
+    }
+
     fn driver(&self) -> Option<Finding> {
-        let mapped = self.mapped.as_ref()?;
-        let found = mapped.iter().find(|path| path.contains("/libcuda.so"));
+        self.mapped.as_ref()?;
         Some(Finding::fine(
             "driver",
-            match found {
+            match self.cuda() {
                 Some(path) => format!("the process has loaded {path}"),
                 None => {
                     "the process has not loaded the CUDA driver; programs load it when they first \

@@ -42,6 +42,7 @@ mod several_gpus;
 mod shared_memory;
 mod sharing;
 mod sizes;
+mod suspendable;
 mod suspension;
 mod tampering;
 mod trail;

@@ -1,0 +1,388 @@
+//! Whether the host has room for GPU memory. The memory becomes the process's own, so the host, the
+//! process's memory cgroups and its limits must have the room.
+
+use super::{Obstacle, field};
+use gpulimit_base::proc;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What limits the memory of the host that a process may use.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Place {
+    /// The memory that the host has available.
+    Host,
+    /// The host's limit on memory that programs may ask for, without overcommitment.
+    Commit,
+    /// The limit of a memory cgroup: its directory.
+    Cgroup(PathBuf),
+    /// A resource limit of the process, as `ulimit` shows it.
+    Process {
+        /// The pid of the process.
+        pid: u32,
+        /// The option of `ulimit` that shows the limit.
+        option: char,
+    },
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host => f.write_str("the host"),
+            Self::Commit => f.write_str("the host (vm.overcommit_memory is 2)"),
+            Self::Cgroup(path) => write!(f, "the memory cgroup {}", path.display()),
+            Self::Process { pid, option } => {
+                write!(f, "the limit of process {pid} (`ulimit -{option}`)")
+            }
+        }
+    }
+}
+
+impl Place {
+    pub(super) fn remedy(&self) -> String {
+        match self {
+            Self::Host => "end programs that use the host's memory, or suspend fewer processes",
+            Self::Commit => "raise vm.overcommit_ratio, or suspend fewer processes",
+            Self::Cgroup(_) => "raise the limit of the cgroup, container or job",
+            Self::Process { pid, option } => {
+                let name = if *option == 'v' { "as" } else { "data" };
+                return format!("raise the limit: `prlimit --pid {pid} --{name}=unlimited`");
+            }
+        }
+        .to_owned()
+    }
+}
+
+/// Returns the places that have too little memory for the GPU memory of these processes, given as
+/// pids and bytes. A tenth of every place stays free.
+pub fn of_memory(processes: &[(u32, u64)]) -> Vec<Obstacle> {
+    let read = |path: &str| proc::read(path).unwrap_or_default();
+    let meminfo = read("/proc/meminfo");
+    let strict = read("/proc/sys/vm/overcommit_memory").trim() == "2";
+    let mounts = Mounts::parse(&read("/proc/self/mountinfo"));
+    // The places with the bytes that they need and have.
+    let mut places = Vec::new();
+    let sum = |bytes: &mut u64, more: u64| *bytes = bytes.saturating_add(more);
+    let mut all = 0;
+    let mut cgroups: BTreeMap<(PathBuf, Kind), u64> = BTreeMap::new();
+    for (pid, bytes) in processes {
+        sum(&mut all, *bytes);
+        for cgroup in mounts.cgroups(&read(&format!("/proc/{pid}/cgroup"))) {
+            sum(cgroups.entry(cgroup).or_default(), *bytes);
+        }
+        let (limits, status) = (
+            read(&format!("/proc/{pid}/limits")),
+            read(&format!("/proc/{pid}/status")),
+        );
+        for (name, used, option) in [
+            ("Max address space", "VmSize", 'v'),
+            ("Max data size", "VmData", 'd'),
+        ] {
+            let room = limit(&limits, name).zip(kibibytes(&status, used));
+            let room = room.map(|(limit, used)| limit.saturating_sub(used));
+            places.push((*bytes, room, Place::Process { pid: *pid, option }));
+        }
+    }
+    places.push((all, kibibytes(&meminfo, "MemAvailable"), Place::Host));
+    if strict {
+        let limit = kibibytes(&meminfo, "CommitLimit").zip(kibibytes(&meminfo, "Committed_AS"));
+        let room = limit.map(|(limit, used)| limit.saturating_sub(used));
+        places.push((all, room, Place::Commit));
+    }
+    for ((path, kind), bytes) in cgroups {
+        places.push((bytes, kind.room(&path), Place::Cgroup(path)));
+    }
+    let too_small = |(needed, room, place): (u64, Option<u64>, Place)| {
+        let room = room
+            .map(|room| room - room / 10)
+            .filter(|room| *room < needed)?;
+        Some(Obstacle::Memory {
+            needed,
+            room,
+            place,
+        })
+    };
+    places.into_iter().filter_map(too_small).collect()
+}
+
+/// Returns a number in the text of `/proc/meminfo` or `/proc/PID/status`, in bytes.
+fn kibibytes(text: &str, name: &str) -> Option<u64> {
+    let number = field(text, name)?
+        .strip_suffix("kB")?
+        .trim()
+        .parse::<u64>()
+        .ok()?;
+    number.checked_mul(1024)
+}
+
+/// Returns a soft limit in the text of `/proc/PID/limits`; `None` if unlimited.
+fn limit(limits: &str, name: &str) -> Option<u64> {
+    let line = limits.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_ascii_whitespace().next()?.parse().ok()
+}
+
+/// The version of a cgroup hierarchy.
+#[derive(Copy, Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+enum Kind {
+    V1,
+    V2,
+}
+
+impl Kind {
+    /// Returns the bytes that a memory cgroup may still use; `None` without a limit.
+    fn room(self, cgroup: &Path) -> Option<u64> {
+        let read = |file: &str| fs::read_to_string(cgroup.join(file)).unwrap_or_default();
+        let (limit, usage) = match self {
+            Self::V1 => ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+            Self::V2 => ("memory.max", "memory.current"),
+        };
+        self.room_in(&read(limit), &read(usage), &read("memory.stat"))
+    }
+
+    /// Returns the room from the texts of the limit, the usage and `memory.stat`. The kernel gives
+    /// up the cache of files for programs.
+    fn room_in(self, limit: &str, usage: &str, stat: &str) -> Option<u64> {
+        /// Hierarchies of version 1 write a limit that means none as a number near 2^63.
+        const NO_LIMIT: u64 = 1 << 60;
+        let limit: u64 = limit.trim().parse().ok()?;
+        let usage: u64 = usage.trim().parse().ok()?;
+        let prefix = match self {
+            Self::V1 => "total_",
+            Self::V2 => "",
+        };
+        let cache = ["inactive_file ", "active_file "].map(|name| {
+            let values = stat
+                .lines()
+                .filter_map(|line| line.strip_prefix(prefix)?.strip_prefix(name));
+            values
+                .filter_map(|value| value.parse::<u64>().ok())
+                .next()
+                .unwrap_or(0)
+        });
+        let used = usage.saturating_sub(cache[0].saturating_add(cache[1]));
+        (limit < NO_LIMIT).then(|| limit.saturating_sub(used))
+    }
+}
+
+/// A mounted cgroup hierarchy.
+#[derive(Clone, Debug, Eq, PartialEq)]
+struct Mount {
+    /// The cgroup at the mount point.
+    root: String,
+    point: PathBuf,
+}
+
+impl Mount {
+    /// Returns the directory of a cgroup, if it is below the mount point.
+    fn directory(&self, cgroup: &str) -> Option<PathBuf> {
+        let below = Path::new(cgroup).strip_prefix(&self.root).ok()?;
+        // A cgroup outside of the reader's cgroup namespace begins with `/..`.
+        let is_below = !below.components().any(|part| part.as_os_str() == "..");
+        is_below.then(|| self.point.join(below))
+    }
+}
+
+/// The mounted cgroup hierarchies that matter here.
+#[derive(Debug, Default, Eq, PartialEq)]
+struct Mounts {
+    /// The hierarchy of version 2.
+    unified: Option<Mount>,
+    /// The controller `memory` of version 1.
+    memory: Option<Mount>,
+    /// The controller `freezer` of version 1.
+    freezer: Option<Mount>,
+}
+
+impl Mounts {
+    /// Parses the text of `/proc/self/mountinfo`.
+    fn parse(mountinfo: &str) -> Self {
+        let mut mounts = Self::default();
+        for line in mountinfo.lines() {
+            let Some((front, back)) = line.split_once(" - ") else {
+                continue;
+            };
+            let (front, back): (Vec<_>, Vec<_>) =
+                (front.split(' ').collect(), back.split(' ').collect());
+            let ([_, _, _, root, point, ..], [kind, _, options, ..]) = (&front[..], &back[..])
+            else {
+                continue;
+            };
+            let place = match *kind {
+                "cgroup2" => &mut mounts.unified,
+                "cgroup" if options.split(',').any(|option| option == "memory") => {
+                    &mut mounts.memory
+                }
+                "cgroup" if options.split(',').any(|option| option == "freezer") => {
+                    &mut mounts.freezer
+                }
+                _ => continue,
+            };
+            place.get_or_insert_with(|| Mount {
+                root: (*root).to_owned(),
+                point: PathBuf::from(*point),
+            });
+        }
+        mounts
+    }
+
+    /// Returns the memory cgroups of a process, from its own to the one at the mount point.
+    /// `cgroup` is the text of `/proc/PID/cgroup`.
+    fn cgroups(&self, cgroup: &str) -> Vec<(PathBuf, Kind)> {
+        let mut found = Vec::new();
+        for (mount, controller, kind) in [
+            (&self.unified, "", Kind::V2),
+            (&self.memory, "memory", Kind::V1),
+        ] {
+            let Some((mount, path)) = mount.as_ref().zip(path_of(cgroup, controller)) else {
+                continue;
+            };
+            let Some(directory) = mount.directory(path) else {
+                continue;
+            };
+            let up = directory
+                .ancestors()
+                .take_while(|path| path.starts_with(&mount.point));
+            found.extend(up.map(|path| (path.to_owned(), kind)));
+        }
+        found
+    }
+}
+
+/// Returns the path of a process's cgroup in the hierarchy with this controller, from the text of
+/// `/proc/PID/cgroup`. The hierarchy of version 2 has an empty list of controllers.
+fn path_of<'a>(cgroup: &'a str, controller: &str) -> Option<&'a str> {
+    cgroup.lines().find_map(|line| {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (parts.next()?, parts.next()?);
+        controllers
+            .split(',')
+            .any(|name| name == controller)
+            .then_some(path)
+    })
+}
+
+/// Returns whether a process's cgroup, or one above it, is frozen. `cgroup` is the text of
+/// `/proc/PID/cgroup`.
+pub(super) fn is_frozen(cgroup: &str) -> bool {
+    let mounts = Mounts::parse(&proc::read("/proc/self/mountinfo").unwrap_or_default());
+    let read = |mount: &Option<Mount>, controller, file| {
+        let directory = mount.as_ref()?.directory(path_of(cgroup, controller)?)?;
+        fs::read_to_string(directory.join(file)).ok()
+    };
+    let events = read(&mounts.unified, "", "cgroup.events").unwrap_or_default();
+    let state = read(&mounts.freezer, "freezer", "freezer.state").unwrap_or_default();
+    events.lines().any(|line| line == "frozen 1") || matches!(state.trim(), "FROZEN" | "FREEZING")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HYBRID: &str = "\
+        30 25 0:26 / /sys/fs/cgroup ro,nosuid - tmpfs tmpfs ro,size=4096k\n\
+        31 30 0:27 / /sys/fs/cgroup/unified rw,nosuid shared:10 - cgroup2 cgroup2 rw\n\
+        35 30 0:31 / /sys/fs/cgroup/memory rw,nosuid shared:14 - cgroup cgroup rw,memory\n\
+        36 30 0:32 / /sys/fs/cgroup/freezer rw shared:15 - cgroup cgroup rw,freezer\n";
+    const CONTAINER: &str = "\
+        1510 1509 0:29 /docker/4f1c /sys/fs/cgroup ro,nosuid - cgroup2 cgroup rw,nsdelegate\n";
+
+    fn mount(root: &str, point: &str) -> Mount {
+        Mount {
+            root: root.into(),
+            point: point.into(),
+        }
+    }
+
+    #[test]
+    fn cgroups_of_both_versions_are_found() {
+        let mounts = Mounts::parse(HYBRID);
+        assert_eq!(mounts.unified, Some(mount("/", "/sys/fs/cgroup/unified")));
+        assert_eq!(mounts.freezer, Some(mount("/", "/sys/fs/cgroup/freezer")));
+        let found = mounts.cgroups("9:name=systemd:/\n4:memory:/job/7\n0::/user.slice\n");
+        let found: Vec<_> = found
+            .iter()
+            .map(|(path, kind)| (path.to_str(), *kind))
+            .collect();
+        let expected = [
+            ("/sys/fs/cgroup/unified/user.slice", Kind::V2),
+            ("/sys/fs/cgroup/unified", Kind::V2),
+            ("/sys/fs/cgroup/memory/job/7", Kind::V1),
+            ("/sys/fs/cgroup/memory/job", Kind::V1),
+            ("/sys/fs/cgroup/memory", Kind::V1),
+        ];
+        assert_eq!(found, expected.map(|(path, kind)| (Some(path), kind)));
+    }
+
+    #[test]
+    fn a_container_sees_its_own_part() {
+        let mounts = Mounts::parse(CONTAINER);
+        assert_eq!(
+            mounts.unified,
+            Some(mount("/docker/4f1c", "/sys/fs/cgroup"))
+        );
+        let found = mounts.cgroups("0::/docker/4f1c/a\n");
+        let found: Vec<_> = found.into_iter().map(|(path, _)| path).collect();
+        assert_eq!(
+            found,
+            [Path::new("/sys/fs/cgroup/a"), Path::new("/sys/fs/cgroup")]
+        );
+        for outside in ["0::/\n", "0::/docker/9\n", "0::/docker/4f1c/../9\n", ""] {
+            assert_eq!(mounts.cgroups(outside), [], "{outside}");
+        }
+    }
+
+    #[test]
+    fn controllers_may_share_a_hierarchy() {
+        let cgroup = "3:cpu,cpuacct:/a\n2:freezer,memory:/b:c\n";
+        assert_eq!(path_of(cgroup, "memory"), Some("/b:c"));
+        assert_eq!(path_of(cgroup, "cpuacct"), Some("/a"));
+        assert_eq!(path_of(cgroup, ""), None);
+    }
+
+    #[test]
+    fn cached_files_make_room() {
+        let stat = "anon 500\nfile 400\ninactive_file 100\nactive_file 200\nslab 9\n";
+        assert_eq!(Kind::V2.room_in("1000\n", "900\n", stat), Some(400));
+        assert_eq!(Kind::V2.room_in("1000\n", "1900\n", ""), Some(0));
+        assert_eq!(Kind::V2.room_in("max\n", "900\n", stat), None);
+        assert_eq!(Kind::V2.room_in("", "", stat), None, "the top has no limit");
+        let stat = "inactive_file 7\ntotal_inactive_file 100\ntotal_active_file 200\n";
+        assert_eq!(Kind::V1.room_in("1000\n", "900\n", stat), Some(400));
+        assert_eq!(
+            Kind::V1.room_in("9223372036854771712\n", "900\n", stat),
+            None
+        );
+    }
+
+    #[test]
+    fn limits_and_figures_are_parsed() {
+        let limits = "\
+            Limit                     Soft Limit           Hard Limit           Units     \n\
+            Max cpu time              unlimited            unlimited            seconds   \n\
+            Max data size             1048576              unlimited            bytes     \n\
+            Max address space         unlimited            unlimited            bytes     \n";
+        assert_eq!(limit(limits, "Max data size"), Some(1_048_576));
+        assert_eq!(limit(limits, "Max address space"), None);
+        let meminfo = "MemTotal:       16374584 kB\nMemAvailable:   12 kB\nHugePages_Total:   4\n";
+        assert_eq!(kibibytes(meminfo, "MemAvailable"), Some(12 << 10));
+        assert_eq!(kibibytes(meminfo, "HugePages_Total"), None);
+    }
+
+    #[test]
+    fn every_small_place_is_named() {
+        let own = std::process::id();
+        assert_eq!(of_memory(&[(own, 1)]), []);
+        let found = of_memory(&[(own, 1 << 60), (own, 1 << 60)]);
+        let host = found.iter().find_map(|obstacle| match obstacle {
+            Obstacle::Memory {
+                needed,
+                room,
+                place: Place::Host,
+            } => Some((*needed, *room)),
+            _ => None,
+        });
+        let (needed, room) = host.expect("the host is too small");
+        assert!(needed == 1 << 61 && room > 0);
+    }
+}

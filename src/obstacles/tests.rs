@@ -1,0 +1,148 @@
+use super::*;
+
+#[test]
+fn old_drivers_are_named() {
+    let old = "550.54.14".to_owned();
+    assert_eq!(of_version(old.clone()), Some(Obstacle::Driver(old)));
+    for fine in ["570.86.10", "580.65", "1000.1", "unknown"] {
+        assert_eq!(of_version(fine.to_owned()), None, "{fine}");
+    }
+}
+
+#[test]
+fn a_process_that_does_not_run_is_named() {
+    let status = |state: &str, pending: &str, shared: &str| {
+        let text = format!(
+            "Name:\tState: T\nUmask:\t0022\nState:\t{state}\nTgid:\t7\nTracerPid:\t0\n\
+             SigPnd:\t{pending}\nShdPnd:\t{shared}\n"
+        );
+        of_status(&text)
+    };
+    let none = "0000000000000000";
+    for running in ["R (running)", "S (sleeping)", "D (disk sleep)", "I (idle)"] {
+        assert_eq!(status(running, none, none), None);
+    }
+    assert_eq!(status("T (stopped)", none, none), Some(Obstacle::Stopped));
+    assert_eq!(status("Z (zombie)", none, none), Some(Obstacle::Ended));
+    assert_eq!(status("X (dead)", none, none), Some(Obstacle::Ended));
+    let kill = "0000000000000100";
+    assert_eq!(status("T (stopped)", kill, none), Some(Obstacle::Ended));
+    assert_eq!(status("S (sleeping)", none, kill), Some(Obstacle::Ended));
+    assert_eq!(status("S (sleeping)", none, "0000000000004000"), None);
+}
+
+#[test]
+fn pid_namespaces_are_counted() {
+    assert_eq!(namespaces("Pid:\t9\nNSpid:\t9\n"), 1);
+    assert_eq!(namespaces("Pid:\t9\nNSpid:\t9\t1\n"), 2);
+    assert_eq!(namespaces("Pid:\t9\n"), 1, "before Linux 4.1");
+}
+
+/// The memory map of a program under a profiler; each library has several mappings.
+const MAPS: &str = "\
+    55d0c0a00000-55d0c0a01000 r--p 00000000 08:01 9 /usr/bin/python3.12\n\
+    7f0000000000-7f0000001000 r-xp 00000000 08:01 1 /opt/nsight/libToolsInjection64.so\n\
+    7f0000001000-7f0000002000 r--p 00000000 08:01 1 /opt/nsight/libToolsInjection64.so\n\
+    7f0000003000-7f0000004000 r--p 00000000 08:01 2 /usr/lib/libcupti.so.12\n\
+    7f0000005000-7f0000006000 rw-p 00000000 00:00 0\n\
+    7f0000007000-7f0000008000 r--p 00000000 08:01 3 /opt/a b/libsanitizer-collection.so (deleted)\n\
+    7ffc00000000-7ffc00021000 rw-p 00000000 00:00 0 [stack]\n";
+
+#[test]
+fn profilers_are_seen_and_libcupti_alone_is_none() {
+    let variables: [&[u8]; 3] = [
+        b"CUDA_INJECTION64_PATH=/opt/x.so",
+        b"NVTX_INJECTION64_PATH=",
+        b"MY_CUDA_INJECTION64_PATH=x",
+    ];
+    let found = tools(&variables, MAPS);
+    let expected = [
+        "CUDA_INJECTION64_PATH",
+        "libToolsInjection",
+        "libsanitizer-collection",
+    ];
+    assert_eq!(found, expected);
+    let torch = "7f00-7f01 r-xp 0 08:01 1 /site-packages/nvidia/cuda_cupti/lib/libcupti.so.12\n";
+    assert_eq!(tools(&[b"PATH=/usr/bin"], torch), [""; 0]);
+}
+
+#[test]
+fn a_32_bit_program_has_short_addresses() {
+    assert!(!is_32_bit(MAPS));
+    let short = "08048000-0804c000 r-xp 00000000 08:01 1 /bin/x\n\
+                 fffdd000-ffffe000 rw-p 00000000 00:00 0 [stack]\n";
+    assert!(is_32_bit(short));
+    assert!(!is_32_bit(""), "a process without a memory map");
+}
+
+#[test]
+fn answers_are_read_back() {
+    let own = answer(std::process::id());
+    assert_eq!(of_answer(&own), []);
+    assert_eq!(of_answer(UNREADABLE), [Obstacle::Unreadable]);
+    let found = of_answer("libaccinj64 32-bit");
+    assert_eq!(
+        found,
+        [Obstacle::Tool("libaccinj64".into()), Obstacle::Bits32]
+    );
+}
+
+#[test]
+fn obstacles_of_living_processes() {
+    assert_eq!(of_process(std::process::id(), None, ""), []);
+    assert_eq!(of_process(1 << 23, None, ""), [Obstacle::Ended]);
+    let mut child = std::process::Command::new("sleep")
+        .arg("600")
+        .spawn()
+        .expect("started");
+    let pid = child.id();
+    assert_eq!(of_process(pid, None, ""), []);
+    let signal = |name: &str| {
+        let sent = std::process::Command::new("kill")
+            .args(["-s", name, &pid.to_string()])
+            .status();
+        assert!(sent.expect("sent").success());
+    };
+    signal("STOP");
+    // The child stops a moment after the signal.
+    while of_process(pid, None, "").is_empty() {
+        std::thread::yield_now();
+    }
+    assert_eq!(of_process(pid, None, ""), [Obstacle::Stopped]);
+    signal("KILL");
+    while of_process(pid, None, "") != [Obstacle::Ended] {
+        std::thread::yield_now();
+    }
+    child.wait().expect("reaped");
+}
+
+#[test]
+fn every_obstacle_has_a_remedy() {
+    let all = [
+        Obstacle::Architecture,
+        Obstacle::Mig(1),
+        Obstacle::Denied(Denied::Yama(1)),
+        Obstacle::Denied(Denied::Yama(3)),
+        Obstacle::Memory {
+            needed: 3 << 30,
+            room: 1 << 30,
+            place: Place::Process {
+                pid: 7,
+                option: 'v',
+            },
+        },
+    ];
+    let said: Vec<_> = all
+        .iter()
+        .map(|it| format!("{it} -> {}", it.remedy()))
+        .collect();
+    let expected = "the GPU memory (3.0 GiB) does not fit into the host's memory: the limit of \
+                    process 7 (`ulimit -v`) leaves 1.0 GiB -> raise the limit: `prlimit --pid 7 \
+                    --as=unlimited`";
+    assert_eq!(said[4], expected);
+    assert!(
+        said[2].contains("sysctl -w kernel.yama.ptrace_scope=0"),
+        "{}",
+        said[2]
+    );
+}

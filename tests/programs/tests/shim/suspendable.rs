@@ -1,0 +1,192 @@
+//! `gpulimit doctor` says whether processes can be suspended, and what prevents it.
+
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use gpulimit_programs::world::{self, MIB, Session, World};
+use serde_json::Value;
+
+/// Returns what a command of the controller finds out about suspending, each text with its remedy.
+/// No finding is a warning, because limits do not depend on it.
+fn found(mut command: Command) -> Vec<(String, String)> {
+    command.arg("--json");
+    let output = world::finish(command);
+    let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let findings = json["findings"].as_array().expect("findings").iter();
+    let about = findings.filter(|finding| finding["check"] == "suspend");
+    about
+        .map(|finding| {
+            assert_eq!(finding["level"], "ok", "{finding}");
+            let part = |name: &str| finding[name].as_str().unwrap_or_default().to_owned();
+            (part("text"), part("remedy"))
+        })
+        .collect()
+}
+
+fn doctor(world: &World, arguments: &[&str]) -> Command {
+    let mut command = world.bare(&world::controller());
+    command.arg("doctor").args(arguments);
+    command
+}
+
+fn about_machine(world: &World) -> Vec<(String, String)> {
+    found(doctor(world, &[]))
+}
+
+fn about(world: &World, program: &Session) -> Vec<(String, String)> {
+    found(doctor(world, &["--pid", &program.pid().to_string()]))
+}
+
+#[track_caller]
+fn expect(found: &[(String, String)], expected: &[(&str, &str)]) {
+    assert_eq!(found.len(), expected.len(), "{found:?}");
+    for ((text, remedy), (in_text, in_remedy)) in found.iter().zip(expected) {
+        assert!(text.contains(in_text), "{text}: {in_text}");
+        assert!(remedy.contains(in_remedy), "{remedy}: {in_remedy}");
+    }
+}
+
+const NONE: &[(&str, &str)] = &[("the process has no obstacle", "")];
+const PERSISTENCE: (&str, &str) = ("GPU 0 is not in persistence mode", "nvidia-smi -pm 1");
+
+#[test]
+fn a_machine_without_obstacles() {
+    let world = World::without_group(&[]);
+    expect(
+        &about_machine(&world),
+        &[("processes can be suspended", ""), PERSISTENCE],
+    );
+}
+
+#[test]
+fn a_machine_with_mig() {
+    let world = World::without_group(&[("GPULIMIT_SIM_MIG", "2")]);
+    let mig = (
+        "but not on GPU 0, which is split into MIG instances",
+        "without MIG",
+    );
+    let found = about_machine(&world);
+    expect(
+        &found,
+        &[("processes can be suspended", ""), mig, PERSISTENCE],
+    );
+    let mut program = Session::start(world.bare(world::program()));
+    program.expect(&[("start", "0 0")]);
+    expect(
+        &about(&world, &program),
+        &[("uses GPU 0, which is split", "without MIG")],
+    );
+    program.end();
+}
+
+#[test]
+fn a_driver_without_the_functions() {
+    let world = World::without_group(&[]);
+    let folder = world.file("old");
+    world::older("libcuda.so.1", "cuCheckpointProcessLock", &folder);
+    let mut command = doctor(&world, &[]);
+    let libraries = format!("{}:{}", folder.display(), world::driver().display());
+    command.env("LD_LIBRARY_PATH", libraries);
+    let expected = [(
+        "processes cannot be suspended: the driver",
+        "driver 570 or later",
+    )];
+    expect(&found(command), &expected);
+}
+
+/// Starts a program with memory, and these variables.
+fn start(world: &World, variables: &[(&str, &str)]) -> Session {
+    let mut command = world.limited(world::program());
+    command.envs(variables.iter().copied());
+    let mut program = Session::start(command);
+    program.expect(&[("start", "0 0"), ("alloc a 100M", "0")]);
+    program
+}
+
+#[test]
+fn a_process_without_obstacles() {
+    let world = World::new(2048 * MIB);
+    let program = start(&world, &[]);
+    expect(&about(&world, &program), NONE);
+    // A process that has not loaded the driver has nothing to suspend.
+    let own = std::process::id().to_string();
+    expect(&found(doctor(&world, &["--pid", &own])), &[]);
+    program.end();
+    world.judge_end(2048 * MIB);
+}
+
+#[test]
+fn all_obstacles_of_a_process_are_named() {
+    let world = World::with(2048 * MIB, &[("GPULIMIT_SIM_ALL_LISTS", "1")]);
+    let program = start(&world, &[("CUDA_INJECTION64_PATH", "/nowhere.so")]);
+    program.signal(libc::SIGSTOP);
+    while !program.is_stopped() {
+        std::thread::yield_now();
+    }
+    let pid = program.pid().to_string();
+    let limited = Command::new("prlimit")
+        .args(["--pid", &pid, "--data=1000000:"])
+        .status();
+    assert!(limited.expect("started").success());
+    let expected = [
+        ("the process is stopped", "SIGCONT"),
+        (
+            "a profiler or sanitizer is in the process (CUDA_INJECTION64_PATH)",
+            "without the tool",
+        ),
+        ("the process is a client of MPS", "without MPS"),
+        ("(`ulimit -d`) leaves 0", "prlimit --pid"),
+    ];
+    expect(&about(&world, &program), &expected);
+    program.signal(libc::SIGCONT);
+    program.kill();
+}
+
+#[test]
+fn a_process_under_a_debugger() {
+    let world = World::new(2048 * MIB);
+    let program = start(&world, &[]);
+    // 0x4206 is PTRACE_SEIZE, which does not stop the process.
+    let script = "import ctypes, sys\nseized = ctypes.CDLL(None).ptrace(0x4206, int(sys.argv[1]), \
+                  0, 0)\nprint('seized =', seized, flush=True)\ninput()";
+    let mut debugger = Command::new("python3");
+    debugger.args(["-c", script, &program.pid().to_string()]);
+    let mut debugger = Session::start(debugger);
+    assert_eq!(debugger.answer(), "0");
+    let expected = format!("the process with pid {} traces the process", debugger.pid());
+    expect(&about(&world, &program), &[(&expected, "detach")]);
+    debugger.kill();
+    expect(&about(&world, &program), NONE);
+    program.end();
+    world.judge_end(2048 * MIB);
+}
+
+#[test]
+fn a_process_of_another_user_or_pid_namespace() {
+    if !world::may_mount() {
+        return;
+    }
+    let world = World::new(2048 * MIB);
+    let program = start(&world, &[]);
+    let mut stranger = doctor(&world, &["--pid", &program.pid().to_string()]);
+    stranger.uid(65_534).gid(65_534);
+    let denied = ("belongs to the user with id 0", "as that user or as root");
+    expect(&found(stranger), &[denied]);
+    let mut command = Command::new("unshare");
+    command.args(["--pid", "--fork"]).arg(world::program());
+    let bare = world.bare(world::program());
+    for (name, value) in bare.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    let mut contained = Session::start(command);
+    contained.expect(&[("start", "0 0")]);
+    let children = format!("/proc/{0}/task/{0}/children", contained.pid());
+    let inner = std::fs::read_to_string(children).expect("readable");
+    let said = found(doctor(&world, &["--pid", inner.trim()]));
+    expect(&said, &[("another pid namespace", "in the container")]);
+    contained.end();
+    program.end();
+}
