@@ -1,7 +1,7 @@
 //! `gpulimit suspend`: moves the GPU memory of processes to the host.
 
 mod abandoned;
-mod host;
+mod bound;
 mod report;
 mod subjects;
 mod world;
@@ -13,7 +13,8 @@ pub use world::{Machine, Stop, record};
 
 use super::checkpoint::Checkpoints;
 use super::failure::Failure;
-use super::output;
+use super::nvml::Driver;
+use super::{obstacles, output};
 use gpulimit_ledger::{Errand, EventKind};
 use gpulimit_limits::parse_duration;
 use gpulimit_suspend::{World, settle};
@@ -72,7 +73,7 @@ pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
     let before: Vec<u64> = subjects.iter().map(Subject::suspended).collect();
     let is_wanted = |at: &usize| before[*at] == 0 && subjects[*at].moved() > 0;
     let set: Vec<usize> = (0..subjects.len()).filter(is_wanted).collect();
-    check(&machine, &subjects, &set)?;
+    check(checkpoints.gpus(), &machine, &subjects, &set)?;
     gpulimit_suspend::suspend(&mut machine, &set)?;
     for at in &set {
         record(&subjects[*at], EventKind::Suspend);
@@ -101,28 +102,43 @@ pub fn settle_all(machine: &Machine<'_>, subjects: &[Subject]) -> Result<(), Fai
 ///
 /// # Errors
 /// All reasons why the set must not be suspended.
-fn check(machine: &Machine<'_>, subjects: &[Subject], set: &[usize]) -> Result<(), Failure> {
-    let mut reasons = Vec::new();
+fn check(
+    gpus: &Driver,
+    machine: &Machine<'_>,
+    subjects: &[Subject],
+    set: &[usize],
+) -> Result<(), Failure> {
+    let wanted: Vec<&Subject> = set.iter().map(|at| &subjects[*at]).collect();
+    let sizes: Vec<(u32, u64)> = (wanted.iter())
+        .map(|subject| (subject.target.pid, subject.moved()))
+        .collect();
+    let mut reasons = bound::passed(&wanted)?;
+    for (pid, obstacle) in obstacles::all(gpus, &sizes) {
+        let named = wanted
+            .iter()
+            .find(|subject| Some(subject.target.pid) == pid);
+        let name = named.map_or_else(String::new, |subject| format!("{}: ", subject.name()));
+        reasons.push(format!("{name}{obstacle}: {}", obstacle.remedy()));
+    }
     for at in set {
-        let subject = &subjects[*at];
-        if let Err(failure) = machine.check(*at) {
-            reasons.push(failure.to_string());
-        } else if machine.is_foreign(*at, machine.state(*at)?) {
-            reasons.push(format!(
-                "{} is locked or checkpointed by another program",
-                subject.name()
-            ));
+        reasons.extend(machine.check(*at).err().map(|failure| failure.to_string()));
+    }
+    // The driver answers no question about a process with some of these obstacles.
+    if reasons.is_empty() {
+        for at in set {
+            if machine.is_foreign(*at, machine.state(*at)?) {
+                reasons.push(format!(
+                    "another program has locked or suspended {}",
+                    subjects[*at].name()
+                ));
+            }
         }
     }
-    reasons.extend(host::full(subjects, set)?);
-    match &*reasons {
-        [] => Ok(()),
-        [only] => Err(Failure::new(format_args!("{only}; nothing was suspended"))),
-        [others @ .., last] => {
-            others.iter().for_each(|reason| output::note(reason));
-            Err(Failure::new(format_args!("{last}; nothing was suspended")))
-        }
-    }
+    let Some(last) = reasons.pop() else {
+        return Ok(());
+    };
+    reasons.iter().for_each(|reason| output::note(reason));
+    Err(Failure::new(format_args!("{last}; nothing was suspended")))
 }
 
 /// Stops suspended processes.
