@@ -343,6 +343,7 @@ fn move_out(ledger: &Ledger, slot: usize, device: DeviceIndex) -> u64 {
     if figure.load(Ordering::Acquire) != 0 || word.load(Ordering::Relaxed) == 0 {
         return 0;
     }
+    ledger.open_second(device, os::wall_tick().second());
     count_time(ledger, slot, device);
     let idle = ledger.charge(slot, device).idle.load(Ordering::Relaxed);
     let left = &ledger.content().slots[slot].stats[device.get()].left;

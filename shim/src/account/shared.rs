@@ -173,7 +173,10 @@ fn compare(used: u64, listed: Vec<(u32, u64)>, living: &[Holder]) -> Option<Born
             }
         }
         told |= shown.is_some();
-        borne.unseen |= shown.is_none() && charged > RESERVE;
+        // A suspended member has no memory on the GPU. What it has charged since is for calls that
+        // the driver holds up.
+        let is_away = usage.suspended > 0;
+        borne.unseen |= shown.is_none() && !is_away && charged > RESERVE;
         let uncharged = shown.unwrap_or(0).saturating_sub(charged);
         // NVML's figure for a member may exceed its charge by up to its reserve, because the member
         // measures later.
@@ -316,11 +319,19 @@ mod tests {
             "the unlisted member charged only its reserve"
         );
         assert_eq!(bears(RESERVE / MIB + 1), Some((u64::MAX, 0)));
-        // The charge of a suspended member has moved to its suspended bytes: it holds nothing.
-        let mut suspended = holder(2, [RESERVE / MIB, RESERVE / MIB, 0, 0]);
+        // The charge of a suspended member has moved to its suspended bytes: it holds nothing. One
+        // of its calls has charged more and waits.
+        let mut suspended = holder(2, [700, RESERVE / MIB, 30, 0]);
         suspended.usage.suspended = 500 * MIB;
         let living = [holder(1, [100, 0, 0, 0]), suspended];
-        assert_eq!(bear(0, &[(1, 100)], &living), Some((0, 0)));
+        assert_eq!(bear(0, &[(1, 100)], &living), Some((0, 30 * MIB)));
+        // Another tool has brought it back: it holds what NVML says.
+        let back = [(1, 100), (2, 1_000)];
+        assert_eq!(
+            bear(0, &back, &living),
+            Some(((1_000 - 700 + RESERVE / MIB + 30) * MIB, 30 * MIB))
+        );
+        assert_eq!(bear(0, &[], &living[1..]), None);
         let living = [holder(1, [100, 0, 0, 0])];
         assert_eq!(bear(0, &[], &living), None);
         assert_eq!(

@@ -123,6 +123,31 @@ fn idle_memory_of_a_member_that_comes_into_use_is_recorded() {
 }
 
 #[test]
+fn suspended_memory_is_usage_up_to_the_suspension_and_from_the_charge_for_its_return() {
+    let scratch = Scratch::with_history();
+    let (slot, actor) = (scratch.join(), scratch.claim(&stranger(1), ""));
+    let actor = actor.expect("a slot");
+    let seen = || extremes(&scratch, Resolution::Minutes);
+    charge(&scratch, &slot, 60);
+    slot.publish_idle(scratch.device, 7 * UNIT);
+    forget(&scratch);
+    let process = Identity::of_self();
+    assert_eq!(scratch.move_out(&process), Ok(53 * UNIT));
+    assert_eq!(seen(), (53, 0));
+    forget(&scratch);
+    charge(&scratch, &actor, 53);
+    assert_eq!(seen(), (53, 0));
+    forget(&scratch);
+    let path = [level(&actor, scratch.device, u64::MAX)];
+    crate::hand_over(&path, 53 * UNIT, &process).expect("handed over");
+    slot.note_use(scratch.device, 0);
+    assert_eq!(seen(), (53, 53), "the same usage");
+    let usage = scratch.usage(scratch.device);
+    assert_eq!(usage.peak, 60 * UNIT, "it has not risen");
+    assert_eq!(actor.charged(scratch.device), 0);
+}
+
+#[test]
 fn a_peak_is_recorded_again_in_the_next_second() {
     let scratch = Scratch::with_history();
     let slot = scratch.join();

@@ -81,6 +81,25 @@ fn unused_bytes_and_orphans_stay_charged() {
 }
 
 #[test]
+fn orphans_of_a_suspended_member_are_released_as_usual() {
+    let scratch = Scratch::new();
+    let device = scratch.device;
+    let ((slot, process), (other, _)) = (member(&scratch, 1, 60, 0), member(&scratch, 2, 0, 0));
+    slot.orphan(device, 5 * UNIT);
+    assert_eq!(scratch.move_out(&process), Ok(55 * UNIT));
+    let seen = scratch.orphans(device);
+    assert_eq!(other.release_orphans(device, &seen, 2 * UNIT), 3 * UNIT);
+    assert_eq!(figures(&scratch, &slot), (2, 55));
+    bring_back(&scratch, &process).expect("handed over");
+    assert!(try_charge(&[level(&slot, device, MAX)], UNIT) && !slot.distrusts());
+    assert_eq!(figures(&scratch, &slot), (58, 0));
+    let seen = scratch.orphans(device);
+    assert_eq!(other.release_orphans(device, &seen, 0), 2 * UNIT);
+    uncharge(&[level(&slot, device, MAX)], 56 * UNIT);
+    assert_eq!(figures(&scratch, &slot), (0, 0));
+}
+
+#[test]
 fn the_owner_accepts_a_suspension_that_the_driver_confirms() {
     let scratch = Scratch::new();
     let (slot, process) = member(&scratch, 1, 60, 0);
@@ -432,6 +451,8 @@ fn the_time_of_a_charge_is_counted_up_to_the_suspension() {
     let seconds = || stats.unit_ms.load(Ordering::Relaxed) / 60 / 1_000;
     assert_eq!(seconds(), 10);
     ago(20_000);
+    let bill = || scratch.bills()[0].byte_seconds / u128::from(60 * UNIT);
+    assert_eq!(bill(), 10, "nor does its present time");
     bring_back(&scratch, &process).expect("handed over");
     assert_eq!(seconds(), 10, "suspended memory costs nothing");
     uncharge(&[level(&slot, scratch.device, MAX)], 60 * UNIT);
