@@ -114,8 +114,8 @@ impl File {
         self.active.load(Ordering::Acquire)
     }
 
-    /// Reads the valid bank and its change number with `read`. `None`: the file changed during every
-    /// attempt; inner `None`: the bank is damaged.
+    /// Reads the valid bank and its change number with `read`. `None`: the file changed during
+    /// every attempt; inner `None`: the bank is damaged.
     fn look<T>(&self, read: impl Fn(&Bank, u64) -> Option<T>) -> Option<(Option<T>, u64)> {
         for _ in 0..LOOKS {
             let before = self.generation();

@@ -92,7 +92,9 @@ fn check_with<T: 'static>(
         super::scenario::empty(0, ledger);
         let members = set(&group);
         let mut all = more(&group, &members);
-        all.extend(words(0, ledger, device).map(|(name, word)| (name, word)));
+        for one in words(0, ledger, device) {
+            all.push(one);
+        }
         word::watch(all.iter().copied());
         word::begin_weak_run(all.iter().map(|(_, word)| *word));
         drop(all);
