@@ -424,6 +424,13 @@ impl Member {
         self.leaf().slot.usage(device.index[0])
     }
 
+    /// Returns whether this process has suspended bytes on the device, in its own group. Any member
+    /// may have written them.
+    #[inline]
+    pub fn has_suspended(&self, device: &MemberDevice) -> bool {
+        self.leaf().slot.has_suspended(device.index[0])
+    }
+
     /// Publishes this process's total bytes in a category of memory, such as pools.
     pub fn publish(&self, device: &MemberDevice, category: Category, bytes: u64) {
         self.each_slot(device, |slot, index| slot.publish(index, category, bytes));

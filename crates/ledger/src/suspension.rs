@@ -25,7 +25,7 @@
 //! which the driver works; the slot can be cleaned meanwhile if its owner dies. The claim lock is
 //! held for the change of figures only.
 
-use super::atomic::{AtomicU64, Ordering};
+use super::atomic::{AtomicU64, Ordering, fence};
 use super::charge::{self, MOVING, UNIT};
 use super::layout::SUSPENDS;
 use super::level::Level;
@@ -302,6 +302,15 @@ impl Ledger {
 }
 
 impl Slot {
+    /// Returns whether this process has suspended bytes. Call after a change of its charge: an
+    /// actor that has moved the charge out before the change is seen.
+    #[inline]
+    pub fn has_suspended(&self, device: DeviceIndex) -> bool {
+        // The actor writes the bytes, and then changes the word that this process has changed.
+        fence(Ordering::Acquire);
+        self.stats(device).suspended.load(Ordering::Relaxed) != 0
+    }
+
     /// Writes the bits that say why this process must not be suspended: see
     /// [`Ledger::obstacles_of`]. They are 0 when the slot is claimed. The caller has a lock, so
     /// that no thread writes older bits over newer ones.

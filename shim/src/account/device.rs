@@ -9,6 +9,7 @@ mod measuring;
 mod reclaim;
 
 use std::sync::atomic::AtomicUsize;
+use std::time::Duration;
 
 use gpulimit_base::device::DeviceId;
 use gpulimit_group::{Insistence, Member, Refusal, Undisturbed};
@@ -27,12 +28,16 @@ use super::{Process, locks};
 use crate::abi::{
     CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_UNKNOWN, Device as Ordinal, Out, SUCCESS, Status,
 };
+use crate::clock;
 use crate::driver::figures::{self, ProcessList};
-use crate::driver::{answer, cuda, devices};
+use crate::driver::{answer, cuda, devices, suspension};
 use crate::message;
 use crate::refusal::{self, Gpu, Refused};
 use measuring::Measuring;
 use reclaim::Reclaim;
+
+/// How often a thread of a suspended process looks whether its process is back.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// One GPU of this process.
 pub struct Device {
@@ -126,32 +131,69 @@ impl Device {
     /// Charges the bytes of `request` to the group, and counts them as in use from the start.
     #[inline]
     pub fn charge(&self, request: Request<'_>) -> Result<Charged<'_>, Refused> {
-        self.ask(&request, |pressure, insistence| {
+        let charge = |pressure: &dyn Pressure, insistence| {
             self.book.charge(request.bytes, pressure, insistence)
-        })?;
+        };
+        self.ask(&request, charge, || self.book.uncharge(request.bytes))?;
         Ok(Charged::new(self, request.bytes, false))
     }
 
     /// Charges the bytes of `request` in advance: they count as idle until they come into use.
     pub fn charge_ahead(&self, request: Request<'_>) -> Result<Charged<'_>, Refused> {
-        self.ask(&request, |pressure, insistence| {
+        let charge = |pressure: &dyn Pressure, insistence| {
             self.book.charge_ahead(request.bytes, pressure, insistence)
-        })?;
+        };
+        self.ask(&request, charge, || self.book.uncharge_idle(request.bytes))?;
         Ok(Charged::new(self, request.bytes, true))
     }
 
+    /// Charges a request. While this process is suspended, an insisting request waits, and others
+    /// are refused.
+    ///
+    /// A request of a suspended process would take room that the process needs to come back. Its
+    /// call of the driver would wait for that return, and the return for the room.
     #[inline]
     fn ask(
         &self,
         request: &Request<'_>,
-        charge: impl FnOnce(&dyn Pressure, Insistence) -> Result<(), Refusal<'static>>,
+        charge: impl Fn(&dyn Pressure, Insistence) -> Result<(), Refusal<'static>>,
+        undo: impl Fn(),
     ) -> Result<(), Refused> {
         let insistence = request.insistence();
         if insistence == Insistence::Full {
             locks::assert_none_held();
         }
         let pressure = Reclaim::new(self, request);
-        charge(&pressure, insistence).map_err(|refusal| self.tell(request, &refusal))
+        loop {
+            let answer = charge(&pressure, insistence);
+            // Looks after the charge: whoever moves the charge of this process out has either moved
+            // these bytes, too, or is seen here.
+            if !self.is_away() {
+                return answer.map_err(|refusal| self.tell(request, &refusal));
+            }
+            if answer.is_ok() {
+                undo();
+            }
+            if insistence == Insistence::None {
+                return Err(Refused);
+            }
+            self.await_return();
+        }
+    }
+
+    /// Returns whether this process is suspended: its charge has moved to its suspended bytes, and
+    /// the driver confirms that.
+    #[inline]
+    pub(super) fn is_away(&self) -> bool {
+        let Book { member, device, .. } = &self.book;
+        member.has_suspended(device) && suspension::is_suspended()
+    }
+
+    #[cold]
+    fn await_return(&self) {
+        while self.is_away() {
+            clock::nap(LOOK);
+        }
     }
 
     #[cold]

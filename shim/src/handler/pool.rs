@@ -506,8 +506,8 @@ pub fn export(call: Call, real: &dyn Real, pool: MemPool) -> Status {
     let known = call.process.pools.get(pool);
     known.inspect(|known| known.exported());
     let status = real.call();
-    // An unknown pool stays an obstacle. If the pool was destroyed meanwhile, its obstacle has ended
-    // already.
+    // An unknown pool stays an obstacle. If the pool was destroyed meanwhile, its obstacle has
+    // ended already.
     if status == SUCCESS || known.is_some_and(|known| !known.unexported()) {
         possible.stay();
     }

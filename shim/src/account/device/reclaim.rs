@@ -73,7 +73,8 @@ impl Pressure for Reclaim<'_> {
     }
 
     fn is_needless(&self) -> bool {
-        self.request.is_needless()
+        // A suspended process does not wait in line before others.
+        self.request.is_needless() || self.device.is_away()
     }
 
     fn function(&self) -> &str {

@@ -2,6 +2,7 @@
 //! has its memory on the host.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use gpulimit_base::identity::Identity;
 use gpulimit_ledger::{Ledger, Level, Unmoved, hand_over, try_charge};
@@ -201,6 +202,70 @@ fn a_program_that_another_tool_resumes_is_charged_again() {
     program.end();
     actor.driver.end();
     world.judge_end(CAP);
+}
+
+/// A request that waits for room makes no call of the driver, so it does not hold up the lock.
+/// While the program is suspended, the request neither takes the room that comes free nor stands in
+/// line before others. It goes on when the program is back.
+#[test]
+fn a_waiting_request_of_a_suspended_program_waits_until_it_is_resumed() {
+    let world = World::new(CAP);
+    world.settings(&["on_limit=wait"]);
+    let [mut program, mut other, mut third] = std::array::from_fn(|_| world.on_gpu());
+    program.expect(&[("alloc a 300M", "0")]);
+    other.expect(&[("alloc b 2000M", "0")]);
+    program.expect(&[("aside {\nalloc c 1500M\n}", "0")]);
+    let waits = || world.ledger().has_waiters();
+    assert!(world::eventually(waits), "the request waits");
+    let mut actor = Actor::new(&world);
+    assert!(actor.suspend(&program) >= CONTEXT + 300 * MIB);
+    assert!(
+        world::eventually(|| !waits()),
+        "the request leaves the line"
+    );
+    let before = world.usage(0).charged;
+    other.expect(&[("free b", "0")]);
+    third.expect(&[("alloc d 1900M", "0")]);
+    assert!(world.usage(0).charged < before);
+    assert!(actor.resume(&program));
+    world.judge(CAP);
+    third.expect(&[("free d", "0")]);
+    program.expect(&[("await", "0:1")]);
+    world.judge(CAP);
+    for session in [program, other, third, actor.driver] {
+        session.end();
+    }
+    world.judge_end(CAP);
+}
+
+/// A request that begins while the program is suspended must not take the room that the program
+/// needs to come back: the request's call of the driver would wait for the program's return, and
+/// the return for the room.
+#[test]
+fn a_suspended_program_does_not_take_the_room_for_its_own_return() {
+    for request in ["alloc b 1500M", "async b 1500M", "create b 1500M 0"] {
+        let world = World::new(CAP);
+        let mut program = world.on_gpu();
+        program.expect(&[("alloc a 2500M", "0")]);
+        let mut actor = Actor::new(&world);
+        actor.suspend(&program);
+        let before = world.usage(0).charged;
+        program.tell(request);
+        assert!(
+            program.is_silent_for(Duration::from_millis(300)),
+            "{request}"
+        );
+        assert_eq!(world.usage(0).charged, before, "{request}");
+        assert!(actor.resume(&program), "{request}");
+        let answer = program.answer();
+        assert!(answer.starts_with('2'), "{request}: {answer}");
+        world.judge(CAP);
+        program.expect(&[("free a", "0"), (request, "0")]);
+        world.judge(CAP);
+        program.end();
+        actor.driver.end();
+        world.judge_end(CAP);
+    }
 }
 
 /// Programs that allocate and free all the time are suspended, resumed and killed. The GPU has no
