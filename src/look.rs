@@ -96,8 +96,8 @@ pub enum Question<'a> {
     Uses(&'a OsStr),
     /// What is the process's command line? The answer is its beginning, in hexadecimal digits.
     Command,
-    /// Which obstacles to suspending the process show its environment and memory map? The answer
-    /// is that of [`crate::obstacles::answer`].
+    /// Which obstacles to suspending the process are seen in its memory, memory map and
+    /// environment? The answer is that of [`crate::obstacles::answer`].
     Contents,
 }
 

@@ -163,7 +163,7 @@ fn of_version(version: String) -> Option<Obstacle> {
     (major < FIRST_DRIVER).then_some(Obstacle::Driver(version))
 }
 
-/// Returns the obstacles of a process. Does not read the process's memory map and environment,
+/// Returns the obstacles of a process. Does not look into the process's memory and environment,
 /// which may block the reader forever: `contents` is what [`answer`] has found there.
 pub fn of_process(pid: u32, gpus: Option<&nvml::Driver>, contents: &str) -> Vec<Obstacle> {
     let read = |file: &str| proc::read(format!("/proc/{pid}/{file}"));
@@ -177,11 +177,7 @@ pub fn of_process(pid: u32, gpus: Option<&nvml::Driver>, contents: &str) -> Vec<
     if namespaces(&status) > 1 {
         found.push(Obstacle::PidNamespace);
     }
-    match right::denied(pid, &status) {
-        // The same rules keep the memory map from the caller.
-        Some(denied) => found.push(Obstacle::Denied(denied)),
-        None => found.extend(of_answer(contents)),
-    }
+    found.extend(of_answer(contents, || right::reason(pid, &status)));
     found.extend(tracer(pid).map(Obstacle::Traced));
     if read("cgroup").is_ok_and(|cgroup| memory::is_frozen(&cgroup)) {
         found.push(Obstacle::Frozen);
@@ -231,14 +227,18 @@ fn tracer(pid: u32) -> Option<u32> {
     })
 }
 
-/// The word in an answer that stands for [`Obstacle::Bits32`].
+/// The words in an answer that stand for [`Obstacle::Bits32`], [`Obstacle::Denied`] and
+/// [`Obstacle::Unreadable`].
 const BITS_32: &str = "32-bit";
-/// The word in an answer that stands for [`Obstacle::Unreadable`].
+const DENIED: &str = "denied";
 const UNREADABLE: &str = "unreadable";
 
-/// Returns the obstacles in a process's environment and memory map as words, for a child process
-/// that answers [`Question::Contents`]. Reading may block forever.
+/// Returns the obstacles in a process's memory, memory map and environment as words, for a child
+/// process that answers [`Question::Contents`]. May block forever.
 pub fn answer(pid: u32) -> String {
+    if right::is_denied(pid) {
+        return DENIED.to_owned();
+    }
     let read = |file: &str| fs::read(format!("/proc/{pid}/{file}"));
     let (Ok(environment), Ok(maps)) = (read("environ"), read("maps")) else {
         return UNREADABLE.to_owned();
@@ -251,12 +251,13 @@ pub fn answer(pid: u32) -> String {
     words.join(" ")
 }
 
-/// Returns the obstacles that [`answer`] has written.
-fn of_answer(answer: &str) -> Vec<Obstacle> {
+/// Returns the obstacles that [`answer`] has written. `reason` says why a right is denied.
+fn of_answer(answer: &str, reason: impl Fn() -> Denied) -> Vec<Obstacle> {
     let words = answer.split_ascii_whitespace();
     words
         .map(|word| match word {
             BITS_32 => Obstacle::Bits32,
+            DENIED => Obstacle::Denied(reason()),
             UNREADABLE => Obstacle::Unreadable,
             tool => Obstacle::Tool(tool.to_owned()),
         })

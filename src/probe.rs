@@ -49,8 +49,8 @@ enum What {
     Uses,
     /// For each pid on standard input: the process's command line.
     Command,
-    /// For each pid on standard input: the obstacles to suspending the process that its environment
-    /// and memory map show.
+    /// For each pid on standard input: the obstacles to suspending the process that its memory,
+    /// memory map and environment show.
     Contents,
 }
 

@@ -77,14 +77,12 @@ fn a_32_bit_program_has_short_addresses() {
 
 #[test]
 fn answers_are_read_back() {
-    let own = answer(std::process::id());
-    assert_eq!(of_answer(&own), []);
-    assert_eq!(of_answer(UNREADABLE), [Obstacle::Unreadable]);
-    let found = of_answer("libaccinj64 32-bit");
-    assert_eq!(
-        found,
-        [Obstacle::Tool("libaccinj64".into()), Obstacle::Bits32]
-    );
+    let read = |answer: &str| of_answer(answer, || Denied::Other);
+    assert_eq!(read(&answer(std::process::id())), []);
+    assert_eq!(read(UNREADABLE), [Obstacle::Unreadable]);
+    assert_eq!(read(DENIED), [Obstacle::Denied(Denied::Other)]);
+    let found = [Obstacle::Tool("libaccinj64".into()), Obstacle::Bits32];
+    assert_eq!(read("libaccinj64 32-bit"), found);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! `gpulimit doctor` says whether processes can be suspended, and what prevents it.
 
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use gpulimit_programs::world::{self, MIB, Session, World};
@@ -188,5 +189,77 @@ fn a_process_of_another_user_or_pid_namespace() {
     let said = found(doctor(&world, &["--pid", inner.trim()]));
     expect(&said, &[("another pid namespace", "in the container")]);
     contained.end();
+    program.end();
+}
+
+/// A cgroup with one process.
+struct Cgroup(PathBuf);
+
+impl Cgroup {
+    /// Makes a cgroup with this controller, which has the file of one of these names: of version 1,
+    /// and of version 2. Writes the value to the file. `None` where that is not possible.
+    fn new(program: &Session, controller: &str, files: [(&str, &str); 2]) -> Option<Cgroup> {
+        let top = Path::new("/sys/fs/cgroup");
+        let name = format!("gpulimit-test-{}", program.pid());
+        let places = [top.join(controller), top.to_owned()];
+        let found = places.iter().zip(files).find_map(|(place, (file, value))| {
+            let cgroup = Cgroup(place.join(&name));
+            std::fs::create_dir(&cgroup.0).ok()?;
+            let write = |file: &str, value: &str| std::fs::write(cgroup.0.join(file), value).ok();
+            // In a directory without the controller this fails: no file can be made there.
+            write(file, value)?;
+            write("cgroup.procs", &program.pid().to_string())?;
+            Some(cgroup)
+        });
+        if found.is_none() {
+            eprintln!("SKIPPED: cannot make a cgroup with {controller}");
+        }
+        found
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // The process leaves the cgroup a moment after its end. In a failed test it is still there.
+        if !std::thread::panicking() {
+            assert!(world::eventually(|| std::fs::remove_dir(&self.0).is_ok()));
+        }
+    }
+}
+
+#[test]
+fn a_process_in_a_small_cgroup() {
+    let world = World::new(2048 * MIB);
+    let program = start(&world, &[]);
+    let small = (300 * MIB).to_string();
+    let files = [("memory.limit_in_bytes", &*small), ("memory.max", &*small)];
+    let Some(cgroup) = Cgroup::new(&program, "memory", files) else {
+        return program.kill();
+    };
+    let expected = format!("the memory cgroup {} leaves", cgroup.0.display());
+    expect(
+        &about(&world, &program),
+        &[(&expected, "raise the limit of the cgroup")],
+    );
+    program.end();
+}
+
+#[test]
+fn a_process_in_a_frozen_cgroup() {
+    let world = World::new(2048 * MIB);
+    let program = start(&world, &[]);
+    let files = [("freezer.state", "FROZEN"), ("cgroup.freeze", "1")];
+    let Some(cgroup) = Cgroup::new(&program, "freezer", files) else {
+        return program.kill();
+    };
+    let frozen = || about(&world, &program)[0].0.contains("cgroup is frozen");
+    assert!(world::eventually(frozen));
+    for (file, value) in [("freezer.state", "THAWED"), ("cgroup.freeze", "0")] {
+        let path = cgroup.0.join(file);
+        if path.exists() {
+            std::fs::write(path, value).expect("thawed");
+        }
+    }
+    assert!(world::eventually(|| !frozen()));
     program.end();
 }
