@@ -39,6 +39,16 @@ pub(super) struct Process {
     mapped: Option<Vec<String>>,
 }
 
+/// What a group's ledger says of a process.
+struct Membership {
+    group: String,
+    /// The bytes that the process uses on all GPUs together.
+    bytes: u64,
+    /// What prevents the process from being suspended, as the process's library knows it; `None` if
+    /// the library is of a version that does not know.
+    obstacles: Option<u64>,
+}
+
 /// Checks a process. Returns after a bounded time, even if the process's files cannot be read.
 pub(super) fn checks(pid: u32) -> Vec<Finding> {
     look_in_child(pid).unwrap_or_else(|error| {
@@ -99,12 +109,14 @@ pub(super) fn look(pid: u32) -> Vec<Finding> {
             remedy_of_unreadable(effective_user()),
         ));
     }
-    let (belongs, wanted) = process.belongs();
+    let member = process.member_of();
+    let (belongs, wanted) = process.belongs(member.as_ref());
     findings.extend(process.library(wanted));
     findings.extend(process.preload());
     findings.extend(process.driver());
     if process.mapped.is_none() || process.cuda().is_some() {
-        findings.extend(suspension::of_process(pid));
+        let word = member.as_ref().map(|member| member.obstacles);
+        findings.extend(suspension::of_process(pid, word));
     }
     findings.extend(belongs);
     findings
@@ -357,11 +369,10 @@ impl Process {
 
     /// Reports the process's group, and the group selected for it. Also returns whether the process
     /// should have a limit.
-    fn belongs(&self) -> (Vec<Finding>, bool) {
+    fn belongs(&self, member: Option<&Membership>) -> (Vec<Finding>, bool) {
         const CHECK: &str = "group";
-        let member = self.member_of();
         let mut findings = Vec::new();
-        if let Some((group, bytes)) = &member {
+        if let Some(Membership { group, bytes, .. }) = member {
             let bytes = gib(*bytes);
             findings.push(Finding::fine(
                 CHECK,
@@ -396,10 +407,7 @@ impl Process {
             Ok(wanted) => wanted,
         };
         let is_wanted = wanted.is_some() || member.is_some();
-        findings.extend(place(
-            wanted.as_ref(),
-            member.map(|(group, _)| group).as_deref(),
-        ));
+        findings.extend(place(wanted.as_ref(), member.map(|member| &*member.group)));
         (findings, is_wanted)
     }
 
@@ -427,8 +435,8 @@ impl Process {
         })
     }
 
-    /// Returns the process's group, and the bytes that the process uses on all GPUs together.
-    fn member_of(&self) -> Option<(String, u64)> {
+    /// Returns the process's membership, if the process is in a group.
+    fn member_of(&self) -> Option<Membership> {
         let seen = SeenProcess::by_pid(self.pid);
         let roots = Root::locate_all(&own_env).unwrap_or_default();
         if let Some(found) = roots.iter().find_map(|root| member_in(root, &seen)) {
@@ -510,8 +518,8 @@ fn library_in(files: &Files, path: &Path, mapped: Option<&[String]>) -> Result<(
     }
 }
 
-/// Returns a process's group in the directory `root`, and the process's bytes on all GPUs together.
-fn member_in(root: &Root, seen: &SeenProcess) -> Option<(String, u64)> {
+/// Returns a process's membership in a group of the directory `root`.
+fn member_in(root: &Root, seen: &SeenProcess) -> Option<Membership> {
     let is_it = |process: &ProcessUsage| process.alive && seen.is(&process.identity);
     for group in root.groups().unwrap_or_default() {
         // The ledger of a group also lists the members of all groups below that group.
@@ -524,7 +532,11 @@ fn member_in(root: &Root, seen: &SeenProcess) -> Option<(String, u64)> {
         let bytes = process.devices.iter().fold(0u64, |sum, usage| {
             sum.saturating_add(usage.charged.saturating_sub(usage.idle))
         });
-        return Some((groups::of_process(&group, &process), bytes));
+        return Some(Membership {
+            group: groups::of_process(&group, &process),
+            bytes,
+            obstacles: ledger.obstacles_of(&process.identity),
+        });
     }
     None
 }

@@ -4,6 +4,7 @@ use super::Finding;
 use crate::nvml::Driver;
 use crate::obstacles::{self, Obstacle};
 use gpulimit_base::identity::SeenProcess;
+use gpulimit_base::obstacle::Obstacle as Inner;
 use gpulimit_base::proc;
 use gpulimit_group::effective_user;
 
@@ -77,9 +78,10 @@ fn has_mps() -> bool {
     SeenProcess::numbers().any(|pid| proc::read(format!("/proc/{pid}/comm")).is_ok_and(is_it))
 }
 
-/// Reports whether a process that may have loaded the CUDA driver can be suspended. Reading the
-/// process's files may block forever.
-pub(super) fn of_process(pid: u32) -> Vec<Finding> {
+/// Reports whether a process that may have loaded the CUDA driver can be suspended. `inner` is a
+/// member's word of obstacles in the ledger; the word is `None` if the library in the process does
+/// not know suspensions. Reading the process's files may block forever.
+pub(super) fn of_process(pid: u32, inner: Option<Option<u64>>) -> Vec<Finding> {
     let gpus = Driver::load().ok();
     let used = |gpus: &Driver| {
         let used = gpus
@@ -91,12 +93,24 @@ pub(super) fn of_process(pid: u32) -> Vec<Finding> {
     let bytes = gpus.as_ref().map_or(0, used);
     let mut found = obstacles::of_process(pid, gpus.as_ref(), &obstacles::answer(pid));
     found.extend(obstacles::of_memory(&[(pid, bytes)]));
-    if found.is_empty() {
-        let text = "the process has no obstacle to being suspended that is seen from outside";
-        return vec![Finding::fine(CHECK, text)];
-    }
-    found
-        .iter()
-        .map(|obstacle| finding("the process", obstacle))
-        .collect()
+    let of_it = |obstacle| finding("the process", obstacle);
+    let mut findings: Vec<Finding> = found.iter().map(of_it).collect();
+    let word = inner.flatten().unwrap_or(0);
+    findings.extend(Inner::texts(word).map(|text| Finding {
+        remedy: "wait until that is over, or change the program".into(),
+        ..Finding::fine(CHECK, format!("the process cannot be suspended: it {text}"))
+    }));
+    let text = match inner {
+        _ if !findings.is_empty() => return findings,
+        Some(Some(_)) => "nothing prevents the process from being suspended",
+        Some(None) => {
+            "nothing that is seen from outside prevents the process from being suspended; the \
+             library in the process is too old to say more"
+        }
+        None => {
+            "nothing that is seen from outside prevents the process from being suspended, but \
+             gpulimit suspends only members of groups"
+        }
+    };
+    vec![Finding::fine(CHECK, text)]
 }

@@ -47,7 +47,7 @@ fn expect(found: &[(String, String)], expected: &[(&str, &str)]) {
     }
 }
 
-const NONE: &[(&str, &str)] = &[("the process has no obstacle", "")];
+const NONE: &[(&str, &str)] = &[("nothing prevents the process from being suspended", "")];
 const PERSISTENCE: (&str, &str) = ("GPU 0 is not in persistence mode", "nvidia-smi -pm 1");
 
 #[test]
@@ -107,8 +107,20 @@ fn start(world: &World, variables: &[(&str, &str)]) -> Session {
 #[test]
 fn a_process_without_obstacles() {
     let world = World::new(2048 * MIB);
-    let program = start(&world, &[]);
+    let mut program = start(&world, &[]);
+    program.expect(&[("managed m 10M", "0")]);
+    let managed = (
+        "the process cannot be suspended: it has managed memory",
+        "wait",
+    );
+    expect(&about(&world, &program), &[managed]);
+    program.expect(&[("free m", "0")]);
     expect(&about(&world, &program), NONE);
+    let mut outsider = Session::start(world.bare(world::program()));
+    outsider.expect(&[("start", "0 0")]);
+    let expected = [("suspends only members of groups", "")];
+    expect(&about(&world, &outsider), &expected);
+    outsider.end();
     // A process that has not loaded the driver has nothing to suspend.
     let own = std::process::id().to_string();
     expect(&found(doctor(&world, &["--pid", &own])), &[]);
