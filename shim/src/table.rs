@@ -47,10 +47,10 @@ macro_rules! table {
                 track    cuMemImportFromShareableHandle(handle: Out<AllocationHandle>, os_handle: Opaque, kind: i32) => vmm::import, given (handle);
                 track    cuMulticastCreate(handle: Out<AllocationHandle>, prop: Opaque) => vmm::create_multicast, given (handle);
 
-                track    cuImportExternalMemory(memory: Out<Opaque>, description: Opaque) => external::import_memory, given ();
-                track    cuDestroyExternalMemory(memory: Opaque) => external::destroy_memory, given ();
-                track    cuImportExternalSemaphore(semaphore: Out<Opaque>, description: Opaque) => external::import_semaphore, given ();
-                track    cuDestroyExternalSemaphore(semaphore: Opaque) => external::destroy_semaphore, given ();
+                track    cuImportExternalMemory(ext_mem: Out<Opaque>, desc: Opaque) => external::import_memory, given ();
+                track    cuDestroyExternalMemory(ext_mem: Opaque) => external::destroy_memory, given ();
+                track    cuImportExternalSemaphore(ext_sem: Out<Opaque>, desc: Opaque) => external::import_semaphore, given ();
+                track    cuDestroyExternalSemaphore(ext_sem: Opaque) => external::destroy_semaphore, given ();
 
                 track    cuIpcGetMemHandle(handle: Opaque, dptr: DevicePtr) => ipc::get, given (dptr);
                 track    cuIpcOpenMemHandle(dptr: Out<DevicePtr>, handle: IpcHandle, flags: u32) => ipc::open, given (dptr);
