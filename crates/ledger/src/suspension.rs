@@ -208,8 +208,8 @@ impl Ledger {
     /// Moves the charges of a process to its suspended figures, on all devices. Call after the
     /// driver has reported the process checkpointed, with the actor lock of the process's own
     /// group. Begin with that group, in whose ledger the process looks for suspended bytes, and go
-    /// upwards then. Returns the bytes that were moved. Bytes that the process has charged ahead and
-    /// does not use stay charged, as do orphans: the driver has not let go of them.
+    /// upwards then. Returns the bytes that were moved. Bytes that the process has charged ahead
+    /// and does not use stay charged, as do orphans: the driver has not let go of them.
     pub fn move_out(&self, process: &Identity) -> Result<u64, Unmoved> {
         let moved = self.with_claimed(process, |slot| {
             DeviceIndex::all()
