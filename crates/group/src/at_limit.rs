@@ -196,6 +196,7 @@ impl<'a> Request<'a, '_> {
             level,
             charged: station.ledger.charged(index),
             max: station.bounds(self.device, index).max,
+            pending: 0,
         }
     }
 
@@ -282,7 +283,7 @@ impl<'a> Request<'a, '_> {
             let level = refused.level;
             let asking = match std::mem::replace(&mut asked[level], true) {
                 true => None,
-                false => self.asking(level),
+                false => self.asking(&refused),
             };
             let time = match until {
                 Some(until) => until.checked_duration_since(Instant::now()),
@@ -361,7 +362,7 @@ impl<'a> Request<'a, '_> {
         };
         loop {
             let asks = match asking {
-                Some(asking) if Instant::now() < asking.until => self.ask(asking),
+                Some(asking) if Instant::now() < asking.until => self.ask(asking, last.pending),
                 _ => false,
             };
             let turn = match &mut line {

@@ -5,7 +5,9 @@ use super::at_limit::Request;
 use super::member::{Member, MemberDevice, Station};
 use super::trail::happening;
 use gpulimit_base::device::DeviceId;
-use gpulimit_ledger::{Answer, Askable, Category, Demand, Details, EventKind, Reason, Slot};
+use gpulimit_ledger::{
+    Answer, Askable, Category, Demand, Details, EventKind, Reason, Refused, Slot,
+};
 use gpulimit_limits::Bounds;
 use std::time::{Duration, Instant};
 
@@ -200,15 +202,17 @@ struct Asked {
 }
 
 impl Request<'_, '_> {
-    /// Returns a plan to ask for the memory that the request lacks in the group at `level`. `None`
-    /// if registered members do not hold enough, or if the group asks nobody.
-    pub(super) fn asking(&self, level: usize) -> Option<Asking> {
+    /// Returns a plan to ask for the memory that the request lacks in the group that has refused
+    /// it. `None` if registered members do not hold enough, or if the group asks nobody.
+    pub(super) fn asking(&self, refused: &Refused) -> Option<Asking> {
+        let level = refused.level;
         let time = self.options(level).pressure_timeout;
         if time.is_zero() {
             return None;
         }
         // A request can be refused although it fits, as in a damaged ledger.
-        self.plan(level, &[]).filter(|plan| !plan.is_empty())?;
+        self.plan(level, &[], refused.pending)
+            .filter(|plan| !plan.is_empty())?;
         let began = Instant::now();
         Some(Asking {
             until: began + time,
@@ -220,9 +224,10 @@ impl Request<'_, '_> {
     }
 
     /// Asks the members of a plan again, as far as they were not asked a moment ago. Returns false
-    /// if they do not hold enough any more, without those that have given too little.
-    pub(super) fn ask(&self, asking: &mut Asking) -> bool {
-        let Some(mut plan) = self.plan(asking.level, &asking.asked) else {
+    /// if they do not hold enough any more, without those that have given too little. `pending`
+    /// bytes of ended processes will soon be free.
+    pub(super) fn ask(&self, asking: &mut Asking, pending: u64) -> bool {
+        let Some(mut plan) = self.plan(asking.level, &asking.asked, pending) else {
             return false;
         };
         let index = self.device.index[asking.level];
@@ -251,7 +256,7 @@ impl Request<'_, '_> {
         if count > 0 && !std::mem::replace(&mut asking.is_recorded, true) {
             self.record_demand(asking.level, EventKind::Asked, bytes, count);
         }
-        self.plan(asking.level, &asking.asked).is_some()
+        self.plan(asking.level, &asking.asked, pending).is_some()
     }
 
     /// Records what the members that were asked have given back since then, as the ledger shows it.
@@ -279,15 +284,15 @@ impl Request<'_, '_> {
         }
     }
 
-    /// Returns who is asked for how many bytes, so that the request fits; `None` if the members do
-    /// not hold enough.
-    fn plan(&self, level: usize, asked: &[Asked]) -> Option<Vec<(Askable, u64)>> {
+    /// Returns who is asked for how many bytes, so that the request fits when `pending` bytes are
+    /// free; `None` if the members do not hold enough.
+    fn plan(&self, level: usize, asked: &[Asked], pending: u64) -> Option<Vec<(Askable, u64)>> {
         let station = self.station(level);
         let index = self.device.index[level];
         let max = station.bounds(self.device, index).max;
         let room = max.saturating_sub(station.kept(index));
-        let wanted = station.ledger.charged(index).saturating_add(self.bytes);
-        let bytes = wanted.saturating_sub(room);
+        let charged = station.ledger.charged(index).saturating_sub(pending);
+        let bytes = charged.saturating_add(self.bytes).saturating_sub(room);
         let (plan, left) = self.share(level, bytes, Some(&station.slot), asked);
         (left == 0).then_some(plan)
     }

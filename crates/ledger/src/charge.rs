@@ -136,9 +136,9 @@ pub(super) trait Surroundings<R> {
     /// Cleans the slots of dead processes in one group's ledger. Reports freed memory for a bounded
     /// time only, because the caller then retries.
     fn reap(&mut self, rung: &R) -> Reaped;
-    /// Asks other members for idle memory. Returns false if no memory came back or the time for
-    /// asking is used up.
-    fn ask_others(&mut self, rung: &R, n: u64) -> bool;
+    /// Asks other members for the idle memory that a request of `n` units lacks beside the `pending`
+    /// units. Returns false if no memory came back or the time for asking is used up.
+    fn ask_others(&mut self, rung: &R, n: u64, pending: u64) -> bool;
     /// Waits a short random time for the requests of other processes to finish. Returns false if
     /// the time for such waits is used up.
     fn back_off(&mut self) -> bool;
@@ -162,6 +162,8 @@ pub(super) struct Reaped {
 pub(super) struct Refusal {
     pub level: usize,
     pub charged: u64,
+    /// Those of the granted units that will soon be free: see [`Reaped::pending`].
+    pub pending: u64,
 }
 
 /// A counter of charged but unused memory. The counter changes while a request is undecided, so
@@ -614,16 +616,22 @@ pub(super) fn contend<R: Rung>(
                 if reaped.freed {
                     continue;
                 }
-                match confirm(rung, n, reaped.pending) {
+                let pending = reaped.pending;
+                let refusal = |charged| Refusal {
+                    level,
+                    charged,
+                    pending,
+                };
+                match confirm(rung, n, pending) {
                     Confirmed::Over(charged) => {
-                        if !surroundings.ask_others(rung, n) {
-                            return Err(Refusal { level, charged });
+                        if !surroundings.ask_others(rung, n, pending) {
+                            return Err(refusal(charged));
                         }
                         continue;
                     }
                     Confirmed::OnlyDraining(charged) => {
                         if !surroundings.wait_for_drain() {
-                            return Err(Refusal { level, charged });
+                            return Err(refusal(charged));
                         }
                         continue;
                     }
@@ -639,7 +647,11 @@ pub(super) fn contend<R: Rung>(
                 continue;
             }
             let charged = rungs.get(level).map_or(0, |rung| look(rung).granted());
-            return Err(Refusal { level, charged });
+            return Err(Refusal {
+                level,
+                charged,
+                pending: 0,
+            });
         }
     }
 }

@@ -62,6 +62,8 @@ pub struct Refused {
     pub charged: u64,
     /// The limit of the refusing group in bytes.
     pub max: u64,
+    /// Those of the granted bytes that will soon be free, because their processes have ended.
+    pub pending: u64,
 }
 
 /// Charges `bytes` of GPU memory, rounded up to 4 KiB, in all groups or in none. Call before asking
@@ -177,6 +179,7 @@ fn slow(
         level: refusal.level,
         charged: refusal.charged * UNIT,
         max: levels.get(refusal.level).map_or(0, |level| level.max),
+        pending: refusal.pending * UNIT,
     })
 }
 
@@ -193,6 +196,7 @@ fn refused(levels: &[Level<'_>], level: usize) -> Refused {
         level,
         charged: at.map_or(0, |at| charge::look(at).granted() * UNIT),
         max: at.map_or(0, |at| at.max),
+        pending: 0,
     }
 }
 
@@ -378,13 +382,14 @@ impl Surroundings<Level<'_>> for Contention<'_> {
         }
     }
 
-    fn ask_others(&mut self, level: &Level<'_>, n: u64) -> bool {
+    fn ask_others(&mut self, level: &Level<'_>, n: u64, pending: u64) -> bool {
         let ledger = level.slot.ledger();
         let reclaimable = || usage::reclaimable(ledger, level.slot.index(), level.device) / UNIT;
         let before = charge::look(level);
         // The units that the request lacks. Other processes are asked only if together they can
         // give back that many.
-        let lacking = (before.granted() + n).saturating_sub(Rung::max(level));
+        let there = Rung::max(level).saturating_add(pending);
+        let lacking = (before.granted() + n).saturating_sub(there);
         if lacking == 0 && self.asked_for < ASK_PATIENCE {
             // The group has room now, so the request is tried again. Retries are bounded, because
             // this process's own word may be full.

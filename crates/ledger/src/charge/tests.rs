@@ -170,7 +170,7 @@ impl Surroundings<Plain<'_>> for Around<'_> {
         answer(&mut self.reaps, &mut self.reap)
     }
 
-    fn ask_others(&mut self, _: &Plain<'_>, _: u64) -> bool {
+    fn ask_others(&mut self, _: &Plain<'_>, _: u64, _: u64) -> bool {
         answer(&mut self.asks, &mut self.ask)
     }
 
@@ -413,7 +413,8 @@ fn a_word_is_bounded() {
         contend(&level, 1, 0, &mut around, &()),
         Err(Refusal {
             level: 0,
-            charged: WORD_MAX
+            charged: WORD_MAX,
+            pending: 0
         })
     );
 }
@@ -486,7 +487,8 @@ fn a_refusal_comes_after_every_remedy_was_tried_once() {
         contend(&level, 2, 0, &mut around, &()),
         Err(Refusal {
             level: 0,
-            charged: 9
+            charged: 9,
+            pending: 0
         })
     );
     assert_eq!((around.reclaims, around.reaps, around.asks), (1, 1, 1));
@@ -555,7 +557,8 @@ fn pending_memory_is_waited_for_if_it_makes_room() {
             refused,
             Err(Refusal {
                 level: 0,
-                charged: 10
+                charged: 10,
+                pending: draining,
             })
         );
         (around.drains, around.asks)
@@ -631,7 +634,8 @@ fn dead_slots_are_cleaned_once_more_when_the_time_is_over() {
         contend(&level, 5, 0, &mut around, &()),
         Err(Refusal {
             level: 0,
-            charged: 4
+            charged: 4,
+            pending: 0
         }),
         "the refusal reports granted units only"
     );

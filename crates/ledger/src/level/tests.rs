@@ -90,6 +90,7 @@ fn a_refusal_names_the_level_whose_limit_is_too_small() {
             level,
             charged: 3 * UNIT,
             max: max * UNIT,
+            pending: 0,
         })
     };
     assert_eq!(request(6 * UNIT, [5, 5]), refused(0, 5));
@@ -430,11 +431,12 @@ impl Drop for Sets<'_> {
     }
 }
 
-/// Requests units beside a member that offers `reclaimable` units but gives them only if `gives`.
-/// Returns (granted, number of asks).
-fn ask(gives: bool, reclaimable: u64, request: u64) -> (bool, u64) {
+/// Requests units beside a member that offers `reclaimable` units but gives them only if `gives`,
+/// and beside a dead process with `dead` units. Returns (granted, number of asks).
+fn ask(gives: bool, reclaimable: u64, request: u64, dead: u64) -> (bool, u64) {
     let scratch = Scratch::new();
     let (slot, other) = (scratch.join(), scratch.join());
+    scratch.dead(&stranger(1), dead, 0);
     let (device, ledger) = (scratch.device, Arc::clone(&scratch));
     let theirs = [level(&other, device, u64::MAX)];
     charge_unchecked(&theirs, 10 * UNIT);
@@ -455,7 +457,7 @@ fn ask(gives: bool, reclaimable: u64, request: u64) -> (bool, u64) {
             }
         });
         let granted = charge(
-            &[level(&slot, device, 12 * UNIT)],
+            &[level(&slot, device, (12 + dead) * UNIT)],
             request * UNIT,
             &Knows(None),
         );
@@ -468,15 +470,22 @@ fn ask(gives: bool, reclaimable: u64, request: u64) -> (bool, u64) {
 fn others_are_asked_only_if_they_can_give_what_is_lacking() {
     // On a busy machine, the member may need more than the allowed tenth of a second, so the test
     // tries again.
-    assert!((0..20).any(|_| ask(true, 4, 6) == (true, 1)), "just enough");
-    assert!((0..20).any(|_| ask(true, 5, 6) == (true, 1)), "more");
+    assert!(
+        (0..20).any(|_| ask(true, 4, 6, 0) == (true, 1)),
+        "just enough"
+    );
+    assert!((0..20).any(|_| ask(true, 5, 6, 0) == (true, 1)), "more");
+    assert!(
+        (0..20).any(|_| ask(true, 4, 26, 20) == (true, 1)),
+        "with the memory of a dead process"
+    );
     assert_eq!(
-        ask(true, 4, 7),
+        ask(true, 4, 7, 0),
         (false, 0),
         "the member has too little idle memory"
     );
-    assert_eq!(ask(false, 4, 6), (false, 1), "the member gives nothing");
-    assert_eq!(ask(true, 4, 2), (true, 0), "there is room");
+    assert_eq!(ask(false, 4, 6, 0), (false, 1), "the member gives nothing");
+    assert_eq!(ask(true, 4, 2, 0), (true, 0), "there is room");
 }
 
 #[test]

@@ -125,7 +125,7 @@ impl Surroundings<Seat> for Patience {
         Reaped::default()
     }
 
-    fn ask_others(&mut self, _: &Seat, _: u64) -> bool {
+    fn ask_others(&mut self, _: &Seat, _: u64, _: u64) -> bool {
         false
     }
 

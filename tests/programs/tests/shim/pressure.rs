@@ -229,6 +229,26 @@ fn a_request_ends_when_the_holder_dies_or_unregisters() {
     world.judge_end(cap(2));
 }
 
+/// The driver frees the memory of a killed process later.
+#[test]
+fn holders_are_not_asked_for_what_the_dead_leave() {
+    let world = World::with(cap(3), &[("GPULIMIT_SIM_KILL_LAG_MS", "500")]);
+    world.settings(&["pressure_timeout=1000h"]);
+    let mut holder = holder(&world, "", 250);
+    let (mut dead, mut other) = (world.on_gpu(), world.on_gpu());
+    dead.expect(&[("alloc c 300M", "0")]);
+    waits_to_be_asked(&mut holder);
+    dead.kill();
+    other.tell(&format!("alloc b {}M", CONTEXT / MIB + 450));
+    // Without the reserve that the other process has for the driver.
+    assert_eq!(holder.answer(), told(&world, 104, 1, GROUP));
+    holder.expect(&[("free a", "0")]);
+    assert_eq!(other.answer(), "0");
+    holder.end_quietly();
+    other.end();
+    world.judge_end(cap(3));
+}
+
 #[test]
 fn the_largest_holders_in_two_groups_are_asked_for_what_is_missing() {
     let world = World::new(cap(5));
