@@ -25,8 +25,8 @@ pub struct Told {
 /// The memory that this process is asked to give back.
 #[derive(Copy, Clone, Debug)]
 pub struct Demanded<'a> {
-    /// Pass it to [`Member::answer`].
-    pub told: Told,
+    /// What to pass to [`Member::answer`]. `None` if no process waits for an answer.
+    pub told: Option<Told>,
     /// The device.
     pub device: DeviceId,
     /// Bytes, no more than this process can give back.
@@ -90,14 +90,15 @@ impl Member {
     /// has nothing to give back: any member can write a demand.
     pub fn take_demand(&self) -> Option<Demanded<'_>> {
         let demand = self.top().slot.take_demand()?;
-        let checked = self.checked(demand);
+        let number = self.demands();
+        let checked = self.checked(demand, number);
         if checked.is_none() {
-            self.give_answer(self.demands(), Answer::TooLittle);
+            self.give_answer(number, Answer::TooLittle);
         }
         checked
     }
 
-    fn checked(&self, demand: Demand) -> Option<Demanded<'_>> {
+    fn checked(&self, demand: Demand, number: u64) -> Option<Demanded<'_>> {
         let Demand {
             device,
             depth,
@@ -107,7 +108,17 @@ impl Member {
         let level = (self.levels.len() - 1).checked_sub(depth.into())?;
         let entry = self.top().ledger.device_entry(device)?;
         let device = self.device(entry.id, entry.capacity).ok()?;
-        self.demanded(&device, level, bytes, reason)
+        let demanded = self.demanded(&device, level, bytes, reason)?;
+        let told = Told {
+            number,
+            device,
+            bytes: demanded.bytes,
+            in_use: self.own_usage(&device).in_use(),
+        };
+        Some(Demanded {
+            told: Some(told),
+            ..demanded
+        })
     }
 
     /// Returns how much memory this process should give back, because a limit is below the usage or
@@ -147,12 +158,7 @@ impl Member {
     ) -> Option<Demanded<'_>> {
         let bytes = bytes.min(self.unprotected(device, level));
         (bytes > 0).then(|| Demanded {
-            told: Told {
-                number: self.demands(),
-                device: *device,
-                bytes,
-                in_use: self.own_usage(device).in_use(),
-            },
+            told: None,
             device: device.id(),
             bytes,
             reason,

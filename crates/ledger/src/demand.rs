@@ -205,11 +205,13 @@ impl Ledger {
     }
 
     /// Returns how a member has answered the demand with this number, or a later one. `None` if it
-    /// has not.
+    /// has not. A demand counts as answered if another member has set the number of demands back.
     pub fn answer(&self, member: &Askable, demand: u64) -> Option<Answer> {
         let words = &self.content().slots[member.top].pressure;
         let word = words.answered.load(Ordering::SeqCst);
-        (word >> 1 >= demand).then_some(match word & 1 {
+        // The word has the lower 63 bits of the number.
+        let demand = demand.min(self.demands(member)) << 1;
+        (word | 1 > demand).then_some(match word & 1 {
             0 => Answer::Enough,
             _ => Answer::TooLittle,
         })
@@ -407,6 +409,39 @@ mod tests {
         assert_eq!(found(), 0, "a dead member");
         member.register(&member, true);
         assert_eq!(found(), 1);
+    }
+
+    #[test]
+    fn answers_are_those_to_a_demand_or_a_later_one() {
+        let scratch = Scratch::new();
+        let member = scratch.join();
+        member.word(scratch.device).store(5, Ordering::Relaxed);
+        member.register(&member, true);
+        let askable = scratch.askable(scratch.device, &scratch, None)[0];
+        let ask = || {
+            let asked_at = &member.pressure().asked_at;
+            asked_at.store(0, Ordering::Relaxed);
+            assert!(scratch.ask(&askable, demand(UNIT)));
+            scratch.demands(&askable)
+        };
+        let count = &member.pressure().count;
+        // Other members can write any count.
+        for start in [0, 7, u64::from(u32::MAX), u64::MAX >> 1, u64::MAX - 2] {
+            count.store(start, Ordering::Relaxed);
+            member.answer(start, Answer::Enough);
+            assert_eq!(scratch.answer(&askable, start), Some(Answer::Enough));
+            let (one, two) = (ask(), ask());
+            if start != u64::MAX >> 1 {
+                assert_eq!(scratch.answer(&askable, one), None, "{start}");
+            }
+            member.answer(one, Answer::TooLittle);
+            assert_eq!(scratch.answer(&askable, one), Some(Answer::TooLittle));
+            assert_eq!(scratch.answer(&askable, two), None, "{start}");
+            member.answer(two, Answer::Enough);
+            assert_eq!(scratch.answer(&askable, one), Some(Answer::Enough));
+            count.store(0, Ordering::Relaxed);
+            assert!(scratch.answer(&askable, two).is_some(), "set back");
+        }
     }
 
     #[test]

@@ -146,9 +146,10 @@ impl Process {
         });
         match demanded {
             Some(demanded) if self.registration.tell(before) => {
-                let Demanded { told, .. } = demanded;
-                TOLD.set(Some(told));
-                self.registration.told.store(told.number, Ordering::SeqCst);
+                if let Some(told) = demanded.told {
+                    TOLD.set(Some(told));
+                    self.registration.told.store(told.number, Ordering::SeqCst);
+                }
                 Look::Told(demanded)
             }
             _ => Look::Nothing(Pause { group, most: LOOK }),

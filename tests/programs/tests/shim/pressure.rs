@@ -191,6 +191,27 @@ fn a_holder_is_not_asked_again_before_it_has_answered() {
     world.judge_end(cap(2));
 }
 
+/// A thread that was told of a limit does not answer for one that was asked for memory.
+#[test]
+fn a_thread_answers_only_the_request_that_it_was_told() {
+    let world = World::new(cap(2));
+    world.settings(&["pressure_timeout=1000h"]);
+    let mut holder = holder(&world, "", 500);
+    let mut other = world.on_gpu();
+    let done = world.file("done");
+    let aside = format!("aside {{\nasked -1\nwait {}\n}}", done.display());
+    holder.expect(&[(&*aside, "0")]);
+    other.tell("alloc b 300M");
+    assert!(eventually(|| world.events(EventKind::Asked).len() == 1));
+    world.set(2 * CONTEXT + 450 * MIB);
+    assert_eq!(holder.say("asked 60000"), told(&world, 50, 3, GROUP));
+    holder.expect(&[("asked 0", "5")]);
+    assert!(other.is_silent_for(Duration::from_millis(300)), "refused");
+    std::fs::write(done, "").expect("written");
+    holder.expect(&[("free a", "0")]);
+    assert_eq!(other.answer(), "0");
+}
+
 /// A framework holds the lock of its allocator while a request waits.
 #[test]
 fn members_whose_own_requests_wait_are_not_asked() {
