@@ -4,7 +4,8 @@
  *
  * The functions look for libgpulimit.so in the running process. A program that uses them needs no
  * other library than that of dlsym (-ldl, before glibc 2.34), and also runs without gpulimit: all
- * functions then return GPULIMIT_NOT_LOADED, or 0.
+ * functions then return GPULIMIT_NOT_LOADED, or 0. The header is for GCC, Clang and compilers with
+ * their extensions, and every standard of C and C++ from C90 and C++98 on.
  *
  * - Threads: every function may be called by any thread at any time.
  * - Fork: a forked child is a process of its own, and not registered for pressure.
@@ -44,7 +45,7 @@ enum {
 };
 
 /* Bits of gpulimit_capabilities. */
-#define GPULIMIT_CAN_WAIT UINT64_C(1) /* the process can be asked for memory: pressure works */
+#define GPULIMIT_CAN_WAIT ((uint64_t)1) /* the process can be asked for memory: pressure works */
 
 /*
  * The figures of one device, in bytes. Set `size` to sizeof before the call; the library writes the
@@ -84,7 +85,7 @@ struct gpulimit_pressure {
 };
 
 /* Returns the function `name` of the library, or NULL. Looks for the function once. */
-static inline void *gpulimit_look_up(const char *name, void **known) {
+static __inline__ void *gpulimit_look_up(const char *name, void **known) {
     void *found = __atomic_load_n(known, __ATOMIC_RELAXED);
     if (!found) {
         /* NULL stands for RTLD_DEFAULT, which headers declare only with _GNU_SOURCE. */
@@ -106,43 +107,43 @@ static inline void *gpulimit_look_up(const char *name, void **known) {
     return function arguments
 
 /* Returns the version of the interface that the library has; 0 if it is not loaded. */
-static inline uint32_t gpulimit_version(void) {
+static __inline__ uint32_t gpulimit_version(void) {
     GPULIMIT_CALL("gpulimit_version", uint32_t, 0, (void), ());
 }
 
 /* Returns what the library can do for this process: bits GPULIMIT_CAN_... */
-static inline uint64_t gpulimit_capabilities(void) {
+static __inline__ uint64_t gpulimit_capabilities(void) {
     GPULIMIT_CALL("gpulimit_capabilities", uint64_t, 0, (void), ());
 }
 
 /* Writes the name of the process's group, cut to `size` bytes with the NUL at its end. */
-static inline int gpulimit_group(char *name, size_t size) {
+static __inline__ int gpulimit_group(char *name, size_t size) {
     GPULIMIT_CALL("gpulimit_group", int, GPULIMIT_NOT_LOADED, (char *, size_t), (name, size));
 }
 
 /* Writes the figures of a device. Call it after cuInit, or the first call of the CUDA runtime. */
-static inline int gpulimit_memory(const char *device, struct gpulimit_memory *memory) {
+static __inline__ int gpulimit_memory(const char *device, struct gpulimit_memory *memory) {
     GPULIMIT_CALL("gpulimit_memory", int, GPULIMIT_NOT_LOADED,
                   (const char *, struct gpulimit_memory *), (device, memory));
 }
 
 /* From now on this process may be asked for memory. Each call takes a call of unregister. */
-static inline int gpulimit_pressure_register(void) {
+static __inline__ int gpulimit_pressure_register(void) {
     GPULIMIT_CALL("gpulimit_pressure_register", int, GPULIMIT_NOT_LOADED, (void), ());
 }
 
 /* Undoes one call of gpulimit_pressure_register. The last one ends the waits of all threads. */
-static inline int gpulimit_pressure_unregister(void) {
+static __inline__ int gpulimit_pressure_unregister(void) {
     GPULIMIT_CALL("gpulimit_pressure_unregister", int, GPULIMIT_NOT_LOADED, (void), ());
 }
 
 /*
  * Waits until this process is asked for memory, at most `timeout_ms` milliseconds (-1: without an
- * end, 0: only looks). If several threads wait, one of them is told. The next call of that thread
+ * end, 0: only looks, less than -1: returns GPULIMIT_INVALID). If several threads wait, one of them is told. The next call of that thread
  * says that the process has given back what it can: if that was less than `bytes`, the process has
  * no more for the same request.
  */
-static inline int gpulimit_pressure_wait(int timeout_ms, struct gpulimit_pressure *pressure) {
+static __inline__ int gpulimit_pressure_wait(int timeout_ms, struct gpulimit_pressure *pressure) {
     GPULIMIT_CALL("gpulimit_pressure_wait", int, GPULIMIT_NOT_LOADED,
                   (int, struct gpulimit_pressure *), (timeout_ms, pressure));
 }
@@ -151,7 +152,7 @@ static inline int gpulimit_pressure_wait(int timeout_ms, struct gpulimit_pressur
  * Returns the number of captures of streams into graphs that are under way in this process. During
  * a capture, functions that free memory can fail and spoil the capture.
  */
-static inline int gpulimit_captures(void) {
+static __inline__ int gpulimit_captures(void) {
     GPULIMIT_CALL("gpulimit_captures", int, 0, (void), ());
 }
 

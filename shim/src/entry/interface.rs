@@ -29,6 +29,9 @@ const INTERRUPTED: c_int = 6;
 const NOT_REGISTERED: c_int = 7;
 const FAILED: c_int = 8;
 
+/// The timeout of a wait without an end.
+const WITHOUT_END: c_int = -1;
+
 /// `GPULIMIT_CAN_WAIT`: the process can be asked for memory.
 const CAN_WAIT: u64 = 1;
 
@@ -252,8 +255,12 @@ pub unsafe extern "C" fn gpulimit_pressure_wait(
     if pressure.is_null() || unsafe { pressure.cast::<u64>().read_unaligned() } < 8 {
         return INVALID;
     }
-    let wait = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
-    let until = wait.map(|wait| Instant::now() + wait);
+    // A wait of less than nothing is a mistake in the program. Do not wait without an end for it.
+    let until = match u64::try_from(timeout_ms) {
+        Ok(wait) => Some(Instant::now() + Duration::from_millis(wait)),
+        Err(_) if timeout_ms == WITHOUT_END => None,
+        Err(_) => return INVALID,
+    };
     let mut waiter = Waiter::default();
     loop {
         // The sleep is outside of the guard, so that the thread's signal handlers may call CUDA.

@@ -1,4 +1,4 @@
-// Prints what the functions of include/gpulimit.h return. Compiled as C and as C++.
+/* Prints what the functions of include/gpulimit.h return. Compiled as C and as C++. */
 #include "../../../include/gpulimit.h"
 
 #include <stdio.h>
@@ -25,6 +25,9 @@ int main(void) {
     pressure.size = 4;
     printf("no size %d %d\n", gpulimit_pressure_wait(0, &pressure),
            gpulimit_pressure_wait(0, NULL));
+    pressure.size = sizeof pressure;
+    printf("no time %d %d\n", gpulimit_pressure_wait(-5, &pressure),
+           gpulimit_pressure_wait(-2147483647 - 1, &pressure));
     printf("unregister %d\n", gpulimit_pressure_unregister());
     return 0;
 }

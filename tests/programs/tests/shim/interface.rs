@@ -8,13 +8,17 @@ use gpulimit_programs::world::{self, CONTEXT, MIB, World, repository, text};
 
 const CAP: u64 = CONTEXT + 500 * MIB;
 
-/// Compiles tests/programs/c/interface.c as one language and standard; `None` without the compiler.
-fn compiled(world: &World, compiler: &str, options: &[&str]) -> Option<PathBuf> {
-    if Command::new(compiler).arg("--version").output().is_err() {
-        eprintln!("SKIPPED: no {compiler} is there");
+/// Compiles tests/programs/c/interface.c as one language and standard; `None` if no compiler is
+/// there that knows the standard.
+fn compiled(world: &World, compiler: &str, standard: &str, language: &str) -> Option<PathBuf> {
+    let options = [standard, language];
+    let mut empty = Command::new(compiler);
+    empty.args(options).args(["-E", "/dev/null"]);
+    if !empty.output().is_ok_and(|output| output.status.success()) {
+        eprintln!("SKIPPED: no {compiler} with {standard} is there");
         return None;
     }
-    let program = world.file(&format!("interface{}", options.concat().replace('/', "")));
+    let program = world.file(&format!("interface-{compiler}{standard}"));
     let source = repository().join("tests/programs/c/interface.c");
     let output = Command::new(compiler)
         .args(["-Wall", "-Wextra", "-Wpedantic", "-Werror"])
@@ -36,21 +40,24 @@ fn compiled(world: &World, compiler: &str, options: &[&str]) -> Option<PathBuf> 
 #[test]
 fn the_header_serves_c_and_cpp_with_and_without_the_library() {
     let world = World::new(CAP);
-    let c = [["-std=c99"], ["-std=c11"], ["-std=c17"]];
-    let cpp = [["-std=c++11"], ["-std=c++17"]].map(|standard| [standard[0], "-xc++"]);
-    let mut programs = Vec::new();
-    for compiler in ["cc", "clang"] {
-        programs.extend(
-            c.iter()
-                .filter_map(|options| compiled(&world, compiler, options)),
-        );
-    }
-    for compiler in ["g++", "clang++"] {
-        programs.extend(
-            cpp.iter()
-                .filter_map(|options| compiled(&world, compiler, options)),
-        );
-    }
+    let c = ["c90", "c99", "c11", "c17", "c2x"].map(|standard| (standard, "-xc"));
+    let cpp = ["c++98", "c++11", "c++14", "c++17", "c++20", "c++23"];
+    let cpp = cpp.map(|standard| (standard, "-xc++"));
+    let compilers = [
+        ("cc", &c[..]),
+        ("clang", &c[..]),
+        ("g++", &cpp[..]),
+        ("clang++", &cpp[..]),
+    ];
+    let programs: Vec<PathBuf> = compilers
+        .into_iter()
+        .flat_map(|(compiler, standards)| {
+            let compiled = |(standard, language): &(&str, &str)| {
+                compiled(&world, compiler, &format!("-std={standard}"), language)
+            };
+            standards.iter().filter_map(compiled).collect::<Vec<_>>()
+        })
+        .collect();
     assert!(programs.len() >= 3, "there is a C compiler");
     let seen = |command| {
         let output = world::finish(command);
@@ -61,14 +68,15 @@ fn the_header_serves_c_and_cpp_with_and_without_the_library() {
     for program in programs {
         let limited = "version 1\ncapabilities 1\ngroup 0 world\nno room 4 4\nmemory 3 4\n\
                        captures 0\nunregistered 7 7\nregister 0\nwait 5\nno size 4 4\n\
-                       unregister 0\n";
+                       no time 4 4\nunregister 0\n";
         assert_eq!(seen(world.limited(&program)), limited, "{program:?}");
         let unlimited = "version 1\ncapabilities 0\ngroup 2 \nno room 4 4\nmemory 2 4\n\
                          captures 0\nunregistered 7 7\nregister 2\nwait 7\nno size 4 4\n\
-                         unregister 7\n";
+                         no time 4 4\nunregister 7\n";
         assert_eq!(seen(world.preloaded(&program)), unlimited, "{program:?}");
         let absent = "version 0\ncapabilities 0\ngroup 1 \nno room 1 1\nmemory 1 1\ncaptures 0\n\
-                      unregistered 1 1\nregister 1\nwait 1\nno size 1 1\nunregister 1\n";
+                      unregistered 1 1\nregister 1\nwait 1\nno size 1 1\n\
+                      no time 1 1\nunregister 1\n";
         assert_eq!(seen(world.bare(&program)), absent, "{program:?}");
     }
     world.judge_end(CAP);
