@@ -41,7 +41,7 @@ enum {
     GPULIMIT_TIMEOUT = 5,        /* nothing was asked in that time */
     GPULIMIT_INTERRUPTED = 6,    /* a signal handler has run meanwhile */
     GPULIMIT_NOT_REGISTERED = 7, /* the process is not registered for pressure */
-    GPULIMIT_FAILED = 8          /* the process could not join its group; standard error says why */
+    GPULIMIT_FAILED = 8          /* the process could not join its group: see gpulimit_error */
 };
 
 /* Bits of gpulimit_capabilities. */
@@ -121,10 +121,44 @@ static __inline__ int gpulimit_group(char *name, size_t size) {
     GPULIMIT_CALL("gpulimit_group", int, GPULIMIT_NOT_LOADED, (char *, size_t), (name, size));
 }
 
+/*
+ * Writes why the process could not join its group, and so gets no GPU memory: a text of one line,
+ * cut to `size` bytes with the NUL at its end, which is also on standard error. Writes an empty
+ * text if the process could join.
+ */
+static __inline__ int gpulimit_error(char *text, size_t size) {
+    GPULIMIT_CALL("gpulimit_error", int, GPULIMIT_NOT_LOADED, (char *, size_t), (text, size));
+}
+
 /* Writes the figures of a device. Call it after cuInit, or the first call of the CUDA runtime. */
 static __inline__ int gpulimit_memory(const char *device, struct gpulimit_memory *memory) {
     GPULIMIT_CALL("gpulimit_memory", int, GPULIMIT_NOT_LOADED,
                   (const char *, struct gpulimit_memory *), (device, memory));
+}
+
+/*
+ * Begins to measure the peak of this process on a device: writes the number of the measurement.
+ * There may be any number of them, each until gpulimit_peak_end. They cost allocations nothing.
+ */
+static __inline__ int gpulimit_peak_begin(const char *device, uint64_t *peak) {
+    GPULIMIT_CALL("gpulimit_peak_begin", int, GPULIMIT_NOT_LOADED, (const char *, uint64_t *),
+                  (device, peak));
+}
+
+/*
+ * Writes the largest `own` of struct gpulimit_memory since the begin of the measurement. Memory
+ * that the library has reserved ahead (2 MiB for each thread) may be used meanwhile without being in
+ * it.
+ */
+static __inline__ int gpulimit_peak_read(uint64_t peak, uint64_t *bytes) {
+    GPULIMIT_CALL("gpulimit_peak_read", int, GPULIMIT_NOT_LOADED, (uint64_t, uint64_t *),
+                  (peak, bytes));
+}
+
+/* Does the same, and ends the measurement. */
+static __inline__ int gpulimit_peak_end(uint64_t peak, uint64_t *bytes) {
+    GPULIMIT_CALL("gpulimit_peak_end", int, GPULIMIT_NOT_LOADED, (uint64_t, uint64_t *),
+                  (peak, bytes));
 }
 
 /* From now on this process may be asked for memory. Each call takes a call of unregister. */
@@ -139,9 +173,9 @@ static __inline__ int gpulimit_pressure_unregister(void) {
 
 /*
  * Waits until this process is asked for memory, at most `timeout_ms` milliseconds (-1: without an
- * end, 0: only looks, less than -1: returns GPULIMIT_INVALID). If several threads wait, one of them is told. The next call of that thread
- * says that the process has given back what it can: if that was less than `bytes`, the process has
- * no more for the same request.
+ * end, 0: only looks, less than -1: returns GPULIMIT_INVALID). If several threads wait, one of them
+ * is told. The next call of that thread says that the process has given back what it can: if that
+ * was less than `bytes`, the process has no more for the same request.
  */
 static __inline__ int gpulimit_pressure_wait(int timeout_ms, struct gpulimit_pressure *pressure) {
     GPULIMIT_CALL("gpulimit_pressure_wait", int, GPULIMIT_NOT_LOADED,

@@ -35,6 +35,8 @@ def of(device: Device) -> Figures:
     is_limited = code not in (_library.NOT_LOADED, _library.NO_GROUP)
     if code == _library.NO_DEVICE and _driver.is_started():
         raise Error(f"no such GPU in this process: {text}")
+    if code == _library.FAILED and _library.failure():
+        raise Error(f"this process gets no GPU memory: {_library.failure()}")
     if is_limited and code != _library.NO_DEVICE:
         raise Error(f"libgpulimit.so has no figures of {text} (code {code})")
     # Before CUDA is used the library's NVML answers: its figures are the group's under a limit.

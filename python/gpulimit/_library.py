@@ -94,6 +94,11 @@ def _loaded() -> Optional[ctypes.CDLL]:
         if version() < VERSION:
             return None
         library.gpulimit_group.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+        library.gpulimit_error.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+        number = ctypes.POINTER(ctypes.c_uint64)
+        library.gpulimit_peak_begin.argtypes = [ctypes.c_char_p, number]
+        library.gpulimit_peak_read.argtypes = [ctypes.c_uint64, number]
+        library.gpulimit_peak_end.argtypes = [ctypes.c_uint64, number]
         library.gpulimit_memory.argtypes = [ctypes.c_char_p, ctypes.POINTER(Memory)]
         library.gpulimit_pressure_wait.argtypes = [ctypes.c_int, ctypes.POINTER(Pressure)]
         library.gpulimit_pressure_register.argtypes = []
@@ -115,6 +120,14 @@ def group() -> Optional[str]:
     return name.value.decode(errors="replace")
 
 
+def failure() -> str:
+    """Returns why the process could not join its group; an empty text if it could."""
+    library, text = _loaded(), ctypes.create_string_buffer(4096)
+    if library is None or library.gpulimit_error(text, len(text)) != OK:
+        return ""
+    return text.value.decode(errors="replace")
+
+
 def named(device: Device) -> Optional[bytes]:
     """Returns the text that the C functions take for a device."""
     if device is None:
@@ -134,6 +147,24 @@ def memory(device: Device) -> Tuple[int, Memory]:
     if library is None:
         return NOT_LOADED, figures
     return library.gpulimit_memory(name, ctypes.byref(figures)), figures
+
+
+def begin_peak(device: Device) -> Tuple[int, Optional[int]]:
+    """Begins to measure the process's peak. Returns a code, and the measurement if it is OK."""
+    library, number = _loaded(), ctypes.c_uint64()
+    if library is None:
+        return NOT_LOADED, None
+    code = library.gpulimit_peak_begin(named(device), ctypes.byref(number))
+    return code, number.value if code == OK else None
+
+
+def peak(measurement: int, ends: bool) -> int:
+    """Returns the peak since the begin of a measurement, in bytes; 0 in a forked child."""
+    library, peak = _loaded(), ctypes.c_uint64()
+    if library is None:
+        return 0
+    read = library.gpulimit_peak_end if ends else library.gpulimit_peak_read
+    return peak.value if read(measurement, ctypes.byref(peak)) == OK else 0
 
 
 def register() -> bool:

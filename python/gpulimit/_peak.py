@@ -16,25 +16,29 @@ SAMPLE = 0.005
 class Peak:
     """The largest GPU memory during a block, and the requests that were refused in it."""
 
-    bytes: int
-    """The largest memory of this process on the device, in bytes."""
     refusals: int
     """The requests of this process on the device that were refused."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self.bytes = self.refusals = 0
+        self._bytes = self.refusals = 0
+        self._measurement: Optional[int] = None
+        self._sampler: Optional[threading.Thread] = None
 
     def __enter__(self) -> Peak:
-        device = self._device
-        # The thread that samples has a current device of its own.
-        self._device = _driver.current() if device is None else device
-        self.bytes = self.refusals = 0
+        if self._device is None:
+            # The thread that ends the block may have another current device.
+            self._device = _driver.current()
         self._ended = threading.Event()
-        held, self._peak_before, self._refusals_before = self._now()
-        self.bytes = held
-        self._sampler = threading.Thread(target=self._sample, name="gpulimit-peak", daemon=True)
-        self._sampler.start()
+        self._bytes = self.refusals = 0
+        code, self._measurement = _library.begin_peak(self._device)
+        held, _, self._refusals_before = self._now()
+        # A process that begins CUDA in the block holds nothing before.
+        self._from_start = code == _library.NO_DEVICE
+        if code in (_library.NOT_LOADED, _library.NO_GROUP):
+            self._bytes = held
+            self._sampler = threading.Thread(target=self._sample, name="gpulimit-peak", daemon=True)
+            self._sampler.start()
         return self
 
     def __exit__(
@@ -44,15 +48,28 @@ class Peak:
         trace: Optional[TracebackType],
     ) -> None:
         self._ended.set()
-        self._sampler.join()
-        held, peak, refusals = self._now()
-        # The library keeps the peak of the process's life. A new one was reached in this block.
-        self.bytes = max(self.bytes, held, peak if peak > self._peak_before else 0)
-        self.refusals = refusals - self._refusals_before
+        if self._sampler is not None:
+            self._sampler.join()
+            self._bytes = max(self._bytes, self._now()[0])
+        self._look(ends=True)
+        self.refusals = self._now()[2] - self._refusals_before
+        self._measurement, self._from_start = None, False
+
+    @property
+    def bytes(self) -> int:
+        """The largest memory of this process on the device so far, in bytes."""
+        self._look(ends=False)
+        return self._bytes
+
+    def _look(self, ends: bool) -> None:
+        if self._measurement is not None:
+            self._bytes = max(self._bytes, _library.peak(self._measurement, ends))
+        elif self._from_start:
+            self._bytes = self._now()[1]
 
     def _sample(self) -> None:
         while not self._ended.wait(SAMPLE):
-            self.bytes = max(self.bytes, self._now()[0])
+            self._bytes = max(self._bytes, self._now()[0])
 
     def _now(self) -> Tuple[int, int, int]:
         """Returns what is held now, the peak of the process's life, and its refusals."""
@@ -66,12 +83,11 @@ class Peak:
 def peak(device: Device = None) -> Peak:
     """Measures a block: `with gpulimit.peak() as p: …`, then `p.bytes` and `p.refusals`.
 
-    `bytes` is what `gpulimit ps` shows of this process, with its context. The figure is exact if
-    the block reaches the highest memory of the process so far. Otherwise it is sampled every 5
-    milliseconds by a thread, and memory that is held for a shorter time may be missed.
+    `bytes` is what `gpulimit ps` shows of this process, with its context. The library measures it
+    while it charges, so no short peak is missed. `bytes` may be read in the block, too.
 
     Where no limit can hold (`active()` is False), `bytes` is the device's memory in use by all
-    processes, and 0 without a GPU.
+    processes, sampled every 5 milliseconds by a thread, and 0 without a GPU.
     """
     _library.named(device)
     return Peak(device)

@@ -29,6 +29,7 @@ pub mod maps;
 pub mod obstacles;
 pub mod openings;
 pub mod packed;
+pub mod peaks;
 pub mod pools;
 pub mod registration;
 pub mod request;
@@ -69,6 +70,7 @@ use locks::{Place, hold};
 use managed::Managed;
 use obstacles::Obstacles;
 use openings::Openings;
+use peaks::Peaks;
 use pools::Pools;
 use registration::Registration;
 pub use rounding::{BLOCK, round_up};
@@ -113,6 +115,7 @@ pub struct Process {
     pub libraries: Libraries,
     pub greens: Greens,
     pub captures: Captures,
+    peaks: Peaks,
     registration: Registration,
     obstacles: Obstacles,
     pub handles: Handles,
@@ -138,6 +141,14 @@ impl Process {
             Some(Ok(member)) => Ok(member),
             Some(Err(Failed::Open)) => Err(CUDA_ERROR_UNKNOWN),
             _ => Err(CUDA_ERROR_NOT_PERMITTED),
+        }
+    }
+
+    /// Returns why this process could not join its group; `None` if it could, or has not tried.
+    pub fn failure(&self) -> Option<&str> {
+        match self.member.get() {
+            Some(Err(Failed::Closed(reason))) => Some(reason),
+            _ => None,
         }
     }
 

@@ -19,8 +19,8 @@ unsafe extern "C" {
 /// The outcome for a process that could not join its group. The reason was already written to
 /// standard error.
 pub enum Failed {
-    /// The process gets no GPU memory.
-    Closed,
+    /// The process gets no GPU memory, for this reason.
+    Closed(Box<str>),
     /// The process runs without a limit, because the administrator's rule allows that.
     Open,
 }
@@ -89,7 +89,7 @@ pub fn join(
     message::check_standard_error();
     let told = |error: &dyn std::fmt::Display| {
         message::line(format_args!("no GPU memory for this program: {error}"));
-        Failed::Closed
+        Failed::Closed(error.to_string().into())
     };
     let assignment = match assignment() {
         Ok(Some(assignment)) => assignment,

@@ -116,14 +116,61 @@ class Group(Case):
             with gpulimit.peak() as p:
                 take(4 << 30)
             print(first >= 1 << 30, first < 2 << 30, p.bytes < 1 << 30, p.refusals)
-            with gpulimit.peak() as p:
-                status, address = take(500 << 20)
-                until(lambda: p.bytes >= 500 << 20)
-                give(address)
-            print(500 << 20 <= p.bytes < 1 << 30, p.refusals)
+            # Blocks overlap, and are exact although the process has held more before.
+            held = []
+            with gpulimit.peak() as whole:
+                for size in (100, 600, 300):
+                    with gpulimit.peak(0) as part:
+                        give(take(size << 20)[1])
+                    held.append(part.bytes)
+                    now = whole.bytes
+            base = held[0] - (100 << 20)
+            print([size - base >> 20 for size in held], now == whole.bytes == held[1] < first)
+            print(0 < base < 600 << 20, p.refusals, threading.active_count())
+            child = os.fork()
+            if child == 0:
+                os._exit(whole.__exit__(None, None, None) is not None)
+            print(os.waitpid(child, 0)[1])
             """
         )
-        self.assertEqual(out, "True True True 1\nTrue 0\n")
+        self.assertEqual(
+            out, "True True True 1\n[100, 600, 300] True\nTrue 1 1\n0\n"
+        )
+
+    def test_a_peak_in_which_cuda_begins(self):
+        out, errors = self.run_python(
+            """
+            with gpulimit.peak() as p:
+                CONTEXT
+                give(take(1 << 30)[1])
+                inside = p.bytes
+            print(1 << 30 < inside == p.bytes < 2 << 30)
+            """.replace("CONTEXT", textwrap.indent(CONTEXT.replace("ORDINAL", "0"), " " * 16)),
+            preload=rig.LIBRARY,
+        )
+        self.assertEqual((out, errors), ("True\n", ""))
+
+    def test_a_wrong_limit_is_named(self):
+        del self.environment["GPULIMIT_GROUP"]
+        code = """
+        for started in (False, True):
+            for figure in gpulimit.limit, gpulimit.usage, gpulimit.available:
+                try:
+                    figure()
+                except gpulimit.Error as error:
+                    print(str(error).split(";")[0])
+            print(gpulimit.active())
+            with gpulimit.peak() as p:
+                pass
+            print(p.bytes, gpulimit.on_pressure(print) is print, threading.active_count())
+            ctypes.CDLL("libcuda.so.1").cuInit(0)
+        """
+        out, _ = self.run_python(code, preload=rig.LIBRARY, GPULIMIT_MAX="4X")
+        said = (
+            "this process gets no GPU memory: GPULIMIT_MAX='4X': invalid size '4X': the size has "
+            "an unknown unit\n"
+        )
+        self.assertEqual(out, (3 * said + "False\n0 True 1\n") * 2)
 
     def test_a_holder_gives_back_what_another_needs(self):
         holder = self.member(

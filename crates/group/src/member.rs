@@ -431,6 +431,11 @@ impl Member {
         self.leaf().slot.has_suspended(device.index[0])
     }
 
+    /// Returns this process's largest usage of the device since the last call, in bytes.
+    pub fn restart_peak(&self, device: &MemberDevice) -> u64 {
+        self.leaf().slot.restart_peak(device.index[0])
+    }
+
     /// Publishes this process's total bytes in a category of memory, such as pools.
     pub fn publish(&self, device: &MemberDevice, category: Category, bytes: u64) {
         self.each_slot(device, |slot, index| slot.publish(index, category, bytes));

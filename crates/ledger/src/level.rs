@@ -243,11 +243,11 @@ impl Rung for Level<'_> {
     #[inline]
     fn note(&self, total: u64, own: u64, idle: &AtomicU64) {
         let ledger = self.slot.ledger();
-        let stats = self.slot.stats(self.device);
         // Memory that this process has charged ahead is not usage, so it is subtracted. The idle
         // memory of other processes is not subtracted: only a group with a history reads it.
         let idle = idle.load(Ordering::Relaxed);
-        raise(&stats.peak, (own * UNIT).saturating_sub(idle));
+        self.slot
+            .raise_peak(self.device, (own * UNIT).saturating_sub(idle));
         let usage = (total * UNIT).saturating_sub(idle);
         raise(&ledger.header().peaks[self.device.get()], usage);
     }

@@ -34,6 +34,8 @@ pub struct Slot {
     index: usize,
     /// This process's own record of its charges on each device. Other processes cannot change it.
     records: [Record<AtomicU64>; MAX_DEVICES],
+    /// The largest usage of this process on each device since the last [`Slot::restart_peak`].
+    peaks: [AtomicU64; MAX_DEVICES],
     /// The times of this process's last change of its charge on each device.
     pub(super) timed: [Timed; MAX_DEVICES],
     /// All requests of this process are refused until this time, in milliseconds since boot. Set
@@ -207,6 +209,29 @@ impl Slot {
     #[inline]
     pub(super) fn record(&self, device: DeviceIndex) -> &Record<AtomicU64> {
         &self.records[device.get()]
+    }
+
+    /// Raises this process's peaks to `bytes` if they are lower. Most calls only read one word that
+    /// no other process has.
+    #[inline]
+    pub(super) fn raise_peak(&self, device: DeviceIndex, bytes: u64) {
+        let since = &self.peaks[device.get()];
+        if bytes > since.load(Ordering::Relaxed) {
+            since.fetch_max(bytes, Ordering::Relaxed);
+            let peak = &self.stats(device).peak;
+            peak.fetch_max(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns this process's largest usage since the last call, in bytes. What another thread
+    /// charges at this moment may count before or after the call.
+    pub fn restart_peak(&self, device: DeviceIndex) -> u64 {
+        let peak = &self.peaks[device.get()];
+        let before = peak.swap(0, Ordering::SeqCst);
+        let held = self.usage(device).in_use();
+        // What a thread has charged before the exchange is in `held`; later charges raise the word.
+        peak.fetch_max(held, Ordering::SeqCst);
+        before.max(held)
     }
 
     /// Begins a change of this process's word in the ledger: see [`charge::Rung::begin`].
@@ -414,6 +439,7 @@ impl Ledger {
             ledger: Arc::clone(self),
             index,
             records: Default::default(),
+            peaks: Default::default(),
             timed: Default::default(),
             distrust: AtomicU64::new(0),
             owed: Default::default(),

@@ -115,6 +115,11 @@ impl Book {
         self.member.own_usage(&self.device)
     }
 
+    /// Returns this process's largest usage since the last call, in bytes.
+    pub fn restart_peak(&self) -> u64 {
+        self.member.restart_peak(&self.device)
+    }
+
     /// Charges `bytes` and counts them as in use. In a full group, `pressure` first frees memory.
     #[inline]
     pub fn charge(

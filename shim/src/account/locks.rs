@@ -14,6 +14,7 @@
 //! | `GraphMemory::state`, `Pool::state` | figures of a pool | the driver is asked for the pool's reserved bytes (so that readings are recorded in order) or told to trim the pool; the ledger is changed |
 //! | `DriverPart::state` | figures of the driver's own memory | the ledger is changed |
 //! | `Vmm::state`, `Openings::open` | memory that processes share | the ledger is changed |
+//! | `Peaks` | the open measurements of peaks | the ledger is read |
 //! | `Launched::{kernels, needs, functions, large}`, in this order | the launched functions and their needs | the driver and the ledger are not called |
 //! | `Obstacles` | the number of each obstacle to a suspension, and the word of them in the ledger | the ledger is changed |
 //! | all others (`Blocks`, `Arrays`, `Handles`, `Managed`, `Libraries`, `Greens`, `Execs`, `Bodies`, `Contexts`, `KernelMemory`, `Variables`, `Lent`, `Pools::destroyed`) | one map | neither the driver nor the ledger is called, and no other lock is taken |

@@ -130,6 +130,15 @@ fn not_joined(status: Status) -> c_int {
     }
 }
 
+/// Returns the code for a process that has failed to join its group, or would fail at its first use
+/// of CUDA. `None` if there is no known obstacle.
+fn obstacle(process: &'static Process) -> Option<c_int> {
+    match process.joined() {
+        Some(joined) => joined.err().map(not_joined),
+        None => membership::assignment().is_err().then_some(FAILED),
+    }
+}
+
 /// `uint32_t gpulimit_version(void)`: returns the version of the interface.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn gpulimit_version() -> u32 {
@@ -139,7 +148,7 @@ pub extern "C" fn gpulimit_version() -> u32 {
 /// `uint64_t gpulimit_capabilities(void)`: returns what the library can do for this process.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn gpulimit_capabilities() -> u64 {
-    let can_wait = hook::own(|| limited() && !matches!(Process::current().joined(), Some(Err(_))));
+    let can_wait = hook::own(|| limited() && obstacle(Process::current()).is_none());
     match can_wait {
         Some(true) => CAN_WAIT,
         _ => 0,
@@ -176,6 +185,33 @@ pub unsafe extern "C" fn gpulimit_group(name: *mut c_char, size: usize) -> c_int
     written.unwrap_or(FAILED)
 }
 
+/// `int gpulimit_error(char *text, size_t size)`: writes why the process could not join its group,
+/// an empty text if it could.
+///
+/// # Safety
+/// `text` is null or has room for `size` bytes.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn gpulimit_error(text: *mut c_char, size: usize) -> c_int {
+    if text.is_null() || size == 0 {
+        return INVALID;
+    }
+    let written = hook::own(|| {
+        let process = Process::current();
+        let reason = match process.joined() {
+            _ if !limited() => None,
+            // The process joins at its first use of CUDA, and would fail then.
+            None => membership::assignment()
+                .err()
+                .map(|error| error.to_string()),
+            Some(_) => process.failure().map(str::to_owned),
+        };
+        // SAFETY: the program promises the room, and `size` is not 0.
+        unsafe { copy(&reason.unwrap_or_default(), text, size) };
+        OK
+    });
+    written.unwrap_or(FAILED)
+}
+
 /// `int gpulimit_memory(const char *device, struct gpulimit_memory *memory)`: writes the figures of
 /// a device.
 ///
@@ -186,22 +222,89 @@ pub unsafe extern "C" fn gpulimit_memory(device: *const c_char, memory: *mut Mem
     if memory.is_null() {
         return INVALID;
     }
-    let written = hook::own(|| {
+    // SAFETY: the program promises null or a text, and that `memory` is as large as it says.
+    unsafe { on(device, |device| give(memory, figures(device))) }
+}
+
+/// Runs `function` for the device that the program has named.
+///
+/// # Safety
+/// `device` is null or a text.
+unsafe fn on(device: *const c_char, function: impl FnOnce(&'static Device) -> c_int) -> c_int {
+    let done = hook::own(|| {
         if !limited() {
             return NO_GROUP;
         }
-        // SAFETY: the program promises null or a text.
+        // SAFETY: the caller promises null or a text.
         let named = (!device.is_null()).then(|| unsafe { CStr::from_ptr(device) });
         let Ok(named) = named.unwrap_or_default().to_str() else {
             return INVALID;
         };
-        match find(named) {
-            // SAFETY: the program promises that `memory` is as large as it says.
-            Ok(device) => unsafe { give(memory, figures(device)) },
-            Err(code) => code,
-        }
+        find(named).map_or_else(|code| code, function)
     });
-    written.unwrap_or(FAILED)
+    done.unwrap_or(FAILED)
+}
+
+/// `int gpulimit_peak_begin(const char *device, uint64_t *peak)`: begins to measure the process's
+/// peak on a device.
+///
+/// # Safety
+/// `device` is null or a text, and `peak` is null or has room for a number.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn gpulimit_peak_begin(device: *const c_char, peak: *mut u64) -> c_int {
+    if peak.is_null() {
+        return INVALID;
+    }
+    let begin = |device| {
+        // SAFETY: the program promises the room.
+        unsafe { peak.write_unaligned(Process::current().begin_peak(device)) };
+        OK
+    };
+    // SAFETY: the program promises null or a text.
+    unsafe { on(device, begin) }
+}
+
+/// `int gpulimit_peak_read(uint64_t peak, uint64_t *bytes)`: writes the peak so far.
+///
+/// # Safety
+/// `bytes` is null or has room for a number.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn gpulimit_peak_read(peak: u64, bytes: *mut u64) -> c_int {
+    // SAFETY: the program promises the room.
+    unsafe { peak_bytes(peak, false, bytes) }
+}
+
+/// `int gpulimit_peak_end(uint64_t peak, uint64_t *bytes)`: ends a measurement and writes the peak.
+///
+/// # Safety
+/// `bytes` is null or has room for a number.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn gpulimit_peak_end(peak: u64, bytes: *mut u64) -> c_int {
+    // SAFETY: the program promises the room.
+    unsafe { peak_bytes(peak, true, bytes) }
+}
+
+/// Writes the bytes of a measurement.
+///
+/// # Safety
+/// `bytes` is null or has room for a number.
+unsafe fn peak_bytes(number: u64, ends: bool, bytes: *mut u64) -> c_int {
+    if bytes.is_null() {
+        return INVALID;
+    }
+    let peak = hook::own(|| match limited() {
+        true => Process::current().peak(number, ends).ok_or(INVALID),
+        false => Err(NO_GROUP),
+    });
+    match peak {
+        Some(Ok(peak)) => {
+            // SAFETY: the caller promises the room.
+            unsafe { bytes.write_unaligned(peak) };
+            OK
+        }
+        Some(Err(code)) => code,
+        None => FAILED,
+    }
 }
 
 /// `int gpulimit_captures(void)`: returns the number of captures that are under way.
@@ -222,8 +325,8 @@ pub extern "C" fn gpulimit_pressure_register() -> c_int {
             return NO_GROUP;
         }
         let process = Process::current();
-        if let Some(Err(status)) = process.joined() {
-            return not_joined(status);
+        if let Some(code) = obstacle(process) {
+            return code;
         }
         process.register();
         OK
@@ -321,7 +424,7 @@ fn find(name: &str) -> Result<&'static Device, c_int> {
     };
     // A process that joins its group before `cuInit` does not see the GPUs that its limits name.
     if process.device_count() == 0 {
-        return Err(NO_DEVICE);
+        return Err(obstacle(process).unwrap_or(NO_DEVICE));
     }
     if let Some(Err(status)) = process.joined() {
         return Err(not_joined(status));

@@ -7,6 +7,7 @@ int main(void) {
     char name[8] = "";
     struct gpulimit_memory memory;
     struct gpulimit_pressure pressure;
+    uint64_t peak = 0;
     memset(&memory, 0, sizeof memory);
     memset(&pressure, 0, sizeof pressure);
     memory.size = sizeof memory;
@@ -16,6 +17,10 @@ int main(void) {
     printf("group %d", gpulimit_group(name, sizeof name));
     printf(" %s\n", name);
     printf("no room %d %d\n", gpulimit_group(NULL, 8), gpulimit_group(name, 0));
+    printf("error %d", gpulimit_error(name, sizeof name));
+    printf(" '%s' %d %d\n", name, gpulimit_error(NULL, 8), gpulimit_error(name, 0));
+    printf("peak %d %d", gpulimit_peak_begin("0", &peak), gpulimit_peak_begin("0", NULL));
+    printf(" %d %d\n", gpulimit_peak_read(1, &peak), gpulimit_peak_end(1, NULL));
     printf("memory %d %d\n", gpulimit_memory("0", &memory), gpulimit_memory("0", NULL));
     printf("captures %d\n", gpulimit_captures());
     printf("unregistered %d %d\n", gpulimit_pressure_wait(0, &pressure),

@@ -4,7 +4,8 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use gpulimit_programs::world::{self, CONTEXT, MIB, World, repository, text};
+use gpulimit_ledger::NoWitness;
+use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World, repository, text};
 
 const CAP: u64 = CONTEXT + 500 * MIB;
 
@@ -66,15 +67,18 @@ fn the_header_serves_c_and_cpp_with_and_without_the_library() {
         text(&output.stdout)
     };
     for program in programs {
-        let limited = "version 1\ncapabilities 1\ngroup 0 world\nno room 4 4\nmemory 3 4\n\
+        let limited = "version 1\ncapabilities 1\ngroup 0 world\nno room 4 4\nerror 0 '' 4 4\n\
+                       peak 3 4 4 4\nmemory 3 4\n\
                        captures 0\nunregistered 7 7\nregister 0\nwait 5\nno size 4 4\n\
                        no time 4 4\nunregister 0\n";
         assert_eq!(seen(world.limited(&program)), limited, "{program:?}");
-        let unlimited = "version 1\ncapabilities 0\ngroup 2 \nno room 4 4\nmemory 2 4\n\
+        let unlimited = "version 1\ncapabilities 0\ngroup 2 \nno room 4 4\nerror 0 '' 4 4\n\
+                       peak 2 4 2 4\nmemory 2 4\n\
                          captures 0\nunregistered 7 7\nregister 2\nwait 7\nno size 4 4\n\
                          no time 4 4\nunregister 7\n";
         assert_eq!(seen(world.preloaded(&program)), unlimited, "{program:?}");
-        let absent = "version 0\ncapabilities 0\ngroup 1 \nno room 1 1\nmemory 1 1\ncaptures 0\n\
+        let absent = "version 0\ncapabilities 0\ngroup 1 \nno room 1 1\nerror 1 '' 1 1\n\
+                      peak 1 1 1 1\nmemory 1 1\ncaptures 0\n\
                       unregistered 1 1\nregister 1\nwait 1\nno size 1 1\n\
                       no time 1 1\nunregister 1\n";
         assert_eq!(seen(world.bare(&program)), absent, "{program:?}");
@@ -127,6 +131,62 @@ fn figures_are_those_of_the_group_and_of_the_process() {
     }
     program.end();
     world.judge_end(CAP);
+}
+
+#[test]
+fn peaks_are_those_since_the_begin_of_each_measurement() {
+    let world = World::new(4096 * MIB);
+    let mut program = world.on_gpu();
+    let uuid = world.machine().gpu(0).uuid.clone();
+    let in_mib = |mib: u64| format!("0 {}M", CONTEXT / MIB + mib);
+    program.expect(&[
+        ("alloc a 900M", "0"),
+        ("free a", "0"),
+        ("peak-begin 0", "0 1"),
+        ("peak-read 1", &in_mib(0)),
+        ("alloc a 100M", "0"),
+        (&*format!("peak-begin {uuid}"), "0 2"),
+        ("free a", "0"),
+        ("alloc b 40M", "0"),
+        ("peak-begin", "0 3"),
+        ("free b", "0"),
+        // Threads that allocate meanwhile count as well.
+        ("threads 4 {\nalloc c 50M\n}", "0:1, 0:1, 0:1, 0:1"),
+        ("peak-read 3", &in_mib(200)),
+        ("peak-end 3", &in_mib(200)),
+        ("peak-end 3", "4"),
+        ("peak-read 1", &in_mib(200)),
+        ("peak-end 2", &in_mib(200)),
+        ("peak-end 1", &in_mib(200)),
+        ("peak-read 0", "4"),
+    ]);
+    // The peak of the process's life stays.
+    let own = world.ledger().processes(&NoWitness);
+    let peak = own[0].devices[0].peak / MIB;
+    assert_eq!(peak, CONTEXT / MIB + 900);
+    program.tell("fork {\npeak-begin\npeak-read 1\n}");
+    assert_eq!(program.answer(), "3", "the child has not begun CUDA");
+    assert_eq!(program.answer(), "4", "the parent's");
+    assert_eq!(program.answer(), "0");
+    program.end_quietly();
+}
+
+#[test]
+fn a_process_that_cannot_join_tells_why() {
+    let world = World::new(CAP);
+    let mut command = world.preloaded(&world::program());
+    command.env("GPULIMIT_MAX", "4X");
+    let mut program = Session::start(command);
+    let said = program.say("error");
+    assert!(said.contains("GPULIMIT_MAX='4X': invalid size"), "{said}");
+    program.expect(&[("can", "0"), ("register", "8"), ("group 9", "8")]);
+    assert_eq!(program.say("figures").split(' ').next(), Some("8"));
+    program.expect(&[("init", "0"), ("peak-begin", "8")]);
+    assert_eq!(program.say("error"), said);
+    let (_, errors) = program.end();
+    let reason = said.trim_start_matches("0 ");
+    let line = format!("gpulimit: no GPU memory for this program: {reason}\n");
+    assert_eq!(errors, line, "the text is that of standard error");
 }
 
 #[test]

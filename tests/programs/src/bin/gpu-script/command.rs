@@ -30,7 +30,7 @@
 //! | `info`, `total D`, `bus D` | CUDA's figures of a GPU |
 //! | `nvml N`, `nvml-own N`, `processes N Compute\|Graphics\|MPSCompute v1\|v2\|v3\|v3-535\|details ROOM` | NVML's figures of GPU N, or of MIG instance `N.I`; `nowhere-ROOM` passes no buffer for the answer |
 //! | `lock-process PID`, `checkpoint-process PID`, `restore-process PID`, `unlock-process PID`, `process-state PID`, `restore-thread PID` | moves other processes off the GPU and back |
-//! | `can`, `group SIZE`, `figures [DEVICE]`, `register`, `unregister`, `asked MS`, `captures` | the C interface of gpulimit |
+//! | `can`, `group SIZE`, `error`, `figures [DEVICE]`, `peak-begin [DEVICE]`, `peak-read N`, `peak-end N`, `register`, `unregister`, `asked MS`, `captures` | the C interface of gpulimit |
 //! | `threads N {`, `repeat N {`, `fork {`, `background {`, `join` | blocks end with `}` |
 //! | `aside {`, `await` | runs a block in a thread beside the script; waits for the answers of these threads |
 //! | `spawn SCRIPT LOG`, `reap` | starts a child that reads its commands from one file and writes to another, and prints its pid; prints the children that have ended as `PID:CODE`, and kills their own children |

@@ -24,6 +24,15 @@ pub fn run(_: &Driver, _: &mut Scope, words: &Words<'_>) -> Answer<Option<String
             format!("{code} {}", text(&name))
         }
         "figures" => figures(words)?,
+        "error" => {
+            let mut message = vec![0u8; 512];
+            let place = message.as_mut_ptr() as usize;
+            let code = call("gpulimit_error", &[place, message.len()]);
+            format!("{code} {}", text(&message))
+        }
+        "peak-begin" => peak_begin(words)?,
+        "peak-read" => peak("gpulimit_peak_read", words)?,
+        "peak-end" => peak("gpulimit_peak_end", words)?,
         "register" => plain(call("gpulimit_pressure_register", &[])),
         "unregister" => plain(call("gpulimit_pressure_unregister", &[])),
         "asked" => asked(
@@ -77,6 +86,28 @@ fn figures(words: &Words<'_>) -> Answer<String> {
         _ => format!("{name}={}M", figure >> 20),
     });
     Ok(format!("{code} {}", shown.collect::<Vec<_>>().join(" ")))
+}
+
+/// Begins to measure a peak; returns the code and the number of the measurement.
+fn peak_begin(words: &Words<'_>) -> Answer<String> {
+    let mut number = 0u64;
+    let device =
+        CString::new(words.get(1).unwrap_or_default()).map_err(|error| error.to_string())?;
+    let places = [device.as_ptr() as usize, &raw mut number as usize];
+    Ok(match call("gpulimit_peak_begin", &places) {
+        0 => format!("0 {number}"),
+        code => plain(code),
+    })
+}
+
+/// Reads a measurement; returns the code and the peak in MiB.
+fn peak(function: &str, words: &Words<'_>) -> Answer<String> {
+    let mut bytes = 0u64;
+    let number = words.size(1)?;
+    Ok(match call(function, &[number, &raw mut bytes as usize]) {
+        0 => format!("0 {}M", bytes >> 20),
+        code => plain(code),
+    })
 }
 
 /// Waits for pressure; returns the code, and what is asked: the bytes in MiB, rounded up, the
