@@ -147,8 +147,7 @@ static __inline__ int gpulimit_peak_begin(const char *device, uint64_t *peak) {
 
 /*
  * Writes the largest `own` of struct gpulimit_memory since the begin of the measurement. Memory
- * that the library has reserved ahead (2 MiB for each thread) may be used meanwhile without being in
- * it.
+ * that the library has reserved ahead (2 MiB for each thread) may be used without being in it.
  */
 static __inline__ int gpulimit_peak_read(uint64_t peak, uint64_t *bytes) {
     GPULIMIT_CALL("gpulimit_peak_read", int, GPULIMIT_NOT_LOADED, (uint64_t, uint64_t *),

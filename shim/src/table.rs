@@ -163,6 +163,8 @@ macro_rules! table {
                 track    cuStreamBeginCapture_v2_ptsz(stream: Stream, mode: i32) => capture::begin, given (stream);
                 track    cuStreamBeginCaptureToGraph(stream: Stream, graph: Graph, dependencies: Opaque, edges: Opaque, count: usize, mode: i32) => capture::begin, given (stream);
                 track    cuStreamBeginCaptureToGraph_ptsz(stream: Stream, graph: Graph, dependencies: Opaque, edges: Opaque, count: usize, mode: i32) => capture::begin, given (stream);
+                track    cuStreamBeginRecaptureToGraph(stream: Stream, mode: i32, graph: Graph, callback: Opaque, data: Opaque) => capture::begin, given (stream);
+                track    cuStreamBeginRecaptureToGraph_ptsz(stream: Stream, mode: i32, graph: Graph, callback: Opaque, data: Opaque) => capture::begin, given (stream);
                 track    cuStreamEndCapture(stream: Stream, graph: Out<Graph>) => capture::end, given (stream, graph);
                 track    cuStreamEndCapture_ptsz(stream: Stream, graph: Out<Graph>) => capture::end, given (stream, graph);
                 track    cuGraphCreate(graph: Out<Graph>, flags: u32) => handles::make_graph, given (graph);

@@ -136,7 +136,7 @@ pub(super) trait Surroundings<R> {
     /// Cleans the slots of dead processes in one group's ledger. Reports freed memory for a bounded
     /// time only, because the caller then retries.
     fn reap(&mut self, rung: &R) -> Reaped;
-    /// Asks other members for the idle memory that a request of `n` units lacks beside the `pending`
+    /// Asks other members for the idle memory that a request of `n` units lacks beside `pending`
     /// units. Returns false if no memory came back or the time for asking is used up.
     fn ask_others(&mut self, rung: &R, n: u64, pending: u64) -> bool;
     /// Waits a short random time for the requests of other processes to finish. Returns false if

@@ -1,8 +1,8 @@
 //! The measurements of peaks that the program has begun and not yet ended.
 //!
-//! The ledger keeps one peak that can be restarted. It is restarted at each begin, look and end, and
-//! what it was counts for all measurements on the device that are open. So a charge costs the same
-//! with any number of them.
+//! The slot keeps one peak that can be restarted. Each begin, look and end restarts it, and what it
+//! was counts for all open measurements on the device. So a charge costs the same with any number
+//! of them.
 
 use parking_lot::Mutex;
 
@@ -40,7 +40,7 @@ impl Open {
 }
 
 impl Process {
-    /// Begins to measure this process's peak on a device, and returns the number of the measurement.
+    /// Begins to measure this process's peak on a device. Returns the number of the measurement.
     pub fn begin_peak(&'static self, device: &'static Device) -> u64 {
         let mut open = self.peaks.0.lock();
         open.count(device);

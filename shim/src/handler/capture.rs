@@ -9,8 +9,8 @@ use crate::abi::{Context, Graph, Out, SUCCESS, Status, Stream};
 use crate::driver::Real;
 use crate::handler::Call;
 
-/// `cuStreamBeginCapture`, `cuStreamBeginCapture_v2`, `cuStreamBeginCaptureToGraph`: Charges
-/// nothing. Counts the capture.
+/// `cuStreamBeginCapture`, `cuStreamBeginCapture_v2`, `cuStreamBeginCaptureToGraph`,
+/// `cuStreamBeginRecaptureToGraph`: Charges nothing. Counts the capture.
 pub fn begin(call: Call, real: &dyn Real, stream: Stream) -> Status {
     let context = handles::current_origin().context;
     let number = stream::number(call.symbol, stream, context);

@@ -193,6 +193,19 @@ pub fn begin_capture_to_graph(
     capture::begin(stream, mode, Some(Graph::from_handle(graph)?))
 }
 
+/// `cuStreamBeginRecaptureToGraph`. The simulated driver does not compare the captured calls with
+/// the nodes that the graph has.
+pub fn begin_recapture(
+    handle: usize,
+    mode: i32,
+    graph: usize,
+    _callback: usize,
+    _data: usize,
+    twin: bool,
+) -> Outcome<()> {
+    begin_capture_to_graph(handle, graph, 0, 0, 0, mode, twin)
+}
+
 pub fn end_capture(handle: usize, graph: Out<usize>, _twin: bool) -> Outcome<()> {
     let ended = capture::end(own(handle)?);
     if ended.is_err() {

@@ -405,6 +405,10 @@ symbols! {
         stream: usize, graph: usize, dependencies: usize, edges: usize, count: usize, mode: i32)
         "cuStreamBeginCaptureToGraph" 12030 | cuStreamBeginCaptureToGraph_ptsz 12030
         => stream::begin_capture_to_graph;
+    cuStreamBeginRecaptureToGraph(
+        stream: usize, mode: i32, graph: usize, callback: usize, data: usize)
+        "cuStreamBeginRecaptureToGraph" 13030 | cuStreamBeginRecaptureToGraph_ptsz 13030
+        => stream::begin_recapture;
     cuStreamEndCapture(stream: usize, graph: Out<usize>)
         "cuStreamEndCapture" 10000 | cuStreamEndCapture_ptsz 10000 => stream::end_capture;
     cuStreamIsCapturing(stream: usize, status: Out<i32>)

@@ -231,6 +231,12 @@ fn captures_are_counted_from_their_begin_to_their_end() {
             ("captures", "1"),
             ("end-capture s", "0"),
             ("captures", "0"),
+            ("recapture s g", "0"),
+            ("captures", "1"),
+            ("recapture s g", "401"),
+            ("captures", "1"),
+            ("end-capture s", "0"),
+            ("captures", "0"),
         ]);
         program.end_quietly();
     }

@@ -19,6 +19,7 @@ const TWINS: &[&str] = &[
     "cuStreamBeginCapture",
     "cuStreamBeginCapture_v2",
     "cuStreamBeginCaptureToGraph",
+    "cuStreamBeginRecaptureToGraph",
     "cuStreamEndCapture",
     "cuStreamQuery",
     "cuLaunchKernel",

@@ -32,6 +32,11 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
             let graph = scope.value(words.at(2)?)?;
             plain(driver.call("cuStreamBeginCaptureToGraph", &[stream, graph, 0, 0, 0, 0]))
         }
+        "recapture" => {
+            let stream = scope.stream(Some(words.at(1)?))?;
+            let graph = scope.value(words.at(2)?)?;
+            plain(driver.call("cuStreamBeginRecaptureToGraph", &[stream, 0, graph, 0, 0]))
+        }
         "end-capture" => {
             let mut graph = 0usize;
             let place = &raw mut graph as usize;
