@@ -290,7 +290,9 @@ class Callbacks(Case):
             gpulimit.on_pressure(lambda size, device: None)
             try:
                 print("ready", flush=True)
-                time.sleep(1000)
+                # An interrupt just before a long sleep would only be seen after it.
+                while True:
+                    time.sleep(0.01)
             except KeyboardInterrupt:
                 print("interrupted")
             """,

@@ -19,6 +19,7 @@ def interpreters():
     home = os.environ.get("PYENV_ROOT", os.path.expanduser("~/.pyenv"))
     for version in VERSIONS:
         places = [shutil.which(f"python{version}")]
+        places += glob.glob(f"{rig.REPOSITORY}/.cache/pythons/{version}/usr/bin/python3")
         places += sorted(glob.glob(f"{home}/versions/{version}.*/bin/python{version}"))
         for place in filter(None, places):
             # A shim of pyenv may be there without the interpreter.
