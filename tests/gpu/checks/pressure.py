@@ -193,6 +193,33 @@ def batch(outcome: Outcome) -> None:
         ended(outcome, program)
 
 
+@check("pressure-rmm", timeout=90, needs=("rmm",))
+def rmm(outcome: Outcome) -> None:
+    """RMM gives a cache to another process, and to its own requests, by the page's function."""
+    made(outcome, "press-rmm", f"max={CAP}")
+    with judged(outcome, CAP):
+        holder, other = member("press-rmm", "rmm_giver.py"), asker(outcome, "press-rmm")
+        loaded = holder.ask("snippet")
+        outcome.expect(loaded.get("active"), f"not in a group: {loaded} {holder.tail()}")
+        outcome.figures["rmm"] = loaded.get("version")
+        held = holder.ask("hold", size=GIB, times=HELD // GIB)
+        outcome.expect(held.get("bytes", 0) >= HELD, f"held: {held} {holder.tail()}")
+        found = other.ask("request", size=ASKED)
+        outcome.expect(found["status"] == 0, f"idle: {found}")
+        timed(outcome, "idle", found["ms"], AIM_MS)
+        left = holder.ask("held")
+        outcome.expect(left == {"bytes": 0}, f"not given back: {left}")
+        ended(outcome, other)
+
+        holder.ask("hold", size=GIB, times=HELD // GIB)
+        found = holder.ask("request", size=ASKED)
+        outcome.expect(found == {"granted": True, "bytes": 0}, f"own request: {found}")
+        # RMM tries again without end unless the function returns False.
+        found = holder.ask("request", size=2 * CAP)
+        outcome.expect(found == {"granted": False, "bytes": 0}, f"too large: {found}")
+        ended(outcome, holder)
+
+
 @check("pressure-snippets", timeout=180)
 def snippets(outcome: Outcome) -> None:
     """The snippets of the pages run with the frameworks that are installed."""
