@@ -10,10 +10,11 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import threading
 import time
 from types import FunctionType
-from typing import Callable, List, Optional, TypeVar, Union
+from typing import Callable, List, NoReturn, Optional, TypeVar, Union
 
 from . import _driver, _library
 
@@ -89,10 +90,17 @@ class _Waiter:
                 # A capture may begin now. The driver lets a thread in the relaxed mode free
                 # memory during captures of other threads, and leaves these captures valid.
                 _driver.allow_frees_during_captures()
+                pid, status = os.getpid(), 0
                 try:
                     callback(size, device)
-                except BaseException:
-                    log.exception("%r failed when GPU memory was asked for", callback)
+                except BaseException as error:
+                    if isinstance(error, SystemExit) and os.getpid() != pid:
+                        status = error.code if isinstance(error.code, int) else bool(error.code)
+                    else:
+                        status = 1
+                        log.exception("%r failed when GPU memory was asked for", callback)
+                if os.getpid() != pid:
+                    _end(status)
         finally:
             self.idle.set()
 
@@ -102,6 +110,14 @@ class _Waiter:
         self.idle.wait(PATIENCE)
         if self.thread is not None:
             _library.unregister()
+
+
+def _end(status: int) -> NoReturn:
+    """Ends a child that a function has forked: it has nothing to return to."""
+    for stream in sys.stdout, sys.stderr:
+        if stream is not None:
+            stream.flush()
+    os._exit(status & 0xFF)
 
 
 def _same(known: Callback, new: Callback) -> bool:

@@ -224,16 +224,23 @@ class Callbacks(Case):
             statuses = []
             @gpulimit.on_pressure
             def forks(size, device):
-                child = os.fork()
-                if child == 0:
-                    return  # the child's only thread returns to the module, and ends
-                statuses.append(os.waitpid(child, 0)[1])
+                for end in ("", "sys.exit()", "sys.exit(3)", "sys.exit('why')", "1 / 0"):
+                    child = os.fork()
+                    if child == 0:
+                        logging.disable()
+                        # The thread of the child's own functions does not keep the child.
+                        gpulimit.on_pressure(print)
+                        print("child", end=" ")
+                        exec(end)
+                        return
+                    statuses.append(os.waitpid(child, 0)[1] >> 8)
                 statuses.append(subprocess.run(["false"]).returncode)
+            import logging
             ask(1)
-            until(lambda: len(statuses) == 2)
+            until(lambda: len(statuses) == 6)
             print(statuses, stand_in.stand_in_registered())
             """,
-            "[0, 1] 1\n",
+            "child " * 5 + "[0, 0, 3, 1, 1, 1] 1\n",
         )
 
     def test_the_end_waits_for_a_call_under_way(self):
