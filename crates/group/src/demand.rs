@@ -244,19 +244,24 @@ impl Request<'_, '_> {
             let mut asked = asking.asked.iter();
             !asked.any(|it| it.slot == member.slot && top.answer(member, it.demand).is_none())
         });
+        // Before they are asked: a member may give back before this thread goes on.
+        for (member, _) in &plan {
+            if !asking.asked.iter().any(|it| it.slot == member.slot) {
+                asking.asked.push(Asked {
+                    slot: member.slot,
+                    before: ledger.charged_by(member.slot, index),
+                    demand: 0,
+                });
+            }
+        }
         let reason = Reason::Request;
         let (bytes, count) = self.ask_each(asking.level, &plan, reason, |member, is_asked| {
             let last = top.demands(member);
             // A member that gave enough to another request a moment ago may have more.
             let is_next = !is_asked && top.answer(member, last) == Some(Answer::Enough);
-            let demand = if is_next { 0 } else { last };
-            match asking.asked.iter_mut().find(|it| it.slot == member.slot) {
-                Some(known) => known.demand = demand,
-                None => asking.asked.push(Asked {
-                    slot: member.slot,
-                    before: ledger.charged_by(member.slot, index),
-                    demand,
-                }),
+            let mut asked = asking.asked.iter_mut();
+            if let Some(known) = asked.find(|it| it.slot == member.slot) {
+                known.demand = if is_next { 0 } else { last };
             }
         });
         if count > 0 && !std::mem::replace(&mut asking.is_recorded, true) {

@@ -169,6 +169,27 @@ fn a_holder_that_answers_with_too_little_delays_the_refusal_no_further() {
     world.judge_end(cap(2));
 }
 
+/// The holder may be faster than the process that has woken it.
+#[test]
+fn what_comes_at_once_is_recorded() {
+    let world = World::new(cap(2));
+    world.settings(&["pressure_timeout=1000h"]);
+    let mut holder = holder(&world, "", 500);
+    let mut other = world.on_gpu();
+    for round in 1..=10 {
+        holder.expect(&[("aside {\nasked -1\nfree a\n}", "0")]);
+        other.expect(&[("alloc b 300M", "0"), ("free b", "0")]);
+        holder.expect(&[("await", "0:2"), ("alloc a 500M", "0")]);
+        let given = world.events(EventKind::Given);
+        let bytes: Vec<u64> = given.iter().map(|it| it.what.bytes / MIB).collect();
+        assert_eq!(bytes, vec![500; round]);
+        waits_until_it_may_be_asked();
+    }
+    holder.end_quietly();
+    other.end();
+    world.judge_end(cap(2));
+}
+
 /// A holder that takes longer than the time between two demands would give twice.
 #[test]
 fn a_holder_is_not_asked_again_before_it_has_answered() {
