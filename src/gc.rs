@@ -18,9 +18,9 @@ pub struct Args {}
 const HELP: &str = "\
 Gives back the charges of dead processes, and removes the groups of ended jobs,
 incomplete groups, and the groups and files of ended containers. Ends what a
-killed `suspend` or `resume` has left half-done. Prints what it did. Leaves alone groups of other users and files that gpulimit did not make,
-and names them on standard error. `gpulimit run` also removes the groups of
-ended jobs.
+killed `suspend` or `resume` has left half-done. Prints what it did. Leaves
+alone groups of other users and files that gpulimit did not make, and names them
+on standard error. `gpulimit run` also removes the groups of ended jobs.
 
 Examples:
   gpulimit gc";

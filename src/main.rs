@@ -7,7 +7,6 @@ mod apply;
 mod cdi;
 mod changes;
 mod check;
-#[allow(dead_code, reason = "for the verbs that suspend and resume")]
 mod checkpoint;
 mod clock;
 mod completions;
@@ -33,7 +32,6 @@ mod look;
 mod ls;
 mod man;
 mod nvml;
-#[allow(dead_code, reason = "for the verbs that suspend and resume")]
 mod obstacles;
 mod oci_hook;
 mod order;

@@ -283,8 +283,8 @@ impl Process {
             .then_with(|| process(self).cmp(&process(other)))
     }
 
-    /// Returns the state of the process: `running`, `suspending`, `suspended`, `frozen` (suspended and
-    /// stopped), `resuming`, `lost` or `draining`.
+    /// Returns the state of the process: `running`, `suspending`, `suspended`, `frozen` (suspended
+    /// and stopped), `resuming`, `lost` or `draining`.
     pub const fn state(&self) -> &'static str {
         self.state
     }

@@ -1,11 +1,12 @@
 //! Processes on which a command was at work when it died.
 
 use super::subjects::members;
-use super::{Machine, Stop};
+use super::{Machine, Stop, record};
 use crate::checkpoint::Checkpoints;
 use crate::groups::Selection;
 use crate::output;
 use gpulimit_group::Group;
+use gpulimit_ledger::{Errand, EventKind};
 use gpulimit_suspend::{State, settle};
 use std::sync::mpsc;
 use std::thread;
@@ -16,17 +17,27 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Ends what dead commands have left half-done with processes of these groups: unlocks locked
-/// processes, and corrects the figures of suspended ones. Only processes that the caller may suspend
-/// are looked at. Prints what was done on standard error.
+/// processes, and corrects the figures of suspended ones. Looks only at processes that the caller
+/// may suspend. Prints what was done on standard error. Call before this process starts threads.
 pub fn settle_abandoned(selection: &Selection) {
-    let groups: Vec<Group> = selection.groups.clone();
-    if !groups.iter().any(has_abandoned) {
+    let mut groups: Vec<Group> = selection.groups.clone();
+    groups.retain(has_abandoned);
+    if groups.is_empty() {
         return;
     }
+    let checkpoints = match Checkpoints::load() {
+        Ok(checkpoints) => checkpoints,
+        Err(missing) => {
+            output::note(&format!(
+                "cannot end what a killed `suspend` or `resume` has left half-done: {missing}"
+            ));
+            return;
+        }
+    };
     let (done, waits) = mpsc::channel();
     thread::spawn(move || {
         groups.iter().for_each(|group| {
-            for note in settle_in(group) {
+            for note in settle_in(group, &checkpoints) {
                 // The verb may have ended its wait.
                 let _ = done.send(note);
             }
@@ -51,34 +62,37 @@ fn has_abandoned(group: &Group) -> bool {
     group.ledger().is_ok_and(|ledger| ledger.has_abandoned())
 }
 
-fn settle_in(group: &Group) -> Vec<String> {
+fn settle_in(group: &Group, checkpoints: &Checkpoints) -> Vec<String> {
     let Ok(mut subjects) = members(group, None) else {
         return Vec::new();
     };
     // The driver answers no question about a stopped process.
     subjects.retain(|subject| subject.is_abandoned() && !subject.is_stopped());
-    if subjects.is_empty() {
-        return Vec::new();
-    }
-    let checkpoints = match Checkpoints::load() {
-        Ok(checkpoints) => checkpoints,
-        Err(missing) => return vec![missing.to_string()],
-    };
-    let mut notes = Vec::new();
-    for subject in &subjects {
+    let notes = subjects.iter().filter_map(|subject| {
+        let errand = subject.errand().0;
         let only = std::slice::from_ref(subject);
-        let machine = Machine::of(&checkpoints, only, Some(PATIENCE), Stop::never());
-        let settled = machine.and_then(|machine| settle(&machine, 0));
+        let machine = Machine::of(checkpoints, only, Some(PATIENCE), Stop::never());
+        let state = match machine.and_then(|machine| settle(&machine, 0)) {
+            Ok(state) => state,
+            Err(failure) => return Some(failure.to_string()),
+        };
+        let (now, kind) = match state {
+            State::Running => (
+                "runs",
+                (errand == Errand::Resume).then_some(EventKind::Resume),
+            ),
+            State::Checkpointed => ("is suspended", Some(EventKind::Suspend)),
+            State::Failed => ("is lost", Some(EventKind::Lost)),
+            State::Locked | State::Moving => ("is not settled yet", None),
+            State::Gone => return None,
+        };
+        if let Some(kind) = kind {
+            record(subject, kind);
+        }
         let name = subject.name();
-        notes.push(match settled {
-            Ok(State::Running) => format!("{name} runs on: a command died while it suspended it"),
-            Ok(State::Checkpointed) => {
-                format!("{name} is suspended: a command died while it was at work on it")
-            }
-            Ok(State::Gone) => continue,
-            Ok(state) => format!("{name} is left as it is by a command that died ({state:?})"),
-            Err(failure) => failure.to_string(),
-        });
-    }
-    notes
+        Some(format!(
+            "{name} {now}: a command was killed while it was at work on the process"
+        ))
+    });
+    notes.collect()
 }

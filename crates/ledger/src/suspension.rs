@@ -147,9 +147,9 @@ impl Ledger {
         }
     }
 
-    /// Writes into a member's slot what an actor does with the member, and whether it has stopped
-    /// it. The actor writes this in the ledger of every level, before it asks the driver to lock the
-    /// member, so that others see it, and can end the work of a dead actor.
+    /// Writes into a member's slot what an actor does with the member, and whether the actor has
+    /// stopped the member. The actor writes this in the ledger of every level, before it asks the
+    /// driver to lock the member, so that others can end the work if the actor dies.
     pub fn set_errand(&self, process: &Identity, errand: Errand, frozen: bool) {
         if let Some(slot) = self.slot_of(process)
             && self.map.writable()

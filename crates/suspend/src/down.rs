@@ -7,7 +7,8 @@ use gpulimit_ledger::Errand;
 ///
 /// # Errors
 /// The reason why the set was not suspended. Processes that were checkpointed already have been
-/// brought back, unless other programs have taken the room on a GPU meanwhile: these stay suspended.
+/// brought back, unless other programs have taken the room on a GPU meanwhile: these processes stay
+/// suspended.
 pub fn suspend<W: World>(world: &mut W, set: &[W::Process]) -> Result<(), W::Error> {
     if let Err(error) = take_down(world, set) {
         undo(world, set);

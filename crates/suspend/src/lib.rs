@@ -7,10 +7,10 @@
 //!   hand the charges over, and ask the driver to bring the memory back. The driver is asked once:
 //!   a restore that finds no room can never be repeated, and the process is lost.
 //!
-//! An actor may die before any step. Nothing has to be remembered for that case but that an actor
-//! was at work (the *errand*, in the slot of the process): the driver's state of the process decides
-//! what is left to do, see [`settle`]. The driver makes its answer wait while it moves memory, so
-//! the state does not change by the work of a dead actor any more.
+//! An actor may die before any step. For that case the slot of the process says that an actor was
+//! at work (the *errand*). No step is recorded: the driver's state of the process decides what is
+//! left to do, see [`settle`]. While the driver moves memory for a dead actor, it makes the answer
+//! wait, so the state that it reports is final.
 //!
 //! The procedure reaches the driver, the ledgers and the GPUs through a [`World`]. The tests run it
 //! in a world where actors die, owners die, and strangers take memory, before each step.

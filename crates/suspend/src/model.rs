@@ -423,8 +423,8 @@ impl World for Model<'_> {
     }
 }
 
-/// Runs a set down and up again through all scripts with at most `most` events, and checks each end.
-/// Returns the number of runs.
+/// Runs a set down and up again through all scripts with at most `most` events, and checks each
+/// end. Returns the number of runs.
 fn explore(events: &'static [Event], most: usize) -> u64 {
     let script = RefCell::new(Script {
         chosen: Vec::new(),

@@ -4,8 +4,8 @@ use crate::{State, World, settle};
 use gpulimit_ledger::Errand;
 
 /// Resumes all processes of a set, which are checkpointed. The caller is the only actor on each of
-/// them. A process that the driver cannot bring back is reported as lost, and the others are resumed
-/// all the same.
+/// them. A process that the driver cannot bring back is reported as lost, and the others are
+/// resumed all the same.
 ///
 /// # Errors
 /// The reason why not all processes were resumed. Without room for all, none is. Only if the ledger

@@ -19,8 +19,8 @@ pub enum State {
     Gone,
 }
 
-/// The driver, the ledgers and the GPUs, for an actor that has the right to act on each process. All
-/// functions succeed, and do nothing, for a process that has ended.
+/// The driver, the ledgers and the GPUs, for an actor that has the right to act on each process.
+/// All functions succeed, and do nothing, for a process that has ended.
 pub trait World {
     /// Names a process.
     type Process: Copy + PartialEq;
