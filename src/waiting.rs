@@ -31,9 +31,6 @@ pub struct Waiter {
     line: String,
 }
 
-/// The devices and the processes of a ledger.
-type Members = (Vec<DeviceEntry>, Vec<ProcessUsage>);
-
 /// The requests that wait for memory in some groups, in the groups above and in the groups below.
 #[derive(Default)]
 pub struct Waiters {
@@ -58,12 +55,13 @@ impl Waiters {
 
     /// Adds the requests in the ledgers of the group and of the groups above it.
     pub fn add(&mut self, view: &View, driver: Option<&Driver>) {
-        self.read(&view.group, || {
-            Some((view.devices.clone(), view.processes.clone()))
-        });
+        if self.is_new(&view.group) {
+            self.take(&view.group, &view.devices, &view.processes);
+        }
         for above in &view.above {
-            let of = |ledger| of_ledger(ledger, driver);
-            self.read(&above.group, || above.ledger.as_ref().map(of));
+            if let (true, Some(ledger)) = (self.is_new(&above.group), &above.ledger) {
+                self.take_from(&above.group, ledger, driver);
+            }
         }
     }
 
@@ -76,21 +74,28 @@ impl Waiters {
         driver: Option<&Driver>,
     ) {
         for group in below(group, processes) {
-            self.read(&group, || {
-                let ledger = Ledger::open_readonly(&group.ledger_path()).ok()?;
-                Some(of_ledger(&ledger, driver))
-            });
+            if self.is_new(&group)
+                && let Ok(ledger) = Ledger::open_readonly(&group.ledger_path())
+            {
+                self.take_from(&group, &ledger, driver);
+            }
         }
     }
 
-    fn read(&mut self, group: &Group, members: impl FnOnce() -> Option<Members>) {
+    /// Notes that the group's ledger is read. Returns whether it was not read before.
+    fn is_new(&mut self, group: &Group) -> bool {
         let key = (group.name().to_owned(), group.root().to_owned());
-        if self.read.insert(key)
-            && let Some((devices, processes)) = members()
-        {
-            let of = |process| Waiter::of(group, process, &devices);
-            self.waiters.extend(processes.iter().filter_map(of));
-        }
+        self.read.insert(key)
+    }
+
+    fn take_from(&mut self, group: &Group, ledger: &Ledger, driver: Option<&Driver>) {
+        let processes = ledger.processes(groups::witness(driver));
+        self.take(group, &ledger.devices(), &processes);
+    }
+
+    fn take(&mut self, group: &Group, devices: &[DeviceEntry], processes: &[ProcessUsage]) {
+        let of = |process| Waiter::of(group, process, devices);
+        self.waiters.extend(processes.iter().filter_map(of));
     }
 
     /// Returns the request of a process in `group` that has waited longest for memory of the GPU.
@@ -180,11 +185,6 @@ type Key = (u32, u64, u64);
 
 fn key(process: &Identity) -> Key {
     (process.pid, process.pid_ns, process.start_time)
-}
-
-fn of_ledger(ledger: &Ledger, driver: Option<&Driver>) -> Members {
-    let processes = ledger.processes(groups::witness(driver));
-    (ledger.devices(), processes)
 }
 
 /// Returns the groups below `group` that have processes, and the groups between.
