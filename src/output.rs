@@ -5,7 +5,7 @@
 //! commands and group names.
 
 use super::failure::Failure;
-use super::terminal;
+use super::{signals, terminal};
 pub use gpulimit_base::escaped::Escaped;
 use gpulimit_base::escaped::lines;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -32,6 +32,10 @@ pub fn write(text: &str) -> Result<Reader, Failure> {
 pub fn escaped(text: &str) -> Result<Reader, Failure> {
     if captures(text) {
         return Ok(Reader::There);
+    }
+    // Rust's start-up code has opened /dev/null in its place.
+    if !text.is_empty() && signals::was_closed(1) {
+        return Err(Failure::new("cannot write to stdout: it is closed"));
     }
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {

@@ -97,6 +97,11 @@ static BEFORE_MAIN: extern "C" fn() = {
     look
 };
 
+/// Returns whether a descriptor from 0 to 2 was closed when this process started.
+pub fn was_closed(descriptor: u8) -> bool {
+    CLOSED.load(Ordering::Relaxed) & (1 << descriptor) != 0
+}
+
 impl Inherited {
     /// Reads the signal mask and the dispositions of SIGCHLD and SIGXFSZ. Ignores SIGXFSZ, so that
     /// a write returns an error instead.

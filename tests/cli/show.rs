@@ -8,7 +8,7 @@ use gpulimit_ledger::Category;
 use gpulimit_limits::{Key, LimitSet, Selector};
 use serde_json::Value;
 use std::fs;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 #[test]
 fn an_empty_root_is_reported_without_an_error() {
@@ -198,6 +198,51 @@ fn a_closed_pipe_is_not_a_failure() {
             "{arguments:?}: {output:?}"
         );
     }
+}
+
+/// A closed standard output is no reader that has gone: what was asked for is lost.
+#[test]
+fn a_closed_standard_output_is_a_failure() {
+    let place = Place::new();
+    place.group("lab", Size::Max);
+    let closed = |arguments: &[&str]| {
+        let command = place.gpulimit(arguments);
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "exec \"$@\" >&-", "sh"]);
+        shell.arg(command.get_program()).args(command.get_args());
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => shell.env(name, value),
+                None => shell.env_remove(name),
+            };
+        }
+        let output = shell.output().expect("started");
+        (output.status.code(), text(&output.stderr))
+    };
+    for arguments in [
+        &["show"][..],
+        &["tree"],
+        &["ls"],
+        &["top"],
+        &["top", "--json"],
+        &["get", "lab"],
+        &["completions", "bash"],
+    ] {
+        let (status, said) = closed(arguments);
+        assert_eq!(status, Some(1), "{arguments:?}: {said}");
+        assert_eq!(said, "gpulimit: cannot write to stdout: it is closed\n");
+    }
+    // A change is made, and its message is lost.
+    let (status, said) = closed(&["set", "lab", "--max", "4GiB"]);
+    assert_eq!(status, Some(0), "{said}");
+    assert!(
+        said.starts_with("gpulimit: done, but cannot write to stdout"),
+        "{said}"
+    );
+    assert_eq!(
+        place.json(&["show", "lab", "--json"])["groups"][0]["limits"][0]["max"],
+        "4GiB"
+    );
 }
 
 #[test]
