@@ -9,6 +9,7 @@ use super::{HEADS, Line};
 use crate::clock::Moment;
 use crate::csv;
 use crate::failure::{Failure, cannot};
+use crate::output;
 use jiff::Timestamp;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, File};
@@ -24,10 +25,13 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Appends lines to the file of this day, with the present time. Makes the directory and the file
 /// if they are missing; a new file begins with the heads of its columns. Of lines that do not fit
 /// on the file system, none is left in the file.
+///
+/// Makes only the last directory of the path, and says so: a timer with a mistyped path would save
+/// where its user does not look.
 pub fn append(directory: &Path, lines: impl Iterator<Item = Line>) -> Result<(), Failure> {
     let time = Moment::from(Timestamp::now()).to_string();
     let (day, _) = time.split_once('T').unwrap_or((&time, ""));
-    fs::create_dir_all(directory).map_err(cannot("make", directory))?;
+    make(directory)?;
     let path = directory.join(format!("{day}.csv"));
     let mut file = open(&path).map_err(cannot("open", &path))?;
     let is_locked = lock(&file).map_err(cannot("lock", &path))?;
@@ -53,6 +57,24 @@ pub fn append(directory: &Path, lines: impl Iterator<Item = Line>) -> Result<(),
         }
         cannot("write", &path)(error)
     })
+}
+
+fn make(directory: &Path) -> Result<(), Failure> {
+    match fs::create_dir(directory) {
+        Ok(()) => output::note(&format!("made the directory {}", directory.display())),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            let above = directory.parent().unwrap_or(directory);
+            return Err(Failure::new(format_args!(
+                "cannot save in {}: there is no directory {}: correct the path, or make the \
+                 directory",
+                directory.display(),
+                above.display()
+            )));
+        }
+        Err(error) => return Err(cannot("make", directory)(error)),
+    }
+    Ok(())
 }
 
 /// Opens the file. Refuses what another user may have put in its place: a link would lead to

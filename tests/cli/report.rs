@@ -217,6 +217,22 @@ fn saved(directory: &Path) -> (String, Vec<String>) {
 fn report_appends_to_the_file_of_the_day() {
     let (place, member) = used();
     let directory = place.0.join("log/reports");
+    // A mistyped path is named, and only the last directory is made.
+    let arguments = ["report", "--save", directory.to_str().expect("text")];
+    let error = place.refused(1, &arguments);
+    let above = place.0.join("log");
+    let missing = format!("there is no directory {}", above.display());
+    assert!(error.contains(&missing) && !above.exists(), "{error}");
+    fs::create_dir(&above).expect("made");
+    let output = place.output(&arguments);
+    let said = String::from_utf8_lossy(&output.stderr);
+    let made = format!("gpulimit: made the directory {}", directory.display());
+    assert!(
+        output.status.success() && said.replace("\n  ", " ").contains(&made),
+        "{output:?}"
+    );
+    fs::remove_dir_all(&directory).expect("removed");
+    fs::create_dir(&directory).expect("made");
     let save = || place.said(&["report", "--save", directory.to_str().expect("text")]);
     assert_eq!(save(), "");
     let (name, first) = saved(&directory);
