@@ -40,7 +40,8 @@ pub struct Args {
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<Address>,
 
-    /// Ask clients for the token in this file, which only its owner may read
+    /// Ask clients for the token in this file, which only its owner may read. A link is followed if
+    /// no other user can change it
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 

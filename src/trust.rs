@@ -39,6 +39,13 @@ impl Trusted {
         }
     }
 
+    /// Trusts root and this user.
+    pub fn of_user(uid: u32) -> Self {
+        let mut trusted = Self::root();
+        trusted.users.insert(uid);
+        trusted
+    }
+
     /// Trusts root and everyone who can change this program's own file, because they control the
     /// program anyway.
     pub fn of_this_program() -> Self {

@@ -9,6 +9,9 @@ use std::net::IpAddr;
 /// The name of the cookie that holds the token.
 const COOKIE_NAME: &str = "gpulimit-token";
 
+/// The longest address and headers of a request in bytes.
+const HEAD: usize = 16 << 10;
+
 /// The rules for requests.
 pub struct Access {
     /// The token that clients must send; `None` if they need none.
@@ -55,6 +58,13 @@ impl Access {
             return Err(Refusal(
                 StatusCode::BAD_REQUEST,
                 "a request to this server has no body",
+            ));
+        }
+        if length(head) > HEAD {
+            return Err(Refusal(
+                StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+                "the address and the headers of the request have more than 16 KiB: send less; in a \
+                 browser, delete the cookies of this host",
             ));
         }
         let Some(token) = &self.token else {
@@ -125,6 +135,14 @@ impl Access {
         let token = self.token.as_ref()?.text();
         Some(format!("{COOKIE_NAME}={token}; HttpOnly; SameSite=Strict"))
     }
+}
+
+/// Returns the length of the address and the headers in bytes.
+fn length(head: &Parts) -> usize {
+    let address = head.uri.path_and_query().map_or(0, |it| it.as_str().len());
+    let headers = head.headers.iter();
+    let lengths = headers.map(|(name, value)| name.as_str().len() + value.len() + ": \r\n".len());
+    address + lengths.sum::<usize>()
 }
 
 /// Returns the tokens that a client sent in headers.

@@ -27,8 +27,8 @@ use tokio_io_timeout::TimeoutStream;
 
 /// The most connections at a time. More of them wait until the kernel's queue is full.
 const CONNECTIONS: usize = 64;
-/// The longest head of a request in bytes.
-const HEAD: usize = 16 << 10;
+/// The longest head of a request in bytes that is read. A longer one gets 431 without a reason.
+const HEAD: usize = 64 << 10;
 /// How long a client may take for the head of a request, or stay silent between two requests.
 const HEAD_TIME: Duration = Duration::from_secs(10);
 /// How long a client may take no byte of an answer.
@@ -148,6 +148,9 @@ pub async fn connection(stream: Pin<Box<dyn Stream>>, site: Arc<Site>) {
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIME)
         .max_buf_size(HEAD)
+        // A client may send nothing more after its request (`shutdown(SHUT_WR)`, `nc -N`). One that
+        // has closed its connection is noticed when the server writes.
+        .half_close(true)
         .serve_connection(TokioIo::new(Box::pin(stream)), service);
     // Nothing is to be said about clients that break the rules or go away.
     let _ = served.await;

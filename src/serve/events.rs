@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 /// Returns the events that the query asks for.
 pub fn json(sources: &mut Sources, asked: &str) -> Result<Value, Trouble> {
+    query::check(asked, &["since"]).map_err(Trouble::Request)?;
     let since = match query::value(asked, "since") {
         Some(text) => since::parse(&text, &Zoned::now())
             .map_err(|why| Trouble::Request(format!("invalid time '{text}': {why}")))?,

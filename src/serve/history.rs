@@ -14,6 +14,9 @@ use std::path::Path;
 /// The most periods in one answer, which are about 20 MB of JSON.
 const MOST_PERIODS: usize = 100_000;
 
+/// The keys of a query.
+const KEYS: [&str; 4] = ["since", "group", "root", "gpu"];
+
 /// Why a request cannot be answered.
 pub enum Trouble {
     /// The request is wrong.
@@ -26,6 +29,7 @@ pub enum Trouble {
 
 /// Returns the histories that the query asks for.
 pub fn json(sources: &mut Sources, asked: &str) -> Result<Value, Trouble> {
+    query::check(asked, &KEYS).map_err(Trouble::Request)?;
     let now = crate::clock::now();
     let text = query::value(asked, "since").unwrap_or_else(|| "10m".into());
     let since = since::parse(&text, &now)

@@ -15,6 +15,22 @@ pub fn value(query: &str, key: &str) -> Option<String> {
     all.last().map(|(_, value)| value)
 }
 
+/// Fails if the query has a key that is not among these. A mistyped key would not be noticed
+/// otherwise: the answer would be that of a query without it.
+pub fn check(query: &str, known: &[&str]) -> Result<(), String> {
+    let mut keys = pairs(query).map(|(key, _)| key);
+    match keys.find(|key| !known.contains(&&**key)) {
+        None => Ok(()),
+        Some(key) if known.is_empty() => Err(format!(
+            "unknown key '{key}' in the query: there are no keys at this path"
+        )),
+        Some(key) => Err(format!(
+            "unknown key '{key}' in the query: the keys at this path are {}",
+            known.join(", ")
+        )),
+    }
+}
+
 fn decoded(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());
@@ -58,5 +74,18 @@ mod tests {
         );
         assert_eq!(value(query, "group").as_deref(), Some("b"));
         assert_eq!(value(query, "gpu"), None);
+    }
+
+    #[test]
+    fn unknown_keys_are_named_with_the_known_ones() {
+        assert_eq!(check("since=1h&group=a&since", &["since", "group"]), Ok(()));
+        assert_eq!(check("", &[]), Ok(()));
+        let why = check("since=1h&gruop=a", &["since", "group"]).expect_err("unknown");
+        assert!(
+            why.contains("'gruop'") && why.ends_with("since, group"),
+            "{why}"
+        );
+        let why = check("=1", &[]).expect_err("unknown");
+        assert!(why.contains("there are no keys"), "{why}");
     }
 }

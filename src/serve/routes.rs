@@ -10,7 +10,7 @@ use super::history::Trouble;
 use super::state::State;
 use super::streams::Streams;
 use super::worker::{Sources, Unanswered, Worker};
-use super::{Scope, events, history};
+use super::{Scope, events, history, query};
 use hyper::body::Bytes;
 use hyper::header::{ACCEPT, CACHE_CONTROL, HeaderValue, LOCATION, SET_COOKIE};
 use hyper::http::request::Parts;
@@ -37,7 +37,10 @@ impl Site {
         let query = head.uri.query().unwrap_or("").to_owned();
         match head.uri.path() {
             "/metrics" => self.metrics(Format::of(&accepted(&head))).await,
-            "/api/v1/state" => self.state().await,
+            "/api/v1/state" => match query::check(&query, &[]) {
+                Ok(()) => self.state().await,
+                Err(why) => answer::error(StatusCode::BAD_REQUEST, &why),
+            },
             "/api/v1/history" => {
                 let ask = self
                     .worker
@@ -45,7 +48,10 @@ impl Site {
                 self.json(ask.await)
             }
             "/api/v1/events" if accepted(&head).named("text/event-stream", "") > 0.0 => {
-                self.stream(head.method == Method::HEAD).await
+                match query::check(&query, &[]) {
+                    Ok(()) => self.stream(head.method == Method::HEAD).await,
+                    Err(why) => answer::error(StatusCode::BAD_REQUEST, &why),
+                }
             }
             "/api/v1/events" => {
                 let ask = self

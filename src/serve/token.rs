@@ -1,8 +1,9 @@
 //! The token that clients must send.
 
 use crate::failure::{Failure, cannot};
+use crate::trust::Trusted;
 use gpulimit_group::effective_user;
-use std::fs::File;
+use std::fs::{self, File};
 use std::hint::black_box;
 use std::io::Read;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -39,14 +40,30 @@ impl Token {
 }
 
 /// Reads the token file. Other users must not be able to read it.
+///
+/// Follows a symbolic link only if no other user could change where it leads: a user who can write
+/// to the directory could otherwise make the server accept the content of any private file.
+/// Kubernetes mounts a Secret as links that only root can change.
 pub fn read(path: &Path) -> Result<Token, Failure> {
+    let refused = |why: &str| Failure::new(format_args!("cannot use {}: {why}", path.display()));
+    let mut flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+    if fs::symlink_metadata(path).is_ok_and(|about| about.is_symlink()) {
+        let whole = std::path::absolute(path).map_err(cannot("find", path))?;
+        let trusted = Trusted::of_user(effective_user());
+        trusted.check(&whole).map_err(|why| {
+            refused(&format!(
+                "it is a symbolic link, and {why}: pass the file itself"
+            ))
+        })?;
+    } else {
+        flags |= libc::O_NOFOLLOW;
+    }
     let file = File::options()
         .read(true)
-        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY)
+        .custom_flags(flags)
         .open(path)
         .map_err(cannot("open", path))?;
     let about = file.metadata().map_err(cannot("read", path))?;
-    let refused = |why: &str| Failure::new(format_args!("cannot use {}: {why}", path.display()));
     if !about.is_file() {
         return Err(refused("it is not a regular file"));
     }

@@ -223,12 +223,64 @@ fn a_token_that_others_can_read_is_refused() {
         );
     }
     fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
-    let link = rig.world.file("link");
-    symlink(&path, &link).unwrap();
-    assert!(said(link.to_str().unwrap()).contains("cannot open"));
     fs::write(&path, "short").unwrap();
     assert!(said(file).contains("16 to 256"));
     assert!(said("/dev/null").contains("not a regular file"));
+}
+
+/// Kubernetes mounts a Secret as links, in a directory in which others may make files of their own.
+#[test]
+fn a_link_to_the_token_is_followed_only_if_no_other_user_can_change_it() {
+    let rig = Rig::new();
+    let volume = rig.world.file("volume");
+    let set = |name: &str, mode: u32| {
+        fs::set_permissions(volume.join(name), Permissions::from_mode(mode)).unwrap();
+    };
+    fs::create_dir(&volume).unwrap();
+    fs::create_dir(volume.join("..2026")).unwrap();
+    set("..2026", 0o755);
+    symlink("..2026", volume.join("..data")).unwrap();
+    symlink("..data/token", volume.join("token")).unwrap();
+    let (token, link) = ("..2026/token", volume.join("token"));
+    fs::write(volume.join(token), TOKEN).unwrap();
+    set(token, 0o400);
+    set("", 0o1777);
+    let arguments = ["--token-file", link.to_str().unwrap()];
+    let server = rig.tcp(&arguments);
+    let bearer = format!("Authorization: Bearer {TOKEN}");
+    assert_eq!(server.place.ask("GET", "/metrics", &[&bearer]).status, 200);
+    assert_eq!(server.place.get("/metrics").status, 401);
+    let refused = |why: &str| {
+        let listen = ["serve", "--listen", "127.0.0.1:0"];
+        let output = rig.gpulimit(&[&listen[..], &arguments].concat()).output();
+        let output = output.expect("started");
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        assert!(text.contains(why), "{text}");
+    };
+    // The mode and the kind of the file count as without a link.
+    set(token, 0o440);
+    refused("chmod 600");
+    set(token, 0o400);
+    set("", 0o777);
+    refused("may be written by others");
+    set("", 0o755);
+    set("..2026", 0o770);
+    refused("may be written by others");
+    set("..2026", 0o755);
+    fs::remove_file(volume.join("..data")).unwrap();
+    refused("there is no");
+    fs::remove_file(&link).unwrap();
+    symlink("/dev", &link).unwrap();
+    refused("not a regular file");
+    symlink("..2026", volume.join("..data")).unwrap();
+    fs::remove_file(&link).unwrap();
+    symlink("..data/token", &link).unwrap();
+    if std::os::unix::fs::lchown(&link, Some(65_533), None).is_err() {
+        eprintln!("SKIPPED: giving a link away takes root");
+        return;
+    }
+    refused("belongs to user 65533");
 }
 
 #[test]

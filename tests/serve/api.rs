@@ -119,6 +119,9 @@ fn the_history_is_what_history_prints() {
         (400, "/api/v1/history?since=soon"),
         (400, "/api/v1/history?gpu=9"),
         (400, "/api/v1/events?since=tomorrow"),
+        (400, "/api/v1/history?gruop=lab"),
+        (400, "/api/v1/events?group=lab"),
+        (400, "/api/v1/state?group=lab"),
         (404, "/api/v2/state"),
         (404, "/api/v1/state/"),
         (404, "/assets/../Cargo.toml"),
@@ -128,6 +131,15 @@ fn the_history_is_what_history_prints() {
         assert_eq!(answer.status, status, "{path}");
         assert!(answer.json()["error"].is_string(), "{path}");
     }
+    let why = server.place.get("/api/v1/history?gruop=lab").json()["error"].take();
+    let why = why.as_str().expect("text");
+    let named = why.contains("'gruop'") && why.contains("since, group, root, gpu");
+    assert!(named, "{why}");
+    let stream = ["Accept: text/event-stream"];
+    let answer = server.place.ask("GET", "/api/v1/events?since=1h", &stream);
+    assert_eq!(answer.status, 400, "{answer:?}");
+    // Prometheus may be told to send keys of its own.
+    assert_eq!(server.place.get("/metrics?format=prometheus").status, 200);
 }
 
 #[test]

@@ -1,9 +1,11 @@
 //! Limits: heads, bodies, silent and slow clients, many connections.
 
-use super::client::{Answer, Place, Stream};
+use super::client::{Answer, Place, Stream, chunk};
 use super::rig::{GIB, Rig};
 use gpulimit_base::units::Size;
 use std::io::{ErrorKind, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -37,7 +39,19 @@ fn oversized_heads_are_refused() {
         .send(&request("X-Long", 8 << 10))
         .expect("an answer");
     assert_eq!(fits.status, 404);
-    let long = answers(&server.place, &request("X-Long", 64 << 10));
+    for length in [17 << 10, 48 << 10] {
+        let long = server
+            .place
+            .send(&request("X-Long", length))
+            .expect("an answer");
+        assert_eq!(long.status, 431);
+        let why = long.json()["error"].to_string();
+        assert!(why.contains("16 KiB") && why.contains("cookies"), "{why}");
+    }
+    // No browser on a foreign page learns more than that.
+    let foreign = request("X-Long", 17 << 10).replace("localhost", "elsewhere.test");
+    assert_eq!(server.place.send(&foreign).expect("an answer").status, 403);
+    let long = answers(&server.place, &request("X-Long", 80 << 10));
     assert!(long.starts_with("HTTP/1.1 431 "), "{long}");
     let path = format!(
         "GET /{} HTTP/1.1\r\nHost: localhost\r\n\r\n",
@@ -54,6 +68,40 @@ fn oversized_heads_are_refused() {
     );
     assert!(many.starts_with("HTTP/1.1 431 "), "{many}");
     assert_eq!(server.place.get("/metrics").status, 200);
+}
+
+/// A client that says with the end of its request that it sends nothing more gets the answer.
+#[test]
+fn a_client_that_sends_nothing_more_is_answered() {
+    let rig = Rig::new();
+    rig.group("lab", Size::Bytes(GIB));
+    let server = rig.unix(&[]);
+    let half_closed = |request: &str| {
+        let Place::Unix(path) = &server.place else {
+            unreachable!()
+        };
+        let mut stream = UnixStream::connect(path).expect("connected");
+        stream.write_all(request.as_bytes()).expect("written");
+        stream.shutdown(Shutdown::Write).expect("shut down");
+        stream
+    };
+    for path in ["/metrics", "/api/v1/state", "/"] {
+        let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+        let mut stream = half_closed(&request);
+        let answer = Answer::read(&mut stream).expect("an answer");
+        assert_eq!(answer.status, 200, "{path}");
+        assert!(!answer.body.is_empty(), "{path}");
+        assert_eq!(rest(&mut stream), "", "the server closes the connection");
+    }
+    let mut stream = half_closed(
+        "GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n",
+    );
+    assert_eq!(Answer::head(&mut stream).expect("a head").status, 200);
+    let first = String::from_utf8(chunk(&mut stream).expect("a chunk")).expect("UTF-8");
+    assert!(first.contains("event: state\n"), "{first}");
+    // Half a request is none.
+    let said = rest(&mut half_closed("GET /metrics HTTP/1.1\r\nHost: loc"));
+    assert!(!said.contains("200 OK"), "{said}");
 }
 
 /// A request inside of another one's body is never answered.

@@ -208,8 +208,7 @@ fn monitoring_runs_beside_the_plugin() {
     }
     assert_eq!(values(&monitor, "key"), ["ca.crt", "token"]);
     has(serve, "--token-file=/etc/gpulimit-serve/token\n");
-    has(serve, "mountPath: /etc/gpulimit-serve/token\n");
-    assert_eq!(values(serve, "subPath"), ["token"]);
+    has(serve, "mountPath: /etc/gpulimit-serve\n");
     // The server is of the plugin's image, sees the same groups, and can write none of its files.
     assert_eq!(
         values(serve, "image"),
