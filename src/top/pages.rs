@@ -56,8 +56,9 @@ const MEANINGS: [&str; 7] = [
     "10 MIN is the usage of the last ten minutes, if the group keeps a history; its full height is \
      the limit.",
     "STATE: a request `waits for` memory, and how long it has waited; `above high` or `above max`; \
-     `draining`: a process has ended, and the driver has not freed its memory yet; `may leak`: the \
-     usage grows as that of a program with a leak.",
+     `suspended`: this memory is on the host, and no part of the usage; `draining`: a process has \
+     ended, and the driver has not freed its memory yet; `may leak`: the usage grows as that of a \
+     program with a leak.",
     "ALLOC are plain and virtual memory, arrays and graphs. JOB is the container or the job that \
      the process is in.",
     "A group's limit for one GPU is changed only in that GPU's row.",

@@ -14,6 +14,7 @@ use crate::processes::{self, Split};
 use crate::snapshot::{GpuMemory, Snapshot};
 use crate::waiting::Waiter;
 use gpulimit_base::device::DeviceId;
+use gpulimit_base::units::gib;
 use gpulimit_group::{parent, upwards};
 use gpulimit_ledger::Category;
 use gpulimit_limits::{Key, Selector};
@@ -100,7 +101,8 @@ pub struct Usage {
     pub refusals: Option<u64>,
     pub processes: Option<usize>,
     pub recent: Recent,
-    /// What is unusual: requests that wait, usage above a limit, draining memory, a leak.
+    /// What is unusual: requests that wait, usage above a limit, suspended and draining memory, a
+    /// leak.
     pub states: Vec<String>,
 }
 
@@ -121,7 +123,7 @@ pub struct Process {
     pub label: String,
     pub total: Option<u64>,
     pub split: Option<Split>,
-    /// `draining`, or the request that waits; empty for a process that runs.
+    /// `suspended`, `draining`, or the request that waits; empty for a process that runs.
     pub state: String,
     /// The command line; `-` if it could not be read.
     pub command: String,
@@ -247,6 +249,12 @@ fn doings(snapshot: &Snapshot) -> BTreeMap<(&Path, &str, DeviceId), Doings> {
         }
     }
     all
+}
+
+/// Returns what is on the host, as text: `suspended 2.0 GiB`; `None` if nothing is.
+fn suspended(bytes: Option<u64>) -> Option<String> {
+    let bytes = bytes.filter(|bytes| *bytes > 0)?;
+    Some(format!("suspended {}", gib(bytes)))
 }
 
 /// Returns NVML's index of a GPU, or else the beginning of its UUID.
@@ -389,6 +397,7 @@ impl Usage {
         } else if above(high) {
             states.push("above high".into());
         }
+        states.extend(suspended(gpu.suspended));
         if doings.is_some_and(|doings| doings.draining) {
             states.push("draining".into());
         }
@@ -423,10 +432,13 @@ impl Usage {
 impl Process {
     fn of(process: &processes::Process, known: &mut Known, driver: Option<&Driver>) -> Self {
         let (id, parts) = process.gpu.as_ref().map(|(id, parts)| (*id, parts)).unzip();
-        let state = match &process.waits {
-            Some(waits) => waits.to_string(),
-            None if process.alive => String::new(),
-            None => process.state().into(),
+        let on_host = parts.and_then(|parts| suspended(Some(parts.suspended)));
+        let state = match (&process.waits, process.state()) {
+            (Some(waits), _) => waits.to_string(),
+            (None, "running") => String::new(),
+            // On a GPU of which nothing is on the host, there is no figure.
+            (None, "suspended") => on_host.unwrap_or_else(|| "suspended".into()),
+            (None, state) => state.into(),
         };
         Self {
             group: Name {

@@ -123,6 +123,7 @@ pub fn round() -> Round {
         "tritonserver --model-repository /models",
     );
     contained.place = "4f2a0c6d8e1b".into();
+    contained.state = "suspended 2.0 GiB".into();
     let mut draining = process("night", 4715, "carol", "a.out");
     (draining.state, draining.gpu, draining.label) = ("draining".into(), Some(id(1)), "1".into());
     let mut young = process("lab", 4716, "alice", "nvidia-smi");

@@ -122,6 +122,34 @@ class Figures(PageTest):
             for part in ("total", "allocations", "pools", "managed", "driver"):
                 self.assertIn(size(process[part]), row)
 
+    def test_suspended_memory_and_events_of_unknown_kinds_are_shown(self):
+        """Both are put into the server's answers."""
+        self.lab()
+        self.alice.take(4 * GIB, expected=2)
+        script = """
+            const parse = JSON.parse;
+            const change = (key, value) =>
+              key === "suspended" ? 2 * 2 ** 30 :
+              key === "state" && value === "running" ? "suspended" :
+              key === "event" && value === "refusal" ? "new-kind" : value;
+            JSON.parse = (text) => parse(text, change);
+            Response.prototype.json = async function () { return JSON.parse(await this.text()); };
+        """
+        identifier = self.browser.before_page(script)
+        self.addCleanup(self.browser.not_before_page, identifier)
+        self.serve()
+        self.browser.wait("return document.querySelector('#event-list .event')")
+        for place, text in (
+            (".grid-processes .tag-suspended", "suspended, 2.0 GiB on the host"),
+            (".grid-groups .tag-suspended", "2.0 GiB suspended"),
+            ("#event-list .tag", "new-kind"),
+        ):
+            self.assertEqual(self.browser.one(place).text, text)
+        self.assertIn("pid ", self.browser.one("#event-list .event-text").text)
+        # Events of this kind can be hidden, as those of other kinds.
+        self.browser.run("document.querySelector(\"#event-kinds [value='new-kind']\").click()")
+        self.browser.wait("return document.querySelectorAll('#event-list .event').length === 0")
+
     def test_the_page_follows_changes(self):
         self.lab()
         self.serve()

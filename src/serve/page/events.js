@@ -33,26 +33,29 @@ export class Events {
     this.byKey = new Map();
     this.hidden = new Set();
     this.most = SHOWN;
-    this.boxes = new Map(KINDS.map((kind) => [kind, this.box(kind)]));
+    this.boxes = new Map();
+    for (const kind of KINDS) this.box(kind);
     byId("older-events").addEventListener("click", () => {
       this.most += SHOWN;
       this.render();
     });
   }
 
+  /** Makes the box that hides the events of a kind, unless there is one. */
   box(kind) {
+    if (this.boxes.has(kind)) return;
     const input = el("input", { type: "checkbox", value: kind });
     input.checked = true;
     const number = el("span", { class: "chip-count" });
     byId("event-kinds").append(
-      el("label", { class: `chip chip-${kind}` }, input, el("span", {}, kind), number),
+      el("label", { class: `chip chip-${kind}` }, input, el("span", {}, foreign(kind)), number),
     );
     input.addEventListener("change", () => {
       if (input.checked) this.hidden.delete(kind);
       else this.hidden.add(kind);
       this.render();
     });
-    return number;
+    this.boxes.set(kind, number);
   }
 
   /** Fetches the events now and again: a stream has no events of the moment before it begins. */
@@ -110,6 +113,8 @@ export class Events {
 
   render() {
     const all = this.sorted ?? [];
+    // A newer server may have kinds that this page does not know.
+    for (const event of all) this.box(event.event);
     for (const [kind, number] of this.boxes) {
       say(number, count(all.filter((event) => event.event === kind).length));
     }
@@ -164,7 +169,7 @@ function sentence(event) {
         ` asked for ${bytes}, and processes are killed to make room; ${state} charged`,
       ];
     default:
-      return [...who, ` ${bytes}`];
+      return event.bytes == null ? who : [...who, ` ${bytes}`];
   }
 }
 

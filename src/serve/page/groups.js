@@ -28,6 +28,10 @@ export function conditions(group, gpu, state) {
   }
   if (gpu.free === 0 && gpu.effective_max != null) found.push(["full", "full"]);
   if (gpu.high != null && gpu.usage > gpu.high) found.push(["high", "above high"]);
+  if (gpu.suspended > 0) {
+    const title = "Memory of suspended processes, which is on the host";
+    found.push(["suspended", `${size(gpu.suspended)} suspended`, title]);
+  }
   if (users?.draining > 0) found.push(["draining", "draining"]);
   if (gpu.trend) found.push(["leak", "may leak", `grows ${growth(gpu.trend)}`]);
   return found;

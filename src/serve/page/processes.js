@@ -56,8 +56,9 @@ function matches(process, filter) {
   return texts.some((text) => text != null && foreign(text).toLowerCase().includes(filter));
 }
 
-function state({ waits_for: waits, state: said }) {
-  return waits ? `waits for ${size(waits.bytes)}, ${span(waits.waited_ms)}` : said;
+function state({ waits_for: waits, state: said, suspended }) {
+  if (waits) return `waits for ${size(waits.bytes)}, ${span(waits.waited_ms)}`;
+  return suspended > 0 ? `${said}, ${size(suspended)} on the host` : said;
 }
 
 function columns() {
@@ -134,7 +135,7 @@ function total(cell, process) {
 function stateCell(cell, process) {
   cell.tag ??= cell.appendChild(el("span", {}));
   const said = state(process);
-  const kind = process.waits_for ? "waits" : said;
+  const kind = process.waits_for ? "waits" : process.state;
   attribute(cell.tag, "class", kind === "running" ? "plain" : `tag tag-${kind}`);
   attribute(cell, "title", said);
   say(cell.tag, said);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gpulimit_base::identity::Identity;
+use gpulimit_base::units::gib;
 use gpulimit_ledger::{Ledger, Level, Unmoved, hand_over, try_charge};
 use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World};
 
@@ -154,8 +155,17 @@ fn the_verbs_show_a_suspended_program() {
         table.contains("SUSPENDED") && table.contains("suspended"),
         "{table}"
     );
+    let top = || {
+        let mut command = world.bare(&world::controller());
+        command.args(["top", "--once"]);
+        world::text(&world::finish(command).stdout)
+    };
+    // The row of the group and that of the process.
+    let state = format!("suspended {}", gib(moved));
+    assert_eq!(top().matches(&state).count(), 2, "{}", top());
     assert!(actor.resume(&program));
     assert_eq!(shown("ps", "processes")["state"], "running");
+    assert!(!top().contains("suspended"), "{}", top());
     // Nothing is left of a suspended program that is killed.
     actor.suspend(&program);
     drop(program);
