@@ -274,6 +274,9 @@ impl Past {
             None => gib(self.usage).to_string(),
         };
         let mut said = format!("GPU {}  {used} used", self.gpu.label);
+        if let Some(suspended) = self.gpu.suspended.filter(|bytes| *bytes > 0) {
+            said += &format!(", {} suspended", gib(suspended));
+        }
         for (count, text) in [
             (sum(|span| span.refusals), "refused"),
             (sum(|span| span.kills), "killed"),
@@ -332,6 +335,7 @@ impl Past {
             "period_ms": self.resolution.seconds() * 1_000,
             "effective_max": self.gpu.limit(),
             "usage": self.usage,
+            "suspended": self.gpu.suspended,
             "trend": self.gpu.trend_json(),
             "periods": self.spans.iter().map(period).collect::<Vec<_>>(),
         })
