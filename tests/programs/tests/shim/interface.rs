@@ -174,7 +174,7 @@ fn peaks_are_those_since_the_begin_of_each_measurement() {
 #[test]
 fn a_process_that_cannot_join_tells_why() {
     let world = World::new(CAP);
-    let mut command = world.preloaded(&world::program());
+    let mut command = world.preloaded(world::program());
     command.env("GPULIMIT_MAX", "4X");
     let mut program = Session::start(command);
     let said = program.say("error");
