@@ -18,7 +18,7 @@ pub use placeholder::Placeholder;
 /// The state of a process, as the driver reports it (`CUprocessState`).
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum State {
-    /// The process runs. Processes without CUDA are in this state, too.
+    /// The process runs.
     Running,
     /// The process's calls of the driver wait.
     Locked,
@@ -55,6 +55,7 @@ pub struct Status(pub i32);
 impl Status {
     pub const INVALID_VALUE: Self = Self(1);
     pub const OUT_OF_MEMORY: Self = Self(2);
+    pub const NOT_INITIALIZED: Self = Self(3);
     pub const INVALID_DEVICE: Self = Self(101);
     pub const OPERATING_SYSTEM: Self = Self(304);
     pub const ILLEGAL_STATE: Self = Self(401);
@@ -66,12 +67,12 @@ impl Status {
         Some(match self.0 {
             1 => (
                 "CUDA_ERROR_INVALID_VALUE",
-                "the process does not use CUDA, has ended, or has opened memory of another process",
+                "the process has opened memory of another process",
             ),
             2 => ("CUDA_ERROR_OUT_OF_MEMORY", "the GPU does not have the room"),
             3 => (
                 "CUDA_ERROR_NOT_INITIALIZED",
-                "the driver is not initialised",
+                "the driver is not initialised, or the process does not use CUDA",
             ),
             100 => ("CUDA_ERROR_NO_DEVICE", "there is no GPU"),
             101 => (
@@ -80,7 +81,7 @@ impl Status {
             ),
             304 => (
                 "CUDA_ERROR_OPERATING_SYSTEM",
-                "the operating system does not allow this, or an earlier restore has failed",
+                "the process has ended, belongs to another user, or an earlier restore has failed",
             ),
             401 => (
                 "CUDA_ERROR_ILLEGAL_STATE",
@@ -163,16 +164,19 @@ impl Checkpoints {
         Ok(Self { cuda, gpus })
     }
 
-    /// Returns the state of a process of this pid namespace. Changes nothing.
+    /// Returns the state of a process of this pid namespace. Changes nothing. Waits while the driver
+    /// moves the memory of the process, and while the process is stopped.
     ///
     /// # Errors
-    /// [`Status::INVALID_VALUE`] for a pid without a process.
+    /// [`Status::OPERATING_SYSTEM`] for a pid without a process and for a process of another user,
+    /// [`Status::NOT_INITIALIZED`] for a process without CUDA.
     pub fn state(&self, pid: u32) -> Result<State, Status> {
         self.cuda.state(pid)
     }
 
     /// Makes the driver calls of a running process wait until [`Self::unlock`]. Waits at most
-    /// `timeout` for the calls under way; a timeout of less than a millisecond is a millisecond.
+    /// `timeout` for the calls under way; a timeout of less than a millisecond is a millisecond. Of
+    /// a stopped process, waits until the process is continued, whatever the timeout is.
     ///
     /// # Errors
     /// After any error the process runs on. [`Status::NOT_READY`]: the time is over.

@@ -151,9 +151,10 @@ fn a_process_moves_to_the_host_and_back() {
         ("used", &used),
     ]);
     scene.program.expect(&[("free a", "0")]);
-    scene
-        .actor
-        .expect(&[("state 4194305", "Err(Status(1))"), ("lock 4194305", "1")]);
+    scene.actor.expect(&[
+        ("state 4194305", "Err(Status(304))"),
+        ("lock 4194305", DENIED),
+    ]);
 }
 
 #[test]

@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 use std::time::{Duration, Instant};
 
+use crate::knobs::Death;
 use crate::machine::Machine;
 use crate::{Outcome, Status, checkpoint};
 
@@ -235,15 +236,26 @@ impl Site {
             ACTIVE.store((&raw const NEVER).cast_mut(), Release);
             return work();
         };
-        ACTIVE.store((&raw const machine.knobs.active).cast_mut(), Release);
-        if machine.knobs.active.load(Acquire) == 0 {
-            return work();
+        let death = Death::ordered();
+        if death.is_none() {
+            ACTIVE.store((&raw const machine.knobs.active).cast_mut(), Release);
+            if machine.knobs.active.load(Acquire) == 0 {
+                return work();
+            }
         }
         let _under_way = checkpoint::UnderWay::begin(self.name);
         let calls = self.calls.fetch_add(1, Relaxed) + 1;
         let orders = machine.knobs.orders(self.name, calls);
+        let end = |after| {
+            if death.is_some_and(|death| death.is_at(self.name, calls, after)) {
+                // SAFETY: the process signals itself.
+                unsafe { libc::raise(libc::SIGKILL) };
+            }
+        };
         wait(orders.latency);
+        end(false);
         let code = orders.failure.unwrap_or_else(work);
+        end(true);
         wait(orders.delay);
         code
     }

@@ -1,21 +1,28 @@
 //! Checkpoints (`cuCheckpointProcess…`): one process moves the GPU memory of another process away
 //! and back.
 //!
-//! Measured (H200, 580.159.04):
+//! Measured (H100 and H200, 580.159.04):
 //! - A restore without enough room answers 2. The process is lost then: it stays checkpointed,
-//!   every later restore answers 304, and an unlock 401.
+//!   every later restore answers 304, and an unlock 401. A restore needs exactly what the
+//!   checkpoint has freed.
 //! - A process with managed memory cannot be checkpointed (801). It stays locked and intact.
 //! - An importer of shared memory can be checkpointed, but its restore answers 1: it is lost. An
 //!   exporter can be restored.
-//! - Another user's process cannot be locked (304), nor a client of MPS (801).
+//! - About another user's process, and a pid without a process, every function answers 304; about a
+//!   process without CUDA 3. A client of MPS cannot be locked (801).
+//! - A call about a process waits while another call about it is under way, and answers by the state
+//!   after that. Of a stopped process every call waits until the process is continued: a lock
+//!   ignores its time.
+//! - A lock waits for the work under way, and answers 600 when its time is over: the process runs.
+//! - If the process is killed during a step, the call answers 304 at once.
+//! - A caller that dies after a lock leaves the process locked.
 //!
-//! NVIDIA's documentation: the calls of a process wait from the lock to the unlock. A lock that
-//! times out leaves the process running.
+//! NVIDIA's documentation: the calls of a process wait from the lock to the unlock.
 //!
 //! Assumed:
-//! - A lock waits for the calls under way, and answers 600 when its time is over.
-//! - A caller that dies leaves its step to the driver's thread in the other process. Here the next
-//!   caller that looks at the process finishes the step.
+//! - A caller that dies in the middle of a step leaves the step to the driver's thread in the other
+//!   process. Here the next caller that looks at the process finishes the step. To be measured.
+//! - Drivers from 13.4 on report a step under way at once, as state 4 or 5.
 //! - Exported memory goes away with its exporter unless another process has opened it.
 
 use std::cell::Cell;
@@ -52,7 +59,7 @@ struct Target {
 }
 
 /// Returns a living process of this pid namespace by its pid.
-fn find(machine: &'static Machine, pid: i32) -> Outcome<Target> {
+fn find(machine: &'static Machine, pid: i32) -> Option<Target> {
     let namespace = process::namespace();
     let slots = machine.slots.iter().enumerate();
     slots
@@ -71,20 +78,22 @@ fn find(machine: &'static Machine, pid: i32) -> Outcome<Target> {
             owner,
             pid,
         })
-        .ok_or(Status::INVALID_VALUE)
 }
 
-/// Returns a process that the caller may change.
+/// Returns a process that the caller may act on.
+///
+/// # Errors
+/// - `OPERATING_SYSTEM`: a pid without a process, or another user's process.
+/// - `NOT_INITIALIZED`: a process without CUDA.
 fn find_own(machine: &'static Machine, pid: i32) -> Outcome<Target> {
-    let target = find(machine, pid)?;
     // The real driver asks the kernel for the right to trace the process.
     let owner = std::fs::metadata(format!("/proc/{pid}")).map(|data| data.uid());
     let caller = std::fs::metadata("/proc/self").map_or(u32::MAX, |data| data.uid());
-    let may = caller == 0 || owner.is_ok_and(|owner| owner == caller);
-    if !may || machine.knobs.fails(DENIED) {
+    let may = owner.is_ok_and(|owner| caller == 0 || owner == caller);
+    if !may || machine.knobs.fails(DENIED) || pid <= 0 {
         return Err(Status::OPERATING_SYSTEM);
     }
-    Ok(target)
+    find(machine, pid).ok_or(Status::NOT_INITIALIZED)
 }
 
 impl Target {
@@ -93,15 +102,23 @@ impl Target {
         stepped.map(drop).map_err(|_| Status::ILLEGAL_STATE)
     }
 
-    /// Returns the lock on the process's steps, and finishes the step of a dead caller.
+    /// Returns the lock on the process's steps, and finishes the step of a dead caller. Waits for
+    /// the steps of other callers, and while the process is stopped.
     ///
     /// # Errors
-    /// `INVALID_VALUE` if the process is gone.
+    /// `OPERATING_SYSTEM` if the process is gone.
     fn lock_steps(&self) -> Outcome<StepLock> {
         let lock = StepLock::wait(self.slot).ok_or(Status::UNKNOWN)?;
-        self.is_there().then_some(()).ok_or(Status::INVALID_VALUE)?;
+        self.check_lives()?;
+        self.wait_while_stopped()?;
         self.finish()?;
         Ok(lock)
+    }
+
+    /// Fails if the process has died.
+    fn check_lives(&self) -> Outcome<()> {
+        let lives = self.is_there() && !process::has_died(self.slot);
+        lives.then_some(()).ok_or(Status::OPERATING_SYSTEM)
     }
 
     /// Returns whether the slot still belongs to the process. Its slot cannot get another owner
@@ -122,12 +139,10 @@ impl Target {
     /// Waits until no call of the process is under way. Returns false if the time is over first.
     ///
     /// # Errors
-    /// `INVALID_VALUE` if the process has died.
+    /// `OPERATING_SYSTEM` if the process has died.
     fn is_quiet(&self, until: Option<Instant>) -> Outcome<bool> {
         while self.line.calls.load(SeqCst) > 0 {
-            if process::has_died(self.slot) {
-                return Err(Status::INVALID_VALUE);
-            }
+            self.check_lives()?;
             if until.is_some_and(|until| Instant::now() >= until) {
                 return Ok(false);
             }
@@ -137,7 +152,10 @@ impl Target {
     }
 
     /// Waits while the process is stopped: its own thread does the driver's work.
-    fn wait_while_stopped(&self) {
+    ///
+    /// # Errors
+    /// `OPERATING_SYSTEM` if the process has died.
+    fn wait_while_stopped(&self) -> Outcome<()> {
         let is_stopped = || {
             let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid));
             stat.is_ok_and(|stat| {
@@ -148,13 +166,28 @@ impl Target {
             })
         };
         while is_stopped() {
+            self.check_lives()?;
             std::thread::sleep(PAUSE);
         }
+        Ok(())
+    }
+
+    /// Waits as long as a step takes.
+    ///
+    /// # Errors
+    /// `OPERATING_SYSTEM` if the process has died.
+    fn spend_time(&self) -> Outcome<()> {
+        let until = Instant::now() + Duration::from_nanos(self.machine.knobs.step.load(Relaxed));
+        while Instant::now() < until {
+            self.check_lives()?;
+            std::thread::sleep(PAUSE);
+        }
+        self.wait_while_stopped()
     }
 
     /// Moves all memory away. May be repeated after a caller has died inside.
     fn move_away(&self) -> Outcome<()> {
-        self.wait_while_stopped();
+        self.spend_time()?;
         for device in 0..MAX_DEVICES {
             let blocks = grant::held(self.machine, self.slot, device);
             if blocks > 0 {
@@ -169,7 +202,7 @@ impl Target {
     /// Moves all memory back, or marks the process as lost. May be repeated after a caller has died
     /// inside.
     fn move_back(&self) -> Outcome<()> {
-        self.wait_while_stopped();
+        self.spend_time()?;
         let lost = |status| {
             self.step(RESTORING, LOST)?;
             Err(status)
@@ -207,26 +240,25 @@ impl Target {
     }
 }
 
-/// Returns the `CUprocessState` of a process. A process without CUDA is running.
+/// Returns the `CUprocessState` of a process.
 ///
 /// # Errors
-/// `INVALID_VALUE` for a pid without a process.
+/// - `OPERATING_SYSTEM`: a pid without a process, or another user's process, as in all functions
+///   below.
+/// - `NOT_INITIALIZED`: a process without CUDA, as in all functions below.
 pub fn state(machine: &'static Machine, pid: i32) -> Outcome<i32> {
-    let Ok(target) = find(machine, pid) else {
-        let exists = pid > 0 && std::path::Path::new(&format!("/proc/{pid}")).exists();
-        return exists
-            .then_some(RUNNING as i32)
-            .ok_or(Status::INVALID_VALUE);
+    let target = find_own(machine, pid)?;
+    let _steps = if machine.knobs.driver_version.load(Relaxed) >= REPORTS_STEPS {
+        let steps = StepLock::attempt(target.slot);
+        if steps.is_some() {
+            target.check_lives()?;
+            target.finish()?;
+        }
+        steps
+    } else {
+        Some(target.lock_steps()?)
     };
-    if let Some(_lock) = StepLock::attempt(target.slot)
-        && target.is_there()
-    {
-        let _ = target.finish();
-    }
-    let reports = machine.knobs.driver_version.load(Relaxed) >= REPORTS_STEPS;
     Ok(match target.line.state.load(SeqCst) {
-        CHECKPOINTING if !reports => LOCKED,
-        RESTORING if !reports => CHECKPOINTED,
         LOST => CHECKPOINTED,
         state => state,
     } as i32)
@@ -235,18 +267,16 @@ pub fn state(machine: &'static Machine, pid: i32) -> Outcome<i32> {
 /// Returns the thread that does the driver's work in a process.
 ///
 /// # Errors
-/// `INVALID_VALUE` for a process without CUDA.
+/// As for [`state`].
 pub fn restore_thread(machine: &'static Machine, pid: i32) -> Outcome<i32> {
     // It is not known which thread the real driver returns.
-    find(machine, pid).map(|target| target.pid)
+    find_own(machine, pid).map(|target| target.pid)
 }
 
 /// Makes the driver calls of a process wait until the process is unlocked. Waits for the calls
 /// under way, with a `timeout_ms` other than 0 at most so long.
 ///
 /// # Errors
-/// - `INVALID_VALUE`: a pid without a process that uses CUDA, as in all functions below.
-/// - `OPERATING_SYSTEM`: another user's process, as in all functions below.
 /// - `ILLEGAL_STATE`: the process is not running.
 /// - `NOT_SUPPORTED`: a client of MPS.
 /// - `NOT_READY`: the time is over; the process is still running.

@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 use std::env;
+use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -61,6 +62,8 @@ pub struct Knobs {
     pub mig: AtomicU32,
     /// The failures of the checkpoint functions: see [`DENIED`] and the constants after it.
     checkpoint: AtomicU32,
+    /// The nanoseconds for which a checkpoint or a restore moves memory.
+    pub step: AtomicU64,
     /// The nanoseconds for which every kernel keeps its stream busy.
     pub work: AtomicU64,
     /// The nanoseconds that every driver call waits before its work. A rule for the called function
@@ -134,6 +137,7 @@ pub const NAMES: &[(&str, &str)] = &[
     ("GPULIMIT_SIM_OWN_EXPORTS", "own-exports"),
     ("GPULIMIT_SIM_MIG", "mig"),
     ("GPULIMIT_SIM_CHECKPOINT", "checkpoint"),
+    ("GPULIMIT_SIM_STEP", "step"),
     ("GPULIMIT_SIM_WORK", "work"),
     ("GPULIMIT_SIM_LATENCY", "latency"),
     ("GPULIMIT_SIM_DELAY", "delay"),
@@ -227,6 +231,7 @@ impl Knobs {
                 self.checkpoint.store(failures, Relaxed);
                 self.note_locked();
             }
+            "step" => self.step.store(number(value)?, Relaxed),
             "work" => self.work.store(number(value)?, Relaxed),
             "latency" => self.set_waits(knob, value, |rule| &rule.latency, &self.latency)?,
             "delay" => self.set_waits(knob, value, |rule| &rule.delay, &self.delay)?,
@@ -360,6 +365,50 @@ impl Knobs {
             }
         }
         orders
+    }
+}
+
+/// The call of this process before or after which the process ends by SIGKILL, as the variable
+/// `GPULIMIT_SIM_KILL` says: `cuMemAlloc_v2:before`, or `cuMemAlloc_v2:after@2` for the second call.
+pub struct Death {
+    symbol: String,
+    after: bool,
+    call: u64,
+}
+
+impl Death {
+    /// Returns the death that the environment of this process orders.
+    pub fn ordered() -> Option<&'static Death> {
+        static ORDERED: OnceLock<Option<Death>> = OnceLock::new();
+        ORDERED.get_or_init(Self::from_environment).as_ref()
+    }
+
+    fn from_environment() -> Option<Death> {
+        let value = env::var("GPULIMIT_SIM_KILL").ok()?;
+        let death = Self::parse(&value);
+        if death.is_none() {
+            eprintln!("gpulimit-sim: GPULIMIT_SIM_KILL: invalid value {value:?}");
+        }
+        death
+    }
+
+    fn parse(value: &str) -> Option<Death> {
+        let (symbol, when) = value.rsplit_once(':')?;
+        let (when, call) = when.split_once('@').unwrap_or((when, "1"));
+        Some(Death {
+            symbol: symbol.to_owned(),
+            after: match when {
+                "before" => false,
+                "after" => true,
+                _ => return None,
+            },
+            call: call.parse().ok()?,
+        })
+    }
+
+    /// Returns whether the process ends before or after this call.
+    pub fn is_at(&self, symbol: &str, calls: u64, after: bool) -> bool {
+        self.call == calls && self.after == after && self.symbol == symbol
     }
 }
 

@@ -110,9 +110,32 @@ struct Session(Child);
 
 impl Session {
     fn start(machine: &Machine, role: &str) -> Session {
-        let mut session = Session(machine.spawn(role));
+        Session::start_with(machine, role, &[])
+    }
+
+    fn start_with(machine: &Machine, role: &str, variables: &[(&str, &str)]) -> Session {
+        let mut session = Session(machine.spawn_with(role, variables));
         assert_eq!(session.answer(), "ready");
         session
+    }
+
+    /// Returns whether the program has printed nothing for a moment.
+    fn is_silent(&mut self) -> bool {
+        use std::os::fd::AsRawFd;
+        let output = self.0.stdout.as_ref().expect("piped");
+        let mut poll = libc::pollfd {
+            fd: output.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: the array of one entry lives during the call.
+        unsafe { libc::poll(&mut poll, 1, 20) == 0 }
+    }
+
+    fn expect_killed(mut self) {
+        use std::os::unix::process::ExitStatusExt;
+        let status = self.0.wait().expect("gone");
+        assert_eq!(status.signal(), Some(libc::SIGKILL));
     }
 
     fn tell(&mut self, command: &str) {
@@ -200,7 +223,7 @@ fn a_checkpoint_takes_all_memory_away_and_a_restore_brings_it_back() {
 }
 
 #[test]
-fn a_process_without_cuda_is_running_and_cannot_be_locked() {
+fn a_process_without_cuda_has_no_state_and_cannot_be_locked() {
     if role().is_some() {
         return obey();
     }
@@ -208,11 +231,12 @@ fn a_process_without_cuda_is_running_and_cannot_be_locked() {
     let mut tool = Session::start(&machine, "tool");
     let own = std::process::id();
     for (command, answer) in [
-        (format!("state {own}"), RUNNING),
-        (format!("thread {own}"), "1"),
-        (format!("lock {own}"), "1"),
-        ("state 0".to_owned(), "1 -1"),
-        (format!("state {}", i32::MAX), "1 -1"),
+        (format!("state {own}"), "3 -1"),
+        (format!("thread {own}"), "3"),
+        (format!("lock {own}"), "3"),
+        ("state 0".to_owned(), "304 -1"),
+        (format!("state {}", i32::MAX), "304 -1"),
+        (format!("lock {}", i32::MAX), "304"),
     ] {
         assert_eq!(tool.say(&command), answer, "{command}");
     }
@@ -277,7 +301,7 @@ fn a_lock_waits_for_calls_under_way_and_gives_up_in_time() {
     // A lock without a limit ends when the process dies.
     tool.tell(&format!("lock {}", program.pid()));
     program.kill();
-    assert_eq!(tool.answer(), "1");
+    assert_eq!(tool.answer(), "304");
     assert!(eventually(|| machine.used() == 0));
 }
 
@@ -408,7 +432,7 @@ fn another_users_process_is_left_alone() {
     for step in ["lock", "checkpoint", "restore", "unlock"] {
         stranger.expect(&[(&format!("{step} PID"), "304")], &program);
     }
-    stranger.expect(&[("state PID", RUNNING)], &program);
+    stranger.expect(&[("state PID", "304 -1")], &program);
 }
 
 #[test]
@@ -457,12 +481,23 @@ fn a_process_killed_while_checkpointed_leaves_nothing() {
     tool.expect(&[("lock PID", "0"), ("checkpoint PID", "0")], &program);
     let gone = program.pid();
     program.kill();
-    assert!(eventually(|| tool.say(&format!("lock {gone}")) == "1"));
+    assert!(eventually(|| tool.say(&format!("lock {gone}")) == "304"));
     assert_eq!(machine.used(), 0);
     let mut next = Session::start(&machine, "program");
     tool.expect(&[("state PID", RUNNING)], &next);
     assert_eq!(next.say("alloc 10"), "0");
 }
+
+/// Sends a program a signal, and waits until the program is stopped or continued.
+fn signal(program: &Session, signal: i32) {
+    // SAFETY: the process is a child of this process and not yet waited for.
+    unsafe { libc::kill(program.pid() as i32, signal) };
+    let stat = format!("/proc/{}/stat", program.pid());
+    let is_stopped = || std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T "));
+    assert!(eventually(|| is_stopped() == (signal == libc::SIGSTOP)));
+}
+
+const MINUTE: &str = "60000000000";
 
 /// Steps whose caller is killed are finished, whatever they were in the middle of.
 #[test]
@@ -472,32 +507,112 @@ fn a_killed_caller_leaves_no_half_step() {
     }
     let machine = Machine::new(&[]);
     let (mut program, mut tool) = two(&machine);
-    // A checkpoint of a stopped process waits.
-    let signal = |program: &Session, signal| {
-        // SAFETY: the process is a child of this process and not yet waited for.
-        unsafe { libc::kill(program.pid() as i32, signal) };
-        let stat = format!("/proc/{}/stat", program.pid());
-        let is_stopped = || std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T "));
-        assert!(eventually(|| is_stopped() == (signal == libc::SIGSTOP)));
-    };
     tool.expect(&[("lock PID", "0")], &program);
-    signal(&program, libc::SIGSTOP);
+    machine.knob("step", MINUTE);
+    machine.knob("driver-version", "13040");
     tool.tell(&format!("checkpoint {}", program.pid()));
     let mut other = Session::start(&machine, "tool");
-    machine.knob("driver-version", "13040");
     let state = format!("state {}", program.pid());
     assert!(eventually(|| other.say(&state) == "0 4"));
+    machine.knob("step", "0");
     tool.kill();
-    signal(&program, libc::SIGCONT);
     other.expect(&[("state PID", CHECKPOINTED)], &program);
     assert_eq!(machine.used(), 0);
-    signal(&program, libc::SIGSTOP);
+    machine.knob("step", MINUTE);
     other.tell(&format!("restore {}", program.pid()));
     let mut last = Session::start(&machine, "tool");
     assert!(eventually(|| last.say(&state) == "0 5"));
+    machine.knob("step", "0");
     other.kill();
-    signal(&program, libc::SIGCONT);
     last.expect(&[("state PID", LOCKED), ("unlock PID", "0")], &program);
     assert_eq!(machine.used(), CONTEXT + 100 * MIB);
+    assert_eq!(program.say("first"), "7");
+}
+
+#[test]
+fn calls_about_a_process_wait_for_the_step_under_way() {
+    if role().is_some() {
+        return obey();
+    }
+    let machine = Machine::new(&[("GPULIMIT_SIM_STEP", "300000000")]);
+    let (program, mut tool) = two(&machine);
+    let mut other = Session::start(&machine, "tool");
+    tool.expect(&[("lock PID", "0")], &program);
+    for (step, under_way, state) in [("checkpoint", "4", "2"), ("restore", "5", "1")] {
+        machine.knob("driver-version", "13040");
+        tool.tell(&format!("{step} {}", program.pid()));
+        let ask = format!("state {}", program.pid());
+        assert!(eventually(|| other.say(&ask) == format!("0 {under_way}")));
+        machine.knob("driver-version", "13000");
+        assert_eq!(other.say(&ask), format!("0 {state}"));
+        assert_eq!(tool.answer(), "0");
+    }
+    tool.expect(&[("unlock PID", "0")], &program);
+    // A process that is killed during a step ends the call.
+    tool.expect(&[("lock PID", "0")], &program);
+    machine.knob("step", MINUTE);
+    machine.knob("driver-version", "13040");
+    tool.tell(&format!("checkpoint {}", program.pid()));
+    let ask = format!("state {}", program.pid());
+    assert!(eventually(|| other.say(&ask) == "0 4"));
+    program.kill();
+    assert_eq!(tool.answer(), "304");
+    assert!(eventually(|| machine.used() == 0));
+}
+
+#[test]
+fn calls_about_a_stopped_process_wait_until_it_goes_on() {
+    if role().is_some() {
+        return obey();
+    }
+    let machine = Machine::new(&[]);
+    let (program, mut tool) = two(&machine);
+    for (command, answer) in [
+        ("state PID", RUNNING),
+        // Longer than its time.
+        ("lock-for PID 1", "0"),
+        ("checkpoint PID", "0"),
+        ("restore PID", "0"),
+        ("unlock PID", "0"),
+    ] {
+        signal(&program, libc::SIGSTOP);
+        tool.tell(&command.replace("PID", &program.pid().to_string()));
+        let mut other = Session::start(&machine, "tool");
+        other.tell(&format!("state {}", program.pid()));
+        for waiting in [&mut tool, &mut other] {
+            assert!(waiting.is_silent(), "{command}");
+        }
+        signal(&program, libc::SIGCONT);
+        assert_eq!(tool.answer(), answer, "{command}");
+        assert!(other.answer().starts_with("0 "), "{command}");
+    }
+}
+
+#[test]
+fn a_caller_ends_before_or_after_a_call() {
+    if role().is_some() {
+        return obey();
+    }
+    let machine = Machine::new(&[]);
+    let (mut program, mut tool) = two(&machine);
+    for (order, state) in [
+        ("cuCheckpointProcessLock:before", RUNNING),
+        ("cuCheckpointProcessLock:after", LOCKED),
+        ("cuCheckpointProcessUnlock:before", LOCKED),
+        ("cuCheckpointProcessUnlock:after@2", RUNNING),
+    ] {
+        let mut dying = Session::start_with(&machine, "tool", &[("GPULIMIT_SIM_KILL", order)]);
+        if order.ends_with("@2") {
+            dying.expect(&[("unlock PID", "0"), ("lock PID", "0")], &program);
+        }
+        let step = if order.contains("Unlock") {
+            "unlock"
+        } else {
+            "lock"
+        };
+        dying.tell(&format!("{step} {}", program.pid()));
+        dying.expect_killed();
+        tool.expect(&[("state PID", state)], &program);
+    }
     assert_eq!(program.say("first"), "7");
 }

@@ -74,6 +74,11 @@ impl Machine {
 
     /// Starts the calling test again, as a child process with this role.
     pub fn spawn(&self, role: &str) -> Child {
+        self.spawn_with(role, &[])
+    }
+
+    /// Starts the calling test again, as a child process with this role and these variables.
+    pub fn spawn_with(&self, role: &str, variables: &[(&str, &str)]) -> Child {
         let test = std::thread::current()
             .name()
             .expect("tests have names")
@@ -82,7 +87,8 @@ impl Machine {
         let mut command = self.command(&exe);
         command
             .args([&test, "--exact", "--nocapture", "--test-threads=1"])
-            .env(ROLE, role);
+            .env(ROLE, role)
+            .envs(variables.iter().copied());
         command.spawn().expect("the test program starts again")
     }
 

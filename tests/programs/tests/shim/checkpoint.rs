@@ -40,7 +40,7 @@ fn memory_of_a_checkpointed_program_stays_charged() {
         (&format!("unlock-process {pid}"), "401"),
         (&state, "0 0"),
         (&format!("restore-thread {pid}"), &format!("0 {pid}")),
-        ("lock-process 1", "1"),
+        ("lock-process 1", "3"),
     ]);
     do_steps(&mut tool, &["lock", "checkpoint"], &program);
     assert_eq!(tool.say(&state), "0 2");
