@@ -71,8 +71,8 @@ def check(
     """Registers a check whose docstring is its subject.
 
     The check is skipped without the Python modules in `needs`. Lanes run side by side, and the
-    checks of a lane one after the other; the checks of the lane `alone` measure times and run last,
-    by themselves.
+    checks of a lane one after the other; the checks of the lane `alone` measure times or need the
+    whole GPU, and run last, by themselves.
     """
 
     def register(function: Callable[[Outcome], None]) -> Callable[[Outcome], None]:
@@ -223,6 +223,11 @@ class Program:
     def pid(self) -> int:
         """The pid of the command itself."""
         return self._process.pid
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the command has ended."""
+        return self._process.poll() is not None
 
     def kill(self) -> None:
         """Kills the program and its children, and waits for its death."""

@@ -20,6 +20,7 @@ from checks import (  # noqa: F401
     live,
     killed,
     checkpoint,
+    suspend,
     storm,
     refusal,
     wrong_input,

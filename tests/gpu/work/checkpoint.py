@@ -7,6 +7,7 @@ It has no context and no limit.
 from __future__ import annotations
 
 import ctypes
+import time
 
 import agent
 
@@ -31,11 +32,15 @@ def state(pid: int) -> dict:
 
 
 def change(name: str, pid: int) -> dict:
-    """Makes one of the four steps, without options except the time limit of a lock, 20 s."""
+    """Makes one of the four steps, without options except the time limit of a lock, 20 s; returns
+    how long it took.
+    """
     options = (ctypes.c_uint * 16)()
     if name == "Lock":
         options[0] = 20000
-    return {"status": function(name)(pid, ctypes.byref(options))}
+    began = time.monotonic()
+    status = function(name)(pid, ctypes.byref(options))
+    return {"status": status, "seconds": time.monotonic() - began}
 
 
 if __name__ == "__main__":

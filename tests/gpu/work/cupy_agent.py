@@ -64,5 +64,30 @@ def alloc(size: int) -> dict:
     return {}
 
 
+start: list[cupy.ndarray] = []
+
+
+def keep(size: int) -> dict:
+    """Makes the start of a calculation, and an array of `size` bytes with known contents."""
+    values = cupy.arange(2048 * 2048, dtype=cupy.float32).reshape(2048, 2048)
+    start.append((values % 977 - 488) / 20000)
+    held.append(cupy.arange(size // 4, dtype=cupy.int32))
+    cupy.cuda.Device().synchronize()
+    return {}
+
+
+def steps(count: int) -> dict:
+    """Makes steps from the start. Returns the sum after each, bit for bit, and whether the array
+    has its contents.
+    """
+    x, sums = start[0], []
+    for _ in range(count):
+        x = cupy.tanh(x @ x) + x / 2
+        sums.append(float(x.sum()).hex())
+    same = bool((held[0] == cupy.arange(held[0].size, dtype=cupy.int32)).all())
+    return {"sums": sums, "same": same}
+
+
 if __name__ == "__main__":
-    agent.serve({order.__name__: order for order in (use, info, kernels, fill, free, alloc)})
+    orders = (use, info, kernels, fill, free, alloc, keep, steps)
+    agent.serve({order.__name__: order for order in orders})

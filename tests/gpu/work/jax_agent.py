@@ -69,5 +69,39 @@ def alloc(size: int) -> dict:
     return {}
 
 
+start: list[jax.Array] = []
+
+
+@jax.jit
+def advance(x: jax.Array) -> jax.Array:
+    """Makes one step of a calculation."""
+    return jnp.tanh(x @ x) + 0.5 * x
+
+
+@jax.jit
+def is_same(x: jax.Array) -> jax.Array:
+    """Returns whether an array counts up from 0."""
+    return jnp.all(x == jnp.arange(x.size, dtype=x.dtype))
+
+
+def keep(size: int) -> dict:
+    """Makes the start of the calculation, and an array of `size` bytes with known contents."""
+    start.append(jax.random.normal(jax.random.key(3), (2048, 2048)) / 64)
+    held.append(jax.block_until_ready(jnp.arange(size // 4, dtype=jnp.int32)))
+    return {}
+
+
+def steps(count: int) -> dict:
+    """Makes steps from the start. Returns the sum after each, bit for bit, and whether the array
+    has its contents.
+    """
+    x, sums = start[0], []
+    for _ in range(count):
+        x = advance(x)
+        sums.append(float(jnp.sum(x)).hex())
+    return {"sums": sums, "same": bool(is_same(held[0]))}
+
+
 if __name__ == "__main__":
-    agent.serve({order.__name__: order for order in (info, kernels, fill, free, alloc)})
+    orders = (info, kernels, fill, free, alloc, keep, steps)
+    agent.serve({order.__name__: order for order in orders})

@@ -242,12 +242,40 @@ def peer(first: int, second: int, size: int) -> dict:
     return {"same": back.raw == there, "mapped": len(mapped)}
 
 
+marks: list[tuple[int, int, int]] = []
+
+
+def mark(device: int, size: int) -> dict:
+    """Takes linear memory of a GPU, and writes another number to each of its blocks of 16 MiB."""
+    address = c_uint64()
+    enter(device)
+    must("cuMemAlloc_v2", byref(address), c_size_t(size))
+    held.append(lambda: cuda.cuMemFree_v2(address))
+    for place in range(address.value, address.value + size, 16 * MIB):
+        marks.append((device, place, len(marks) + 1))
+        must("cuMemsetD32_v2", c_uint64(place), c_uint(len(marks)), c_size_t(1))
+    must("cuCtxSynchronize")
+    return {}
+
+
+def marked() -> dict:
+    """Counts the blocks that hold another number."""
+    wrong = 0
+    for device, place, number in marks:
+        word = c_uint()
+        enter(device)
+        must("cuMemcpyDtoH_v2", byref(word), c_uint64(place), c_size_t(4))
+        wrong += word.value != number
+    return {"wrong": wrong, "right": len(marks) - wrong}
+
+
 def free() -> dict:
     """Frees everything."""
     status = 0
     for give in reversed(held):
         status = give() or status
     held.clear()
+    marks.clear()
     for queue in queues.values():
         status = cuda.cuStreamSynchronize(queue) or status
     for made in pools.values():
@@ -308,5 +336,7 @@ def nvml() -> dict:
 
 
 if __name__ == "__main__":
-    orders = (identify, start, peers, fill, take, managed, peer, free, info, nvml)
+    orders = (
+        identify, start, peers, fill, take, managed, peer, mark, marked, free, info, nvml
+    )  # fmt: skip
     agent.serve({order.__name__: order for order in orders})
