@@ -29,6 +29,8 @@ from harness import (
 )
 from judge import Judge, Nvml
 
+from checks.suspend import move, programs_of_check
+
 OUT_OF_MEMORY = 2
 NAME = "several"
 POOL_STEPS = 2 * 32 * MIB
@@ -448,6 +450,56 @@ def several_nvml(outcome: Outcome) -> None:
     outcome.key.append(
         f"{' and '.join(str(len(who)) for who in members)} members, the stranger hidden"
     )
+
+
+@check("several-suspend", timeout=150)
+def several_suspend(outcome: Outcome) -> None:
+    """A process with memory on two GPUs is suspended and comes back, or is refused."""
+    gpus = pair()
+    make_group(outcome, gpus)
+    for label in ("apart", "peers"):
+        with programs_of_check() as programs, judged_each(outcome, gpus, label) as judges:
+            program = member(visible=both(gpus))
+            programs.append(program)
+            program.reply(30)
+            program.ask("start", devices=[0, 1])
+            if label == "peers":
+                if not program.ask("peers").get("peers"):
+                    outcome.key.append("the GPUs are no peers")
+                    ended(outcome, program, label)
+                    continue
+                found = program.ask("peer", first=0, second=1, size=100 * MIB)
+                outcome.expect(found.get("same"), f"{label}: {found}")
+            for device in (0, 1):
+                found = program.ask("mark", device=device, size=GIB)
+                outcome.expect("error" not in found, f"{label}: {found}")
+            intact = {"wrong": 0, "right": 2 * GIB // (16 * MIB)}
+            held = sum(judge.settled()["sum_last"] for judge in judges)
+            down = move("suspend", NAME)
+            outcome.figures[label] = {"held": held, "suspend": down.__dict__}
+            if down.status == 0:
+                outcome.expect(
+                    down.states == {program.pid: "suspended"}, f"{label}: suspended: {down}"
+                )
+                left = [judge.settled()["sum_last"] for judge in judges]
+                outcome.expect(left == [0, 0], f"{label}: NVML lists {left}")
+                up = move("resume", NAME)
+                outcome.figures[label]["resume"] = up.__dict__
+                if up.states != {program.pid: "running"}:
+                    raise RuntimeError(f"{label}: resumed: {up}")
+                outcome.key.append(
+                    f"{label} {mib(held)}: down {down.seconds:.2f} s, up {up.seconds:.2f} s"
+                )
+            else:
+                outcome.key.append(f"{label} refused")
+            found = program.ask("marked")
+            outcome.expect(found == intact, f"{label}: the contents: {found}")
+            if label == "peers":
+                found = program.ask("peer", first=0, second=1, size=100 * MIB)
+                outcome.expect(found.get("same"), f"{label}, afterwards: {found}")
+            for judge, gpu in zip(judges, gpus):
+                compare_at_rest(outcome, judge, f"{label} gpu{gpu.index}, afterwards")
+            ended(outcome, program, label)
 
 
 @check("several-torch", timeout=150, needs=("torch",))

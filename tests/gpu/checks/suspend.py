@@ -193,9 +193,10 @@ def pytorch(outcome: Outcome) -> None:
         outcome.expect(same == len(losses), f"{same} of {len(losses)} losses are the same")
         ended(outcome, sleeper, other)
     seen = events("train")
+    counts = {kind: seen.count(kind) for kind in sorted(set(seen))}
     outcome.expect(
-        seen.count("suspend") == seen.count("resume") == CYCLES and "lost" not in seen,
-        f"events: { {kind: seen.count(kind) for kind in set(seen)} }",
+        counts.get("suspend") == counts.get("resume") == CYCLES and "lost" not in counts,
+        f"events: {counts}",
     )
     down, up = (sorted(each)[CYCLES // 2] for each in zip(*times))
     outcome.figures |= {"down_s": down, "up_s": up, "times_s": times, "losses": losses[-1:]}
@@ -382,10 +383,11 @@ def full(outcome: Outcome) -> None:
         other = holder(outcome, programs, "full", 10)
         late = move("resume", *of(sleeper), "--timeout", "1s")
         outcome.expect(late.status != 0 and "no room" in late.errors, f"without room: {late}")
+        outcome.expect(states_of("full")[sleeper.pid] == "suspended", "it does not stay suspended")
         actor = waiting("full")
         sleeper.say("marked", size=PIECE)
         outcome.expect(is_silent(sleeper, WAITS), "it runs although its room is taken")
-        outcome.expect(states_of("full").get(sleeper.pid) == "suspended", "ps shows another state")
+        outcome.expect(states_of("full")[sleeper.pid] == "resuming", "ps shows another state")
         began = time.monotonic()
         outcome.expect(other.ask("free").get("status") == 0, "not freed")
         found = sleeper.reply(90)
@@ -419,11 +421,14 @@ def stranger(outcome: Outcome) -> None:
             outcome.expect(
                 late.status != 0 and "other programs use" in late.errors, f"without room: {late}"
             )
+            outcome.expect(
+                states_of("strange")[sleeper.pid] == "suspended", "it does not stay suspended"
+            )
             actor = waiting("strange")
             sleeper.say("marked", size=PIECE)
             outcome.expect(is_silent(sleeper, WAITS), "it runs although the GPU is full")
             outcome.expect(
-                states_of("strange").get(sleeper.pid) == "suspended", "ps shows another state"
+                states_of("strange")[sleeper.pid] == "resuming", "ps shows another state"
             )
             began = time.monotonic()
             outcome.expect(filler.ask("free").get("status") == 0, "not freed")
@@ -448,7 +453,7 @@ MOMENTS = (1.0, 5.0, 10.0)
 FINISHERS = ("ps", "gc", "resume")
 
 
-@check("suspend-killed", timeout=360, lane="suspend")
+@check("suspend-killed", timeout=420, lane="suspend")
 def killed(outcome: Outcome) -> None:
     """`suspend` and `resume` are killed at random points: nobody stays locked, no byte is lost."""
     cap, pieces, seed = 8 * GIB, 24, int(time.time())
@@ -472,7 +477,7 @@ def killed(outcome: Outcome) -> None:
                 moved("suspend", "suspended", [sleeper], "killed")
             place = (number // 2 + chance.random()) / (TRIES // 2)
             after = place * (down if verb == "suspend" else up)
-            found = tries_one(sleeper, mover, judge, verb, after, moments, number % len(moments))
+            found = kill(sleeper, mover, judge, verb, after, moments, number % len(moments))
             tries.append(found)
             label = f"{verb} killed after {after:.2f} s"
             finisher = FINISHERS[number // 2 % len(FINISHERS)]
@@ -480,7 +485,7 @@ def killed(outcome: Outcome) -> None:
             outcome.expect(state in (RUNNING, CHECKPOINTED), f"{label}: state {state}: {found}")
             compare(outcome, judge, "killed", f"{number}: {label}, {finisher}")
             back = move("resume", *of(sleeper), "--timeout", "30s")
-            state = mover.ask("state", 120, pid=sleeper.pid).get("state")
+            state = mover.ask("state", 60, pid=sleeper.pid).get("state")
             if outcome.expect(
                 state == RUNNING and back.status == 0, f"{label}: not back: {state}, {back}"
             ):
@@ -505,7 +510,7 @@ def killed(outcome: Outcome) -> None:
         outcome.key.append(f"{verb}: {', '.join(seen)}")
 
 
-def tries_one(
+def kill(
     sleeper: Program,
     mover: Program,
     judge: Judge,
@@ -532,7 +537,7 @@ def tries_one(
         now = time.monotonic() - began
         trace.append({"s": round(now, 2), "nvml": nvml, "rss": resident(sleeper.pid)})
         if at > first:
-            answer = mover.ask("state", 120, pid=sleeper.pid)
+            answer = mover.ask("state", 60, pid=sleeper.pid)
             waited = time.monotonic() - began - now
             states.append({"s": round(now, 2), "waited_s": round(waited, 3), **answer})
     return {
@@ -562,7 +567,7 @@ def settled(mover: Program, sleeper: Program, finisher: str, found: dict) -> int
     until = time.monotonic() + 30
     while True:
         answer = gpulimit(finisher, *arguments, timeout=120)
-        state = mover.ask("state", 120, pid=sleeper.pid).get("state", -1)
+        state = mover.ask("state", 60, pid=sleeper.pid).get("state", -1)
         found["finisher"] = {
             "command": finisher,
             "status": answer.returncode,
@@ -609,7 +614,8 @@ SMALL = 4 * MIB
 def refused(outcome: Outcome) -> None:
     """Managed memory, imports, exports and a capture are refused, and nothing is touched."""
     made(outcome, "refused", f"max={CAP}")
-    mover = tool()
+    mover, refusals = tool(), {}
+    outcome.figures["refusals"] = refusals
     with programs_of_check() as programs, judged(outcome, CAP) as judge:
 
         def asked(program: Program, do: str, **arguments: object) -> dict:
@@ -618,19 +624,25 @@ def refused(outcome: Outcome) -> None:
                 raise RuntimeError(f"{do}: {found} {program.tail()}")
             return found
 
+        def listed() -> dict[int, int]:
+            """Returns NVML's figures of the programs that run."""
+            seen = judge.settled()["last"]
+            return {one.pid: seen.get(str(one.pid), 0) for one in programs if not one.is_over}
+
         def untouched(program: Program, words: str, *arguments: str) -> None:
             """Tries to suspend, which must fail with these words and leave the program alone."""
-            before = judge.settled()["last"]
+            before = listed()
             found = move("suspend", *(arguments or of(program)))
             label = " ".join(arguments) or words
-            outcome.figures[label] = found.errors
+            refusals[label] = found.errors
             outcome.expect(
                 found.status != 0 and words in found.errors and "nothing was" in found.errors,
                 f"{label}: {found}",
             )
             state = mover.ask("state", pid=program.pid)
             outcome.expect(state == {"status": 0, "state": RUNNING}, f"{label}: {state}")
-            outcome.expect(judge.settled()["last"] == before, f"{label}: memory moved")
+            after = listed()
+            outcome.expect(after == before, f"{label}: before {before}, after {after}")
 
         managed = joined(programs, "refused", "several.py")
         asked(managed, "start", devices=[0])
@@ -678,4 +690,4 @@ def refused(outcome: Outcome) -> None:
         asked(capturing, "hold", size=SMALL, times=1)
         ended(outcome, capturing)
     mover.finish()
-    outcome.key.append(f"{len(outcome.figures) - 1} refusals, nothing touched")
+    outcome.key.append(f"{len(refusals)} refusals, nothing touched")
