@@ -452,7 +452,7 @@ def several_nvml(outcome: Outcome) -> None:
     )
 
 
-@check("several-suspend", timeout=150)
+@check("several-suspend", timeout=300)
 def several_suspend(outcome: Outcome) -> None:
     """A process with memory on two GPUs is suspended and comes back, or is refused."""
     gpus = pair()
@@ -475,7 +475,7 @@ def several_suspend(outcome: Outcome) -> None:
                 outcome.expect("error" not in found, f"{label}: {found}")
             intact = {"wrong": 0, "right": 2 * GIB // (16 * MIB)}
             held = sum(judge.settled()["sum_last"] for judge in judges)
-            down = move("suspend", NAME)
+            down = move("suspend", NAME, timeout=60)
             outcome.figures[label] = {"held": held, "suspend": down.__dict__}
             if down.status == 0:
                 outcome.expect(
@@ -483,7 +483,7 @@ def several_suspend(outcome: Outcome) -> None:
                 )
                 left = [judge.settled()["sum_last"] for judge in judges]
                 outcome.expect(left == [0, 0], f"{label}: NVML lists {left}")
-                up = move("resume", NAME)
+                up = move("resume", NAME, timeout=60)
                 outcome.figures[label]["resume"] = up.__dict__
                 if up.states != {program.pid: "running"}:
                     raise RuntimeError(f"{label}: resumed: {up}")

@@ -92,8 +92,11 @@ def programs_of_check() -> Iterator[list[Program]]:
             if program.is_over:
                 continue
             try:
-                gpulimit("resume", *of(program), "--timeout", "20s", timeout=60)
-                program.finish(30)
+                back = move("resume", *of(program), "--timeout", "10s", timeout=60)
+                if back.states.get(program.pid) in ("suspended", "frozen", "lost"):
+                    program.kill()
+                else:
+                    program.finish(30)
             except (OSError, TimeoutError, subprocess.TimeoutExpired):
                 pass
 
@@ -366,6 +369,19 @@ def waiting(group_name: str) -> Program:
     return actor
 
 
+def freed(owner: Program, actor: Program) -> float:
+    """Frees the memory for which a command waits. Returns the seconds until the command has ended,
+    which must be well.
+    """
+    began = time.monotonic()
+    if owner.ask("free").get("status") != 0:
+        raise RuntimeError(f"not freed: {owner.tail()}")
+    status = actor.finish(60)
+    if status:
+        raise RuntimeError(f"resume ended with {status}: {actor.tail()}")
+    return time.monotonic() - began
+
+
 def states_of(group_name: str) -> dict[int, str]:
     """Returns the state that `gpulimit ps` shows of each process of a group."""
     listed = json.loads(gpulimit("ps", "--json").stdout)["processes"]
@@ -388,13 +404,8 @@ def full(outcome: Outcome) -> None:
         sleeper.say("marked", size=PIECE)
         outcome.expect(is_silent(sleeper, WAITS), "it runs although its room is taken")
         outcome.expect(states_of("full")[sleeper.pid] == "resuming", "ps shows another state")
-        began = time.monotonic()
-        outcome.expect(other.ask("free").get("status") == 0, "not freed")
-        found = sleeper.reply(90)
-        took = time.monotonic() - began
-        intact(outcome, found, "after")
-        status = actor.finish(60)
-        outcome.expect(status == 0, f"resume ended with {status}: {actor.tail()}")
+        took = freed(other, actor)
+        intact(outcome, sleeper.reply(30), "after")
         compare(outcome, judge, "full", "after")
         ended(outcome, sleeper, other)
     outcome.figures |= {"moved": held, "from_free_to_running_s": took}
@@ -430,15 +441,10 @@ def stranger(outcome: Outcome) -> None:
             outcome.expect(
                 states_of("strange")[sleeper.pid] == "resuming", "ps shows another state"
             )
-            began = time.monotonic()
-            outcome.expect(filler.ask("free").get("status") == 0, "not freed")
-            found = sleeper.reply(90)
-            took = time.monotonic() - began
+            took = freed(filler, actor)
         finally:
             filler.finish()
-        intact(outcome, found, "after")
-        status = actor.finish(60)
-        outcome.expect(status == 0, f"resume ended with {status}: {actor.tail()}")
+        intact(outcome, sleeper.reply(30), "after")
         compare(outcome, judge, "strange", "after")
         ended(outcome, sleeper)
     outcome.figures |= {"moved": held, "stranger": taken, "from_free_to_running_s": took}
