@@ -117,7 +117,7 @@ impl Obstacle {
             Self::Tool(_) => "start the program without the tool",
             Self::Unreadable => "run gpulimit as root, or as the user of the process",
             Self::Bits32 => "use a 64-bit build of the program",
-            Self::Stopped => "let the process go on: send it SIGCONT",
+            Self::Stopped => "continue it with SIGCONT",
             Self::Frozen => "thaw the process's cgroup or container",
             Self::Ended => "remove the process from the command line",
             Self::Memory { place, .. } => return place.remedy(),

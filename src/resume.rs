@@ -19,7 +19,7 @@ pub struct Args {
     #[arg(long, value_name = "TIME", value_parser = time)]
     timeout: Option<Duration>,
 
-    /// Kill processes that the driver cannot bring back
+    /// Kill processes that the driver fails to bring back now
     #[arg(long)]
     kill_lost: bool,
 
@@ -29,12 +29,15 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-Waits until the groups and the GPUs have room for all suspended processes of the
-set, and then brings all of them back. Without room, all stay suspended.
+Waits until the groups and the GPUs have room for all suspended processes, and
+then brings all of them back, 5 to 6 GiB a second. Without room, or after
+Ctrl-C, all stay suspended: resume again later. Processes that `suspend
+--freeze` has stopped are continued first.
 
 If the driver fails to bring a process back, the process is lost: its calls of
-the driver never return. That happens if a program outside all groups takes the
-room in the last moment. With --kill-lost such a process is killed.
+CUDA never return. That can happen if a program outside all groups takes the
+room at the last moment. With --kill-lost such a process is killed. Otherwise
+end it yourself, as with `kill -9 PID`. The exit status is then 1.
 
 Examples:
   gpulimit resume lab/notebooks
@@ -51,7 +54,7 @@ pub fn resume(args: &Args) -> Result<ExitCode, Failure> {
     let before: Vec<u64> = subjects.iter().map(Subject::suspended).collect();
     let is_back = |at: &usize| subjects[*at].errand().0 == Errand::Lost || before[*at] == 0;
     let set: Vec<usize> = (0..subjects.len()).filter(|at| !is_back(at)).collect();
-    if set.is_empty() && !args.json {
+    if set.is_empty() && !subjects.is_empty() && !args.json {
         output::note("no process is suspended");
     }
     for at in &set {

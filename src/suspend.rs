@@ -32,7 +32,7 @@ pub struct Args {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
     timeout: Duration,
 
-    /// Then stop the processes (SIGSTOP), so that they use no processor either
+    /// Also stop the processes (SIGSTOP), so that they use no processor time
     #[arg(long)]
     freeze: bool,
 
@@ -42,16 +42,19 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-The driver copies all GPU memory of the processes to the host, 1 to 3 GiB a
-second, and gives it back to the GPUs. Other programs of the group can use the
-room. The processes live on: a call that they make to the driver waits until
-`gpulimit resume`. Either all processes are suspended or none; processes that
-are suspended already stay so.
+The driver copies the GPU memory of the processes to the host, 1 to 3 GiB a
+second, and frees it on the GPUs for other programs. The processes live on: a
+call of CUDA that they make waits until `gpulimit resume`. Either all processes
+are suspended or none; processes that are suspended already stay so.
 
-Processes that the driver could not bring back are refused before anything is
-touched, with the reasons. What you need: driver 570 or newer on x86-64, the
-right to trace the processes (your own, or root), and free memory on the host.
-The key suspended.max of a group bounds what may lie there.
+If the driver could not bring a process back, nothing is suspended, and the
+reasons are printed; `gpulimit doctor --pid PID` shows them at any time. What
+you need: driver 570 or newer on x86-64, the right to trace the processes (your
+own, or root), and free memory on the host. The key suspended.max of a group
+bounds how much may be there.
+
+Ctrl-C brings back what is down already. The exit status is 1 if nothing was
+suspended, or if a process is lost.
 
 Examples:
   gpulimit suspend lab/notebooks

@@ -49,7 +49,7 @@ pub fn settle_abandoned(selection: &Selection) {
             Err(mpsc::RecvTimeoutError::Disconnected) => return,
             Err(mpsc::RecvTimeoutError::Timeout) => {
                 output::note(
-                    "the driver is still at work for a command that has died: try again later",
+                    "the driver is still at work for a command that was killed: try again later",
                 );
                 return;
             }
@@ -91,7 +91,7 @@ fn settle_in(group: &Group, checkpoints: &Checkpoints) -> Vec<String> {
         }
         let name = subject.name();
         Some(format!(
-            "{name} {now}: a command was killed while it was at work on the process"
+            "{name} {now}: the command that suspended or resumed it was killed"
         ))
     });
     notes.collect()

@@ -24,8 +24,8 @@ pub fn passed(set: &[&Subject]) -> Result<Vec<String>, Failure> {
         let there = suspended(&group)?;
         if there.saturating_add(more) > max {
             reasons.push(format!(
-                "group '{name}' may have {max} on the host (suspended.max), has {there} there, and \
-                 {more} would come",
+                "group '{name}' may have {max} on the host (suspended.max) and has {there} there, \
+                 but {more} would be added: raise suspended.max or suspend fewer processes",
                 max = gib(max),
                 there = gib(there),
                 more = gib(more)

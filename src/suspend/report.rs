@@ -41,10 +41,14 @@ impl<'a> Report<'a> {
             }
             let _ = writeln!(
                 lines,
-                "{group}: {name}: {state}, {bytes}",
+                "{group}: {name}: {state}{bytes}",
                 group = subject.group.name(),
                 name = Escaped(&subject.name()),
-                bytes = gib(bytes)
+                // A process that was not suspended has no bytes to tell of.
+                bytes = match bytes {
+                    0 => String::new(),
+                    bytes => format!(", {}", gib(bytes)),
+                }
             );
             entries.push(entry(subject, state, bytes));
         }

@@ -12,12 +12,13 @@ use gpulimit_ledger::{DeviceUsage, Errand, Ledger, NoWitness, ProcessUsage};
 
 /// Selects processes on the command line.
 #[derive(clap::Args, Debug)]
+#[group(required = true, multiple = false)]
 pub struct Which {
     /// The group, with the groups below it
-    #[arg(required_unless_present = "pids", conflicts_with = "pids")]
     pub group: Option<String>,
 
-    /// A process, by the pid that `gpulimit ps` shows. Repeat for more
+    /// A process of a group, by the pid that `gpulimit ps` shows. Repeat for
+    /// more
     #[arg(long = "pid", value_name = "PID")]
     pub pids: Vec<u32>,
 }
@@ -197,8 +198,8 @@ impl Subject {
     pub fn check_runs(&self) -> Result<(), Failure> {
         match self.is_stopped() {
             true => Err(Failure::new(format_args!(
-                "{name} is stopped (SIGSTOP or a debugger): continue it first, as with `kill -CONT \
-                 {pid}`",
+                "{name} is stopped (SIGSTOP or a debugger), so the driver does not answer for it: \
+                 continue it first, as with `kill -CONT {pid}`",
                 name = self.name(),
                 pid = self.target.pid
             ))),

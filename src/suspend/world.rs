@@ -258,15 +258,11 @@ impl World for Machine<'_> {
     }
 
     fn checkpoint(&self, process: usize) -> Result<(), Failure> {
-        self.drive(process, "move to the host the memory of", |pid| {
-            self.checkpoints.checkpoint(pid)
-        })
+        self.drive(process, "suspend", |pid| self.checkpoints.checkpoint(pid))
     }
 
     fn restore(&self, process: usize) -> Result<(), Failure> {
-        self.drive(process, "bring back the memory of", |pid| {
-            self.checkpoints.restore(pid)
-        })
+        self.drive(process, "resume", |pid| self.checkpoints.restore(pid))
     }
 
     fn unlock(&self, process: usize) -> Result<(), Failure> {
@@ -428,8 +424,10 @@ impl World for Machine<'_> {
     fn report_lost(&self, process: usize, why: Failure) {
         let subject = &self.subjects[process];
         output::note(&format!(
-            "{name} is lost: {why}. Its calls of the driver never return: end it",
-            name = subject.name()
+            "{name} is lost: {why}. Its calls of CUDA never return: end it, as with `kill -9 \
+             {pid}`",
+            name = subject.name(),
+            pid = subject.target.pid
         ));
         record(subject, EventKind::Lost);
     }

@@ -27,7 +27,10 @@ pub fn plain(line: &str) -> String {
             let is_long = number.len() >= 4 && !number.contains('.');
             // A pid may be short, too: the kernel starts again at 300 after the highest one.
             let is_pid = !number.contains('.')
-                && (out.trim().is_empty() || out.ends_with("pid ") || out.ends_with("run-"));
+                && (out.trim().is_empty()
+                    || ["pid ", "process ", "run-"]
+                        .iter()
+                        .any(|word| out.ends_with(word)));
             // The number of hooks grows with each new hook.
             let is_hooks = rest == " resolved";
             out.push_str(if is_time || is_long || is_pid || is_hooks {
