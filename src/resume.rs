@@ -30,7 +30,7 @@ pub struct Args {
 
 const HELP: &str = "\
 Waits until the groups and the GPUs have room for all suspended processes, and
-then brings all of them back, 5 to 6 GiB a second. Without room, or after
+then brings all of them back, about 5 GiB a second. Without room, or after
 Ctrl-C, all stay suspended: resume again later. Processes that `suspend
 --freeze` has stopped are continued first.
 

@@ -42,7 +42,7 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-The driver copies the GPU memory of the processes to the host, 1 to 3 GiB a
+The driver copies the GPU memory of the processes to the host, about 2 GiB a
 second, and frees it on the GPUs for other programs. The processes live on: a
 call of CUDA that they make waits until `gpulimit resume`. Either all processes
 are suspended or none; processes that are suspended already stay so.

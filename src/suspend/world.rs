@@ -344,8 +344,9 @@ impl World for Machine<'_> {
             if !self.wait_for(self.until, has_room) {
                 self.go_on()?;
                 return Err(Failure::new(format_args!(
-                    "GPU {gpu} has {free} free, and {coming} are needed: other programs use the \
-                     rest, which `gpulimit top` and `nvidia-smi` show; all processes stay suspended",
+                    "GPU {gpu} has {free} free, and {coming} are needed: other programs, which \
+                     `gpulimit top` and `nvidia-smi` show, use the rest; all processes stay \
+                     suspended",
                     gpu = groups::label(id, Some(self.checkpoints.gpus())),
                     free = gib(self.checkpoints.free(&id).unwrap_or(0)),
                     coming = gib(coming),
