@@ -97,7 +97,7 @@ def programs_of_check() -> Iterator[list[Program]]:
                     program.kill()
                 else:
                     program.finish(30)
-            except (OSError, TimeoutError, subprocess.TimeoutExpired):
+            except (OSError, ValueError, subprocess.TimeoutExpired):
                 pass
 
 
