@@ -700,7 +700,7 @@ def argument_of(driver: Driver, case: Case, argument: Argument) -> object:
 OPTIONAL = {
     "jit_options", "jit_values", "options", "values", "dependencies", "edges", "log", "extra",
     "shared_of", "affinity", "params", "nodes", "get_proc_address", "status", "uuid",
-    "ext_mem", "ext_sem",
+    "ext_mem", "ext_sem", "callback", "data",
 }  # fmt: skip
 """`Opaque` arguments that may be null, or for which null is the best value."""
 
