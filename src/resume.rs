@@ -19,7 +19,7 @@ pub struct Args {
     #[arg(long, value_name = "TIME", value_parser = time)]
     timeout: Option<Duration>,
 
-    /// Kill processes that the driver fails to bring back now
+    /// Kill processes that the driver cannot bring back, now or before
     #[arg(long)]
     kill_lost: bool,
 
@@ -52,7 +52,9 @@ pub fn resume(args: &Args) -> Result<ExitCode, Failure> {
     thaw(&subjects)?;
     settle_all(&machine, &subjects)?;
     let before: Vec<u64> = subjects.iter().map(Subject::suspended).collect();
-    let is_back = |at: &usize| subjects[*at].errand().0 == Errand::Lost || before[*at] == 0;
+    // A lost process is tried once more before it is killed: any member can write that it is lost.
+    let is_lost = |at: usize| subjects[at].errand().0 == Errand::Lost && !args.kill_lost;
+    let is_back = |at: &usize| is_lost(*at) || before[*at] == 0;
     let set: Vec<usize> = (0..subjects.len()).filter(|at| !is_back(at)).collect();
     if set.is_empty() && !subjects.is_empty() && !args.json {
         output::note("no process is suspended");

@@ -143,9 +143,11 @@ impl Subject {
         format!("process {pid} ({command})")
     }
 
-    /// Returns whether the process has ended.
+    /// Returns whether the process has ended. The slot alone is no proof that it has not: another
+    /// process may hold it, and the pid may be that of a stranger.
     pub fn is_gone(&self) -> bool {
-        !self.ledger().is_held(self.usage.slot)
+        let ended = |error: std::io::Error| error.kind() == std::io::ErrorKind::NotFound;
+        !self.ledger().is_held(self.usage.slot) || self.target.send(0).is_err_and(ended)
     }
 
     /// Returns what an actor does with the process, and whether an actor has stopped the process.

@@ -5,6 +5,7 @@ use crate::checkpoint::{self, Checkpoints, Placeholder, Status};
 use crate::clock::rough_span;
 use crate::failure::Failure;
 use crate::groups;
+use crate::nvml;
 use crate::output;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::obstacle::Obstacle;
@@ -25,6 +26,8 @@ const MARGIN: u64 = 16 << 20;
 /// on a GPU for a process that comes back because its suspension failed.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(20);
+/// How long a killed process may keep its slot after the driver has noticed.
+const ENDING: Duration = Duration::from_secs(1);
 
 /// The machine and the processes of a set. Processes are numbers: places in the set.
 pub struct Machine<'a> {
@@ -34,6 +37,8 @@ pub struct Machine<'a> {
     _actors: Vec<Actor<'a>>,
     /// The memberships by which this process charges the room for each process.
     rooms: Vec<Option<Member>>,
+    /// The processes for which room is held on the GPUs.
+    set: Vec<usize>,
     held: BTreeMap<DeviceId, Placeholder<'a>>,
     /// When waiting ends; `None` for never.
     until: Option<Instant>,
@@ -87,6 +92,7 @@ impl<'a> Machine<'a> {
             subjects,
             _actors: actors,
             rooms: subjects.iter().map(|_| None).collect(),
+            set: Vec::new(),
             held: BTreeMap::new(),
             until: timeout.and_then(|time| Instant::now().checked_add(time)),
             stop,
@@ -115,13 +121,30 @@ impl<'a> Machine<'a> {
             return Ok(());
         }
         match call(subject.target.pid) {
-            Err(_) if subject.is_gone() => Ok(()),
+            Err(status) if self.is_ending(process, status) => Ok(()),
             Err(status) => Err(Failure::new(format_args!(
                 "cannot {what} {name}: the driver answers {status}",
                 name = subject.name()
             ))),
             Ok(()) => Ok(()),
         }
+    }
+
+    /// Returns whether the driver has answered so because the process has ended. The driver knows
+    /// that a little earlier than the ledger.
+    fn is_ending(&self, process: usize, status: Status) -> bool {
+        let subject = &self.subjects[process];
+        let until = match status {
+            Status::OPERATING_SYSTEM => Instant::now() + ENDING,
+            _ => Instant::now(),
+        };
+        while !subject.is_gone() {
+            if Instant::now() >= until {
+                return false;
+            }
+            thread::sleep(PAUSE);
+        }
+        true
     }
 
     /// Returns the time that is left to wait.
@@ -156,16 +179,21 @@ impl<'a> Machine<'a> {
     ) -> Result<(), Failure> {
         let device = member.device(id, capacity)?;
         let insistence = Insistence::Within(self.left());
-        let charged = member.charge(&device, bytes, &Resuming(self.checkpoints), insistence);
-        charged.map_err(|refusal| {
-            Failure::new(format_args!(
-                "no room for the {bytes} of {name} on GPU {gpu}: {refusal}; free memory in the \
-                 group or raise its limit, then resume again",
-                bytes = gib(bytes),
-                name = self.subjects[process].name(),
-                gpu = groups::label(id, Some(self.checkpoints.gpus())),
-            ))
-        })
+        let pressure = Resuming {
+            gpus: self.checkpoints.gpus(),
+            stop: &self.stop,
+        };
+        let Err(refusal) = member.charge(&device, bytes, &pressure, insistence) else {
+            return Ok(());
+        };
+        self.go_on()?;
+        Err(Failure::new(format_args!(
+            "no room for the {bytes} of {name} on GPU {gpu}: {refusal}; free memory in the group \
+             or raise its limit, then resume again",
+            bytes = gib(bytes),
+            name = self.subjects[process].name(),
+            gpu = groups::label(id, Some(self.checkpoints.gpus())),
+        )))
     }
 
     /// Returns the bytes of a set on each GPU: what comes back, and what of it this process has
@@ -191,7 +219,10 @@ fn refused(subject: &Subject, error: &Unmoved) -> Failure {
 }
 
 /// The request for the room of a process that is resumed.
-struct Resuming<'a>(&'a Checkpoints);
+struct Resuming<'a> {
+    gpus: &'a nvml::Driver,
+    stop: &'a Stop,
+}
 
 impl Pressure for Resuming<'_> {
     fn reclaim(&self, _: DeviceIndex) -> bool {
@@ -199,7 +230,11 @@ impl Pressure for Resuming<'_> {
     }
 
     fn witness(&self) -> &dyn Witness {
-        self.0.gpus()
+        self.gpus
+    }
+
+    fn is_needless(&self) -> bool {
+        self.stop.is_asked()
     }
 
     fn function(&self) -> &str {
@@ -224,7 +259,9 @@ impl World for Machine<'_> {
             Ok(checkpoint::State::Checkpointing | checkpoint::State::Restoring) => {
                 Ok(State::Moving)
             }
-            Err(_) if subject.is_gone() => Ok(State::Gone),
+            Err(status) if self.is_ending(process, status) => Ok(State::Gone),
+            // The process has not started CUDA, whatever its slot says.
+            Err(Status::NOT_INITIALIZED) => Ok(State::Running),
             Ok(checkpoint::State::Other(number)) => Err(Failure::new(format_args!(
                 "the driver reports the unknown state {number} of {name}",
                 name = subject.name()
@@ -271,8 +308,11 @@ impl World for Machine<'_> {
 
     fn check(&self, process: usize) -> Result<(), Failure> {
         let subject = &self.subjects[process];
-        let word = subject.ledger().obstacles_of(subject.identity());
-        match word.and_then(|word| Obstacle::texts(word).next()) {
+        let obstacle = match subject.ledger().obstacles_of(subject.identity()) {
+            Some(word) => Obstacle::texts(word).next(),
+            None => Some("has a library that does not know suspensions"),
+        };
+        match obstacle {
             Some(text) if !subject.is_gone() => Err(Failure::new(format_args!(
                 "{name} {text}",
                 name = subject.name()
@@ -288,10 +328,10 @@ impl World for Machine<'_> {
         let until = Instant::now() + PATIENCE;
         match self.wait_for(Some(until), is_absent) {
             true => Ok(()),
-            false => Err(Failure::new(format_args!(
+            false => self.go_on().and(Err(Failure::new(format_args!(
                 "NVML still lists {name}, although the driver has moved its memory",
                 name = subject.name()
-            ))),
+            )))),
         }
     }
 
@@ -335,11 +375,22 @@ impl World for Machine<'_> {
     }
 
     fn hold(&mut self, set: &[usize]) -> Result<(), Failure> {
+        self.set = set.to_vec();
         for (id, (coming, charged)) in self.coming(set.iter().copied()) {
+            let gpu = groups::label(id, Some(self.checkpoints.gpus()));
+            let mut placeholder = Ok(None);
             let has_room = || {
-                self.checkpoints
-                    .free(&id)
-                    .is_some_and(|free| free >= coming)
+                let free = self.checkpoints.free(&id);
+                if !free.is_some_and(|free| free >= coming) {
+                    return false;
+                }
+                // Without a placeholder, another program may take the room. The restore would
+                // fail, and lose the process.
+                if charged > 0 {
+                    placeholder = self.checkpoints.hold(&id, charged).map(Some);
+                }
+                // Another program may have been faster.
+                !matches!(placeholder, Err(Status::OUT_OF_MEMORY))
             };
             if !self.wait_for(self.until, has_room) {
                 self.go_on()?;
@@ -347,24 +398,18 @@ impl World for Machine<'_> {
                     "GPU {gpu} has {free} free, and {coming} are needed: other programs, which \
                      `gpulimit top` and `nvidia-smi` show, use the rest; all processes stay \
                      suspended",
-                    gpu = groups::label(id, Some(self.checkpoints.gpus())),
                     free = gib(self.checkpoints.free(&id).unwrap_or(0)),
                     coming = gib(coming),
                 )));
             }
-            if charged == 0 {
-                continue;
-            }
-            // Without a placeholder, another program may take the room. The restore would fail, and
-            // lose the process.
-            let placeholder = self.checkpoints.hold(&id, charged).map_err(|status| {
+            let placeholder = placeholder.map_err(|status| {
                 Failure::new(format_args!(
                     "cannot hold {bytes} on GPU {gpu}: the driver answers {status}",
                     bytes = gib(charged),
-                    gpu = groups::label(id, Some(self.checkpoints.gpus())),
                 ))
             })?;
-            self.held.insert(id, placeholder);
+            self.held
+                .extend(placeholder.map(|placeholder| (id, placeholder)));
         }
         Ok(())
     }
@@ -394,7 +439,8 @@ impl World for Machine<'_> {
 
     fn release(&mut self, process: usize) {
         // The processes behind this one in the set have not got their charges yet.
-        let later = self.coming(process + 1..self.subjects.len());
+        let later = self.set.iter().copied().filter(|other| *other > process);
+        let later = self.coming(later);
         self.held.retain(|id, placeholder| {
             let rest = later.get(id).map_or(0, |(_, charged)| *charged);
             placeholder.shrink(rest);

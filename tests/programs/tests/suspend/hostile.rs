@@ -1,0 +1,225 @@
+//! Members that write what they like about themselves and others into the ledger.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+
+use gpulimit_ledger::NoWitness;
+use gpulimit_programs::world::{self, GROUP, MIB, Session, World};
+
+use crate::{CAP, Looker, done, figures, goes_on, holder, run, shown};
+
+/// Offsets in the ledger (`crates/ledger/src/layout.rs`).
+const SLOTS: u64 = (16 << 10) + (2 << 20);
+const SLOT: u64 = 8192;
+const PID: u64 = 0;
+const START: u64 = 16;
+const CAPABILITIES: u64 = 56;
+const OBSTACLES: u64 = 840;
+const ERRAND: u64 = 848;
+const SUSPENDED: u64 = 4096 + 104;
+
+const FROZEN: u64 = 1 << 8;
+
+/// Writes a word of a program's slot, and returns the old one.
+fn write(world: &World, program: &Session, at: u64, word: u64) -> u64 {
+    let processes = world.ledger().processes(&NoWitness);
+    let is_it = |process: &&gpulimit_ledger::ProcessUsage| process.identity.pid == program.pid();
+    let slot = processes.iter().find(is_it).expect("a member").slot as u64;
+    let mut options = OpenOptions::new();
+    let file = options
+        .read(true)
+        .write(true)
+        .open(world.group().ledger_path());
+    let file = file.expect("the ledger");
+    let place = SLOTS + slot * SLOT + at;
+    let mut before = [0; 8];
+    file.read_exact_at(&mut before, place).expect("read");
+    file.write_all_at(&word.to_le_bytes(), place)
+        .expect("written");
+    u64::from_le_bytes(before)
+}
+
+/// Any errand of any member: the next commands end it, and the members go on.
+#[test]
+fn forged_errands_do_no_harm() {
+    let world = World::new(CAP);
+    let mut looker = Looker::new(&world);
+    let (mut forger, mut victim) = (holder(&world, "300M"), holder(&world, "300M"));
+    let before = figures(&world).0;
+    for errand in [1, 2, 3, FROZEN, FROZEN | 1, 255, u64::MAX] {
+        for end in [
+            &["ps"] as &[&str],
+            &["gc"],
+            &["resume", GROUP],
+            &["resume", GROUP, "--kill-lost"],
+        ] {
+            for program in [&forger, &victim] {
+                write(&world, program, ERRAND, errand);
+            }
+            let _ = run(&world, end);
+            for program in [&mut forger, &mut victim] {
+                assert_eq!(looker.state(program), "0 0", "{errand}, {end:?}");
+                goes_on(program);
+            }
+        }
+        assert_eq!(figures(&world).0, before);
+        // The process can be suspended, whatever was written.
+        let _ = run(&world, &["suspend", GROUP]);
+        let _ = run(&world, &["resume", GROUP, "--kill-lost"]);
+        for program in [&mut forger, &mut victim] {
+            assert_eq!(looker.state(program), "0 0", "{errand}");
+            goes_on(program);
+            write(&world, program, ERRAND, 0);
+        }
+        assert_eq!(figures(&world), (before, 0), "{errand}");
+    }
+    // A suspended process that is said to be lost comes back.
+    done(&world, &["suspend", GROUP]);
+    write(&world, &victim, ERRAND, 3);
+    let _ = run(&world, &["resume", GROUP]);
+    assert_eq!(looker.state(&forger), "0 0");
+    assert_eq!(shown(&world, &victim)["state"], "lost");
+    done(&world, &["resume", GROUP, "--kill-lost"]);
+    goes_on(&mut victim);
+    for program in [forger, victim] {
+        program.end();
+    }
+    world.judge_end(CAP);
+}
+
+/// A process without CUDA that says that a command was at work on it.
+#[test]
+fn an_errand_of_a_process_without_cuda_is_ended() {
+    let world = World::new(CAP);
+    let mut program = holder(&world, "300M");
+    let mut idle = world.start();
+    idle.expect(&[("init", "0")]);
+    done(&world, &["suspend", GROUP]);
+    done(&world, &["resume", GROUP]);
+    goes_on(&mut program);
+    for program in [program, idle] {
+        program.end();
+    }
+    world.judge_end(CAP);
+}
+
+#[test]
+fn forged_suspended_bytes_gain_nothing() {
+    let world = World::new(CAP);
+    let mut looker = Looker::new(&world);
+    let mut program = holder(&world, "2000M");
+    let before = figures(&world).0;
+    // Without a suspension: the program's own charge stays as it is, and the limit holds.
+    for forged in [2 * MIB, 3000 * MIB, u64::MAX] {
+        write(&world, &program, SUSPENDED, forged);
+        let up = run(&world, &["resume", GROUP, "--timeout", "200ms"]);
+        let _ = program.say("alloc b 2M");
+        let _ = program.say("free b");
+        assert_eq!(looker.state(&program), "0 0", "{up:?}");
+        let usage = world.usage(0);
+        assert!(usage.charged >= before, "{forged}: {usage:?}");
+        write(&world, &program, SUSPENDED, 0);
+        assert!(world::eventually(|| {
+            let answer = program.say("alloc b 2M");
+            let _ = program.say("free b");
+            answer == "0" && figures(&world).0 == before
+        }));
+    }
+    // During a suspension.
+    for forged in [2 * MIB, 3900 * MIB, u64::MAX] {
+        done(&world, &["suspend", GROUP]);
+        let own = write(&world, &program, SUSPENDED, forged);
+        let _ = run(&world, &["resume", GROUP, "--timeout", "200ms"]);
+        if looker.state(&program) == "0 2" {
+            write(&world, &program, SUSPENDED, own);
+            done(&world, &["resume", GROUP]);
+        }
+        assert_eq!(looker.state(&program), "0 0", "{forged}");
+        // The program restores its charge.
+        assert!(world::eventually(|| {
+            let answer = program.say("alloc b 2M");
+            let _ = program.say("free b");
+            answer == "0" && world.usage(0).charged >= before
+        }));
+        assert_eq!(world.usage(0).suspended, 0);
+    }
+    assert!(world.machine().peak() <= CAP);
+    program.end();
+    world.judge_end(CAP);
+}
+
+/// A slot that names another process: no process is touched that is not a member.
+#[test]
+fn slots_that_name_strangers_touch_nobody() {
+    let world = World::new(CAP);
+    let mut looker = Looker::new(&world);
+    let mut program = holder(&world, "300M");
+    let mut stranger = Session::start(world.bare(world::program()));
+    stranger.expect(&[("start", "0 0"), ("alloc a 100M", "0")]);
+    let start = std::fs::read_to_string(format!("/proc/{}/stat", stranger.pid())).expect("stat");
+    let (_, fields) = start.rsplit_once(')').expect("a name");
+    let start: u64 = fields
+        .split_whitespace()
+        .nth(19)
+        .expect("a time")
+        .parse()
+        .expect("a number");
+    let own = write(&world, &program, PID, stranger.pid().into());
+    // The slot does not have its owner's pid any more, so the words are written by its number.
+    let own_start = write_first(&world, START, start);
+    write_first(&world, ERRAND, 1 | FROZEN);
+    for end in [
+        &["ps"] as &[&str],
+        &["gc"],
+        &["suspend", GROUP, "--freeze"],
+        &["resume", GROUP, "--kill-lost"],
+    ] {
+        let _ = run(&world, end);
+        assert_eq!(looker.state(&stranger), "0 0", "{end:?}");
+        assert_eq!(looker.state(&program), "0 0", "{end:?}");
+        goes_on(&mut stranger);
+    }
+    write_first(&world, ERRAND, 0);
+    write_first(&world, PID, own);
+    write_first(&world, START, own_start);
+    goes_on(&mut program);
+    for program in [stranger, program] {
+        program.end();
+    }
+    world.judge_end(CAP);
+}
+
+/// Writes a word of the first slot.
+fn write_first(world: &World, at: u64, word: u64) -> u64 {
+    let mut options = OpenOptions::new();
+    let file = options
+        .read(true)
+        .write(true)
+        .open(world.group().ledger_path());
+    let file = file.expect("the ledger");
+    let mut before = [0; 8];
+    file.read_exact_at(&mut before, SLOTS + at).expect("read");
+    file.write_all_at(&word.to_le_bytes(), SLOTS + at)
+        .expect("written");
+    u64::from_le_bytes(before)
+}
+
+/// Obstacles that are written for another process refuse its suspension, and do no more.
+#[test]
+fn forged_obstacles_only_refuse() {
+    let world = World::new(CAP);
+    let (mut program, mut other) = (holder(&world, "300M"), holder(&world, "300M"));
+    write(&world, &other, OBSTACLES, u64::MAX);
+    run(&world, &["suspend", GROUP]).expect_failure("has opened memory of another process");
+    write(&world, &other, OBSTACLES, 0);
+    let known = write(&world, &other, CAPABILITIES, 0);
+    run(&world, &["suspend", GROUP]).expect_failure("has a library that does not know suspensions");
+    write(&world, &other, CAPABILITIES, known);
+    for program in [&mut program, &mut other] {
+        goes_on(program);
+    }
+    for program in [program, other] {
+        program.end();
+    }
+    world.judge_end(CAP);
+}

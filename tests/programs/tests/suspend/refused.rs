@@ -1,0 +1,227 @@
+//! What is refused before anything is touched, and sets of which all processes go down or none.
+
+use std::os::unix::process::CommandExt;
+
+use gpulimit_programs::world::{self, GROUP, MIB, Session, World};
+
+use crate::{CAP, Done, Looker, begin, done, figures, finish, goes_on, holder, run, verb};
+
+/// Asserts that suspending the group fails with this text, and changes nothing for the programs.
+#[track_caller]
+fn expect_refused(world: &World, programs: &mut [&mut Session], text: &str) -> Done {
+    let before = figures(world);
+    let refused = run(world, &["suspend", GROUP, "--timeout", "500ms"]);
+    refused.expect_failure(text);
+    assert_eq!(figures(world), before, "{refused:?}");
+    let mut looker = Looker::new(world);
+    for program in programs {
+        assert_eq!(looker.state(program), "0 0", "{refused:?}");
+        goes_on(program);
+    }
+    refused
+}
+
+#[test]
+fn every_obstacle_is_named_and_nothing_is_touched() {
+    let world = World::new(CAP);
+    let (mut program, mut other) = (holder(&world, "300M"), holder(&world, "200M"));
+    let all: &[(&str, &str, &str)] = &[
+        ("managed m 10M", "free m", "managed memory"),
+        (
+            "create c 2M 0\nexport 9 c",
+            "release c\nclose 9",
+            "exported",
+        ),
+        (
+            "stream s\ncapture s",
+            "end-capture s\ndestroy-stream s",
+            "captured into a graph",
+        ),
+    ];
+    for (begin, end, text) in all {
+        for line in begin.lines() {
+            program.expect(&[(line, "0")]);
+        }
+        let refused = run(&world, &["suspend", GROUP]);
+        refused.expect_failure(text);
+        assert!(
+            refused.errors.contains("; nothing was suspended"),
+            "{refused:?}"
+        );
+        for line in end.lines() {
+            let _ = program.say(line);
+        }
+        goes_on(&mut other);
+    }
+    let lists = |value| world.machine().knob("all-lists", value);
+    lists("1");
+    expect_refused(&world, &mut [&mut program, &mut other], "client of MPS");
+    lists("0");
+    world.settings(&["suspended.max=600M"]);
+    let text = "may have 600.0 MiB on the host (suspended.max)";
+    expect_refused(&world, &mut [&mut program, &mut other], text);
+    world.settings(&["suspended.max=max"]);
+    let limited = std::process::Command::new("prlimit")
+        .args(["--pid", &program.pid().to_string(), "--data=1000000:"])
+        .status();
+    assert!(limited.expect("started").success());
+    expect_refused(
+        &world,
+        &mut [&mut program, &mut other],
+        "does not fit into the host's memory",
+    );
+    let unlimited = std::process::Command::new("prlimit")
+        .args(["--pid", &program.pid().to_string(), "--data=unlimited:"])
+        .status();
+    assert!(unlimited.expect("started").success());
+    // A process that is stopped, and one that another program has locked.
+    other.signal(libc::SIGSTOP);
+    assert!(world::eventually(|| other.is_stopped()));
+    let refused = run(&world, &["suspend", GROUP]);
+    refused.expect_failure("the process is stopped");
+    other.signal(libc::SIGCONT);
+    let mut looker = Looker::new(&world);
+    assert_eq!(looker.say("lock-process", &other), "0");
+    let refused = run(&world, &["suspend", GROUP]);
+    refused.expect_failure("another program has locked or suspended");
+    assert_eq!(looker.state(&other), "0 1");
+    assert_eq!(looker.say("unlock-process", &other), "0");
+    assert_eq!(looker.state(&program), "0 0");
+    for program in [program, other] {
+        program.end();
+    }
+    world.judge_end(CAP);
+}
+
+#[test]
+fn suspended_max_holds_at_every_level() {
+    let world = World::new(CAP);
+    world.below("inner", &["suspended.max=900M"]);
+    let mut first = holder(&world, "300M");
+    let mut second = world.on_gpu_in("inner");
+    second.expect(&[("alloc a 300M", "0")]);
+    done(&world, &["suspend", GROUP]);
+    done(&world, &["resume", GROUP]);
+    world.settings(&["suspended.max=1200M"]);
+    let refused = expect_refused(&world, &mut [&mut first, &mut second], "suspended.max");
+    assert!(
+        refused.errors.contains(&format!("group '{GROUP}' may")),
+        "{refused:?}"
+    );
+    // One after the other is too much as well.
+    done(&world, &["suspend", "--pid", &first.pid().to_string()]);
+    let refused = run(&world, &["suspend", "--pid", &second.pid().to_string()]);
+    refused.expect_failure("MiB there");
+    done(&world, &["resume", GROUP]);
+    second.expect(&[("alloc b 200M", "0")]);
+    world.settings(&["suspended.max=max"]);
+    let inner = format!("group '{GROUP}/inner' may have 900.0 MiB");
+    expect_refused(&world, &mut [&mut first, &mut second], &inner);
+    for program in [first, second] {
+        program.end();
+    }
+    world.judge_end(CAP);
+}
+
+#[test]
+fn one_process_that_cannot_go_keeps_all() {
+    let world = World::with(CAP, &[("GPULIMIT_SIM_CHECKPOINT", "none")]);
+    let mut programs = [(); 3].map(|()| holder(&world, "200M"));
+    let before = figures(&world);
+    let mut looker = Looker::new(&world);
+    // Work under way.
+    world.machine().knob("delay", "cuMemAlloc_v2:700000000");
+    programs[2].tell("alloc b 10M");
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    let late = run(&world, &["suspend", GROUP, "--timeout", "100ms"]);
+    late.expect_failure("has work on a GPU under way");
+    for program in &programs {
+        assert_eq!(looker.state(program), "0 0");
+    }
+    assert_eq!(programs[2].answer(), "0");
+    world.machine().knob("delay", "0");
+    programs[2].expect(&[("free b", "0")]);
+    // The second checkpoint fails.
+    let mut failing = verb(&world, &["suspend", GROUP]);
+    failing.env("LD_PRELOAD", "");
+    world
+        .machine()
+        .knob("fail", "cuCheckpointProcessCheckpoint:999@2");
+    finish(failing).expect_failure("the driver answers 999");
+    world.machine().knob("fail", "none");
+    for program in &mut programs {
+        assert_eq!(looker.state(program), "0 0");
+        goes_on(program);
+    }
+    assert_eq!(figures(&world), before);
+    // One becomes unfit between the look and the lock.
+    world
+        .machine()
+        .knob("latency", "cuCheckpointProcessLock:300000000");
+    let actor = begin(&world, &["suspend", GROUP]);
+    let at_work = || {
+        let processes = world.ledger().processes(&gpulimit_ledger::NoWitness);
+        let errand =
+            |process: &gpulimit_ledger::ProcessUsage| world.ledger().errand_of(&process.identity).0;
+        processes
+            .iter()
+            .any(|process| errand(process) == gpulimit_ledger::Errand::Suspend)
+    };
+    assert!(world::eventually(at_work));
+    programs[2].expect(&[("managed m 10M", "0")]);
+    let (status, errors) = actor.end();
+    assert!(
+        !status.success() && errors.contains("managed memory"),
+        "{errors}"
+    );
+    world.machine().knob("latency", "0");
+    for program in &mut programs {
+        assert_eq!(looker.state(program), "0 0");
+        goes_on(program);
+    }
+    programs[2].expect(&[("free m", "0")]);
+    world.judge(CAP);
+    for program in programs {
+        program.end();
+    }
+    world.judge_end(CAP);
+}
+
+/// A checkpoint that fails for ever leaves a process that can only be ended.
+#[test]
+fn a_process_that_the_driver_gives_up_is_lost() {
+    let world = World::new(CAP);
+    let program = holder(&world, "200M");
+    world.machine().knob("checkpoint", "checkpoint-fails");
+    run(&world, &["suspend", GROUP]).expect_failure("the driver answers 999");
+    world.machine().knob("checkpoint", "none");
+    assert_eq!(crate::shown(&world, &program)["state"], "lost");
+    assert!(
+        world.usage(0).charged > 200 * MIB,
+        "the memory is on the GPU"
+    );
+    program.kill();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn another_users_process_is_refused() {
+    // SAFETY: the call cannot fail.
+    #[expect(unsafe_code, reason = "no other way to ask")]
+    if unsafe { libc::geteuid() } != 0 {
+        return;
+    }
+    let world = World::new(CAP);
+    let mut program = holder(&world, "200M");
+    let before = figures(&world);
+    for what in ["suspend", "resume"] {
+        let mut stranger = verb(&world, &[what, GROUP]);
+        stranger.uid(40_001).gid(40_001).current_dir("/");
+        let done = finish(stranger);
+        assert_eq!(done.status, Some(1), "{done:?}");
+    }
+    assert_eq!(figures(&world), before);
+    goes_on(&mut program);
+    program.end();
+    world.judge_end(CAP);
+}

@@ -1,0 +1,128 @@
+//! The room for what comes back: in the group, and on the GPU.
+
+use gpulimit_ledger::EventKind;
+use gpulimit_programs::world::{self, GROUP, MIB, Session, World};
+
+use crate::{CAP, Looker, begin, done, figures, goes_on, holder, run, shown};
+
+/// Returns a world whose GPU has no more than the group.
+fn tight() -> World {
+    let capacity = (CAP + 64 * MIB).to_string();
+    World::with(CAP, &[("GPULIMIT_SIM_CAPACITY", &capacity)])
+}
+
+/// Returns whether a verb in the background has not ended.
+fn waits(actor: &mut Session) -> bool {
+    actor.is_silent_for(std::time::Duration::from_millis(300))
+}
+
+#[test]
+fn a_full_group_makes_resume_wait() {
+    let world = World::new(CAP);
+    let mut programs = [holder(&world, "800M"), holder(&world, "800M")];
+    done(&world, &["suspend", GROUP]);
+    let before = figures(&world);
+    let mut other = holder(&world, "2000M");
+    let taken = figures(&world).0 - before.0;
+    let late = run(&world, &["resume", GROUP, "--timeout", "300ms"]);
+    late.expect_failure("no room for the");
+    assert!(late.errors.contains("raise its limit"), "{late:?}");
+    assert_eq!(
+        figures(&world),
+        (before.0 + taken, before.1),
+        "all stay suspended"
+    );
+    for program in &programs {
+        assert_eq!(shown(&world, program)["state"], "suspended");
+    }
+    let mut actor = begin(&world, &["resume", GROUP]);
+    assert!(waits(&mut actor));
+    other.expect(&[("free a", "0")]);
+    let (status, errors) = actor.end();
+    assert!(status.success(), "{errors}");
+    programs.iter_mut().for_each(goes_on);
+    world.judge(CAP);
+    for program in programs.into_iter().chain([other]) {
+        program.end();
+    }
+    world.judge_end(CAP);
+}
+
+#[test]
+fn a_gpu_that_a_stranger_has_filled_makes_resume_wait() {
+    let world = tight();
+    let mut program = holder(&world, "1000M");
+    done(&world, &["suspend", GROUP]);
+    let before = figures(&world);
+    let mut stranger = Session::start(world.bare(world::program()));
+    stranger.expect(&[("start", "0 0"), ("alloc a 2500M", "0")]);
+    let late = run(&world, &["resume", GROUP, "--timeout", "300ms"]);
+    late.expect_failure("other programs use the rest");
+    assert!(
+        late.errors.contains("all processes stay suspended"),
+        "{late:?}"
+    );
+    assert_eq!(figures(&world), before);
+    let mut actor = begin(&world, &["resume", GROUP]);
+    assert!(waits(&mut actor));
+    stranger.expect(&[("free a", "0")]);
+    let (status, errors) = actor.end();
+    assert!(status.success(), "{errors}");
+    goes_on(&mut program);
+    stranger.end();
+    world.bury();
+    world.judge(CAP);
+    program.end();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn a_lost_process_counts_nowhere_and_is_killed_on_demand() {
+    let world = tight();
+    let mut looker = Looker::new(&world);
+    let first = holder(&world, "600M");
+    let mut second = holder(&world, "600M");
+    let third = holder(&world, "600M");
+    done(&world, &["suspend", GROUP]);
+    world.machine().knob("checkpoint", "restore-fails");
+    let pid = first.pid().to_string();
+    let lost = run(&world, &["resume", "--pid", &pid]);
+    lost.expect_failure(&format!("process {pid} (gpu-script) is lost: "));
+    assert!(lost.out.contains(": lost, "), "{lost:?}");
+    let third_pid = third.pid().to_string();
+    run(&world, &["resume", "--pid", &third_pid]).expect_failure("is lost: ");
+    world.machine().knob("checkpoint", "none");
+    assert_eq!(world.events(EventKind::Lost).len(), 2);
+    for program in [&first, &third] {
+        assert_eq!(shown(&world, program)["state"], "lost");
+        assert_eq!(looker.state(program), "0 2");
+    }
+    assert!(world.usage(0).charged < 100 * MIB, "{:?}", world.usage(0));
+    // The room that the lost ones would need is not held when another one comes back: the GPU has
+    // just enough for that one.
+    let mut member = holder(&world, "2300M");
+    let up = run(&world, &["resume", GROUP]);
+    assert_eq!(up.status, Some(1), "the lost ones are told: {up:?}");
+    assert_eq!(looker.state(&second), "0 0", "{up:?}");
+    goes_on(&mut second);
+    member.expect(&[("free a", "0")]);
+    // A process that is not lost, whatever its slot says, is not killed.
+    let up = done_or_lost(&world, &["resume", GROUP, "--kill-lost"]);
+    assert!(up.contains("is lost"), "{up}");
+    goes_on(&mut second);
+    for program in [first, third] {
+        let (status, _) = program.end();
+        assert!(!status.success(), "killed: {status:?}");
+    }
+    world.bury();
+    world.judge(CAP);
+    for program in [second, member] {
+        program.end();
+    }
+    world.judge_end(CAP);
+}
+
+/// Returns the errors of a run, whatever its exit status is.
+fn done_or_lost(world: &World, arguments: &[&str]) -> String {
+    run(world, arguments).errors
+}

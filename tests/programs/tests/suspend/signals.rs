@@ -1,0 +1,193 @@
+//! Commands that are told to stop, and several at once.
+
+use gpulimit_programs::world::{self, GROUP, Session, World};
+
+use crate::{CAP, Looker, begin, done, figures, goes_on, holder, shown};
+
+const SLOW: &str = "400000000";
+
+/// Waits until an actor has written that it is at work on a process.
+fn await_errand(world: &World) {
+    let ledger = world.ledger();
+    let at_work = || {
+        let processes = ledger.processes(&gpulimit_ledger::NoWitness);
+        let mut errands = processes
+            .iter()
+            .map(|process| ledger.errand_of(&process.identity).0);
+        errands.any(|errand| errand != gpulimit_ledger::Errand::None)
+    };
+    assert!(world::eventually(at_work));
+}
+
+#[test]
+fn suspend_that_is_told_to_stop_undoes_its_work() {
+    let world = World::new(CAP);
+    let mut programs = [holder(&world, "300M"), holder(&world, "200M")];
+    let mut looker = Looker::new(&world);
+    let before = figures(&world);
+    let steps = ["cuCheckpointProcessLock", "cuCheckpointProcessCheckpoint"];
+    for (step, signal) in steps.into_iter().zip([libc::SIGINT, libc::SIGTERM]) {
+        world.machine().knob("delay", &format!("{step}:{SLOW}"));
+        let actor = begin(&world, &["suspend", GROUP]);
+        await_errand(&world);
+        actor.signal(signal);
+        let (status, errors) = actor.end();
+        assert_eq!(status.code(), Some(1), "{step}: {errors}");
+        assert!(
+            errors.contains("interrupted: the processes are as they were"),
+            "{errors}"
+        );
+        for program in &mut programs {
+            assert_eq!(looker.state(program), "0 0", "{step}");
+            goes_on(program);
+        }
+        assert_eq!(figures(&world), before);
+    }
+    world.judge(CAP);
+    for program in programs {
+        program.end();
+    }
+    world.judge_end(CAP);
+}
+
+#[test]
+fn resume_that_is_told_to_stop_leaves_all_suspended_or_resumed() {
+    let world = World::new(CAP);
+    let mut programs = [holder(&world, "300M"), holder(&world, "200M")];
+    let mut looker = Looker::new(&world);
+    done(&world, &["suspend", GROUP]);
+    let before = figures(&world);
+    // It waits in line.
+    let mut member = holder(&world, "3000M");
+    let mut actor = begin(&world, &["resume", GROUP]);
+    assert!(actor.is_silent_for(std::time::Duration::from_millis(300)));
+    actor.signal(libc::SIGINT);
+    let (status, errors) = actor.end();
+    assert_eq!(status.code(), Some(1), "{errors}");
+    assert!(
+        errors.contains("interrupted: the processes are as they were"),
+        "{errors}"
+    );
+    for program in &programs {
+        assert_eq!(looker.state(program), "0 2");
+        assert_eq!(shown(&world, program)["state"], "suspended");
+    }
+    member.expect(&[("free a", "0")]);
+    assert_eq!(figures(&world).1, before.1);
+    // From the first restore on, all come back.
+    world
+        .machine()
+        .knob("delay", &format!("cuCheckpointProcessRestore:{SLOW}"));
+    let actor = begin(&world, &["resume", GROUP]);
+    assert!(world::eventually(|| world.usage(0).suspended < before.1));
+    actor.signal(libc::SIGTERM);
+    let (status, errors) = actor.end();
+    assert!(status.success(), "{errors}");
+    for program in &mut programs {
+        assert_eq!(looker.state(program), "0 0");
+        goes_on(program);
+    }
+    world.judge(CAP);
+    for program in programs.into_iter().chain([member]) {
+        program.end();
+    }
+    world.judge_end(CAP);
+}
+
+#[test]
+fn two_actors_at_once_leave_nothing_half_done() {
+    let world = World::new(CAP);
+    let mut programs = [holder(&world, "300M"), holder(&world, "200M")];
+    let mut looker = Looker::new(&world);
+    let first = programs[0].pid().to_string();
+    let pairs: [[&[&str]; 2]; 3] = [
+        [&["suspend", GROUP], &["suspend", GROUP]],
+        [&["suspend", GROUP], &["resume", GROUP]],
+        [&["resume", GROUP], &["resume", "--pid", &first]],
+    ];
+    world.machine().knob("step", "50000000");
+    for pair in pairs {
+        if pair[0][0] == "resume" {
+            done(&world, &["suspend", GROUP]);
+        }
+        let actors = pair.map(|arguments| begin(&world, arguments));
+        for actor in actors {
+            let (status, errors) = actor.end();
+            assert!(
+                status.success() || errors.contains("another command suspends or resumes"),
+                "{pair:?}: {errors}"
+            );
+        }
+        let states: Vec<String> = programs
+            .iter()
+            .map(|program| looker.state(program))
+            .collect();
+        assert!(
+            states
+                .iter()
+                .all(|state| ["0 0", "0 2"].contains(&&**state)),
+            "{states:?}"
+        );
+        done(&world, &["resume", GROUP]);
+        programs.iter_mut().for_each(goes_on);
+    }
+    assert_eq!(world.usage(0).suspended, 0);
+    world.judge(CAP);
+    for program in programs {
+        program.end();
+    }
+    world.judge_end(CAP);
+}
+
+/// Two commands that bring back different processes of a group do not wait for each other for ever.
+#[test]
+fn two_resumes_share_the_room() {
+    let world = World::new(CAP);
+    let mut programs: Vec<Session> = Vec::new();
+    for _ in 0..4 {
+        let program = holder(&world, "1000M");
+        done(&world, &["suspend", "--pid", &program.pid().to_string()]);
+        programs.push(program);
+    }
+    let pids: Vec<String> = programs
+        .iter()
+        .map(|program| program.pid().to_string())
+        .collect();
+    let member = holder(&world, "2800M");
+    let actors = [[0, 1], [2, 3]].map(|[one, two]| {
+        begin(
+            &world,
+            &[
+                "resume",
+                "--pid",
+                &pids[one],
+                "--pid",
+                &pids[two],
+                "--timeout",
+                "1h",
+            ],
+        )
+    });
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    member.end();
+    // There is room for two.
+    let mut first = None;
+    assert!(world::eventually(|| {
+        let running = |program: &Session| shown(&world, program)["state"] == "running";
+        first = [[0, 1], [2, 3]]
+            .into_iter()
+            .find(|pair| pair.iter().all(|at| running(&programs[*at])));
+        first.is_some()
+    }));
+    for at in first.expect("one pair") {
+        goes_on(&mut programs[at]);
+        programs[at].signal(libc::SIGKILL);
+    }
+    for actor in actors {
+        let (status, errors) = actor.end();
+        assert!(status.success(), "{errors}");
+    }
+    programs.into_iter().for_each(|program| drop(program.end()));
+    world.bury();
+    world.judge_end(CAP);
+}

@@ -1,0 +1,213 @@
+//! What the verbs do, and what they and others show.
+
+use gpulimit_ledger::EventKind;
+use gpulimit_programs::world::{self, CONTEXT, GROUP, MIB, Session, World};
+
+use crate::{CAP, Looker, done, figures, goes_on, holder, run, shown, waits};
+
+#[test]
+fn a_process_goes_down_and_comes_back() {
+    let world = World::new(CAP);
+    let mut looker = Looker::new(&world);
+    let mut program = holder(&world, "2000M");
+    let before = figures(&world).0;
+    let pid = program.pid().to_string();
+    let down = done(&world, &["suspend", GROUP]);
+    let line = format!("{GROUP}: process {pid} (gpu-script): suspended, 2.5 GiB\n");
+    assert_eq!(down.out, line, "{down:?}");
+    assert_eq!(world.machine().used(), 0);
+    assert_eq!(looker.state(&program), "0 2");
+    let (charged, suspended) = figures(&world);
+    assert!(suspended >= CONTEXT + 2000 * MIB && charged + suspended == before);
+    // The verbs, the metrics and the events say so.
+    let process = shown(&world, &program);
+    assert_eq!(process["state"], "suspended", "{process}");
+    assert_eq!(process["suspended"], suspended);
+    let group = done(&world, &["show", GROUP, "--json"]).json()["groups"][0].clone();
+    assert_eq!(group["gpus"][0]["suspended"], suspended, "{group}");
+    assert!(done(&world, &["tree"]).out.contains(GROUP));
+    done(&world, &["history", GROUP]);
+    let event = world.events(EventKind::Suspend)[0].what;
+    assert_eq!((event.process.pid, event.bytes), (program.pid(), suspended));
+    // Once more changes nothing.
+    let again = done(&world, &["suspend", GROUP]);
+    assert_eq!(again.out, line, "{again:?}");
+    assert_eq!(figures(&world), (charged, suspended));
+    assert_eq!(world.events(EventKind::Suspend).len(), 1);
+    // Others use the room. The program's call waits.
+    let other = holder(&world, "1000M");
+    assert!(waits(&mut program, "alloc b 50M"));
+    drop(other.end());
+    let up = done(&world, &["resume", "--pid", &pid]);
+    assert!(up.out.contains(": running, 2.5 GiB"), "{up:?}");
+    assert_eq!(program.answer(), "0");
+    program.expect(&[("free b", "0")]);
+    assert_eq!(looker.state(&program), "0 0");
+    assert_eq!(world.usage(0).suspended, 0);
+    assert_eq!(shown(&world, &program)["state"], "running");
+    assert_eq!(world.events(EventKind::Resume)[0].what.bytes, suspended);
+    world.bury();
+    world.judge(CAP);
+    let again = done(&world, &["resume", GROUP]);
+    assert!(
+        again.errors.contains("no process is suspended"),
+        "{again:?}"
+    );
+    goes_on(&mut program);
+    program.end();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn a_set_of_two_groups_and_two_gpus() {
+    let world = World::with(CAP, &[("GPULIMIT_SIM_GPUS", "2")]);
+    let below = world.below("inner", &["max=3G"]);
+    let mut first = holder(&world, "1000M");
+    let mut second = world.on_gpu_in("inner");
+    second.expect(&[("alloc a 500M", "0"), ("retain 1", "0"), ("current 1", "0")]);
+    second.expect(&[("alloc b 700M", "0")]);
+    // These have no GPU memory, or have not started.
+    let mut idle = world.start();
+    idle.expect(&[("init", "0")]);
+    let before: Vec<u64> = [0, 1].map(|gpu| world.usage(gpu).charged).into();
+    let json = done(&world, &["suspend", GROUP, "--json"]).json();
+    assert_eq!(json["schema"].as_u64(), Some(1), "{json}");
+    let processes = json["processes"].as_array().expect("a list");
+    for program in [&first, &second] {
+        let entry = processes.iter().find(|entry| entry["pid"] == program.pid());
+        let entry = entry.expect("an entry");
+        assert_eq!(entry["state"], "suspended", "{entry}");
+        assert_eq!(entry["command"], "gpu-script");
+        assert!(
+            entry["bytes"].as_u64() >= Some(CONTEXT + 1000 * MIB),
+            "{entry}"
+        );
+    }
+    for gpu in [0, 1] {
+        assert_eq!(world.machine().gpu(gpu).used, 0);
+        let usage = world.usage(gpu);
+        assert_eq!(usage.charged + usage.suspended, before[gpu]);
+    }
+    let ledger = below.ledger().expect("a ledger");
+    let suspended = |at: usize| ledger.usage(ledger.devices()[at].index).suspended;
+    assert!((0..2).all(|at| suspended(at) > CONTEXT));
+    goes_on_after_start(&mut idle);
+    // One of them alone, and then the rest.
+    let pid = second.pid().to_string();
+    done(&world, &["resume", "--pid", &pid]);
+    assert_eq!(shown(&world, &second)["state"], "running");
+    assert_eq!(shown(&world, &first)["state"], "suspended");
+    done(&world, &["resume", GROUP]);
+    for program in [&mut first, &mut second] {
+        goes_on(program);
+    }
+    assert_eq!((0..2).map(suspended).sum::<u64>(), 0);
+    world.judge(CAP);
+    for program in [first, second, idle] {
+        program.end();
+    }
+    world.judge_end(CAP);
+}
+
+#[track_caller]
+fn goes_on_after_start(program: &mut Session) {
+    program.expect(&[("start", "0 0")]);
+    goes_on(program);
+}
+
+#[test]
+fn a_group_without_gpu_memory() {
+    let world = World::new(CAP);
+    let empty = done(&world, &["suspend", GROUP]);
+    let text = format!("no process uses a GPU in group '{GROUP}'");
+    assert!(empty.errors.contains(&text), "{empty:?}");
+    let mut program = world.start();
+    program.expect(&[("init", "0")]);
+    done(&world, &["suspend", GROUP]);
+    done(&world, &["resume", GROUP]);
+    goes_on_after_start(&mut program);
+    run(&world, &["suspend", "--pid", "1"]).expect_failure("no process 1 in any group");
+    program.end();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn frozen_processes_are_continued_before_they_come_back() {
+    let world = World::new(CAP);
+    let mut programs = [holder(&world, "500M"), holder(&world, "500M")];
+    let freeze = || {
+        done(&world, &["suspend", GROUP, "--freeze"]);
+    };
+    let stopped = |program: &Session| world::eventually(|| program.is_stopped());
+    freeze();
+    assert!(programs.iter().all(stopped));
+    assert_eq!(shown(&world, &programs[0])["state"], "frozen");
+    let json = done(&world, &["suspend", GROUP, "--json"]).json();
+    assert_eq!(json["processes"][0]["state"], "frozen", "{json}");
+    done(&world, &["resume", GROUP]);
+    programs.iter_mut().for_each(goes_on);
+    // Somebody has continued one. The other was killed.
+    freeze();
+    programs[0].signal(libc::SIGCONT);
+    let [mut program, killed] = programs;
+    killed.kill();
+    done(&world, &["resume", GROUP]);
+    goes_on(&mut program);
+    // Somebody has stopped one without gpulimit.
+    done(&world, &["suspend", GROUP]);
+    program.signal(libc::SIGSTOP);
+    assert!(stopped(&program));
+    let refused = run(&world, &["resume", GROUP]);
+    refused.expect_failure("is stopped (SIGSTOP or a debugger)");
+    program.signal(libc::SIGCONT);
+    assert!(world::eventually(|| !program.is_stopped()));
+    // Suspended ones can be frozen afterwards.
+    freeze();
+    assert!(stopped(&program));
+    done(&world, &["resume", GROUP]);
+    goes_on(&mut program);
+    program.end();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn a_killed_process_leaves_nothing_behind() {
+    let world = World::new(CAP);
+    let program = holder(&world, "500M");
+    done(&world, &["suspend", GROUP]);
+    program.kill();
+    world.bury();
+    assert_eq!(figures(&world), (0, 0));
+    done(&world, &["resume", GROUP]);
+    world.judge_end(CAP);
+}
+
+/// The owner is killed while the driver moves its memory.
+#[test]
+fn an_owner_killed_during_a_step_does_not_stop_the_others() {
+    for (first, step) in [
+        ("suspend", "cuCheckpointProcessCheckpoint"),
+        ("resume", "cuCheckpointProcessRestore"),
+    ] {
+        let world = World::new(CAP);
+        let (victim, mut other) = (holder(&world, "500M"), holder(&world, "300M"));
+        if first == "resume" {
+            done(&world, &["suspend", GROUP]);
+        }
+        world.machine().knob("delay", &format!("{step}:200000000"));
+        let actor = crate::begin(&world, &[first, GROUP]);
+        std::thread::sleep(std::time::Duration::from_millis(150));
+        victim.kill();
+        let (status, errors) = actor.end();
+        assert!(status.success(), "{first}: {errors}");
+        if first == "suspend" {
+            assert_eq!(shown(&world, &other)["state"], "suspended");
+            done(&world, &["resume", GROUP]);
+        }
+        goes_on(&mut other);
+        world.bury();
+        world.judge(CAP);
+        other.end();
+        world.judge_end(CAP);
+    }
+}
