@@ -58,9 +58,7 @@ impl Status {
     pub const NOT_INITIALIZED: Self = Self(3);
     pub const INVALID_DEVICE: Self = Self(101);
     pub const OPERATING_SYSTEM: Self = Self(304);
-    pub const ILLEGAL_STATE: Self = Self(401);
     pub const NOT_READY: Self = Self(600);
-    pub const NOT_SUPPORTED: Self = Self(801);
 
     /// Returns the driver's name of the status, and what the status means here.
     const fn meaning(self) -> Option<(&'static str, &'static str)> {
@@ -190,7 +188,7 @@ impl Checkpoints {
     ///
     /// # Errors
     /// Ask for the state after an error. A process with managed memory stays locked and intact
-    /// ([`Status::NOT_SUPPORTED`]).
+    /// (status 801).
     pub fn checkpoint(&self, pid: u32) -> Result<(), Status> {
         self.cuda.checkpoint(pid)
     }
@@ -198,7 +196,7 @@ impl Checkpoints {
     /// Moves the memory of a checkpointed process back to the GPUs. The process is locked then.
     ///
     /// # Errors
-    /// After any error but [`Status::ILLEGAL_STATE`] the process is lost: it stays checkpointed,
+    /// After any error but 401 the process is lost: it stays checkpointed,
     /// and every later restore fails.
     pub fn restore(&self, pid: u32) -> Result<(), Status> {
         self.cuda.restore(pid)
@@ -207,7 +205,7 @@ impl Checkpoints {
     /// Lets the waiting calls of a locked process go on.
     ///
     /// # Errors
-    /// [`Status::ILLEGAL_STATE`] unless the process is locked.
+    /// Status 401 unless the process is locked.
     pub fn unlock(&self, pid: u32) -> Result<(), Status> {
         self.cuda.unlock(pid)
     }
@@ -225,10 +223,5 @@ impl Checkpoints {
     /// Returns whether NVML lists a process on any GPU, as described at [`nvml::Driver::lists`].
     pub fn lists(&self, pid: u32) -> Option<bool> {
         self.gpus.lists(pid)
-    }
-
-    /// Returns the bytes that a process has on a GPU, as described at [`nvml::Driver::used_by`].
-    pub fn used_by(&self, pid: u32, device: &DeviceId) -> Option<u64> {
-        self.gpus.used_by(pid, device)
     }
 }

@@ -100,6 +100,7 @@ impl Checkpoints {
 
 impl Placeholder<'_> {
     /// Returns the bytes that this process holds by the placeholder, including its context.
+    #[cfg(test)]
     pub fn bytes(&self) -> u64 {
         self.held.as_ref().map_or(0, |held| held.bytes)
     }
@@ -123,36 +124,27 @@ impl Placeholder<'_> {
                 held.memory = self.cuda.allocate(wanted).ok();
                 held.bytes += held.memory.map_or(0, |_| wanted);
             }
-            None => {
-                self.give_back();
-            }
+            None => self.give_back(),
         }
     }
 
-    /// Gives the memory and the context back, and waits until NVML shows that they are free.
-    /// Returns false if NVML does not show it within ten seconds, or does not answer.
-    pub fn release(mut self) -> bool {
-        self.give_back()
-    }
-
-    fn give_back(&mut self) -> bool {
+    /// Gives the memory and the context back, and waits until NVML shows that they are free, or for
+    /// ten seconds.
+    fn give_back(&mut self) {
         let Some(held) = self.held.take() else {
-            return true;
+            return;
         };
         if let Some(memory) = held.memory {
             // Releasing the context frees the memory as well.
             let _ = self.cuda.free(memory);
         }
         if self.cuda.leave(held.ordinal).is_err() {
-            return false;
+            return;
         }
+        let own = || self.gpus.used_by(std::process::id(), &self.device);
         let until = Instant::now() + PATIENCE;
-        loop {
-            match self.gpus.used_by(std::process::id(), &self.device) {
-                Some(used) if used <= held.before => return true,
-                Some(_) if Instant::now() < until => thread::sleep(PAUSE),
-                _ => return false,
-            }
+        while own().is_some_and(|used| used > held.before) && Instant::now() < until {
+            thread::sleep(PAUSE);
         }
     }
 }

@@ -47,14 +47,13 @@ fn obeys() {
             "restore" => code(checkpoints.restore(pid)),
             "unlock" => code(checkpoints.unlock(pid)),
             "lists" => format!("{:?}", checkpoints.lists(pid)),
-            "used" => figure(checkpoints.used_by(pid, &device)),
+            "used" => figure(checkpoints.gpus().used_by(pid, &device)),
             "free" => figure(checkpoints.free(&device)),
             "hold" => match checkpoints.hold(&device, number) {
                 Ok(held) => placeholder.insert(held).bytes().to_string(),
                 Err(status) => format!("error {status}"),
             },
             "drop" => format!("{:?}", placeholder.take().map(drop)),
-            "release" => placeholder.take().expect("held").release().to_string(),
             _ => panic!("unknown command {line}"),
         };
         println!("{verb} = {answer}");
@@ -257,7 +256,7 @@ fn a_placeholder_takes_what_it_is_asked_for_and_not_more() {
             assert!(held + 2 * MIB > bytes, "{held} of {bytes}");
             assert!(scene.world.machine().peak() <= before + bytes);
         }
-        scene.actor.expect(&[("release 0", "true")]);
+        scene.actor.expect(&[("drop 0", "Some(())")]);
         assert_eq!(scene.world.machine().used(), before);
         assert_eq!(scene.ask("free", 0), free);
     }
