@@ -18,8 +18,9 @@ const STREAMS: usize = 32;
 const QUEUE: usize = 16;
 /// How often the state is compared.
 const EVERY: Duration = Duration::from_secs(1);
-/// The longest time without a message: proxies close silent connections.
-const SILENCE: Duration = Duration::from_secs(15);
+/// The longest time without a message. A client that has gone keeps its place until the server
+/// writes to it: it looks like one that only sends nothing more.
+const SILENCE: Duration = Duration::from_secs(2);
 
 /// The open streams, and the places for more.
 pub struct Streams {

@@ -132,7 +132,12 @@ pub fn details(canvas: &Canvas<'_>, scene: &Scene<'_>, wanted: &Wanted) -> Vec<L
             .into_iter()
             .chain(past.and_then(|past| past.trend_text()))
         {
-            lines.extend(broken(&text, canvas.width()).iter().map(|line| plain(line)));
+            let broken = broken(&text, canvas.width());
+            lines.extend(
+                broken
+                    .iter()
+                    .map(|line| plain(&line.replace(NO_BREAK, " "))),
+            );
         }
         for state in &usage.states {
             lines.push(vec![(state.clone(), theme.alarm)]);
@@ -162,8 +167,10 @@ fn span(seconds: u64) -> String {
 
 /// Returns the figures of a group on one GPU as a line; `None` if all are unknown.
 fn figures(usage: &Usage) -> Option<String> {
-    let bytes = |name: &str, bytes: Option<u64>| Some(format!("{name} {}", gib(bytes?)));
-    let count = |name: &str, count: Option<u64>| Some(format!("{name} {}", count?));
+    // A line break does not part a figure from its name.
+    let text = |name: &str, figure: String| format!("{name} {figure}").replace(' ', NO_BREAK);
+    let bytes = |name: &str, bytes: Option<u64>| Some(text(name, gib(bytes?).to_string()));
+    let count = |name: &str, count: Option<u64>| Some(text(name, count?.to_string()));
     let by = match usage.limited_by.as_str() {
         "" => String::new(),
         by => format!(" of {by}"),
@@ -199,6 +206,9 @@ pub fn draw(canvas: &mut Canvas<'_>, scroll: usize, lines: &[Line]) -> Seen {
     }
 }
 
+/// A space at which no line is broken.
+const NO_BREAK: &str = "\u{a0}";
+
 /// Breaks a text between words into lines of at most this many columns.
 pub fn broken(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
@@ -212,4 +222,26 @@ pub fn broken(text: &str, width: usize) -> Vec<String> {
         }
     }
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_figure_stays_beside_its_name() {
+        let usage = Usage {
+            usage: Some(3 << 30),
+            limit: Some(16 << 30),
+            limited_by: "lab".into(),
+            refusals: Some(0),
+            ..Usage::unknown()
+        };
+        let text = figures(&usage).expect("figures");
+        for width in 18..60 {
+            let lines = broken(&text, width);
+            let parts = |line: &String| line.starts_with(|c: char| c.is_ascii_digit());
+            assert!(!lines.iter().any(parts), "{lines:?}");
+        }
+    }
 }

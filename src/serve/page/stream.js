@@ -1,7 +1,7 @@
 // The connection to the server: server-sent events, read by `fetch`. An EventSource hides the
 // server's keep-alive comments and the status of refused requests.
 
-/** The server sends at least a comment every 15 seconds. */
+/** The server sends at least a comment every two seconds. */
 const SILENCE = 20_000;
 /** How long a hidden page keeps its connection. Browsers allow six connections to a server. */
 const HIDDEN = 60_000;
