@@ -14,6 +14,9 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+/// The longest path of a socket in bytes (unix(7)).
+const LONGEST: usize = 107;
+
 /// An address on the command line.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Address {
@@ -28,6 +31,9 @@ impl FromStr for Address {
         if let Some(path) = text.strip_prefix("unix:") {
             let path = PathBuf::from(path);
             return match path.is_absolute() {
+                true if path.as_os_str().len() > LONGEST => Err(format!(
+                    "the path of a socket has at most {LONGEST} bytes: choose a shorter one"
+                )),
                 true => Ok(Self::Unix(path)),
                 false => Err("expected an absolute path after unix:".into()),
             };
@@ -261,6 +267,9 @@ mod tests {
             let error = far.parse::<Address>().expect_err(far);
             assert!(error.contains("ssh -L"), "{error}");
         }
+        let long = |bytes: usize| format!("unix:/{}", "x".repeat(bytes - 1)).parse::<Address>();
+        assert!(long(LONGEST).is_ok());
+        assert!(long(LONGEST + 1).is_err_and(|why| why.contains("at most 107 bytes")));
         for wrong in ["", "13900", ":13900", "lab:13900", "unix:here", "127.0.0.1"] {
             assert!(wrong.parse::<Address>().is_err(), "{wrong}");
         }
