@@ -65,9 +65,9 @@ Keys of the group:
   oom=none            kill-largest or kill-group before a request is refused
   count_context=yes   whether the memory of CUDA contexts counts, yes or no
   suspended.max=default
-                      the most memory of suspended processes that may lie on the
-                      host, such as 64G, or max (no limit of the group); the
-                      default is what the host has available, less a tenth
+                      the most memory of suspended processes that may be on
+                      the host, such as 64G, or max (no limit of the group);
+                      the default is what the host has available, less a tenth
 These are the defaults. The default of --max and --high is max (none), that of
 --low and --min is 0.
 
