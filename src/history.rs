@@ -13,7 +13,7 @@ use super::{clock, csv, gpu, output, since, terminal};
 use curve::Curve;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::gib;
-use gpulimit_ledger::{DeviceEntry, DeviceIndex, Ledger, Period, Resolution};
+use gpulimit_ledger::{DeviceEntry, DeviceIndex, EventKind, Ledger, Period, Resolution};
 use gpulimit_limits::Selector;
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, Zoned};
@@ -53,8 +53,10 @@ Draws a curve for each group and GPU. Named groups keep their usage of the last
 ten minutes by the second, of the last day by the minute, and of the last week
 by the quarter of an hour. Members record the usage when they take memory; in
 between, usage only falls. What it fell to at which time is unknown until the
-next request, and drawn in another character. Times are in the zone of the
-caller, in JSON and CSV in UTC. Without a UTF-8 locale the curve is of ASCII.
+next request, and drawn in another character. Marks below the curve say when
+requests were refused, members were asked for memory, and processes were
+suspended, resumed or killed. Times are in the zone of the caller, in JSON and
+CSV in UTC. Without a UTF-8 locale the curve is of ASCII.
 
 Examples:
   gpulimit history lab
@@ -115,6 +117,38 @@ pub struct Past {
     resolution: Resolution,
     usage: u64,
     spans: Vec<Span>,
+    marks: Vec<Mark>,
+}
+
+/// An event that moved memory, in the trail of the group.
+struct Mark {
+    unix_ms: u64,
+    kind: EventKind,
+    bytes: u64,
+}
+
+/// The kinds of events that are marks.
+const MARKS: [EventKind; 5] = [
+    EventKind::Asked,
+    EventKind::Given,
+    EventKind::Suspend,
+    EventKind::Resume,
+    EventKind::Lost,
+];
+
+/// Returns the marks of a group on one GPU since a time in seconds since 1970.
+fn marks(ledger: &Ledger, device: DeviceIndex, since: u64) -> Vec<Mark> {
+    let trail = ledger.trail(0).into_iter();
+    let own = trail.filter(|traced| traced.group.is_empty());
+    own.map(|traced| traced.event)
+        .filter(|event| MARKS.contains(&event.what.kind) && event.what.device == Some(device))
+        .map(|event| Mark {
+            unix_ms: event.time_us / 1_000,
+            kind: event.what.kind,
+            bytes: event.what.bytes,
+        })
+        .filter(|mark| mark.unix_ms >= since.saturating_mul(1_000))
+        .collect()
 }
 
 /// Returns the past usage of a group on these GPUs as JSON, an object for each GPU. `since` is in
@@ -249,6 +283,7 @@ impl Past {
             resolution: window.resolution,
             usage,
             spans: window.spans(|resolution| ledger.history(device.index, resolution)),
+            marks: marks(ledger, device.index, window.since),
         }
     }
 
@@ -289,6 +324,15 @@ impl Past {
         if !waited.is_zero() {
             said += &format!(", waited {}", clock::span(waited));
         }
+        let bytes = |kind| {
+            let of_kind = self.marks.iter().filter(|mark| mark.kind == kind);
+            of_kind.fold(0, |sum: u64, mark| sum.saturating_add(mark.bytes))
+        };
+        let asked = bytes(EventKind::Asked);
+        if asked > 0 {
+            let (asked, given) = (gib(asked), gib(bytes(EventKind::Given)));
+            said += &format!(", members asked for {asked} gave {given}");
+        }
         said
     }
 
@@ -311,11 +355,27 @@ impl Past {
             zone,
             width,
             unicode,
+            asked: &self.times(&[EventKind::Asked]),
+            moved: &self.times(&[EventKind::Suspend, EventKind::Resume, EventKind::Lost]),
         };
         curve.lines()
     }
 
+    /// Returns when marks of these kinds were made, in seconds since 1970.
+    fn times(&self, kinds: &[EventKind]) -> Vec<u64> {
+        let marks = self.marks.iter().filter(|mark| kinds.contains(&mark.kind));
+        marks.map(|mark| mark.unix_ms / 1_000).collect()
+    }
+
     fn json(&self) -> Value {
+        let mark = |mark: &Mark| {
+            let unix_ms = mark.unix_ms;
+            json!({
+                "time": Moment { unix_ms }.to_string(),
+                "kind": mark.kind.name(),
+                "bytes": mark.bytes,
+            })
+        };
         let period = |span: &Span| {
             json!({
                 "time": time(span),
@@ -337,6 +397,7 @@ impl Past {
             "usage": self.usage,
             "suspended": self.gpu.suspended,
             "trend": self.gpu.trend_json(),
+            "events": self.marks.iter().map(mark).collect::<Vec<_>>(),
             "periods": self.spans.iter().map(period).collect::<Vec<_>>(),
         })
     }

@@ -30,6 +30,10 @@ pub struct Curve<'a> {
     pub width: usize,
     /// Whether the terminal has other characters than those of ASCII.
     pub unicode: bool,
+    /// When members were asked for memory, in seconds since 1970.
+    pub asked: &'a [u64],
+    /// When processes were suspended, resumed or lost, in seconds since 1970.
+    pub moved: &'a [u64],
 }
 
 /// The characters of a curve.
@@ -73,6 +77,8 @@ const ASCII: Pen = Pen {
 const UNKNOWN: char = '?';
 const REFUSED: char = 'R';
 const KILLED: char = 'K';
+const MOVED: char = 'S';
+const ASKED: char = 'A';
 
 /// One column of the curve: heights in eighths of a line.
 struct Column {
@@ -84,8 +90,8 @@ struct Column {
     most: u64,
     /// Whether nothing at all is known.
     unknown: bool,
-    refused: bool,
-    killed: bool,
+    /// The mark of the most important event.
+    event: Option<char>,
 }
 
 impl Curve<'_> {
@@ -118,11 +124,7 @@ impl Curve<'_> {
         }
         let (marks, times) = self.axis(columns.len(), labels.width + 2, pen);
         lines.push(format!("{:>1$} {2}{marks}", 0, labels.width, pen.corner));
-        let event = |column: &Column| match (column.killed, column.refused) {
-            (true, _) => KILLED,
-            (_, true) => REFUSED,
-            _ => ' ',
-        };
+        let event = |column: &Column| column.event.unwrap_or(' ');
         let events: String = columns.iter().map(event).collect();
         if !events.trim().is_empty() {
             lines.push(format!("{:1$}{2}", "", labels.width + 2, events.trim_end()));
@@ -155,6 +157,15 @@ impl Curve<'_> {
             let spans = &self.spans[first..((at + 1) * count / width).max(first + 1)];
             let reached = |span: &Span| span.known.map_or(span.at_least, |usage| usage.max);
             let unknown = |span: &Span| span.known.is_none() && span.at_most.is_none();
+            let begin = spans.first().map_or(0, |span| span.start);
+            let end = spans.last().map_or(0, |span| span.start + self.length);
+            let has = |times: &[u64]| times.iter().any(|time| (begin..end).contains(time));
+            let event = [
+                (spans.iter().any(|span| span.kills > 0), KILLED),
+                (spans.iter().any(|span| span.refusals > 0), REFUSED),
+                (has(self.moved), MOVED),
+                (has(self.asked), ASKED),
+            ];
             Column {
                 floor: height(spans.iter().map(|span| span.at_least).min().unwrap_or(0)),
                 reached: height(spans.iter().map(reached).max().unwrap_or(0)),
@@ -166,8 +177,7 @@ impl Curve<'_> {
                         .unwrap_or(0),
                 ),
                 unknown: spans.iter().all(unknown),
-                refused: spans.iter().any(|span| span.refusals > 0),
-                killed: spans.iter().any(|span| span.kills > 0),
+                event: event.iter().find(|(has, _)| *has).map(|(_, mark)| *mark),
             }
         };
         match count {
@@ -299,6 +309,8 @@ fn legend(drawn: &str, width: usize, pen: &Pen) -> Vec<String> {
         (pen.limit, "limit"),
         (REFUSED, "refused"),
         (KILLED, "killed"),
+        (MOVED, "suspended or resumed"),
+        (ASKED, "members asked for memory"),
     ];
     let mut lines: Vec<String> = Vec::new();
     for (character, text) in texts {

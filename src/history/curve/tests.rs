@@ -52,6 +52,8 @@ fn lines(spans: &[Span], width: usize, unicode: bool, limit: Option<u64>) -> Vec
         zone: &TimeZone::UTC,
         width,
         unicode,
+        asked: &[],
+        moved: &[],
     };
     let lines = curve.lines();
     for line in &lines {
@@ -179,9 +181,45 @@ fn times_are_round_in_the_zone_of_the_reader() {
             zone: &india,
             width: 80,
             unicode: true,
+            asked: &[],
+            moved: &[],
         };
         let lines = curve.lines();
         let times = &lines[lines.len() - 2];
         assert!(times.contains(expected), "{times}");
     }
+}
+
+#[test]
+fn marks_say_when_members_were_asked_and_processes_were_suspended() {
+    let span = |second: u64| Span {
+        start: 1_000 + second,
+        at_most: Some(1 << 30),
+        refusals: u32::from(second == 5),
+        ..Span::default()
+    };
+    let spans: Vec<Span> = (0..10).map(span).collect();
+    let curve = Curve {
+        spans: &spans,
+        length: 1,
+        limit: None,
+        zone: &TimeZone::UTC,
+        width: 60,
+        unicode: false,
+        // Outside of the curve, alone, beside a refusal, which is more important.
+        asked: &[999, 1_002, 1_005, 1_010],
+        moved: &[1_008],
+    };
+    let lines = curve.lines();
+    let is_mark = |line: &&String| line.trim_start().starts_with('A');
+    let marks = lines.iter().find(is_mark).expect("marks");
+    let mut marks: Vec<char> = marks
+        .split_whitespace()
+        .filter_map(|it| it.chars().next())
+        .collect();
+    marks.dedup();
+    assert_eq!(marks, ['A', 'R', 'S'], "{lines:?}");
+    let legend = lines.join(" ");
+    assert!(legend.contains("A members asked for memory"), "{legend}");
+    assert!(legend.contains("S suspended or resumed"), "{legend}");
 }
