@@ -62,8 +62,9 @@ pub fn resume(args: &Args) -> Result<ExitCode, Failure> {
     for at in &set {
         subjects[*at].check_runs()?;
     }
+    let moved: Vec<_> = set.iter().map(|at| subjects[*at].moved_by_gpu()).collect();
     gpulimit_suspend::resume(&mut machine, &set)?;
-    for at in set {
+    for (at, moved) in set.into_iter().zip(moved) {
         let subject = &subjects[at];
         match subject.errand().0 {
             Errand::Lost if args.kill_lost => {
@@ -71,7 +72,7 @@ pub fn resume(args: &Args) -> Result<ExitCode, Failure> {
                 let _ = subject.target.send(libc::SIGKILL);
             }
             Errand::Lost => {}
-            _ => record(subject, EventKind::Resume),
+            _ => record(subject, EventKind::Resume, &moved),
         }
     }
     Report::of(&subjects, &before, args.json).print(args.which.group.as_deref())

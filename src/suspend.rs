@@ -79,7 +79,8 @@ pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
     check(checkpoints.gpus(), &machine, &subjects, &set)?;
     gpulimit_suspend::suspend(&mut machine, &set)?;
     for at in &set {
-        record(&subjects[*at], EventKind::Suspend);
+        let subject = &subjects[*at];
+        record(subject, EventKind::Suspend, &subject.moved_by_gpu());
     }
     if args.freeze {
         freeze(&subjects)?;

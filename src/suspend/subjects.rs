@@ -8,7 +8,7 @@ use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::proc;
 use gpulimit_group::{Group, GroupError, Target};
-use gpulimit_ledger::{DeviceUsage, Errand, Ledger, NoWitness, ProcessUsage};
+use gpulimit_ledger::{DeviceIndex, DeviceUsage, Errand, Ledger, NoWitness, ProcessUsage};
 
 /// Selects processes on the command line.
 #[derive(clap::Args, Debug)]
@@ -188,11 +188,17 @@ impl Subject {
             .collect()
     }
 
-    /// Returns the bytes that the driver moves of the process, on all GPUs: see [`moved`].
-    pub fn moved(&self) -> u64 {
+    /// Returns the bytes that the driver moves of the process, by GPU: see [`moved`].
+    pub fn moved_by_gpu(&self) -> Vec<(DeviceIndex, u64)> {
         let all = self.devices().into_iter();
-        all.map(|(_, _, usage)| moved(&usage))
-            .fold(0, u64::saturating_add)
+        all.map(|(_, _, usage)| (usage.device, moved(&usage)))
+            .collect()
+    }
+
+    /// Returns the bytes that the driver moves of the process, on all GPUs.
+    pub fn moved(&self) -> u64 {
+        let all = self.moved_by_gpu().into_iter();
+        all.map(|(_, bytes)| bytes).fold(0, u64::saturating_add)
     }
 
     /// Fails if the process is stopped: the driver answers no question about it, and the answer

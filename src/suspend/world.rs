@@ -26,6 +26,8 @@ const MARGIN: u64 = 16 << 20;
 /// on a GPU for a process that comes back because its suspension failed.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(20);
+/// How long a request waits for more room while this process has charged some.
+const TURN: Duration = Duration::from_secs(1);
 /// How long a killed process may keep its slot after the driver has noticed.
 const ENDING: Duration = Duration::from_secs(1);
 
@@ -35,6 +37,8 @@ pub struct Machine<'a> {
     subjects: &'a [Subject],
     /// The right to act on each process.
     _actors: Vec<Actor<'a>>,
+    /// The processes for which this process charges the room.
+    wanted: Vec<usize>,
     /// The memberships by which this process charges the room for each process.
     rooms: Vec<Option<Member>>,
     /// The processes for which room is held on the GPUs.
@@ -91,6 +95,7 @@ impl<'a> Machine<'a> {
             checkpoints,
             subjects,
             _actors: actors,
+            wanted: Vec::new(),
             rooms: subjects.iter().map(|_| None).collect(),
             set: Vec::new(),
             held: BTreeMap::new(),
@@ -176,9 +181,10 @@ impl<'a> Machine<'a> {
         member: &Member,
         process: usize,
         (id, capacity, bytes): (DeviceId, u64, u64),
+        patience: Duration,
     ) -> Result<(), Failure> {
         let device = member.device(id, capacity)?;
-        let insistence = Insistence::Within(self.left());
+        let insistence = Insistence::Within(patience);
         let pressure = Resuming {
             gpus: self.checkpoints.gpus(),
             stop: &self.stop,
@@ -194,6 +200,37 @@ impl<'a> Machine<'a> {
             name = self.subjects[process].name(),
             gpu = groups::label(id, Some(self.checkpoints.gpus())),
         )))
+    }
+
+    /// Charges the room for all processes that are to have it. With an error, returns whether some
+    /// room is charged.
+    fn charge_wanted(&mut self) -> Result<(), (Failure, bool)> {
+        let mut holds_room = self.rooms.iter().any(Option::is_some);
+        for process in self.wanted.clone() {
+            let subject = &self.subjects[process];
+            let wanted = subject.devices().into_iter();
+            let wanted: Vec<_> = wanted
+                .map(|(id, capacity, usage)| (id, capacity, usage.suspended))
+                .filter(|(_, _, bytes)| *bytes > 0)
+                .collect();
+            if wanted.is_empty() || self.rooms[process].is_some() || subject.is_gone() {
+                continue;
+            }
+            let member = Root::at(subject.group.root())
+                .and_then(|root| Member::join(&root, subject.group.name()))
+                .map_err(|error| (error.into(), false))?;
+            for each in wanted {
+                let patience = match holds_room {
+                    true => self.left().min(TURN),
+                    false => self.left(),
+                };
+                self.charge_on(&member, process, each, patience)
+                    .map_err(|failure| (failure, holds_room))?;
+                holds_room = true;
+            }
+            self.rooms[process] = Some(member);
+        }
+        Ok(())
     }
 
     /// Returns the bytes of a set on each GPU: what comes back, and what of it this process has
@@ -355,22 +392,16 @@ impl World for Machine<'_> {
     }
 
     fn charge(&mut self, process: usize) -> Result<(), Failure> {
-        let subject = &self.subjects[process];
-        let wanted = subject.devices().into_iter();
-        let wanted: Vec<_> = wanted
-            .map(|(id, capacity, usage)| (id, capacity, usage.suspended))
-            .filter(|(_, _, bytes)| *bytes > 0)
-            .collect();
-        if wanted.is_empty() || subject.is_gone() {
-            return Ok(());
-        }
-        let root = Root::at(subject.group.root())?;
-        let member = Member::join(&root, subject.group.name())?;
-        for each in wanted {
-            self.charge_on(&member, process, each)?;
+        self.wanted.push(process);
+        while let Err((failure, holds_room)) = self.charge_wanted() {
             self.go_on()?;
+            if !holds_room || self.left().is_zero() {
+                return Err(failure);
+            }
+            // Another command may need this room, and have the room that is missing here.
+            self.rooms.iter_mut().for_each(|room| *room = None);
+            thread::sleep(PAUSE * (1 + std::process::id() % 16));
         }
-        self.rooms[process] = Some(member);
         Ok(())
     }
 
@@ -450,6 +481,7 @@ impl World for Machine<'_> {
 
     fn give_back(&mut self) {
         self.held.clear();
+        self.wanted.clear();
         // Dropping a membership uncharges what is left of the room.
         self.rooms.iter_mut().for_each(|room| *room = None);
     }
@@ -476,20 +508,16 @@ impl World for Machine<'_> {
             name = subject.name(),
             pid = subject.target.pid
         ));
-        record(subject, EventKind::Lost);
+        record(subject, EventKind::Lost, &subject.moved_by_gpu());
     }
 }
 
-/// Records an event about a process, with its bytes on each GPU.
-pub fn record(subject: &Subject, kind: EventKind) {
-    for (_, _, usage) in subject.devices() {
-        let bytes = moved(&usage);
-        if bytes > 0 {
-            let (ledger, device) = (subject.ledger(), Some(usage.device));
-            let process = *subject.identity();
-            subject
-                .group
-                .record_suspension(ledger, kind, process, device, bytes);
-        }
+/// Records an event about a process: that `moved` bytes of it were moved, by GPU.
+pub fn record(subject: &Subject, kind: EventKind, moved: &[(DeviceIndex, u64)]) {
+    for (device, bytes) in moved.iter().filter(|(_, bytes)| *bytes > 0) {
+        let (ledger, process) = (subject.ledger(), *subject.identity());
+        subject
+            .group
+            .record_suspension(ledger, kind, process, Some(*device), *bytes);
     }
 }

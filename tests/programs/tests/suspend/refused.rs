@@ -29,18 +29,18 @@ fn every_obstacle_is_named_and_nothing_is_touched() {
         ("managed m 10M", "free m", "managed memory"),
         (
             "create c 2M 0\nexport 9 c",
-            "release c\nclose 9",
+            "close 9\nrelease c",
             "exported",
         ),
         (
             "stream s\ncapture s",
             "end-capture s\ndestroy-stream s",
-            "captured into a graph",
+            "captures a stream into a graph",
         ),
     ];
     for (begin, end, text) in all {
         for line in begin.lines() {
-            program.expect(&[(line, "0")]);
+            assert!(program.say(line).starts_with('0'), "{line}");
         }
         let refused = run(&world, &["suspend", GROUP]);
         refused.expect_failure(text);
