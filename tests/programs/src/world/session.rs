@@ -131,6 +131,12 @@ impl Session {
         stat.is_ok_and(|stat| stat.contains(") T "))
     }
 
+    /// Returns whether the program has ended by itself.
+    pub fn has_ended(&self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid()));
+        stat.is_ok_and(|stat| stat.contains(") Z "))
+    }
+
     /// Kills the program and waits for its death; the driver has yet to free its memory.
     pub fn kill(mut self) {
         self.signal(libc::SIGKILL);

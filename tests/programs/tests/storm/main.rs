@@ -13,5 +13,6 @@ mod races;
 mod recorder;
 mod start_up;
 mod stopped;
+mod suspensions;
 mod tempest;
 mod tracer;
