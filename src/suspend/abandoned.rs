@@ -87,7 +87,7 @@ fn settle_in(group: &Group, checkpoints: &Checkpoints) -> Vec<String> {
             State::Gone => return None,
         };
         if let Some(kind) = kind {
-            record(subject, kind);
+            record(subject, kind, &subject.moved_by_gpu());
         }
         let name = subject.name();
         Some(format!(
