@@ -114,7 +114,7 @@ fn check(
 ) -> Result<(), Failure> {
     let wanted: Vec<&Subject> = set.iter().map(|at| &subjects[*at]).collect();
     let sizes: Vec<(u32, u64)> = (wanted.iter())
-        .map(|subject| (subject.target.pid, subject.moved()))
+        .map(|subject| (subject.target.pid, subject.bytes(gpus)))
         .collect();
     let mut reasons = bound::passed(&wanted)?;
     for (pid, obstacle) in obstacles::all(gpus, &sizes) {

@@ -4,6 +4,7 @@ use crate::failure::Failure;
 use crate::groups::{self, Purpose, Selection};
 use crate::kill::{proven, unproven};
 use crate::look;
+use crate::nvml;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::proc;
@@ -199,6 +200,17 @@ impl Subject {
     pub fn moved(&self) -> u64 {
         let all = self.moved_by_gpu().into_iter();
         all.map(|(_, bytes)| bytes).fold(0, u64::saturating_add)
+    }
+
+    /// Returns the bytes that come to the host when the process is suspended. They may be more than
+    /// its charge, as in a group that does not count contexts.
+    pub fn bytes(&self, gpus: &nvml::Driver) -> u64 {
+        let devices = self.devices().into_iter();
+        let bytes = devices.map(|(id, _, usage)| {
+            let shown = gpus.used_by(self.target.pid, &id).unwrap_or(0);
+            moved(&usage).max(shown)
+        });
+        bytes.fold(0, u64::saturating_add)
     }
 
     /// Fails if the process is stopped: the driver answers no question about it, and the answer

@@ -239,7 +239,9 @@ impl<'a> Machine<'a> {
         let mut all: BTreeMap<DeviceId, (u64, u64)> = BTreeMap::new();
         for process in set.filter(|process| !self.subjects[*process].is_gone()) {
             for (id, _, usage) in self.subjects[process].devices() {
-                let bytes = moved(&usage);
+                // The charge may leave out what the restore needs, as contexts that the group does
+                // not count.
+                let bytes = moved(&usage).max(usage.resident);
                 if bytes > 0 {
                     let (coming, charged) = all.entry(id).or_default();
                     *coming += bytes + MARGIN;
@@ -332,6 +334,13 @@ impl World for Machine<'_> {
     }
 
     fn checkpoint(&self, process: usize) -> Result<(), Failure> {
+        let subject = &self.subjects[process];
+        for (id, _, usage) in subject.devices() {
+            if let Some(bytes) = self.checkpoints.gpus().used_by(subject.target.pid, &id) {
+                let (ledger, identity) = (subject.ledger(), subject.identity());
+                ledger.set_resident(identity, usage.device, bytes);
+            }
+        }
         self.drive(process, "suspend", |pid| self.checkpoints.checkpoint(pid))
     }
 

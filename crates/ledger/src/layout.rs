@@ -255,8 +255,8 @@ pub(super) struct Owner {
 }
 
 /// Statistics of one slot on one device, in bytes unless noted. Processes other than the owner
-/// write only `left`, `suspended`, and, when they suspend or resume the owner, `changed` and
-/// `unit_ms`.
+/// write only `left`, and when they suspend or resume the owner `suspended`, `resident`, `changed`
+/// and `unit_ms`.
 #[repr(C)]
 pub(super) struct DeviceStats {
     pub by: [AtomicU64; Category::COUNT],
@@ -276,7 +276,10 @@ pub(super) struct DeviceStats {
     /// Bytes that the driver has moved to the host while the owner is suspended. They are also in
     /// the charge's word while it has the bit [`super::charge::MOVING`]: see `suspension`.
     pub suspended: AtomicU64,
-    spare: [AtomicU64; 2],
+    /// Bytes that the driver showed of the owner before the owner was suspended; 0 if unknown. They
+    /// may be more than the charge, as in a group that does not count contexts.
+    pub resident: AtomicU64,
+    spare: [AtomicU64; 1],
 }
 
 /// The bit of [`Owner::capabilities`] of a process that records its charges in the history.
@@ -539,6 +542,7 @@ const _: () = {
     assert!(offset_of!(DeviceStats, refusals) == 64 && offset_of!(DeviceStats, reclaimable) == 72);
     assert!(offset_of!(DeviceStats, left) == 80 && offset_of!(DeviceStats, changed) == 88);
     assert!(offset_of!(DeviceStats, unit_ms) == 96 && offset_of!(DeviceStats, suspended) == 104);
+    assert!(offset_of!(DeviceStats, resident) == 112);
     assert!(size_of::<DeviceStats>() == 128);
     assert!(offset_of!(SlotPage, owner) == 0 && offset_of!(SlotPage, stats) == PAGE);
     assert!(size_of::<SlotPage>() == 2 * PAGE);

@@ -267,6 +267,7 @@ pub(super) fn zero(ledger: &Ledger, slot: usize) {
             changed,
             unit_ms,
             suspended,
+            resident,
             ..
         } = stats;
         let figures = [
@@ -277,6 +278,7 @@ pub(super) fn zero(ledger: &Ledger, slot: usize) {
             changed,
             unit_ms,
             suspended,
+            resident,
         ];
         for figure in by.iter().chain(figures) {
             if figure.load(Ordering::Relaxed) != 0 {

@@ -161,6 +161,17 @@ impl Ledger {
         }
     }
 
+    /// Writes into a member's slot how many bytes the driver shows of it on one device. The actor
+    /// writes them before the driver moves the memory, because nothing shows them later.
+    pub fn set_resident(&self, process: &Identity, device: DeviceIndex, bytes: u64) {
+        if let Some(slot) = self.slot_of(process)
+            && self.map.writable()
+        {
+            let stats = &self.content().slots[slot].stats[device.get()];
+            stats.resident.store(bytes, Ordering::Relaxed);
+        }
+    }
+
     /// Returns the work of an actor on a living member, and whether an actor has stopped the
     /// member.
     pub fn errand_of(&self, process: &Identity) -> (Errand, bool) {

@@ -91,6 +91,7 @@ impl ProcessUsage {
             idle: 0,
             orphaned: 0,
             suspended: 0,
+            resident: 0,
         })
     }
 
@@ -121,6 +122,8 @@ pub struct DeviceUsage {
     /// Bytes that the driver has moved to the host; not part of `charged`. The parts by category
     /// are 0 then.
     pub suspended: u64,
+    /// Bytes that the driver showed of the process before it was suspended; 0 if unknown.
+    pub resident: u64,
 }
 
 impl DeviceUsage {
@@ -333,6 +336,7 @@ fn device_usage(
         idle,
         orphaned: orphans::orphaned(&stats.left),
         suspended,
+        resident: stats.resident.load(Ordering::Relaxed),
     }
 }
 

@@ -432,7 +432,7 @@ def stranger(outcome: Outcome) -> None:
             outcome.expect(taken == {"done": pieces, "status": 0}, f"the stranger: {taken}")
             late = move("resume", *of(sleeper), "--timeout", "1s")
             outcome.expect(
-                late.status != 0 and "other programs use" in late.errors, f"without room: {late}"
+                late.status != 0 and "other programs, which" in late.errors, f"without room: {late}"
             )
             outcome.expect(
                 states_of("strange")[sleeper.pid] == "suspended", "it does not stay suspended"

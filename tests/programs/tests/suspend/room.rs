@@ -1,7 +1,7 @@
 //! The room for what comes back: in the group, and on the GPU.
 
 use gpulimit_ledger::EventKind;
-use gpulimit_programs::world::{self, GROUP, MIB, Session, World};
+use gpulimit_programs::world::{self, CONTEXT, GROUP, MIB, Session, World};
 
 use crate::{CAP, Looker, begin, done, figures, goes_on, holder, run, shown};
 
@@ -57,7 +57,7 @@ fn a_gpu_that_a_stranger_has_filled_makes_resume_wait() {
     let mut stranger = Session::start(world.bare(world::program()));
     stranger.expect(&[("start", "0 0"), ("alloc a 2500M", "0")]);
     let late = run(&world, &["resume", GROUP, "--timeout", "300ms"]);
-    late.expect_failure("other programs use the rest");
+    late.expect_failure("other programs, which");
     assert!(
         late.errors.contains("all processes stay suspended"),
         "{late:?}"
@@ -74,6 +74,27 @@ fn a_gpu_that_a_stranger_has_filled_makes_resume_wait() {
     world.judge(CAP);
     program.end();
     world.judge_end(CAP);
+}
+
+/// A group need not count contexts. The restore needs their room all the same.
+#[test]
+fn room_is_found_for_contexts_that_are_not_charged() {
+    let world = tight();
+    world.settings(&["count_context=no"]);
+    let mut program = holder(&world, "1000M");
+    done(&world, &["suspend", GROUP]);
+    let mut stranger = Session::start(world.bare(world::program()));
+    // What stays free is enough for the charge, and too little for the context beside it.
+    let left = CAP + 64 * MIB - world.machine().used() - CONTEXT;
+    let taken = (left - 1200 * MIB) / MIB;
+    stranger.expect(&[("start", "0 0"), (&format!("alloc a {taken}M"), "0")]);
+    let late = run(&world, &["resume", GROUP, "--timeout", "300ms"]);
+    late.expect_failure("are needed");
+    stranger.expect(&[("free a", "0")]);
+    done(&world, &["resume", GROUP]);
+    goes_on(&mut program);
+    stranger.end();
+    program.end();
 }
 
 #[test]
