@@ -125,6 +125,9 @@ impl<'a> Machine<'a> {
         if subject.is_gone() {
             return Ok(());
         }
+        // The call would not return before the process is continued, and others of the set may be
+        // locked meanwhile.
+        subject.check_runs()?;
         match call(subject.target.pid) {
             Err(status) if self.is_ending(process, status) => Ok(()),
             Err(status) => Err(Failure::new(format_args!(
@@ -290,6 +293,7 @@ impl World for Machine<'_> {
         if subject.is_gone() {
             return Ok(State::Gone);
         }
+        subject.check_runs()?;
         match self.checkpoints.state(subject.target.pid) {
             Ok(checkpoint::State::Running) => Ok(State::Running),
             Ok(checkpoint::State::Locked) => Ok(State::Locked),

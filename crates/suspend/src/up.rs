@@ -9,7 +9,8 @@ use gpulimit_ledger::Errand;
 ///
 /// # Errors
 /// The reason why not all processes were resumed. Without room for all, none is. Only if the ledger
-/// does not take the charge of a process over, the processes before it are resumed.
+/// does not take the charge of a process over, or the driver cannot be asked about a process, the
+/// processes before it are resumed.
 pub fn resume<W: World>(world: &mut W, set: &[W::Process]) -> Result<(), W::Error> {
     for process in set {
         world.set_errand(*process, Errand::Resume);
@@ -39,22 +40,26 @@ fn bring_back<W: World>(world: &mut W, set: &[W::Process]) -> Result<(), W::Erro
         // has got the charge, the charge is gone.
         world.release(*process);
         world.hand_over(*process)?;
-        restore(world, *process);
+        restore(world, *process)?;
     }
     Ok(())
 }
 
 /// Asks the driver, once, to bring back the memory of a process that has its charges again.
-fn restore<W: World>(world: &W, process: W::Process) {
-    let restored = world.restore(process);
-    let stayed = matches!(
-        world.state(process),
-        Ok(State::Checkpointed | State::Failed)
-    );
-    if let Err(why) = restored
-        && stayed
-    {
-        world.set_errand(process, Errand::Lost);
-        world.report_lost(process, why);
+///
+/// # Errors
+/// The driver was not asked, or does not answer: the next actor settles the process.
+fn restore<W: World>(world: &W, process: W::Process) -> Result<(), W::Error> {
+    let Err(why) = world.restore(process) else {
+        return Ok(());
+    };
+    match world.state(process) {
+        Ok(State::Checkpointed | State::Failed) => {
+            world.set_errand(process, Errand::Lost);
+            world.report_lost(process, why);
+            Ok(())
+        }
+        Ok(_) => Ok(()),
+        Err(_) => Err(why),
     }
 }

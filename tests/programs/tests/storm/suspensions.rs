@@ -138,8 +138,11 @@ fn suspensions_among_kills_stops_and_limits_lose_nobody() {
     let verdict = judge
         .end()
         .unwrap_or_else(|objection| panic!("{objection}"));
-    println!("  {ran} commands, {killed} killed: {verdict:?}");
-    assert_eq!(world.events(EventKind::Lost).len(), 0);
+    let count = |kind| world.ledger().event_count(kind);
+    let (down, up) = (count(EventKind::Suspend), count(EventKind::Resume));
+    println!("  {ran} commands, {killed} killed, {down} down, {up} up: {verdict:?}");
+    assert!(down > 0 && up > 0);
+    assert_eq!(count(EventKind::Lost), 0);
     world.bury();
     assert_eq!(world.usage(0).suspended, 0);
     world.judge(CAP);
