@@ -2,8 +2,13 @@
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
 
+use gpulimit_base::units::Size;
+use gpulimit_group::{Access, Members};
 use gpulimit_ledger::NoWitness;
+use gpulimit_limits::LimitSet;
 use gpulimit_programs::world::{self, GROUP, MIB, Session, World};
 
 use crate::{CAP, Looker, done, figures, goes_on, holder, run, shown};
@@ -18,6 +23,8 @@ const OBSTACLES: u64 = 840;
 const ERRAND: u64 = 848;
 const SUSPENDED: u64 = 4096 + 104;
 
+/// A user who is not root.
+const MALLORY: u32 = 40_001;
 const FROZEN: u64 = 1 << 8;
 
 /// Writes a word of a program's slot, and returns the old one.
@@ -25,18 +32,7 @@ fn write(world: &World, program: &Session, at: u64, word: u64) -> u64 {
     let processes = world.ledger().processes(&NoWitness);
     let is_it = |process: &&gpulimit_ledger::ProcessUsage| process.identity.pid == program.pid();
     let slot = processes.iter().find(is_it).expect("a member").slot as u64;
-    let mut options = OpenOptions::new();
-    let file = options
-        .read(true)
-        .write(true)
-        .open(world.group().ledger_path());
-    let file = file.expect("the ledger");
-    let place = SLOTS + slot * SLOT + at;
-    let mut before = [0; 8];
-    file.read_exact_at(&mut before, place).expect("read");
-    file.write_all_at(&word.to_le_bytes(), place)
-        .expect("written");
-    u64::from_le_bytes(before)
+    write_at(&world.group().ledger_path(), slot * SLOT + at, word)
 }
 
 /// Any errand of any member: the next commands end it, and the members go on.
@@ -158,14 +154,7 @@ fn slots_that_name_strangers_touch_nobody() {
     let mut program = holder(&world, "300M");
     let mut stranger = Session::start(world.bare(world::program()));
     stranger.expect(&[("start", "0 0"), ("alloc a 100M", "0")]);
-    let start = std::fs::read_to_string(format!("/proc/{}/stat", stranger.pid())).expect("stat");
-    let (_, fields) = start.rsplit_once(')').expect("a name");
-    let start: u64 = fields
-        .split_whitespace()
-        .nth(19)
-        .expect("a time")
-        .parse()
-        .expect("a number");
+    let start = start_of(&stranger);
     let own = write(&world, &program, PID, stranger.pid().into());
     // The slot does not have its owner's pid any more, so the words are written by its number.
     let own_start = write_first(&world, START, start);
@@ -191,19 +180,84 @@ fn slots_that_name_strangers_touch_nobody() {
     world.judge_end(CAP);
 }
 
-/// Writes a word of the first slot.
+/// Returns the start time of a process.
+fn start_of(process: &Session) -> u64 {
+    let path = format!("/proc/{}/stat", process.pid());
+    let stat = std::fs::read_to_string(path).expect("readable");
+    let (_, fields) = stat.rsplit_once(')').expect("a name");
+    let start = fields.split_whitespace().nth(19).expect("a time");
+    start.parse().expect("a number")
+}
+
+/// Writes a word of the first slot, and returns the old one.
 fn write_first(world: &World, at: u64, word: u64) -> u64 {
+    write_at(&world.group().ledger_path(), at, word)
+}
+
+fn write_at(ledger: &Path, at: u64, word: u64) -> u64 {
     let mut options = OpenOptions::new();
-    let file = options
-        .read(true)
-        .write(true)
-        .open(world.group().ledger_path());
+    let file = options.read(true).write(true).open(ledger);
     let file = file.expect("the ledger");
     let mut before = [0; 8];
     file.read_exact_at(&mut before, SLOTS + at).expect("read");
     file.write_all_at(&word.to_le_bytes(), SLOTS + at)
         .expect("written");
     u64::from_le_bytes(before)
+}
+
+/// A user's group names another group's process in its ledger, and root runs the verbs on it.
+#[test]
+fn root_touches_only_members_of_a_users_group() {
+    // SAFETY: the call cannot fail.
+    #[expect(unsafe_code, reason = "no other way to ask")]
+    if unsafe { libc::geteuid() } != 0 {
+        return;
+    }
+    let world = World::new(CAP);
+    let access = Access {
+        owner: Some(MALLORY),
+        members: Members::Owner,
+    };
+    let limits = LimitSet::all(Size::Bytes(CAP));
+    let created = world.root().create_for("mallory", &limits, access);
+    let ledger = created.expect("created").group.ledger_path();
+    let mut looker = Looker::new(&world);
+    let mut victim = holder(&world, "300M");
+    let before = figures(&world);
+    let mut command = world.limited(world::program());
+    command.env("GPULIMIT_GROUP", "mallory");
+    command.uid(MALLORY).gid(MALLORY).current_dir("/");
+    let mut member = Session::start(command);
+    member.expect(&[("start", "0 0"), ("alloc a 100M", "0")]);
+    // Root suspends the member as any other.
+    done(&world, &["suspend", "mallory"]);
+    assert_eq!(looker.state(&member), "0 2");
+    done(&world, &["resume", "mallory"]);
+    assert_eq!(looker.state(&member), "0 0");
+    let start = start_of(&victim);
+    for (at, word) in [
+        (PID, victim.pid().into()),
+        (START, start),
+        (ERRAND, 1 | FROZEN),
+    ] {
+        write_at(&ledger, at, word);
+    }
+    write_at(&ledger, SUSPENDED, 300 * MIB);
+    for verb in [
+        &["ps"] as &[&str],
+        &["gc"],
+        &["suspend", "mallory", "--freeze"],
+        &["resume", "mallory", "--kill-lost", "--timeout", "1s"],
+    ] {
+        write_at(&ledger, ERRAND, 1 | FROZEN);
+        let _ = run(&world, verb);
+        assert_eq!(looker.state(&victim), "0 0", "{verb:?}");
+        goes_on(&mut victim);
+        assert_eq!(figures(&world), before, "{verb:?}");
+    }
+    drop(member);
+    victim.end();
+    world.judge_end(CAP);
 }
 
 /// Obstacles that are written for another process refuse its suspension, and do no more.

@@ -76,8 +76,8 @@ fn begin(world: &World, arguments: &[&str]) -> Session {
 fn shown(world: &World, program: &Session) -> Value {
     let json = done(world, &["ps", "--json"]).json();
     let processes = json["processes"].as_array().expect("a list").iter();
-    let own = processes.filter(|process| process["pid"] == program.pid());
-    own.last().expect("a member").clone()
+    let mut own = processes.filter(|process| process["pid"] == program.pid());
+    own.next_back().expect("a member").clone()
 }
 
 /// A process that asks the driver about others.

@@ -2,6 +2,9 @@
 
 use std::os::unix::process::CommandExt;
 
+use gpulimit_base::units::Size;
+use gpulimit_group::{Access, Members};
+use gpulimit_limits::LimitSet;
 use gpulimit_programs::world::{self, GROUP, MIB, Session, World};
 
 use crate::{CAP, Done, Looker, begin, done, figures, finish, goes_on, holder, run, verb};
@@ -212,16 +215,38 @@ fn another_users_process_is_refused() {
         return;
     }
     let world = World::new(CAP);
-    let mut program = holder(&world, "200M");
-    let before = figures(&world);
-    for what in ["suspend", "resume"] {
-        let mut stranger = verb(&world, &[what, GROUP]);
+    let access = Access {
+        owner: None,
+        members: Members::All,
+    };
+    let limits = LimitSet::all(Size::Bytes(CAP));
+    let created = world.root().create_for("shared", &limits, access);
+    created.expect("created");
+    let mut command = world.limited(world::program());
+    command.env("GPULIMIT_GROUP", "shared");
+    let mut program = Session::start(command);
+    program.expect(&[("start", "0 0"), ("alloc a 200M", "0")]);
+    let mut looker = Looker::new(&world);
+    let as_stranger = |arguments: &[&str]| {
+        let mut stranger = verb(&world, arguments);
         stranger.uid(40_001).gid(40_001).current_dir("/");
-        let done = finish(stranger);
-        assert_eq!(done.status, Some(1), "{done:?}");
+        finish(stranger)
+    };
+    for state in ["0 0", "0 2"] {
+        for what in ["suspend", "resume"] {
+            let refused = as_stranger(&[what, "shared"]);
+            refused.expect_failure("cannot be proven to be a member");
+            assert_eq!(looker.state(&program), state);
+        }
+        // These look only.
+        as_stranger(&["ps"]);
+        as_stranger(&["gc"]);
+        assert_eq!(looker.state(&program), state);
+        if state == "0 0" {
+            done(&world, &["suspend", "shared"]);
+        }
     }
-    assert_eq!(figures(&world), before);
+    done(&world, &["resume", "shared"]);
     goes_on(&mut program);
     program.end();
-    world.judge_end(CAP);
 }
