@@ -162,8 +162,8 @@ impl Checkpoints {
         Ok(Self { cuda, gpus })
     }
 
-    /// Returns the state of a process of this pid namespace. Changes nothing. Waits while the driver
-    /// moves the memory of the process, and while the process is stopped.
+    /// Returns the state of a process of this pid namespace. Changes nothing. Waits while the
+    /// driver moves the memory of the process, and while the process is stopped.
     ///
     /// # Errors
     /// [`Status::OPERATING_SYSTEM`] for a pid without a process and for a process of another user,

@@ -182,7 +182,7 @@ fn a_lock_ends_when_its_time_is_over() {
 fn the_driver_refuses_before_anything_is_touched() {
     let mut scene = Scene::new(&[]);
     scene.knob("denied");
-    scene.expect(&[("lock", DENIED), ("state", "Ok(Running)")]);
+    scene.expect(&[("lock", DENIED), ("state", "Err(Status(304))")]);
     scene.knob("mps");
     scene.expect(&[("lock", "801"), ("state", "Ok(Running)")]);
     scene.knob("none");

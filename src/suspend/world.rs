@@ -425,7 +425,7 @@ impl World for Machine<'_> {
             let mut placeholder = Ok(None);
             let has_room = || {
                 let free = self.checkpoints.free(&id);
-                if !free.is_some_and(|free| free >= coming) {
+                if free.is_none_or(|free| free < coming) {
                     return false;
                 }
                 // Without a placeholder, another program may take the room. The restore would

@@ -10,8 +10,8 @@
 //!   exporter can be restored.
 //! - About another user's process, and a pid without a process, every function answers 304; about a
 //!   process without CUDA 3. A client of MPS cannot be locked (801).
-//! - A call about a process waits while another call about it is under way, and answers by the state
-//!   after that. Of a stopped process every call waits until the process is continued: a lock
+//! - A call about a process waits while another call about it is under way, and answers by the
+//!   state after that. Of a stopped process every call waits until the process is continued: a lock
 //!   ignores its time.
 //! - A lock waits for the work under way, and answers 600 when its time is over: the process runs.
 //! - If the process is killed during a step, the call answers 304 at once.
