@@ -15,13 +15,12 @@
 //!   ignores its time.
 //! - A lock waits for the work under way, and answers 600 when its time is over: the process runs.
 //! - If the process is killed during a step, the call answers 304 at once.
-//! - A caller that dies after a lock leaves the process locked.
+//! - A caller that dies after a lock leaves the process locked. A step whose caller dies in the
+//!   middle goes on to its end. Here the next caller that looks at the process finishes it.
 //!
 //! NVIDIA's documentation: the calls of a process wait from the lock to the unlock.
 //!
 //! Assumed:
-//! - A caller that dies in the middle of a step leaves the step to the driver's thread in the other
-//!   process. Here the next caller that looks at the process finishes the step. To be measured.
 //! - Drivers from 13.4 on report a step under way at once, as state 4 or 5.
 //! - Exported memory goes away with its exporter unless another process has opened it.
 

@@ -369,7 +369,8 @@ impl Knobs {
 }
 
 /// The call of this process before or after which the process ends by SIGKILL, as the variable
-/// `GPULIMIT_SIM_KILL` says: `cuMemAlloc_v2:before`, or `cuMemAlloc_v2:after@2` for the second call.
+/// `GPULIMIT_SIM_KILL` says: `cuMemAlloc_v2:before`, or `cuMemAlloc_v2:after@2` for the second
+/// call.
 pub struct Death {
     symbol: String,
     after: bool,
