@@ -133,7 +133,7 @@ fn one_process_that_cannot_go_keeps_all() {
     let before = figures(&world);
     let mut looker = Looker::new(&world);
     // Work under way.
-    world.machine().knob("delay", "cuMemAlloc_v2:700000000");
+    world.machine().knob("delay", "cuMemAlloc_v2:3000000000");
     programs[2].tell("alloc b 10M");
     std::thread::sleep(std::time::Duration::from_millis(100));
     let late = run(&world, &["suspend", GROUP, "--timeout", "100ms"]);
@@ -160,7 +160,7 @@ fn one_process_that_cannot_go_keeps_all() {
     // One becomes unfit between the look and the lock.
     world
         .machine()
-        .knob("latency", "cuCheckpointProcessLock:300000000");
+        .knob("latency", "cuCheckpointProcessLock:1000000000");
     let actor = begin(&world, &["suspend", GROUP]);
     let at_work = || {
         let processes = world.ledger().processes(&gpulimit_ledger::NoWitness);
@@ -185,6 +185,41 @@ fn one_process_that_cannot_go_keeps_all() {
     programs[2].expect(&[("free m", "0")]);
     world.judge(CAP);
     for program in programs {
+        program.end();
+    }
+    world.judge_end(CAP);
+}
+
+/// The driver answers no question about a stopped process. If one is stopped while others are
+/// locked, they do not wait for it.
+#[test]
+fn a_process_that_is_stopped_meanwhile_does_not_keep_others_locked() {
+    let world = World::new(CAP);
+    let mut programs = [(); 2].map(|()| holder(&world, "200M"));
+    let before = figures(&world);
+    let mut looker = Looker::new(&world);
+    world
+        .machine()
+        .knob("delay", "cuCheckpointProcessLock:2000000000");
+    let actor = begin(&world, &["suspend", GROUP]);
+    assert!(world::eventually(|| looker.state(&programs[0]) == "0 1"));
+    programs[1].signal(libc::SIGSTOP);
+    let (status, errors) = actor.end();
+    assert!(!status.success(), "{errors}");
+    assert!(
+        errors.contains("is stopped (SIGSTOP or a debugger)"),
+        "{errors}"
+    );
+    assert_eq!(looker.state(&programs[0]), "0 0");
+    goes_on(&mut programs[0]);
+    programs[1].signal(libc::SIGCONT);
+    world.machine().knob("delay", "0");
+    done(&world, &["ps"]);
+    assert_eq!(looker.state(&programs[1]), "0 0");
+    assert!(!world.ledger().has_abandoned());
+    assert_eq!(figures(&world), before);
+    for mut program in programs {
+        goes_on(&mut program);
         program.end();
     }
     world.judge_end(CAP);

@@ -57,7 +57,7 @@ fn a_gpu_that_a_stranger_has_filled_makes_resume_wait() {
     let mut stranger = Session::start(world.bare(world::program()));
     stranger.expect(&[("start", "0 0"), ("alloc a 2500M", "0")]);
     let late = run(&world, &["resume", GROUP, "--timeout", "300ms"]);
-    late.expect_failure("other programs, which");
+    late.expect_failure("use the rest");
     assert!(
         late.errors.contains("all processes stay suspended"),
         "{late:?}"

@@ -4,7 +4,7 @@ use gpulimit_programs::world::{self, GROUP, Session, World};
 
 use crate::{CAP, Looker, begin, done, figures, goes_on, holder, shown};
 
-const SLOW: &str = "400000000";
+const SLOW: &str = "1000000000";
 
 /// Waits until an actor has written that it is at work on a process.
 fn await_errand(world: &World) {
@@ -61,6 +61,7 @@ fn resume_that_is_told_to_stop_leaves_all_suspended_or_resumed() {
     let mut member = holder(&world, "3000M");
     let mut actor = begin(&world, &["resume", GROUP]);
     assert!(actor.is_silent_for(std::time::Duration::from_millis(300)));
+    await_errand(&world);
     actor.signal(libc::SIGINT);
     let (status, errors) = actor.end();
     assert_eq!(status.code(), Some(1), "{errors}");
