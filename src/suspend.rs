@@ -17,7 +17,7 @@ use super::nvml::Driver;
 use super::{obstacles, output};
 use gpulimit_ledger::{Errand, EventKind};
 use gpulimit_limits::parse_duration;
-use gpulimit_suspend::{World, settle};
+use gpulimit_suspend::{State, World, settle};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -77,7 +77,10 @@ pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
     let is_wanted = |at: &usize| before[*at] == 0 && subjects[*at].moved() > 0;
     let set: Vec<usize> = (0..subjects.len()).filter(is_wanted).collect();
     check(checkpoints.gpus(), &machine, &subjects, &set)?;
-    gpulimit_suspend::suspend(&mut machine, &set)?;
+    if let Err(failure) = gpulimit_suspend::suspend(&mut machine, &set) {
+        set.iter().for_each(|at| report_failed(&subjects[*at]));
+        return Err(failure);
+    }
     for at in &set {
         let subject = &subjects[*at];
         record(subject, EventKind::Suspend, &subject.moved_by_gpu());
@@ -86,6 +89,17 @@ pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
         freeze(&subjects)?;
     }
     Report::of(&subjects, &before, args.json).print(args.which.group.as_deref())
+}
+
+/// Reports a process that the driver has given up while its memory was on the GPUs.
+fn report_failed(subject: &Subject) {
+    if subject.errand().0 == Errand::Lost && subject.suspended() == 0 {
+        let name = subject.name();
+        output::note(&format!(
+            "{name} is lost: its calls of the driver never return: end it"
+        ));
+        record(subject, EventKind::Lost, &subject.moved_by_gpu());
+    }
 }
 
 /// Ends the work of actors that have died, on the processes of a set.
@@ -130,11 +144,11 @@ fn check(
     // The driver answers no question about a process with some of these obstacles.
     if reasons.is_empty() {
         for at in set {
-            if machine.is_foreign(*at, machine.state(*at)?) {
-                reasons.push(format!(
-                    "another program has locked or suspended {}",
-                    subjects[*at].name()
-                ));
+            let (state, name) = (machine.state(*at)?, subjects[*at].name());
+            if state == State::Failed {
+                reasons.push(format!("the driver has given up {name}: end it"));
+            } else if machine.is_foreign(*at, state) {
+                reasons.push(format!("another program has locked or suspended {name}"));
             }
         }
     }

@@ -4,6 +4,7 @@ use std::os::unix::process::CommandExt;
 
 use gpulimit_base::units::Size;
 use gpulimit_group::{Access, Members};
+use gpulimit_ledger::EventKind;
 use gpulimit_limits::LimitSet;
 use gpulimit_programs::world::{self, GROUP, MIB, Session, World};
 
@@ -233,7 +234,9 @@ fn a_process_that_the_driver_gives_up_is_lost() {
     world.machine().knob("checkpoint", "checkpoint-fails");
     run(&world, &["suspend", GROUP]).expect_failure("the driver answers 999");
     world.machine().knob("checkpoint", "none");
+    assert_eq!(world.events(EventKind::Lost).len(), 1);
     assert_eq!(crate::shown(&world, &program)["state"], "lost");
+    run(&world, &["suspend", GROUP]).expect_failure("the driver has given up");
     assert!(
         world.usage(0).charged > 200 * MIB,
         "the memory is on the GPU"
