@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// The driver hands out memory in blocks of this size.
 const BLOCK: u64 = 2 << 20;
-/// The longest time for which [`Placeholder::release`] waits until NVML shows the memory as free.
+/// The longest time for which dropping a [`Placeholder`] waits until NVML shows the memory as free.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(1);
 
