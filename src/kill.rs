@@ -235,8 +235,6 @@ fn unseen(silent: &[u32]) -> Option<String> {
     (!silent.is_empty()).then(|| format!("{why}: {}", output::some(silent)))
 }
 
-/// Sends a signal to a process of a group. If the signal is SIGTERM or SIGKILL, records it as an
-/// event of the group.
 fn send_to(
     group: &Group,
     ledger: &Ledger,
@@ -245,6 +243,19 @@ fn send_to(
     signal: i32,
 ) -> std::io::Result<Target> {
     let target = target?;
+    send(group, ledger, process, &target, signal)?;
+    Ok(target)
+}
+
+/// Sends a signal to a process of a group. If the signal is SIGTERM or SIGKILL, records it as an
+/// event of the group.
+pub fn send(
+    group: &Group,
+    ledger: &Ledger,
+    process: &ProcessUsage,
+    target: &Target,
+    signal: i32,
+) -> std::io::Result<()> {
     target.send(signal)?;
     if matches!(signal, libc::SIGTERM | libc::SIGKILL) {
         let most = process.devices.iter().max_by_key(|usage| usage.charged);
@@ -277,7 +288,7 @@ fn send_to(
         };
         group.record(ledger, &happening, details);
     }
-    Ok(target)
+    Ok(())
 }
 
 /// Kills all processes of a group, and returns them. Fails if the ledger has a slot whose process

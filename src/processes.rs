@@ -8,6 +8,7 @@ use super::pids::Pids;
 use super::waiting::{Waiter, Waiters};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
+use gpulimit_base::proc;
 use gpulimit_group::{Group, is_within};
 use gpulimit_ledger::{Category, DeviceUsage, Errand, ProcessUsage};
 use serde_json::{Value, json};
@@ -240,7 +241,7 @@ fn of(
         uid: process.identity.uid,
         command: command.clone(),
         alive: process.alive,
-        state: state(process),
+        state: state(process, pid),
         waits: (gpu.as_ref())
             .and_then(|(id, _)| waiters.find(&seen.group, &process.identity, *id).cloned()),
         gpu,
@@ -260,13 +261,15 @@ fn of(
     lines
 }
 
-fn state(process: &ProcessUsage) -> &'static str {
+fn state(process: &ProcessUsage, pid: Option<u32>) -> &'static str {
+    // Somebody may have continued a process that `suspend --freeze` has stopped.
+    let is_stopped = || pid.and_then(proc::is_stopped).unwrap_or(true);
     match process.errand {
         _ if !process.alive => "draining",
         Errand::Suspend => "suspending",
         Errand::Resume => "resuming",
         Errand::Lost => "lost",
-        Errand::None if process.is_suspended() && process.frozen => "frozen",
+        Errand::None if process.is_suspended() && process.frozen && is_stopped() => "frozen",
         Errand::None if process.is_suspended() => "suspended",
         Errand::None => "running",
     }

@@ -2,8 +2,8 @@
 
 use super::checkpoint::Checkpoints;
 use super::failure::Failure;
-use super::output;
-use super::suspend::{Machine, Report, Stop, Subject, Which, record, settle_all, time};
+use super::suspend::{Machine, Report, Stop, Subject, Which, freeze, record, settle_all, time};
+use super::{kill, output};
 use gpulimit_ledger::{Errand, EventKind};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -49,7 +49,10 @@ pub fn resume(args: &Args) -> Result<ExitCode, Failure> {
     let subjects = args.which.subjects()?;
     let stop = Stop::on_signals();
     let mut machine = Machine::of(&checkpoints, &subjects, args.timeout, stop)?;
-    thaw(&subjects)?;
+    for subject in &subjects {
+        subject.check_namespace()?;
+    }
+    let thawed = thaw(&subjects)?;
     settle_all(&machine, &subjects)?;
     let before: Vec<u64> = subjects.iter().map(Subject::suspended).collect();
     // A lost process is tried once more before it is killed: any member can write that it is lost.
@@ -63,24 +66,46 @@ pub fn resume(args: &Args) -> Result<ExitCode, Failure> {
         subjects[*at].check_runs()?;
     }
     let moved: Vec<_> = set.iter().map(|at| subjects[*at].moved_by_gpu()).collect();
-    gpulimit_suspend::resume(&mut machine, &set)?;
+    if let Err(failure) = gpulimit_suspend::resume(&mut machine, &set) {
+        freeze(thawed.into_iter())?;
+        return Err(failure);
+    }
+    let mut killed = Vec::new();
     for (at, moved) in set.into_iter().zip(moved) {
         let subject = &subjects[at];
         match subject.errand().0 {
-            Errand::Lost if args.kill_lost => {
-                // The process is proven to be a member. If the signal fails, it has ended.
-                let _ = subject.target.send(libc::SIGKILL);
-            }
-            Errand::Lost => {}
+            Errand::Lost if args.kill_lost => killed.extend(end(subject)),
+            Errand::Lost => output::note(&format!(
+                "end {name}: `kill -9 {pid}`, or `gpulimit resume --pid {pid} --kill-lost`",
+                name = subject.name(),
+                pid = subject.target.pid
+            )),
             _ => record(subject, EventKind::Resume, &moved),
         }
     }
-    Report::of(&subjects, &before, args.json).print(args.which.group.as_deref())
+    Report::of(&subjects, &before, args.json)
+        .with_killed(killed)
+        .print(args.which.group.as_deref())
+}
+
+/// Kills a lost process, which is proven to be a member, and records that. Returns its pid, unless
+/// it has ended already.
+fn end(subject: &Subject) -> Option<u32> {
+    let (ledger, target) = (subject.ledger(), &subject.target);
+    let sent = kill::send(
+        &subject.group,
+        ledger,
+        &subject.usage,
+        target,
+        libc::SIGKILL,
+    );
+    sent.ok().map(|()| target.pid)
 }
 
 /// Continues the processes that `suspend --freeze` has stopped: the driver's thread in a process
-/// must run.
-fn thaw(subjects: &[Subject]) -> Result<(), Failure> {
+/// must run. Returns these processes.
+fn thaw(subjects: &[Subject]) -> Result<Vec<&Subject>, Failure> {
+    let mut thawed = Vec::new();
     for subject in subjects {
         let (errand, frozen) = subject.errand();
         if !frozen {
@@ -95,6 +120,7 @@ fn thaw(subjects: &[Subject]) -> Result<(), Failure> {
             }
             _ => subject.set_errand(errand, false),
         }
+        thawed.push(subject);
     }
-    Ok(())
+    Ok(thawed)
 }

@@ -43,6 +43,8 @@ pub struct GpuMemory {
     pub grouped: u64,
     /// The managed memory of the top groups, which NVML does not count as used.
     pub managed: u64,
+    /// Whether the groups are all groups of the machine.
+    pub is_whole: bool,
 }
 
 impl Snapshot {
@@ -57,7 +59,7 @@ impl Snapshot {
     ) -> Self {
         Self {
             time: jiff::Timestamp::now(),
-            gpus: gpus(&round.groups, driver),
+            gpus: gpus(&round.groups, !selection.named, driver),
             processes: processes_with(selection, &round.seen, &round.waiters, commands),
             groups: round.groups,
             status,
@@ -114,11 +116,17 @@ fn in_order<T>(mut items: Vec<(usize, T)>) -> Vec<T> {
 }
 
 impl GpuMemory {
-    /// Returns the used memory that belongs to no shown group: other programs and the driver.
-    pub fn outside(&self) -> Option<u64> {
+    /// Returns the used memory that belongs to no shown group: other programs, the driver, and
+    /// groups that are not shown.
+    pub fn others(&self) -> Option<u64> {
         // NVML counts no managed memory, so it is no part of what the groups use there.
         let grouped = self.grouped.saturating_sub(self.managed);
         Some(self.used?.saturating_sub(grouped))
+    }
+
+    /// Returns the used memory that belongs to no group; `None` if not all groups are shown.
+    pub fn outside(&self) -> Option<u64> {
+        self.others().filter(|_| self.is_whole)
     }
 
     /// Returns the memory as JSON. Bytes are integers; unknown figures are null.
@@ -145,7 +153,7 @@ impl GpuMemory {
 
 /// Returns the memory of the machine's GPUs and MIG instances, then of GPUs that only these groups
 /// know.
-pub fn gpus(groups: &[Figures], driver: Option<&Driver>) -> Vec<GpuMemory> {
+pub fn gpus(groups: &[Figures], is_whole: bool, driver: Option<&Driver>) -> Vec<GpuMemory> {
     let listed = driver.map(Driver::memory).unwrap_or_default();
     let mut gpus: Vec<GpuMemory> = listed
         .into_iter()
@@ -158,6 +166,7 @@ pub fn gpus(groups: &[Figures], driver: Option<&Driver>) -> Vec<GpuMemory> {
             used: memory.as_ref().map(|memory| memory.used),
             grouped: 0,
             managed: 0,
+            is_whole,
         })
         .collect();
     // The usage of a group whose ledger cannot be read is unknown; its child groups count instead.
@@ -181,6 +190,7 @@ pub fn gpus(groups: &[Figures], driver: Option<&Driver>) -> Vec<GpuMemory> {
                     used: None,
                     grouped: 0,
                     managed: 0,
+                    is_whole,
                 });
                 gpus.len() - 1
             });

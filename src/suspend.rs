@@ -86,7 +86,7 @@ pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
         record(subject, EventKind::Suspend, &subject.moved_by_gpu());
     }
     if args.freeze {
-        freeze(&subjects)?;
+        freeze(subjects.iter())?;
     }
     Report::of(&subjects, &before, args.json).print(args.which.group.as_deref())
 }
@@ -109,6 +109,7 @@ fn report_failed(subject: &Subject) {
 pub fn settle_all(machine: &Machine<'_>, subjects: &[Subject]) -> Result<(), Failure> {
     for (at, subject) in subjects.iter().enumerate() {
         if matches!(subject.errand().0, Errand::Suspend | Errand::Resume) {
+            subject.check_namespace()?;
             subject.check_runs()?;
             settle(machine, at)?;
         }
@@ -160,8 +161,8 @@ fn check(
 }
 
 /// Stops suspended processes.
-fn freeze(subjects: &[Subject]) -> Result<(), Failure> {
-    for subject in subjects.iter().filter(|subject| subject.suspended() > 0) {
+pub fn freeze<'a>(subjects: impl Iterator<Item = &'a Subject>) -> Result<(), Failure> {
+    for subject in subjects.filter(|subject| subject.suspended() > 0) {
         // The mark comes first, so that `resume` continues the process in any case.
         subject.set_errand(subject.errand().0, true);
         match subject.target.send(libc::SIGSTOP) {

@@ -134,7 +134,8 @@ def named(device: Device) -> Optional[bytes]:
         return None
     # True is an int as well, and no device.
     if isinstance(device, int) and not isinstance(device, bool) and device >= 0:
-        return str(device).encode()
+        # The driver's functions take 32 bits, and no machine has that many devices.
+        return str(min(device, 2**31 - 1)).encode()
     if isinstance(device, str) and (device.isdecimal() or device.startswith(("GPU-", "MIG-"))):
         return device.encode()
     raise ValueError(f"invalid device {device!r}: expected an ordinal such as 0, or a UUID")

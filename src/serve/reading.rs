@@ -157,7 +157,7 @@ impl Reading {
         }
         more.sort_by_key(|(at, _)| *at);
         let round = reader.end(driver);
-        let gpus = snapshot::gpus(&round.groups, driver);
+        let gpus = snapshot::gpus(&round.groups, true, driver);
         let now = Moment::from(time).unix_ms;
         let listed: Vec<DeviceId> = (gpus.iter())
             .filter(|gpu| gpu.total.is_some() && gpu.used.is_some())

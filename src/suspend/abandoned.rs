@@ -67,7 +67,9 @@ fn settle_in(group: &Group, checkpoints: &Checkpoints) -> Vec<String> {
         return Vec::new();
     };
     // The driver answers no question about a stopped process.
-    subjects.retain(|subject| subject.is_abandoned() && !subject.is_stopped());
+    subjects.retain(|subject| {
+        subject.is_abandoned() && !subject.is_stopped() && subject.check_namespace().is_ok()
+    });
     let notes = subjects.iter().filter_map(|subject| {
         let errand = subject.errand().0;
         let only = std::slice::from_ref(subject);

@@ -15,6 +15,8 @@ pub struct Report<'a> {
     subjects: &'a [Subject],
     /// The suspended bytes of each process before the work.
     before: &'a [u64],
+    /// The pids of the processes that were lost and killed.
+    killed: Vec<u32>,
     json: bool,
 }
 
@@ -23,8 +25,14 @@ impl<'a> Report<'a> {
         Self {
             subjects,
             before,
+            killed: Vec::new(),
             json,
         }
+    }
+
+    /// Tells of these processes, given by pid, that they were killed because they were lost.
+    pub fn with_killed(self, killed: Vec<u32>) -> Self {
+        Self { killed, ..self }
     }
 
     /// Prints a line for each process. `group` is the group that the caller named. The exit status
@@ -34,9 +42,12 @@ impl<'a> Report<'a> {
         let mut entries = Vec::new();
         let mut status = ExitCode::SUCCESS;
         for (subject, before) in self.subjects.iter().zip(self.before) {
-            let state = state(subject);
+            let state = match self.killed.contains(&subject.target.pid) {
+                true => "killed",
+                false => state(subject),
+            };
             let bytes = subject.suspended().max(*before);
-            if state == "lost" {
+            if matches!(state, "lost" | "killed") {
                 status = ExitCode::FAILURE;
             }
             let _ = writeln!(
@@ -70,7 +81,7 @@ fn state(subject: &Subject) -> &'static str {
     match subject.errand() {
         _ if subject.is_gone() => "ended",
         (Errand::Lost, _) => "lost",
-        (_, true) => "frozen",
+        (_, true) if subject.is_stopped() => "frozen",
         _ if subject.suspended() > 0 => "suspended",
         _ => "running",
     }

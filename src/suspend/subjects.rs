@@ -169,12 +169,25 @@ impl Subject {
             && !self.ledger().has_actor(self.identity())
     }
 
+    /// Fails if the process is in another pid namespace: the driver does not find it there, and its
+    /// answers tell nothing about the process.
+    pub fn check_namespace(&self) -> Result<(), Failure> {
+        let (own, there) = (Identity::of_self().pid_ns, self.identity().pid_ns);
+        // 0 is unknown.
+        match there == own || there == 0 || own == 0 {
+            true => Ok(()),
+            false => Err(Failure::new(format_args!(
+                "{name} is in another pid namespace (in a container): run gpulimit in the \
+                 container of the process",
+                name = self.name()
+            ))),
+        }
+    }
+
     /// Returns whether the process is stopped (SIGSTOP, a debugger). The driver answers no question
     /// about such a process.
     pub fn is_stopped(&self) -> bool {
-        let status = proc::read(format!("/proc/{}/status", self.target.pid)).unwrap_or_default();
-        let state = status.lines().find_map(|line| line.strip_prefix("State:"));
-        state.is_some_and(|state| state.trim_start().starts_with(['T', 't']))
+        proc::is_stopped(self.target.pid) == Some(true)
     }
 
     /// Returns the present figures of the process on each GPU.

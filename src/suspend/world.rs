@@ -303,8 +303,9 @@ impl World for Machine<'_> {
                 Ok(State::Moving)
             }
             Err(status) if self.is_ending(process, status) => Ok(State::Gone),
-            // The process has not started CUDA, whatever its slot says.
-            Err(Status::NOT_INITIALIZED) => Ok(State::Running),
+            // The process has not started CUDA, although its slot may say that a command is at
+            // work on it.
+            Err(Status::NOT_INITIALIZED) if subject.suspended() == 0 => Ok(State::Running),
             Ok(checkpoint::State::Other(number)) => Err(Failure::new(format_args!(
                 "the driver reports the unknown state {number} of {name}",
                 name = subject.name()
@@ -516,10 +517,8 @@ impl World for Machine<'_> {
     fn report_lost(&self, process: usize, why: Failure) {
         let subject = &self.subjects[process];
         output::note(&format!(
-            "{name} is lost: {why}. Its calls of CUDA never return: end it, as with `kill -9 \
-             {pid}`",
+            "{name} is lost, its calls of CUDA never return: {why}",
             name = subject.name(),
-            pid = subject.target.pid
         ));
         record(subject, EventKind::Lost, &subject.moved_by_gpu());
     }

@@ -186,8 +186,9 @@ fn explain(canvas: &mut Canvas<'_>, y: usize, label: usize, gpu: &Gpu) {
         x += canvas.text(x, y, width.saturating_sub(x), text, style);
     };
     write(&format!("{} ", pen.outside), theme.outside);
+    let name = if gpu.is_whole { "outside" } else { "others" };
     write(
-        &format!("outside {}", short_or_unknown(gpu.outside)),
+        &format!("{name} {}", short_or_unknown(gpu.outside)),
         theme.plain,
     );
     write(

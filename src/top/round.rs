@@ -44,8 +44,10 @@ pub struct Gpu {
     pub total: Option<u64>,
     pub used: Option<u64>,
     pub free: Option<u64>,
-    /// The memory of processes outside all groups, and of the driver.
+    /// The memory of other processes than those of the shown groups, and of the driver.
     pub outside: Option<u64>,
+    /// Whether all groups are shown, so that these processes are outside all groups.
+    pub is_whole: bool,
     /// The top groups that use memory.
     pub parts: Vec<Part>,
     /// The limits of the top groups together; `None` if one of them has no limit.
@@ -302,7 +304,8 @@ impl Gpu {
             total: gpu.total,
             used: gpu.used,
             free: gpu.free(),
-            outside: gpu.outside(),
+            outside: gpu.others(),
+            is_whole: gpu.is_whole,
             parts,
             limits: limits.filter(|limits| *limits > 0),
         }

@@ -40,6 +40,7 @@ pub fn gpu(index: u8, parts: &[(&str, u64)], outside: u64, limits: Option<u64>) 
         used: Some(used),
         free: Some(TOTAL - used),
         outside: Some(outside * GIB),
+        is_whole: true,
         parts: (parts.iter())
             .map(|(title, usage)| Part {
                 title: (*title).into(),

@@ -14,6 +14,15 @@ pub fn read(path: impl AsRef<Path>) -> io::Result<String> {
     Ok(text.unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
 }
 
+/// Returns whether a process is stopped, by a signal or a debugger; `None` if unknown.
+pub fn is_stopped(pid: u32) -> Option<bool> {
+    let status = read(format!("/proc/{pid}/status")).ok()?;
+    let state = status
+        .lines()
+        .find_map(|line| line.strip_prefix("State:"))?;
+    Some(state.trim_start().starts_with(['T', 't']))
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;

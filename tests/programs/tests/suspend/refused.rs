@@ -1,6 +1,7 @@
 //! What is refused before anything is touched, and sets of which all processes go down or none.
 
 use std::os::unix::process::CommandExt;
+use std::process::Command;
 
 use gpulimit_base::units::Size;
 use gpulimit_group::{Access, Members};
@@ -287,4 +288,50 @@ fn another_users_process_is_refused() {
     done(&world, &["resume", "shared"]);
     goes_on(&mut program);
     program.end();
+}
+
+/// Runs a command with another program around it.
+fn around(wrapper: &[&str], inner: &Command) -> Command {
+    let mut command = Command::new(wrapper[0]);
+    command.args(&wrapper[1..]).arg(inner.get_program());
+    command.args(inner.get_args());
+    for (name, value) in inner.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command
+}
+
+/// The driver does not find a process by its pid in another namespace. So its answers there say
+/// nothing of the process, and `resume` must not believe them.
+#[test]
+fn a_process_of_a_container_comes_back_from_inside_only() {
+    if !world::may_mount() {
+        return;
+    }
+    let world = World::new(CAP);
+    let limited = world.limited(world::program());
+    let unshare = ["unshare", "--pid", "--fork", "--mount-proc"];
+    let mut program = Session::start(around(&unshare, &limited));
+    program.expect(&[("start", "0 0"), ("alloc a 300M", "0")]);
+    let children = format!("/proc/{0}/task/{0}/children", program.pid());
+    let inner = std::fs::read_to_string(children).expect("readable");
+    let inside = |arguments: &[&str]| {
+        let enter = ["nsenter", "--target", inner.trim(), "--pid", "--mount"];
+        finish(around(&enter, &verb(&world, arguments)))
+    };
+    let down = inside(&["suspend", GROUP]);
+    assert_eq!(down.status, Some(0), "{down:?}");
+    let before = figures(&world);
+    run(&world, &["resume", GROUP]).expect_failure("in another pid namespace");
+    done(&world, &["ps"]);
+    done(&world, &["gc"]);
+    assert_eq!(figures(&world), before, "nothing was touched");
+    let up = inside(&["resume", GROUP]);
+    assert_eq!(up.status, Some(0), "{up:?}");
+    goes_on(&mut program);
+    program.end();
+    world.judge_end(CAP);
 }

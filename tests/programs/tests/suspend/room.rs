@@ -108,10 +108,10 @@ fn a_lost_process_counts_nowhere_and_is_killed_on_demand() {
     world.machine().knob("checkpoint", "restore-fails");
     let pid = first.pid().to_string();
     let lost = run(&world, &["resume", "--pid", &pid]);
-    lost.expect_failure(&format!("process {pid} (gpu-script) is lost: "));
+    lost.expect_failure(&format!("process {pid} (gpu-script) is lost, its calls"));
     assert!(lost.out.contains(": lost, "), "{lost:?}");
     let third_pid = third.pid().to_string();
-    run(&world, &["resume", "--pid", &third_pid]).expect_failure("is lost: ");
+    run(&world, &["resume", "--pid", &third_pid]).expect_failure("is lost, its calls");
     world.machine().knob("checkpoint", "none");
     assert_eq!(world.events(EventKind::Lost).len(), 2);
     for program in [&first, &third] {
@@ -130,6 +130,7 @@ fn a_lost_process_counts_nowhere_and_is_killed_on_demand() {
     // A process that is not lost, whatever its slot says, is not killed.
     let up = done_or_lost(&world, &["resume", GROUP, "--kill-lost"]);
     assert!(up.contains("is lost"), "{up}");
+    assert_eq!(world.events(EventKind::Kill).len(), 2);
     goes_on(&mut second);
     for program in [first, third] {
         let (status, _) = program.end();

@@ -146,9 +146,17 @@ fn frozen_processes_are_continued_before_they_come_back() {
     assert_eq!(json["processes"][0]["state"], "frozen", "{json}");
     done(&world, &["resume", GROUP]);
     programs.iter_mut().for_each(goes_on);
-    // Somebody has continued one. The other was killed.
+    // Without room they are stopped again.
     freeze();
+    world.set(100 * MIB);
+    run(&world, &["resume", GROUP, "--timeout", "100ms"]).expect_failure("no room");
+    assert!(programs.iter().all(stopped));
+    assert_eq!(shown(&world, &programs[0])["state"], "frozen");
+    world.set(CAP);
+    // Somebody has continued one. The other was killed.
     programs[0].signal(libc::SIGCONT);
+    assert!(world::eventually(|| !programs[0].is_stopped()));
+    assert_eq!(shown(&world, &programs[0])["state"], "suspended");
     let [mut program, killed] = programs;
     killed.kill();
     done(&world, &["resume", GROUP]);
