@@ -4,6 +4,7 @@
 `GPULIMIT_TEST_PYTHON` another interpreter for the programs.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -107,6 +108,8 @@ class Case(unittest.TestCase):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # Its children can be ended with it. They hold its pipes open.
+            start_new_session=True,
         )
         self.addCleanup(self.end, process)
         return process
@@ -114,7 +117,8 @@ class Case(unittest.TestCase):
     @staticmethod
     def end(process):
         """Ends a program that a failed test has left."""
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
 
     def finish(self, process, status=0):
@@ -122,7 +126,7 @@ class Case(unittest.TestCase):
         try:
             out, errors = process.communicate(timeout=PATIENCE)
         except subprocess.TimeoutExpired:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
             out, errors = process.communicate()
             self.fail(f"no end: {out}\n{errors}")
         self.assertEqual(process.returncode, status, f"{out}\n{errors}")

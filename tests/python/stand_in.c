@@ -26,6 +26,15 @@ static struct memory memory = {.limit = UINT64_MAX};
 static int registered, asked, ordinal, captured, has_group = 1;
 static uint64_t bytes;
 
+/* A thread that waits at the time of a fork leaves the condition in the child in no valid state. */
+static void renew(void)
+{
+    pthread_mutex_init(&lock, NULL);
+    pthread_cond_init(&changed, NULL);
+}
+
+__attribute__((constructor)) static void begin(void) { pthread_atfork(NULL, NULL, renew); }
+
 /* For the test. */
 
 void stand_in_memory(int field, uint64_t value) { ((uint64_t *)&memory)[field] = value; }

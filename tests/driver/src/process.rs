@@ -366,16 +366,22 @@ pub fn holders(machine: &Machine) -> Vec<Holder> {
     holders
 }
 
+/// The inode number of the initial pid namespace (linux/proc_ns.h).
+const FIRST_NAMESPACE: u64 = 0xEFFF_FFFC;
+
 /// Returns whether a living process has the pid and the namespace of a dead one. The numbers of PID
 /// namespaces are used again at once. With a real driver, a process keeps its pid for as long as
-/// NVML lists it.
+/// NVML lists it. In the initial namespace pids are used again only after all others, so a second
+/// slot with the pid is no successor's.
 fn has_successor(machine: &Machine, dead: &Slot) -> bool {
+    let namespace = dead.namespace.load(Relaxed);
     let slots = &machine.slots[..machine.high_water.load(SeqCst) as usize];
-    slots.iter().any(|line| {
-        line.owner.load(SeqCst) >> 32 == dead.owner.load(SeqCst) >> 32
-            && line.namespace.load(Relaxed) == dead.namespace.load(Relaxed)
-            && line.died.load(SeqCst) == 0
-    })
+    namespace != FIRST_NAMESPACE
+        && slots.iter().any(|line| {
+            line.owner.load(SeqCst) >> 32 == dead.owner.load(SeqCst) >> 32
+                && line.namespace.load(Relaxed) == namespace
+                && line.died.load(SeqCst) == 0
+        })
 }
 
 /// A process that asks NVML for processes. NVML reports each by its pid in the viewer's `/proc`.
