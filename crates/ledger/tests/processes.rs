@@ -675,8 +675,10 @@ fn lock(file: &File, kind: i32, start: usize, len: usize) {
     lock.l_type = kind as libc::c_short;
     lock.l_start = start as libc::off_t;
     lock.l_len = len as libc::off_t;
+    // The call waits: a process that another test starts may hold a copy of a descriptor, and so
+    // a lock, until exec.
     // SAFETY: the call reads one `flock`, which lives until it returns.
-    let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLKW, &raw const lock) };
     assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
 }
 
