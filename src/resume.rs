@@ -52,7 +52,7 @@ pub fn resume(args: &Args) -> Result<ExitCode, Failure> {
     for subject in &subjects {
         subject.check_namespace()?;
     }
-    let thawed = thaw(&subjects)?;
+    let thawed = Thawed::of(&subjects)?;
     settle_all(&machine, &subjects)?;
     let before: Vec<u64> = subjects.iter().map(Subject::suspended).collect();
     // A lost process is tried once more before it is killed: any member can write that it is lost.
@@ -66,10 +66,8 @@ pub fn resume(args: &Args) -> Result<ExitCode, Failure> {
         subjects[*at].check_runs()?;
     }
     let moved: Vec<_> = set.iter().map(|at| subjects[*at].moved_by_gpu()).collect();
-    if let Err(failure) = gpulimit_suspend::resume(&mut machine, &set) {
-        freeze(thawed.into_iter())?;
-        return Err(failure);
-    }
+    gpulimit_suspend::resume(&mut machine, &set)?;
+    drop(thawed);
     let mut killed = Vec::new();
     for (at, moved) in set.into_iter().zip(moved) {
         let subject = &subjects[at];
@@ -102,25 +100,40 @@ fn end(subject: &Subject) -> Option<u32> {
     sent.ok().map(|()| target.pid)
 }
 
-/// Continues the processes that `suspend --freeze` has stopped: the driver's thread in a process
-/// must run. Returns these processes.
-fn thaw(subjects: &[Subject]) -> Result<Vec<&Subject>, Failure> {
-    let mut thawed = Vec::new();
-    for subject in subjects {
-        let (errand, frozen) = subject.errand();
-        if !frozen {
-            continue;
-        }
-        match subject.target.send(libc::SIGCONT) {
-            Err(error) if !subject.is_gone() => {
-                return Err(Failure::new(format_args!(
-                    "cannot continue {}: {error}",
-                    subject.name()
-                )));
+/// Processes that `suspend --freeze` had stopped, and that run now: the driver's thread in a process
+/// must run. Dropping this stops those again that are still suspended.
+struct Thawed<'a>(Vec<&'a Subject>);
+
+impl<'a> Thawed<'a> {
+    /// Continues the processes.
+    fn of(subjects: &'a [Subject]) -> Result<Self, Failure> {
+        let mut thawed = Self(Vec::new());
+        for subject in subjects {
+            let (errand, frozen) = subject.errand();
+            if !frozen {
+                continue;
             }
-            _ => subject.set_errand(errand, false),
+            match subject.target.send(libc::SIGCONT) {
+                Err(error) if !subject.is_gone() => {
+                    return Err(Failure::new(format_args!(
+                        "cannot continue {}: {error}",
+                        subject.name()
+                    )));
+                }
+                _ => subject.set_errand(errand, false),
+            }
+            thawed.0.push(subject);
         }
-        thawed.push(subject);
+        Ok(thawed)
     }
-    Ok(thawed)
+}
+
+impl Drop for Thawed<'_> {
+    fn drop(&mut self) {
+        let is_lost = |subject: &Subject| subject.errand().0 == Errand::Lost;
+        let suspended = self.0.iter().copied().filter(|subject| !is_lost(subject));
+        if let Err(failure) = freeze(suspended) {
+            output::note(&failure.to_string());
+        }
+    }
 }

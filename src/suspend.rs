@@ -9,6 +9,7 @@ mod world;
 pub use abandoned::settle_abandoned;
 pub use report::Report;
 pub use subjects::{Subject, Which};
+use world::report_lost;
 pub use world::{Machine, Stop, record};
 
 use super::checkpoint::Checkpoints;
@@ -78,7 +79,11 @@ pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
     let set: Vec<usize> = (0..subjects.len()).filter(is_wanted).collect();
     check(checkpoints.gpus(), &machine, &subjects, &set)?;
     if let Err(failure) = gpulimit_suspend::suspend(&mut machine, &set) {
-        set.iter().for_each(|at| report_failed(&subjects[*at]));
+        // The driver may have given up a process while its memory was on the GPUs.
+        let is_lost = |subject: &&Subject| subject.errand().0 == Errand::Lost;
+        let lost = set.iter().map(|at| &subjects[*at]).filter(is_lost);
+        lost.filter(|subject| subject.suspended() == 0)
+            .for_each(|subject| report_lost(subject, "end it"));
         return Err(failure);
     }
     for at in &set {
@@ -89,17 +94,6 @@ pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
         freeze(subjects.iter())?;
     }
     Report::of(&subjects, &before, args.json).print(args.which.group.as_deref())
-}
-
-/// Reports a process that the driver has given up while its memory was on the GPUs.
-fn report_failed(subject: &Subject) {
-    if subject.errand().0 == Errand::Lost && subject.suspended() == 0 {
-        let name = subject.name();
-        output::note(&format!(
-            "{name} is lost: its calls of the driver never return: end it"
-        ));
-        record(subject, EventKind::Lost, &subject.moved_by_gpu());
-    }
 }
 
 /// Ends the work of actors that have died, on the processes of a set.

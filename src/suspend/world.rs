@@ -515,13 +515,17 @@ impl World for Machine<'_> {
     }
 
     fn report_lost(&self, process: usize, why: Failure) {
-        let subject = &self.subjects[process];
-        output::note(&format!(
-            "{name} is lost, its calls of CUDA never return: {why}",
-            name = subject.name(),
-        ));
-        record(subject, EventKind::Lost, &subject.moved_by_gpu());
+        report_lost(&self.subjects[process], &why.to_string());
     }
+}
+
+/// Tells of a process that the driver cannot bring back, on standard error and by an event.
+pub fn report_lost(subject: &Subject, rest: &str) {
+    output::note(&format!(
+        "{name} is lost, its calls of CUDA never return: {rest}",
+        name = subject.name(),
+    ));
+    record(subject, EventKind::Lost, &subject.moved_by_gpu());
 }
 
 /// Records an event about a process: that `moved` bytes of it were moved, by GPU.
