@@ -20,7 +20,8 @@ use gpulimit_ledger::{Errand, EventKind};
 use gpulimit_limits::parse_duration;
 use gpulimit_suspend::{State, World, settle};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// Options of `suspend`.
 #[derive(clap::Args)]
@@ -154,9 +155,12 @@ fn check(
     Err(Failure::new(format_args!("{last}; nothing was suspended")))
 }
 
-/// Stops suspended processes.
+/// Stops suspended processes, and waits until they stand still: the kernel stops a process a moment
+/// after the signal is sent.
 pub fn freeze<'a>(subjects: impl Iterator<Item = &'a Subject>) -> Result<(), Failure> {
-    for subject in subjects.filter(|subject| subject.suspended() > 0) {
+    const PATIENCE: Duration = Duration::from_secs(1);
+    let suspended: Vec<&Subject> = subjects.filter(|one| one.suspended() > 0).collect();
+    for subject in &suspended {
         // The mark comes first, so that `resume` continues the process in any case.
         subject.set_errand(subject.errand().0, true);
         match subject.target.send(libc::SIGSTOP) {
@@ -168,6 +172,11 @@ pub fn freeze<'a>(subjects: impl Iterator<Item = &'a Subject>) -> Result<(), Fai
             }
             _ => {}
         }
+    }
+    let until = Instant::now() + PATIENCE;
+    let stands = |subject: &&Subject| subject.is_stopped() || subject.is_gone();
+    while !suspended.iter().all(stands) && Instant::now() < until {
+        thread::sleep(Duration::from_millis(1));
     }
     Ok(())
 }

@@ -136,7 +136,12 @@ fn frozen_processes_are_continued_before_they_come_back() {
     let world = World::new(CAP);
     let mut programs = [holder(&world, "500M"), holder(&world, "500M")];
     let freeze = || {
-        done(&world, &["suspend", GROUP, "--freeze"]);
+        let json = done(&world, &["suspend", GROUP, "--freeze", "--json"]).json();
+        let processes = json["processes"].as_array().expect("a list");
+        assert!(
+            processes.iter().all(|one| one["state"] == "frozen"),
+            "{json}"
+        );
     };
     let stopped = |program: &Session| world::eventually(|| program.is_stopped());
     freeze();
