@@ -112,7 +112,7 @@ class Nvml:
 def session_of(pid: int) -> int | None:
     """Returns the session id of a process, or None if the process is gone or cannot be seen."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return None
     # The command between the parentheses may itself contain spaces and parentheses.

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from pathlib import Path
 
@@ -45,6 +46,19 @@ class Judging(unittest.TestCase):
         self.assertEqual((seen["sum_peak"], seen["sum_last"]), (9, 3))
         self.assertEqual(seen["peak"], {str(self.own): 9})
         self.assertEqual(seen["others"], {str(stranger.pid): 100})
+
+    def test_a_process_whose_name_is_not_text_has_a_session(self) -> None:
+        child = os.fork()
+        if child == 0:
+            Path("/proc/self/comm").write_bytes(b"\xff) T (")
+            signal.pause()
+        try:
+            while b"\xff" not in Path(f"/proc/{child}/comm").read_bytes():
+                time.sleep(0.01)
+            self.assertEqual(session_of(child), os.getsid(0))
+        finally:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
 
     def test_the_sum_is_of_one_moment(self) -> None:
         child = os.fork()
