@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use crate::nvml::Driver;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -78,7 +78,20 @@ impl Worker {
 }
 
 fn work(sources: &mut Sources, jobs: &Receiver<Job>) {
-    for job in jobs {
+    loop {
+        let job = match sources.keep_nothing() {
+            true => jobs.recv().map_err(RecvTimeoutError::from),
+            false => jobs.recv_timeout(SHARED),
+        };
+        let job = match job {
+            Ok(job) => job,
+            // The reading is old: free it now rather than in the time of the next answer.
+            Err(RecvTimeoutError::Timeout) => {
+                sources.forget();
+                continue;
+            }
+            Err(RecvTimeoutError::Disconnected) => return,
+        };
         // The panic has printed its message. The next question may be answered, for instance when
         // the clock is right again; what earlier rounds have found stays.
         if catch_unwind(AssertUnwindSafe(|| job(sources))).is_err() {
@@ -111,6 +124,10 @@ impl Sources {
             reading: None,
             pages: VecDeque::new(),
         }
+    }
+
+    fn keep_nothing(&self) -> bool {
+        self.reading.is_none() && self.pages.is_empty()
     }
 
     /// Drops the last reading, and the metrics that no client reads.
