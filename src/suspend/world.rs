@@ -1,5 +1,6 @@
 //! The machine, as the procedure of suspensions sees it: the driver, the ledgers, the GPUs.
 
+use super::bound;
 use super::subjects::{Subject, moved};
 use crate::checkpoint::{self, Checkpoints, Placeholder, Status};
 use crate::clock::rough_span;
@@ -364,10 +365,17 @@ impl World for Machine<'_> {
             None => Some("has a library that does not know suspensions"),
         };
         match obstacle {
-            Some(text) if !subject.is_gone() => Err(Failure::new(format_args!(
-                "{name} {text}",
-                name = subject.name()
-            ))),
+            Some(text) if !subject.is_gone() => {
+                return Err(Failure::new(format_args!(
+                    "{name} {text}",
+                    name = subject.name()
+                )));
+            }
+            _ => {}
+        }
+        // Another command may have announced processes after this one has looked.
+        match bound::passed(&[subject])?.pop() {
+            Some(reason) if subject.errand().0 == Errand::Suspend => Err(Failure::new(reason)),
             _ => Ok(()),
         }
     }

@@ -9,7 +9,7 @@ use gpulimit_ledger::EventKind;
 use gpulimit_limits::LimitSet;
 use gpulimit_programs::world::{self, GROUP, MIB, Session, World};
 
-use crate::{CAP, Done, Looker, begin, done, figures, finish, goes_on, holder, run, verb};
+use crate::{CAP, Done, Looker, begin, done, figures, finish, goes_on, holder, run, shown, verb};
 
 /// Asserts that suspending the group fails with this text, and changes nothing for the programs.
 #[track_caller]
@@ -123,6 +123,29 @@ fn suspended_max_holds_at_every_level() {
     let inner = format!("group '{GROUP}/inner' may have 900.0 MiB");
     expect_refused(&world, &mut [&mut first, &mut second], &inner);
     for program in [first, second] {
+        program.end();
+    }
+    world.judge_end(CAP);
+}
+
+#[test]
+fn two_commands_at_once_keep_to_suspended_max() {
+    let world = World::new(CAP);
+    world.settings(&["suspended.max=1500M"]);
+    let programs = [holder(&world, "500M"), holder(&world, "500M")];
+    let [first, second] = programs.each_ref().map(|program| program.pid().to_string());
+    // The first command is in the middle of its copy when the second one looks.
+    world.machine().knob("step", "3000000000");
+    let actor = begin(&world, &["suspend", "--pid", &first]);
+    let is_under_way = || shown(&world, &programs[0])["state"] == "suspending";
+    assert!(world::eventually(is_under_way));
+    run(&world, &["suspend", "--pid", &second]).expect_failure("suspended.max");
+    let (status, errors) = actor.end();
+    assert!(status.success(), "{errors}");
+    assert_eq!(shown(&world, &programs[1])["state"], "running");
+    world.machine().knob("step", "0");
+    done(&world, &["resume", GROUP]);
+    for program in programs {
         program.end();
     }
     world.judge_end(CAP);
