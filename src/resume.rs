@@ -2,9 +2,12 @@
 
 use super::checkpoint::Checkpoints;
 use super::failure::Failure;
-use super::suspend::{Machine, Report, Stop, Subject, Which, freeze, record, settle_all, time};
+use super::suspend::{
+    Machine, Report, Stop, Subject, Which, end_it, freeze, record, settle_all, time,
+};
 use super::{kill, output};
 use gpulimit_ledger::{Errand, EventKind};
+use gpulimit_suspend::{State, World};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -59,7 +62,12 @@ pub fn resume(args: &Args) -> Result<ExitCode, Failure> {
     let is_lost = |at: usize| subjects[at].errand().0 == Errand::Lost && !args.kill_lost;
     let is_back = |at: &usize| is_lost(*at) || before[*at] == 0;
     let set: Vec<usize> = (0..subjects.len()).filter(|at| !is_back(at)).collect();
-    if set.is_empty() && !subjects.is_empty() && !args.json {
+    let lost = subjects.iter().enumerate();
+    let lost: Vec<usize> = lost
+        .filter(|(_, subject)| subject.errand().0 == Errand::Lost)
+        .map(|(at, _)| at)
+        .collect();
+    if set.is_empty() && lost.is_empty() && !subjects.is_empty() && !args.json {
         output::note("no process is suspended");
     }
     for at in &set {
@@ -69,15 +77,20 @@ pub fn resume(args: &Args) -> Result<ExitCode, Failure> {
     gpulimit_suspend::resume(&mut machine, &set)?;
     drop(thawed);
     let mut killed = Vec::new();
+    // Processes that were lost while their memory was on the GPUs. Only the driver is believed.
+    for at in lost
+        .into_iter()
+        .filter(|at| before[*at] == 0 && args.kill_lost)
+    {
+        if machine.state(at)? == State::Failed {
+            killed.extend(end(&subjects[at]));
+        }
+    }
     for (at, moved) in set.into_iter().zip(moved) {
         let subject = &subjects[at];
         match subject.errand().0 {
             Errand::Lost if args.kill_lost => killed.extend(end(subject)),
-            Errand::Lost => output::note(&format!(
-                "end {name}: `kill -9 {pid}`, or `gpulimit resume --pid {pid} --kill-lost`",
-                name = subject.name(),
-                pid = subject.target.pid
-            )),
+            Errand::Lost => output::note(&format!("{}: {}", subject.name(), end_it(subject))),
             _ => record(subject, EventKind::Resume, &moved),
         }
     }
@@ -113,6 +126,8 @@ impl<'a> Thawed<'a> {
             if !frozen {
                 continue;
             }
+            // Somebody else may have continued it.
+            let was_stopped = subject.is_stopped();
             match subject.target.send(libc::SIGCONT) {
                 Err(error) if !subject.is_gone() => {
                     return Err(Failure::new(format_args!(
@@ -122,7 +137,7 @@ impl<'a> Thawed<'a> {
                 }
                 _ => subject.set_errand(errand, false),
             }
-            thawed.0.push(subject);
+            thawed.0.extend(was_stopped.then_some(subject));
         }
         Ok(thawed)
     }

@@ -84,7 +84,7 @@ pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
         let is_lost = |subject: &&Subject| subject.errand().0 == Errand::Lost;
         let lost = set.iter().map(|at| &subjects[*at]).filter(is_lost);
         lost.filter(|subject| subject.suspended() == 0)
-            .for_each(|subject| report_lost(subject, "end it"));
+            .for_each(|subject| report_lost(subject, &end_it(subject)));
         return Err(failure);
     }
     for at in &set {
@@ -142,7 +142,8 @@ fn check(
         for at in set {
             let (state, name) = (machine.state(*at)?, subjects[*at].name());
             if state == State::Failed {
-                reasons.push(format!("the driver has given up {name}: end it"));
+                let end = end_it(&subjects[*at]);
+                reasons.push(format!("the driver has given up {name}: {end}"));
             } else if machine.is_foreign(*at, state) {
                 reasons.push(format!("another program has locked or suspended {name}"));
             }
@@ -153,6 +154,12 @@ fn check(
     };
     reasons.iter().for_each(|reason| output::note(reason));
     Err(Failure::new(format_args!("{last}; nothing was suspended")))
+}
+
+/// Returns how to end a lost process.
+pub fn end_it(subject: &Subject) -> String {
+    let pid = subject.target.pid;
+    format!("end it with `kill -9 {pid}` or `gpulimit resume --pid {pid} --kill-lost`")
 }
 
 /// Stops suspended processes, and waits until they stand still: the kernel stops a process a moment

@@ -5,13 +5,14 @@ use super::subjects::{Subject, moved};
 use crate::checkpoint::{self, Checkpoints, Placeholder, Status};
 use crate::clock::rough_span;
 use crate::failure::Failure;
+use crate::figures;
 use crate::groups;
 use crate::nvml;
 use crate::output;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::obstacle::Obstacle;
 use gpulimit_base::units::gib;
-use gpulimit_group::{Insistence, Member, Root};
+use gpulimit_group::{Group, Insistence, Member, Root};
 use gpulimit_ledger::{Actor, DeviceIndex, Errand, EventKind, Pressure, Unmoved, Witness};
 use gpulimit_suspend::{State, World};
 use std::collections::BTreeMap;
@@ -29,6 +30,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(20);
 /// How long a request waits for more room while this process has charged some.
 const TURN: Duration = Duration::from_secs(1);
+/// How often in a row a placeholder may find no memory on a GPU that has enough.
+const MOST_TRIES: u32 = 50;
 /// How long a killed process may keep its slot after the driver has noticed.
 const ENDING: Duration = Duration::from_secs(1);
 
@@ -45,6 +48,8 @@ pub struct Machine<'a> {
     /// The processes for which room is held on the GPUs.
     set: Vec<usize>,
     held: BTreeMap<DeviceId, Placeholder<'a>>,
+    /// How long the caller wants to wait; `None` for as long as it takes.
+    timeout: Option<Duration>,
     /// When waiting ends; `None` for never.
     until: Option<Instant>,
     stop: Stop,
@@ -100,6 +105,7 @@ impl<'a> Machine<'a> {
             rooms: subjects.iter().map(|_| None).collect(),
             set: Vec::new(),
             held: BTreeMap::new(),
+            timeout,
             until: timeout.and_then(|time| Instant::now().checked_add(time)),
             stop,
         })
@@ -237,6 +243,34 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
+    /// Fails if a limit is smaller than what comes back in all: waiting would not help, and would
+    /// keep room from others.
+    fn check_limits(&self) -> Result<(), Failure> {
+        let mut coming: BTreeMap<(String, DeviceId), (Group, u64, u64)> = BTreeMap::new();
+        for process in &self.wanted {
+            let subject = &self.subjects[*process];
+            for (id, capacity, usage) in subject.devices() {
+                for group in subject.group.upwards() {
+                    let entry = coming.entry((group.name().to_owned(), id));
+                    entry.or_insert((group, capacity, 0)).2 += usage.suspended;
+                }
+            }
+        }
+        for ((name, id), (group, capacity, bytes)) in coming {
+            let max = figures::rule(&group.rules()?, id).resolve(capacity).max;
+            if bytes > max {
+                return Err(Failure::new(format_args!(
+                    "{bytes} come back in group '{name}' on GPU {gpu}, more than its limit of \
+                     {max}: raise the limit, or resume fewer processes at once with --pid",
+                    bytes = gib(bytes),
+                    gpu = groups::label(id, Some(self.checkpoints.gpus())),
+                    max = gib(max)
+                )));
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the bytes of a set on each GPU: what comes back, and what of it this process has
     /// charged.
     fn coming(&self, set: impl Iterator<Item = usize>) -> BTreeMap<DeviceId, (u64, u64)> {
@@ -333,7 +367,7 @@ impl World for Machine<'_> {
                 "{name} has work on a GPU under way that did not end within {time}: try again \
                  later, or with a longer --timeout",
                 name = self.subjects[process].name(),
-                time = rough_span(left)
+                time = rough_span(self.timeout.unwrap_or(left))
             ))),
             _ => Ok(()),
         }
@@ -415,6 +449,9 @@ impl World for Machine<'_> {
 
     fn charge(&mut self, process: usize) -> Result<(), Failure> {
         self.wanted.push(process);
+        if self.wanted.len() > 1 {
+            self.check_limits()?;
+        }
         while let Err((failure, holds_room)) = self.charge_wanted() {
             self.go_on()?;
             if !holds_room || self.left().is_zero() {
@@ -431,10 +468,11 @@ impl World for Machine<'_> {
         self.set = set.to_vec();
         for (id, (coming, charged)) in self.coming(set.iter().copied()) {
             let gpu = groups::label(id, Some(self.checkpoints.gpus()));
-            let mut placeholder = Ok(None);
+            let (mut placeholder, mut tries) = (Ok(None), 0);
             let has_room = || {
                 let free = self.checkpoints.free(&id);
                 if free.is_none_or(|free| free < coming) {
+                    tries = 0;
                     return false;
                 }
                 // Without a placeholder, another program may take the room. The restore would
@@ -442,8 +480,11 @@ impl World for Machine<'_> {
                 if charged > 0 {
                     placeholder = self.checkpoints.hold(&id, charged).map(Some);
                 }
-                // Another program may have been faster.
-                !matches!(placeholder, Err(Status::OUT_OF_MEMORY))
+                // Another program may have been faster. If it never was, this process may not have
+                // the address space (`ulimit -v`).
+                let is_full = matches!(placeholder, Err(Status::OUT_OF_MEMORY));
+                tries = if is_full { tries + 1 } else { 0 };
+                !is_full || tries == MOST_TRIES
             };
             if !self.wait_for(self.until, has_room) {
                 self.go_on()?;
@@ -456,8 +497,17 @@ impl World for Machine<'_> {
                 )));
             }
             let placeholder = placeholder.map_err(|status| {
+                let why = match status {
+                    Status::OUT_OF_MEMORY => {
+                        "the driver refuses it, although the GPU has it free: \
+                                              this command may have too little address space \
+                                              (`ulimit -v`)"
+                            .to_owned()
+                    }
+                    status => format!("the driver answers {status}"),
+                };
                 Failure::new(format_args!(
-                    "cannot hold {bytes} on GPU {gpu}: the driver answers {status}",
+                    "cannot hold {bytes} on GPU {gpu}: {why}; all processes stay suspended",
                     bytes = gib(charged),
                 ))
             })?;

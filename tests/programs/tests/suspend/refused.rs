@@ -265,8 +265,18 @@ fn a_process_that_the_driver_gives_up_is_lost() {
         world.usage(0).charged > 200 * MIB,
         "the memory is on the GPU"
     );
-    program.kill();
+    let lost = run(&world, &["resume", GROUP]);
+    lost.expect_failure("");
+    assert!(
+        lost.out.contains(": lost") && !lost.errors.contains("no process"),
+        "{lost:?}"
+    );
+    let killed = run(&world, &["resume", GROUP, "--kill-lost"]);
+    killed.expect_failure("");
+    assert!(killed.out.contains(": killed"), "{killed:?}");
+    world.bury();
     world.judge_end(CAP);
+    drop(program);
 }
 
 #[test]

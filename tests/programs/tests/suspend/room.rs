@@ -48,6 +48,42 @@ fn a_full_group_makes_resume_wait() {
     world.judge_end(CAP);
 }
 
+/// Waiting for room that can never be there would keep room from others.
+#[test]
+fn a_set_beyond_the_limit_does_not_wait() {
+    let world = World::new(CAP);
+    let mut programs = [holder(&world, "600M"), holder(&world, "600M")];
+    done(&world, &["suspend", GROUP]);
+    world.set(CONTEXT + 1000 * MIB);
+    let refused = run(&world, &["resume", GROUP]);
+    refused.expect_failure("more than its limit");
+    for program in &mut programs {
+        done(&world, &["resume", "--pid", &program.pid().to_string()]);
+        goes_on(program);
+        done(&world, &["suspend", "--pid", &program.pid().to_string()]);
+    }
+    for program in programs {
+        program.kill();
+    }
+    world.judge_end(CAP);
+}
+
+/// The command maps the room that it holds on the GPU.
+#[test]
+fn a_command_without_address_space_says_so() {
+    let world = World::new(CAP);
+    let mut program = holder(&world, "1000M");
+    done(&world, &["suspend", GROUP]);
+    let mut limited = world.bare("sh".as_ref());
+    limited.args(["-c", "ulimit -v 200000; exec \"$0\" resume \"$1\""]);
+    limited.arg(world::controller()).arg(GROUP);
+    crate::finish(limited).expect_failure("ulimit -v");
+    done(&world, &["resume", GROUP]);
+    goes_on(&mut program);
+    program.end();
+    world.judge_end(CAP);
+}
+
 #[test]
 fn a_gpu_that_a_stranger_has_filled_makes_resume_wait() {
     let world = tight();

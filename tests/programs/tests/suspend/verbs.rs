@@ -154,7 +154,7 @@ fn frozen_processes_are_continued_before_they_come_back() {
     // Without room they are stopped again.
     freeze();
     world.set(100 * MIB);
-    run(&world, &["resume", GROUP, "--timeout", "100ms"]).expect_failure("no room");
+    run(&world, &["resume", GROUP, "--timeout", "100ms"]).expect_failure("its limit");
     assert!(programs.iter().all(stopped));
     assert_eq!(shown(&world, &programs[0])["state"], "frozen");
     world.set(CAP);
@@ -162,6 +162,11 @@ fn frozen_processes_are_continued_before_they_come_back() {
     programs[0].signal(libc::SIGCONT);
     assert!(world::eventually(|| !programs[0].is_stopped()));
     assert_eq!(shown(&world, &programs[0])["state"], "suspended");
+    // Without room it stays as it was.
+    world.set(100 * MIB);
+    run(&world, &["resume", GROUP, "--timeout", "100ms"]).expect_failure("its limit");
+    assert!(!programs[0].is_stopped() && programs[1].is_stopped());
+    world.set(CAP);
     let [mut program, killed] = programs;
     killed.kill();
     done(&world, &["resume", GROUP]);
