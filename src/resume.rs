@@ -113,8 +113,8 @@ fn end(subject: &Subject) -> Option<u32> {
     sent.ok().map(|()| target.pid)
 }
 
-/// Processes that `suspend --freeze` had stopped, and that run now: the driver's thread in a process
-/// must run. Dropping this stops those again that are still suspended.
+/// Processes that `suspend --freeze` had stopped, and that run now: the driver's thread in a
+/// process must run. Dropping this stops those again that are still suspended.
 struct Thawed<'a>(Vec<&'a Subject>);
 
 impl<'a> Thawed<'a> {
