@@ -41,8 +41,8 @@ pub enum Values {
     Groups(fn(&Group, &mut Sample<'_>)),
     /// Each GPU of a group.
     GroupGpus(fn(&Gpu, &More, &mut Sample<'_>)),
-    /// A counter of each GPU of a group. The GPUs that a group has not used yet have 0: a counter
-    /// that first appears with 1 would not count as an increase.
+    /// A number of events on each GPU of a group. The GPUs that a group has not used yet have 0: a
+    /// counter that first appears with 1 would not count as an increase.
     Counts(fn(&Gpu, &More) -> Option<Value>),
     /// Each live process and GPU.
     Processes(fn(&Process, &mut Sample<'_>)),
@@ -294,13 +294,15 @@ pub const METRICS: &[Metric] = &[
         "seconds",
         "The time for which these requests waited, added up. Its rate is the mean number of \
          waiting requests.",
-        Values::Counts(|gpu, _| gpu.waited_ms.map(seconds)),
+        Values::GroupGpus(|gpu, _, sample| sample.put_known(gpu.waited_ms.map(seconds))),
     ),
     counter(
         "gpulimit_memory_byte_seconds",
         "byte_seconds",
         "Memory times time since the group was made. Only named groups count it.",
-        Values::Counts(|gpu, more| gpu.usage.map(|_| Value::from(more.byte_seconds))),
+        Values::GroupGpus(|gpu, more, sample| {
+            sample.put_known(gpu.usage.map(|_| more.byte_seconds));
+        }),
     ),
     counter(
         USERS,
@@ -326,7 +328,9 @@ pub const METRICS: &[Metric] = &[
         "gpulimit_memory_pressure_waiting_seconds",
         "seconds",
         "The time in which at least one request waited, since the server first saw the group.",
-        Values::Counts(|gpu, more| gpu.usage.map(|_| seconds(more.waited))),
+        Values::GroupGpus(|gpu, more, sample| {
+            sample.put_known(gpu.usage.map(|_| seconds(more.waited)));
+        }),
     ),
     gauge(
         "gpulimit_memory_pressure_ratio",

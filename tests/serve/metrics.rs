@@ -201,8 +201,9 @@ fn metrics_are_what_show_prints() {
                     known.extend(value.map(|value| (name, value * factor)));
                 }
             }
-            if name.ends_with("_total") {
-                // A group that has not used a GPU yet has a counter, which is 0.
+            if matches!(name, "gpulimit_refusals_total" | "gpulimit_waits_total") {
+                // A group that has not used a GPU yet has the counter, which is 0: Prometheus
+                // does not see the first step of a series that begins with it.
                 for unused in ["idle", "k8s-1"] {
                     assert_eq!(seen.remove(unused), Some(0.0), "{name}");
                 }
