@@ -12,6 +12,7 @@ pub type Status = i32;
 
 pub const SUCCESS: Status = 0;
 pub const CUDA_ERROR_OUT_OF_MEMORY: Status = 2;
+pub const CUDA_ERROR_NOT_INITIALIZED: Status = 3;
 pub const CUDA_ERROR_INVALID_DEVICE: Status = 101;
 pub const CUDA_ERROR_NOT_FOUND: Status = 500;
 pub const CUDA_ERROR_NOT_READY: Status = 600;
@@ -434,6 +435,10 @@ mod tests {
             (
                 CUDA_ERROR_OUT_OF_MEMORY,
                 sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as i32,
+            ),
+            (
+                CUDA_ERROR_NOT_INITIALIZED,
+                sys::CUresult::CUDA_ERROR_NOT_INITIALIZED as i32,
             ),
             (
                 CUDA_ERROR_INVALID_DEVICE,

@@ -51,8 +51,8 @@ use parking_lot::Mutex;
 
 use crate::abi::{
     ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_UNKNOWN, Context,
-    Device as Ordinal, Opaque, Status, Stream,
+    CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_NOT_PERMITTED,
+    CUDA_ERROR_UNKNOWN, Context, Device as Ordinal, Opaque, Status, Stream,
 };
 use crate::driver::{answer, cuda, devices, suspension};
 use crate::membership::{self, Failed};
@@ -125,6 +125,8 @@ impl Process {
     /// Returns the process's membership in its group. The first call joins the group.
     ///
     /// Errors, if joining has failed:
+    /// - `CUDA_ERROR_NOT_INITIALIZED`: the limits depend on the GPUs, which are unknown before
+    ///   `cuInit`. A later call joins.
     /// - `CUDA_ERROR_UNKNOWN`: the program runs without a limit.
     /// - Any other: every call that would take memory fails with this error.
     pub fn member(&'static self) -> Result<&'static Member, Status> {
@@ -133,7 +135,13 @@ impl Process {
             // ledger.
             let _undisturbed = Undisturbed::new();
             let _alone = hold(Place::Joining, || self.joining.lock());
-            self.member.get_or_init(|| Box::new(join()));
+            if self.member.get().is_none() {
+                let joined = join();
+                if let Err(Failed::Early) = joined {
+                    return Err(CUDA_ERROR_NOT_INITIALIZED);
+                }
+                let _ = self.member.set(Box::new(joined));
+            }
             self.show_registration();
             self.show_obstacles();
         }

@@ -5,7 +5,7 @@ use std::ffi::{CStr, CString, OsStr, OsString, c_char};
 use std::os::unix::ffi::OsStrExt;
 
 use gpulimit_base::device::DeviceId;
-use gpulimit_group::Member;
+use gpulimit_group::{Member, Undisturbed};
 use gpulimit_policy::{self as policy, Assignment, PolicyError};
 use once_cell::race::OnceBox;
 
@@ -23,6 +23,9 @@ pub enum Failed {
     Closed(Box<str>),
     /// The process runs without a limit, because the administrator's rule allows that.
     Open,
+    /// The process cannot join yet: its limits depend on its GPUs, which it sees after `cuInit`.
+    /// Nothing was written to standard error.
+    Early,
 }
 
 /// Returns an environment variable, read through the C library, because programs can change it by
@@ -79,7 +82,8 @@ pub fn assignment() -> Result<Option<Assignment>, PolicyError> {
 }
 
 /// Joins the group. On failure, writes the reason to standard error. The process then gets no GPU
-/// memory, unless a rule allows otherwise.
+/// memory, unless a rule allows otherwise or the process only asks before `cuInit`
+/// ([`Failed::Early`]).
 ///
 /// `devices` returns the visible GPUs with their CUDA ordinals, `capacity` a GPU's bytes.
 pub fn join(
@@ -101,6 +105,9 @@ pub fn join(
         }
         Err(error) => return Err(told(&error)),
     };
+    if assignment.needs_gpus() && devices().is_empty() {
+        return Err(Failed::Early);
+    }
     assignment.join(devices, capacity).map_err(|error| {
         if !assignment.is_open() {
             return told(&error);
@@ -108,6 +115,14 @@ pub fn join(
         message::line(format_args!("this program runs without a limit: {error}"));
         Failed::Open
     })
+}
+
+/// Returns the limit and the charged bytes of a device for a process that cannot join yet; `None`
+/// without a limit. See [`Assignment::outlook`].
+pub fn outlook(device: DeviceId, ordinal: Option<u32>, capacity: u64) -> Option<(u64, u64)> {
+    let _undisturbed = Undisturbed::new();
+    let assignment = assignment().ok()??;
+    Some(assignment.outlook(device, ordinal, capacity))
 }
 
 /// Runs in every program. Opens no file, and makes no group and no driver call. Without a limit,

@@ -172,6 +172,38 @@ impl Assignment {
                 .is_some_and(|rule| rule.on_error == OnError::Open)
     }
 
+    /// Returns whether [`Self::join`] needs to know the GPUs of this process.
+    pub fn needs_gpus(&self) -> bool {
+        self.create.as_ref().is_some_and(LimitRequest::needs_gpus)
+    }
+
+    /// Returns the limit that will hold on a device, and the bytes that are charged now in the group
+    /// with that limit, for a process that cannot join yet. `ordinal` is the device's CUDA ordinal,
+    /// if it is known: a limit for an ordinal counts only then. Without a limit they are
+    /// `u64::MAX` and 0.
+    pub fn outlook(&self, device: DeviceId, ordinal: Option<u32>, capacity: u64) -> (u64, u64) {
+        let group = self.root.group(&self.group).ok();
+        let above = || self.root.group(parent(&self.group)?).ok();
+        let nearest = group.clone().or_else(above);
+        let levels = nearest.iter().flat_map(Group::upwards).filter_map(|group| {
+            let max = group.limits().ok()?.bounds(&device, capacity).max;
+            let charged = group.ledger().ok().and_then(|ledger| {
+                let index = ledger.find_device(&device)?;
+                Some(ledger.charged(index))
+            });
+            Some((max, charged.unwrap_or(0)))
+        });
+        // An existing limit of the job's group counts before the one that the environment asks for.
+        let is_set = group.is_some_and(|group| {
+            let rules = group.rules();
+            rules.is_ok_and(|rules| rules.for_device(device, Key::Max).is_some())
+        });
+        let asked = self.create.as_ref().filter(|_| !is_set);
+        let asked = asked.and_then(|request| request.outlook(device, ordinal, capacity));
+        let levels = levels.chain(asked.map(|max| (max, 0)));
+        levels.min().unwrap_or((u64::MAX, 0))
+    }
+
     /// Makes this process a member of its group, and creates a missing group if asked. `gpus` and
     /// `capacity` (bytes) are called only if needed.
     pub fn join(

@@ -130,6 +130,29 @@ impl LimitRequest {
         }
     }
 
+    /// Returns the bytes of one GPU that the request allows; `None` if the request has no limit for
+    /// the GPU, or none that is known without the GPU's CUDA ordinal.
+    pub(super) fn outlook(
+        &self,
+        gpu: DeviceId,
+        ordinal: Option<u32>,
+        capacity: u64,
+    ) -> Option<u64> {
+        let mut selectors = self.rules.iter().map(|(selector, _)| selector);
+        if ordinal.is_none() && selectors.any(|it| matches!(it, RequestSelector::Ordinal(_))) {
+            return None;
+        }
+        // The limits for other GPUs are checked when the process joins.
+        let lenient = Self {
+            lenient: true,
+            ..self.clone()
+        };
+        let gpus = [(ordinal.unwrap_or(0), gpu)];
+        let limits = lenient.resolve(&gpus, &|_| Some(capacity)).ok()?;
+        let max = limits.for_device(gpu, Key::Max)?;
+        Some(max.resolve(capacity))
+    }
+
     /// Returns whether [`Self::resolve`] needs to know the GPUs of this process.
     pub fn needs_gpus(&self) -> bool {
         let mut selectors = self.rules.iter().map(|(selector, _)| selector);

@@ -6,9 +6,9 @@ use super::{answer, cuda};
 use crate::abi::{Device as Ordinal, Status};
 
 /// Returns the visible GPUs with their CUDA ordinals. The list is empty before `cuInit` or without
-/// a driver.
+/// a driver. Does not load the driver.
 pub fn all() -> Vec<(u32, DeviceId)> {
-    if !cuda::CUDA.present() {
+    if !cuda::CUDA.loaded() {
         return Vec::new();
     }
     (0..answer(cuda::cuDeviceGetCount).unwrap_or(0))

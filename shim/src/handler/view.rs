@@ -6,12 +6,14 @@
 use gpulimit_base::device::DeviceKind;
 
 use crate::abi::{
-    Device as Ordinal, NVML_MEMORY_V2, NvmlDevice, NvmlMemory, NvmlMemoryV2, Out, SUCCESS, Status,
+    CUDA_ERROR_NOT_INITIALIZED, Device as Ordinal, NVML_MEMORY_V2, NvmlDevice, NvmlMemory,
+    NvmlMemoryV2, Out, SUCCESS, Status,
 };
 use crate::account::device::Device;
 use crate::driver::figures;
-use crate::driver::{Real, cuda, nvml};
+use crate::driver::{Real, answer, cuda, nvml};
 use crate::handler::Call;
+use crate::membership;
 
 /// `cuMemGetInfo_v2`: Total is the smallest limit among the group and its parents. Free is what
 /// this process could get.
@@ -98,7 +100,12 @@ fn total_and_used(call: Call, device: NvmlDevice, total: u64) -> Option<(u64, u6
     if id.kind == DeviceKind::Gpu && figures::is_cut(device) {
         return None;
     }
-    let member = call.process.member().ok()?;
+    let member = call.process.member();
+    if let Err(status) = member
+        && status != CUDA_ERROR_NOT_INITIALIZED
+    {
+        return None;
+    }
     // A percentage is a share of the memory that CUDA shows, without the driver's reserved part.
     let mut memory = NvmlMemoryV2 {
         version: NVML_MEMORY_V2,
@@ -109,9 +116,20 @@ fn total_and_used(call: Call, device: NvmlDevice, total: u64) -> Option<(u64, u6
         _ => 0,
     };
     let capacity = total.saturating_sub(reserved);
-    let member_device = member.device(id, capacity).ok()?;
-    let max = member.max(&member_device);
-    (max < total).then(|| (max, member.charged(&member_device).min(max)))
+    let (max, charged) = match member {
+        Ok(member) => {
+            let member_device = member.device(id, capacity).ok()?;
+            let max = member.max(&member_device);
+            (max, member.charged(&member_device))
+        }
+        // CUDA has not numbered the GPUs yet. The only GPU of a machine has the ordinal 0.
+        Err(_) => {
+            let is_only =
+                id.kind == DeviceKind::Gpu && answer(nvml::nvmlDeviceGetCount_v2) == Ok(1);
+            membership::outlook(id, is_only.then_some(0), capacity)?
+        }
+    };
+    (max < total).then_some((max, charged.min(max)))
 }
 
 /// Returns true only if the device behind an NVML handle certainly has no limit. Returns false if

@@ -1,6 +1,6 @@
 //! The driver and NVML report the group's memory, with the same figures everywhere.
 
-use gpulimit_programs::world::{CONTEXT, MIB, World};
+use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World};
 
 const CAP: u64 = 4096 * MIB;
 /// The free memory shown leaves out the library's reserve.
@@ -65,6 +65,90 @@ fn nvml_shows_the_limit_without_cuda() {
     assert_eq!(answer[2], CAP);
     assert_eq!(answer[4], 0, "nothing is used: {answer:?}");
     program.end_quietly();
+}
+
+/// Starts a program with a limit in a variable, in a world without a group.
+fn with_limit(world: &World, variable: &str, value: &str) -> Session {
+    let mut command = world.preloaded(world::program());
+    command.env(variable, value);
+    Session::start(command)
+}
+
+#[test]
+fn questions_before_cuda_starts_do_not_decide_the_limit() {
+    const GPU: u64 = 16 << 30;
+    let variables = [
+        ("GPULIMIT_MAX", "0=3G", 3 << 30),
+        ("GPULIMIT_MAX", "-2G", GPU - (2 << 30)),
+        ("GPULIMIT_MAX", "0=3G,all=4G", 3 << 30),
+        ("GPULIMIT_MAX", "UUID=3G", 3 << 30),
+        ("CUDA_DEVICE_MEMORY_LIMIT_0", "3G", 3 << 30),
+        ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=2G,7=1G", 2 << 30),
+    ];
+    for (variable, value, cap) in variables {
+        let capacity = GPU.to_string();
+        let world = World::without_group(&[("GPULIMIT_SIM_CAPACITY", &capacity)]);
+        let value = value.replace("UUID", &world.machine().gpu(0).uuid[..8]);
+        let mut program = with_limit(&world, variable, &value);
+        let total = |program: &mut Session| program.numbers("nvml 0")[2];
+        assert_eq!(total(&mut program), cap, "{variable}={value}");
+        assert!(program.say("figures").starts_with("3 "), "no device yet");
+        program.expect(&[("error", "0"), ("can", "1"), ("alloc a 2M", "3")]);
+        assert_eq!(world.root().groups().expect("groups"), [], "not joined");
+        program.expect(&[
+            ("start", "0 0"),
+            ("total 0", &format!("0 {cap}")),
+            (&format!("alloc a {cap}"), "2"),
+            ("alloc a 100M", "0"),
+        ]);
+        assert_eq!(total(&mut program), cap, "{variable}={value}");
+        let (_, errors) = program.end();
+        assert!(!errors.contains("no GPU memory"), "{errors}");
+    }
+}
+
+#[test]
+fn gpus_of_a_limit_are_those_of_cudas_order_whoever_asks_first() {
+    let reversed = [("GPULIMIT_SIM_GPUS", "2"), ("GPULIMIT_SIM_REVERSED", "1")];
+    let world = World::without_group(&reversed);
+    let mut program = with_limit(&world, "GPULIMIT_MAX", "0=1G,1=2G");
+    let total = |program: &mut Session, gpu: u32| program.numbers(&format!("nvml {gpu}"))[2];
+    // The ordinals of two GPUs are unknown before CUDA starts.
+    let whole = total(&mut program, 0);
+    assert!(whole > 2 << 30 && total(&mut program, 1) == whole);
+    program.expect(&[("start", "0 0"), ("total 0", &format!("0 {}", 1 << 30))]);
+    assert_eq!(total(&mut program, 1), 1 << 30);
+    assert_eq!(total(&mut program, 0), 2 << 30);
+    // A second process of the job sees the limits that the first has made, before it joins.
+    let group = world.group();
+    let mut command = world.preloaded(world::program());
+    command.env("GPULIMIT_MAX", "0=1G,1=2G");
+    command.env("GPULIMIT_GROUP", group.name());
+    let mut other = Session::start(command);
+    let answer = other.numbers("nvml 1");
+    assert_eq!(
+        (answer[2], answer[4]),
+        (1 << 30, program.numbers("nvml 1")[4])
+    );
+    assert!(answer[4] >= CONTEXT, "{answer:?}");
+    for program in [program, other] {
+        program.end_quietly();
+    }
+}
+
+#[test]
+fn a_limit_for_a_gpu_that_is_not_there_denies_after_questions_as_well() {
+    for value in ["9=1G", "GPU-ffffffffff=1G"] {
+        let world = World::without_group(&[]);
+        let mut program = with_limit(&world, "GPULIMIT_MAX", value);
+        assert_eq!(program.numbers("nvml 0")[0], 0);
+        program.expect(&[("error", "0"), ("init", "0"), ("retain 0", "800")]);
+        assert!(program.numbers("nvml 0")[0] == 0);
+        program.expect(&[("retain 0", "800")]);
+        let (_, errors) = program.end();
+        assert!(errors.contains("does not see"), "{errors}");
+        assert_eq!(errors.lines().count(), 1, "{errors}");
+    }
 }
 
 #[test]
