@@ -42,4 +42,7 @@ def of(device: Device) -> Figures:
     # Before CUDA is used the library's NVML answers: its figures are the group's under a limit.
     # Starting CUDA here would make it unusable in children that the program forks later.
     total, free, used = _driver.memory(device)
+    # This question may have made the process join its group.
+    if is_limited and _library.failure():
+        raise Error(f"this process gets no GPU memory: {_library.failure()}")
     return Figures(total, used, free, 0 if is_limited else used, 0, 0)

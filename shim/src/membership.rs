@@ -81,6 +81,18 @@ pub fn assignment() -> Result<Option<Assignment>, PolicyError> {
     }
 }
 
+/// Returns the name of the group that this process will join; `None` if it will run without a
+/// limit. Fails if the process cannot join, as far as that shows without joining.
+pub fn prospect() -> Result<Option<String>, PolicyError> {
+    let Some(assignment) = assignment()? else {
+        return Ok(None);
+    };
+    match assignment.check() {
+        Err(_) if assignment.is_open() => Ok(None),
+        checked => checked.map(|()| Some(assignment.group)),
+    }
+}
+
 /// Joins the group. On failure, writes the reason to standard error. The process then gets no GPU
 /// memory, unless a rule allows otherwise or the process only asks before `cuInit`
 /// ([`Failed::Early`]).

@@ -150,6 +150,32 @@ class Group(Case):
         )
         self.assertEqual((out, errors), ("True\n", ""))
 
+    def test_a_group_that_cannot_be_joined_raises_from_the_first_question(self):
+        del self.environment["GPULIMIT_GROUP"]
+        code = """
+        for figure in gpulimit.limit, gpulimit.limit, gpulimit.usage, gpulimit.available:
+            try:
+                print(figure())
+            except gpulimit.Error as error:
+                print("gets no GPU memory" in str(error))
+        """
+        for variables in (
+            {"GPULIMIT_GROUP": "nope"},
+            {"GPULIMIT_GROUP": "nope", "GPULIMIT_ROOT": "/proc"},
+            {"GPULIMIT_MAX": "1G", "GPULIMIT_ROOT": "/proc"},
+        ):
+            out, _ = self.run_python(code, preload=rig.LIBRARY, **variables)
+            self.assertEqual(out, "True\n" * 4, variables)
+
+    def test_a_relative_limit_is_told_before_cuda_starts(self):
+        del self.environment["GPULIMIT_GROUP"]
+        code = "before = gpulimit.limit()" + CONTEXT.replace("ORDINAL", "0")
+        code += "print(take(1 << 20)[0], before == gpulimit.limit(), before)"
+        out, _ = self.run_python(code, preload=rig.LIBRARY, GPULIMIT_MAX="-78G")
+        taken, is_same, before = out.split()
+        self.assertEqual((taken, is_same), ("0", "True"))
+        self.assertLess(int(before), 4 << 30)
+
     def test_a_wrong_limit_is_named(self):
         del self.environment["GPULIMIT_GROUP"]
         code = """

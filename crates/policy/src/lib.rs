@@ -212,14 +212,28 @@ impl Assignment {
         capacity: &dyn Fn(u32) -> Option<u64>,
     ) -> Result<Member, PolicyError> {
         self.enter(gpus, capacity)
-            .map_err(|error| match (error, &self.rule) {
-                (PolicyError::Group(error), Some(rule)) => PolicyError::Assigned {
-                    rule: rule.clone(),
-                    group: self.group.clone(),
-                    error: Box::new(error),
-                },
-                (error, _) => error,
-            })
+            .map_err(|error| self.explain(error))
+    }
+
+    /// Fails if the group must exist and does not, without joining it.
+    pub fn check(&self) -> Result<(), PolicyError> {
+        if self.create.is_none() {
+            let group = self.root.group(&self.group);
+            group.map_err(|error| self.explain(error.into()))?;
+        }
+        Ok(())
+    }
+
+    /// Adds the rule that has assigned the group to an error of the group.
+    fn explain(&self, error: PolicyError) -> PolicyError {
+        match (error, &self.rule) {
+            (PolicyError::Group(error), Some(rule)) => PolicyError::Assigned {
+                rule: rule.clone(),
+                group: self.group.clone(),
+                error: Box::new(error),
+            },
+            (error, _) => error,
+        }
     }
 
     fn enter(

@@ -131,11 +131,15 @@ fn not_joined(status: Status) -> c_int {
 }
 
 /// Returns the code for a process that has failed to join its group, or would fail at its first use
-/// of CUDA. `None` if there is no known obstacle.
-fn obstacle(process: &'static Process) -> Option<c_int> {
+/// of CUDA. `None` if no reason for that is known.
+fn failure_code(process: &'static Process) -> Option<c_int> {
     match process.joined() {
         Some(joined) => joined.err().map(not_joined),
-        None => membership::assignment().is_err().then_some(FAILED),
+        None => match membership::prospect() {
+            Ok(Some(_)) => None,
+            Ok(None) => Some(NO_GROUP),
+            Err(_) => Some(FAILED),
+        },
     }
 }
 
@@ -148,7 +152,7 @@ pub extern "C" fn gpulimit_version() -> u32 {
 /// `uint64_t gpulimit_capabilities(void)`: returns what the library can do for this process.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn gpulimit_capabilities() -> u64 {
-    let can_wait = hook::own(|| limited() && obstacle(Process::current()).is_none());
+    let can_wait = hook::own(|| limited() && failure_code(Process::current()).is_none());
     match can_wait {
         Some(true) => CAN_WAIT,
         _ => 0,
@@ -168,12 +172,12 @@ pub unsafe extern "C" fn gpulimit_group(name: *mut c_char, size: usize) -> c_int
         if !limited() {
             return NO_GROUP;
         }
-        // Joining can fail before `cuInit`, so the name is that of the rules and the environment.
+        // The question does not join: a program may ask without using CUDA.
         let group = match Process::current().joined() {
             Some(Ok(member)) => member.group().to_owned(),
             Some(Err(status)) => return not_joined(status),
-            None => match membership::assignment() {
-                Ok(Some(assignment)) => assignment.group,
+            None => match membership::prospect() {
+                Ok(Some(group)) => group,
                 Ok(None) => return NO_GROUP,
                 Err(_) => return FAILED,
             },
@@ -200,9 +204,7 @@ pub unsafe extern "C" fn gpulimit_error(text: *mut c_char, size: usize) -> c_int
         let reason = match process.joined() {
             _ if !limited() => None,
             // The process joins at its first use of CUDA, and would fail then.
-            None => membership::assignment()
-                .err()
-                .map(|error| error.to_string()),
+            None => membership::prospect().err().map(|error| error.to_string()),
             Some(_) => process.failure().map(str::to_owned),
         };
         // SAFETY: the program promises the room, and `size` is not 0.
@@ -325,7 +327,7 @@ pub extern "C" fn gpulimit_pressure_register() -> c_int {
             return NO_GROUP;
         }
         let process = Process::current();
-        if let Some(code) = obstacle(process) {
+        if let Some(code) = failure_code(process) {
             return code;
         }
         process.register();
@@ -424,7 +426,7 @@ fn find(name: &str) -> Result<&'static Device, c_int> {
     };
     // A process that joins its group before `cuInit` does not see the GPUs that its limits name.
     if process.device_count() == 0 {
-        return Err(obstacle(process).unwrap_or(NO_DEVICE));
+        return Err(failure_code(process).unwrap_or(NO_DEVICE));
     }
     if let Some(Err(status)) = process.joined() {
         return Err(not_joined(status));

@@ -190,6 +190,21 @@ fn a_process_that_cannot_join_tells_why() {
 }
 
 #[test]
+fn a_missing_group_is_told_before_the_first_use_of_cuda() {
+    let world = World::new(CAP);
+    let mut command = world.limited(world::program());
+    command.env("GPULIMIT_GROUP", "nope");
+    let mut program = Session::start(command);
+    let said = program.say("error");
+    assert!(said.contains("no group 'nope'"), "{said}");
+    program.expect(&[("can", "0"), ("register", "8"), ("group 9", "8")]);
+    assert_eq!(program.say("figures").split(' ').next(), Some("8"));
+    program.expect(&[("init", "0"), ("peak-begin", "8")]);
+    assert_eq!(program.say("error"), said, "the same text as after joining");
+    program.end();
+}
+
+#[test]
 fn the_figures_are_those_of_the_smallest_limit() {
     let world = World::new(4096 * MIB);
     world.below("small", &["max=1G"]);
