@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use gpulimit_group::{Demanded, Member, Told};
 use gpulimit_ledger::OFTEN;
@@ -10,8 +10,8 @@ use gpulimit_ledger::OFTEN;
 use super::Process;
 use crate::clock;
 
-/// How often a waiting thread looks by itself whether usage is above `high` or a limit: whoever
-/// lowers a limit may be unable to wake this process.
+/// How often the waiting threads look by themselves whether usage is above `high` or a limit:
+/// whoever lowers a limit may be unable to wake this process.
 const LOOK: Duration = Duration::from_secs(1);
 /// How often a thread looks whether the process has joined its group meanwhile.
 const JOIN: Duration = Duration::from_millis(100);
@@ -34,6 +34,8 @@ pub struct Registration {
     told_at: AtomicU64,
     /// The last demand that a thread was told, by its number.
     told: AtomicU64,
+    /// When a thread last looked by itself, as in `told_at`.
+    looked_at: AtomicU64,
 }
 
 /// The answer to one look.
@@ -62,12 +64,6 @@ impl Pause {
             None => clock::nap(time),
         }
     }
-}
-
-/// A thread that waits.
-#[derive(Default)]
-pub struct Waiter {
-    looked_at: Option<Instant>,
 }
 
 impl Process {
@@ -114,7 +110,7 @@ impl Process {
 
     /// Looks whether this process should give memory back. Answers the demand that the calling
     /// thread was told before.
-    pub fn look(&'static self, waiter: &mut Waiter) -> Look {
+    pub fn look(&'static self) -> Look {
         if !self.is_registered() {
             return Look::Unregistered;
         }
@@ -136,14 +132,16 @@ impl Process {
             Ok(before) => before,
             Err(most) => return Look::Nothing(Pause { group, most }),
         };
-        let demanded = member.take_demand().or_else(|| {
-            let is_due = waiter.looked_at.is_none_or(|at| at.elapsed() >= LOOK);
-            let excess = is_due.then(|| member.excess());
-            if is_due {
-                waiter.looked_at = Some(Instant::now());
-            }
-            excess.flatten()
-        });
+        let mut most = LOOK;
+        let demanded = member
+            .take_demand()
+            .or_else(|| match self.registration.look_now() {
+                Ok(()) => member.excess(),
+                Err(pause) => {
+                    most = pause;
+                    None
+                }
+            });
         match demanded {
             Some(demanded) if self.registration.tell(before) => {
                 if let Some(told) = demanded.told {
@@ -152,7 +150,7 @@ impl Process {
                 }
                 Look::Told(demanded)
             }
-            _ => Look::Nothing(Pause { group, most: LOOK }),
+            _ => Look::Nothing(Pause { group, most }),
         }
     }
 }
@@ -167,6 +165,18 @@ impl Registration {
             true => Ok(told),
             false => Err(Duration::from_millis(PAUSE_MS - since)),
         }
+    }
+
+    /// Lets the calling thread look by itself, or fails with the time until a thread may.
+    fn look_now(&self) -> Result<(), Duration> {
+        let (now, order) = (clock::monotonic_ms().max(1), Ordering::Relaxed);
+        let before = self.looked_at.load(order);
+        let since = Duration::from_millis(now.saturating_sub(before));
+        if before != 0 && since < LOOK {
+            return Err(LOOK - since);
+        }
+        let taken = self.looked_at.compare_exchange(before, now, order, order);
+        taken.map(drop).map_err(|_| LOOK)
     }
 
     /// Notes that the calling thread is told. Returns false if another thread is, since `before`.

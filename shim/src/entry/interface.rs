@@ -12,7 +12,7 @@ use crate::abi::{CUDA_ERROR_UNKNOWN, Status};
 use crate::account::Process;
 use crate::account::device::Device;
 use crate::account::limited::limited;
-use crate::account::registration::{Look, Waiter};
+use crate::account::registration::Look;
 use crate::driver::devices;
 use crate::{hook, membership};
 
@@ -366,11 +366,10 @@ pub unsafe extern "C" fn gpulimit_pressure_wait(
         Err(_) if timeout_ms == WITHOUT_END => None,
         Err(_) => return INVALID,
     };
-    let mut waiter = Waiter::default();
     loop {
         // The sleep is outside of the guard, so that the thread's signal handlers may call CUDA.
         let look = hook::own(|| match limited() {
-            true => Process::current().look(&mut waiter),
+            true => Process::current().look(),
             false => Look::Unregistered,
         });
         match look {

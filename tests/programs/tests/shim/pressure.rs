@@ -415,6 +415,20 @@ fn a_group_above_high_and_a_lowered_limit_are_told() {
 }
 
 #[test]
+fn a_lasting_excess_is_told_once_a_second() {
+    let world = World::new(cap(2));
+    let mut holder = holder(&world, "", 500);
+    world.settings(&["high=100M"]);
+    let began = Instant::now();
+    for _ in 0..4 {
+        assert!(holder.say("asked 60000").contains("M 2 0 "));
+    }
+    // The clock of the library has ticks of some milliseconds.
+    assert!(began.elapsed() >= Duration::from_millis(2900));
+    holder.end_quietly();
+}
+
+#[test]
 fn a_member_of_a_protected_group_is_not_asked() {
     let world = World::new(cap(2));
     world.settings(&["pressure_timeout=1000h"]);
