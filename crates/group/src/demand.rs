@@ -25,7 +25,7 @@ pub struct Told {
 /// The memory that this process is asked to give back.
 #[derive(Copy, Clone, Debug)]
 pub struct Demanded<'a> {
-    /// What to pass to [`Member::answer`]. `None` if no process waits for an answer.
+    /// What to pass to [`Member::answer`]. `None` if another thread has to answer a demand.
     pub told: Option<Told>,
     /// The device.
     pub device: DeviceId,
@@ -68,6 +68,16 @@ impl Member {
         self.give_answer(told.number, answer);
     }
 
+    /// Answers a demand that another thread was told and has left without an answer, so that this
+    /// process is asked again. No request counts on the demand after `pressure_timeout`.
+    pub fn answer_abandoned(&self) {
+        let times = self.levels.iter().map(|level| level.limits.options());
+        let time = times.map(|options| options.pressure_timeout).max();
+        if self.top().slot.is_silent_for(time.unwrap_or_default()) {
+            self.give_answer(self.demands(), Answer::Enough);
+        }
+    }
+
     fn give_answer(&self, demand: u64, answer: Answer) {
         self.top().slot.answer(demand, answer);
         for level in &self.levels {
@@ -108,22 +118,15 @@ impl Member {
         let level = (self.levels.len() - 1).checked_sub(depth.into())?;
         let entry = self.top().ledger.device_entry(device)?;
         let device = self.device(entry.id, entry.capacity).ok()?;
-        let demanded = self.demanded(&device, level, bytes, reason)?;
-        let told = Told {
-            number,
-            device,
-            bytes: demanded.bytes,
-            in_use: self.own_usage(&device).in_use(),
-        };
-        Some(Demanded {
-            told: Some(told),
-            ..demanded
-        })
+        self.demanded(&device, level, bytes, reason, Some(number))
     }
 
     /// Returns how much memory this process should give back, because a limit is below the usage or
-    /// because usage is above `high`. A limit comes first, then the largest excess.
+    /// because usage is above `high`. A limit comes first, then the largest excess. Larger members
+    /// give before this process, if they can.
     pub fn excess(&self) -> Option<Demanded<'_>> {
+        // The thread that is told answers for the process, unless another one still has to.
+        let number = self.top().slot.has_answered().then(|| self.demands());
         let mut most: Option<Demanded<'_>> = None;
         for entry in self.ledger().devices() {
             let Ok(device) = self.device(entry.id, entry.capacity) else {
@@ -139,7 +142,8 @@ impl Member {
                     (false, true) => (in_use - high, Reason::High),
                     (false, false) => continue,
                 };
-                let demanded = self.demanded(&device, level, bytes, reason);
+                let bytes = self.own_part(&device, level, bytes);
+                let demanded = self.demanded(&device, level, bytes, reason, number);
                 let rank = |it: &Demanded<'_>| (it.reason == Reason::Limit, it.bytes);
                 if demanded.as_ref().map(rank) > most.as_ref().map(rank) {
                     most = demanded;
@@ -149,16 +153,96 @@ impl Member {
         most
     }
 
+    /// Returns this process's part of the `bytes` that a group has too much, when the larger members
+    /// have given theirs. Members count that gave enough when they were last asked.
+    fn own_part(&self, device: &MemberDevice, level: usize, bytes: u64) -> u64 {
+        let station = &self.levels[level];
+        let top = &self.top().ledger;
+        let own = station.slot.index();
+        let has_no_more = |member: &Askable| {
+            member.slot != own && top.last_answer(member) == Some(Answer::TooLittle)
+        };
+        let (plan, _) = self.share(device, level, bytes, None, &[], &has_no_more);
+        let part = plan.iter().find(|(member, _)| member.slot == own);
+        part.map_or(0, |(_, bytes)| *bytes)
+    }
+
+    /// Divides `bytes` among the registered members of the group at `level`, the largest first, each
+    /// at most what it uses and its child group does not protect. What the members in `asked` have
+    /// not answered yet counts as coming. Leaves out members that have left a demand unanswered for
+    /// `pressure_timeout`, and those that `has_no_more` is true of. Returns also the bytes that no
+    /// member can give.
+    fn share(
+        &self,
+        device: &MemberDevice,
+        level: usize,
+        bytes: u64,
+        but: Option<&Slot>,
+        asked: &[Asked],
+        has_no_more: &dyn Fn(&Askable) -> bool,
+    ) -> (Vec<(Askable, u64)>, u64) {
+        let station = &self.levels[level];
+        let index = device.index[level];
+        let top = &self.top().ledger;
+        let time = station.limits.options().pressure_timeout;
+        let mut members = station.ledger.askable(index, top, but);
+        members.retain(|member| !top.is_silent_for(member, time) && !has_no_more(member));
+        let coming = |member: &Askable| {
+            let asked = asked.iter().find(|asked| asked.slot == member.slot)?;
+            let is_open = top.answer(member, asked.demand).is_none();
+            let now = station.ledger.charged_by(member.slot, index);
+            is_open.then(|| asked.bytes.saturating_sub(asked.from.saturating_sub(now)))
+        };
+        let (open, free): (Vec<_>, Vec<_>) = members
+            .into_iter()
+            .map(|member| (member, coming(&member)))
+            .partition(|(_, coming)| coming.is_some());
+        let first = open
+            .iter()
+            .map(|(member, coming)| (*member, coming.unwrap_or(0)));
+        // A member may have more than it was asked for.
+        let rest = free
+            .iter()
+            .chain(&open)
+            .map(|(member, _)| (*member, u64::MAX));
+        let mut left = bytes;
+        let mut plan: Vec<(Askable, u64)> = Vec::new();
+        for (member, most) in first.chain(rest) {
+            let taken = |is_counted: &dyn Fn(&Askable) -> bool| {
+                let counted = plan.iter().filter(|(other, _)| is_counted(other));
+                counted.fold(0u64, |sum, (_, bytes)| sum.saturating_add(*bytes))
+            };
+            let unprotected = station.unprotected(index, member.child);
+            let own = member
+                .in_use
+                .saturating_sub(taken(&|other| other.slot == member.slot));
+            let group = unprotected.saturating_sub(taken(&|other| other.child == member.child));
+            let part = own.min(group).min(left).min(most);
+            if part > 0 {
+                plan.push((member, part));
+                left -= part;
+            }
+        }
+        (plan, left)
+    }
+
     fn demanded(
         &self,
         device: &MemberDevice,
         level: usize,
         bytes: u64,
         reason: Reason,
+        number: Option<u64>,
     ) -> Option<Demanded<'_>> {
         let bytes = bytes.min(self.unprotected(device, level));
+        let told = number.map(|number| Told {
+            number,
+            device: *device,
+            bytes,
+            in_use: self.own_usage(device).in_use(),
+        });
         (bytes > 0).then(|| Demanded {
-            told: None,
+            told,
             device: device.id(),
             bytes,
             reason,
@@ -203,6 +287,10 @@ struct Asked {
     slot: usize,
     /// Bytes that the member had charged before the first demand.
     before: u64,
+    /// Bytes that the member had charged before the last demand.
+    from: u64,
+    /// Bytes of the last demand.
+    bytes: u64,
     /// The number of the demand that the request counts on; 0 if it has not asked yet.
     demand: u64,
 }
@@ -245,13 +333,18 @@ impl Request<'_, '_> {
             !asked.any(|it| it.slot == member.slot && top.answer(member, it.demand).is_none())
         });
         // Before they are asked: a member may give back before this thread goes on.
-        for (member, _) in &plan {
-            if !asking.asked.iter().any(|it| it.slot == member.slot) {
-                asking.asked.push(Asked {
+        for (member, bytes) in &plan {
+            let from = ledger.charged_by(member.slot, index);
+            let mut asked = asking.asked.iter_mut();
+            match asked.find(|it| it.slot == member.slot) {
+                Some(known) => (known.from, known.bytes) = (from, *bytes),
+                None => asking.asked.push(Asked {
                     slot: member.slot,
-                    before: ledger.charged_by(member.slot, index),
+                    before: from,
+                    from,
+                    bytes: *bytes,
                     demand: 0,
-                });
+                }),
             }
         }
         let reason = Reason::Request;
@@ -288,7 +381,8 @@ impl Request<'_, '_> {
 
     /// Asks all members of the group, this process included, for the memory above `high`.
     pub(super) fn ask_for_high(&self, level: usize, excess: u64) {
-        let (plan, _) = self.share(level, excess, None, &[]);
+        let member = self.member;
+        let (plan, _) = member.share(self.device, level, excess, None, &[], &|_| false);
         let (bytes, count) = self.ask_each(level, &plan, Reason::High, |_, _| {});
         if count > 0 {
             self.record_demand(level, EventKind::Asked, bytes, count);
@@ -296,7 +390,8 @@ impl Request<'_, '_> {
     }
 
     /// Returns who is asked for how many bytes, so that the request fits when `pending` bytes are
-    /// free; `None` if the members do not hold enough.
+    /// free; `None` if the members do not hold enough. Leaves out members in `asked` that have given
+    /// too little.
     fn plan(&self, level: usize, asked: &[Asked], pending: u64) -> Option<Vec<(Askable, u64)>> {
         let station = self.station(level);
         let index = self.device.index[level];
@@ -304,48 +399,17 @@ impl Request<'_, '_> {
         let room = max.saturating_sub(station.kept(index));
         let charged = station.ledger.charged(index).saturating_sub(pending);
         let bytes = charged.saturating_add(self.bytes).saturating_sub(room);
-        let (plan, left) = self.share(level, bytes, Some(&station.slot), asked);
-        (left == 0).then_some(plan)
-    }
-
-    /// Divides `bytes` among the registered members, the largest first, each at most what it uses
-    /// and its child group does not protect. Leaves out members in `asked` that have given too
-    /// little. Returns also the bytes that nobody can give.
-    fn share(
-        &self,
-        level: usize,
-        bytes: u64,
-        but: Option<&Slot>,
-        asked: &[Asked],
-    ) -> (Vec<(Askable, u64)>, u64) {
-        let station = self.station(level);
-        let index = self.device.index[level];
         let top = &self.member.top().ledger;
-        let mut left = bytes;
-        let mut plan: Vec<(Askable, u64)> = Vec::new();
-        for member in station.ledger.askable(index, top, but) {
-            if left == 0 {
-                break;
-            }
-            let is_empty = |asked: &Asked| {
-                asked.slot == member.slot
-                    && top.answer(&member, asked.demand) == Some(Answer::TooLittle)
-            };
-            if asked.iter().any(is_empty) {
-                continue;
-            }
-            let siblings = plan.iter().filter(|(other, _)| other.child == member.child);
-            let taken = siblings.fold(0u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
-            let free = station
-                .unprotected(index, member.child)
-                .saturating_sub(taken);
-            let part = member.in_use.min(free).min(left);
-            if part > 0 {
-                plan.push((member, part));
-                left -= part;
-            }
-        }
-        (plan, left)
+        let has_no_more = |member: &Askable| {
+            let mut asked = asked.iter().filter(|asked| asked.slot == member.slot);
+            asked.any(|asked| top.answer(member, asked.demand) == Some(Answer::TooLittle))
+        };
+        let but = Some(&station.slot);
+        let share = self
+            .member
+            .share(self.device, level, bytes, but, asked, &has_no_more);
+        let (plan, left) = share;
+        (left == 0).then_some(plan)
     }
 
     /// Asks each member of a plan. Returns the bytes and the number of those that were not asked a

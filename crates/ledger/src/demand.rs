@@ -207,14 +207,17 @@ impl Ledger {
     /// Returns how a member has answered the demand with this number, or a later one. `None` if it
     /// has not. A demand counts as answered if another member has set the number of demands back.
     pub fn answer(&self, member: &Askable, demand: u64) -> Option<Answer> {
-        let words = &self.content().slots[member.top].pressure;
-        let word = words.answered.load(Ordering::SeqCst);
-        // The word has the lower 63 bits of the number.
-        let demand = demand.min(self.demands(member)) << 1;
-        (word | 1 > demand).then_some(match word & 1 {
-            0 => Answer::Enough,
-            _ => Answer::TooLittle,
-        })
+        answer(&self.content().slots[member.top].pressure, demand)
+    }
+
+    /// Returns how a member has answered its last demand; `None` if it has not.
+    pub fn last_answer(&self, member: &Askable) -> Option<Answer> {
+        self.answer(member, u64::MAX)
+    }
+
+    /// Returns whether a member has left its last demand without an answer for this time.
+    pub fn is_silent_for(&self, member: &Askable, time: Duration) -> bool {
+        is_silent_for(&self.content().slots[member.top].pressure, time)
     }
 
     /// Returns the bytes that the owner of a slot has charged.
@@ -222,6 +225,21 @@ impl Ledger {
         let word = self.word(slot % MAX_SLOTS, device);
         granted(word.load(Ordering::Relaxed)) * UNIT
     }
+}
+
+fn answer(words: &PressureWords, demand: u64) -> Option<Answer> {
+    let word = words.answered.load(Ordering::SeqCst);
+    // The word has the lower 63 bits of the number.
+    let demand = demand.min(words.count.load(Ordering::SeqCst)) << 1;
+    (word | 1 > demand).then_some(match word & 1 {
+        0 => Answer::Enough,
+        _ => Answer::TooLittle,
+    })
+}
+
+fn is_silent_for(words: &PressureWords, time: Duration) -> bool {
+    let since = os::wall_ms().abs_diff(words.asked_at.load(Ordering::Relaxed));
+    answer(words, u64::MAX).is_none() && Duration::from_millis(since) >= time
 }
 
 impl Slot {
@@ -259,6 +277,17 @@ impl Slot {
     /// [`Self::await_demand`].
     pub fn demands(&self) -> u64 {
         self.pressure().count.load(Ordering::SeqCst)
+    }
+
+    /// Returns whether this process has answered its last demand, in the topmost ledger.
+    pub fn has_answered(&self) -> bool {
+        answer(self.pressure(), u64::MAX).is_some()
+    }
+
+    /// Returns whether this process has left its last demand without an answer for this time, in the
+    /// topmost ledger.
+    pub fn is_silent_for(&self, time: Duration) -> bool {
+        is_silent_for(self.pressure(), time)
     }
 
     /// Answers the demands up to the one with this number, in the topmost ledger.

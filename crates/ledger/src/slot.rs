@@ -377,7 +377,8 @@ impl Slot {
         &self.ledger.content().slots[self.index]
     }
 
-    pub(super) fn index(&self) -> usize {
+    /// Returns the number of the slot in its ledger.
+    pub fn index(&self) -> usize {
         self.index
     }
 }

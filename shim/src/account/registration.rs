@@ -125,6 +125,8 @@ impl Process {
             && told.number == self.registration.told.load(Ordering::SeqCst)
         {
             member.answer(&told);
+        } else {
+            member.answer_abandoned();
         }
         // Read before the look, so that a later demand ends the sleep at once.
         let group = Some((member, member.demands()));

@@ -428,6 +428,89 @@ fn a_lasting_excess_is_told_once_a_second() {
     holder.end_quietly();
 }
 
+/// Returns what a holder says it is asked for, in MiB; 0 if it is not asked.
+fn mib(said: &str) -> u64 {
+    let bytes = said.split(' ').nth(1).unwrap_or("0");
+    bytes.trim_end_matches('M').parse().expect("a number")
+}
+
+#[test]
+fn members_share_an_excess_the_largest_first() {
+    let world = World::new(cap(4));
+    let mut holders = [160, 150, 140, 130].map(|mib| holder(&world, "", mib));
+    world.set(4 * CONTEXT + 380 * MIB);
+    let asked = holders.each_mut().map(|holder| mib(&holder.say("asked 0")));
+    assert_eq!(asked.iter().sum::<u64>(), 200, "{asked:?}");
+    assert_eq!(asked[..2], [160, 40], "{asked:?}");
+    // One that does not give leaves its part to the others.
+    holders[0].expect(&[("asked 0", "5")]);
+    assert!(eventually(|| mib(&holders[1].say("asked 1000")) == 150));
+    let [first, others @ ..] = holders;
+    for holder in others {
+        holder.end_quietly();
+    }
+    first.end_quietly();
+}
+
+/// The holder that was asked falls below another one while it frees.
+#[test]
+fn what_a_holder_still_frees_is_not_asked_of_another_one() {
+    let world = World::new(cap(3));
+    world.settings(&["pressure_timeout=1000h"]);
+    let (mut one, mut two) = (holder(&world, "", 200), holder(&world, "", 290));
+    let mut other = world.on_gpu();
+    one.expect(&[("alloc b 100M", "0")]);
+    waits_to_be_asked(&mut one);
+    other.tell("alloc c 150M");
+    let asked = mib(&one.answer());
+    assert!((101..200).contains(&asked), "{asked}");
+    one.expect(&[("free b", "0")]);
+    two.expect(&[("asked 700", "5")]);
+    one.expect(&[("free a", "0")]);
+    assert_eq!(other.answer(), "0");
+    for program in [one, two, other] {
+        program.end_quietly();
+    }
+}
+
+#[test]
+fn a_holder_that_hangs_delays_one_request_only() {
+    let world = World::new(cap(2));
+    world.settings(&["pressure_timeout=400ms"]);
+    let mut holder = holder(&world, "", 500);
+    let mut other = world.on_gpu();
+    holder.signal(libc::SIGSTOP);
+    other.expect(&[("alloc b 300M", "2")]);
+    assert_eq!(world.events(EventKind::Asked).len(), 1);
+    waits_until_it_may_be_asked();
+    other.expect(&[("alloc b 300M", "2"), ("alloc b 300M", "2")]);
+    assert_eq!(world.events(EventKind::Asked).len(), 1, "not asked again");
+    assert_eq!(world.usage(0).waits, 1);
+    // It is asked again when it has answered.
+    holder.signal(libc::SIGCONT);
+    assert!(holder.say("asked 0").starts_with("0 "));
+    holder.expect(&[("asked 0", "5")]);
+    holder.expect(&[("aside {\nasked -1\nfree a\n}", "0")]);
+    world.settings(&["pressure_timeout=1000h"]);
+    other.expect(&[("alloc b 300M", "0")]);
+    holder.end_quietly();
+    other.end();
+}
+
+#[test]
+fn a_thread_that_ends_without_an_answer_does_not_silence_the_others() {
+    let world = World::new(cap(2));
+    world.settings(&["pressure_timeout=300ms"]);
+    let mut holder = holder(&world, "", 500);
+    let mut other = world.on_gpu();
+    holder.expect(&[("aside {\nasked -1\n}", "0")]);
+    other.expect(&[("alloc b 300M", "2")]);
+    holder.expect(&[("await", "0:1"), ("aside {\nasked -1\nfree a\n}", "0")]);
+    assert!(eventually(|| other.say("alloc b 300M") == "0"));
+    holder.end_quietly();
+    other.end();
+}
+
 #[test]
 fn a_member_of_a_protected_group_is_not_asked() {
     let world = World::new(cap(2));
