@@ -5,6 +5,7 @@ use super::state::State;
 use super::worker::Worker;
 use hyper::body::Bytes;
 use serde_json::Value;
+use std::collections::VecDeque;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -16,6 +17,8 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout_at};
 const STREAMS: usize = 32;
 /// Number of messages that wait for a slow client. A client that is slower is dropped.
 const QUEUE: usize = 16;
+/// Number of bytes that wait for a slow client before the last message. Clients share the messages.
+const BYTES: usize = 16 << 20;
 /// How often the state is compared.
 const EVERY: Duration = Duration::from_secs(1);
 /// The longest time without a message. A client that has gone keeps its place until the server
@@ -33,6 +36,8 @@ struct Open {
     streams: Vec<(Sender<Bytes>, Place)>,
     /// The state that all streams have; empty if some have another.
     state: String,
+    /// The lengths of the last messages to all streams, the newest first.
+    lengths: VecDeque<usize>,
 }
 
 /// The place of a stream. While a place is taken, the server collects events.
@@ -85,19 +90,35 @@ impl Streams {
         self.places.available_permits() == STREAMS
     }
 
-    /// Sends a message to all streams, and drops those whose queues are full.
+    /// Sends a message to all streams, and drops those that have too many or too long ones.
     fn send(&self, text: String) {
         let bytes = Bytes::from(text);
-        let streams = &mut self.lock().streams;
-        streams.retain(|(stream, _)| stream.try_send(bytes.clone()).is_ok());
+        let open = &mut *self.lock();
+        let lengths = &open.lengths;
+        open.streams.retain(|(stream, _)| {
+            // The first message of a stream counts as long as another one.
+            let waiting = lengths.iter().take(QUEUE - stream.capacity());
+            waiting.sum::<usize>() <= BYTES && stream.try_send(bytes.clone()).is_ok()
+        });
+        open.lengths.push_front(bytes.len());
+        open.lengths.truncate(QUEUE);
     }
 
-    /// Sends a state to all streams, unless they have it. Returns whether it was sent.
-    fn send_state(&self, state: State) -> bool {
-        let is_new = self.lock().state != state.rest;
-        if is_new {
-            self.send(message("state", None, &state.text()));
+    /// Sends the events of a round, and its state unless all streams have it. One message has them
+    /// all: clients get no time to read between two messages of a round. Returns whether it was
+    /// sent.
+    fn send_round(&self, events: &[(String, Value)], state: Option<State>) -> bool {
+        let mut text = String::new();
+        for (time, event) in events {
+            text += &message("event", Some(time), &event.to_string());
+        }
+        if let Some(state) = state.filter(|state| self.lock().state != state.rest) {
+            text += &message("state", None, &state.text());
             self.lock().state = state.rest;
+        }
+        let is_new = !text.is_empty();
+        if is_new {
+            self.send(text);
         }
         is_new
     }
@@ -109,17 +130,20 @@ pub async fn run(streams: Arc<Streams>, worker: Arc<Worker>) {
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut sent = Instant::now();
     loop {
-        ticks.tick().await;
-        let is_idle = streams.is_idle();
         // Wait for the answer, however long it takes: it has events that no other answer has.
-        let mut news = pin!(worker.ask_patiently(move |sources| {
-            if is_idle {
-                sources.watch = None;
-                return None;
-            }
-            let events = events::news(sources);
-            Some((State::read(sources), events))
-        }));
+        let mut news = pin!(async {
+            ticks.tick().await;
+            let is_idle = streams.is_idle();
+            let ask = worker.ask_patiently(move |sources| {
+                if is_idle {
+                    sources.watch = None;
+                    return None;
+                }
+                let events = events::news(sources);
+                Some((State::read(sources), events))
+            });
+            ask.await
+        });
         let news = loop {
             match timeout_at(sent + SILENCE, &mut news).await {
                 Ok(news) => break news,
@@ -129,25 +153,58 @@ pub async fn run(streams: Arc<Streams>, worker: Arc<Worker>) {
                 }
             }
         };
-        if let Ok(Some((state, events))) = news {
-            for (time, event) in &events {
-                streams.send(of_event(time, event));
-            }
-            if let Ok(state) = state
-                && streams.send_state(state)
-            {
-                sent = Instant::now();
-            }
+        if let Ok(Some((state, events))) = news
+            && streams.send_round(&events, state.ok())
+        {
+            sent = Instant::now();
         }
     }
-}
-
-fn of_event(time: &str, event: &Value) -> String {
-    message("event", Some(time), &event.to_string())
 }
 
 /// Returns a message. JSON has no line feeds outside of strings, and escapes those in strings.
 fn message(kind: &str, id: Option<&str>, data: &str) -> String {
     let id = id.map_or_else(String::new, |id| format!("id: {id}\n"));
     format!("event: {kind}\n{id}data: {data}\n\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(streams: &Streams) -> Receiver<Bytes> {
+        let (sender, receiver) = channel(QUEUE);
+        let place = streams.place().expect("room");
+        streams.lock().streams.push((sender, place));
+        receiver
+    }
+
+    #[test]
+    fn only_a_stream_that_does_not_read_is_dropped() {
+        let streams = Streams::default();
+        // Many short messages, then few long ones.
+        for (length, most) in [(1, QUEUE), (BYTES / 4, 5)] {
+            let (mut slow, mut quick) = (open(&streams), open(&streams));
+            for _ in 0..2 * QUEUE {
+                streams.send("x".repeat(length));
+                assert_eq!(quick.try_recv().map(|bytes| bytes.len()), Ok(length));
+            }
+            let got = std::iter::from_fn(|| slow.try_recv().ok()).count();
+            assert_eq!(got, most, "messages of {length} bytes");
+            assert!(slow.is_closed() && !quick.is_closed());
+        }
+    }
+
+    #[test]
+    fn the_events_of_a_round_are_one_message() {
+        let streams = Streams::default();
+        let mut stream = open(&streams);
+        let event = |number| ("2026-01-01T00:00:00Z".into(), Value::from(number));
+        let events: Vec<(String, Value)> = (0..1000).map(event).collect();
+        assert!(streams.send_round(&events, None));
+        let bytes = stream.try_recv().expect("a message");
+        let text = str::from_utf8(&bytes).expect("UTF-8");
+        assert_eq!(text.matches("event: event\n").count(), 1000);
+        assert!(text.ends_with("data: 999\n\n"), "{text}");
+        assert!(!streams.send_round(&[], None), "nothing is new");
+    }
 }

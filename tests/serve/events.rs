@@ -157,6 +157,24 @@ fn events_right_after_the_beginning_of_a_stream_are_sent() {
     }
 }
 
+/// All events of a second are sent to a client that reads, however many there are.
+#[test]
+fn many_events_at_once_are_sent() {
+    let rig = Rig::new();
+    rig.group("lab", Size::Bytes(4 * GIB));
+    let (member, device) = rig.member("lab", GIB);
+    let server = rig.unix(&[]);
+    let mut events = Events::open(&server.place);
+    events.until(|message| message.kind == "state");
+    for _ in 0..80 {
+        refuse(&member, &device, 8 * GIB);
+    }
+    for number in 0..80 {
+        let event = events.until(|message| message.kind == "event");
+        assert_eq!(event.data["number"], number);
+    }
+}
+
 #[test]
 fn a_stream_of_everybody_has_no_processes() {
     let rig = Rig::new();
