@@ -9,7 +9,7 @@ use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 /// The limits and the groups above, which the groups of one round share. With thousands of groups
@@ -19,6 +19,9 @@ pub struct Shared {
     limits: Rc<Read>,
     /// The groups above the last group. The next group is often below them, too.
     above: Vec<Rc<Above>>,
+    /// The slots that count no more ([`super::drained`]) of the groups that have such slots, by the
+    /// paths of their ledgers.
+    drained: BTreeMap<PathBuf, Vec<usize>>,
 }
 
 impl Shared {
@@ -42,12 +45,23 @@ impl Shared {
             let mut known = self.above.iter().filter(|above| above.group == group);
             match known.next() {
                 Some(above) => Some(Rc::clone(above)),
-                None => Above::open(group, &self.limits).map(Rc::new),
+                None => {
+                    let drained = self.drained.get(&group.ledger_path());
+                    let drained = drained.cloned().unwrap_or_default();
+                    Above::open(group, &self.limits, drained).map(Rc::new)
+                }
             }
         };
         let above: Vec<Rc<Above>> = group.upwards().skip(1).filter_map(open).collect();
         self.above.clone_from(&above);
         above
+    }
+
+    /// Takes note of the slots of a group that count no more.
+    pub fn drained(&mut self, group: &Group, slots: &[usize]) {
+        if !slots.is_empty() {
+            self.drained.insert(group.ledger_path(), slots.into());
+        }
     }
 }
 
@@ -75,6 +89,7 @@ pub struct Above {
     pub rules: LimitSet,
     /// `None` if the caller cannot read the ledger.
     pub ledger: Option<Ledger>,
+    drained: Vec<usize>,
     limits: Rc<Read>,
     /// The child groups with protected memory: the key of the name, and the limits.
     protected: OnceCell<Vec<(u64, LimitSet)>>,
@@ -91,8 +106,9 @@ struct Taken {
 }
 
 impl Above {
-    fn open(group: Group, limits: &Rc<Read>) -> Option<Self> {
+    fn open(group: Group, limits: &Rc<Read>, drained: Vec<usize>) -> Option<Self> {
         Some(Self {
+            drained,
             rules: limits.of(&group.limits_path()).ok()?,
             ledger: Ledger::open_readonly(&group.ledger_path()).ok(),
             group,
@@ -126,8 +142,13 @@ impl Above {
         };
         let protected = self.protected.get_or_init(|| self.read_protected());
         let kept: BTreeMap<u64, u64> = protected.iter().map(kept).collect();
+        let charged = |device| {
+            let drained = self.drained.iter();
+            let drained = drained.map(|slot| ledger.usage_of(*slot, device).charged);
+            ledger.charged(device).saturating_sub(drained.sum())
+        };
         Taken {
-            charged: device.map_or(0, |device| ledger.charged(device)),
+            charged: device.map_or(0, charged),
             kept_in_all: kept.values().copied().map(u128::from).sum(),
             kept,
         }

@@ -263,7 +263,7 @@ impl Gpu {
             .or_else(|| groups::gpu(id, driver)?.capacity);
         let own = bytes(view.rules.for_device(id, Key::Max), capacity);
         let usage = view.ledger.as_ref().map(|ledger| {
-            let seen = entry.map(|entry| ledger.usage(entry.index));
+            let seen = entry.map(|entry| ledger.usage_without(entry.index, &view.drained));
             seen.unwrap_or_default()
         });
         let uses = |process: &ProcessUsage| {

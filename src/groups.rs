@@ -4,7 +4,7 @@ use super::above::{Above, Shared};
 use super::failure::Failure;
 use super::figures::SCHEMA;
 use super::nvml::{Driver, Gpu};
-use super::{env, output};
+use super::{drained, env, output};
 use gpulimit_base::device::DeviceId;
 use gpulimit_group::{
     Group, GroupError, Listing, MAX_USER_NAMES, Root, SYSTEM, WithoutCreateHint, check_name,
@@ -369,6 +369,8 @@ pub struct View {
     pub devices: Vec<DeviceEntry>,
     /// The processes that are members of this group or of a group below it.
     pub processes: Vec<ProcessUsage>,
+    /// The slots of the ledger that count no more: see [`drained::slots`].
+    pub drained: Vec<usize>,
     /// The groups above this group, the closest first.
     pub above: Vec<Rc<Above>>,
 }
@@ -448,13 +450,20 @@ impl View {
         driver: Option<&Driver>,
     ) -> Self {
         let processes = |ledger: &Ledger| ledger.processes(witness(driver));
+        let drained = ledger.as_ref().map(|ledger| drained::slots(ledger, driver));
+        let drained = drained.unwrap_or_default();
+        let mut processes = ledger.as_ref().map(processes).unwrap_or_default();
+        processes.retain(|process| drained.binary_search(&process.slot).is_err());
+        let above = shared.above(&group);
+        shared.drained(&group, &drained);
         Self {
-            above: shared.above(&group),
+            above,
             group,
             title,
             rules,
             devices: ledger.as_ref().map(Ledger::devices).unwrap_or_default(),
-            processes: ledger.as_ref().map(processes).unwrap_or_default(),
+            processes,
+            drained,
             ledger,
         }
     }

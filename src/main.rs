@@ -14,6 +14,7 @@ mod create;
 mod csv;
 mod dlsym;
 mod doctor;
+mod drained;
 mod elf;
 mod events;
 mod failure;

@@ -3,6 +3,7 @@
 use super::rig::{GIB, Rig, Server, charge};
 use gpulimit_base::units::Size;
 use gpulimit_group::Member;
+use gpulimit_programs::world::{Session, eventually, may_mount, program};
 use std::fs;
 use std::process::Command;
 use std::thread;
@@ -124,20 +125,9 @@ fn the_largest_number_of_members_is_shown() {
     assert!(text.contains("state=\"running\"} 4096\n"), "{text}");
 }
 
-/// The groups' file system is full, as a member of a group can make it.
-#[test]
-fn a_full_file_system_changes_nothing() {
-    if !gpulimit_programs::world::may_mount() {
-        return;
-    }
-    let rig = Rig::new();
-    let script = r#"
-        set -e
-        mount -t tmpfs -o size=4M,mode=755 none "$GPULIMIT_ROOT"
-        "$0" create lab --max 4G >&2
-        dd if=/dev/zero of="$GPULIMIT_ROOT/fill" bs=64k 2>/dev/null || true
-        exec "$0" serve --listen "unix:$1"
-    "#;
+/// Starts a server by a script in a mount namespace of its own. `$0` is the controller, `$1` the
+/// path of the socket.
+fn with_mounts(rig: &Rig, script: &str) -> Server {
     let controller = rig.gpulimit(&[]);
     let mut command = Command::new("unshare");
     command
@@ -150,7 +140,60 @@ fn a_full_file_system_changes_nothing() {
             None => command.env_remove(name),
         };
     }
-    let server = Server::start(command);
+    Server::start(command)
+}
+
+/// Nobody cleans the groups after a killed process, and the server cannot.
+#[test]
+fn a_server_that_cannot_write_leaves_out_killed_processes() {
+    if !may_mount() {
+        return;
+    }
+    let rig = Rig::new();
+    rig.group("lab", Size::Bytes(4 * GIB));
+    rig.group("lab/alice", Size::Bytes(4 * GIB));
+    let mut program = rig.world.preloaded(program());
+    program.env("GPULIMIT_GROUP", "lab/alice");
+    let mut program = Session::start(program);
+    assert_eq!(program.say("start"), "0 0");
+    let script = r#"
+        mount --bind "$GPULIMIT_ROOT" "$GPULIMIT_ROOT" &&
+        mount -o remount,bind,ro "$GPULIMIT_ROOT" && exec "$0" serve --listen "unix:$1"
+    "#;
+    let server = with_mounts(&rig, script);
+    let is = |used: bool, processes: usize| {
+        let state = server.place.json("/api/v1/state");
+        let groups = state["groups"].as_array().unwrap();
+        let figures = groups.iter().all(|group| {
+            let gpu = &group["gpus"][0];
+            let is_free = gpu["usage"] == 0 && gpu["free"] == gpu["max"];
+            let counts = group["processes"] == processes && gpu["processes"] == processes;
+            is_free != used && counts
+        });
+        let grouped = state["gpus"][0]["groups"] != 0;
+        figures && grouped == used && state["processes"].as_array().unwrap().len() == processes
+    };
+    assert!(is(true, 1), "{}", server.place.json("/api/v1/state"));
+    program.kill();
+    let state = || server.place.json("/api/v1/state");
+    assert!(eventually(|| is(false, 0)), "{}", state());
+}
+
+/// The groups' file system is full, as a member of a group can make it.
+#[test]
+fn a_full_file_system_changes_nothing() {
+    if !may_mount() {
+        return;
+    }
+    let rig = Rig::new();
+    let script = r#"
+        set -e
+        mount -t tmpfs -o size=4M,mode=755 none "$GPULIMIT_ROOT"
+        "$0" create lab --max 4G >&2
+        dd if=/dev/zero of="$GPULIMIT_ROOT/fill" bs=64k 2>/dev/null || true
+        exec "$0" serve --listen "unix:$1"
+    "#;
+    let server = with_mounts(&rig, script);
     assert_eq!(names(&server.place.json("/api/v1/state")), ["lab"]);
     let text = server.place.metrics();
     assert!(

@@ -167,6 +167,11 @@ impl Ledger {
 
     /// Returns the group's usage of a device, including dead processes whose slots are not cleaned.
     pub fn usage(&self, device: DeviceIndex) -> Usage {
+        self.usage_without(device, &[])
+    }
+
+    /// Returns the group's usage of a device without these slots, in their order.
+    pub fn usage_without(&self, device: DeviceIndex, slots: &[usize]) -> Usage {
         let header = self.header();
         let mut usage = Usage {
             peak: header.peaks[device.get()].load(Ordering::Relaxed),
@@ -185,7 +190,9 @@ impl Ledger {
                 0
             };
             usage.suspended = usage.suspended.saturating_add(suspended);
-            if self.word(slot, device).load(Ordering::Relaxed) == 0 {
+            if self.word(slot, device).load(Ordering::Relaxed) == 0
+                || slots.binary_search(&slot).is_ok()
+            {
                 continue;
             }
             let (word, idle) = patience.settled(self, slot, device);
@@ -221,10 +228,7 @@ impl Ledger {
             };
             let dead = file.as_ref().is_some_and(|file| self.has_died(file, slot));
             if dead {
-                let dead_ms = match page.owner.dead_since.load(Ordering::Relaxed) {
-                    0 => 0,
-                    since => now.saturating_sub(since),
-                };
+                let dead_ms = self.dead_ms(slot, now);
                 if !self.has_words(slot) || reap::has_drained(self, slot, witness, dead_ms) {
                     continue;
                 }
@@ -245,6 +249,48 @@ impl Ledger {
             });
         }
         processes
+    }
+
+    /// Returns the charged slots that [`Self::clean`] would clean if the ledger were not read-only,
+    /// in their order; none of a writable ledger.
+    ///
+    /// Nobody may have noted in the file when a process died. `seen_ms` returns for how many
+    /// milliseconds the caller has known that the process in a slot is dead.
+    pub fn drained(
+        &self,
+        witness: &dyn Witness,
+        mut seen_ms: impl FnMut(usize, &Identity) -> u64,
+    ) -> Vec<usize> {
+        let mut slots = Vec::new();
+        if self.map.writable() || self.high_water() == 0 {
+            return slots;
+        }
+        let Ok(file) = self.open_file(false) else {
+            return slots;
+        };
+        let now = os::boot_ms();
+        for slot in 0..self.high_water() {
+            let Some(identity) = self.owner(slot) else {
+                continue;
+            };
+            if self.has_words(slot) && self.has_died(&file, slot) {
+                let dead_ms = self.dead_ms(slot, now).max(seen_ms(slot, &identity));
+                if reap::has_drained(self, slot, witness, dead_ms) {
+                    slots.push(slot);
+                }
+            }
+        }
+        slots
+    }
+
+    /// Returns for how many milliseconds the owner of a slot has been dead by the file; 0 if
+    /// unknown.
+    fn dead_ms(&self, slot: usize, now: u64) -> u64 {
+        let owner = &self.content().slots[slot].owner;
+        match owner.dead_since.load(Ordering::Relaxed) {
+            0 => 0,
+            since => now.saturating_sub(since),
+        }
     }
 
     /// Returns the figures of a slot on one device.

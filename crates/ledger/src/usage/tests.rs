@@ -137,3 +137,25 @@ fn reclaimable_memory_is_bounded_by_the_charge() {
     assert_eq!(reclaimable(&scratch, slots[1].index(), device), 8 * UNIT);
     assert_eq!(reclaimable(&scratch, slots[1].index(), scratch.other), 0);
 }
+
+#[test]
+fn a_reader_leaves_out_what_it_cannot_clean() {
+    let scratch = Scratch::new();
+    let slot = scratch.join();
+    charge_unchecked(&[level(&slot, scratch.device, u64::MAX)], 10 * UNIT);
+    let dead = scratch.dead(&stranger(1), 5, 1);
+    let reader = scratch.readonly();
+    let drained = |witness, seen_ms| reader.drained(&Knows(witness), |_, _| seen_ms);
+    assert_eq!(drained(Some(false), 0), [dead]);
+    assert_eq!(drained(Some(true), 10_000), [0; 0]);
+    assert_eq!(drained(None, 0), [0; 0], "the grace time has not begun");
+    assert_eq!(drained(None, 10_000), [dead]);
+    let since = &scratch.content().slots[dead].owner.dead_since;
+    since.store(os::boot_ms() - 10_000, Ordering::Relaxed);
+    assert_eq!(drained(None, 0), [dead]);
+    assert_eq!(reader.usage(scratch.device).charged, 14 * UNIT);
+    let usage = reader.usage_without(scratch.device, &[dead]);
+    assert_eq!((usage.charged, usage.undecided), (10 * UNIT, 0));
+    // A writable ledger is cleaned instead.
+    assert_eq!(scratch.drained(&Knows(None), |_, _| 0), [0; 0]);
+}
