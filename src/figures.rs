@@ -176,7 +176,16 @@ impl Figures {
         self.gpus.retain(|gpu| devices.contains(&of(gpu)));
         // The row for the other GPUs stays if it is about one of these.
         self.others = self.others.filter(|_| !are_listed);
+        if self.gpus.is_empty() && self.others.is_none() && self.limits_all() {
+            self.others = Some("others");
+        }
         !self.gpus.is_empty() || self.others.is_some()
+    }
+
+    /// Returns whether a limit of the group, or of a group above, applies to all other GPUs.
+    pub fn limits_all(&self) -> bool {
+        let mut rules = self.rules.rules.iter();
+        rules.any(|(selector, _)| *selector == Selector::All) || self.above_all.is_some()
     }
 
     /// Returns the figures as JSON. Bytes and counts are integers; unknown figures are null.

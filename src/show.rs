@@ -216,7 +216,7 @@ fn table(groups: &[Figures]) -> Table {
                 nothing(),
                 nothing(),
                 nothing(),
-                figure(group.processes.filter(|_| group.gpus.is_empty())),
+                figure(group.processes.filter(|_| others == "all")),
                 nothing(),
                 options.clone(),
             ]);

@@ -78,6 +78,8 @@ pub struct Group {
     pub settings: String,
     /// One entry for each GPU, and one for all others; never empty.
     pub usages: Vec<Usage>,
+    /// What is known of GPUs without an entry.
+    pub unlisted: Usage,
 }
 
 /// A group's figures on one GPU, in bytes.
@@ -333,13 +335,16 @@ impl Group {
             .collect();
         let place = |usage: &Usage| order.iter().position(|id| usage.gpu == Some(*id));
         usages.sort_by_key(|usage| place(usage).unwrap_or(usize::MAX));
+        let of_others = |label: &str| Usage {
+            label: label.into(),
+            max: figures::bytes(Some(figures.of_all(Key::Max)), None),
+            max_text: max_text(figures::size(figures.of_all(Key::Max))),
+            ..Usage::unknown()
+        };
         if let Some(others) = figures.others {
             usages.push(Usage {
-                label: others.into(),
-                max: figures::bytes(Some(figures.of_all(Key::Max)), None),
-                max_text: max_text(figures::size(figures.of_all(Key::Max))),
                 processes: figures.processes.filter(|_| usages.is_empty()),
-                ..Usage::unknown()
+                ..of_others(others)
             });
         }
         if usages.is_empty() {
@@ -350,6 +355,10 @@ impl Group {
             title: Escaped(&figures.title).to_string(),
             settings: settings(figures),
             usages,
+            unlisted: match figures.limits_all() {
+                true => of_others("others"),
+                false => Usage::unknown(),
+            },
         }
     }
 }

@@ -288,10 +288,13 @@ impl Tree<'_> {
     /// Returns a group's largest figure on the chosen GPUs.
     fn figure(&self, group: &Group, of: fn(&Usage) -> Option<u64>) -> Option<u64> {
         let usages = group.usages.iter();
-        usages
+        let mut shown = usages
             .filter(|usage| usage.gpu.is_none_or(|gpu| self.choice.shows(gpu)))
-            .filter_map(of)
-            .max()
+            .peekable();
+        match shown.peek() {
+            Some(_) => shown.filter_map(of).max(),
+            None => of(&group.unlisted),
+        }
     }
 
     /// Counts the groups below a group.

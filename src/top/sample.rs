@@ -77,6 +77,7 @@ pub fn group(full: &str, usages: Vec<Usage>) -> Group {
         title: full.into(),
         settings: "all GPUs max=20GiB; on_limit=wait".into(),
         usages,
+        unlisted: Usage::unknown(),
     }
 }
 

@@ -179,12 +179,11 @@ fn heads<T>(canvas: &mut Canvas<'_>, y: usize, columns: &[Placed<T>]) {
     }
 }
 
-/// Returns the figures of a row; empty ones if the group has none of the chosen GPUs.
+/// Returns the figures of a row.
 fn usage<'a>(round: &'a Round, row: &GroupRow) -> &'a Usage {
-    static NONE: Usage = Usage::unknown();
-    let group: Option<&Group> = round.groups.get(row.group);
-    let usage = row.usage.and_then(|usage| group?.usages.get(usage));
-    usage.unwrap_or(&NONE)
+    let group = &round.groups[row.group];
+    let usage = row.usage.and_then(|usage| group.usages.get(usage));
+    usage.unwrap_or(&group.unlisted)
 }
 
 /// Returns the name of a group behind the branches of the tree. Only the first row of a group has

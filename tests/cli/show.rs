@@ -393,6 +393,9 @@ fn rows_and_json_are_restricted_to_the_named_gpus() {
     place.group("all", Size::Bytes(GIB));
     place.group("one", Size::Bytes(4 * GIB));
     place.group("both", Size::Bytes(4 * GIB));
+    let unlimited = LimitSet::default();
+    place.root().create("none", &unlimited).expect("created");
+    drop(place.member("none"));
     let (member, device) = place.member("one");
     let (both, _) = place.member("both");
     let other = both.device(OTHER, CAPACITY).expect("a device");
@@ -407,9 +410,23 @@ fn rows_and_json_are_restricted_to_the_named_gpus() {
         // A group that has used no GPU has a row for all GPUs.
         assert_eq!(
             shown(&["--device", &gpu]),
-            ["all all", "both GPU-1a2b…", "one GPU-1a2b…"]
+            [
+                "all all",
+                "both GPU-1a2b…",
+                "none GPU-1a2b…",
+                "one GPU-1a2b…"
+            ]
         );
-        assert_eq!(shown(&["--device", &other]), ["all all", "both GPU-9c8d…"]);
+        // The limit for all GPUs applies to a GPU that the group has not used.
+        assert_eq!(
+            shown(&["--device", &other]),
+            ["all all", "both GPU-9c8d…", "one others"]
+        );
+        assert!(
+            place
+                .said(&[verb, "one", "--device", &other])
+                .contains("4.0 GiB")
+        );
         let both = ["--device", &gpu, "--device", &other];
         assert_eq!(shown(&both), shown(&[]));
         let json = place.json(&[verb, "--device", &other, "--json"]);
@@ -418,11 +435,11 @@ fn rows_and_json_are_restricted_to_the_named_gpus() {
             .iter()
             .map(|group| group["gpus"].as_array().expect("gpus").len())
             .collect();
-        assert_eq!(gpus, [0, 1], "{json}");
+        assert_eq!(gpus, [0, 1, 0], "{json}");
         assert_eq!(groups[1]["gpus"][0]["uuid"], other, "{json}");
         let error = place.refused(2, &[verb, "--device", "GPU-1a"]);
         assert!(error.contains("give the full UUID"), "{error}");
-        let output = place.output(&[verb, "one", "--device", &other]);
+        let output = place.output(&[verb, "none", "--device", &other]);
         assert!(output.status.success() && output.stdout.is_empty());
         assert!(text(&output.stderr).contains("no group has used such a GPU"));
     }

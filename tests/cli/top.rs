@@ -1,11 +1,12 @@
 //! `gpulimit top`: rounds as text and JSON, and the screen on a terminal of the test's own.
 
-use crate::place::{GIB, GPU, Nothing, Place, text};
+use crate::place::{GIB, GPU, Nothing, OTHER, Place, text, words};
 use crate::terminal;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::units::Size;
 use gpulimit_group::Insistence;
 use gpulimit_ledger::Ledger;
+use gpulimit_limits::{Key, Selector};
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -566,6 +567,15 @@ fn options_choose_rows() {
     let user = fs::metadata("/proc/self").expect("it").uid().to_string();
     assert_eq!(groups(&["--user", &user]), ["night"]);
     assert_eq!(groups(&["--device", &GPU.to_string()])[2], "night");
+    // The limit for all GPUs applies to a GPU that the group has not used.
+    let group = place.root().group("night").expect("there");
+    group
+        .write_limits(|set| set.set(Selector::All, Key::Max, Size::Bytes(3 * GIB)))
+        .expect("written");
+    let other = place.said(&["top", "--once", "--device", &OTHER.to_string()]);
+    let row = other.lines().find(|line| line.starts_with("night"));
+    let row = words(row.expect("a row"));
+    assert_eq!(row[1..4], ["others", "-", "3.0G"], "{other}");
     for (arguments, why) in [
         (&["--interval", "0"][..], "0.1 to 86400"),
         (&["--sort", "colour"], "possible values"),
