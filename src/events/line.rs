@@ -27,6 +27,7 @@ impl Names {
 }
 
 /// An event, with the printed names of its group and GPU.
+#[derive(Clone)]
 pub struct Line {
     pub group: String,
     pub root: PathBuf,

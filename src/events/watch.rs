@@ -37,6 +37,9 @@ pub struct Watch {
     failed: BTreeSet<PathBuf>,
     /// The last events that were printed. An event is mostly both in a ring and in a trail.
     printed: BTreeSet<Key>,
+    /// The lines of the last round that stand for several events. The rings may give some of these
+    /// events only now.
+    several: Vec<Line>,
     /// Whether a round has read the events of the past.
     has_read: bool,
     pub broken: bool,
@@ -50,6 +53,7 @@ impl Watch {
             sources: Vec::new(),
             failed: BTreeSet::new(),
             printed: BTreeSet::new(),
+            several: Vec::new(),
             has_read: false,
             broken: false,
         }
@@ -101,12 +105,12 @@ impl Watch {
                 }
             }
         }
-        if !self.has_read {
-            drop_included(&mut lines);
-        }
+        drop_included(&mut lines, &self.several);
         self.has_read = true;
         lines.retain(|key, _| !self.printed.contains(key));
         if self.follows {
+            let several = lines.values().filter(|line| line.count() > 1);
+            self.several = several.cloned().collect();
             self.printed.extend(lines.keys().cloned());
             while self.printed.len() > PRINTED {
                 self.printed.pop_first();
@@ -206,9 +210,10 @@ impl Watch {
     }
 }
 
-/// Drops the lines of rings whose events share an entry of a trail.
-fn drop_included(lines: &mut BTreeMap<Key, Line>) {
-    let several: Vec<&Line> = lines.values().filter(|line| line.count() > 1).collect();
+/// Drops the lines of rings whose events share an entry of a trail, of this round or the last one.
+fn drop_included(lines: &mut BTreeMap<Key, Line>, last: &[Line]) {
+    let several = lines.values().filter(|line| line.count() > 1);
+    let several: Vec<&Line> = several.chain(last).collect();
     let is_included = |line: &Line| several.iter().any(|other| other.includes(line));
     let included: Vec<Key> = lines
         .iter()

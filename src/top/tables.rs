@@ -3,7 +3,7 @@
 use super::canvas::{Align, Canvas};
 use super::columns::{Column, Placed, place, short, short_or_unknown};
 use super::pen::Pen;
-use super::round::{Group, Process, Round, Usage};
+use super::round::{Process, Round, Usage};
 use super::rows::{GroupRow, Rows};
 use gpulimit_group::last_name;
 use gpulimit_ledger::Category;

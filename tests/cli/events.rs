@@ -9,7 +9,7 @@ use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 fn lines(text: &str) -> Vec<Value> {
@@ -513,4 +513,49 @@ fn a_loop_of_refusals_is_one_line_with_their_number() {
     child.kill().expect("killed");
     child.wait().expect("ended");
     assert_eq!(counted(&listed()), 203);
+}
+
+/// A burst that is longer than the ring of the group, between two rounds of a reader.
+#[test]
+fn readers_who_follow_get_each_event_of_a_long_burst_once() {
+    let place = Place::new();
+    place.group("a", Size::Bytes(GIB));
+    let (member, device) = place.member("a");
+    let mut child = place
+        .gpulimit(&["events", "a", "--follow", "--json"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("started");
+    let mut out = BufReader::new(child.stdout.take().expect("piped"));
+    let mut until_limits = || {
+        let mut refusals = 0;
+        loop {
+            let mut line = String::new();
+            out.read_line(&mut line).expect("a line");
+            let event = lines(&line).pop().expect("an event");
+            match event["event"].as_str() {
+                Some("limits") => return refusals,
+                _ => refusals += event["count"].as_u64().expect("a number"),
+            }
+        }
+    };
+    let signal = |name: &str| {
+        let pid = child.id().to_string();
+        let sent = Command::new("kill").args([name, &pid]).status();
+        assert!(sent.expect("kill").success());
+    };
+    place.said(&["set", "a", "max=2G"]);
+    assert_eq!(until_limits(), 0);
+    signal("-STOP");
+    for _ in 0..300 {
+        let refusal = member
+            .charge(&device, 3 * GIB, &Nothing, Insistence::Full)
+            .expect_err("too much");
+        member.count_refusal(&device, "cuMemAlloc", 3 * GIB, &refusal);
+    }
+    signal("-CONT");
+    place.said(&["set", "a", "max=1G"]);
+    assert_eq!(until_limits(), 300);
+    child.kill().expect("killed");
+    child.wait().expect("ended");
 }
