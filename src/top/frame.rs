@@ -17,6 +17,7 @@ use jiff::tz::TimeZone;
 use ratatui::style::Style;
 use std::collections::BTreeSet;
 use std::time::Duration;
+use unicode_width::UnicodeWidthStr;
 
 /// The smallest screen for tables.
 pub const LEAST_WIDTH: usize = 32;
@@ -197,19 +198,44 @@ fn header(
     };
     canvas.aligned(room, 0, width - room, (&warning, Align::Right), theme.alarm);
     let mut x = canvas.text(0, 0, room, "gpulimit", theme.title);
-    let range = |(offset, room, rows): (usize, usize, usize)| match rows > room {
-        true => format!(
-            " (rows {}-{} of {rows})",
-            offset + 1,
-            (offset + room).min(rows)
-        ),
-        false => String::new(),
+    let range = |(offset, room, rows): (usize, usize, usize), is_short: bool| {
+        let (first, last) = (offset + 1, (offset + room).min(rows));
+        match (rows > room, is_short) {
+            (true, false) => format!(" (rows {first}-{last} of {rows})"),
+            (true, true) => format!(" ({first}-{last}/{rows})"),
+            (false, _) => String::new(),
+        }
     };
-    let mut texts = vec![time(scene)];
     let [groups, processes] = counts(scene.round, rows);
-    texts.push(counted(groups, "group", "groups") + &range(shown[0]));
-    texts.push(counted(processes, "process", "processes") + &range(shown[1]));
-    texts.extend(choices(scene.view, scene));
+    let groups = counted(groups, "group", "groups");
+    let processes = counted(processes, "process", "processes");
+    let ranged = |is_short| {
+        let [of_groups, of_processes] = shown.map(|shown| range(shown, is_short));
+        vec![
+            format!("{groups}{of_groups}"),
+            format!("{processes}{of_processes}"),
+        ]
+    };
+    // What the user chose must be seen, so the numbers get what is left.
+    let chosen = choices(scene.view, scene);
+    let time = time(scene);
+    let used = |texts: &[String]| texts.iter().map(|text| text.width() + 2).sum::<usize>();
+    let left = room.saturating_sub(x + 2 + time.width() + used(&chosen));
+    let numbers = [
+        ranged(false),
+        ranged(true),
+        vec![groups.clone(), processes.clone()],
+        ranged(true).drain(..1).collect(),
+        vec![groups.clone()],
+    ];
+    let numbers = numbers.into_iter().find(|numbers| used(numbers) <= left);
+    let mut texts = vec![time];
+    texts.extend(numbers.into_iter().flatten());
+    texts.extend(chosen);
+    let interval = format!("every {} s", scene.view.interval.as_secs_f64());
+    if x + used(&texts) + 2 + interval.len() <= room {
+        texts.push(interval);
+    }
     for text in texts {
         x += 2;
         x += canvas.text(x, 0, room.saturating_sub(x), &text, theme.plain);
@@ -261,7 +287,6 @@ fn choices(view: &View, scene: &Scene<'_>) -> Vec<String> {
     if !choice.filter.is_empty() {
         texts.push(format!("filter '{}'", choice.filter));
     }
-    texts.push(format!("every {} s", view.interval.as_secs_f64()));
     texts
 }
 

@@ -4,7 +4,7 @@
 
 use super::job;
 use crate::failure::Failure;
-use ratatui::Terminal;
+use crate::terminal;
 use ratatui::backend::CrosstermBackend;
 use ratatui::buffer::Buffer;
 use ratatui::crossterm::cursor::{Hide, Show};
@@ -13,6 +13,8 @@ use ratatui::crossterm::terminal::{
     Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
 };
 use ratatui::crossterm::{event, execute};
+use ratatui::layout::Rect;
+use ratatui::{Terminal, TerminalOptions, Viewport};
 use signal_hook::consts::signal::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
@@ -48,6 +50,10 @@ impl Screen {
 
     /// Draws a frame: `draw` gets an empty buffer of the terminal's present size.
     pub fn draw(&mut self, draw: impl FnOnce(&mut Buffer)) -> Result<(), Failure> {
+        let area = area();
+        if area != self.terminal.get_frame().area() {
+            self.terminal.resize(area).map_err(lost)?;
+        }
         let drawn = self.terminal.draw(|frame| draw(frame.buffer_mut()));
         drawn.map(drop).map_err(lost)
     }
@@ -115,7 +121,20 @@ fn take() -> Result<Terminal<CrosstermBackend<BufWriter<Stdout>>>, Failure> {
         Clear(ClearType::All)
     )
     .map_err(lost)?;
-    Terminal::new(CrosstermBackend::new(out)).map_err(lost)
+    let options = TerminalOptions {
+        viewport: Viewport::Fixed(area()),
+    };
+    Terminal::with_options(CrosstermBackend::new(out), options).map_err(lost)
+}
+
+/// Returns the area of the terminal. A terminal that says no size, as a serial line, gets 80 columns
+/// or 24 rows.
+fn area() -> Rect {
+    let out = io::stdout();
+    let cells = |known: Option<usize>, usual| known.map_or(Ok(usual), u16::try_from);
+    let width = cells(terminal::width(&out), 80).unwrap_or(u16::MAX);
+    let height = cells(terminal::height(&out), 24).unwrap_or(u16::MAX);
+    Rect::new(0, 0, width, height)
 }
 
 /// Gives the terminal its former state. Errors do not matter: the terminal may be closed.

@@ -169,10 +169,9 @@ impl Terminal {
     /// Gives the terminal another size.
     fn resize(&self, columns: u16, rows: u16) {
         let mut output = self.output.lock().expect("unpoisoned");
-        output
-            .screen
-            .screen_mut()
-            .set_size(size(rows), size(columns));
+        let usual = |cells: u16, usual| if cells == 0 { usual } else { cells };
+        let screen = output.screen.screen_mut();
+        screen.set_size(size(usual(rows, 24)), size(usual(columns, 80)));
         drop(output);
         let status = Command::new("stty")
             .args(["-F", &self.said("tty")])
@@ -354,6 +353,11 @@ fn a_new_size_is_used_at_once() {
         (150, 50, "LIMITED BY"),
         (1, 1, "…"),
         (80, 24, "COMMAND"),
+        (31, 24, "too small"),
+        // A terminal without a size, and one without a height, are drawn as usual ones.
+        (0, 0, "COMMAND"),
+        (31, 0, "too small"),
+        (0, 24, "COMMAND"),
     ] {
         terminal.resize(columns, rows);
         terminal.shows(shown);

@@ -5,7 +5,7 @@ use super::*;
 use crate::top::pen::Pen;
 use crate::top::plain;
 use crate::top::round::Round;
-use crate::top::rows::Item;
+use crate::top::rows::{Item, Sort};
 use crate::top::sample::{self, drawn, id, lines, name, scene, view};
 use ratatui::crossterm::event::KeyCode;
 use ratatui::style::{Color, Modifier};
@@ -78,6 +78,31 @@ fn eight_gpus_fit_and_rows_scroll() {
     view.selected = Some(Item::Group(name("group00"), Some(id(0))));
     let (_, seen) = drawn(&scene(&round, &view), (80, 24), true, false);
     assert_eq!(seen.offsets[0], 0);
+}
+
+#[test]
+fn what_was_chosen_is_shown_beside_many_rows() {
+    let round = sample::crowded();
+    let mut view = view();
+    let head = |view: &View, width| {
+        let (buffer, _) = drawn(&scene(&round, view), (width, 24), true, false);
+        lines(&buffer).remove(0)
+    };
+    let of_groups = "gpulimit  14:13:20  40 groups (rows 1-8 of 40)";
+    let all = format!("{of_groups}  40 processes (rows 1-8 of 40)  every 1 s");
+    assert_eq!(head(&view, 120), all);
+    view.choice.filter = "group".into();
+    let short = "40 groups (1-8/40)  40 processes (1-8/40)  filter 'group'";
+    assert_eq!(head(&view, 80), format!("gpulimit  14:13:20  {short}"));
+    view.choice.sort = Sort::Usage;
+    view.choice.inverted = true;
+    view.choice.user = "dave".into();
+    let chosen = "by usage, inverted  user dave  filter 'group'";
+    assert_eq!(
+        head(&view, 80),
+        format!("gpulimit  14:13:20  40 groups  {chosen}")
+    );
+    assert_eq!(head(&view, 65), format!("gpulimit  14:13:20  {chosen}"));
 }
 
 #[test]
