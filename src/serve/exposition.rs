@@ -142,6 +142,10 @@ fn label(out: &mut String, name: &str, value: &str) {
     out.push('"');
 }
 
+/// Number of characters of a UUID that name a MIG instance, or a GPU that NVML does not list:
+/// `MIG-1a2b3c4d`.
+const SHORT: usize = 12;
+
 /// Returns labels as text.
 fn labels(pairs: &[(&str, &str)]) -> String {
     let mut out = String::new();
@@ -186,8 +190,11 @@ impl Labels {
         let of_gpu = |id: DeviceId| {
             let gpu = reading.gpus.iter().find(|gpu| gpu.id == id);
             let index = gpu.and_then(|gpu| gpu.index);
-            let index = index.map_or_else(String::new, |index| index.to_string());
-            labels(&[("gpu", &index), ("uuid", &id.to_string())])
+            let uuid = id.to_string();
+            // Queries that group by `gpu` must not merge the MIG instances of a machine.
+            let short = || uuid.chars().take(SHORT).collect();
+            let name = index.map_or_else(short, |index| index.to_string());
+            labels(&[("gpu", &name), ("uuid", &uuid)])
         };
         let of_process = |process: &Process| {
             // A process of another pid namespace has no number here.

@@ -4,6 +4,7 @@ use super::rig::{GIB, Rig, Server, charge};
 use gpulimit_base::units::Size;
 use gpulimit_group::Member;
 use gpulimit_programs::world::{Session, eventually, may_mount, program};
+use std::collections::BTreeSet;
 use std::fs;
 use std::process::Command;
 use std::thread;
@@ -83,11 +84,31 @@ fn a_server_without_a_driver_shows_groups() {
     assert!(gpu["used"].is_null() && gpu["outside"].is_null(), "{gpu}");
     assert_eq!(gpu["groups"], GIB);
     let text = server.place.metrics();
+    let uuid = gpu["uuid"].as_str().unwrap();
     assert!(
-        text.contains("gpulimit_memory_usage_bytes{group=\"lab\",gpu=\"\",uuid=\"GPU-"),
+        text.contains(&format!(
+            "gpulimit_memory_usage_bytes{{group=\"lab\",gpu=\"{}\",uuid=\"{uuid}\"}}",
+            &uuid[..12]
+        )),
         "{text}"
     );
     assert!(!text.contains("gpulimit_gpu_memory_used_bytes{"), "{text}");
+}
+
+/// Instances have no index, and queries that group by GPU must not merge them.
+#[test]
+fn mig_instances_are_told_apart() {
+    let rig = Rig::with(&[("GPULIMIT_SIM_MIG", "2")]);
+    let server = rig.unix(&[]);
+    let text = server.place.metrics();
+    let labels: BTreeSet<&str> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("gpulimit_gpu_memory_total_bytes{gpu=\""))
+        .filter_map(|rest| rest.split('"').next())
+        .collect();
+    assert_eq!(labels.len(), 2, "{text}");
+    let are_instances = labels.iter().all(|label| label.starts_with("MIG-"));
+    assert!(are_instances, "{labels:?}");
 }
 
 /// A file that is not a group's, and a ledger that is cut short, hide only their own group.
