@@ -2,9 +2,11 @@
 //! suffices.
 
 use super::failure::Failure;
+use super::groups::{self, Selection};
 use super::nvml::{Driver, Gpu};
 use gpulimit_base::device::DeviceId;
 use gpulimit_limits::Selector;
+use std::slice;
 
 /// The option `--device` of verbs that show figures.
 #[derive(clap::Args)]
@@ -40,6 +42,45 @@ pub fn selectors(devices: &[String], driver: Option<&Driver>) -> Result<Vec<Sele
         device => resolve(device, driver).map(Selector::Device),
     };
     devices.iter().map(selector).collect()
+}
+
+/// Returns the GPUs that the `--device` options name, as [`selectors`] does, for verbs that show
+/// figures. Accepts the labels of GPUs that only groups know, too: NVML does not list a lost GPU.
+pub fn shown(devices: &[String], driver: Option<&Driver>) -> Result<Vec<Selector>, Failure> {
+    if devices.is_empty() {
+        return Ok(vec![Selector::All]);
+    }
+    let selector = |device: &String| match selectors(slice::from_ref(device), driver) {
+        Ok(selectors) => Ok(selectors[0]),
+        Err(failure) => known_to_groups(device, driver)
+            .map(Selector::Device)
+            .ok_or(failure),
+    };
+    devices.iter().map(selector).collect()
+}
+
+/// Returns the only GPU that NVML does not list, that a group has used, and that has this label or
+/// beginning of a UUID.
+fn known_to_groups(text: &str, driver: Option<&Driver>) -> Option<DeviceId> {
+    let text = text.trim_end_matches('…');
+    let is_listed = |gpu: &Gpu| {
+        let instances = gpu.instances.iter().flatten();
+        [gpu.id].iter().chain(instances).any(|id| id.matches(text))
+    };
+    let is_index = text.bytes().all(|c| c.is_ascii_digit());
+    if is_index || driver.is_some_and(|driver| driver.gpus().iter().any(is_listed)) {
+        return None;
+    }
+    let (selection, _) = Selection::all().ok()?;
+    let mut found = Vec::new();
+    for group in &selection.groups {
+        if let Ok(Some(ledger)) = groups::readable(group) {
+            let ids = ledger.devices().into_iter().map(|device| device.id);
+            found.extend(ids.filter(|id| id.matches(text)));
+        }
+    }
+    let first = *found.first()?;
+    found.iter().all(|id| *id == first).then_some(first)
 }
 
 fn find(text: &str, gpus: &[Gpu]) -> Result<DeviceId, Failure> {

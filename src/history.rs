@@ -71,7 +71,7 @@ pub fn history(args: &Args) -> Result<ExitCode, Failure> {
     let selection = Selection::of(args.group.as_deref())?;
     let driver = Driver::load().ok();
     let driver = driver.as_ref();
-    let devices = gpu::selectors(&args.devices, driver)?;
+    let devices = gpu::shown(&args.devices, driver)?;
     let (views, status) = selection.views(driver);
     let first = views.first().filter(|_| selection.named);
     if let Some(View {

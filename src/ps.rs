@@ -51,15 +51,15 @@ yet; `waits for 2.0 GiB, 40 s` is a request that waits for room, and how long it
 has waited. ALLOCATIONS are plain and virtual memory, arrays and graphs; --json
 shows each. PID is the pid in the caller's pid namespace, and `-` for a process
 that is not visible there; `own_pid` in JSON is the pid in the process's own
-namespace. COMMAND shows arguments only if the caller may read them in /proc,
-and `-` if reading them takes too long.
+namespace. COMMAND has at most 64 bytes, also in JSON. It shows arguments only if
+the caller may read them in /proc, and `-` if reading them takes too long.
 
 With --by user, PROCESSES counts the live processes of a user on a GPU, WAITING
 those that wait for room, and WAITED is the longest wait.
 
 If the terminal is too narrow, these columns are left out, one after the other:
 MANAGED, ALLOCATIONS, POOLS, DRIVER, USER, COMMAND, STATE; columns of zeros or
-of the same `running` go first. Long texts are cut; JSON has them in full.
+of the same `running` go first. Long texts are cut; in JSON they are not.
 
 Examples:
   gpulimit ps
@@ -95,7 +95,7 @@ pub fn ps(args: &Args) -> Result<ExitCode, Failure> {
     }
     let driver = Driver::load().ok();
     let driver = driver.as_ref();
-    let devices = gpu::selectors(&args.devices.names, driver)?;
+    let devices = gpu::shown(&args.devices.names, driver)?;
     settle_abandoned(&Selection::of(args.group.as_deref())?);
     args.watch.rounds(|| round(args, &devices, driver))
 }

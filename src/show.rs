@@ -65,7 +65,7 @@ Examples:
 pub fn show(args: &Args) -> Result<ExitCode, Failure> {
     let driver = Driver::load().ok();
     let driver = driver.as_ref();
-    let devices = gpu::selectors(&args.devices.names, driver)?;
+    let devices = gpu::shown(&args.devices.names, driver)?;
     args.watch.rounds(|| match args.mine {
         true => mine::mine(&devices, driver, args.json),
         false => round(args, &devices, driver),

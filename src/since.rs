@@ -26,9 +26,10 @@ fn other(text: &str, now: &Zoned) -> Option<Zoned> {
     if let Ok(time) = text.parse::<Timestamp>() {
         return Some(time.to_zoned(now.time_zone().clone()));
     }
-    // A span of jiff can have a sign, or the word "ago".
+    // A span of jiff can have a sign, or the word "ago". A sign can mean either direction.
     if let Ok(span) = text.parse::<Span>() {
-        return now.checked_sub(span.abs()).ok();
+        let is_signed = text.starts_with(['-', '+']);
+        return now.checked_sub(span.abs()).ok().filter(|_| !is_signed);
     }
     // Of a number without a unit, jiff would make an hour, or hours and minutes: 10, 2026.
     if text.len() < 6 && text.bytes().all(|c| c.is_ascii_digit()) {
@@ -74,7 +75,18 @@ mod tests {
         ] {
             assert_eq!(parse(text, &now), at(time), "{text}");
         }
-        for wrong in ["", "soon", "2026-13-01", "4G", "10", "30", "1000", "2026"] {
+        for wrong in [
+            "",
+            "soon",
+            "2026-13-01",
+            "4G",
+            "10",
+            "30",
+            "1000",
+            "2026",
+            "-5m",
+            "+5m",
+        ] {
             let error = parse(wrong, &now).expect_err(wrong);
             assert!(error.contains("such as 30m"), "{error}");
         }

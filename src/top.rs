@@ -154,7 +154,7 @@ fn view(args: &Args) -> Result<View, Failure> {
     let driver = (!args.devices.is_empty())
         .then(|| Driver::load().ok())
         .flatten();
-    let gpus = gpu::selectors(&args.devices, driver.as_ref())?;
+    let gpus = gpu::shown(&args.devices, driver.as_ref())?;
     let gpus = gpus.into_iter().filter_map(|selector| match selector {
         Selector::Device(id) => Some(id),
         Selector::All => None,

@@ -51,7 +51,7 @@ Examples:
 pub fn tree(args: &Args) -> Result<ExitCode, Failure> {
     let driver = Driver::load().ok();
     let driver = driver.as_ref();
-    let devices = gpu::selectors(&args.devices.names, driver)?;
+    let devices = gpu::shown(&args.devices.names, driver)?;
     args.watch.rounds(|| round(args, &devices, driver))
 }
 

@@ -7,6 +7,7 @@ use crate::figures::SCHEMA;
 use crate::groups::{Selection, View};
 use crate::{gpu, history, since};
 use gpulimit_base::device::DeviceId;
+use gpulimit_group::Root;
 use gpulimit_limits::Selector;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -42,7 +43,7 @@ pub fn json(sources: &mut Sources, asked: &str) -> Result<Value, Trouble> {
     let device = match query::value(asked, "gpu") {
         Some(gpu) => match gpu.parse::<DeviceId>() {
             Ok(id) => Selector::Device(id),
-            Err(_) => gpu::selectors(&[gpu], driver)
+            Err(_) => gpu::shown(&[gpu], driver)
                 .map_err(|failure| Trouble::Request(failure.to_string()))?[0],
         },
         None => Selector::All,
@@ -59,6 +60,14 @@ pub fn json(sources: &mut Sources, asked: &str) -> Result<Value, Trouble> {
     });
     if let (Some(group), []) = (&group, &selection.groups[..]) {
         return Err(Trouble::Missing(format!("there is no group '{group}'")));
+    }
+    if let Some(root) = &root {
+        let mut roots = selection.roots().iter();
+        let is_shown =
+            |known: &Root| Path::new(root) == known.path() && (!scope.public || known.is_public());
+        if !roots.any(is_shown) {
+            return Err(Trouble::Missing(format!("there is no group root '{root}'")));
+        }
     }
     let (mut histories, mut periods) = (Vec::new(), 0);
     selection.visit_once(driver, |_, view: View| {

@@ -109,11 +109,18 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
 /// Listens at the address; without one, on the socket that systemd passed, or at the default
 /// socket.
 pub fn listen(address: Option<&Address>) -> Result<(Listener, String), Failure> {
+    let passed = passed()?;
+    if passed.is_some() && address.is_some() {
+        return Err(Failure::usage(
+            "--listen and the socket from systemd are two places to listen at: leave out --listen, \
+             and set ListenStream= in the socket unit",
+        ));
+    }
     let (listener, name) = match address {
         Some(Address::Tcp(address)) => tcp(TcpListener::bind(address)
             .map_err(|error| Failure::new(format_args!("cannot listen at {address}: {error}")))?)?,
         Some(Address::Unix(path)) => unix(path)?,
-        None => match passed()? {
+        None => match passed {
             Some(listener) => listener,
             None => unix(&default_path()?)?,
         },

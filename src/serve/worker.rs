@@ -160,6 +160,8 @@ impl Sources {
     /// Returns NVML, if it works.
     pub fn driver(&mut self) -> Option<&Driver> {
         if self.driver_since.elapsed() >= GPUS_EVERY {
+            // NVML notices a lost GPU only if the old handle is closed first.
+            self.driver = None;
             self.driver = Driver::load().ok();
             self.driver_since = Instant::now();
         }

@@ -437,7 +437,11 @@ fn rows_and_json_are_restricted_to_the_named_gpus() {
             .collect();
         assert_eq!(gpus, [0, 1, 0], "{json}");
         assert_eq!(groups[1]["gpus"][0]["uuid"], other, "{json}");
-        let error = place.refused(2, &[verb, "--device", "GPU-1a"]);
+        // The labels of GPUs that NVML does not list are accepted, too.
+        for label in ["GPU-9c8d…", "gpu-9c", "9c8d"] {
+            assert_eq!(shown(&["--device", label]), shown(&["--device", &other]));
+        }
+        let error = place.refused(2, &[verb, "--device", "GPU-7a"]);
         assert!(error.contains("give the full UUID"), "{error}");
         let output = place.output(&[verb, "none", "--device", &other]);
         assert!(output.status.success() && output.stdout.is_empty());

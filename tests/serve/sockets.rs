@@ -158,6 +158,16 @@ fn a_socket_from_systemd_is_used() {
 }
 
 #[test]
+fn a_socket_from_systemd_is_not_ignored_for_an_option() {
+    let rig = Rig::new();
+    let python = activated(&rig, PRIVATE, &["--listen", "unix:/nowhere/socket"]).output();
+    let output = python.expect("started");
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.contains("leave out --listen"), "{text}");
+}
+
+#[test]
 fn a_socket_from_systemd_for_everybody_needs_a_token_or_public() {
     let rig = Rig::new();
     let open = "os.umask(0)\ns.bind(path)\ns.listen()\npass_on(s)\n";
