@@ -3,6 +3,7 @@
 use super::failure::Failure;
 use super::groups::{self, Purpose};
 use super::nvml::Driver;
+use super::obstacles::Denied;
 use super::pids::Pids;
 use super::{look, output, signal};
 use gpulimit_base::identity::Identity;
@@ -11,6 +12,7 @@ use gpulimit_group::{Group, Look, Target, Targets, system_log};
 use gpulimit_ledger::{
     Cause, Details, EventKind, Happening, Holding, Ledger, NoWitness, ProcessUsage,
 };
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::io::{Error, ErrorKind};
 use std::process::ExitCode;
@@ -138,7 +140,7 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
             Ok(_) => note(&groups::of_process(&group, process), &who),
             // The process ended before it got the signal. That is no error.
             Err(_) if ends(&targets, process, until) => {}
-            Err(error) => missed.push((who, error)),
+            Err(error) => missed.push((who, error, &process.identity)),
         }
     }
     // The slots of these members are unknown, so they get the signal only if the caller gave no
@@ -156,10 +158,10 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
         }
     }
     let mut status = ExitCode::SUCCESS;
-    for (who, error) in missed.iter().skip(found) {
+    for (who, error, process) in missed.iter().skip(found) {
         output::note(&format!(
             "cannot signal {who}: {why}",
-            why = unproven(error)
+            why = unproven(error, process)
         ));
         status = ExitCode::FAILURE;
     }
@@ -175,7 +177,10 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
 /// Drops dead processes and the calling process, which must not signal itself.
 fn keep_others(processes: &mut Vec<ProcessUsage>) {
     let own = Identity::of_self();
-    processes.retain(|process| process.alive && !process.identity.is_same(&own));
+    let mut seen = BTreeSet::new();
+    processes.retain(|process| {
+        process.alive && !process.identity.is_same(&own) && seen.insert(process.identity.key())
+    });
 }
 
 /// Returns a finder of a group's members, which finds only processes that provably are members.
@@ -212,8 +217,24 @@ fn ends(targets: &Targets<'_>, process: &ProcessUsage, until: Instant) -> bool {
 }
 
 /// Explains why a process is not proven to be a member of a group, and so gets no signal.
-pub fn unproven(error: &Error) -> String {
+pub fn unproven(error: &Error, process: &Identity) -> String {
+    if error.raw_os_error() == Some(libc::EACCES) {
+        let why = Pids::default()
+            .here(process)
+            .map_or(Denied::Other, Denied::for_process);
+        return format!(
+            "you may not read the process's memory map, which shows its group: {cause}; {remedy}",
+            cause = why.cause(),
+            remedy = why.remedy()
+        );
+    }
+    let is_elsewhere = process.pid_ns != 0 && process.pid_ns != Identity::of_self().pid_ns;
     match error.kind() {
+        ErrorKind::NotFound if is_elsewhere => {
+            "no process that this pid namespace shows has mapped the group's ledger as this member \
+             does: run gpulimit in the pid namespace of the process"
+                .into()
+        }
         ErrorKind::NotFound => {
             "no process with this pid has mapped the group's ledger as a member does".into()
         }
@@ -323,7 +344,7 @@ pub fn end_all(
         pid = process.identity.pid,
         command = process.identity.command(),
         group = groups::of_process(group, process),
-        why = unproven(&error)
+        why = unproven(&error, &process.identity)
     )))
 }
 

@@ -6,7 +6,7 @@
 use super::probe::VERB;
 use gpulimit_ledger::MappedFile;
 use std::cell::Cell;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, ErrorKind, Write};
 use std::process::{Child, Command, Stdio};
@@ -90,7 +90,8 @@ fn ending() -> MutexGuard<'static, Vec<Child>> {
 /// A question that a child process answers for each of several processes.
 #[derive(Copy, Clone)]
 pub enum Question<'a> {
-    /// Is the process a member of the group with this ledger? The answer is `yes` or `no`.
+    /// Is the process a member of the group with this ledger? The answer is `yes`, `no` or
+    /// [`DENIED`].
     Member(&'a MappedFile),
     /// Has the process mapped a file with this path? The answer is `yes` or `no`.
     Uses(&'a OsStr),
@@ -101,6 +102,9 @@ pub enum Question<'a> {
     Contents,
 }
 
+/// The answer if the caller may not read the process's memory map.
+pub const DENIED: &str = "denied";
+
 /// Lets a child process answer a question about processes. Returns by pid the answers that come
 /// within the time `patience`.
 pub fn ask(
@@ -109,6 +113,8 @@ pub fn ask(
     patience: Duration,
 ) -> io::Result<BTreeMap<u32, String>> {
     let mut answers = BTreeMap::new();
+    // A process can hold several slots.
+    let pids: BTreeSet<u32> = pids.iter().copied().collect();
     if pids.is_empty() {
         return Ok(answers);
     }
@@ -140,8 +146,9 @@ pub fn ask(
     }
 }
 
-/// Returns the membership test that [`gpulimit_group::Targets`] needs. All calls wait at most
-/// [`PATIENCE`] together, then a second each.
+/// Returns the membership test that [`gpulimit_group::Targets`] needs. A memory map that the caller
+/// may not read gives the kernel's error EACCES. All calls wait at most [`PATIENCE`] together, then
+/// a second each.
 pub fn members() -> impl Fn(&MappedFile, &[u32]) -> Vec<io::Result<bool>> {
     const LEAST: Duration = Duration::from_secs(1);
     // Without a common limit, a user could delay the caller forever by starting ever more
@@ -158,10 +165,11 @@ pub fn members() -> impl Fn(&MappedFile, &[u32]) -> Vec<io::Result<bool>> {
             left.set(left.get().saturating_sub(start.elapsed()));
         }
         let of = |pid: &u32| match &answers {
-            Ok(answers) => answers
-                .get(pid)
-                .map(|answer| answer == "yes")
-                .ok_or_else(|| ErrorKind::TimedOut.into()),
+            Ok(answers) => match answers.get(pid).map(String::as_str) {
+                Some(DENIED) => Err(io::Error::from_raw_os_error(libc::EACCES)),
+                Some(answer) => Ok(answer == "yes"),
+                None => Err(ErrorKind::TimedOut.into()),
+            },
             Err(error) => Err(io::Error::other(error.to_string())),
         };
         pids.iter().map(of).collect()

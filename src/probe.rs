@@ -125,9 +125,10 @@ fn processes(what: What, about: PathBuf) -> Result<ExitCode, Failure> {
     let file = MappedFile::from(about.to_string_lossy().into_owned());
     let yes = |is: bool| if is { "yes" } else { "no" }.to_owned();
     let look = |pid: u32| match what {
-        What::Member => {
-            yes(Mappings::of(pid).is_ok_and(|all| file.has_member(&all).is_ok_and(|is| is)))
-        }
+        What::Member => match Mappings::of(pid).and_then(|all| file.has_member(&all)) {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => look::DENIED.into(),
+            is => yes(is.unwrap_or(false)),
+        },
         What::Uses => yes(install::uses(pid, &about)),
         What::Contents => obstacles::answer(pid),
         _ => {

@@ -2,6 +2,7 @@
 
 use super::field;
 use gpulimit_base::proc;
+use std::borrow::Cow;
 use std::fmt;
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -29,19 +30,36 @@ pub enum Denied {
 
 impl fmt::Display for Denied {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the kernel does not let you trace the process, as the driver asks for: ")?;
-        match self {
-            Self::OtherUser(user) => write!(f, "the process belongs to the user with id {user}"),
-            Self::OtherGroup => f.write_str("the process has other group ids than you"),
-            Self::Undumpable => f.write_str("the process hides its memory from its user"),
-            Self::Capabilities => f.write_str("the process has more capabilities than you"),
-            Self::Yama(scope) => write!(f, "kernel.yama.ptrace_scope is {scope}"),
-            Self::Other => f.write_str("a security module or user namespace forbids it"),
-        }
+        let cause = self.cause();
+        write!(
+            f,
+            "the kernel does not let you trace the process, as the driver asks for: {cause}"
+        )
     }
 }
 
 impl Denied {
+    /// Returns why the kernel does not let the caller look into a process that exists.
+    pub fn for_process(pid: u32) -> Self {
+        let status = proc::read(format!("/proc/{pid}/status"));
+        status.map_or(Self::Other, |status| reason(pid, &status))
+    }
+
+    /// Returns which rule of the kernel denies the right.
+    pub fn cause(&self) -> Cow<'static, str> {
+        match self {
+            Self::OtherUser(user) => {
+                return format!("the process belongs to the user with id {user}").into();
+            }
+            Self::OtherGroup => "the process has other group ids than you",
+            Self::Undumpable => "the process hides its memory from its user",
+            Self::Capabilities => "the process has more capabilities than you",
+            Self::Yama(scope) => return format!("kernel.yama.ptrace_scope is {scope}").into(),
+            Self::Other => "a security module or user namespace forbids it",
+        }
+        .into()
+    }
+
     /// Returns what the user can do.
     pub fn remedy(&self) -> String {
         match self {

@@ -100,7 +100,7 @@ pub fn members(group: &Group, pids: Option<&[u32]>) -> Result<Vec<Subject>, Fail
                     pid = usage.identity.pid,
                     command = usage.identity.command(),
                     group = group.name(),
-                    why = unproven(&error)
+                    why = unproven(&error, &usage.identity)
                 )));
             }
         };

@@ -11,6 +11,7 @@ use crate::nvml;
 use crate::output;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::obstacle::Obstacle;
+use gpulimit_base::proc;
 use gpulimit_base::units::gib;
 use gpulimit_group::{Group, Insistence, Member, Root};
 use gpulimit_ledger::{Actor, DeviceIndex, Errand, EventKind, Pressure, Unmoved, Witness};
@@ -60,9 +61,11 @@ pub struct Stop(Arc<AtomicBool>);
 
 impl Stop {
     /// Begins to take note of SIGINT, SIGTERM and SIGHUP, which do not end this process any more.
+    /// Those that the caller ignores stay ignored, as under `nohup`.
     pub fn on_signals() -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        let signals = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
+        for signal in signals.into_iter().filter(|signal| !proc::ignores(*signal)) {
             // This fails for no signal that exists and can be handled.
             let _ = signal_hook::flag::register(signal, Arc::clone(&stop));
         }

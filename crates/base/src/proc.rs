@@ -23,6 +23,15 @@ pub fn is_stopped(pid: u32) -> Option<bool> {
     Some(state.trim_start().starts_with(['T', 't']))
 }
 
+/// Returns whether this process ignores a signal.
+pub fn ignores(signal: i32) -> bool {
+    let status = read("/proc/self/status").unwrap_or_default();
+    let mut lines = status.lines();
+    let mask = lines.find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.unwrap_or(0) & (1 << (signal - 1)) != 0
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;

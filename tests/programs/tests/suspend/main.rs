@@ -2,6 +2,7 @@
 
 mod deaths;
 mod hostile;
+mod others;
 mod refused;
 mod room;
 mod signals;

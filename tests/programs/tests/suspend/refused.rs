@@ -307,7 +307,8 @@ fn another_users_process_is_refused() {
     for state in ["0 0", "0 2"] {
         for what in ["suspend", "resume"] {
             let refused = as_stranger(&[what, "shared"]);
-            refused.expect_failure("cannot be proven to be a member");
+            refused.expect_failure("cannot be proven to be a member: you may not read");
+            refused.expect_failure("the process belongs to the user with id 0; run gpulimit as");
             assert_eq!(looker.state(&program), state);
         }
         // These look only.
@@ -324,7 +325,7 @@ fn another_users_process_is_refused() {
 }
 
 /// Runs a command with another program around it.
-fn around(wrapper: &[&str], inner: &Command) -> Command {
+pub fn around(wrapper: &[&str], inner: &Command) -> Command {
     let mut command = Command::new(wrapper[0]);
     command.args(&wrapper[1..]).arg(inner.get_program());
     command.args(inner.get_args());
