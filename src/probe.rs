@@ -6,6 +6,7 @@
 //! process.
 #![allow(unsafe_code)]
 
+use super::checkpoint::Checkpoints;
 use super::failure::Failure;
 use super::{doctor, install, look, obstacles, output};
 use gpulimit_base::device::DeviceId;
@@ -41,6 +42,8 @@ enum What {
     Gpus,
     /// The facts about the preloaded libgpulimit.so and its hooks.
     Preload,
+    /// What this machine lacks to suspend processes.
+    Checkpoints,
     /// The findings of `gpulimit doctor --pid` about a running process.
     Process,
     /// For each pid on standard input: whether the process is a member of this ledger's group.
@@ -59,6 +62,10 @@ pub fn probe(args: &Args) -> Result<ExitCode, Failure> {
     let answer = match args.what {
         What::Driver => driver(),
         What::Gpus => gpus(),
+        What::Checkpoints => match Checkpoints::load() {
+            Ok(_) => String::new(),
+            Err(missing) => format!("missing {missing}\n"),
+        },
         What::Preload => preload(args.about.as_deref()),
         What::Process => {
             close_inherited();

@@ -7,8 +7,9 @@ mod subjects;
 mod world;
 
 pub use abandoned::settle_abandoned;
+pub use bound::passed;
 pub use report::Report;
-pub use subjects::{Subject, Which};
+pub use subjects::{Subject, Which, members};
 use world::report_lost;
 pub use world::{Machine, Stop, record};
 

@@ -8,7 +8,7 @@ use crate::{accounts, env as own_env, groups, install, library};
 use gpulimit_base::identity::SeenProcess;
 use gpulimit_base::proc;
 use gpulimit_base::units::gib;
-use gpulimit_group::{Root, effective_user};
+use gpulimit_group::{Group, Root, effective_user};
 use gpulimit_ledger::{NoWitness, ProcessUsage};
 use gpulimit_policy::rules::{Assigned, Rules, Source};
 use gpulimit_policy::{self as policy, Assignment, Facts};
@@ -40,18 +40,20 @@ pub(super) struct Process {
 }
 
 /// What a group's ledger says of a process.
-struct Membership {
+pub(super) struct Membership {
     group: String,
+    /// The group itself, if it is in a group root of the caller.
+    pub home: Option<Group>,
     /// The bytes that the process uses on all GPUs together.
     bytes: u64,
     /// What prevents the process from being suspended, as the process's library knows it; `None` if
     /// the library is of a version that does not know.
-    obstacles: Option<u64>,
+    pub obstacles: Option<u64>,
 }
 
 /// Checks a process. Returns after a bounded time, even if the process's files cannot be read.
 pub(super) fn checks(pid: u32) -> Vec<Finding> {
-    look_in_child(pid).unwrap_or_else(|error| {
+    let mut findings = look_in_child(pid).unwrap_or_else(|error| {
         let (why, remedy) = match error.kind() {
             ErrorKind::TimedOut => (
                 format!(
@@ -65,7 +67,9 @@ pub(super) fn checks(pid: u32) -> Vec<Finding> {
         };
         let text = format!("cannot look at process {pid}: {why}");
         vec![Finding::error("process", text, remedy)]
-    })
+    });
+    suspension::add_missing(&mut findings);
+    findings
 }
 
 /// Checks a process in a child process of gpulimit, because a read that blocks must not block
@@ -89,6 +93,10 @@ fn look_in_child(pid: u32) -> io::Result<Vec<Finding>> {
 /// Checks a process. Reading the process's files may block this function forever.
 pub(super) fn look(pid: u32) -> Vec<Finding> {
     const CHECK: &str = "process";
+    if let Some(process) = process_of_thread(pid) {
+        let thread = Finding::fine(CHECK, format!("{pid} is a thread of process {process}"));
+        return [vec![thread], look(process)].concat();
+    }
     let process = match Process::read(pid) {
         Ok(process) => process,
         Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -115,8 +123,7 @@ pub(super) fn look(pid: u32) -> Vec<Finding> {
     findings.extend(process.preload());
     findings.extend(process.driver());
     if process.mapped.is_none() || process.cuda().is_some() {
-        let word = member.as_ref().map(|member| member.obstacles);
-        findings.extend(suspension::of_process(pid, word));
+        findings.extend(suspension::of_process(pid, member.as_ref()));
     }
     findings.extend(belongs);
     findings
@@ -448,7 +455,11 @@ impl Process {
         let path = PathBuf::from(self.variable("GPULIMIT_ROOT")?);
         let _lowered = files.lower().ok()?;
         let root = Root::at(files.path(&path)).ok()?;
-        member_in(&root, &seen)
+        let found = member_in(&root, &seen)?;
+        Some(Membership {
+            home: None,
+            ..found
+        })
     }
 
     /// Reports whether new programs in the process's container would load libgpulimit.so. Only
@@ -518,6 +529,14 @@ fn library_in(files: &Files, path: &Path, mapped: Option<&[String]>) -> Result<(
     }
 }
 
+/// Returns the process of a thread that is not the first one of its process.
+fn process_of_thread(id: u32) -> Option<u32> {
+    let status = proc::read(format!("/proc/{id}/status")).ok()?;
+    let process = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?;
+    let process = process.trim().parse().ok()?;
+    (process != id).then_some(process)
+}
+
 /// Returns a process's membership in a group of the directory `root`.
 fn member_in(root: &Root, seen: &SeenProcess) -> Option<Membership> {
     let is_it = |process: &ProcessUsage| process.alive && seen.is(&process.identity);
@@ -532,8 +551,10 @@ fn member_in(root: &Root, seen: &SeenProcess) -> Option<Membership> {
         let bytes = process.devices.iter().fold(0u64, |sum, usage| {
             sum.saturating_add(usage.charged.saturating_sub(usage.idle))
         });
+        let name = groups::of_process(&group, &process);
         return Some(Membership {
-            group: groups::of_process(&group, &process),
+            home: root.group(&name).ok(),
+            group: name,
             bytes,
             obstacles: ledger.obstacles_of(&process.identity),
         });

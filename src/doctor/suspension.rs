@@ -1,14 +1,21 @@
 //! Reports whether processes can be suspended. Limits do not need that, so no finding is a warning.
 
 use super::Finding;
+use super::process::Membership;
 use crate::nvml::Driver;
 use crate::obstacles::{self, Obstacle};
+use crate::probe::ask;
+use crate::suspend::{Subject, members, passed};
 use gpulimit_base::identity::SeenProcess;
 use gpulimit_base::obstacle::Obstacle as Inner;
 use gpulimit_base::proc;
+use gpulimit_base::units::gib;
 use gpulimit_group::effective_user;
+use gpulimit_ledger::Errand;
 
 const CHECK: &str = "suspend";
+/// How the finding begins that says that no obstacle was found.
+const NOTHING: &str = "nothing";
 
 /// Returns a finding about `what` that an obstacle concerns.
 fn finding(what: &str, obstacle: &Obstacle) -> Finding {
@@ -78,10 +85,17 @@ fn has_mps() -> bool {
     SeenProcess::numbers().any(|pid| proc::read(format!("/proc/{pid}/comm")).is_ok_and(is_it))
 }
 
-/// Reports whether a process that may have loaded the CUDA driver can be suspended. `inner` is a
-/// member's word of obstacles in the ledger; the word is `None` if the library in the process does
-/// not know suspensions. Reading the process's files may block forever.
-pub(super) fn of_process(pid: u32, inner: Option<Option<u64>>) -> Vec<Finding> {
+/// Reports whether a process that may have loaded the CUDA driver is suspended, or can be. Reading
+/// the process's files may block forever.
+pub(super) fn of_process(pid: u32, member: Option<&Membership>) -> Vec<Finding> {
+    let refused =
+        |why: String| Finding::fine(CHECK, format!("the process cannot be suspended: {why}"));
+    let home = member.and_then(|member| member.home.as_ref());
+    let proven = home.map_or_else(|| Ok(Vec::new()), |home| members(home, Some(&[pid])));
+    let subjects: Vec<&Subject> = proven.iter().flatten().collect();
+    if let Some(found) = subjects.iter().find_map(|subject| under_way(subject)) {
+        return vec![found];
+    }
     let gpus = Driver::load().ok();
     let used = |gpus: &Driver| {
         let used = gpus
@@ -91,15 +105,29 @@ pub(super) fn of_process(pid: u32, inner: Option<Option<u64>>) -> Vec<Finding> {
         used.fold(0, u64::saturating_add)
     };
     let bytes = gpus.as_ref().map_or(0, used);
-    let mut found = obstacles::of_process(pid, gpus.as_ref(), &obstacles::answer(pid));
+    let mut found = gpus.as_ref().map_or_else(Vec::new, obstacles::of_machine);
+    found.extend(obstacles::of_process(
+        pid,
+        gpus.as_ref(),
+        &obstacles::answer(pid),
+    ));
     found.extend(obstacles::of_memory(&[(pid, bytes)]));
     let of_it = |obstacle| finding("the process", obstacle);
     let mut findings: Vec<Finding> = found.iter().map(of_it).collect();
+    let inner = member.map(|member| member.obstacles);
     let word = inner.flatten().unwrap_or(0);
     findings.extend(Inner::texts(word).map(|text| Finding {
         remedy: "wait until that is over, or change the program".into(),
-        ..Finding::fine(CHECK, format!("the process cannot be suspended: it {text}"))
+        ..refused(format!("it {text}"))
     }));
+    match passed(&subjects) {
+        Ok(reasons) => findings.extend(reasons.into_iter().map(refused)),
+        Err(failure) => findings.push(refused(failure.to_string())),
+    }
+    // Obstacles say the same in fewer words.
+    if let (Err(failure), []) = (&proven, &*findings) {
+        findings.push(refused(failure.to_string()));
+    }
     let text = match inner {
         _ if !findings.is_empty() => return findings,
         Some(Some(_)) => "nothing prevents the process from being suspended",
@@ -113,4 +141,59 @@ pub(super) fn of_process(pid: u32, inner: Option<Option<u64>>) -> Vec<Finding> {
         }
     };
     vec![Finding::fine(CHECK, text)]
+}
+
+/// Returns what `suspend` and `resume` have done with a member, or do at this moment.
+fn under_way(subject: &Subject) -> Option<Finding> {
+    let pid = subject.target.pid;
+    let resume = format!("run `gpulimit resume --pid {pid}`");
+    let (text, remedy) = match subject.errand().0 {
+        _ if subject.is_abandoned() => (
+            "a command that suspended or resumed the process was killed at work".to_owned(),
+            resume,
+        ),
+        Errand::Suspend | Errand::Resume => (
+            "another command suspends or resumes the process at this moment".to_owned(),
+            "wait until that command has ended".to_owned(),
+        ),
+        Errand::Lost => (
+            "the process is lost: its calls of CUDA never return".to_owned(),
+            format!("end it: `gpulimit resume --pid {pid} --kill-lost`"),
+        ),
+        Errand::None if subject.suspended() > 0 => {
+            let bytes = gib(subject.suspended());
+            let also = if subject.is_stopped() {
+                " and stopped"
+            } else {
+                ""
+            };
+            let text = format!("the process is suspended{also}, with {bytes} on the host");
+            (text, resume)
+        }
+        Errand::None => return None,
+    };
+    Some(Finding {
+        remedy,
+        ..Finding::fine(CHECK, text)
+    })
+}
+
+/// Adds what the machine lacks to suspend processes to findings about a process that may have
+/// loaded the CUDA driver. Loads the driver in a child process, which takes seconds on some
+/// machines.
+pub(super) fn add_missing(findings: &mut Vec<Finding>) {
+    if !findings.iter().any(|finding| finding.check == CHECK) {
+        return;
+    }
+    let why = match ask("checkpoints", None) {
+        Ok(answers) => answers.into_iter().map(|(_, why)| why).next(),
+        Err(how) => Some(format!(
+            "the child process that loads the CUDA driver ended with {how}"
+        )),
+    };
+    if let Some(why) = why {
+        findings.retain(|found| found.check != CHECK || !found.text.starts_with(NOTHING));
+        let text = format!("processes cannot be suspended here: {why}");
+        findings.push(Finding::fine(CHECK, text));
+    }
 }

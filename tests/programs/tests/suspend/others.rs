@@ -4,7 +4,7 @@ use gpulimit_programs::world::{self, GROUP, Session, World};
 use std::process::Command;
 
 use crate::refused::around;
-use crate::{CAP, done, finish, goes_on, holder, verb};
+use crate::{CAP, begin, done, finish, goes_on, holder, run, shown, verb};
 
 /// A process that waits to bring back two others, behind a third one.
 struct Waiting {
@@ -92,4 +92,74 @@ fn namespaces_in_which_membership_is_not_seen_are_named() {
     }
     goes_on(&mut program);
     program.end();
+}
+
+/// Asserts that `doctor --pid` says one thing about suspending a program.
+#[track_caller]
+fn diagnosed(mut doctor: Command, pid: &str, text: &str, remedy: &str) {
+    doctor.args(["doctor", "--json", "--pid", pid]);
+    let json = finish(doctor).json();
+    let findings = json["findings"].as_array().expect("findings").iter();
+    let said: Vec<_> = findings
+        .filter(|finding| finding["check"] == "suspend")
+        .collect();
+    let has = |name: &str, part: &str| {
+        let whole = said.first().and_then(|finding| finding[name].as_str());
+        whole.unwrap_or_default().contains(part)
+    };
+    assert_eq!(said.len(), 1, "{text}: {json}");
+    assert!(has("text", text) && has("remedy", remedy), "{text}: {json}");
+}
+
+#[test]
+fn doctor_knows_what_suspend_would_say() {
+    let world = World::new(CAP);
+    let mut program = holder(&world, "300M");
+    let pid = program.pid().to_string();
+    let says = |text: &str, remedy: &str| diagnosed(verb(&world, &[]), &pid, text, remedy);
+    says("nothing prevents", "");
+    let resume = format!("`gpulimit resume --pid {pid}`");
+    done(&world, &["suspend", GROUP]);
+    says("the process is suspended, with 8", &resume);
+    done(&world, &["suspend", GROUP, "--freeze"]);
+    says("the process is suspended and stopped, with 8", &resume);
+    // A resume that waits for room is at work on the process.
+    let other = holder(&world, "3000M");
+    let waiting = begin(&world, &["resume", GROUP]);
+    assert!(world::eventually(
+        || shown(&world, &program)["state"] == "resuming"
+    ));
+    says("another command", "wait until");
+    other.kill();
+    assert!(waiting.end().0.success());
+    goes_on(&mut program);
+    world.settings(&["suspended.max=100M"]);
+    says("100.0 MiB on the host (suspended.max)", "");
+    world.settings(&["suspended.max=max"]);
+    says("nothing prevents", "");
+    // A machine on which `suspend` refuses.
+    let mut without = verb(&world, &[]);
+    without.env("LD_LIBRARY_PATH", "");
+    diagnosed(without, &pid, "cannot be suspended here: cannot load", "");
+    world.machine().knob("fail", "cuCheckpointProcessRestore:2");
+    done(&world, &["suspend", GROUP]);
+    run(&world, &["resume", GROUP]);
+    says("the process is lost", "--kill-lost");
+    program.kill();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn doctor_names_the_process_of_a_thread() {
+    let world = World::new(CAP);
+    let script = "import threading as t, time\nf = lambda: (print('id =', t.get_native_id(), \
+                  flush=True), time.sleep(1000))\nt.Thread(target=f, daemon=True).start()\ninput()";
+    let mut command = Command::new("python3");
+    command.args(["-c", script]);
+    let mut python = Session::start(command);
+    let thread = python.answer();
+    let said = run(&world, &["doctor", "--pid", &thread]).out;
+    let expected = format!("{thread} is a thread of process {}", python.pid());
+    assert!(said.contains(&expected), "{said}");
+    python.kill();
 }
