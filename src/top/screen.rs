@@ -127,8 +127,8 @@ fn take() -> Result<Terminal<CrosstermBackend<BufWriter<Stdout>>>, Failure> {
     Terminal::with_options(CrosstermBackend::new(out), options).map_err(lost)
 }
 
-/// Returns the area of the terminal. A terminal that says no size, as a serial line, gets 80 columns
-/// or 24 rows.
+/// Returns the area of the terminal. A terminal that says no size, as a serial line, gets 80
+/// columns or 24 rows.
 fn area() -> Rect {
     let out = io::stdout();
     let cells = |known: Option<usize>, usual| known.map_or(Ok(usual), u16::try_from);
