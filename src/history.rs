@@ -326,12 +326,15 @@ impl Past {
         }
         let bytes = |kind| {
             let of_kind = self.marks.iter().filter(|mark| mark.kind == kind);
-            of_kind.fold(0, |sum: u64, mark| sum.saturating_add(mark.bytes))
+            let add = |sum: u64, mark: u64| sum.saturating_add(mark);
+            of_kind.map(|mark| mark.bytes).reduce(add)
         };
-        let asked = bytes(EventKind::Asked);
-        if asked > 0 {
-            let (asked, given) = (gib(asked), gib(bytes(EventKind::Given)));
-            said += &format!(", members asked for {asked} gave {given}");
+        if let Some(asked) = bytes(EventKind::Asked).filter(|bytes| *bytes > 0) {
+            said += &format!(", members asked for {}", gib(asked));
+        }
+        // What members give for `high` is not measured: no request waits for it.
+        if let Some(given) = bytes(EventKind::Given) {
+            said += &format!(", gave {} to requests", gib(given));
         }
         said
     }

@@ -511,6 +511,31 @@ fn a_thread_that_ends_without_an_answer_does_not_silence_the_others() {
     other.end();
 }
 
+/// Nobody waits for what members give for `high`, so it is in no event.
+#[test]
+fn history_says_what_came_only_if_a_request_waited_for_it() {
+    let world = World::new(cap(2));
+    let said = || {
+        let mut command = world.bare(&world::controller());
+        command.args(["history", GROUP]);
+        world::text(&world::finish(command).stdout)
+    };
+    world.settings(&[&format!("high={}M", 2 * CONTEXT / MIB + 300)]);
+    let mut holder = holder(&world, "", 250);
+    let mut other = world.on_gpu();
+    other.expect(&[("alloc b 200M", "0")]);
+    assert!(said().contains("members asked for"), "{}", said());
+    assert!(!said().contains("gave"), "{}", said());
+    world.settings(&["high=max"]);
+    waits_until_it_may_be_asked();
+    assert!(holder.say("asked 0").starts_with("0 "));
+    holder.expect(&[("asked 0", "5"), ("aside {\nasked -1\nfree a\n}", "0")]);
+    other.expect(&[("alloc c 300M", "0")]);
+    assert!(said().contains("gave 250.0 MiB to requests"), "{}", said());
+    holder.end_quietly();
+    other.end_quietly();
+}
+
 #[test]
 fn a_member_of_a_protected_group_is_not_asked() {
     let world = World::new(cap(2));
