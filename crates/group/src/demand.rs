@@ -153,8 +153,8 @@ impl Member {
         most
     }
 
-    /// Returns this process's part of the `bytes` that a group has too much, when the larger members
-    /// have given theirs. Members count that gave enough when they were last asked.
+    /// Returns this process's part of the `bytes` that a group has too much: what the larger
+    /// members cannot give. Leaves out those that gave too little when they were last asked.
     fn own_part(&self, device: &MemberDevice, level: usize, bytes: u64) -> u64 {
         let station = &self.levels[level];
         let top = &self.top().ledger;
@@ -167,11 +167,11 @@ impl Member {
         part.map_or(0, |(_, bytes)| *bytes)
     }
 
-    /// Divides `bytes` among the registered members of the group at `level`, the largest first, each
-    /// at most what it uses and its child group does not protect. What the members in `asked` have
-    /// not answered yet counts as coming. Leaves out members that have left a demand unanswered for
-    /// `pressure_timeout`, and those that `has_no_more` is true of. Returns also the bytes that no
-    /// member can give.
+    /// Divides `bytes` among the registered members of the group at `level`, the largest first.
+    /// Each gives at most what it uses and its child group does not protect. What the members in
+    /// `asked` have not answered yet counts as coming. Leaves out members that have left a demand
+    /// unanswered for `pressure_timeout`, and those that `has_no_more` is true of. Returns also the
+    /// bytes that no member can give.
     fn share(
         &self,
         device: &MemberDevice,
@@ -390,8 +390,8 @@ impl Request<'_, '_> {
     }
 
     /// Returns who is asked for how many bytes, so that the request fits when `pending` bytes are
-    /// free; `None` if the members do not hold enough. Leaves out members in `asked` that have given
-    /// too little.
+    /// free; `None` if the members do not hold enough. Leaves out members in `asked` that have
+    /// given too little.
     fn plan(&self, level: usize, asked: &[Asked], pending: u64) -> Option<Vec<(Askable, u64)>> {
         let station = self.station(level);
         let index = self.device.index[level];

@@ -284,8 +284,8 @@ impl Slot {
         answer(self.pressure(), u64::MAX).is_some()
     }
 
-    /// Returns whether this process has left its last demand without an answer for this time, in the
-    /// topmost ledger.
+    /// Returns whether this process has left its last demand without an answer for this time, in
+    /// the topmost ledger.
     pub fn is_silent_for(&self, time: Duration) -> bool {
         is_silent_for(self.pressure(), time)
     }

@@ -177,10 +177,10 @@ impl Assignment {
         self.create.as_ref().is_some_and(LimitRequest::needs_gpus)
     }
 
-    /// Returns the limit that will hold on a device, and the bytes that are charged now in the group
-    /// with that limit, for a process that cannot join yet. `ordinal` is the device's CUDA ordinal,
-    /// if it is known: a limit for an ordinal counts only then. Without a limit they are
-    /// `u64::MAX` and 0.
+    /// Returns the limit that will hold on a device, and the bytes that are charged now in the
+    /// group with that limit, for a process that cannot join yet; `u64::MAX` and 0 without a limit.
+    /// `ordinal` is the device's CUDA ordinal, if it is known: a limit for an ordinal counts only
+    /// then.
     pub fn outlook(&self, device: DeviceId, ordinal: Option<u32>, capacity: u64) -> (u64, u64) {
         let group = self.root.group(&self.group).ok();
         let above = || self.root.group(parent(&self.group)?).ok();
