@@ -81,11 +81,14 @@ def available(device: Device = None) -> int:
     return _figures.of(device).available
 
 
-def __getattr__(name: str) -> Any:
-    # The modules of frameworks are imported when they are first named.
-    if name in _FRAMEWORKS:
-        return importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# Checkers of types would take every name for one of this module.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        # The modules of frameworks are imported when they are first named.
+        if name in _FRAMEWORKS:
+            return importlib.import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> List[str]:

@@ -23,7 +23,9 @@ FAILED = 125
 def command(arguments: List[str]) -> List[str]:
     """Returns the arguments of the program `gpulimit`."""
     first = arguments[0] if arguments else "--help"
-    own = first.isalpha() and not os.path.exists(first)
+    # A folder is a script if it has a `__main__.py`.
+    is_script = os.path.isfile(first) or os.path.isfile(os.path.join(first, "__main__.py"))
+    own = first.replace("-", "").isalpha() and first[0] != "-" and not is_script
     if own or first in ("-h", "--help", "-V", "--version"):
         return arguments or [first]
     return ["run", "--interpreter", sys.executable, *arguments]

@@ -121,7 +121,7 @@ def memory(device: Device) -> Tuple[int, int, int]:
     text = str(current()) if name is None else name.decode()
     handle = _by_ordinal(int(text)) if text.isdecimal() else _by_uuid(text)
     if handle is None:
-        raise Error(f"no such GPU in this process: device {text}")
+        raise Error(f"no such GPU in this process: device {text if device is None else device}")
     info = _MemoryInfo()
     code = _nvml().nvmlDeviceGetMemoryInfo(handle, ctypes.byref(info))
     if code != 0:

@@ -136,7 +136,9 @@ def named(device: Device) -> Optional[bytes]:
     if isinstance(device, int) and not isinstance(device, bool) and device >= 0:
         # The driver's functions take 32 bits, and no machine has that many devices.
         return str(min(device, 2**31 - 1)).encode()
-    if isinstance(device, str) and (device.isdecimal() or device.startswith(("GPU-", "MIG-"))):
+    if isinstance(device, str) and device.isascii() and device.isdecimal():
+        return named(int(device[:11]))
+    if isinstance(device, str) and device.isascii() and device.startswith(("GPU-", "MIG-")):
         return device.encode()
     raise ValueError(f"invalid device {device!r}: expected an ordinal such as 0, or a UUID")
 

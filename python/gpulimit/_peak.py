@@ -24,6 +24,7 @@ class Peak:
         self._bytes = self.refusals = 0
         self._measurement: Optional[int] = None
         self._sampler: Optional[threading.Thread] = None
+        self._from_start = False
 
     def __enter__(self) -> Peak:
         if self._device is None:

@@ -8,6 +8,7 @@ during a call, and makes one call at a time.
 from __future__ import annotations
 
 import atexit
+import inspect
 import logging
 import os
 import sys
@@ -51,8 +52,10 @@ class _Waiter:
             thread = threading.Thread(target=self.serve, name="gpulimit-pressure", daemon=True)
             try:
                 thread.start()
-            except RuntimeError:
+            except RuntimeError as error:
                 _library.unregister()
+                if "interpreter shutdown" in str(error):
+                    return  # from 3.12 on, in a function of atexit: no call can come any more
                 raise
             self.thread = thread
 
@@ -73,8 +76,12 @@ class _Waiter:
                     return
             if code == _library.OK:
                 self.call(asked.bytes, asked.device)
+            elif code == _library.NOT_REGISTERED and _library.register():
+                pass  # another part of the program has undone this registration
             elif code not in (_library.TIMEOUT, _library.INTERRUPTED):
                 log.error("cannot wait for pressure on GPU memory (code %d)", code)
+                with self.lock:
+                    self.thread = None
                 return
 
     def call(self, size: int, device: Union[int, str]) -> None:
@@ -152,6 +159,14 @@ def on_pressure(callback: _C) -> _C:
     """
     if not callable(callback):
         raise TypeError(f"on_pressure takes a function, not {callback!r}")
+    if inspect.iscoroutinefunction(callback):
+        raise TypeError(f"on_pressure takes a function without async, not {callback!r}")
+    try:
+        inspect.signature(callback).bind(0, 0)
+    except ValueError:
+        pass  # a function of C without a signature
+    except TypeError as error:
+        raise TypeError(f"on_pressure calls {callback!r} with bytes and device: {error}") from None
     _waiter.add(callback)
     return callback
 

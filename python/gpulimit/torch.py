@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import operator
 import os
 import sys
 import time
@@ -147,6 +148,7 @@ def find_batch(step: Callable[[int], object], start: int = 64, most: int = 1 << 
     """
     global _is_searching
     torch: Any = importlib.import_module("torch")
+    start, most = operator.index(start), operator.index(most)
     if start < 1 or most < 1:
         raise ValueError(f"invalid start={start}, most={most}: expected at least 1")
     _is_searching = True

@@ -119,7 +119,7 @@ class Alone(Case):
         self.on_driver()
         self.says(
             """
-            for device in ("cuda:0", "", -1, True, 1.5, "0 "):
+            for device in ("cuda:0", "", -1, True, 1.5, "0 ", "\u0661"):
                 try:
                     gpulimit.limit(device)
                 except ValueError as error:
@@ -127,8 +127,23 @@ class Alone(Case):
             """,
             "".join(
                 f"invalid device {device!r}: expected an ordinal such as 0, or a UUID\n"
-                for device in ("cuda:0", "", -1, True, 1.5, "0 ")
+                for device in ("cuda:0", "", -1, True, 1.5, "0 ", "\u0661")
             ),
+        )
+
+    def test_devices_beyond_every_number_are_not_there(self):
+        self.on_driver()
+        self.says(
+            """
+            for device in (2**40, "9" * 20):
+                try:
+                    gpulimit.limit(device)
+                except gpulimit.Error as error:
+                    print(error)
+            print(gpulimit.peak().bytes)
+            """,
+            f"no such GPU in this process: device {2**40}\n"
+            f"no such GPU in this process: device {'9' * 20}\n0\n",
         )
 
 

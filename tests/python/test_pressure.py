@@ -320,3 +320,41 @@ class Callbacks(Case):
             """,
             "on_pressure takes a function, not 3 0\n",
         )
+
+    def test_functions_that_cannot_be_called_are_refused(self):
+        self.asked(
+            """
+            async def later(size, device): pass
+            for wrong in later, lambda: 0, lambda size: 0, lambda size, device, more: 0:
+                try:
+                    gpulimit.on_pressure(wrong)
+                except TypeError as error:
+                    print("async" in str(error), stand_in.stand_in_registered())
+            for right in print, lambda *all: 0, lambda size, device, more=0: 0:
+                gpulimit.on_pressure(right)
+            """,
+            "True 0\n" + "False 0\n" * 3,
+        )
+
+    def test_a_registration_that_another_part_has_undone_is_renewed(self):
+        self.asked(
+            """
+            called = []
+            gpulimit.on_pressure(lambda size, device: called.append(size))
+            stand_in.gpulimit_pressure_unregister()
+            until(lambda: stand_in.stand_in_registered() == 1)
+            ask(5)
+            until(lambda: called)
+            print(called)
+            """,
+            "[5]\n",
+        )
+
+    def test_a_function_of_atexit_may_add_one(self):
+        self.asked(
+            """
+            import atexit
+            atexit.register(lambda: print(gpulimit.on_pressure(print) is print))
+            """,
+            "True\n",
+        )

@@ -265,10 +265,11 @@ class Batches(Case):
         def wrong(n):
             raise RuntimeError("mine")
         for call in (lambda: gpulimit.torch.find_batch(wrong),
-                     lambda: gpulimit.torch.find_batch(step, start=0)):
+                     lambda: gpulimit.torch.find_batch(step, start=0),
+                     lambda: gpulimit.torch.find_batch(step, 1.5)):
             try:
                 call()
-            except (RuntimeError, ValueError) as error:
+            except (RuntimeError, ValueError, TypeError) as error:
                 print(error)
         """
         self.says(
@@ -277,5 +278,6 @@ class Batches(Case):
             a batch of 1 does not fit into the GPU memory left [32, 4, 1]
             mine
             invalid start=0, most=65536: expected at least 1
+            'float' object cannot be interpreted as an integer
             """,
         )

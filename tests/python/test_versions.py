@@ -94,6 +94,8 @@ class Versions(Case):
         self.assertIn("Success", check(user))
         user.write_text(user.read_text().replace("total: int", "total: str"))
         self.assertIn("Incompatible types in assignment", check(user))
+        user.write_text("import gpulimit\ngpulimit.nonsense\n")
+        self.assertIn('has no attribute "nonsense"', check(user))
 
 
 class Program(Case):
@@ -139,7 +141,10 @@ class Program(Case):
         self.assertIn("gpulimit 0.", self.module("--version").stdout)
         self.assertIn("Usage: gpulimit", self.module("--help").stdout)
         self.assertIn("Usage: gpulimit", self.module().stdout)
+        # A folder is no script.
+        (self.folder / "ls").mkdir()
         self.assertEqual(self.module("ls").stdout, "")
+        self.assertIn("Usage: gpulimit oci-hook", self.module("oci-hook", "--help").stdout)
         self.assertIn("Usage: gpulimit run", self.module("--maxx", "4G", "a.py", status=2).stderr)
 
     def test_names_a_missing_program(self):
