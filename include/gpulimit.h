@@ -130,11 +130,15 @@ static __inline__ int gpulimit_error(char *text, size_t size) {
     GPULIMIT_CALL("gpulimit_error", int, GPULIMIT_NOT_LOADED, (char *, size_t), (text, size));
 }
 
+/* In C++ the function has the name of the constructor of its structure. */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wshadow"
 /* Writes the figures of a device. Call it after cuInit, or the first call of the CUDA runtime. */
 static __inline__ int gpulimit_memory(const char *device, struct gpulimit_memory *memory) {
     GPULIMIT_CALL("gpulimit_memory", int, GPULIMIT_NOT_LOADED,
                   (const char *, struct gpulimit_memory *), (device, memory));
 }
+#pragma GCC diagnostic pop
 
 /*
  * Begins to measure the peak of this process on a device: writes the number of the measurement.

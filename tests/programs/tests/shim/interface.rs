@@ -22,7 +22,7 @@ fn compiled(world: &World, compiler: &str, standard: &str, language: &str) -> Op
     let program = world.file(&format!("interface-{compiler}{standard}"));
     let source = repository().join("tests/programs/c/interface.c");
     let output = Command::new(compiler)
-        .args(["-Wall", "-Wextra", "-Wpedantic", "-Werror"])
+        .args(["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Werror"])
         .args(options)
         .arg(source)
         .arg("-o")
