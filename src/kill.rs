@@ -64,7 +64,9 @@ impl Args {
 const HELP: &str = "\
 Signals the processes of the group and of the groups below it that have used a
 GPU. PID is the number that `gpulimit ps` shows. Only processes that are proven
-to be members get the signal; others are named, and the exit status is 1.
+to be members get the signal; others are named, and the exit status is 1. A
+process that `suspend --freeze` has stopped ends at once by KILL, and by TERM
+when `resume` continues it.
 
 Examples:
   gpulimit kill lab

@@ -43,6 +43,8 @@ pub enum Obstacle {
     Traced(u32),
     /// A profiler or sanitizer is in the process: the variable or library that shows it.
     Tool(String),
+    /// No process can be looked at: the system's error.
+    Blind(String),
     /// The memory map or environment of the process cannot be read.
     Unreadable,
     /// The process is a 32-bit program.
@@ -81,6 +83,7 @@ impl fmt::Display for Obstacle {
             Self::Denied(why) => why.fmt(f),
             Self::Traced(by) => write!(f, "the process with pid {by} traces the process"),
             Self::Tool(what) => write!(f, "a profiler or sanitizer is in the process ({what})"),
+            Self::Blind(error) => write!(f, "cannot look at the processes: {error}"),
             Self::Unreadable => {
                 f.write_str("the process's memory map and environment cannot be read")
             }
@@ -115,6 +118,9 @@ impl Obstacle {
             Self::Denied(why) => return why.remedy(),
             Self::Traced(_) => "detach the debugger or tracer",
             Self::Tool(_) => "start the program without the tool",
+            Self::Blind(_) => {
+                "raise the limits on open files and processes (`ulimit -n`, `ulimit -u`)"
+            }
             Self::Unreadable => "run gpulimit as root, or as the user of the process",
             Self::Bits32 => "use a 64-bit build of the program",
             Self::Stopped => "continue it with SIGCONT",
@@ -135,7 +141,13 @@ pub fn all(gpus: &nvml::Driver, processes: &[(u32, u64)]) -> Vec<Found> {
     let machine = of_machine(gpus).into_iter();
     let mut found: Vec<Found> = machine.map(|obstacle| (None, obstacle)).collect();
     let pids: Vec<u32> = processes.iter().map(|(pid, _)| *pid).collect();
-    let mut contents = look::ask(Question::Contents, &pids, look::PATIENCE).unwrap_or_default();
+    let mut contents = match look::ask(Question::Contents, &pids, look::PATIENCE) {
+        Ok(contents) => contents,
+        Err(error) => {
+            found.push((None, Obstacle::Blind(error.to_string())));
+            return found;
+        }
+    };
     for pid in pids {
         let contents = contents.remove(&pid);
         let of_it = of_process(pid, Some(gpus), contents.as_deref().unwrap_or(UNREADABLE));

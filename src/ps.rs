@@ -55,7 +55,8 @@ namespace. COMMAND has at most 64 bytes, also in JSON. It shows arguments only i
 the caller may read them in /proc, and `-` if reading them takes too long.
 
 With --by user, PROCESSES counts the live processes of a user on a GPU, WAITING
-those that wait for room, and WAITED is the longest wait.
+those that wait for room, and WAITED is the longest wait. SUSPENDED is on the
+host.
 
 If the terminal is too narrow, these columns are left out, one after the other:
 MANAGED, ALLOCATIONS, POOLS, DRIVER, USER, COMMAND, STATE; columns of zeros or

@@ -1,5 +1,6 @@
 //! The memory of users, each with all processes of the user on a GPU: `ps --by user`.
 
+use super::SUSPENDED;
 use crate::nvml::Driver;
 use crate::processes::Process;
 use crate::table::{Column, Table, figure};
@@ -20,6 +21,8 @@ pub struct Use {
     pub processes: usize,
     /// The bytes of all processes, also of those whose memory the driver has not freed yet.
     pub total: Option<u64>,
+    /// The bytes of suspended processes, on the host; no part of the total.
+    pub suspended: Option<u64>,
     /// The processes that wait for memory of the GPU.
     pub waiting: usize,
     /// The longest time that one of them has waited.
@@ -38,12 +41,16 @@ impl Use {
                 gpu,
                 processes: 0,
                 total: gpu.map(|_| 0),
+                suspended: gpu.map(|_| 0),
                 waiting: 0,
                 waited: None,
             });
             sum.processes += usize::from(row.alive);
-            let bytes = row.gpu.as_ref().map_or(0, |(_, parts)| parts.total);
-            sum.total = sum.total.map(|total| total.saturating_add(bytes));
+            if let Some((_, parts)) = &row.gpu {
+                let add = |sum: u64, bytes| sum.saturating_add(bytes);
+                sum.total = sum.total.map(|total| add(total, parts.total));
+                sum.suspended = sum.suspended.map(|bytes| add(bytes, parts.suspended));
+            }
             if let Some(waiter) = &row.waits {
                 sum.waiting += 1;
                 sum.waited = sum.waited.max(Some(waiter.waited()));
@@ -70,6 +77,7 @@ impl Use {
             })),
             "processes": self.processes,
             "total": self.total,
+            "suspended": self.suspended,
             "waiting": self.waiting,
             "waited_ms": waited_ms.and_then(Result::ok),
         })
@@ -78,13 +86,14 @@ impl Use {
 
 /// Returns the table of the users' memory.
 pub fn table(uses: &[Use], driver: Option<&Driver>) -> Table {
-    let optional = [Column::Right("WAITING"), Column::Right("WAITED")];
-    let [waiting, waited] = optional;
+    let optional = [SUSPENDED, Column::Right("WAITING"), Column::Right("WAITED")];
+    let [suspended, waiting, waited] = optional;
     let mut table = Table::new(&[
         Column::Left("USER"),
         Column::Left("GPU"),
         Column::Right("PROCESSES"),
         Column::Right("TOTAL"),
+        suspended,
         waiting,
         waited,
     ]);
@@ -94,6 +103,7 @@ pub fn table(uses: &[Use], driver: Option<&Driver>) -> Table {
             figure(one.gpu.map(|id| groups::label(id, driver))),
             one.processes.to_string(),
             figure(one.total.map(gib)),
+            figure(one.suspended.filter(|bytes| *bytes > 0).map(gib)),
             figure(Some(one.waiting).filter(|count| *count > 0)),
             figure(one.waited.map(clock::rough_span)),
         ]);

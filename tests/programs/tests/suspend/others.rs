@@ -4,7 +4,7 @@ use gpulimit_programs::world::{self, GROUP, Session, World};
 use std::process::Command;
 
 use crate::refused::around;
-use crate::{CAP, begin, done, finish, goes_on, holder, run, shown, verb};
+use crate::{CAP, begin, done, figures, finish, goes_on, holder, run, shown, verb};
 
 /// A process that waits to bring back two others, behind a third one.
 struct Waiting {
@@ -162,4 +162,36 @@ fn doctor_names_the_process_of_a_thread() {
     let expected = format!("{thread} is a thread of process {}", python.pid());
     assert!(said.contains(&expected), "{said}");
     python.kill();
+}
+
+#[test]
+fn users_have_suspended_bytes() {
+    let world = World::new(CAP);
+    let program = holder(&world, "300M");
+    let users = ["ps", "--by", "user"];
+    assert!(!done(&world, &users).out.contains("SUSPENDED"));
+    done(&world, &["suspend", GROUP]);
+    assert!(done(&world, &users).out.contains("SUSPENDED"));
+    let json = done(&world, &[&users[..], &["--json"]].concat()).json();
+    assert_eq!(json["users"][0]["suspended"], figures(&world).1, "{json}");
+    program.end();
+    world.judge_end(CAP);
+}
+
+/// Some of these limits suffice for everything but a look at the process.
+#[test]
+fn a_lack_of_open_files_is_named() {
+    let world = World::new(CAP);
+    let program = holder(&world, "100M");
+    let failures = (3..32).filter_map(|files| {
+        let limit = format!("--nofile={files}");
+        let run = around(&["prlimit", &limit], &verb(&world, &["suspend", GROUP]));
+        let said = finish(run);
+        (said.status != Some(0)).then_some(said.errors)
+    });
+    let failures: Vec<String> = failures.collect();
+    assert!(failures.iter().any(|said| said.contains("os error 24")));
+    let wrong = |said: &&String| said.contains("run gpulimit as root");
+    assert_eq!(failures.iter().find(wrong), None);
+    program.end();
 }
