@@ -278,6 +278,15 @@ impl World {
     /// Waits until the memory of dead processes is free on the machine and uncharged in the ledger.
     #[track_caller]
     pub fn bury(&self) {
+        // A verb that has ended keeps its memory while a child that it has killed still ends. A pid
+        // may also be missing because it is of another namespace.
+        let is_missing =
+            |holder: &Holder| !Path::new("/proc").join(holder.pid.to_string()).exists();
+        let missing = |gpu: &Gpu| gpu.holders.iter().any(is_missing);
+        let until = Instant::now() + Duration::from_secs(1);
+        while self.machine.gpus().iter().any(missing) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         let dead = |gpu: &Gpu| gpu.holders.iter().any(|holder| holder.dying);
         let gone = || !self.machine.gpus().iter().any(dead);
         assert!(
