@@ -56,7 +56,8 @@ between, usage only falls. What it fell to at which time is unknown until the
 next request, and drawn in another character. Marks below the curve say when
 requests were refused, members were asked for memory, and processes were
 suspended, resumed or killed; suspensions in groups below are marked there.
-Times are in the zone of the caller, in JSON and CSV in UTC. Without a UTF-8 locale the curve is of ASCII.
+Times are in the zone of the caller, in JSON and CSV in UTC. Without a UTF-8
+locale the curve is of ASCII.
 
 Examples:
   gpulimit history lab
