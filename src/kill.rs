@@ -133,7 +133,11 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
     // One deadline holds for all slots, because a single process can hold all slots and the waits
     // would add up.
     let until = Instant::now() + PATIENCE;
+    let mut reached = BTreeSet::new();
     for (process, target) in processes.iter().zip(named) {
+        if is_reached(&mut reached, process, &target) {
+            continue;
+        }
         let who = match pid(process) {
             Some(pid) => format!("{pid} ({})", process.identity.command()),
             None => format!("({})", process.identity.command()),
@@ -176,13 +180,20 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
     Ok(status)
 }
 
+/// Returns whether a process gets the signal by another of its slots, as a `resume` that waits has
+/// several. Only proven slots count: any member can write an identity into a slot.
+fn is_reached(
+    reached: &mut BTreeSet<(u32, u64, u64)>,
+    process: &ProcessUsage,
+    target: &Result<Target, Error>,
+) -> bool {
+    target.is_ok() && !reached.insert(process.identity.key())
+}
+
 /// Drops dead processes and the calling process, which must not signal itself.
 fn keep_others(processes: &mut Vec<ProcessUsage>) {
     let own = Identity::of_self();
-    let mut seen = BTreeSet::new();
-    processes.retain(|process| {
-        process.alive && !process.identity.is_same(&own) && seen.insert(process.identity.key())
-    });
+    processes.retain(|process| process.alive && !process.identity.is_same(&own));
 }
 
 /// Returns a finder of a group's members, which finds only processes that provably are members.
@@ -329,8 +340,11 @@ pub fn end_all(
         .filter(|target| target.send(libc::SIGKILL).is_ok())
         .collect();
     let found = killed.len();
-    let mut missed = Vec::new();
+    let (mut missed, mut reached) = (Vec::new(), BTreeSet::new());
     for (process, target) in processes.iter().zip(named) {
+        if is_reached(&mut reached, process, &target) {
+            continue;
+        }
         match send_to(group, ledger, process, target, libc::SIGKILL) {
             Ok(target) => killed.push(target),
             Err(error) if targets.is_held(process) => missed.push((process, error)),
