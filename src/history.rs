@@ -333,7 +333,7 @@ impl Past {
         if let Some(asked) = bytes(EventKind::Asked).filter(|bytes| *bytes > 0) {
             said += &format!(", members asked for {}", gib(asked));
         }
-        // What members give for `high` is not measured: no request waits for it.
+        // Nothing measures what members give for `high`, because no request waits for it.
         if let Some(given) = bytes(EventKind::Given) {
             said += &format!(", gave {} to requests", gib(given));
         }

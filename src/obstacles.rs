@@ -10,7 +10,7 @@ mod tests;
 
 use crate::look::{self, Question};
 use crate::nvml;
-use gpulimit_base::proc;
+use gpulimit_base::proc::{self, field};
 use gpulimit_base::units::gib;
 use std::fmt;
 use std::fs;
@@ -201,12 +201,6 @@ pub fn of_process(pid: u32, gpus: Option<&nvml::Driver>, contents: &str) -> Vec<
         found.extend(gpus.split_gpus_of(pid).into_iter().map(Obstacle::Mig));
     }
     found
-}
-
-/// Returns a field of the text of `/proc/PID/status`.
-fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
-    let value = |line: &'a str| line.strip_prefix(name)?.strip_prefix(':');
-    status.lines().find_map(value).map(str::trim)
 }
 
 /// Returns whether the text of `/proc/PID/status` shows a process that does not run.

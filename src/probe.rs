@@ -42,7 +42,7 @@ enum What {
     Gpus,
     /// The facts about the preloaded libgpulimit.so and its hooks.
     Preload,
-    /// What this machine lacks to suspend processes.
+    /// The reason why this machine cannot suspend processes; no answer if it can.
     Checkpoints,
     /// The findings of `gpulimit doctor --pid` about a running process.
     Process,

@@ -58,14 +58,12 @@ pub fn resume(args: &Args) -> Result<ExitCode, Failure> {
     let thawed = Thawed::of(&subjects)?;
     settle_all(&machine, &subjects)?;
     let before: Vec<u64> = subjects.iter().map(Subject::suspended).collect();
+    let is_lost = |at: &usize| subjects[*at].errand().0 == Errand::Lost;
+    let lost: Vec<usize> = (0..subjects.len()).filter(is_lost).collect();
     // A lost process is tried once more before it is killed: any member can write that it is lost.
-    let is_lost = |at: usize| subjects[at].errand().0 == Errand::Lost && !args.kill_lost;
-    let is_back = |at: &usize| is_lost(*at) || before[*at] == 0;
-    let set: Vec<usize> = (0..subjects.len()).filter(|at| !is_back(at)).collect();
-    let lost = subjects.iter().enumerate();
-    let lost: Vec<usize> = lost
-        .filter(|(_, subject)| subject.errand().0 == Errand::Lost)
-        .map(|(at, _)| at)
+    let is_tried = |at: &usize| args.kill_lost || !lost.contains(at);
+    let set: Vec<usize> = (0..subjects.len())
+        .filter(|at| before[*at] > 0 && is_tried(at))
         .collect();
     if set.is_empty() && lost.is_empty() && !subjects.is_empty() && !args.json {
         output::note("no process is suspended");

@@ -532,8 +532,7 @@ fn library_in(files: &Files, path: &Path, mapped: Option<&[String]>) -> Result<(
 /// Returns the process of a thread that is not the first one of its process.
 fn process_of_thread(id: u32) -> Option<u32> {
     let status = proc::read(format!("/proc/{id}/status")).ok()?;
-    let process = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?;
-    let process = process.trim().parse().ok()?;
+    let process = proc::field(&status, "Tgid")?.parse().ok()?;
     (process != id).then_some(process)
 }
 

@@ -1,8 +1,8 @@
 //! Whether the host has room for GPU memory. The memory becomes the process's own, so the host, the
 //! process's memory cgroups and its limits must have the room.
 
-use super::{Obstacle, field};
-use gpulimit_base::proc;
+use super::Obstacle;
+use gpulimit_base::proc::{self, field};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;

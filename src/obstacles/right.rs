@@ -1,7 +1,6 @@
 //! The right to trace a process, which the driver asks for before it touches another process.
 
-use super::field;
-use gpulimit_base::proc;
+use gpulimit_base::proc::{self, field};
 use std::borrow::Cow;
 use std::fmt;
 use std::fs::{self, File};

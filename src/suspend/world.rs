@@ -61,7 +61,7 @@ pub struct Stop(Arc<AtomicBool>);
 
 impl Stop {
     /// Begins to take note of SIGINT, SIGTERM and SIGHUP, which do not end this process any more.
-    /// Those that the caller ignores stay ignored, as under `nohup`.
+    /// A signal that the caller ignores stays ignored, as under `nohup`.
     pub fn on_signals() -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let signals = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];

@@ -216,7 +216,7 @@ fn header(
             format!("{processes}{of_processes}"),
         ]
     };
-    // What the user chose must be seen, so the numbers get what is left.
+    // The user must see the chosen order and filter, so the row counts get the room that is left.
     let chosen = choices(scene.view, scene);
     let time = time(scene);
     let used = |texts: &[String]| texts.iter().map(|text| text.width() + 2).sum::<usize>();

@@ -78,7 +78,7 @@ pub struct Group {
     pub settings: String,
     /// One entry for each GPU, and one for all others; never empty.
     pub usages: Vec<Usage>,
-    /// What is known of GPUs without an entry.
+    /// The figures of GPUs that have no entry of their own in `usages`.
     pub unlisted: Usage,
 }
 

@@ -9,7 +9,7 @@ use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 fn lines(text: &str) -> Vec<Value> {
@@ -490,12 +490,7 @@ fn a_loop_of_refusals_is_one_line_with_their_number() {
         "{out}"
     );
     // Readers who follow get later events one by one.
-    let mut child = place
-        .gpulimit(&["events", "a", "--follow", "--json"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("started");
-    let mut out = BufReader::new(child.stdout.take().expect("piped"));
+    let (mut child, mut out) = follow(&place);
     let mut next = || {
         let mut line = String::new();
         out.read_line(&mut line).expect("a line");
@@ -515,18 +510,24 @@ fn a_loop_of_refusals_is_one_line_with_their_number() {
     assert_eq!(counted(&listed()), 203);
 }
 
+/// Starts a reader who follows the events of group `a`.
+fn follow(place: &Place) -> (Child, BufReader<ChildStdout>) {
+    let mut child = place
+        .gpulimit(&["events", "a", "--follow", "--json"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("started");
+    let out = BufReader::new(child.stdout.take().expect("piped"));
+    (child, out)
+}
+
 /// A burst that is longer than the ring of the group, between two rounds of a reader.
 #[test]
 fn readers_who_follow_get_each_event_of_a_long_burst_once() {
     let place = Place::new();
     place.group("a", Size::Bytes(GIB));
     let (member, device) = place.member("a");
-    let mut child = place
-        .gpulimit(&["events", "a", "--follow", "--json"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("started");
-    let mut out = BufReader::new(child.stdout.take().expect("piped"));
+    let (mut child, mut out) = follow(&place);
     let mut until_limits = || {
         let mut refusals = 0;
         loop {

@@ -141,7 +141,7 @@ class Program(Case):
         self.assertIn("gpulimit 0.", self.module("--version").stdout)
         self.assertIn("Usage: gpulimit", self.module("--help").stdout)
         self.assertIn("Usage: gpulimit", self.module().stdout)
-        # A folder is no script.
+        # Python cannot run this folder as a script.
         (self.folder / "ls").mkdir()
         self.assertEqual(self.module("ls").stdout, "")
         self.assertIn("Usage: gpulimit oci-hook", self.module("oci-hook", "--help").stdout)

@@ -14,21 +14,22 @@ pub fn read(path: impl AsRef<Path>) -> io::Result<String> {
     Ok(text.unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
 }
 
+/// Returns a field of a text like `/proc/PID/status`, which has a name and a colon in each line.
+pub fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    let value = |line: &'a str| line.strip_prefix(name)?.strip_prefix(':');
+    text.lines().find_map(value).map(str::trim)
+}
+
 /// Returns whether a process is stopped, by a signal or a debugger; `None` if unknown.
 pub fn is_stopped(pid: u32) -> Option<bool> {
     let status = read(format!("/proc/{pid}/status")).ok()?;
-    let state = status
-        .lines()
-        .find_map(|line| line.strip_prefix("State:"))?;
-    Some(state.trim_start().starts_with(['T', 't']))
+    Some(field(&status, "State")?.starts_with(['T', 't']))
 }
 
 /// Returns whether this process ignores a signal.
 pub fn ignores(signal: i32) -> bool {
     let status = read("/proc/self/status").unwrap_or_default();
-    let mut lines = status.lines();
-    let mask = lines.find_map(|line| line.strip_prefix("SigIgn:"));
-    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    let mask = field(&status, "SigIgn").and_then(|mask| u64::from_str_radix(mask, 16).ok());
     mask.unwrap_or(0) & (1 << (signal - 1)) != 0
 }
 

@@ -25,7 +25,7 @@ pub struct Told {
 /// The memory that this process is asked to give back.
 #[derive(Copy, Clone, Debug)]
 pub struct Demanded<'a> {
-    /// What to pass to [`Member::answer`]. `None` if another thread has to answer a demand.
+    /// The argument of [`Member::answer`]. `None` if another thread has to answer a demand.
     pub told: Option<Told>,
     /// The device.
     pub device: DeviceId,
@@ -405,10 +405,8 @@ impl Request<'_, '_> {
             asked.any(|asked| top.answer(member, asked.demand) == Some(Answer::TooLittle))
         };
         let but = Some(&station.slot);
-        let share = self
-            .member
-            .share(self.device, level, bytes, but, asked, &has_no_more);
-        let (plan, left) = share;
+        let member = self.member;
+        let (plan, left) = member.share(self.device, level, bytes, but, asked, &has_no_more);
         (left == 0).then_some(plan)
     }
 
