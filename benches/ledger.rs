@@ -8,9 +8,10 @@ use gpulimit_ledger::{
     DeviceIndex, Idle, Ledger, LedgerError, Level, NoWitness, Pressure, Slot, Witness, charge,
     charge_ahead, uncharge,
 };
+use gpulimit_scratch::Scratch;
 use std::error::Error;
 use std::hint::black_box;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,14 +24,6 @@ impl Pressure for Alone {
 
     fn witness(&self) -> &dyn Witness {
         &NoWitness
-    }
-}
-
-struct Scratch(PathBuf);
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
     }
 }
 
@@ -51,13 +44,12 @@ impl Idle for Reserve<'_> {
 
 /// Makes a ledger with a device.
 fn ledger(
-    name: &str,
     create: fn(&Path, u32) -> Result<(), LedgerError>,
 ) -> Result<(Scratch, Arc<Ledger>, DeviceIndex), LedgerError> {
-    let file = format!("/dev/shm/gpulimit-bench-{}-{name}", std::process::id());
-    let scratch = Scratch(file.into());
-    create(&scratch.0, 0o600)?;
-    let ledger = Arc::new(Ledger::open(&scratch.0)?);
+    let scratch = Scratch::in_memory();
+    let path = scratch.at("ledger");
+    create(&path, 0o600)?;
+    let ledger = Arc::new(Ledger::open(&path)?);
     let device = ledger.device(DeviceId::gpu([7; 16]), 80 << 30)?;
     Ok((scratch, ledger, device))
 }
@@ -83,9 +75,8 @@ fn pair(path: &[Level<'_>], rounds: u32) -> f64 {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let (_scratch, ledger, device) = ledger("plain", Ledger::create)?;
-    let (_recorded_scratch, recorded, recorded_device) =
-        self::ledger("recorded", Ledger::create_with_history)?;
+    let (_scratch, ledger, device) = ledger(Ledger::create)?;
+    let (_recorded_scratch, recorded, recorded_device) = self::ledger(Ledger::create_with_history)?;
     let me = Identity::of_self();
     let mut slots: Vec<Slot> = Vec::new();
     let mut recorded_slots: Vec<Slot> = Vec::new();

@@ -37,12 +37,12 @@ mod trail;
 #[path = "hostile/unkilled.rs"]
 mod unkilled;
 
+use gpulimit_scratch::Scratch;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -53,26 +53,23 @@ const ALICE: u32 = 40_001;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A directory of root's, whose subdirectory `hers` belongs to Alice.
-struct Ground(PathBuf);
+struct Ground(Scratch);
 
 impl Ground {
     /// Makes the directory; `None` if this process is not root and so cannot act as other users.
     fn new() -> Option<Self> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
         if gpulimit_group::effective_user() != 0 {
             eprintln!("SKIPPED: only root can be led astray, and only root can act as other users");
             return None;
         }
-        let next = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("gpulimit-hostile-{}-{next}", std::process::id());
-        let ground = Self(Path::new("/dev/shm").join(name));
-        ground.make("", 0, 0o755);
+        let ground = Self(Scratch::in_memory());
+        fs::set_permissions(&ground.0.0, Permissions::from_mode(0o755)).expect("set");
         ground.make("hers", ALICE, 0o755);
         Some(ground)
     }
 
     fn at(&self, name: &str) -> PathBuf {
-        self.0.join(name)
+        self.0.at(name)
     }
 
     /// Makes a directory.
@@ -100,16 +97,10 @@ impl Ground {
             .args(arguments)
             .env_clear()
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
-            .current_dir(&self.0)
+            .current_dir(&self.0.0)
             .env("GPULIMIT_ROOT", self.at("groups"))
             .stdin(Stdio::null());
         command
-    }
-}
-
-impl Drop for Ground {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 

@@ -1,6 +1,7 @@
 //! `gpulimit install` and `gpulimit uninstall` on another root file system; the test for this
 //! machine's own is `tests/programs/tests/shim/install.rs`.
 
+use gpulimit_scratch::Scratch;
 use std::fs::{self, File, Permissions};
 use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
@@ -13,18 +14,13 @@ const LIBRARY: &str = "usr/local/lib/gpulimit/libgpulimit.so";
 const OURS: &str = "/usr/local/lib/gpulimit/libgpulimit.so\n";
 
 /// A root file system, and libraries to install in it.
-struct Place(PathBuf);
+struct Place(Scratch);
 
 impl Place {
     /// Makes the file system; `None` if this process cannot make files of root.
     fn new() -> Option<Self> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let next = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path =
-            std::env::temp_dir().join(format!("gpulimit-install-{}-{next}", std::process::id()));
-        fs::create_dir(&path).expect("a temporary directory");
-        let place = Self(path);
-        if fs::metadata(&place.0).expect("there").uid() != 0 {
+        let place = Self(Scratch::new());
+        if fs::metadata(&*place.0).expect("there").uid() != 0 {
             eprintln!("SKIPPED: only root can make files that are root's");
             return None;
         }
@@ -93,12 +89,6 @@ impl Place {
         let said = String::from_utf8(output.stderr).expect("text");
         assert_eq!(said.lines().count(), 1, "{said}");
         said
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 

@@ -12,10 +12,10 @@ mod queries;
 #[path = "observability/rules.rs"]
 mod rules;
 
+use gpulimit_scratch::Scratch;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Returns the path of a file of the repository.
 fn repository(path: &str) -> PathBuf {
@@ -28,30 +28,19 @@ fn read(path: &str) -> String {
 }
 
 /// A folder that is removed when the value is dropped.
-struct Place(PathBuf);
+struct Place(Scratch);
 
 impl Place {
     fn new() -> Place {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let next = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("gpulimit-observability-{}-{next}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        fs::create_dir(&path).expect("a temporary directory");
-        Place(path)
+        Place(Scratch::new())
     }
 
     /// Writes a file, and makes the folders above it.
     fn write(&self, path: &str, text: &str) -> PathBuf {
-        let path = self.0.join(path);
+        let path = self.0.at(path);
         fs::create_dir_all(path.parent().expect("a folder")).expect("made");
         fs::write(&path, text).expect("written");
         path
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 

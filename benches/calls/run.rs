@@ -5,12 +5,13 @@ use crate::case::{Axis, Case, Point, START};
 use gpulimit_base::units::Size;
 use gpulimit_group::Root;
 use gpulimit_limits::LimitSet;
+use gpulimit_scratch::Scratch;
 use std::cell::Cell;
 use std::error::Error;
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
@@ -71,7 +72,7 @@ const BELOW: [&str; 7] = ["b", "c", "d", "e", "f", "g", "h"];
 pub struct Setup {
     library: PathBuf,
     worker: PathBuf,
-    root: PathBuf,
+    root: Scratch,
     callgrind: bool,
     /// The number of top-level groups made so far. Each measurement gets a new top-level group.
     trees: Cell<u32>,
@@ -90,8 +91,8 @@ impl Setup {
                 "valgrind is missing: instructions are not counted (Debian: apt install valgrind)"
             );
         }
-        let root = PathBuf::from(format!("/dev/shm/gpulimit-bench-{}", std::process::id()));
-        fs::DirBuilder::new().mode(0o700).create(&root)?;
+        let root = Scratch::in_memory();
+        fs::set_permissions(&*root, Permissions::from_mode(0o700))?;
         Ok(Setup {
             library: library.canonicalize()?,
             worker: std::env::current_exe()?,
@@ -112,7 +113,7 @@ impl Setup {
                 crowd: None,
             });
         }
-        let root = Root::at(&self.root)?;
+        let root = Root::at(&*self.root)?;
         // Each measurement gets a new top-level group, so that the group's ledger has no slots of
         // processes from an earlier measurement.
         let top = format!("tree-{}", self.trees.replace(self.trees.get() + 1));
@@ -136,12 +137,6 @@ impl Setup {
             place.crowd = Some(place.crowd(point.at(Axis::Members) - 1)?);
         }
         Ok(place)
-    }
-}
-
-impl Drop for Setup {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.root);
     }
 }
 
@@ -269,7 +264,7 @@ impl Place<'_> {
 
     fn crowd(&self, count: u32) -> Result<Companion, Box<dyn Error>> {
         let mut crowd = self.prepared(Command::new(&self.setup.worker), Way::Bare);
-        crowd.arg("crowd").arg(&self.setup.root);
+        crowd.arg("crowd").arg(&*self.setup.root);
         crowd.args([
             self.group.as_deref().unwrap_or_default(),
             &count.to_string(),
@@ -286,7 +281,7 @@ impl Place<'_> {
             command.env_remove(name);
         }
         command
-            .env("GPULIMIT_ROOT", &self.setup.root)
+            .env("GPULIMIT_ROOT", &*self.setup.root)
             .env_remove("LD_PRELOAD");
         if way != Way::Bare {
             command.env("LD_PRELOAD", &self.setup.library);

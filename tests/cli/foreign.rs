@@ -363,7 +363,7 @@ fn a_full_directory_of_a_user_slows_others_little() {
     // Another user's `run` cleans up as well.
     let lab = root.path().join("lab");
     let (limits, root) = (lab.join("limits"), root.path().into());
-    for path in [&place.0, &root, &lab, &limits, &below] {
+    for path in [&place.0.0, &root, &lab, &limits, &below] {
         fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("opened");
     }
     let mut command = place.gpulimit(&["gc"]);

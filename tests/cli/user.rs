@@ -30,7 +30,7 @@ impl Machine {
         let open = |path: &PathBuf| {
             fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("opened");
         };
-        open(&place.0);
+        open(&place.0.0);
         fs::create_dir(place.root_path()).expect("created");
         open(&place.root_path());
         let program = place.0.join("gpulimit");

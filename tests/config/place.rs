@@ -1,10 +1,10 @@
 //! A root and files of a test's own, and checks of what the machine offers.
 
+use gpulimit_scratch::Scratch;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 #[path = "../groups/executable.rs"]
 #[expect(dead_code, reason = "only other tests make copies")]
@@ -53,23 +53,19 @@ pub fn may_mount() -> bool {
 }
 
 /// A folder that is removed when the value is dropped.
-pub struct Place(PathBuf);
+pub struct Place(Scratch);
 
 impl Place {
     pub fn new() -> Place {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let next = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("gpulimit-config-{}-{next}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        fs::create_dir(&path).expect("a temporary directory");
+        let folder = Scratch::new();
         // Groups of other users are made below this folder with these users' rights.
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("changed");
-        Place(path)
+        fs::set_permissions(&folder.0, fs::Permissions::from_mode(0o755)).expect("changed");
+        Place(folder)
     }
 
     /// Returns a path in the folder.
     pub fn at(&self, path: &str) -> PathBuf {
-        self.0.join(path)
+        self.0.at(path)
     }
 
     /// Writes a file, and makes the folders above it.
@@ -103,12 +99,6 @@ impl Place {
         let output = self.gpulimit(&["ls"]);
         assert!(output.status.success(), "{output:?}");
         text(&output.stdout).lines().map(str::to_owned).collect()
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 

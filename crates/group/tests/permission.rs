@@ -13,6 +13,7 @@ use gpulimit_base::units::Size;
 use gpulimit_group::{Access, Garbage, Group, GroupError, Insistence, Member, Members, Root};
 use gpulimit_ledger::{Ledger, MAX_SLOTS};
 use gpulimit_limits::{Key, LimitSet, Limits, Selector};
+use gpulimit_scratch::Scratch;
 use nothing::Nothing;
 use std::fmt::Debug;
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -23,7 +24,6 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 const ALICE: u32 = 40_001;
@@ -34,7 +34,7 @@ const GIB: u64 = 1 << 30;
 
 /// A root of groups as an administrator makes it: the group `lab`, and below it a group for each of
 /// two users.
-struct Lab(PathBuf);
+struct Lab(Scratch);
 
 impl Lab {
     /// Returns `None` where the tests do not run as root and cannot become another user.
@@ -44,12 +44,8 @@ impl Lab {
             eprintln!("SKIPPED: only root can act as other users");
             return None;
         }
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let next = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("gpulimit-permission-{}-{next}", std::process::id());
-        let lab = Self(Path::new("/dev/shm").join(name));
-        fs::create_dir(&lab.0).expect("a directory");
-        fs::set_permissions(&lab.0, Permissions::from_mode(0o755)).expect("readable for all");
+        let lab = Self(Scratch::in_memory());
+        fs::set_permissions(&*lab.0, Permissions::from_mode(0o755)).expect("readable for all");
         let root = lab.root();
         root.create("lab", &set(8 * GIB)).expect("created");
         for (name, owner) in [("lab/alice", ALICE), ("lab/bob", BOB)] {
@@ -64,7 +60,7 @@ impl Lab {
     }
 
     fn root(&self) -> Root {
-        Root::at(&self.0).expect("a root")
+        Root::at(&*self.0).expect("a root")
     }
 
     fn group(&self, name: &str) -> Group {
@@ -77,7 +73,7 @@ impl Lab {
         let mut child = Command::new("/proc/self/exe")
             .args(["--exact", "role", "--nocapture"])
             .env("PERMISSION_ROLE", role)
-            .env("PERMISSION_ROOT", &self.0)
+            .env("PERMISSION_ROOT", &*self.0)
             .current_dir("/")
             .uid(uid)
             .gid(uid)
@@ -119,12 +115,6 @@ impl Lab {
         }
         seen.sort();
         seen
-    }
-}
-
-impl Drop for Lab {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 

@@ -16,6 +16,8 @@ pub(super) const OTHER_GPU: DeviceId = DeviceId::gpu([8; 16]);
 /// A temporary ledger with two devices, which is removed on drop.
 pub(super) struct Scratch {
     path: PathBuf,
+    #[expect(dead_code, reason = "removes the directory")]
+    folder: gpulimit_scratch::Scratch,
     ledger: Arc<Ledger>,
     pub device: DeviceIndex,
     pub other: DeviceIndex,
@@ -32,11 +34,8 @@ impl Scratch {
     }
 
     fn made(create: fn(&Path, u32) -> Result<(), LedgerError>) -> Self {
-        use std::sync::atomic::AtomicU32;
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let next = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("gpulimit-unit-{}-{next}", std::process::id());
-        let path = std::env::temp_dir().join(name);
+        let folder = gpulimit_scratch::Scratch::new();
+        let path = folder.at("ledger");
         create(&path, 0o600).expect("create");
         let ledger = Arc::new(Ledger::open(&path).expect("open"));
         // The tested devices get indices above 1. A test then fails if the code confuses an index
@@ -50,6 +49,7 @@ impl Scratch {
             device: ledger.device(GPU, 80 << 30).expect("device"),
             other: ledger.device(OTHER_GPU, 40 << 30).expect("device"),
             path,
+            folder,
             ledger,
         }
     }
@@ -86,12 +86,6 @@ impl Deref for Scratch {
 
     fn deref(&self) -> &Arc<Ledger> {
         &self.ledger
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
     }
 }
 

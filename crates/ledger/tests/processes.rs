@@ -26,15 +26,16 @@ const KIB4: u64 = 4096;
 /// A process that takes longer than this is assumed to wait forever, even on a slow machine.
 const HANG: Duration = Duration::from_secs(60);
 
-/// A temporary ledger that one test uses.
-struct Scratch(PathBuf);
+/// A temporary ledger that one test uses, and its directory; `None` in the test's child processes.
+struct Scratch(
+    PathBuf,
+    #[expect(dead_code, reason = "removes the directory")] Option<gpulimit_scratch::Scratch>,
+);
 
 impl Scratch {
     fn new() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let next = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("gpulimit-test-{}-{next}", std::process::id());
-        let scratch = Self(Path::new("/dev/shm").join(name));
+        let folder = gpulimit_scratch::Scratch::in_memory();
+        let scratch = Self(folder.at("ledger"), Some(folder));
         Ledger::create(&scratch.0, 0o600).expect("create");
         scratch
     }
@@ -66,13 +67,6 @@ impl Scratch {
             .expect("spawn");
         let out = BufReader::new(child.stdout.take().expect("stdout"));
         Actor { child, out }
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-        let _ = std::fs::remove_file(self.judge());
     }
 }
 
@@ -308,9 +302,8 @@ fn role() {
     let Ok(role) = std::env::var("LEDGER_ROLE") else {
         return;
     };
-    let scratch = std::mem::ManuallyDrop::new(Scratch(
-        std::env::var_os("LEDGER_PATH").expect("path").into(),
-    ));
+    let path = std::env::var_os("LEDGER_PATH").expect("path");
+    let scratch = Scratch(path.into(), None);
     let max: u64 = std::env::var("LEDGER_MAX")
         .expect("max")
         .parse()

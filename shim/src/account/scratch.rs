@@ -1,23 +1,17 @@
 //! A group for unit tests, which run on machines without a driver. Each group has a temporary
 //! directory of its own.
 
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
-
 use gpulimit_group::{Member, Root};
 use gpulimit_limits::{LimitSet, Selector, Setting};
 
 /// A group that exists until this value is dropped.
 pub struct Scratch {
-    folder: PathBuf,
+    folder: gpulimit_scratch::Scratch,
 }
 
 impl Scratch {
     /// Makes a group with settings such as `max=100M`.
     pub fn new(settings: &[&str]) -> Scratch {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("gpulimit-account-{}-{number}", std::process::id());
         let mut limits = LimitSet::default();
         for setting in settings {
             match setting.parse().expect("a setting") {
@@ -28,25 +22,19 @@ impl Scratch {
             }
         }
         let scratch = Scratch {
-            folder: std::env::temp_dir().join(name),
+            folder: gpulimit_scratch::Scratch::new(),
         };
         scratch.root().create("group", &limits).expect("a group");
         scratch
     }
 
     fn root(&self) -> Root {
-        Root::at(&self.folder).expect("a root")
+        Root::at(&*self.folder).expect("a root")
     }
 
     /// Joins the group as a new process.
     pub fn member(&self) -> &'static Member {
         let member = Member::join(&self.root(), "group").expect("a member");
         Box::leak(Box::new(member))
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.folder);
     }
 }

@@ -19,6 +19,7 @@ use gpulimit_base::units::Size;
 use gpulimit_group::{Created, Group, Root};
 use gpulimit_ledger::{Category, Event, EventKind, Ledger, Usage, Witness};
 use gpulimit_limits::{Key, LimitSet, Selector, Setting};
+use gpulimit_scratch::Scratch;
 
 pub use artefacts::{
     built_program, compile, compile_for, controller, demo, driver, faulty_shim, library,
@@ -50,10 +51,10 @@ pub fn may_mount() -> bool {
 
 /// A machine, a root and a group.
 pub struct World {
-    folder: PathBuf,
     machine: Machine,
     root: Root,
     created: Option<Created>,
+    folder: Scratch,
 }
 
 impl World {
@@ -72,15 +73,11 @@ impl World {
 
     /// Makes a world whose root has no group.
     pub fn without_group(knobs: &[(&str, &str)]) -> World {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("gpulimit-world-{}-{number}", std::process::id());
-        let folder = Path::new("/dev/shm").join(name);
-        std::fs::create_dir(&folder).expect("a folder of the test's own");
-        std::fs::create_dir(folder.join("root")).expect("a root");
+        let folder = Scratch::in_memory();
+        std::fs::create_dir(folder.at("root")).expect("a root");
         World {
-            machine: Machine::new(folder.join("machine"), knobs),
-            root: Root::at(folder.join("root")).expect("a root"),
+            machine: Machine::new(folder.at("machine"), knobs),
+            root: Root::at(folder.at("root")).expect("a root"),
             created: None,
             folder,
         }
@@ -98,7 +95,7 @@ impl World {
 
     /// Returns the path of a file in this world's folder.
     pub fn file(&self, name: &str) -> PathBuf {
-        self.folder.join(name)
+        self.folder.at(name)
     }
 
     /// Returns the world's group, or the only group there is.
@@ -308,12 +305,6 @@ impl World {
             self.machine.gpus()
         );
         self.bury();
-    }
-}
-
-impl Drop for World {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.folder);
     }
 }
 

@@ -387,7 +387,7 @@ fn an_exporter_comes_back_and_an_importer_is_lost() {
     }
     let machine = Machine::new(&[]);
     let (mut program, mut tool) = two(&machine);
-    let path = format!("/dev/shm/gpulimit-sim-handle-{}", std::process::id());
+    let path = machine.at("handle").display().to_string();
     assert_eq!(program.say(&format!("export {path}")), "0");
     let round = [
         ("lock PID", "0"),

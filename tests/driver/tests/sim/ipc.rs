@@ -127,7 +127,7 @@ fn opened_memory_counts_for_its_owner_and_then_for_its_opener() {
         return told(&role);
     }
     let machine = Machine::new(&[]);
-    let path = std::env::temp_dir().join(format!("gpulimit-sim-ipc-{}", std::process::id()));
+    let path = machine.at("handle");
     let role = path.display().to_string();
     let [mut owner, mut opener] = [(); 2].map(|()| {
         let mut child = machine.spawn(&role);

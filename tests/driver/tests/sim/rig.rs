@@ -5,9 +5,9 @@ use std::ffi::{CString, c_void};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use gpulimit_scratch::Scratch;
 use gpulimit_sim::machine::{self, BLOCK};
 use gpulimit_sim::{grant, process};
 
@@ -42,29 +42,29 @@ fn libraries() -> &'static Path {
 
 /// A simulated machine that only this test uses.
 pub struct Machine {
-    state: PathBuf,
+    folder: Scratch,
     knobs: Vec<(String, String)>,
 }
 
 impl Machine {
     pub fn new(knobs: &[(&str, &str)]) -> Machine {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let state = PathBuf::from(format!(
-            "/dev/shm/gpulimit-sim-test-{}-{number}",
-            std::process::id()
-        ));
+        let folder = Scratch::in_memory();
         let knobs = knobs
             .iter()
             .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
             .collect();
-        Machine { state, knobs }
+        Machine { folder, knobs }
+    }
+
+    /// Returns the path of a file in the folder of this machine.
+    pub fn at(&self, name: &str) -> PathBuf {
+        self.folder.at(name)
     }
 
     fn command(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
         command
-            .env("GPULIMIT_SIM_STATE", &self.state)
+            .env("GPULIMIT_SIM_STATE", self.at("machine"))
             .env("LD_LIBRARY_PATH", libraries())
             .envs(self.knobs.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::piped())
@@ -135,12 +135,6 @@ impl Machine {
 
     pub fn usage(&self) -> String {
         self.ctl(&["usage"])
-    }
-}
-
-impl Drop for Machine {
-    fn drop(&mut self) {
-        self.ctl(&["remove"]);
     }
 }
 

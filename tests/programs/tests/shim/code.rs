@@ -176,7 +176,7 @@ fn compressed_images_are_charged_for_their_variables() {
 #[test]
 fn compressed_ptx_is_charged_for_its_variables() {
     let world = World::new(CAP);
-    let file = std::env::temp_dir().join(format!("gpulimit-text-{}.fatbin", std::process::id()));
+    let file = world.file("text.fatbin");
     let mut image = include_bytes!("../../../../crates/fatbin/src/fixtures/zstd.fatbin").to_vec();
     // The text is the first entry; the test leaves out the machine code behind it.
     let end = 16 + 80 + 360;
