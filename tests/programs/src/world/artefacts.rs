@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
+use gpulimit_scratch::Scratch;
+
 /// Returns the path of the repository.
 pub fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -178,13 +180,10 @@ fn build(name: &str, suffix: &str, arguments: &[&str]) -> PathBuf {
     let folder = built_once().join("c-programs");
     std::fs::create_dir_all(&folder).expect("a folder");
     let place = folder.join(format!("{name}{suffix}"));
-    // The file is built under another name and then renamed, since other test processes build the
+    // The file is built in another directory and then moved, since other test processes build the
     // same one.
-    let draft = folder.join(format!(
-        ".{name}.{:?}.{}",
-        std::thread::current().id(),
-        std::process::id()
-    ));
+    let drafts = Scratch::below(&folder);
+    let draft = drafts.at(name);
     let driver = driver();
     let status = Command::new(std::env::var("CC").unwrap_or("cc".into()))
         .args(["-O1", "-Wall", "-Werror", "-o"])
