@@ -8,6 +8,7 @@ mod room;
 mod signals;
 mod verbs;
 
+use std::path::Path;
 use std::process::Command;
 
 use gpulimit_programs::world::{self, MIB, Session, World};
@@ -67,9 +68,13 @@ fn done(world: &World, arguments: &[&str]) -> Done {
     done
 }
 
-/// Runs a verb in the background.
+/// Runs a verb in the background. It does not ignore the signals that the starter of the tests
+/// ignores.
 fn begin(world: &World, arguments: &[&str]) -> Session {
-    Session::start(verb(world, arguments))
+    let mut command = world.bare(Path::new("env"));
+    command.arg("--default-signal=INT,QUIT,HUP");
+    command.arg(world::controller()).args(arguments);
+    Session::start(command)
 }
 
 /// Returns what `ps` prints of a program.
