@@ -1,7 +1,7 @@
 //! The membership of this process in a group and in the groups above it.
 
 use super::protection::ProtectedGroups;
-use super::trail::happening;
+use super::trail::{Traced, happening};
 use super::{Group, GroupError, Root, context_size};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::file_system;
@@ -150,6 +150,14 @@ impl Member {
     pub fn confirm_suspensions_by(&mut self, is_suspended: fn() -> bool) {
         for station in &mut self.levels {
             station.slot.confirm_suspensions_by(is_suspended);
+        }
+    }
+
+    /// Notes in the histories that this process lives at this moment. Its use until now is then
+    /// certain.
+    pub fn note_life(&self) {
+        for station in &self.levels {
+            station.ledger.note_own_life(&station.slot);
         }
     }
 
@@ -360,6 +368,16 @@ impl Member {
             let Bounds { low, min, .. } = station.bounds(device, index);
             low.max(min) > 0 && station.ledger.charged(index) <= low.max(min)
         })
+    }
+
+    /// Uncharges the memory of dead processes in the groups of this process, so that figures do not
+    /// count it. At most once a second in each group.
+    pub fn clean(&self, device: &MemberDevice, witness: &dyn Witness) {
+        let trails = self;
+        for (station, index) in self.stations(device) {
+            let witness = Traced { witness, trails };
+            station.slot.clean_others(index, &witness);
+        }
     }
 
     /// Returns the bytes that could still be charged on the device; `u64::MAX` without any limit.

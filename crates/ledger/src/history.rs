@@ -369,6 +369,12 @@ impl Ledger {
         }
     }
 
+    /// Notes that this process, the owner of the slot, lives at this moment: see
+    /// [`Ledger::note_alive`].
+    pub fn note_own_life(&self, own: &super::Slot) {
+        self.note_alive(own.index(), os::wall_ms());
+    }
+
     /// Returns what the users of the group have used over time: the ended processes, and the living
     /// ones up to now.
     pub fn bills(&self) -> Vec<Bill> {

@@ -10,7 +10,7 @@ use super::layout::{Charge, DeviceStats, SlotPage};
 use super::lock::{self, Bytes, Description};
 use super::owner::is_dead;
 use super::random::Random;
-use super::{DeviceIndex, EventKind, Happening, Ledger, os, suspension, wait};
+use super::{DeviceIndex, EventKind, Happening, Ledger, Slot, os, suspension, wait};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::process;
@@ -57,6 +57,8 @@ const SHARE: usize = 128;
 /// In a group with more than [`SHARE`] charged slots, a sweep checks all owners at most once in
 /// this number of milliseconds.
 const FRESH_MS: u64 = 1_000;
+/// Milliseconds between two looks of readers at slots that drain.
+const DRAIN_MS: u64 = 50;
 
 /// The result of an attempt to clean one slot.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
@@ -326,6 +328,41 @@ pub(super) fn look(ledger: &Ledger, file: &Description, own: usize) {
     for slot in (0..ledger.high_water()).filter(|&slot| slot != own) {
         if ledger.has_words(slot) {
             reap(ledger, file, slot, &Patient);
+        }
+    }
+}
+
+impl Slot {
+    /// Cleans the slots of dead processes that have charges on the device, so that its figures
+    /// count the living. At most once a second in a ledger, and more often while slots drain.
+    pub fn clean_others(&self, device: DeviceIndex, witness: &dyn Witness) {
+        let ledger = self.ledger();
+        let is_draining = |slot: usize| {
+            let dead_since = &ledger.content().slots[slot].owner.dead_since;
+            dead_since.load(Ordering::Relaxed) != 0
+        };
+        let charged = (0..ledger.high_water())
+            .filter(|&slot| slot != self.index())
+            .filter(|&slot| ledger.word(slot, device).load(Ordering::Relaxed) != 0);
+        let Some(pause) = charged
+            .map(|slot| {
+                if is_draining(slot) {
+                    DRAIN_MS
+                } else {
+                    FRESH_MS
+                }
+            })
+            .min()
+        else {
+            return;
+        };
+        // A stored time in the future is wrong, and does not count.
+        let swept_at = ledger.header().swept_at[device.get()].load(Ordering::Relaxed);
+        if os::boot_ms().wrapping_sub(swept_at) < pause {
+            return;
+        }
+        if let Ok(file) = ledger.place.open(true) {
+            sweep(ledger, &file, device, self.index(), witness, false);
         }
     }
 }

@@ -10,6 +10,7 @@ use gpulimit_group::{Insistence, Member, MemberDevice, Refusal};
 use gpulimit_ledger::{Category, DeviceUsage, Idle, Pressure};
 
 use crate::abi::Device as Ordinal;
+use crate::account::shared::Heir;
 
 /// Bytes that stay charged beyond the driver's own memory. They pay for a 2 MiB block that the
 /// driver takes unexpectedly.
@@ -66,6 +67,11 @@ impl Book {
     /// Returns the bytes that can still be charged to the group.
     pub fn group_free(&self) -> u64 {
         self.member.free(&self.device)
+    }
+
+    /// Uncharges the memory of dead members, so that figures do not count it.
+    pub fn clean(&self) {
+        self.member.clean(&self.device, &Heir(self.member));
     }
 
     /// Returns the bytes that this process could still allocate: the group's free bytes plus this

@@ -27,6 +27,26 @@ struct Owned {
     process: Process,
 }
 
+/// Notes the end of this program in the history of its groups, if the program ends by `exit`, as
+/// most do. What it has used until then is certain.
+pub fn note_end_at_exit() {
+    extern "C" fn note() {
+        let page = PAGE.load(Ordering::Acquire);
+        // SAFETY: the page is never unmapped, and an account is leaked.
+        let process = unsafe {
+            page.as_ref()
+                .and_then(|page| page.load(Ordering::Acquire).as_ref())
+        };
+        // In a forked child, the page is empty until the child has an account.
+        if let Some(Ok(member)) = process.and_then(Process::joined) {
+            member.note_life();
+        }
+    }
+    // SAFETY: the function is never unloaded, as it belongs to a preloaded library. A program
+    // without room for another function only leaves no note.
+    unsafe { libc::atexit(note) };
+}
+
 impl Process {
     /// Returns this process's account. Call only in a process that is
     /// [`limited`](super::limited::limited).

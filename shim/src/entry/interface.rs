@@ -447,6 +447,7 @@ fn find(name: &str) -> Result<&'static Device, c_int> {
 
 fn figures(device: &Device) -> Memory {
     let book = &device.book;
+    book.clean();
     let (limit, usage) = book.limit_and_usage();
     let own = book.own_usage();
     let machine = device.machine_free().unwrap_or(u64::MAX);

@@ -10,6 +10,7 @@ use crate::abi::{
     NvmlMemoryV2, Out, SUCCESS, Status,
 };
 use crate::account::device::Device;
+use crate::account::shared::Heir;
 use crate::driver::figures;
 use crate::driver::{Real, answer, cuda, nvml};
 use crate::handler::Call;
@@ -22,6 +23,7 @@ pub fn mem_get_info(call: Call, real: &dyn Real, free: Out<usize>, total: Out<us
     if status == SUCCESS
         && let Some((device, max)) = limited(call.process.current_device())
     {
+        device.book.clean();
         free.reduce(clamp(device.book.free()));
         total.reduce(clamp(max));
     }
@@ -35,6 +37,7 @@ pub fn mem_get_info_v1(call: Call, real: &dyn Real, free: Out<u32>, total: Out<u
     if status == SUCCESS
         && let Some((device, max)) = limited(call.process.current_device())
     {
+        device.book.clean();
         // Asks the 64-bit function, because the 32-bit function can cut off the upper half of a
         // number.
         let (mut real_free, mut real_total) = (0, 0);
@@ -120,6 +123,7 @@ fn total_and_used(call: Call, device: NvmlDevice, total: u64) -> Option<(u64, u6
         Ok(member) => {
             let member_device = member.device(id, capacity).ok()?;
             let max = member.max(&member_device);
+            member.clean(&member_device, &Heir(member));
             (max, member.charged(&member_device))
         }
         // CUDA has not numbered the GPUs yet. The only GPU of a machine has the ordinal 0.

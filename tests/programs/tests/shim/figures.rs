@@ -76,3 +76,26 @@ fn figures_leave_out_a_refused_request() {
     drop((holder, other));
     world.judge_end(cap);
 }
+
+/// A program that frees nothing gives no other sign of life than its end.
+#[test]
+fn what_a_program_used_before_its_end_is_billed_as_certain() {
+    let world = World::new(4096 * MIB);
+    for leaves in [false, true] {
+        let mut program = world.on_gpu();
+        program.expect(&[("alloc a 1000M", "0")]);
+        let billed = || {
+            let bills = world.ledger().bills();
+            bills.iter().map(|bill| bill.byte_seconds).sum::<u128>()
+        };
+        let before = billed();
+        program.expect(&[("sleep 300", "0")]);
+        if leaves {
+            program.tell("exit 0");
+        }
+        program.end_quietly();
+        world.settle();
+        let most = u128::from((CONTEXT + 1000 * MIB) / 4);
+        assert!(billed() - before >= most, "{:?}", world.ledger().bills());
+    }
+}

@@ -177,6 +177,32 @@ fn other_members_reduce_the_free_memory() {
     program.end_quietly();
 }
 
+/// Programs that size themselves at their start must not find the memory of one that has ended.
+#[test]
+fn memory_of_ended_programs_is_not_shown_as_used() {
+    let world = World::new(CAP);
+    let mut other = world.on_gpu();
+    // It ends without freeing its memory, as most programs do.
+    other.expect(&[("alloc a 2000M", "0")]);
+    other.kill();
+    let is_free = || world.machine().used() == 0;
+    assert!(world::eventually(is_free), "the driver has freed it");
+    let mut program = world.on_gpu();
+    let left = CAP - CONTEXT - RESERVE;
+    let free = program.numbers("info")[1];
+    assert!(free >= left, "{free} of {left}");
+    // The same while the program runs.
+    let mut other = world.on_gpu();
+    other.expect(&[("alloc a 1000M", "0")]);
+    assert!(program.numbers("info")[1] < left - 1000 * MIB);
+    other.kill();
+    let is_shown = || program.numbers("info")[1] >= left;
+    assert!(world::eventually(is_shown), "the charge is gone");
+    world.judge(CAP);
+    program.end_quietly();
+    world.judge_end(CAP);
+}
+
 #[test]
 fn free_memory_is_never_negative() {
     let world = World::new(CAP);
