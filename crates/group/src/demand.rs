@@ -6,7 +6,7 @@ use super::member::{Member, MemberDevice, Station};
 use super::trail::happening;
 use gpulimit_base::device::DeviceId;
 use gpulimit_ledger::{
-    Answer, Askable, Category, Demand, Details, EventKind, Reason, Refused, Slot,
+    Answer, Askable, Category, Demand, Details, DeviceIndex, EventKind, Reason, Refused, Slot,
 };
 use gpulimit_limits::Bounds;
 use std::time::{Duration, Instant};
@@ -35,6 +35,19 @@ pub struct Demanded<'a> {
     pub reason: Reason,
     /// The name of the group that needs the memory: this process's group or one above it.
     pub group: &'a str,
+}
+
+impl Station {
+    /// Returns the bytes in use above the limit or above `high`.
+    fn excess(&self, device: &MemberDevice, index: DeviceIndex, reason: Reason) -> u64 {
+        let Bounds { max, high, .. } = self.bounds(device, index);
+        let usage = self.ledger.usage(index);
+        let in_use = usage.charged.saturating_sub(usage.idle);
+        in_use.saturating_sub(match reason {
+            Reason::High => high,
+            Reason::Request | Reason::Limit => max,
+        })
+    }
 }
 
 impl Member {
@@ -102,28 +115,47 @@ impl Member {
         let demand = self.top().slot.take_demand()?;
         let number = self.demands();
         let checked = self.checked(demand, number);
-        if checked.is_none() {
-            self.give_answer(number, Answer::TooLittle);
+        if let Err(answer) = checked {
+            self.give_answer(number, answer);
         }
-        checked
+        checked.ok()
     }
 
-    fn checked(&self, demand: Demand, number: u64) -> Option<Demanded<'_>> {
+    /// Returns what this process is told of a demand, or the answer to a demand that it is not told:
+    /// the process has nothing to give, or the memory is not needed any more.
+    fn checked(&self, demand: Demand, number: u64) -> Result<Demanded<'_>, Answer> {
         let Demand {
             device,
             depth,
             bytes,
             reason,
         } = demand;
-        let level = (self.levels.len() - 1).checked_sub(depth.into())?;
-        let entry = self.top().ledger.device_entry(device)?;
-        let device = self.device(entry.id, entry.capacity).ok()?;
-        self.demanded(&device, level, bytes, reason, Some(number))
+        let find = || {
+            let level = (self.levels.len() - 1).checked_sub(depth.into())?;
+            let entry = self.top().ledger.device_entry(device)?;
+            Some((level, self.device(entry.id, entry.capacity).ok()?))
+        };
+        let (level, device) = find().ok_or(Answer::TooLittle)?;
+        let station = &self.levels[level];
+        let needed = match reason {
+            Reason::Request => bytes,
+            // Members may have given since the demand.
+            Reason::High | Reason::Limit => {
+                bytes.min(station.excess(&device, device.index[level], reason))
+            }
+        };
+        if needed == 0 {
+            return Err(Answer::Enough);
+        }
+        self.demanded(&device, level, needed, reason, Some(number))
+            .ok_or(Answer::TooLittle)
     }
 
     /// Returns how much memory this process should give back, because a limit is below the usage or
     /// because usage is above `high`. A limit comes first, then the largest excess. Larger members
-    /// give before this process, if they can.
+    /// give before this process, if they can. Asks the other members for their parts, so that a
+    /// member that does not look by itself has a demand that it does not answer, and is left out
+    /// after `pressure_timeout`.
     pub fn excess(&self) -> Option<Demanded<'_>> {
         // The thread that is told answers for the process, unless another one still has to.
         let number = self.top().slot.has_answered().then(|| self.demands());
@@ -134,15 +166,12 @@ impl Member {
             };
             for (level, station) in self.levels.iter().enumerate() {
                 let index = device.index[level];
-                let Bounds { max, high, .. } = station.bounds(&device, index);
-                let usage = station.ledger.usage(index);
-                let in_use = usage.charged.saturating_sub(usage.idle);
-                let (bytes, reason) = match (in_use > max, in_use > high) {
-                    (true, _) => (in_use - max, Reason::Limit),
-                    (false, true) => (in_use - high, Reason::High),
-                    (false, false) => continue,
+                let reasons = [Reason::Limit, Reason::High];
+                let excess = reasons.map(|reason| (station.excess(&device, index, reason), reason));
+                let Some((bytes, reason)) = excess.into_iter().find(|(bytes, _)| *bytes > 0) else {
+                    continue;
                 };
-                let bytes = self.own_part(&device, level, bytes);
+                let bytes = self.own_part(&device, level, bytes, reason);
                 let demanded = self.demanded(&device, level, bytes, reason, number);
                 let rank = |it: &Demanded<'_>| (it.reason == Reason::Limit, it.bytes);
                 if demanded.as_ref().map(rank) > most.as_ref().map(rank) {
@@ -154,8 +183,9 @@ impl Member {
     }
 
     /// Returns this process's part of the `bytes` that a group has too much: what the larger
-    /// members cannot give. Leaves out those that gave too little when they were last asked.
-    fn own_part(&self, device: &MemberDevice, level: usize, bytes: u64) -> u64 {
+    /// members cannot give. Leaves out those that gave too little when they were last asked. Asks
+    /// the others for their parts.
+    fn own_part(&self, device: &MemberDevice, level: usize, bytes: u64, reason: Reason) -> u64 {
         let station = &self.levels[level];
         let top = &self.top().ledger;
         let own = station.slot.index();
@@ -163,8 +193,83 @@ impl Member {
             member.slot != own && top.last_answer(member) == Some(Answer::TooLittle)
         };
         let (plan, _) = self.share(device, level, bytes, None, &[], &has_no_more);
+        self.ask_others(device, level, &plan, reason, "");
         let part = plan.iter().find(|(member, _)| member.slot == own);
         part.map_or(0, |(_, bytes)| *bytes)
+    }
+
+    /// Asks each member of a plan but this process, and records that.
+    fn ask_others(
+        &self,
+        device: &MemberDevice,
+        level: usize,
+        plan: &[(Askable, u64)],
+        reason: Reason,
+        function: &str,
+    ) {
+        let own = self.levels[level].slot.index();
+        let others = plan.iter().filter(|(member, _)| member.slot != own);
+        self.ask_each(device, level, others, reason, function, |_, _| {});
+    }
+
+    /// Asks each member of a plan that was not asked a moment ago. Asks about an excess only members
+    /// that have answered their last demand: who looks asks each second, and a later demand would
+    /// hide that a member does not answer. Tells `asked` of each member whether it was asked now.
+    /// Records the demands as one event, with the charge before them. Returns whether any member
+    /// was asked.
+    fn ask_each<'a>(
+        &self,
+        device: &MemberDevice,
+        level: usize,
+        plan: impl Iterator<Item = &'a (Askable, u64)>,
+        reason: Reason,
+        function: &str,
+        mut asked: impl FnMut(&Askable, bool),
+    ) -> bool {
+        let top = self.levels.len() - 1;
+        let ledger = &self.top().ledger;
+        let charged = self.levels[level].ledger.charged(device.index[level]);
+        let (mut sum, mut count) = (0u64, 0);
+        for (member, bytes) in plan {
+            let demand = Demand {
+                device: device.index[top],
+                depth: (top - level) as u8,
+                bytes: *bytes,
+                reason,
+            };
+            let may_ask = reason == Reason::Request || ledger.last_answer(member).is_some();
+            let is_asked = may_ask && ledger.ask(member, demand);
+            if is_asked {
+                sum = sum.saturating_add(*bytes);
+                count += 1;
+            }
+            asked(member, is_asked);
+        }
+        if count > 0 {
+            let what = (EventKind::Asked, sum, count);
+            self.record_demand(device, level, what, charged, function);
+        }
+        count > 0
+    }
+
+    /// Records a number of bytes and a count.
+    fn record_demand(
+        &self,
+        device: &MemberDevice,
+        level: usize,
+        (kind, bytes, count): (EventKind, u64, u64),
+        charged: u64,
+        function: &str,
+    ) {
+        let index = device.index[level];
+        let max = self.levels[level].bounds(device, index).max;
+        let happening = happening(kind, index, bytes, charged, max);
+        let details = Details {
+            function,
+            count,
+            ..Details::default()
+        };
+        self.record_with(level, &happening, details);
     }
 
     /// Divides `bytes` among the registered members of the group at `level`, the largest first.
@@ -347,8 +452,7 @@ impl Request<'_, '_> {
                 }),
             }
         }
-        let reason = Reason::Request;
-        let (bytes, count) = self.ask_each(asking.level, &plan, reason, |member, is_asked| {
+        let each = |member: &Askable, is_asked: bool| {
             let last = top.demands(member);
             // A member that gave enough to another request a moment ago may have more.
             let is_next = !is_asked && top.answer(member, last) == Some(Answer::Enough);
@@ -356,10 +460,16 @@ impl Request<'_, '_> {
             if let Some(known) = asked.find(|it| it.slot == member.slot) {
                 known.demand = if is_next { 0 } else { last };
             }
-        });
-        if count > 0 && !std::mem::replace(&mut asking.is_recorded, true) {
-            self.record_demand(asking.level, EventKind::Asked, bytes, count);
-        }
+        };
+        let (reason, function) = (Reason::Request, self.pressure.function());
+        asking.is_recorded |= self.member.ask_each(
+            self.device,
+            asking.level,
+            plan.iter(),
+            reason,
+            function,
+            each,
+        );
         self.plan(asking.level, &asking.asked, pending).is_some()
     }
 
@@ -376,17 +486,18 @@ impl Request<'_, '_> {
         });
         let bytes = fallen.fold(0, u64::saturating_add);
         let took = u64::try_from(asking.began.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.record_demand(asking.level, EventKind::Given, bytes, took);
+        let what = (EventKind::Given, bytes, took);
+        let (charged, function) = (ledger.charged(index), self.pressure.function());
+        self.member
+            .record_demand(self.device, asking.level, what, charged, function);
     }
 
-    /// Asks all members of the group, this process included, for the memory above `high`.
+    /// Asks the other members of the group for the memory above `high`.
     pub(super) fn ask_for_high(&self, level: usize, excess: u64) {
         let member = self.member;
         let (plan, _) = member.share(self.device, level, excess, None, &[], &|_| false);
-        let (bytes, count) = self.ask_each(level, &plan, Reason::High, |_, _| {});
-        if count > 0 {
-            self.record_demand(level, EventKind::Asked, bytes, count);
-        }
+        let function = self.pressure.function();
+        member.ask_others(self.device, level, &plan, Reason::High, function);
     }
 
     /// Returns who is asked for how many bytes, so that the request fits when `pending` bytes are
@@ -408,47 +519,5 @@ impl Request<'_, '_> {
         let member = self.member;
         let (plan, left) = member.share(self.device, level, bytes, but, asked, &has_no_more);
         (left == 0).then_some(plan)
-    }
-
-    /// Asks each member of a plan. Returns the bytes and the number of those that were not asked a
-    /// moment ago. Tells `asked` of each member whether it was asked now.
-    fn ask_each(
-        &self,
-        level: usize,
-        plan: &[(Askable, u64)],
-        reason: Reason,
-        mut asked: impl FnMut(&Askable, bool),
-    ) -> (u64, u64) {
-        let top = self.member.levels.len() - 1;
-        let ledger = &self.station(top).ledger;
-        let (mut sum, mut count) = (0u64, 0);
-        for (member, bytes) in plan {
-            let demand = Demand {
-                device: self.device.index[top],
-                depth: (top - level) as u8,
-                bytes: *bytes,
-                reason,
-            };
-            let is_asked = ledger.ask(member, demand);
-            if is_asked {
-                sum = sum.saturating_add(*bytes);
-                count += 1;
-            }
-            asked(member, is_asked);
-        }
-        (sum, count)
-    }
-
-    fn record_demand(&self, level: usize, kind: EventKind, bytes: u64, count: u64) {
-        let station = self.station(level);
-        let index = self.device.index[level];
-        let max = station.bounds(self.device, index).max;
-        let happening = happening(kind, index, bytes, station.ledger.charged(index), max);
-        let details = Details {
-            function: self.pressure.function(),
-            count,
-            ..Details::default()
-        };
-        self.member.record_with(level, &happening, details);
     }
 }

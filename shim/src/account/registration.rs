@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use gpulimit_group::{Demanded, Member, Told};
-use gpulimit_ledger::OFTEN;
+use gpulimit_ledger::{OFTEN, Reason};
 
 use super::Process;
 use crate::clock;
@@ -146,6 +146,9 @@ impl Process {
             });
         match demanded {
             Some(demanded) if self.registration.tell(before) => {
+                if demanded.reason != Reason::Request {
+                    self.registration.put_off_look();
+                }
                 if let Some(told) = demanded.told {
                     TOLD.set(Some(told));
                     self.registration.told.store(told.number, Ordering::SeqCst);
@@ -179,6 +182,12 @@ impl Registration {
         }
         let taken = self.looked_at.compare_exchange(before, now, order, order);
         taken.map(drop).map_err(|_| LOOK)
+    }
+
+    /// Puts off the next look: a lasting excess is told once a second, whoever finds it.
+    fn put_off_look(&self) {
+        let now = clock::monotonic_ms().max(1);
+        self.looked_at.store(now, Ordering::Relaxed);
     }
 
     /// Notes that the calling thread is told. Returns false if another thread is, since `before`.
