@@ -42,6 +42,11 @@ const NAMED: usize = 3;
 /// is in line.
 const NAP: Duration = Duration::from_millis(50);
 
+/// The pauses after which a waiting request asks members anew: the first, and the longest. They grow
+/// while members are asked in vain, because a program that is asked all the time cannot work.
+const ANEW: Duration = Duration::from_secs(1);
+const ANEW_MOST: Duration = Duration::from_secs(8);
+
 /// How many of the steps at a group's limit a request takes.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Insistence {
@@ -355,6 +360,7 @@ impl<'a> Request<'a, '_> {
             self.record(EventKind::Wait, &refused);
         }
         let mut last = refused;
+        let (mut began, mut pause) = (Instant::now(), ANEW);
         let granted = || {
             if until.is_some() {
                 self.record(EventKind::Granted, &refused);
@@ -394,6 +400,14 @@ impl<'a> Request<'a, '_> {
                     granted();
                 }
                 return last;
+            }
+            // Only the first in line: what members give goes to it.
+            if until.is_some() && !asks && turn == Turn::Yes && began.elapsed() >= pause {
+                began = Instant::now();
+                if self.ask_anew(asking, &last) {
+                    pause = ANEW_MOST.min(2 * pause);
+                    continue;
+                }
             }
             match &line {
                 Some(line) => line.sleep(),

@@ -422,6 +422,24 @@ impl Request<'_, '_> {
         })
     }
 
+    /// Begins to ask anew for a request that waits on: members may have registered meanwhile, or
+    /// have more to give. Returns false if they do not hold enough.
+    pub(super) fn ask_anew(&self, asking: &mut Option<Asking>, refused: &Refused) -> bool {
+        let Some(next) = self.asking(refused) else {
+            return false;
+        };
+        match asking {
+            Some(asking) => {
+                asking.until = next.until;
+                for asked in &mut asking.asked {
+                    asked.demand = 0;
+                }
+            }
+            None => *asking = Some(next),
+        }
+        true
+    }
+
     /// Asks the members of a plan again, as far as they were not asked a moment ago. Returns false
     /// if they do not hold enough any more, without those that have given too little. `pending`
     /// bytes of ended processes will soon be free.
@@ -512,7 +530,9 @@ impl Request<'_, '_> {
         let bytes = charged.saturating_add(self.bytes).saturating_sub(room);
         let top = &self.member.top().ledger;
         let has_no_more = |member: &Askable| {
-            let mut asked = asked.iter().filter(|asked| asked.slot == member.slot);
+            let mut asked = asked
+                .iter()
+                .filter(|asked| asked.slot == member.slot && asked.demand != 0);
             asked.any(|asked| top.answer(member, asked.demand) == Some(Answer::TooLittle))
         };
         let but = Some(&station.slot);

@@ -374,6 +374,34 @@ fn a_waiting_request_asks_first_and_keeps_its_place() {
     assert_eq!(granted, [first.pid(), second.pid()]);
 }
 
+/// A member may register, or have something to give, after the request has begun to wait.
+#[test]
+fn a_waiting_request_asks_again() {
+    let world = World::new(cap(3));
+    world.settings(&["on_limit=wait", "pressure_timeout=1000h"]);
+    let mut holder = world.on_gpu();
+    holder.expect(&[("alloc a 250M", "0"), ("alloc c 250M", "0")]);
+    let (mut first, mut second) = (world.on_gpu(), world.on_gpu());
+    first.tell("alloc b 200M");
+    assert!(eventually(|| world.events(EventKind::Wait).len() == 1));
+    second.tell("alloc b 200M");
+    assert!(eventually(|| world.events(EventKind::Wait).len() == 2));
+    holder.expect(&[("register", "0")]);
+    assert!(holder.say("asked 60000").starts_with("0 "));
+    // It has nothing to give at first.
+    assert!(holder.say("asked 60000").starts_with("0 "));
+    assert_eq!(world.events(EventKind::Asked).len(), 2);
+    holder.expect(&[("free a", "0")]);
+    assert_eq!(first.answer(), "0");
+    assert!(holder.say("asked 60000").starts_with("0 "));
+    holder.expect(&[("free c", "0")]);
+    assert_eq!(second.answer(), "0");
+    for program in [holder, first, second] {
+        program.end_quietly();
+    }
+    world.judge_end(cap(3));
+}
+
 #[test]
 fn a_signal_ends_the_request() {
     let world = World::new(cap(2));
