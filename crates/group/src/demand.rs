@@ -209,20 +209,21 @@ impl Member {
     ) {
         let own = self.levels[level].slot.index();
         let others = plan.iter().filter(|(member, _)| member.slot != own);
-        self.ask_each(device, level, others, reason, function, |_, _| {});
+        // As if always needed: a later demand would hide that a member does not answer.
+        let why = (reason, Duration::MAX);
+        self.ask_each(device, level, others, why, function, |_, _| {});
     }
 
-    /// Asks each member of a plan that was not asked a moment ago. Asks about an excess only members
-    /// that have answered their last demand: who looks asks each second, and a later demand would
-    /// hide that a member does not answer. Tells `asked` of each member whether it was asked now.
-    /// Records the demands as one event, with the charge before them. Returns whether any member
-    /// was asked.
+    /// Asks each member of a plan that was not asked a moment ago, for memory that has been needed
+    /// for some time. Leaves out a member that has not answered a later demand: that one was made
+    /// for all who need memory. Tells `asked` of each member whether it was asked now. Records the
+    /// demands as one event, with the charge before them. Returns whether any member was asked.
     fn ask_each<'a>(
         &self,
         device: &MemberDevice,
         level: usize,
-        plan: impl Iterator<Item = &'a (Askable, u64)>,
-        reason: Reason,
+        plan: impl IntoIterator<Item = &'a (Askable, u64)>,
+        (reason, needed_for): (Reason, Duration),
         function: &str,
         mut asked: impl FnMut(&Askable, bool),
     ) -> bool {
@@ -237,8 +238,9 @@ impl Member {
                 bytes: *bytes,
                 reason,
             };
-            let may_ask = reason == Reason::Request || ledger.last_answer(member).is_some();
-            let is_asked = may_ask && ledger.ask(member, demand);
+            let is_for_all =
+                ledger.last_answer(member).is_none() && ledger.since_asked(member) < needed_for;
+            let is_asked = !is_for_all && ledger.ask(member, demand);
             if is_asked {
                 sum = sum.saturating_add(*bytes);
                 count += 1;
@@ -410,7 +412,7 @@ impl Request<'_, '_> {
             return None;
         }
         // A request can be refused although it fits, as in a damaged ledger.
-        self.plan(level, &[], refused.pending)
+        self.plan(level, &[], refused.pending, 0)
             .filter(|plan| !plan.is_empty())?;
         let began = Instant::now();
         Some(Asking {
@@ -444,12 +446,22 @@ impl Request<'_, '_> {
     /// if they do not hold enough any more, without those that have given too little. `pending`
     /// bytes of ended processes will soon be free.
     pub(super) fn ask(&self, asking: &mut Asking, pending: u64) -> bool {
-        let Some(mut plan) = self.plan(asking.level, &asking.asked, pending) else {
+        let index = self.device.index[asking.level];
+        let station = self.station(asking.level);
+        let ledger = &station.ledger;
+        let Some(mut plan) = self.plan(asking.level, &asking.asked, pending, 0) else {
             return false;
         };
-        let index = self.device.index[asking.level];
-        let ledger = &self.station(asking.level).ledger;
+        // A member is asked five times a second at most: for what all requests lack that wait.
         let top = &self.member.top().ledger;
+        if plan
+            .iter()
+            .all(|(member, _)| top.last_answer(member).is_some())
+        {
+            let others = ledger.awaited(&station.slot, index);
+            let all = self.plan(asking.level, &asking.asked, pending, others);
+            plan = all.unwrap_or(plan);
+        }
         // A member that has not answered yet would give the same bytes twice.
         plan.retain(|(member, _)| {
             let mut asked = asking.asked.iter();
@@ -479,16 +491,11 @@ impl Request<'_, '_> {
                 known.demand = if is_next { 0 } else { last };
             }
         };
-        let (reason, function) = (Reason::Request, self.pressure.function());
-        asking.is_recorded |= self.member.ask_each(
-            self.device,
-            asking.level,
-            plan.iter(),
-            reason,
-            function,
-            each,
-        );
-        self.plan(asking.level, &asking.asked, pending).is_some()
+        let why = (Reason::Request, asking.began.elapsed());
+        let (level, function) = (asking.level, self.pressure.function());
+        let member = self.member;
+        asking.is_recorded |= member.ask_each(self.device, level, &plan, why, function, each);
+        self.plan(asking.level, &asking.asked, pending, 0).is_some()
     }
 
     /// Records what the members that were asked have given back since then, as the ledger shows it.
@@ -520,14 +527,21 @@ impl Request<'_, '_> {
 
     /// Returns who is asked for how many bytes, so that the request fits when `pending` bytes are
     /// free; `None` if the members do not hold enough. Leaves out members in `asked` that have
-    /// given too little.
-    fn plan(&self, level: usize, asked: &[Asked], pending: u64) -> Option<Vec<(Askable, u64)>> {
+    /// given too little. Plans also for as much as they hold of the bytes that `others` lack.
+    fn plan(
+        &self,
+        level: usize,
+        asked: &[Asked],
+        pending: u64,
+        others: u64,
+    ) -> Option<Vec<(Askable, u64)>> {
         let station = self.station(level);
         let index = self.device.index[level];
         let max = station.bounds(self.device, index).max;
         let room = max.saturating_sub(station.kept(index));
         let charged = station.ledger.charged(index).saturating_sub(pending);
-        let bytes = charged.saturating_add(self.bytes).saturating_sub(room);
+        let lacks = |bytes: u64| charged.saturating_add(bytes).saturating_sub(room);
+        let (own, all) = (lacks(self.bytes), lacks(self.bytes.saturating_add(others)));
         let top = &self.member.top().ledger;
         let has_no_more = |member: &Askable| {
             let mut asked = asked
@@ -537,7 +551,7 @@ impl Request<'_, '_> {
         };
         let but = Some(&station.slot);
         let member = self.member;
-        let (plan, left) = member.share(self.device, level, bytes, but, asked, &has_no_more);
-        (left == 0).then_some(plan)
+        let (plan, left) = member.share(self.device, level, all, but, asked, &has_no_more);
+        (left <= all - own).then_some(plan)
     }
 }

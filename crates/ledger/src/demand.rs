@@ -220,6 +220,11 @@ impl Ledger {
         is_silent_for(&self.content().slots[member.top].pressure, time)
     }
 
+    /// Returns the time since the last demand on a member.
+    pub fn since_asked(&self, member: &Askable) -> Duration {
+        since_asked(&self.content().slots[member.top].pressure)
+    }
+
     /// Returns the bytes that the owner of a slot has charged.
     pub fn charged_by(&self, slot: usize, device: DeviceIndex) -> u64 {
         let word = self.word(slot % MAX_SLOTS, device);
@@ -238,8 +243,12 @@ fn answer(words: &PressureWords, demand: u64) -> Option<Answer> {
 }
 
 fn is_silent_for(words: &PressureWords, time: Duration) -> bool {
-    let since = os::wall_ms().abs_diff(words.asked_at.load(Ordering::Relaxed));
-    answer(words, u64::MAX).is_none() && Duration::from_millis(since) >= time
+    answer(words, u64::MAX).is_none() && since_asked(words) >= time
+}
+
+fn since_asked(words: &PressureWords) -> Duration {
+    let asked_at = words.asked_at.load(Ordering::Relaxed);
+    Duration::from_millis(os::wall_ms().abs_diff(asked_at))
 }
 
 impl Slot {

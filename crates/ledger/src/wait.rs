@@ -174,6 +174,13 @@ impl Drop for Line<'_> {
 }
 
 impl Ledger {
+    /// Returns the bytes that the requests of other processes wait for. Any member can write them.
+    pub fn awaited(&self, slot: &Slot, device: DeviceIndex) -> u64 {
+        let waiters = waiters(self, slot.index(), device, u64::MAX);
+        let bytes = waiters.map(|waiting| waiting.bytes.load(Ordering::Relaxed));
+        bytes.fold(0, u64::saturating_add)
+    }
+
     /// Returns whether another process waits for memory of the device, so that new requests must
     /// queue. Clears `waiting` if no other process waits.
     pub fn somebody_waits(&self, slot: &Slot, device: DeviceIndex) -> bool {
@@ -197,9 +204,21 @@ impl Ledger {
 
 /// Returns whether another living process waits for the device with a number below `ticket`.
 fn is_before(ledger: &Ledger, own: usize, device: DeviceIndex, ticket: u64) -> bool {
+    waiters(ledger, own, device, ticket).next().is_some()
+}
+
+/// Returns the requests of other living processes that wait for the device with a number below
+/// `ticket`.
+fn waiters(
+    ledger: &Ledger,
+    own: usize,
+    device: DeviceIndex,
+    ticket: u64,
+) -> impl Iterator<Item = &Waiting> {
     let mut file = None;
     let now = os::boot_ms();
-    for index in (0..ledger.high_water()).filter(|index| *index != own) {
+    let others = (0..ledger.high_water()).filter(move |index| *index != own);
+    others.filter_map(move |index| {
         let waiting = &ledger.content().slots[index].waiting;
         let theirs = waiting.ticket.load(Ordering::Acquire);
         if theirs == 0
@@ -207,19 +226,16 @@ fn is_before(ledger: &Ledger, own: usize, device: DeviceIndex, ticket: u64) -> b
             || waiting.device.load(Ordering::Relaxed) != device.get() as u64
             || is_absent(waiting, now)
         {
-            continue;
+            return None;
         }
         // A dead waiter's number stays until the slot is cleaned. The owner lock shows whether the
         // waiter is alive.
         let file = file.get_or_insert_with(|| ledger.place.open(false).ok());
-        if !file
+        let is_alive = file
             .as_ref()
-            .is_some_and(|file| owner::is_dead(file, index))
-        {
-            return true;
-        }
-    }
-    false
+            .is_some_and(|file| !owner::is_dead(file, index));
+        is_alive.then_some(waiting)
+    })
 }
 
 /// Adds the wait of a dead process to the group's statistics, up to the process's last look at its
@@ -309,6 +325,13 @@ mod tests {
         let join =
             |at: usize, device| Line::join(&slots[at], device, 4096, later()).expect("a place");
         let (mut first, mut second, mut third) = (join(2, device), join(0, device), join(1, other));
+        assert_eq!(scratch.awaited(&slots[3], device), 2 * 4096);
+        assert_eq!(scratch.awaited(&slots[2], device), 4096, "but its own");
+        assert_eq!(scratch.awaited(&slots[2], other), 4096);
+        let bytes = &slots[0].waiting().bytes;
+        bytes.store(u64::MAX, Ordering::Relaxed);
+        assert_eq!(scratch.awaited(&slots[3], device), u64::MAX, "hostile");
+        bytes.store(4096, Ordering::Relaxed);
         assert_eq!(first.turn(), Turn::Yes);
         assert_eq!((second.turn(), third.turn()), (Turn::NotYet, Turn::Yes));
         assert!(scratch.has_waiters());

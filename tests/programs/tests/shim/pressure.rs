@@ -852,6 +852,56 @@ fn members_of_other_users_are_asked() {
     assert_eq!(other.answer(), "0");
 }
 
+/// A holder is asked five times a second at most, so one demand is for all that wait.
+#[test]
+fn requests_that_wait_ask_together() {
+    let knobs = [("GPULIMIT_SIM_CONTEXT_BYTES", "10485760")];
+    let world = World::with(2048 * MIB, &knobs);
+    world.settings(&["pressure_timeout=1000h"]);
+    let mut holder = world.on_gpu();
+    for block in ["a", "b", "c"] {
+        holder.expect(&[(&*format!("alloc {block} 120M"), "0")]);
+    }
+    holder.expect(&[("alloc cache 1000M", "0"), ("register", "0")]);
+    let mut askers = [0; 9].map(|_| world.on_gpu());
+    let figures = world.on_gpu().say("figures");
+    let left = figures.split("available=").nth(1).expect("a figure");
+    let left: u64 = left
+        .split('M')
+        .next()
+        .and_then(|left| left.parse().ok())
+        .expect("a number");
+    let mut filler = world.on_gpu();
+    filler.expect(&[(&*format!("alloc f {}M", left - 20), "0")]);
+    for asker in &mut askers {
+        asker.tell("alloc x 100M");
+    }
+    let waits = || {
+        let processes = world.ledger().processes(&gpulimit_ledger::NoWitness);
+        processes
+            .iter()
+            .filter(|process| process.waits.is_some())
+            .count()
+    };
+    assert!(eventually(|| waits() == askers.len()));
+    // The first requests ask before others have come.
+    let mut told = Vec::new();
+    for block in ["a", "b", "c"] {
+        told.push(mib(&holder.say("asked 60000")));
+        if told.last() > Some(&120) {
+            break;
+        }
+        holder.expect(&[(&*format!("free {block}"), "0")]);
+    }
+    let last = told.last().copied().unwrap_or(0);
+    assert!((500..=1000).contains(&last), "{told:?}");
+    holder.expect(&[("free cache", "0"), ("asked 0", "5")]);
+    for mut asker in askers {
+        assert_eq!(asker.answer(), "0");
+        asker.end_quietly();
+    }
+}
+
 #[test]
 fn many_askers_at_once_are_served_or_refused() {
     const ASKERS: usize = 24;
