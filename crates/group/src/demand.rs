@@ -400,6 +400,18 @@ struct Asked {
     bytes: u64,
     /// The number of the demand that the request counts on; 0 if it has not asked yet.
     demand: u64,
+    /// The least bytes that the member had charged since the last demand, and since when.
+    least: u64,
+    moved: Instant,
+}
+
+impl Asked {
+    /// Notes the bytes that the member has charged.
+    fn note(&mut self, charged: u64) {
+        if charged < self.least {
+            (self.least, self.moved) = (charged, Instant::now());
+        }
+    }
 }
 
 impl Request<'_, '_> {
@@ -449,6 +461,9 @@ impl Request<'_, '_> {
         let index = self.device.index[asking.level];
         let station = self.station(asking.level);
         let ledger = &station.ledger;
+        for asked in &mut asking.asked {
+            asked.note(ledger.charged_by(asked.slot, index));
+        }
         let Some(mut plan) = self.plan(asking.level, &asking.asked, pending, 0) else {
             return false;
         };
@@ -470,16 +485,20 @@ impl Request<'_, '_> {
         // Before they are asked: a member may give back before this thread goes on.
         for (member, bytes) in &plan {
             let from = ledger.charged_by(member.slot, index);
-            let mut asked = asking.asked.iter_mut();
-            match asked.find(|it| it.slot == member.slot) {
-                Some(known) => (known.from, known.bytes) = (from, *bytes),
-                None => asking.asked.push(Asked {
-                    slot: member.slot,
-                    before: from,
-                    from,
-                    bytes: *bytes,
-                    demand: 0,
-                }),
+            let mut asked = asking.asked.iter();
+            let at = asked.position(|it| it.slot == member.slot);
+            let asked = Asked {
+                slot: member.slot,
+                before: at.map_or(from, |at| asking.asked[at].before),
+                from,
+                bytes: *bytes,
+                demand: 0,
+                least: from,
+                moved: Instant::now(),
+            };
+            match at {
+                Some(at) => asking.asked[at] = asked,
+                None => asking.asked.push(asked),
             }
         }
         let each = |member: &Askable, is_asked: bool| {
@@ -543,15 +562,29 @@ impl Request<'_, '_> {
         let lacks = |bytes: u64| charged.saturating_add(bytes).saturating_sub(room);
         let (own, all) = (lacks(self.bytes), lacks(self.bytes.saturating_add(others)));
         let top = &self.member.top().ledger;
+        let patience = station.limits.options().pressure_timeout / 2;
+        let answer = |asked: &Asked, member: &Askable| {
+            (asked.slot == member.slot && asked.demand != 0)
+                .then(|| top.answer(member, asked.demand))
+        };
         let has_no_more = |member: &Askable| {
-            let mut asked = asked
+            let mut answers = asked.iter().filter_map(|asked| answer(asked, member));
+            answers.any(|answer| answer == Some(Answer::TooLittle))
+        };
+        let is_slow = |member: &Askable| {
+            let mut slow = asked
                 .iter()
-                .filter(|asked| asked.slot == member.slot && asked.demand != 0);
-            asked.any(|asked| top.answer(member, asked.demand) == Some(Answer::TooLittle))
+                .filter(|asked| asked.moved.elapsed() >= patience);
+            slow.any(|asked| answer(asked, member) == Some(None))
         };
         let but = Some(&station.slot);
-        let member = self.member;
-        let (plan, left) = member.share(self.device, level, all, but, asked, &has_no_more);
-        (left <= all - own).then_some(plan)
+        let plan = |is_out: &dyn Fn(&Askable) -> bool| {
+            let member = self.member;
+            let (plan, left) = member.share(self.device, level, all, but, asked, is_out);
+            (left <= all - own).then_some(plan)
+        };
+        // Those that have neither answered nor given for a while count only if the rest is too
+        // little without them.
+        plan(&|member| has_no_more(member) || is_slow(member)).or_else(|| plan(&has_no_more))
     }
 }

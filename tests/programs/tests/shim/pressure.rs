@@ -550,6 +550,29 @@ fn a_holder_that_hangs_delays_one_request_only() {
 }
 
 #[test]
+fn a_request_asks_the_next_holder_if_the_largest_hangs() {
+    let world = World::new(cap(3));
+    // The request gives up the largest after half of this time.
+    world.settings(&["pressure_timeout=10s"]);
+    let (large, mut small) = (holder(&world, "", 300), holder(&world, "", 280));
+    let mut other = world.on_gpu();
+    large.signal(libc::SIGSTOP);
+    small.expect(&[("aside {\nasked -1\nfree a\n}", "0")]);
+    other.expect(&[("alloc b 250M", "0")]);
+    let asked: Vec<u64> = world
+        .events(EventKind::Asked)
+        .iter()
+        .map(|it| it.count)
+        .collect();
+    assert_eq!(asked, [1, 1], "one after the other");
+    large.signal(libc::SIGCONT);
+    for program in [large, small, other] {
+        program.end_quietly();
+    }
+    world.judge_end(cap(3));
+}
+
+#[test]
 fn a_thread_that_ends_without_an_answer_does_not_silence_the_others() {
     let world = World::new(cap(2));
     world.settings(&["pressure_timeout=300ms"]);
