@@ -109,16 +109,20 @@ fn charge<'a>(
         pressure,
         idle,
     };
-    let refused = match request.first(insistence) {
-        Ok(()) => return Ok(()),
-        Err(refused) => refused,
-    };
-    match insistence {
-        Insistence::None => Err(refused),
-        Insistence::Full => request.insist(refused, None),
-        Insistence::Within(time) => request.insist(refused, Some(Instant::now() + time)),
+    let above = request.restrain();
+    let granted = request
+        .first(insistence)
+        .or_else(|refused| match insistence {
+            Insistence::None => Err(refused),
+            Insistence::Full => request.insist(refused, None),
+            Insistence::Within(time) => request.insist(refused, Some(Instant::now() + time)),
+        });
+    // A request that is refused takes nobody's memory.
+    if granted.is_ok() {
+        let levels = above.into_iter().enumerate().filter(|(_, above)| *above);
+        levels.for_each(|(level, _)| request.ask_for_high(level));
     }
-    .map_err(|refused| request.refusal(refused))
+    granted.map_err(|refused| request.refusal(refused))
 }
 
 /// One attempt to charge a request. If the generation of the limits changes meanwhile, the attempt
@@ -184,7 +188,6 @@ impl<'a> Request<'a, '_> {
     }
 
     fn first(&self, insistence: Insistence) -> Result<(), Refused> {
-        self.restrain();
         if insistence != Insistence::None
             && let Some(level) = self.line_ahead()
         {
@@ -206,9 +209,10 @@ impl<'a> Request<'a, '_> {
     }
 
     /// Handles a request that would take a group above `high`: reclaims unused memory of this
-    /// process and of other members.
-    fn restrain(&self) {
-        let mut above = false;
+    /// process and of other members. Returns of each level whether that was noted now; it is once a
+    /// second.
+    fn restrain(&self) -> [bool; MAX_DEPTH] {
+        let (mut above, mut noted) = (false, [false; MAX_DEPTH]);
         for (at, station) in self.member.levels.iter().enumerate() {
             let index = self.device.index[at];
             let bounds = station.bounds(self.device, index);
@@ -223,13 +227,13 @@ impl<'a> Request<'a, '_> {
             if station.ledger.note_above_high(index) {
                 station.ledger.ask_members();
                 self.record_at(at, EventKind::High, charged, bounds.high);
-                let wanted = charged.saturating_add(self.bytes);
-                self.ask_for_high(at, wanted.saturating_sub(bounds.high));
+                noted[at] = true;
             }
         }
         if above {
             self.pressure.reclaim(self.device.index[0]);
         }
+        noted
     }
 
     /// Returns the level of a group with `on_limit=wait` in which other requests wait. Level 0 is

@@ -536,9 +536,12 @@ impl Request<'_, '_> {
             .record_demand(self.device, asking.level, what, charged, function);
     }
 
-    /// Asks the other members of the group for the memory above `high`.
-    pub(super) fn ask_for_high(&self, level: usize, excess: u64) {
+    /// Asks the other members of the group for the memory above `high`. This process is told its
+    /// part when a thread of it looks.
+    pub(super) fn ask_for_high(&self, level: usize) {
         let member = self.member;
+        let index = self.device.index[level];
+        let excess = self.station(level).excess(self.device, index, Reason::High);
         let (plan, _) = member.share(self.device, level, excess, None, &[], &|_| false);
         let function = self.pressure.function();
         member.ask_others(self.device, level, &plan, Reason::High, function);

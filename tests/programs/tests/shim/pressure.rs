@@ -443,6 +443,27 @@ fn a_group_above_high_and_a_lowered_limit_are_told() {
 }
 
 #[test]
+fn a_request_that_is_refused_takes_no_memory_for_high() {
+    let world = World::new(cap(2));
+    world.settings(&[&*format!("high={}M", (2 * CONTEXT) / MIB + 300)]);
+    let mut holder = holder(&world, "", 200);
+    let mut other = world.on_gpu();
+    other.expect(&[("alloc b 700M", "2"), ("register", "0")]);
+    assert_eq!(kinds(&world), [EventKind::High, EventKind::Refusal]);
+    holder.expect(&[("asked 0", "5")]);
+    holder.expect(&[("unregister", "0")]);
+    std::thread::sleep(Duration::from_secs(1));
+    // Nor is a program asked by its own request.
+    other.expect(&[("alloc b 300M", "0")]);
+    assert_eq!(world.events(EventKind::High).len(), 2);
+    assert_eq!(world.events(EventKind::Asked).len(), 0);
+    assert!(other.say("asked 60000").contains("M 2 0 "), "its own look");
+    holder.end_quietly();
+    other.end();
+    world.judge_end(cap(2));
+}
+
+#[test]
 fn a_lasting_excess_is_told_once_a_second() {
     let world = World::new(cap(2));
     let mut holder = holder(&world, "", 500);
