@@ -38,6 +38,10 @@ pub struct Demanded<'a> {
 }
 
 impl Station {
+    fn pressure_timeout(&self) -> Duration {
+        self.limits.options().pressure_timeout
+    }
+
     /// Returns the bytes in use above the limit or above `high`.
     fn excess(&self, device: &MemberDevice, index: DeviceIndex, reason: Reason) -> u64 {
         let Bounds { max, high, .. } = self.bounds(device, index);
@@ -84,8 +88,7 @@ impl Member {
     /// Answers a demand that another thread was told and has left without an answer, so that this
     /// process is asked again. No request counts on the demand after `pressure_timeout`.
     pub fn answer_abandoned(&self) {
-        let times = self.levels.iter().map(|level| level.limits.options());
-        let time = times.map(|options| options.pressure_timeout).max();
+        let time = self.levels.iter().map(Station::pressure_timeout).max();
         if self.top().slot.is_silent_for(time.unwrap_or_default()) {
             self.give_answer(self.demands(), Answer::Enough);
         }
@@ -138,6 +141,8 @@ impl Member {
         let (level, device) = find().ok_or(Answer::TooLittle)?;
         let station = &self.levels[level];
         let needed = match reason {
+            // The request does not wait any more, or asks again.
+            Reason::Request if self.top().slot.since_asked() > station.pressure_timeout() => 0,
             Reason::Request => bytes,
             // Members may have given since the demand.
             Reason::High | Reason::Limit => {
@@ -291,7 +296,7 @@ impl Member {
         let station = &self.levels[level];
         let index = device.index[level];
         let top = &self.top().ledger;
-        let time = station.limits.options().pressure_timeout;
+        let time = station.pressure_timeout();
         let mut members = station.ledger.askable(index, top, but);
         members.retain(|member| !top.is_silent_for(member, time) && !has_no_more(member));
         let coming = |member: &Askable| {
@@ -565,7 +570,7 @@ impl Request<'_, '_> {
         let lacks = |bytes: u64| charged.saturating_add(bytes).saturating_sub(room);
         let (own, all) = (lacks(self.bytes), lacks(self.bytes.saturating_add(others)));
         let top = &self.member.top().ledger;
-        let patience = station.limits.options().pressure_timeout / 2;
+        let patience = station.pressure_timeout() / 2;
         let answer = |asked: &Asked, member: &Askable| {
             (asked.slot == member.slot && asked.demand != 0)
                 .then(|| top.answer(member, asked.demand))

@@ -293,6 +293,11 @@ impl Slot {
         answer(self.pressure(), u64::MAX).is_some()
     }
 
+    /// Returns the time since the last demand, in the topmost ledger.
+    pub fn since_asked(&self) -> Duration {
+        since_asked(self.pressure())
+    }
+
     /// Returns whether this process has left its last demand without an answer for this time, in
     /// the topmost ledger.
     pub fn is_silent_for(&self, time: Duration) -> bool {
