@@ -42,8 +42,8 @@ const NAMED: usize = 3;
 /// is in line.
 const NAP: Duration = Duration::from_millis(50);
 
-/// The pauses after which a waiting request asks members anew: the first, and the longest. They grow
-/// while members are asked in vain, because a program that is asked all the time cannot work.
+/// The pauses after which a waiting request asks members anew: the first, and the longest. They
+/// grow while members are asked in vain, because a program that is asked all the time cannot work.
 const ANEW: Duration = Duration::from_secs(1);
 const ANEW_MOST: Duration = Duration::from_secs(8);
 

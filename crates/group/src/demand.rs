@@ -124,8 +124,8 @@ impl Member {
         checked.ok()
     }
 
-    /// Returns what this process is told of a demand, or the answer to a demand that it is not told:
-    /// the process has nothing to give, or the memory is not needed any more.
+    /// Returns what this process is told of a demand, or the answer to a demand that it is not
+    /// told: the process has nothing to give, or the memory is not needed any more.
     fn checked(&self, demand: Demand, number: u64) -> Result<Demanded<'_>, Answer> {
         let Demand {
             device,
@@ -163,8 +163,9 @@ impl Member {
     /// after `pressure_timeout`.
     pub fn excess(&self) -> Option<Demanded<'_>> {
         // The thread that is told answers for the process, unless another one still has to.
-        let number = self.top().slot.has_answered().then(|| self.demands());
-        let mut most: Option<Demanded<'_>> = None;
+        let answer = self.top().slot.last_answer();
+        let number = answer.map(|_| self.demands());
+        let mut most: Option<(Demanded<'_>, MemberDevice, usize)> = None;
         for entry in self.ledger().devices() {
             let Ok(device) = self.device(entry.id, entry.capacity) else {
                 continue;
@@ -179,12 +180,19 @@ impl Member {
                 let bytes = self.own_part(&device, level, bytes, reason);
                 let demanded = self.demanded(&device, level, bytes, reason, number);
                 let rank = |it: &Demanded<'_>| (it.reason == Reason::Limit, it.bytes);
-                if demanded.as_ref().map(rank) > most.as_ref().map(rank) {
-                    most = demanded;
+                if demanded.as_ref().map(rank) > most.as_ref().map(|(most, ..)| rank(most)) {
+                    most = demanded.map(|demanded| (demanded, device, level));
                 }
             }
         }
-        most
+        let (demanded, device, level) = most?;
+        // One event, and not one each second, of a process that has nothing more to give.
+        if answer == Some(Answer::Enough) {
+            let charged = self.levels[level].ledger.charged(device.index[level]);
+            let what = (EventKind::Asked, demanded.bytes, 1);
+            self.record_demand(&device, level, what, charged, "");
+        }
+        Some(demanded)
     }
 
     /// Returns this process's part of the `bytes` that a group has too much: what the larger

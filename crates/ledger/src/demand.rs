@@ -288,9 +288,10 @@ impl Slot {
         self.pressure().count.load(Ordering::SeqCst)
     }
 
-    /// Returns whether this process has answered its last demand, in the topmost ledger.
-    pub fn has_answered(&self) -> bool {
-        answer(self.pressure(), u64::MAX).is_some()
+    /// Returns how this process has answered its last demand, in the topmost ledger; `None` if it
+    /// has not.
+    pub fn last_answer(&self) -> Option<Answer> {
+        answer(self.pressure(), u64::MAX)
     }
 
     /// Returns the time since the last demand, in the topmost ledger.

@@ -212,6 +212,12 @@ fn what_comes_at_once_is_recorded() {
         let given = world.events(EventKind::Given);
         let bytes: Vec<u64> = given.iter().map(|it| it.what.bytes / MIB).collect();
         assert_eq!(bytes, vec![500; round]);
+        let asked = world.events(EventKind::Asked);
+        let charged = asked.last().map(|it| it.what.charged);
+        assert!(
+            charged >= Some(2 * CONTEXT + 500 * MIB),
+            "before it was given"
+        );
         waits_until_it_may_be_asked();
     }
     holder.end_quietly();
@@ -503,6 +509,10 @@ fn a_lasting_excess_is_told_once_a_second() {
     }
     // The clock of the library has ticks of some milliseconds.
     assert!(began.elapsed() >= Duration::from_millis(2900));
+    // A program that gives nothing has one event.
+    let asked = world.events(EventKind::Asked);
+    assert_eq!((asked.len(), asked[0].count), (1, 1));
+    assert_eq!(asked[0].what.bytes, 500 * MIB);
     holder.end_quietly();
 }
 
@@ -543,8 +553,12 @@ fn a_silent_holder_leaves_its_part_of_an_excess_to_the_others() {
         let said = small.say("asked 60000");
         assert_eq!(mib(&said), 150, "{said}");
         let asked = world.events(EventKind::Asked);
-        assert_eq!((asked.len(), asked[0].count), (1, 1));
-        assert_eq!(asked[0].what.bytes, 150 * MIB);
+        let bytes: Vec<u64> = asked.iter().map(|it| it.what.bytes / MIB).collect();
+        assert_eq!(
+            (bytes, asked[0].count),
+            (vec![150, 150], 1),
+            "one after the other"
+        );
         assert!(asked[0].what.charged >= 2 * CONTEXT + 550 * MIB);
         small.expect(&[("free a", "0")]);
         large.signal(libc::SIGCONT);
