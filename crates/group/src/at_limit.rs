@@ -219,12 +219,17 @@ impl<'a> Request<'a, '_> {
             if bounds.high >= bounds.max {
                 continue;
             }
-            let charged = station.ledger.charged(index);
-            if charged.saturating_add(self.bytes) <= bounds.high {
+            let is_above = |charged: u64| charged.saturating_add(self.bytes) > bounds.high;
+            if !is_above(station.ledger.charged(index)) {
                 continue;
             }
             above = true;
             if station.ledger.note_above_high(index) {
+                self.member.clean(self.device, self.pressure.witness());
+                let charged = station.ledger.charged(index);
+                if !is_above(charged) {
+                    continue;
+                }
                 station.ledger.ask_members();
                 self.record_at(at, EventKind::High, charged, bounds.high);
                 noted[at] = true;

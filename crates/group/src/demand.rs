@@ -7,6 +7,7 @@ use super::trail::happening;
 use gpulimit_base::device::DeviceId;
 use gpulimit_ledger::{
     Answer, Askable, Category, Demand, Details, DeviceIndex, EventKind, Reason, Refused, Slot,
+    Witness,
 };
 use gpulimit_limits::Bounds;
 use std::time::{Duration, Instant};
@@ -161,7 +162,7 @@ impl Member {
     /// give before this process, if they can. Asks the other members for their parts, so that a
     /// member that does not look by itself has a demand that it does not answer, and is left out
     /// after `pressure_timeout`.
-    pub fn excess(&self) -> Option<Demanded<'_>> {
+    pub fn excess(&self, witness: &dyn Witness) -> Option<Demanded<'_>> {
         // The thread that is told answers for the process, unless another one still has to.
         let answer = self.top().slot.last_answer();
         let number = answer.map(|_| self.demands());
@@ -170,6 +171,7 @@ impl Member {
             let Ok(device) = self.device(entry.id, entry.capacity) else {
                 continue;
             };
+            self.clean(&device, witness);
             for (level, station) in self.levels.iter().enumerate() {
                 let index = device.index[level];
                 let reasons = [Reason::Limit, Reason::High];

@@ -370,13 +370,28 @@ impl Member {
         })
     }
 
-    /// Uncharges the memory of dead processes in the groups of this process, so that figures do not
-    /// count it. At most once a second in each group.
+    /// Uncharges the memory of dead processes in the groups of this process.
     pub fn clean(&self, device: &MemberDevice, witness: &dyn Witness) {
+        self.clean_where(device, witness, |_, _| true);
+    }
+
+    /// Does the same for readers of figures: mostly once a second in each group.
+    pub fn clean_at_times(&self, device: &MemberDevice, witness: &dyn Witness) {
+        self.clean_where(device, witness, Slot::should_clean);
+    }
+
+    fn clean_where(
+        &self,
+        device: &MemberDevice,
+        witness: &dyn Witness,
+        is_due: impl Fn(&Slot, DeviceIndex) -> bool,
+    ) {
         let trails = self;
         for (station, index) in self.stations(device) {
-            let witness = Traced { witness, trails };
-            station.slot.clean_others(index, &witness);
+            if is_due(&station.slot, index) {
+                let witness = Traced { witness, trails };
+                station.slot.clean_others(index, &witness);
+            }
         }
     }
 

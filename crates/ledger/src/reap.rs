@@ -334,36 +334,42 @@ pub(super) fn look(ledger: &Ledger, file: &Description, own: usize) {
 
 impl Slot {
     /// Cleans the slots of dead processes that have charges on the device, so that its figures
-    /// count the living. At most once a second in a ledger, and more often while slots drain.
+    /// count the living.
     pub fn clean_others(&self, device: DeviceIndex, witness: &dyn Witness) {
+        let ledger = self.ledger();
+        if self.charged_others(device).next().is_some()
+            && let Ok(file) = ledger.place.open(true)
+        {
+            sweep(ledger, &file, device, self.index(), witness, false);
+        }
+    }
+
+    /// Returns whether a reader of figures should clean the slots of others: once a second for all
+    /// readers of a ledger, and more often while slots drain.
+    pub fn should_clean(&self, device: DeviceIndex) -> bool {
         let ledger = self.ledger();
         let is_draining = |slot: usize| {
             let dead_since = &ledger.content().slots[slot].owner.dead_since;
             dead_since.load(Ordering::Relaxed) != 0
         };
-        let charged = (0..ledger.high_water())
-            .filter(|&slot| slot != self.index())
-            .filter(|&slot| ledger.word(slot, device).load(Ordering::Relaxed) != 0);
-        let Some(pause) = charged
-            .map(|slot| {
-                if is_draining(slot) {
-                    DRAIN_MS
-                } else {
-                    FRESH_MS
-                }
-            })
-            .min()
-        else {
-            return;
-        };
+        let pauses = self.charged_others(device).map(|slot| {
+            if is_draining(slot) {
+                DRAIN_MS
+            } else {
+                FRESH_MS
+            }
+        });
         // A stored time in the future is wrong, and does not count.
         let swept_at = ledger.header().swept_at[device.get()].load(Ordering::Relaxed);
-        if os::boot_ms().wrapping_sub(swept_at) < pause {
-            return;
-        }
-        if let Ok(file) = ledger.place.open(true) {
-            sweep(ledger, &file, device, self.index(), witness, false);
-        }
+        let age = os::boot_ms().wrapping_sub(swept_at);
+        pauses.min().is_some_and(|pause| age >= pause)
+    }
+
+    fn charged_others(&self, device: DeviceIndex) -> impl Iterator<Item = usize> {
+        let ledger = self.ledger();
+        (0..ledger.high_water())
+            .filter(|&slot| slot != self.index())
+            .filter(move |&slot| ledger.word(slot, device).load(Ordering::Relaxed) != 0)
     }
 }
 

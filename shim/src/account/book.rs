@@ -71,7 +71,7 @@ impl Book {
 
     /// Uncharges the memory of dead members, so that figures do not count it.
     pub fn clean(&self) {
-        self.member.clean(&self.device, &Heir(self.member));
+        self.member.clean_at_times(&self.device, &Heir(self.member));
     }
 
     /// Returns the bytes that this process could still allocate: the group's free bytes plus this

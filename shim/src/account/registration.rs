@@ -8,6 +8,7 @@ use gpulimit_group::{Demanded, Member, Told};
 use gpulimit_ledger::{OFTEN, Reason};
 
 use super::Process;
+use super::shared::Heir;
 use crate::clock;
 
 /// How often the waiting threads look by themselves whether usage is above `high` or a limit:
@@ -138,7 +139,7 @@ impl Process {
         let demanded = member
             .take_demand()
             .or_else(|| match self.registration.look_now() {
-                Ok(()) => member.excess(),
+                Ok(()) => member.excess(&Heir(member)),
                 Err(pause) => {
                     most = pause;
                     None

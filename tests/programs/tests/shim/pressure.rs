@@ -477,6 +477,23 @@ fn a_group_above_high_and_a_lowered_limit_are_told() {
     holder.expect(&[("free a", "0"), ("asked 1500", "5")]);
 }
 
+/// The memory of a program that has ended is above nothing: nobody gives for it.
+#[test]
+fn ended_programs_take_no_memory_for_high() {
+    let world = World::new(4096 * MIB);
+    world.settings(&[&*format!("high={}M", 2 * CONTEXT / MIB + 300)]);
+    let mut ended = world.on_gpu();
+    ended.expect(&[("alloc a 1000M", "0")]);
+    ended.kill();
+    let is_free = || world.machine().used() == 0;
+    assert!(eventually(is_free), "the driver has freed it");
+    let mut living = holder(&world, "", 200);
+    assert_eq!(living.say("asked 3000"), "5", "nobody asks");
+    world.judge(4096 * MIB);
+    living.end_quietly();
+    world.judge_end(4096 * MIB);
+}
+
 #[test]
 fn a_request_that_is_refused_takes_no_memory_for_high() {
     let world = World::new(cap(2));
