@@ -188,6 +188,17 @@ impl Figures {
         rules.any(|(selector, _)| *selector == Selector::All) || self.above_all.is_some()
     }
 
+    /// Returns the `max` in bytes that applies to the group on a GPU of `capacity` bytes, also if
+    /// the group has not used that GPU; `None` without a limit.
+    pub fn limit_on(&self, id: DeviceId, capacity: Option<u64>) -> Option<u64> {
+        if let Some(gpu) = self.gpus.iter().find(|gpu| gpu.id == id) {
+            return gpu.limit();
+        }
+        let own = bytes(self.rules.for_device(id, Key::Max), capacity);
+        let above = self.above_all.as_ref().map(|(size, _)| *size);
+        own.into_iter().chain(bytes(above, capacity)).min()
+    }
+
     /// Returns the figures as JSON. Bytes and counts are integers; unknown figures are null.
     pub fn json(&self) -> Value {
         let rules = self.rules.rules.iter().map(|(selector, values)| {

@@ -43,6 +43,9 @@ pub struct GpuMemory {
     pub grouped: u64,
     /// The managed memory of the top groups, which NVML does not count as used.
     pub managed: u64,
+    /// The sum of the limits of the top groups on this GPU; `None` if one of them has no limit, or
+    /// if there are no groups.
+    pub limits: Option<u64>,
     /// Whether the groups are all groups of the machine.
     pub is_whole: bool,
 }
@@ -142,6 +145,7 @@ impl GpuMemory {
             "free": self.free(),
             "groups": self.grouped,
             "outside": self.outside(),
+            "limits": self.limits,
         })
     }
 
@@ -166,6 +170,7 @@ pub fn gpus(groups: &[Figures], is_whole: bool, driver: Option<&Driver>) -> Vec<
             used: memory.as_ref().map(|memory| memory.used),
             grouped: 0,
             managed: 0,
+            limits: None,
             is_whole,
         })
         .collect();
@@ -190,6 +195,7 @@ pub fn gpus(groups: &[Figures], is_whole: bool, driver: Option<&Driver>) -> Vec<
                     used: None,
                     grouped: 0,
                     managed: 0,
+                    limits: None,
                     is_whole,
                 });
                 gpus.len() - 1
@@ -201,5 +207,23 @@ pub fn gpus(groups: &[Figures], is_whole: bool, driver: Option<&Driver>) -> Vec<
             }
         }
     }
+    for gpu in &mut gpus {
+        gpu.limits = limits(groups, gpu);
+    }
     gpus
+}
+
+/// Returns the sum of the limits of the top groups on a GPU, whether they have used it or not, so
+/// that the sum is the same for all who look. Everybody may read limits.
+fn limits(groups: &[Figures], gpu: &GpuMemory) -> Option<u64> {
+    let names: BTreeSet<(&str, &Path)> = (groups.iter())
+        .map(|group| (&*group.name, &*group.root))
+        .collect();
+    let is_top = |group: &&Figures| {
+        let mut above = upwards(&group.name).skip(1);
+        !above.any(|name| names.contains(&(name, &*group.root)))
+    };
+    let limits = groups.iter().filter(is_top);
+    let limits = limits.map(|group| group.limit_on(gpu.id, gpu.total));
+    limits.reduce(|sum, limit| Some(sum?.saturating_add(limit?)))?
 }

@@ -50,7 +50,8 @@ const KEYS: [(&str, &str); 21] = [
 /// What the columns and characters mean.
 const MEANINGS: [&str; 7] = [
     "In a bar, each filling is a top group. The last filling is memory outside all groups: other \
-     programs and the driver. The mark is the sum of the limits of the top groups.",
+     programs and the driver. The mark is the sum of the limits of the top groups, \
+     if all have one.",
     "MAX is the group's own limit, and % the used part of the limit that applies, which can be \
      that of a group above. USAGE includes the groups below.",
     "10 MIN is the usage of the last ten minutes, if the group keeps a history; its full height is \

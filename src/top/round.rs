@@ -280,15 +280,11 @@ impl Gpu {
             above.is_none_or(|above| !names.contains(&above))
         };
         let mut parts = Vec::new();
-        let mut limits = Some(0_u64);
         for group in groups.iter().filter(is_top) {
             let on = |usage: &&Usage| usage.gpu == Some(gpu.id);
             let Some(usage) = group.usages.iter().find(on) else {
                 continue;
             };
-            limits = limits
-                .zip(usage.limit)
-                .map(|(sum, limit)| sum.saturating_add(limit));
             if let Some(bytes) = usage.usage.filter(|bytes| *bytes > 0) {
                 parts.push(Part {
                     title: group.title.clone(),
@@ -309,7 +305,7 @@ impl Gpu {
             outside: gpu.others(),
             is_whole: gpu.is_whole,
             parts,
-            limits: limits.filter(|limits| *limits > 0),
+            limits: gpu.limits,
         }
     }
 }

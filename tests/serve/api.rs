@@ -63,7 +63,7 @@ fn the_state_is_what_show_and_ps_print() {
     assert_eq!(gpu["free"], gpu["total"]);
     let names: Vec<&String> = gpu.as_object().unwrap().keys().collect();
     let all = [
-        "uuid", "index", "name", "bus", "total", "used", "free", "groups", "outside",
+        "uuid", "index", "name", "bus", "total", "used", "free", "groups", "outside", "limits",
     ];
     assert_eq!(names, all);
 }

@@ -66,6 +66,35 @@ fn changed_limits_and_removed_groups_are_noticed() {
 }
 
 #[test]
+fn the_sum_of_limits_has_top_groups_that_have_not_used_the_gpu() {
+    let rig = Rig::with(&[("GPULIMIT_SIM_GPUS", "2")]);
+    rig.group("a", Size::Bytes(20 * GIB));
+    rig.group("a/below", Size::Bytes(5 * GIB));
+    rig.group("b", Size::Bytes(70 * GIB));
+    let _member = rig.member("a", GIB);
+    let top = || {
+        let output = rig.gpulimit(&["top", "--once"]).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let sums = |state: &serde_json::Value| {
+        let gpus = state["gpus"].as_array().unwrap().iter();
+        gpus.map(|gpu| gpu["limits"].clone()).collect::<Vec<_>>()
+    };
+    let server = rig.unix(&[]);
+    until(&server, |state| {
+        sums(state).iter().all(|sum| *sum == 90 * GIB)
+    });
+    let text = top();
+    assert_eq!(text.matches("limits 90.0G").count(), 2, "{text}");
+    rig.group("c", Size::Max);
+    until(&server, |state| {
+        sums(state).iter().all(serde_json::Value::is_null)
+    });
+    let text = top();
+    assert!(!text.contains("limits "), "{text}");
+}
+
+#[test]
 fn a_server_without_a_driver_shows_groups() {
     let rig = Rig::new();
     rig.group("lab", Size::Bytes(4 * GIB));

@@ -31,16 +31,6 @@ function parts(state, gpu) {
   return found;
 }
 
-/** Returns the sum of the limits of the top groups; null if one has none. */
-function limits(state, gpu) {
-  let sum = null;
-  for (const group of state.tops()) {
-    const limit = State.on(group, gpu.uuid)?.max;
-    if (limit != null) sum = (sum ?? 0) + limit;
-  }
-  return sum;
-}
-
 function makeCard(gpu) {
   const card = el("article", { class: "card gpu" });
   card.parts = {
@@ -93,7 +83,7 @@ function updateCard(card, gpu, state) {
   const said = all.map((one) => `${one.name} ${size(one.bytes)}`);
   attribute(bar, "aria-label", `Memory of GPU ${gpuName(gpu)}: ${said.join(", ")}`);
 
-  const sum = limits(state, gpu);
+  const sum = gpu.limits;
   const isInside = sum != null && gpu.total != null && sum < gpu.total;
   limit.hidden = !isInside;
   if (isInside) {
