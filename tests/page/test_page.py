@@ -177,6 +177,29 @@ class Figures(PageTest):
         self.browser.one("#event-kinds input[value=refusal]").click()
         self.assertEqual(len(self.browser.all("#event-list .event-refusal")), 1)
 
+    def test_equal_events_are_counted_each(self):
+        """An entry of the server's answer stands for 200 refusals, most of them in the last hour."""
+        self.lab()
+        self.alice.take(4 * GIB, expected=2)
+        script = """
+            const now = Date.now();
+            const at = (ago) => new Date(now - ago).toISOString();
+            const change = (key, value) =>
+              value?.event === "refusal"
+                ? {...value, count: 200, time: at(3_700_000), until: at(1_000)} : value;
+            Response.prototype.json = async function () {
+              return JSON.parse(await this.text(), change);
+            };
+        """
+        identifier = self.browser.before_page(script)
+        self.addCleanup(self.browser.not_before_page, identifier)
+        self.serve()
+        self.browser.wait_for_text("#sum-refusals", "200")
+        entry = self.browser.one("#event-list .event-refusal")
+        self.assertIn("charged, 200 times", entry.text)
+        self.assertIn("the last time at", entry.get_attribute("textContent"))
+        self.browser.wait_for_text("#event-count", "200 events of the last day")
+
     def test_waiting_processes_are_shown(self):
         self.machine.gpulimit("create", "lab", "--max", "4G", "on_limit=wait")
         holder = self.machine.member("lab")

@@ -15,7 +15,7 @@ import { follow } from "./stream.js";
 import { Theme } from "./theme.js";
 import { showWaiters } from "./waiters.js";
 
-const events = new Events();
+const events = new Events({ onChange: showRefusals });
 const processes = new Processes();
 const connection = new Connection();
 const curves = new Curves({ onClose: () => groups.select(null) });
@@ -62,11 +62,16 @@ function summarize(state) {
   say(byId("sum-processes"), count(state.processCount()));
   say(byId("sum-waiting"), count(state.waitingCount()));
   byId("sum-waiting").classList.toggle("attention", state.waitingCount() > 0);
-  say(byId("sum-refusals"), count(events.refusals()));
-  byId("sum-refusals").classList.toggle("attention", events.refusals() > 0);
+  showRefusals();
   say(byId("version"), state.said.version ?? "");
   const waiting = state.waitingCount();
   document.title = waiting > 0 ? `(${many(waiting, "waits", "wait")}) gpulimit` : "gpulimit";
+}
+
+function showRefusals() {
+  const refusals = events.refusals();
+  say(byId("sum-refusals"), count(refusals));
+  byId("sum-refusals").classList.toggle("attention", refusals > 0);
 }
 
 let frame = null;

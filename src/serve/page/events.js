@@ -28,8 +28,13 @@ const [SOON, AGAIN] = [2_000, 30_000];
 
 const key = (event) => `${event.time}\u0000${event.root}\u0000${event.group}\u0000${event.number}`;
 
+/** Returns the number of events that these entries stand for: equal events can be one entry. */
+const total = (events) => events.reduce((sum, event) => sum + (event.count ?? 1), 0);
+
 export class Events {
-  constructor() {
+  /** `onChange` is called when the known events have changed, unless the page is paused. */
+  constructor({ onChange }) {
+    this.onChange = onChange;
     this.byKey = new Map();
     this.hidden = new Set();
     this.most = SHOWN;
@@ -101,14 +106,17 @@ export class Events {
       one.time < other.time ? 1 : one.time > other.time ? -1 : other.number - one.number;
     this.sorted = [...this.byKey.values()].sort(newestFirst).slice(0, KEPT);
     this.byKey = new Map(this.sorted.map((event) => [key(event), event]));
-    if (!this.isPaused) this.render();
+    if (this.isPaused) return;
+    this.render();
+    this.onChange();
   }
 
   /** Returns the number of refusals in the last hour. */
   refusals() {
     const since = Date.now() - 3_600_000;
-    const is = (event) => event.event === "refusal" && Date.parse(event.time) >= since;
-    return (this.sorted ?? []).filter(is).length;
+    const is = (event) =>
+      event.event === "refusal" && Date.parse(event.until ?? event.time) >= since;
+    return total((this.sorted ?? []).filter(is));
   }
 
   render() {
@@ -116,7 +124,7 @@ export class Events {
     // A newer server may have kinds that this page does not know.
     for (const event of all) this.box(event.event);
     for (const [kind, number] of this.boxes) {
-      say(number, count(all.filter((event) => event.event === kind).length));
+      say(number, count(total(all.filter((event) => event.event === kind))));
     }
     const wanted = all.filter((event) => !this.hidden.has(event.event));
     const shown = wanted.slice(0, this.most);
@@ -126,7 +134,7 @@ export class Events {
     const none = byId("no-events");
     none.hidden = shown.length > 0;
     say(none, all.length === 0 ? "No events in the last day." : "No event of these kinds.");
-    say(byId("event-count"), `${many(wanted.length, "event")} of the last day`);
+    say(byId("event-count"), `${many(total(wanted), "event")} of the last day`);
   }
 }
 
@@ -183,6 +191,7 @@ function process({ pid, command, user }) {
 /** Returns what else is known: the killer or actor, the function, and who used most. */
 function details(event) {
   const lines = [];
+  if (event.until) lines.push([`the last time at ${dateTime(new Date(event.until))}`]);
   if (event.by) {
     const why = event.cause === "oom" ? `to make room for ${size(event.by.bytes)} of ` : "by ";
     lines.push([why, ...process(event.by)]);
@@ -210,6 +219,7 @@ function make(event) {
   const entry = el("li", { class: `event event-${event.event}` });
   entry.dataset.kind = event.event;
   const text = el("p", { class: "event-text" }, ...nodes(sentence(event)));
+  if (event.count > 1) text.append(`, ${count(event.count)} times`);
   if (event.bytes != null) text.title = exact(event.bytes);
   entry.append(
     el(
