@@ -8,6 +8,7 @@ during a call, and makes one call at a time.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import inspect
 import logging
 import os
@@ -50,14 +51,14 @@ class _Waiter:
             if self.thread is not None or self.stopped or not _library.register():
                 return
             thread = threading.Thread(target=self.serve, name="gpulimit-pressure", daemon=True)
+            self.thread = thread
             try:
                 thread.start()
             except RuntimeError as error:
-                _library.unregister()
+                self.leave(thread)
                 if "interpreter shutdown" in str(error):
                     return  # from 3.12 on, in a function of atexit: no call can come any more
                 raise
-            self.thread = thread
 
     def remove(self, callback: Callback) -> None:
         with self.lock:
@@ -65,24 +66,34 @@ class _Waiter:
 
     def serve(self) -> None:
         """Waits and calls until no function is left, or the process ends."""
-        while True:
-            code, asked = _library.wait(LOOK)
+        try:
+            while self.is_needed():
+                code, asked = _library.wait(LOOK)
+                if code == _library.OK:
+                    self.call(asked.bytes, asked.device)
+                elif code == _library.NOT_REGISTERED and _library.register():
+                    pass  # another part of the program has undone this registration
+                elif code not in (_library.TIMEOUT, _library.INTERRUPTED):
+                    say(logging.ERROR, "cannot wait for pressure on GPU memory (code %d)", code)
+                    return
+        finally:
+            # Nobody answers a process that stays registered without the thread.
             with self.lock:
-                if self.stopped:
-                    return
-                if not self.callbacks:
-                    _library.unregister()
-                    self.thread = None
-                    return
-            if code == _library.OK:
-                self.call(asked.bytes, asked.device)
-            elif code == _library.NOT_REGISTERED and _library.register():
-                pass  # another part of the program has undone this registration
-            elif code not in (_library.TIMEOUT, _library.INTERRUPTED):
-                log.error("cannot wait for pressure on GPU memory (code %d)", code)
-                with self.lock:
-                    self.thread = None
-                return
+                self.leave(threading.current_thread())
+
+    def is_needed(self) -> bool:
+        """Returns whether the thread goes on. A function that is added later starts a new one."""
+        with self.lock:
+            if self.callbacks and not self.stopped:
+                return True
+            self.leave(threading.current_thread())
+            return False
+
+    def leave(self, thread: threading.Thread) -> None:
+        """Undoes the registration of a thread, once. The caller holds the lock."""
+        if self.thread is thread:
+            self.thread = None
+            _library.unregister()
 
     def call(self, size: int, device: Union[int, str]) -> None:
         """Calls the functions, one after the other."""
@@ -105,7 +116,8 @@ class _Waiter:
                         status = error.code if isinstance(error.code, int) else bool(error.code)
                     else:
                         status = 1
-                        log.exception("%r failed when GPU memory was asked for", callback)
+                        failed = "%r failed when GPU memory was asked for"
+                        say(logging.ERROR, failed, callback, exc_info=True)
                 if os.getpid() != pid:
                     _end(status)
         finally:
@@ -115,14 +127,21 @@ class _Waiter:
         """Makes no further call, and lets the call under way end."""
         self.stopped = True
         self.idle.wait(PATIENCE)
-        if self.thread is not None:
-            _library.unregister()
+        with self.lock:
+            if self.thread is not None:
+                self.leave(self.thread)
+
+
+def say(level: int, text: str, *arguments: object, exc_info: bool = False) -> None:
+    """Logs, and does no harm if a handler raises, or standard error is closed."""
+    with contextlib.suppress(BaseException):
+        log.log(level, text, *arguments, exc_info=exc_info)
 
 
 def _end(status: int) -> NoReturn:
     """Ends a child that a function has forked: it has nothing to return to."""
     for stream in sys.stdout, sys.stderr:
-        if stream is not None:
+        with contextlib.suppress(Exception):  # None, closed, or full
             stream.flush()
     os._exit(status & 0xFF)
 

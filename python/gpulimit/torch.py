@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import logging
 import operator
 import os
 import sys
@@ -118,7 +119,7 @@ def _observe(device: int, size: int, total: int, free: int) -> None:
         ]
         _write("\n".join(text) + "\n")
     except Exception:
-        _pressure.log.exception("cannot report an out-of-memory error")
+        _pressure.say(logging.ERROR, "cannot report an out-of-memory error", exc_info=True)
 
 
 def _write(text: str) -> None:

@@ -53,6 +53,53 @@ class Callbacks(Case):
         for text in ("fails", "ValueError: mine", "SystemExit: 3", "KeyboardInterrupt"):
             self.assertIn(text, errors)
 
+    def test_an_exception_is_harmless_if_it_cannot_be_logged(self):
+        for spoil in ("sys.stderr.close()", "logging.getLogger('gpulimit').addHandler(Handler())"):
+            with self.subTest(spoil=spoil):
+                self.asked(
+                    """
+                    import logging
+                    class Handler(logging.Handler):
+                        def emit(self, record):
+                            raise SystemExit("the handler's")
+                    called, statuses = [], []
+                    @gpulimit.on_pressure
+                    def fails(size, device):
+                        called.append(size)
+                        child = os.fork()
+                        if child:
+                            statuses.append(os.waitpid(child, 0)[1] >> 8)
+                        raise ValueError
+                    SPOIL
+                    for count in (1, 2):
+                        ask(1)
+                        until(lambda: len(statuses) == count)
+                    print(called, statuses, stand_in.stand_in_registered())
+                    """.replace("SPOIL", spoil),
+                    "[1, 1] [1, 1] 1\n",
+                )
+
+    def test_a_thread_that_has_died_is_replaced(self):
+        out, _ = self.run_python(
+            """
+            called = []
+            def free(size, device):
+                called.append(size)
+            gpulimit.on_pressure(free)
+            thread = next(thread for thread in threading.enumerate() if "gpulimit" in thread.name)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(thread.ident), ctypes.py_object(MemoryError))
+            thread.join()
+            print(stand_in.stand_in_registered())
+            gpulimit.on_pressure(free)
+            ask(1)
+            until(lambda: called)
+            print(stand_in.stand_in_registered(), called)
+            """,
+            preload=rig.stand_in(),
+        )
+        self.assertEqual(out, "0\n1 [1]\n")
+
     def test_no_function_is_called_during_a_capture(self):
         self.asked(
             """
