@@ -56,9 +56,10 @@ class _Waiter:
                 thread.start()
             except RuntimeError as error:
                 self.leave(thread)
-                if "interpreter shutdown" in str(error):
-                    return  # from 3.12 on, in a function of atexit: no call can come any more
-                raise
+                if "interpreter shutdown" not in str(error):
+                    raise
+                # In a function of atexit, and in Python 3.12 after the end of the main thread.
+                say(logging.WARNING, "on_pressure has no effect: Python is ending (%s)", error)
 
     def remove(self, callback: Callback) -> None:
         with self.lock:
@@ -71,9 +72,9 @@ class _Waiter:
                 code, asked = _library.wait(LOOK)
                 if code == _library.OK:
                     self.call(asked.bytes, asked.device)
-                elif code == _library.NOT_REGISTERED and _library.register():
-                    pass  # another part of the program has undone this registration
-                elif code not in (_library.TIMEOUT, _library.INTERRUPTED):
+                elif code == _library.NOT_REGISTERED and self.renew():
+                    pass
+                elif code not in (_library.TIMEOUT, _library.INTERRUPTED) and not self.stopped:
                     say(logging.ERROR, "cannot wait for pressure on GPU memory (code %d)", code)
                     return
         finally:
@@ -88,6 +89,11 @@ class _Waiter:
                 return True
             self.leave(threading.current_thread())
             return False
+
+    def renew(self) -> bool:
+        """Registers anew after another part of the program, not `stop`, has undone this."""
+        with self.lock:
+            return not self.stopped and _library.register()
 
     def leave(self, thread: threading.Thread) -> None:
         """Undoes the registration of a thread, once. The caller holds the lock."""
@@ -124,12 +130,22 @@ class _Waiter:
             self.idle.set()
 
     def stop(self) -> None:
-        """Makes no further call, and lets the call under way end."""
+        """Makes no further call, and lets the call under way and the thread end.
+
+        The end of a sub-interpreter in which a thread is left ends the process.
+        """
+        end = time.monotonic() + PATIENCE
         self.stopped = True
         self.idle.wait(PATIENCE)
-        with self.lock:
-            if self.thread is not None:
-                self.leave(self.thread)
+        # A comparison of the program's functions may hang, and then keeps the lock.
+        if not self.lock.acquire(timeout=max(0.0, end - time.monotonic())):
+            return
+        thread = self.thread
+        if thread is not None:
+            self.leave(thread)  # also ends the thread's wait
+        self.lock.release()
+        if thread is not None:
+            thread.join(max(0.0, end - time.monotonic()))
 
 
 def say(level: int, text: str, *arguments: object, exc_info: bool = False) -> None:

@@ -106,7 +106,10 @@ int gpulimit_pressure_register(void)
 
 int gpulimit_pressure_unregister(void)
 {
+    pthread_mutex_lock(&lock);
     __atomic_sub_fetch(&registered, 1, __ATOMIC_SEQ_CST);
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
     return OK;
 }
 
@@ -123,7 +126,7 @@ int gpulimit_pressure_wait(int timeout_ms, struct pressure *answer)
     end.tv_sec += timeout_ms / 1000 + end.tv_nsec / 1000000000L;
     end.tv_nsec %= 1000000000L;
     pthread_mutex_lock(&lock);
-    while (!asked && code == 0)
+    while (!asked && registered && code == 0)
         code = pthread_cond_timedwait(&changed, &lock, &end);
     if (asked) {
         asked = 0;
@@ -131,7 +134,7 @@ int gpulimit_pressure_wait(int timeout_ms, struct pressure *answer)
         strcpy(answer->uuid, "GPU-of-others");
         code = OK;
     } else {
-        code = TIMEOUT;
+        code = registered ? TIMEOUT : NOT_REGISTERED;
     }
     pthread_mutex_unlock(&lock);
     return code;

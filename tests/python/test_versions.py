@@ -65,6 +65,25 @@ class Versions(Case):
                 self.assertTrue(lines[1].startswith("18446744073709551615 lab/alice 0 "), out)
                 self.assertTrue(lines[2].startswith("Group lab/alice: no limit"), out)
 
+    def test_a_sub_interpreter_ends(self):
+        code = """
+        if sys.version_info >= (3, 13):
+            import _interpreters as interpreters
+            inner = interpreters.create("legacy")
+        else:
+            import _xxsubinterpreters as interpreters
+            inner = interpreters.create(isolated=False)
+        failed = interpreters.run_string(inner, "import gpulimit; gpulimit.on_pressure(print)")
+        print(failed, stand_in.stand_in_registered())
+        interpreters.destroy(inner)
+        print(stand_in.stand_in_registered())
+        """
+        # Before 3.12, sub-interpreters of this module have no threads.
+        found = {name: python for name, python in interpreters().items() if int(name[2:]) > 11}
+        for version, python in found.items():
+            with self.subTest(version=version):
+                self.says(code, "None 1\n0\n", preload=rig.stand_in(), python=python)
+
     def test_the_types_are_right(self):
         python = os.environ.get("GPULIMIT_TEST_MYPY")
         if not python:
