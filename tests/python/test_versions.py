@@ -84,6 +84,26 @@ class Versions(Case):
             with self.subTest(version=version):
                 self.says(code, "None 1\n0\n", preload=rig.stand_in(), python=python)
 
+    def test_a_function_that_is_added_after_the_main_thread_has_ended(self):
+        code = """
+        def late():
+            threading.main_thread().join()
+            time.sleep(0.1)
+            called = []
+            gpulimit.on_pressure(lambda size, device: called.append(size))
+            if stand_in.stand_in_registered():
+                ask(1)
+                until(lambda: called)
+            print(called)
+        threading.Thread(target=late).start()
+        """
+        for version, python in interpreters().items():
+            with self.subTest(version=version):
+                out, errors = self.run_python(code, preload=rig.stand_in(), python=python)
+                # 3.12 starts no thread then. Some of its releases may.
+                has_warned = "on_pressure has no effect: Python is ending" in errors
+                self.assertEqual((out == "[]\n", errors != ""), (has_warned, has_warned), errors)
+
     def test_the_types_are_right(self):
         python = os.environ.get("GPULIMIT_TEST_MYPY")
         if not python:
