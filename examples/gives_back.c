@@ -85,7 +85,7 @@ int main(void) {
     int asked = gpulimit_pressure_register() == GPULIMIT_OK;
     if (asked && pthread_create(&thread, NULL, give_back, NULL) == 0) {
         getchar(); // the work of the program
-        gpulimit_pressure_unregister(); // ends the thread's wait
+        gpulimit_pressure_unregister(); // the only registration: ends the thread's wait
         pthread_join(thread, NULL);
     }
     free_entries(ENTRIES * ENTRY);

@@ -87,13 +87,13 @@ struct gpulimit_pressure {
 /* Returns the function `name` of the library, or NULL. Looks for the function once. */
 static __inline__ void *gpulimit_look_up(const char *name, void **known) {
     void *found = __atomic_load_n(known, __ATOMIC_RELAXED);
+    void *missing = known; /* marks a function that is not there */
     if (!found) {
         /* NULL stands for RTLD_DEFAULT, which headers declare only with _GNU_SOURCE. */
         found = dlsym(NULL, name);
-        /* The address of `known` itself marks a function that is not there. */
-        __atomic_store_n(known, found ? found : (void *)known, __ATOMIC_RELAXED);
+        __atomic_store_n(known, found ? found : missing, __ATOMIC_RELAXED);
     }
-    return found == (void *)known ? NULL : found;
+    return found == missing ? NULL : found;
 }
 
 /* Calls a function of the library, or returns `missing`. */
@@ -123,8 +123,8 @@ static __inline__ int gpulimit_group(char *name, size_t size) {
 
 /*
  * Writes why the process could not join its group, and so gets no GPU memory: a text of one line,
- * cut to `size` bytes with the NUL at its end, which is also on standard error. Writes an empty
- * text if the process could join.
+ * cut to `size` bytes with the NUL at its end. Standard error has it once the process uses CUDA or
+ * NVML. Writes an empty text if the process could join.
  */
 static __inline__ int gpulimit_error(char *text, size_t size) {
     GPULIMIT_CALL("gpulimit_error", int, GPULIMIT_NOT_LOADED, (char *, size_t), (text, size));

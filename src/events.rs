@@ -52,7 +52,7 @@ those of jobs below it that are gone. The events of a job outside all named
 groups are kept in the file .trail in the directory of the groups, such as
 /run/gpulimit/.trail. If a process repeats a request, its equal events of up to
 ten minutes share a line with their number and the figures of the first. With
---follow, each new event has a line.
+--follow, a line tells of the new ones of about a second.
 
   refusal  a request was refused
   wait     a request began to wait

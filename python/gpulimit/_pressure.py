@@ -45,6 +45,7 @@ class _Waiter:
         self.idle.set()
 
     def add(self, callback: Callback) -> None:
+        ending = None
         with self.lock:
             self.callbacks = [known for known in self.callbacks if not _same(known, callback)]
             self.callbacks.append(callback)
@@ -58,8 +59,10 @@ class _Waiter:
                 self.leave(thread)
                 if "interpreter shutdown" not in str(error):
                     raise
-                # In a function of atexit, and in Python 3.12 after the end of the main thread.
-                say(logging.WARNING, "on_pressure has no effect: Python is ending (%s)", error)
+                ending = error
+        if ending is not None:
+            # In a function of atexit, and in Python 3.12 after the end of the main thread.
+            say(logging.WARNING, "on_pressure has no effect: Python is ending (%s)", ending)
 
     def remove(self, callback: Callback) -> None:
         with self.lock:

@@ -44,6 +44,8 @@ def enable(report: Report = True) -> None:
     nowhere, the path of a file that it is added to, or a function that takes the text.
     """
     global _report_to, _is_observed
+    if not (isinstance(report, (bool, str, os.PathLike)) or callable(report)):
+        raise TypeError(f"report takes True, False, a path or a function, not {report!r}")
     torch: Any = importlib.import_module("torch")
     _report_to = report
     if not _is_observed:

@@ -5,6 +5,7 @@ use crate::env;
 use crate::failure::{Failure, cannot};
 use gpulimit_group::effective_user;
 use rustix::fs::Mode;
+use rustix::net::sockopt::socket_acceptconn;
 use rustix::process::umask;
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -162,13 +163,16 @@ fn passed() -> Result<Option<(Listener, String)>, Failure> {
         )));
     }
     if let Ok(Some(listener)) = sockets.take_unix_listener(0)
-        && rustix::net::sockopt::socket_acceptconn(&listener).unwrap_or(false)
+        && socket_acceptconn(&listener).unwrap_or(false)
     {
         let name = "the socket from systemd".to_owned();
         return Ok(Some((Listener::Unix(listener, None), name)));
     }
     match sockets.take_tcp_listener(0) {
-        Ok(Some(listener)) => tcp(listener).map(Some),
+        // With `Accept=yes`, systemd passes a connection.
+        Ok(Some(listener)) if socket_acceptconn(&listener).unwrap_or(false) => {
+            tcp(listener).map(Some)
+        }
         _ => Err(Failure::new(
             "the socket from systemd is not a listening stream socket: use ListenStream= in the \
              socket unit",
@@ -186,7 +190,7 @@ fn default_path() -> Result<PathBuf, Failure> {
         .map(|path| path.join("gpulimit.sock"))
         .ok_or_else(|| {
             Failure::usage(
-                "XDG_RUNTIME_DIR is not set: say where to listen, with --listen unix:PATH",
+                "XDG_RUNTIME_DIR is no absolute path: say where to listen, with --listen unix:PATH",
             )
         })
 }

@@ -3,7 +3,7 @@
 use crate::place::{Place, executable, text};
 use gpulimit_base::units::Size;
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -111,6 +111,17 @@ fn users_see_all_groups_and_change_those_below_their_own() {
     ] {
         machine.refused(arguments);
     }
+    // A group that another user has made below one of their own.
+    place.said(&["create", "lab/bob/x", "max=1G"]);
+    let below = place.root_path().join("lab/sub/bob/sub");
+    chown(&below, Some(65_532), Some(65_532)).expect("given");
+    for arguments in [&["show", "lab/bob/x"][..], &["rm", "lab/bob/x"]] {
+        let error = machine.refused(arguments);
+        let expected = "belongs to user 65532, not to you: only that user and root may use";
+        assert!(error.contains(expected), "{error}");
+    }
+    chown(&below, Some(0), Some(0)).expect("given");
+    place.said(&["rm", "lab/bob/x"]);
     assert_eq!(place.root().leftovers().expect("listed").len(), 0);
     assert_eq!(machine.said(&["gc"]), "");
 

@@ -178,7 +178,7 @@ class Figures(PageTest):
         self.assertEqual(len(self.browser.all("#event-list .event-refusal")), 1)
 
     def test_equal_events_are_counted_each(self):
-        """An entry of the server's answer stands for 200 refusals, most of them in the last hour."""
+        """An entry of the server's answer stands for 200 refusals, most of the last hour."""
         self.lab()
         self.alice.take(4 * GIB, expected=2)
         script = """

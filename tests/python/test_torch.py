@@ -161,6 +161,18 @@ class Report(Case):
         self.assertEqual(text.count("PyTorch is out of memory"), 1)
         self.assertIn("PyTorch's own summary", text)
 
+    def test_a_report_goes_to_no_descriptor_or_file_object(self):
+        code = """
+            import sys, gpulimit.torch
+            for report in 1, sys.stderr, None:
+                try:
+                    gpulimit.torch.enable(report=report)
+                except TypeError as error:
+                    print(error)
+        """
+        out, _ = self.run_python(code)
+        self.assertEqual(out.count("report takes True, False, a path or a function, not"), 3)
+
     def test_a_report_that_fails_is_logged_and_harmless(self):
         _, errors = self.of("'/nowhere/report.txt'")
         self.assertTrue([line for line in errors if "cannot report an out-of-memory" in line])

@@ -1,6 +1,6 @@
 //! The errors of groups and roots.
 
-use super::{Group, MAX_DEPTH, Root, directory};
+use super::{BELOW, Group, MAX_DEPTH, Root, directory};
 use gpulimit_base::file_system::Unsuitable;
 use gpulimit_base::held_signals;
 use gpulimit_base::name::LONGEST;
@@ -115,9 +115,12 @@ impl fmt::Display for Fault {
 }
 
 impl Fault {
-    /// Returns the advice to the user on how to make the directory safe.
-    const fn remedy(self) -> &'static str {
+    /// Returns the advice to the user on how to make the directory `path` safe.
+    fn remedy(self, path: &Path) -> &'static str {
         match self {
+            Self::Owner(_) if path.ends_with(BELOW) => {
+                "only that user and root may use the groups in it"
+            }
             Self::Symlink | Self::NotDirectory => {
                 "remove this path, or set GPULIMIT_ROOT to a directory of your own"
             }
@@ -236,7 +239,7 @@ impl fmt::Display for GroupError {
                 }
             }
             Self::Unsafe { path, why } => {
-                write!(f, "{} {why}: {}", path.display(), why.remedy())
+                write!(f, "{} {why}: {}", path.display(), why.remedy(path))
             }
             Self::Missing { name, .. } => {
                 self.absence(f)?;

@@ -2,7 +2,7 @@
 // server's keep-alive comments and the status of refused requests.
 
 /** The server sends at least a comment every two seconds. */
-const SILENCE = 20_000;
+const SILENCE = 8_000;
 /** How long a hidden page keeps its connection. Browsers allow six connections to a server. */
 const HIDDEN = 60_000;
 const DELAYS = [500, 1_000, 1_000, 2_000, 2_000, 5_000];

@@ -19,6 +19,20 @@ fn compiled(world: &World, compiler: &str, standard: &str, language: &str) -> Op
         eprintln!("SKIPPED: no {compiler} with {standard} is there");
         return None;
     }
+    if language == "-xc++" {
+        let mut strict = Command::new(compiler);
+        strict
+            .args(options)
+            .args(["-Wall", "-Wold-style-cast", "-Werror", "-fsyntax-only"]);
+        let header = repository().join("include/gpulimit.h");
+        let output = strict.arg("-include").arg(header).arg("/dev/null").output();
+        let output = output.expect("it runs");
+        assert!(
+            output.status.success(),
+            "{compiler}: {}",
+            text(&output.stderr)
+        );
+    }
     let program = world.file(&format!("interface-{compiler}{standard}"));
     let source = repository().join("tests/programs/c/interface.c");
     let output = Command::new(compiler)
