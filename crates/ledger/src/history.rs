@@ -369,8 +369,8 @@ impl Ledger {
         }
     }
 
-    /// Notes that this process, the owner of the slot, lives at this moment: see
-    /// [`Ledger::note_alive`].
+    /// Notes that this process, the owner of the slot, lives at this moment, if the ledger keeps a
+    /// history.
     pub fn note_own_life(&self, own: &super::Slot) {
         self.note_alive(own.index(), os::wall_ms());
     }

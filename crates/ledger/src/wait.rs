@@ -231,10 +231,10 @@ fn waiters(
         // A dead waiter's number stays until the slot is cleaned. The owner lock shows whether the
         // waiter is alive.
         let file = file.get_or_insert_with(|| ledger.place.open(false).ok());
-        let is_alive = file
+        let is_dead = file
             .as_ref()
-            .is_some_and(|file| !owner::is_dead(file, index));
-        is_alive.then_some(waiting)
+            .is_some_and(|file| owner::is_dead(file, index));
+        (!is_dead).then_some(waiting)
     })
 }
 
