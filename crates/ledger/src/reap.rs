@@ -359,10 +359,10 @@ impl Slot {
                 FRESH_MS
             }
         });
+        let swept_at = &ledger.header().swept_at[device.get()];
         // A stored time in the future is wrong, and does not count.
-        let swept_at = ledger.header().swept_at[device.get()].load(Ordering::Relaxed);
-        let age = os::boot_ms().wrapping_sub(swept_at);
-        pauses.min().is_some_and(|pause| age >= pause)
+        let age = || os::boot_ms().wrapping_sub(swept_at.load(Ordering::Relaxed));
+        pauses.min().is_some_and(|pause| age() >= pause)
     }
 
     fn charged_others(&self, device: DeviceIndex) -> impl Iterator<Item = usize> {
