@@ -8,7 +8,7 @@ use gpulimit_base::file_system;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::order;
 use gpulimit_ledger::{
-    self as ledger, Category, DeviceIndex, DeviceUsage, EventKind, Idle, Ledger, Level,
+    self as ledger, Category, DeviceIndex, DeviceUsage, EventKind, Happening, Idle, Ledger, Level,
     MAX_DEVICES, NoWitness, ProcessUsage, Slot, Unmoved, Witness,
 };
 use gpulimit_limits::{Bounds, Limits};
@@ -119,6 +119,19 @@ impl fmt::Display for Refusal<'_> {
 }
 
 impl Error for Refusal<'_> {}
+
+/// A witness that takes over no memory of dead processes.
+struct Bystander<'a>(Traced<'a>);
+
+impl Witness for Bystander<'_> {
+    fn holds_memory(&self, process: &Identity, device: &DeviceId, covered: u64) -> Option<bool> {
+        self.0.holds_memory(process, device, covered)
+    }
+
+    fn record(&self, ledger: &Ledger, reaped: &Happening) {
+        self.0.record(ledger, reaped);
+    }
+}
 
 impl Member {
     /// Makes this process a member of the group. Call once per process, and again in a forked child
@@ -370,7 +383,8 @@ impl Member {
         })
     }
 
-    /// Uncharges the memory of dead processes in the groups of this process.
+    /// Uncharges the memory of dead processes in the groups of this process. Leaves memory that
+    /// they have shared to requests, which charge it to its holders first.
     pub fn clean(&self, device: &MemberDevice, witness: &dyn Witness) {
         self.clean_where(device, witness, |_, _| true);
     }
@@ -389,7 +403,7 @@ impl Member {
         let trails = self;
         for (station, index) in self.stations(device) {
             if is_due(&station.slot, index) {
-                let witness = Traced { witness, trails };
+                let witness = Bystander(Traced { witness, trails });
                 station.slot.clean_others(index, &witness);
             }
         }

@@ -57,8 +57,9 @@ impl Node {
 
     /// Kills the plugin and starts another one.
     pub fn replace_plugin(&mut self) {
-        let before = self.kubelet.books().registered.len();
         self.plugin.kill();
+        // The killed one may have registered again.
+        let before = self.kubelet.books().registered.len();
         self.plugin = Plugin::start(&self.world, &self.kubelet, &self.knobs);
         self.registrations(before + 1);
     }

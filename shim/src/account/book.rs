@@ -10,7 +10,7 @@ use gpulimit_group::{Insistence, Member, MemberDevice, Refusal};
 use gpulimit_ledger::{Category, DeviceUsage, Idle, Pressure};
 
 use crate::abi::Device as Ordinal;
-use crate::account::shared::Heir;
+use crate::driver::figures::ProcessList;
 
 /// Bytes that stay charged beyond the driver's own memory. They pay for a 2 MiB block that the
 /// driver takes unexpectedly.
@@ -71,7 +71,7 @@ impl Book {
 
     /// Uncharges the memory of dead members, so that figures do not count it.
     pub fn clean(&self) {
-        self.member.clean_at_times(&self.device, &Heir(self.member));
+        self.member.clean_at_times(&self.device, &ProcessList);
     }
 
     /// Returns the bytes that this process could still allocate: the group's free bytes plus this

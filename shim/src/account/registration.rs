@@ -8,8 +8,8 @@ use gpulimit_group::{Demanded, Member, Told};
 use gpulimit_ledger::{OFTEN, Reason};
 
 use super::Process;
-use super::shared::Heir;
 use crate::clock;
+use crate::driver::figures::ProcessList;
 
 /// How often the waiting threads look by themselves whether usage is above `high` or a limit:
 /// whoever lowers a limit may be unable to wake this process.
@@ -139,7 +139,7 @@ impl Process {
         let demanded = member
             .take_demand()
             .or_else(|| match self.registration.look_now() {
-                Ok(()) => member.excess(&Heir(member)),
+                Ok(()) => member.excess(&ProcessList),
                 Err(pause) => {
                     most = pause;
                     None

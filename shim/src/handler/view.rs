@@ -10,7 +10,6 @@ use crate::abi::{
     NvmlMemoryV2, Out, SUCCESS, Status,
 };
 use crate::account::device::Device;
-use crate::account::shared::Heir;
 use crate::driver::figures;
 use crate::driver::{Real, answer, cuda, nvml};
 use crate::handler::Call;
@@ -123,7 +122,7 @@ fn total_and_used(call: Call, device: NvmlDevice, total: u64) -> Option<(u64, u6
         Ok(member) => {
             let member_device = member.device(id, capacity).ok()?;
             let max = member.max(&member_device);
-            member.clean_at_times(&member_device, &Heir(member));
+            member.clean_at_times(&member_device, &figures::ProcessList);
             (max, member.charged(&member_device))
         }
         // CUDA has not numbered the GPUs yet. The only GPU of a machine has the ordinal 0.

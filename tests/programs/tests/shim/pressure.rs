@@ -114,7 +114,9 @@ fn a_holder_that_never_answers_delays_the_refusal_by_the_timeout() {
         [EventKind::Asked, EventKind::Given, EventKind::Refusal]
     );
     assert_eq!(world.ledger().events(0)[1].what.bytes, 0, "nothing came");
-    // What was asked is not told any more: no request waits for it.
+    // What was asked is not told any more: no request waits for it. The demand was made some time
+    // after the request began to wait.
+    waits_until_it_may_be_asked();
     holder.expect(&[("asked 0", "5")]);
     // A demand that was not answered is gone with the registration, and not with a second one.
     let signal_ends_it = |other: &mut Session| {
