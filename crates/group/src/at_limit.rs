@@ -117,7 +117,7 @@ fn charge<'a>(
             Insistence::Full => request.insist(refused, None),
             Insistence::Within(time) => request.insist(refused, Some(Instant::now() + time)),
         });
-    // A request that is refused takes nobody's memory.
+    // Members give memory for `high` only after the request was granted.
     if granted.is_ok() {
         let levels = above.into_iter().enumerate().filter(|(_, above)| *above);
         levels.for_each(|(level, _)| request.ask_for_high(level));

@@ -601,8 +601,7 @@ impl Request<'_, '_> {
             let (plan, left) = member.share(self.device, level, all, but, asked, is_out);
             (left <= all - own).then_some(plan)
         };
-        // Those that have neither answered nor given for a while count only if the rest is too
-        // little without them.
+        // The plan includes slow members only if the others do not hold enough.
         plan(&|member| has_no_more(member) || is_slow(member)).or_else(|| plan(&has_no_more))
     }
 }

@@ -114,8 +114,8 @@ fn a_holder_that_never_answers_delays_the_refusal_by_the_timeout() {
         [EventKind::Asked, EventKind::Given, EventKind::Refusal]
     );
     assert_eq!(world.ledger().events(0)[1].what.bytes, 0, "nothing came");
-    // What was asked is not told any more: no request waits for it. The demand was made some time
-    // after the request began to wait.
+    // The library drops the demand, because the request was refused. The demand is a little younger
+    // than the request, so this waits until it is out of date, too.
     waits_until_it_may_be_asked();
     holder.expect(&[("asked 0", "5")]);
     // A demand that was not answered is gone with the registration, and not with a second one.
@@ -685,7 +685,7 @@ fn history_says_what_came_only_if_a_request_waited_for_it() {
     assert!(!said().contains("gave"), "{}", said());
     world.settings(&["high=max"]);
     waits_until_it_may_be_asked();
-    // What is not too much any more is not told.
+    // The library drops a demand once usage is below `high` again.
     holder.expect(&[("asked 0", "5"), ("aside {\nasked -1\nfree a\n}", "0")]);
     other.expect(&[("alloc c 300M", "0")]);
     assert!(said().contains("gave 250.0 MiB to requests"), "{}", said());
