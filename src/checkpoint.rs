@@ -65,7 +65,7 @@ impl Status {
         Some(match self.0 {
             1 => (
                 "CUDA_ERROR_INVALID_VALUE",
-                "the process has opened memory of another process",
+                "the process has memory of another process, or peer access between GPUs",
             ),
             2 => ("CUDA_ERROR_OUT_OF_MEMORY", "the GPU does not have the room"),
             3 => (

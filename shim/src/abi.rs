@@ -130,6 +130,14 @@ pub struct AllocationProp {
     pub location: Location,
 }
 
+/// `CUmemAccessDesc`, 12 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AccessDesc {
+    pub location: Location,
+    pub flags: i32,
+}
+
 /// `CUipcMemHandle`, which is passed by value.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]

@@ -23,6 +23,7 @@ pub mod loading;
 pub mod managed;
 pub mod measured;
 pub mod payment;
+pub mod peer;
 pub mod pool;
 pub mod process_list;
 pub mod stream;

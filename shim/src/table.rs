@@ -45,6 +45,9 @@ macro_rules! table {
                 track    cuMemRetainAllocationHandle(handle: Out<AllocationHandle>, address: Opaque) => vmm::retain, given (handle);
                 track    cuMemExportToShareableHandle(shareable: Opaque, handle: AllocationHandle, kind: i32, flags: u64) => vmm::export, given (handle);
                 track    cuMemImportFromShareableHandle(handle: Out<AllocationHandle>, os_handle: Opaque, kind: i32) => vmm::import, given (handle);
+                track    cuMemSetAccess(ptr: DevicePtr, size: usize, desc: In<AccessDesc>, count: usize) => peer::set_access, given (ptr, size, desc, count);
+                track    cuMemPoolSetAccess(pool: MemPool, map: In<AccessDesc>, count: usize) => peer::set_pool_access, given (pool, map, count);
+                track    cuCtxEnablePeerAccess(peer: Context, flags: u32) => peer::enable, given ();
                 track    cuMulticastCreate(handle: Out<AllocationHandle>, prop: Opaque) => vmm::create_multicast, given (handle);
 
                 track    cuImportExternalMemory(ext_mem: Out<Opaque>, desc: Opaque) => external::import_memory, given ();

@@ -33,11 +33,13 @@ pub enum Obstacle {
     Multicast = 10,
     /// A stream is being captured into a graph.
     Capture = 11,
+    /// A GPU can access memory of another one, or could before.
+    PeerAccess = 12,
 }
 
 impl Obstacle {
     /// All obstacles, in the order of their numbers.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::OpenedMemory,
         Self::ImportedMemory,
         Self::ImportedPool,
@@ -50,6 +52,7 @@ impl Obstacle {
         Self::ManagedMemory,
         Self::Multicast,
         Self::Capture,
+        Self::PeerAccess,
     ];
 
     /// Returns the word in which only the bit of this obstacle is set.
@@ -99,6 +102,10 @@ impl Obstacle {
             }
             Self::Multicast => "has a multicast object (cuMulticastCreate)",
             Self::Capture => "captures a stream into a graph (cuStreamBeginCapture)",
+            Self::PeerAccess => {
+                "has let a GPU access memory of another GPU (cuCtxEnablePeerAccess, \
+                 cuMemSetAccess or cuMemPoolSetAccess)"
+            }
         }
     }
 }

@@ -277,6 +277,22 @@ impl Vmm {
         }
     }
 
+    /// Returns whether memory of another device than `device` is mapped in an address range of
+    /// `size` bytes that begins at `address`.
+    pub fn is_mapped_of_other(&self, address: DevicePtr, size: u64, device: Ordinal) -> bool {
+        let mut state = self.state.lock();
+        let State {
+            allocations,
+            mappings,
+        } = &mut *state;
+        let mut mappings = mappings.range(address..address.saturating_add(size));
+        mappings.any(|(_, id)| {
+            let allocation = allocations.get_mut(*id);
+            // Imports may lie on the host, and are obstacles themselves.
+            allocation.is_some_and(|one| one.obstacle.is_none() && one.device != device)
+        })
+    }
+
     /// Announces a call that releases a reference. Calls `leaving` with the device and bytes of an
     /// allocation that may end.
     pub fn releasing(&self, handle: AllocationHandle, leaving: impl Fn(Ordinal, u64)) -> Announced {

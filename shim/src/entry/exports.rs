@@ -10,8 +10,8 @@ use crate::account::launched::is_recently_loaded as is_loaded;
 use crate::entry::door::lookup;
 use crate::handler::{
     array, capture, code, context, context_limits, external, graph, graph_node, graph_update,
-    green, handles, ipc, launch, lazy, linear, managed, measured, pool, process_list, synchronize,
-    view, vmm,
+    green, handles, ipc, launch, lazy, linear, managed, measured, peer, pool, process_list,
+    synchronize, view, vmm,
 };
 use crate::table::table;
 

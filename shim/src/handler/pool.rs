@@ -101,7 +101,7 @@ fn note_managed(
 
 /// Returns the device of a pool made without a hook, if it is the default or current pool of a
 /// device.
-fn device_of_drivers_pool(call: Call, pool: MemPool) -> Option<Ordinal> {
+pub fn device_of_drivers_pool(call: Call, pool: MemPool) -> Option<Ordinal> {
     let is = |found: MemPool| found == pool;
     if call.process.pools.is_destroyed(pool) {
         return None;

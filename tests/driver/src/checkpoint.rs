@@ -4,10 +4,12 @@
 //! Measured (H100 and H200, 580.159.04):
 //! - A restore without enough room answers 2. The process is lost then: it stays checkpointed,
 //!   every later restore answers 304, and an unlock 401. A restore needs exactly what the
-//!   checkpoint has freed.
+//!   checkpoint has freed. It takes all of that at once, and copies then. NVML lists the process
+//!   again at the end: until then the memory is in use, and in no process's figure.
 //! - A process with managed memory cannot be checkpointed (801). It stays locked and intact.
 //! - An importer of shared memory can be checkpointed, but its restore answers 1: it is lost. An
-//!   exporter can be restored.
+//!   exporter can be restored. The same holds for a process in which a GPU has access to memory of
+//!   another one (two H200).
 //! - About another user's process, and a pid without a process, every function answers 304; about a
 //!   process without CUDA 3. A client of MPS cannot be locked (801).
 //! - A call about a process waits while another call about it is under way, and answers by the
@@ -201,12 +203,13 @@ impl Target {
     /// Moves all memory back, or marks the process as lost. May be repeated after a caller has died
     /// inside.
     fn move_back(&self) -> Outcome<()> {
-        self.spend_time()?;
         let lost = |status| {
             self.step(RESTORING, LOST)?;
             Err(status)
         };
-        if self.machine.knobs.fails(RESTORE_FAILS) || shared::has_imports(self.machine, self.owner)
+        if self.machine.knobs.fails(RESTORE_FAILS)
+            || shared::has_imports(self.machine, self.owner)
+            || self.line.peers.load(SeqCst) != 0
         {
             return lost(Status::INVALID_VALUE);
         }
@@ -222,6 +225,7 @@ impl Target {
         if !shared::move_back(self.machine, self.owner) {
             return self.drop_all().and_then(|()| lost(Status::OUT_OF_MEMORY));
         }
+        self.spend_time()?;
         self.line.away.iter().for_each(|away| away.store(0, SeqCst));
         self.step(RESTORING, LOCKED)
     }
@@ -397,6 +401,11 @@ impl Drop for UnderWay {
     }
 }
 
+/// Returns whether the owner of a slot is being restored.
+pub(crate) fn is_restored(line: &Slot) -> bool {
+    line.state.load(SeqCst) == RESTORING
+}
+
 /// Counts managed memory of the calling process: 1 for new memory, −1 for freed memory.
 pub fn count_managed(change: i64) {
     if let Some(line) = Process::line() {
@@ -404,9 +413,16 @@ pub fn count_managed(change: i64) {
     }
 }
 
+/// Notes that the calling process has given a GPU access to memory of another one.
+pub fn note_peer_access() {
+    if let Some(line) = Process::line() {
+        line.peers.store(1, SeqCst);
+    }
+}
+
 /// Resets the checkpoint state of a slot for its new owner, a running process.
 pub(crate) fn begin(line: &Slot) {
-    for word in [&line.state, &line.calls, &line.managed] {
+    for word in [&line.state, &line.calls, &line.managed, &line.peers] {
         word.store(RUNNING, Relaxed);
     }
     line.away.iter().for_each(|away| away.store(0, Relaxed));

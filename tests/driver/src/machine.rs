@@ -27,7 +27,7 @@ pub const MAX_OBJECTS: usize = 90;
 /// total bytes do not.
 pub const RESERVED: u64 = 480 << 20;
 
-const MAGIC: u64 = 0x6770_756c_696d_000a;
+const MAGIC: u64 = 0x6770_756c_696d_000b;
 
 /// The contents of the shared file. A file of zeros is a valid machine without processes; `create`
 /// then sets its knobs.
@@ -94,6 +94,8 @@ pub struct Slot {
     pub calls: AtomicU64,
     /// The number of the owner's allocations and pools of managed memory.
     pub managed: AtomicU64,
+    /// Whether the owner has given a GPU access to memory of another one: 1, or 0.
+    pub peers: AtomicU64,
     /// The blocks that a checkpoint moved away from each GPU. In the slot of an exported object,
     /// those of its exporter's checkpoint.
     pub away: [AtomicU64; MAX_DEVICES],

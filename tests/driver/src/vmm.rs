@@ -10,7 +10,7 @@ use crate::driver::driver;
 use crate::machine::BLOCK;
 use crate::shared::Shared;
 use crate::space::space;
-use crate::{Outcome, Status};
+use crate::{Outcome, Status, checkpoint};
 
 /// `CUmemAllocationProp`, as bytes.
 pub type Properties = [u8; 32];
@@ -304,16 +304,23 @@ impl State {
     }
 }
 
-/// Sets the access flags of a range of addresses.
+/// Sets the access flags of a range of addresses, for this GPU or, if `None`, for the host.
 ///
 /// # Errors
 /// `INVALID_VALUE` when the range does not consist of whole mappings.
-pub fn set_access(address: u64, bytes: u64, access: u64) -> Outcome<()> {
+pub fn set_access(address: u64, bytes: u64, access: u64, gpu: Option<usize>) -> Outcome<()> {
     let mut guard = state();
     let state = &mut *guard;
     for start in state.whole(address, bytes)? {
         if let Some(mapping) = state.mapped.get_mut(&start) {
             mapping.access = access;
+            let home = state
+                .physical
+                .get(&mapping.handle)
+                .and_then(|one| one.device);
+            if access != 0 && gpu.zip(home).is_some_and(|(gpu, home)| gpu != home) {
+                checkpoint::note_peer_access();
+            }
         }
     }
     Ok(())

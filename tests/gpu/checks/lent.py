@@ -1,4 +1,8 @@
-"""Memory that processes of a group share stays charged as long as a process holds it."""
+"""Memory that processes of a group share stays charged as long as a process holds it.
+
+The checks are in the lane of the suspensions: memory of a process that is resumed meanwhile is in
+no process's figure, and could be shared memory.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +55,7 @@ def until_full(outcome: Outcome, lend, least: int) -> int:
     return 16
 
 
-@check("lent-ipc", timeout=60)
+@check("lent-ipc", timeout=60, lane="suspend")
 def ipc(outcome: Outcome) -> None:
     """Memory freed by its owner while another process has it open stays charged."""
     with judged(outcome, CAP) as judge:
@@ -83,7 +87,7 @@ def ipc(outcome: Outcome) -> None:
     outcome.key.append(f"{pieces + 1} pieces of {mib(SIZE)}")
 
 
-@check("lent-descriptor", timeout=60)
+@check("lent-descriptor", timeout=60, lane="suspend")
 def descriptor(outcome: Outcome) -> None:
     """The same for cuMemCreate memory shared by descriptors, also if its exporter is killed."""
     with judged(outcome, CAP) as judge:
@@ -134,7 +138,7 @@ def descriptor(outcome: Outcome) -> None:
     outcome.key.append(f"{pieces + 1} pieces of {mib(SIZE)}")
 
 
-@check("lent-stirred", timeout=60)
+@check("lent-stirred", timeout=60, lane="suspend")
 def stirred(outcome: Outcome) -> None:
     """Shared memory stays charged while a process outside the group allocates and frees."""
     # The stranger has a session of its own, so that the judge does not count it.

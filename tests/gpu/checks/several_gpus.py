@@ -454,7 +454,7 @@ def several_nvml(outcome: Outcome) -> None:
 
 @check("several-suspend", timeout=300)
 def several_suspend(outcome: Outcome) -> None:
-    """A process with memory on two GPUs is suspended and comes back, or is refused."""
+    """A process with memory on two GPUs is suspended; one with peer access is refused."""
     gpus = pair()
     make_group(outcome, gpus)
     for label in ("apart", "peers"):
@@ -468,8 +468,9 @@ def several_suspend(outcome: Outcome) -> None:
                     outcome.key.append("the GPUs are no peers")
                     ended(outcome, program, label)
                     continue
-                found = program.ask("peer", first=0, second=1, size=100 * MIB)
-                outcome.expect(found.get("same"), f"{label}: {found}")
+                # In some virtual machines the copies are wrong, also without gpulimit.
+                copied = program.ask("peer", first=0, second=1, size=100 * MIB)
+                outcome.expect("error" not in copied, f"{label}: {copied}")
             for device in (0, 1):
                 found = program.ask("mark", device=device, size=GIB)
                 outcome.expect("error" not in found, f"{label}: {found}")
@@ -477,7 +478,13 @@ def several_suspend(outcome: Outcome) -> None:
             held = sum(judge.settled()["sum_last"] for judge in judges)
             down = move("suspend", NAME, timeout=60)
             outcome.figures[label] = {"held": held, "suspend": down.__dict__}
-            if down.status == 0:
+            if label == "peers":
+                outcome.expect(
+                    down.status != 0 and "access memory of another GPU" in down.errors,
+                    f"{label}: {down}",
+                )
+                outcome.key.append(f"{label} refused")
+            else:
                 outcome.expect(
                     down.states == {program.pid: "suspended"}, f"{label}: suspended: {down}"
                 )
@@ -490,13 +497,11 @@ def several_suspend(outcome: Outcome) -> None:
                 outcome.key.append(
                     f"{label} {mib(held)}: down {down.seconds:.2f} s, up {up.seconds:.2f} s"
                 )
-            else:
-                outcome.key.append(f"{label} refused")
             found = program.ask("marked")
             outcome.expect(found == intact, f"{label}: the contents: {found}")
             if label == "peers":
                 found = program.ask("peer", first=0, second=1, size=100 * MIB)
-                outcome.expect(found.get("same"), f"{label}, afterwards: {found}")
+                outcome.expect(found == copied, f"{label}, afterwards: {found}")
             for judge, gpu in zip(judges, gpus):
                 compare_at_rest(outcome, judge, f"{label} gpu{gpu.index}, afterwards")
             ended(outcome, program, label)

@@ -6,7 +6,7 @@ use gpulimit_sim::cancel;
 use gpulimit_sim::context::{self, Context, current};
 use gpulimit_sim::driver::driver;
 use gpulimit_sim::pool::Pool;
-use gpulimit_sim::{Outcome, Status, capture, work};
+use gpulimit_sim::{Outcome, Status, capture, checkpoint, work};
 
 use crate::device;
 use gpulimit_sim::abi::{In, Out};
@@ -237,6 +237,7 @@ pub fn peer_access(peer: usize, _flags: u32) -> Outcome<()> {
     if given(peer)?.device() == here.device() {
         Err(Status::INVALID_DEVICE)
     } else {
+        checkpoint::note_peer_access();
         Ok(())
     }
 }

@@ -9,7 +9,7 @@ use gpulimit_sim::driver::driver;
 use gpulimit_sim::pool::Pool;
 use gpulimit_sim::stream::Stream;
 use gpulimit_sim::work::Name;
-use gpulimit_sim::{Outcome, Status, blocks, capture, context};
+use gpulimit_sim::{Outcome, Status, blocks, capture, checkpoint, context};
 
 use crate::device;
 use crate::stream::implicit;
@@ -211,9 +211,17 @@ pub fn attribute(pool: usize, attribute: i32, value: Out<u8>) -> Outcome<()> {
     }
 }
 
-pub fn set_access(pool: usize, _map: In<u8>, _count: usize) -> Outcome<()> {
+pub fn set_access(pool: usize, map: In<u8>, count: usize) -> Outcome<()> {
     driver()?;
-    Pool::from_handle(pool).map(drop)
+    let home = Pool::from_handle(pool)?.device();
+    for index in 0..count {
+        let [kind, id, flags] = map.field::<[i32; 3]>(index * 12).get()?;
+        let gpu = (kind == 1).then(|| device::index(id)).transpose()?;
+        if flags != 0 && gpu.zip(home).is_some_and(|(gpu, home)| gpu != home) {
+            checkpoint::note_peer_access();
+        }
+    }
+    Ok(())
 }
 
 pub fn access(flags: Out<i32>, pool: usize, _location: In<[i32; 2]>) -> Outcome<()> {

@@ -85,8 +85,9 @@ pub fn unmap(address: u64, bytes: usize) -> Outcome<()> {
 pub fn set_access(address: u64, bytes: usize, access: In<u8>, count: usize) -> Outcome<()> {
     driver()?;
     for index in 0..count {
-        let flags = access.field::<i32>(index * 12 + 8).get()?;
-        vmm::set_access(address, bytes as u64, flags as u64)?;
+        let [kind, id, flags] = access.field::<[i32; 3]>(index * 12).get()?;
+        let gpu = (kind == 1).then(|| device::index(id)).transpose()?;
+        vmm::set_access(address, bytes as u64, flags as u64, gpu)?;
     }
     Ok(())
 }

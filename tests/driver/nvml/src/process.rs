@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use gpulimit_sim::abi::Out;
 use gpulimit_sim::machine::Machine;
-use gpulimit_sim::process::{self, Viewer};
+use gpulimit_sim::process::{self, Holder, Viewer};
 
 use crate::code::{Answer, Code};
 use crate::device::{Unit, instance_ids, open};
@@ -38,7 +38,8 @@ fn listed(machine: &Machine, unit: Unit, mode: Mode) -> Vec<(u32, usize, u64)> {
     };
     let holders = process::holders(machine);
     let held = |device: usize| {
-        let of_device = holders.iter().filter(move |holder| holder.held[device] > 0);
+        let is_shown = move |holder: &&Holder| holder.held[device] > 0 && !holder.restoring;
+        let of_device = holders.iter().filter(is_shown);
         of_device.filter_map(move |holder| Some((viewer.pid(holder)?, device, holder.held[device])))
     };
     unit.devices(machine).flat_map(held).collect()

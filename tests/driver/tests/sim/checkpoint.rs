@@ -3,7 +3,7 @@
 use std::io::{BufRead, Write};
 use std::process::Child;
 
-use crate::rig::{CONTEXT, Cuda, MIB, Machine, eventually, expect_line, role};
+use crate::rig::{CONTEXT, Cuda, Library, MIB, Machine, eventually, expect_line, role};
 
 const RUNNING: &str = "0 0";
 const LOCKED: &str = "0 1";
@@ -54,6 +54,14 @@ fn obey() {
                 std::fs::write(words[1], bytes).expect("written");
                 status
             }
+            // The context of the second GPU, in which nothing happens yet.
+            "second" => {
+                let context = cuda.get("cuDevicePrimaryCtxRetain", &[1]);
+                memory = context.expect("a context") as usize;
+                0
+            }
+            "enable-peer" => cuda.call("cuCtxEnablePeerAccess", &[memory, 0]),
+            "nvml-processes" => processes_of_nvml(),
             "state" => {
                 let mut state = -1i32;
                 let ask = [number(1), &raw mut state as usize];
@@ -103,6 +111,23 @@ fn obey() {
     }
     // The test runner would print more, to a test that may have ended.
     std::process::exit(0);
+}
+
+/// Returns how many processes NVML lists for the first GPU.
+fn processes_of_nvml() -> i32 {
+    let nvml = Library::open("libnvidia-ml.so.1").expect("NVML");
+    assert_eq!(nvml.call("nvmlInit_v2", &[]), 0);
+    let (mut device, mut count, mut infos) = (0usize, 16u32, [[0u64; 3]; 16]);
+    nvml.call(
+        "nvmlDeviceGetHandleByIndex_v2",
+        &[0, &raw mut device as usize],
+    );
+    let places = [device, &raw mut count as usize, infos.as_mut_ptr() as usize];
+    assert_eq!(
+        nvml.call("nvmlDeviceGetComputeRunningProcesses_v3", &places),
+        0
+    );
+    count as i32
 }
 
 /// A child process that obeys.
@@ -495,6 +520,53 @@ fn signal(program: &Session, signal: i32) {
     let stat = format!("/proc/{}/stat", program.pid());
     let is_stopped = || std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T "));
     assert!(eventually(|| is_stopped() == (signal == libc::SIGSTOP)));
+}
+
+#[test]
+fn a_process_with_peer_access_is_lost() {
+    if role().is_some() {
+        return obey();
+    }
+    let machine = Machine::new(&[("GPULIMIT_SIM_GPUS", "2")]);
+    let (mut program, mut tool) = two(&machine);
+    assert_eq!(program.say("second"), "0");
+    let round = [
+        ("lock PID", "0"),
+        ("checkpoint PID", "0"),
+        ("restore PID", "0"),
+        ("unlock PID", "0"),
+    ];
+    tool.expect(&round, &program);
+    assert_eq!(machine.used(), CONTEXT + 100 * MIB);
+    assert_eq!(program.say("enable-peer"), "0");
+    tool.expect(&round[..2], &program);
+    let steps = [
+        ("restore PID", "1"),
+        ("state PID", CHECKPOINTED),
+        ("restore PID", "304"),
+    ];
+    tool.expect(&steps, &program);
+}
+
+#[test]
+fn nvml_does_not_list_a_process_while_it_is_restored() {
+    if role().is_some() {
+        return obey();
+    }
+    let machine = Machine::new(&[]);
+    let (program, mut tool) = two(&machine);
+    let mut other = Session::start(&machine, "tool");
+    assert_eq!(other.say("nvml-processes"), "1");
+    tool.expect(&[("lock PID", "0"), ("checkpoint PID", "0")], &program);
+    assert_eq!(other.say("nvml-processes"), "0");
+    machine.knob("step", MINUTE);
+    tool.tell(&format!("restore {}", program.pid()));
+    assert!(eventually(|| machine.used() == CONTEXT + 100 * MIB));
+    assert_eq!(other.say("nvml-processes"), "0");
+    machine.knob("step", "0");
+    tool.kill();
+    other.expect(&[("state PID", LOCKED)], &program);
+    assert_eq!(other.say("nvml-processes"), "1");
 }
 
 const MINUTE: &str = "60000000000";

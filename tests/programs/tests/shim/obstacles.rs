@@ -269,6 +269,70 @@ fn managed_memory_of_each_kind_is_an_obstacle() {
 }
 
 #[test]
+fn access_to_another_gpu_is_an_obstacle_for_ever() {
+    let world = World::with(CAP, &[("GPULIMIT_SIM_GPUS", "2")]);
+    let peer = &[Obstacle::PeerAccess];
+    let program = || {
+        let mut program = world.on_gpu();
+        program.expect(&[("retain 1", "0")]);
+        program
+    };
+    let mut enabling = program();
+    let enable = "enable-peer primary-1";
+    fails(&world, &mut enabling, "cuCtxEnablePeerAccess", enable);
+    is_ahead(
+        &world,
+        &mut enabling,
+        "cuCtxEnablePeerAccess",
+        enable,
+        peer[0],
+    );
+    follow(&world, &mut enabling, &[(enable, peer), (enable, peer)]);
+    let mut mapping = program();
+    let steps: &[(&str, &[Obstacle])] = &[
+        ("create m 2M 0", &[]),
+        ("create n 2M 1", &[]),
+        ("reserve r 4M", &[]),
+        ("map r 0 m 2M", &[]),
+        ("map r 2M n 2M", &[]),
+        // 3 is for reading and writing, and 0 takes the access away.
+        ("access r 0 2M 0 3", &[]),
+        ("access r 2M 2M 1 3", &[]),
+        ("access r 0 4M 1 0", &[]),
+    ];
+    follow(&world, &mut mapping, steps);
+    let access = "access r 0 4M 1 3";
+    fails(&world, &mut mapping, "cuMemSetAccess", access);
+    is_ahead(&world, &mut mapping, "cuMemSetAccess", access, peer[0]);
+    let steps = [
+        (access, &peer[..]),
+        ("unmap r 0 4M", peer),
+        ("release m", peer),
+    ];
+    follow(&world, &mut mapping, &steps);
+    let mut pooling = program();
+    let steps: &[(&str, &[Obstacle])] = &[
+        ("pool p 1", &[]),
+        ("default-pool d 1", &[]),
+        ("pool-access p 1 3", &[]),
+        ("pool-access d 1 3", &[]),
+        ("pool-access p 0 0", &[]),
+    ];
+    follow(&world, &mut pooling, steps);
+    let access = "pool-access p 0 3";
+    fails(&world, &mut pooling, "cuMemPoolSetAccess", access);
+    is_ahead(&world, &mut pooling, "cuMemPoolSetAccess", access, peer[0]);
+    follow(&world, &mut pooling, &[(access, peer)]);
+    let mut default = program();
+    let steps: &[(&str, &[Obstacle])] = &[("default-pool d 1", &[]), ("pool-access d 0 3", peer)];
+    follow(&world, &mut default, steps);
+    for program in [enabling, mapping, pooling, default] {
+        program.end();
+    }
+    world.judge_end(CAP);
+}
+
+#[test]
 fn multicast_objects_and_captures_are_obstacles() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();

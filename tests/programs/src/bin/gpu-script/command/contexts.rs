@@ -30,6 +30,10 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
             let context = scope.value(&format!("primary-{}", words.gpu(1)?))?;
             plain(driver.call("cuCtxSetCurrent", &[context]))
         }
+        "enable-peer" => {
+            let peer = scope.value(words.at(1)?)?;
+            plain(driver.call("cuCtxEnablePeerAccess", &[peer, 0]))
+        }
         "context" => {
             let gpu = words.gpu(2)?;
             let (symbol, arguments) = match words.at(3)? {

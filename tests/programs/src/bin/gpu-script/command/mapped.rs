@@ -44,6 +44,12 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
             let (handle, size) = (scope.value(words.at(3)?)?, words.size(4)?);
             plain(driver.call("cuMemMap", &[address, size, 0, handle, 0]))
         }
+        "access" => {
+            let address = scope.value(words.at(1)?)? + words.size(2)?;
+            let rights = [1, words.gpu(4)? as i32, words.size(5)? as i32];
+            let place = rights.as_ptr() as usize;
+            plain(driver.call("cuMemSetAccess", &[address, words.size(3)?, place, 1]))
+        }
         "unmap" => {
             let address = scope.value(words.at(1)?)? + words.size(2)?;
             plain(driver.call("cuMemUnmap", &[address, words.size(3)?]))

@@ -94,6 +94,11 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
             };
             format!("{} {}", read(5), read(7))
         }
+        "pool-access" => {
+            let rights = [1, words.gpu(2)? as i32, words.size(3)? as i32];
+            let arguments = [scope.value(words.at(1)?)?, rights.as_ptr() as usize, 1];
+            plain(driver.call("cuMemPoolSetAccess", &arguments))
+        }
         "export-pool" => {
             let mut descriptor = -1i32;
             let place = &raw mut descriptor as usize;
