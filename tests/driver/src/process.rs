@@ -272,7 +272,7 @@ pub struct Holder {
     pub namespace: u64,
     /// Whether the process is dead.
     pub dying: bool,
-    /// Whether a checkpoint of the process is being restored. NVML does not list it then.
+    /// Whether a checkpoint of the living process is being restored. NVML does not list it then.
     pub restoring: bool,
     /// Bytes held per GPU.
     pub held: [u64; MAX_DEVICES],
@@ -361,7 +361,7 @@ pub fn holders(machine: &Machine) -> Vec<Holder> {
                 pid: (owner >> 32) as u32,
                 namespace: line.namespace.load(Relaxed),
                 dying,
-                restoring: checkpoint::is_restored(line),
+                restoring: !dying && checkpoint::is_restored(line),
                 held,
             });
         }
