@@ -424,6 +424,11 @@ def _(driver: Driver, handles: dict[str, int]) -> int:
     return properties(driver)
 
 
+@structure("AccessDesc")
+def _(driver: Driver, handles: dict[str, int]) -> int:
+    return driver.block(("i", 1), ("i", 0), ("i", 3))
+
+
 @structure("Location")
 def _(driver: Driver, handles: dict[str, int]) -> int:
     return driver.block(("i", 1), ("i", 0))
@@ -469,7 +474,8 @@ SPECIAL = {
     ("cuFuncSetAttribute", "attribute"): 8, ("cuKernelSetAttribute", "attribute"): 8,
     ("cuDeviceGetGraphMemAttribute", "attribute"): 2,
     ("cuLaunchCooperativeKernelMultiDevice", "count"): 1, ("cuLaunchGrid", "width"): 1,
-    ("cuLaunchGrid", "height"): 1,
+    ("cuLaunchGrid", "height"): 1, ("cuMemSetAccess", "count"): 1,
+    ("cuMemPoolSetAccess", "count"): 1,
 }  # fmt: skip
 """Values of plain arguments of some functions, by the beginning of the function's name and the
 argument's name.
@@ -524,7 +530,7 @@ def kind_of(function_name: str, argument: Argument) -> str | None:
         return "exec of child"
     if argument.type in ("DevicePtr", "DevicePtrV1"):
         return {
-            "cuMemUnmap": "mapping", "cuMemMap": "reservation",
+            "cuMemUnmap": "mapping", "cuMemMap": "reservation", "cuMemSetAccess": "mapping",
             "cuMemFreeAsync": "pool pointer", "cuMemFreeAsync_ptsz": "pool pointer",
         }.get(function_name, "pointer")  # fmt: skip
     if argument.type == "Opaque" and argument.name == "address":

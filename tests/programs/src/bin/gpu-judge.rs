@@ -32,6 +32,18 @@ struct Seen {
     ahead: Option<(u64, u64)>,
 }
 
+/// Returns a sum of charges that two readings in a row agree on. A reading can miss a charge that
+/// moves from one slot to another meanwhile, as that of shared memory does.
+fn steady(read: impl Fn() -> u64) -> u64 {
+    let mut last = read();
+    loop {
+        match read() {
+            same if same == last => return same,
+            other => last = other,
+        }
+    }
+}
+
 fn watch(path: &str, cap: u64, pause: Duration) -> Result<Seen, String> {
     let machine = Machine::get().map_err(|error| error.to_string())?;
     let ledger = Ledger::open_readonly(path.as_ref()).map_err(|error| error.to_string())?;
@@ -47,7 +59,9 @@ fn watch(path: &str, cap: u64, pause: Duration) -> Result<Seen, String> {
         }
         seen.looks += 1;
         let before = machine.devices[0].word.load(SeqCst);
-        let granted = ledger.find_device(&id).map(|gpu| ledger.charged(gpu));
+        let granted = ledger
+            .find_device(&id)
+            .map(|gpu| steady(|| ledger.charged(gpu)));
         // This is read after the ledger, since a process frees memory before it uncharges it.
         let unowned = shared::unowned(machine, 0);
         let used = (grant::used(machine, 0) * BLOCK).saturating_sub(unowned);
