@@ -6,6 +6,10 @@ use crate::run::{Setup, Way};
 use std::error::Error;
 use std::path::Path;
 
+/// The most times that a case is counted. The least count decides: work that is due once a second
+/// comes more often between the counted calls if the machine is busy.
+const COUNTS: usize = 5;
+
 /// Counts the instructions that the library adds in each benchmark case of `file`, and prints the
 /// counts. Returns an error if a case exceeds its bound, or if instructions cannot be counted.
 ///
@@ -23,14 +27,12 @@ pub fn check(setup: &Setup, file: &Path) -> Result<(), Box<dyn Error>> {
             )
         })?;
         let name = series.case.name;
-        let mut row = Row::new(series, point);
-        let place = setup.place(point)?;
-        for way in [Way::Bare, Way::Limited] {
-            row.instructions[way as usize] = place.instructions(series.case, way)?;
+        let mut added = f64::INFINITY;
+        for _ in 0..COUNTS {
+            if added > bound {
+                added = added.min(count(setup, series, point)?);
+            }
         }
-        let added = row
-            .added_instructions(Way::Limited)
-            .ok_or_else(|| format!("cannot count the instructions of '{name}'"))?;
         println!("{line:<40} {added:>12.0}");
         if added > bound {
             over.push(format!("{name} adds {added:.0}, bound {bound}"));
@@ -45,6 +47,18 @@ pub fn check(setup: &Setup, file: &Path) -> Result<(), Box<dyn Error>> {
         over.join(", ")
     )
     .into())
+}
+
+/// Counts the instructions that the library adds at a point of a series.
+fn count(setup: &Setup, series: &'static Series, point: Point) -> Result<f64, Box<dyn Error>> {
+    let mut row = Row::new(series, point);
+    let place = setup.place(point)?;
+    for way in [Way::Bare, Way::Limited] {
+        row.instructions[way as usize] = place.instructions(series.case, way)?;
+    }
+    let name = series.case.name;
+    let uncounted = || format!("cannot count the instructions of '{name}'").into();
+    row.added_instructions(Way::Limited).ok_or_else(uncounted)
 }
 
 fn read(line: &str) -> Option<(&'static Series, Point, f64)> {

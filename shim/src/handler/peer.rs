@@ -37,9 +37,11 @@ pub fn set_pool_access(
     map: In<AccessDesc>,
     count: usize,
 ) -> Status {
-    let known = call.process.pools.get(pool).map(|pool| pool.device);
-    let home = known.or_else(|| device_of_drivers_pool(call, pool));
-    let is_peer = |device| home.is_some_and(|home| home != device);
+    let home = || {
+        let known = call.process.pools.get(pool).map(|pool| pool.device);
+        known.or_else(|| device_of_drivers_pool(call, pool))
+    };
+    let is_peer = |device| home().is_some_and(|home| home != device);
     give(call, real, map, count, is_peer)
 }
 
