@@ -175,14 +175,9 @@ pub fn gpus(groups: &[Figures], is_whole: bool, driver: Option<&Driver>) -> Vec<
         })
         .collect();
     // The usage of a group whose ledger cannot be read is unknown; its child groups count instead.
-    let names: BTreeSet<(&str, &Path)> = groups
-        .iter()
-        .filter(|group| group.processes.is_some())
-        .map(|group| (&*group.name, &*group.root))
-        .collect();
+    let readable = names(groups.iter().filter(|group| group.processes.is_some()));
     for group in groups {
-        let is_there = |name: &str| names.contains(&(name, &*group.root));
-        let is_top = !upwards(&group.name).skip(1).any(is_there);
+        let is_top = is_top(group, &readable);
         for figures in &group.gpus {
             let at = gpus.iter().position(|gpu| gpu.id == figures.id);
             let at = at.unwrap_or_else(|| {
@@ -207,23 +202,30 @@ pub fn gpus(groups: &[Figures], is_whole: bool, driver: Option<&Driver>) -> Vec<
             }
         }
     }
+    let names = names(groups);
+    let tops: Vec<&Figures> = (groups.iter())
+        .filter(|group| is_top(group, &names))
+        .collect();
     for gpu in &mut gpus {
-        gpu.limits = limits(groups, gpu);
+        gpu.limits = limits(&tops, gpu);
     }
     gpus
 }
 
+fn names<'a>(groups: impl IntoIterator<Item = &'a Figures>) -> BTreeSet<(&'a str, &'a Path)> {
+    let name = |group: &'a Figures| (&*group.name, &*group.root);
+    groups.into_iter().map(name).collect()
+}
+
+/// Returns whether none of the groups above a group is among `names`.
+fn is_top(group: &Figures, names: &BTreeSet<(&str, &Path)>) -> bool {
+    let mut above = upwards(&group.name).skip(1);
+    !above.any(|name| names.contains(&(name, &*group.root)))
+}
+
 /// Returns the sum of the limits of the top groups on a GPU, whether they have used it or not, so
 /// that the sum is the same for all who look. Everybody may read limits.
-fn limits(groups: &[Figures], gpu: &GpuMemory) -> Option<u64> {
-    let names: BTreeSet<(&str, &Path)> = (groups.iter())
-        .map(|group| (&*group.name, &*group.root))
-        .collect();
-    let is_top = |group: &&Figures| {
-        let mut above = upwards(&group.name).skip(1);
-        !above.any(|name| names.contains(&(name, &*group.root)))
-    };
-    let limits = groups.iter().filter(is_top);
-    let limits = limits.map(|group| group.limit_on(gpu.id, gpu.total));
+fn limits(tops: &[&Figures], gpu: &GpuMemory) -> Option<u64> {
+    let limits = tops.iter().map(|group| group.limit_on(gpu.id, gpu.total));
     limits.reduce(|sum, limit| Some(sum?.saturating_add(limit?)))?
 }
