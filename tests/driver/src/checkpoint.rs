@@ -413,9 +413,12 @@ pub fn count_managed(change: i64) {
     }
 }
 
-/// Notes that the calling process has given a GPU access to memory of another one.
-pub fn note_peer_access() {
-    if let Some(line) = Process::line() {
+/// Notes that the calling process gives `gpu` access to memory of the GPU `home`; `None` is the
+/// host.
+pub fn note_access(gpu: Option<usize>, home: Option<usize>) {
+    if gpu.zip(home).is_some_and(|(gpu, home)| gpu != home)
+        && let Some(line) = Process::line()
+    {
         line.peers.store(1, SeqCst);
     }
 }

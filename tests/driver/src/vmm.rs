@@ -318,8 +318,8 @@ pub fn set_access(address: u64, bytes: u64, access: u64, gpu: Option<usize>) -> 
                 .physical
                 .get(&mapping.handle)
                 .and_then(|one| one.device);
-            if access != 0 && gpu.zip(home).is_some_and(|(gpu, home)| gpu != home) {
-                checkpoint::note_peer_access();
+            if access != 0 {
+                checkpoint::note_access(gpu, home);
             }
         }
     }

@@ -233,11 +233,11 @@ pub fn reset_l2() -> Outcome<()> {
 }
 
 pub fn peer_access(peer: usize, _flags: u32) -> Outcome<()> {
-    let here = here()?;
-    if given(peer)?.device() == here.device() {
+    let (here, there) = (here()?.device(), given(peer)?.device());
+    if there == here {
         Err(Status::INVALID_DEVICE)
     } else {
-        checkpoint::note_peer_access();
+        checkpoint::note_access(Some(here), Some(there));
         Ok(())
     }
 }

@@ -13,6 +13,7 @@ use gpulimit_sim::{Outcome, Status, blocks, capture, checkpoint, context};
 
 use crate::device;
 use crate::stream::implicit;
+use crate::vmm::access_at;
 use gpulimit_sim::abi::{In, Out, crash};
 
 pub fn allocate(dptr: Out<u64>, bytes: usize, handle: usize, twin: bool) -> Outcome<()> {
@@ -215,10 +216,9 @@ pub fn set_access(pool: usize, map: In<u8>, count: usize) -> Outcome<()> {
     driver()?;
     let home = Pool::from_handle(pool)?.device();
     for index in 0..count {
-        let [kind, id, flags] = map.field::<[i32; 3]>(index * 12).get()?;
-        let gpu = (kind == 1).then(|| device::index(id)).transpose()?;
-        if flags != 0 && gpu.zip(home).is_some_and(|(gpu, home)| gpu != home) {
-            checkpoint::note_peer_access();
+        let (gpu, flags) = access_at(map, index)?;
+        if flags != 0 {
+            checkpoint::note_access(gpu, home);
         }
     }
     Ok(())

@@ -85,11 +85,17 @@ pub fn unmap(address: u64, bytes: usize) -> Outcome<()> {
 pub fn set_access(address: u64, bytes: usize, access: In<u8>, count: usize) -> Outcome<()> {
     driver()?;
     for index in 0..count {
-        let [kind, id, flags] = access.field::<[i32; 3]>(index * 12).get()?;
-        let gpu = (kind == 1).then(|| device::index(id)).transpose()?;
+        let (gpu, flags) = access_at(access, index)?;
         vmm::set_access(address, bytes as u64, flags as u64, gpu)?;
     }
     Ok(())
+}
+
+/// Reads the GPU, if it is one, and the flags of an element of an array of `CUmemAccessDesc`.
+pub fn access_at(array: In<u8>, index: usize) -> Outcome<(Option<usize>, i32)> {
+    let [kind, id, flags] = array.field::<[i32; 3]>(index * 12).get()?;
+    let gpu = (kind == 1).then(|| device::index(id)).transpose()?;
+    Ok((gpu, flags))
 }
 
 pub fn access(flags: Out<u64>, _location: In<[i32; 2]>, address: u64) -> Outcome<()> {
