@@ -369,6 +369,8 @@ const _: () = {
     assert!(size_of::<Location>() == 8);
     assert!(size_of::<AllocationProp>() == 16);
     assert!(std::mem::offset_of!(AllocationProp, location) == 8);
+    assert!(size_of::<AccessDesc>() == 12);
+    assert!(std::mem::offset_of!(AccessDesc, flags) == 8);
     assert!(size_of::<LaunchConfig>() == 40);
     assert!(std::mem::offset_of!(LaunchConfig, stream) == 32);
     assert!(size_of::<LaunchParams>() == 56);
