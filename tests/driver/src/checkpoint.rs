@@ -173,13 +173,14 @@ impl Target {
         Ok(())
     }
 
-    /// Waits as long as a step takes.
+    /// Waits as long as a step takes. The knob may change meanwhile.
     ///
     /// # Errors
     /// `OPERATING_SYSTEM` if the process has died.
     fn spend_time(&self) -> Outcome<()> {
-        let until = Instant::now() + Duration::from_nanos(self.machine.knobs.step.load(Relaxed));
-        while Instant::now() < until {
+        let begin = Instant::now();
+        let step = || Duration::from_nanos(self.machine.knobs.step.load(Relaxed));
+        while begin.elapsed() < step() {
             self.check_lives()?;
             std::thread::sleep(PAUSE);
         }

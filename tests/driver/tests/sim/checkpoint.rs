@@ -9,6 +9,9 @@ const RUNNING: &str = "0 0";
 const LOCKED: &str = "0 1";
 const CHECKPOINTED: &str = "0 2";
 
+/// A driver that tells the state of a process while a step is under way.
+const REPORTS_STEPS: &str = "13040";
+
 /// Runs the commands of one child process, one a line, and answers each with a line.
 fn obey() {
     let cuda = Cuda::load();
@@ -324,7 +327,11 @@ fn a_lock_waits_for_calls_under_way_and_gives_up_in_time() {
         &program,
     );
     // A lock without a limit ends when the process dies.
+    machine.knob("driver-version", REPORTS_STEPS);
+    let mut other = Session::start(&machine, "tool");
+    let state = format!("state {}", program.pid());
     tool.tell(&format!("lock {}", program.pid()));
+    assert!(eventually(|| other.say(&state) == LOCKED));
     program.kill();
     assert_eq!(tool.answer(), "304");
     assert!(eventually(|| machine.used() == 0));
@@ -563,8 +570,8 @@ fn nvml_does_not_list_a_process_while_it_is_restored() {
     tool.tell(&format!("restore {}", program.pid()));
     assert!(eventually(|| machine.used() == CONTEXT + 100 * MIB));
     assert_eq!(other.say("nvml-processes"), "0");
-    machine.knob("step", "0");
     tool.kill();
+    machine.knob("step", "0");
     other.expect(&[("state PID", LOCKED)], &program);
     assert_eq!(other.say("nvml-processes"), "1");
 }
@@ -581,21 +588,21 @@ fn a_killed_caller_leaves_no_half_step() {
     let (mut program, mut tool) = two(&machine);
     tool.expect(&[("lock PID", "0")], &program);
     machine.knob("step", MINUTE);
-    machine.knob("driver-version", "13040");
+    machine.knob("driver-version", REPORTS_STEPS);
     tool.tell(&format!("checkpoint {}", program.pid()));
     let mut other = Session::start(&machine, "tool");
     let state = format!("state {}", program.pid());
     assert!(eventually(|| other.say(&state) == "0 4"));
-    machine.knob("step", "0");
     tool.kill();
+    machine.knob("step", "0");
     other.expect(&[("state PID", CHECKPOINTED)], &program);
     assert_eq!(machine.used(), 0);
     machine.knob("step", MINUTE);
     other.tell(&format!("restore {}", program.pid()));
     let mut last = Session::start(&machine, "tool");
     assert!(eventually(|| last.say(&state) == "0 5"));
-    machine.knob("step", "0");
     other.kill();
+    machine.knob("step", "0");
     last.expect(&[("state PID", LOCKED), ("unlock PID", "0")], &program);
     assert_eq!(machine.used(), CONTEXT + 100 * MIB);
     assert_eq!(program.say("first"), "7");
@@ -606,24 +613,28 @@ fn calls_about_a_process_wait_for_the_step_under_way() {
     if role().is_some() {
         return obey();
     }
-    let machine = Machine::new(&[("GPULIMIT_SIM_STEP", "300000000")]);
+    let machine = Machine::new(&[]);
     let (program, mut tool) = two(&machine);
     let mut other = Session::start(&machine, "tool");
     tool.expect(&[("lock PID", "0")], &program);
     for (step, under_way, state) in [("checkpoint", "4", "2"), ("restore", "5", "1")] {
-        machine.knob("driver-version", "13040");
+        machine.knob("step", MINUTE);
+        machine.knob("driver-version", REPORTS_STEPS);
         tool.tell(&format!("{step} {}", program.pid()));
         let ask = format!("state {}", program.pid());
         assert!(eventually(|| other.say(&ask) == format!("0 {under_way}")));
         machine.knob("driver-version", "13000");
-        assert_eq!(other.say(&ask), format!("0 {state}"));
+        other.tell(&ask);
+        assert!(other.is_silent(), "{step}");
+        machine.knob("step", "0");
+        assert_eq!(other.answer(), format!("0 {state}"));
         assert_eq!(tool.answer(), "0");
     }
     tool.expect(&[("unlock PID", "0")], &program);
     // A process that is killed during a step ends the call.
     tool.expect(&[("lock PID", "0")], &program);
     machine.knob("step", MINUTE);
-    machine.knob("driver-version", "13040");
+    machine.knob("driver-version", REPORTS_STEPS);
     tool.tell(&format!("checkpoint {}", program.pid()));
     let ask = format!("state {}", program.pid());
     assert!(eventually(|| other.say(&ask) == "0 4"));
