@@ -163,7 +163,7 @@ fn a_lock_ends_when_its_time_is_over() {
     scene
         .world
         .machine()
-        .knob("latency", "cuMemAlloc_v2:3600000000000");
+        .knob("latency", &format!("cuMemAlloc_v2:{}", world::HOUR));
     scene.program.tell("alloc b 100M");
     // The call may not have begun.
     let pid = scene.program.pid();

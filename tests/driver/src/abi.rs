@@ -252,23 +252,29 @@ impl Site {
                 unsafe { libc::raise(libc::SIGKILL) };
             }
         };
-        wait(orders.latency);
+        wait(orders.latency, || machine.knobs.waits(self.name).0);
         end(false);
         let code = orders.failure.unwrap_or_else(work);
         end(true);
-        wait(orders.delay);
+        wait(orders.delay, || machine.knobs.waits(self.name).1);
         code
     }
 }
 
-/// Waits for `ns` nanoseconds. Short waits spin, because a sleep is not exact enough.
-fn wait(ns: u64) {
-    let (start, wanted) = (Instant::now(), Duration::from_nanos(ns));
+/// Waits for `ns` nanoseconds, or until the knob, which `most` reads, is set to less.
+fn wait(ns: u64, most: impl Fn() -> u64) {
+    const PIECE: Duration = Duration::from_millis(5);
+    let start = Instant::now();
+    let left = |ns: u64| Duration::from_nanos(ns).checked_sub(start.elapsed());
     if ns > 200_000 {
-        std::thread::sleep(wanted);
-    }
-    while start.elapsed() < wanted {
-        std::hint::spin_loop();
+        while let Some(time) = left(ns.min(most())) {
+            std::thread::sleep(time.min(PIECE));
+        }
+    } else {
+        // A sleep is not exact enough.
+        while left(ns).is_some() {
+            std::hint::spin_loop();
+        }
     }
 }
 

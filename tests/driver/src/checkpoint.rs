@@ -173,7 +173,7 @@ impl Target {
         Ok(())
     }
 
-    /// Waits as long as a step takes. The knob may change meanwhile.
+    /// Waits as long as the knob says that a step takes, also if the knob changes meanwhile.
     ///
     /// # Errors
     /// `OPERATING_SYSTEM` if the process has died.

@@ -332,26 +332,39 @@ impl Knobs {
         Err(format!("at most {MAX_RULES} functions can wait or fail"))
     }
 
+    /// Returns how long a call of the driver function `symbol` waits before and after its work, in
+    /// nanoseconds.
+    pub fn waits(&self, symbol: &str) -> (u64, u64) {
+        let rule = self.rule_of(symbol);
+        let wait = |of: &dyn Fn(&Rule) -> u64, of_all: &AtomicU64| {
+            let ns = rule.map_or(u64::MAX, of);
+            if ns == u64::MAX {
+                of_all.load(Relaxed)
+            } else {
+                ns
+            }
+        };
+        (
+            wait(&|rule| rule.latency.load(Acquire), &self.latency),
+            wait(&|rule| rule.delay.load(Acquire), &self.delay),
+        )
+    }
+
+    fn rule_of(&self, symbol: &str) -> Option<&Rule> {
+        let name = pack(symbol)?;
+        self.rules.iter().find(|rule| rule.name() == name)
+    }
+
     /// Returns what the knobs do to call number `calls` of the driver function `symbol` in this
     /// process.
     pub fn orders(&self, symbol: &str, calls: u64) -> Orders {
+        let (latency, delay) = self.waits(symbol);
         let mut orders = Orders {
-            latency: self.latency.load(Relaxed),
-            delay: self.delay.load(Relaxed),
+            latency,
+            delay,
             failure: None,
         };
-        if let Some(name) = pack(symbol)
-            && let Some(rule) = self.rules.iter().find(|rule| rule.name() == name)
-        {
-            for (wait, set) in [
-                (&mut orders.latency, &rule.latency),
-                (&mut orders.delay, &rule.delay),
-            ] {
-                match set.load(Acquire) {
-                    u64::MAX => {}
-                    ns => *wait = ns,
-                }
-            }
+        if let Some(rule) = self.rule_of(symbol) {
             let failure = rule.failure.load(Acquire);
             let call = failure >> 32;
             if failure != 0 && (call == 0 || call == calls) {

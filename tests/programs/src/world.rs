@@ -38,6 +38,9 @@ pub const CONTEXT: u64 = 518 * MIB;
 pub const BLOCK: u64 = 2 * MIB;
 /// The group of the programs of a world.
 pub const GROUP: &str = "world";
+/// An hour in nanoseconds, for the knobs of waits: a wait that the test ends by setting the knob to
+/// less.
+pub const HOUR: &str = "3600000000000";
 
 /// Returns whether this process may make mount namespaces; prints a message if not.
 pub fn may_mount() -> bool {

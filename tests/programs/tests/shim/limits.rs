@@ -1,7 +1,7 @@
 //! Memory that contexts set aside for kernels is charged before the driver takes it: limits of
 //! contexts, kernels with much local memory, heaps, green contexts.
 
-use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, Session, World, eventually};
+use gpulimit_programs::world::{BLOCK, CONTEXT, HOUR, MIB, Session, World, eventually};
 
 /// Returns the bytes that `per_thread` bytes of local memory take beyond what a context starts
 /// with: an H100 holds 132 × 2048 threads.
@@ -483,11 +483,14 @@ fn the_first_launch_is_charged_in_advance() {
     let mut program = world.on_gpu();
     program.expect(&[("kernels plain 0", "0")]);
     // The driver has taken the memory, and the call has not yet returned to the library.
-    world.machine().knob("delay", "cuLaunchKernel:300000000");
+    world
+        .machine()
+        .knob("delay", &format!("cuLaunchKernel:{HOUR}"));
     program.tell("launch plain");
     assert!(eventually(|| world.machine().used() == CONTEXT + first));
     let usage = world.usage(0);
     assert!(usage.charged >= CONTEXT + first, "{usage:?}");
+    world.machine().knob("delay", "0");
     assert_eq!(program.answer(), "0");
     let usage = world.usage(0);
     assert_eq!(usage.charged, CONTEXT + first + RESERVE, "{usage:?}");
@@ -950,7 +953,7 @@ fn green_contexts_made_during_a_destruction_are_charged() {
     program.expect(&[("green a 0", "0")]);
     world
         .machine()
-        .knob("delay", "cuGreenCtxDestroy:3000000000");
+        .knob("delay", &format!("cuGreenCtxDestroy:{HOUR}"));
     program.expect(&[("aside {\ndestroy-green a\n}", "0"), ("use-green a", "0")]);
     assert!(eventually(|| program.say("sync") == "709"));
     program.expect(&[("current 0", "0")]);
@@ -961,6 +964,7 @@ fn green_contexts_made_during_a_destruction_are_charged() {
     );
     let (used, usage) = (world.machine().used(), world.usage(0));
     assert!(usage.charged >= used, "{used} of {usage:?}");
+    world.machine().knob("delay", "0");
     program.expect(&[("await", "0:1")]);
     world.judge(cap);
     program.end();

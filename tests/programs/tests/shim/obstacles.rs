@@ -2,7 +2,7 @@
 //! before the call of the driver that makes it, and is gone when it has ended.
 
 use gpulimit_base::obstacle::Obstacle;
-use gpulimit_programs::world::{CONTEXT, MIB, Session, World, eventually};
+use gpulimit_programs::world::{CONTEXT, HOUR, MIB, Session, World, eventually};
 
 use crate::code::FIXTURES;
 use crate::shared_memory::process;
@@ -45,7 +45,7 @@ fn fails(world: &World, program: &mut Session, function: &str, command: &str) {
 /// Looks at the program while the driver works on the call: the obstacle is there already.
 #[track_caller]
 fn is_ahead(world: &World, program: &mut Session, function: &str, command: &str, is: Obstacle) {
-    let latency = format!("{function}:{}", 400_000_000);
+    let latency = format!("{function}:{HOUR}");
     world.machine().knob("latency", &latency);
     world.machine().knob("fail", &format!("{function}:800"));
     program.tell(command);
@@ -53,10 +53,10 @@ fn is_ahead(world: &World, program: &mut Session, function: &str, command: &str,
         eventually(|| word(world, program) == is.bit()),
         "{command}: not before the call"
     );
+    world.machine().knob("latency", "");
     let answer = program.answer();
     assert!(answer.starts_with("800"), "{command}: {answer}");
     world.machine().knob("fail", "none");
-    world.machine().knob("latency", "");
     assert_has(world, program, &[]);
 }
 

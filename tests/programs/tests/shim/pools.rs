@@ -1,7 +1,7 @@
 //! Stream-ordered memory is charged by the pool's reserve, not by the allocations.
 
 use gpulimit_ledger::Category;
-use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, World};
+use gpulimit_programs::world::{BLOCK, CONTEXT, HOUR, MIB, World};
 
 const CAP: u64 = 1024 * MIB;
 
@@ -79,8 +79,8 @@ fn a_synchronise_does_not_measure() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[("async a 100M", "0"), ("free-async a", "0")]);
-    let hour = "cuDeviceGetGraphMemAttribute:3600000000000";
-    world.machine().knob("latency", hour);
+    let latency = format!("cuDeviceGetGraphMemAttribute:{HOUR}");
+    world.machine().knob("latency", &latency);
     program.expect(&[("sync", "0")]);
     world.machine().knob("latency", "0");
     assert_eq!(world.machine().used(), CONTEXT);

@@ -3,7 +3,9 @@
 //! throughout, even if a process sleeps or dies.
 
 use gpulimit_ledger::{Category, NoWitness, ProcessUsage};
-use gpulimit_programs::world::{BLOCK, CONTEXT, Holder, MIB, Session, World, eventually, program};
+use gpulimit_programs::world::{
+    BLOCK, CONTEXT, HOUR, Holder, MIB, Session, World, eventually, program,
+};
 
 /// Bytes of the shared memory.
 pub const SIZE: u64 = 300 * MIB;
@@ -297,7 +299,9 @@ fn memory_freed_by_another_process_is_not_taken_for_shared_memory() {
             export(&mut exporter, "a");
         }
         // The delay keeps the exporter's release from returning while the other process frees.
-        world.machine().knob("delay", "cuMemRelease:300000000");
+        world
+            .machine()
+            .knob("delay", &format!("cuMemRelease:{HOUR}"));
         exporter.tell("release a");
         let left = || {
             let holders = world.machine().gpu(0).holders;
@@ -306,8 +310,8 @@ fn memory_freed_by_another_process_is_not_taken_for_shared_memory() {
         };
         assert!(eventually(left));
         third.expect(&[("free own", "0")]);
-        assert_eq!(exporter.answer(), "0");
         world.machine().knob("delay", "0");
+        assert_eq!(exporter.answer(), "0");
         assert_eq!(world.machine().used(), 3 * CONTEXT + SIZE);
         world.judge(cap);
         third.expect(&[("alloc big 412M", "2"), ("alloc fits 396M", "0")]);

@@ -7,7 +7,7 @@ use gpulimit_base::units::Size;
 use gpulimit_group::{Access, Members};
 use gpulimit_ledger::EventKind;
 use gpulimit_limits::LimitSet;
-use gpulimit_programs::world::{self, GROUP, MIB, Session, World};
+use gpulimit_programs::world::{self, GROUP, HOUR, MIB, Session, World};
 
 use crate::{CAP, Done, Looker, begin, done, figures, finish, goes_on, holder, run, shown, verb};
 
@@ -135,15 +135,15 @@ fn two_commands_at_once_keep_to_suspended_max() {
     let programs = [holder(&world, "500M"), holder(&world, "500M")];
     let [first, second] = programs.each_ref().map(|program| program.pid().to_string());
     // The first command is in the middle of its copy when the second one looks.
-    world.machine().knob("step", "3000000000");
+    world.machine().knob("step", HOUR);
     let actor = begin(&world, &["suspend", "--pid", &first]);
     let is_under_way = || shown(&world, &programs[0])["state"] == "suspending";
     assert!(world::eventually(is_under_way));
     run(&world, &["suspend", "--pid", &second]).expect_failure("suspended.max");
+    world.machine().knob("step", "0");
     let (status, errors) = actor.end();
     assert!(status.success(), "{errors}");
     assert_eq!(shown(&world, &programs[1])["state"], "running");
-    world.machine().knob("step", "0");
     done(&world, &["resume", GROUP]);
     for program in programs {
         program.end();
@@ -158,16 +158,19 @@ fn one_process_that_cannot_go_keeps_all() {
     let before = figures(&world);
     let mut looker = Looker::new(&world);
     // Work under way.
-    world.machine().knob("delay", "cuMemAlloc_v2:3000000000");
+    let used = world.machine().used();
+    world
+        .machine()
+        .knob("delay", &format!("cuMemAlloc_v2:{HOUR}"));
     programs[2].tell("alloc b 10M");
-    std::thread::sleep(std::time::Duration::from_millis(100));
+    assert!(world::eventually(|| world.machine().used() > used));
     let late = run(&world, &["suspend", GROUP, "--timeout", "100ms"]);
     late.expect_failure("has work on a GPU under way");
     for program in &programs {
         assert_eq!(looker.state(program), "0 0");
     }
-    assert_eq!(programs[2].answer(), "0");
     world.machine().knob("delay", "0");
+    assert_eq!(programs[2].answer(), "0");
     programs[2].expect(&[("free b", "0")]);
     // The second checkpoint fails.
     let mut failing = verb(&world, &["suspend", GROUP]);
@@ -185,7 +188,7 @@ fn one_process_that_cannot_go_keeps_all() {
     // One becomes unfit between the look and the lock.
     world
         .machine()
-        .knob("latency", "cuCheckpointProcessLock:1000000000");
+        .knob("latency", &format!("cuCheckpointProcessLock:{HOUR}"));
     let actor = begin(&world, &["suspend", GROUP]);
     let at_work = || {
         let processes = world.ledger().processes(&gpulimit_ledger::NoWitness);
@@ -197,12 +200,12 @@ fn one_process_that_cannot_go_keeps_all() {
     };
     assert!(world::eventually(at_work));
     programs[2].expect(&[("managed m 10M", "0")]);
+    world.machine().knob("latency", "0");
     let (status, errors) = actor.end();
     assert!(
         !status.success() && errors.contains("managed memory"),
         "{errors}"
     );
-    world.machine().knob("latency", "0");
     for program in &mut programs {
         assert_eq!(looker.state(program), "0 0");
         goes_on(program);
@@ -225,10 +228,11 @@ fn a_process_that_is_stopped_meanwhile_does_not_keep_others_locked() {
     let mut looker = Looker::new(&world);
     world
         .machine()
-        .knob("delay", "cuCheckpointProcessLock:2000000000");
+        .knob("delay", &format!("cuCheckpointProcessLock:{HOUR}"));
     let actor = begin(&world, &["suspend", GROUP]);
     assert!(world::eventually(|| looker.state(&programs[0]) == "0 1"));
     programs[1].signal(libc::SIGSTOP);
+    world.machine().knob("delay", "0");
     let (status, errors) = actor.end();
     assert!(!status.success(), "{errors}");
     assert!(
@@ -238,7 +242,6 @@ fn a_process_that_is_stopped_meanwhile_does_not_keep_others_locked() {
     assert_eq!(looker.state(&programs[0]), "0 0");
     goes_on(&mut programs[0]);
     programs[1].signal(libc::SIGCONT);
-    world.machine().knob("delay", "0");
     done(&world, &["ps"]);
     assert_eq!(looker.state(&programs[1]), "0 0");
     assert!(!world.ledger().has_abandoned());

@@ -1,10 +1,8 @@
 //! Commands that are told to stop, and several at once.
 
-use gpulimit_programs::world::{self, GROUP, Session, World};
+use gpulimit_programs::world::{self, GROUP, HOUR, Session, World};
 
 use crate::{CAP, Looker, begin, done, figures, goes_on, holder, shown};
-
-const SLOW: &str = "1000000000";
 
 /// Waits until an actor has written that it is at work on a process.
 fn await_errand(world: &World) {
@@ -19,6 +17,17 @@ fn await_errand(world: &World) {
     assert!(world::eventually(at_work));
 }
 
+/// Waits until a process has begun to handle the signals that it was sent.
+fn await_handler(actor: &Session) {
+    let status = format!("/proc/{}/status", actor.pid());
+    let has_none = || {
+        let status = std::fs::read_to_string(&status).expect("a process");
+        let mut lines = status.lines();
+        lines.any(|line| line.strip_prefix("ShdPnd:\t") == Some("0000000000000000"))
+    };
+    assert!(world::eventually(has_none));
+}
+
 #[test]
 fn suspend_that_is_told_to_stop_undoes_its_work() {
     let world = World::new(CAP);
@@ -27,10 +36,12 @@ fn suspend_that_is_told_to_stop_undoes_its_work() {
     let before = figures(&world);
     let steps = ["cuCheckpointProcessLock", "cuCheckpointProcessCheckpoint"];
     for (step, signal) in steps.into_iter().zip([libc::SIGINT, libc::SIGTERM]) {
-        world.machine().knob("delay", &format!("{step}:{SLOW}"));
+        world.machine().knob("delay", &format!("{step}:{HOUR}"));
         let actor = begin(&world, &["suspend", GROUP]);
         await_errand(&world);
         actor.signal(signal);
+        await_handler(&actor);
+        world.machine().knob("delay", "0");
         let (status, errors) = actor.end();
         assert_eq!(status.code(), Some(1), "{step}: {errors}");
         assert!(
@@ -78,10 +89,12 @@ fn resume_that_is_told_to_stop_leaves_all_suspended_or_resumed() {
     // From the first restore on, all come back.
     world
         .machine()
-        .knob("delay", &format!("cuCheckpointProcessRestore:{SLOW}"));
+        .knob("delay", &format!("cuCheckpointProcessRestore:{HOUR}"));
     let actor = begin(&world, &["resume", GROUP]);
     assert!(world::eventually(|| world.usage(0).suspended < before.1));
     actor.signal(libc::SIGTERM);
+    await_handler(&actor);
+    world.machine().knob("delay", "0");
     let (status, errors) = actor.end();
     assert!(status.success(), "{errors}");
     for program in &mut programs {
