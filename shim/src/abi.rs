@@ -16,6 +16,7 @@ pub const CUDA_ERROR_NOT_INITIALIZED: Status = 3;
 pub const CUDA_ERROR_INVALID_DEVICE: Status = 101;
 pub const CUDA_ERROR_NOT_FOUND: Status = 500;
 pub const CUDA_ERROR_NOT_READY: Status = 600;
+pub const CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED: Status = 704;
 pub const CUDA_ERROR_NOT_PERMITTED: Status = 800;
 pub const CUDA_ERROR_UNKNOWN: Status = 999;
 
@@ -461,6 +462,10 @@ mod tests {
             (
                 CUDA_ERROR_NOT_READY,
                 sys::CUresult::CUDA_ERROR_NOT_READY as i32,
+            ),
+            (
+                CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED,
+                sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED as i32,
             ),
             (
                 CUDA_ERROR_NOT_PERMITTED,

@@ -104,7 +104,7 @@ impl Obstacle {
             Self::Capture => "captures a stream into a graph (cuStreamBeginCapture)",
             Self::PeerAccess => {
                 "has let a GPU access memory of another GPU (cuCtxEnablePeerAccess, \
-                 cuMemSetAccess or cuMemPoolSetAccess)"
+                 cuMemSetAccess, cuMemPoolSetAccess or cuIpcOpenMemHandle)"
             }
         }
     }

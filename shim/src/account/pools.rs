@@ -224,6 +224,12 @@ impl Pool {
         pool
     }
 
+    /// Returns whether `device` may have access to another device if it has access to the pool.
+    /// Nothing tells on which device an imported pool lies.
+    pub fn may_be_of_other(&self, device: Ordinal) -> bool {
+        self.imported || (self.counted && self.device != device)
+    }
+
     /// Returns why this process must not be suspended while it has the pool or memory of it.
     pub fn obstacle(&self) -> Option<Obstacle> {
         match (self.managed, self.imported) {

@@ -21,9 +21,14 @@ use super::rounding::BLOCK;
 use crate::abi::{AllocationHandle, Device as Ordinal, DevicePtr};
 use handles::{Handles, Id};
 
+/// The ordinal of no device.
+const NO_DEVICE: Ordinal = -1;
+
 struct Allocation {
     /// The size of the allocation in bytes; 0 (unknown) for an import that was never mapped.
     size: u64,
+    /// The device on which the allocation lies; `NO_DEVICE` for imported memory of the host and for
+    /// multicast objects.
     device: Ordinal,
     references: u32,
     mappings: u32,
@@ -60,6 +65,13 @@ impl Allocation {
     /// Returns the bytes of the allocation that are charged to this process.
     fn bytes(&self) -> u64 {
         if self.elsewhere { 0 } else { self.size }
+    }
+
+    /// Returns whether `device` has access to another device if it has access to the allocation.
+    fn is_of_other(&self, device: Ordinal) -> bool {
+        // A multicast object joins several devices.
+        self.obstacle == Some(Obstacle::Multicast)
+            || (self.device != NO_DEVICE && self.device != device)
     }
 
     fn is_needed(&self) -> bool {
@@ -155,7 +167,7 @@ impl Vmm {
         let imported = device.is_some() && obstacle.is_some();
         let allocation = Allocation {
             size,
-            device: device.unwrap_or(0),
+            device: device.unwrap_or(NO_DEVICE),
             references: 1,
             mappings: 0,
             announced: 0,
@@ -288,9 +300,15 @@ impl Vmm {
         let mut mappings = mappings.range(address..address.saturating_add(size));
         mappings.any(|(_, id)| {
             let allocation = allocations.get_mut(*id);
-            // Imports may lie on the host, and are obstacles themselves.
-            allocation.is_some_and(|one| one.obstacle.is_none() && one.device != device)
+            allocation.is_some_and(|one| one.is_of_other(device))
         })
+    }
+
+    /// Returns the number of mappings in an address range of `size` bytes that begins at `address`.
+    pub fn mappings_in(&self, address: DevicePtr, size: u64) -> usize {
+        let state = self.state.lock();
+        let range = address..address.saturating_add(size);
+        state.mappings.range(range).count()
     }
 
     /// Announces a call that releases a reference. Calls `leaving` with the device and bytes of an

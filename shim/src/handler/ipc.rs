@@ -4,13 +4,15 @@
 use gpulimit_base::obstacle::Obstacle;
 use gpulimit_ledger::Category;
 
-use crate::abi::{DevicePtr, Out, POINTER_ATTRIBUTE_DEVICE_ORDINAL, SUCCESS, Status};
+use crate::abi::{
+    Device as Ordinal, DevicePtr, Out, POINTER_ATTRIBUTE_DEVICE_ORDINAL, SUCCESS, Status,
+};
 use crate::account::BLOCK;
 use crate::account::contexts::current_context;
 use crate::account::openings::Opening;
 use crate::driver::Real;
 use crate::driver::capture::relaxed;
-use crate::driver::cuda;
+use crate::driver::{answer, cuda};
 use crate::handler::Call;
 use crate::handler::external::lasting;
 use crate::handler::linear::blocks_touched;
@@ -55,12 +57,20 @@ pub fn get(call: Call, real: &dyn Real, dptr: DevicePtr) -> Status {
 }
 
 /// `cuIpcOpenMemHandle`, `cuIpcOpenMemHandle_v2`: Charges nothing, because the allocating process
-/// pays. The opening process pays once NVML attributes the memory to it.
+/// pays. The opening process pays once NVML attributes the memory to it. It must not be suspended
+/// any more if the memory lies on another device than the current one.
 pub fn open(call: Call, real: &dyn Real, dptr: Out<DevicePtr>) -> Status {
     let possible = call.process.expect_obstacle(Obstacle::OpenedMemory);
     let status = real.call();
     if status == SUCCESS {
         possible.stay();
+        // The driver enables the access between the two devices.
+        if dptr
+            .read()
+            .is_some_and(|address| is_of_other(call, address))
+        {
+            call.process.expect_obstacle(Obstacle::PeerAccess).stay();
+        }
     }
     let openings = &call.process.openings;
     if let (SUCCESS, Some(address)) = (status, dptr.read())
@@ -121,19 +131,28 @@ fn allocation_range(address: DevicePtr) -> Option<(DevicePtr, u64)> {
     (asked == SUCCESS).then_some((base, bytes as u64))
 }
 
+/// Returns whether memory at `address` may lie on another device than the current one.
+fn is_of_other(call: Call, address: DevicePtr) -> bool {
+    let current = || relaxed(|| answer(cuda::cuCtxGetDevice)).ok();
+    call.process.device_count() > 1
+        && device_of(address)
+            .zip(current())
+            .is_none_or(|(home, current)| home != current)
+}
+
+/// Asks the driver on which device memory lies.
+fn device_of(address: DevicePtr) -> Option<Ordinal> {
+    let mut device = 0;
+    let attribute = POINTER_ATTRIBUTE_DEVICE_ORDINAL;
+    let asked = relaxed(|| cuda::cuPointerGetAttribute(Out::of(&mut device), attribute, address));
+    (asked == SUCCESS).then_some(device)
+}
+
 /// Asks the driver for the device and size of another process's memory that was just opened at
 /// `address`.
 fn find_opening(address: DevicePtr) -> Option<Opening> {
     let (base, bytes) = allocation_range(address)?;
-    let mut device = 0;
-    let asked = relaxed(|| {
-        cuda::cuPointerGetAttribute(
-            Out::of(&mut device),
-            POINTER_ATTRIBUTE_DEVICE_ORDINAL,
-            address,
-        )
-    });
-    (asked == SUCCESS).then(|| Opening {
+    device_of(address).map(|device| Opening {
         device,
         context: current_context(),
         size: blocks_touched(base, bytes) * BLOCK,

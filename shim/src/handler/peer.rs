@@ -3,15 +3,22 @@
 
 use gpulimit_base::obstacle::Obstacle;
 
-use crate::abi::{AccessDesc, Device as Ordinal, DevicePtr, In, MemPool, SUCCESS, Status};
+use crate::abi::{
+    AccessDesc, CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, Device as Ordinal, DevicePtr, In, MemPool,
+    SUCCESS, Status,
+};
 use crate::driver::Real;
 use crate::handler::Call;
-use crate::handler::external::lasting;
 use crate::handler::pool::device_of_drivers_pool;
 
 /// `cuCtxEnablePeerAccess`: Charges nothing. The process must not be suspended any more.
 pub fn enable(call: Call, real: &dyn Real) -> Status {
-    lasting(call, Obstacle::PeerAccess, real)
+    let possible = call.process.expect_obstacle(Obstacle::PeerAccess);
+    let status = real.call();
+    if matches!(status, SUCCESS | CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) {
+        possible.stay();
+    }
+    status
 }
 
 /// `cuMemSetAccess`: Charges nothing. The process must not be suspended any more if it gives a
@@ -26,10 +33,12 @@ pub fn set_access(
 ) -> Status {
     let vmm = &call.process.vmm;
     let is_peer = |device| vmm.is_mapped_of_other(ptr, size as u64, device);
-    give(call, real, desc, count, is_peer)
+    let parts = || vmm.mappings_in(ptr, size as u64).saturating_mul(count);
+    give(call, real, desc, count, is_peer, parts)
 }
 
-/// `cuMemPoolSetAccess`: Charges nothing. Like `cuMemSetAccess`, for all memory of a pool.
+/// `cuMemPoolSetAccess`: Charges nothing. Like `cuMemSetAccess`, for all memory of a pool. An
+/// imported pool counts as memory of another device where there are several.
 pub fn set_pool_access(
     call: Call,
     real: &dyn Real,
@@ -37,31 +46,36 @@ pub fn set_pool_access(
     map: In<AccessDesc>,
     count: usize,
 ) -> Status {
-    let home = || {
-        let known = call.process.pools.get(pool).map(|pool| pool.device);
-        known.or_else(|| device_of_drivers_pool(call, pool))
+    let known = call.process.pools.get(pool);
+    let is_peer = |device| match known {
+        Some(pool) => pool.may_be_of_other(device),
+        None => device_of_drivers_pool(call, pool).is_some_and(|home| home != device),
     };
-    let is_peer = |device| home().is_some_and(|home| home != device);
-    give(call, real, map, count, is_peer)
+    give(call, real, map, count, is_peer, || count)
 }
 
 /// Runs `real`, which sets the rights in `descs`. `is_peer` returns whether the memory lies on
-/// another device than the given one.
+/// another device than the given one. `parts` returns how many rights the driver sets.
 fn give(
     call: Call,
     real: &dyn Real,
     descs: In<AccessDesc>,
     count: usize,
     is_peer: impl Fn(Ordinal) -> bool,
+    parts: impl FnOnce() -> usize,
 ) -> Status {
     if call.process.device_count() < 2 {
         return real.call();
     }
     let possible = call.process.expect_obstacle(Obstacle::PeerAccess);
     let status = real.call();
-    // Only the driver knows before the call whether all of `descs` can be read.
     let gives = |desc: AccessDesc| desc.flags != 0 && desc.location.device().is_some_and(&is_peer);
-    if status == SUCCESS && (0..count).any(|at| descs.at(at).read().is_some_and(gives)) {
+    let may_have_given = match status {
+        SUCCESS => (0..count).any(|at| descs.at(at).read().is_some_and(gives)),
+        // The driver may have set some rights before one failed. `descs` may not be readable.
+        _ => parts() > 1,
+    };
+    if may_have_given {
         possible.stay();
     }
     status

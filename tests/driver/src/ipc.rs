@@ -6,6 +6,8 @@
 //! - The owner can reuse the freed address at once.
 //! - A second open returns the same address. Each open needs a close.
 //!
+//! NVIDIA's documentation: opening memory of another GPU enables the current one's access to it.
+//!
 //! Assumed: a process that opens two small allocations in one block maps the block once.
 
 use std::collections::hash_map::Entry;
@@ -17,7 +19,7 @@ use crate::driver::driver;
 use crate::machine::{BLOCK, MAX_DEVICES};
 use crate::shared::Shared;
 use crate::space::space;
-use crate::{Outcome, Status, blocks};
+use crate::{Outcome, Status, blocks, checkpoint};
 
 const MAGIC: u64 = 0x6770_756c_696d_0104;
 
@@ -123,6 +125,7 @@ pub fn open(context: &Context, handle: Handle) -> Outcome<u64> {
         }
     };
     let mapping = mapped.get_mut(&first).ok_or(Status::UNKNOWN)?;
+    checkpoint::note_access(Some(context.device()), Some(device as usize));
     mapping.open.entry(first + offset).or_insert((bytes, 0)).1 += 1;
     Ok(first + offset)
 }

@@ -301,7 +301,7 @@ fn access_to_another_gpu_is_an_obstacle_for_ever() {
         ("access r 0 4M 1 0", &[]),
     ];
     follow(&world, &mut mapping, steps);
-    let access = "access r 0 4M 1 3";
+    let access = "access r 0 2M 1 3";
     fails(&world, &mut mapping, "cuMemSetAccess", access);
     is_ahead(&world, &mut mapping, "cuMemSetAccess", access, peer[0]);
     let steps = [
@@ -326,9 +326,121 @@ fn access_to_another_gpu_is_an_obstacle_for_ever() {
     let mut default = program();
     let steps: &[(&str, &[Obstacle])] = &[("default-pool d 1", &[]), ("pool-access d 0 3", peer)];
     follow(&world, &mut default, steps);
-    for program in [enabling, mapping, pooling, default] {
+    // Another part of the program has enabled it before.
+    let mut late = program();
+    world.machine().knob("fail", "cuCtxEnablePeerAccess:704");
+    assert_eq!(late.say(enable), "704");
+    world.machine().knob("fail", "none");
+    assert_has(&world, &late, peer);
+    for program in [enabling, mapping, pooling, default, late] {
         program.end();
     }
+    world.judge_end(CAP);
+}
+
+/// The driver may set some of the rights before one fails.
+#[test]
+fn a_failed_call_that_sets_several_rights_may_have_given_access() {
+    let world = World::with(CAP, &[("GPULIMIT_SIM_GPUS", "2")]);
+    let no_gpu = "101";
+    let fails = |program: &mut Session, command: &str, expected: &[Obstacle]| {
+        assert_eq!(program.say(command), no_gpu, "{command}");
+        assert_has(&world, program, expected);
+    };
+    let peer = &[Obstacle::PeerAccess];
+    let steps: &[(&str, &[Obstacle])] = &[
+        ("create m 2M 0", &[]),
+        ("reserve r 4M", &[]),
+        ("map r 0 m 2M", &[]),
+    ];
+    let mut mapping = world.on_gpu();
+    follow(&world, &mut mapping, steps);
+    fails(&mut mapping, "access r 0 2M 9 3", &[]);
+    fails(&mut mapping, "access r 0 2M 1 3 9 3", peer);
+    let mut two = world.on_gpu();
+    follow(&world, &mut two, steps);
+    follow(
+        &world,
+        &mut two,
+        &[("create n 2M 1", &[]), ("map r 2M n 2M", &[])],
+    );
+    fails(&mut two, "access r 0 4M 9 3", peer);
+    let mut pooling = world.on_gpu();
+    follow(&world, &mut pooling, &[("pool p 0", &[])]);
+    fails(&mut pooling, "pool-access p 9 3", &[]);
+    fails(&mut pooling, "pool-access p 1 3 9 3", peer);
+    for program in [mapping, two, pooling] {
+        program.end();
+    }
+    world.judge_end(CAP);
+}
+
+/// Access to memory of another process is an obstacle also after the memory was given back, if the
+/// memory lies on another GPU.
+#[test]
+fn access_to_memory_of_another_process_on_another_gpu_lasts() {
+    let world = World::with(CAP, &[("GPULIMIT_SIM_GPUS", "2")]);
+    let (import, pool) = (Obstacle::ImportedMemory, Obstacle::ImportedPool);
+    let (multicast, open) = (Obstacle::Multicast, Obstacle::OpenedMemory);
+    let (exported, peer) = (Obstacle::ExportedPool, Obstacle::PeerAccess);
+    let mut owner = world.on_gpu();
+    let path = world.file("memory").display().to_string();
+    let handle = world.file("handle").display().to_string();
+    owner.expect(&[
+        ("create m 2M 0", "0"),
+        (&format!("offer {path} m"), "0"),
+        ("alloc a 2M", "0"),
+        (&format!("ipc-get {handle} a"), "0"),
+    ]);
+    let take = format!("take m {path}");
+    let opened = format!("ipc-open o {handle}");
+    let steps: [&[(&str, &[Obstacle])]; 6] = [
+        &[
+            (&take, &[import]),
+            ("reserve r 2M", &[import]),
+            ("map r 0 m 2M", &[import]),
+            ("access r 0 2M 0 3", &[import]),
+            ("unmap r 0 2M", &[import]),
+            ("release m", &[]),
+        ],
+        &[
+            (&take, &[import]),
+            ("reserve r 2M", &[import]),
+            ("map r 0 m 2M", &[import]),
+            ("access r 0 2M 1 3", &[import, peer]),
+            ("unmap r 0 2M", &[import, peer]),
+            ("release m", &[peer]),
+        ],
+        &[
+            ("multicast m 2M", &[multicast]),
+            ("reserve r 2M", &[multicast]),
+            ("map r 0 m 2M", &[multicast]),
+            ("access r 0 2M 0 3", &[multicast, peer]),
+            ("unmap r 0 2M", &[multicast, peer]),
+            ("release m", &[peer]),
+        ],
+        &[
+            ("pool own 0", &[]),
+            ("export-pool fd own", &[exported]),
+            ("import-pool p fd", &[exported, pool]),
+            ("pool-access p 0 3", &[exported, pool, peer]),
+            ("destroy-pool p", &[exported, peer]),
+            ("destroy-pool own", &[peer]),
+        ],
+        &[(&opened, &[open]), ("ipc-close o", &[])],
+        &[
+            ("retain 1", &[]),
+            ("current 1", &[]),
+            (&opened, &[open, peer]),
+            ("ipc-close o", &[peer]),
+        ],
+    ];
+    for steps in steps {
+        let mut program = world.on_gpu();
+        follow(&world, &mut program, steps);
+        program.end();
+    }
+    owner.end();
     world.judge_end(CAP);
 }
 

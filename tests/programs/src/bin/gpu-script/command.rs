@@ -10,14 +10,14 @@
 //! | `alloc NAME SIZE`, `pitch NAME WIDTH HEIGHT`, `managed NAME SIZE`, `free NAME`, `free-number N` | linear and managed memory |
 //! | `alloc-v1 NAME SIZE`, `pitch-v1 NAME WIDTH HEIGHT`, `free-v1 NAME`, `info-v1`, `total-v1 D` | the 32-bit functions of before CUDA 3.2 |
 //! | `many NAME COUNT SIZE`, `fill NAME SIZE`, `free-many NAME` | COUNT allocations, or allocations until one is refused |
-//! | `create NAME SIZE D`, `reserve NAME SIZE`, `map NAME OFFSET HANDLE SIZE`, `access NAME OFFSET SIZE D FLAGS`, `unmap NAME OFFSET SIZE`, `release NAME`, `retain-handle NEW NAME OFFSET`, `import NEW NAME`, `export FD NAME`, `import-from NEW PATH`, `close FD`, `offer FILE NAME`, `take NEW FILE`, `multicast NAME SIZE` | virtual memory |
+//! | `create NAME SIZE D`, `reserve NAME SIZE`, `map NAME OFFSET HANDLE SIZE`, `access NAME OFFSET SIZE D FLAGS [D FLAGS]…`, `unmap NAME OFFSET SIZE`, `release NAME`, `retain-handle NEW NAME OFFSET`, `import NEW NAME`, `export FD NAME`, `import-from NEW PATH`, `close FD`, `offer FILE NAME`, `take NEW FILE`, `multicast NAME SIZE` | virtual memory |
 //! | `ipc-get FILE NAME [OFFSET]`, `ipc-open NAME FILE`, `ipc-open-v1 …`, `ipc-close NAME`, `ipc-open-event NAME` | linear memory and events that another process opens; the handle is in the file |
 //! | `external NAME memory\|semaphore`, `destroy-external NAME memory\|semaphore` | objects of other programming interfaces |
 //! | `array NAME SHAPE [2d]`, `mipmap NAME SHAPE LEVELS`, `level NEW NAME N`, `destroy-array NAME`, `destroy-mipmap NAME`, `array-nowhere SHAPE`, `array-of-nothing` | arrays; a shape is `WIDTH,HEIGHT,DEPTH,FORMAT,CHANNELS,FLAGS`, omitted parts are `0,0,32,4,0` |
 //! | `many-arrays NAME COUNT SHAPE`, `fill-arrays NAME SHAPE`, `destroy-arrays NAME` | as `many`, `fill` and `free-many` |
 //! | `map-tiles NAME X WIDTH HANDLE`, `map-whole NAME SIZE HANDLE` | memory for sparse and deferred arrays (`none` unmaps): for the top row of tiles of an array, or for a whole mipmapped array |
 //! | `async NAME SIZE [STREAM]`, `async-from NAME POOL SIZE [STREAM]`, `free-async NAME [STREAM]`, `sync [STREAM]`, `event-sync`, `sync-context NAME` | stream-ordered memory |
-//! | `pool NAME D`, `managed-pool NAME D`, `default-managed-pool NAME D`, `current-managed-pool NAME D` (D may be `none` or `host`), `default-pool NAME D`, `threshold POOL SIZE`, `trim POOL SIZE`, `use-pool POOL D`, `use-pool-at POOL D`, `pool-bytes POOL`, `destroy-pool POOL`, `pool-access POOL D FLAGS`, `export-pool FD POOL`, `import-pool NEW FD`, `import-pointer NAME POOL` | pools |
+//! | `pool NAME D`, `managed-pool NAME D`, `default-managed-pool NAME D`, `current-managed-pool NAME D` (D may be `none` or `host`), `default-pool NAME D`, `threshold POOL SIZE`, `trim POOL SIZE`, `use-pool POOL D`, `use-pool-at POOL D`, `pool-bytes POOL`, `destroy-pool POOL`, `pool-access POOL D FLAGS [D FLAGS]…`, `export-pool FD POOL`, `import-pool NEW FD`, `import-pointer NAME POOL` | pools |
 //! | `stream NAME`, `priority-stream NAME`, `query [STREAM]`, `capture STREAM`, `capture-v1 STREAM`, `capture-to STREAM GRAPH`, `recapture STREAM GRAPH`, `end-capture STREAM [NAME]` | streams |
 //! | `graph NAME`, `alloc-node NAME GRAPH SIZE [D]`, `alloc-node-v1 …`, `free-node GRAPH NAME`, `empty-node GRAPH`, `child-node GRAPH CHILD`, `conditional-node FUNCTION GRAPH BODY...` | graphs; BODY names each graph that a conditional node may run |
 //! | `instantiate NAME GRAPH [FLAGS]`, `instantiate-v1`, `-v2`, `instantiate-upload NAME GRAPH [STREAM]`, `upload-graph NAME [STREAM]`, `launch-graph NAME [STREAM]`, `destroy-exec NAME`, `destroy-graph NAME`, `trim-graphs [D]` | executable graphs |
@@ -102,6 +102,16 @@ pub fn plain(status: i32) -> String {
         ABSENT => "absent".to_owned(),
         status => status.to_string(),
     }
+}
+
+/// Returns the list of `CUmemAccessDesc` that the words from `begin` on name: a GPU and its flags
+/// each.
+fn rights(words: &Words<'_>, begin: usize) -> Answer<Vec<[i32; 3]>> {
+    let right = |at| Ok([1, words.gpu(at)? as i32, words.size(at + 1)? as i32]);
+    let named = (begin..)
+        .step_by(2)
+        .take_while(|at| words.get(*at).is_some());
+    named.map(right).collect()
 }
 
 /// Returns `CUmemAllocationProp` or `CUmemPoolProps` of pinned memory on a GPU.

@@ -1,6 +1,6 @@
 //! Virtual memory management.
 
-use super::{Answer, placed, plain};
+use super::{Answer, placed, plain, rights};
 use crate::driver::{ABSENT, Driver};
 use crate::interpreter::{Scope, Words};
 use crate::process;
@@ -46,9 +46,9 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
         }
         "access" => {
             let address = scope.value(words.at(1)?)? + words.size(2)?;
-            let rights = [1, words.gpu(4)? as i32, words.size(5)? as i32];
-            let place = rights.as_ptr() as usize;
-            plain(driver.call("cuMemSetAccess", &[address, words.size(3)?, place, 1]))
+            let rights = rights(words, 4)?;
+            let (list, count) = (rights.as_ptr() as usize, rights.len());
+            plain(driver.call("cuMemSetAccess", &[address, words.size(3)?, list, count]))
         }
         "unmap" => {
             let address = scope.value(words.at(1)?)? + words.size(2)?;

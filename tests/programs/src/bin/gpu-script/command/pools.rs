@@ -1,6 +1,6 @@
 //! Stream-ordered memory and pools.
 
-use super::{Answer, placed, plain};
+use super::{Answer, placed, plain, rights};
 use crate::driver::Driver;
 use crate::interpreter::{Scope, Words};
 use crate::size;
@@ -95,8 +95,9 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
             format!("{} {}", read(5), read(7))
         }
         "pool-access" => {
-            let rights = [1, words.gpu(2)? as i32, words.size(3)? as i32];
-            let arguments = [scope.value(words.at(1)?)?, rights.as_ptr() as usize, 1];
+            let rights = rights(words, 2)?;
+            let list = rights.as_ptr() as usize;
+            let arguments = [scope.value(words.at(1)?)?, list, rights.len()];
             plain(driver.call("cuMemPoolSetAccess", &arguments))
         }
         "export-pool" => {
