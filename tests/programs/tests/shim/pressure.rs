@@ -1021,7 +1021,7 @@ fn many_askers_at_once_are_served_or_refused() {
     let knobs = [("GPULIMIT_SIM_CONTEXT_BYTES", "10485760")];
     let limit = (ASKERS as u64 + 1) * 20 * MIB + 600 * MIB;
     let world = World::with(limit, &knobs);
-    world.settings(&["pressure_timeout=2s"]);
+    world.settings(&["pressure_timeout=1000h"]);
     let mut holder = world.on_gpu();
     let mut askers: Vec<Session> = (0..ASKERS).map(|_| world.on_gpu()).collect();
     let free = holder.say("figures");
