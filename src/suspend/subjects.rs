@@ -10,6 +10,7 @@ use gpulimit_base::identity::Identity;
 use gpulimit_base::proc;
 use gpulimit_group::{Group, GroupError, Target};
 use gpulimit_ledger::{DeviceIndex, DeviceUsage, Errand, Ledger, NoWitness, ProcessUsage};
+use gpulimit_limits::LimitSet;
 
 /// Selects processes on the command line.
 #[derive(clap::Args, Debug)]
@@ -200,6 +201,22 @@ impl Subject {
                 (device.id, device.capacity, usage)
             })
             .collect()
+    }
+
+    /// Writes down how much of a GPU the process has before it is suspended, as far as it is known.
+    pub fn set_resident(&self, id: &DeviceId, bytes: u64) {
+        for ledger in &self.ledgers {
+            if let Some(device) = ledger.devices().iter().find(|device| device.id == *id) {
+                ledger.set_resident(self.identity(), device.index, bytes);
+            }
+        }
+    }
+
+    /// Returns whether contexts are charged; true if the limits cannot be read.
+    pub fn counts_contexts(&self) -> bool {
+        let counts = |rules: LimitSet| rules.options.count_context;
+        let mut levels = self.group.upwards();
+        levels.any(|level| level.rules().map_or(true, counts))
     }
 
     /// Returns the bytes that the driver moves of the process, by GPU: see [`moved`].

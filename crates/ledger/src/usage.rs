@@ -122,7 +122,7 @@ pub struct DeviceUsage {
     /// Bytes that the driver has moved to the host; not part of `charged`. The parts by category
     /// are 0 then.
     pub suspended: u64,
-    /// Bytes that the driver showed of the process before it was suspended; 0 if unknown.
+    /// Bytes that the process had before it was suspended, as the driver showed them; 0 if unknown.
     pub resident: u64,
 }
 
