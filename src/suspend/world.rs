@@ -124,7 +124,7 @@ impl<'a> Machine<'a> {
     pub fn is_foreign(&self, process: usize, state: State) -> bool {
         match state {
             State::Locked => true,
-            State::Checkpointed => self.subjects[process].suspended() == 0,
+            State::Checkpointed => !self.subjects[process].is_suspended(),
             _ => false,
         }
     }
@@ -510,6 +510,15 @@ impl World for Machine<'_> {
         Ok(())
     }
 
+    fn forget(&self, process: usize) {
+        let subject = &self.subjects[process];
+        for (id, _, usage) in subject.devices() {
+            if usage.resident != 0 {
+                subject.set_resident(&id, 0);
+            }
+        }
+    }
+
     fn charge(&mut self, process: usize) -> Result<(), Failure> {
         self.wanted.push(process);
         if self.wanted.len() > 1 {
@@ -651,7 +660,7 @@ pub fn report_lost(subject: &Subject, rest: &str) {
 
 /// Records an event about a process: that `moved` bytes of it were moved, by GPU.
 pub fn record(subject: &Subject, kind: EventKind, moved: &[(DeviceIndex, u64)]) {
-    for (device, bytes) in moved.iter().filter(|(_, bytes)| *bytes > 0) {
+    for (device, bytes) in moved {
         let (ledger, process) = (subject.ledger(), *subject.identity());
         subject
             .group

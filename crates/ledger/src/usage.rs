@@ -97,7 +97,7 @@ impl ProcessUsage {
 
     /// Returns whether the process is suspended: its memory of a device is on the host.
     pub fn is_suspended(&self) -> bool {
-        self.devices.iter().any(|usage| usage.suspended != 0)
+        self.devices.iter().any(DeviceUsage::is_away)
     }
 }
 
@@ -122,7 +122,8 @@ pub struct DeviceUsage {
     /// Bytes that the driver has moved to the host; not part of `charged`. The parts by category
     /// are 0 then.
     pub suspended: u64,
-    /// Bytes that the process had before it was suspended, as the driver showed them; 0 if unknown.
+    /// Bytes that the process had before it was suspended, as the driver showed them; 0 if unknown,
+    /// and while the process runs.
     pub resident: u64,
 }
 
@@ -146,7 +147,13 @@ impl DeviceUsage {
     }
 
     fn is_known(&self) -> bool {
-        [self.charged, self.peak, self.refusals, self.suspended] != [0; 4]
+        [self.charged, self.peak, self.refusals] != [0; 3] || self.is_away()
+    }
+
+    /// Returns whether the process's memory is on the host, or an actor is about to move it. The
+    /// group need not have charged any of it.
+    pub fn is_away(&self) -> bool {
+        self.suspended != 0 || self.resident != 0
     }
 
     /// Returns the bytes that are charged and in use.

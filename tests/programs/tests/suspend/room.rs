@@ -124,6 +124,10 @@ fn room_is_found_for_contexts_that_are_not_charged() {
             needs_what_it_had(&world, CONTEXT, |_| {}, suspend);
         }
     }
+    let world = tight();
+    world.settings(&["count_context=no"]);
+    let free = |program: &mut Session| program.expect(&[("free a", "0")]);
+    needs_what_it_had(&world, CONTEXT, free, suspended);
 }
 
 /// Where NVML lists no processes, what the driver takes for streams is not charged.
