@@ -228,8 +228,8 @@ impl Subject {
             .collect()
     }
 
-    /// Returns the bytes that are on the host, or come there when the process is suspended. They may
-    /// be more than its charge, as in a group that does not count contexts.
+    /// Returns the bytes that are on the host, or come there when the process is suspended. They
+    /// may be more than its charge, as in a group that does not count contexts.
     pub fn bytes(&self, gpus: Option<&nvml::Driver>) -> u64 {
         let devices = self.devices().into_iter();
         let bytes = devices.map(|(id, _, usage)| {
@@ -253,8 +253,8 @@ impl Subject {
         }
     }
 
-    /// Returns whether the process is suspended, as its figures say. It may have no suspended bytes:
-    /// its group need not count contexts.
+    /// Returns whether the process is suspended, as its figures say. A process may be suspended
+    /// without suspended bytes, because its group need not count contexts.
     pub fn is_suspended(&self) -> bool {
         self.devices().iter().any(|(_, _, usage)| usage.is_away())
     }
