@@ -203,10 +203,12 @@ impl Ledger {
                 continue;
             }
             let (word, idle) = patience.settled(self, slot, device);
-            usage.charged += charge::granted(word) * UNIT;
+            let charged = charge::granted(word) * UNIT;
+            usage.charged += charged;
             usage.undecided += charge::undecided(word) * UNIT;
             let stats = &self.content().slots[slot].stats[device.get()];
-            for (sum, figure) in usage.by.iter_mut().zip(by(stats, suspended)) {
+            let by = by(stats, suspended, charged.saturating_sub(idle));
+            for (sum, figure) in usage.by.iter_mut().zip(by) {
                 *sum = sum.saturating_add(figure);
             }
             usage.idle = usage.idle.saturating_add(idle);
@@ -360,9 +362,11 @@ fn by_own_clock(since: u64, seen: u64) -> u64 {
     }
 }
 
-fn by(stats: &DeviceStats, suspended: u64) -> [u64; Category::COUNT] {
-    // The owner has published what was on the GPU.
-    if suspended > 0 {
+/// Returns the parts of a slot's charge. `in_use`: the charge without what is charged ahead.
+fn by(stats: &DeviceStats, suspended: u64, in_use: u64) -> [u64; Category::COUNT] {
+    // The owner has published what was on the GPU, contexts that are not charged included.
+    let is_away = in_use == 0 && stats.resident.load(Ordering::Relaxed) > 0;
+    if suspended > 0 || is_away {
         return [0; Category::COUNT];
     }
     let mut by = Category::ALL.map(|category| stats.by[category as usize].load(Ordering::Relaxed));
@@ -380,12 +384,13 @@ fn device_usage(
     let (word, idle) = patience.settled(ledger, slot, device);
     let stats = &ledger.content().slots[slot].stats[device.get()];
     let suspended = ledger.suspended(slot, device);
+    let charged = charge::granted(word) * UNIT;
     DeviceUsage {
         device,
-        charged: charge::granted(word) * UNIT,
+        charged,
         peak: stats.peak.load(Ordering::Relaxed),
         refusals: stats.refusals.load(Ordering::Relaxed),
-        by: by(stats, suspended),
+        by: by(stats, suspended, charged.saturating_sub(idle)),
         idle,
         orphaned: orphans::orphaned(&stats.left),
         suspended,

@@ -133,7 +133,9 @@ fn contexts_that_do_not_count_go_down_and_come_back() {
         let line = format!("{GROUP}/inner: process {pid} (gpu-script): suspended\n");
         assert_eq!((&*down.out, &*down.errors), (&*line, ""));
         assert_eq!((looker.state(&program), used()), ("0 2".into(), [0; 2]));
-        assert_eq!(shown(&world, &program)["state"], "suspended");
+        let process = shown(&world, &program);
+        assert_eq!(process["state"], "suspended", "{process}");
+        assert_eq!(process["driver"], 0, "{process}");
     }
     let ledger = below.ledger().expect("a ledger");
     let events = ledger.events(0).into_iter();
