@@ -84,10 +84,14 @@ impl Driver {
         all
     }
 
+    /// Returns the memory of a GPU or MIG instance; `None` if NVML does not tell.
+    pub fn memory_of(&self, device: &DeviceId) -> Option<MemoryInfo> {
+        self.device(device)?.memory_info().ok()
+    }
+
     /// Returns the free bytes of a GPU or MIG instance; `None` if NVML does not tell.
     pub fn free(&self, device: &DeviceId) -> Option<u64> {
-        let memory = self.device(device)?.memory_info();
-        memory.ok().map(|memory| memory.free)
+        self.memory_of(device).map(|memory| memory.free)
     }
 
     /// Returns whether NVML lists a process on any GPU, in any list. `None` if a GPU does not

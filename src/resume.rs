@@ -58,12 +58,13 @@ pub fn resume(args: &Args) -> Result<ExitCode, Failure> {
     let thawed = Thawed::of(&subjects)?;
     settle_all(&machine, &subjects)?;
     let before: Vec<u64> = subjects.iter().map(Subject::suspended).collect();
+    let down: Vec<bool> = subjects.iter().map(Subject::is_suspended).collect();
     let is_lost = |at: &usize| subjects[*at].errand().0 == Errand::Lost;
     let lost: Vec<usize> = (0..subjects.len()).filter(is_lost).collect();
     // A lost process is tried once more before it is killed: any member can write that it is lost.
     let is_tried = |at: &usize| args.kill_lost || !lost.contains(at);
     let set: Vec<usize> = (0..subjects.len())
-        .filter(|at| before[*at] > 0 && is_tried(at))
+        .filter(|at| down[*at] && is_tried(at))
         .collect();
     if set.is_empty() && lost.is_empty() && !subjects.is_empty() && !args.json {
         output::note("no process is suspended");
@@ -76,10 +77,7 @@ pub fn resume(args: &Args) -> Result<ExitCode, Failure> {
     drop(thawed);
     let mut killed = Vec::new();
     // Processes that were lost while their memory was on the GPUs. Only the driver is believed.
-    for at in lost
-        .into_iter()
-        .filter(|at| before[*at] == 0 && args.kill_lost)
-    {
+    for at in lost.into_iter().filter(|at| !down[*at] && args.kill_lost) {
         if machine.state(at)? == State::Failed {
             killed.extend(end(&subjects[at]));
         }

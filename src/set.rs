@@ -67,7 +67,8 @@ Keys of the group:
   suspended.max=default
                       the most memory of suspended processes that may be on
                       the host, such as 64G, or max (no limit of the group);
-                      the default is what the host has available, less a tenth
+                      contexts count as for --max; the default is what the
+                      host has available, less a tenth
 These are the defaults. The default of --max and --high is max (none), that of
 --low and --min is 0.
 

@@ -77,14 +77,27 @@ pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
     let mut machine = Machine::of(&checkpoints, &subjects, Some(args.timeout), stop)?;
     settle_all(&machine, &subjects)?;
     let before: Vec<u64> = subjects.iter().map(Subject::suspended).collect();
-    let is_wanted = |at: &usize| before[*at] == 0 && subjects[*at].moved() > 0;
-    let set: Vec<usize> = (0..subjects.len()).filter(is_wanted).collect();
-    check(checkpoints.gpus(), &machine, &subjects, &set)?;
+    let gpus = checkpoints.gpus();
+    let mut set = Vec::new();
+    for (at, subject) in subjects.iter().enumerate() {
+        if subject.is_suspended() {
+            continue;
+        }
+        match subject.bytes(Some(gpus)) {
+            0 if subject.counts_contexts() => {}
+            0 => output::note(&format!(
+                "{name} runs on: NVML shows no memory of it, and its group does not count contexts",
+                name = subject.name()
+            )),
+            _ => set.push(at),
+        }
+    }
+    check(gpus, &machine, &subjects, &set)?;
     if let Err(failure) = gpulimit_suspend::suspend(&mut machine, &set) {
         // The driver may have given up a process while its memory was on the GPUs.
         let is_lost = |subject: &&Subject| subject.errand().0 == Errand::Lost;
         let lost = set.iter().map(|at| &subjects[*at]).filter(is_lost);
-        lost.filter(|subject| subject.suspended() == 0)
+        lost.filter(|subject| !subject.is_suspended())
             .for_each(|subject| report_lost(subject, &end_it(subject)));
         return Err(failure);
     }
@@ -108,6 +121,14 @@ pub fn settle_all(machine: &Machine<'_>, subjects: &[Subject]) -> Result<(), Fai
             subject.check_namespace()?;
             subject.check_runs()?;
             settle(machine, at)?;
+        } else if subject.is_suspended()
+            && subject.suspended() == 0
+            && subject.check_namespace().is_ok()
+            && matches!(machine.state(at), Ok(State::Running))
+        {
+            // Another tool has resumed the process. If it had suspended bytes, it would have seen
+            // that itself.
+            machine.forget(at);
         }
     }
     Ok(())
@@ -125,7 +146,7 @@ fn check(
 ) -> Result<(), Failure> {
     let wanted: Vec<&Subject> = set.iter().map(|at| &subjects[*at]).collect();
     let sizes: Vec<(u32, u64)> = (wanted.iter())
-        .map(|subject| (subject.target.pid, subject.bytes(gpus)))
+        .map(|subject| (subject.target.pid, subject.bytes(Some(gpus))))
         .collect();
     let mut reasons = bound::passed(&wanted)?;
     for (pid, obstacle) in obstacles::all(gpus, &sizes) {
@@ -167,7 +188,7 @@ pub fn end_it(subject: &Subject) -> String {
 /// after the signal is sent.
 pub fn freeze<'a>(subjects: impl Iterator<Item = &'a Subject>) -> Result<(), Failure> {
     const PATIENCE: Duration = Duration::from_secs(1);
-    let suspended: Vec<&Subject> = subjects.filter(|one| one.suspended() > 0).collect();
+    let suspended: Vec<&Subject> = subjects.filter(|one| one.is_suspended()).collect();
     for subject in &suspended {
         // The mark comes first, so that `resume` continues the process in any case.
         subject.set_errand(subject.errand().0, true);

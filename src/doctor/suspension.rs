@@ -160,8 +160,8 @@ fn under_way(subject: &Subject) -> Option<Finding> {
             "the process is lost: its calls of CUDA never return".to_owned(),
             format!("end it: `gpulimit resume --pid {pid} --kill-lost`"),
         ),
-        Errand::None if subject.suspended() > 0 => {
-            let bytes = gib(subject.suspended());
+        Errand::None if subject.is_suspended() => {
+            let bytes = gib(subject.bytes(None));
             let also = if subject.is_stopped() {
                 " and stopped"
             } else {

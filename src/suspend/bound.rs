@@ -36,7 +36,8 @@ pub fn passed(set: &[&Subject]) -> Result<Vec<String>, Failure> {
 }
 
 /// Returns the bytes of a group that are on the host, and those that are about to come there: of
-/// the processes of `set`, and of those that a command suspends.
+/// the processes of `set`, and of those that a command suspends. Both are charges, as SUSPENDED in
+/// `gpulimit show`: contexts that the group does not count are left out.
 fn on_host(group: &Group, set: &[&Subject]) -> Result<(u64, u64), Failure> {
     let ledger = group.ledger()?;
     let (mut there, mut more) = (0_u64, 0_u64);

@@ -82,7 +82,7 @@ fn state(subject: &Subject) -> &'static str {
         _ if subject.is_gone() => "ended",
         (Errand::Lost, _) => "lost",
         (_, true) if subject.is_stopped() => "frozen",
-        _ if subject.suspended() > 0 => "suspended",
+        _ if subject.is_suspended() => "suspended",
         _ => "running",
     }
 }

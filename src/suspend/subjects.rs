@@ -10,6 +10,7 @@ use gpulimit_base::identity::Identity;
 use gpulimit_base::proc;
 use gpulimit_group::{Group, GroupError, Target};
 use gpulimit_ledger::{DeviceIndex, DeviceUsage, Errand, Ledger, NoWitness, ProcessUsage};
+use gpulimit_limits::LimitSet;
 
 /// Selects processes on the command line.
 #[derive(clap::Args, Debug)]
@@ -202,26 +203,38 @@ impl Subject {
             .collect()
     }
 
-    /// Returns the bytes that the driver moves of the process, by GPU: see [`moved`].
+    /// Writes down how much of a GPU the process has before it is suspended, as far as it is known.
+    pub fn set_resident(&self, id: &DeviceId, bytes: u64) {
+        for ledger in &self.ledgers {
+            if let Some(device) = ledger.devices().iter().find(|device| device.id == *id) {
+                ledger.set_resident(self.identity(), device.index, bytes);
+            }
+        }
+    }
+
+    /// Returns whether contexts are charged; true if the limits cannot be read.
+    pub fn counts_contexts(&self) -> bool {
+        let counts = |rules: LimitSet| rules.options.count_context;
+        let mut levels = self.group.upwards();
+        levels.any(|level| level.rules().map_or(true, counts))
+    }
+
+    /// Returns the bytes that the driver moves of the process, by GPU: see [`moved`]. GPUs of which
+    /// the process uses nothing are missing.
     pub fn moved_by_gpu(&self) -> Vec<(DeviceIndex, u64)> {
-        let all = self.devices().into_iter();
-        all.map(|(_, _, usage)| (usage.device, moved(&usage)))
+        let all = self.devices().into_iter().map(|(_, _, usage)| usage);
+        all.filter(|usage| moved(usage) > 0 || usage.is_away())
+            .map(|usage| (usage.device, moved(&usage)))
             .collect()
     }
 
-    /// Returns the bytes that the driver moves of the process, on all GPUs.
-    pub fn moved(&self) -> u64 {
-        let all = self.moved_by_gpu().into_iter();
-        all.map(|(_, bytes)| bytes).fold(0, u64::saturating_add)
-    }
-
-    /// Returns the bytes that come to the host when the process is suspended. They may be more than
-    /// its charge, as in a group that does not count contexts.
-    pub fn bytes(&self, gpus: &nvml::Driver) -> u64 {
+    /// Returns the bytes that are on the host, or come there when the process is suspended. They
+    /// may be more than its charge, as in a group that does not count contexts.
+    pub fn bytes(&self, gpus: Option<&nvml::Driver>) -> u64 {
         let devices = self.devices().into_iter();
         let bytes = devices.map(|(id, _, usage)| {
-            let shown = gpus.used_by(self.target.pid, &id).unwrap_or(0);
-            moved(&usage).max(shown)
+            let shown = gpus.and_then(|gpus| gpus.used_by(self.target.pid, &id));
+            moved(&usage).max(usage.resident).max(shown.unwrap_or(0))
         });
         bytes.fold(0, u64::saturating_add)
     }
@@ -238,6 +251,12 @@ impl Subject {
             ))),
             false => Ok(()),
         }
+    }
+
+    /// Returns whether the process is suspended, as its figures say. A process may be suspended
+    /// without suspended bytes, because its group need not count contexts.
+    pub fn is_suspended(&self) -> bool {
+        self.devices().iter().any(|(_, _, usage)| usage.is_away())
     }
 
     /// Returns the suspended bytes of the process on all GPUs.

@@ -33,6 +33,11 @@ const PAUSE: Duration = Duration::from_millis(20);
 const TURN: Duration = Duration::from_secs(1);
 /// How often in a row a placeholder may find no memory on a GPU that has enough.
 const MOST_TRIES: u32 = 50;
+/// How much more than its charge a process that NVML does not list can need. What its suspension
+/// frees tells the true figure, but may include what other programs free at that time.
+const MOST_UNCHARGED: u64 = 4 << 30;
+/// How long NVML may take to show freed memory.
+const FREEING: Duration = Duration::from_secs(1);
 /// How long a killed process may keep its slot after the driver has noticed.
 const ENDING: Duration = Duration::from_secs(1);
 
@@ -119,7 +124,7 @@ impl<'a> Machine<'a> {
     pub fn is_foreign(&self, process: usize, state: State) -> bool {
         match state {
             State::Locked => true,
-            State::Checkpointed => self.subjects[process].suspended() == 0,
+            State::Checkpointed => !self.subjects[process].is_suspended(),
             _ => false,
         }
     }
@@ -285,12 +290,68 @@ impl<'a> Machine<'a> {
                 let bytes = moved(&usage).max(usage.resident);
                 if bytes > 0 {
                     let (coming, charged) = all.entry(id).or_default();
-                    *coming += bytes + MARGIN;
-                    *charged += usage.suspended;
+                    // A member can have written any figure.
+                    *coming = coming.saturating_add(bytes).saturating_add(MARGIN);
+                    *charged = charged.saturating_add(usage.suspended);
                 }
             }
         }
         all
+    }
+}
+
+/// The memory of a process on a GPU that NVML does not show, before the process is suspended.
+struct Unseen {
+    id: DeviceId,
+    /// The bytes that the process has charged, and the most that it can have.
+    charge: u64,
+    most: u64,
+    /// The free bytes of the GPU.
+    free: u64,
+}
+
+impl Machine<'_> {
+    /// Writes down how much of each GPU a process has, as NVML shows it. If NVML does not show it,
+    /// as in a container, writes down the most that the process can have, in case this process dies
+    /// before [`Self::note_freed`], and returns these GPUs.
+    fn note_resident(&self, subject: &Subject) -> Vec<Unseen> {
+        let (gpus, pid) = (self.checkpoints.gpus(), subject.target.pid);
+        let is_listed = gpus.lists(pid) == Some(true);
+        let counts_contexts = subject.counts_contexts();
+        let mut unseen = Vec::new();
+        for (id, _, usage) in subject.devices() {
+            let (shown, charge) = (gpus.used_by(pid, &id), moved(&usage));
+            let bytes = match (shown.filter(|_| is_listed), gpus.memory_of(&id)) {
+                (Some(bytes), _) => bytes,
+                // Of a GPU that the process does not use, what others free would be taken for its
+                // own.
+                (None, Some(memory)) if charge > 0 || !counts_contexts => {
+                    let most = charge.saturating_add(MOST_UNCHARGED).min(memory.used);
+                    let free = memory.free;
+                    unseen.push(Unseen {
+                        id,
+                        charge,
+                        most,
+                        free,
+                    });
+                    most
+                }
+                (None, _) => 0,
+            };
+            subject.set_resident(&id, bytes);
+        }
+        unseen
+    }
+
+    /// Writes down how much of a GPU the suspension of a process has freed.
+    fn note_freed(&self, subject: &Subject, unseen: &Unseen) {
+        let mut freed = 0;
+        self.wait_for(Some(Instant::now() + FREEING), || {
+            let now = self.checkpoints.free(&unseen.id).unwrap_or(0);
+            freed = freed.max(now.saturating_sub(unseen.free));
+            freed >= unseen.charge
+        });
+        subject.set_resident(&unseen.id, freed.min(unseen.most));
     }
 }
 
@@ -378,13 +439,12 @@ impl World for Machine<'_> {
 
     fn checkpoint(&self, process: usize) -> Result<(), Failure> {
         let subject = &self.subjects[process];
-        for (id, _, usage) in subject.devices() {
-            if let Some(bytes) = self.checkpoints.gpus().used_by(subject.target.pid, &id) {
-                let (ledger, identity) = (subject.ledger(), subject.identity());
-                ledger.set_resident(identity, usage.device, bytes);
-            }
+        let unseen = self.note_resident(subject);
+        self.drive(process, "suspend", |pid| self.checkpoints.checkpoint(pid))?;
+        for each in &unseen {
+            self.note_freed(subject, each);
         }
-        self.drive(process, "suspend", |pid| self.checkpoints.checkpoint(pid))
+        Ok(())
     }
 
     fn restore(&self, process: usize) -> Result<(), Failure> {
@@ -448,6 +508,15 @@ impl World for Machine<'_> {
             }
         }
         Ok(())
+    }
+
+    fn forget(&self, process: usize) {
+        let subject = &self.subjects[process];
+        for (id, _, usage) in subject.devices() {
+            if usage.resident != 0 {
+                subject.set_resident(&id, 0);
+            }
+        }
     }
 
     fn charge(&mut self, process: usize) -> Result<(), Failure> {
@@ -591,7 +660,7 @@ pub fn report_lost(subject: &Subject, rest: &str) {
 
 /// Records an event about a process: that `moved` bytes of it were moved, by GPU.
 pub fn record(subject: &Subject, kind: EventKind, moved: &[(DeviceIndex, u64)]) {
-    for (device, bytes) in moved.iter().filter(|(_, bytes)| *bytes > 0) {
+    for (device, bytes) in moved {
         let (ledger, process) = (subject.ledger(), *subject.identity());
         subject
             .group

@@ -276,8 +276,8 @@ pub(super) struct DeviceStats {
     /// Bytes that the driver has moved to the host while the owner is suspended. They are also in
     /// the charge's word while it has the bit [`super::charge::MOVING`]: see `suspension`.
     pub suspended: AtomicU64,
-    /// Bytes that the driver showed of the owner before the owner was suspended; 0 if unknown. They
-    /// may be more than the charge, as in a group that does not count contexts.
+    /// Bytes that the owner had before it was suspended, as the driver showed them; 0 if unknown,
+    /// and while the owner runs. They may be more than the charge: a group need not count contexts.
     pub resident: AtomicU64,
     spare: [AtomicU64; 1],
 }

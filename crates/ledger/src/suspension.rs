@@ -161,8 +161,9 @@ impl Ledger {
         }
     }
 
-    /// Writes into a member's slot how many bytes the driver shows of it on one device. The actor
-    /// writes them before the driver moves the memory, because nothing shows them later.
+    /// Writes into a member's slot how many bytes the member has on one device, as far as an actor
+    /// can tell: what the driver shows before it moves the memory, or what the device has free
+    /// afterwards beyond what it had before.
     pub fn set_resident(&self, process: &Identity, device: DeviceIndex, bytes: u64) {
         if let Some(slot) = self.slot_of(process)
             && self.map.writable()

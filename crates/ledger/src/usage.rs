@@ -97,7 +97,7 @@ impl ProcessUsage {
 
     /// Returns whether the process is suspended: its memory of a device is on the host.
     pub fn is_suspended(&self) -> bool {
-        self.devices.iter().any(|usage| usage.suspended != 0)
+        self.devices.iter().any(DeviceUsage::is_away)
     }
 }
 
@@ -122,7 +122,8 @@ pub struct DeviceUsage {
     /// Bytes that the driver has moved to the host; not part of `charged`. The parts by category
     /// are 0 then.
     pub suspended: u64,
-    /// Bytes that the driver showed of the process before it was suspended; 0 if unknown.
+    /// Bytes that the process had before it was suspended, as the driver showed them; 0 if unknown,
+    /// and while the process runs.
     pub resident: u64,
 }
 
@@ -146,7 +147,13 @@ impl DeviceUsage {
     }
 
     fn is_known(&self) -> bool {
-        [self.charged, self.peak, self.refusals, self.suspended] != [0; 4]
+        [self.charged, self.peak, self.refusals] != [0; 3] || self.is_away()
+    }
+
+    /// Returns whether the process's memory is on the host, or an actor is about to move it. The
+    /// group need not have charged any of it.
+    pub fn is_away(&self) -> bool {
+        self.suspended != 0 || self.resident != 0
     }
 
     /// Returns the bytes that are charged and in use.
@@ -196,10 +203,12 @@ impl Ledger {
                 continue;
             }
             let (word, idle) = patience.settled(self, slot, device);
-            usage.charged += charge::granted(word) * UNIT;
+            let charged = charge::granted(word) * UNIT;
+            usage.charged += charged;
             usage.undecided += charge::undecided(word) * UNIT;
             let stats = &self.content().slots[slot].stats[device.get()];
-            for (sum, figure) in usage.by.iter_mut().zip(by(stats, suspended)) {
+            let by = by(stats, suspended, charged.saturating_sub(idle));
+            for (sum, figure) in usage.by.iter_mut().zip(by) {
                 *sum = sum.saturating_add(figure);
             }
             usage.idle = usage.idle.saturating_add(idle);
@@ -353,9 +362,11 @@ fn by_own_clock(since: u64, seen: u64) -> u64 {
     }
 }
 
-fn by(stats: &DeviceStats, suspended: u64) -> [u64; Category::COUNT] {
-    // The owner has published what was on the GPU.
-    if suspended > 0 {
+/// Returns the parts of a slot's charge. `in_use`: the charge without what is charged ahead.
+fn by(stats: &DeviceStats, suspended: u64, in_use: u64) -> [u64; Category::COUNT] {
+    // The owner has published what was on the GPU, contexts that are not charged included.
+    let is_away = in_use == 0 && stats.resident.load(Ordering::Relaxed) > 0;
+    if suspended > 0 || is_away {
         return [0; Category::COUNT];
     }
     let mut by = Category::ALL.map(|category| stats.by[category as usize].load(Ordering::Relaxed));
@@ -373,12 +384,13 @@ fn device_usage(
     let (word, idle) = patience.settled(ledger, slot, device);
     let stats = &ledger.content().slots[slot].stats[device.get()];
     let suspended = ledger.suspended(slot, device);
+    let charged = charge::granted(word) * UNIT;
     DeviceUsage {
         device,
-        charged: charge::granted(word) * UNIT,
+        charged,
         peak: stats.peak.load(Ordering::Relaxed),
         refusals: stats.refusals.load(Ordering::Relaxed),
-        by: by(stats, suspended),
+        by: by(stats, suspended, charged.saturating_sub(idle)),
         idle,
         orphaned: orphans::orphaned(&stats.left),
         suspended,

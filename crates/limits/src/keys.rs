@@ -222,7 +222,8 @@ pub struct Options {
     /// Default: yes.
     pub count_context: bool,
     /// The most bytes of suspended processes of the group and of the groups below it, on all GPUs
-    /// together; `u64::MAX` means no limit. Default: `None`, what the host has available.
+    /// together, contexts only if they are charged; `u64::MAX` means no limit. Default: `None`,
+    /// what the host has available.
     pub suspended_max: Option<u64>,
 }
 

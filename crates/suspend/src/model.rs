@@ -84,6 +84,8 @@ struct Process {
     charged: [u64; LEVELS],
     suspended: [u64; LEVELS],
     errand: Errand,
+    /// Whether it is written down what the process had on the GPU.
+    noted: bool,
     /// The driver cannot bring the process back any more.
     lost: bool,
 }
@@ -184,6 +186,7 @@ impl<'a> Model<'a> {
             charged: [size; LEVELS],
             suspended: [0; LEVELS],
             errand: Errand::None,
+            noted: false,
             lost: false,
         };
         Self {
@@ -270,6 +273,7 @@ impl<'a> Model<'a> {
             };
             assert_eq!(process.charged, [charged; LEVELS], "{things:?}");
             assert_eq!(process.suspended, [suspended; LEVELS], "{things:?}");
+            assert_eq!(process.noted, suspended > 0, "{things:?}");
             // An actor may die before it reports a process as lost. The next restore finds it out.
             let is_known = process.lost && process.errand == Errand::Lost;
             assert!(is_known || process.errand == Errand::None, "{things:?}");
@@ -293,6 +297,7 @@ impl World for Model<'_> {
     }
 
     fn checkpoint(&self, process: usize) -> Result<(), Why> {
+        self.step()?.processes[process].noted = true;
         if let Some(mut things) = self.call(process, State::Locked)? {
             let process = &mut things.processes[process];
             (process.state, process.held) = (State::Checkpointed, 0);
@@ -342,6 +347,12 @@ impl World for Model<'_> {
     fn set_errand(&self, process: usize, errand: Errand) {
         if let Ok(mut things) = self.step() {
             things.processes[process].errand = errand;
+        }
+    }
+
+    fn forget(&self, process: usize) {
+        if let Ok(mut things) = self.step() {
+            things.processes[process].noted = false;
         }
     }
 

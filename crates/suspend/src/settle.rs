@@ -21,6 +21,9 @@ pub fn settle<W: World>(world: &W, process: W::Process) -> Result<State, W::Erro
         State::Checkpointed => world.move_out(process)?,
         State::Running | State::Failed | State::Gone => {}
     }
+    if matches!(state, State::Running | State::Failed) {
+        world.forget(process);
+    }
     // A lost process stays lost.
     match (state, world.errand(process)) {
         (State::Failed, _) => world.set_errand(process, Errand::Lost),

@@ -51,6 +51,8 @@ pub trait World {
     /// Moves the charges of a checkpointed process to its suspended bytes, at every level. Charges
     /// that were moved before stay so.
     fn move_out(&self, process: Self::Process) -> Result<(), Self::Error>;
+    /// Forgets what was written down about the memory of a process when it was checkpointed.
+    fn forget(&self, process: Self::Process);
     /// Charges the suspended bytes of a process in the actor's own slot, at every level. Waits for
     /// room.
     fn charge(&mut self, process: Self::Process) -> Result<(), Self::Error>;

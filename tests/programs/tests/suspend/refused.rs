@@ -128,6 +128,19 @@ fn suspended_max_holds_at_every_level() {
     world.judge_end(CAP);
 }
 
+/// The key counts what `max` counts.
+#[test]
+fn suspended_max_leaves_out_contexts_that_do_not_count() {
+    let world = World::new(CAP);
+    world.settings(&["count_context=no", "suspended.max=400M"]);
+    let mut program = holder(&world, "300M");
+    done(&world, &["suspend", GROUP]);
+    done(&world, &["resume", GROUP]);
+    program.expect(&[("alloc b 200M", "0")]);
+    expect_refused(&world, &mut [&mut program], "may have 400.0 MiB");
+    program.end();
+}
+
 #[test]
 fn two_commands_at_once_keep_to_suspended_max() {
     let world = World::new(CAP);

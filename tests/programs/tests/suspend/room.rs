@@ -1,9 +1,9 @@
 //! The room for what comes back: in the group, and on the GPU.
 
 use gpulimit_ledger::EventKind;
-use gpulimit_programs::world::{self, CONTEXT, GROUP, MIB, Session, World};
+use gpulimit_programs::world::{self, CONTEXT, GROUP, HOUR, MIB, Session, World};
 
-use crate::{CAP, Looker, begin, done, figures, goes_on, holder, run, shown};
+use crate::{CAP, Looker, begin, done, figures, goes_on, holder, run, shown, verb};
 
 /// Returns a world whose GPU has no more than the group.
 fn tight() -> World {
@@ -112,22 +112,97 @@ fn a_gpu_that_a_stranger_has_filled_makes_resume_wait() {
     world.judge_end(CAP);
 }
 
-/// A group need not count contexts. The restore needs their room all the same.
+/// A group need not count contexts. The restore needs their room all the same, also where NVML
+/// lists no processes, as in containers.
 #[test]
 fn room_is_found_for_contexts_that_are_not_charged() {
+    for blind in ["0", "1"] {
+        for suspend in [suspended, killed_at_work] {
+            let world = tight();
+            world.machine().knob("no-proc", blind);
+            world.settings(&["count_context=no"]);
+            needs_what_it_had(&world, CONTEXT, |_| {}, suspend);
+        }
+    }
     let world = tight();
     world.settings(&["count_context=no"]);
-    let mut program = holder(&world, "1000M");
-    done(&world, &["suspend", GROUP]);
+    let free = |program: &mut Session| program.expect(&[("free a", "0")]);
+    needs_what_it_had(&world, CONTEXT, free, suspended);
+}
+
+/// Where NVML lists no processes, what the driver takes for streams is not charged.
+#[test]
+fn room_is_found_for_streams_that_are_not_charged() {
+    let world = tight();
+    world.machine().knob("no-proc", "1");
+    let take = |program: &mut Session| {
+        for number in 0..512 {
+            program.expect(&[(&format!("stream s{number}"), "0")]);
+        }
+    };
+    needs_what_it_had(&world, 200 * MIB, take, suspended);
+}
+
+fn suspended(world: &World) {
+    done(world, &["suspend", GROUP]);
+}
+
+/// Suspends by a command that dies when the memory is on the host.
+fn killed_at_work(world: &World) {
+    let mut dying = verb(world, &["suspend", GROUP]);
+    dying.env("GPULIMIT_SIM_KILL", "cuCheckpointProcessCheckpoint:after");
+    assert_eq!(crate::finish(dying).status, None);
+    done(world, &["ps"]);
+}
+
+/// Suspends a program with memory, of which at least `more` is not charged, and fills the GPU up to
+/// half of that: `resume` must wait.
+fn needs_what_it_had(
+    world: &World,
+    more: u64,
+    take: impl FnOnce(&mut Session),
+    suspend: fn(&World),
+) {
+    let mut program = holder(world, "1000M");
+    take(&mut program);
+    let had = world.machine().used();
+    let charged = figures(world).0;
+    assert!(charged + more <= had, "{charged} of {had}");
+    suspend(world);
     let mut stranger = Session::start(world.bare(world::program()));
-    // What stays free is enough for the charge, and too little for the context beside it.
-    let left = CAP + 64 * MIB - world.machine().used() - CONTEXT;
-    let taken = (left - 1200 * MIB) / MIB;
-    stranger.expect(&[("start", "0 0"), (&format!("alloc a {taken}M"), "0")]);
-    let late = run(&world, &["resume", GROUP, "--timeout", "300ms"]);
+    stranger.expect(&[("start", "0 0")]);
+    let left = CAP + 64 * MIB - world.machine().used();
+    let taken = (left - charged - more / 2) / MIB;
+    stranger.expect(&[(&format!("alloc a {taken}M"), "0")]);
+    let late = run(world, &["resume", GROUP, "--timeout", "300ms"]);
     late.expect_failure("are needed");
     stranger.expect(&[("free a", "0")]);
-    done(&world, &["resume", GROUP]);
+    done(world, &["resume", GROUP]);
+    goes_on(&mut program);
+    stranger.end();
+    program.end();
+}
+
+/// Where NVML lists no processes, memory that others free during a suspension looks like that of
+/// the suspended process.
+#[test]
+fn what_others_free_meanwhile_is_needed_in_part_only() {
+    let world = World::with(CAP, &[("GPULIMIT_SIM_NO_PROC", "1")]);
+    // Of this version on, the driver tells that a step is under way.
+    world.machine().knob("driver-version", "13040");
+    let mut program = holder(&world, "1000M");
+    let mut stranger = Session::start(world.bare(world::program()));
+    stranger.expect(&[("start", "0 0"), ("alloc a 70000M", "0")]);
+    let mut looker = Looker::new(&world);
+    world.machine().knob("step", HOUR);
+    let actor = begin(&world, &["suspend", GROUP]);
+    assert!(world::eventually(|| looker.state(&program) == "0 4"));
+    stranger.expect(&[("free a", "0")]);
+    world.machine().knob("step", "0");
+    let (status, errors) = actor.end();
+    assert!(status.success(), "{errors}");
+    stranger.expect(&[("alloc a 70000M", "0")]);
+    done(&world, &["resume", GROUP, "--timeout", "5s"]);
     goes_on(&mut program);
     stranger.end();
     program.end();

@@ -115,6 +115,60 @@ fn goes_on_after_start(program: &mut Session) {
     goes_on(program);
 }
 
+/// A process that has only contexts has nothing charged where contexts do not count.
+#[test]
+fn contexts_that_do_not_count_go_down_and_come_back() {
+    let world = World::with(CAP, &[("GPULIMIT_SIM_GPUS", "2")]);
+    world.settings(&["count_context=no"]);
+    let below = world.below("inner", &["count_context=no"]);
+    let mut looker = Looker::new(&world);
+    let mut program = world.on_gpu_in("inner");
+    program.expect(&[("retain 1", "0"), ("current 1", "0")]);
+    let used = || [0, 1].map(|gpu| world.machine().gpu(gpu).used);
+    assert_eq!((figures(&world), used()), ((0, 0), [CONTEXT; 2]));
+    let pid = program.pid().to_string();
+    // Twice, because the second time changes nothing.
+    for _ in 0..2 {
+        let down = done(&world, &["suspend", GROUP]);
+        let line = format!("{GROUP}/inner: process {pid} (gpu-script): suspended\n");
+        assert_eq!((&*down.out, &*down.errors), (&*line, ""));
+        assert_eq!((looker.state(&program), used()), ("0 2".into(), [0; 2]));
+        let process = shown(&world, &program);
+        assert_eq!(process["state"], "suspended", "{process}");
+        assert_eq!(process["driver"], 0, "{process}");
+    }
+    let ledger = below.ledger().expect("a ledger");
+    let events = ledger.events(0).into_iter();
+    let events = events.filter(|event| event.what.kind == EventKind::Suspend);
+    assert_eq!(events.count(), 2, "one for each GPU");
+    let said = run(&world, &["doctor", "--pid", &pid]).out;
+    assert!(said.contains("suspended, with 1.0 GiB on the"), "{said}");
+    done(&world, &["suspend", GROUP, "--freeze"]);
+    assert_eq!(shown(&world, &program)["state"], "frozen");
+    let up = done(&world, &["resume", GROUP]);
+    assert!(up.out.ends_with(": running\n"), "{up:?}");
+    assert_eq!(
+        (looker.state(&program), used()),
+        ("0 0".into(), [CONTEXT; 2])
+    );
+    assert_eq!(shown(&world, &program)["state"], "running");
+    goes_on(&mut program);
+    // Another tool resumes it.
+    done(&world, &["suspend", GROUP]);
+    assert_eq!(looker.say("restore-process", &program), "0");
+    assert_eq!(looker.say("unlock-process", &program), "0");
+    done(&world, &["suspend", GROUP]);
+    assert_eq!(looker.state(&program), "0 2");
+    done(&world, &["resume", GROUP]);
+    goes_on(&mut program);
+    // Without NVML's lists there is no sign of the contexts.
+    world.machine().knob("no-proc", "1");
+    let none = done(&world, &["suspend", GROUP]);
+    assert!(none.errors.contains("NVML shows no memory"), "{none:?}");
+    assert!(none.out.ends_with(": running\n"), "{none:?}");
+    program.end();
+}
+
 #[test]
 fn a_group_without_gpu_memory() {
     let world = World::new(CAP);
