@@ -1,6 +1,7 @@
 //! Suspensions, and what other commands, shells and namespaces make of them.
 
 use gpulimit_programs::world::{self, GROUP, Session, World};
+use serde_json::Value;
 use std::process::Command;
 
 use crate::refused::around;
@@ -57,6 +58,37 @@ fn kill_signals_a_resume_that_holds_several_slots_once() {
     let lines: Vec<&str> = told.out.lines().filter(|told| **told == line).collect();
     assert_eq!(lines.len(), 1, "{told:?}");
     assert_eq!(told.out.lines().count(), 4, "{told:?}");
+    waiting.end();
+}
+
+#[test]
+fn a_resume_that_holds_several_slots_is_shown_once() {
+    let waiting = Waiting::new(&[]);
+    let row = |key: &str, value: Value| {
+        let json = done(&waiting.world, &["ps", "--json"]).json();
+        let all = json["processes"].as_array().expect("a list").iter();
+        let found: Vec<Value> = all.filter(|row| row[key] == value).cloned().collect();
+        assert_eq!(found.len(), 1, "{json}");
+        found[0].clone()
+    };
+    let actor = row("pid", waiting.actor.pid().into());
+    // It has the room of one process, and waits for as much.
+    let room = actor["total"].as_u64().expect("a size");
+    assert!(room > 800 << 20, "{actor}");
+    assert_eq!(actor["waits_for"]["bytes"], room, "{actor}");
+    let json = done(&waiting.world, &["show", "--json"]).json();
+    let group = &json["groups"][0];
+    // Three programs and the command.
+    assert_eq!(group["processes"], 4, "{json}");
+    assert_eq!(group["gpus"][0]["processes"], 4, "{json}");
+    let json = done(&waiting.world, &["ps", "--by", "user", "--json"]).json();
+    let users = json["users"].as_array().expect("a list");
+    assert_eq!(users.len(), 1, "{json}");
+    assert_eq!(
+        (&users[0]["processes"], &users[0]["waiting"]),
+        (&4.into(), &1.into()),
+        "{json}"
+    );
     waiting.end();
 }
 
