@@ -122,6 +122,13 @@ fn namespaces_in_which_membership_is_not_seen_are_named() {
             said.expect_failure(why);
         }
     }
+    // The pid does not exist there, or is another process.
+    let said = finish(around(pid, &verb(&world, &["suspend", GROUP])));
+    let who = format!(
+        "process {} (gpu-script; the pid is that of another",
+        program.pid()
+    );
+    said.expect_failure(&who);
     goes_on(&mut program);
     program.end();
 }
