@@ -454,6 +454,7 @@ impl View {
         let drained = drained.unwrap_or_default();
         let mut processes = ledger.as_ref().map(processes).unwrap_or_default();
         processes.retain(|process| drained.binary_search(&process.slot).is_err());
+        let processes = ProcessUsage::merged(processes);
         let above = shared.above(&group);
         shared.drained(&group, &drained);
         Self {

@@ -229,6 +229,20 @@ fn ends(targets: &Targets<'_>, process: &ProcessUsage, until: Instant) -> bool {
     true
 }
 
+/// Returns a process for messages, by the pid in its own pid namespace: `4711 (python)`.
+pub fn by_own_pid(process: &Identity) -> String {
+    let (pid, command) = (process.pid, process.command());
+    match is_elsewhere(process) {
+        true => format!("{pid} ({command}; the pid is that of another pid namespace)"),
+        false => format!("{pid} ({command})"),
+    }
+}
+
+/// Returns whether a process is known to be in another pid namespace than the caller.
+fn is_elsewhere(process: &Identity) -> bool {
+    process.pid_ns != 0 && process.pid_ns != Identity::of_self().pid_ns
+}
+
 /// Explains why a process is not proven to be a member of a group, and so gets no signal.
 pub fn unproven(error: &Error, process: &Identity) -> String {
     if error.raw_os_error() == Some(libc::EACCES) {
@@ -241,9 +255,8 @@ pub fn unproven(error: &Error, process: &Identity) -> String {
             remedy = why.remedy()
         );
     }
-    let is_elsewhere = process.pid_ns != 0 && process.pid_ns != Identity::of_self().pid_ns;
     match error.kind() {
-        ErrorKind::NotFound if is_elsewhere => {
+        ErrorKind::NotFound if is_elsewhere(process) => {
             "no process that this pid namespace shows has mapped the group's ledger as this member \
              does: run gpulimit in the pid namespace of the process"
                 .into()
@@ -356,9 +369,8 @@ pub fn end_all(
     };
     let unseen = unseen(&silent).map_or_else(String::new, |line| format!("; {line}"));
     Err(Failure::new(format_args!(
-        "cannot kill {pid} ({command}) in group '{group}': {why}{unseen}",
-        pid = process.identity.pid,
-        command = process.identity.command(),
+        "cannot kill {process} in group '{group}': {why}{unseen}",
+        process = by_own_pid(&process.identity),
         group = groups::of_process(group, process),
         why = unproven(&error, &process.identity)
     )))

@@ -1,5 +1,5 @@
-//! Obstacles: the reasons why processes cannot be suspended, as far as they are seen from outside
-//! of a process. The library of a process knows more about the process's memory.
+//! Obstacles: the reasons why processes cannot be suspended, as they are seen from outside of a
+//! process, and as the library of the process writes them into the ledger.
 //!
 //! Looking changes nothing. The driver has the last word: it may refuse what has no obstacle here.
 
@@ -10,6 +10,7 @@ mod tests;
 
 use crate::look::{self, Question};
 use crate::nvml;
+use gpulimit_base::obstacle::Obstacle as Inner;
 use gpulimit_base::proc::{self, field};
 use gpulimit_base::units::gib;
 use std::fmt;
@@ -64,6 +65,17 @@ pub enum Obstacle {
         /// What limits the memory.
         place: Place,
     },
+    /// An obstacle that the library of the process has found.
+    Own {
+        /// The obstacle, as a text that follows the name of the process.
+        text: &'static str,
+        /// Whether the obstacle lasts until the process ends.
+        lasts: bool,
+    },
+    /// The library of the process is of a version that does not know its obstacles.
+    OldLibrary,
+    /// The ledger of the process's group cannot be read, which has the process's own obstacles.
+    UnreadLedger,
 }
 
 impl fmt::Display for Obstacle {
@@ -101,6 +113,11 @@ impl fmt::Display for Obstacle {
                 gib(*needed),
                 gib(*room)
             ),
+            Self::Own { text, .. } => write!(f, "the process {text}"),
+            Self::OldLibrary => {
+                f.write_str("the process has a library that does not know suspensions")
+            }
+            Self::UnreadLedger => f.write_str("the ledger of the process's group cannot be read"),
         }
     }
 }
@@ -127,6 +144,12 @@ impl Obstacle {
             Self::Frozen => "thaw the process's cgroup or container",
             Self::Ended => "remove the process from the command line",
             Self::Memory { place, .. } => return place.remedy(),
+            Self::Own { lasts: false, .. } => "wait until that is over, or change the program",
+            Self::Own { lasts: true, .. } => {
+                "that lasts until the process ends: change the program, and start it again"
+            }
+            Self::OldLibrary => "start the program again",
+            Self::UnreadLedger => "run gpulimit as root, or as a member of the group",
         }
         .to_owned()
     }
@@ -156,6 +179,16 @@ pub fn all(gpus: &nvml::Driver, processes: &[(u32, u64)]) -> Vec<Found> {
     let memory = of_memory(processes).into_iter();
     found.extend(memory.map(|obstacle| (None, obstacle)));
     found
+}
+
+/// Returns the obstacles that the library of a living process has written into the ledger of the
+/// process's own group; `None` is the word of a library that writes none.
+pub fn of_word(word: Option<u64>) -> Vec<Obstacle> {
+    let own = |(text, lasts)| Obstacle::Own { text, lasts };
+    word.map_or_else(
+        || vec![Obstacle::OldLibrary],
+        |word| Inner::told(word).map(own).collect(),
+    )
 }
 
 /// Returns the obstacles for every process of this machine.

@@ -16,7 +16,8 @@ pub use world::{Machine, Stop, record};
 use super::checkpoint::Checkpoints;
 use super::failure::Failure;
 use super::nvml::Driver;
-use super::{obstacles, output};
+use super::obstacles::{self, Obstacle};
+use super::output;
 use gpulimit_ledger::{Errand, EventKind};
 use gpulimit_limits::parse_duration;
 use gpulimit_suspend::{State, World, settle};
@@ -134,6 +135,12 @@ pub fn settle_all(machine: &Machine<'_>, subjects: &[Subject]) -> Result<(), Fai
     Ok(())
 }
 
+/// Returns an obstacle with its remedy, for one process or for all.
+fn reason(subject: Option<&Subject>, obstacle: &Obstacle) -> String {
+    let name = subject.map_or_else(String::new, |subject| format!("{}: ", subject.name()));
+    format!("{name}{obstacle}: {}", obstacle.remedy())
+}
+
 /// Looks at all processes of a set before anything is touched.
 ///
 /// # Errors
@@ -150,14 +157,16 @@ fn check(
         .collect();
     let mut reasons = bound::passed(&wanted)?;
     for (pid, obstacle) in obstacles::all(gpus, &sizes) {
-        let named = wanted
-            .iter()
-            .find(|subject| Some(subject.target.pid) == pid);
-        let name = named.map_or_else(String::new, |subject| format!("{}: ", subject.name()));
-        reasons.push(format!("{name}{obstacle}: {}", obstacle.remedy()));
+        let mut all = wanted.iter().copied();
+        let subject = all.find(|subject| Some(subject.target.pid) == pid);
+        reasons.push(reason(subject, &obstacle));
     }
-    for at in set {
-        reasons.extend(machine.check(*at).err().map(|failure| failure.to_string()));
+    for subject in wanted {
+        let own = obstacles::of_word(subject.ledger().obstacles_of(subject.identity()));
+        // A process that has ended has no obstacles.
+        if !subject.is_gone() {
+            reasons.extend(own.iter().map(|obstacle| reason(Some(subject), obstacle)));
+        }
     }
     // The driver answers no question about a process with some of these obstacles.
     if reasons.is_empty() {

@@ -4,6 +4,7 @@ use super::files::Files;
 use super::{Finding, suspension};
 use crate::elf::{self, Kind};
 use crate::look::{self, PATIENCE};
+use crate::obstacles::{self, Obstacle};
 use crate::{accounts, env as own_env, groups, install, library};
 use gpulimit_base::identity::SeenProcess;
 use gpulimit_base::proc;
@@ -46,9 +47,8 @@ pub(super) struct Membership {
     pub home: Option<Group>,
     /// The bytes that the process uses on all GPUs together.
     bytes: u64,
-    /// What prevents the process from being suspended, as the process's library knows it; `None` if
-    /// the library is of a version that does not know.
-    pub obstacles: Option<u64>,
+    /// What prevents the process from being suspended, as the ledger of the group says.
+    pub obstacles: Vec<Obstacle>,
 }
 
 /// Checks a process. Returns after a bounded time, even if the process's files cannot be read.
@@ -539,26 +539,35 @@ fn process_of_thread(id: u32) -> Option<u32> {
 /// Returns a process's membership in a group of the directory `root`.
 fn member_in(root: &Root, seen: &SeenProcess) -> Option<Membership> {
     let is_it = |process: &ProcessUsage| process.alive && seen.is(&process.identity);
+    let mut above = None;
     for group in root.groups().unwrap_or_default() {
-        // The ledger of a group also lists the members of all groups below that group.
         let Ok(ledger) = group.ledger() else {
             continue;
         };
         let Some(process) = ledger.processes(&NoWitness).into_iter().find(is_it) else {
             continue;
         };
+        // The ledger of a group also lists the members of all groups below that group, but only the
+        // ledger of the process's own group has the obstacles.
+        let is_own = process.below.is_empty();
         let bytes = process.devices.iter().fold(0u64, |sum, usage| {
             sum.saturating_add(usage.charged.saturating_sub(usage.idle))
         });
-        let name = groups::of_process(&group, &process);
-        return Some(Membership {
-            home: root.group(&name).ok(),
-            group: name,
+        let found = Membership {
+            group: groups::of_process(&group, &process),
+            obstacles: match is_own {
+                true => obstacles::of_word(ledger.obstacles_of(&process.identity)),
+                false => vec![Obstacle::UnreadLedger],
+            },
+            home: is_own.then_some(group),
             bytes,
-            obstacles: ledger.obstacles_of(&process.identity),
-        });
+        };
+        if is_own {
+            return Some(found);
+        }
+        above.get_or_insert(found);
     }
-    None
+    above
 }
 
 /// Reports whether the process is in the group that the rules and the environment select.

@@ -7,7 +7,6 @@ use crate::obstacles::{self, Obstacle};
 use crate::probe::ask;
 use crate::suspend::{Subject, members, passed};
 use gpulimit_base::identity::SeenProcess;
-use gpulimit_base::obstacle::Obstacle as Inner;
 use gpulimit_base::proc;
 use gpulimit_base::units::gib;
 use gpulimit_group::effective_user;
@@ -112,14 +111,9 @@ pub(super) fn of_process(pid: u32, member: Option<&Membership>) -> Vec<Finding> 
         &obstacles::answer(pid),
     ));
     found.extend(obstacles::of_memory(&[(pid, bytes)]));
+    found.extend(member.iter().flat_map(|member| member.obstacles.clone()));
     let of_it = |obstacle| finding("the process", obstacle);
     let mut findings: Vec<Finding> = found.iter().map(of_it).collect();
-    let inner = member.map(|member| member.obstacles);
-    let word = inner.flatten().unwrap_or(0);
-    findings.extend(Inner::texts(word).map(|text| Finding {
-        remedy: "wait until that is over, or change the program".into(),
-        ..refused(format!("it {text}"))
-    }));
     match passed(&subjects) {
         Ok(reasons) => findings.extend(reasons.into_iter().map(refused)),
         Err(failure) => findings.push(refused(failure.to_string())),
@@ -128,13 +122,9 @@ pub(super) fn of_process(pid: u32, member: Option<&Membership>) -> Vec<Finding> 
     if let (Err(failure), []) = (&proven, &*findings) {
         findings.push(refused(failure.to_string()));
     }
-    let text = match inner {
+    let text = match member {
         _ if !findings.is_empty() => return findings,
-        Some(Some(_)) => "nothing prevents the process from being suspended",
-        Some(None) => {
-            "nothing that is seen from outside prevents the process from being suspended; the \
-             library in the process is too old to say more"
-        }
+        Some(_) => "nothing prevents the process from being suspended",
         None => {
             "nothing that is seen from outside prevents the process from being suspended, but \
              gpulimit suspends only members of groups"

@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use crate::groups::{self, Purpose, Selection};
-use crate::kill::{proven, unproven};
+use crate::kill::{by_own_pid, proven, unproven};
 use crate::look;
 use crate::nvml;
 use gpulimit_base::device::DeviceId;
@@ -96,10 +96,8 @@ pub fn members(group: &Group, pids: Option<&[u32]>) -> Result<Vec<Subject>, Fail
             Err(_) if !targets.is_held(&usage) => continue,
             Err(error) => {
                 return Err(Failure::new(format_args!(
-                    "process {pid} ({command}) of group '{group}' cannot be proven to be a member: \
-                     {why}",
-                    pid = usage.identity.pid,
-                    command = usage.identity.command(),
+                    "process {process} of group '{group}' cannot be proven to be a member: {why}",
+                    process = by_own_pid(&usage.identity),
                     group = group.name(),
                     why = unproven(&error, &usage.identity)
                 )));

@@ -1,12 +1,14 @@
 //! Off the beaten path: what the server shows when groups, the driver or files are not as usual.
 
-use super::rig::{GIB, Rig, Server, charge};
+use super::rig::{GIB, Rig, Server};
+use gpulimit_base::identity::Identity;
 use gpulimit_base::units::Size;
-use gpulimit_group::Member;
+use gpulimit_ledger::{Ledger, Level, try_charge};
 use gpulimit_programs::world::{Session, eventually, may_mount, program};
 use std::collections::BTreeSet;
 use std::fs;
 use std::process::Command;
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -159,13 +161,26 @@ fn damaged_groups_hide_no_others() {
 fn the_largest_number_of_members_is_shown() {
     let rig = Rig::new();
     rig.group("lab", Size::Max);
-    let mut members = Vec::new();
-    // A ledger has room for 4,096 members.
-    for _ in 0..4_096 {
-        let member = Member::join(rig.world.root(), "lab").expect("joined");
-        let device = member.device(rig.gpu_id(), 80 * GIB).unwrap();
-        charge(&member, &device, 1 << 20);
-        members.push(member);
+    let group = rig.world.root().group("lab").unwrap();
+    let ledger = Arc::new(Ledger::open(&group.ledger_path()).unwrap());
+    let device = ledger.device(rig.gpu_id(), 80 * GIB).unwrap();
+    let mut slots = Vec::new();
+    // A ledger has room for 4,096 members. The slots of one process would count as one.
+    for start_time in 1..=4_096 {
+        let process = Identity {
+            start_time,
+            ..Identity::of_self()
+        };
+        let slot = ledger.claim(&process, "").expect("room");
+        let level = Level {
+            slot: &slot,
+            device,
+            max: u64::MAX,
+            protection: None,
+            keeps_low: false,
+        };
+        assert!(try_charge(&[level], 1 << 20));
+        slots.push(slot);
     }
     let server = rig.unix(&[]);
     let state = server.place.json("/api/v1/state");

@@ -63,12 +63,24 @@ impl Obstacle {
     /// Returns the obstacles of a word, as texts for people that follow the name of the process.
     /// All bits of later versions are one text.
     pub fn texts(word: u64) -> impl Iterator<Item = &'static str> {
+        Self::told(word).map(|(text, _)| text)
+    }
+
+    /// Returns the same as [`Self::texts`], and for each obstacle whether it lasts until the
+    /// process ends.
+    pub fn told(word: u64) -> impl Iterator<Item = (&'static str, bool)> {
         let known = Self::ALL.iter().fold(0, |all, one| all | one.bit());
         let later = (word & !known != 0).then_some("has memory that this version does not know");
         let set = Self::ALL
             .into_iter()
             .filter(move |one| word & one.bit() != 0);
-        set.map(Self::text).chain(later)
+        let known = set.map(|one| (one.text(), one.lasts()));
+        known.chain(later.map(|text| (text, false)))
+    }
+
+    /// Returns whether the obstacle always lasts until the process ends. Exported memory may, too.
+    const fn lasts(self) -> bool {
+        matches!(self, Self::OpenedEvent | Self::PeerAccess)
     }
 
     /// Returns the obstacle as a text for people that follows the name of the process.
@@ -133,5 +145,12 @@ mod tests {
         all.sort_unstable();
         all.dedup();
         assert_eq!(all.len(), Obstacle::ALL.len() + 1);
+    }
+
+    #[test]
+    fn some_obstacles_last() {
+        let two = Obstacle::PeerAccess.bit() | Obstacle::Capture.bit();
+        let lasting: Vec<bool> = Obstacle::told(two).map(|(_, lasts)| lasts).collect();
+        assert_eq!(lasting, [false, true]);
     }
 }

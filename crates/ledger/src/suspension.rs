@@ -31,7 +31,7 @@ use super::layout::SUSPENDS;
 use super::level::Level;
 use super::lock::{self, Bytes, Description};
 use super::owner::is_dead;
-use super::slot::Slot;
+use super::slot::{self, Slot};
 use super::{DeviceIndex, Ledger, os, wait};
 use gpulimit_base::identity::Identity;
 use std::fmt;
@@ -186,12 +186,17 @@ impl Ledger {
     }
 
     /// Returns whether a slot says that an actor is at work, and no actor is. Reads only words if
-    /// no slot says so.
+    /// no slot says so. Leaves out members of groups below: an actor has its lock in the ledger of
+    /// the member's own group.
     pub fn has_abandoned(&self) -> bool {
         let is_at_work =
             |slot: &usize| matches!(self.errand(*slot).0, Errand::Suspend | Errand::Resume);
         let mut slots = (0..self.high_water()).filter(is_at_work);
-        slots.any(|slot| !self.is_acted_on(slot) && self.is_held(slot))
+        slots.any(|slot| {
+            slot::read_below(&self.content().slots[slot]).is_empty()
+                && !self.is_acted_on(slot)
+                && self.is_held(slot)
+        })
     }
 
     /// Returns whether another process works on the member: it suspends or resumes it at this

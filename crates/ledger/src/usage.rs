@@ -7,6 +7,8 @@ use super::reap::{self, Witness};
 use super::wait::Request;
 use super::{Category, DeviceIndex, Errand, Ledger, Slot, orphans, os, slot};
 use gpulimit_base::identity::Identity;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::time::Duration;
 
 /// A group's usage of one device, not a snapshot. Members charge meanwhile, and memory that moves
@@ -95,6 +97,47 @@ impl ProcessUsage {
         })
     }
 
+    /// Merges the slots of each process, as a `resume` has one for each process that it brings back
+    /// to the group. The figures are sums, under the number of the first slot.
+    pub fn merged(all: Vec<Self>) -> Vec<Self> {
+        let mut places = BTreeMap::<_, usize>::new();
+        let mut merged: Vec<Self> = Vec::with_capacity(all.len());
+        for one in all {
+            let Identity { uid, .. } = one.identity;
+            let key = (one.identity.key(), uid, one.alive, one.below.clone());
+            match places.entry(key) {
+                // Without a start time, the slots may be those of several processes.
+                Entry::Occupied(place) if one.identity.start_time != 0 => {
+                    merged[*place.get()].add(one);
+                }
+                Entry::Occupied(_) => merged.push(one),
+                Entry::Vacant(place) => {
+                    place.insert(merged.len());
+                    merged.push(one);
+                }
+            }
+        }
+        merged
+    }
+
+    fn add(&mut self, other: Self) {
+        self.waits = self.waits.or(other.waits);
+        if self.errand == Errand::None {
+            self.errand = other.errand;
+        }
+        self.frozen |= other.frozen;
+        for more in other.devices {
+            match self
+                .devices
+                .iter_mut()
+                .find(|own| own.device == more.device)
+            {
+                Some(own) => own.add(&more),
+                None => self.devices.push(more),
+            }
+        }
+    }
+
     /// Returns whether the process is suspended: its memory of a device is on the host.
     pub fn is_suspended(&self) -> bool {
         self.devices.iter().any(DeviceUsage::is_away)
@@ -154,6 +197,20 @@ impl DeviceUsage {
     /// group need not have charged any of it.
     pub fn is_away(&self) -> bool {
         self.suspended != 0 || self.resident != 0
+    }
+
+    fn add(&mut self, other: &Self) {
+        let add = |sum: &mut u64, more| *sum = sum.saturating_add(more);
+        self.peak = self.peak.max(other.peak);
+        add(&mut self.charged, other.charged);
+        add(&mut self.refusals, other.refusals);
+        add(&mut self.idle, other.idle);
+        add(&mut self.orphaned, other.orphaned);
+        add(&mut self.suspended, other.suspended);
+        add(&mut self.resident, other.resident);
+        for (sum, more) in self.by.iter_mut().zip(other.by) {
+            add(sum, more);
+        }
     }
 
     /// Returns the bytes that are charged and in use.

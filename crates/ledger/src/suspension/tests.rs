@@ -459,6 +459,22 @@ fn the_time_of_a_charge_is_counted_up_to_the_suspension() {
     assert_eq!(seconds(), 10, "the owner counts no time twice");
 }
 
+/// The ledgers of the groups above say what an actor does, but have no lock of it.
+#[test]
+fn members_of_groups_below_are_not_abandoned() {
+    let scratch = Scratch::new();
+    let (_own, process) = member(&scratch, 1, 60, 0);
+    let below = Identity {
+        start_time: 1,
+        ..stranger(2)
+    };
+    let _below = scratch.claim(&below, "job").expect("a slot");
+    scratch.set_errand(&below, Errand::Suspend, false);
+    assert!(!scratch.has_abandoned());
+    scratch.set_errand(&process, Errand::Suspend, false);
+    assert!(scratch.has_abandoned());
+}
+
 #[test]
 fn others_see_the_obstacles_of_a_living_member() {
     let scratch = Scratch::new();

@@ -38,6 +38,46 @@ fn a_groups_usage_is_the_sum_of_its_members_usage() {
 }
 
 #[test]
+fn the_slots_of_a_process_are_merged() {
+    let scratch = Scratch::new();
+    let device = scratch.device;
+    let identity = |pid, start_time| Identity {
+        start_time,
+        ..stranger(pid)
+    };
+    let claim = |pid, start_time, below, units| {
+        let identity = identity(pid, start_time);
+        let slot = scratch.claim(&identity, below).expect("a slot");
+        charge_unchecked(&[level(&slot, device, u64::MAX)], units * UNIT);
+        slot
+    };
+    let slots = [
+        claim(1, 1, "", 10),
+        claim(2, 1, "", 20),
+        claim(1, 1, "", 30),
+        // Another group, another process with the pid, and two that may be different ones.
+        claim(1, 1, "job", 40),
+        claim(1, 2, "", 50),
+        claim(3, 0, "", 60),
+        claim(3, 0, "", 70),
+    ];
+    slots[0].publish_idle(device, UNIT);
+    slots[2].publish_idle(device, 2 * UNIT);
+    slots[2].publish(device, Category::Linear, 7);
+    slots[2].count_refusal(scratch.other);
+    let merged = ProcessUsage::merged(scratch.processes(&Knows(None)));
+    let charged = merged
+        .iter()
+        .map(|process| process.on(device).charged / UNIT);
+    assert_eq!(charged.collect::<Vec<_>>(), [40, 20, 40, 50, 60, 70]);
+    let first = &merged[0];
+    assert_eq!(first.identity, identity(1, 1));
+    assert_eq!(first.on(device).idle, 3 * UNIT);
+    assert_eq!(first.on(device).of(Category::Linear), 7);
+    assert_eq!(first.on(scratch.other).refusals, 1);
+}
+
+#[test]
 fn a_members_usage_is_listed_by_device() {
     let scratch = Scratch::new();
     let slot = scratch

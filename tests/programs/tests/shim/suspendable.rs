@@ -110,8 +110,8 @@ fn a_process_without_obstacles() {
     let mut program = start(&world, &[]);
     program.expect(&[("managed m 10M", "0")]);
     let managed = (
-        "the process cannot be suspended: it has managed memory",
-        "wait",
+        "the process cannot be suspended: the process has managed memory",
+        "wait until that is over",
     );
     expect(&about(&world, &program), &[managed]);
     program.expect(&[("free m", "0")]);
@@ -124,6 +124,32 @@ fn a_process_without_obstacles() {
     // A process that has not loaded the driver has nothing to suspend.
     let own = std::process::id().to_string();
     expect(&found(doctor(&world, &["--pid", &own])), &[]);
+    program.end();
+    world.judge_end(2048 * MIB);
+}
+
+/// The ledger of a group lists the members of the groups below it, without what the library knows
+/// of their obstacles.
+#[test]
+fn a_process_of_a_group_below() {
+    let world = World::with(2048 * MIB, &[("GPULIMIT_SIM_GPUS", "2")]);
+    world.below("lab", &[]);
+    world.below("lab/b", &[]);
+    let mut program = world.on_gpu_in("lab/b");
+    program.expect(&[("alloc a 100M", "0")]);
+    expect(&about(&world, &program), NONE);
+    program.expect(&[("managed m 10M", "0")]);
+    let managed = ("the process has managed memory", "wait until that is over");
+    expect(&about(&world, &program), &[managed]);
+    program.expect(&[("free m", "0")]);
+    expect(&about(&world, &program), NONE);
+    // Access to another GPU ends only with the process.
+    program.expect(&[("retain 1", "0"), ("enable-peer primary-1", "0")]);
+    let peer = (
+        "the process has let a GPU access memory of another GPU",
+        "that lasts until the process ends",
+    );
+    expect(&about(&world, &program), &[peer]);
     program.end();
     world.judge_end(2048 * MIB);
 }

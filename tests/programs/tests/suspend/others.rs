@@ -1,6 +1,7 @@
 //! Suspensions, and what other commands, shells and namespaces make of them.
 
 use gpulimit_programs::world::{self, GROUP, Session, World};
+use serde_json::Value;
 use std::process::Command;
 
 use crate::refused::around;
@@ -61,6 +62,37 @@ fn kill_signals_a_resume_that_holds_several_slots_once() {
 }
 
 #[test]
+fn a_resume_that_holds_several_slots_is_shown_once() {
+    let waiting = Waiting::new(&[]);
+    let row = |key: &str, value: Value| {
+        let json = done(&waiting.world, &["ps", "--json"]).json();
+        let all = json["processes"].as_array().expect("a list").iter();
+        let found: Vec<Value> = all.filter(|row| row[key] == value).cloned().collect();
+        assert_eq!(found.len(), 1, "{json}");
+        found[0].clone()
+    };
+    let actor = row("pid", waiting.actor.pid().into());
+    // It has the room of one process, and waits for as much.
+    let room = actor["total"].as_u64().expect("a size");
+    assert!(room > 800 << 20, "{actor}");
+    assert_eq!(actor["waits_for"]["bytes"], room, "{actor}");
+    let json = done(&waiting.world, &["show", "--json"]).json();
+    let group = &json["groups"][0];
+    // Three programs and the command.
+    assert_eq!(group["processes"], 4, "{json}");
+    assert_eq!(group["gpus"][0]["processes"], 4, "{json}");
+    let json = done(&waiting.world, &["ps", "--by", "user", "--json"]).json();
+    let users = json["users"].as_array().expect("a list");
+    assert_eq!(users.len(), 1, "{json}");
+    assert_eq!(
+        (&users[0]["processes"], &users[0]["waiting"]),
+        (&4.into(), &1.into()),
+        "{json}"
+    );
+    waiting.end();
+}
+
+#[test]
 fn signals_that_were_ignored_at_the_start_stay_so() {
     let waiting = Waiting::new(&["sh", "-c", "trap '' INT HUP; exec \"$@\"", "sh"]);
     waiting.actor.signal(libc::SIGINT);
@@ -90,6 +122,13 @@ fn namespaces_in_which_membership_is_not_seen_are_named() {
             said.expect_failure(why);
         }
     }
+    // The pid does not exist there, or is another process.
+    let said = finish(around(pid, &verb(&world, &["suspend", GROUP])));
+    let who = format!(
+        "process {} (gpu-script; the pid is that of another",
+        program.pid()
+    );
+    said.expect_failure(&who);
     goes_on(&mut program);
     program.end();
 }

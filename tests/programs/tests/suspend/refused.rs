@@ -31,7 +31,12 @@ fn every_obstacle_is_named_and_nothing_is_touched() {
     let world = World::new(CAP);
     let (mut program, mut other) = (holder(&world, "300M"), holder(&world, "200M"));
     let all: &[(&str, &str, &str)] = &[
-        ("managed m 10M", "free m", "managed memory"),
+        (
+            "managed m 10M",
+            "free m",
+            "): the process has managed memory (cuMemAllocManaged, __managed__ variables or a \
+             managed pool): wait until that is over, or change the program",
+        ),
         (
             "create c 2M 0\nexport 9 c",
             "close 9\nrelease c",
