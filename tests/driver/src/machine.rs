@@ -27,7 +27,7 @@ pub const MAX_OBJECTS: usize = 90;
 /// total bytes do not.
 pub const RESERVED: u64 = 480 << 20;
 
-const MAGIC: u64 = 0x6770_756c_696d_000b;
+const MAGIC: u64 = 0x6770_756c_696d_000c;
 
 /// The contents of the shared file. A file of zeros is a valid machine without processes; `create`
 /// then sets its knobs.
@@ -82,6 +82,8 @@ pub struct Slot {
     pub owner: AtomicU64,
     /// Inode of the PID namespace of the slot's owner.
     pub namespace: AtomicU64,
+    /// The start time of the owner's process in clock ticks, which `exec` does not change.
+    pub start: AtomicU64,
     /// The time at which the owner began to exit, in ms of the monotonic clock; 0 = the owner
     /// announced no exit.
     pub exiting: AtomicU64,

@@ -58,6 +58,15 @@ pub fn namespace() -> u64 {
     std::fs::metadata("/proc/self/ns/pid").map_or(0, |data| data.ino())
 }
 
+/// Returns the start time of this process in clock ticks, or 0 where /proc is not mounted.
+fn start() -> u64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // The name of the program, in parentheses, is the second field. The start time is the 22nd.
+    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
+    let start = fields.split_whitespace().nth(19);
+    start.and_then(|start| start.parse().ok()).unwrap_or(0)
+}
+
 extern "C" fn exiting() {
     if OWNER.load(Relaxed) == std::process::id()
         && let Some(Ok(own)) = OWN.get()
@@ -102,6 +111,7 @@ impl Process {
             line.exiting.store(0, Relaxed);
             line.died.store(0, Relaxed);
             line.namespace.store(namespace(), Relaxed);
+            line.start.store(start(), Relaxed);
             checkpoint::begin(line);
             if line
                 .owner
@@ -369,22 +379,21 @@ pub fn holders(machine: &Machine) -> Vec<Holder> {
     holders
 }
 
-/// The inode number of the initial pid namespace (linux/proc_ns.h).
-const FIRST_NAMESPACE: u64 = 0xEFFF_FFFC;
-
-/// Returns whether a living process has the pid and the namespace of a dead one. The numbers of PID
-/// namespaces are used again at once. With a real driver, a process keeps its pid for as long as
-/// NVML lists it. In the initial namespace pids are used again only after all others, so a second
-/// slot with the pid is no successor's.
+/// Returns whether another living process has the pid and the namespace of a dead one. With a real
+/// driver, a process keeps its pid for as long as NVML lists it. Here the memory outlives the
+/// process, and a new PID namespace can have the number and the pids of one that has ended. A
+/// program that the dead process executed is no successor: it is the same process.
 fn has_successor(machine: &Machine, dead: &Slot) -> bool {
-    let namespace = dead.namespace.load(Relaxed);
+    let process = |line: &Slot| {
+        let pid = line.owner.load(SeqCst) >> 32;
+        (pid, line.namespace.load(Relaxed))
+    };
     let slots = &machine.slots[..machine.high_water.load(SeqCst) as usize];
-    namespace != FIRST_NAMESPACE
-        && slots.iter().any(|line| {
-            line.owner.load(SeqCst) >> 32 == dead.owner.load(SeqCst) >> 32
-                && line.namespace.load(Relaxed) == namespace
-                && line.died.load(SeqCst) == 0
-        })
+    slots.iter().any(|line| {
+        process(line) == process(dead)
+            && line.start.load(Relaxed) != dead.start.load(Relaxed)
+            && line.died.load(SeqCst) == 0
+    })
 }
 
 /// A process that asks NVML for processes. NVML reports each by its pid in the viewer's `/proc`.

@@ -1,9 +1,11 @@
 //! Tests of several processes on one simulated machine, and of the memory of dead processes.
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::rig::{
-    CONTEXT, Cuda, Library, MIB, Machine, alone, eventually, expect_line, role, wait_for_close,
+    CONTEXT, Cuda, Library, MIB, Machine, ROLE, alone, eventually, expect_line, role,
+    wait_for_close,
 };
 
 /// The child process of a test: takes 1 GiB and holds it until its standard input is closed.
@@ -49,6 +51,34 @@ fn a_killed_process_keeps_its_memory_for_the_lag() {
         dead.elapsed()
     );
     assert_eq!(machine.number("peak"), HELD);
+}
+
+/// The program before an `exec` is dead, and its memory is listed beside that of the next program
+/// of the process, in every PID namespace.
+#[test]
+fn memory_from_before_an_exec_is_listed() {
+    use std::os::unix::process::CommandExt;
+    match role().as_deref() {
+        Some("first") => {
+            let cuda = Cuda::load();
+            cuda.start();
+            cuda.alloc(1 << 30).expect("memory");
+            let mut next = Command::new(std::env::current_exe().expect("known"));
+            next.args(std::env::args_os().skip(1)).env(ROLE, "next");
+            panic!("{}", next.exec());
+        }
+        Some(_) => return hold(),
+        None => {}
+    }
+    let machine = Machine::new(&[("GPULIMIT_SIM_KILL_LAG_MS", "3600000")]);
+    let mut child = machine.spawn("first");
+    expect_line(&mut child, "holding");
+    assert_eq!(machine.used(), 2 * HELD);
+    let usage = machine.usage();
+    let listed = usage.matches(&format!("\"pid\":{}", child.id())).count();
+    assert_eq!(listed, 2, "{usage}");
+    child.kill().expect("killed");
+    child.wait().expect("gone");
 }
 
 #[test]

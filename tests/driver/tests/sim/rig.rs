@@ -11,7 +11,7 @@ use gpulimit_scratch::Scratch;
 use gpulimit_sim::machine::{self, BLOCK};
 use gpulimit_sim::{grant, process};
 
-const ROLE: &str = "GPULIMIT_SIM_TEST_ROLE";
+pub const ROLE: &str = "GPULIMIT_SIM_TEST_ROLE";
 
 pub const MIB: u64 = 1 << 20;
 pub const CONTEXT: u64 = 543_162_368;
