@@ -10,7 +10,7 @@ pub use abandoned::settle_abandoned;
 pub use bound::passed;
 pub use report::Report;
 pub use subjects::{Subject, Which, members};
-use world::report_lost;
+use world::{INTERRUPTED, report_lost};
 pub use world::{Machine, Stop, record};
 
 use super::checkpoint::Checkpoints;
@@ -100,7 +100,7 @@ pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
         let lost = set.iter().map(|at| &subjects[*at]).filter(is_lost);
         lost.filter(|subject| !subject.is_suspended())
             .for_each(|subject| report_lost(subject, &end_it(subject)));
-        return Err(failure);
+        return Err(undone(&machine, &subjects, &set, failure));
     }
     for at in &set {
         let subject = &subjects[*at];
@@ -110,6 +110,29 @@ pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
         freeze(subjects.iter())?;
     }
     Report::of(&subjects, &before, args.json).print(args.which.group.as_deref())
+}
+
+/// Returns the error of a suspension that has failed. Names the processes that stay suspended,
+/// because other programs have taken their room meanwhile.
+fn undone(machine: &Machine<'_>, subjects: &[Subject], set: &[usize], failure: Failure) -> Failure {
+    let is_down = |at: &&usize| {
+        subjects[**at].errand().0 != Errand::Lost
+            && matches!(machine.state(**at), Ok(State::Checkpointed))
+    };
+    let mut some = false;
+    for at in set.iter().filter(is_down) {
+        some = true;
+        output::note(&format!(
+            "{name} stays suspended, because its room on a GPU is taken: `gpulimit resume --pid \
+             {pid}` brings it back",
+            name = subjects[*at].name(),
+            pid = subjects[*at].target.pid,
+        ));
+    }
+    match some && failure.to_string() == INTERRUPTED {
+        true => Failure::new("interrupted: not all processes are as they were before"),
+        false => failure,
+    }
 }
 
 /// Ends the work of actors that have died, on the processes of a set.

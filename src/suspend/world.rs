@@ -38,6 +38,8 @@ const MOST_TRIES: u32 = 50;
 const MOST_UNCHARGED: u64 = 4 << 30;
 /// How long NVML may take to show freed memory.
 const FREEING: Duration = Duration::from_secs(1);
+/// The error of a command that is told to stop.
+pub const INTERRUPTED: &str = "interrupted: the processes are as they were before";
 /// How long a killed process may keep its slot after the driver has noticed.
 const ENDING: Duration = Duration::from_secs(1);
 
@@ -279,25 +281,35 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// Returns the bytes of a set on each GPU: what comes back, and what of it this process has
-    /// charged.
-    fn coming(&self, set: impl Iterator<Item = usize>) -> BTreeMap<DeviceId, (u64, u64)> {
-        let mut all: BTreeMap<DeviceId, (u64, u64)> = BTreeMap::new();
+    /// Returns what of a set comes back on each GPU.
+    fn coming(&self, set: impl Iterator<Item = usize>) -> BTreeMap<DeviceId, Coming> {
+        let mut all: BTreeMap<DeviceId, Coming> = BTreeMap::new();
         for process in set.filter(|process| !self.subjects[*process].is_gone()) {
             for (id, _, usage) in self.subjects[process].devices() {
                 // The charge may leave out what the restore needs, as contexts that the group does
                 // not count.
                 let bytes = moved(&usage).max(usage.resident);
                 if bytes > 0 {
-                    let (coming, charged) = all.entry(id).or_default();
+                    let coming = all.entry(id).or_default();
                     // A member can have written any figure.
-                    *coming = coming.saturating_add(bytes).saturating_add(MARGIN);
-                    *charged = charged.saturating_add(usage.suspended);
+                    coming.bytes = coming.bytes.saturating_add(bytes).saturating_add(MARGIN);
+                    coming.charged = coming.charged.saturating_add(usage.suspended);
+                    coming.processes += 1;
                 }
             }
         }
         all
     }
+}
+
+/// What of a set of processes comes back on one GPU.
+#[derive(Default)]
+struct Coming {
+    /// The bytes that must be free.
+    bytes: u64,
+    /// The bytes that this process has charged.
+    charged: u64,
+    processes: usize,
 }
 
 /// The memory of a process on a GPU that NVML does not show, before the process is suspended.
@@ -538,19 +550,28 @@ impl World for Machine<'_> {
 
     fn hold(&mut self, set: &[usize]) -> Result<(), Failure> {
         self.set = set.to_vec();
-        for (id, (coming, charged)) in self.coming(set.iter().copied()) {
+        for (id, coming) in self.coming(set.iter().copied()) {
             let gpu = groups::label(id, Some(self.checkpoints.gpus()));
             let (mut placeholder, mut tries) = (Ok(None), 0);
+            let mut is_hopeless = false;
             let has_room = || {
-                let free = self.checkpoints.free(&id);
-                if free.is_none_or(|free| free < coming) {
-                    tries = 0;
-                    return false;
+                let memory = self.checkpoints.gpus().memory_of(&id);
+                let (free, used) = memory.map_or((0, u64::MAX), |now| (now.free, now.used));
+                let mut held = coming.charged;
+                if free < coming.bytes {
+                    // A context takes more than this, so nobody uses the GPU. One process comes
+                    // back where it was before. Several may have been there one after the other.
+                    if used > MARGIN || coming.processes > 1 {
+                        is_hopeless = used <= MARGIN;
+                        tries = 0;
+                        return is_hopeless;
+                    }
+                    held = held.min(free);
                 }
                 // Without a placeholder, another program may take the room. The restore would
                 // fail, and lose the process.
-                if charged > 0 {
-                    placeholder = self.checkpoints.hold(&id, charged).map(Some);
+                if held > 0 {
+                    placeholder = self.checkpoints.hold(&id, held).map(Some);
                 }
                 // Another program may have been faster. If it never was, this process may not have
                 // the address space (`ulimit -v`).
@@ -558,14 +579,19 @@ impl World for Machine<'_> {
                 tries = if is_full { tries + 1 } else { 0 };
                 !is_full || tries == MOST_TRIES
             };
-            if !self.wait_for(self.until, has_room) {
+            if !self.wait_for(self.until, has_room) || is_hopeless {
                 self.go_on()?;
+                let why = match is_hopeless {
+                    true => "no program uses it: resume fewer processes at once with --pid",
+                    false => {
+                        "other programs, which `gpulimit top` and `nvidia-smi` show, use the rest"
+                    }
+                };
                 return Err(Failure::new(format_args!(
-                    "GPU {gpu} has {free} free, and {coming} are needed: other programs, which \
-                     `gpulimit top` and `nvidia-smi` show, use the rest; all processes stay \
+                    "GPU {gpu} has {free} free, and {coming} are needed: {why}; all processes stay \
                      suspended",
                     free = gib(self.checkpoints.free(&id).unwrap_or(0)),
-                    coming = gib(coming),
+                    coming = gib(coming.bytes),
                 )));
             }
             let placeholder = placeholder.map_err(|status| {
@@ -580,7 +606,7 @@ impl World for Machine<'_> {
                 };
                 Failure::new(format_args!(
                     "cannot hold {bytes} on GPU {gpu}: {why}; all processes stay suspended",
-                    bytes = gib(charged),
+                    bytes = gib(coming.charged),
                 ))
             })?;
             self.held
@@ -617,7 +643,7 @@ impl World for Machine<'_> {
         let later = self.set.iter().copied().filter(|other| *other > process);
         let later = self.coming(later);
         self.held.retain(|id, placeholder| {
-            let rest = later.get(id).map_or(0, |(_, charged)| *charged);
+            let rest = later.get(id).map_or(0, |coming| coming.charged);
             placeholder.shrink(rest);
             rest > 0
         });
@@ -632,9 +658,7 @@ impl World for Machine<'_> {
 
     fn go_on(&self) -> Result<(), Failure> {
         match self.stop.is_asked() {
-            true => Err(Failure::new(
-                "interrupted: the processes are as they were before",
-            )),
+            true => Err(Failure::new(INTERRUPTED)),
             false => Ok(()),
         }
     }

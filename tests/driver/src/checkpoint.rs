@@ -426,8 +426,9 @@ pub fn note_access(gpu: Option<usize>, home: Option<usize>) {
 
 /// Resets the checkpoint state of a slot for its new owner, a running process.
 pub(crate) fn begin(line: &Slot) {
-    for word in [&line.state, &line.calls, &line.managed, &line.peers] {
+    for word in [&line.state, &line.calls, &line.managed] {
         word.store(RUNNING, Relaxed);
     }
+    line.peers.store(0, Relaxed);
     line.away.iter().for_each(|away| away.store(0, Relaxed));
 }

@@ -82,8 +82,6 @@ pub struct Slot {
     pub owner: AtomicU64,
     /// Inode of the PID namespace of the slot's owner.
     pub namespace: AtomicU64,
-    /// The start time of the owner's process in clock ticks, which `exec` does not change.
-    pub start: AtomicU64,
     /// The time at which the owner began to exit, in ms of the monotonic clock; 0 = the owner
     /// announced no exit.
     pub exiting: AtomicU64,
@@ -97,7 +95,10 @@ pub struct Slot {
     /// The number of the owner's allocations and pools of managed memory.
     pub managed: AtomicU64,
     /// Whether the owner has given a GPU access to memory of another one: 1, or 0.
-    pub peers: AtomicU64,
+    pub peers: AtomicU32,
+    /// The start time of the owner's process in clock ticks, which `exec` does not change; the low
+    /// half.
+    pub start: AtomicU32,
     /// The blocks that a checkpoint moved away from each GPU. In the slot of an exported object,
     /// those of its exporter's checkpoint.
     pub away: [AtomicU64; MAX_DEVICES],

@@ -58,13 +58,15 @@ pub fn namespace() -> u64 {
     std::fs::metadata("/proc/self/ns/pid").map_or(0, |data| data.ino())
 }
 
-/// Returns the start time of this process in clock ticks, or 0 where /proc is not mounted.
-fn start() -> u64 {
+/// Returns the low half of the start time of this process in clock ticks, or 0 where /proc is not
+/// mounted.
+fn start() -> u32 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     // The name of the program, in parentheses, is the second field. The start time is the 22nd.
     let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
     let start = fields.split_whitespace().nth(19);
-    start.and_then(|start| start.parse().ok()).unwrap_or(0)
+    let start = start.and_then(|start| start.parse::<u64>().ok());
+    start.map_or(0, |start| start as u32)
 }
 
 extern "C" fn exiting() {

@@ -68,6 +68,49 @@ fn a_set_beyond_the_limit_does_not_wait() {
     world.judge_end(CAP);
 }
 
+/// A margin beyond what the process had is never free there.
+#[test]
+fn a_process_that_has_filled_the_gpu_comes_back() {
+    let capacity = (CONTEXT + 1000 * MIB).to_string();
+    for no_proc in ["0", "1"] {
+        let knobs = [
+            ("GPULIMIT_SIM_CAPACITY", &*capacity),
+            ("GPULIMIT_SIM_NO_PROC", no_proc),
+        ];
+        let world = World::with(CAP, &knobs);
+        let mut program = holder(&world, "1000M");
+        done(&world, &["suspend", GROUP]);
+        assert_eq!(world.machine().used(), 0);
+        done(&world, &["resume", GROUP]);
+        program.expect(&[("free a", "0")]);
+        goes_on(&mut program);
+        program.end();
+        world.judge_end(CAP);
+    }
+}
+
+#[test]
+fn processes_that_do_not_fit_on_the_gpu_together_come_back_one_by_one() {
+    let capacity = (CONTEXT + 1000 * MIB).to_string();
+    let world = World::with(CAP, &[("GPULIMIT_SIM_CAPACITY", &capacity)]);
+    let mut programs = [(); 2].map(|()| {
+        let program = holder(&world, "1000M");
+        done(&world, &["suspend", GROUP]);
+        program
+    });
+    run(&world, &["resume", GROUP]).expect_failure("resume fewer processes at once");
+    for program in &mut programs {
+        let pid = program.pid().to_string();
+        done(&world, &["resume", "--pid", &pid]);
+        program.expect(&[("free a", "0"), ("alloc a 900M", "0")]);
+        done(&world, &["suspend", "--pid", &pid]);
+    }
+    for program in programs {
+        program.kill();
+    }
+    world.judge_end(CAP);
+}
+
 /// The command maps the room that it holds on the GPU.
 #[test]
 fn a_command_without_address_space_says_so() {

@@ -1,6 +1,6 @@
 //! Commands that are told to stop, and several at once.
 
-use gpulimit_programs::world::{self, GROUP, HOUR, Session, World};
+use gpulimit_programs::world::{self, CONTEXT, GROUP, HOUR, MIB, Session, World};
 
 use crate::{CAP, Looker, begin, done, figures, goes_on, holder, shown};
 
@@ -53,6 +53,51 @@ fn suspend_that_is_told_to_stop_undoes_its_work() {
             goes_on(program);
         }
         assert_eq!(figures(&world), before);
+    }
+    world.judge(CAP);
+    for program in programs {
+        program.end();
+    }
+    world.judge_end(CAP);
+}
+
+/// Another program takes the room of a process that is down already.
+#[test]
+fn suspend_that_cannot_undo_its_work_names_what_stays_suspended() {
+    let capacity = (2 * CONTEXT + 600 * MIB).to_string();
+    let world = World::with(CAP, &[("GPULIMIT_SIM_CAPACITY", &capacity)]);
+    let mut programs = [holder(&world, "300M"), holder(&world, "200M")];
+    let mut looker = Looker::new(&world);
+    world
+        .machine()
+        .knob("delay", &format!("cuCheckpointProcessCheckpoint:{HOUR}"));
+    let actor = begin(&world, &["suspend", GROUP]);
+    let used = 2 * CONTEXT + 500 * MIB;
+    assert!(world::eventually(|| world.machine().used() < used));
+    let mut stranger = Session::start(world.bare(world::program()));
+    stranger.expect(&[("start", "0 0"), ("alloc a 300M", "0")]);
+    actor.signal(libc::SIGINT);
+    await_handler(&actor);
+    world.machine().knob("delay", "0");
+    let (status, errors) = actor.end();
+    assert_eq!(status.code(), Some(1), "{errors}");
+    let mut of = |program: &Session| looker.state(program) == "0 2";
+    let (down, up): (Vec<_>, Vec<_>) = programs.iter_mut().partition(|program| of(program));
+    assert_eq!((down.len(), up.len()), (1, 1), "{errors}");
+    let pid = down[0].pid();
+    let named = format!(
+        "stays suspended, because its room on a GPU is taken: `gpulimit resume \
+                         --pid {pid}`"
+    );
+    assert!(errors.contains(&named), "{errors}");
+    assert!(
+        errors.contains("not all processes are as they were before"),
+        "{errors}"
+    );
+    stranger.end();
+    done(&world, &["resume", GROUP]);
+    for program in &mut programs {
+        goes_on(program);
     }
     world.judge(CAP);
     for program in programs {
