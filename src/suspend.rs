@@ -150,8 +150,8 @@ pub fn settle_all(machine: &Machine<'_>, subjects: &[Subject]) -> Result<(), Fai
             && subject.check_namespace().is_ok()
             && matches!(machine.state(at), Ok(State::Running))
         {
-            // Another tool has resumed the process. If it had suspended bytes, it would have seen
-            // that itself.
+            // Another tool has resumed the process. A process with suspended bytes finds that out
+            // itself, by its next request.
             machine.forget(at);
         }
     }

@@ -47,7 +47,7 @@ pub(super) struct Membership {
     pub home: Option<Group>,
     /// The bytes that the process uses on all GPUs together.
     bytes: u64,
-    /// What prevents the process from being suspended, as the ledger of the group says.
+    /// The obstacles to a suspension of the process that the ledger of its group lists.
     pub obstacles: Vec<Obstacle>,
 }
 
@@ -550,9 +550,10 @@ fn member_in(root: &Root, seen: &SeenProcess) -> Option<Membership> {
         // The ledger of a group also lists the members of all groups below that group, but only the
         // ledger of the process's own group has the obstacles.
         let is_own = process.below.is_empty();
-        let bytes = process.devices.iter().fold(0u64, |sum, usage| {
-            sum.saturating_add(usage.charged.saturating_sub(usage.idle))
-        });
+        let bytes = process
+            .devices
+            .iter()
+            .fold(0u64, |sum, usage| sum.saturating_add(usage.in_use()));
         let found = Membership {
             group: groups::of_process(&group, &process),
             obstacles: match is_own {

@@ -281,7 +281,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// Returns what of a set comes back on each GPU.
+    /// Returns the memory of a set that comes back, for each GPU.
     fn coming(&self, set: impl Iterator<Item = usize>) -> BTreeMap<DeviceId, Coming> {
         let mut all: BTreeMap<DeviceId, Coming> = BTreeMap::new();
         for process in set.filter(|process| !self.subjects[*process].is_gone()) {
@@ -302,7 +302,7 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// What of a set of processes comes back on one GPU.
+/// The memory of a set of processes that comes back to one GPU.
 #[derive(Default)]
 struct Coming {
     /// The bytes that must be free.
@@ -335,8 +335,8 @@ impl Machine<'_> {
             let (shown, charge) = (gpus.used_by(pid, &id), moved(&usage));
             let bytes = match (shown.filter(|_| is_listed), gpus.memory_of(&id)) {
                 (Some(bytes), _) => bytes,
-                // Of a GPU that the process does not use, what others free would be taken for its
-                // own.
+                // On a GPU that the process does not use, memory that others free would be mistaken
+                // for the process's own.
                 (None, Some(memory)) if charge > 0 || !counts_contexts => {
                     let most = charge.saturating_add(MOST_UNCHARGED).min(memory.used);
                     let free = memory.free;
@@ -559,10 +559,12 @@ impl World for Machine<'_> {
                 let (free, used) = memory.map_or((0, u64::MAX), |now| (now.free, now.used));
                 let mut held = coming.charged;
                 if free < coming.bytes {
-                    // A context takes more than this, so nobody uses the GPU. One process comes
-                    // back where it was before. Several may have been there one after the other.
-                    if used > MARGIN || coming.processes > 1 {
-                        is_hopeless = used <= MARGIN;
+                    // A context takes more than the margin, so no program uses the GPU. There is
+                    // room for one process, because it was there before. Several processes may
+                    // have been there one after the other.
+                    let is_empty = used <= MARGIN;
+                    is_hopeless = is_empty && coming.processes > 1;
+                    if is_hopeless || !is_empty {
                         tries = 0;
                         return is_hopeless;
                     }

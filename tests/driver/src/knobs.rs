@@ -335,7 +335,10 @@ impl Knobs {
     /// Returns how long a call of the driver function `symbol` waits before and after its work, in
     /// nanoseconds.
     pub fn waits(&self, symbol: &str) -> (u64, u64) {
-        let rule = self.rule_of(symbol);
+        self.waits_by(self.rule_of(symbol))
+    }
+
+    fn waits_by(&self, rule: Option<&Rule>) -> (u64, u64) {
         let wait = |of: &dyn Fn(&Rule) -> u64, of_all: &AtomicU64| {
             let ns = rule.map_or(u64::MAX, of);
             if ns == u64::MAX {
@@ -358,13 +361,14 @@ impl Knobs {
     /// Returns what the knobs do to call number `calls` of the driver function `symbol` in this
     /// process.
     pub fn orders(&self, symbol: &str, calls: u64) -> Orders {
-        let (latency, delay) = self.waits(symbol);
+        let rule = self.rule_of(symbol);
+        let (latency, delay) = self.waits_by(rule);
         let mut orders = Orders {
             latency,
             delay,
             failure: None,
         };
-        if let Some(rule) = self.rule_of(symbol) {
+        if let Some(rule) = rule {
             let failure = rule.failure.load(Acquire);
             let call = failure >> 32;
             if failure != 0 && (call == 0 || call == calls) {

@@ -231,7 +231,7 @@ fn needs_what_it_had(
 #[test]
 fn what_others_free_meanwhile_is_needed_in_part_only() {
     let world = World::with(CAP, &[("GPULIMIT_SIM_NO_PROC", "1")]);
-    // Of this version on, the driver tells that a step is under way.
+    // Drivers from this version on report a step that is under way.
     world.machine().knob("driver-version", "13040");
     let mut program = holder(&world, "1000M");
     let mut stranger = Session::start(world.bare(world::program()));
