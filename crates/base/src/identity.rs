@@ -279,16 +279,18 @@ fn start_time(stat: &[u8]) -> Option<u64> {
     field(stat, 22)?.parse().ok()
 }
 
-/// Returns whether a `stat` file shows a dying process: by state (field 3), PF_EXITING (field 9) or
-/// pending SIGKILL (field 31).
+/// Returns whether a `stat` file shows a dying process: by state (field 3), flags (field 9) or
+/// pending SIGKILL (field 31). A process that has received a deadly signal has only the flag
+/// PF_SIGNALED for a while.
 fn is_exiting(stat: &[u8]) -> bool {
     const PF_EXITING: u64 = 0x4;
+    const PF_SIGNALED: u64 = 0x400;
     const KILL: u64 = 1 << (9 - 1);
     let has = |number, bit| {
         let bits = field(stat, number).and_then(|bits| bits.parse::<u64>().ok());
         bits.is_some_and(|bits| bits & bit != 0)
     };
-    matches!(field(stat, 3), Some("Z" | "X")) || has(9, PF_EXITING) || has(31, KILL)
+    matches!(field(stat, 3), Some("Z" | "X")) || has(9, PF_EXITING | PF_SIGNALED) || has(31, KILL)
 }
 
 /// Returns the program's name from a command line, without the directory. `name` is the kernel's
@@ -348,6 +350,7 @@ mod tests {
     fn exiting_and_killed_processes_are_ending() {
         assert!(is_exiting(b"42 (a) b) Z 1 2 3 4 5 4194304"));
         assert!(is_exiting(b"42 (a) S 1 2 3 4 5 4194308 7"));
+        assert!(is_exiting(b"42 (a) R 1 2 3 4 5 4195328 7"));
         assert!(!is_exiting(b"42 (Z) S 1 2 3 4 5 4194304 7"));
         let pending = |signals| {
             let line = format!("42 (a) R{} {signals} 0 0", " 0".repeat(27));

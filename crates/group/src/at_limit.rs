@@ -32,6 +32,8 @@ use std::time::{Duration, Instant};
 
 /// How long one request may look for processes to kill. Reading one memory map can take a second.
 const LOOKS: Duration = Duration::from_secs(4);
+/// How long one request waits for the processes that it has killed to end.
+const DYING: Duration = Duration::from_secs(2);
 /// The most attempts of one request while the limits keep changing; then the request is refused.
 pub(super) const CHANGES: u32 = 1_000;
 /// The most rounds of killing for one request.
@@ -514,6 +516,12 @@ impl<'a> Request<'a, '_> {
                 station.ledger.note_kill(index);
             }
         }
+        // A process that is ending has no memory map, so the next round could not prove that it is
+        // a member, and would refuse the request.
+        let until = Instant::now() + DYING;
+        victims
+            .iter()
+            .for_each(|(target, _)| target.await_end(until));
         killed
     }
 

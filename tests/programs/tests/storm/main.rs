@@ -5,6 +5,7 @@
 //! the number of processes and the seed; `scripts/storm` sets them.
 
 mod crowd;
+mod dying;
 mod frozen;
 mod judge;
 mod numbers;
