@@ -1,7 +1,7 @@
 //! Reads the memory map of another process within a bounded time.
 //!
 //! A read of `/proc/PID/maps` can block forever, and only a signal that ends the reader ends the
-//! wait (since Linux 5.3). So a child process with an alarm reads the file. The child shares the
+//! wait (since Linux 5.3). So a child process with a timer reads the file. The child shares the
 //! memory of this process, as a child of `posix_spawn` does.
 #![allow(unsafe_code)]
 
@@ -86,30 +86,46 @@ fn has_member(file: &MappedFile, number: u32) -> io::Result<bool> {
 extern "C" fn look(task: *mut c_void) -> c_int {
     // SAFETY: `task` points to the task of [`has_member`], which waits until this child has ended.
     let task = unsafe { &*task.cast::<Task<'_>>() };
-    let alarm = libc::itimerval {
-        it_interval: libc::timeval {
-            tv_sec: 0,
-            tv_usec: 0,
-        },
-        it_value: libc::timeval {
-            tv_sec: SECONDS,
-            tv_usec: 0,
-        },
-    };
-    // SAFETY: the calls change the effect of one signal for this process alone, and read `alarm`, a
-    // local value.
-    let is_set = unsafe {
-        libc::signal(libc::SIGALRM, libc::SIG_DFL) != libc::SIG_ERR
-            && libc::setitimer(libc::ITIMER_REAL, &raw const alarm, ptr::null_mut()) == 0
-    };
-    if !is_set {
+    if !end_in_time() {
         return libc::EINVAL;
     }
-    Blocked::let_through(libc::SIGALRM);
     match task.file.has_member(&task.mappings) {
         Ok(false) => NO,
         Ok(true) => YES,
         Err(error) => error.raw_os_error().unwrap_or(libc::EIO),
+    }
+}
+
+/// Lets the kernel kill this process after [`SECONDS`]. No other signal is certain to end a process
+/// that another one traces, such as `strace -f`. Makes system calls alone: the C library's functions
+/// allocate memory.
+fn end_in_time() -> bool {
+    // SAFETY: all bit patterns are valid for the plain numbers of this structure.
+    let mut event: libc::sigevent = unsafe { std::mem::zeroed() };
+    event.sigev_notify = libc::SIGEV_SIGNAL;
+    event.sigev_signo = libc::SIGKILL;
+    let second = |tv_sec| libc::timespec { tv_sec, tv_nsec: 0 };
+    let time = libc::itimerspec {
+        it_interval: second(0),
+        it_value: second(SECONDS),
+    };
+    let mut timer: c_int = 0;
+    let nothing = ptr::null::<libc::itimerspec>();
+    // SAFETY: the calls read `event` and `time` and write `timer`, all of them local.
+    unsafe {
+        libc::syscall(
+            libc::SYS_timer_create,
+            libc::c_long::from(libc::CLOCK_MONOTONIC),
+            &raw const event,
+            &raw mut timer,
+        ) == 0
+            && libc::syscall(
+                libc::SYS_timer_settime,
+                libc::c_long::from(timer),
+                0usize,
+                &raw const time,
+                nothing,
+            ) == 0
     }
 }
 

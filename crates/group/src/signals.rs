@@ -93,11 +93,6 @@ impl Blocked {
             _here: PhantomData,
         }
     }
-
-    /// Unblocks one signal, in a child process that was made while this value blocked all signals.
-    pub(super) fn let_through(signal: c_int) {
-        change(libc::SIG_UNBLOCK, &only(signal));
-    }
 }
 
 impl Drop for Blocked {
@@ -120,12 +115,6 @@ fn full() -> libc::sigset_t {
     let mut set = empty();
     // SAFETY: the call writes only `set`, a local set.
     unsafe { libc::sigfillset(&raw mut set) };
-    set
-}
-
-fn only(signal: c_int) -> libc::sigset_t {
-    let mut set = empty();
-    add(&mut set, signal);
     set
 }
 
@@ -231,7 +220,9 @@ pub(super) mod tests {
     fn a_signal_that_the_program_blocked_stays_blocked() {
         let blocked = libc::SIGRTMIN() + 7;
         act(blocked, handler as *const () as libc::sighandler_t);
-        change(libc::SIG_BLOCK, &only(blocked));
+        let mut only = empty();
+        add(&mut only, blocked);
+        change(libc::SIG_BLOCK, &only);
         let signals = Deferred::new();
         send(blocked);
         assert!(!signals.has_pending());
