@@ -350,23 +350,6 @@ fn a_request_for_room_is_refused_without_a_wait() {
     assert_eq!(refused, Ok(true), "the request waits for ever");
 }
 
-/// Ordinary signals do not end a system call of a traced process.
-#[test]
-fn a_traced_request_for_room_is_refused_without_a_wait() {
-    let mut command = Command::new("strace");
-    command
-        .args(["-f", "-o", "/dev/null"])
-        .arg(std::env::current_exe().expect("a program"))
-        .arg("--exact")
-        .arg("stuck::a_request_for_room_is_refused_without_a_wait");
-    if Command::new("strace").arg("-V").output().is_err() {
-        eprintln!("SKIPPED: no strace");
-        return;
-    }
-    let output = command.output().expect("started");
-    assert!(output.status.success(), "{output:?}");
-}
-
 /// The server shows the stuck member without its command line, and answers at once afterwards.
 #[test]
 fn the_server_does_not_wait_for_the_stuck_one() {
