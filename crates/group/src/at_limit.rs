@@ -9,37 +9,22 @@
 //! 7. The request is refused.
 
 use super::demand::Asking;
-use super::kill::{Target, Targets};
-use super::look;
 use super::member::{MAX_DEPTH, Member, MemberDevice, Refusal, Spared, Station};
+use super::oom::Awaited;
 use super::signals::Deferred;
 use super::trail::{Traced, happening};
 use super::undisturbed::Undisturbed;
-use super::{system_log, user};
-use gpulimit_base::identity::Identity;
-use gpulimit_base::order;
-use gpulimit_base::units::gib;
 use gpulimit_ledger::{
-    self as ledger, Cause, DeviceIndex, EventKind, Happening, Holding, Idle, Ledger, Line,
-    Pressure, ProcessUsage, Refused, Turn, Witness,
+    self as ledger, DeviceIndex, EventKind, Idle, Line, Pressure, Refused, Turn, Witness,
 };
-use gpulimit_limits::{OnLimit, Oom, Options};
+use gpulimit_limits::{OnLimit, Options};
 use std::fmt;
-use std::fs;
-use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
-/// How long one request may look for processes to kill. Reading one memory map can take a second.
-const LOOKS: Duration = Duration::from_secs(4);
-/// How long one request waits for the processes that it has killed to end.
-const DYING: Duration = Duration::from_secs(2);
 /// The most attempts of one request while the limits keep changing; then the request is refused.
 pub(super) const CHANGES: u32 = 1_000;
 /// The most rounds of killing for one request.
 const VICTIMS: u32 = 64;
-/// The most killed processes that a message names.
-const NAMED: usize = 3;
 /// The pause between two attempts of a waiting thread that is not in line. One thread per process
 /// is in line.
 const NAP: Duration = Duration::from_millis(50);
@@ -200,7 +185,7 @@ impl<'a> Request<'a, '_> {
 
     /// Builds the error for a refusal by the group at `level` (0 is the process's group), with its
     /// charge and limit.
-    fn refused_at(&self, level: usize) -> Refused {
+    pub(super) fn refused_at(&self, level: usize) -> Refused {
         let (station, index) = (self.station(level), self.device.index[level]);
         Refused {
             level,
@@ -290,6 +275,7 @@ impl<'a> Request<'a, '_> {
     fn insist(&self, mut refused: Refused, until: Option<Instant>) -> Result<(), Refused> {
         let mut waited = false;
         let mut asked = [false; MAX_DEPTH];
+        let mut awaited = Awaited::default();
         for _ in 0..=VICTIMS {
             let options = self.options(refused.level);
             let fits_ever = self.bytes <= refused.max;
@@ -311,7 +297,7 @@ impl<'a> Request<'a, '_> {
                 waited |= time.is_some();
                 Some(self.wait(refused, asking, time))
             } else {
-                (until.is_none() && self.make_room(refused.level, options.oom))
+                (until.is_none() && self.make_room(level, options.oom, &mut awaited))
                     .then(|| self.attempt())
             };
             match again {
@@ -427,110 +413,12 @@ impl<'a> Request<'a, '_> {
         }
     }
 
-    /// Kills processes as the option `oom` says. Reports each kill first, because this process may
-    /// be killed, too.
-    fn make_room(&self, level: usize, oom: Oom) -> bool {
-        // If the ledger shows signs of tampering, a user may have forged this refusal: kill no
-        // process.
-        let station = self.station(level);
-        if oom == Oom::None || station.slot.distrusts() || may_be_foreign(&station.ledger) {
-            return false;
-        }
-        let index = self.device.index[level];
-        let uses = |process: &ProcessUsage| {
-            let on = process.devices.iter().find(|usage| usage.device == index);
-            on.map_or(0, |usage| usage.charged)
-        };
-        let own = Identity::of_self();
-        let mut processes = station.ledger.processes(self.pressure.witness());
-        processes.retain(|process| process.alive);
-        match oom {
-            Oom::None => processes.clear(),
-            // With `oom=kill-largest` a process never kills itself. Its request is refused instead.
-            Oom::KillLargest => {
-                order::sort_by(&mut processes, |a, b| uses(a) > uses(b));
-                processes.truncate(1);
-                processes
-                    .retain(|largest| uses(largest) > 0 && largest.identity.key() != own.key());
-            }
-            // Kill this process last, so that it can kill the other processes first.
-            Oom::KillGroup => order::sort_by(&mut processes, |a, b| {
-                a.identity.key() != own.key() && b.identity.key() == own.key()
-            }),
-        }
-        let look = look::until(Instant::now() + LOOKS);
-        let Ok(targets) = Targets::of(&station.ledger, &look) else {
-            return false;
-        };
-        let named = targets.named(processes.iter().map(|process| &process.identity));
-        let proven = |(target, process): (io::Result<Target>, _)| Some((target.ok()?, process));
-        let victims: Vec<(Target, ProcessUsage)> = named
-            .into_iter()
-            .zip(processes)
-            .filter_map(proven)
-            .collect();
-        if victims.is_empty() {
-            return false;
-        }
-        let Refused { charged, max, .. } = self.refused_at(level);
-        self.record_at(level, EventKind::Oom, charged, max);
-        self.pressure.tell(format_args!(
-            "group {} has no room for {} on GPU {}, requested by this process ({}): killing {} \
-             (oom={})",
-            station.name,
-            gib(self.bytes),
-            self.device.id().short(),
-            own.pid,
-            Victims(&victims),
-            oom.name(),
-        ));
-        system_log::warn(format_args!(
-            "group {} has no room for {} on GPU {}, requested by pid {} ({}) of user {}: killing \
-             {} (oom={})",
-            station.name,
-            gib(self.bytes),
-            self.device.id().short(),
-            own.pid,
-            own.command(),
-            own.uid,
-            Victims(&victims),
-            oom.name(),
-        ));
-        let by = Holding {
-            process: own,
-            bytes: self.bytes,
-        };
-        for (_, process) in &victims {
-            let kill = Happening {
-                process: process.identity,
-                ..happening(EventKind::Kill, index, uses(process), charged, max)
-            };
-            let function = self.pressure.function();
-            self.member
-                .record_kill(level, &kill, function, Cause::Oom, by);
-        }
-        let mut killed = false;
-        for (target, _) in &victims {
-            if target.send(libc::SIGKILL).is_ok() {
-                killed = true;
-                station.ledger.note_kill(index);
-            }
-        }
-        // A process that is ending has no memory map, so the next round could not prove that it is
-        // a member, and would refuse the request.
-        let until = Instant::now() + DYING;
-        victims
-            .iter()
-            .for_each(|(target, _)| target.await_end(until));
-        killed
-    }
-
     fn record(&self, kind: EventKind, refused: &Refused) {
         self.record_at(refused.level, kind, refused.charged, refused.max);
     }
 
     /// Records an event of this request in the group at `level`, with the group's charge and limit.
-    fn record_at(&self, level: usize, kind: EventKind, charged: u64, max: u64) {
+    pub(super) fn record_at(&self, level: usize, kind: EventKind, charged: u64, max: u64) {
         let happening = happening(kind, self.device.index[level], self.bytes, charged, max);
         self.member
             .record(level, &happening, self.pressure.function());
@@ -545,36 +433,4 @@ impl<'a> Request<'a, '_> {
             kept: station.kept(self.device.index[refused.level]),
         }
     }
-}
-
-/// The killed processes as text: `pid 4711 (python), pid 4712 (python) and 3 more`.
-struct Victims<'a>(&'a [(Target, ProcessUsage)]);
-
-impl fmt::Display for Victims<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (at, (target, process)) in self.0.iter().take(NAMED).enumerate() {
-            let comma = if at == 0 { "" } else { ", " };
-            write!(
-                f,
-                "{comma}pid {} ({})",
-                target.pid,
-                process.identity.command()
-            )?;
-        }
-        match self.0.len().saturating_sub(NAMED) {
-            0 => Ok(()),
-            more => write!(f, " and {more} more"),
-        }
-    }
-}
-
-/// Returns whether this process is root's and the ledger may be a user's link to another group's
-/// ledger. Root must not kill there.
-fn may_be_foreign(ledger: &Ledger) -> bool {
-    let is_own = || {
-        let directory = fs::metadata(ledger.path().parent()?).ok()?;
-        let names = ledger.metadata().ok()?.nlink();
-        Some(directory.uid() == 0 || names == 1 && !ledger.is_unlinked())
-    };
-    user::effective() == 0 && is_own() != Some(true)
 }

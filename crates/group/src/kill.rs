@@ -8,14 +8,12 @@
 use super::access::{Access, Members};
 use super::user;
 use gpulimit_base::identity::{Identity, SeenProcess};
-use gpulimit_base::interrupted::again;
 use gpulimit_base::proc;
 use gpulimit_ledger::{Ledger, MappedFile, ProcessUsage};
 use std::cell::{OnceCell, RefCell};
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::time::Instant;
 
 /// A process of a group. Signals reach only this process, even if its pid was reused.
 #[derive(Debug)]
@@ -255,29 +253,6 @@ impl Target {
         }
     }
 
-    /// Waits until the process has ended, at most until the time `until`. Does not wait on systems
-    /// without pidfds.
-    pub(super) fn await_end(&self, until: Instant) {
-        let Some(descriptor) = &self.descriptor else {
-            return;
-        };
-        let mut end = libc::pollfd {
-            fd: descriptor.as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        // If a signal interrupts the last attempt, the caller finds a living process.
-        let _ = again(|| {
-            let left = until.saturating_duration_since(Instant::now());
-            let left = libc::c_int::try_from(left.as_millis()).unwrap_or(libc::c_int::MAX);
-            // SAFETY: the call writes only to `end`.
-            match unsafe { libc::poll(&raw mut end, 1, left) } {
-                -1 => Err(io::Error::last_os_error()),
-                _ => Ok(()),
-            }
-        });
-    }
-
     /// Sends a signal to the process. Fails with `NotFound` where the process has ended.
     pub fn send(&self, signal: i32) -> io::Result<()> {
         let sent = match &self.descriptor {
@@ -315,28 +290,6 @@ impl Target {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::process::{Command, Stdio};
-    use std::time::Duration;
-
-    #[test]
-    fn the_end_of_a_process_is_awaited() {
-        let mut child = Command::new("cat")
-            .stdin(Stdio::piped())
-            .spawn()
-            .expect("started");
-        let target = Target::open(child.id()).expect("a child");
-        target.await_end(Instant::now());
-        assert!(child.try_wait().expect("a child").is_none(), "it lives");
-        let until = Instant::now() + Duration::from_secs(3_600);
-        std::thread::scope(|scope| {
-            let awaited = scope.spawn(|| target.await_end(until));
-            assert!(!awaited.is_finished());
-            drop(child.stdin.take());
-        });
-        let ended = child.try_wait().expect("a child").is_some();
-        child.wait().expect("a child");
-        assert!(ended || target.descriptor.is_none());
-    }
 
     #[test]
     fn root_signals_only_processes_that_the_owner_could_signal() {

@@ -28,6 +28,7 @@ mod kill;
 mod look;
 mod member;
 mod name;
+mod oom;
 pub mod pod;
 mod power;
 mod protection;

@@ -97,7 +97,7 @@ extern "C" fn look(task: *mut c_void) -> c_int {
 }
 
 /// Lets the kernel kill this process after [`SECONDS`]. No other signal is certain to end a process
-/// that another one traces, such as `strace -f`. Makes system calls alone: the C library's functions
+/// that another one traces, such as `strace -f`. Makes system calls only: the C library's functions
 /// allocate memory.
 fn end_in_time() -> bool {
     // SAFETY: all bit patterns are valid for the plain numbers of this structure.

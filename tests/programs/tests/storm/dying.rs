@@ -3,9 +3,22 @@
 use std::time::Duration;
 
 use gpulimit_ledger::EventKind;
-use gpulimit_programs::world::{self, CONTEXT, MIB, World};
+use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World};
 
 use crate::tracer::{Stop, Tracer};
+
+/// Lets a process run to its end, and holds it there.
+fn hold_at_end(process: &Session, tracer: &Tracer) {
+    while let Stop::Call(_) = tracer.next_call() {}
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.pid()));
+    assert!(stat.is_ok_and(|stat| stat.contains(") t ")), "it is held");
+}
+
+/// Returns the pids of the processes that `oom` has killed.
+fn killed(world: &World) -> Vec<u32> {
+    let kills = world.events(EventKind::Kill);
+    kills.iter().map(|event| event.what.process.pid).collect()
+}
 
 #[test]
 fn a_request_waits_for_a_killed_member_that_ends_slowly() {
@@ -15,13 +28,51 @@ fn a_request_waits_for_a_killed_member_that_ends_slowly() {
     largest.expect(&[("alloc a 400M", "0")]);
     let tracer = Tracer::attach(largest.pid());
     other.tell("alloc b 300M");
-    while let Stop::Call(_) = tracer.next_call() {}
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", largest.pid()));
-    assert!(stat.is_ok_and(|stat| stat.contains(") t ")), "it is held");
+    hold_at_end(&largest, &tracer);
     // A request that does not wait is refused at once.
     assert!(other.is_silent_for(Duration::from_millis(100)));
     tracer.detach();
     assert_eq!(other.answer(), "0");
-    assert_eq!(world.events(EventKind::Kill).len(), 1);
+    assert_eq!(killed(&world), [largest.pid()]);
     assert!(world::eventually(|| largest.has_ended()));
+}
+
+#[test]
+fn a_member_that_another_request_has_killed_is_awaited() {
+    let world = World::new(4 * CONTEXT + 850 * MIB);
+    world.settings(&["oom=kill-largest"]);
+    let [mut largest, mut small, mut first, mut second] = [(); 4].map(|()| world.on_gpu());
+    largest.expect(&[("alloc a 400M", "0")]);
+    small.expect(&[("alloc a 350M", "0")]);
+    let tracer = Tracer::attach(largest.pid());
+    first.tell("alloc b 300M");
+    hold_at_end(&largest, &tracer);
+    // The memory of the largest one does not suffice for this request.
+    second.tell("alloc b 1200M");
+    assert!(second.is_silent_for(Duration::from_millis(100)));
+    assert_eq!(killed(&world), [largest.pid()]);
+    tracer.detach();
+    assert_eq!((first.answer(), second.answer()), ("0".into(), "0".into()));
+    assert_eq!(killed(&world), [largest.pid(), small.pid()]);
+}
+
+#[test]
+fn a_request_is_refused_if_a_killed_member_does_not_end() {
+    let world = World::new(2 * CONTEXT + 500 * MIB);
+    world.settings(&["oom=kill-largest"]);
+    let (mut largest, mut other) = (world.on_gpu(), world.on_gpu());
+    largest.expect(&[("alloc a 400M", "0")]);
+    let tracer = Tracer::attach(largest.pid());
+    other.tell("alloc b 300M");
+    hold_at_end(&largest, &tracer);
+    assert_eq!(other.answer(), "2");
+    tracer.detach();
+    assert_eq!(killed(&world), [largest.pid()]);
+    let (_, errors) = other.end();
+    let stuck = format!(
+        "pid {} (gpu-script) was killed, but does not end",
+        largest.pid()
+    );
+    assert_eq!(errors.matches(&stuck).count(), 1, "{errors}");
+    assert!(errors.contains("refused cuMemAlloc"), "{errors}");
 }

@@ -1,0 +1,204 @@
+//! The killing of processes for a request that does not fit: the option `oom`.
+
+use super::at_limit::Request;
+use super::kill::Targets;
+use super::look;
+use super::trail::happening;
+use super::{system_log, user};
+use gpulimit_base::identity::Identity;
+use gpulimit_base::order;
+use gpulimit_base::units::gib;
+use gpulimit_ledger::{Cause, DeviceIndex, EventKind, Happening, Holding, Ledger, ProcessUsage};
+use gpulimit_limits::Oom;
+use std::fmt;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, Instant};
+
+/// How long one request may look for processes to kill. Reading one memory map can take a second.
+const LOOKS: Duration = Duration::from_secs(4);
+/// How long a request waits for processes that are ending, for each that it has not awaited yet.
+/// Short, because a tracer or a frozen control group can keep a process from ending, and because
+/// some processes live on after their first thread has ended.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// The pause between two looks at processes that are ending.
+const PAUSE: Duration = Duration::from_millis(1);
+/// The most processes that a message names.
+const NAMED: usize = 3;
+
+/// What tells a process from all others: see [`Identity::key`].
+type Key = (u32, u64, u64);
+
+/// The processes whose end a request has awaited.
+#[derive(Default)]
+pub(super) struct Awaited {
+    /// Those that the request has killed, with their pids in this process's pid namespace. It kills
+    /// no process twice.
+    killed: Vec<(Key, u32)>,
+    /// Those that were ending already.
+    ending: Vec<Key>,
+}
+
+impl Request<'_, '_> {
+    /// Kills processes as the option `oom` says, and waits for their end. Awaits a process that is
+    /// ending already instead: its memory may suffice. Returns false if there is no process to kill
+    /// or to await.
+    pub(super) fn make_room(&self, level: usize, oom: Oom, awaited: &mut Awaited) -> bool {
+        // If the ledger shows signs of tampering, a user may have forged this refusal: kill no
+        // process.
+        let station = self.station(level);
+        if oom == Oom::None || station.slot.distrusts() || may_be_foreign(&station.ledger) {
+            return false;
+        }
+        let processes = self.candidates(level, oom);
+        let look = look::until(Instant::now() + LOOKS);
+        let Ok(targets) = Targets::of(&station.ledger, &look) else {
+            return false;
+        };
+        let named = targets.named(processes.iter().map(|process| &process.identity));
+        let own = Identity::of_self();
+        let (mut proven, mut victims) = (Vec::new(), Vec::new());
+        let (mut ending, mut stuck) = (Vec::new(), Vec::new());
+        for (target, process) in named.into_iter().zip(processes) {
+            let key = process.identity.key();
+            if let Some((_, pid)) = awaited.killed.iter().find(|(killed, _)| *killed == key) {
+                stuck.push((*pid, process));
+            } else if !awaited.ending.contains(&key) && process.identity.is_ending(own.pid_ns) {
+                awaited.ending.push(key);
+                ending.push(process);
+            } else if let Ok(target) = target {
+                victims.push((target.pid, process));
+                proven.push(target);
+            }
+        }
+        if !victims.is_empty() {
+            self.report(level, oom, &own, &victims);
+        }
+        for (target, (pid, process)) in proven.iter().zip(victims) {
+            if target.send(libc::SIGKILL).is_ok() {
+                station.ledger.note_kill(self.device.index[level]);
+                awaited.killed.push((process.identity.key(), pid));
+                ending.push(process);
+            }
+        }
+        if ending.is_empty() {
+            if !stuck.is_empty() {
+                self.pressure.tell(format_args!(
+                    "{} was killed, but does not end: a debugger or a frozen control group may \
+                     hold it (oom={})",
+                    Names(&stuck),
+                    oom.name(),
+                ));
+            }
+            return false;
+        }
+        let until = Instant::now() + PATIENCE;
+        let is_held = |process: &ProcessUsage| station.ledger.is_held(process.slot);
+        while ending.iter().any(is_held) && Instant::now() < until {
+            std::thread::sleep(PAUSE);
+        }
+        true
+    }
+
+    /// Returns the living processes to kill, in this order.
+    fn candidates(&self, level: usize, oom: Oom) -> Vec<ProcessUsage> {
+        let station = self.station(level);
+        let index = self.device.index[level];
+        let own = Identity::of_self();
+        let mut processes = station.ledger.processes(self.pressure.witness());
+        processes.retain(|process| process.alive);
+        match oom {
+            Oom::None => processes.clear(),
+            // With `oom=kill-largest` a process never kills itself. Its request is refused instead.
+            Oom::KillLargest => {
+                order::sort_by(&mut processes, |a, b| uses(a, index) > uses(b, index));
+                processes.truncate(1);
+                processes.retain(|one| uses(one, index) > 0 && one.identity.key() != own.key());
+            }
+            // Kill this process last, so that it can kill the other processes first.
+            Oom::KillGroup => order::sort_by(&mut processes, |a, b| {
+                a.identity.key() != own.key() && b.identity.key() == own.key()
+            }),
+        }
+        processes
+    }
+
+    /// Reports that these processes are about to be killed. This comes first, because this process
+    /// may be among them.
+    fn report(&self, level: usize, oom: Oom, own: &Identity, victims: &[(u32, ProcessUsage)]) {
+        let station = self.station(level);
+        let index = self.device.index[level];
+        let refused = self.refused_at(level);
+        let (charged, max) = (refused.charged, refused.max);
+        self.record_at(level, EventKind::Oom, charged, max);
+        self.pressure.tell(format_args!(
+            "group {} has no room for {} on GPU {}, requested by this process ({}): killing {} \
+             (oom={})",
+            station.name,
+            gib(self.bytes),
+            self.device.id().short(),
+            own.pid,
+            Names(victims),
+            oom.name(),
+        ));
+        system_log::warn(format_args!(
+            "group {} has no room for {} on GPU {}, requested by pid {} ({}) of user {}: killing \
+             {} (oom={})",
+            station.name,
+            gib(self.bytes),
+            self.device.id().short(),
+            own.pid,
+            own.command(),
+            own.uid,
+            Names(victims),
+            oom.name(),
+        ));
+        let by = Holding {
+            process: *own,
+            bytes: self.bytes,
+        };
+        for (_, process) in victims {
+            let kill = Happening {
+                process: process.identity,
+                ..happening(EventKind::Kill, index, uses(process, index), charged, max)
+            };
+            let function = self.pressure.function();
+            self.member
+                .record_kill(level, &kill, function, Cause::Oom, by);
+        }
+    }
+}
+
+/// Returns the bytes that a process has charged on a device.
+fn uses(process: &ProcessUsage, device: DeviceIndex) -> u64 {
+    let on = process.devices.iter().find(|usage| usage.device == device);
+    on.map_or(0, |usage| usage.charged)
+}
+
+/// Processes as text, each with its pid in this process's pid namespace:
+/// `pid 4711 (python), pid 4712 (python) and 3 more`.
+struct Names<'a>(&'a [(u32, ProcessUsage)]);
+
+impl fmt::Display for Names<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, (pid, process)) in self.0.iter().take(NAMED).enumerate() {
+            let comma = if at == 0 { "" } else { ", " };
+            write!(f, "{comma}pid {pid} ({})", process.identity.command())?;
+        }
+        match self.0.len().saturating_sub(NAMED) {
+            0 => Ok(()),
+            more => write!(f, " and {more} more"),
+        }
+    }
+}
+
+/// Returns whether this process is root's and the ledger may be a user's link to another group's
+/// ledger. Root must not kill there.
+fn may_be_foreign(ledger: &Ledger) -> bool {
+    let is_own = || {
+        let directory = fs::metadata(ledger.path().parent()?).ok()?;
+        let names = ledger.metadata().ok()?.nlink();
+        Some(directory.uid() == 0 || names == 1 && !ledger.is_unlinked())
+    };
+    user::effective() == 0 && is_own() != Some(true)
+}
