@@ -12,6 +12,7 @@ use gpulimit_ledger::{Cause, DeviceIndex, EventKind, Happening, Holding, Ledger,
 use gpulimit_limits::Oom;
 use std::fmt;
 use std::fs;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
@@ -39,6 +40,21 @@ pub(super) struct Awaited {
     ending: Vec<Key>,
 }
 
+impl Awaited {
+    /// Notes the processes that are dead. Returns true if one is new: it may have died after the
+    /// last attempt of the request, which has to be repeated before a process is killed.
+    fn meets_dead(&mut self, processes: &[ProcessUsage]) -> bool {
+        let before = self.ending.len();
+        for process in processes.iter().filter(|process| !process.alive) {
+            let key = process.identity.key();
+            if !self.ending.contains(&key) {
+                self.ending.push(key);
+            }
+        }
+        self.ending.len() > before
+    }
+}
+
 impl Request<'_, '_> {
     /// Kills processes as the option `oom` says, and waits for their end. Awaits a process that is
     /// ending already instead: its memory may suffice. Returns false if there is no process to kill
@@ -50,7 +66,11 @@ impl Request<'_, '_> {
         if oom == Oom::None || station.slot.distrusts() || may_be_foreign(&station.ledger) {
             return false;
         }
-        let processes = self.candidates(level, oom);
+        let mut processes = station.ledger.processes(self.pressure.witness());
+        if awaited.meets_dead(&processes) {
+            return true;
+        }
+        self.choose(&mut processes, level, oom);
         let look = look::until(Instant::now() + LOOKS);
         let Ok(targets) = Targets::of(&station.ledger, &look) else {
             return false;
@@ -75,11 +95,17 @@ impl Request<'_, '_> {
             self.report(level, oom, &own, &victims);
         }
         for (target, (pid, process)) in proven.iter().zip(victims) {
-            if target.send(libc::SIGKILL).is_ok() {
-                station.ledger.note_kill(self.device.index[level]);
-                awaited.killed.push((process.identity.key(), pid));
-                ending.push(process);
+            match target.send(libc::SIGKILL) {
+                Ok(()) => {
+                    station.ledger.note_kill(self.device.index[level]);
+                    awaited.killed.push((process.identity.key(), pid));
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    awaited.ending.push(process.identity.key());
+                }
+                Err(_) => continue,
             }
+            ending.push(process);
         }
         if ending.is_empty() {
             if !stuck.is_empty() {
@@ -100,27 +126,24 @@ impl Request<'_, '_> {
         true
     }
 
-    /// Returns the living processes to kill, in this order.
-    fn candidates(&self, level: usize, oom: Oom) -> Vec<ProcessUsage> {
-        let station = self.station(level);
+    /// Leaves the living processes to kill, in this order.
+    fn choose(&self, processes: &mut Vec<ProcessUsage>, level: usize, oom: Oom) {
         let index = self.device.index[level];
         let own = Identity::of_self();
-        let mut processes = station.ledger.processes(self.pressure.witness());
         processes.retain(|process| process.alive);
         match oom {
             Oom::None => processes.clear(),
             // With `oom=kill-largest` a process never kills itself. Its request is refused instead.
             Oom::KillLargest => {
-                order::sort_by(&mut processes, |a, b| uses(a, index) > uses(b, index));
+                order::sort_by(processes, |a, b| uses(a, index) > uses(b, index));
                 processes.truncate(1);
                 processes.retain(|one| uses(one, index) > 0 && one.identity.key() != own.key());
             }
             // Kill this process last, so that it can kill the other processes first.
-            Oom::KillGroup => order::sort_by(&mut processes, |a, b| {
+            Oom::KillGroup => order::sort_by(processes, |a, b| {
                 a.identity.key() != own.key() && b.identity.key() == own.key()
             }),
         }
-        processes
     }
 
     /// Reports that these processes are about to be killed. This comes first, because this process
@@ -201,4 +224,37 @@ fn may_be_foreign(ledger: &Ledger) -> bool {
         Some(directory.uid() == 0 || names == 1 && !ledger.is_unlinked())
     };
     user::effective() == 0 && is_own() != Some(true)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use gpulimit_ledger::Errand;
+
+    #[test]
+    fn each_dead_process_has_a_request_tried_again_once() {
+        let own = ProcessUsage {
+            slot: 0,
+            identity: Identity::of_self(),
+            below: String::new(),
+            alive: true,
+            waits: None,
+            errand: Errand::None,
+            frozen: false,
+            devices: Vec::new(),
+        };
+        let dead = |pid| ProcessUsage {
+            identity: Identity {
+                pid,
+                ..own.identity
+            },
+            alive: false,
+            ..own.clone()
+        };
+        let mut awaited = Awaited::default();
+        assert!(!awaited.meets_dead(std::slice::from_ref(&own)));
+        assert!(awaited.meets_dead(&[own.clone(), dead(7)]));
+        assert!(!awaited.meets_dead(&[own.clone(), dead(7)]));
+        assert!(awaited.meets_dead(&[own.clone(), dead(7), dead(8)]));
+    }
 }
