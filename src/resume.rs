@@ -3,7 +3,7 @@
 use super::checkpoint::Checkpoints;
 use super::failure::Failure;
 use super::suspend::{
-    Machine, Report, Stop, Subject, Which, end_it, freeze, record, settle_all, time,
+    Machine, Report, Stop, Subject, Which, end_it, finish_it, freeze, record, settle_all, time,
 };
 use super::{kill, output};
 use gpulimit_ledger::{Errand, EventKind};
@@ -70,29 +70,43 @@ pub fn resume(args: &Args) -> Result<ExitCode, Failure> {
         output::note("no process is suspended");
     }
     for at in &set {
-        subjects[*at].check_runs()?;
+        machine.ready(*at)?;
     }
     let moved: Vec<_> = set.iter().map(|at| subjects[*at].moved_by_gpu()).collect();
-    gpulimit_suspend::resume(&mut machine, &set)?;
+    let mut done = gpulimit_suspend::resume(&mut machine, &set);
     drop(thawed);
     let mut killed = Vec::new();
     // Processes that were lost while their memory was on the GPUs. Only the driver is believed.
     for at in lost.into_iter().filter(|at| !down[*at] && args.kill_lost) {
-        if machine.state(at)? == State::Failed {
-            killed.extend(end(&subjects[at]));
+        match machine.state(at) {
+            Ok(State::Failed) => killed.extend(end(&subjects[at])),
+            state => done = done.and(state.map(drop)),
         }
     }
+    let some_are_back = set.iter().any(|at| !subjects[*at].is_suspended());
     for (at, moved) in set.into_iter().zip(moved) {
         let subject = &subjects[at];
         match subject.errand().0 {
-            Errand::Lost if args.kill_lost => killed.extend(end(subject)),
+            // After a failure it may be one that was lost before, and was not tried.
+            Errand::Lost if args.kill_lost && done.is_ok() => killed.extend(end(subject)),
             Errand::Lost => output::note(&format!("{}: {}", subject.name(), end_it(subject))),
+            _ if subject.is_half_done() => output::note(&finish_it(subject)),
+            _ if subject.is_suspended() => {
+                if some_are_back {
+                    output::note(&format!(
+                        "{name} stays suspended: `gpulimit resume --pid {pid}` brings it back",
+                        name = subject.name(),
+                        pid = subject.target.pid,
+                    ));
+                }
+            }
             _ => record(subject, EventKind::Resume, &moved),
         }
     }
-    Report::of(&subjects, &before, args.json)
+    let status = Report::of(&subjects, &before, args.json)
         .with_killed(killed)
-        .print(args.which.group.as_deref())
+        .print(args.which.group.as_deref())?;
+    done.map(|()| status)
 }
 
 /// Kills a lost process, which is proven to be a member, and records that. Returns its pid, unless

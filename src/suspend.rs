@@ -129,6 +129,14 @@ fn undone(machine: &Machine<'_>, subjects: &[Subject], set: &[usize], failure: F
             pid = subjects[*at].target.pid,
         ));
     }
+    for subject in set
+        .iter()
+        .map(|at| &subjects[*at])
+        .filter(|one| one.is_half_done())
+    {
+        some = true;
+        output::note(&finish_it(subject));
+    }
     match some && failure.to_string() == INTERRUPTED {
         true => Failure::new("interrupted: not all processes are as they were before"),
         false => failure,
@@ -143,7 +151,6 @@ pub fn settle_all(machine: &Machine<'_>, subjects: &[Subject]) -> Result<(), Fai
     for (at, subject) in subjects.iter().enumerate() {
         if matches!(subject.errand().0, Errand::Suspend | Errand::Resume) {
             subject.check_namespace()?;
-            subject.check_runs()?;
             settle(machine, at)?;
         } else if subject.is_suspended()
             && subject.suspended() == 0
@@ -208,6 +215,19 @@ fn check(
     };
     reasons.iter().for_each(|reason| output::note(reason));
     Err(Failure::new(format_args!("{last}; nothing was suspended")))
+}
+
+/// Returns how to end the work on a process that is left half-done.
+pub fn finish_it(subject: &Subject) -> String {
+    let (name, pid) = (subject.name(), subject.target.pid);
+    let how = match subject.check_runs() {
+        Ok(()) => format!(", or `kill -9 {pid}` ends it"),
+        Err(_) => " once it runs again".to_owned(),
+    };
+    format!(
+        "{name} is left half-done, its calls of CUDA wait: `gpulimit resume --pid {pid}` lets it \
+         go on{how}"
+    )
 }
 
 /// Returns how to end a lost process.
