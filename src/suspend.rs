@@ -112,22 +112,17 @@ pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
     Report::of(&subjects, &before, args.json).print(args.which.group.as_deref())
 }
 
-/// Returns the error of a suspension that has failed. Names the processes that stay suspended,
-/// because other programs have taken their room meanwhile.
+/// Returns the error of a suspension that has failed. Names the processes that stay suspended, as
+/// other programs have taken their room meanwhile, and those that are left half-done.
 fn undone(machine: &Machine<'_>, subjects: &[Subject], set: &[usize], failure: Failure) -> Failure {
     let is_down = |at: &&usize| {
-        subjects[**at].errand().0 != Errand::Lost
+        subjects[**at].errand().0 == Errand::None
             && matches!(machine.state(**at), Ok(State::Checkpointed))
     };
     let mut some = false;
     for at in set.iter().filter(is_down) {
         some = true;
-        output::note(&format!(
-            "{name} stays suspended, because its room on a GPU is taken: `gpulimit resume --pid \
-             {pid}` brings it back",
-            name = subjects[*at].name(),
-            pid = subjects[*at].target.pid,
-        ));
+        output::note(&stays_suspended(&subjects[*at]));
     }
     for subject in set
         .iter()
@@ -215,6 +210,12 @@ fn check(
     };
     reasons.iter().for_each(|reason| output::note(reason));
     Err(Failure::new(format_args!("{last}; nothing was suspended")))
+}
+
+/// Returns how to bring back a process that the command leaves suspended.
+pub fn stays_suspended(subject: &Subject) -> String {
+    let (name, pid) = (subject.name(), subject.target.pid);
+    format!("{name} stays suspended: `gpulimit resume --pid {pid}` brings it back")
 }
 
 /// Returns how to end the work on a process that is left half-done.

@@ -270,8 +270,8 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// Fails if what comes back in all can never fit on a GPU or in a group: waiting would not help,
-    /// and would keep room from others.
+    /// Fails if what comes back in all can never fit on a GPU or in a group: waiting would not
+    /// help, and would keep room from others.
     fn check_fits(&self) -> Result<(), Failure> {
         for (id, coming) in self.coming(self.wanted.iter().copied()) {
             self.check_gpu(id, &coming)?;
@@ -295,7 +295,7 @@ impl<'a> Machine<'a> {
             }
         }
         for arrival in all.values() {
-            arrival.check(self.checkpoints.gpus())?;
+            arrival.check(self.checkpoints.gpus(), self.wanted.len() > 1)?;
         }
         Ok(())
     }
@@ -373,8 +373,9 @@ impl Arrival {
     }
 
     /// Fails if the group can never have room, also without its other processes: because of its
-    /// limit, and of what `min` keeps for other groups.
-    fn check(&self, gpus: &nvml::Driver) -> Result<(), Failure> {
+    /// limit, and of what `min` keeps for other groups. If `several` processes come back, fewer may
+    /// have room.
+    fn check(&self, gpus: &nvml::Driver, several: bool) -> Result<(), Failure> {
         let bounds = |rules: &LimitSet| figures::rule(rules, self.id).resolve(self.capacity);
         let max = bounds(&self.group.rules()?).max;
         let bytes = (self.bytes.values().copied()).fold(0, u64::saturating_add);
@@ -386,20 +387,24 @@ impl Arrival {
         if bytes.saturating_add(kept) <= max {
             return Ok(());
         }
+        let limit = match kept {
+            0 => format!("its limit of {}: raise the limit", gib(max)),
+            kept => format!(
+                "the {left} that its limit of {max} leaves beside what `min` keeps for other \
+                 groups: raise the limit, lower `min`",
+                left = gib(max.saturating_sub(kept)),
+                max = gib(max)
+            ),
+        };
+        let fewer = match several {
+            true => ", or resume fewer processes at once with --pid",
+            false => ", and resume again",
+        };
         Err(Failure::new(format_args!(
-            "{bytes} come back in group '{name}' on GPU {gpu}, more than its limit of \
-             {max}{less}: raise the limit, or resume fewer processes at once with --pid",
+            "{bytes} come back in group '{name}' on GPU {gpu}, more than {limit}{fewer}",
             bytes = gib(bytes),
             name = self.group.name(),
             gpu = groups::label(self.id, Some(gpus)),
-            max = gib(max),
-            less = match kept {
-                0 => String::new(),
-                kept => format!(
-                    " without the {} that `min` keeps for other groups",
-                    gib(kept)
-                ),
-            },
         )))
     }
 }
@@ -552,7 +557,11 @@ impl World for Machine<'_> {
     }
 
     fn restore(&self, process: usize) -> Result<Result<(), Failure>, Failure> {
-        self.ready(process)?;
+        let subject = &self.subjects[process];
+        // The room on the GPU is not held any more, so this is no time to wait.
+        if !subject.is_gone() {
+            subject.check_runs()?;
+        }
         Ok(self.ask(process, "resume", |pid| self.checkpoints.restore(pid)))
     }
 

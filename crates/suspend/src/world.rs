@@ -35,7 +35,8 @@ pub trait World {
     /// Moves the memory of a locked process to the host.
     fn checkpoint(&self, process: Self::Process) -> Result<(), Self::Error>;
     /// Moves the memory of a checkpointed process back to the GPUs. The process stays locked.
-    /// Returns the driver's answer. Fails if the driver was not asked.
+    /// Returns the driver's answer. Fails at once if the process is stopped: the driver was not
+    /// asked.
     fn restore(&self, process: Self::Process) -> Result<Result<(), Self::Error>, Self::Error>;
     /// Lets the driver's calls of a locked process go on.
     fn unlock(&self, process: Self::Process) -> Result<(), Self::Error>;

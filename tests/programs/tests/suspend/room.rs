@@ -81,7 +81,7 @@ fn a_process_beyond_the_limit_of_its_second_gpu_does_not_wait() {
     done(&world, &["set", GROUP, "--max", "600M", "--device", "1"]);
     let refused = run(&world, &["resume", GROUP, "--timeout", "5s"]);
     refused.expect_failure("1018.0 MiB come back in group 'world' on GPU 1");
-    refused.expect_failure("more than its limit of 600.0 MiB: raise the limit");
+    refused.expect_failure("more than its limit of 600.0 MiB: raise the limit, and resume");
     done(&world, &["set", GROUP, "--max", "2G", "--device", "1"]);
     done(&world, &["resume", GROUP]);
     goes_on(&mut program);
@@ -102,7 +102,8 @@ fn a_process_that_min_of_another_group_keeps_out_does_not_wait() {
     world.below("favoured", &["min=3G"]);
     let mut other = world.on_gpu_in("favoured");
     let refused = run(&world, &["resume", GROUP, "--timeout", "5s"]);
-    refused.expect_failure("more than its limit of 4.0 GiB without the 3.0 GiB that `min` keeps");
+    refused
+        .expect_failure("more than the 1.0 GiB that its limit of 4.0 GiB leaves beside what `min`");
     // The group's own processes may use what `min` keeps for it.
     done(&world, &["set", "world/inner", "min=2G"]);
     done(&world, &["set", "world/favoured", "min=2G"]);
