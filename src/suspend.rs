@@ -144,9 +144,12 @@ fn undone(machine: &Machine<'_>, subjects: &[Subject], set: &[usize], failure: F
 /// A process is stopped, so the driver does not answer.
 pub fn settle_all(machine: &Machine<'_>, subjects: &[Subject]) -> Result<(), Failure> {
     for (at, subject) in subjects.iter().enumerate() {
-        if matches!(subject.errand().0, Errand::Suspend | Errand::Resume) {
+        let errand = subject.errand().0;
+        if matches!(errand, Errand::Suspend | Errand::Resume) {
             subject.check_namespace()?;
-            settle(machine, at)?;
+            if settle(machine, at)? == State::Running && errand == Errand::Resume {
+                record(subject, EventKind::Resume, &subject.moved_by_gpu());
+            }
         } else if subject.is_suspended()
             && subject.suspended() == 0
             && subject.check_namespace().is_ok()

@@ -20,6 +20,7 @@ use gpulimit_ledger::{
 };
 use gpulimit_limits::LimitSet;
 use gpulimit_suspend::{State, World};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -67,6 +68,8 @@ pub struct Machine<'a> {
     /// When waiting ends; `None` for never.
     until: Option<Instant>,
     stop: Stop,
+    /// Whether a process has stayed stopped. Other processes wait, so the next one gets no time.
+    lost_patience: Cell<bool>,
 }
 
 /// Tells whether the user wants this process to stop.
@@ -124,6 +127,7 @@ impl<'a> Machine<'a> {
             timeout,
             until: timeout.and_then(|time| Instant::now().checked_add(time)),
             stop,
+            lost_patience: Cell::new(false),
         })
     }
 
@@ -572,7 +576,11 @@ impl World for Machine<'_> {
     fn ready(&self, process: usize) -> Result<(), Failure> {
         let subject = &self.subjects[process];
         let mut runs = Ok(());
-        self.wait_for(Some(Instant::now() + STOPPED), || {
+        let patience = match self.lost_patience.get() {
+            true => Duration::ZERO,
+            false => STOPPED,
+        };
+        self.wait_for(Some(Instant::now() + patience), || {
             runs = if subject.is_gone() {
                 Ok(())
             } else {
@@ -580,6 +588,8 @@ impl World for Machine<'_> {
             };
             runs.is_ok()
         });
+        self.lost_patience
+            .set(self.lost_patience.get() || runs.is_err());
         runs
     }
 

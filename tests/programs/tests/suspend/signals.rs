@@ -5,7 +5,7 @@ use gpulimit_programs::world::{self, CONTEXT, GROUP, HOUR, MIB, Session, World};
 use crate::{CAP, Looker, begin, done, figures, goes_on, holder, shown};
 
 /// Waits until an actor has written that it is at work on a process.
-fn await_errand(world: &World) {
+pub fn await_errand(world: &World) {
     let ledger = world.ledger();
     let at_work = || {
         let processes = ledger.processes(&gpulimit_ledger::NoWitness);

@@ -7,6 +7,7 @@ use gpulimit_ledger::EventKind;
 use gpulimit_programs::world::{self, Freezer, GROUP, HOUR, Session, World};
 use serde_json::Value;
 
+use crate::signals::await_errand;
 use crate::{CAP, Done, Looker, done, figures, finish, goes_on, holder, run, shown, verb};
 
 const RESTORE: &str = "cuCheckpointProcessRestore";
@@ -102,9 +103,7 @@ fn a_process_that_is_stopped_while_resume_waits_keeps_all_suspended() {
     let other = holder(&world, "2000M");
     let command = verb(&world, &["resume", GROUP]);
     let actor = thread::spawn(move || finish(command));
-    assert!(world::eventually(
-        || shown(&world, &programs[0])["state"] == "resuming"
-    ));
+    await_errand(&world);
     stop(&programs[1]);
     other.end();
     let up = actor.join().expect("it ends");
@@ -172,6 +171,7 @@ fn a_process_that_stays_locked_fails_the_command() {
     assert_eq!(looker.state(locked[0]), "0 1");
     assert_eq!(figures(&world).1, 0, "the memory is back");
     done(&world, &["resume", "--pid", &pid.to_string()]);
+    assert_eq!(world.events(EventKind::Resume).len(), 2);
     // One that is stopped before it is unlocked.
     done(&world, &["suspend", GROUP]);
     let pids = programs.each_ref().map(|program| program.pid().to_string());
