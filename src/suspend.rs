@@ -112,22 +112,25 @@ pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
     Report::of(&subjects, &before, args.json).print(args.which.group.as_deref())
 }
 
-/// Returns the error of a suspension that has failed. Names the processes that stay suspended,
-/// because other programs have taken their room meanwhile.
+/// Returns the error of a suspension that has failed. Names the processes that stay suspended, as
+/// other programs have taken their room meanwhile, and those that are left half-done.
 fn undone(machine: &Machine<'_>, subjects: &[Subject], set: &[usize], failure: Failure) -> Failure {
     let is_down = |at: &&usize| {
-        subjects[**at].errand().0 != Errand::Lost
+        subjects[**at].errand().0 == Errand::None
             && matches!(machine.state(**at), Ok(State::Checkpointed))
     };
     let mut some = false;
     for at in set.iter().filter(is_down) {
         some = true;
-        output::note(&format!(
-            "{name} stays suspended, because its room on a GPU is taken: `gpulimit resume --pid \
-             {pid}` brings it back",
-            name = subjects[*at].name(),
-            pid = subjects[*at].target.pid,
-        ));
+        output::note(&stays_suspended(&subjects[*at]));
+    }
+    for subject in set
+        .iter()
+        .map(|at| &subjects[*at])
+        .filter(|one| one.is_half_done())
+    {
+        some = true;
+        output::note(&finish_it(subject));
     }
     match some && failure.to_string() == INTERRUPTED {
         true => Failure::new("interrupted: not all processes are as they were before"),
@@ -141,10 +144,12 @@ fn undone(machine: &Machine<'_>, subjects: &[Subject], set: &[usize], failure: F
 /// A process is stopped, so the driver does not answer.
 pub fn settle_all(machine: &Machine<'_>, subjects: &[Subject]) -> Result<(), Failure> {
     for (at, subject) in subjects.iter().enumerate() {
-        if matches!(subject.errand().0, Errand::Suspend | Errand::Resume) {
+        let errand = subject.errand().0;
+        if matches!(errand, Errand::Suspend | Errand::Resume) {
             subject.check_namespace()?;
-            subject.check_runs()?;
-            settle(machine, at)?;
+            if settle(machine, at)? == State::Running && errand == Errand::Resume {
+                record(subject, EventKind::Resume, &subject.moved_by_gpu());
+            }
         } else if subject.is_suspended()
             && subject.suspended() == 0
             && subject.check_namespace().is_ok()
@@ -208,6 +213,25 @@ fn check(
     };
     reasons.iter().for_each(|reason| output::note(reason));
     Err(Failure::new(format_args!("{last}; nothing was suspended")))
+}
+
+/// Returns how to bring back a process that the command leaves suspended.
+pub fn stays_suspended(subject: &Subject) -> String {
+    let (name, pid) = (subject.name(), subject.target.pid);
+    format!("{name} stays suspended: `gpulimit resume --pid {pid}` brings it back")
+}
+
+/// Returns how to end the work on a process that is left half-done.
+pub fn finish_it(subject: &Subject) -> String {
+    let (name, pid) = (subject.name(), subject.target.pid);
+    let how = match subject.check_runs() {
+        Ok(()) => format!(", or `kill -9 {pid}` ends it"),
+        Err(_) => " once it runs again".to_owned(),
+    };
+    format!(
+        "{name} is left half-done, its calls of CUDA wait: `gpulimit resume --pid {pid}` lets it \
+         go on{how}"
+    )
 }
 
 /// Returns how to end a lost process.
