@@ -224,7 +224,7 @@ pub fn of_process(pid: u32, gpus: Option<&nvml::Driver>, contents: &str) -> Vec<
     }
     found.extend(of_answer(contents, || right::reason(pid, &status)));
     found.extend(tracer(pid).map(Obstacle::Traced));
-    if read("cgroup").is_ok_and(|cgroup| memory::is_frozen(&cgroup)) {
+    if is_frozen(pid) {
         found.push(Obstacle::Frozen);
     }
     if let Some(gpus) = gpus {
@@ -254,6 +254,11 @@ fn of_status(status: &str) -> Option<Obstacle> {
 /// Returns the number of pid namespaces from the reader's to the process's.
 fn namespaces(status: &str) -> usize {
     field(status, "NSpid").map_or(1, |pids| pids.split_ascii_whitespace().count())
+}
+
+/// Returns whether a process's cgroup, or one above it, is frozen.
+pub fn is_frozen(pid: u32) -> bool {
+    proc::read(format!("/proc/{pid}/cgroup")).is_ok_and(|cgroup| memory::is_frozen(&cgroup))
 }
 
 /// Returns the process that traces a thread of a process.
