@@ -133,6 +133,36 @@ fn suspended_max_holds_at_every_level() {
     world.judge_end(CAP);
 }
 
+/// Their slots are not cleaned yet: no other command has run.
+#[test]
+fn suspended_max_leaves_out_programs_that_are_gone() {
+    let world = World::new(CAP);
+    world.settings(&["suspended.max=1000M"]);
+    let mut program = holder(&world, "300M");
+    let pid = program.pid().to_string();
+    for executes in [false, true] {
+        let mut gone = holder(&world, "300M");
+        done(&world, &["suspend", "--pid", &gone.pid().to_string()]);
+        let next = match executes {
+            true => {
+                gone.expect(&[("exec", "0"), ("init", "0")]);
+                Some(gone)
+            }
+            false => {
+                gone.kill();
+                None
+            }
+        };
+        done(&world, &["suspend", "--pid", &pid]);
+        done(&world, &["resume", "--pid", &pid]);
+        next.map(Session::end);
+        world.bury();
+    }
+    goes_on(&mut program);
+    program.end();
+    world.judge_end(CAP);
+}
+
 /// The key counts what `max` counts.
 #[test]
 fn suspended_max_leaves_out_contexts_that_do_not_count() {
