@@ -87,6 +87,7 @@ pub fn resume(args: &Args) -> Result<ExitCode, Failure> {
         match subject.errand().0 {
             Errand::Lost if args.kill_lost => killed.extend(end(subject)),
             Errand::Lost => output::note(&format!("{}: {}", subject.name(), end_it(subject))),
+            _ if subject.is_gone() => {}
             _ => record(subject, EventKind::Resume, &moved),
         }
     }

@@ -102,9 +102,10 @@ pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
             .for_each(|subject| report_lost(subject, &end_it(subject)));
         return Err(undone(&machine, &subjects, &set, failure));
     }
-    for at in &set {
-        let subject = &subjects[*at];
-        record(subject, EventKind::Suspend, &subject.moved_by_gpu());
+    for subject in set.iter().map(|at| &subjects[*at]) {
+        if !subject.is_gone() {
+            record(subject, EventKind::Suspend, &subject.moved_by_gpu());
+        }
     }
     if args.freeze {
         freeze(subjects.iter())?;
@@ -112,8 +113,8 @@ pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
     Report::of(&subjects, &before, args.json).print(args.which.group.as_deref())
 }
 
-/// Returns the error of a suspension that has failed. Names the processes that stay suspended,
-/// because other programs have taken their room meanwhile.
+/// Returns the error of a suspension that has failed. Records and names the processes that stay
+/// suspended, because other programs have taken their room meanwhile.
 fn undone(machine: &Machine<'_>, subjects: &[Subject], set: &[usize], failure: Failure) -> Failure {
     let is_down = |at: &&usize| {
         subjects[**at].errand().0 != Errand::Lost
@@ -122,17 +123,34 @@ fn undone(machine: &Machine<'_>, subjects: &[Subject], set: &[usize], failure: F
     let mut some = false;
     for at in set.iter().filter(is_down) {
         some = true;
+        let subject = &subjects[*at];
+        record(subject, EventKind::Suspend, &subject.moved_by_gpu());
         output::note(&format!(
             "{name} stays suspended, because its room on a GPU is taken: `gpulimit resume --pid \
              {pid}` brings it back",
-            name = subjects[*at].name(),
-            pid = subjects[*at].target.pid,
+            name = subject.name(),
+            pid = subject.target.pid,
         ));
     }
     match some && failure.to_string() == INTERRUPTED {
         true => Failure::new("interrupted: not all processes are as they were before"),
         false => failure,
     }
+}
+
+/// Ends the work of an actor that has died on a process, and records what has become of it.
+fn settle_one(machine: &Machine<'_>, at: usize, subject: &Subject) -> Result<State, Failure> {
+    let (errand, had) = (subject.errand().0, subject.suspended());
+    let state = settle(machine, at)?;
+    let kind = match state {
+        State::Running if errand == Errand::Resume => EventKind::Resume,
+        // A process that was not brought back has an event already.
+        State::Checkpointed if errand == Errand::Suspend || had == 0 => EventKind::Suspend,
+        State::Failed => EventKind::Lost,
+        _ => return Ok(state),
+    };
+    record(subject, kind, &subject.moved_by_gpu());
+    Ok(state)
 }
 
 /// Ends the work of actors that have died, on the processes of a set.
@@ -144,7 +162,7 @@ pub fn settle_all(machine: &Machine<'_>, subjects: &[Subject]) -> Result<(), Fai
         if matches!(subject.errand().0, Errand::Suspend | Errand::Resume) {
             subject.check_namespace()?;
             subject.check_runs()?;
-            settle(machine, at)?;
+            settle_one(machine, at, subject)?;
         } else if subject.is_suspended()
             && subject.suspended() == 0
             && subject.check_namespace().is_ok()

@@ -135,7 +135,7 @@ fn namespaces_in_which_membership_is_not_seen_are_named() {
 
 /// Asserts that `doctor --pid` says one thing about suspending a program.
 #[track_caller]
-fn diagnosed(mut doctor: Command, pid: &str, text: &str, remedy: &str) {
+pub fn diagnosed(mut doctor: Command, pid: &str, text: &str, remedy: &str) {
     doctor.args(["doctor", "--json", "--pid", pid]);
     let json = finish(doctor).json();
     let findings = json["findings"].as_array().expect("findings").iter();

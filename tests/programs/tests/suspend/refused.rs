@@ -9,6 +9,7 @@ use gpulimit_ledger::EventKind;
 use gpulimit_limits::LimitSet;
 use gpulimit_programs::world::{self, GROUP, HOUR, MIB, Session, World};
 
+use crate::others::diagnosed;
 use crate::{CAP, Done, Looker, begin, done, figures, finish, goes_on, holder, run, shown, verb};
 
 /// Asserts that suspending the group fails with this text, and changes nothing for the programs.
@@ -403,10 +404,11 @@ fn a_process_of_a_container_comes_back_from_inside_only() {
     program.expect(&[("start", "0 0"), ("alloc a 300M", "0")]);
     let children = format!("/proc/{0}/task/{0}/children", program.pid());
     let inner = std::fs::read_to_string(children).expect("readable");
-    let inside = |arguments: &[&str]| {
+    let enter = |command: &Command| {
         let enter = ["nsenter", "--target", inner.trim(), "--pid", "--mount"];
-        finish(around(&enter, &verb(&world, arguments)))
+        finish(around(&enter, command))
     };
+    let inside = |arguments: &[&str]| enter(&verb(&world, arguments));
     let down = inside(&["suspend", GROUP]);
     assert_eq!(down.status, Some(0), "{down:?}");
     let before = figures(&world);
@@ -414,9 +416,32 @@ fn a_process_of_a_container_comes_back_from_inside_only() {
     done(&world, &["ps"]);
     done(&world, &["gc"]);
     assert_eq!(figures(&world), before, "nothing was touched");
+    let doctor = verb(&world, &[]);
+    let remedy = "run `gpulimit resume --pid 1` in the container";
+    diagnosed(doctor, inner.trim(), "is suspended", remedy);
     let up = inside(&["resume", GROUP]);
     assert_eq!(up.status, Some(0), "{up:?}");
     goes_on(&mut program);
+    // A program of the host in the group, which is not seen from inside, keeps nothing.
+    let other = holder(&world, "100M");
+    let refused = inside(&["suspend", GROUP]);
+    refused.expect_failure("or leave it out, and name the others with --pid");
+    for (step, now) in [("before", "runs"), ("after", "is suspended")] {
+        let order = format!("GPULIMIT_SIM_KILL=cuCheckpointProcessCheckpoint:{step}");
+        let suspend = verb(&world, &["suspend", "--pid", "1"]);
+        let died = enter(&around(&["env", &order], &suspend));
+        assert_ne!(died.status, Some(0), "{died:?}");
+        let doctor = verb(&world, &[]);
+        diagnosed(doctor, inner.trim(), "was killed at work", remedy);
+        let ended = inside(&["ps"]);
+        let note = format!("process 1 (gpu-script) {now}: the command");
+        assert!(ended.errors.contains(&note), "{ended:?}");
+        assert!(!world.ledger().has_abandoned(), "{ended:?}");
+    }
+    let up = inside(&["resume", "--pid", "1"]);
+    assert_eq!(up.status, Some(0), "{up:?}");
+    goes_on(&mut program);
+    other.end();
     program.end();
     world.judge_end(CAP);
 }
