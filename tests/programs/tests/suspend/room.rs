@@ -144,6 +144,11 @@ fn a_gpu_that_a_stranger_has_filled_makes_resume_wait() {
     assert_eq!(figures(&world), before);
     let mut actor = begin(&world, &["resume", GROUP]);
     assert!(waits(&mut actor));
+    assert!(world::eventually(|| world.usage(0).charged >= before.1));
+    assert_eq!(shown(&world, &program)["state"], "resuming");
+    let command = shown(&world, &actor);
+    assert_eq!(command["state"], "running", "{command}");
+    assert_eq!(command["total"], before.1, "{command}");
     stranger.expect(&[("free a", "0")]);
     let (status, errors) = actor.end();
     assert!(status.success(), "{errors}");
