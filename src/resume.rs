@@ -2,9 +2,7 @@
 
 use super::checkpoint::Checkpoints;
 use super::failure::Failure;
-use super::suspend::{
-    Machine, Report, Stop, Subject, Which, end_it, freeze, record, settle_all, time,
-};
+use super::suspend::{Machine, Report, Stop, Subject, Which, freeze, record, settle_all, time};
 use super::{kill, output};
 use gpulimit_ledger::{Errand, EventKind};
 use gpulimit_suspend::{State, World};
@@ -86,7 +84,7 @@ pub fn resume(args: &Args) -> Result<ExitCode, Failure> {
         let subject = &subjects[at];
         match subject.errand().0 {
             Errand::Lost if args.kill_lost => killed.extend(end(subject)),
-            Errand::Lost => output::note(&format!("{}: {}", subject.name(), end_it(subject))),
+            Errand::Lost => {}
             _ if subject.is_gone() => {}
             _ => record(subject, EventKind::Resume, &moved),
         }

@@ -21,6 +21,7 @@ use super::output;
 use gpulimit_ledger::{Errand, EventKind};
 use gpulimit_limits::parse_duration;
 use gpulimit_suspend::{State, World, settle};
+use std::fmt;
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -85,7 +86,11 @@ pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
             continue;
         }
         match subject.bytes(Some(gpus)) {
-            0 if subject.counts_contexts() => {}
+            0 if subject.counts_contexts() => {
+                if !args.which.pids.is_empty() {
+                    output::note(&format!("{} has no memory on a GPU", subject.name()));
+                }
+            }
             0 => output::note(&format!(
                 "{name} runs on: NVML shows no memory of it, and its group does not count contexts",
                 name = subject.name()
@@ -132,10 +137,17 @@ fn undone(machine: &Machine<'_>, subjects: &[Subject], set: &[usize], failure: F
             pid = subject.target.pid,
         ));
     }
-    match some && failure.to_string() == INTERRUPTED {
-        true => Failure::new("interrupted: not all processes are as they were before"),
-        false => failure,
+    let runs = |at: &usize| matches!(machine.state(*at), Ok(State::Running | State::Gone));
+    match failure.to_string() == INTERRUPTED {
+        true if some => Failure::new("interrupted: not all processes are as they were before"),
+        false if set.iter().all(runs) => nothing(failure),
+        _ => failure,
     }
+}
+
+/// Adds to an error that it has kept all processes as they were.
+fn nothing(error: impl fmt::Display) -> Failure {
+    Failure::new(format_args!("{error}; nothing was suspended"))
 }
 
 /// Ends the work of an actor that has died on a process, and records what has become of it.
@@ -212,7 +224,7 @@ fn check(
     // The driver answers no question about a process with some of these obstacles.
     if reasons.is_empty() {
         for at in set {
-            let (state, name) = (machine.state(*at)?, subjects[*at].name());
+            let (state, name) = (machine.state(*at).map_err(nothing)?, subjects[*at].name());
             if state == State::Failed {
                 let end = end_it(&subjects[*at]);
                 reasons.push(format!("the driver has given up {name}: {end}"));
@@ -225,7 +237,7 @@ fn check(
         return Ok(());
     };
     reasons.iter().for_each(|reason| output::note(reason));
-    Err(Failure::new(format_args!("{last}; nothing was suspended")))
+    Err(nothing(last))
 }
 
 /// Returns how to end a lost process.

@@ -1,5 +1,6 @@
 //! Suspensions, and what other commands, shells and namespaces make of them.
 
+use gpulimit_ledger::{NoWitness, ProcessUsage};
 use gpulimit_programs::world::{self, GROUP, Session, World};
 use serde_json::Value;
 use std::process::Command;
@@ -90,6 +91,29 @@ fn a_resume_that_holds_several_slots_is_shown_once() {
         "{json}"
     );
     waiting.end();
+}
+
+#[test]
+fn suspending_a_process_without_gpu_memory_says_so() {
+    let world = World::new(CAP);
+    let mut program = holder(&world, "800M");
+    done(&world, &["suspend", GROUP]);
+    let mut other = holder(&world, "3000M");
+    let actor = begin(&world, &["resume", GROUP]);
+    let waits = |process: &ProcessUsage| process.waits.is_some();
+    let is_in_line = || world.ledger().processes(&NoWitness).iter().any(waits);
+    assert!(world::eventually(is_in_line));
+    let pid = actor.pid().to_string();
+    let said = done(&world, &["suspend", "--pid", &pid]);
+    let note = format!("process {pid} (gpulimit) has no memory on a GPU");
+    assert!(said.errors.contains(&note), "{said:?}");
+    other.expect(&[("free a", "0")]);
+    assert!(actor.end().0.success());
+    goes_on(&mut program);
+    for program in [program, other] {
+        program.end();
+    }
+    world.judge_end(CAP);
 }
 
 #[test]

@@ -215,6 +215,7 @@ fn one_process_that_cannot_go_keeps_all() {
     assert!(world::eventually(|| world.machine().used() > used));
     let late = run(&world, &["suspend", GROUP, "--timeout", "100ms"]);
     late.expect_failure("has work on a GPU under way");
+    late.expect_failure("or with a longer --timeout; nothing was suspended");
     for program in &programs {
         assert_eq!(looker.state(program), "0 0");
     }
@@ -227,13 +228,18 @@ fn one_process_that_cannot_go_keeps_all() {
     world
         .machine()
         .knob("fail", "cuCheckpointProcessCheckpoint:999@2");
-    finish(failing).expect_failure("the driver answers 999");
+    finish(failing).expect_failure("does not say why; nothing was suspended");
     world.machine().knob("fail", "none");
     for program in &mut programs {
         assert_eq!(looker.state(program), "0 0");
         goes_on(program);
     }
     assert_eq!(figures(&world), before);
+    let state = "cuCheckpointProcessGetState:999";
+    world.machine().knob("fail", state);
+    let unknown = run(&world, &["suspend", GROUP]);
+    unknown.expect_failure("does not say why; nothing was suspended");
+    world.machine().knob("fail", "none");
     // One becomes unfit between the look and the lock.
     world
         .machine()
@@ -252,7 +258,7 @@ fn one_process_that_cannot_go_keeps_all() {
     world.machine().knob("latency", "0");
     let (status, errors) = actor.end();
     assert!(
-        !status.success() && errors.contains("managed memory"),
+        !status.success() && errors.contains("managed pool); nothing was suspended"),
         "{errors}"
     );
     for program in &mut programs {
@@ -308,7 +314,9 @@ fn a_process_that_the_driver_gives_up_is_lost() {
     let world = World::new(CAP);
     let program = holder(&world, "200M");
     world.machine().knob("checkpoint", "checkpoint-fails");
-    run(&world, &["suspend", GROUP]).expect_failure("the driver answers 999");
+    let failed = run(&world, &["suspend", GROUP]);
+    failed.expect_failure("the driver answers 999");
+    assert!(!failed.errors.contains("nothing was"), "{failed:?}");
     world.machine().knob("checkpoint", "none");
     assert_eq!(world.events(EventKind::Lost).len(), 1);
     assert_eq!(crate::shown(&world, &program)["state"], "lost");
@@ -323,6 +331,7 @@ fn a_process_that_the_driver_gives_up_is_lost() {
         lost.out.contains(": lost") && !lost.errors.contains("no process"),
         "{lost:?}"
     );
+    assert!(lost.errors.contains("--kill-lost` ends it"), "{lost:?}");
     let killed = run(&world, &["resume", GROUP, "--kill-lost"]);
     killed.expect_failure("");
     assert!(killed.out.contains(": killed"), "{killed:?}");

@@ -277,6 +277,12 @@ fn a_lost_process_counts_nowhere_and_is_killed_on_demand() {
         assert_eq!(shown(&world, program)["state"], "lost");
         assert_eq!(looker.state(program), "0 2");
     }
+    for verb in ["suspend", "resume"] {
+        let again = run(&world, &[verb, "--pid", &pid]);
+        again.expect_failure(&format!(
+            "`gpulimit resume --pid {pid} --kill-lost` ends it"
+        ));
+    }
     assert!(world.usage(0).charged < 100 * MIB, "{:?}", world.usage(0));
     // The room that the lost ones would need is not held when another one comes back: the GPU has
     // just enough for that one.
