@@ -140,7 +140,8 @@ impl Above {
             let untaken = device.map(|device| ledger.untaken(device, *child, bytes));
             (*child, untaken.unwrap_or(bytes))
         };
-        let protected = self.protected.get_or_init(|| self.read_protected());
+        let read = || read_protected(&self.group, &self.limits);
+        let protected = self.protected.get_or_init(read);
         let kept: BTreeMap<u64, u64> = protected.iter().map(kept).collect();
         let charged = |device| {
             let drained = self.drained.iter();
@@ -153,21 +154,27 @@ impl Above {
             kept,
         }
     }
+}
 
-    /// Reads which child groups have protected memory. A child group whose limits cannot be read
-    /// counts as unprotected.
-    fn read_protected(&self) -> Vec<(u64, LimitSet)> {
-        let entries = fs::read_dir(self.group.below_path());
-        let protected = |entry: fs::DirEntry| {
-            let name = entry.file_name().into_string().ok()?;
-            let limits = self.limits.of(&entry.path().join("limits")).ok()?;
-            limits.protects().then(|| (child_key(&name), limits))
-        };
-        entries
-            .into_iter()
-            .flatten()
-            .flatten()
-            .filter_map(protected)
-            .collect()
-    }
+/// Returns the child groups of a group that have protected memory: the key of the name, and the
+/// limits.
+pub fn protected_in(group: &Group) -> Vec<(u64, LimitSet)> {
+    read_protected(group, &Read::default())
+}
+
+/// Reads which child groups have protected memory. A child group whose limits cannot be read counts
+/// as unprotected.
+fn read_protected(group: &Group, limits: &Read) -> Vec<(u64, LimitSet)> {
+    let entries = fs::read_dir(group.below_path());
+    let protected = |entry: fs::DirEntry| {
+        let name = entry.file_name().into_string().ok()?;
+        let limits = limits.of(&entry.path().join("limits")).ok()?;
+        limits.protects().then(|| (child_key(&name), limits))
+    };
+    entries
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(protected)
+        .collect()
 }

@@ -2,7 +2,10 @@
 
 use super::checkpoint::Checkpoints;
 use super::failure::Failure;
-use super::suspend::{Machine, Report, Stop, Subject, Which, freeze, record, settle_all, time};
+use super::suspend::{
+    Machine, Report, Stop, Subject, Which, finish_it, freeze, record, settle_all, stays_suspended,
+    time,
+};
 use super::{kill, output};
 use gpulimit_ledger::{Errand, EventKind};
 use gpulimit_suspend::{State, World};
@@ -31,9 +34,14 @@ pub struct Args {
 
 const HELP: &str = "\
 Waits until the groups and the GPUs have room for all suspended processes, and
-then brings all of them back, about 5 GiB a second. Without room, or after
-Ctrl-C, all stay suspended: resume again later. Processes that `suspend
---freeze` has stopped are continued first.
+then brings all of them back, about 5 GiB a second. Without room all stay
+suspended: resume again later. The same holds after Ctrl-C, until the first
+process comes back; then all do. Processes that `suspend --freeze` has stopped
+are continued first.
+
+If a process is stopped at that moment, as by a debugger, or the driver does
+not answer, the command fails. It prints what state each process is in, and how
+to go on with those that are not back. The exit status is 1.
 
 If the driver fails to bring a process back, the process is lost: its calls of
 CUDA never return. That can happen if a program outside all groups takes the
@@ -68,30 +76,39 @@ pub fn resume(args: &Args) -> Result<ExitCode, Failure> {
         output::note("no process is suspended");
     }
     for at in &set {
-        subjects[*at].check_runs()?;
+        machine.ready(*at)?;
     }
     let moved: Vec<_> = set.iter().map(|at| subjects[*at].moved_by_gpu()).collect();
-    gpulimit_suspend::resume(&mut machine, &set)?;
+    let mut done = gpulimit_suspend::resume(&mut machine, &set);
     drop(thawed);
     let mut killed = Vec::new();
     // Processes that were lost while their memory was on the GPUs. Only the driver is believed.
     for at in lost.into_iter().filter(|at| !down[*at] && args.kill_lost) {
-        if machine.state(at)? == State::Failed {
-            killed.extend(end(&subjects[at]));
+        match machine.state(at) {
+            Ok(State::Failed) => killed.extend(end(&subjects[at])),
+            state => done = done.and(state.map(drop)),
         }
     }
+    let some_are_back = set.iter().any(|at| !subjects[*at].is_suspended());
     for (at, moved) in set.into_iter().zip(moved) {
         let subject = &subjects[at];
         match subject.errand().0 {
-            Errand::Lost if args.kill_lost => killed.extend(end(subject)),
+            // After a failure it may be one that was lost before, and was not tried.
+            Errand::Lost if args.kill_lost && done.is_ok() => killed.extend(end(subject)),
             Errand::Lost => {}
             _ if subject.is_gone() => {}
+            _ if subject.is_half_done() => output::note(&finish_it(subject)),
+            _ if subject.is_suspended() && some_are_back => {
+                output::note(&stays_suspended(subject));
+            }
+            _ if subject.is_suspended() => {}
             _ => record(subject, EventKind::Resume, &moved),
         }
     }
-    Report::of(&subjects, &before, args.json)
+    let status = Report::of(&subjects, &before, args.json)
         .with_killed(killed)
-        .print(args.which.group.as_deref())
+        .print(args.which.group.as_deref())?;
+    done.map(|()| status)
 }
 
 /// Kills a lost process, which is proven to be a member, and records that. Returns its pid, unless

@@ -118,11 +118,11 @@ pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
     Report::of(&subjects, &before, args.json).print(args.which.group.as_deref())
 }
 
-/// Returns the error of a suspension that has failed. Records and names the processes that stay
-/// suspended, because other programs have taken their room meanwhile.
+/// Returns the error of a suspension that has failed. Names the processes that stay suspended, as
+/// other programs have taken their room meanwhile, with an event, and those that are left half-done.
 fn undone(machine: &Machine<'_>, subjects: &[Subject], set: &[usize], failure: Failure) -> Failure {
     let is_down = |at: &&usize| {
-        subjects[**at].errand().0 != Errand::Lost
+        subjects[**at].errand().0 == Errand::None
             && matches!(machine.state(**at), Ok(State::Checkpointed))
     };
     let mut some = false;
@@ -130,12 +130,15 @@ fn undone(machine: &Machine<'_>, subjects: &[Subject], set: &[usize], failure: F
         some = true;
         let subject = &subjects[*at];
         record(subject, EventKind::Suspend, &subject.moved_by_gpu());
-        output::note(&format!(
-            "{name} stays suspended, because its room on a GPU is taken: `gpulimit resume --pid \
-             {pid}` brings it back",
-            name = subject.name(),
-            pid = subject.target.pid,
-        ));
+        output::note(&stays_suspended(subject));
+    }
+    for subject in set
+        .iter()
+        .map(|at| &subjects[*at])
+        .filter(|one| one.is_half_done())
+    {
+        some = true;
+        output::note(&finish_it(subject));
     }
     let runs = |at: &usize| matches!(machine.state(*at), Ok(State::Running | State::Gone));
     match failure.to_string() == INTERRUPTED {
@@ -173,7 +176,6 @@ pub fn settle_all(machine: &Machine<'_>, subjects: &[Subject]) -> Result<(), Fai
     for (at, subject) in subjects.iter().enumerate() {
         if matches!(subject.errand().0, Errand::Suspend | Errand::Resume) {
             subject.check_namespace()?;
-            subject.check_runs()?;
             settle_one(machine, at, subject)?;
         } else if subject.is_suspended()
             && subject.suspended() == 0
@@ -238,6 +240,25 @@ fn check(
     };
     reasons.iter().for_each(|reason| output::note(reason));
     Err(nothing(last))
+}
+
+/// Returns how to bring back a process that the command leaves suspended.
+pub fn stays_suspended(subject: &Subject) -> String {
+    let (name, pid) = (subject.name(), subject.target.pid);
+    format!("{name} stays suspended: `gpulimit resume --pid {pid}` brings it back")
+}
+
+/// Returns how to end the work on a process that is left half-done.
+pub fn finish_it(subject: &Subject) -> String {
+    let (name, pid) = (subject.name(), subject.target.pid);
+    let how = match subject.check_runs() {
+        Ok(()) => format!(", or `kill -9 {pid}` ends it"),
+        Err(_) => " once it runs again".to_owned(),
+    };
+    format!(
+        "{name} is left half-done, its calls of CUDA wait: `gpulimit resume --pid {pid}` lets it \
+         go on{how}"
+    )
 }
 
 /// Returns how to end a lost process.

@@ -36,7 +36,7 @@ impl<'a> Report<'a> {
     }
 
     /// Prints a line for each process. `group` is the group that the caller named. The exit status
-    /// is 1 if a process is lost.
+    /// is 1 if a process is lost or locked.
     pub fn print(&self, group: Option<&str>) -> Result<ExitCode, Failure> {
         let mut lines = String::new();
         let mut entries = Vec::new();
@@ -47,7 +47,7 @@ impl<'a> Report<'a> {
                 false => state(subject),
             };
             let bytes = subject.suspended().max(*before);
-            if matches!(state, "lost" | "killed") {
+            if matches!(state, "locked" | "lost" | "killed") {
                 status = ExitCode::FAILURE;
             }
             if state == "lost" {
@@ -85,13 +85,15 @@ impl<'a> Report<'a> {
     }
 }
 
-/// Returns the state of a process: `running`, `suspended`, `frozen`, `lost` or `ended`.
+/// Returns the state of a process: `running`, `suspended`, `frozen`, `locked`, `lost` or `ended`.
 fn state(subject: &Subject) -> &'static str {
     match subject.errand() {
         _ if subject.is_gone() => "ended",
         (Errand::Lost, _) => "lost",
         (_, true) if subject.is_stopped() => "frozen",
         _ if subject.is_suspended() => "suspended",
+        // The process was left half-done: its memory is back, and its calls of CUDA wait.
+        (Errand::Suspend | Errand::Resume, _) => "locked",
         _ => "running",
     }
 }

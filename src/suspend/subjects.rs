@@ -1,10 +1,12 @@
 //! The processes that `suspend` and `resume` act on.
 
+use super::reason;
 use crate::failure::Failure;
 use crate::groups::{self, Purpose, Selection};
 use crate::kill::{by_own_pid, proven, unproven};
 use crate::look;
 use crate::nvml;
+use crate::obstacles::{Obstacle, is_frozen};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::proc;
@@ -176,10 +178,14 @@ impl Subject {
         }
     }
 
+    /// Returns whether an actor is at work on the process, or has left it half-done.
+    pub fn is_half_done(&self) -> bool {
+        matches!(self.errand().0, Errand::Suspend | Errand::Resume) && !self.is_gone()
+    }
+
     /// Returns whether an actor was at work on the process, and has died.
     pub fn is_abandoned(&self) -> bool {
-        matches!(self.errand().0, Errand::Suspend | Errand::Resume)
-            && !self.ledger().has_actor(self.identity())
+        self.is_half_done() && !self.ledger().has_actor(self.identity())
     }
 
     /// Fails if the process is in another pid namespace: the driver does not find it there, and its
@@ -251,16 +257,18 @@ impl Subject {
         bytes.fold(0, u64::saturating_add)
     }
 
-    /// Fails if the process is stopped: the driver answers no question about it, and the answer
-    /// would not come before the process is continued.
+    /// Fails if the process is stopped or its cgroup frozen: the driver answers no question about
+    /// it, and the answer would not come before the process is continued.
     pub fn check_runs(&self) -> Result<(), Failure> {
-        match self.is_stopped() {
-            true => Err(Failure::new(format_args!(
+        let (name, pid) = (self.name(), self.target.pid);
+        if self.is_stopped() {
+            return Err(Failure::new(format_args!(
                 "{name} is stopped (SIGSTOP or a debugger), so the driver does not answer for it: \
-                 continue it first, as with `kill -CONT {pid}`",
-                name = self.name(),
-                pid = self.target.pid
-            ))),
+                 continue it first, as with `kill -CONT {pid}`"
+            )));
+        }
+        match is_frozen(pid) {
+            true => Err(Failure::new(reason(Some(self), &Obstacle::Frozen))),
             false => Ok(()),
         }
     }

@@ -2,6 +2,7 @@
 
 use super::bound;
 use super::subjects::{Subject, moved};
+use crate::above::protected_in;
 use crate::checkpoint::{self, Checkpoints, Placeholder, Status};
 use crate::clock::rough_span;
 use crate::failure::Failure;
@@ -14,8 +15,12 @@ use gpulimit_base::obstacle::Obstacle;
 use gpulimit_base::proc;
 use gpulimit_base::units::gib;
 use gpulimit_group::{Group, Insistence, Member, Root};
-use gpulimit_ledger::{Actor, DeviceIndex, Errand, EventKind, Pressure, Unmoved, Witness};
+use gpulimit_ledger::{
+    Actor, DeviceIndex, Errand, EventKind, Pressure, Unmoved, Witness, child_key,
+};
+use gpulimit_limits::LimitSet;
 use gpulimit_suspend::{State, World};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,6 +45,8 @@ const MOST_UNCHARGED: u64 = 4 << 30;
 const FREEING: Duration = Duration::from_secs(1);
 /// The error of a command that is told to stop.
 pub const INTERRUPTED: &str = "interrupted: the processes are as they were before";
+/// How long a step waits for a stopped process: a tool may have stopped it for a moment.
+const STOPPED: Duration = Duration::from_secs(1);
 /// How long a killed process may keep its slot after the driver has noticed.
 const ENDING: Duration = Duration::from_secs(1);
 
@@ -61,6 +68,8 @@ pub struct Machine<'a> {
     /// When waiting ends; `None` for never.
     until: Option<Instant>,
     stop: Stop,
+    /// Whether a process has stayed stopped. Other processes wait, so the next one gets no time.
+    lost_patience: Cell<bool>,
 }
 
 /// Tells whether the user wants this process to stop.
@@ -118,6 +127,7 @@ impl<'a> Machine<'a> {
             timeout,
             until: timeout.and_then(|time| Instant::now().checked_add(time)),
             stop,
+            lost_patience: Cell::new(false),
         })
     }
 
@@ -138,13 +148,24 @@ impl<'a> Machine<'a> {
         what: &str,
         call: impl FnOnce(u32) -> Result<(), Status>,
     ) -> Result<(), Failure> {
+        // The call would not return before the process is continued, and others of the set may be
+        // locked meanwhile.
+        self.ready(process)?;
+        self.ask(process, what, call)
+    }
+
+    /// Does the same as [`Self::drive`], for a process that is ready. An error is the driver's
+    /// answer.
+    fn ask(
+        &self,
+        process: usize,
+        what: &str,
+        call: impl FnOnce(u32) -> Result<(), Status>,
+    ) -> Result<(), Failure> {
         let subject = &self.subjects[process];
         if subject.is_gone() {
             return Ok(());
         }
-        // The call would not return before the process is continued, and others of the set may be
-        // locked meanwhile.
-        subject.check_runs()?;
         match call(subject.target.pid) {
             Err(status) if self.is_ending(process, status) => Ok(()),
             Err(status) => Err(Failure::new(format_args!(
@@ -253,32 +274,55 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// Fails if a limit is smaller than what comes back in all: waiting would not help, and would
-    /// keep room from others.
-    fn check_limits(&self) -> Result<(), Failure> {
-        let mut coming: BTreeMap<(String, DeviceId), (Group, u64, u64)> = BTreeMap::new();
+    /// Fails if what comes back in all can never fit on a GPU or in a group: waiting would not
+    /// help, and would keep room from others.
+    fn check_fits(&self) -> Result<(), Failure> {
+        for (id, coming) in self.coming(self.wanted.iter().copied()) {
+            self.check_gpu(id, &coming)?;
+        }
+        let mut all: BTreeMap<(String, DeviceId), Arrival> = BTreeMap::new();
         for process in &self.wanted {
             let subject = &self.subjects[*process];
             for (id, capacity, usage) in subject.devices() {
+                if usage.suspended == 0 || subject.is_gone() {
+                    continue;
+                }
+                let mut below = None;
                 for group in subject.group.upwards() {
-                    let entry = coming.entry((group.name().to_owned(), id));
-                    entry.or_insert((group, capacity, 0)).2 += usage.suspended;
+                    let key = child_key(group.name().rsplit('/').next().unwrap_or_default());
+                    let entry = all.entry((group.name().to_owned(), id));
+                    let arrival = entry.or_insert_with(|| Arrival::to(group, id, capacity));
+                    // A member can have written any figure.
+                    let bytes = arrival.bytes.entry(below.replace(key)).or_default();
+                    *bytes = bytes.saturating_add(usage.suspended);
                 }
             }
         }
-        for ((name, id), (group, capacity, bytes)) in coming {
-            let max = figures::rule(&group.rules()?, id).resolve(capacity).max;
-            if bytes > max {
-                return Err(Failure::new(format_args!(
-                    "{bytes} come back in group '{name}' on GPU {gpu}, more than its limit of \
-                     {max}: raise the limit, or resume fewer processes at once with --pid",
-                    bytes = gib(bytes),
-                    gpu = groups::label(id, Some(self.checkpoints.gpus())),
-                    max = gib(max)
-                )));
-            }
+        for arrival in all.values() {
+            arrival.check(self.checkpoints.gpus(), self.wanted.len() > 1)?;
         }
         Ok(())
+    }
+
+    /// Fails if several processes do not fit on a GPU together. One process does, because it was
+    /// there before.
+    fn check_gpu(&self, id: DeviceId, coming: &Coming) -> Result<(), Failure> {
+        let memory = self.checkpoints.gpus().memory_of(&id);
+        // What is used on an empty GPU is not for programs.
+        let room = memory.map_or(u64::MAX, |now| match now.used <= MARGIN {
+            true => now.free,
+            false => now.free.saturating_add(now.used),
+        });
+        if coming.processes < 2 || coming.bytes <= room {
+            return Ok(());
+        }
+        Err(Failure::new(format_args!(
+            "{bytes} come back to GPU {gpu}, more than the {room} that it has: resume fewer \
+             processes at once with --pid; all processes stay suspended",
+            bytes = gib(coming.bytes),
+            gpu = groups::label(id, Some(self.checkpoints.gpus())),
+            room = gib(room),
+        )))
     }
 
     /// Returns the memory of a set that comes back, for each GPU.
@@ -310,6 +354,63 @@ struct Coming {
     /// The bytes that this process has charged.
     charged: u64,
     processes: usize,
+}
+
+/// The memory that comes back in one group, on one GPU.
+struct Arrival {
+    group: Group,
+    id: DeviceId,
+    capacity: u64,
+    /// The bytes for each child group that they come back in, by the key of its name; `None` for
+    /// the group's own processes.
+    bytes: BTreeMap<Option<u64>, u64>,
+}
+
+impl Arrival {
+    const fn to(group: Group, id: DeviceId, capacity: u64) -> Self {
+        Self {
+            group,
+            id,
+            capacity,
+            bytes: BTreeMap::new(),
+        }
+    }
+
+    /// Fails if the group can never have room, also without its other processes: because of its
+    /// limit, and of what `min` keeps for other groups. If `several` processes come back, fewer may
+    /// have room.
+    fn check(&self, gpus: &nvml::Driver, several: bool) -> Result<(), Failure> {
+        let bounds = |rules: &LimitSet| figures::rule(rules, self.id).resolve(self.capacity);
+        let max = bounds(&self.group.rules()?).max;
+        let bytes = (self.bytes.values().copied()).fold(0, u64::saturating_add);
+        let unused = protected_in(&self.group).into_iter().map(|(key, rules)| {
+            let own = self.bytes.get(&Some(key)).copied().unwrap_or(0);
+            bounds(&rules).min.saturating_sub(own)
+        });
+        let kept = unused.fold(0, u64::saturating_add);
+        if bytes.saturating_add(kept) <= max {
+            return Ok(());
+        }
+        let limit = match kept {
+            0 => format!("its limit of {}: raise the limit", gib(max)),
+            kept => format!(
+                "the {left} that its limit of {max} leaves beside what `min` keeps for other \
+                 groups: raise the limit, lower `min`",
+                left = gib(max.saturating_sub(kept)),
+                max = gib(max)
+            ),
+        };
+        let fewer = match several {
+            true => ", or resume fewer processes at once with --pid",
+            false => ", and resume again",
+        };
+        Err(Failure::new(format_args!(
+            "{bytes} come back in group '{name}' on GPU {gpu}, more than {limit}{fewer}",
+            bytes = gib(bytes),
+            name = self.group.name(),
+            gpu = groups::label(self.id, Some(gpus)),
+        )))
+    }
 }
 
 /// The memory of a process on a GPU that NVML does not show, before the process is suspended.
@@ -404,7 +505,7 @@ impl World for Machine<'_> {
         if subject.is_gone() {
             return Ok(State::Gone);
         }
-        subject.check_runs()?;
+        self.ready(process)?;
         match self.checkpoints.state(subject.target.pid) {
             Ok(checkpoint::State::Running) => Ok(State::Running),
             Ok(checkpoint::State::Locked) => Ok(State::Locked),
@@ -459,12 +560,37 @@ impl World for Machine<'_> {
         Ok(())
     }
 
-    fn restore(&self, process: usize) -> Result<(), Failure> {
-        self.drive(process, "resume", |pid| self.checkpoints.restore(pid))
+    fn restore(&self, process: usize) -> Result<Result<(), Failure>, Failure> {
+        let subject = &self.subjects[process];
+        // The room on the GPU is not held any more, so this is no time to wait.
+        if !subject.is_gone() {
+            subject.check_runs()?;
+        }
+        Ok(self.ask(process, "resume", |pid| self.checkpoints.restore(pid)))
     }
 
     fn unlock(&self, process: usize) -> Result<(), Failure> {
         self.drive(process, "unlock", |pid| self.checkpoints.unlock(pid))
+    }
+
+    fn ready(&self, process: usize) -> Result<(), Failure> {
+        let subject = &self.subjects[process];
+        let mut runs = Ok(());
+        let patience = match self.lost_patience.get() {
+            true => Duration::ZERO,
+            false => STOPPED,
+        };
+        self.wait_for(Some(Instant::now() + patience), || {
+            runs = if subject.is_gone() {
+                Ok(())
+            } else {
+                subject.check_runs()
+            };
+            runs.is_ok()
+        });
+        self.lost_patience
+            .set(self.lost_patience.get() || runs.is_err());
+        runs
     }
 
     fn check(&self, process: usize) -> Result<(), Failure> {
@@ -531,12 +657,13 @@ impl World for Machine<'_> {
         }
     }
 
-    fn charge(&mut self, process: usize) -> Result<(), Failure> {
-        self.wanted.push(process);
-        if self.wanted.len() > 1 {
-            self.check_limits()?;
-        }
-        while let Err((failure, holds_room)) = self.charge_wanted() {
+    fn charge(&mut self, set: &[usize]) -> Result<(), Failure> {
+        self.wanted = set.to_vec();
+        loop {
+            self.check_fits()?;
+            let Err((failure, holds_room)) = self.charge_wanted() else {
+                return Ok(());
+            };
             self.go_on()?;
             if !holds_room || self.left().is_zero() {
                 return Err(failure);
@@ -545,7 +672,6 @@ impl World for Machine<'_> {
             self.rooms.iter_mut().for_each(|room| *room = None);
             thread::sleep(PAUSE * (1 + std::process::id() % 16));
         }
-        Ok(())
     }
 
     fn hold(&mut self, set: &[usize]) -> Result<(), Failure> {
@@ -553,7 +679,7 @@ impl World for Machine<'_> {
         for (id, coming) in self.coming(set.iter().copied()) {
             let gpu = groups::label(id, Some(self.checkpoints.gpus()));
             let (mut placeholder, mut tries) = (Ok(None), 0);
-            let mut is_hopeless = false;
+            let mut fits = Ok(());
             let has_room = || {
                 let memory = self.checkpoints.gpus().memory_of(&id);
                 let (free, used) = memory.map_or((0, u64::MAX), |now| (now.free, now.used));
@@ -562,11 +688,10 @@ impl World for Machine<'_> {
                     // A context takes more than the margin, so no program uses the GPU. There is
                     // room for one process, because it was there before. Several processes may
                     // have been there one after the other.
-                    let is_empty = used <= MARGIN;
-                    is_hopeless = is_empty && coming.processes > 1;
-                    if is_hopeless || !is_empty {
+                    fits = self.check_gpu(id, &coming);
+                    if fits.is_err() || used > MARGIN {
                         tries = 0;
-                        return is_hopeless;
+                        return fits.is_err();
                     }
                     held = held.min(free);
                 }
@@ -581,16 +706,13 @@ impl World for Machine<'_> {
                 tries = if is_full { tries + 1 } else { 0 };
                 !is_full || tries == MOST_TRIES
             };
-            if !self.wait_for(self.until, has_room) || is_hopeless {
+            let has_room = self.wait_for(self.until, has_room);
+            fits?;
+            if !has_room {
                 self.go_on()?;
-                let why = match is_hopeless {
-                    true => "no program uses it: resume fewer processes at once with --pid",
-                    false => {
-                        "other programs, which `gpulimit top` and `nvidia-smi` show, use the rest"
-                    }
-                };
                 return Err(Failure::new(format_args!(
-                    "GPU {gpu} has {free} free, and {coming} are needed: {why}; all processes stay \
+                    "GPU {gpu} has {free} free, and {coming} are needed: other programs, which \
+                     `gpulimit top` and `nvidia-smi` show, use the rest; all processes stay \
                      suspended",
                     free = gib(self.checkpoints.free(&id).unwrap_or(0)),
                     coming = gib(coming.bytes),

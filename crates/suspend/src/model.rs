@@ -30,9 +30,13 @@ enum Event {
     Stop,
     /// The next call of the driver fails without effect.
     Fails,
+    /// A process is stopped for long, or one that the actor looks at next for a moment. The actor
+    /// does not ask the driver about a stopped process.
+    OwnerStops(usize),
+    NextStops,
 }
 
-const EVENTS: [Event; 10] = [
+const EVENTS: [Event; 13] = [
     Event::Nothing,
     Event::ActorDies,
     Event::OwnerDies(0),
@@ -43,6 +47,9 @@ const EVENTS: [Event; 10] = [
     Event::StrangerFrees,
     Event::Stop,
     Event::Fails,
+    Event::OwnerStops(0),
+    Event::OwnerStops(1),
+    Event::NextStops,
 ];
 
 /// The events of one run. `next` makes the following run, with at most `most` events.
@@ -84,6 +91,7 @@ struct Process {
     charged: [u64; LEVELS],
     suspended: [u64; LEVELS],
     errand: Errand,
+    stopped: bool,
     /// Whether it is written down what the process had on the GPU.
     noted: bool,
     /// The driver cannot bring the process back any more.
@@ -100,8 +108,9 @@ struct Things {
     room: [u64; LEVELS],
     placeholder: [u64; 2],
     dead: bool,
-    stopped: bool,
+    told_to_stop: bool,
     fails: bool,
+    next_stops: bool,
 }
 
 #[derive(Debug, Eq, PartialEq)]
@@ -109,7 +118,8 @@ enum Why {
     Dead,
     Failed,
     NoRoom,
-    Stopped,
+    ToldToStop,
+    ProcessStopped,
 }
 
 struct Model<'a> {
@@ -156,8 +166,10 @@ impl Things {
             Event::MemberFrees => self.member = 0,
             Event::StrangerTakes => self.stranger += CAPACITY - self.used(),
             Event::StrangerFrees => self.stranger = 0,
-            Event::Stop => self.stopped = true,
+            Event::Stop => self.told_to_stop = true,
             Event::Fails => self.fails = true,
+            Event::OwnerStops(process) => self.processes[process].stopped = true,
+            Event::NextStops => self.next_stops = true,
         }
     }
 
@@ -186,6 +198,7 @@ impl<'a> Model<'a> {
             charged: [size; LEVELS],
             suspended: [0; LEVELS],
             errand: Errand::None,
+            stopped: false,
             noted: false,
             lost: false,
         };
@@ -197,8 +210,9 @@ impl<'a> Model<'a> {
                 room: [0; LEVELS],
                 placeholder: [0; 2],
                 dead: false,
-                stopped: false,
+                told_to_stop: false,
                 fails: false,
+                next_stops: false,
             }),
             script,
             is_quiet: Cell::new(false),
@@ -224,9 +238,20 @@ impl<'a> Model<'a> {
         Ok(things)
     }
 
+    /// Begins a step that needs a process that is not stopped.
+    fn running(&self, process: usize) -> Result<RefMut<'_, Things>, Why> {
+        let mut things = self.step()?;
+        let is_stopped = std::mem::take(&mut things.next_stops);
+        let process = &things.processes[process];
+        match process.state != State::Gone && (is_stopped || process.stopped) {
+            true => Err(Why::ProcessStopped),
+            false => Ok(things),
+        }
+    }
+
     /// Begins a call of the driver about a process in the state `from`. `None` if it has ended.
     fn call(&self, process: usize, from: State) -> Result<Option<RefMut<'_, Things>>, Why> {
-        let mut things = self.step()?;
+        let mut things = self.running(process)?;
         if std::mem::take(&mut things.fails) {
             return Err(Why::Failed);
         }
@@ -237,10 +262,18 @@ impl<'a> Model<'a> {
         }
     }
 
+    /// Everything goes on that was stopped or told to stop.
+    fn calm(&self) {
+        let things = &mut *self.things.borrow_mut();
+        (things.told_to_stop, things.fails, things.next_stops) = (false, false, false);
+        (things.processes.iter_mut()).for_each(|process| process.stopped = false);
+    }
+
     /// A new actor comes after a dead one.
     fn revive(&self) {
+        self.calm();
         let mut things = self.things.borrow_mut();
-        (things.dead, things.stopped, things.fails) = (false, false, false);
+        things.dead = false;
         assert_eq!((things.room, things.placeholder), ([0; LEVELS], [0; 2]));
     }
 
@@ -286,7 +319,7 @@ impl World for Model<'_> {
     type Error = Why;
 
     fn state(&self, process: usize) -> Result<State, Why> {
-        Ok(self.step()?.processes[process].state)
+        Ok(self.running(process)?.processes[process].state)
     }
 
     fn lock(&self, process: usize) -> Result<(), Why> {
@@ -305,23 +338,23 @@ impl World for Model<'_> {
         Ok(())
     }
 
-    fn restore(&self, process: usize) -> Result<(), Why> {
-        let mut things = self.step()?;
+    fn restore(&self, process: usize) -> Result<Result<(), Why>, Why> {
+        let mut things = self.running(process)?;
         let (fails, free) = (std::mem::take(&mut things.fails), CAPACITY - things.used());
         let (size, stranger) = (SIZES[process], things.stranger);
         let process = &mut things.processes[process];
         match process.state {
-            State::Gone => return Ok(()),
+            State::Gone => return Ok(Ok(())),
             state => assert_eq!(state, State::Checkpointed),
         }
         assert!(free >= size || stranger > 0, "the room was not kept");
         // A restore that fails can never be repeated.
         process.lost |= fails || free < size;
         if process.lost {
-            return Err(Why::Failed);
+            return Ok(Err(Why::Failed));
         }
         (process.state, process.held) = (State::Locked, size);
-        Ok(())
+        Ok(Ok(()))
     }
 
     fn unlock(&self, process: usize) -> Result<(), Why> {
@@ -329,6 +362,10 @@ impl World for Model<'_> {
             things.processes[process].state = State::Running;
         }
         Ok(())
+    }
+
+    fn ready(&self, process: usize) -> Result<(), Why> {
+        self.running(process).map(drop)
     }
 
     fn check(&self, _: usize) -> Result<(), Why> {
@@ -366,15 +403,17 @@ impl World for Model<'_> {
         Ok(())
     }
 
-    fn charge(&mut self, process: usize) -> Result<(), Why> {
-        let mut things = self.step()?;
-        let suspended = things.processes[process].suspended;
-        let bytes = suspended.into_iter().max().unwrap_or(0);
-        if bytes > things.left() {
-            return Err(Why::NoRoom);
-        }
-        for (room, bytes) in things.room.iter_mut().zip(suspended) {
-            *room += bytes;
+    fn charge(&mut self, set: &[usize]) -> Result<(), Why> {
+        for process in set {
+            let mut things = self.step()?;
+            let suspended = things.processes[*process].suspended;
+            let bytes = suspended.into_iter().max().unwrap_or(0);
+            if bytes > things.left() {
+                return Err(Why::NoRoom);
+            }
+            for (room, bytes) in things.room.iter_mut().zip(suspended) {
+                *room += bytes;
+            }
         }
         Ok(())
     }
@@ -418,9 +457,9 @@ impl World for Model<'_> {
     }
 
     fn go_on(&self) -> Result<(), Why> {
-        let stopped = self.step()?.stopped;
-        match stopped && !self.turns_back.get() {
-            true => Err(Why::Stopped),
+        let told_to_stop = self.step()?.told_to_stop;
+        match told_to_stop && !self.turns_back.get() {
+            true => Err(Why::ToldToStop),
             false => Ok(()),
         }
     }
@@ -448,8 +487,11 @@ fn explore(events: &'static [Event], most: usize) -> u64 {
         runs += 1;
         let mut model = Model::new(&script);
         let down = suspend(&mut model, &[0, 1]);
-        if down.is_ok() {
-            let _ = resume(&mut model, &[0, 1]);
+        if down.is_ok() && resume(&mut model, &[0, 1]).is_ok() {
+            for process in &model.things.borrow().processes {
+                let is_back = matches!(process.state, State::Running | State::Gone);
+                assert!(is_back || process.errand == Errand::Lost, "{process:?}");
+            }
         }
         // The next verbs come, and may die as well.
         for _ in 0..=most {
@@ -459,10 +501,7 @@ fn explore(events: &'static [Event], most: usize) -> u64 {
             }
         }
         model.is_quiet.set(true);
-        (
-            model.things.borrow_mut().stopped,
-            model.things.borrow_mut().fails,
-        ) = (false, false);
+        model.calm();
         model.settle_all();
         model.check_end();
         // With room for all, every process comes back that is not lost.

@@ -8,17 +8,22 @@ use gpulimit_ledger::Errand;
 /// resumed all the same.
 ///
 /// # Errors
-/// The reason why not all processes were resumed. Without room for all, none is. Only if the ledger
-/// does not take the charge of a process over, or the driver cannot be asked about a process, the
-/// processes before it are resumed.
+/// The reason why not all processes were resumed. Without room for all, none is. Only if a process
+/// is stopped meanwhile, the ledger does not take its charge over, or the driver does not answer,
+/// the processes before it are resumed. A process whose errand is [`Errand::Resume`] afterwards is
+/// left half-done: the driver was not asked, or did not answer. The next actor settles it.
 pub fn resume<W: World>(world: &mut W, set: &[W::Process]) -> Result<(), W::Error> {
+    let before: Vec<Errand> = (set.iter()).map(|process| world.errand(*process)).collect();
     for process in set {
         world.set_errand(*process, Errand::Resume);
     }
-    let result = make_room(world, set).and_then(|()| bring_back(world, set));
+    let mut begun = 0;
+    let mut result = make_room(world, set).and_then(|()| bring_back(world, set, &mut begun));
+    for (process, errand) in set.iter().zip(before).skip(begun) {
+        world.set_errand(*process, errand);
+    }
     for process in set {
-        // If this fails, the next actor settles the process.
-        let _ = settle(world, *process);
+        result = result.and(settle(world, *process).map(drop));
     }
     world.give_back();
     result
@@ -26,16 +31,24 @@ pub fn resume<W: World>(world: &mut W, set: &[W::Process]) -> Result<(), W::Erro
 
 /// Charges the room for all processes, and holds it on the GPUs.
 fn make_room<W: World>(world: &mut W, set: &[W::Process]) -> Result<(), W::Error> {
-    for process in set {
-        world.charge(*process)?;
-    }
+    world.charge(set)?;
     world.hold(set)?;
+    for process in set {
+        world.ready(*process)?;
+    }
     world.go_on()
 }
 
-/// Brings back one process after the other. The room of the others is held meanwhile.
-fn bring_back<W: World>(world: &mut W, set: &[W::Process]) -> Result<(), W::Error> {
+/// Brings back one process after the other, and counts them. The room of the others is held
+/// meanwhile.
+fn bring_back<W: World>(
+    world: &mut W,
+    set: &[W::Process],
+    begun: &mut usize,
+) -> Result<(), W::Error> {
     for process in set {
+        world.ready(*process)?;
+        *begun += 1;
         // The actor is charged for what it holds, so it lets go first: if the process ends after it
         // has got the charge, the charge is gone.
         world.release(*process);
@@ -50,7 +63,9 @@ fn bring_back<W: World>(world: &mut W, set: &[W::Process]) -> Result<(), W::Erro
 /// # Errors
 /// The driver was not asked, or does not answer: the next actor settles the process.
 fn restore<W: World>(world: &W, process: W::Process) -> Result<(), W::Error> {
-    let Err(why) = world.restore(process) else {
+    let Err(why) = world.restore(process)? else {
+        // The memory is back, also if the process stays locked.
+        world.forget(process);
         return Ok(());
     };
     match world.state(process) {

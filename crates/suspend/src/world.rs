@@ -35,10 +35,15 @@ pub trait World {
     /// Moves the memory of a locked process to the host.
     fn checkpoint(&self, process: Self::Process) -> Result<(), Self::Error>;
     /// Moves the memory of a checkpointed process back to the GPUs. The process stays locked.
-    fn restore(&self, process: Self::Process) -> Result<(), Self::Error>;
+    /// Returns the driver's answer. Fails at once if the process is stopped: the driver was not
+    /// asked.
+    fn restore(&self, process: Self::Process) -> Result<Result<(), Self::Error>, Self::Error>;
     /// Lets the driver's calls of a locked process go on.
     fn unlock(&self, process: Self::Process) -> Result<(), Self::Error>;
 
+    /// Waits a moment until a process is not stopped. Fails if it stays stopped: the driver would
+    /// not answer.
+    fn ready(&self, process: Self::Process) -> Result<(), Self::Error>;
     /// Checks that a locked process has no obstacle to its suspension.
     fn check(&self, process: Self::Process) -> Result<(), Self::Error>;
     /// Waits until no GPU lists a checkpointed process any more.
@@ -53,9 +58,9 @@ pub trait World {
     fn move_out(&self, process: Self::Process) -> Result<(), Self::Error>;
     /// Forgets what was written down about the memory of a process when it was checkpointed.
     fn forget(&self, process: Self::Process);
-    /// Charges the suspended bytes of a process in the actor's own slot, at every level. Waits for
-    /// room.
-    fn charge(&mut self, process: Self::Process) -> Result<(), Self::Error>;
+    /// Charges the suspended bytes of all processes in the actor's own slots, at every level. Waits
+    /// for room, and fails at once if there can never be enough.
+    fn charge(&mut self, set: &[Self::Process]) -> Result<(), Self::Error>;
     /// Waits until the GPUs have room for the memory of all processes, and holds as much of it as
     /// the actor has charged.
     fn hold(&mut self, set: &[Self::Process]) -> Result<(), Self::Error>;

@@ -4,6 +4,7 @@
 //! Dropping the [`World`] removes everything.
 
 mod artefacts;
+mod freezer;
 mod machine;
 mod session;
 
@@ -26,6 +27,7 @@ pub use artefacts::{
     library_for, nvml_bindings, older, program, real_drivers, repository, runtime, script, shim,
     static_runtime,
 };
+pub use freezer::Freezer;
 pub use machine::{Gpu, Holder, Machine};
 pub use session::Session;
 

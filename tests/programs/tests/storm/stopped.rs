@@ -2,11 +2,10 @@
 //! no other process waits for it, and it goes on afterwards as usual.
 
 use std::fs;
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use gpulimit_programs::world::{self, MIB, Session, World};
+use gpulimit_programs::world::{self, Freezer, MIB, Session, World};
 
 use crate::frozen::{KNOBS, Others};
 use crate::numbers::Numbers;
@@ -15,44 +14,6 @@ use crate::tempest::setting;
 const CAP: u64 = 2048 * MIB;
 /// The commands that the member repeats.
 const WORK: &str = "alloc a 10M\ncreate b 4M 0\nasync c 1M\nfree-async c\nrelease b\nfree a";
-
-/// A control group of the test's own.
-struct Freezer(PathBuf);
-
-impl Freezer {
-    /// Makes the control group; `None` without version 2, or if this user may not make one.
-    fn new() -> Option<Freezer> {
-        let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-        let unified = mounts
-            .lines()
-            .map(|line| line.split(' ').collect::<Vec<_>>())
-            .find(|words| words.get(2) == Some(&"cgroup2"))?;
-        let folder = PathBuf::from(unified[1]).join(format!("gpulimit-{}", std::process::id()));
-        fs::create_dir(&folder).ok()?;
-        let freezer = Freezer(folder);
-        freezer.0.join("cgroup.freeze").exists().then_some(freezer)
-    }
-
-    fn write(&self, file: &str, text: &str) -> bool {
-        fs::write(self.0.join(file), text).is_ok()
-    }
-
-    fn set(&self, frozen: bool) {
-        let number = u8::from(frozen);
-        assert!(self.write("cgroup.freeze", &number.to_string()));
-        let events = || fs::read_to_string(self.0.join("cgroup.events")).unwrap_or_default();
-        let is_so = || events().contains(&format!("frozen {number}"));
-        assert!(world::eventually(is_so), "{}", events());
-    }
-}
-
-impl Drop for Freezer {
-    fn drop(&mut self) {
-        self.write("cgroup.freeze", "0");
-        self.write("cgroup.kill", "1");
-        world::eventually(|| fs::remove_dir(&self.0).is_ok());
-    }
-}
 
 /// Starts gdb, which has stopped the process once it prints so.
 fn debugger(pid: u32) -> Child {
@@ -115,7 +76,7 @@ fn a_frozen_member_blocks_no_other() {
         eprintln!("SKIPPED: no control groups of version 2 that this user may make");
         return;
     };
-    let join = |member: &Session| assert!(freezer.write("cgroup.procs", &member.pid().to_string()));
+    let join = |member: &Session| freezer.hold(member);
     stop_repeatedly(20 * setting("SECONDS", 1).min(100), join, |_, others| {
         freezer.set(true);
         others();

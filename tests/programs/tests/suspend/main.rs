@@ -6,6 +6,7 @@ mod others;
 mod refused;
 mod room;
 mod signals;
+mod stopped;
 mod verbs;
 
 use std::path::Path;

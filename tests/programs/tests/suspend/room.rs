@@ -68,6 +68,54 @@ fn a_set_beyond_the_limit_does_not_wait() {
     world.judge_end(CAP);
 }
 
+/// The GPU that is full comes after one with room.
+#[test]
+fn a_process_beyond_the_limit_of_its_second_gpu_does_not_wait() {
+    let world = World::with(CAP, &[("GPULIMIT_SIM_GPUS", "2")]);
+    let mut program = holder(&world, "1000M");
+    program.expect(&[("retain 1", "0"), ("current 1", "0"), ("alloc b 500M", "0")]);
+    done(&world, &["suspend", GROUP]);
+    // The command would wait for this one.
+    let mut other = world.on_gpu();
+    other.expect(&[("retain 1", "0"), ("current 1", "0")]);
+    done(&world, &["set", GROUP, "--max", "600M", "--device", "1"]);
+    let refused = run(&world, &["resume", GROUP, "--timeout", "5s"]);
+    refused.expect_failure("1018.0 MiB come back in group 'world' on GPU 1");
+    refused.expect_failure("more than its limit of 600.0 MiB: raise the limit, and resume");
+    done(&world, &["set", GROUP, "--max", "2G", "--device", "1"]);
+    done(&world, &["resume", GROUP]);
+    goes_on(&mut program);
+    for program in [program, other] {
+        program.end();
+    }
+    world.judge_end(CAP);
+}
+
+/// What `min` keeps for other groups is never there.
+#[test]
+fn a_process_that_min_of_another_group_keeps_out_does_not_wait() {
+    let world = World::new(CAP);
+    world.below("inner", &[]);
+    let mut program = world.on_gpu_in("inner");
+    program.expect(&[("alloc a 1000M", "0")]);
+    done(&world, &["suspend", GROUP]);
+    world.below("favoured", &["min=3G"]);
+    let mut other = world.on_gpu_in("favoured");
+    let refused = run(&world, &["resume", GROUP, "--timeout", "5s"]);
+    refused
+        .expect_failure("more than the 1.0 GiB that its limit of 4.0 GiB leaves beside what `min`");
+    // The group's own processes may use what `min` keeps for it.
+    done(&world, &["set", "world/inner", "min=2G"]);
+    done(&world, &["set", "world/favoured", "min=2G"]);
+    done(&world, &["resume", GROUP]);
+    goes_on(&mut program);
+    goes_on(&mut other);
+    for program in [program, other] {
+        program.end();
+    }
+    world.judge_end(CAP);
+}
+
 /// A margin beyond what the process had is never free there.
 #[test]
 fn a_process_that_has_filled_the_gpu_comes_back() {
@@ -99,6 +147,13 @@ fn processes_that_do_not_fit_on_the_gpu_together_come_back_one_by_one() {
         program
     });
     run(&world, &["resume", GROUP]).expect_failure("resume fewer processes at once");
+    // Also while another program uses the GPU.
+    let mut stranger = Session::start(world.bare(world::program()));
+    stranger.expect(&[("start", "0 0")]);
+    let refused = run(&world, &["resume", GROUP, "--timeout", "5s"]);
+    refused.expect_failure("come back to GPU 0 (GPU-");
+    refused.expect_failure("resume fewer processes at once");
+    stranger.end();
     for program in &mut programs {
         let pid = program.pid().to_string();
         done(&world, &["resume", "--pid", &pid]);

@@ -6,7 +6,7 @@ use gpulimit_programs::world::{self, CONTEXT, GROUP, HOUR, MIB, Session, World};
 use crate::{CAP, Looker, begin, done, figures, goes_on, holder, shown};
 
 /// Waits until an actor has written that it is at work on a process.
-fn await_errand(world: &World) {
+pub fn await_errand(world: &World) {
     let ledger = world.ledger();
     let at_work = || {
         let processes = ledger.processes(&gpulimit_ledger::NoWitness);
@@ -86,8 +86,7 @@ fn suspend_that_cannot_undo_its_work_names_what_stays_suspended() {
     let (down, up): (Vec<_>, Vec<_>) = programs.iter_mut().partition(|program| of(program));
     assert_eq!((down.len(), up.len()), (1, 1), "{errors}");
     let pid = down[0].pid();
-    let why = "stays suspended, because its room on a GPU is taken";
-    let named = format!("{why}: `gpulimit resume --pid {pid}`");
+    let named = format!("stays suspended: `gpulimit resume --pid {pid}` brings it back");
     assert!(errors.contains(&named), "{errors}");
     let events = world.events(EventKind::Suspend);
     let whose: Vec<u32> = events.iter().map(|event| event.what.process.pid).collect();

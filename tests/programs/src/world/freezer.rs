@@ -1,0 +1,57 @@
+//! Processes that are frozen by a control group.
+
+use super::{Session, eventually};
+use std::fs;
+use std::path::PathBuf;
+
+/// A control group of the test's own.
+pub struct Freezer(PathBuf);
+
+impl Freezer {
+    /// Makes the control group; `None` without version 2, or if this user may not make one.
+    pub fn new() -> Option<Freezer> {
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        let unified = mounts
+            .lines()
+            .map(|line| line.split(' ').collect::<Vec<_>>())
+            .find(|words| words.get(2) == Some(&"cgroup2"))?;
+        let folder = PathBuf::from(unified[1]).join(format!("gpulimit-{}", std::process::id()));
+        fs::create_dir(&folder).ok()?;
+        let freezer = Freezer(folder);
+        freezer.0.join("cgroup.freeze").exists().then_some(freezer)
+    }
+
+    /// Puts a process into the control group.
+    ///
+    /// # Panics
+    /// If that fails.
+    #[track_caller]
+    pub fn hold(&self, process: &Session) {
+        assert!(self.write("cgroup.procs", &process.pid().to_string()));
+    }
+
+    fn write(&self, file: &str, text: &str) -> bool {
+        fs::write(self.0.join(file), text).is_ok()
+    }
+
+    /// Freezes or thaws the processes, and waits until they are so.
+    ///
+    /// # Panics
+    /// If that fails.
+    #[track_caller]
+    pub fn set(&self, frozen: bool) {
+        let number = u8::from(frozen);
+        assert!(self.write("cgroup.freeze", &number.to_string()));
+        let events = || fs::read_to_string(self.0.join("cgroup.events")).unwrap_or_default();
+        let is_so = || events().contains(&format!("frozen {number}"));
+        assert!(eventually(is_so), "{}", events());
+    }
+}
+
+impl Drop for Freezer {
+    fn drop(&mut self) {
+        self.write("cgroup.freeze", "0");
+        self.write("cgroup.kill", "1");
+        eventually(|| fs::remove_dir(&self.0).is_ok());
+    }
+}
