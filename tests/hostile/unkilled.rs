@@ -131,11 +131,15 @@ struct Frozen(PathBuf);
 impl Frozen {
     /// Makes a cgroup and puts a process there; `None` where that is not possible.
     fn new(pid: &str) -> Option<Self> {
-        let cgroup = Self(format!("/sys/fs/cgroup/freezer/gpulimit-test-{pid}").into());
-        let write = |file: &str, text: &str| fs::write(cgroup.0.join(file), text).ok();
-        fs::create_dir(&cgroup.0).ok()?;
-        write("cgroup.procs", pid)?;
-        write("freezer.state", "FROZEN")?;
+        let folder = PathBuf::from(format!("/sys/fs/cgroup/freezer/gpulimit-test-{pid}"));
+        fs::create_dir(&folder).ok()?;
+        let (cgroup, state) = (Self(folder.clone()), folder.join("freezer.state"));
+        fs::write(folder.join("cgroup.procs"), pid).ok()?;
+        fs::write(&state, "FROZEN").ok()?;
+        let is_frozen = || fs::read_to_string(&state).is_ok_and(|state| state == "FROZEN\n");
+        while !is_frozen() {
+            thread::sleep(Duration::from_millis(5));
+        }
         Some(cgroup)
     }
 }
