@@ -5,7 +5,7 @@ use super::groups::{self, Purpose};
 use super::nvml::Driver;
 use super::obstacles::Denied;
 use super::pids::Pids;
-use super::{look, output, signal};
+use super::{look, obstacles, output, signal};
 use gpulimit_base::identity::Identity;
 use gpulimit_base::proc;
 use gpulimit_group::{Group, Look, Target, Targets, system_log};
@@ -182,11 +182,7 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
 
 /// Returns whether a process gets the signal by another of its slots, as a `resume` that waits has
 /// several. Only proven slots count: any member can write an identity into a slot.
-fn is_reached(
-    reached: &mut BTreeSet<(u32, u64, u64)>,
-    process: &ProcessUsage,
-    target: &Result<Target, Error>,
-) -> bool {
+fn is_reached(reached: &mut Keys, process: &ProcessUsage, target: &Result<Target, Error>) -> bool {
     target.is_ok() && !reached.insert(process.identity.key())
 }
 
@@ -305,45 +301,54 @@ pub fn send(
 ) -> std::io::Result<()> {
     target.send(signal)?;
     if matches!(signal, libc::SIGTERM | libc::SIGKILL) {
-        let most = process.devices.iter().max_by_key(|usage| usage.charged);
-        let happening = Happening {
-            kind: EventKind::Kill,
-            device: most.map(|usage| usage.device),
-            process: process.identity,
-            bytes: most.map_or(0, |usage| usage.charged),
-            charged: most.map_or(0, |usage| ledger.charged(usage.device)),
-            max: u64::MAX,
-        };
-        let own = Identity::of_self();
-        system_log::warn(format_args!(
-            "pid {} ({}) of user {} sent signal {signal} to pid {} ({}) of user {} in group {}",
-            own.pid,
-            own.command(),
-            own.uid,
-            process.identity.pid,
-            process.identity.command(),
-            process.identity.uid,
-            group.name(),
-        ));
-        let details = Details {
-            cause: Some(Cause::Command),
-            by: Some(Holding {
-                process: own,
-                bytes: 0,
-            }),
-            ..Details::default()
-        };
-        group.record(ledger, &happening, details);
+        record(group, ledger, process, signal);
     }
     Ok(())
 }
 
-/// Kills all processes of a group, and returns them. Fails if the ledger has a slot whose process
-/// cannot be found.
+/// Records that this process has sent a signal to a process of a group.
+fn record(group: &Group, ledger: &Ledger, process: &ProcessUsage, signal: i32) {
+    let most = process.devices.iter().max_by_key(|usage| usage.charged);
+    let happening = Happening {
+        kind: EventKind::Kill,
+        device: most.map(|usage| usage.device),
+        process: process.identity,
+        bytes: most.map_or(0, |usage| usage.charged),
+        charged: most.map_or(0, |usage| ledger.charged(usage.device)),
+        max: u64::MAX,
+    };
+    let own = Identity::of_self();
+    system_log::warn(format_args!(
+        "pid {} ({}) of user {} sent signal {signal} to pid {} ({}) of user {} in group {}",
+        own.pid,
+        own.command(),
+        own.uid,
+        process.identity.pid,
+        process.identity.command(),
+        process.identity.uid,
+        group.name(),
+    ));
+    let details = Details {
+        cause: Some(Cause::Command),
+        by: Some(Holding {
+            process: own,
+            bytes: 0,
+        }),
+        ..Details::default()
+    };
+    group.record(ledger, &happening, details);
+}
+
+/// Processes by pid, start time and pid namespace.
+pub type Keys = BTreeSet<(u32, u64, u64)>;
+
+/// Kills all processes of a group, and returns them. Records an event for each that is not among
+/// `told`, and adds it there. Fails if the ledger has a slot whose process cannot be found.
 pub fn end_all(
     group: &Group,
     ledger: &Ledger,
     targets: &Targets<'_>,
+    told: &mut Keys,
 ) -> Result<Vec<Target>, Failure> {
     let mut processes = ledger.processes(&NoWitness);
     keep_others(&mut processes);
@@ -358,8 +363,13 @@ pub fn end_all(
         if is_reached(&mut reached, process, &target) {
             continue;
         }
-        match send_to(group, ledger, process, target, libc::SIGKILL) {
-            Ok(target) => killed.push(target),
+        match target.and_then(|target| target.send(libc::SIGKILL).map(|()| target)) {
+            Ok(target) => {
+                if told.insert(process.identity.key()) {
+                    record(group, ledger, process, libc::SIGKILL);
+                }
+                killed.push(target);
+            }
             Err(error) if targets.is_held(process) => missed.push((process, error)),
             Err(_) => {}
         }
@@ -376,8 +386,8 @@ pub fn end_all(
     )))
 }
 
-/// Lists the killed processes that have not ended, and the tracers that keep them from ending.
-/// Empty if all have ended.
+/// Lists the killed processes that have not ended, and the tracers and frozen cgroups that keep
+/// them from ending. Empty if all have ended.
 pub fn remaining(killed: &[Target]) -> String {
     fn field<'a>(status: &'a str, key: &str) -> &'a str {
         let mut lines = status.lines();
@@ -388,8 +398,8 @@ pub fn remaining(killed: &[Target]) -> String {
         let threads = target.threads();
         let name = field(threads.first()?, "Name");
         let mut tracers = threads.iter().map(|status| field(status, "TracerPid"));
-        let held = tracers.find(|tracer| !matches!(*tracer, "" | "0"));
-        let held = held.map_or_else(String::new, |tracer| {
+        let tracer = tracers.find(|tracer| !matches!(*tracer, "" | "0"));
+        let by_tracer = |tracer: &str| {
             let about = |task: &str| proc::read(format!("/proc/{task}/status")).unwrap_or_default();
             // TracerPid may be the id of any thread of the tracer.
             let thread = about(tracer);
@@ -399,7 +409,11 @@ pub fn remaining(killed: &[Target]) -> String {
             let process = about(tracer);
             let name = field(&process, "Name");
             format!(", kept from ending by its tracer {tracer} ({name})")
-        });
+        };
+        let by_cgroup = || ", kept from ending by its cgroup, which is frozen: thaw it".to_owned();
+        let is_frozen = obstacles::is_frozen(target.pid);
+        let held = tracer.map(by_tracer).or(is_frozen.then(by_cgroup));
+        let held = held.unwrap_or_default();
         Some(format!("{} ({name}){held}", target.pid))
     };
     let all: Vec<String> = killed.iter().filter_map(described).collect();

@@ -3,8 +3,8 @@
 use super::checkpoint::Checkpoints;
 use super::failure::Failure;
 use super::suspend::{
-    Machine, Report, Stop, Subject, Which, end_it, finish_it, freeze, record, settle_all,
-    stays_suspended, time,
+    Machine, Report, Stop, Subject, Which, finish_it, freeze, record, settle_all, stays_suspended,
+    time,
 };
 use super::{kill, output};
 use gpulimit_ledger::{Errand, EventKind};
@@ -95,7 +95,8 @@ pub fn resume(args: &Args) -> Result<ExitCode, Failure> {
         match subject.errand().0 {
             // After a failure it may be one that was lost before, and was not tried.
             Errand::Lost if args.kill_lost && done.is_ok() => killed.extend(end(subject)),
-            Errand::Lost => output::note(&format!("{}: {}", subject.name(), end_it(subject))),
+            Errand::Lost => {}
+            _ if subject.is_gone() => {}
             _ if subject.is_half_done() => output::note(&finish_it(subject)),
             _ if subject.is_suspended() && some_are_back => {
                 output::note(&stays_suspended(subject));

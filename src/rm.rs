@@ -7,6 +7,7 @@ use super::{look, output};
 use gpulimit_group::{Group, GroupError, Kind, Root};
 use gpulimit_ledger::Ledger;
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -144,11 +145,12 @@ fn drain(group: &Group, end: Instant) -> Result<(), Failure> {
     let ledger = ledger.ok_or_else(|| groups::unreadable(group.ledger_path()))?;
     let look = look::members();
     let targets = proven(group, &ledger, &look)?;
+    let mut told = BTreeSet::new();
     while ledger.has_live() {
         // Check the time before the kills, not after them: slow kills may take until after `end`,
         // and still end all processes.
         let late = Instant::now() > end;
-        let killed = end_all(group, &ledger, &targets);
+        let killed = end_all(group, &ledger, &targets, &mut told);
         if late && ledger.has_live() {
             let remaining = remaining(&killed?);
             let name = group.name();

@@ -21,6 +21,7 @@ use super::output;
 use gpulimit_ledger::{Errand, EventKind};
 use gpulimit_limits::parse_duration;
 use gpulimit_suspend::{State, World, settle};
+use std::fmt;
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -85,7 +86,11 @@ pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
             continue;
         }
         match subject.bytes(Some(gpus)) {
-            0 if subject.counts_contexts() => {}
+            0 if subject.counts_contexts() => {
+                if !args.which.pids.is_empty() {
+                    output::note(&format!("{} has no memory on a GPU", subject.name()));
+                }
+            }
             0 => output::note(&format!(
                 "{name} runs on: NVML shows no memory of it, and its group does not count contexts",
                 name = subject.name()
@@ -102,9 +107,10 @@ pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
             .for_each(|subject| report_lost(subject, &end_it(subject)));
         return Err(undone(&machine, &subjects, &set, failure));
     }
-    for at in &set {
-        let subject = &subjects[*at];
-        record(subject, EventKind::Suspend, &subject.moved_by_gpu());
+    for subject in set.iter().map(|at| &subjects[*at]) {
+        if !subject.is_gone() {
+            record(subject, EventKind::Suspend, &subject.moved_by_gpu());
+        }
     }
     if args.freeze {
         freeze(subjects.iter())?;
@@ -113,7 +119,7 @@ pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
 }
 
 /// Returns the error of a suspension that has failed. Names the processes that stay suspended, as
-/// other programs have taken their room meanwhile, and those that are left half-done.
+/// other programs have taken their room meanwhile, with an event, and those that are left half-done.
 fn undone(machine: &Machine<'_>, subjects: &[Subject], set: &[usize], failure: Failure) -> Failure {
     let is_down = |at: &&usize| {
         subjects[**at].errand().0 == Errand::None
@@ -122,7 +128,9 @@ fn undone(machine: &Machine<'_>, subjects: &[Subject], set: &[usize], failure: F
     let mut some = false;
     for at in set.iter().filter(is_down) {
         some = true;
-        output::note(&stays_suspended(&subjects[*at]));
+        let subject = &subjects[*at];
+        record(subject, EventKind::Suspend, &subject.moved_by_gpu());
+        output::note(&stays_suspended(subject));
     }
     for subject in set
         .iter()
@@ -132,10 +140,32 @@ fn undone(machine: &Machine<'_>, subjects: &[Subject], set: &[usize], failure: F
         some = true;
         output::note(&finish_it(subject));
     }
-    match some && failure.to_string() == INTERRUPTED {
-        true => Failure::new("interrupted: not all processes are as they were before"),
-        false => failure,
+    let runs = |at: &usize| matches!(machine.state(*at), Ok(State::Running | State::Gone));
+    match failure.to_string() == INTERRUPTED {
+        true if some => Failure::new("interrupted: not all processes are as they were before"),
+        false if set.iter().all(runs) => nothing(failure),
+        _ => failure,
     }
+}
+
+/// Adds to an error that it has kept all processes as they were.
+fn nothing(error: impl fmt::Display) -> Failure {
+    Failure::new(format_args!("{error}; nothing was suspended"))
+}
+
+/// Ends the work of an actor that has died on a process, and records what has become of it.
+fn settle_one(machine: &Machine<'_>, at: usize, subject: &Subject) -> Result<State, Failure> {
+    let (errand, had) = (subject.errand().0, subject.suspended());
+    let state = settle(machine, at)?;
+    let kind = match state {
+        State::Running if errand == Errand::Resume => EventKind::Resume,
+        // A process that was not brought back has an event already.
+        State::Checkpointed if errand == Errand::Suspend || had == 0 => EventKind::Suspend,
+        State::Failed => EventKind::Lost,
+        _ => return Ok(state),
+    };
+    record(subject, kind, &subject.moved_by_gpu());
+    Ok(state)
 }
 
 /// Ends the work of actors that have died, on the processes of a set.
@@ -144,12 +174,9 @@ fn undone(machine: &Machine<'_>, subjects: &[Subject], set: &[usize], failure: F
 /// A process is stopped, so the driver does not answer.
 pub fn settle_all(machine: &Machine<'_>, subjects: &[Subject]) -> Result<(), Failure> {
     for (at, subject) in subjects.iter().enumerate() {
-        let errand = subject.errand().0;
-        if matches!(errand, Errand::Suspend | Errand::Resume) {
+        if matches!(subject.errand().0, Errand::Suspend | Errand::Resume) {
             subject.check_namespace()?;
-            if settle(machine, at)? == State::Running && errand == Errand::Resume {
-                record(subject, EventKind::Resume, &subject.moved_by_gpu());
-            }
+            settle_one(machine, at, subject)?;
         } else if subject.is_suspended()
             && subject.suspended() == 0
             && subject.check_namespace().is_ok()
@@ -199,7 +226,7 @@ fn check(
     // The driver answers no question about a process with some of these obstacles.
     if reasons.is_empty() {
         for at in set {
-            let (state, name) = (machine.state(*at)?, subjects[*at].name());
+            let (state, name) = (machine.state(*at).map_err(nothing)?, subjects[*at].name());
             if state == State::Failed {
                 let end = end_it(&subjects[*at]);
                 reasons.push(format!("the driver has given up {name}: {end}"));
@@ -212,7 +239,7 @@ fn check(
         return Ok(());
     };
     reasons.iter().for_each(|reason| output::note(reason));
-    Err(Failure::new(format_args!("{last}; nothing was suspended")))
+    Err(nothing(last))
 }
 
 /// Returns how to bring back a process that the command leaves suspended.

@@ -135,8 +135,15 @@ pub(super) fn of_process(pid: u32, member: Option<&Membership>) -> Vec<Finding> 
 
 /// Returns what `suspend` and `resume` have done with a member, or do at this moment.
 fn under_way(subject: &Subject) -> Option<Finding> {
-    let pid = subject.target.pid;
-    let resume = format!("run `gpulimit resume --pid {pid}`");
+    // The driver works only within the process's pid namespace.
+    let (pid, place) = match subject.check_namespace() {
+        Ok(()) => (subject.target.pid, ""),
+        Err(_) => (
+            subject.identity().pid,
+            " in the container (pid namespace) of the process",
+        ),
+    };
+    let resume = format!("run `gpulimit resume --pid {pid}`{place}");
     let (text, remedy) = match subject.errand().0 {
         _ if subject.is_abandoned() => (
             "a command that suspended or resumed the process was killed at work".to_owned(),
@@ -148,7 +155,7 @@ fn under_way(subject: &Subject) -> Option<Finding> {
         ),
         Errand::Lost => (
             "the process is lost: its calls of CUDA never return".to_owned(),
-            format!("end it: `gpulimit resume --pid {pid} --kill-lost`"),
+            format!("end it: `gpulimit resume --pid {pid} --kill-lost`{place}"),
         ),
         Errand::None if subject.is_suspended() => {
             let bytes = gib(subject.bytes(None));

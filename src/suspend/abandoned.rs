@@ -1,13 +1,12 @@
 //! Processes on which a command was at work when it died.
 
-use super::subjects::members;
-use super::{Machine, Stop, record};
+use super::subjects::candidates;
+use super::{Machine, Stop, settle_one};
 use crate::checkpoint::Checkpoints;
 use crate::groups::Selection;
 use crate::output;
 use gpulimit_group::Group;
-use gpulimit_ledger::{Errand, EventKind};
-use gpulimit_suspend::{State, settle};
+use gpulimit_suspend::State;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -63,34 +62,23 @@ fn has_abandoned(group: &Group) -> bool {
 }
 
 fn settle_in(group: &Group, checkpoints: &Checkpoints) -> Vec<String> {
-    let Ok(mut subjects) = members(group, None) else {
-        return Vec::new();
-    };
+    // One that cannot be proven to be a member, as of another user, does not keep the others.
+    let subjects = candidates(group, None).into_iter().flatten().flatten();
     // The driver answers no question about a stopped process.
-    subjects.retain(|subject| {
+    let subjects = subjects.filter(|subject| {
         subject.is_abandoned() && !subject.is_stopped() && subject.check_namespace().is_ok()
     });
-    let notes = subjects.iter().filter_map(|subject| {
-        let errand = subject.errand().0;
-        let only = std::slice::from_ref(subject);
+    let notes = subjects.filter_map(|subject| {
+        let only = std::slice::from_ref(&subject);
         let machine = Machine::of(checkpoints, only, Some(PATIENCE), Stop::never());
-        let state = match machine.and_then(|machine| settle(&machine, 0)) {
-            Ok(state) => state,
+        let now = match machine.and_then(|machine| settle_one(&machine, 0, &subject)) {
+            Ok(State::Running) => "runs",
+            Ok(State::Checkpointed) => "is suspended",
+            Ok(State::Failed) => "is lost",
+            Ok(State::Locked | State::Moving) => "is not settled yet",
+            Ok(State::Gone) => return None,
             Err(failure) => return Some(failure.to_string()),
         };
-        let (now, kind) = match state {
-            State::Running => (
-                "runs",
-                (errand == Errand::Resume).then_some(EventKind::Resume),
-            ),
-            State::Checkpointed => ("is suspended", Some(EventKind::Suspend)),
-            State::Failed => ("is lost", Some(EventKind::Lost)),
-            State::Locked | State::Moving => ("is not settled yet", None),
-            State::Gone => return None,
-        };
-        if let Some(kind) = kind {
-            record(subject, kind, &subject.moved_by_gpu());
-        }
         let name = subject.name();
         Some(format!(
             "{name} {now}: the command that suspended or resumed it was killed"

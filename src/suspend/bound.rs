@@ -41,7 +41,8 @@ pub fn passed(set: &[&Subject]) -> Result<Vec<String>, Failure> {
 fn on_host(group: &Group, set: &[&Subject]) -> Result<(u64, u64), Failure> {
     let ledger = group.ledger()?;
     let (mut there, mut more) = (0_u64, 0_u64);
-    for process in ledger.processes(&NoWitness) {
+    let processes = ledger.processes(&NoWitness).into_iter();
+    for process in processes.filter(|process| process.alive) {
         let is_wanted = || {
             let mut wanted = set.iter().map(|subject| subject.identity());
             wanted.any(|wanted| wanted.is_same(&process.identity))

@@ -50,6 +50,15 @@ impl<'a> Report<'a> {
             if matches!(state, "locked" | "lost" | "killed") {
                 status = ExitCode::FAILURE;
             }
+            if state == "lost" {
+                // Any member can write that a process is lost. `--kill-lost` asks the driver.
+                output::note(&format!(
+                    "{name} is lost: `gpulimit resume --pid {pid} --kill-lost` ends it, unless the \
+                     driver brings it back after all",
+                    name = subject.name(),
+                    pid = subject.target.pid
+                ));
+            }
             let _ = writeln!(
                 lines,
                 "{group}: {name}: {state}{bytes}",

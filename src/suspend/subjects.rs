@@ -65,7 +65,18 @@ impl Which {
 
 /// Returns the living processes of one group, without those of the groups below it; of these pids
 /// only, if there are any.
+///
+/// # Errors
+/// One of the processes cannot be proven to be a member.
 pub fn members(group: &Group, pids: Option<&[u32]>) -> Result<Vec<Subject>, Failure> {
+    candidates(group, pids)?.into_iter().collect()
+}
+
+/// Returns the processes as [`members`] does, or for each why it cannot be proven to be a member.
+pub fn candidates(
+    group: &Group,
+    pids: Option<&[u32]>,
+) -> Result<Vec<Result<Subject, Failure>>, Failure> {
     // Among all groups there may be some of other users.
     let ledger = match (group.ledger(), pids) {
         (Ok(ledger), _) => ledger,
@@ -90,30 +101,23 @@ pub fn members(group: &Group, pids: Option<&[u32]>) -> Result<Vec<Subject>, Fail
     let look = look::members();
     let targets = proven(group, &ledger, &look)?;
     let named = targets.named(processes.iter().map(|process| &process.identity));
-    let mut subjects = Vec::new();
-    for (usage, target) in processes.into_iter().zip(named) {
-        let target = match target {
-            Ok(target) => target,
-            // The process has ended meanwhile.
-            Err(_) if !targets.is_held(&usage) => continue,
-            Err(error) => {
-                return Err(Failure::new(format_args!(
-                    "process {process} of group '{group}' cannot be proven to be a member: {why}",
-                    process = by_own_pid(&usage.identity),
-                    group = group.name(),
-                    why = unproven(&error, &usage.identity)
-                )));
+    let proven = processes.into_iter().zip(named);
+    let subjects = proven.filter_map(|(usage, target)| match target {
+        Ok(target) => Some(Subject::of(group, usage, target)),
+        // The process has ended meanwhile.
+        Err(_) if !targets.is_held(&usage) => None,
+        Err(error) => Some(Err(Failure::new(format_args!(
+            "process {process} of group '{group}' cannot be proven to be a member: {why}{instead}",
+            process = by_own_pid(&usage.identity),
+            group = group.name(),
+            why = unproven(&error, &usage.identity),
+            instead = match pids {
+                Some(_) => "",
+                None => "; or leave it out, and name the others with --pid",
             }
-        };
-        let levels = group.upwards().map(|level| writable(&level));
-        subjects.push(Subject {
-            group: group.clone(),
-            usage,
-            target,
-            ledgers: levels.collect::<Result<_, _>>()?,
-        });
-    }
-    Ok(subjects)
+        )))),
+    });
+    Ok(subjects.collect())
 }
 
 /// Opens the ledger of a group for writing.
@@ -130,6 +134,16 @@ fn writable(group: &Group) -> Result<Ledger, Failure> {
 }
 
 impl Subject {
+    fn of(group: &Group, usage: ProcessUsage, target: Target) -> Result<Self, Failure> {
+        let levels = group.upwards().map(|level| writable(&level));
+        Ok(Self {
+            group: group.clone(),
+            usage,
+            target,
+            ledgers: levels.collect::<Result<_, _>>()?,
+        })
+    }
+
     /// Returns the ledger of the process's own group.
     pub fn ledger(&self) -> &Ledger {
         &self.ledgers[0]

@@ -6,12 +6,16 @@ use crate::stuck::{ROOT, Role};
 use crate::terminal::check;
 use crate::{ALICE, Ground, text};
 use gpulimit_group::{Access, Member, Members, Root};
+use gpulimit_ledger::EventKind;
 use gpulimit_limits::LimitSet;
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
 use std::process::Command;
 use std::ptr::null_mut;
+use std::thread;
+use std::time::Duration;
 
 /// An escape sequence that a terminal obeys, then a byte that is not UTF-8.
 const EVIL: &[u8] = b"\x1b]0;x\x07\xff";
@@ -110,4 +114,66 @@ fn rm_force_names_a_stuck_process_and_its_tracer() {
     let line =
         format!("not gone yet: {pid} ({SHOWN}), kept from ending by its tracer {tracer} ({SHOWN})");
     assert!(said.contains(&line), "{said}");
+    assert_eq!(kills(&root), 1, "the kill is told once");
+}
+
+/// Returns the number of kills among the events of the group.
+fn kills(root: &Root) -> usize {
+    let group = root.group("lab").expect("a group");
+    let events = group.ledger().expect("a ledger").events(0);
+    let kills = events.iter().map(|event| event.what.kind);
+    kills.filter(|kind| *kind == EventKind::Kill).count()
+}
+
+/// A frozen cgroup of version 1. In one of version 2 a process can be killed.
+struct Frozen(PathBuf);
+
+impl Frozen {
+    /// Makes a cgroup and puts a process there; `None` where that is not possible.
+    fn new(pid: &str) -> Option<Self> {
+        let folder = PathBuf::from(format!("/sys/fs/cgroup/freezer/gpulimit-test-{pid}"));
+        fs::create_dir(&folder).ok()?;
+        let (cgroup, state) = (Self(folder.clone()), folder.join("freezer.state"));
+        fs::write(folder.join("cgroup.procs"), pid).ok()?;
+        fs::write(&state, "FROZEN").ok()?;
+        let is_frozen = || fs::read_to_string(&state).is_ok_and(|state| state == "FROZEN\n");
+        while !is_frozen() {
+            thread::sleep(Duration::from_millis(5));
+        }
+        Some(cgroup)
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        let _ = fs::write(self.0.join("freezer.state"), "THAWED");
+        // The process leaves the cgroup when it has ended.
+        for _ in 0..1_000 {
+            if fs::remove_dir(&self.0).is_ok() {
+                break;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+#[test]
+fn rm_force_names_a_frozen_process_and_tells_of_one_kill() {
+    let Some(ground) = Ground::new() else { return };
+    let root = lab(&ground);
+    let mut member = start(&root, "unkilled::member");
+    let pid = member.line("#member ");
+    let Some(_frozen) = Frozen::new(&pid) else {
+        println!("SKIPPED: no cgroup of version 1 can be frozen");
+        return;
+    };
+    let mut command = ground.gpulimit(&["rm", "--force", "lab"]);
+    let output = command.output().expect("started");
+    check(&command, &output);
+    let said = text(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let line =
+        format!("not gone yet: {pid} ({SHOWN}), kept from ending by its cgroup, which is frozen");
+    assert!(said.contains(&line), "{said}");
+    assert_eq!(kills(&root), 1, "the kill is told once");
 }

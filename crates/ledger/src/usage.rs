@@ -193,6 +193,15 @@ impl DeviceUsage {
         [self.charged, self.peak, self.refusals] != [0; 3] || self.is_away()
     }
 
+    /// Returns the figures of a dead process: the dead leave no memory on the host.
+    fn without_host(self) -> Self {
+        Self {
+            suspended: 0,
+            resident: 0,
+            ..self
+        }
+    }
+
     /// Returns whether the process's memory is on the host, or an actor is about to move it. The
     /// group need not have charged any of it.
     pub fn is_away(&self) -> bool {
@@ -310,6 +319,7 @@ impl Ledger {
                 frozen,
                 devices: (devices.iter())
                     .map(|device| device_usage(self, slot, *device, &mut patience))
+                    .map(|usage| if dead { usage.without_host() } else { usage })
                     .filter(DeviceUsage::is_known)
                     .collect(),
             });

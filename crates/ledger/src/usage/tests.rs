@@ -37,6 +37,22 @@ fn a_groups_usage_is_the_sum_of_its_members_usage() {
     assert_eq!(scratch.usage(scratch.other).by, [0; Category::COUNT]);
 }
 
+/// Both figures of a group agree, also before the slot is cleaned.
+#[test]
+fn the_dead_leave_no_memory_on_the_host() {
+    let scratch = Scratch::new();
+    let device = scratch.device;
+    let dead = scratch.dead(&stranger(1), 9, 0);
+    let stats = &scratch.content().slots[dead].stats[device.get()];
+    stats.suspended.store(70 * UNIT, Ordering::Relaxed);
+    stats.resident.store(80 * UNIT, Ordering::Relaxed);
+    let processes = scratch.processes(&Knows(Some(true)));
+    assert!(!processes[0].alive && !processes[0].is_suspended());
+    let on = processes[0].on(device);
+    assert_eq!((on.charged, on.suspended), (9 * UNIT, 0));
+    assert_eq!(scratch.usage(device).suspended, 0);
+}
+
 #[test]
 fn the_slots_of_a_process_are_merged() {
     let scratch = Scratch::new();

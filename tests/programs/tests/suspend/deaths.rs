@@ -1,5 +1,6 @@
 //! Commands that die before and after every call of the driver. Another command ends their work.
 
+use gpulimit_ledger::EventKind;
 use gpulimit_programs::world::{GROUP, Session, World};
 
 use crate::{CAP, Looker, done, figures, finish, goes_on, holder, verb};
@@ -190,4 +191,54 @@ fn commands_killed_at_any_time_leave_no_half_step() {
         scene.end_work(&format!("{verb} killed in round {round}"));
     }
     scene.end();
+}
+
+/// Whatever ends the work of a dead command records what has become of the program.
+#[test]
+fn the_work_of_a_dead_command_has_its_event() {
+    let world = World::new(CAP);
+    let mut program = holder(&world, "300M");
+    let events = || [EventKind::Suspend, EventKind::Resume].map(|kind| world.events(kind).len());
+    // Whether the program is down then, and how many events of both kinds tell of that.
+    let deaths = [
+        (
+            "suspend",
+            "cuCheckpointProcessCheckpoint:before",
+            false,
+            [0, 0],
+        ),
+        (
+            "suspend",
+            "cuCheckpointProcessCheckpoint:after",
+            true,
+            [1, 0],
+        ),
+        ("resume", "cuMemAlloc_v2:before", true, [0, 0]),
+        ("resume", "cuCheckpointProcessUnlock:before", false, [0, 1]),
+    ];
+    for (name, order, is_down, more) in deaths {
+        for end in ENDING {
+            if name == "resume" {
+                done(&world, &["suspend", GROUP]);
+            }
+            let before = events();
+            let mut dying = verb(&world, &[name, GROUP]);
+            dying.env("GPULIMIT_SIM_KILL", order);
+            let died = finish(dying);
+            assert_eq!(died.status, None, "{order}: {died:?}");
+            world.bury();
+            let ended = done(&world, end);
+            let own = match (end[0], is_down) {
+                ("suspend", false) => [1, 0],
+                ("resume", true) => [0, 1],
+                _ => [0, 0],
+            };
+            let expected = [0, 1].map(|kind| before[kind] + more[kind] + own[kind]);
+            assert_eq!(events(), expected, "{order}, {end:?}: {ended:?}");
+            done(&world, &["resume", GROUP]);
+        }
+    }
+    goes_on(&mut program);
+    program.end();
+    world.judge_end(CAP);
 }

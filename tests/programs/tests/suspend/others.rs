@@ -1,5 +1,6 @@
 //! Suspensions, and what other commands, shells and namespaces make of them.
 
+use gpulimit_ledger::{NoWitness, ProcessUsage};
 use gpulimit_programs::world::{self, GROUP, Session, World};
 use serde_json::Value;
 use std::process::Command;
@@ -93,6 +94,29 @@ fn a_resume_that_holds_several_slots_is_shown_once() {
 }
 
 #[test]
+fn suspending_a_process_without_gpu_memory_says_so() {
+    let world = World::new(CAP);
+    let mut program = holder(&world, "800M");
+    done(&world, &["suspend", GROUP]);
+    let mut other = holder(&world, "3000M");
+    let actor = begin(&world, &["resume", GROUP]);
+    let waits = |process: &ProcessUsage| process.waits.is_some();
+    let is_in_line = || world.ledger().processes(&NoWitness).iter().any(waits);
+    assert!(world::eventually(is_in_line));
+    let pid = actor.pid().to_string();
+    let said = done(&world, &["suspend", "--pid", &pid]);
+    let note = format!("process {pid} (gpulimit) has no memory on a GPU");
+    assert!(said.errors.contains(&note), "{said:?}");
+    other.expect(&[("free a", "0")]);
+    assert!(actor.end().0.success());
+    goes_on(&mut program);
+    for program in [program, other] {
+        program.end();
+    }
+    world.judge_end(CAP);
+}
+
+#[test]
 fn signals_that_were_ignored_at_the_start_stay_so() {
     let waiting = Waiting::new(&["sh", "-c", "trap '' INT HUP; exec \"$@\"", "sh"]);
     waiting.actor.signal(libc::SIGINT);
@@ -135,7 +159,7 @@ fn namespaces_in_which_membership_is_not_seen_are_named() {
 
 /// Asserts that `doctor --pid` says one thing about suspending a program.
 #[track_caller]
-fn diagnosed(mut doctor: Command, pid: &str, text: &str, remedy: &str) {
+pub fn diagnosed(mut doctor: Command, pid: &str, text: &str, remedy: &str) {
     doctor.args(["doctor", "--json", "--pid", pid]);
     let json = finish(doctor).json();
     let findings = json["findings"].as_array().expect("findings").iter();

@@ -9,6 +9,7 @@ use gpulimit_ledger::EventKind;
 use gpulimit_limits::LimitSet;
 use gpulimit_programs::world::{self, GROUP, HOUR, MIB, Session, World};
 
+use crate::others::diagnosed;
 use crate::{CAP, Done, Looker, begin, done, figures, finish, goes_on, holder, run, shown, verb};
 
 /// Asserts that suspending the group fails with this text, and changes nothing for the programs.
@@ -133,6 +134,36 @@ fn suspended_max_holds_at_every_level() {
     world.judge_end(CAP);
 }
 
+/// Their slots are not cleaned yet: no other command has run.
+#[test]
+fn suspended_max_leaves_out_programs_that_are_gone() {
+    let world = World::new(CAP);
+    world.settings(&["suspended.max=1000M"]);
+    let mut program = holder(&world, "300M");
+    let pid = program.pid().to_string();
+    for executes in [false, true] {
+        let mut gone = holder(&world, "300M");
+        done(&world, &["suspend", "--pid", &gone.pid().to_string()]);
+        let next = match executes {
+            true => {
+                gone.expect(&[("exec", "0"), ("init", "0")]);
+                Some(gone)
+            }
+            false => {
+                gone.kill();
+                None
+            }
+        };
+        done(&world, &["suspend", "--pid", &pid]);
+        done(&world, &["resume", "--pid", &pid]);
+        next.map(Session::end);
+        world.bury();
+    }
+    goes_on(&mut program);
+    program.end();
+    world.judge_end(CAP);
+}
+
 /// The key counts what `max` counts.
 #[test]
 fn suspended_max_leaves_out_contexts_that_do_not_count() {
@@ -184,6 +215,7 @@ fn one_process_that_cannot_go_keeps_all() {
     assert!(world::eventually(|| world.machine().used() > used));
     let late = run(&world, &["suspend", GROUP, "--timeout", "100ms"]);
     late.expect_failure("has work on a GPU under way");
+    late.expect_failure("or with a longer --timeout; nothing was suspended");
     for program in &programs {
         assert_eq!(looker.state(program), "0 0");
     }
@@ -196,13 +228,18 @@ fn one_process_that_cannot_go_keeps_all() {
     world
         .machine()
         .knob("fail", "cuCheckpointProcessCheckpoint:999@2");
-    finish(failing).expect_failure("the driver answers 999");
+    finish(failing).expect_failure("does not say why; nothing was suspended");
     world.machine().knob("fail", "none");
     for program in &mut programs {
         assert_eq!(looker.state(program), "0 0");
         goes_on(program);
     }
     assert_eq!(figures(&world), before);
+    let state = "cuCheckpointProcessGetState:999";
+    world.machine().knob("fail", state);
+    let unknown = run(&world, &["suspend", GROUP]);
+    unknown.expect_failure("does not say why; nothing was suspended");
+    world.machine().knob("fail", "none");
     // One becomes unfit between the look and the lock.
     world
         .machine()
@@ -221,7 +258,7 @@ fn one_process_that_cannot_go_keeps_all() {
     world.machine().knob("latency", "0");
     let (status, errors) = actor.end();
     assert!(
-        !status.success() && errors.contains("managed memory"),
+        !status.success() && errors.contains("managed pool); nothing was suspended"),
         "{errors}"
     );
     for program in &mut programs {
@@ -277,7 +314,9 @@ fn a_process_that_the_driver_gives_up_is_lost() {
     let world = World::new(CAP);
     let program = holder(&world, "200M");
     world.machine().knob("checkpoint", "checkpoint-fails");
-    run(&world, &["suspend", GROUP]).expect_failure("the driver answers 999");
+    let failed = run(&world, &["suspend", GROUP]);
+    failed.expect_failure("the driver answers 999");
+    assert!(!failed.errors.contains("nothing was"), "{failed:?}");
     world.machine().knob("checkpoint", "none");
     assert_eq!(world.events(EventKind::Lost).len(), 1);
     assert_eq!(crate::shown(&world, &program)["state"], "lost");
@@ -292,6 +331,7 @@ fn a_process_that_the_driver_gives_up_is_lost() {
         lost.out.contains(": lost") && !lost.errors.contains("no process"),
         "{lost:?}"
     );
+    assert!(lost.errors.contains("--kill-lost` ends it"), "{lost:?}");
     let killed = run(&world, &["resume", GROUP, "--kill-lost"]);
     killed.expect_failure("");
     assert!(killed.out.contains(": killed"), "{killed:?}");
@@ -373,10 +413,11 @@ fn a_process_of_a_container_comes_back_from_inside_only() {
     program.expect(&[("start", "0 0"), ("alloc a 300M", "0")]);
     let children = format!("/proc/{0}/task/{0}/children", program.pid());
     let inner = std::fs::read_to_string(children).expect("readable");
-    let inside = |arguments: &[&str]| {
+    let enter = |command: &Command| {
         let enter = ["nsenter", "--target", inner.trim(), "--pid", "--mount"];
-        finish(around(&enter, &verb(&world, arguments)))
+        finish(around(&enter, command))
     };
+    let inside = |arguments: &[&str]| enter(&verb(&world, arguments));
     let down = inside(&["suspend", GROUP]);
     assert_eq!(down.status, Some(0), "{down:?}");
     let before = figures(&world);
@@ -384,9 +425,32 @@ fn a_process_of_a_container_comes_back_from_inside_only() {
     done(&world, &["ps"]);
     done(&world, &["gc"]);
     assert_eq!(figures(&world), before, "nothing was touched");
+    let doctor = verb(&world, &[]);
+    let remedy = "run `gpulimit resume --pid 1` in the container";
+    diagnosed(doctor, inner.trim(), "is suspended", remedy);
     let up = inside(&["resume", GROUP]);
     assert_eq!(up.status, Some(0), "{up:?}");
     goes_on(&mut program);
+    // A program of the host in the group, which is not seen from inside, keeps nothing.
+    let other = holder(&world, "100M");
+    let refused = inside(&["suspend", GROUP]);
+    refused.expect_failure("or leave it out, and name the others with --pid");
+    for (step, now) in [("before", "runs"), ("after", "is suspended")] {
+        let order = format!("GPULIMIT_SIM_KILL=cuCheckpointProcessCheckpoint:{step}");
+        let suspend = verb(&world, &["suspend", "--pid", "1"]);
+        let died = enter(&around(&["env", &order], &suspend));
+        assert_ne!(died.status, Some(0), "{died:?}");
+        let doctor = verb(&world, &[]);
+        diagnosed(doctor, inner.trim(), "was killed at work", remedy);
+        let ended = inside(&["ps"]);
+        let note = format!("process 1 (gpu-script) {now}: the command");
+        assert!(ended.errors.contains(&note), "{ended:?}");
+        assert!(!world.ledger().has_abandoned(), "{ended:?}");
+    }
+    let up = inside(&["resume", "--pid", "1"]);
+    assert_eq!(up.status, Some(0), "{up:?}");
+    goes_on(&mut program);
+    other.end();
     program.end();
     world.judge_end(CAP);
 }

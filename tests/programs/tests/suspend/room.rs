@@ -199,6 +199,11 @@ fn a_gpu_that_a_stranger_has_filled_makes_resume_wait() {
     assert_eq!(figures(&world), before);
     let mut actor = begin(&world, &["resume", GROUP]);
     assert!(waits(&mut actor));
+    assert!(world::eventually(|| world.usage(0).charged >= before.1));
+    assert_eq!(shown(&world, &program)["state"], "resuming");
+    let command = shown(&world, &actor);
+    assert_eq!(command["state"], "running", "{command}");
+    assert_eq!(command["total"], before.1, "{command}");
     stranger.expect(&[("free a", "0")]);
     let (status, errors) = actor.end();
     assert!(status.success(), "{errors}");
@@ -326,6 +331,12 @@ fn a_lost_process_counts_nowhere_and_is_killed_on_demand() {
     for program in [&first, &third] {
         assert_eq!(shown(&world, program)["state"], "lost");
         assert_eq!(looker.state(program), "0 2");
+    }
+    for verb in ["suspend", "resume"] {
+        let again = run(&world, &[verb, "--pid", &pid]);
+        again.expect_failure(&format!(
+            "`gpulimit resume --pid {pid} --kill-lost` ends it"
+        ));
     }
     assert!(world.usage(0).charged < 100 * MIB, "{:?}", world.usage(0));
     // The room that the lost ones would need is not held when another one comes back: the GPU has

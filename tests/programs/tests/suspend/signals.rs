@@ -1,5 +1,6 @@
 //! Commands that are told to stop, and several at once.
 
+use gpulimit_ledger::EventKind;
 use gpulimit_programs::world::{self, CONTEXT, GROUP, HOUR, MIB, Session, World};
 
 use crate::{CAP, Looker, begin, done, figures, goes_on, holder, shown};
@@ -87,6 +88,9 @@ fn suspend_that_cannot_undo_its_work_names_what_stays_suspended() {
     let pid = down[0].pid();
     let named = format!("stays suspended: `gpulimit resume --pid {pid}` brings it back");
     assert!(errors.contains(&named), "{errors}");
+    let events = world.events(EventKind::Suspend);
+    let whose: Vec<u32> = events.iter().map(|event| event.what.process.pid).collect();
+    assert_eq!(whose, [pid], "{errors}");
     assert!(
         errors.contains("not all processes are as they were before"),
         "{errors}"

@@ -1,9 +1,9 @@
 //! What the verbs do, and what they and others show.
 
 use gpulimit_ledger::EventKind;
-use gpulimit_programs::world::{self, CONTEXT, GROUP, MIB, Session, World};
+use gpulimit_programs::world::{self, CONTEXT, GROUP, HOUR, MIB, Session, World};
 
-use crate::{CAP, Looker, done, figures, goes_on, holder, run, shown, waits};
+use crate::{CAP, Looker, begin, done, figures, goes_on, holder, run, shown, waits};
 
 #[test]
 fn a_process_goes_down_and_comes_back() {
@@ -282,4 +282,36 @@ fn an_owner_killed_during_a_step_does_not_stop_the_others() {
         other.end();
         world.judge_end(CAP);
     }
+}
+
+/// Programs that are killed before their turn, or in it, were neither suspended nor resumed.
+#[test]
+fn processes_that_end_meanwhile_have_no_events() {
+    let world = World::new(CAP);
+    let delay = |step: &str| world.machine().knob("delay", step);
+    let whose = |kind| -> Vec<u32> {
+        let events = world.events(kind).into_iter();
+        events.map(|event| event.what.process.pid).collect()
+    };
+    let [first, second] = [holder(&world, "300M"), holder(&world, "300M")];
+    let pid = first.pid();
+    delay(&format!("cuCheckpointProcessCheckpoint:{HOUR}"));
+    let actor = begin(&world, &["suspend", GROUP]);
+    let all = 2 * (CONTEXT + 300 * MIB);
+    assert!(world::eventually(|| world.machine().used() < all));
+    second.kill();
+    delay("0");
+    let (status, errors) = actor.end();
+    assert!(status.success(), "{errors}");
+    assert_eq!(whose(EventKind::Suspend), [pid], "{errors}");
+    delay(&format!("cuCheckpointProcessRestore:{HOUR}"));
+    let actor = begin(&world, &["resume", GROUP]);
+    assert!(world::eventually(|| world.usage(0).suspended == 0));
+    first.kill();
+    delay("0");
+    let (status, errors) = actor.end();
+    assert!(status.success(), "{errors}");
+    assert_eq!(whose(EventKind::Resume), [0; 0], "{errors}");
+    world.bury();
+    world.judge_end(CAP);
 }
