@@ -119,7 +119,8 @@ pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
 }
 
 /// Returns the error of a suspension that has failed. Names the processes that stay suspended, as
-/// other programs have taken their room meanwhile, with an event, and those that are left half-done.
+/// other programs have taken their room meanwhile, and records them. Names those that are left
+/// half-done.
 fn undone(machine: &Machine<'_>, subjects: &[Subject], set: &[usize], failure: Failure) -> Failure {
     let is_down = |at: &&usize| {
         subjects[**at].errand().0 == Errand::None

@@ -66,7 +66,7 @@ fn settle_in(group: &Group, checkpoints: &Checkpoints) -> Vec<String> {
     let subjects = candidates(group, None).into_iter().flatten().flatten();
     // The driver answers no question about a stopped process.
     let subjects = subjects.filter(|subject| {
-        subject.is_abandoned() && !subject.is_stopped() && subject.check_namespace().is_ok()
+        subject.is_abandoned() && subject.check_runs().is_ok() && subject.check_namespace().is_ok()
     });
     let notes = subjects.filter_map(|subject| {
         let only = std::slice::from_ref(&subject);
