@@ -238,14 +238,9 @@ pub fn of_process(pid: u32, gpus: Option<&nvml::Driver>, contents: &str) -> Vec<
 
 /// Returns whether the text of `/proc/PID/status` shows a process that does not run.
 fn of_status(status: &str) -> Option<Obstacle> {
-    const KILL: u64 = 1 << (libc::SIGKILL - 1);
-    let pending = |name| {
-        let signals = field(status, name).and_then(|mask| u64::from_str_radix(mask, 16).ok());
-        signals.is_some_and(|signals| signals & KILL != 0)
-    };
     match field(status, "State")?.chars().next()? {
         'Z' | 'X' => Some(Obstacle::Ended),
-        _ if pending("SigPnd") || pending("ShdPnd") => Some(Obstacle::Ended),
+        _ if proc::is_killed(status) => Some(Obstacle::Ended),
         'T' => Some(Obstacle::Stopped),
         _ => None,
     }

@@ -9,6 +9,7 @@ use crate::failure::Failure;
 use crate::figures;
 use crate::groups;
 use crate::nvml;
+use crate::obstacles::is_frozen;
 use crate::output;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::obstacle::Obstacle;
@@ -24,6 +25,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -166,7 +168,7 @@ impl<'a> Machine<'a> {
         if subject.is_gone() {
             return Ok(());
         }
-        match call(subject.target.pid) {
+        match watched(subject.target.pid, &subject.name(), call) {
             Err(status) if self.is_ending(process, status) => Ok(()),
             Err(status) => Err(Failure::new(format_args!(
                 "cannot {what} {name}: the driver answers {status}",
@@ -354,6 +356,30 @@ struct Coming {
     /// The bytes that this process has charged.
     charged: u64,
     processes: usize,
+}
+
+/// Calls the driver about a process. Says so if the process is stopped meanwhile: the driver waits
+/// for it, and so does this command.
+fn watched<T>(pid: u32, name: &str, call: impl FnOnce(u32) -> T) -> T {
+    let (answered, answer) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        let watch = move || {
+            while answer.recv_timeout(STOPPED) == Err(RecvTimeoutError::Timeout) {
+                if proc::is_stopped(pid) == Some(true) || is_frozen(pid) {
+                    output::note(&format!(
+                        "{name} has been stopped, and the driver waits for it: continue it, as \
+                         with `kill -CONT {pid}`, or thaw its cgroup"
+                    ));
+                    return;
+                }
+            }
+        };
+        // Without a thread for it, the command says nothing.
+        let _ = thread::Builder::new().spawn_scoped(scope, watch);
+        let answer = call(pid);
+        drop(answered);
+        answer
+    })
 }
 
 /// The memory that comes back in one group, on one GPU.

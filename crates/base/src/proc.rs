@@ -29,7 +29,18 @@ pub fn is_stopped(pid: u32) -> Option<bool> {
 /// Returns whether this process ignores a signal.
 pub fn ignores(signal: i32) -> bool {
     let status = read("/proc/self/status").unwrap_or_default();
-    let mask = field(&status, "SigIgn").and_then(|mask| u64::from_str_radix(mask, 16).ok());
+    has_signal(&status, "SigIgn", signal)
+}
+
+/// Returns whether the text of `/proc/PID/status` shows a process that SIGKILL has yet to end.
+pub fn is_killed(status: &str) -> bool {
+    let mut pending = ["SigPnd", "ShdPnd"].into_iter();
+    pending.any(|set| has_signal(status, set, libc::SIGKILL))
+}
+
+/// Returns whether a set of signals in the text of `/proc/PID/status` has this signal.
+fn has_signal(status: &str, set: &str, signal: i32) -> bool {
+    let mask = field(status, set).and_then(|mask| u64::from_str_radix(mask, 16).ok());
     mask.unwrap_or(0) & (1 << (signal - 1)) != 0
 }
 

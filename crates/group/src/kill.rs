@@ -237,6 +237,12 @@ impl Target {
         self.descriptor.as_ref().and_then(of).unwrap_or(self.pid)
     }
 
+    /// Returns whether SIGKILL is pending for the process; false if unknown.
+    pub(super) fn is_killed(&self) -> bool {
+        let status = proc::read(format!("/proc/{}/status", self.number_in_proc()));
+        status.is_ok_and(|status| proc::is_killed(&status))
+    }
+
     /// Reads `/proc/PID/task/TID/status` of those threads of the process that have not ended.
     pub fn threads(&self) -> Vec<String> {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.number_in_proc()));

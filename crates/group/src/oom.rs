@@ -81,14 +81,21 @@ impl Request<'_, '_> {
         let (mut ending, mut stuck) = (Vec::new(), Vec::new());
         for (target, process) in named.into_iter().zip(processes) {
             let key = process.identity.key();
-            if let Some((_, pid)) = awaited.killed.iter().find(|(killed, _)| *killed == key) {
-                stuck.push((*pid, process));
-            } else if !awaited.ending.contains(&key) && process.identity.is_ending(own.pid_ns) {
-                awaited.ending.push(key);
-                ending.push(process);
-            } else if let Ok(target) = target {
-                victims.push((target.pid, process));
-                proven.push(target);
+            let killed = (awaited.killed.iter()).find(|(killed, _)| *killed == key);
+            let was_awaited = awaited.ending.contains(&key);
+            match target {
+                _ if let Some((_, pid)) = killed => stuck.push((*pid, process)),
+                _ if !was_awaited && process.identity.is_ending(own.pid_ns) => {
+                    awaited.ending.push(key);
+                    ending.push(process);
+                }
+                // Also one that lives on after its first thread has ended.
+                Ok(target) if !target.is_killed() => {
+                    victims.push((target.pid, process));
+                    proven.push(target);
+                }
+                Ok(target) => stuck.push((target.pid, process)),
+                Err(_) => {}
             }
         }
         if !victims.is_empty() {
@@ -110,7 +117,7 @@ impl Request<'_, '_> {
         if ending.is_empty() {
             if !stuck.is_empty() {
                 self.pressure.tell(format_args!(
-                    "{} was killed, but does not end: a debugger or a frozen control group may \
+                    "{} was killed, but has not ended: a debugger or a frozen control group may \
                      hold it (oom={})",
                     Names(&stuck),
                     oom.name(),

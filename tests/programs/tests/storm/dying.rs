@@ -66,13 +66,15 @@ fn a_request_is_refused_if_a_killed_member_does_not_end() {
     other.tell("alloc b 300M");
     hold_at_end(&largest, &tracer);
     assert_eq!(other.answer(), "2");
+    // Nor does the next request kill it again.
+    assert_eq!(other.say("alloc b 300M"), "2");
     tracer.detach();
     assert_eq!(killed(&world), [largest.pid()]);
     let (_, errors) = other.end();
     let stuck = format!(
-        "pid {} (gpu-script) was killed, but does not end",
+        "pid {} (gpu-script) was killed, but has not ended",
         largest.pid()
     );
-    assert_eq!(errors.matches(&stuck).count(), 1, "{errors}");
+    assert_eq!(errors.matches(&stuck).count(), 2, "{errors}");
     assert!(errors.contains("refused cuMemAlloc"), "{errors}");
 }

@@ -1,6 +1,8 @@
 //! Processes that are stopped, or that the driver does not let go, in the middle of a command. None
 //! is lost, and the command tells in what state it leaves each.
 
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
 use std::thread;
 
 use gpulimit_ledger::EventKind;
@@ -33,6 +35,35 @@ fn interrupted(
     then(first.expect("a process"));
     world.machine().knob("delay", "0");
     actor.join().expect("it ends")
+}
+
+#[test]
+fn a_process_that_is_stopped_while_the_driver_works_is_named() {
+    let world = World::new(CAP);
+    let mut program = holder(&world, "300M");
+    let mut looker = Looker::new(&world);
+    let delay = format!("cuCheckpointProcessCheckpoint:{HOUR}");
+    world.machine().knob("delay", &delay);
+    let mut command = verb(&world, &["suspend", GROUP]);
+    command.stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut actor = command.spawn().expect("started");
+    assert!(world::eventually(
+        || looker.state(&program) == "0 2"
+    ));
+    stop(&program);
+    let mut said = String::new();
+    let errors = actor.stderr.take().expect("piped");
+    BufReader::new(errors).read_line(&mut said).expect("read");
+    assert!(
+        said.contains("has been stopped, and the driver waits for it"),
+        "{said}"
+    );
+    go_on(&program);
+    world.machine().knob("delay", "0");
+    assert!(actor.wait().is_ok_and(|status| status.success()));
+    done(&world, &["resume", GROUP]);
+    goes_on(&mut program);
+    program.end();
 }
 
 fn stop(program: &Session) {
