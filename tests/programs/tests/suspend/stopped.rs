@@ -47,9 +47,7 @@ fn a_process_that_is_stopped_while_the_driver_works_is_named() {
     let mut command = verb(&world, &["suspend", GROUP]);
     command.stdout(Stdio::null()).stderr(Stdio::piped());
     let mut actor = command.spawn().expect("started");
-    assert!(world::eventually(
-        || looker.state(&program) == "0 2"
-    ));
+    assert!(world::eventually(|| looker.state(&program) == "0 2"));
     stop(&program);
     let mut said = String::new();
     let errors = actor.stderr.take().expect("piped");
