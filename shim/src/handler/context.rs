@@ -89,9 +89,10 @@ fn make(
             device.contexts.insert(context);
             call.process.launched.forget_kernels();
         }
-        if context.is_some() && hint > 0 {
+        if context.is_some() && hint > 0 && !device.has_measured() {
             // Charges the known size without a measurement, because starting NVML for the
-            // measurement takes 12 ms.
+            // measurement takes 12 ms. A measurement under way might not have seen the context, and
+            // would take its charge away.
             paid.settle_assumed(hint);
             return Ok(status);
         }
@@ -100,12 +101,12 @@ fn make(
             Err(paid) => {
                 // NVML is missing, so the new context cannot be measured.
                 if context.is_some() {
-                    paid.settle_assumed(UNMEASURED);
+                    paid.settle_assumed(if hint > 0 { hint } else { UNMEASURED });
                 }
                 return Ok(status);
             }
         };
-        let Some(context) = context else {
+        let Some(context) = context.filter(|_| hint == 0) else {
             return Ok(status);
         };
         let grown = measured.used.saturating_sub(before);

@@ -261,6 +261,12 @@ impl Site {
     }
 }
 
+/// Waits after the work of a function of NVML, if the knob `delay` names it.
+pub fn linger(machine: &Machine, name: &str) {
+    let delay = || machine.knobs.delay_of(name).unwrap_or(0);
+    wait(delay(), delay);
+}
+
 /// Waits for `ns` nanoseconds, or until the knob, which `most` reads, is set to less.
 fn wait(ns: u64, most: impl Fn() -> u64) {
     const PIECE: Duration = Duration::from_millis(5);

@@ -338,6 +338,13 @@ impl Knobs {
         self.waits_by(self.rule_of(symbol))
     }
 
+    /// Returns how long the rule for the function `symbol` lets it wait after its work, in
+    /// nanoseconds. `None` without such a rule.
+    pub fn delay_of(&self, symbol: &str) -> Option<u64> {
+        let delay = self.rule_of(symbol)?.delay.load(Acquire);
+        (delay != u64::MAX).then_some(delay)
+    }
+
     fn waits_by(&self, rule: Option<&Rule>) -> (u64, u64) {
         let wait = |of: &dyn Fn(&Rule) -> u64, of_all: &AtomicU64| {
             let ns = rule.map_or(u64::MAX, of);

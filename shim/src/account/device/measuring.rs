@@ -44,6 +44,11 @@ impl Device {
         Some(part.conclude(&self.book, &self.contexts, number, total?))
     }
 
+    /// Returns whether a measurement has begun since the start of this process.
+    pub fn has_measured(&self) -> bool {
+        self.measuring.begun.load(Ordering::Acquire) > 0
+    }
+
     /// Reads NVML's figure and the bytes whose size the program gave. Returns the measurement's
     /// number and result.
     pub fn look(&self) -> (u64, Option<Total>) {

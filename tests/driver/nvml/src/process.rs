@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use gpulimit_sim::abi::Out;
+use gpulimit_sim::abi::{Out, linger};
 use gpulimit_sim::machine::Machine;
 use gpulimit_sim::process::{self, Holder, Viewer};
 
@@ -82,6 +82,9 @@ fn list(handle: usize, count: Out<u32>, infos: Out<u8>, mode: Mode, stride: usiz
             // The bytes of protected memory are always 0.
             info.at(24).cast().put(0u64)?;
         }
+    }
+    if mode == Mode::Compute {
+        linger(machine, "nvmlDeviceGetComputeRunningProcesses");
     }
     Ok(())
 }

@@ -1,6 +1,8 @@
 //! Every context counts as usage, from its first retain to its last release.
 
-use gpulimit_programs::world::{CONTEXT, MIB, World};
+use std::time::Duration;
+
+use gpulimit_programs::world::{self, CONTEXT, HOUR, MIB, World};
 
 const CAP: u64 = 4096 * MIB;
 
@@ -264,5 +266,27 @@ fn a_single_gpu_is_known_without_asking_the_driver() {
     assert_eq!(world.usage(0).refusals, 2);
     world.judge(CAP);
     program.end();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn a_context_made_during_a_measurement_stays_charged() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    let machine = world.machine();
+    let uses = |bytes| world::eventually(|| machine.used() >= bytes);
+    let delay = format!("nvmlDeviceGetComputeRunningProcesses:{HOUR}");
+    machine.knob("delay", &delay);
+    program.expect(&[("aside {\nstream s\n}", "0")]);
+    // The measurement after the stream reads its figure, and does not get the answer.
+    std::thread::sleep(Duration::from_millis(100));
+    program.tell("context c 0 v4");
+    assert!(uses(2 * CONTEXT));
+    std::thread::sleep(Duration::from_millis(100));
+    machine.knob("delay", "0");
+    assert_eq!(program.answer(), "0");
+    program.expect(&[("await", "0:1")]);
+    world.judge(CAP);
+    program.end_quietly();
     world.judge_end(CAP);
 }
