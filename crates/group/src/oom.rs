@@ -27,16 +27,16 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// The most processes that a message names.
 const NAMED: usize = 3;
 
-/// What tells a process from all others: see [`Identity::key`].
+/// A process: see [`Identity::key`].
 type Key = (u32, u64, u64);
 
 /// The processes whose end a request has awaited.
 #[derive(Default)]
 pub(super) struct Awaited {
-    /// Those that the request has killed, with their pids in this process's pid namespace. It kills
-    /// no process twice.
+    /// The processes that the request has killed, with their pids in this process's pid namespace.
+    /// The request kills no process twice.
     killed: Vec<(Key, u32)>,
-    /// Those that were ending already.
+    /// The processes that ended without this request.
     ending: Vec<Key>,
 }
 
@@ -70,13 +70,13 @@ impl Request<'_, '_> {
         if awaited.meets_dead(&processes) {
             return true;
         }
-        self.choose(&mut processes, level, oom);
+        let own = Identity::of_self();
+        self.choose(&mut processes, level, oom, &own);
         let look = look::until(Instant::now() + LOOKS);
         let Ok(targets) = Targets::of(&station.ledger, &look) else {
             return false;
         };
         let named = targets.named(processes.iter().map(|process| &process.identity));
-        let own = Identity::of_self();
         let (mut proven, mut victims) = (Vec::new(), Vec::new());
         let (mut ending, mut stuck) = (Vec::new(), Vec::new());
         for (target, process) in named.into_iter().zip(processes) {
@@ -134,9 +134,8 @@ impl Request<'_, '_> {
     }
 
     /// Leaves the living processes to kill, in this order.
-    fn choose(&self, processes: &mut Vec<ProcessUsage>, level: usize, oom: Oom) {
+    fn choose(&self, processes: &mut Vec<ProcessUsage>, level: usize, oom: Oom, own: &Identity) {
         let index = self.device.index[level];
-        let own = Identity::of_self();
         processes.retain(|process| process.alive);
         match oom {
             Oom::None => processes.clear(),

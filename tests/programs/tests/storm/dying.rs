@@ -14,6 +14,18 @@ fn hold_at_end(process: &Session, tracer: &Tracer) {
     assert!(stat.is_ok_and(|stat| stat.contains(") t ")), "it is held");
 }
 
+/// Starts the largest member, which is killed for a request of another member and held at its end.
+/// Returns both members, and what holds the first.
+fn request_beside_held(world: &World) -> (Session, Tracer, Session) {
+    world.settings(&["oom=kill-largest"]);
+    let (mut largest, mut other) = (world.on_gpu(), world.on_gpu());
+    largest.expect(&[("alloc a 400M", "0")]);
+    let tracer = Tracer::attach(largest.pid());
+    other.tell("alloc b 300M");
+    hold_at_end(&largest, &tracer);
+    (largest, tracer, other)
+}
+
 /// Returns the pids of the processes that `oom` has killed.
 fn killed(world: &World) -> Vec<u32> {
     let kills = world.events(EventKind::Kill);
@@ -23,12 +35,7 @@ fn killed(world: &World) -> Vec<u32> {
 #[test]
 fn a_request_waits_for_a_killed_member_that_ends_slowly() {
     let world = World::new(2 * CONTEXT + 500 * MIB);
-    world.settings(&["oom=kill-largest"]);
-    let (mut largest, mut other) = (world.on_gpu(), world.on_gpu());
-    largest.expect(&[("alloc a 400M", "0")]);
-    let tracer = Tracer::attach(largest.pid());
-    other.tell("alloc b 300M");
-    hold_at_end(&largest, &tracer);
+    let (largest, tracer, mut other) = request_beside_held(&world);
     // A request that does not wait is refused at once.
     assert!(other.is_silent_for(Duration::from_millis(100)));
     tracer.detach();
@@ -59,12 +66,7 @@ fn a_member_that_another_request_has_killed_is_awaited() {
 #[test]
 fn a_request_is_refused_if_a_killed_member_does_not_end() {
     let world = World::new(2 * CONTEXT + 500 * MIB);
-    world.settings(&["oom=kill-largest"]);
-    let (mut largest, mut other) = (world.on_gpu(), world.on_gpu());
-    largest.expect(&[("alloc a 400M", "0")]);
-    let tracer = Tracer::attach(largest.pid());
-    other.tell("alloc b 300M");
-    hold_at_end(&largest, &tracer);
+    let (largest, tracer, mut other) = request_beside_held(&world);
     assert_eq!(other.answer(), "2");
     // Nor does the next request kill it again.
     assert_eq!(other.say("alloc b 300M"), "2");
