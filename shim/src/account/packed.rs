@@ -67,11 +67,14 @@ impl Packed {
 
     /// Removes the figures of a small array that was destroyed or not made. Returns true if a block
     /// may have been freed.
+    ///
+    /// An array of unknown size (`least` is 0) may always have freed one: [`Packed::bytes`] can be
+    /// too small after calls that overlapped.
     pub fn gone(&mut self, context: Context, least: u64, most: u64) -> bool {
         let arrays = self.of(context);
         arrays.least = arrays.least.saturating_sub(least);
         arrays.most = arrays.most.saturating_sub(most);
-        arrays.doubt || arrays.bytes > arrays.least_blocks()
+        least == 0 || arrays.doubt || arrays.bytes > arrays.least_blocks()
     }
 
     /// Ends a call. Returns the bytes of the context's array blocks after the call.
@@ -188,13 +191,13 @@ mod tests {
         packed.end(7);
         // The first call is still under way while the second makes its array.
         packed.begin(7, BLOCK);
-        packed.made(7, GRAIN);
+        packed.made(7, 3 * GRAIN);
         packed.measured(0, BLOCK);
         packed.end(7);
-        assert!(packed.gone(7, 0, 0));
+        assert!(packed.gone(7, GRAIN, 0));
         packed.measured(BLOCK, BLOCK);
         assert!(
-            !packed.gone(7, 0, 0),
+            !packed.gone(7, GRAIN, 0),
             "only one call was under way at the time"
         );
     }
@@ -207,5 +210,98 @@ mod tests {
         assert_eq!(packed.end(7), 0);
         assert_eq!(packed.bytes(), 0);
         assert!(packed.0.is_empty());
+    }
+
+    /// A thread that makes or destroys an array with a block of its own. Between two steps, other
+    /// threads may run.
+    #[derive(Default)]
+    struct Thread {
+        to_make: u32,
+        arrays: u32,
+        makes: bool,
+        step: u32,
+        measures: bool,
+        number: u64,
+        figure: u64,
+    }
+
+    /// The driver's memory, and what the account knows of it.
+    #[derive(Default)]
+    struct Account {
+        packed: Packed,
+        held: u64,
+        used: u64,
+        begun: u64,
+        recorded: u64,
+    }
+
+    impl Thread {
+        fn is_done(&self) -> bool {
+            self.step == 0 && self.to_make == 0 && self.arrays == 0
+        }
+
+        fn run(&mut self, account: &mut Account, least: u64, prefers_to_make: bool) {
+            let packed = &mut account.packed;
+            match self.step {
+                0 => {
+                    self.makes = self.to_make > 0 && (self.arrays == 0 || prefers_to_make);
+                    packed.begin(7, if self.makes { BLOCK } else { 0 });
+                }
+                1 if self.makes => account.held += BLOCK,
+                1 => account.held -= BLOCK,
+                2 if self.makes => {
+                    packed.made(7, least);
+                    self.measures = true;
+                }
+                2 => self.measures = packed.gone(7, least, BLOCK),
+                3 => {
+                    account.begun += 1;
+                    self.number = account.begun;
+                }
+                4 => self.figure = account.held,
+                5 if self.measures && self.number > account.recorded => {
+                    packed.measured(account.used, self.figure);
+                    (account.used, account.recorded) = (self.figure, self.number);
+                }
+                5 => {}
+                _ => {
+                    packed.end(7);
+                    if self.makes {
+                        (self.to_make, self.arrays) = (self.to_make - 1, self.arrays + 1);
+                    } else {
+                        self.arrays -= 1;
+                    }
+                    self.step = 0;
+                    return;
+                }
+            }
+            self.step += 1;
+        }
+    }
+
+    #[test]
+    fn the_last_array_of_threads_leaves_no_block_behind() {
+        for (seed, least) in (1..=2000).flat_map(|seed| [(seed, 0), (seed, GRAIN)]) {
+            // A xorshift generator, which makes the same choices in every run.
+            let mut state: u64 = seed << 32;
+            let mut random = || {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                state >> 20
+            };
+            let mut account = Account::default();
+            let mut threads = [(); 4].map(|()| Thread {
+                to_make: 6,
+                ..Thread::default()
+            });
+            while !threads.iter().all(Thread::is_done) {
+                let thread = &mut threads[(random() % 4) as usize];
+                if !thread.is_done() {
+                    thread.run(&mut account, least, random() % 2 == 0);
+                }
+            }
+            assert_eq!((account.held, account.used), (0, 0), "{seed}, {least}");
+        }
     }
 }
