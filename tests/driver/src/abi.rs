@@ -11,9 +11,10 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 use std::time::{Duration, Instant};
 
+use crate::checkpoint::{Conduct, UnderWay};
 use crate::knobs::Death;
 use crate::machine::Machine;
-use crate::{Outcome, Status, checkpoint};
+use crate::{Outcome, Status};
 
 /// A pointer to which a driver call writes a result.
 #[repr(transparent)]
@@ -243,16 +244,24 @@ impl Site {
                 return work();
             }
         }
-        let _under_way = checkpoint::UnderWay::begin(self.name);
         let calls = self.calls.fetch_add(1, Relaxed) + 1;
         let orders = machine.knobs.orders(self.name, calls);
+        let latency = || wait(orders.latency, || machine.knobs.waits(self.name).0);
+        let conduct = Conduct::of(self.name);
+        // Another process can lock and checkpoint this one during the latency.
+        if conduct != Conduct::Waits {
+            latency();
+        }
+        let _under_way = UnderWay::begin(self.name, conduct);
+        if conduct == Conduct::Waits {
+            latency();
+        }
         let end = |after| {
             if death.is_some_and(|death| death.is_at(self.name, calls, after)) {
                 // SAFETY: the process signals itself.
                 unsafe { libc::raise(libc::SIGKILL) };
             }
         };
-        wait(orders.latency, || machine.knobs.waits(self.name).0);
         end(false);
         let code = orders.failure.unwrap_or_else(work);
         end(true);

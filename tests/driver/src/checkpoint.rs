@@ -20,21 +20,26 @@
 //! - A caller that dies after a lock leaves the process locked. A step whose caller dies in the
 //!   middle goes on to its end. Here the next caller that looks at the process finishes it.
 //!
-//! NVIDIA's documentation: the calls of a process wait from the lock to the unlock.
+//! - Most calls of a process wait from the lock to the unlock, but not all: see [`Conduct`]
+//!   (H100, 580.159.04).
 //!
 //! Assumed:
+//! - A process that is being checkpointed or restored, is lost or has failed treats calls as a
+//!   checkpointed one does.
+//! - A call that answers in a checkpointed process waits if it changes how much memory the process
+//!   has: the first `cuDevicePrimaryCtxRetain`, a library that is loaded eagerly.
 //! - Drivers from 13.4 on report a step under way at once, as state 4 or 5.
 //! - Exported memory goes away with its exporter unless another process has opened it.
 
 use std::cell::Cell;
 use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
 use crate::knobs::{CHECKPOINT_FAILS, DENIED, MPS, RESTORE_FAILS};
 use crate::machine::{MAX_DEVICES, Machine, Slot};
 use crate::process::{self, Process, StepLock};
-use crate::{Outcome, Status, grant, shared};
+use crate::{Outcome, Status, abi, grant, shared};
 
 /// The process states, with the numbers of `CUprocessState`.
 const RUNNING: u64 = 0;
@@ -189,6 +194,8 @@ impl Target {
 
     /// Moves all memory away. May be repeated after a caller has died inside.
     fn move_away(&self) -> Outcome<()> {
+        // A [`Change`] of a locked process may be under way.
+        self.is_quiet(None)?;
         self.spend_time()?;
         for device in 0..MAX_DEVICES {
             let blocks = grant::held(self.machine, self.slot, device);
@@ -277,7 +284,7 @@ pub fn restore_thread(machine: &'static Machine, pid: i32) -> Outcome<i32> {
     find_own(machine, pid).map(|target| target.pid)
 }
 
-/// Makes the driver calls of a process wait until the process is unlocked. Waits for the calls
+/// Makes most driver calls of a process wait until the process is unlocked. Waits for the calls
 /// under way, with a `timeout_ms` other than 0 at most so long.
 ///
 /// # Errors
@@ -361,34 +368,167 @@ thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
+/// What a function of the driver does when a process that is not running calls it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Conduct {
+    /// The call waits until the process is running.
+    Waits,
+    /// The call does not wait. The functions that fail with 304 in a checkpointed process ask
+    /// [`check_present`].
+    Answers,
+    /// The call answers in a locked process. In a checkpointed process it crashes.
+    Crashes,
+    /// The call waits in a locked process, also if the process is checkpointed meanwhile. If it
+    /// begins in a checkpointed process, it crashes.
+    WaitsOrCrashes,
+}
+
+impl Conduct {
+    /// Returns the conduct of a function.
+    pub(crate) fn of(function: &str) -> Conduct {
+        match function.strip_suffix("_ptsz").unwrap_or(function) {
+            "cuCtxSynchronize"
+            | "cuCtxSynchronize_v2"
+            | "cuEventElapsedTime"
+            | "cuEventElapsedTime_v2"
+            | "cuEventQuery"
+            | "cuEventSynchronize"
+            | "cuStreamQuery"
+            | "cuStreamSynchronize" => Conduct::Crashes,
+            "cuMemAllocAsync" | "cuMemAllocFromPoolAsync" | "cuModuleUnload" => {
+                Conduct::WaitsOrCrashes
+            }
+            "cuCtxGetCurrent"
+            | "cuCtxGetDevice"
+            | "cuCtxGetDevice_v2"
+            | "cuCtxGetStreamPriorityRange"
+            | "cuCtxSetCurrent"
+            | "cuDeviceGetAttribute"
+            | "cuDeviceGetCount"
+            | "cuDeviceGetName"
+            | "cuDeviceGetUuid"
+            | "cuDeviceGetUuid_v2"
+            | "cuDevicePrimaryCtxGetState"
+            | "cuDevicePrimaryCtxRetain"
+            | "cuDeviceTotalMem"
+            | "cuDeviceTotalMem_v2"
+            | "cuDriverGetVersion"
+            | "cuFuncGetAttribute"
+            | "cuGetErrorName"
+            | "cuGetProcAddress"
+            | "cuGetProcAddress_v2"
+            | "cuGraphExecDestroy"
+            | "cuGraphInstantiate"
+            | "cuGraphInstantiate_v2"
+            | "cuGraphInstantiateWithFlags"
+            | "cuGraphInstantiateWithParams"
+            | "cuIpcGetMemHandle"
+            | "cuLibraryGetKernel"
+            | "cuLibraryLoadData"
+            | "cuMemAddressReserve"
+            | "cuMemGetAccess"
+            | "cuMemGetAddressRange"
+            | "cuMemGetAddressRange_v2"
+            | "cuMemGetAllocationGranularity"
+            | "cuMemGetInfo"
+            | "cuMemGetInfo_v2"
+            | "cuMemPoolGetAttribute"
+            | "cuMemPoolTrimTo"
+            | "cuMemSetAccess"
+            | "cuPointerGetAttribute"
+            | "cuStreamGetCtx"
+            | "cuStreamGetCtx_v2"
+            | "cuStreamGetPriority"
+            | "cuStreamIsCapturing"
+            | "cuStreamWaitEvent" => Conduct::Answers,
+            _ => Conduct::Waits,
+        }
+    }
+}
+
+/// Fails if the memory of the calling process is not on the GPU.
+///
+/// # Errors
+/// `OPERATING_SYSTEM`.
+pub fn check_present() -> Outcome<()> {
+    match Process::line() {
+        Some(line) if line.state.load(SeqCst) > LOCKED => Err(Status::OPERATING_SYSTEM),
+        _ => Ok(()),
+    }
+}
+
 /// A driver call under way, which a lock waits for.
 pub(crate) struct UnderWay(Option<&'static Slot>);
 
 impl UnderWay {
-    /// Begins a call. Waits while the calling process is locked. The checkpoint functions
-    /// themselves do not wait: a process can lock and unlock itself.
-    pub(crate) fn begin(function: &str) -> UnderWay {
+    /// Begins a call. If the calling process is not running, the function's `conduct` decides. The
+    /// checkpoint functions themselves never wait: a process can lock and unlock itself.
+    pub(crate) fn begin(function: &str, conduct: Conduct) -> UnderWay {
         let line = Process::line().filter(|_| !function.starts_with("cuCheckpointProcess"));
         let Some(line) = line else {
             return UnderWay(None);
         };
-        let depth = DEPTH.replace(DEPTH.get() + 1);
+        let depth = DEPTH.get();
         if depth > 0 {
+            DEPTH.set(depth + 1);
             return UnderWay(Some(line));
         }
+        let mut has_waited = false;
         loop {
-            while line.state.load(Acquire) != RUNNING {
-                std::thread::sleep(PAUSE);
+            let state = line.state.load(SeqCst);
+            match conduct {
+                _ if state == RUNNING => {
+                    if let Some(call) = UnderWay::count(line, RUNNING) {
+                        return call;
+                    }
+                }
+                Conduct::Answers => return UnderWay(None),
+                Conduct::Crashes if state == LOCKED => return UnderWay(None),
+                Conduct::Crashes => crash(function),
+                Conduct::WaitsOrCrashes if state != LOCKED && !has_waited => crash(function),
+                Conduct::Waits | Conduct::WaitsOrCrashes => {
+                    has_waited = true;
+                    std::thread::sleep(PAUSE);
+                }
             }
-            // The locker changes the state and then reads the number of calls, so one of the two
-            // sees the other.
-            line.calls.fetch_add(1, SeqCst);
-            if line.state.load(SeqCst) == RUNNING {
-                return UnderWay(Some(line));
-            }
-            line.calls.fetch_sub(1, SeqCst);
         }
     }
+
+    /// Begins a change of the memory that the calling process has on the GPUs. Waits while the
+    /// process is checkpointed; a checkpoint waits for the change.
+    pub(crate) fn begin_change() -> UnderWay {
+        let line = Process::line().filter(|_| DEPTH.get() == 0);
+        let Some(line) = line else {
+            return UnderWay(None);
+        };
+        loop {
+            if line.state.load(SeqCst) <= LOCKED
+                && let Some(change) = UnderWay::count(line, LOCKED)
+            {
+                return change;
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Counts a call, unless the state is past `last`.
+    fn count(line: &'static Slot, last: u64) -> Option<UnderWay> {
+        // Another process changes the state and then reads the number of calls, so one of the two
+        // sees the other.
+        line.calls.fetch_add(1, SeqCst);
+        if line.state.load(SeqCst) > last {
+            line.calls.fetch_sub(1, SeqCst);
+            return None;
+        }
+        DEPTH.set(1);
+        Some(UnderWay(Some(line)))
+    }
+}
+
+/// Ends the process as the real driver does.
+fn crash(function: &str) -> ! {
+    eprintln!("simulated driver: {function} of a checkpointed process");
+    abi::crash()
 }
 
 impl Drop for UnderWay {

@@ -209,6 +209,10 @@ pub fn resolve(machine: &Machine, ordinal: i32) -> Outcome<usize> {
         .ok_or(Status::INVALID_DEVICE)
 }
 
+/// The attributes that are read from the GPU: the clock rates of the multiprocessors (measured) and
+/// of the memory (assumed).
+pub const CLOCK_RATES: [i32; 2] = [13, 36];
+
 /// Returns a device attribute by its `CUdevice_attribute` number (CUDA 13.0); 0 for a missing
 /// feature.
 pub fn attribute(machine: &Machine, device: usize, attribute: i32) -> Option<i32> {

@@ -61,6 +61,7 @@ pub fn export(address: u64) -> Outcome<Handle> {
     let context = found.context.filter(|_| !found.managed);
     let device = context.ok_or(Status::INVALID_VALUE)?.device();
     let first = found.start / BLOCK * BLOCK;
+    let _change = checkpoint::UnderWay::begin_change();
     let bytes = (found.start - first + found.bytes).next_multiple_of(BLOCK);
     let mut guard = state();
     let [object, birth] = match guard.exported.entry(first) {

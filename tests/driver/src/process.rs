@@ -14,6 +14,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use crate::checkpoint::UnderWay;
 use crate::machine::{BLOCK, MAX_DEVICES, MAX_PROCESSES, Machine, Slot, monotonic, now_ms};
 use crate::{checkpoint, device, grant, shared};
 
@@ -148,6 +149,7 @@ impl Process {
     /// Takes physical memory on a GPU; returns false when the GPU has too little left.
     pub fn take(&self, device: usize, bytes: u64) -> bool {
         let blocks = bytes.div_ceil(BLOCK) as i64;
+        let _change = UnderWay::begin_change();
         let one = self.operations[device]
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
@@ -162,6 +164,7 @@ impl Process {
 
     /// Gives physical memory back to a GPU.
     pub fn give(&self, device: usize, bytes: u64) {
+        let _change = UnderWay::begin_change();
         let _one = self.operations[device]
             .lock()
             .unwrap_or_else(PoisonError::into_inner);

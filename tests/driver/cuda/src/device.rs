@@ -2,7 +2,7 @@
 
 use gpulimit_sim::driver::{self, driver};
 use gpulimit_sim::machine::Machine;
-use gpulimit_sim::{Outcome, Status, device, status};
+use gpulimit_sim::{Outcome, Status, checkpoint, device, status};
 use std::sync::atomic::Ordering::Relaxed;
 
 use gpulimit_sim::abi::{Out, Text};
@@ -68,6 +68,7 @@ pub fn count(count: Out<i32>) -> Outcome<()> {
 
 pub fn name(name: Out<u8>, length: i32, ordinal: i32) -> Outcome<()> {
     index(ordinal)?;
+    checkpoint::check_present()?;
     name.text(device::NAME, length)
 }
 
@@ -108,6 +109,9 @@ pub fn total_v1(bytes: Out<u32>, ordinal: i32) -> Outcome<()> {
 
 pub fn attribute(value: Out<i32>, attribute: i32, ordinal: i32) -> Outcome<()> {
     let (index, machine) = (index(ordinal)?, driver()?.machine);
+    if device::CLOCK_RATES.contains(&attribute) {
+        checkpoint::check_present()?;
+    }
     value.put(device::attribute(machine, index, attribute).ok_or(Status::INVALID_VALUE)?)
 }
 

@@ -4,7 +4,7 @@ use gpulimit_sim::blocks::{self, Found};
 use gpulimit_sim::driver::driver;
 use gpulimit_sim::machine::BLOCK;
 use gpulimit_sim::work::{self, Name};
-use gpulimit_sim::{Outcome, Status, capture, device as gpu, grant, ipc, process, vmm};
+use gpulimit_sim::{Outcome, Status, capture, checkpoint, device as gpu, grant, ipc, process, vmm};
 
 use crate::context::here;
 use crate::{device, host};
@@ -13,6 +13,7 @@ use gpulimit_sim::abi::{In, Out};
 /// Returns the free and the total bytes of the current context's GPU.
 fn numbers() -> Outcome<(u64, u64)> {
     let index = here()?.device();
+    checkpoint::check_present()?;
     let machine = driver()?.machine;
     process::scan(machine, false);
     let total = gpu::capacity(machine, index);
@@ -148,6 +149,7 @@ pub fn ipc_get(handle: Out<ipc::Handle>, address: u64) -> Outcome<()> {
     if handle.is_null() {
         return Err(Status::INVALID_VALUE);
     }
+    checkpoint::check_present()?;
     handle.put(ipc::export(address)?)
 }
 

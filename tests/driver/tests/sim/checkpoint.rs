@@ -24,6 +24,7 @@ fn obey() {
         cuda.start();
     }
     let mut memory = 0;
+    let mut objects = None;
     println!("answer ready");
     for line in std::io::stdin().lock().lines() {
         let line = line.expect("readable");
@@ -104,6 +105,10 @@ fn obey() {
                 let call = [number(1), options.as_ptr() as usize];
                 cuda.call(&format!("cuCheckpointProcess{}", words[2]), &call)
             }
+            "call" => {
+                let objects = objects.get_or_insert_with(|| Objects::new(&cuda));
+                objects.call(&cuda, words[1], &words[2..], memory)
+            }
             "lock" => step("Lock"),
             "checkpoint" => step("Checkpoint"),
             "restore" => step("Restore"),
@@ -114,6 +119,44 @@ fn obey() {
     }
     // The test runner would print more, to a test that may have ended.
     std::process::exit(0);
+}
+
+/// Handles that the program passes to functions.
+struct Objects(Vec<(&'static str, usize)>);
+
+impl Objects {
+    fn new(cuda: &Cuda) -> Objects {
+        let ptx = c".version 8.0\n.visible .entry work()\n{\nret;\n}\n".as_ptr() as usize;
+        let mut objects = vec![("ptx", ptx), ("name", c"work".as_ptr() as usize)];
+        for (name, function, arguments) in [
+            ("stream", "cuStreamCreate", vec![1]),
+            ("event", "cuEventCreate", vec![0]),
+            ("pool", "cuDeviceGetDefaultMemPool", vec![0]),
+            ("module", "cuModuleLoadData", vec![ptx]),
+            ("library", "cuLibraryLoadData", vec![ptx, 0, 0, 0, 0, 0, 0]),
+            ("graph", "cuGraphCreate", vec![0]),
+        ] {
+            let handle = cuda.get(function, &arguments).expect("an object");
+            objects.push((name, handle as usize));
+        }
+        Objects(objects)
+    }
+
+    /// Calls a function with numbers, objects, the address of the program's memory, and places for
+    /// results.
+    fn call(&self, cuda: &Cuda, function: &str, arguments: &[&str], memory: usize) -> i32 {
+        let mut place = [0u64; 16];
+        let argument = |word: &&str| match *word {
+            "out" => place.as_mut_ptr() as usize,
+            "memory" => memory,
+            word => match self.0.iter().find(|(name, _)| *name == word) {
+                Some((_, handle)) => *handle,
+                None => word.parse().expect("a number"),
+            },
+        };
+        let arguments: Vec<usize> = arguments.iter().map(argument).collect();
+        cuda.call(function, &arguments)
+    }
 }
 
 /// Returns how many processes NVML lists for the first GPU.
@@ -160,10 +203,26 @@ impl Session {
         unsafe { libc::poll(&mut poll, 1, 20) == 0 }
     }
 
-    fn expect_killed(mut self) {
+    #[track_caller]
+    fn expect_end(mut self, signal: i32) {
         use std::os::unix::process::ExitStatusExt;
         let status = self.0.wait().expect("gone");
-        assert_eq!(status.signal(), Some(libc::SIGKILL));
+        assert_eq!(status.signal(), Some(signal));
+    }
+
+    /// Sends a command whose call waits in the driver.
+    #[track_caller]
+    fn tell_waiting(&mut self, command: &str) {
+        self.tell(command);
+        let tasks = format!("/proc/{}/task", self.pid());
+        let sleeps = || {
+            let mut tasks = std::fs::read_dir(&tasks).expect("a process").flatten();
+            tasks.any(|task| {
+                let call = std::fs::read_to_string(task.path().join("wchan"));
+                call.is_ok_and(|call| call.contains("nanosleep"))
+            })
+        };
+        assert!(eventually(sleeps), "{command} does not wait");
     }
 
     fn tell(&mut self, command: &str) {
@@ -309,6 +368,180 @@ fn calls_wait_from_the_lock_to_the_unlock() {
     tool.expect(&[("unlock PID", "0")], &program);
     assert_eq!(program.answer(), "0");
     assert_eq!(machine.used(), CONTEXT + 150 * MIB);
+}
+
+const AWAY: [(&str, &str); 2] = [("lock PID", "0"), ("checkpoint PID", "0")];
+const BACK: [(&str, &str); 2] = [("restore PID", "0"), ("unlock PID", "0")];
+
+/// Functions that crash in a checkpointed process.
+const CRASHES: [&str; 10] = [
+    "cuCtxSynchronize",
+    "cuCtxSynchronize_v2 0",
+    "cuStreamQuery stream",
+    "cuStreamQuery_ptsz stream",
+    "cuStreamSynchronize stream",
+    "cuStreamSynchronize_ptsz stream",
+    "cuEventQuery event",
+    "cuEventSynchronize event",
+    "cuEventElapsedTime out event event",
+    "cuEventElapsedTime_v2 out event event",
+];
+
+#[test]
+fn queries_and_waits_crash_in_a_checkpointed_process() {
+    if role().is_some() {
+        return obey();
+    }
+    let machine = Machine::new(&[]);
+    let mut tool = Session::start(&machine, "tool");
+    for call in CRASHES {
+        let mut program = Session::start(&machine, "program");
+        let call = format!("call {call}");
+        assert_eq!(program.say("call cuEventRecord event stream"), "0");
+        assert_eq!(program.say(&call), "0", "{call}");
+        tool.expect(&AWAY[..1], &program);
+        assert_eq!(program.say(&call), "0", "{call} in a locked process");
+        tool.expect(&AWAY[1..], &program);
+        program.tell(&call);
+        program.expect_end(libc::SIGSEGV);
+    }
+}
+
+/// A lock does not wait for a call that is still on its way to the process's state.
+#[test]
+fn a_call_that_is_late_crashes_in_a_checkpointed_process() {
+    if role().is_some() {
+        return obey();
+    }
+    let machine = Machine::new(&[("GPULIMIT_SIM_CHECKPOINT", "none")]);
+    for function in ["cuStreamQuery", "cuMemAllocAsync"] {
+        let (mut program, mut tool) = two(&machine);
+        assert_eq!(program.say("call cuMemAllocAsync out 4096 stream"), "0");
+        machine.knob("latency", &format!("{function}:{MINUTE}"));
+        program.tell_waiting(match function {
+            "cuStreamQuery" => "call cuStreamQuery stream",
+            _ => "call cuMemAllocAsync out 4096 stream",
+        });
+        tool.expect(&AWAY, &program);
+        machine.knob("latency", "0");
+        program.expect_end(libc::SIGSEGV);
+    }
+}
+
+#[test]
+fn calls_that_crash_if_they_begin_in_a_checkpointed_process() {
+    if role().is_some() {
+        return obey();
+    }
+    let machine = Machine::new(&[]);
+    let mut tool = Session::start(&machine, "tool");
+    for call in [
+        "cuMemAllocAsync out 4096 stream",
+        "cuMemAllocAsync_ptsz out 4096 stream",
+        "cuMemAllocFromPoolAsync out 4096 pool stream",
+        "cuMemAllocFromPoolAsync_ptsz out 4096 pool stream",
+        "cuModuleUnload module",
+    ] {
+        let mut program = Session::start(&machine, "program");
+        let call = format!("call {call}");
+        assert_eq!(program.say("call cuEventQuery event"), "0");
+        tool.expect(&AWAY[..1], &program);
+        program.tell_waiting(&call);
+        tool.expect(&AWAY[1..], &program);
+        tool.expect(&BACK, &program);
+        assert_eq!(program.answer(), "0", "{call}");
+        tool.expect(&AWAY, &program);
+        program.tell(&call);
+        program.expect_end(libc::SIGSEGV);
+    }
+}
+
+/// Functions that fail in a checkpointed process.
+const FAILS: [&str; 5] = [
+    "cuMemGetInfo out out",
+    "cuMemGetInfo_v2 out out",
+    "cuDeviceGetName out 64 0",
+    "cuDeviceGetAttribute out 13 0",
+    "cuIpcGetMemHandle out memory",
+];
+
+/// Functions that answer in a checkpointed process.
+const ANSWERS: [&str; 25] = [
+    "cuDriverGetVersion out",
+    "cuDeviceGetCount out",
+    "cuDeviceTotalMem_v2 out 0",
+    "cuDeviceGetUuid_v2 out 0",
+    "cuDeviceGetAttribute out 16 0",
+    "cuCtxGetCurrent out",
+    "cuCtxGetDevice out",
+    "cuCtxGetStreamPriorityRange out out",
+    "cuDevicePrimaryCtxGetState 0 out out",
+    "cuDevicePrimaryCtxRetain out 0",
+    "cuPointerGetAttribute out 2 memory",
+    "cuMemGetAddressRange_v2 out out memory",
+    "cuMemPoolGetAttribute pool 4 out",
+    "cuMemPoolTrimTo pool 0",
+    "cuLibraryLoadData out ptx 0 0 0 0 0 0",
+    "cuLibraryGetKernel out library name",
+    "cuStreamIsCapturing stream out",
+    "cuStreamIsCapturing_ptsz stream out",
+    "cuStreamGetPriority stream out",
+    "cuStreamGetCtx stream out",
+    "cuStreamWaitEvent stream event 0",
+    "cuStreamWaitEvent_ptsz stream event 0",
+    "cuMemAddressReserve out 2097152 0 0 0",
+    "cuGraphInstantiateWithFlags out graph 0",
+    "cuGetErrorName 304 out",
+];
+
+#[test]
+fn some_calls_answer_in_a_process_that_is_not_running() {
+    if role().is_some() {
+        return obey();
+    }
+    let machine = Machine::new(&[]);
+    let (mut program, mut tool) = two(&machine);
+    let ask = |program: &mut Session, expected: i32| {
+        for call in FAILS {
+            let answer = program.say(&format!("call {call}"));
+            assert_eq!(answer, expected.to_string(), "{call}");
+        }
+        for call in ANSWERS {
+            assert_eq!(program.say(&format!("call {call}")), "0", "{call}");
+        }
+    };
+    ask(&mut program, 0);
+    let steps = AWAY.iter().chain(&BACK);
+    for (step, answer) in steps.zip([0, 304, 0, 0]) {
+        tool.expect(&[*step], &program);
+        ask(&mut program, answer);
+    }
+}
+
+/// A call that answers in a checkpointed process waits if it takes memory.
+#[test]
+fn a_call_that_takes_memory_waits_in_a_checkpointed_process() {
+    if role().is_some() {
+        return obey();
+    }
+    let machine = Machine::new(&[("GPULIMIT_SIM_GPUS", "3")]);
+    let (mut program, mut tool) = two(&machine);
+    let retain = |gpu| format!("call cuDevicePrimaryCtxRetain out {gpu}");
+    assert_eq!(program.say(&retain(0)), "0");
+    tool.expect(&AWAY[..1], &program);
+    assert_eq!(program.say(&retain(1)), "0", "in a locked process");
+    tool.expect(&AWAY[1..], &program);
+    program.tell_waiting(&retain(2));
+    let gpus_with = |bytes: u64| {
+        machine
+            .usage()
+            .matches(&format!("\"used\":{bytes},"))
+            .count()
+    };
+    assert_eq!(gpus_with(0), 3);
+    tool.expect(&BACK, &program);
+    assert_eq!(program.answer(), "0");
+    assert_eq!(gpus_with(CONTEXT), 2);
 }
 
 #[test]
@@ -694,7 +927,7 @@ fn a_caller_ends_before_or_after_a_call() {
             "lock"
         };
         dying.tell(&format!("{step} {}", program.pid()));
-        dying.expect_killed();
+        dying.expect_end(libc::SIGKILL);
         tool.expect(&[("state PID", state)], &program);
     }
     assert_eq!(program.say("first"), "7");
