@@ -19,7 +19,6 @@
 //! - If the process is killed during a step, the call answers 304 at once.
 //! - A caller that dies after a lock leaves the process locked. A step whose caller dies in the
 //!   middle goes on to its end. Here the next caller that looks at the process finishes it.
-//!
 //! - Most calls of a process wait from the lock to the unlock, but not all: see [`Conduct`]
 //!   (H100, 580.159.04).
 //!
@@ -194,7 +193,7 @@ impl Target {
 
     /// Moves all memory away. May be repeated after a caller has died inside.
     fn move_away(&self) -> Outcome<()> {
-        // A [`Change`] of a locked process may be under way.
+        // The process may be in the middle of a change, see [`UnderWay::begin_change`].
         self.is_quiet(None)?;
         self.spend_time()?;
         for device in 0..MAX_DEVICES {

@@ -18,6 +18,7 @@
 //! | `map-tiles NAME X WIDTH HANDLE`, `map-whole NAME SIZE HANDLE` | memory for sparse and deferred arrays (`none` unmaps): for the top row of tiles of an array, or for a whole mipmapped array |
 //! | `async NAME SIZE [STREAM]`, `async-from NAME POOL SIZE [STREAM]`, `free-async NAME [STREAM]`, `sync [STREAM]`, `event-sync`, `sync-context NAME` | stream-ordered memory |
 //! | `pool NAME D`, `managed-pool NAME D`, `default-managed-pool NAME D`, `current-managed-pool NAME D` (D may be `none` or `host`), `default-pool NAME D`, `threshold POOL SIZE`, `trim POOL SIZE`, `use-pool POOL D`, `use-pool-at POOL D`, `pool-bytes POOL`, `destroy-pool POOL`, `pool-access POOL D FLAGS [D FLAGS]…`, `export-pool FD POOL`, `import-pool NEW FD`, `import-pointer NAME POOL` | pools |
+//! | `event NAME [STREAM]`, `query-event NAME`, `sync-event NAME`, `elapsed EVENT EVENT` | recorded events |
 //! | `stream NAME`, `priority-stream NAME`, `query [STREAM]`, `capture STREAM`, `capture-v1 STREAM`, `capture-to STREAM GRAPH`, `recapture STREAM GRAPH`, `end-capture STREAM [NAME]` | streams |
 //! | `graph NAME`, `alloc-node NAME GRAPH SIZE [D]`, `alloc-node-v1 …`, `free-node GRAPH NAME`, `empty-node GRAPH`, `child-node GRAPH CHILD`, `conditional-node FUNCTION GRAPH BODY...` | graphs; BODY names each graph that a conditional node may run |
 //! | `instantiate NAME GRAPH [FLAGS]`, `instantiate-v1`, `-v2`, `instantiate-upload NAME GRAPH [STREAM]`, `upload-graph NAME [STREAM]`, `launch-graph NAME [STREAM]`, `destroy-exec NAME`, `destroy-graph NAME`, `trim-graphs [D]` | executable graphs |
@@ -27,11 +28,11 @@
 //! | `ask FUNCTION LIBRARY`, `ask-listed FUNCTION MODULE`, `ask-nothing FUNCTION`, `kernel-node FUNCTION GRAPH LIBRARY [CONTEXT]`, `listed-node FUNCTION GRAPH MODULE` | functions of CUDA, by name, that load a kernel of a library or a function of a module: functions that query it or set an attribute, that add a node with it, or that put it into the first node of a graph |
 //! | `listed NEW FUNCTION OWNER`, `clone-graph NEW GRAPH`, `launch-handle NAME [STREAM]`, `destroy-stream NAME [FUNCTION]` | handles got from lists and copies, used and destroyed |
 //! | `unseen-stream NAME`, `unseen-context NAME D`, `unseen-pool NAME D`, `unseen-function NEW MODULE`, `unseen-kernel NEW LIBRARY`, `unseen-graph NAME`, `unseen-exec NEW GRAPH` | handles made by code inside the driver, which no hook sees |
-//! | `info`, `total D`, `bus D` | CUDA's figures of a GPU |
+//! | `info`, `total D`, `bus D`, `name D`, `attribute N D` | CUDA's figures of a GPU |
 //! | `nvml N`, `nvml-own N`, `processes N Compute\|Graphics\|MPSCompute v1\|v2\|v3\|v3-535\|details ROOM` | NVML's figures of GPU N, or of MIG instance `N.I`; `nowhere-ROOM` passes no buffer for the answer |
 //! | `lock-process PID`, `checkpoint-process PID`, `restore-process PID`, `unlock-process PID`, `process-state PID`, `restore-thread PID` | moves other processes off the GPU and back |
 //! | `can`, `group SIZE`, `error`, `figures [DEVICE]`, `peak-begin [DEVICE]`, `peak-read N`, `peak-end N`, `register`, `unregister`, `asked MS`, `captures` | the C interface of gpulimit |
-//! | `threads N {`, `repeat N {`, `fork {`, `background {`, `join` | blocks end with `}` |
+//! | `threads N {`, `repeat N {`, `until FILE {`, `fork {`, `background {`, `join` | blocks end with `}`; `until` repeats its block until the file exists |
 //! | `aside {`, `await` | runs a block in a thread beside the script; waits for the answers of these threads |
 //! | `spawn SCRIPT LOG`, `reap` | starts a child that reads its commands from one file and writes to another, and prints its pid; prints the children that have ended as `PID:CODE`, and kills their own children |
 //! | `exec` | runs this program again for the rest of standard input |

@@ -1,6 +1,7 @@
 //! Runs lines one by one, in blocks, in threads and in child processes.
 
 use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -195,12 +196,10 @@ impl Interpreter {
                 process::exec();
                 return Err("exec failed".into());
             }
-            "repeat" => repeat(
-                &self.driver,
-                &mut self.scope,
-                words.size(1)?,
-                &source.block()?,
-            )?,
+            "repeat" | "until" => {
+                let again = again(&words)?;
+                repeat(&self.driver, &mut self.scope, again, &source.block()?)?
+            }
             _ => command::run(&self.driver, &mut self.scope, &words)?,
         };
         process::write_line(&format!("{shown} = {answer}"));
@@ -214,7 +213,7 @@ fn aside(driver: &Arc<Driver>, scope: &Scope, lines: Vec<String>) -> JoinHandle<
     let (_, context) = driver.get("cuCtxGetCurrent", &[]);
     std::thread::spawn(move || {
         driver.call("cuCtxSetCurrent", &[context as usize]);
-        repeat(&driver, &mut scope, 1, &lines)
+        repeat(&driver, &mut scope, times(1), &lines)
     })
 }
 
@@ -224,7 +223,7 @@ fn threads(driver: &Driver, scope: &Scope, count: usize, lines: Vec<String>) -> 
     let run = || -> Answer {
         let mut scope = scope.clone();
         driver.call("cuCtxSetCurrent", &[context as usize]);
-        repeat(driver, &mut scope, 1, &lines)
+        repeat(driver, &mut scope, times(1), &lines)
     };
     let answers: Result<Vec<String>, String> = std::thread::scope(|threads| {
         let running: Vec<_> = (0..count).map(|_| threads.spawn(run)).collect();
@@ -236,15 +235,33 @@ fn threads(driver: &Driver, scope: &Scope, count: usize, lines: Vec<String>) -> 
     Ok(answers?.join(", "))
 }
 
-/// Runs the lines this many times; returns the count of each status, such as `0:40 2:3`.
-fn repeat(driver: &Driver, scope: &mut Scope, count: usize, lines: &[String]) -> Answer {
+/// Says before each round of a block whether the round runs.
+type Again = Box<dyn FnMut() -> bool>;
+
+/// Returns an [`Again`] for this many rounds.
+fn times(count: usize) -> Again {
+    let mut rounds = 0..count;
+    Box::new(move || rounds.next().is_some())
+}
+
+/// Returns the [`Again`] of `repeat N` or `until FILE`.
+fn again(words: &Words<'_>) -> Result<Again, String> {
+    if words.name() == "repeat" {
+        return Ok(times(words.size(1)?));
+    }
+    let file = PathBuf::from(words.at(1)?);
+    Ok(Box::new(move || !file.exists()))
+}
+
+/// Runs the lines again and again; returns the count of each status, such as `0:40 2:3`.
+fn repeat(driver: &Driver, scope: &mut Scope, mut again: Again, lines: &[String]) -> Answer {
     let mut statuses = BTreeMap::<String, u64>::new();
-    for _ in 0..count {
+    while again() {
         let mut source = Source::from(lines.to_vec());
         while let Some(line) = source.next() {
             let words = Words(line.trim_end_matches('{').split_whitespace().collect());
-            if words.0[0] == "repeat" {
-                let inner = repeat(driver, scope, words.size(1)?, &source.block()?)?;
+            if ["repeat", "until"].contains(&words.name()) {
+                let inner = repeat(driver, scope, self::again(&words)?, &source.block()?)?;
                 for part in inner.split(' ') {
                     let (status, times) = part.split_once(':').unwrap_or((part, "1"));
                     *statuses.entry(status.to_owned()).or_default() += times.parse().unwrap_or(0);

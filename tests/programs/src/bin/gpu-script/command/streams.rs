@@ -1,4 +1,4 @@
-//! Streams.
+//! Streams and events.
 
 use super::{Answer, plain};
 use crate::driver::Driver;
@@ -19,6 +19,20 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
             plain(status)
         }
         "query" => plain(driver.call("cuStreamQuery", &[scope.stream(words.get(1))?])),
+        "event" => {
+            let (status, event) = driver.get("cuEventCreate", &[0]);
+            if status == 0 {
+                let stream = scope.stream(words.get(2))?;
+                driver.call("cuEventRecord", &[event as usize, stream]);
+            }
+            scope.keep(words.at(1)?, (status, event))
+        }
+        "query-event" => plain(driver.call("cuEventQuery", &[scope.value(words.at(1)?)?])),
+        "sync-event" => plain(driver.call("cuEventSynchronize", &[scope.value(words.at(1)?)?])),
+        "elapsed" => {
+            let events = [scope.value(words.at(1)?)?, scope.value(words.at(2)?)?];
+            plain(driver.get("cuEventElapsedTime", &events).0)
+        }
         "capture" => {
             let stream = scope.stream(Some(words.at(1)?))?;
             plain(driver.call("cuStreamBeginCapture_v2", &[stream, 0]))

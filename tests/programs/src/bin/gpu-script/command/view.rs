@@ -1,4 +1,4 @@
-//! The size of the memory, as CUDA and NVML report it.
+//! The GPUs and the size of their memory, as CUDA and NVML report them.
 
 use super::narrow::{Narrow, dirty};
 use super::{Answer, plain};
@@ -18,6 +18,18 @@ pub fn run(driver: &Driver, _scope: &mut Scope, words: &Words<'_>) -> Answer<Opt
         "total" => {
             let (status, bytes) = driver.get("cuDeviceTotalMem_v2", &[words.gpu(1)?]);
             format!("{} {bytes}", plain(status))
+        }
+        "name" => {
+            let mut text = [0u8; 64];
+            let arguments = [text.as_mut_ptr() as usize, text.len(), words.gpu(1)?];
+            let status = driver.call("cuDeviceGetName", &arguments);
+            let text = String::from_utf8_lossy(&text);
+            format!("{} {}", plain(status), text.trim_end_matches('\0'))
+        }
+        "attribute" => {
+            let (status, value) =
+                driver.get("cuDeviceGetAttribute", &[words.size(1)?, words.gpu(2)?]);
+            format!("{} {value}", plain(status))
         }
         "info-v1" => {
             let (mut free, mut total) = (Narrow::new(), Narrow::new());
