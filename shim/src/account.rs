@@ -46,6 +46,7 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use gpulimit_base::order;
 use gpulimit_group::{Member, Undisturbed};
+use gpulimit_ledger::Gate;
 use once_cell::race::OnceBox;
 use parking_lot::Mutex;
 
@@ -54,7 +55,7 @@ use crate::abi::{
     CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_NOT_PERMITTED,
     CUDA_ERROR_UNKNOWN, Context, Device as Ordinal, Opaque, Status, Stream,
 };
-use crate::driver::{answer, cuda, devices, suspension};
+use crate::driver::{answer, cuda, devices, gate, suspension};
 use crate::membership::{self, Failed};
 use arrays::Arrays;
 use blocks::Blocks;
@@ -118,6 +119,7 @@ pub struct Process {
     peaks: Peaks,
     registration: Registration,
     obstacles: Obstacles,
+    gate: OnceBox<Gate<'static>>,
     pub handles: Handles,
 }
 
@@ -141,6 +143,10 @@ impl Process {
                     return Err(CUDA_ERROR_NOT_INITIALIZED);
                 }
                 let _ = self.member.set(Box::new(joined));
+            }
+            if let Some(Ok(member)) = self.member.get() {
+                let _ = self.gate.set(Box::new(member.gate()));
+                gate::find_by(|| Process::existing()?.gate.get());
             }
             self.show_registration();
             self.show_obstacles();

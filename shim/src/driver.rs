@@ -6,6 +6,7 @@ pub mod devices;
 pub mod dlsym;
 pub mod figures;
 mod functions;
+pub mod gate;
 mod library;
 mod real;
 pub mod suspension;

@@ -10,6 +10,7 @@ pub mod code;
 pub mod context;
 pub mod context_limits;
 pub mod external;
+pub mod gate;
 pub mod graph;
 pub mod graph_node;
 pub mod graph_update;

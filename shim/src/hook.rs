@@ -46,6 +46,9 @@ pub enum Class {
     view,
     /// The hook charges nothing, but remembers the effect of the call for other hooks.
     track,
+    /// The hook charges nothing. It makes the call wait while the process is suspended, because the
+    /// driver does not.
+    gate,
     /// The hook replaces the addresses of driver functions that the driver hands out by the
     /// addresses of hooks.
     lookup,

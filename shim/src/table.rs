@@ -18,6 +18,8 @@
 //!   function by the million. Only the handler's slow paths put cancellation off.
 //! - `as wait`: the function can wait for long. The export calls the driver first, without guard or
 //!   lock. `HANDLER` runs afterwards and gets only the `Call`.
+//! - `as gate`: the function takes no memory, and must not be called while the process is suspended
+//!   (`driver/gate.rs`). `HANDLER` gets only the call of the driver.
 //! - `unless CHECK: a`: if `CHECK(a)` is true, the export goes straight to the driver.
 //! - `known by REGISTER a`: the function launches `a`, which x86-64 passes in `REGISTER`. If `a`
 //!   was launched before, the export jumps to the driver (`hook/pass.rs`).
@@ -89,6 +91,14 @@ macro_rules! table {
                 pooled   cuEventSynchronize(event: Event) => synchronize::work, as wait;
                 pooled   cuCtxSynchronize() => synchronize::all_work, as wait;
                 pooled   cuCtxSynchronize_v2(context: Context) => synchronize::all_work, as wait;
+
+                gate     cuStreamQuery(stream: Stream) => gate::query, as gate;
+                gate     cuStreamQuery_ptsz(stream: Stream) => gate::query, as gate;
+                gate     cuEventQuery(event: Event) => gate::query, as gate;
+                gate     cuEventElapsedTime(milliseconds: Opaque, start: Event, end: Event) => gate::query, as gate;
+                gate     cuEventElapsedTime_v2(milliseconds: Opaque, start: Event, end: Event) => gate::query, as gate;
+                gate     cuDeviceGetAttribute(value: Out<i32>, attribute: i32, device: Device) => gate::ask, as gate;
+                gate     cuDeviceGetName(name: Opaque, length: i32, device: Device) => gate::ask, as gate;
 
                 measured cuDevicePrimaryCtxRetain(context: Out<Context>, device: Device) => context::retain_primary, given (context, device);
                 release  cuDevicePrimaryCtxRelease(device: Device) => context::release_primary, given (device);
@@ -211,7 +221,6 @@ macro_rules! table {
             }
             calls {
                 cuDeviceGetCount(count: Out<i32>);
-                cuDeviceGetAttribute(value: Out<i32>, attribute: i32, device: Device);
                 cuDeviceGetUuid(uuid: Out<Uuid>, device: Device);
                 cuDeviceGetUuid_v2(uuid: Out<Uuid>, device: Device);
                 cuCtxGetCurrent(context: Out<Context>);
@@ -229,8 +238,6 @@ macro_rules! table {
                 cuKernelGetLibrary(library: Out<Opaque>, kernel: Opaque);
                 cuLibraryGetKernelCount(count: Out<u32>, library: Opaque);
                 cuModuleGetFunctionCount(count: Out<u32>, module: Opaque);
-                cuStreamQuery(stream: Stream);
-                cuStreamQuery_ptsz(stream: Stream);
                 cuStreamGetId(stream: Stream, id: Out<u64>);
                 cuStreamGetId_ptsz(stream: Stream, id: Out<u64>);
                 cuStreamIsCapturing(stream: Stream, status: Out<i32>);

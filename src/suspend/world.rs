@@ -17,7 +17,7 @@ use gpulimit_base::proc;
 use gpulimit_base::units::gib;
 use gpulimit_group::{Group, Insistence, Member, Root};
 use gpulimit_ledger::{
-    Actor, DeviceIndex, Errand, EventKind, Pressure, Unmoved, Witness, child_key,
+    Actor, Calls, DeviceIndex, Errand, EventKind, Pressure, Unmoved, Witness, child_key,
 };
 use gpulimit_limits::LimitSet;
 use gpulimit_suspend::{State, World};
@@ -49,6 +49,8 @@ const FREEING: Duration = Duration::from_secs(1);
 pub const INTERRUPTED: &str = "interrupted: the processes are as they were before";
 /// How long a step waits for a stopped process: a tool may have stopped it for a moment.
 const STOPPED: Duration = Duration::from_secs(1);
+/// How long a call under way gets at least to end, however little time is left.
+const LEAST: Duration = Duration::from_secs(1);
 /// How long a killed process may keep its slot after the driver has noticed.
 const ENDING: Duration = Duration::from_secs(1);
 
@@ -193,6 +195,26 @@ impl<'a> Machine<'a> {
             thread::sleep(PAUSE);
         }
         true
+    }
+
+    /// Closes the gate of a process for some calls, and waits until none of them is under way.
+    fn hold_back(&self, process: usize, calls: Calls) -> Result<(), Failure> {
+        self.ready(process)?;
+        let subject = &self.subjects[process];
+        let (ledger, identity) = (subject.ledger(), subject.identity());
+        ledger.close_gate(identity, calls);
+        let until = Instant::now() + self.left().max(LEAST);
+        let ended = || ledger.calls_under_way(identity, calls) == 0 || subject.is_gone();
+        if self.wait_for(Some(until), ended) {
+            return Ok(());
+        }
+        self.go_on()?;
+        Err(Failure::new(format_args!(
+            "{name} has a call of CUDA under way that did not end within {time}: try again later, \
+             or with a longer --timeout",
+            name = subject.name(),
+            time = rough_span(self.timeout.unwrap_or(LEAST))
+        )))
     }
 
     /// Returns the time that is left to wait.
@@ -556,6 +578,7 @@ impl World for Machine<'_> {
     }
 
     fn lock(&self, process: usize) -> Result<(), Failure> {
+        self.hold_back(process, Calls::Held)?;
         let left = self.left();
         let locked = self.drive(process, "lock", |pid| {
             match self.checkpoints.lock(pid, left) {
@@ -572,8 +595,13 @@ impl World for Machine<'_> {
                 name = self.subjects[process].name(),
                 time = rough_span(self.timeout.unwrap_or(left))
             ))),
-            _ => Ok(()),
+            _ => self.hold_back(process, Calls::Answered),
         }
+    }
+
+    fn admit(&self, process: usize) {
+        let subject = &self.subjects[process];
+        subject.ledger().open_gate(subject.identity());
     }
 
     fn checkpoint(&self, process: usize) -> Result<(), Failure> {

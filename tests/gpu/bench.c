@@ -90,13 +90,15 @@ int main(int argc, char **argv) {
     int (*launch)(handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                   handle, void **, void **) = symbol("cuLaunchKernel");
     int (*synchronise)(void) = symbol("cuCtxSynchronize");
+    int (*event_create)(handle *, unsigned) = symbol("cuEventCreate");
+    int (*query)(handle) = symbol("cuEventQuery");
     int (*capture)(handle, int) = symbol("cuStreamBeginCapture_v2");
     int (*captured)(handle, handle *) = symbol("cuStreamEndCapture");
     int (*instantiate)(handle *, handle, unsigned long long) =
         symbol("cuGraphInstantiateWithFlags");
     int (*replay)(handle, handle) = symbol("cuGraphLaunch");
     address block, hold;
-    handle stream, pool, module, kernel, graph, exec;
+    handle stream, pool, module, kernel, graph, exec, event;
     size_t left, total;
 
     must(stream_create(&stream, 1), "cuStreamCreate");
@@ -134,6 +136,9 @@ int main(int argc, char **argv) {
         must(launch(kernel, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL), "cuLaunchKernel");
         if (i == 199) must(synchronise(), "cuCtxSynchronize");
     });
+
+    must(event_create(&event, 0), "cuEventCreate");
+    MEASURE("event_query", 2000, must(query(event), "cuEventQuery"));
 
     // 2 is CU_STREAM_CAPTURE_MODE_RELAXED.
     must(capture(stream, 2), "cuStreamBeginCapture");

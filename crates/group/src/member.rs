@@ -8,8 +8,8 @@ use gpulimit_base::file_system;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::order;
 use gpulimit_ledger::{
-    self as ledger, Category, DeviceIndex, DeviceUsage, EventKind, Happening, Idle, Ledger, Level,
-    MAX_DEVICES, NoWitness, ProcessUsage, Slot, Unmoved, Witness,
+    self as ledger, Category, DeviceIndex, DeviceUsage, EventKind, Gate, Happening, Idle, Ledger,
+    Level, MAX_DEVICES, NoWitness, ProcessUsage, Slot, Unmoved, Witness,
 };
 use gpulimit_limits::{Bounds, Limits};
 use once_cell::race::OnceBox;
@@ -172,6 +172,11 @@ impl Member {
         for station in &self.levels {
             station.ledger.note_own_life(&station.slot);
         }
+    }
+
+    /// Returns this process's gate. The ledger of its own group has it.
+    pub fn gate(&self) -> Gate<'_> {
+        self.leaf().slot.gate()
     }
 
     /// Writes why this process must not be suspended: see [`Slot::show_obstacles`]. The ledger of

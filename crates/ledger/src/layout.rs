@@ -284,8 +284,9 @@ pub(super) struct DeviceStats {
 
 /// The bit of [`Owner::capabilities`] of a process that records its charges in the history.
 pub(super) const RECORDS: u64 = 1;
-/// The bit of [`Owner::capabilities`] of a process that knows that its charge may be suspended.
-pub(super) const SUSPENDS: u64 = 1 << 2;
+/// The bit of [`Owner::capabilities`] of a process that knows that its charge may be suspended, and
+/// has a gate. Libraries with the bit before this one had no gate.
+pub(super) const SUSPENDS: u64 = 1 << 3;
 
 /// The request of the slot's owner that is waiting for memory.
 #[repr(C, align(64))]
@@ -341,7 +342,9 @@ pub(super) struct SlotPage {
     pub obstacles: AtomicU64,
     /// The work of an actor on the owner: see `suspension`. 0 if there is none.
     pub errand: AtomicU64,
-    spare: [AtomicU64; 405],
+    /// The gate of the owner: see `gate`.
+    pub gate: AtomicU64,
+    spare: [AtomicU64; 404],
     pub stats: [DeviceStats; MAX_DEVICES],
 }
 
@@ -538,6 +541,7 @@ const _: () = {
     assert!(size_of::<PressureWords>() == 64 && offset_of!(PressureWords, count) == 16);
     assert!(offset_of!(SlotPage, below) == 256 && offset_of!(SlotPage, alive_at) == 832);
     assert!(offset_of!(SlotPage, obstacles) == 840 && offset_of!(SlotPage, errand) == 848);
+    assert!(offset_of!(SlotPage, gate) == 856);
     assert!(offset_of!(DeviceStats, by) == 0 && offset_of!(DeviceStats, peak) == 56);
     assert!(offset_of!(DeviceStats, refusals) == 64 && offset_of!(DeviceStats, reclaimable) == 72);
     assert!(offset_of!(DeviceStats, left) == 80 && offset_of!(DeviceStats, changed) == 88);

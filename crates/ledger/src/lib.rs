@@ -17,6 +17,7 @@ mod error;
 mod events;
 #[cfg_attr(all(test, loom), path = "model/file.rs")]
 mod file;
+mod gate;
 mod gpu_table;
 mod history;
 mod layout;
@@ -51,6 +52,7 @@ pub use charge::Idle;
 pub use demand::{Answer, Askable, Demand, OFTEN, Reason};
 pub use error::LedgerError;
 pub use events::{Event, EventKind, Happening};
+pub use gate::{Calls, Gate};
 pub use history::{Bill, Extremes, Period, Resolution};
 pub use level::{
     Level, Pressure, Refused, charge, charge_ahead, charge_moved, charge_unchecked, note_usage,

@@ -636,7 +636,12 @@ impl Candidate<'_> {
             layout::RECORDS | layout::PRESSURE | layout::SUSPENDS,
             Ordering::Relaxed,
         );
-        for word in [&page.pressure.registered, &page.obstacles, &page.errand] {
+        for word in [
+            &page.pressure.registered,
+            &page.obstacles,
+            &page.errand,
+            &page.gate,
+        ] {
             word.store(0, Ordering::Relaxed);
         }
         store_bytes(&page.below, self.below.as_bytes());

@@ -212,7 +212,7 @@ impl Ledger {
     }
 
     /// Returns the slot whose owner is this process.
-    fn slot_of(&self, process: &Identity) -> Option<usize> {
+    pub(super) fn slot_of(&self, process: &Identity) -> Option<usize> {
         let same = |slot: &usize| {
             self.owner(*slot)
                 .is_some_and(|owner| owner.is_same(process))

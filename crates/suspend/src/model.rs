@@ -91,6 +91,8 @@ struct Process {
     charged: [u64; LEVELS],
     suspended: [u64; LEVELS],
     errand: Errand,
+    /// Whether calls wait that the driver does not make wait.
+    is_gated: bool,
     stopped: bool,
     /// Whether it is written down what the process had on the GPU.
     noted: bool,
@@ -198,6 +200,7 @@ impl<'a> Model<'a> {
             charged: [size; LEVELS],
             suspended: [0; LEVELS],
             errand: Errand::None,
+            is_gated: false,
             stopped: false,
             noted: false,
             lost: false,
@@ -307,6 +310,7 @@ impl<'a> Model<'a> {
             assert_eq!(process.charged, [charged; LEVELS], "{things:?}");
             assert_eq!(process.suspended, [suspended; LEVELS], "{things:?}");
             assert_eq!(process.noted, suspended > 0, "{things:?}");
+            assert_eq!(process.is_gated, suspended > 0, "{things:?}");
             // An actor may die before it reports a process as lost. The next restore finds it out.
             let is_known = process.lost && process.errand == Errand::Lost;
             assert!(is_known || process.errand == Errand::None, "{things:?}");
@@ -323,6 +327,7 @@ impl World for Model<'_> {
     }
 
     fn lock(&self, process: usize) -> Result<(), Why> {
+        self.step()?.processes[process].is_gated = true;
         if let Some(mut things) = self.call(process, State::Running)? {
             things.processes[process].state = State::Locked;
         }
@@ -333,6 +338,7 @@ impl World for Model<'_> {
         self.step()?.processes[process].noted = true;
         if let Some(mut things) = self.call(process, State::Locked)? {
             let process = &mut things.processes[process];
+            assert!(process.is_gated, "a call would crash the process");
             (process.state, process.held) = (State::Checkpointed, 0);
         }
         Ok(())
@@ -362,6 +368,12 @@ impl World for Model<'_> {
             things.processes[process].state = State::Running;
         }
         Ok(())
+    }
+
+    fn admit(&self, process: usize) {
+        if let Ok(mut things) = self.step() {
+            things.processes[process].is_gated = false;
+        }
     }
 
     fn ready(&self, process: usize) -> Result<(), Why> {

@@ -21,6 +21,9 @@ pub fn settle<W: World>(world: &W, process: W::Process) -> Result<State, W::Erro
         State::Checkpointed => world.move_out(process)?,
         State::Running | State::Failed | State::Gone => {}
     }
+    if state == State::Running {
+        world.admit(process);
+    }
     if matches!(state, State::Running | State::Failed) {
         world.forget(process);
     }

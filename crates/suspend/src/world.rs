@@ -30,7 +30,7 @@ pub trait World {
     /// Asks the driver for the state of a process. Waits while the driver moves its memory.
     fn state(&self, process: Self::Process) -> Result<State, Self::Error>;
     /// Lets the driver's calls of a process wait, after those under way. Fails if that takes too
-    /// long.
+    /// long. Some of the calls may then wait until [`World::admit`].
     fn lock(&self, process: Self::Process) -> Result<(), Self::Error>;
     /// Moves the memory of a locked process to the host.
     fn checkpoint(&self, process: Self::Process) -> Result<(), Self::Error>;
@@ -40,6 +40,9 @@ pub trait World {
     fn restore(&self, process: Self::Process) -> Result<Result<(), Self::Error>, Self::Error>;
     /// Lets the driver's calls of a locked process go on.
     fn unlock(&self, process: Self::Process) -> Result<(), Self::Error>;
+
+    /// Lets all calls of a running process go on.
+    fn admit(&self, process: Self::Process);
 
     /// Waits a moment until a process is not stopped. Fails if it stays stopped: the driver would
     /// not answer.

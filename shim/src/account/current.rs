@@ -66,6 +66,20 @@ impl Process {
     }
 }
 
+impl Process {
+    /// Returns this process's account if it has one.
+    #[inline]
+    pub fn existing() -> Option<&'static Process> {
+        let page = PAGE.load(Ordering::Acquire);
+        if page.is_null() {
+            return owned();
+        }
+        // SAFETY: the page is never unmapped, a wiped page reads as a null pointer, and an account
+        // that is published is leaked.
+        unsafe { (*page).load(Ordering::Acquire).as_ref() }
+    }
+}
+
 #[cold]
 fn first_use() -> &'static Process {
     crate::fault::point("first-use");
@@ -96,13 +110,18 @@ fn publish<T>(place: &AtomicPtr<T>, known: *mut T, fresh: T) -> &'static T {
     }
 }
 
+/// Returns this process's account if it has one, where the kernel cannot wipe pages.
+#[cold]
+fn owned() -> Option<&'static Process> {
+    // SAFETY: the pointer is null, or leads to an account that is leaked and so valid for ever.
+    let owned = unsafe { OWNED.load(Ordering::Acquire).as_ref() }?;
+    (owned.pid == std::process::id()).then_some(&owned.process)
+}
+
 fn by_pid() -> &'static Process {
     let (known, pid) = (OWNED.load(Ordering::Acquire), std::process::id());
-    // SAFETY: the pointer is null, or leads to an account that is leaked and so valid for ever.
-    if let Some(owned) = unsafe { known.as_ref() }
-        && owned.pid == pid
-    {
-        return &owned.process;
+    if let Some(process) = owned() {
+        return process;
     }
     let process = Process::default();
     &publish(&OWNED, known, Owned { pid, process }).process

@@ -6,6 +6,9 @@
 
 use std::ffi::CStr;
 
+use gpulimit_ledger::Calls;
+
+use super::gate;
 use crate::abi::*;
 use crate::table::table;
 
@@ -115,12 +118,30 @@ macro_rules! functions {
             }
             // SAFETY: `address` is this driver function, and the row has the types of NVIDIA's
             // header. Pointers come from the program or `Out::of`.
-            unsafe {
+            let call = || unsafe {
                 type Function = unsafe extern "C-unwind" fn($($ty),*) -> Status;
                 std::mem::transmute::<*mut std::ffi::c_void, Function>(address)($($arg),*)
+            };
+            const SYMBOL: &CStr = NAMES[Index::$name as usize];
+            const CALLS: Option<Calls> = gate::calls_of(SYMBOL);
+            match CALLS {
+                None => call(),
+                Some(calls) => gate::pass(SYMBOL, calls, call),
             }
         }
     )* };
 }
 
 table!(functions);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_function_with_a_gate_is_in_the_table() {
+        for symbol in gate::HELD.iter().chain(&gate::ANSWERED) {
+            assert!(cuda::NAMES.contains(symbol), "{symbol:?}");
+        }
+    }
+}

@@ -9,7 +9,7 @@ use crate::abi::*;
 use crate::account::launched::is_recently_loaded as is_loaded;
 use crate::entry::door::lookup;
 use crate::handler::{
-    array, capture, code, context, context_limits, external, graph, graph_node, graph_update,
+    array, capture, code, context, context_limits, external, gate, graph, graph_node, graph_update,
     green, handles, ipc, launch, lazy, linear, managed, measured, peer, pool, process_list,
     synchronize, view, vmm,
 };
@@ -77,6 +77,13 @@ macro_rules! exports {
             let real = || driver::$name($($arg),*);
             $( if $known($handle) { return real(); } )?
             exports!(@enter $name ( $($arg : $ty),* ) => $handler $(, given $given)?)
+        }
+    };
+
+    (@export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, as gate) => {
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
+            $handler(|| driver::$name($($arg),*))
         }
     };
 

@@ -1,5 +1,10 @@
 //! Access of a GPU to the memory of another one. It takes no memory. A process that has had it must
-//! not be suspended: the driver cannot restore the process (measured, two H200, 580.159.04).
+//! not be suspended, because the driver may not restore the process.
+//!
+//! Measured on two H200 with 580.159.04: memory of 1 GiB to which another GPU has access at the
+//! suspension, by `cuCtxEnablePeerAccess` or `cuMemSetAccess`, loses the process. Processes came
+//! back with 64 MiB, with access to a pool, and after the access was taken back. The hooks do not
+//! make these differences: it is not known where the bound lies.
 
 use gpulimit_base::obstacle::Obstacle;
 

@@ -394,9 +394,10 @@ impl Conduct {
             | "cuEventSynchronize"
             | "cuStreamQuery"
             | "cuStreamSynchronize" => Conduct::Crashes,
-            "cuMemAllocAsync" | "cuMemAllocFromPoolAsync" | "cuModuleUnload" => {
-                Conduct::WaitsOrCrashes
-            }
+            "cuMemAllocAsync"
+            | "cuMemAllocFromPoolAsync"
+            | "cuMemPoolDestroy"
+            | "cuModuleUnload" => Conduct::WaitsOrCrashes,
             "cuCtxGetCurrent"
             | "cuCtxGetDevice"
             | "cuCtxGetDevice_v2"

@@ -209,9 +209,9 @@ pub fn resolve(machine: &Machine, ordinal: i32) -> Outcome<usize> {
         .ok_or(Status::INVALID_DEVICE)
 }
 
-/// The attributes that are read from the GPU: the clock rates of the multiprocessors (measured) and
-/// of the memory (assumed).
-pub const CLOCK_RATES: [i32; 2] = [13, 36];
+/// The attributes that are read from the GPU (measured): the clock rates of the multiprocessors and of
+/// the memory, and whether kernels have a time limit.
+pub const READ_FROM_GPU: [i32; 3] = [13, 17, 36];
 
 /// Returns a device attribute by its `CUdevice_attribute` number (CUDA 13.0); 0 for a missing
 /// feature.

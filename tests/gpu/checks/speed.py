@@ -33,6 +33,7 @@ AIMS = {
     "async_pair": 1.20,
     "mem_get_info": None,
     "launch": 1.00,
+    "event_query": None,
     "graph_replay_100": 1.00,
 }
 NOISE = 0.02

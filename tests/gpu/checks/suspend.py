@@ -241,6 +241,29 @@ def calculation(outcome: Outcome, script: str, size: int) -> None:
         ended(outcome, program)
 
 
+@check("suspend-calls", timeout=150, lane="suspend")
+def calls(outcome: Outcome) -> None:
+    """Threads that query, wait and allocate all the time survive ten suspensions."""
+    made(outcome, "calls", f"max={CAP}")
+    with programs_of_check() as programs:
+        program = joined(programs, "calls", "caller.py")
+        outcome.expect(program.ask("start").get("status") == 0, f"no context: {program.tail()}")
+        began = program.ask("begin")
+        outcome.expect("threads" in began, f"begin: {began} {program.tail()}")
+        for _ in range(10):
+            time.sleep(0.2)
+            moved("suspend", "suspended", [program], *of(program))
+            time.sleep(0.5)
+            moved("resume", "running", [program], *of(program))
+        answers = program.ask("end", 60).get("answers", {})
+        bad = {name: found for name, found in answers.items() if set(found) != {"0"}}
+        outcome.expect(bool(answers) and not bad, f"answers: {bad or answers} {program.tail()}")
+        outcome.figures["answers"] = answers
+        count = sum(sum(found.values()) for found in answers.values())
+        outcome.key.append(f"{len(answers)} threads, {count} calls")
+        ended(outcome, program)
+
+
 @check("suspend-jax", timeout=240, needs=("jax",), lane="suspend")
 def jax(outcome: Outcome) -> None:
     """A JAX program with its preallocated memory goes to the host and calculates on."""

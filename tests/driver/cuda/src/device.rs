@@ -109,7 +109,7 @@ pub fn total_v1(bytes: Out<u32>, ordinal: i32) -> Outcome<()> {
 
 pub fn attribute(value: Out<i32>, attribute: i32, ordinal: i32) -> Outcome<()> {
     let (index, machine) = (index(ordinal)?, driver()?.machine);
-    if device::CLOCK_RATES.contains(&attribute) {
+    if device::READ_FROM_GPU.contains(&attribute) {
         checkpoint::check_present()?;
     }
     value.put(device::attribute(machine, index, attribute).ok_or(Status::INVALID_VALUE)?)

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use gpulimit_base::identity::Identity;
 use gpulimit_base::units::gib;
-use gpulimit_ledger::{Ledger, Level, Unmoved, hand_over, try_charge};
+use gpulimit_ledger::{Calls, Ledger, Level, Unmoved, hand_over, try_charge};
 use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World};
 
 const CAP: u64 = 4096 * MIB;
@@ -50,7 +50,13 @@ impl<'a> Actor<'a> {
         let process = self.identity(program);
         let ledger = Arc::clone(&self.ledger);
         let _right = ledger.act_on(&process).expect("the only actor");
-        self.drive(&["lock", "checkpoint"], program);
+        for (calls, step) in [(Calls::Held, "lock"), (Calls::Answered, "checkpoint")] {
+            ledger.close_gate(&process, calls);
+            assert!(world::eventually(|| ledger
+                .calls_under_way(&process, calls)
+                == 0));
+            self.drive(&[step], program);
+        }
         self.ledger.move_out(&process).expect("moved")
     }
 
@@ -83,6 +89,7 @@ impl<'a> Actor<'a> {
         let has_room = || self.world.machine().used() + bytes <= CAP;
         assert!(world::eventually(has_room));
         self.drive(&["restore", "unlock"], program);
+        ledger.open_gate(&process);
         true
     }
 }
@@ -336,4 +343,55 @@ fn a_storm_of_suspensions_loses_no_program() {
     }
     actor.driver.end();
     world.judge_end(CAP);
+}
+
+/// The functions whose calls wait for a suspended process to come back, because the driver does not
+/// make them wait.
+const GATED: [&str; 21] = [
+    "cuCtxSynchronize",
+    "cuCtxSynchronize_v2",
+    "cuDeviceGetAttribute",
+    "cuDeviceGetName",
+    "cuEventElapsedTime",
+    "cuEventElapsedTime_v2",
+    "cuEventQuery",
+    "cuEventSynchronize",
+    "cuIpcGetMemHandle",
+    "cuMemAllocAsync",
+    "cuMemAllocAsync_ptsz",
+    "cuMemAllocFromPoolAsync",
+    "cuMemAllocFromPoolAsync_ptsz",
+    "cuMemGetInfo",
+    "cuMemGetInfo_v2",
+    "cuMemPoolDestroy",
+    "cuModuleUnload",
+    "cuStreamQuery",
+    "cuStreamQuery_ptsz",
+    "cuStreamSynchronize",
+    "cuStreamSynchronize_ptsz",
+];
+
+#[test]
+fn calls_that_must_not_begin_wait_until_the_program_is_back() {
+    for function in GATED {
+        let world = World::new(CAP);
+        let mut program = world.on_gpu();
+        program.expect(&[
+            ("event event", "0"),
+            ("alloc memory 4M", "0"),
+            ("pool pool 0", "0"),
+            ("module module 4096", "0"),
+        ]);
+        let mut actor = Actor::new(&world);
+        actor.suspend(&program);
+        program.tell(&format!("gated {function}"));
+        assert!(
+            program.is_silent_for(Duration::from_millis(50)),
+            "{function}"
+        );
+        assert!(actor.resume(&program), "{function}");
+        assert_eq!(program.answer(), "0", "{function}");
+        program.end();
+        world.judge_end(CAP);
+    }
 }

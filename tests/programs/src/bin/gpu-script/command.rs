@@ -30,6 +30,7 @@
 //! | `unseen-stream NAME`, `unseen-context NAME D`, `unseen-pool NAME D`, `unseen-function NEW MODULE`, `unseen-kernel NEW LIBRARY`, `unseen-graph NAME`, `unseen-exec NEW GRAPH` | handles made by code inside the driver, which no hook sees |
 //! | `info`, `total D`, `bus D`, `name D`, `attribute N D` | CUDA's figures of a GPU |
 //! | `nvml N`, `nvml-own N`, `processes N Compute\|Graphics\|MPSCompute v1\|v2\|v3\|v3-535\|details ROOM` | NVML's figures of GPU N, or of MIG instance `N.I`; `nowhere-ROOM` passes no buffer for the answer |
+//! | `gated FUNCTION` | calls a function by name, with the handles `event`, `memory`, `pool` and `module` |
 //! | `lock-process PID`, `checkpoint-process PID`, `restore-process PID`, `unlock-process PID`, `process-state PID`, `restore-thread PID` | moves other processes off the GPU and back |
 //! | `can`, `group SIZE`, `error`, `figures [DEVICE]`, `peak-begin [DEVICE]`, `peak-read N`, `peak-end N`, `register`, `unregister`, `asked MS`, `captures` | the C interface of gpulimit |
 //! | `threads N {`, `repeat N {`, `until FILE {`, `fork {`, `background {`, `join` | blocks end with `}`; `until` repeats its block until the file exists |
@@ -44,6 +45,7 @@ mod checkpoint;
 mod code;
 mod contexts;
 mod external;
+mod gated;
 mod graphs;
 mod green;
 mod handles;
@@ -74,6 +76,7 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Stri
         mapped::run,
         ipc::run,
         external::run,
+        gated::run,
         arrays::run,
         pools::run,
         streams::run,

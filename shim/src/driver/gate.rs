@@ -1,0 +1,99 @@
+//! Calls of the driver that must not begin while the driver keeps this process's memory on the
+//! host: see `gate.rs` of the crate `ledger`.
+
+use std::ffi::CStr;
+
+use gpulimit_ledger::{Calls, Gate};
+use once_cell::race::OnceBox;
+
+use crate::abi::Status;
+
+/// Calls that crash a process whose memory is on the host, unless they began while it was locked.
+pub const HELD: [&CStr; 6] = [
+    c"cuMemAllocAsync",
+    c"cuMemAllocAsync_ptsz",
+    c"cuMemAllocFromPoolAsync",
+    c"cuMemAllocFromPoolAsync_ptsz",
+    c"cuMemPoolDestroy",
+    c"cuModuleUnload",
+];
+
+/// Calls that crash a process whose memory is on the host, or fail there with
+/// `CUDA_ERROR_OPERATING_SYSTEM`. The driver answers them while the process is locked.
+pub const ANSWERED: [&CStr; 15] = [
+    c"cuCtxSynchronize",
+    c"cuCtxSynchronize_v2",
+    c"cuDeviceGetAttribute",
+    c"cuDeviceGetName",
+    c"cuEventElapsedTime",
+    c"cuEventElapsedTime_v2",
+    c"cuEventQuery",
+    c"cuEventSynchronize",
+    c"cuIpcGetMemHandle",
+    c"cuMemGetInfo",
+    c"cuMemGetInfo_v2",
+    c"cuStreamQuery",
+    c"cuStreamQuery_ptsz",
+    c"cuStreamSynchronize",
+    c"cuStreamSynchronize_ptsz",
+];
+
+/// Returns the gate of this process; `None` if the process is in no group. A forked child must not
+/// use its parent's gate.
+pub type Find = fn() -> Option<&'static Gate<'static>>;
+
+static FIND: OnceBox<Find> = OnceBox::new();
+
+/// Makes the gate known to the calls of the driver.
+pub fn find_by(find: Find) {
+    let _ = FIND.set(Box::new(find));
+}
+
+/// Returns which calls a function belongs to; `None` if the driver makes its calls wait by itself,
+/// or can answer them.
+pub const fn calls_of(symbol: &CStr) -> Option<Calls> {
+    if contains(&HELD, symbol) {
+        Some(Calls::Held)
+    } else if contains(&ANSWERED, symbol) {
+        Some(Calls::Answered)
+    } else {
+        None
+    }
+}
+
+const fn contains(names: &[&CStr], symbol: &CStr) -> bool {
+    let mut at = 0;
+    while at < names.len() {
+        if equal(names[at].to_bytes(), symbol.to_bytes()) {
+            return true;
+        }
+        at += 1;
+    }
+    false
+}
+
+const fn equal(one: &[u8], other: &[u8]) -> bool {
+    let mut at = 0;
+    while at < one.len() && at < other.len() && one[at] == other[at] {
+        at += 1;
+    }
+    at == one.len() && at == other.len()
+}
+
+/// Calls the driver, once this process's memory is not on the host. A cancelled thread can end in
+/// the call, so no value here is dropped: such a call counts as under way for ever.
+#[inline]
+#[cfg_attr(not(feature = "mutants"), allow(unused_variables))]
+pub fn pass(symbol: &CStr, calls: Calls, call: impl FnOnce() -> Status) -> Status {
+    #[cfg(feature = "mutants")]
+    if std::env::var("GPULIMIT_MUTANT").is_ok_and(|name| name.as_bytes() == symbol.to_bytes()) {
+        return call();
+    }
+    let Some(gate) = FIND.get().and_then(|find| find()) else {
+        return call();
+    };
+    gate.enter(calls);
+    let status = call();
+    gate.leave(calls);
+    status
+}
