@@ -1,5 +1,6 @@
 //! `gpulimit suspend` and `gpulimit resume` on the simulated driver. See tests/README.md.
 
+mod calls;
 mod deaths;
 mod hostile;
 mod others;

@@ -1,0 +1,101 @@
+//! Programs whose threads call, all the time, the functions that crash or fail in a checkpointed
+//! process (tests/driver/README.md, "Checkpoints").
+
+use std::time::Duration;
+
+use gpulimit_programs::world::World;
+
+use crate::{CAP, done, goes_on};
+
+/// What the threads do: one of the functions each, with what gives back what it has taken.
+const LOOPS: [&str; 14] = [
+    "query work",
+    "query",
+    "sync work",
+    "sync",
+    "sync-context primary-0",
+    "query-event mark",
+    "sync-event mark",
+    "elapsed mark mark",
+    "async a 1M work\nfree-async a work",
+    "async-from b pool 1M work\nfree-async b work",
+    "module code 4096\nunload code",
+    "info",
+    "name 0",
+    "attribute 13 0",
+];
+
+/// Suspends and resumes a program with these arguments and a thread for each of [`LOOPS`]. Every
+/// call of the threads succeeds.
+#[track_caller]
+fn suspend_busy_program(arguments: &[&str], knobs: &[(&str, &str)]) {
+    let world = World::with(CAP, knobs);
+    let mut program = world.start_with(arguments);
+    program.expect(&[
+        ("start", "0 0"),
+        ("stream work", "0"),
+        ("event mark work", "0"),
+        ("pool pool 0", "0"),
+    ]);
+    let end = world.file("end");
+    for lines in LOOPS {
+        let block = format!("aside {{\nuntil {} {{\n{lines}\n}}\n}}", end.display());
+        program.expect(&[(&block, "0")]);
+    }
+    let pid = program.pid().to_string();
+    for _ in 0..5 {
+        // The threads go on between the commands.
+        std::thread::sleep(Duration::from_millis(20));
+        done(&world, &["suspend", "--pid", &pid]);
+        std::thread::sleep(Duration::from_millis(20));
+        if program.has_ended() {
+            panic!("the program died: {:?}", program.end());
+        }
+        done(&world, &["resume", "--pid", &pid]);
+    }
+    std::fs::write(&end, "").expect("written");
+    let answers = program.say("await");
+    for (answer, lines) in answers.split(", ").zip(LOOPS) {
+        let only = answer
+            .strip_prefix("0:")
+            .and_then(|count| count.parse().ok());
+        assert!(
+            only.is_some_and(|count: u64| count > 0),
+            "{lines}: {answer}"
+        );
+    }
+    goes_on(&mut program);
+    world.judge(CAP);
+    program.end_quietly();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn calls_wait_while_a_process_is_suspended() {
+    suspend_busy_program(&[], &[]);
+    // The variants for the per-thread default stream.
+    suspend_busy_program(&["--ptsz"], &[]);
+}
+
+/// Each call takes a while from its begin to the driver's look at the process, so there are always
+/// some under way when a suspension begins.
+#[test]
+fn calls_under_way_wait_while_a_process_is_suspended() {
+    let functions = [
+        "cuCtxSynchronize",
+        "cuCtxSynchronize_v2",
+        "cuDeviceGetAttribute",
+        "cuDeviceGetName",
+        "cuEventElapsedTime",
+        "cuEventQuery",
+        "cuEventSynchronize",
+        "cuMemAllocAsync",
+        "cuMemAllocFromPoolAsync",
+        "cuMemGetInfo_v2",
+        "cuModuleUnload",
+        "cuStreamQuery",
+        "cuStreamSynchronize",
+    ];
+    let latency = functions.map(|function| format!("{function}:8000000"));
+    suspend_busy_program(&[], &[("GPULIMIT_SIM_LATENCY", &latency.join(","))]);
+}
