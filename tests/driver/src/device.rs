@@ -209,8 +209,8 @@ pub fn resolve(machine: &Machine, ordinal: i32) -> Outcome<usize> {
         .ok_or(Status::INVALID_DEVICE)
 }
 
-/// The attributes that are read from the GPU (measured): the clock rates of the multiprocessors and of
-/// the memory, and whether kernels have a time limit.
+/// The attributes that are read from the GPU (measured): the clock rates of the multiprocessors and
+/// of the memory, and whether kernels have a time limit.
 pub const READ_FROM_GPU: [i32; 3] = [13, 17, 36];
 
 /// Returns a device attribute by its `CUdevice_attribute` number (CUDA 13.0); 0 for a missing
