@@ -95,10 +95,10 @@ macro_rules! table {
                 gate     cuStreamQuery(stream: Stream) => gate::query, as gate;
                 gate     cuStreamQuery_ptsz(stream: Stream) => gate::query, as gate;
                 gate     cuEventQuery(event: Event) => gate::query, as gate;
-                gate     cuEventElapsedTime(milliseconds: Opaque, start: Event, end: Event) => gate::query, as gate;
-                gate     cuEventElapsedTime_v2(milliseconds: Opaque, start: Event, end: Event) => gate::query, as gate;
+                gate     cuEventElapsedTime(milliseconds: Out<f32>, start: Event, end: Event) => gate::query, as gate;
+                gate     cuEventElapsedTime_v2(milliseconds: Out<f32>, start: Event, end: Event) => gate::query, as gate;
                 gate     cuDeviceGetAttribute(value: Out<i32>, attribute: i32, device: Device) => gate::ask, as gate;
-                gate     cuDeviceGetName(name: Opaque, length: i32, device: Device) => gate::ask, as gate;
+                gate     cuDeviceGetName(name: Out<u8>, length: i32, device: Device) => gate::ask, as gate;
 
                 measured cuDevicePrimaryCtxRetain(context: Out<Context>, device: Device) => context::retain_primary, given (context, device);
                 release  cuDevicePrimaryCtxRelease(device: Device) => context::release_primary, given (device);

@@ -17,7 +17,7 @@ use gpulimit_base::proc;
 use gpulimit_base::units::gib;
 use gpulimit_group::{Group, Insistence, Member, Root};
 use gpulimit_ledger::{
-    Actor, Calls, DeviceIndex, Errand, EventKind, Pressure, Unmoved, Witness, child_key,
+    Actor, DeviceIndex, Errand, EventKind, Pressure, Unmoved, Witness, child_key,
 };
 use gpulimit_limits::LimitSet;
 use gpulimit_suspend::{State, World};
@@ -197,14 +197,14 @@ impl<'a> Machine<'a> {
         true
     }
 
-    /// Closes the gate of a process for some calls, and waits until none of them is under way.
-    fn hold_back(&self, process: usize, calls: Calls) -> Result<(), Failure> {
+    /// Closes the gate of a process, and waits until no call that it holds back is under way.
+    fn hold_back(&self, process: usize) -> Result<(), Failure> {
         self.ready(process)?;
         let subject = &self.subjects[process];
         let (ledger, identity) = (subject.ledger(), subject.identity());
-        ledger.close_gate(identity, calls);
+        ledger.close_gate(identity);
         let until = Instant::now() + self.left().max(LEAST);
-        let ended = || ledger.calls_under_way(identity, calls) == 0 || subject.is_gone();
+        let ended = || ledger.calls_under_way(identity) == 0 || subject.is_gone();
         if self.wait_for(Some(until), ended) {
             return Ok(());
         }
@@ -578,7 +578,7 @@ impl World for Machine<'_> {
     }
 
     fn lock(&self, process: usize) -> Result<(), Failure> {
-        self.hold_back(process, Calls::Held)?;
+        self.hold_back(process)?;
         let left = self.left();
         let locked = self.drive(process, "lock", |pid| {
             match self.checkpoints.lock(pid, left) {
@@ -595,7 +595,7 @@ impl World for Machine<'_> {
                 name = self.subjects[process].name(),
                 time = rough_span(self.timeout.unwrap_or(left))
             ))),
-            _ => self.hold_back(process, Calls::Answered),
+            _ => Ok(()),
         }
     }
 

@@ -151,7 +151,11 @@ def stream(driver: Driver) -> int:
 
 @kind("event", lambda driver, it: driver.must("cuEventDestroy_v2", c_void_p(it)))
 def event(driver: Driver) -> int:
-    return driver.out("cuEventCreate", 0)
+    made = driver.out("cuEventCreate", 0)
+    # Elapsed times need recorded events.
+    driver.must("cuEventRecord", c_void_p(made), c_void_p(0))
+    driver.must("cuEventSynchronize", c_void_p(made))
+    return made
 
 
 @kind("pool", lambda driver, it: driver.must("cuMemPoolDestroy", c_void_p(it)))

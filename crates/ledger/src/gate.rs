@@ -5,8 +5,8 @@
 //! (measured, H100, driver 580.159.04). The process counts these calls in a word of its slot, in
 //! the ledger of its own group. An actor closes the gate and waits until no such call is under way.
 //!
-//! The low half of the word says which calls must wait, and is a futex. The high half has the
-//! numbers of calls under way. A process counts a call and reads the gate in one step. So an actor
+//! The low half of the word is 1 while the gate is closed, and is a futex. The high half has the
+//! number of calls under way. A process counts a call and reads the gate in one step. So an actor
 //! that has closed the gate and sees no call knows that none begins.
 
 use super::Ledger;
@@ -16,34 +16,12 @@ use super::slot::Slot;
 use gpulimit_base::identity::Identity;
 use std::time::Duration;
 
-/// The calls that the gate can hold back.
-#[derive(Copy, Clone, Debug, Eq, PartialEq)]
-#[repr(u32)]
-pub enum Calls {
-    /// The driver makes these calls wait once it has locked the process, but not if they begin
-    /// after the checkpoint. So the gate closes before the lock.
-    Held,
-    /// The driver answers these calls while the process is locked. Other calls may wait for their
-    /// answers, and the lock for the other calls. So the gate closes after the lock.
-    Answered,
-}
+const CLOSED: u64 = 1;
+/// One call under way.
+const CALL: u64 = 1 << 32;
 
-impl Calls {
-    const ALL: [Self; 2] = [Self::Held, Self::Answered];
-
-    /// The bit of the word that makes these calls wait.
-    const fn closed(self) -> u64 {
-        1 << self as u32
-    }
-
-    /// One call in the word. Each kind has 16 bits for its number.
-    const fn one(self) -> u64 {
-        1 << (32 + 16 * self as u32)
-    }
-
-    const fn count(self, word: u64) -> u64 {
-        (word / self.one()) & 0xffff
-    }
+const fn is_closed(word: u64) -> bool {
+    word & CLOSED != 0
 }
 
 /// How long a thread sleeps before it looks at the gate again. Opening the gate wakes it.
@@ -56,23 +34,22 @@ pub struct Gate<'a>(&'a AtomicU64);
 impl Gate<'_> {
     /// Begins a call. Waits while an actor holds such calls back.
     #[inline]
-    pub fn enter(&self, calls: Calls) {
-        if self.0.fetch_add(calls.one(), Ordering::SeqCst) & calls.closed() != 0 {
-            self.wait(calls);
+    pub fn enter(&self) {
+        if is_closed(self.0.fetch_add(CALL, Ordering::SeqCst)) {
+            self.wait();
         }
     }
 
     /// Ends a call.
     #[inline]
-    pub fn leave(&self, calls: Calls) {
-        self.0.fetch_sub(calls.one(), Ordering::SeqCst);
+    pub fn leave(&self) {
+        self.0.fetch_sub(CALL, Ordering::SeqCst);
     }
 
     #[cold]
-    fn wait(&self, calls: Calls) {
-        let is_closed = |word: u64| word & calls.closed() != 0;
+    fn wait(&self) {
         loop {
-            self.leave(calls);
+            self.leave();
             loop {
                 let word = self.0.load(Ordering::SeqCst);
                 if !is_closed(word) {
@@ -80,7 +57,7 @@ impl Gate<'_> {
                 }
                 os::futex_wait(self.0, word as u32, NAP);
             }
-            if !is_closed(self.0.fetch_add(calls.one(), Ordering::SeqCst)) {
+            if !is_closed(self.0.fetch_add(CALL, Ordering::SeqCst)) {
                 return;
             }
         }
@@ -96,27 +73,26 @@ impl Slot {
 
 impl Ledger {
     /// Lets the calls of a member wait that begin from now on.
-    pub fn close_gate(&self, process: &Identity, calls: Calls) {
+    pub fn close_gate(&self, process: &Identity) {
         if let Some(word) = self.gate_of(process) {
-            word.fetch_or(calls.closed(), Ordering::SeqCst);
+            word.fetch_or(CLOSED, Ordering::SeqCst);
         }
     }
 
-    /// Lets all calls of a member go on.
+    /// Lets the calls of a member go on.
     pub fn open_gate(&self, process: &Identity) {
-        let all = Calls::ALL.iter().fold(0, |all, calls| all | calls.closed());
         if let Some(word) = self.gate_of(process)
-            && word.fetch_and(!all, Ordering::SeqCst) & all != 0
+            && is_closed(word.fetch_and(!CLOSED, Ordering::SeqCst))
         {
             os::futex_wake_all(word);
         }
     }
 
-    /// Returns how many of these calls of a living member are under way. A thread that was ended in
-    /// the middle of a call counts for ever.
-    pub fn calls_under_way(&self, process: &Identity, calls: Calls) -> u64 {
+    /// Returns how many calls of a living member are under way. A thread that was ended in the
+    /// middle of a call counts for ever.
+    pub fn calls_under_way(&self, process: &Identity) -> u64 {
         let word = self.gate_of(process);
-        word.map_or(0, |word| calls.count(word.load(Ordering::SeqCst)))
+        word.map_or(0, |word| word.load(Ordering::SeqCst) / CALL)
     }
 
     fn gate_of(&self, process: &Identity) -> Option<&AtomicU64> {
@@ -133,25 +109,20 @@ mod tests {
     use std::thread;
 
     #[test]
-    fn a_closed_gate_holds_back_its_calls_until_it_opens() {
+    fn a_closed_gate_holds_back_calls_until_it_opens() {
         let scratch = Scratch::new();
         let slot = scratch.join();
         let (gate, own) = (slot.gate(), Identity::of_self());
-        let under_way = |calls| scratch.calls_under_way(&own, calls);
-        gate.enter(Calls::Held);
-        gate.enter(Calls::Answered);
-        gate.enter(Calls::Answered);
-        assert_eq!((under_way(Calls::Held), under_way(Calls::Answered)), (1, 2));
-        scratch.close_gate(&own, Calls::Answered);
-        gate.leave(Calls::Held);
-        gate.enter(Calls::Held);
-        gate.leave(Calls::Answered);
-        gate.leave(Calls::Answered);
-        assert_eq!((under_way(Calls::Held), under_way(Calls::Answered)), (1, 0));
+        gate.enter();
+        gate.enter();
+        scratch.close_gate(&own);
+        gate.leave();
+        assert_eq!(scratch.calls_under_way(&own), 1);
+        gate.leave();
         let is_in = AtomicBool::new(false);
         thread::scope(|scope| {
             let entering = scope.spawn(|| {
-                gate.enter(Calls::Answered);
+                gate.enter();
                 is_in.store(true, Ordering::SeqCst);
             });
             for _ in 0..20 {
@@ -161,7 +132,7 @@ mod tests {
             scratch.open_gate(&own);
             entering.join().expect("the thread ends");
         });
-        assert_eq!((under_way(Calls::Held), under_way(Calls::Answered)), (1, 1));
+        assert_eq!(scratch.calls_under_way(&own), 1);
     }
 
     #[test]
@@ -171,23 +142,20 @@ mod tests {
         let (gate, own) = (slot.gate(), Identity::of_self());
         let (down, over) = (AtomicBool::new(false), AtomicBool::new(false));
         thread::scope(|scope| {
-            for calls in [Calls::Held, Calls::Answered, Calls::Held] {
-                let (gate, down, over) = (&gate, &down, &over);
-                scope.spawn(move || {
+            for _ in 0..3 {
+                scope.spawn(|| {
                     while !over.load(Ordering::SeqCst) {
-                        gate.enter(calls);
+                        gate.enter();
                         let crashes = down.load(Ordering::SeqCst);
-                        gate.leave(calls);
-                        assert!(!crashes, "{calls:?}");
+                        gate.leave();
+                        assert!(!crashes, "a call is under way");
                     }
                 });
             }
             for _ in 0..200 {
-                for calls in Calls::ALL {
-                    scratch.close_gate(&own, calls);
-                    while scratch.calls_under_way(&own, calls) > 0 {
-                        thread::yield_now();
-                    }
+                scratch.close_gate(&own);
+                while scratch.calls_under_way(&own) > 0 {
+                    thread::yield_now();
                 }
                 down.store(true, Ordering::SeqCst);
                 thread::yield_now();
@@ -202,14 +170,11 @@ mod tests {
     fn the_next_owner_of_a_slot_has_an_open_gate() {
         let scratch = Scratch::new();
         let slot = scratch.join();
-        slot.gate().enter(Calls::Held);
-        scratch.close_gate(&Identity::of_self(), Calls::Held);
+        slot.gate().enter();
+        scratch.close_gate(&Identity::of_self());
         drop(slot);
         let slot = scratch.join();
-        slot.gate().enter(Calls::Held);
-        assert_eq!(
-            scratch.calls_under_way(&Identity::of_self(), Calls::Held),
-            1
-        );
+        slot.gate().enter();
+        assert_eq!(scratch.calls_under_way(&Identity::of_self()), 1);
     }
 }

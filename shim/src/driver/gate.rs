@@ -3,24 +3,14 @@
 
 use std::ffi::CStr;
 
-use gpulimit_ledger::{Calls, Gate};
+use gpulimit_ledger::Gate;
 use once_cell::race::OnceBox;
 
 use crate::abi::Status;
 
-/// Calls that crash a process whose memory is on the host, unless they began while it was locked.
-pub const HELD: [&CStr; 6] = [
-    c"cuMemAllocAsync",
-    c"cuMemAllocAsync_ptsz",
-    c"cuMemAllocFromPoolAsync",
-    c"cuMemAllocFromPoolAsync_ptsz",
-    c"cuMemPoolDestroy",
-    c"cuModuleUnload",
-];
-
-/// Calls that crash a process whose memory is on the host, or fail there with
-/// `CUDA_ERROR_OPERATING_SYSTEM`. The driver answers them while the process is locked.
-pub const ANSWERED: [&CStr; 15] = [
+/// The functions whose calls crash a process whose memory is on the host, or fail there with
+/// `CUDA_ERROR_OPERATING_SYSTEM`.
+pub const GATED: [&CStr; 21] = [
     c"cuCtxSynchronize",
     c"cuCtxSynchronize_v2",
     c"cuDeviceGetAttribute",
@@ -30,8 +20,14 @@ pub const ANSWERED: [&CStr; 15] = [
     c"cuEventQuery",
     c"cuEventSynchronize",
     c"cuIpcGetMemHandle",
+    c"cuMemAllocAsync",
+    c"cuMemAllocAsync_ptsz",
+    c"cuMemAllocFromPoolAsync",
+    c"cuMemAllocFromPoolAsync_ptsz",
     c"cuMemGetInfo",
     c"cuMemGetInfo_v2",
+    c"cuMemPoolDestroy",
+    c"cuModuleUnload",
     c"cuStreamQuery",
     c"cuStreamQuery_ptsz",
     c"cuStreamSynchronize",
@@ -49,22 +45,12 @@ pub fn find_by(find: Find) {
     let _ = FIND.set(Box::new(find));
 }
 
-/// Returns which calls a function belongs to; `None` if the driver makes its calls wait by itself,
-/// or can answer them.
-pub const fn calls_of(symbol: &CStr) -> Option<Calls> {
-    if contains(&HELD, symbol) {
-        Some(Calls::Held)
-    } else if contains(&ANSWERED, symbol) {
-        Some(Calls::Answered)
-    } else {
-        None
-    }
-}
-
-const fn contains(names: &[&CStr], symbol: &CStr) -> bool {
+/// Returns whether calls of a function must not begin while this process's memory is on the host.
+/// The driver makes the calls of most others wait.
+pub const fn is_gated(symbol: &CStr) -> bool {
     let mut at = 0;
-    while at < names.len() {
-        if equal(names[at].to_bytes(), symbol.to_bytes()) {
+    while at < GATED.len() {
+        if equal(GATED[at].to_bytes(), symbol.to_bytes()) {
             return true;
         }
         at += 1;
@@ -84,7 +70,7 @@ const fn equal(one: &[u8], other: &[u8]) -> bool {
 /// the call, so no value here is dropped: such a call counts as under way for ever.
 #[inline]
 #[cfg_attr(not(feature = "mutants"), allow(unused_variables))]
-pub fn pass(symbol: &CStr, calls: Calls, call: impl FnOnce() -> Status) -> Status {
+pub fn pass(symbol: &CStr, call: impl FnOnce() -> Status) -> Status {
     #[cfg(feature = "mutants")]
     if std::env::var("GPULIMIT_MUTANT").is_ok_and(|name| name.as_bytes() == symbol.to_bytes()) {
         return call();
@@ -92,8 +78,8 @@ pub fn pass(symbol: &CStr, calls: Calls, call: impl FnOnce() -> Status) -> Statu
     let Some(gate) = FIND.get().and_then(|find| find()) else {
         return call();
     };
-    gate.enter(calls);
+    gate.enter();
     let status = call();
-    gate.leave(calls);
+    gate.leave();
     status
 }

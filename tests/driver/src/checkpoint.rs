@@ -19,7 +19,7 @@
 //! - If the process is killed during a step, the call answers 304 at once.
 //! - A caller that dies after a lock leaves the process locked. A step whose caller dies in the
 //!   middle goes on to its end. Here the next caller that looks at the process finishes it.
-//! - Most calls of a process wait from the lock to the unlock, but not all: see [`Conduct`]
+//! - Most calls of a process wait from the lock to the unlock, but not all: see `Conduct`
 //!   (H100, 580.159.04).
 //!
 //! Assumed:
@@ -32,6 +32,7 @@
 
 use std::cell::Cell;
 use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
@@ -375,7 +376,8 @@ pub(crate) enum Conduct {
     /// The call does not wait. The functions that fail with 304 in a checkpointed process ask
     /// [`check_present`].
     Answers,
-    /// The call answers in a locked process. In a checkpointed process it crashes.
+    /// The call answers in a locked process, unless another call waits: it may have a lock of the
+    /// driver. In a checkpointed process the call crashes.
     Crashes,
     /// The call waits in a locked process, also if the process is checkpointed meanwhile. If it
     /// begins in a checkpointed process, it crashes.
@@ -457,6 +459,25 @@ pub fn check_present() -> Outcome<()> {
     }
 }
 
+/// The number of calls of this process that wait because it is not running.
+static WAITING: AtomicU32 = AtomicU32::new(0);
+
+/// A call that waits.
+struct Waiting;
+
+impl Waiting {
+    fn begin() -> Waiting {
+        WAITING.fetch_add(1, SeqCst);
+        Waiting
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        WAITING.fetch_sub(1, SeqCst);
+    }
+}
+
 /// A driver call under way, which a lock waits for.
 pub(crate) struct UnderWay(Option<&'static Slot>);
 
@@ -473,7 +494,7 @@ impl UnderWay {
             DEPTH.set(depth + 1);
             return UnderWay(Some(line));
         }
-        let mut has_waited = false;
+        let mut waiting = None;
         loop {
             let state = line.state.load(SeqCst);
             match conduct {
@@ -483,11 +504,16 @@ impl UnderWay {
                     }
                 }
                 Conduct::Answers => return UnderWay(None),
-                Conduct::Crashes if state == LOCKED => return UnderWay(None),
-                Conduct::Crashes => crash(function),
-                Conduct::WaitsOrCrashes if state != LOCKED && !has_waited => crash(function),
-                Conduct::Waits | Conduct::WaitsOrCrashes => {
-                    has_waited = true;
+                Conduct::Crashes if state == LOCKED && WAITING.load(SeqCst) == 0 => {
+                    return UnderWay(None);
+                }
+                Conduct::Crashes | Conduct::WaitsOrCrashes
+                    if state != LOCKED && waiting.is_none() =>
+                {
+                    crash(function)
+                }
+                _ => {
+                    waiting.get_or_insert_with(Waiting::begin);
                     std::thread::sleep(PAUSE);
                 }
             }

@@ -441,7 +441,6 @@ fn calls_that_crash_if_they_begin_in_a_checkpointed_process() {
         "cuMemAllocFromPoolAsync out 4096 pool stream",
         "cuMemAllocFromPoolAsync_ptsz out 4096 pool stream",
         "cuModuleUnload module",
-        "cuMemPoolDestroy pool",
     ] {
         let mut program = Session::start(&machine, "program");
         let call = format!("call {call}");

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use gpulimit_base::identity::Identity;
 use gpulimit_base::units::gib;
-use gpulimit_ledger::{Calls, Ledger, Level, Unmoved, hand_over, try_charge};
+use gpulimit_ledger::{Ledger, Level, Unmoved, hand_over, try_charge};
 use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World};
 
 const CAP: u64 = 4096 * MIB;
@@ -50,13 +50,9 @@ impl<'a> Actor<'a> {
         let process = self.identity(program);
         let ledger = Arc::clone(&self.ledger);
         let _right = ledger.act_on(&process).expect("the only actor");
-        for (calls, step) in [(Calls::Held, "lock"), (Calls::Answered, "checkpoint")] {
-            ledger.close_gate(&process, calls);
-            assert!(world::eventually(|| ledger
-                .calls_under_way(&process, calls)
-                == 0));
-            self.drive(&[step], program);
-        }
+        ledger.close_gate(&process);
+        assert!(world::eventually(|| ledger.calls_under_way(&process) == 0));
+        self.drive(&["lock", "checkpoint"], program);
         self.ledger.move_out(&process).expect("moved")
     }
 
