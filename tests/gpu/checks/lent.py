@@ -1,7 +1,7 @@
 """Memory that processes of a group share stays charged as long as a process holds it.
 
-The checks are in the lane of the suspensions: memory of a process that is resumed meanwhile is in
-no process's figure, and could be shared memory.
+While another process starts or is resumed, some of its memory is in no process's figure, and could
+be shared memory. So the checks that compare figures run alone, and none runs beside suspensions.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def until_full(outcome: Outcome, lend, least: int) -> int:
     return 16
 
 
-@check("lent-ipc", timeout=60, lane="suspend")
+@check("lent-ipc", timeout=60, lane="alone")
 def ipc(outcome: Outcome) -> None:
     """Memory freed by its owner while another process has it open stays charged."""
     with judged(outcome, CAP) as judge:
@@ -87,7 +87,7 @@ def ipc(outcome: Outcome) -> None:
     outcome.key.append(f"{pieces + 1} pieces of {mib(SIZE)}")
 
 
-@check("lent-descriptor", timeout=60, lane="suspend")
+@check("lent-descriptor", timeout=60, lane="alone")
 def descriptor(outcome: Outcome) -> None:
     """The same for cuMemCreate memory shared by descriptors, also if its exporter is killed."""
     with judged(outcome, CAP) as judge:
