@@ -185,6 +185,7 @@ pub fn settle_all(machine: &Machine<'_>, subjects: &[Subject]) -> Result<(), Fai
         {
             // Another tool has resumed the process. A process with suspended bytes finds that out
             // itself, by its next request.
+            machine.admit(at);
             machine.forget(at);
         }
     }

@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use gpulimit_programs::world::World;
+use gpulimit_programs::world::{GROUP, World};
 
-use crate::{CAP, done, goes_on};
+use crate::{CAP, Looker, done, goes_on, holder, run};
 
 /// What the threads do: one of the functions each, with what gives back what it has taken.
 const LOOPS: [&str; 14] = [
@@ -98,4 +98,21 @@ fn calls_under_way_wait_while_a_process_is_suspended() {
     ];
     let latency = functions.map(|function| format!("{function}:8000000"));
     suspend_busy_program(&[], &[("GPULIMIT_SIM_LATENCY", &latency.join(","))]);
+}
+
+#[test]
+fn held_calls_go_on_by_a_resume_after_another_tool() {
+    let world = World::new(CAP);
+    let mut program = holder(&world, "500M");
+    let mut looker = Looker::new(&world);
+    done(&world, &["suspend", GROUP]);
+    program.tell("query");
+    assert_eq!(looker.say("restore-process", &program), "0");
+    assert_eq!(looker.say("unlock-process", &program), "0");
+    assert!(program.is_silent_for(Duration::from_millis(50)));
+    run(&world, &["resume", GROUP]);
+    assert_eq!(program.answer(), "0");
+    goes_on(&mut program);
+    world.judge(CAP);
+    program.end();
 }

@@ -157,6 +157,8 @@ fn contexts_that_do_not_count_go_down_and_come_back() {
     done(&world, &["suspend", GROUP]);
     assert_eq!(looker.say("restore-process", &program), "0");
     assert_eq!(looker.say("unlock-process", &program), "0");
+    done(&world, &["resume", GROUP]);
+    program.expect(&[("query", "0")]);
     done(&world, &["suspend", GROUP]);
     assert_eq!(looker.state(&program), "0 2");
     done(&world, &["resume", GROUP]);
