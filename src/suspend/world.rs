@@ -197,6 +197,12 @@ impl<'a> Machine<'a> {
         true
     }
 
+    /// Returns whether the process has called exec, and another command works on its next program.
+    fn belongs_to_another(&self, process: usize) -> bool {
+        let subject = &self.subjects[process];
+        subject.is_gone() && subject.ledger().has_actor(subject.identity())
+    }
+
     /// Closes the gate of a process, and waits until no call that it holds back is under way.
     fn hold_back(&self, process: usize) -> Result<(), Failure> {
         self.ready(process)?;
@@ -578,7 +584,11 @@ impl World for Machine<'_> {
     }
 
     fn lock(&self, process: usize) -> Result<(), Failure> {
-        self.hold_back(process)?;
+        self.hold_back(process).inspect_err(|_| {
+            // The driver was not asked, and may not answer: the process may be stopped.
+            self.admit(process);
+            self.set_errand(process, Errand::None);
+        })?;
         let left = self.left();
         let locked = self.drive(process, "lock", |pid| {
             match self.checkpoints.lock(pid, left) {
@@ -601,11 +611,16 @@ impl World for Machine<'_> {
 
     fn admit(&self, process: usize) {
         let subject = &self.subjects[process];
-        subject.ledger().open_gate(subject.identity());
+        if !self.belongs_to_another(process) {
+            subject.ledger().open_gate(subject.identity());
+        }
     }
 
     fn checkpoint(&self, process: usize) -> Result<(), Failure> {
         let subject = &self.subjects[process];
+        if subject.is_gone() {
+            return Ok(());
+        }
         let unseen = self.note_resident(subject);
         self.drive(process, "suspend", |pid| self.checkpoints.checkpoint(pid))?;
         for each in &unseen {
@@ -688,7 +703,9 @@ impl World for Machine<'_> {
     }
 
     fn set_errand(&self, process: usize, errand: Errand) {
-        self.subjects[process].set_errand(errand, false);
+        if !self.belongs_to_another(process) {
+            self.subjects[process].set_errand(errand, false);
+        }
     }
 
     fn move_out(&self, process: usize) -> Result<(), Failure> {
@@ -704,8 +721,12 @@ impl World for Machine<'_> {
 
     fn forget(&self, process: usize) {
         let subject = &self.subjects[process];
+        if self.belongs_to_another(process) {
+            return;
+        }
         for (id, _, usage) in subject.devices() {
-            if usage.resident != 0 {
+            // After exec, the figures are in another slot than those of the subject.
+            if usage.resident != 0 || subject.is_gone() {
                 subject.set_resident(&id, 0);
             }
         }

@@ -32,12 +32,11 @@ const NAP: Duration = Duration::from_secs(1);
 pub struct Gate<'a>(&'a AtomicU64);
 
 impl Gate<'_> {
-    /// Begins a call. Waits while an actor holds such calls back.
+    /// Begins a call. Returns false if an actor holds such calls back: call [`Gate::wait`] then.
     #[inline]
-    pub fn enter(&self) {
-        if is_closed(self.0.fetch_add(CALL, Ordering::SeqCst)) {
-            self.wait();
-        }
+    #[must_use]
+    pub fn enter(&self) -> bool {
+        !is_closed(self.0.fetch_add(CALL, Ordering::SeqCst))
     }
 
     /// Ends a call.
@@ -46,8 +45,9 @@ impl Gate<'_> {
         self.0.fetch_sub(CALL, Ordering::SeqCst);
     }
 
+    /// Begins the call for which [`Gate::enter`] has returned false, once the gate is open.
     #[cold]
-    fn wait(&self) {
+    pub fn wait(&self) {
         loop {
             self.leave();
             loop {
@@ -57,7 +57,7 @@ impl Gate<'_> {
                 }
                 os::futex_wait(self.0, word as u32, NAP);
             }
-            if !is_closed(self.0.fetch_add(CALL, Ordering::SeqCst)) {
+            if self.enter() {
                 return;
             }
         }
@@ -113,8 +113,7 @@ mod tests {
         let scratch = Scratch::new();
         let slot = scratch.join();
         let (gate, own) = (slot.gate(), Identity::of_self());
-        gate.enter();
-        gate.enter();
+        assert!(gate.enter() && gate.enter());
         scratch.close_gate(&own);
         gate.leave();
         assert_eq!(scratch.calls_under_way(&own), 1);
@@ -122,7 +121,8 @@ mod tests {
         let is_in = AtomicBool::new(false);
         thread::scope(|scope| {
             let entering = scope.spawn(|| {
-                gate.enter();
+                assert!(!gate.enter(), "the gate is closed");
+                gate.wait();
                 is_in.store(true, Ordering::SeqCst);
             });
             for _ in 0..20 {
@@ -145,7 +145,9 @@ mod tests {
             for _ in 0..3 {
                 scope.spawn(|| {
                     while !over.load(Ordering::SeqCst) {
-                        gate.enter();
+                        if !gate.enter() {
+                            gate.wait();
+                        }
                         let crashes = down.load(Ordering::SeqCst);
                         gate.leave();
                         assert!(!crashes, "a call is under way");
@@ -170,11 +172,11 @@ mod tests {
     fn the_next_owner_of_a_slot_has_an_open_gate() {
         let scratch = Scratch::new();
         let slot = scratch.join();
-        slot.gate().enter();
+        assert!(slot.gate().enter());
         scratch.close_gate(&Identity::of_self());
         drop(slot);
         let slot = scratch.join();
-        slot.gate().enter();
+        assert!(slot.gate().enter());
         assert_eq!(scratch.calls_under_way(&Identity::of_self()), 1);
     }
 }

@@ -21,10 +21,11 @@ pub fn settle<W: World>(world: &W, process: W::Process) -> Result<State, W::Erro
         State::Checkpointed => world.move_out(process)?,
         State::Running | State::Failed | State::Gone => {}
     }
-    if state == State::Running {
+    // The actor may have taken the next program of a process that has called exec for this one.
+    if matches!(state, State::Running | State::Gone) {
         world.admit(process);
     }
-    if matches!(state, State::Running | State::Failed) {
+    if matches!(state, State::Running | State::Failed | State::Gone) {
         world.forget(process);
     }
     // A lost process stays lost.

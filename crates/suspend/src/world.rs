@@ -41,7 +41,7 @@ pub trait World {
     /// Lets the driver's calls of a locked process go on.
     fn unlock(&self, process: Self::Process) -> Result<(), Self::Error>;
 
-    /// Lets all calls of a running process go on.
+    /// Lets all calls of a process go on that runs or has ended.
     fn admit(&self, process: Self::Process);
 
     /// Waits a moment until a process is not stopped. Fails if it stays stopped: the driver would

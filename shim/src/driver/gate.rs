@@ -3,6 +3,7 @@
 
 use std::ffi::CStr;
 
+use gpulimit_group::Undisturbed;
 use gpulimit_ledger::Gate;
 use once_cell::race::OnceBox;
 
@@ -78,8 +79,16 @@ pub fn pass(symbol: &CStr, call: impl FnOnce() -> Status) -> Status {
     let Some(gate) = FIND.get().and_then(|find| find()) else {
         return call();
     };
-    gate.enter();
+    if !gate.enter() {
+        wait(gate);
+    }
     let status = call();
     gate.leave();
     status
+}
+
+#[cold]
+fn wait(gate: &Gate<'_>) {
+    let _undisturbed = Undisturbed::new();
+    gate.wait();
 }

@@ -1,11 +1,12 @@
 //! Programs whose threads call, all the time, the functions that crash or fail in a checkpointed
 //! process (tests/driver/README.md, "Checkpoints").
 
+use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use gpulimit_programs::world::{GROUP, World};
+use gpulimit_programs::world::{self, GROUP, HOUR, Session, World};
 
-use crate::{CAP, Looker, done, goes_on, holder, run};
+use crate::{CAP, Looker, done, goes_on, holder, run, shown};
 
 /// What the threads do: one of the functions each, with what gives back what it has taken.
 const LOOPS: [&str; 14] = [
@@ -115,4 +116,53 @@ fn held_calls_go_on_by_a_resume_after_another_tool() {
     goes_on(&mut program);
     world.judge(CAP);
     program.end();
+}
+
+/// Starts `suspend` while a call of the program is under way that does not end.
+fn suspend_during_a_call(world: &World, program: &mut Session, timeout: &str) -> Child {
+    program.expect(&[("stream work", "0")]);
+    world
+        .machine()
+        .knob("latency", &format!("cuStreamQuery:{HOUR}"));
+    program.expect(&[("aside {\nquery work\n}", "0")]);
+    let mut command = world.bare(&world::controller());
+    command.args(["suspend", GROUP, "--timeout", timeout]);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let command = command.spawn().expect("started");
+    let is_at_work = || shown(world, program)["state"] == "suspending";
+    assert!(world::eventually(is_at_work));
+    command
+}
+
+#[test]
+fn a_process_that_is_stopped_during_the_wait_for_a_call_goes_on() {
+    let world = World::new(CAP);
+    let mut program = holder(&world, "500M");
+    let command = suspend_during_a_call(&world, &mut program, "1s");
+    program.signal(libc::SIGSTOP);
+    let output = command.wait_with_output().expect("ended");
+    let said = world::text(&output.stderr);
+    assert!(said.contains("has a call of CUDA under way"), "{said}");
+    program.signal(libc::SIGCONT);
+    world.machine().knob("latency", "0");
+    program.expect(&[("await", "0:1"), ("query work", "0")]);
+    goes_on(&mut program);
+    assert_eq!(shown(&world, &program)["state"], "running");
+    program.end();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn the_next_program_of_a_process_is_left_alone() {
+    let world = World::new(CAP);
+    let mut program = holder(&world, "500M");
+    let command = suspend_during_a_call(&world, &mut program, "1h");
+    program.expect(&[("exec", "0"), ("start", "0 0"), ("alloc a 100M", "0")]);
+    let output = command.wait_with_output().expect("ended");
+    assert!(output.status.success(), "{output:?}");
+    world.machine().knob("latency", "0");
+    program.expect(&[("query", "0")]);
+    assert_eq!(shown(&world, &program)["state"], "running");
+    program.end();
+    world.judge_end(CAP);
 }
