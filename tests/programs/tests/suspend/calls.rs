@@ -1,12 +1,12 @@
 //! Programs whose threads call, all the time, the functions that crash or fail in a checkpointed
 //! process (tests/driver/README.md, "Checkpoints").
 
-use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use gpulimit_programs::world::{self, GROUP, HOUR, Session, World};
+use gpulimit_programs::world::{GROUP, HOUR, Session, World};
 
-use crate::{CAP, Looker, done, goes_on, holder, run, shown};
+use crate::signals::await_errand;
+use crate::{CAP, Looker, begin, done, goes_on, holder, run, shown};
 
 /// What the threads do: one of the functions each, with what gives back what it has taken.
 const LOOPS: [&str; 14] = [
@@ -119,30 +119,26 @@ fn held_calls_go_on_by_a_resume_after_another_tool() {
 }
 
 /// Starts `suspend` while a call of the program is under way that does not end.
-fn suspend_during_a_call(world: &World, program: &mut Session, timeout: &str) -> Child {
+fn suspend_during_a_call(world: &World, program: &mut Session) -> Session {
     program.expect(&[("stream work", "0")]);
     world
         .machine()
         .knob("latency", &format!("cuStreamQuery:{HOUR}"));
     program.expect(&[("aside {\nquery work\n}", "0")]);
-    let mut command = world.bare(&world::controller());
-    command.args(["suspend", GROUP, "--timeout", timeout]);
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let command = command.spawn().expect("started");
-    let is_at_work = || shown(world, program)["state"] == "suspending";
-    assert!(world::eventually(is_at_work));
-    command
+    let actor = begin(world, &["suspend", GROUP, "--timeout", "1h"]);
+    await_errand(world);
+    actor
 }
 
 #[test]
 fn a_process_that_is_stopped_during_the_wait_for_a_call_goes_on() {
     let world = World::new(CAP);
     let mut program = holder(&world, "500M");
-    let command = suspend_during_a_call(&world, &mut program, "1s");
+    let actor = suspend_during_a_call(&world, &mut program);
     program.signal(libc::SIGSTOP);
-    let output = command.wait_with_output().expect("ended");
-    let said = world::text(&output.stderr);
-    assert!(said.contains("has a call of CUDA under way"), "{said}");
+    actor.signal(libc::SIGTERM);
+    let (status, said) = actor.end();
+    assert!(!status.success(), "{said}");
     program.signal(libc::SIGCONT);
     world.machine().knob("latency", "0");
     program.expect(&[("await", "0:1"), ("query work", "0")]);
@@ -156,10 +152,10 @@ fn a_process_that_is_stopped_during_the_wait_for_a_call_goes_on() {
 fn the_next_program_of_a_process_is_left_alone() {
     let world = World::new(CAP);
     let mut program = holder(&world, "500M");
-    let command = suspend_during_a_call(&world, &mut program, "1h");
+    let actor = suspend_during_a_call(&world, &mut program);
     program.expect(&[("exec", "0"), ("start", "0 0"), ("alloc a 100M", "0")]);
-    let output = command.wait_with_output().expect("ended");
-    assert!(output.status.success(), "{output:?}");
+    let (status, said) = actor.end();
+    assert!(status.success(), "{said}");
     world.machine().knob("latency", "0");
     program.expect(&[("query", "0")]);
     assert_eq!(shown(&world, &program)["state"], "running");
