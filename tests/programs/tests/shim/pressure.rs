@@ -256,16 +256,16 @@ fn a_thread_answers_only_the_request_that_it_was_told() {
     world.settings(&["pressure_timeout=1000h"]);
     let mut holder = holder(&world, "", 500);
     let mut other = world.on_gpu();
-    let done = world.file("done");
-    let aside = format!("aside {{\nasked -1\nwait {}\n}}", done.display());
-    holder.expect(&[(&*aside, "0")]);
     other.tell("alloc b 300M");
-    assert!(eventually(|| world.events(EventKind::Asked).len() == 1));
+    assert_eq!(holder.say("asked -1"), told(&world, 204, 1, GROUP));
     world.set(2 * CONTEXT + 450 * MIB);
-    assert_eq!(holder.say("asked 60000"), told(&world, 50, 3, GROUP));
-    holder.expect(&[("asked 0", "5")]);
+    holder.expect(&[("aside {\nasked 60000\nasked 0\n}", "0")]);
+    assert_eq!(
+        holder.say("await"),
+        "0:1 5:1",
+        "the limit, and nothing more"
+    );
     assert!(other.is_silent_for(Duration::from_millis(300)), "refused");
-    std::fs::write(done, "").expect("written");
     holder.expect(&[("free a", "0")]);
     assert_eq!(other.answer(), "0");
 }
