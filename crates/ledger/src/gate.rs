@@ -118,13 +118,17 @@ mod tests {
         gate.leave();
         assert_eq!(scratch.calls_under_way(&own), 1);
         gate.leave();
-        let is_in = AtomicBool::new(false);
+        let (has_tried, is_in) = (AtomicBool::new(false), AtomicBool::new(false));
         thread::scope(|scope| {
             let entering = scope.spawn(|| {
                 assert!(!gate.enter(), "the gate is closed");
+                has_tried.store(true, Ordering::SeqCst);
                 gate.wait();
                 is_in.store(true, Ordering::SeqCst);
             });
+            while !has_tried.load(Ordering::SeqCst) {
+                thread::yield_now();
+            }
             for _ in 0..20 {
                 thread::yield_now();
                 assert!(!is_in.load(Ordering::SeqCst), "the gate is closed");
