@@ -368,7 +368,7 @@ thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
-/// What a function of the driver does when a process that is not running calls it.
+/// How a function of the driver behaves when a locked or checkpointed process calls it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Conduct {
     /// The call waits until the process is running.

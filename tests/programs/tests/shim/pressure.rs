@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use gpulimit_group::{Access, Members};
-use gpulimit_ledger::EventKind;
+use gpulimit_ledger::{Category, EventKind};
 use gpulimit_limits::LimitSet;
 use gpulimit_programs::world::{self, CONTEXT, GROUP, MIB, Session, World, eventually};
 
@@ -256,16 +256,18 @@ fn a_thread_answers_only_the_request_that_it_was_told() {
     world.settings(&["pressure_timeout=1000h"]);
     let mut holder = holder(&world, "", 500);
     let mut other = world.on_gpu();
+    let done = world.file("done");
+    let aside = format!("aside {{\nasked -1\nfree c\nwait {}\n}}", done.display());
+    holder.expect(&[("alloc c 4M", "0"), (&*aside, "0")]);
     other.tell("alloc b 300M");
-    assert_eq!(holder.say("asked -1"), told(&world, 204, 1, GROUP));
+    // The thread frees `c` once it was told.
+    let has_freed = || world.usage(0).by[Category::Linear as usize] == 500 * MIB;
+    assert!(eventually(has_freed));
     world.set(2 * CONTEXT + 450 * MIB);
-    holder.expect(&[("aside {\nasked 60000\nasked 0\n}", "0")]);
-    assert_eq!(
-        holder.say("await"),
-        "0:1 5:1",
-        "the limit, and nothing more"
-    );
+    assert_eq!(holder.say("asked 60000"), told(&world, 50, 3, GROUP));
+    holder.expect(&[("asked 0", "5")]);
     assert!(other.is_silent_for(Duration::from_millis(300)), "refused");
+    std::fs::write(done, "").expect("written");
     holder.expect(&[("free a", "0")]);
     assert_eq!(other.answer(), "0");
 }

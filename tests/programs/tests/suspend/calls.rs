@@ -8,7 +8,8 @@ use gpulimit_programs::world::{GROUP, HOUR, Session, World};
 use crate::signals::await_errand;
 use crate::{CAP, Looker, begin, done, goes_on, holder, run, shown};
 
-/// What the threads do: one of the functions each, with what gives back what it has taken.
+/// The lines that each thread repeats: a call of one of the functions, and a call that frees what
+/// the first one has made.
 const LOOPS: [&str; 14] = [
     "query work",
     "query",
