@@ -52,21 +52,9 @@ impl Process {
     /// [`limited`](super::limited::limited).
     #[inline]
     pub fn current() -> &'static Process {
-        let page = PAGE.load(Ordering::Acquire);
-        if !page.is_null() {
-            // SAFETY: the page is never unmapped; a wiped page reads as a null pointer.
-            let process = unsafe { (*page).load(Ordering::Acquire) };
-            if !process.is_null() {
-                // SAFETY: an account that is published is leaked, so the reference is valid for
-                // ever.
-                return unsafe { &*process };
-            }
-        }
-        first_use()
+        Process::existing().unwrap_or_else(first_use)
     }
-}
 
-impl Process {
     /// Returns this process's account if it has one.
     #[inline]
     pub fn existing() -> Option<&'static Process> {
