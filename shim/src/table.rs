@@ -92,13 +92,13 @@ macro_rules! table {
                 pooled   cuCtxSynchronize() => synchronize::all_work, as wait;
                 pooled   cuCtxSynchronize_v2(context: Context) => synchronize::all_work, as wait;
 
-                gate     cuStreamQuery(stream: Stream) => gate::query, as gate;
-                gate     cuStreamQuery_ptsz(stream: Stream) => gate::query, as gate;
-                gate     cuEventQuery(event: Event) => gate::query, as gate;
-                gate     cuEventElapsedTime(milliseconds: Out<f32>, start: Event, end: Event) => gate::query, as gate;
-                gate     cuEventElapsedTime_v2(milliseconds: Out<f32>, start: Event, end: Event) => gate::query, as gate;
-                gate     cuDeviceGetAttribute(value: Out<i32>, attribute: i32, device: Device) => gate::ask, as gate;
-                gate     cuDeviceGetName(name: Out<u8>, length: i32, device: Device) => gate::ask, as gate;
+                gate     cuStreamQuery(stream: Stream) => gate::wait, as gate;
+                gate     cuStreamQuery_ptsz(stream: Stream) => gate::wait, as gate;
+                gate     cuEventQuery(event: Event) => gate::wait, as gate;
+                gate     cuEventElapsedTime(milliseconds: Out<f32>, start: Event, end: Event) => gate::wait, as gate;
+                gate     cuEventElapsedTime_v2(milliseconds: Out<f32>, start: Event, end: Event) => gate::wait, as gate;
+                gate     cuDeviceGetAttribute(value: Out<i32>, attribute: i32, device: Device) => gate::wait, as gate;
+                gate     cuDeviceGetName(name: Out<u8>, length: i32, device: Device) => gate::wait, as gate;
 
                 measured cuDevicePrimaryCtxRetain(context: Out<Context>, device: Device) => context::retain_primary, given (context, device);
                 release  cuDevicePrimaryCtxRelease(device: Device) => context::release_primary, given (device);

@@ -3,12 +3,7 @@
 
 use crate::abi::Status;
 
-/// Charges nothing. Waits while the process is suspended, because the call would crash it.
-pub fn query(call: impl FnOnce() -> Status) -> Status {
-    call()
-}
-
-/// Charges nothing. Waits while the process is suspended, because the call could fail.
-pub fn ask(call: impl FnOnce() -> Status) -> Status {
+/// Charges nothing. Waits while the process is suspended, because the call would crash it or fail.
+pub fn wait(call: impl FnOnce() -> Status) -> Status {
     call()
 }
