@@ -8,7 +8,7 @@ use gpulimit_ledger::{
     DeviceIndex, Idle, Ledger, LedgerError, Level, NoWitness, Pressure, Slot, Witness, charge,
     charge_ahead, uncharge,
 };
-use gpulimit_scratch::Scratch;
+use gpulimit_support::Scratch;
 use std::error::Error;
 use std::hint::black_box;
 use std::path::Path;

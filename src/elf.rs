@@ -186,7 +186,7 @@ mod tests {
     #[test]
     fn kinds_of_files_are_distinguished() {
         let own = fs::read("/proc/self/exe").expect("readable");
-        let scratch = gpulimit_scratch::Scratch::new();
+        let scratch = gpulimit_support::Scratch::new();
         let path = scratch.at("file");
         let with = |change: &dyn Fn(&mut Vec<u8>)| {
             let mut bytes = own[..4096.min(own.len())].to_vec();

@@ -196,7 +196,7 @@ pub fn is_in_user_namespace() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpulimit_scratch::Scratch;
+    use gpulimit_support::Scratch;
     use std::os::unix::fs::{PermissionsExt, chown, symlink};
 
     #[test]

@@ -37,7 +37,7 @@ mod trail;
 #[path = "hostile/unkilled.rs"]
 mod unkilled;
 
-use gpulimit_scratch::Scratch;
+use gpulimit_support::Scratch;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;

@@ -1,7 +1,7 @@
 //! `gpulimit install` and `gpulimit uninstall` on another root file system; the test for this
 //! machine's own is `tests/programs/tests/shim/install.rs`.
 
-use gpulimit_scratch::Scratch;
+use gpulimit_support::Scratch;
 use std::fs::{self, File, Permissions};
 use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};

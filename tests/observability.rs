@@ -12,7 +12,7 @@ mod queries;
 #[path = "observability/rules.rs"]
 mod rules;
 
-use gpulimit_scratch::Scratch;
+use gpulimit_support::Scratch;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -5,7 +5,7 @@ use crate::case::{Axis, Case, Point, START};
 use gpulimit_base::units::Size;
 use gpulimit_group::Root;
 use gpulimit_limits::LimitSet;
-use gpulimit_scratch::Scratch;
+use gpulimit_support::Scratch;
 use std::cell::Cell;
 use std::error::Error;
 use std::ffi::OsString;

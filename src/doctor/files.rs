@@ -172,7 +172,7 @@ fn rights(pid: u32) -> io::Result<Rights> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpulimit_scratch::Scratch;
+    use gpulimit_support::Scratch;
     use std::os::unix::fs::symlink;
 
     #[test]

@@ -80,7 +80,7 @@ fn version(folder: &Path, distribution: &str) -> Option<String> {
 mod tests {
     use super::*;
     use crate::doctor::Level;
-    use gpulimit_scratch::Scratch;
+    use gpulimit_support::Scratch;
 
     #[test]
     fn packages_are_found_in_every_layout_once() {

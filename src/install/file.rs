@@ -96,7 +96,7 @@ pub fn change(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpulimit_scratch::Scratch;
+    use gpulimit_support::Scratch;
 
     #[test]
     fn a_failed_check_restores_the_file() {

@@ -10,7 +10,7 @@ use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::Size;
 use gpulimit_group::{Member, Root};
 use gpulimit_limits::LimitSet;
-use gpulimit_scratch::Scratch;
+use gpulimit_support::Scratch;
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;

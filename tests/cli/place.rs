@@ -1,7 +1,6 @@
 //! A root of groups for a test, and the controller that uses it.
 
-#[path = "../groups/executable.rs"]
-pub mod executable;
+pub use gpulimit_support::executable;
 #[path = "../groups/nothing.rs"]
 mod nothing;
 #[path = "../groups/place.rs"]

@@ -1,14 +1,12 @@
 //! A root and files of a test's own, and checks of what the machine offers.
 
-use gpulimit_scratch::Scratch;
+use gpulimit_support::Scratch;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-#[path = "../groups/executable.rs"]
-#[expect(dead_code, reason = "only other tests make copies")]
-mod executable;
+use gpulimit_support::executable;
 
 /// The path of the controller.
 pub const GPULIMIT: &str = env!("CARGO_BIN_EXE_gpulimit");

@@ -1,7 +1,7 @@
 //! The directory in which tests of groups, of the controller and of policies have their groups.
 
 use gpulimit_group::Root;
-use gpulimit_scratch::Scratch;
+use gpulimit_support::Scratch;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;

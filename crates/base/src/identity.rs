@@ -602,7 +602,7 @@ mod tests {
 
     #[test]
     fn as_much_of_a_file_is_read_as_fits_the_buffer() {
-        let scratch = gpulimit_scratch::Scratch::new();
+        let scratch = gpulimit_support::Scratch::new();
         let path = scratch.at("file");
         fs::write(&path, b"0123456789").expect("written");
         let path = path.to_str().expect("of letters");

@@ -37,7 +37,7 @@ pub fn read(path: &Path, longest: u64) -> io::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpulimit_scratch::Scratch;
+    use gpulimit_support::Scratch;
     use std::fs;
     use std::os::unix::fs::symlink;
 

@@ -248,7 +248,7 @@ fn head_of(file: &File) -> io::Result<[u8; 8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpulimit_scratch::Scratch;
+    use gpulimit_support::Scratch;
     use std::fs;
 
     fn verdict(scratch: &Scratch, name: &str) -> Verdict {

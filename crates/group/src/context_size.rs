@@ -97,7 +97,7 @@ pub(super) fn copy(root: &Path, to: &Path) -> std::io::Result<()> {
 mod tests {
     use super::*;
     use gpulimit_base::device::DeviceKind;
-    use gpulimit_scratch::Scratch;
+    use gpulimit_support::Scratch;
 
     #[test]
     fn stored_sizes_are_read_back_and_damaged_ones_ignored() {

@@ -345,7 +345,7 @@ fn number(field: impl TryInto<u64>) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpulimit_scratch::Scratch;
+    use gpulimit_support::Scratch;
     use std::fs;
     use std::io::{ErrorKind, Read, Write};
     use std::os::unix::fs::{MetadataExt, symlink};

@@ -118,7 +118,7 @@ impl Drop for Hold {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use gpulimit_scratch::Scratch;
+    use gpulimit_support::Scratch;
 
     #[test]
     fn a_dropped_lock_ends_although_a_child_has_the_descriptor() {

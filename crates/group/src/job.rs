@@ -348,7 +348,7 @@ mod tests {
     use super::super::{Garbage, Root};
     use super::*;
     use gpulimit_limits::LimitSet;
-    use gpulimit_scratch::Scratch;
+    use gpulimit_support::Scratch;
     use std::cell::Cell;
     use std::process::{Child, Command, Stdio};
 

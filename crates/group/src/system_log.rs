@@ -26,7 +26,7 @@ fn send(log: &Path, line: fmt::Arguments<'_>) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpulimit_scratch::Scratch;
+    use gpulimit_support::Scratch;
 
     #[test]
     fn a_line_reaches_the_log_and_a_full_log_is_not_waited_for() {

@@ -6,7 +6,7 @@ use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::Size;
 use gpulimit_ledger::{Category, DeviceIndex, EventKind, Happening, NoWitness, Pressure, Witness};
 use gpulimit_limits::{Key, OnLimit, Oom, Selector};
-use gpulimit_scratch::Scratch;
+use gpulimit_support::Scratch;
 use std::cell::Cell;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

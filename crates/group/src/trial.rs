@@ -75,7 +75,7 @@ impl Root {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use gpulimit_scratch::Scratch;
+    use gpulimit_support::Scratch;
 
     #[test]
     fn a_directory_of_another_user_is_not_used_for_the_trial() {

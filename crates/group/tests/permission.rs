@@ -13,7 +13,7 @@ use gpulimit_base::units::Size;
 use gpulimit_group::{Access, Garbage, Group, GroupError, Insistence, Member, Members, Root};
 use gpulimit_ledger::{Ledger, MAX_SLOTS};
 use gpulimit_limits::{Key, LimitSet, Limits, Selector};
-use gpulimit_scratch::Scratch;
+use gpulimit_support::Scratch;
 use nothing::Nothing;
 use std::fmt::Debug;
 use std::fs::{self, File, OpenOptions, Permissions};

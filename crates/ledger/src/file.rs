@@ -251,7 +251,7 @@ impl Place {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use gpulimit_scratch::Scratch;
+    use gpulimit_support::Scratch;
 
     #[test]
     fn a_ledger_is_created_complete_and_once() {

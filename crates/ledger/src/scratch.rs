@@ -17,7 +17,7 @@ pub(super) const OTHER_GPU: DeviceId = DeviceId::gpu([8; 16]);
 pub(super) struct Scratch {
     path: PathBuf,
     #[expect(dead_code, reason = "removes the directory")]
-    folder: gpulimit_scratch::Scratch,
+    folder: gpulimit_support::Scratch,
     ledger: Arc<Ledger>,
     pub device: DeviceIndex,
     pub other: DeviceIndex,
@@ -34,7 +34,7 @@ impl Scratch {
     }
 
     fn made(create: fn(&Path, u32) -> Result<(), LedgerError>) -> Self {
-        let folder = gpulimit_scratch::Scratch::new();
+        let folder = gpulimit_support::Scratch::new();
         let path = folder.at("ledger");
         create(&path, 0o600).expect("create");
         let ledger = Arc::new(Ledger::open(&path).expect("open"));

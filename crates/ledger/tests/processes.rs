@@ -29,12 +29,12 @@ const HANG: Duration = Duration::from_secs(60);
 /// A temporary ledger that one test uses, and its directory; `None` in the test's child processes.
 struct Scratch(
     PathBuf,
-    #[expect(dead_code, reason = "removes the directory")] Option<gpulimit_scratch::Scratch>,
+    #[expect(dead_code, reason = "removes the directory")] Option<gpulimit_support::Scratch>,
 );
 
 impl Scratch {
     fn new() -> Self {
-        let folder = gpulimit_scratch::Scratch::in_memory();
+        let folder = gpulimit_support::Scratch::in_memory();
         let scratch = Self(folder.at("ledger"), Some(folder));
         Ledger::create(&scratch.0, 0o600).expect("create");
         scratch

@@ -381,7 +381,7 @@ impl Drop for Draft {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpulimit_scratch::Scratch;
+    use gpulimit_support::Scratch;
     use std::os::unix::fs::{FileExt, symlink};
     use std::sync::atomic::AtomicBool;
 

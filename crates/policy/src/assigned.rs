@@ -88,7 +88,7 @@ mod tests {
     use super::*;
     use gpulimit_base::units::Size;
     use gpulimit_limits::LimitSet;
-    use gpulimit_scratch::Scratch;
+    use gpulimit_support::Scratch;
     use std::fs;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
 

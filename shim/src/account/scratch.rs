@@ -6,7 +6,7 @@ use gpulimit_limits::{LimitSet, Selector, Setting};
 
 /// A group that exists until this value is dropped.
 pub struct Scratch {
-    folder: gpulimit_scratch::Scratch,
+    folder: gpulimit_support::Scratch,
 }
 
 impl Scratch {
@@ -22,7 +22,7 @@ impl Scratch {
             }
         }
         let scratch = Scratch {
-            folder: gpulimit_scratch::Scratch::new(),
+            folder: gpulimit_support::Scratch::new(),
         };
         scratch.root().create("group", &limits).expect("a group");
         scratch

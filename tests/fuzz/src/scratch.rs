@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use gpulimit_scratch::Scratch;
+use gpulimit_support::Scratch;
 
 thread_local! {
     static HERE: Scratch = Scratch::in_memory();

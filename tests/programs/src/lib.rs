@@ -1,6 +1,5 @@
 //! Programs that use a GPU, and the machines, groups and judges that the tests of the preloaded
 //! library share.
 
-#[path = "../../groups/executable.rs"]
-pub mod executable;
+pub use gpulimit_support::executable;
 pub mod world;

@@ -11,7 +11,6 @@ mod session;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use gpulimit_base::device::DeviceId;
@@ -20,7 +19,8 @@ use gpulimit_base::units::Size;
 use gpulimit_group::{Created, Group, Root};
 use gpulimit_ledger::{Category, Event, EventKind, Ledger, Usage, Witness};
 use gpulimit_limits::{Key, LimitSet, Selector, Setting};
-use gpulimit_scratch::Scratch;
+use gpulimit_support::Scratch;
+pub use gpulimit_support::{eventually, free_port, may_mount, text};
 
 pub use artefacts::{
     built_program, compile, compile_for, controller, demo, driver, faulty_shim, library,
@@ -43,16 +43,6 @@ pub const GROUP: &str = "world";
 /// An hour in nanoseconds, for the knobs of waits: a wait that the test ends by setting the knob to
 /// less.
 pub const HOUR: &str = "3600000000000";
-
-/// Returns whether this process may make mount namespaces; prints a message if not.
-pub fn may_mount() -> bool {
-    let tried = Command::new("unshare").args(["--mount", "true"]).output();
-    let may = tried.is_ok_and(|output| output.status.success());
-    if !may {
-        eprintln!("SKIPPED: mount namespaces take root");
-    }
-    may
-}
 
 /// A machine, a root and a group.
 pub struct World {
@@ -337,39 +327,8 @@ impl Witness for Coroner<'_> {
     }
 }
 
-/// Waits until the condition holds; returns false after two minutes, as machines may be slow.
-pub fn eventually(mut so: impl FnMut() -> bool) -> bool {
-    let start = Instant::now();
-    while start.elapsed() < Duration::from_secs(120) {
-        if so() {
-            return true;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    false
-}
-
-/// Returns a port of this machine that nothing listens on. It is below those that the kernel gives
-/// to programs that ask for any port, so no other test takes it before its owner does.
-pub fn free_port() -> u16 {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    loop {
-        let next = NEXT.fetch_add(1, Ordering::Relaxed);
-        let number = std::process::id().wrapping_mul(16).wrapping_add(next);
-        let port = 10_000 + (number % 20_000) as u16;
-        if std::net::TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
-}
-
 /// Runs a program to its end.
 #[track_caller]
 pub fn finish(mut command: Command) -> Output {
-    command.stdin(Stdio::null()).output().expect("it runs")
-}
-
-/// Returns a program's output as text.
-pub fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
+    gpulimit_support::finish(command.stdin(Stdio::null()))
 }

@@ -292,7 +292,7 @@ mod tests {
 
     #[test]
     fn a_truncated_mapping_reads_as_zeros_and_is_lost() {
-        let scratch = gpulimit_scratch::Scratch::new();
+        let scratch = gpulimit_support::Scratch::new();
         let path = scratch.at("file");
         let options = OpenOptions::new()
             .read(true)

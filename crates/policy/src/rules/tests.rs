@@ -1,6 +1,6 @@
 use super::*;
 use crate::facts::Facts;
-use gpulimit_scratch::Scratch;
+use gpulimit_support::Scratch;
 use std::os::unix::fs::{PermissionsExt, symlink};
 
 /// A root of the test's own, which is removed with the test.

@@ -5,11 +5,11 @@ use std::ffi::{CString, c_void};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
 
-use gpulimit_scratch::Scratch;
 use gpulimit_sim::machine::{self, BLOCK};
 use gpulimit_sim::{grant, process};
+use gpulimit_support::Scratch;
+pub use gpulimit_support::eventually;
 
 pub const ROLE: &str = "GPULIMIT_SIM_TEST_ROLE";
 
@@ -150,19 +150,6 @@ pub fn alone(knobs: &[(&str, &str)], body: impl FnOnce(&Cuda)) {
         Some(_) => body(&Cuda::load()),
         None => Machine::new(knobs).run("alone"),
     }
-}
-
-/// Waits until `holds` returns true. Returns false after two minutes, because test machines can be
-/// slow.
-pub fn eventually(mut holds: impl FnMut() -> bool) -> bool {
-    let start = Instant::now();
-    while start.elapsed() < Duration::from_secs(120) {
-        if holds() {
-            return true;
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    false
 }
 
 /// Reads a child's output up to the next line that contains `word`. Returns the part of this line

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use gpulimit_scratch::Scratch;
+use gpulimit_support::Scratch;
 
 /// Returns the path of the repository.
 pub fn repository() -> PathBuf {

@@ -52,6 +52,6 @@ impl Drop for Freezer {
     fn drop(&mut self) {
         self.write("cgroup.freeze", "0");
         self.write("cgroup.kill", "1");
-        eventually(|| fs::remove_dir(&self.0).is_ok());
+        let _ = eventually(|| fs::remove_dir(&self.0).is_ok());
     }
 }

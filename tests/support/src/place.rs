@@ -1,0 +1,72 @@
+//! Temporary directories for tests.
+
+use std::ffi::OsStr;
+use std::fs::{self, Permissions};
+use std::ops::Deref;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+/// An empty temporary directory, which is removed when the value is dropped.
+pub struct Scratch(pub PathBuf);
+
+impl Scratch {
+    /// Makes a temporary directory that no other test uses.
+    #[expect(clippy::new_without_default, reason = "makes a directory")]
+    pub fn new() -> Self {
+        Self::below(&std::env::temp_dir())
+    }
+
+    /// Makes such a directory in memory, where ledgers of groups usually are.
+    pub fn in_memory() -> Self {
+        let memory = Path::new("/dev/shm");
+        // The run's folder there has the same name as in TMPDIR.
+        let run = std::env::var_os("GPULIMIT_TEST_RUN").map(PathBuf::from);
+        match run.as_deref().and_then(Path::file_name) {
+            Some(name) => Self::below(&memory.join(name)),
+            None => Self::below(memory),
+        }
+    }
+
+    /// Makes such a directory below another one.
+    pub fn below(folder: &Path) -> Self {
+        let made = tempfile::Builder::new()
+            .prefix("gpulimit-test-")
+            .permissions(Permissions::from_mode(0o755))
+            .tempdir_in(folder);
+        Self(
+            made.unwrap_or_else(|error| panic!("{}: {error}", folder.display()))
+                .keep(),
+        )
+    }
+
+    /// Returns the path of the file with this name in the temporary directory.
+    pub fn at(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Deref for Scratch {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl AsRef<Path> for Scratch {
+    fn as_ref(&self) -> &Path {
+        self
+    }
+}
+
+impl AsRef<OsStr> for Scratch {
+    fn as_ref(&self) -> &OsStr {
+        self.0.as_os_str()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
