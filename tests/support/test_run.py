@@ -1,0 +1,155 @@
+"""Tests of scripts/test itself: its figures, the steps that it leaves out, what it finds left."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.machinery
+import importlib.util
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+import unittest
+from pathlib import Path
+from unittest import mock
+
+SCRIPT = Path(__file__).resolve().parent.parent.parent / "scripts/test"
+loader = importlib.machinery.SourceFileLoader("scripts_test", str(SCRIPT))
+spec = importlib.util.spec_from_loader(loader.name, loader)
+scripts_test = importlib.util.module_from_spec(spec)
+sys.modules[loader.name] = scripts_test
+loader.exec_module(scripts_test)
+Step = scripts_test.Step
+
+
+class Runs(unittest.TestCase):
+    def setUp(self) -> None:
+        self.run = scripts_test.Run(argparse.Namespace(strict=True, seed=1))
+        self.addCleanup(self.run.close)
+        self.said = io.StringIO()
+        quiet = contextlib.redirect_stdout(self.said)
+        quiet.__enter__()
+        self.addCleanup(quiet.__exit__, None, None, None)
+
+    def shell(self, name: str, script: str, slots: int = 1, **more: object) -> Step:
+        return Step(name, ["sh", "-c", script], slots, **more)
+
+    def test_counts_each_kind_of_summary(self) -> None:
+        count = scripts_test.count
+        self.assertEqual(count("test result: ok. 3 passed; 1 failed; 2 ignored\n"), (3, 1))
+        self.assertEqual(
+            count("     Summary [ 1.2s] 5 tests run: 4 passed (1 slow), 1 failed\n"), (4, 1)
+        )
+        self.assertEqual(count("     Summary [ 1.2s] 5 tests run: 4 passed, 1 timed out\n"), (4, 1))
+        self.assertEqual(
+            count("Ran 7 tests in 1s\n\nFAILED (failures=1, errors=2, skipped=1)\n"), (4, 3)
+        )
+        self.assertEqual(count("184 passed, 2 failed: a hook passes if\n"), (184, 2))
+        self.assertEqual(count("nothing\n"), (0, 0))
+
+    def test_a_failed_step_ends_the_run_and_what_runs_beside_it(self) -> None:
+        steps = [
+            self.shell("beside", "sleep 1000", 0),
+            self.shell("bad", "echo why; exit 3"),
+            self.shell("never", "true", after=("beside",)),
+        ]
+        self.assertFalse(self.run.work(steps))
+        self.run.stop()
+        self.assertIsNotNone(steps[0].process.poll())
+        self.assertIsNone(steps[2].process)
+        self.assertEqual((self.run.passed, self.run.failed), (0, 1))
+        self.assertIn("why", self.said.getvalue())
+
+    def test_a_step_starts_after_those_that_it_names(self) -> None:
+        note = self.run.place / "note"
+        steps = [
+            self.shell("slow", f"sleep 0.2; echo slow >>{note}", 0),
+            self.shell("next", f"echo next >>{note}", after=("slow",)),
+        ]
+        self.assertTrue(self.run.work(steps))
+        self.assertEqual(note.read_text(), "slow\nnext\n")
+
+    def test_a_process_that_a_step_leaves_is_found_named_and_ended(self) -> None:
+        self.assertTrue(self.run.work([self.shell("careless", "setsid sleep 1000 & echo $!")]))
+        left = self.run.leftovers()
+        self.assertEqual(len(left), 1, left)
+        self.assertRegex(left[0], r"^careless: process \d+: sleep 1000")
+        pid = left[0].split()[2].rstrip(":")
+        until = time.monotonic() + 120
+        while Path(f"/proc/{pid}/environ").exists() and time.monotonic() < until:
+            with contextlib.suppress(OSError):
+                if not Path(f"/proc/{pid}/environ").read_bytes():
+                    break  # a zombie
+        self.assertEqual(self.run.leftovers(), [])
+
+    def test_files_that_a_step_leaves_are_found(self) -> None:
+        script = f'touch "$TMPDIR/mine"; touch {self.run.memory}/shared'
+        self.assertTrue(self.run.work([self.shell("careless", script)]))
+        left = self.run.leftovers()
+        self.assertEqual(left, ["careless: file mine", f"file {self.run.memory}/shared"])
+
+    def test_a_skip_that_is_not_listed_fails_in_a_strict_run(self) -> None:
+        self.assertTrue(
+            self.run.work([self.shell("userlands", "echo 'userlands: skipped x, gone'")])
+        )
+        self.run.skips()
+        self.assertEqual(self.run.failed, 1)
+        self.assertIn("userlands: x, gone (not in tests/skips.txt)", self.said.getvalue())
+
+    def test_a_step_is_left_out_only_if_its_files_are_the_same(self) -> None:
+        step = self.shell("models", "true", guards=("crates/ledger",))
+        mark = step.fingerprint()
+        self.assertRegex(mark, "^[0-9a-f]{32}$")
+        new = scripts_test.ROOT / "crates/ledger/src/new_file_of_a_test.rs"
+        self.addCleanup(new.unlink, missing_ok=True)
+        new.write_text("// A file that git does not know yet.\n")
+        self.assertNotEqual(step.fingerprint(), mark)
+        new.unlink()
+        self.assertEqual(step.fingerprint(), mark)
+        nothing = self.shell("models", "true", guards=("no/such/folder",))
+        self.assertEqual(nothing.fingerprint(), "")
+
+    def test_quick_asks_cargo_what_depends_on_a_change(self) -> None:
+        dependent = scripts_test.dependent
+        self.assertEqual(dependent(["src/ps.rs"]), ["gpulimit"])
+        self.assertEqual(dependent(["docs/faq.md"]), [])
+        of_ledger = dependent(["crates/ledger/src/lib.rs"])
+        self.assertLess({"gpulimit-ledger", "gpulimit-group", "gpulimit-shim"}, set(of_ledger))
+        self.assertNotIn("gpulimit-fatbin", of_ledger)
+
+
+class Interrupts(unittest.TestCase):
+    def test_ctrl_c_ends_all_that_runs(self) -> None:
+        program = (
+            "import sys, argparse; sys.path.insert(0, sys.argv[1]); import test_run;"
+            "module = test_run.scripts_test;"
+            "module.prepare = lambda *_: None;"
+            "module.whole = lambda _: [module.Step('long', ['sh', '-c', 'setsid sleep 1000 & wait'])];"
+            "sys.argv[1:] = []; sys.exit(module.main())"
+        )
+        with mock.patch.dict(
+            os.environ, {"CARGO_TARGET_DIR": os.environ.get("TMPDIR", "/tmp") + "/t"}
+        ):
+            child = subprocess.Popen(
+                [sys.executable, "-c", program, str(Path(__file__).parent)],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        first = child.stdout.readline()
+        self.assertIn("seed", first)
+        until = time.monotonic() + 120
+        children = Path(f"/proc/{child.pid}/task/{child.pid}/children")
+        while not children.read_text() and time.monotonic() < until:
+            time.sleep(0.01)
+        child.send_signal(signal.SIGINT)
+        said, _ = child.communicate()
+        self.assertEqual(child.returncode, 1, said)
+        self.assertIn("interrupted", said)
+        self.assertTrue(said.endswith("0 passed, 1 failed\n"), said)
+
+
+if __name__ == "__main__":
+    unittest.main()
