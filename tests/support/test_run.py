@@ -127,7 +127,8 @@ class Interrupts(unittest.TestCase):
             "import sys, argparse; sys.path.insert(0, sys.argv[1]); import test_run;"
             "module = test_run.scripts_test;"
             "module.prepare = lambda *_: None;"
-            "module.whole = lambda _: [module.Step('long', ['sh', '-c', 'setsid sleep 1000 & wait'])];"
+            "command = ['sh', '-c', 'setsid sleep 1000 & wait'];"
+            "module.whole = lambda _: [module.Step('long', command)];"
             "sys.argv[1:] = []; sys.exit(module.main())"
         )
         with mock.patch.dict(
