@@ -8,13 +8,14 @@ import importlib.machinery
 import importlib.util
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
 from pathlib import Path
-from unittest import mock
 
 SCRIPT = Path(__file__).resolve().parent.parent.parent / "scripts/test"
 loader = importlib.machinery.SourceFileLoader("scripts_test", str(SCRIPT))
@@ -23,6 +24,8 @@ scripts_test = importlib.util.module_from_spec(spec)
 sys.modules[loader.name] = scripts_test
 loader.exec_module(scripts_test)
 Step = scripts_test.Step
+# Nothing here ends by itself.
+scripts_test.GRACE = 0
 
 
 class Runs(unittest.TestCase):
@@ -121,35 +124,60 @@ class Runs(unittest.TestCase):
         self.assertNotIn("gpulimit-fatbin", of_ledger)
 
 
-class Interrupts(unittest.TestCase):
-    def test_ctrl_c_ends_all_that_runs(self) -> None:
+class Processes(unittest.TestCase):
+    """Whole runs whose only step never ends by itself."""
+
+    def setUp(self) -> None:
+        self.target = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.target)
+
+    def start(self) -> subprocess.Popen:
         program = (
-            "import sys, argparse; sys.path.insert(0, sys.argv[1]); import test_run;"
+            "import sys; sys.path.insert(0, sys.argv[1]); import test_run;"
             "module = test_run.scripts_test;"
             "module.prepare = lambda *_: None;"
             "command = ['sh', '-c', 'setsid sleep 1000 & wait'];"
             "module.whole = lambda _: [module.Step('long', command)];"
             "sys.argv[1:] = []; sys.exit(module.main())"
         )
-        with mock.patch.dict(
-            os.environ, {"CARGO_TARGET_DIR": os.environ.get("TMPDIR", "/tmp") + "/t"}
-        ):
-            child = subprocess.Popen(
-                [sys.executable, "-c", program, str(Path(__file__).parent)],
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-        first = child.stdout.readline()
-        self.assertIn("seed", first)
-        until = time.monotonic() + 120
+        child = subprocess.Popen(
+            [sys.executable, "-c", program, str(Path(__file__).parent)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "CARGO_TARGET_DIR": self.target},
+        )
+        self.addCleanup(child.stdout.close)
+        self.addCleanup(child.wait)
+        self.addCleanup(child.kill)
+        return child
+
+    def interrupt(self, child: subprocess.Popen) -> str:
+        """Send SIGINT when the step runs, and return what the run says then."""
         children = Path(f"/proc/{child.pid}/task/{child.pid}/children")
+        until = time.monotonic() + 120
         while not children.read_text() and time.monotonic() < until:
             time.sleep(0.01)
         child.send_signal(signal.SIGINT)
         said, _ = child.communicate()
         self.assertEqual(child.returncode, 1, said)
+        return said
+
+    def test_ctrl_c_ends_all_that_runs(self) -> None:
+        child = self.start()
+        self.assertIn("seed", child.stdout.readline())
+        said = self.interrupt(child)
         self.assertIn("interrupted", said)
         self.assertTrue(said.endswith("0 passed, 1 failed\n"), said)
+
+    def test_a_second_run_waits_for_the_first(self) -> None:
+        first = self.start()
+        self.assertIn("seed", first.stdout.readline())
+        second = self.start()
+        self.assertIn("waiting for another run", second.stdout.readline())
+        self.assertIsNone(first.poll())
+        self.interrupt(first)
+        self.assertIn("seed", second.stdout.readline())
+        self.interrupt(second)
 
 
 if __name__ == "__main__":
