@@ -5,6 +5,7 @@
 use super::atomic::AtomicU64;
 use super::tick::Tick;
 use gpulimit_base::interrupted;
+pub(super) use gpulimit_base::process::pid_ns;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
