@@ -337,6 +337,7 @@ fn command(line: &[u8]) -> [u8; 64] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gpulimit_support::{Running, may_unshare, wait_until};
 
     #[test]
     fn start_time_survives_a_name_with_spaces_and_parentheses() {
@@ -408,23 +409,19 @@ mod tests {
     #[test]
     fn the_start_time_of_a_process_with_another_clock_is_not_compared() {
         let own = Identity::of_self();
+        if !may_unshare(&["--time"]) {
+            return;
+        }
         let mut command = std::process::Command::new("unshare");
-        command.args(["--time", "--boottime", "864000", "--fork", "--kill-child"]);
-        let shifted = command
+        command
+            .args(["--time", "--boottime", "864000", "--fork", "--kill-child"])
             .args(["cat", "/proc/self/stat", "-"])
             .stdin(std::process::Stdio::piped())
-            .stdout(std::process::Stdio::piped())
-            .stderr(std::process::Stdio::null())
-            .spawn();
-        let mut shifted = shifted.expect("unshare (util-linux) is installed");
+            .stdout(std::process::Stdio::piped());
+        let mut shifted = Running::start(&mut command);
         let mut line = String::new();
         let mut out = std::io::BufReader::new(shifted.stdout.take().expect("piped"));
         let _ = std::io::BufRead::read_line(&mut out, &mut line);
-        if line.is_empty() {
-            let _ = shifted.wait();
-            eprintln!("SKIPPED: only root can make a time namespace");
-            return;
-        }
         let pid = line.split(' ').next().and_then(|pid| pid.parse().ok());
         let identity = Identity {
             pid: pid.unwrap_or(0),
@@ -472,10 +469,7 @@ mod tests {
         assert!(gone.is_ending(own.pid_ns));
         let unknown = Identity { pid_ns: 0, ..gone };
         assert!(!unknown.is_ending(0), "the pid namespace is unknown");
-        let mut child = std::process::Command::new("sleep")
-            .arg("60")
-            .spawn()
-            .expect("spawned");
+        let mut child = Running::start(std::process::Command::new("sleep").arg("600"));
         let child_of = SeenProcess::by_pid(child.id());
         let identity = Identity {
             pid: child_of.pid,
@@ -486,20 +480,15 @@ mod tests {
         assert!(!identity.is_ending(own.pid_ns));
         child.kill().expect("killed");
         // The child process has ended and is a zombie, or will be a zombie soon.
-        let started = std::time::Instant::now();
-        while !identity.is_ending(own.pid_ns) {
-            assert!(started.elapsed().as_secs() < 60, "the child never ends");
-        }
+        wait_until("the child ends", || identity.is_ending(own.pid_ns));
         child.wait().expect("reaped");
         assert!(identity.is_ending(own.pid_ns));
     }
 
     #[test]
     fn a_process_that_exits_by_itself_is_ending() {
-        let mut child = std::process::Command::new("cat")
-            .stdin(std::process::Stdio::piped())
-            .spawn()
-            .expect("spawned");
+        let mut cat = std::process::Command::new("cat");
+        let mut child = Running::start(cat.stdin(std::process::Stdio::piped()));
         let own = Identity::of_self();
         let child_of = SeenProcess::by_pid(child.id());
         let identity = Identity {
@@ -511,10 +500,7 @@ mod tests {
         drop(child.stdin.take());
         // The child process has ended by itself, without a signal, and is a zombie.
         let path = format!("/proc/{}/stat", child.id());
-        let started = std::time::Instant::now();
-        while !is_exiting(head(&path, &mut [0; 1024])) {
-            assert!(started.elapsed().as_secs() < 60, "the child never ends");
-        }
+        wait_until("the child ends", || is_exiting(head(&path, &mut [0; 1024])));
         assert!(identity.is_ending(own.pid_ns));
         child.wait().expect("reaped");
     }
@@ -657,10 +643,7 @@ mod tests {
         assert_eq!(shown(b"/a b/c --token=x /y\0\0\0", b"c\n"), "c");
         assert_eq!(shown(b"", b"kworker/0\n"), "kworker/0");
         assert_eq!(shown(b"", b""), "");
-        let mut child = std::process::Command::new("sleep")
-            .arg("60")
-            .spawn()
-            .expect("spawned");
+        let mut child = Running::start(std::process::Command::new("sleep").arg("600"));
         let own = Identity::of_self();
         let of_child = Identity {
             pid: child.id(),
@@ -672,20 +655,16 @@ mod tests {
             Some(line) => who.with_command(pid, line),
             None => who,
         };
-        let started = std::time::Instant::now();
         // The parent process continues while the child is still in `exec`, before the child has its
         // new arguments.
-        while named(of_child) == of_child {
-            assert!(
-                started.elapsed().as_secs() < 60,
-                "the child never gets its arguments"
-            );
-        }
+        wait_until("the child has its arguments", || {
+            named(of_child) != of_child
+        });
         let seen = named(of_child);
         assert_eq!(named(own), own, "another process");
         child.kill().expect("killed");
         child.wait().expect("reaped");
-        assert_eq!(seen.command().to_string(), "sleep 60");
+        assert_eq!(seen.command().to_string(), "sleep 600");
         assert_eq!(named(of_child), of_child, "no longer there");
     }
 }

@@ -348,7 +348,7 @@ mod tests {
     use super::super::{Garbage, Root};
     use super::*;
     use gpulimit_limits::LimitSet;
-    use gpulimit_support::Scratch;
+    use gpulimit_support::{Running, Scratch, wait_until};
     use std::cell::Cell;
     use std::process::{Child, Command, Stdio};
 
@@ -370,9 +370,8 @@ mod tests {
         }
     }
 
-    fn cat() -> Child {
-        let mut command = Command::new("cat");
-        command.stdin(Stdio::piped()).spawn().expect("started")
+    fn cat() -> Running {
+        Running::start(Command::new("cat").stdin(Stdio::piped()))
     }
 
     #[test]
@@ -394,10 +393,9 @@ mod tests {
         let job = job_of(&child);
         assert_eq!(job.state(&Everybody::default()), JobState::Lives);
         child.kill().expect("killed");
-        let start = std::time::Instant::now();
-        while job.state(&Everybody::default()) == JobState::Lives {
-            assert!(start.elapsed().as_secs() < 60, "a zombie does not live");
-        }
+        wait_until("a zombie does not live", || {
+            job.state(&Everybody::default()) == JobState::Ended
+        });
         child.wait().expect("reaped");
         assert_eq!(job.state(&Everybody::default()), JobState::Ended);
     }
@@ -475,8 +473,7 @@ mod tests {
         let all = root.groups().expect("listed");
         assert_eq!(looks(&|| drop(Group::ended(&all))), 1);
         if Everybody::default().all().is_none() {
-            eprintln!("SKIPPED: /proc does not show all processes");
-            return;
+            return gpulimit_support::skip("/proc does not show all processes");
         }
         let collected = looks(&|| drop(root.collect_garbage(Garbage::Everywhere)));
         assert_eq!((collected, root.groups().expect("listed").len()), (1, 1));

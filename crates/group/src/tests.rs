@@ -6,18 +6,15 @@ use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::Size;
 use gpulimit_ledger::{Category, DeviceIndex, EventKind, Happening, NoWitness, Pressure, Witness};
 use gpulimit_limits::{Key, OnLimit, Oom, Selector};
-use gpulimit_support::Scratch;
+use gpulimit_support::{Running, Scratch, patience, wait_until};
 use std::cell::Cell;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const GPU: DeviceId = DeviceId::gpu([7; 16]);
 const CAPACITY: u64 = 80 << 30;
 const UNIT: u64 = 4096;
-/// The longest time of a wait in a test. A longer wait means that the tested code hangs.
-const HANG: Duration = Duration::from_secs(60);
 
 /// A root of groups for one test, which is removed at the end of the test.
 struct Place(
@@ -467,33 +464,24 @@ fn members_of_a_group_removed_by_hand_are_orphaned() {
 
 // Tests of requests at the limit.
 
-/// Runs `wait` in this thread, and `act` in another thread as soon as a request waits in the group.
-fn meanwhile<T>(ledger: &Ledger, act: impl FnOnce() + Send, wait: impl FnOnce() -> T) -> T {
-    let done = AtomicBool::new(false);
+/// Runs `wait` in another thread, and `act` as soon as a request waits in the group.
+fn meanwhile<T: Send>(ledger: &Ledger, act: impl FnOnce(), wait: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
-        let _done = Sets(&done);
-        scope.spawn(|| {
-            let started = Instant::now();
-            while !ledger.has_waiters() && !done.load(Ordering::Relaxed) && started.elapsed() < HANG
-            {
-                std::thread::yield_now();
-            }
-            // `done` means that the request has returned, so there is no wait to end.
-            if !done.load(Ordering::Relaxed) {
-                act();
-            }
-        });
-        wait()
+        let waiter = scope.spawn(wait);
+        let ended = || waiter.is_finished();
+        wait_until("a request waits", || ledger.has_waiters() || ended());
+        // If the request has returned, there is no wait to end.
+        if !ended() {
+            act();
+        }
+        wait_until("the wait ends", ended);
+        waiter.join().expect("the waiter")
     })
 }
 
-/// Sets the flag when the value is dropped, even if the request panics.
-struct Sets<'a>(&'a AtomicBool);
-
-impl Drop for Sets<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
+/// A time that no request waits to its end, unless the test fails.
+fn long() -> Duration {
+    2 * patience()
 }
 
 fn waiting_group(place: &Place, timeout: Duration) -> Group {
@@ -514,7 +502,7 @@ fn waits(member: &(Member, MemberDevice)) -> u64 {
 #[test]
 fn a_request_waits_until_another_gives_back() {
     let place = Place::new();
-    let group = waiting_group(&place, HANG);
+    let group = waiting_group(&place, long());
     let (one, other) = (place.join("lab"), place.join("lab"));
     charge(&other, 8).expect("room");
     let give = || other.0.uncharge(&other.1, 6 * UNIT);
@@ -564,12 +552,11 @@ fn a_wait_is_bounded_and_never_for_memory_that_cannot_come() {
 #[test]
 fn a_waiter_gives_up_when_the_others_have_nothing_left() {
     let place = Place::new();
-    let group = waiting_group(&place, HANG);
+    let group = waiting_group(&place, long());
     let (one, other) = (place.join("lab"), place.join("lab"));
     charge(&one, 9).expect("room");
     charge(&other, 1).expect("room");
     let give = || other.0.uncharge(&other.1, UNIT);
-    let started = Instant::now();
     let refused = meanwhile(&group.ledger().expect("there"), give, || charge(&one, 2));
     assert_eq!(
         refused
@@ -577,13 +564,12 @@ fn a_waiter_gives_up_when_the_others_have_nothing_left() {
             .charged,
         9 * UNIT
     );
-    assert!(started.elapsed() < HANG);
 }
 
 #[test]
 fn a_request_does_not_overtake_a_waiter() {
     let place = Place::new();
-    let group = waiting_group(&place, HANG);
+    let group = waiting_group(&place, long());
     let (one, other, third) = (place.join("lab"), place.join("lab"), place.join("lab"));
     charge(&other, 8).expect("room");
     let act = || {
@@ -616,14 +602,11 @@ fn a_request_does_not_overtake_a_waiter() {
 #[test]
 fn threads_of_one_process_wait_side_by_side() {
     let place = Place::new();
-    let group = waiting_group(&place, HANG);
+    let group = waiting_group(&place, long());
     let (one, other) = (place.join("lab"), place.join("lab"));
     charge(&other, 10).expect("room");
     let give = || {
-        let started = Instant::now();
-        while waits_begun(&group) < 2 && started.elapsed() < HANG {
-            std::thread::yield_now();
-        }
+        wait_until("both threads wait", || waits_begun(&group) == 2);
         other.0.uncharge(&other.1, 10 * UNIT);
     };
     meanwhile(&group.ledger().expect("there"), give, || {
@@ -669,7 +652,7 @@ fn memory_given_back_between_an_attempt_and_a_wait_is_used() {
     // The first question comes before the wait, the second one while waiting.
     for at in [1, 2] {
         let place = Place::new();
-        let _group = waiting_group(&place, HANG);
+        let _group = waiting_group(&place, long());
         let (one, other) = (place.join("lab"), place.join("lab"));
         charge(&other, 10).expect("room");
         let pressure = Late {
@@ -699,14 +682,12 @@ fn a_signal_ends_a_wait_whenever_it_comes() {
     }
 
     let place = Place::new();
-    let group = waiting_group(&place, HANG);
+    let group = waiting_group(&place, long());
     let (one, other) = (place.join("lab"), place.join("lab"));
     charge(&other, 10).expect("room");
-    let began = Instant::now();
-    one.0
-        .charge(&one.1, UNIT, &Signalled, Insistence::Full)
-        .expect_err("no room");
-    assert!(began.elapsed() < HANG);
+    let wait = || one.0.charge(&one.1, UNIT, &Signalled, Insistence::Full);
+    let refused = meanwhile(&group.ledger().expect("there"), || (), wait);
+    refused.expect_err("no room");
     assert_eq!(kinds(&group), [EventKind::Wait]);
     assert_eq!((units(&other), waits(&one)), (vec![10], 1));
 }
@@ -790,15 +771,15 @@ fn above_high_members_are_asked_for_unused_memory_before_growth() {
 }
 
 /// Starts a bystander: another process that joins the group `lab` and charges `units` units there.
-fn bystander(place: &Place, units: u64) -> std::process::Child {
-    let mut child = std::process::Command::new(std::env::current_exe().expect("known"))
+fn bystander(place: &Place, units: u64) -> Running {
+    let mut command = std::process::Command::new(std::env::current_exe().expect("known"));
+    command
         .args(["--exact", "tests::role_of_a_bystander", "--nocapture"])
         .env("BYSTANDER_ROOT", place.0.path())
         .env("BYSTANDER_UNITS", units.to_string())
         .stdin(std::process::Stdio::piped())
-        .stdout(std::process::Stdio::piped())
-        .spawn()
-        .expect("spawned");
+        .stdout(std::process::Stdio::piped());
+    let mut child = Running::start(&mut command);
     // Borrow the pipe so that it stays open: the child's test harness writes to it after a minute.
     let out = child.stdout.as_mut().expect("piped");
     let mut lines = std::io::BufRead::lines(std::io::BufReader::new(out));
@@ -865,8 +846,6 @@ fn kill_largest_kills_the_largest_process_unless_it_is_the_requester() {
     // The process that makes the request is now the largest one of the group.
     charge(&member, 5).expect_err("refused");
     assert!(is_running(&mut small));
-    small.kill().expect("killed");
-    small.wait().expect("killed");
 }
 
 #[test]
@@ -875,7 +854,7 @@ fn a_process_is_not_among_the_unnamed_members_that_it_signals() {
     let group = place.group("lab", &[]);
     let member = place.join("lab");
     charge(&member, 1).expect("no limit");
-    let mut other = bystander(&place, 1);
+    let other = bystander(&place, 1);
     let ledger = group.ledger().expect("readable");
     let mut processes = ledger.processes(&NoWitness);
     for process in &mut processes {
@@ -888,6 +867,4 @@ fn a_process_is_not_among_the_unnamed_members_that_it_signals() {
     let (_, unnamed, _) = targets.all(&processes);
     let is_there = |pid: u32| unnamed.iter().any(|target| target.pid == pid);
     assert!(is_there(other.id()) && !is_there(std::process::id()));
-    other.kill().expect("killed");
-    other.wait().expect("killed");
 }

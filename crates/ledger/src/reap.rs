@@ -395,7 +395,7 @@ pub(super) fn sweep(
     await_ending: bool,
 ) -> Swept {
     let mut swept = Swept::default();
-    let pid_ns = process::pid_ns();
+    let pid_ns = os::pid_ns();
     let is_ending = |slot: usize| ledger.owner(slot).is_some_and(|who| who.is_ending(pid_ns));
     let began = os::boot_ms();
     let swept_at = &ledger.header().swept_at[device.get()];

@@ -4,6 +4,7 @@ use super::atomic::Ordering;
 use super::{DeviceIndex, Ledger, LedgerError, Level, Pressure, Slot, Witness, os};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
+use std::cell::RefCell;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -126,5 +127,35 @@ impl Pressure for Knows {
 
     fn witness(&self) -> &dyn Witness {
         self
+    }
+}
+
+type Event = Box<dyn FnMut()>;
+
+thread_local!(static EVENT: RefCell<Option<Event>> = const { RefCell::new(None) });
+
+/// Lets something happen in each sleep of this thread, as if another process did it, until the
+/// value is dropped.
+pub(super) struct InSleep;
+
+impl InSleep {
+    #[must_use = "nothing happens any more when the value is dropped"]
+    pub fn happens(event: impl FnMut() + 'static) -> Self {
+        EVENT.set(Some(Box::new(event)));
+        Self
+    }
+}
+
+impl Drop for InSleep {
+    fn drop(&mut self) {
+        EVENT.take();
+    }
+}
+
+/// Called at the begin of each sleep of the ledger's code.
+pub(super) fn happens_in_a_sleep() {
+    if let Some(mut event) = EVENT.take() {
+        event();
+        EVENT.set(Some(event));
     }
 }

@@ -3,11 +3,11 @@
 
 use super::*;
 use crate::lock::{self, Bytes};
-use crate::scratch::{Knows, Scratch, level, stranger};
+use crate::scratch::{InSleep, Knows, Scratch, level, stranger};
 use crate::{Ledger, NoWitness};
 use std::cell::Cell;
+use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 /// Returns the peak of the process that owns the slot.
 fn own_peak(slot: &Slot, device: DeviceIndex) -> u64 {
@@ -422,15 +422,6 @@ impl Pressure for Decides<'_> {
     }
 }
 
-/// A guard that sets a flag to true when the guard is dropped.
-struct Sets<'a>(&'a AtomicBool);
-
-impl Drop for Sets<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 /// Requests units beside a member that offers `reclaimable` units but gives them only if `gives`,
 /// and beside a dead process with `dead` units. Returns (granted, number of asks).
 fn ask(gives: bool, reclaimable: u64, request: u64, dead: u64) -> (bool, u64) {
@@ -438,45 +429,28 @@ fn ask(gives: bool, reclaimable: u64, request: u64, dead: u64) -> (bool, u64) {
     let (slot, other) = (scratch.join(), scratch.join());
     scratch.dead(&stranger(1), dead, 0);
     let (device, ledger) = (scratch.device, Arc::clone(&scratch));
-    let theirs = [level(&other, device, u64::MAX)];
-    charge_unchecked(&theirs, 10 * UNIT);
+    charge_unchecked(&[level(&other, device, u64::MAX)], 10 * UNIT);
     other.publish_reclaimable(device, reclaimable * UNIT);
-    let done = AtomicBool::new(false);
-    let granted = std::thread::scope(|scope| {
-        // This guard sets `done` even if the request panics, so that the member's thread ends.
-        let _done = Sets(&done);
-        scope.spawn(|| {
-            while !done.load(Ordering::Relaxed) {
-                if gives && ledger.asked() == 1 && other.charged(device) == 10 * UNIT {
-                    // A real member gives memory back later, at its next call into the driver.
-                    std::thread::sleep(Duration::from_millis(30));
-                    uncharge(&[level(&other, device, u64::MAX)], reclaimable * UNIT);
-                    other.publish_reclaimable(device, 0);
-                }
-                std::thread::yield_now();
-            }
-        });
-        let granted = charge(
-            &[level(&slot, device, (12 + dead) * UNIT)],
-            request * UNIT,
-            &Knows(None),
-        );
-        granted.is_ok()
+    // A real member gives memory back later, at its next call into the driver.
+    let member = InSleep::happens(move || {
+        if gives && ledger.asked() == 1 && other.charged(device) == 10 * UNIT {
+            uncharge(&[level(&other, device, u64::MAX)], reclaimable * UNIT);
+            other.publish_reclaimable(device, 0);
+        }
     });
+    let path = [level(&slot, device, (12 + dead) * UNIT)];
+    let granted = charge(&path, request * UNIT, &Knows(None)).is_ok();
+    drop(member);
     (granted, scratch.asked())
 }
 
 #[test]
 fn others_are_asked_only_if_they_can_give_what_is_lacking() {
-    // On a busy machine, the member may need more than the allowed tenth of a second, so the test
-    // tries again.
-    assert!(
-        (0..20).any(|_| ask(true, 4, 6, 0) == (true, 1)),
-        "just enough"
-    );
-    assert!((0..20).any(|_| ask(true, 5, 6, 0) == (true, 1)), "more");
-    assert!(
-        (0..20).any(|_| ask(true, 4, 26, 20) == (true, 1)),
+    assert_eq!(ask(true, 4, 6, 0), (true, 1), "just enough");
+    assert_eq!(ask(true, 5, 6, 0), (true, 1), "more");
+    assert_eq!(
+        ask(true, 4, 26, 20),
+        (true, 1),
         "with the memory of a dead process"
     );
     assert_eq!(
@@ -537,14 +511,17 @@ fn readers_never_see_idle_memory_as_used() {
         }
         // This guard ends the threads even if an assertion fails.
         let _end = End(&looks);
+        let naps = Rc::new(Cell::new(0));
+        let nap = Rc::clone(&naps);
+        let _count = InSleep::happens(move || nap.set(nap.get() + 1));
         while !enough() {
-            let start = std::time::Instant::now();
+            naps.set(0);
             let usage = scratch.usage(device);
             let processes = scratch.processes(&Knows(None));
             looks.fetch_add(1, Ordering::Relaxed);
-            // Skip a reading that took long: a thread was suspended during a request, and the
-            // values may be inconsistent.
-            if start.elapsed() >= Duration::from_millis(50) {
+            // A reading gives up when it has slept 256 times, because a thread was suspended during
+            // a request. The values may be inconsistent then.
+            if naps.get() >= 256 {
                 continue;
             }
             if usage.undecided == 0 {

@@ -5,6 +5,11 @@ use super::model::explorer;
 use super::tick::Tick;
 use std::time::{Duration, Instant};
 
+/// Returns a namespace that no process of a model is in.
+pub(super) fn pid_ns() -> u64 {
+    1
+}
+
 pub(super) fn boot_ms() -> u64 {
     explorer::clock()
 }

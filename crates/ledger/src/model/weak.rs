@@ -169,6 +169,8 @@ fn model(run: impl Fn() + Sync + Send + 'static) {
 
 /// Runs a model. `preemptions` bounds the number of preemptions; `None` means no bound.
 pub(super) fn bounded_model(preemptions: Option<usize>, run: impl Fn() + Sync + Send + 'static) {
+    // A backtrace needs more stack than loom's threads have.
+    std::panic::set_hook(Box::new(|panic| eprintln!("{panic}")));
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = preemptions;
     builder.max_branches = 10_000;

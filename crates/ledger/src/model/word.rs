@@ -79,6 +79,7 @@ thread_local! {
     static WATCHED: RefCell<Watched> = RefCell::default();
 }
 
+#[inline]
 pub(crate) fn mode() -> Mode {
     MODE.get()
 }

@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::charge::UNIT;
-use crate::scratch::{Knows, Scratch, level, stranger};
+use crate::scratch::{InSleep, Knows, Scratch, level, stranger};
+use std::cell::Cell;
+use std::rc::Rc;
 
 fn pick_of(scratch: &Scratch, crowd: usize) -> Option<usize> {
     let file = scratch.place.open(true).expect("open");
@@ -105,39 +107,36 @@ fn joining_a_removed_group_is_an_error() {
 fn a_claim_waits_for_the_end_of_a_removal() {
     let scratch = Scratch::new();
     let removal = scratch.begin_removal().expect("nobody");
-    std::thread::scope(|scope| {
-        let late = scope.spawn(|| scratch.claim(&Identity::of_self(), ""));
-        std::thread::sleep(Duration::from_millis(30));
-        std::fs::remove_file(scratch.path()).expect("removed");
-        let error = late.join().expect("thread").expect_err("gone");
-        assert!(matches!(error, LedgerError::Replaced { .. }), "{error}");
+    let path = scratch.path().to_owned();
+    let waits = Rc::new(Cell::new(0));
+    let count = Rc::clone(&waits);
+    let removed = InSleep::happens(move || {
+        count.set(count.get() + 1);
+        let _ = std::fs::remove_file(&path);
     });
-    drop(removal);
+    let late = scratch.claim(&Identity::of_self(), "");
+    let error = late.expect_err("gone");
+    assert!(matches!(error, LedgerError::Replaced { .. }), "{error}");
+    assert_eq!(waits.get(), 1);
+    drop((removal, removed));
     // The next removal is cancelled, so the waiting process gets a slot.
     let scratch = Scratch::new();
-    let removal = scratch.begin_removal().expect("nobody");
-    std::thread::scope(|scope| {
-        let late = scope.spawn(|| scratch.claim(&Identity::of_self(), ""));
-        std::thread::sleep(Duration::from_millis(30));
-        drop(removal);
-        late.join().expect("thread").expect("a slot");
-    });
+    let mut removal = scratch.begin_removal().ok();
+    assert!(removal.is_some(), "nobody");
+    let _cancelled = InSleep::happens(move || drop(removal.take()));
+    scratch.claim(&Identity::of_self(), "").expect("a slot");
 }
 
 #[test]
 fn a_slot_names_its_owner_and_the_owners_group() {
     let scratch = Scratch::new();
     let claim = |below: &str| {
+        let before = os::boot_ms();
         let slot = scratch.claim(&Identity::of_self(), below).expect("room");
         let page = &scratch.content().slots[slot.index()];
         let (child, name) = (page.owner.child.load(Ordering::Relaxed), read_below(page));
-        assert!(
-            page.owner
-                .birth
-                .load(Ordering::Relaxed)
-                .abs_diff(os::boot_ms())
-                < 60_000
-        );
+        let birth = page.owner.birth.load(Ordering::Relaxed);
+        assert!((before..=os::boot_ms()).contains(&birth));
         assert_eq!(page.owner.read(), Some(Identity::of_self()));
         (child, name)
     };

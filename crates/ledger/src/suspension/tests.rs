@@ -1,8 +1,9 @@
 //! Tests of figures that move between the charge and the suspended bytes of a process.
 
 use super::*;
-use crate::scratch::{Scratch, level, stranger};
+use crate::scratch::{InSleep, Scratch, level, stranger};
 use crate::{Slot, charge_unchecked, try_charge, uncharge};
+use std::rc::Rc;
 
 const MAX: u64 = 100 * UNIT;
 
@@ -324,25 +325,28 @@ fn only_living_members_that_know_suspensions_are_moved() {
 /// The owner may change between the search for its slot and the lock.
 #[test]
 fn an_actor_waits_for_the_lock_and_looks_at_the_owner_again() {
-    let scratch = Scratch::new();
-    let file = scratch.place.open(true).expect("open");
-    let moved_after = |pid, change: &dyn Fn(&Slot)| {
+    let scratch = Rc::new(Scratch::new());
+    let moved_after = |pid, change: fn(&Scratch, &Slot)| {
         let (slot, process) = member(&scratch, pid, 60, 0);
-        assert!(lock::try_lock(&file, Bytes::claim(slot.index())).expect("asked"));
-        std::thread::scope(|scope| {
-            let actor = scope.spawn(|| scratch.move_out(&process));
-            std::thread::sleep(Duration::from_millis(30));
-            change(&slot);
-            lock::unlock(&file, Bytes::claim(slot.index())).expect("unlocked");
-            actor.join().expect("ended")
-        })
+        let file = scratch.place.open(true).expect("open");
+        let claim = Bytes::claim(slot.index());
+        assert!(lock::try_lock(&file, claim).expect("asked"));
+        let event = {
+            let scratch = Rc::clone(&scratch);
+            move || {
+                change(&scratch, &slot);
+                lock::unlock(&file, claim).expect("unlocked");
+            }
+        };
+        let _meanwhile = InSleep::happens(event);
+        scratch.move_out(&process)
     };
-    assert_eq!(moved_after(1, &|_| {}), Ok(60 * UNIT));
-    let replace = |slot: &Slot| {
+    assert_eq!(moved_after(1, |_, _| {}), Ok(60 * UNIT));
+    let replace = |scratch: &Scratch, slot: &Slot| {
         let owner = &scratch.content().slots[slot.index()].owner;
         owner.pid.store(3, Ordering::Relaxed);
     };
-    assert_eq!(moved_after(2, &replace), Err(Unmoved::Gone));
+    assert_eq!(moved_after(2, replace), Err(Unmoved::Gone));
 }
 
 /// A dead actor leaves the word and the figure as they are when the room is looked for.

@@ -243,14 +243,8 @@ fn damaged_rules_are_an_error_and_never_no_rules() {
 #[test]
 fn no_random_change_is_taken_for_rules() {
     let good = rules().to_string().into_bytes();
-    // A xorshift generator, which makes the same changes in every run.
-    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
-    let mut random = move |below: usize| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state % below as u64) as usize
-    };
+    let mut random = gpulimit_support::random();
+    let mut random = move |below: usize| random.usize(..below);
     for _ in 0..20_000 {
         let mut bytes = good.clone();
         for _ in 0..=random(3) {
