@@ -28,6 +28,13 @@ pub fn is_built() -> bool {
     std::env::var_os("GPULIMIT_TEST_BUILT").is_some()
 }
 
+/// Runs a script that fetches files for tests (`scripts/wheels`), unless `scripts/test` has run it.
+pub fn fetch(script: &str) {
+    if !is_built() {
+        let _ = Command::new(repository().join("scripts").join(script)).status();
+    }
+}
+
 /// Returns a TCP port of this machine that nothing listens on. The port is below those that the
 /// kernel gives to programs that ask for any port, so other tests are unlikely to take it.
 pub fn free_port() -> u16 {

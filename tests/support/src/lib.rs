@@ -12,11 +12,13 @@ mod environment;
 pub mod executable;
 mod patience;
 mod place;
+mod process;
 mod seed;
 mod skip;
 
-pub use environment::{clean, free_port, is_built, repository, text};
-pub use patience::{eventually, finish, patience, wait_until};
+pub use environment::{clean, fetch, free_port, is_built, repository, text};
+pub use patience::{eventually, patience, wait_until};
 pub use place::Scratch;
+pub use process::{Running, finish};
 pub use seed::{Random, random, seed};
 pub use skip::{have, is_root, may_mount, may_unshare, skip};

@@ -1,7 +1,5 @@
 //! Waits for events. Only a hang ends a wait without its event, and a hang is a failure.
 
-use std::io::Read;
-use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -35,51 +33,4 @@ pub fn eventually(mut holds: impl FnMut() -> bool) -> bool {
 #[track_caller]
 pub fn wait_until(what: &str, holds: impl FnMut() -> bool) {
     assert!(eventually(holds), "waited in vain: {what}");
-}
-
-/// Runs a command to its end, with an empty standard input unless the command has one.
-///
-/// # Panics
-/// When the command has not ended and the patience is over. The message has what it printed.
-#[track_caller]
-pub fn finish(command: &mut Command) -> Output {
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command
-        .spawn()
-        .unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    let reader = |mut pipe: Box<dyn Read + Send>| {
-        thread::spawn(move || {
-            let mut bytes = Vec::new();
-            let _ = pipe.read_to_end(&mut bytes);
-            bytes
-        })
-    };
-    let out = reader(Box::new(child.stdout.take().expect("piped")));
-    let err = reader(Box::new(child.stderr.take().expect("piped")));
-    let has_ended = eventually(|| child.try_wait().expect("asked").is_some());
-    if !has_ended {
-        let _ = child.kill();
-    }
-    let status = child.wait().expect("ended");
-    let [stdout, stderr] = [out, err].map(|reader| reader.join().expect("read"));
-    let output = Output {
-        status,
-        stdout,
-        stderr,
-    };
-    assert!(has_ended, "{command:?} hangs: {output:?}");
-    output
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_command_with_much_output_ends() {
-        let output = finish(Command::new("sh").args(["-c", "seq 100000; seq 100000 >&2; exit 3"]));
-        assert_eq!(output.status.code(), Some(3));
-        assert_eq!(output.stdout, output.stderr);
-        assert!(output.stdout.ends_with(b"\n100000\n"));
-    }
 }

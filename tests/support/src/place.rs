@@ -1,5 +1,6 @@
 //! Temporary directories for tests.
 
+use crate::executable;
 use std::ffi::OsStr;
 use std::fs::{self, Permissions};
 use std::ops::Deref;
@@ -42,6 +43,27 @@ impl Scratch {
     /// Returns the path of the file with this name in the temporary directory.
     pub fn at(&self, name: &str) -> PathBuf {
         self.0.join(name)
+    }
+
+    /// Writes a file, and makes the directories above it.
+    pub fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.above(name);
+        fs::write(&path, text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        path
+    }
+
+    /// Writes an executable script in place of any file or link, and makes the directories above it.
+    pub fn script(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.above(name);
+        executable::script(&path, text);
+        path
+    }
+
+    /// Makes the directories above the file with this name, and returns its path.
+    fn above(&self, name: &str) -> PathBuf {
+        let path = self.at(name);
+        fs::create_dir_all(path.parent().expect("a directory")).expect("made");
+        path
     }
 }
 

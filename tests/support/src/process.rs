@@ -1,0 +1,95 @@
+//! Processes that end with the test.
+
+use crate::eventually;
+use std::io::Read;
+use std::ops::{Deref, DerefMut};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+
+/// A process that is killed when the value is dropped, so that it also ends when the test fails.
+pub struct Running(Child);
+
+impl Running {
+    /// Starts a command.
+    #[track_caller]
+    pub fn start(command: &mut Command) -> Self {
+        match command.spawn() {
+            Ok(child) => Self(child),
+            Err(error) => panic!("{command:?}: {error}"),
+        }
+    }
+
+    /// Closes the input and waits for the end. Returns what the process printed to pipes that are
+    /// still there.
+    ///
+    /// # Panics
+    /// When the patience is over. The message has what the process printed.
+    #[track_caller]
+    pub fn ended(mut self) -> Output {
+        fn reader(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u8>> {
+            thread::spawn(move || {
+                let mut bytes = Vec::new();
+                let _ = pipe.map(|mut pipe| pipe.read_to_end(&mut bytes));
+                bytes
+            })
+        }
+        drop(self.stdin.take());
+        let (out, err) = (reader(self.stdout.take()), reader(self.stderr.take()));
+        let has_ended = eventually(|| self.try_wait().expect("asked").is_some());
+        if !has_ended {
+            let _ = self.kill();
+        }
+        let status = self.wait().expect("ended");
+        let [stdout, stderr] = [out, err].map(|reader| reader.join().expect("read"));
+        let output = Output {
+            status,
+            stdout,
+            stderr,
+        };
+        assert!(has_ended, "process {} hangs: {output:?}", self.id());
+        output
+    }
+}
+
+impl Deref for Running {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl DerefMut for Running {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.kill();
+        let _ = self.wait();
+    }
+}
+
+/// Runs a command to its end.
+///
+/// # Panics
+/// When the command has not ended and the patience is over. The message has what it printed.
+#[track_caller]
+pub fn finish(command: &mut Command) -> Output {
+    Running::start(command.stdout(Stdio::piped()).stderr(Stdio::piped())).ended()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_with_much_output_ends() {
+        let output = finish(Command::new("sh").args(["-c", "seq 100000; seq 100000 >&2; exit 3"]));
+        assert_eq!(output.status.code(), Some(3));
+        assert_eq!(output.stdout, output.stderr);
+        assert!(output.stdout.ends_with(b"\n100000\n"));
+    }
+}
