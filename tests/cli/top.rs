@@ -1,5 +1,6 @@
 //! `gpulimit top`: rounds as text and JSON, and the screen on a terminal of the test's own.
 
+use crate::history::{SECONDS, write_growth};
 use crate::place::{
     GIB, GPU, Nothing, OTHER, Place, Running, compiled, may_unshare, set_environment, text,
     wait_until, words,
@@ -432,6 +433,7 @@ fn details_have_a_curve() {
     member
         .charge(&device, GIB, &Nothing, Insistence::Full)
         .expect("fits");
+    write_growth(&place, "lab", &SECONDS);
     let mut terminal = Terminal::start(&place, &[("LANG", "C")], "exec $TOP");
     terminal.shows_a_round();
     terminal.write("j\r");
