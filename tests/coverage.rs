@@ -2,6 +2,7 @@
 //! not to be (docs/internals/unhooked.md).
 #![allow(clippy::unwrap_used, reason = "a test that reads files")]
 
+use gpulimit_support::{fetch, skip};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
@@ -39,9 +40,8 @@ fn plain(name: &str) -> &str {
 
 /// Returns the functions that the headers declare and the driver libraries export.
 fn functions() -> BTreeSet<String> {
-    for script in ["scripts/wheels", "scripts/drivers"] {
-        let _ = Command::new(root().join(script)).status();
-    }
+    fetch("wheels");
+    fetch("drivers");
     let folders = |folder: &str| {
         let found = fs::read_dir(root().join(folder)).into_iter().flatten();
         found
@@ -85,7 +85,7 @@ fn functions() -> BTreeSet<String> {
 fn every_function_is_hooked_or_has_a_reason_not_to_be() {
     let functions = functions();
     if functions.is_empty() {
-        eprintln!("SKIPPED: neither headers nor driver libraries can be fetched");
+        skip("no headers and driver libraries are there (scripts/wheels, scripts/drivers)");
         return;
     }
     assert!(functions.len() > 500, "{}", functions.len());

@@ -3,43 +3,29 @@
 //!
 //! The test binary runs itself in that namespace: with `FILE_SYSTEM` set, the test `inside` tests
 //! that file system.
-#![allow(unsafe_code)]
 
 #[path = "file_systems/full.rs"]
 mod full;
+#[path = "groups/nothing.rs"]
+mod nothing;
 
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::Size;
 use gpulimit_group::{GroupError, Insistence, Member, Root};
-use gpulimit_ledger::{DeviceIndex, Ledger, LedgerError, NoWitness, Pressure, Witness};
+use gpulimit_ledger::{Ledger, LedgerError};
 use gpulimit_limits::{Key, LimitSet, Limits, Selector};
+use gpulimit_support::{Running, clean, is_root, skip, text, wait_until};
+use nothing::Nothing;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
 
 const GIB: u64 = 1 << 30;
 const GPU: DeviceId = DeviceId::gpu([0x42; 16]);
 
-/// Gives back no memory and knows nothing about dead processes.
-struct Nothing;
-
-impl Pressure for Nothing {
-    fn reclaim(&self, _: DeviceIndex) -> bool {
-        false
-    }
-
-    fn witness(&self) -> &dyn Witness {
-        &NoWitness
-    }
-}
-
 /// Runs the test `inside` in a mount namespace where `/mnt` is an empty tmpfs.
 fn run(file_system: &str) {
-    // SAFETY: the call takes no argument, reads no memory of this process and cannot fail.
-    if unsafe { libc::geteuid() } != 0 {
-        eprintln!("SKIPPED: {file_system}: only root can mount");
+    if !is_root() {
         return;
     }
     let exe = std::env::current_exe().expect("known");
@@ -51,12 +37,14 @@ fn run(file_system: &str) {
         .stdin(Stdio::null())
         .output()
         .expect("unshare is of util-linux");
-    let said = String::from_utf8_lossy(&output.stderr);
-    eprint!("{said}");
-    let all = format!("{}{said}", String::from_utf8_lossy(&output.stdout));
+    let all = text(&output.stdout) + &text(&output.stderr);
     assert!(output.status.success(), "{file_system}: {all}");
+    if let Some((_, why)) = all.split_once("LACKS ") {
+        skip(why.lines().next().unwrap_or_default());
+        return;
+    }
     assert!(
-        all.contains("CHECKED") || all.contains("SKIPPED"),
+        all.contains("CHECKED"),
         "{file_system}: nothing was checked: {all}"
     );
 }
@@ -98,7 +86,7 @@ fn inside() {
 enum Place {
     Mount(PathBuf),
     /// The file system is served by this child process, and ends with it.
-    Served(PathBuf, Child),
+    Served(PathBuf, Running),
 }
 
 impl Place {
@@ -115,7 +103,7 @@ impl Place {
             .lines()
             .any(|line| line.ends_with(&format!("\t{kind}")))
         {
-            return skip(name, "this kernel does not have it");
+            return lacks(name, "the kernel's part");
         }
         if kind == "fuse" {
             return Self::served(path, name, option);
@@ -127,7 +115,7 @@ impl Place {
             .args(["-q", image])
             .output();
         match made {
-            Err(_) => return skip(name, "no mkfs: run scripts/setup filesystems"),
+            Err(_) => return lacks(name, "mkfs (scripts/setup filesystems)"),
             Ok(made) => assert!(made.status.success(), "{made:?}"),
         }
         let mounted = Command::new("mount")
@@ -138,7 +126,7 @@ impl Place {
         if !mounted.status.success() {
             let said = String::from_utf8_lossy(&mounted.stderr).into_owned();
             assert!(said.contains("loop"), "{said}");
-            return skip(name, "no loop device is left here");
+            return lacks(name, "a loop device");
         }
         Some(Self::Mount(path.into()))
     }
@@ -150,19 +138,14 @@ impl Place {
         if !subtype.is_empty() {
             command.args(["-o", &format!("subtype={subtype}")]);
         }
-        let Ok(server) = command.spawn() else {
-            return skip(name, "no bindfs: run scripts/setup filesystems");
-        };
-        let place = Self::Served(path.into(), server);
-        let since = Instant::now();
-        let is_mounted = || {
+        if Command::new("bindfs").arg("--version").output().is_err() {
+            return lacks(name, "bindfs (scripts/setup filesystems)");
+        }
+        let place = Self::Served(path.into(), Running::start(&mut command));
+        wait_until("bindfs has mounted", || {
             let mounts = fs::read_to_string("/proc/self/mountinfo").expect("readable");
             mounts.contains(" /mnt/place ")
-        };
-        while !is_mounted() {
-            assert!(since.elapsed() < Duration::from_secs(60), "bindfs hangs");
-            sleep(Duration::from_millis(10));
-        }
+        });
         Some(place)
     }
 
@@ -173,28 +156,18 @@ impl Place {
     }
 }
 
-impl Drop for Place {
-    fn drop(&mut self) {
-        if let Self::Served(_, server) = self {
-            let _ = server.kill();
-            let _ = server.wait();
-        }
-    }
-}
-
-fn skip<T>(name: &str, why: &str) -> Option<T> {
-    eprintln!("SKIPPED: {name}: {why}");
+/// Tells the test, which waits for this process, why it cannot run.
+fn lacks<T>(name: &str, what: &str) -> Option<T> {
+    println!("LACKS {what} of {name}");
     None
 }
 
 fn gpulimit(root: &Path, arguments: &[&str]) -> (bool, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_gpulimit"))
-        .args(arguments)
-        .env("GPULIMIT_ROOT", root)
-        .output()
-        .expect("run");
-    let [out, err] = [&output.stdout, &output.stderr].map(|said| String::from_utf8_lossy(said));
-    (output.status.success(), format!("{out}{err}"))
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gpulimit"));
+    clean(command.args(arguments)).env("GPULIMIT_ROOT", root);
+    let output = command.output().expect("run");
+    let said = text(&output.stdout) + &text(&output.stderr);
+    (output.status.success(), said)
 }
 
 /// Returns what another process sees of the group: its live members, and their charge.

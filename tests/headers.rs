@@ -5,6 +5,7 @@
 //! field offsets of every structure that the library reads.
 #![allow(clippy::unwrap_used, reason = "a test that reads files")]
 
+use gpulimit_support::{fetch, skip};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::fs;
@@ -17,7 +18,7 @@ fn root() -> &'static Path {
 
 /// Returns the folders of headers that have `file`, by CUDA version.
 fn headers(file: &str) -> Vec<(String, PathBuf)> {
-    let _ = Command::new(root().join("scripts/wheels")).status();
+    fetch("wheels");
     let Ok(folders) = fs::read_dir(root().join(".cache/headers")) else {
         return Vec::new();
     };
@@ -33,7 +34,7 @@ fn headers(file: &str) -> Vec<(String, PathBuf)> {
         .collect();
     found.sort();
     if found.is_empty() {
-        eprintln!("SKIPPED: no {file} is there and scripts/wheels cannot fetch it");
+        skip(format_args!("no {file} is there (scripts/wheels)"));
     }
     found
 }

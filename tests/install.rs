@@ -1,13 +1,12 @@
 //! `gpulimit install` and `gpulimit uninstall` on another root file system; the test for this
 //! machine's own is `tests/programs/tests/shim/install.rs`.
 
-use gpulimit_support::Scratch;
+use gpulimit_support::{Scratch, clean, executable, is_root, text};
 use std::fs::{self, File, Permissions};
-use std::io::{Read, Write};
+use std::io::Read;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::process::{Command, Output};
 
 const PRELOAD: &str = "etc/ld.so.preload";
 const LIBRARY: &str = "usr/local/lib/gpulimit/libgpulimit.so";
@@ -19,11 +18,10 @@ struct Place(Scratch);
 impl Place {
     /// Makes the file system; `None` if this process cannot make files of root.
     fn new() -> Option<Self> {
-        let place = Self(Scratch::new());
-        if fs::metadata(&*place.0).expect("there").uid() != 0 {
-            eprintln!("SKIPPED: only root can make files that are root's");
+        if !is_root() {
             return None;
         }
+        let place = Self(Scratch::new());
         fs::create_dir_all(place.at("etc")).expect("made");
         Some(place)
     }
@@ -36,40 +34,12 @@ impl Place {
         fs::read_to_string(self.at(path)).expect("readable")
     }
 
-    /// Compiles a library that claims to be gpulimit's.
-    fn library(&self, more: &str) -> PathBuf {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let next = NEXT.fetch_add(1, Ordering::Relaxed);
-        let folder = self.0.join(format!("built-{next}"));
-        fs::create_dir(&folder).expect("made");
-        let path = folder.join("libgpulimit.so");
-        let mut compiler = Command::new("cc")
-            .args(["-shared", "-fPIC", "-x", "c", "-o"])
-            .arg(&path)
-            .arg("-")
-            .stdin(Stdio::piped())
-            .spawn()
-            .expect("a C compiler");
-        let source = format!(
-            "const char gpulimit_version_text[] = \"{}\";\n{more}\n",
-            gpulimit_base::version::text()
-        );
-        let input = compiler.stdin.take();
-        input
-            .expect("piped")
-            .write_all(source.as_bytes())
-            .expect("written");
-        assert!(compiler.wait().expect("ended").success());
-        path
+    fn gpulimit(&self, arguments: &[&str]) -> Output {
+        gpulimit(&[arguments, &["--root", &self.image()]].concat())
     }
 
-    fn gpulimit(&self, arguments: &[&str]) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_gpulimit"))
-            .args(arguments)
-            .arg("--root")
-            .arg(self.0.join("image"))
-            .output()
-            .expect("started")
+    fn image(&self) -> String {
+        self.0.at("image").display().to_string()
     }
 
     fn install(&self, library: &Path) -> Output {
@@ -86,16 +56,33 @@ impl Place {
             (self.at(PRELOAD).exists(), self.at(LIBRARY).exists()),
             before
         );
-        let said = String::from_utf8(output.stderr).expect("text");
+        let said = text(&output.stderr);
         assert_eq!(said.lines().count(), 1, "{said}");
         said
     }
 }
 
+fn gpulimit(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gpulimit"));
+    clean(command.args(arguments)).output().expect("started")
+}
+
+/// Returns a library that claims to be gpulimit's.
+fn library(more: &str) -> PathBuf {
+    let version = gpulimit_base::version::text();
+    let source = format!("const char gpulimit_version_text[] = \"{version}\";\n{more}\n");
+    compiled("libgpulimit.so", &source)
+}
+
+fn compiled(name: &str, source: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    executable::compiled(folder, name, source, &["-shared", "-fPIC"])
+}
+
 #[track_caller]
 fn done(output: &Output) -> String {
     assert!(output.status.success(), "{output:?}");
-    String::from_utf8_lossy(&output.stdout).into_owned()
+    text(&output.stdout)
 }
 
 fn mode(path: &Path) -> u32 {
@@ -105,7 +92,7 @@ fn mode(path: &Path) -> u32 {
 #[test]
 fn install_adds_the_first_preload_and_uninstall_removes_it() {
     let Some(place) = Place::new() else { return };
-    let library = place.library("");
+    let library = library("");
     done(&place.install(&library));
     assert_eq!(place.read(PRELOAD), OURS);
     assert_eq!(mode(&place.at(PRELOAD)), 0o644);
@@ -137,10 +124,10 @@ fn install_adds_the_first_preload_and_uninstall_removes_it() {
 #[test]
 fn an_upgrade_leaves_the_old_file_unchanged() {
     let Some(place) = Place::new() else { return };
-    let old = place.library("");
+    let old = library("");
     done(&place.install(&old));
     let mut running = File::open(place.at(LIBRARY)).expect("open");
-    let new = place.library("int more;");
+    let new = library("int more;");
     done(&place.install(&new));
     let mut bytes = Vec::new();
     running.read_to_end(&mut bytes).expect("read");
@@ -161,7 +148,7 @@ fn a_packaged_library_is_preloaded_from_its_place() {
     let Some(place) = Place::new() else { return };
     let packaged = place.at("usr/lib/x86_64-linux-gnu/gpulimit/libgpulimit.so");
     fs::create_dir_all(packaged.parent().expect("a folder")).expect("made");
-    fs::copy(place.library(""), &packaged).expect("copied");
+    fs::copy(library(""), &packaged).expect("copied");
     done(&place.install(&packaged));
     assert_eq!(
         place.read(PRELOAD),
@@ -175,7 +162,7 @@ fn a_packaged_library_is_preloaded_from_its_place() {
 #[test]
 fn a_dry_run_changes_nothing() {
     let Some(place) = Place::new() else { return };
-    let library = place.library("");
+    let library = library("");
     let path = library.to_str().expect("text");
     let said = done(&place.gpulimit(&["install", "--dry-run", "--library", path]));
     assert_eq!(said.matches("would").count(), 3, "{said}");
@@ -189,16 +176,14 @@ fn a_dry_run_changes_nothing() {
 #[test]
 fn all_users_can_read_the_library_whatever_the_umask() {
     let Some(place) = Place::new() else { return };
-    let library = place.library("");
+    let library = library("");
     let mut command = Command::new("sh");
     command
         .args(["-c", "umask 077; exec \"$@\"", "sh"])
         .arg(env!("CARGO_BIN_EXE_gpulimit"))
-        .args(["install", "--library"])
-        .arg(&library)
-        .arg("--root")
-        .arg(place.0.join("image"));
-    done(&command.output().expect("started"));
+        .args(["install", "--root", &place.image(), "--library"])
+        .arg(&library);
+    done(&clean(&mut command).output().expect("started"));
     for (path, mode) in [
         ("usr", 0o755),
         ("usr/local", 0o755),
@@ -215,8 +200,7 @@ fn all_users_can_read_the_library_whatever_the_umask() {
 #[test]
 fn a_library_that_breaks_programs_is_refused() {
     let Some(place) = Place::new() else { return };
-    let text = place.0.join("libgpulimit.so");
-    fs::write(&text, "no library").expect("written");
+    let text = place.0.write("libgpulimit.so", "no library");
     assert!(place.refused(&text).contains("cannot preload"));
     for more in [
         "void missing(void); void use(void) { missing(); }",
@@ -225,18 +209,13 @@ fn a_library_that_breaks_programs_is_refused() {
         "#include <unistd.h>\n__attribute__((constructor)) static void f(void) { _exit(3); }",
         "__attribute__((constructor)) static void f(void) { __builtin_trap(); }",
     ] {
-        let said = place.refused(&place.library(more));
+        let said = place.refused(&library(more));
         assert!(
             said.contains("cannot be used here") && said.contains("/true"),
             "{said}"
         );
     }
-    let other = place.library("").with_file_name("libother.so");
-    let status = Command::new("cc")
-        .args(["-shared", "-fPIC", "-x", "c", "/dev/null", "-o"])
-        .arg(&other)
-        .status();
-    assert!(status.expect("a C compiler").success());
+    let other = compiled("libother.so", "");
     assert!(place.refused(&other).contains("not libgpulimit.so"));
     assert!(
         place
@@ -248,7 +227,7 @@ fn a_library_that_breaks_programs_is_refused() {
 #[test]
 fn places_that_others_could_change_are_refused() {
     let Some(place) = Place::new() else { return };
-    let library = place.library("");
+    let library = library("");
     let folder = place.at("usr/local/lib");
     fs::create_dir_all(&folder).expect("made");
     fs::set_permissions(&folder, Permissions::from_mode(0o777)).expect("set");
@@ -284,11 +263,8 @@ fn relative_paths_in_options_are_refused() {
         ["install", "--prefix", "here"],
         ["uninstall", "--root", "./image"],
     ] {
-        let output = Command::new(env!("CARGO_BIN_EXE_gpulimit"))
-            .args(arguments)
-            .output()
-            .expect("started");
+        let output = gpulimit(&arguments);
         assert_eq!(output.status.code(), Some(2), "{output:?}");
-        assert!(String::from_utf8_lossy(&output.stderr).contains("absolute path"));
+        assert!(text(&output.stderr).contains("absolute path"));
     }
 }

@@ -10,12 +10,15 @@ use gpulimit_group::{Access, Member, Members};
 use gpulimit_limits::{Key, LimitSet, Selector};
 use gpulimit_policy::rules::{FILE, Rules, Source, Target};
 use gpulimit_policy::{compile, file};
+use gpulimit_support::{clean, is_root, may_mount, text};
 use place::Place;
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+
+const GPULIMIT: &str = env!("CARGO_BIN_EXE_gpulimit");
 
 impl Place {
     fn policy(&self) -> PathBuf {
@@ -24,14 +27,10 @@ impl Place {
 
     fn run(&self, verb: &str, policy: &str, more: &[&str]) -> Output {
         fs::write(self.policy(), policy).expect("written");
-        Command::new(env!("CARGO_BIN_EXE_gpulimit"))
-            .arg(verb)
-            .arg(self.policy())
-            .args(more)
-            .env_remove("LD_PRELOAD")
-            .env("GPULIMIT_ROOT", self.root_path())
-            .output()
-            .expect("started")
+        let mut command = Command::new(GPULIMIT);
+        command.arg(verb).arg(self.policy()).args(more);
+        clean(&mut command).env("GPULIMIT_ROOT", self.root_path());
+        command.output().expect("started")
     }
 
     /// Returns the output of an `apply` that must succeed.
@@ -67,10 +66,6 @@ impl Place {
         let root = self.root_path();
         Rules::load(&Source { root, owner }).expect("rules")
     }
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.into()).expect("UTF-8")
 }
 
 /// Returns the name and the id of the user who runs the test.
@@ -220,8 +215,7 @@ fn two_controllers_do_not_apply_at_once() {
 
 #[test]
 fn a_full_file_system_loses_no_groups_or_rules() {
-    if me().1 != 0 {
-        eprintln!("skipped: only root mounts");
+    if !may_mount() {
         return;
     }
     // The policies are one with one group and a rule, one with too many groups for the file system,
@@ -246,17 +240,14 @@ fn a_full_file_system_loses_no_groups_or_rules() {
         format!("{groups}[group.a]\nmax = '1G'\n{rule}{more}"),
     )
     .expect("written");
-    let output = Command::new("unshare")
-        .args(["-m", "sh", "-c", STEPS, "sh"])
-        .args([
-            &place.0,
-            Path::new(env!("CARGO_BIN_EXE_gpulimit")),
-            &few,
-            &many,
-        ])
-        .env_remove("LD_PRELOAD")
-        .output()
-        .expect("started");
+    let mut command = Command::new("unshare");
+    command.args(["-m", "sh", "-c", STEPS, "sh"]).args([
+        &place.0,
+        Path::new(GPULIMIT),
+        &few,
+        &many,
+    ]);
+    let output = clean(&mut command).output().expect("started");
     let said = text(&output.stdout);
     assert_eq!(
         said, "nothing is lost\nrules: 1 written\nnothing to change\n60\n",
@@ -308,11 +299,9 @@ fn an_invalid_policy_changes_nothing() {
     }
     assert_eq!(place.applied(TREE, &[]), "nothing to change\n");
     fs::remove_file(place.policy()).expect("removed");
-    let output = Command::new(env!("CARGO_BIN_EXE_gpulimit"))
-        .arg("apply")
-        .arg(place.policy())
-        .output();
-    let output = output.expect("started");
+    let mut command = Command::new(GPULIMIT);
+    clean(command.arg("apply").arg(place.policy()));
+    let output = command.output().expect("started");
     assert!(text(&output.stderr).contains("cannot read"), "{output:?}");
 }
 
@@ -452,14 +441,10 @@ fn json_reports_the_same_changes() {
 
 #[test]
 fn apply_sets_owners_and_members() {
-    if me().1 != 0 {
-        eprintln!("skipped: only root gives groups to others");
+    if !is_root() {
         return;
     }
     let place = Place::new();
-    // Groups below a user's directory are made with that user's rights, so the user must be able to
-    // reach it.
-    fs::set_permissions(&place.0, fs::Permissions::from_mode(0o755)).expect("changed");
     let policy = "[group.a]\n[group.'a/b']\nowner = 'daemon'\n[group.'a/b/c']\nowner = 'daemon'\n";
     assert_eq!(
         place.applied(policy, &[]),
@@ -526,11 +511,9 @@ fn examples() -> Vec<PathBuf> {
 #[test]
 fn every_shipped_policy_is_valid() {
     for path in examples() {
-        let output = Command::new(env!("CARGO_BIN_EXE_gpulimit"))
-            .arg("check")
-            .arg(&path)
-            .output()
-            .expect("started");
+        let mut command = Command::new(GPULIMIT);
+        clean(command.arg("check").arg(&path));
+        let output = command.output().expect("started");
         assert!(output.status.success(), "{output:?}");
     }
 }
@@ -570,14 +553,8 @@ impl compile::Accounts for Machine {
 
 #[test]
 fn randomly_changed_policies_cause_no_panic() {
-    // Xorshift: the changes are the same in every run.
-    let mut state = 0x9E37_79B9_7F4A_7C15_u64;
-    let mut random = move |below: usize| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state % below as u64) as usize
-    };
+    let mut generator = gpulimit_support::random();
+    let mut random = |below: usize| generator.usize(..below);
     let texts = examples()
         .into_iter()
         .map(|path| fs::read_to_string(path).expect("readable"));
@@ -697,20 +674,17 @@ $2 doctor --user alice | grep -v 'names /usr/lib'
 
 #[test]
 fn policies_that_are_not_enforced_cause_warnings() {
-    if me().1 != 0 {
-        eprintln!("skipped: only root mounts");
+    if !may_mount() {
         return;
     }
     let place = Place::new();
-    let output = Command::new("unshare")
+    let mut command = Command::new("unshare");
+    command
         // Both streams go to one pipe, which keeps their order.
         .args(["-m", "sh", "-c", &format!("exec 2>&1\n{PEOPLE}"), "sh"])
         .arg(&place.0)
-        .arg(env!("CARGO_BIN_EXE_gpulimit"))
-        .env_remove("LD_PRELOAD")
-        .env_remove("GPULIMIT_ROOT")
-        .output()
-        .expect("started");
+        .arg(GPULIMIT);
+    let output = clean(&mut command).output().expect("started");
     let said = text(&output.stdout);
     let (said, all) = said.split_once("== all\n").expect("both halves");
     let mut parts = said.split("== ").skip(1);

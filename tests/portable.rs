@@ -2,31 +2,27 @@
 //! real files pass.
 #![allow(clippy::unwrap_used, reason = "a test that runs compilers")]
 
-use std::fs;
+use gpulimit_support::Scratch;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// A folder of a test's own.
-struct Place(PathBuf);
+struct Place(Scratch);
 
 impl Place {
-    fn new(name: &str) -> Place {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("portable-{name}"));
-        let _ = fs::remove_dir_all(&folder);
-        fs::create_dir_all(&folder).unwrap();
-        Place(folder)
+    fn new() -> Place {
+        Place(Scratch::new())
     }
 
     /// Compiles this C text into a shared library without the C library.
     fn library(&self, file: &str, source: &str, arguments: &[&str]) -> PathBuf {
-        let text = self.0.join(format!("{file}.c"));
-        fs::write(&text, source).unwrap();
+        let text = self.0.write(&format!("{file}.c"), source);
         let library = self.0.join(file);
         let status = Command::new("cc")
             .args(["-shared", "-fPIC", "-nostdlib", "-o"])
             .args([&library, &text])
             .args(arguments)
-            .current_dir(&self.0)
+            .current_dir(&*self.0)
             .status();
         assert!(status.unwrap().success(), "{file}");
         library
@@ -35,7 +31,7 @@ impl Place {
     /// Makes a library that uses `f` of another one, which is called `name` and gives `f` the
     /// version `version`.
     fn with(&self, name: &str, version: &str) -> PathBuf {
-        fs::write(self.0.join("versions"), format!("{version} {{ f; }};")).unwrap();
+        self.0.write("versions", &format!("{version} {{ f; }};"));
         let arguments = [
             "-Wl,--version-script=versions",
             &format!("-Wl,-soname,{name}"),
@@ -62,7 +58,7 @@ fn refused(file: &Path, why: &str) {
 
 #[test]
 fn files_that_need_a_newer_glibc_are_refused() {
-    let place = Place::new("newer");
+    let place = Place::new();
     refused(
         &place.with("libc.so.6", "GLIBC_2.18"),
         "GLIBC_2.18, newer than 2.17",
@@ -84,7 +80,7 @@ fn files_that_need_a_newer_glibc_are_refused() {
 
 #[test]
 fn files_that_need_a_compiler_runtime_or_the_driver_are_refused() {
-    let place = Place::new("needs");
+    let place = Place::new();
     for name in [
         "libstdc++.so.6",
         "libgcc_s.so.1",
@@ -97,7 +93,7 @@ fn files_that_need_a_compiler_runtime_or_the_driver_are_refused() {
 
 #[test]
 fn files_that_are_too_large_are_refused() {
-    let place = Place::new("large");
+    let place = Place::new();
     let large = place.library("libours.so", "char data[4 << 20] = { 1 };", &[]);
     refused(&large, "more than");
     let small = place.library("libours.so", "char data[4 << 10] = { 1 };", &[]);

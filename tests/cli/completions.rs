@@ -1,6 +1,6 @@
 //! `completions`
 
-use crate::place::Place;
+use crate::place::{Place, Running, have, set_environment, text};
 use gpulimit_base::units::Size;
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -35,20 +35,15 @@ fn offered(place: &Place, words: &[&str]) -> String {
         folder.display(),
         std::env::var("PATH").expect("set")
     );
-    let mut bash = Command::new("bash")
-        .args(["--norc", "-s"])
-        .env("GPULIMIT_ROOT", place.root_path())
-        .env("PATH", path)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("bash");
-    let mut input = bash.stdin.take().expect("piped");
+    let mut bash = Command::new("bash");
+    set_environment(bash.args(["--norc", "-s"]), &binary);
+    bash.env("PATH", path).stdin(Stdio::piped());
+    let mut bash = Running::start(bash.stdout(Stdio::piped()));
+    let input = bash.stdin.as_mut().expect("piped");
     input.write_all(ask.as_bytes()).expect("written");
-    drop(input);
-    let output = bash.wait_with_output().expect("ended");
+    let output = bash.ended();
     assert!(output.status.success(), "{output:?}");
-    String::from_utf8(output.stdout).expect("UTF-8")
+    text(&output.stdout)
 }
 
 #[test]
@@ -150,15 +145,6 @@ fn scripts_of_all_shells_offer_commands_and_groups() {
             assert!(script.contains(verb), "{shell} {verb}");
         }
         assert!(script.contains("gpulimit ls"), "{shell}");
-        // A shell that is installed must accept its script.
-        let path = place.0.join(shell);
-        std::fs::write(&path, &script).expect("written");
-        if let Ok(output) = Command::new(shell).arg("-n").arg(&path).output() {
-            assert!(
-                output.status.success() && output.stderr.is_empty(),
-                "{shell}: {output:?}"
-            );
-        }
     }
     let zsh = place.said(&["completions", "zsh"]);
     assert!(zsh.starts_with("#compdef gpulimit\n"), "{zsh}");
@@ -167,6 +153,23 @@ fn scripts_of_all_shells_offer_commands_and_groups() {
         "{zsh}"
     );
     place.refused(2, &["completions", "csh"]);
+}
+
+#[test]
+fn shells_accept_their_scripts() {
+    let place = Place::new();
+    for shell in ["bash", "zsh", "fish"] {
+        if !have(shell) {
+            continue;
+        }
+        let path = place.write(shell, &place.said(&["completions", shell]));
+        let output = Command::new(shell).arg("-n").arg(&path).output();
+        let output = output.expect("started");
+        assert!(
+            output.status.success() && output.stderr.is_empty(),
+            "{shell}: {output:?}"
+        );
+    }
 }
 
 #[test]

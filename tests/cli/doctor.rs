@@ -1,13 +1,15 @@
 //! `doctor`
 
-use crate::place::{Place, executable, library, may_unshare, text};
+use crate::place::{
+    Place, Running, compiled, executable, is_root, library, may_unshare, started_by, text,
+};
 use gpulimit_base::units::Size;
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime};
 
 #[test]
@@ -15,8 +17,7 @@ fn doctor_works_without_a_driver() {
     let place = Place::new();
     place.group("lab", Size::Max);
     // The empty library hides a driver that this machine may have.
-    let empty = place.0.join("libcuda.so.1");
-    fs::write(&empty, "").expect("written");
+    place.write("libcuda.so.1", "");
     let output = place
         .gpulimit(&["doctor", "--json"])
         .env("LD_LIBRARY_PATH", &place.0)
@@ -147,12 +148,10 @@ fn doctor_tests_the_library_on_a_system_without_true() {
     let place = Place::new();
     // In a system without merged directories, the second mount hides /bin/true.
     let script = "mount -t tmpfs tmpfs /usr/bin; [ -L /bin ] || mount -t tmpfs tmpfs /bin; \
-        test ! -e /bin/true && exec \"$0\" doctor --json";
-    let output = Command::new("unshare")
-        .args(["-m", "sh", "-c", script, env!("CARGO_BIN_EXE_gpulimit")])
-        .env("GPULIMIT_ROOT", place.root_path())
-        .env("GPULIMIT_LIBRARY", library())
-        .output();
+        test ! -e /bin/true && exec \"$0\" \"$@\"";
+    let mut unshare = Command::new("unshare");
+    unshare.args(["-m", "sh", "-c", script]);
+    let output = started_by(unshare, &place.gpulimit(&["doctor", "--json"])).output();
     let output = output.expect("started");
     let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let findings = json["findings"].as_array().expect("findings").iter();
@@ -184,7 +183,7 @@ fn doctor_warns_about_variables_that_no_program_reads() {
         assert_eq!(level(name, value, None), "warning");
         let nowhere = Path::new("/nowhere/libgpulimit.so");
         assert_eq!(level(name, value, Some(nowhere)), "warning");
-        assert_eq!(level(name, value, Some(library())), "ok");
+        assert_eq!(level(name, value, Some(&library())), "ok");
     }
 }
 
@@ -223,13 +222,11 @@ fn doctor_names_problems_in_the_root() {
 fn doctor_reports_a_shortage_of_descriptors() {
     let place = Place::new();
     let with = |limit: u32, about: &str| {
-        let script = format!("ulimit -n {limit}; exec \"$0\" doctor --json {about}");
-        let mut command = Command::new("sh");
-        command
-            .args(["-c", &script, env!("CARGO_BIN_EXE_gpulimit")])
-            .env("GPULIMIT_ROOT", place.root_path())
-            .env("GPULIMIT_LIBRARY", library());
-        let output = command.output().expect("started");
+        let script = format!("ulimit -n {limit}; exec \"$0\" \"$@\" {about}");
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &script]);
+        let output = started_by(shell, &place.gpulimit(&["doctor", "--json"])).output();
+        let output = output.expect("started");
         text(&output.stdout)
     };
     for limit in [4, 6, 8, 16] {
@@ -250,14 +247,13 @@ fn doctor_reports_a_shortage_of_descriptors() {
     );
 }
 
-/// A process that `doctor` inspects; it ends with the test.
-struct Looked(Child);
+/// A process that `doctor` inspects.
+struct Looked(Running);
 
 impl Looked {
     /// Starts a command and waits until it has become its program and printed a line.
     fn start(command: &mut Command) -> Looked {
-        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
-        let mut child = child.expect("started");
+        let mut child = Running::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
         let mut line = String::new();
         let out = child.stdout.as_mut().expect("piped");
         BufReader::new(out).read_line(&mut line).expect("read");
@@ -274,13 +270,6 @@ impl Looked {
 
     fn pid(&self) -> String {
         self.0.id().to_string()
-    }
-}
-
-impl Drop for Looked {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 
@@ -397,18 +386,10 @@ fn doctor_reports_a_replaced_library() {
 #[test]
 fn doctor_reports_programs_that_load_no_preload() {
     let place = Place::new();
-    let source = place.0.join("waits.c");
     let code = "#include <unistd.h>\nint main(void) { char c; write(1, \"here\\n\", 5); return \
         (int)read(0, &c, 1); }\n";
-    fs::write(&source, code).expect("written");
-    let program = place.0.join("waits");
-    let compile = |options: &[&str]| {
-        let mut compiler = Command::new("cc");
-        compiler.args(options).arg(&source).arg("-o").arg(&program);
-        assert!(compiler.status().expect("a C compiler").success());
-    };
-    let start = || {
-        let mut command = Command::new(&program);
+    let start = |program: &Path| {
+        let mut command = Command::new(program);
         Looked::start(
             command
                 .env_clear()
@@ -416,26 +397,19 @@ fn doctor_reports_programs_that_load_no_preload() {
                 .env("LD_PRELOAD", library()),
         )
     };
-    compile(&["-static"]);
-    says(
-        &place,
-        &start(),
-        1,
-        &["error    library", "linked statically"],
-    );
-    compile(&[]);
-    says(&place, &start(), 0, &["the process has loaded"]);
+    let looked = start(&compiled("static", code, &["-static"]));
+    let expected = ["error    library", "linked statically"];
+    says(&place, &looked, 1, &expected);
+    let dynamic = compiled("dynamic", code, &[]);
+    says(&place, &start(&dynamic), 0, &["the process has loaded"]);
     // This program runs with another user's rights.
-    if fs::metadata(&place.0).expect("there").uid() == 0 {
-        fs::set_permissions(&place.0, fs::Permissions::from_mode(0o755)).expect("opened");
+    if is_root() {
+        let program = place.at("program");
+        executable::copy(&dynamic, &program);
         std::os::unix::fs::chown(&program, Some(65533), None).expect("given away");
         fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).expect("changed");
-        says(
-            &place,
-            &start(),
-            1,
-            &["the process's LD_PRELOAD is ignored"],
-        );
+        let expected = ["the process's LD_PRELOAD is ignored"];
+        says(&place, &start(&program), 1, &expected);
     }
 }
 
@@ -551,9 +525,7 @@ fn doctor_reports_a_process_older_than_the_preload_file() {
         file.set_modified(time).expect("changed");
     };
     let hour = Duration::from_secs(3600);
-    // The pause is longer than a tick of the clock that measures the start of processes.
-    std::thread::sleep(Duration::from_millis(200));
-    at(SystemTime::now());
+    at(SystemTime::now() + hour);
     says(&place, &looked, 1, &[" was added to /etc/ld.so.preload"]);
     at(SystemTime::now() - hour);
     says(
@@ -568,14 +540,8 @@ fn doctor_reports_a_process_older_than_the_preload_file() {
 fn doctor_reports_memory_limits_of_the_driver() {
     let place = Place::new();
     let compile = |name: &str, source: &str| {
-        let file = place.0.join("stub.c");
-        fs::write(&file, source).expect("written");
-        let mut compiler = Command::new("cc");
-        compiler
-            .args(["-shared", "-fPIC", "-o"])
-            .arg(place.0.join(name))
-            .arg(file);
-        assert!(compiler.status().expect("a C compiler").success());
+        let library = compiled(name, source, &["-shared", "-fPIC"]);
+        fs::copy(library, place.at(name)).expect("copied");
     };
     compile(
         "libcuda.so.1",

@@ -1,6 +1,6 @@
 //! `events`
 
-use crate::place::{GIB, GPU, Nothing, Place};
+use crate::place::{GIB, GPU, Nothing, Place, Running, wait_until};
 use gpulimit_base::identity::Identity;
 use gpulimit_base::units::Size;
 use gpulimit_group::{Insistence, Root};
@@ -9,8 +9,7 @@ use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Child, ChildStdout, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{ChildStdout, Command, Stdio};
 
 fn lines(text: &str) -> Vec<Value> {
     let parse = |line: &str| serde_json::from_str(line).expect("a JSON object a line");
@@ -74,13 +73,7 @@ fn follow_ends_when_the_group_is_removed() {
     let place = Place::new();
     place.group("a", Size::Max);
     place.said(&["set", "a", "max=1G"]);
-    let mut child = place
-        .gpulimit(&["events", "a", "--follow", "--json"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("started");
-    let mut out = BufReader::new(child.stdout.take().expect("piped"));
+    let (child, mut out) = follow(&place, &["a", "--json"]);
     let mut next = || {
         let mut line = String::new();
         out.read_line(&mut line).expect("a line");
@@ -104,7 +97,7 @@ fn follow_ends_when_the_group_is_removed() {
     assert_eq!(next()["max"], 4 * GIB);
     place.said(&["rm", "--recursive", "a"]);
     assert_eq!(next(), Value::Null);
-    let output = child.wait_with_output().expect("ended");
+    let output = child.ended();
     assert_eq!(output.status.code(), Some(1));
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(error.contains("no group 'a'"), "{error}");
@@ -119,12 +112,7 @@ fn follow_tries_a_group_again_that_could_not_be_opened() {
     let aside = ledger.with_file_name("aside");
     fs::rename(&ledger, &aside).expect("renamed");
     fs::create_dir(&ledger).expect("made");
-    let mut child = place
-        .gpulimit(&["events", "--follow", "--json"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("started");
+    let (mut child, mut out) = follow(&place, &["--json"]);
     let next = |pipe: &mut dyn BufRead| {
         let mut line = String::new();
         pipe.read_line(&mut line).expect("a line");
@@ -135,11 +123,9 @@ fn follow_tries_a_group_again_that_could_not_be_opened() {
     assert!(error.contains("ledger"), "{error}");
     fs::remove_dir(&ledger).expect("removed");
     fs::rename(&aside, &ledger).expect("renamed");
-    let mut out = BufReader::new(child.stdout.take().expect("piped"));
     let event = next(&mut out);
     assert!(event.contains("\"a\""), "{event}");
-    child.kill().expect("killed");
-    child.wait().expect("ended");
+    drop(child);
     let mut more = String::new();
     errors.read_to_string(&mut more).expect("read");
     assert_eq!(more, "", "reported once");
@@ -149,15 +135,10 @@ fn follow_tries_a_group_again_that_could_not_be_opened() {
 fn follow_ends_when_its_reader_is_gone() {
     let place = Place::new();
     place.group("a", Size::Max);
-    let mut child = place
-        .gpulimit(&["events", "--follow"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("started");
-    drop(child.stdout.take());
+    let (child, out) = follow(&place, &[]);
+    drop(out);
     place.said(&["set", "a", "max=1G"]);
-    let output = child.wait_with_output().expect("ended");
+    let output = child.ended();
     assert!(
         output.status.success() && output.stderr.is_empty(),
         "{output:?}"
@@ -411,11 +392,13 @@ fn a_suspended_process_is_named_with_the_process_that_moved_its_memory() {
 /// for a while, and a child that another test starts keeps a member's lock until it runs its
 /// program.
 fn collect(place: &Place, left: &str) {
-    let start = Instant::now();
-    while place.said(&["ls"]) != left {
-        assert!(start.elapsed() < Duration::from_secs(60), "a job stays");
-        place.said(&["gc"]);
-    }
+    wait_until("no job stays", || {
+        let is_done = place.said(&["ls"]) == left;
+        if !is_done {
+            place.said(&["gc"]);
+        }
+        is_done
+    });
 }
 
 #[test]
@@ -491,7 +474,7 @@ fn a_loop_of_refusals_is_one_line_with_their_number() {
         "{out}"
     );
     // Readers who follow get later events one by one.
-    let (mut child, mut out) = follow(&place);
+    let (_child, mut out) = follow(&place, &["a", "--json"]);
     let mut next = || {
         let mut line = String::new();
         out.read_line(&mut line).expect("a line");
@@ -506,18 +489,14 @@ fn a_loop_of_refusals_is_one_line_with_their_number() {
             (&number.into(), &1.into())
         );
     }
-    child.kill().expect("killed");
-    child.wait().expect("ended");
     assert_eq!(counted(&listed()), 203);
 }
 
-/// Starts a reader who follows the events of group `a`.
-fn follow(place: &Place) -> (Child, BufReader<ChildStdout>) {
-    let mut child = place
-        .gpulimit(&["events", "a", "--follow", "--json"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("started");
+/// Starts a reader who follows events.
+fn follow(place: &Place, arguments: &[&str]) -> (Running, BufReader<ChildStdout>) {
+    let mut command = place.gpulimit(&[&["events", "--follow"], arguments].concat());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = Running::start(&mut command);
     let out = BufReader::new(child.stdout.take().expect("piped"));
     (child, out)
 }
@@ -528,7 +507,7 @@ fn readers_who_follow_get_each_event_of_a_long_burst_once() {
     let place = Place::new();
     place.group("a", Size::Bytes(GIB));
     let (member, device) = place.member("a");
-    let (mut child, mut out) = follow(&place);
+    let (child, mut out) = follow(&place, &["a", "--json"]);
     let mut until_limits = || {
         let mut refusals = 0;
         loop {
@@ -561,6 +540,4 @@ fn readers_who_follow_get_each_event_of_a_long_burst_once() {
     // The ring may give its events one round later.
     place.said(&["set", "a", "max=2G"]);
     assert_eq!(until_limits(), 0);
-    child.kill().expect("killed");
-    child.wait().expect("ended");
 }

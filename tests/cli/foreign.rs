@@ -1,6 +1,6 @@
 //! Files in a root that gpulimit did not make: they stay, whatever command is called.
 
-use crate::place::{Place, text};
+use crate::place::{Place, Running, is_root, text};
 use gpulimit_base::units::Size;
 use gpulimit_group::{MAX_USER_NAMES, Root};
 use std::collections::BTreeMap;
@@ -13,14 +13,6 @@ use std::process::Stdio;
 
 /// An unprivileged user without groups of their own.
 const ALICE: u32 = 40_001;
-
-fn is_root() -> bool {
-    let is_root = gpulimit_group::effective_user() == 0;
-    if !is_root {
-        eprintln!("SKIPPED: only root can give files to others");
-    }
-    is_root
-}
 
 /// The paths of planted files with their content, and of planted links with their targets.
 #[derive(Default)]
@@ -51,22 +43,6 @@ impl Planted {
             let path = path.display();
             assert_eq!(left.as_ref(), Some(content), "{path} after {after}");
         }
-    }
-}
-
-/// Pseudo-random numbers (xorshift).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % end as u64) as usize
-    }
-
-    fn of<'a, T: ?Sized>(&mut self, choices: &[&'a T]) -> &'a T {
-        choices[self.below(choices.len())]
     }
 }
 
@@ -109,9 +85,9 @@ const NAMES: [&str; 13] = [
 
 #[test]
 fn foreign_files_survive_every_command() {
-    for seed in 1..=6 {
+    let mut random = gpulimit_support::random();
+    for round in 1..=6 {
         let place = Place::new();
-        let mut random = Random(0x9e37_79b9_7f4a_7c15 ^ seed);
         for name in ["lab", "lab/alice", "lab/run-3-4", "run-1-2"] {
             place.group(name, Size::Percent(5_000));
         }
@@ -124,13 +100,13 @@ fn foreign_files_survive_every_command() {
         fs::write(outside.join("tree/file"), "theirs").expect("planted");
         planted.add(outside.join("tree/file"));
         for _ in 0..10 {
-            let directory = root.join(random.of(&PLACES));
+            let directory = root.join(random.choice(PLACES).expect("some"));
             fs::create_dir_all(&directory).expect("made");
-            let path = directory.join(random.of(&NAMES));
+            let path = directory.join(random.choice(NAMES).expect("some"));
             if fs::symlink_metadata(&path).is_ok() {
                 continue;
             }
-            match random.below(4) {
+            match random.usize(..4) {
                 0 => symlink(&outside, &path).expect("planted"),
                 1 => {
                     fs::create_dir(&path).expect("planted");
@@ -138,7 +114,7 @@ fn foreign_files_survive_every_command() {
                     planted.add(path.join("file"));
                 }
                 2 if !path.ends_with(".limits.12.3") => fs::write(&path, "").expect("planted"),
-                _ => fs::write(&path, format!("theirs {seed}")).expect("planted"),
+                _ => fs::write(&path, format!("theirs {round}")).expect("planted"),
             }
             planted.add(path);
         }
@@ -180,17 +156,13 @@ fn foreign_files_survive_every_command() {
             fs::write(&policy, text).expect("written");
             for verb in verbs {
                 // Most of these commands fail with a message.
-                let mut child = place
-                    .gpulimit(verb)
-                    .stdin(Stdio::piped())
-                    .stdout(Stdio::null())
-                    .stderr(Stdio::null())
-                    .spawn()
-                    .expect("started");
-                let input = child.stdin.take();
+                let mut command = place.gpulimit(verb);
+                command.stdin(Stdio::piped()).stdout(Stdio::null());
+                let mut child = Running::start(command.stderr(Stdio::null()));
+                let input = child.stdin.as_mut();
                 let _ = input.expect("piped").write_all(state.as_bytes());
-                child.wait().expect("ended");
-                planted.check(&format!("{verb:?}, seed {seed}"));
+                child.ended();
+                planted.check(&format!("{verb:?} in round {round}"));
             }
         }
     }
@@ -363,7 +335,7 @@ fn a_full_directory_of_a_user_slows_others_little() {
     // Another user's `run` cleans up as well.
     let lab = root.path().join("lab");
     let (limits, root) = (lab.join("limits"), root.path().into());
-    for path in [&place.0.0, &root, &lab, &limits, &below] {
+    for path in [&root, &lab, &limits, &below] {
         fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("opened");
     }
     let mut command = place.gpulimit(&["gc"]);

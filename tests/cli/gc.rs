@@ -1,10 +1,8 @@
 //! `gc`
 
-use crate::place::Place;
+use crate::place::{Place, wait_until};
 use gpulimit_base::units::Size;
 use std::fs;
-use std::thread;
-use std::time::Duration;
 
 #[test]
 fn gc_removes_and_reports_stale_groups() {
@@ -97,11 +95,11 @@ fn gc_uncharges_memory_of_dead_processes() {
     member.wait().expect("ended");
     let mut out = String::new();
     // Without a driver to ask, dead processes count for a while.
-    while !out.contains("given back") {
+    wait_until("the memory is given back", || {
         out = place.said(&["gc"]);
         assert!(out.contains("lab: memory of dead processes"), "{out}");
-        thread::sleep(Duration::from_millis(50));
-    }
+        out.contains("given back")
+    });
     assert!(out.contains("given back to the group (1)"), "{out}");
     assert_eq!(place.said(&["gc"]), "");
 }

@@ -3,6 +3,7 @@
 use crate::place::{Place, executable, text};
 use gpulimit_base::units::Size;
 use gpulimit_ledger::EventKind;
+use gpulimit_support::clean;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -172,7 +173,7 @@ fn an_external_command_is_executed() {
     executable::copy(Path::new(env!("CARGO_BIN_EXE_gpulimit")), &gpulimit);
     let run = |path: &str| {
         let mut command = Command::new(&gpulimit);
-        command.args(["k8s-device-plugin", "--unit", "a b", "--help"]);
+        clean(command.args(["k8s-device-plugin", "--unit", "a b", "--help"]));
         command.env("PATH", path).output().expect("started")
     };
     let output = run("/nowhere");

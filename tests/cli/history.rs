@@ -184,20 +184,39 @@ fn history_refuses_times_that_it_does_not_understand() {
     assert!(error.contains("no group 'nolab'"), "{error}");
 }
 
-/// Writes usage that grows by 128 MiB a minute into the history of the last half hour: into the
-/// ring of minutes of the first GPU (`crates/ledger/src/layout.rs`).
-fn write_leak(place: &Place, group: &str) {
-    const MINUTES: u64 = (4 + 512 + 8_192 + 16) * 4_096 + 14_400;
+/// A ring of the first GPU's history (`crates/ledger/src/layout.rs`).
+pub struct Ring {
+    /// Place in the ledger, in bytes.
+    at: u64,
+    /// Length of a period, in seconds.
+    length: u64,
+    periods: u64,
+}
+
+const FIRST: u64 = (4 + 512 + 8_192 + 16) * 4_096;
+pub const SECONDS: Ring = Ring {
+    at: FIRST,
+    length: 1,
+    periods: 600,
+};
+pub const MINUTES: Ring = Ring {
+    at: FIRST + 14_400,
+    length: 60,
+    periods: 1_440,
+};
+
+/// Writes usage that grows by 128 MiB in each period into the last thirty periods of the history.
+pub fn write_growth(place: &Place, group: &str, ring: &Ring) {
     let path = place.root_path().join(group).join("ledger");
     let ledger = File::options().write(true).open(path).expect("a ledger");
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .expect("after 1970");
-    let minute = now.as_secs() / 60;
+    let last = now.as_secs() / ring.length;
     for ago in 0..30 {
-        let period = minute - ago;
+        let period = last - ago;
         let word = ((period << 32) | ((30 - ago) * 32_768)).to_le_bytes();
-        let bucket = MINUTES + period % 1_440 * 24;
+        let bucket = ring.at + period % ring.periods * 24;
         ledger
             .write_all_at(&[word, word].concat(), bucket)
             .expect("written");
@@ -214,7 +233,7 @@ fn usage_that_grows_is_reported() {
     for verb in verbs {
         assert!(!place.said(&verb).contains("leak"));
     }
-    write_leak(&place, "lab");
+    write_growth(&place, "lab", &MINUTES);
     let line = "grows 128.0 MiB/min, full in 34 min; may leak: the floor has risen for 20 min";
     for verb in verbs {
         let said = place.said(&verb);

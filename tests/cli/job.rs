@@ -1,39 +1,21 @@
 //! `run` becomes the command, whose group stays as long as the command lives.
 
-use crate::place::{Place, may_unshare, text};
+use crate::place::{Place, Running, may_unshare, set_environment, started_by, text, wait_until};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
-
-/// Longer than any step here takes on a busy machine.
-const HANG: Duration = Duration::from_secs(120);
-
-#[track_caller]
-fn wait_until(what: &str, is_so: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !is_so() {
-        assert!(start.elapsed() < HANG, "{what}");
-        thread::sleep(Duration::from_millis(5));
-    }
-}
+use std::process::{Command, Stdio};
 
 /// Starts a script under `run` with these options, and returns its first line.
-fn start(place: &Place, options: &[&str], script: &str) -> (Child, String) {
+fn start(place: &Place, options: &[&str], script: &str) -> (Running, String) {
     let arguments = [&["run"], options, &["--", "sh", "-c", script]].concat();
     start_command(place.gpulimit(&arguments))
 }
 
 /// Starts a command that waits for a line, and returns its first line.
-fn start_command(mut command: Command) -> (Child, String) {
-    let mut child = command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("started");
+fn start_command(mut command: Command) -> (Running, String) {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = Running::start(command.stderr(Stdio::null()));
     let mut line = String::new();
     let out = child.stdout.as_mut().expect("piped");
     let mut out = BufReader::with_capacity(1, out);
@@ -54,14 +36,9 @@ fn run_becomes_the_command() {
     drop(child.stdin.take());
     assert_eq!(child.wait().expect("ended").code(), Some(1));
     // The same holds in a group that stays.
-    let (mut child, line) = start(
-        &place,
-        &["--name", "lab", "--max", "4G"],
-        "echo $$; read line",
-    );
+    let options = ["--name", "lab", "--max", "4G"];
+    let (child, line) = start(&place, &options, "echo $$; read line");
     assert_eq!(line, child.id().to_string());
-    child.kill().expect("killed");
-    child.wait().expect("ended");
 }
 
 #[test]
@@ -150,14 +127,8 @@ fn surroundings(place: &Place, before: &str, options: Option<&[&str]>) -> String
         }
     };
     let script = format!("{before}; exec {} sh -c \"$LOOK\"", run.join(" "));
-    let given = place.gpulimit(&[]);
     let mut command = Command::new("bash");
-    for (name, value) in given.get_envs() {
-        match value {
-            Some(value) => command.env(name, value),
-            None => command.env_remove(name),
-        };
-    }
+    set_environment(&mut command, &place.gpulimit(&[]));
     let output = command
         .args(["-c", &script])
         .env("LOOK", look)
@@ -201,26 +172,15 @@ fn with_stat_the_command_dies_with_its_parent() {
         let stat = fs::read_to_string(command.join("stat")).unwrap_or_default();
         stat.is_empty() || stat.contains(") Z ")
     };
-    wait_until("it goes on", is_over);
+    wait_until("the command dies", is_over);
     drop(input);
 }
 
 /// Returns a command in namespaces of its own, which `unshare` makes by these options.
 fn in_namespaces(place: &Place, options: &[&str], arguments: &[&str]) -> Command {
-    let verb = place.gpulimit(arguments);
-    let mut command = Command::new("unshare");
-    command
-        .args(options)
-        .args(["--fork", "--kill-child"])
-        .arg(verb.get_program())
-        .args(verb.get_args());
-    for (name, value) in verb.get_envs() {
-        match value {
-            Some(value) => command.env(name, value),
-            None => command.env_remove(name),
-        };
-    }
-    command
+    let mut unshare = Command::new("unshare");
+    unshare.args(options).args(["--fork", "--kill-child"]);
+    started_by(unshare, &place.gpulimit(arguments))
 }
 
 #[test]

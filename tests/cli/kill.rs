@@ -1,13 +1,13 @@
 //! `kill`
 
-use crate::place::{CAPACITY, GIB, GPU, Nothing, Place, may_unshare};
+use crate::place::{CAPACITY, GIB, GPU, Nothing, Place, Running, may_unshare};
 use gpulimit_base::identity::Identity;
 use gpulimit_base::units::Size;
 use gpulimit_group::{Insistence, Root};
 use gpulimit_ledger::{Ledger, Level, charge_unchecked};
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 #[test]
@@ -50,31 +50,23 @@ const VICTIM: &str = "GPULIMIT_TEST_VICTIM";
 
 /// A member of group `a` that holds 4 GiB, and whose slot names another process.
 struct Forger {
-    child: Child,
-    victim: Child,
+    child: Running,
+    victim: Running,
 }
 
 impl Forger {
     fn start(place: &Place) -> Self {
-        let victim = Command::new("sleep")
-            .arg("600")
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("started");
-        let mut child = Command::new(std::env::current_exe().expect("known"))
-            .args([
-                "--exact",
-                "kill::forger_process",
-                "--ignored",
-                "--nocapture",
-            ])
-            .env(VICTIM, victim.id().to_string())
-            .env("GPULIMIT_ROOT", place.root_path())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("started");
+        let victim = Running::start(Command::new("sleep").arg("600"));
+        let test = ["--exact", "kill::forger_process"];
+        let mut child = Running::start(
+            Command::new(std::env::current_exe().expect("known"))
+                .args(test)
+                .args(["--ignored", "--nocapture"])
+                .env(VICTIM, victim.id().to_string())
+                .env("GPULIMIT_ROOT", place.root_path())
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped()),
+        );
         let out = child.stdout.as_mut().expect("piped");
         let mut lines = BufReader::new(out).lines();
         assert!(lines.any(|line| line.is_ok_and(|line| line.contains("forged"))));
@@ -89,10 +81,6 @@ impl Forger {
 impl Drop for Forger {
     fn drop(&mut self) {
         let lives = self.victim.try_wait().expect("asked").is_none();
-        for child in [&mut self.child, &mut self.victim] {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
         assert!(lives || std::thread::panicking(), "the victim was killed");
     }
 }

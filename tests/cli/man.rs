@@ -1,6 +1,6 @@
 //! `man`
 
-use crate::place::{Place, text};
+use crate::place::{Place, have, text};
 use std::fs;
 use std::process::Command;
 
@@ -51,16 +51,17 @@ fn every_command_has_a_page() {
         fs::read_dir(&folder).expect("listed").count(),
         verbs.len() + 1
     );
+    assert!(!first.contains("help(1)"), "there is no such page: {first}");
+    if !have("groff") {
+        return;
+    }
     for entry in fs::read_dir(&folder).expect("listed") {
         let path = entry.expect("listed").path();
-        let Ok(output) = Command::new("groff")
+        let output = Command::new("groff")
             .args(["-ww", "-man", "-Tutf8", "-rLL=80n", "-P-cbou"])
             .arg(&path)
             .output()
-        else {
-            eprintln!("SKIPPED: no groff here");
-            return;
-        };
+            .expect("groff");
         assert!(
             output.status.success() && output.stderr.is_empty(),
             "{}: {output:?}",
@@ -71,7 +72,6 @@ fn every_command_has_a_page() {
             assert!(width <= 80, "{}: {line}", path.display());
         }
     }
-    assert!(!first.contains("help(1)"), "there is no such page: {first}");
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! A root of groups for a test, and the controller that uses it.
 
-pub use gpulimit_support::executable;
+pub use gpulimit_support::{
+    Running, executable, have, is_root, may_mount, may_unshare, skip, text, wait_until,
+};
 #[path = "../groups/nothing.rs"]
 mod nothing;
 #[path = "../groups/place.rs"]
@@ -10,12 +12,11 @@ use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::Size;
 use gpulimit_group::{Insistence, Member, MemberDevice, Root};
 use gpulimit_limits::LimitSet;
+use gpulimit_support::clean;
 use serde_json::Value;
-use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::sync::OnceLock;
+use std::process::{Command, Output, Stdio};
 
 pub use nothing::Nothing;
 pub use root::Place;
@@ -32,14 +33,7 @@ impl Place {
     /// Returns the controller with this root, without other variables that it would read.
     pub fn gpulimit(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gpulimit"));
-        for (name, _) in std::env::vars_os() {
-            let name = name.to_string_lossy().into_owned();
-            if name.starts_with("GPULIMIT_") || name.starts_with("CUDA_") || name == "LD_PRELOAD" {
-                command.env_remove(name);
-            }
-        }
-        command
-            .args(arguments)
+        clean(command.args(arguments))
             .env("GPULIMIT_ROOT", self.root_path())
             .env("GPULIMIT_LIBRARY", library());
         command
@@ -88,9 +82,9 @@ impl Place {
 impl Place {
     /// Starts another process that is a member of the group until it is killed; the command `by`,
     /// if any, starts it.
-    pub fn start_member(&self, group: &str, by: Option<Command>) -> Child {
-        let mut child = self.member_command(group, by);
-        let mut child = child.stdin(Stdio::piped()).spawn().expect("started");
+    pub fn start_member(&self, group: &str, by: Option<Command>) -> Running {
+        let mut command = self.member_command(group, by);
+        let mut child = Running::start(command.stdin(Stdio::piped()));
         let out = child.stdout.as_mut().expect("piped");
         let ready = BufReader::new(out)
             .lines()
@@ -143,51 +137,39 @@ fn member_process() {
 }
 
 /// Returns a library that only looks like gpulimit's.
-pub fn library() -> &'static Path {
-    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| {
-        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("libgpulimit.so");
-        let draft = path.with_extension(std::process::id().to_string());
-        let mut compiler = Command::new("cc")
-            .args(["-shared", "-fPIC", "-x", "c", "-o"])
-            .arg(&draft)
-            .arg("-")
-            .stdin(Stdio::piped())
-            .spawn()
-            .expect("a C compiler");
-        let source = format!(
-            "const char *gpulimit_hooks(void) {{ return \"cuMemAlloc_v2 Sized resolved\\n\"; }}\n\
-                 const char gpulimit_version_text[] = \"{}\";\n",
-            gpulimit_base::version::text()
-        );
-        let input = compiler.stdin.take();
-        input
-            .expect("piped")
-            .write_all(source.as_bytes())
-            .expect("written");
-        assert!(compiler.wait().expect("ended").success());
-        fs::rename(draft, &path).expect("renamed");
-        path
-    })
+pub fn library() -> PathBuf {
+    let source = format!(
+        "const char *gpulimit_hooks(void) {{ return \"cuMemAlloc_v2 Sized resolved\\n\"; }}\n\
+         const char gpulimit_version_text[] = \"{}\";\n",
+        gpulimit_base::version::text()
+    );
+    compiled("libgpulimit.so", &source, &["-shared", "-fPIC"])
 }
 
-pub fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.into()).expect("UTF-8")
+/// Returns the path of a C program or library, which is compiled once for all tests.
+pub fn compiled(name: &str, source: &str, options: &[&str]) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    executable::compiled(folder, name, source, options)
+}
+
+/// Returns the starter's command line with that of the other command behind it, in the environment
+/// of both.
+pub fn started_by(mut starter: Command, command: &Command) -> Command {
+    starter.arg(command.get_program()).args(command.get_args());
+    set_environment(&mut starter, command);
+    starter
+}
+
+/// Gives a command the environment of another one, too.
+pub fn set_environment(command: &mut Command, other: &Command) {
+    for (name, value) in other.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
 }
 
 pub fn words(line: &str) -> Vec<&str> {
     line.split_whitespace().collect()
-}
-
-/// Returns whether `unshare` can make namespaces by these options here; prints a message if not.
-pub fn may_unshare(options: &[&str]) -> bool {
-    let tried = Command::new("unshare")
-        .args(options)
-        .args(["--fork", "true"])
-        .output();
-    let may = tried.is_ok_and(|output| output.status.success());
-    if !may {
-        eprintln!("SKIPPED: unshare {options:?} takes root");
-    }
-    may
 }

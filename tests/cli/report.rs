@@ -1,6 +1,6 @@
 //! `report`
 
-use crate::place::{GIB, GPU, Nothing, Place, may_unshare, text};
+use crate::place::{GIB, GPU, Nothing, Place, may_unshare, skip, text, wait_until};
 use gpulimit_base::units::Size;
 use gpulimit_group::{Insistence, Member};
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// Returns a group `lab` in which this process has used memory for a while, and a group `idle`. One
 /// request was refused.
@@ -22,13 +22,7 @@ fn used() -> (Place, Member) {
     let refusal = charge(2 * GIB).expect_err("full");
     member.count_refusal(&device, "cuMemAlloc", 2 * GIB, &refusal);
     // The clock of the ledger has steps of some milliseconds.
-    let start = Instant::now();
-    while hours(&place) == 0.0 {
-        assert!(
-            start.elapsed() < Duration::from_secs(60),
-            "no memory over time"
-        );
-    }
+    wait_until("memory over time", || hours(&place) > 0.0);
     (place, member)
 }
 
@@ -50,8 +44,9 @@ fn me() -> u64 {
 #[test]
 fn report_has_a_line_for_each_group_and_gpu() {
     let (place, _member) = used();
-    let start = Instant::now();
+    let before = Instant::now();
     let first = hours(&place);
+    let after = Instant::now();
     let all = uses(&place, &[]);
     assert_eq!(all.len(), 1, "the other group has used no GPU: {all:?}");
     let group = &all[0];
@@ -66,13 +61,20 @@ fn report_has_a_line_for_each_group_and_gpu() {
     assert_eq!(group["name"], "lab");
     assert_eq!(group["gpu"]["uuid"], GPU.to_string());
     assert!(group["user"].is_null() && group["uid"].is_null(), "{group}");
-    // The use grows by 3 GiB times the time, as the memory stays charged.
-    std::thread::sleep(Duration::from_millis(300));
-    let more = hours(&place) - first;
-    let most = 3.0 * (start.elapsed().as_secs_f64() + 0.1) / 3_600.0;
+    // The use grows by 3 GiB times the time, as the memory stays charged. Both reports were made
+    // within the longer time, and the shorter one passed between them.
+    let (mut more, mut least) = (0.0, 0.0);
+    wait_until("the use grows", || {
+        least = after.elapsed().as_secs_f64();
+        more = hours(&place) - first;
+        more > 3.0 * 0.2 / 3_600.0
+    });
+    let most = before.elapsed().as_secs_f64();
+    // The clock of the ledger has steps of some milliseconds.
+    let limits = [least - 0.1, most + 0.1].map(|seconds| 3.0 * seconds / 3_600.0);
     assert!(
-        more >= 3.0 * 0.2 / 3_600.0 && more <= most,
-        "{more} of {most}"
+        limits[0] <= more && more <= limits[1],
+        "{more} of {limits:?}"
     );
 
     let table = place.said(&["report"]);
@@ -138,7 +140,7 @@ fn report_of_a_group_reads_no_limits_of_others() {
     forget();
     place.said(&["report", "lab/b"]);
     if !is_read() {
-        eprintln!("skipped: the file system does not note reads");
+        skip("the file system does not note reads");
         return;
     }
     forget();
@@ -153,7 +155,9 @@ fn report_does_not_count_the_time_in_which_a_process_may_have_been_dead() {
     let mut member = place.start_member("lab", None);
     member.kill().expect("killed");
     member.wait().expect("ended");
-    std::thread::sleep(Duration::from_millis(50));
+    // The first report finds that the process is dead, and ends the uncertain time.
+    let killed = Instant::now();
+    wait_until("the clock", || killed.elapsed().as_millis() > 50);
     for by in ["group", "user"] {
         let all = uses(&place, &["--by", by]);
         let figure = |key: &str| all[0][key].as_f64().expect("a number");
@@ -231,11 +235,23 @@ fn report_appends_to_the_file_of_the_day() {
         output.status.success() && said.replace("\n  ", " ").contains(&made),
         "{output:?}"
     );
-    fs::remove_dir_all(&directory).expect("removed");
-    fs::create_dir(&directory).expect("made");
-    let save = || place.said(&["report", "--save", directory.to_str().expect("text")]);
-    assert_eq!(save(), "");
-    let (name, first) = saved(&directory);
+    let save = || {
+        assert_eq!(place.said(&arguments), "");
+        saved(&directory)
+    };
+    let mut member = Some(member);
+    let (name, first, second) = loop {
+        fs::remove_dir_all(&directory).expect("removed");
+        fs::create_dir(&directory).expect("made");
+        let (name, first) = save();
+        // The figures go on, also if the process has ended.
+        drop(member.take());
+        let (again, second) = save();
+        // At midnight, the second save begins another file.
+        if again == name {
+            break (name, first, second);
+        }
+    };
     assert_eq!(name.len(), "2026-11-23.csv".len(), "{name}");
     assert_eq!(
         first[0],
@@ -257,14 +273,6 @@ fn report_appends_to_the_file_of_the_day() {
         "{first:?}"
     );
     assert!(first[2].contains(&format!(",{},", me())), "{first:?}");
-    // The figures go on, also if the process has ended.
-    drop(member);
-    save();
-    let (again, second) = saved(&directory);
-    if again != name {
-        eprintln!("skipped: it was midnight");
-        return;
-    }
     assert_eq!((second.len(), &second[..3]), (5, &first[..]), "heads once");
     let hours = |line: &str| -> f64 {
         let cell = line.split(',').nth(6).expect("a cell");
@@ -562,14 +570,24 @@ fn the_use_since_a_time_comes_from_the_group_its_history_and_the_files() {
     let saved = saved(Path::new(directory)).1;
     let (time, _) = saved[1].split_once(',').expect("cells");
     let before = hours(&place);
-    // From here on the group and the save are older than the begin.
-    std::thread::sleep(Duration::from_millis(3_100));
+    // The group and the save are older than the begin, which is a whole second.
+    let seconds = || {
+        SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .expect("after 1970")
+            .as_secs()
+    };
+    let end = seconds();
+    wait_until("the next second", || seconds() > end);
+    let begin = jiff::Timestamp::from_second(seconds() as i64)
+        .expect("a time")
+        .to_string();
     let device = member.device(GPU, 80 * GIB).expect("a device");
     let charge = |bytes| member.charge(&device, bytes, &Nothing, Insistence::Full);
     let refusal = charge(2 * GIB).expect_err("full");
     member.count_refusal(&device, "cuMemAlloc", 2 * GIB, &refusal);
 
-    let since = |arguments: &[&str]| uses(&place, &[&["--since", "1s"], arguments].concat());
+    let since = |arguments: &[&str]| uses(&place, &[&["--since", &begin], arguments].concat());
     let alone = &since(&[])[0];
     assert_eq!(alone["gib_hours"], Value::Null, "only the sum is known");
     assert_eq!(
@@ -578,7 +596,7 @@ fn the_use_since_a_time_comes_from_the_group_its_history_and_the_files() {
         "the history has what was charged before"
     );
     assert_eq!(since(&["--by", "user"])[0]["gib_hours"], Value::Null);
-    let table = place.output(&["report", "--since", "1s"]);
+    let table = place.output(&["report", "--since", &begin]);
     let said = text_of(&table.stdout);
     assert!(said.contains("lab GPU-1a2b… - 3.0 GiB "), "{said}");
     assert!(

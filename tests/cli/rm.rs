@@ -1,8 +1,7 @@
 //! `rm`
 
-use crate::place::Place;
+use crate::place::{Place, Running, wait_until};
 use gpulimit_base::units::Size;
-use std::time::{Duration, Instant};
 
 #[test]
 fn rm_removes_empty_groups() {
@@ -51,13 +50,9 @@ fn rm_refuses_a_group_with_running_programs() {
     assert_eq!(place.said(&["ls"]), "a\na/b\na/c\n");
     drop(member);
     // A child that another test starts keeps the member's lock until it runs its program.
-    let start = Instant::now();
-    while !place.output(&["rm", "-r", "a"]).status.success() {
-        assert!(
-            start.elapsed() < Duration::from_secs(60),
-            "a/b stays in use"
-        );
-    }
+    wait_until("a/b is not in use", || {
+        place.output(&["rm", "-r", "a"]).status.success()
+    });
     assert_eq!(place.said(&["ls"]), "");
 }
 
@@ -82,8 +77,6 @@ fn rm_force_kills_the_programs_of_the_group() {
     );
     assert_eq!(place.said(&["ls"]), "other\n");
     assert!(outside.try_wait().expect("asked").is_none());
-    outside.kill().expect("killed");
-    outside.wait().expect("ended");
 }
 
 #[test]
@@ -96,13 +89,13 @@ fn rm_reports_a_group_locked_by_another_program() {
         .expect("a group")
         .path()
         .join("lock");
-    let mut other = std::process::Command::new("flock")
-        .arg(&lock)
-        .args(["sh", "-c", "echo held; read line"])
-        .stdin(std::process::Stdio::piped())
-        .stdout(std::process::Stdio::piped())
-        .spawn()
-        .expect("flock, of util-linux");
+    let mut other = Running::start(
+        std::process::Command::new("flock")
+            .arg(&lock)
+            .args(["sh", "-c", "echo held; read line"])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped()),
+    );
     let mut held = String::new();
     let mut lines = std::io::BufReader::new(other.stdout.take().expect("piped"));
     std::io::BufRead::read_line(&mut lines, &mut held).expect("read");

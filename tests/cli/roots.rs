@@ -1,15 +1,14 @@
 //! The system's root and a user's own root, side by side.
 
-use crate::place::text;
+use crate::place::{Place, may_mount, text};
 use crate::user::Machine;
+use gpulimit_support::{clean, finish};
 use std::process::Command;
 
 /// Runs a script on a machine whose `/run` and `/dev/shm` are empty; `alice` in the script runs the
 /// controller as another user.
 pub fn on_empty_machine(machine: &Machine, script: &str) -> Option<(String, String)> {
-    let tried = Command::new("unshare").args(["--mount", "true"]).status();
-    if !tried.is_ok_and(|status| status.success()) {
-        eprintln!("SKIPPED: no mount namespaces here");
+    if !may_mount() {
         return None;
     }
     let program = machine.program.display();
@@ -21,13 +20,10 @@ pub fn on_empty_machine(machine: &Machine, script: &str) -> Option<(String, Stri
         alice() {{ setpriv --reuid 65533 --regid 65533 --clear-groups {program} \"$@\"; }}
         {script}"
     );
-    let output = Command::new("unshare")
-        .args(["--mount", "sh", "-c", &script])
-        .env_remove("GPULIMIT_ROOT")
-        .env_remove("GPULIMIT_GROUP")
-        .env("GPULIMIT_LIBRARY", machine.place.0.join("libgpulimit.so"))
-        .output()
-        .expect("started");
+    let mut command = Command::new("unshare");
+    clean(command.args(["--mount", "sh", "-c", &script]))
+        .env("GPULIMIT_LIBRARY", machine.place.at("libgpulimit.so"));
+    let output = command.output().expect("started");
     assert!(output.status.success(), "{output:?}");
     Some((text(&output.stdout), text(&output.stderr)))
 }
@@ -190,28 +186,14 @@ fn groups_of_both_roots_are_sorted_together() {
 
 #[test]
 fn an_unwritable_root_is_refused_at_once() {
-    let place = crate::place::Place::new();
+    let place = Place::new();
     for root in ["/proc", "/proc/self", "/sys"] {
         for arguments in [
             &["run", "--max", "1G", "true"][..],
             &["run", "--name", "lab", "--max", "1G", "true"],
             &["create", "lab", "max=1G"],
         ] {
-            let verb = place.gpulimit(arguments);
-            // The patience is generous, since without a bound the command would go on for ever.
-            let mut command = Command::new("timeout");
-            command.args(["-k", "5", "120"]).arg(verb.get_program());
-            for (name, value) in verb.get_envs() {
-                match value {
-                    Some(value) => command.env(name, value),
-                    None => command.env_remove(name),
-                };
-            }
-            let output = command
-                .args(arguments)
-                .env("GPULIMIT_ROOT", root)
-                .output()
-                .expect("started");
+            let output = finish(place.gpulimit(arguments).env("GPULIMIT_ROOT", root));
             let said = text(&output.stderr);
             assert!(
                 matches!(output.status.code(), Some(1 | 2 | 125)),

@@ -1,6 +1,6 @@
 //! `run`
 
-use crate::place::{GIB, GPU, Place, library, text};
+use crate::place::{GIB, GPU, Place, Running, library, text};
 use crate::signals::shell;
 use gpulimit_base::units::Size;
 use gpulimit_limits::{Key, LimitSet, Selector};
@@ -66,20 +66,12 @@ fn run_returns_the_commands_status() {
 #[test]
 fn run_leaves_input_and_output_unchanged() {
     let place = Place::new();
-    let mut child = place
-        .gpulimit(&["run", "--max", "4G", "--", "cat"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("started");
-    child
-        .stdin
-        .take()
-        .expect("piped")
-        .write_all(b"as it came")
-        .expect("written");
-    let output = child.wait_with_output().expect("ended");
+    let mut command = place.gpulimit(&["run", "--max", "4G", "--", "cat"]);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = Running::start(command.stderr(Stdio::piped()));
+    let input = child.stdin.as_mut().expect("piped");
+    input.write_all(b"as it came").expect("written");
+    let output = child.ended();
     assert_eq!(
         (output.stdout, output.stderr),
         (b"as it came".to_vec(), Vec::new())
@@ -138,9 +130,7 @@ fn a_named_group_stays_and_keeps_its_limit() {
 #[test]
 fn the_next_run_removes_the_group_of_a_killed_command() {
     let place = Place::new();
-    // The command ends when its starter has ended.
-    let script = "echo ready; while kill -0 $PPID 2>/dev/null; do sleep 0.1; done";
-    let mut child = shell(&place, &[], script);
+    let mut child = shell(&place, &[], "echo ready; read line");
     let group = place.root().groups().expect("listed").remove(0);
     assert!(!group.has_ended());
     child.kill().expect("killed");

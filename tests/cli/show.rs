@@ -1,6 +1,6 @@
 //! `show`
 
-use crate::place::{CAPACITY, GIB, GPU, Nothing, OTHER, Place, text, words};
+use crate::place::{CAPACITY, GIB, GPU, Nothing, OTHER, Place, Running, started_by, text, words};
 use crate::terminal::seen;
 use gpulimit_base::units::Size;
 use gpulimit_group::Insistence;
@@ -185,14 +185,11 @@ fn a_closed_pipe_is_not_a_failure() {
         &["completions", "bash"],
         &["man"],
     ] {
-        let mut child = place
-            .gpulimit(arguments)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("started");
+        let mut command = place.gpulimit(arguments);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = Running::start(&mut command);
         drop(child.stdout.take());
-        let output = child.wait_with_output().expect("ended");
+        let output = child.ended();
         assert!(
             output.status.success() && output.stderr.is_empty(),
             "{arguments:?}: {output:?}"
@@ -206,17 +203,10 @@ fn a_closed_standard_output_is_a_failure() {
     let place = Place::new();
     place.group("lab", Size::Max);
     let closed = |arguments: &[&str]| {
-        let command = place.gpulimit(arguments);
         let mut shell = Command::new("sh");
         shell.args(["-c", "exec \"$@\" >&-", "sh"]);
-        shell.arg(command.get_program()).args(command.get_args());
-        for (name, value) in command.get_envs() {
-            match value {
-                Some(value) => shell.env(name, value),
-                None => shell.env_remove(name),
-            };
-        }
-        let output = shell.output().expect("started");
+        let output = started_by(shell, &place.gpulimit(arguments)).output();
+        let output = output.expect("started");
         (output.status.code(), text(&output.stderr))
     };
     for arguments in [
@@ -563,13 +553,10 @@ fn more_groups_are_shown_than_there_are_descriptors() {
         let created = place.root().create(&format!("g{number}"), &limits);
         created.expect("created");
     }
-    let mut command = std::process::Command::new("sh");
-    let output = command
-        .args(["-c", "ulimit -n 30; exec \"$0\" show --json"])
-        .arg(env!("CARGO_BIN_EXE_gpulimit"))
-        .env("GPULIMIT_ROOT", place.root_path())
-        .output()
-        .expect("started");
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit -n 30; exec \"$0\" \"$@\""]);
+    let mut command = started_by(shell, &place.gpulimit(&["show", "--json"]));
+    let output = command.output().expect("started");
     assert!(output.status.success(), "{output:?}");
     let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!(json["groups"].as_array().map(Vec::len), Some(40));

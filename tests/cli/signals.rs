@@ -1,53 +1,43 @@
 //! Signals that reach `run`.
 
-use crate::place::{Place, text};
+use crate::place::{Place, Running, started_by, text, wait_until};
 use gpulimit_base::units::Size;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Output, Stdio};
 
 /// Options of `run` with which the controller stays as the parent of the command.
 const STAT: &[&str] = &["--stat"];
 
 /// Starts a shell script in a group of its own, and waits for its first line. `run` becomes the
 /// shell, or its parent with `--stat`.
-pub fn shell(place: &Place, options: &[&str], script: &str) -> Child {
+pub fn shell(place: &Place, options: &[&str], script: &str) -> Running {
     let run = [
         &["run", "--max", "4G"],
         options,
         &["--", "sh", "-c", script],
     ]
     .concat();
-    let run = place.gpulimit(&run);
     // A shell cannot trap signals that its starter ignores, and a starter that runs tests in the
     // background, or by nohup, ignores some.
-    let mut command = Command::new("env");
-    command
-        .arg("--default-signal=INT,QUIT,HUP")
-        .arg(run.get_program())
-        .args(run.get_args());
-    for (name, value) in run.get_envs() {
-        match value {
-            Some(value) => command.env(name, value),
-            None => command.env_remove(name),
-        };
-    }
-    let mut child = command.stdout(Stdio::piped()).spawn().expect("started");
+    let mut starter = Command::new("env");
+    starter.arg("--default-signal=INT,QUIT,HUP");
+    let mut command = started_by(starter, &place.gpulimit(&run));
+    let mut child = Running::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
     says(&mut child, "ready");
     child
 }
 
 /// Waits for the next line of the child, which must be this one.
-fn says(child: &mut Child, wanted: &str) {
+fn says(child: &mut Running, wanted: &str) {
     let mut line = String::new();
     let mut out = BufReader::with_capacity(1, child.stdout.as_mut().expect("piped"));
     out.read_line(&mut line).expect("a line");
     assert_eq!(line.trim_end(), wanted);
 }
 
-fn kill(child: &Child, signal: &str) {
+fn kill(child: &Running, signal: &str) {
     let pid = child.id().to_string();
     let status = Command::new("kill")
         .args(["-s", signal, &pid])
@@ -63,23 +53,16 @@ fn signals_reach_the_command_once() {
     for signal in [
         "INT", "TERM", "HUP", "QUIT", "USR1", "USR2", "ALRM", "PIPE", "XCPU", "40",
     ] {
+        // The traps of signals that arrive together run in the order of their numbers.
         let script = format!(
-            "n=0; trap 'n=$((n+1)); echo got' {signal}; trap 'exit $n' PROF; echo ready; while :; \
+            "n=0; trap 'n=$((n+1)); echo got' {signal}; trap 'exit $n' 64; echo ready; while :; \
                 do sleep 0.01; done"
         );
         let mut child = shell(&place, STAT, &script);
         kill(&child, signal);
         says(&mut child, "got");
-        // The pause leaves time for a second signal.
-        std::thread::sleep(Duration::from_millis(100));
-        // This signal is sent to the command itself.
-        let pid = fs::read_to_string(format!("/proc/{0}/task/{0}/children", child.id()))
-            .expect("children");
-        let status = Command::new("kill")
-            .args(["-s", "PROF", pid.trim()])
-            .status()
-            .expect("started");
-        assert!(status.success());
+        // If the controller forwarded the signal twice, the second one would come before this one.
+        kill(&child, "64");
         assert_eq!(child.wait().expect("ended").code(), Some(1), "{signal}");
     }
 }
@@ -101,18 +84,10 @@ fn a_stopped_command_can_be_continued() {
     let mut child = shell(&place, STAT, "echo ready; kill -STOP $$; exit 5");
     let pid =
         fs::read_to_string(format!("/proc/{0}/task/{0}/children", child.id())).expect("children");
-    let start = Instant::now();
-    let stopped = || {
+    wait_until("the child stops", || {
         let stat = fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
         stat.contains(") T ")
-    };
-    while !stopped() {
-        assert!(
-            start.elapsed() < Duration::from_secs(120),
-            "the child does not stop"
-        );
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    });
     kill(&child, "CONT");
     assert_eq!(child.wait().expect("ended").code(), Some(5));
 }
@@ -120,19 +95,10 @@ fn a_stopped_command_can_be_continued() {
 /// Runs the controller in a shell with this limit on the size of files, in blocks of 512 bytes or
 /// of 1 KiB.
 fn with_file_size(place: &Place, blocks: u32, arguments: &[&str]) -> Output {
-    let gpulimit = place.gpulimit(arguments);
     let mut shell = Command::new("sh");
-    shell
-        .args(["-c", &format!("ulimit -f {blocks}; exec \"$@\""), "sh"])
-        .arg(gpulimit.get_program())
-        .args(gpulimit.get_args());
-    for (name, value) in gpulimit.get_envs() {
-        match value {
-            Some(value) => shell.env(name, value),
-            None => shell.env_remove(name),
-        };
-    }
-    shell.output().expect("started")
+    shell.args(["-c", &format!("ulimit -f {blocks}; exec \"$@\""), "sh"]);
+    let mut command = started_by(shell, &place.gpulimit(arguments));
+    command.output().expect("started")
 }
 
 #[test]

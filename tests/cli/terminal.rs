@@ -1,7 +1,7 @@
 //! Output on a terminal: lines broken at its width, and bold letters if it supports them. Other
 //! outputs get plain lines.
 
-use crate::place::{GPU, Place, text};
+use crate::place::{GPU, Place, set_environment, text};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 use std::process::Command;
@@ -36,12 +36,7 @@ pub fn on_terminal(place: &Place, script: &str) -> Command {
         .arg("/dev/null")
         .env("TERM", "xterm")
         .env_remove("NO_COLOR");
-    for (name, value) in controller.get_envs() {
-        match value {
-            Some(value) => command.env(name, value),
-            None => command.env_remove(name),
-        };
-    }
+    set_environment(&mut command, &controller);
     command
 }
 

@@ -1,37 +1,28 @@
 //! `gpulimit top`: rounds as text and JSON, and the screen on a terminal of the test's own.
 
-use crate::place::{GIB, GPU, Nothing, OTHER, Place, text, words};
+use crate::history::{SECONDS, write_growth};
+use crate::place::{
+    GIB, GPU, Nothing, OTHER, Place, Running, compiled, may_unshare, set_environment, text,
+    wait_until, words,
+};
 use crate::terminal;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::units::Size;
 use gpulimit_group::Insistence;
 use gpulimit_ledger::Ledger;
 use gpulimit_limits::{Key, Selector};
+use gpulimit_support::eventually;
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::num::NonZero;
 use std::os::unix::fs::MetadataExt;
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{ChildStdin, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
-
-/// Tests only fail after this time, which is enough for a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 const OPENS: &str = "\u{1b}[?1049h";
 const CLOSES: &str = "\u{1b}[?1049l";
-
-/// Waits until something is true.
-#[track_caller]
-fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !is_so() {
-        assert!(began.elapsed() < PATIENCE, "{what}");
-        thread::sleep(Duration::from_millis(20));
-    }
-}
 
 /// A place with the group `lab` of 4 GiB.
 fn place() -> Place {
@@ -46,7 +37,7 @@ fn size(cells: u16) -> NonZero<u16> {
 
 /// A terminal that `script` makes, and a shell script that runs on it.
 struct Terminal {
-    child: Child,
+    child: Running,
     input: Option<ChildStdin>,
     output: Arc<Mutex<Output>>,
 }
@@ -76,18 +67,11 @@ impl Terminal {
             .env_remove("LC_ALL")
             .env_remove("LC_CTYPE")
             .env_remove("NO_COLOR");
-        for (name, value) in controller.get_envs() {
-            match value {
-                Some(value) => command.env(name, value),
-                None => command.env_remove(name),
-            };
-        }
-        let mut child = command
+        set_environment(&mut command, &controller);
+        command
             .envs(environment.iter().copied())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("script, of util-linux");
+            .stdin(Stdio::piped());
+        let mut child = Running::start(command.stdout(Stdio::piped()));
         let output = Arc::new(Mutex::new(Output {
             bytes: Vec::new(),
             screen: vt100::Parser::new(size(24), size(80), 0),
@@ -124,15 +108,8 @@ impl Terminal {
     /// Waits until the terminal shows a text.
     #[track_caller]
     fn shows(&self, wanted: &str) {
-        let began = Instant::now();
-        while !self.screen().contains(wanted) {
-            assert!(
-                began.elapsed() < PATIENCE,
-                "no {wanted:?} in\n{}",
-                self.screen()
-            );
-            thread::sleep(Duration::from_millis(20));
-        }
+        let is_shown = eventually(|| self.screen().contains(wanted));
+        assert!(is_shown, "no {wanted:?} in\n{}", self.screen());
     }
 
     /// Waits until the terminal shows a round.
@@ -144,7 +121,7 @@ impl Terminal {
     /// Waits until a sequence was written to the terminal.
     #[track_caller]
     fn wrote(&self, wanted: &str) {
-        eventually(wanted, || self.seen().contains(wanted));
+        wait_until(wanted, || self.seen().contains(wanted));
     }
 
     /// Types keys.
@@ -162,7 +139,7 @@ impl Terminal {
             let (value, _) = seen.split_once(&name)?.1.split_once('\r')?;
             Some(value.to_owned())
         };
-        eventually(&name, || value(&self.seen()).is_some());
+        wait_until(&name, || value(&self.seen()).is_some());
         value(&self.seen()).unwrap_or_default()
     }
 
@@ -178,13 +155,6 @@ impl Terminal {
             .args(["cols", &columns.to_string(), "rows", &rows.to_string()])
             .status();
         assert!(status.expect("started").success());
-    }
-}
-
-impl Drop for Terminal {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -239,7 +209,7 @@ fn it_ends_with_its_terminal() {
     // The terminal goes with the process that has made it.
     terminal.child.kill().expect("killed");
     let is_there = || fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    eventually("it runs without a terminal", || {
+    wait_until("top ends without a terminal", || {
         let stat = is_there();
         stat.is_empty() || stat.contains(") Z")
     });
@@ -297,6 +267,9 @@ fn ctrl_z_without_a_shell_changes_nothing() {
 /// A container's session can be outside its PID namespace: the kernel calls it 0 then.
 #[test]
 fn ctrl_z_in_a_pid_namespace_of_a_session_outside_changes_nothing() {
+    if !may_unshare(&["--pid", "--mount-proc"]) {
+        return;
+    }
     let place = place();
     let script = "exec unshare --pid --fork --kill-child --mount-proc sh -c '$TOP; echo end=$?'";
     let mut terminal = Terminal::start(&place, &[], script);
@@ -318,7 +291,7 @@ fn it_takes_the_terminal_again_after_a_stop_that_it_did_not_notice() {
     terminal.shows_a_round();
     signal(&terminal.said("pid"), "STOP");
     terminal.said("stopped");
-    eventually("keys wait for Enter", || {
+    wait_until("keys need no Enter", || {
         let output = Command::new("stty")
             .args(["-a", "-F", &terminal.said("tty")])
             .output();
@@ -389,9 +362,7 @@ fn keys_send_a_signal() {
     assert!(child.try_wait().expect("a child").is_none(), "not yet");
     terminal.write("\r");
     terminal.shows("SIGTERM sent to");
-    eventually("it did not end", || {
-        child.try_wait().expect("a child").is_some()
-    });
+    wait_until("the end", || child.try_wait().expect("a child").is_some());
 }
 
 /// The test itself holds the slots, because it cannot give a pid to another process.
@@ -400,12 +371,7 @@ fn a_signal_is_not_sent_to_another_process_with_the_pid() {
     let place = place();
     let ledger = place.root().group("lab").expect("there").ledger_path();
     let ledger = Arc::new(Ledger::open(&ledger).expect("opened"));
-    let mut child = Command::new("sleep")
-        .arg("600")
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("started");
+    let mut child = Running::start(Command::new("sleep").arg("600"));
     let identity = |start_time| Identity {
         pid: child.id(),
         start_time,
@@ -422,8 +388,6 @@ fn a_signal_is_not_sent_to_another_process_with_the_pid() {
     terminal.write("\r");
     terminal.shows("another process of group 'lab' has");
     assert!(child.try_wait().expect("a child").is_none(), "no signal");
-    child.kill().expect("killed");
-    child.wait().expect("ended");
 }
 
 #[test]
@@ -435,7 +399,7 @@ fn readonly_changes_nothing() {
     terminal.shows("--readonly: limits and processes");
     // A question would take this for an answer.
     terminal.write("3G\r3G\rq");
-    eventually("it did not end", || terminal.seen().contains(CLOSES));
+    wait_until("the end", || terminal.seen().contains(CLOSES));
     assert_eq!(place.said(&["get", "lab", "max"]).trim(), "4GiB");
 }
 
@@ -469,6 +433,7 @@ fn details_have_a_curve() {
     member
         .charge(&device, GIB, &Nothing, Insistence::Full)
         .expect("fits");
+    write_growth(&place, "lab", &SECONDS);
     let mut terminal = Terminal::start(&place, &[("LANG", "C")], "exec $TOP");
     terminal.shows_a_round();
     terminal.write("j\r");
@@ -481,12 +446,9 @@ fn details_have_a_curve() {
 #[test]
 fn a_root_that_goes_and_comes_back_is_shown() {
     let place = place();
-    let mut child = place
-        .gpulimit(&["top", "--batch", "--interval", "0.1"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("started");
+    let mut command = place.gpulimit(&["top", "--batch", "--interval", "0.1"]);
+    command.stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = Running::start(&mut command);
     let mut out = BufReader::new(child.stdout.take().expect("piped")).lines();
     // Each round is written at once: the program goes on.
     let mut read_until = |wanted: &str| {
@@ -500,8 +462,6 @@ fn a_root_that_goes_and_comes_back_is_shown() {
     read_until("no groups");
     place.group("night", Size::Max);
     read_until("night ");
-    child.kill().expect("killed");
-    child.wait().expect("ended");
 }
 
 #[test]
@@ -611,11 +571,8 @@ fn json_has_the_names_of_show_and_ps() {
     assert_eq!(top["gpus"][0]["groups"], GIB);
     assert_eq!(top["gpus"][0]["used"], Value::Null, "there is no NVML");
     // Rounds go on until the pipe is closed, an object on each line.
-    let mut child = place
-        .gpulimit(&["top", "--json", "--interval", "0.1"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("started");
+    let mut command = place.gpulimit(&["top", "--json", "--interval", "0.1"]);
+    let mut child = Running::start(command.stdout(Stdio::piped()));
     let out = BufReader::new(child.stdout.take().expect("piped"));
     let rounds = out
         .lines()
@@ -627,7 +584,7 @@ fn json_has_the_names_of_show_and_ps() {
             .all(|round| round["groups"] == top["groups"])
     );
     // The pipe is closed now.
-    assert!(child.wait().expect("ended").success());
+    assert!(child.ended().status.success());
 }
 
 #[test]
@@ -635,12 +592,9 @@ fn a_round_that_fails_says_why_and_the_next_one_follows() {
     let place = place();
     place.group("night", Size::Max);
     let start = |form| {
-        let mut child = place
-            .gpulimit(&["top", "lab", form, "--interval", "0.1"])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("started");
+        let mut command = place.gpulimit(&["top", "lab", form, "--interval", "0.1"]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = Running::start(&mut command);
         let out = BufReader::new(child.stdout.take().expect("piped")).lines();
         (child, out.map(|line| line.expect("a line")))
     };
@@ -671,7 +625,7 @@ fn a_round_that_fails_says_why_and_the_next_one_follows() {
     assert!(lines.any(|line| line.starts_with("lab ")));
     drop((objects, lines));
     for child in [rounds, texts] {
-        let said = child.wait_with_output().expect("ended").stderr;
+        let said = child.ended().stderr;
         assert_eq!(text(&said), "");
     }
 }
@@ -714,7 +668,7 @@ fn texts_of_others_cannot_control_the_terminal() {
         "exec -a $'\\e]0;x\\a\\u202emodel 模型' \"$@\"",
         "bash",
     ]);
-    let mut child = place.start_member("lab", Some(by));
+    let _child = place.start_member("lab", Some(by));
     for arguments in [&["top", "--once"][..], &["top", "--once", "--json"]] {
         let mut command = place.gpulimit(arguments);
         let said = text(
@@ -728,29 +682,19 @@ fn texts_of_others_cannot_control_the_terminal() {
         assert!(!said.contains(is_control), "{said:?}");
         assert!(said.contains("?model"), "{said}");
     }
-    child.kill().expect("killed");
-    child.wait().expect("ended");
 }
 
 #[test]
 fn a_driver_that_does_not_answer_does_not_freeze_the_keys() {
     let place = place();
-    let folder = place.0.join("driver");
-    fs::create_dir(&folder).expect("a folder");
-    let source = folder.join("nvml.c");
     let code = "#include <unistd.h>\nint nvmlInit_v2(void) { sleep(3600); return 9; }\n";
-    fs::write(&source, code).expect("a file");
-    let compiler = Command::new("cc")
-        .args(["-shared", "-fPIC", "-o"])
-        .args([&folder.join("libnvidia-ml.so.1"), &source])
-        .status();
-    assert!(compiler.expect("a C compiler").success());
-    let path = folder.display().to_string();
+    let driver = compiled("libnvidia-ml.so.1", code, &["-shared", "-fPIC"]);
+    let path = driver.parent().expect("a folder").display().to_string();
     let mut terminal = Terminal::start(&place, &[("LD_LIBRARY_PATH", &path)], "exec $TOP");
     terminal.shows("reading the groups");
     terminal.shows("no answer for");
     terminal.write("?");
     terminal.shows("Ctrl-Z");
     terminal.write("qq");
-    eventually("it did not end", || terminal.seen().contains(CLOSES));
+    wait_until("the end", || terminal.seen().contains(CLOSES));
 }

@@ -1,8 +1,7 @@
 //! `doctor` in roots in which no group can be made.
 
-use crate::place::{Place, text};
+use crate::place::{Place, is_root, may_mount, started_by, text};
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
@@ -63,27 +62,20 @@ fn doctor_leaves_a_usable_root_unchanged() {
 /// Runs `doctor` in a root on a file system of its own, in a mount namespace that ends with it;
 /// `script` mounts the file system at `$ROOT`. `None` where mounting is not allowed.
 fn mounted(place: &Place, script: &str) -> Option<String> {
+    if !may_mount() {
+        return None;
+    }
     let root = place.root_path();
     fs::create_dir(&root).expect("created");
-    let doctor = place.gpulimit(&["doctor"]);
-    let script = format!("{script} || exit 77; \"$0\" doctor; true");
-    let mut command = Command::new("unshare");
-    command
+    let script = format!("{script} || exit 77; \"$0\" \"$@\"; true");
+    let mut unshare = Command::new("unshare");
+    unshare
         .args(["--mount", "--propagation", "private", "sh", "-c", &script])
-        .arg(doctor.get_program())
         .env("ROOT", &root);
-    for (name, value) in doctor.get_envs() {
-        match value {
-            Some(value) => command.env(name, value),
-            None => command.env_remove(name),
-        };
-    }
-    let output = command.output().expect("unshare is of util-linux");
-    if output.status.success() {
-        return Some(text(&output.stdout));
-    }
-    println!("skipped, as nothing can be mounted: {output:?}");
-    None
+    let output = started_by(unshare, &place.gpulimit(&["doctor"])).output();
+    let output = output.expect("unshare is of util-linux");
+    assert!(output.status.success(), "{output:?}");
+    Some(text(&output.stdout))
 }
 
 #[track_caller]
@@ -136,13 +128,10 @@ fn doctor_ignores_lost_found_of_a_file_system() {
 
 #[test]
 fn doctor_reports_a_root_that_the_user_cannot_write() {
-    let place = Place::new();
-    let about = fs::metadata(&place.0).expect("there");
-    if about.uid() != 0 {
-        println!("skipped: takes root");
+    if !is_root() {
         return;
     }
-    fs::set_permissions(&place.0, fs::Permissions::from_mode(0o755)).expect("changed");
+    let place = Place::new();
     fs::create_dir(place.root_path()).expect("created");
     let as_nobody = || {
         let mut command = place.gpulimit(&["doctor"]);

@@ -1,9 +1,10 @@
 //! The rights of another user: the tests run as root, with a second, unprivileged user.
 
-use crate::place::{Place, executable, text};
+use crate::place::{Place, executable, is_root, text};
 use gpulimit_base::units::Size;
+use gpulimit_support::clean;
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -18,19 +19,15 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Makes the machine; `None` without root or setpriv.
+    /// Makes the machine; `None` if the test does not run as root.
     pub fn new() -> Option<Self> {
-        let place = Place::new();
-        let is_root = fs::metadata(&place.0).expect("there").uid() == 0;
-        let tried = Command::new("setpriv").arg("--version").output();
-        if !is_root || tried.is_err() {
-            eprintln!("SKIPPED: needs root and setpriv");
+        if !is_root() {
             return None;
         }
+        let place = Place::new();
         let open = |path: &PathBuf| {
             fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("opened");
         };
-        open(&place.0.0);
         fs::create_dir(place.root_path()).expect("created");
         open(&place.root_path());
         let program = place.0.join("gpulimit");
@@ -58,8 +55,8 @@ impl Machine {
         command
             .args(["--reuid", ALICE, "--regid", ALICE, "--clear-groups"])
             .arg(&self.program)
-            .args(arguments)
-            .env_remove("GPULIMIT_GROUP")
+            .args(arguments);
+        clean(&mut command)
             .env("GPULIMIT_ROOT", self.place.root_path())
             .env("GPULIMIT_LIBRARY", self.place.0.join("libgpulimit.so"));
         command

@@ -1,16 +1,16 @@
 //! `--watch` of `show`, `tree` and `ps`, on a terminal and elsewhere.
 
-use crate::place::{GIB, Nothing, Place, text};
+use crate::place::{GIB, Nothing, Place, Running, text};
 use crate::terminal::on_terminal;
 use gpulimit_base::units::Size;
 use gpulimit_group::Insistence;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{ChildStdout, Command, Stdio};
 
 /// A controller that repeats its output, with the lines that it has not printed yet.
 struct Watched {
-    child: Child,
+    child: Running,
     out: BufReader<ChildStdout>,
 }
 
@@ -21,12 +21,8 @@ impl Watched {
     }
 
     fn of(command: &mut Command) -> Self {
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("started");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = Running::start(command.stderr(Stdio::piped()));
         let out = BufReader::new(child.stdout.take().expect("piped"));
         Self { child, out }
     }
@@ -73,7 +69,7 @@ impl Watched {
     /// Closes the pipe and waits for the end. Returns standard error.
     fn close(self) -> String {
         drop(self.out);
-        let output = self.child.wait_with_output().expect("ended");
+        let output = self.child.ended();
         assert!(output.status.success(), "{output:?}");
         text(&output.stderr)
     }

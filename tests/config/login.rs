@@ -1,6 +1,7 @@
 //! Snippets for logins, run by the shells that will run them.
 
-use crate::place::{GPULIMIT, Place, have, may_mount, read, repository, text};
+use crate::place::{GPULIMIT, Place, Shell, in_each_shell, may_mount, read, repository, text};
+use gpulimit_support::{clean, skip};
 use std::fs;
 use std::process::Command;
 
@@ -8,7 +9,7 @@ const LIBRARY: &str = "/usr/local/lib/gpulimit/libgpulimit.so";
 
 /// Runs the profile with the controller and a library of the test's own, and returns the variables
 /// that it sets.
-fn profile(place: &Place, shell: &[&str], variables: &[(&str, &str)]) -> String {
+fn profile(place: &Place, shell: &Shell, variables: &[(&str, &str)]) -> String {
     let library = place.write("libgpulimit.so", "");
     let library = library.to_str().expect("UTF-8");
     let snippet = read("config/login/profile.sh");
@@ -22,16 +23,13 @@ fn profile(place: &Place, shell: &[&str], variables: &[(&str, &str)]) -> String 
         ". {}; echo \"${{GPULIMIT_GROUP-unset}} ${{LD_PRELOAD-unset}} ${{gpulimit_user-unset}}\"",
         path.display()
     );
-    let mut command = Command::new(shell[0]);
+    let mut command = shell.command();
     command
-        .args(&shell[1..])
-        .args(["-c", &show])
-        .env_clear()
-        .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+        .args(["-euc", &show])
         .env("GPULIMIT_ROOT", place.at("root"))
         .envs(variables.iter().copied());
     let output = command.output().expect("started");
-    assert!(output.status.success(), "{shell:?}: {output:?}");
+    assert!(output.status.success(), "{output:?}");
     text(&output.stdout).replace(library, "LIBRARY")
 }
 
@@ -40,15 +38,7 @@ fn the_profile_puts_a_shell_into_its_users_group() {
     let name = Command::new("id").arg("-un").output().expect("started");
     let group = format!("users/{}", text(&name.stdout).trim());
     let preloads = [("", "LIBRARY"), ("other.so", "LIBRARY:other.so")];
-    for shell in [
-        &["sh", "-eu"][..],
-        &["dash", "-eu"],
-        &["bash", "-eu"],
-        &["bash", "--posix", "-eu"],
-    ] {
-        if !have(shell[0]) {
-            continue;
-        }
+    let enters = |shell: &Shell| {
         let place = Place::new();
         assert_eq!(profile(&place, shell, &[]), "unset unset unset\n");
         let made = place.gpulimit(&["create", &group, "max=1G", "--parents"]);
@@ -69,7 +59,9 @@ fn the_profile_puts_a_shell_into_its_users_group() {
         // A group that the user has chosen stays.
         let chosen = profile(&place, shell, &[("GPULIMIT_GROUP", "own")]);
         assert_eq!(chosen, "own unset unset\n");
-    }
+    };
+    in_each_shell(enters);
+    Shell::new(&["bash"]).iter().for_each(enters);
 }
 
 #[test]
@@ -98,7 +90,7 @@ fn pam_puts_a_session_into_its_users_group() {
         return;
     }
     if !fs::exists("/etc/pam.d/su").is_ok_and(|there| there) {
-        eprintln!("skipped: there is no PAM with su");
+        skip("there is no PAM with su");
         return;
     }
     let place = Place::new();
@@ -109,12 +101,9 @@ fn pam_puts_a_session_into_its_users_group() {
         lines.display()
     );
     let rules = place.write("su", &rules);
-    let output = Command::new("unshare")
-        .args(["-m", "sh", "-c", SESSION, "sh"])
-        .arg(rules)
-        .env_remove("LD_PRELOAD")
-        .output()
-        .expect("started");
+    let mut command = Command::new("unshare");
+    command.args(["-m", "sh", "-c", SESSION, "sh"]).arg(rules);
+    let output = clean(&mut command).output().expect("started");
     let said = text(&output.stdout);
     assert_eq!(said, format!("users/daemon {LIBRARY}\n"), "{output:?}");
 }

@@ -10,5 +10,7 @@ mod login;
 mod nothing;
 mod own_file_system;
 mod place;
+#[path = "../groups/place.rs"]
+mod root;
 mod slurm;
 mod systemd;

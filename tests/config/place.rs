@@ -1,12 +1,13 @@
-//! A root and files of a test's own, and checks of what the machine offers.
+//! A root and files of a test's own, and the shells that scripts must work in.
 
-use gpulimit_support::Scratch;
+use gpulimit_support::{Scratch, clean};
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use gpulimit_support::executable;
+pub use crate::root::Place;
+pub use gpulimit_support::{have, may_mount, text};
 
 /// The path of the controller.
 pub const GPULIMIT: &str = env!("CARGO_BIN_EXE_gpulimit");
@@ -26,69 +27,56 @@ pub fn me() -> u32 {
     fs::metadata("/proc/self").expect("/proc").uid()
 }
 
-/// Returns whether a program is installed; prints a message if not.
-pub fn have(program: &str) -> bool {
-    let found = Command::new("sh")
-        .args(["-c", &format!("command -v {program}")])
-        .output()
-        .is_ok_and(|output| output.status.success());
-    if !found {
-        eprintln!("skipped: there is no {program}");
-    }
-    found
+/// A shell that may be `/bin/sh`.
+pub struct Shell {
+    words: &'static [&'static str],
+    /// `PATH` with the tools that come with the shell.
+    pub path: String,
+    _tools: Scratch,
 }
 
-/// Returns whether this process may mount in a namespace of its own; prints a message if not.
-pub fn may_mount() -> bool {
-    let mounted = Command::new("unshare")
-        .args(["-m", "mount", "-t", "tmpfs", "tmpfs", "/run"])
-        .output();
-    let may = mounted.is_ok_and(|output| output.status.success());
-    if !may {
-        eprintln!("skipped: mounts take root");
+impl Shell {
+    /// Returns a shell; `None` if it is not installed. That of busybox has busybox's tools.
+    pub fn new(words: &'static [&'static str]) -> Option<Self> {
+        if !have(words[0]) {
+            return None;
+        }
+        let tools = Scratch::new();
+        if words[0] == "busybox" {
+            let mut install = Command::new("busybox");
+            let installed = install.args(["--install", "-s"]).arg(&tools).status();
+            assert!(installed.is_ok_and(|status| status.success()));
+        }
+        Some(Self {
+            words,
+            path: format!("{}:/usr/bin:/bin", tools.display()),
+            _tools: tools,
+        })
     }
-    may
+
+    /// Returns the shell in an environment with nothing but `PATH`.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(self.words[0]);
+        command.args(&self.words[1..]).env_clear();
+        command.env("PATH", &self.path);
+        command
+    }
 }
 
-/// A folder that is removed when the value is dropped.
-pub struct Place(Scratch);
+/// Runs a test in each shell that may be `/bin/sh`.
+pub fn in_each_shell(test: impl Fn(&Shell)) {
+    const SHELLS: [&[&str]; 4] = [&["sh"], &["dash"], &["bash", "--posix"], &["busybox", "sh"]];
+    SHELLS
+        .into_iter()
+        .filter_map(Shell::new)
+        .for_each(|shell| test(&shell));
+}
 
 impl Place {
-    pub fn new() -> Place {
-        let folder = Scratch::new();
-        // Groups of other users are made below this folder with these users' rights.
-        fs::set_permissions(&folder.0, fs::Permissions::from_mode(0o755)).expect("changed");
-        Place(folder)
-    }
-
-    /// Returns a path in the folder.
-    pub fn at(&self, path: &str) -> PathBuf {
-        self.0.at(path)
-    }
-
-    /// Writes a file, and makes the folders above it.
-    pub fn write(&self, path: &str, text: &str) -> PathBuf {
-        let path = self.at(path);
-        fs::create_dir_all(path.parent().expect("a folder")).expect("made");
-        fs::write(&path, text).expect("written");
-        path
-    }
-
-    /// Writes an executable script, in place of any file or link there.
-    pub fn script(&self, path: &str, text: &str) -> PathBuf {
-        let path = self.at(path);
-        fs::create_dir_all(path.parent().expect("a folder")).expect("made");
-        executable::script(&path, text);
-        path
-    }
-
-    /// Runs the controller with its root in this folder.
+    /// Runs the controller with this root.
     pub fn gpulimit(&self, arguments: &[&str]) -> Output {
         let mut command = Command::new(GPULIMIT);
-        command
-            .args(arguments)
-            .env_remove("LD_PRELOAD")
-            .env("GPULIMIT_ROOT", self.at("root"));
+        clean(command.args(arguments)).env("GPULIMIT_ROOT", self.root_path());
         command.output().expect("started")
     }
 
@@ -98,9 +86,4 @@ impl Place {
         assert!(output.status.success(), "{output:?}");
         text(&output.stdout).lines().map(str::to_owned).collect()
     }
-}
-
-/// Returns a program's output as text.
-pub fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
 }

@@ -3,27 +3,25 @@
 //! `/bin/sh` of a node.
 
 use crate::nothing::Nothing;
-use crate::place::{GPULIMIT, Place, have, me, repository, text};
+use crate::place::{GPULIMIT, Place, Shell, have, in_each_shell, me, repository, text};
 use gpulimit_base::device::DeviceId;
-use gpulimit_group::{Insistence, Member, Root};
+use gpulimit_group::{Insistence, Member};
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
 /// A node: settings, a library, and the programs that the scripts look for.
-struct Node {
+struct Node<'a> {
     place: Place,
-    shell: &'static [&'static str],
+    shell: &'a Shell,
 }
 
-impl Node {
+impl<'a> Node<'a> {
     /// Makes a node with these lines in its settings.
-    fn new(shell: &'static [&'static str], settings: &str) -> Node {
+    fn new(shell: &'a Shell, settings: &str) -> Self {
         let place = Place::new();
         place.write("libgpulimit.so", "");
-        // The script keeps messages out of the machine's log.
-        let log = format!("#!/bin/sh\necho \"$*\" >>{}\n", place.at("log").display());
-        place.script("bin/logger", &log);
+        fs::create_dir(place.at("bin")).expect("made");
         std::os::unix::fs::symlink(GPULIMIT, place.at("bin/gpulimit")).expect("made");
         let node = Node { place, shell };
         node.settings(settings);
@@ -33,12 +31,16 @@ impl Node {
 
     fn settings(&self, lines: &str) {
         let at = |path: &str| self.place.at(path).display().to_string();
+        // The function keeps messages out of the machine's log. Some builds of busybox prefer their
+        // own logger to one in PATH.
         let text = format!(
-            "library={}\nroot={}\nstate={}\nPATH={}:$PATH\n{lines}\n",
+            "library={}\nroot={}\nstate={}\nPATH={}:{}\nlogger() {{ echo \"$*\" >>{}; }}\n{lines}\n",
             at("libgpulimit.so"),
             at("root"),
             at("state"),
-            at("bin")
+            at("bin"),
+            self.shell.path,
+            at("log"),
         );
         self.place.write("slurm.conf", &text);
     }
@@ -51,13 +53,9 @@ impl Node {
 
     /// Runs one of the scripts for job 1.
     fn run(&self, script: &str, variables: &[(&str, &str)]) -> Output {
-        let mut command = Command::new(self.shell[0]);
+        let mut command = self.shell.command();
         command
-            .args(&self.shell[1..])
             .arg(repository("config/slurm").join(script))
-            .env_clear()
-            // Slurm runs these scripts without a PATH.
-            .env("PATH", "/usr/bin:/bin")
             .env("GPULIMIT_SLURM_CONF", self.place.at("slurm.conf"))
             .env("SLURM_JOB_ID", "1")
             .env("SLURM_JOB_UID", me().to_string())
@@ -116,16 +114,6 @@ impl Node {
     }
 }
 
-/// Runs a test in each installed shell.
-fn in_each_shell(test: impl Fn(&'static [&'static str])) {
-    const SHELLS: [&[&str]; 4] = [&["sh"], &["dash"], &["bash", "--posix"], &["busybox", "sh"]];
-    for shell in SHELLS {
-        if have(shell[0]) {
-            test(shell);
-        }
-    }
-}
-
 const ENTERED: &str = "export GPULIMIT_ROOT=PLACE/root\nexport GPULIMIT_GROUP=slurm/1\n\
     export LD_PRELOAD=PLACE/libgpulimit.so\n";
 
@@ -152,7 +140,7 @@ fn a_job_has_a_group_from_prolog_to_epilog() {
 }
 
 /// Removes the group of the job, and returns what the Epilog says of its use.
-fn used(node: &Node) -> String {
+fn used(node: &Node<'_>) -> String {
     let output = node.run("epilog", &[("SLURM_JOB_GPUS", "0")]);
     assert!(output.status.success(), "{output:?}");
     let said = text(&output.stderr);
@@ -170,7 +158,7 @@ fn the_epilog_logs_what_the_job_has_used() {
         let node = Node::new(shell, "shard=4G");
         node.queue("1 gres:shard:1 N/A");
         assert_eq!(node.prolog(""), 0, "{}", node.log());
-        let root = Root::at(node.place.at("root")).expect("a root");
+        let root = node.place.root();
         let member = Member::join(&root, "slurm/1").expect("joined");
         for (number, gib) in [(1, 3), (2, 1)] {
             let gpu = DeviceId::gpu([number; 16]);
@@ -368,7 +356,7 @@ fn a_jobs_wrong_comment_fails_only_the_job() {
 fn on_error_decides_what_a_broken_node_does() {
     in_each_shell(|shell| {
         // The cause in the settings, the damage, and the expected message.
-        type Damage<'a> = &'a dyn Fn(&Node);
+        type Damage<'a> = &'a dyn Fn(&Node<'_>);
         let broken: [(&str, Damage<'_>, &str); 6] = [
             (
                 "",
@@ -520,8 +508,8 @@ fn a_second_prolog_reuses_the_jobs_group() {
         assert_eq!((node.prolog("gpulimit=4G"), &*node.max()), (0, "4GiB"));
         assert_eq!(node.place.groups(), ["slurm", "slurm/1"]);
         // The group's programs still run, as after a restart of slurmd, and must keep their memory.
-        let root = gpulimit_group::Root::at(node.place.at("root")).expect("a root");
-        let member = gpulimit_group::Member::join(&root, "slurm/1").expect("joined");
+        let root = node.place.root();
+        let member = Member::join(&root, "slurm/1").expect("joined");
         assert_eq!((node.prolog("gpulimit=2G"), &*node.max()), (0, "2GiB"));
         assert!(!member.is_orphaned());
         drop(member);
@@ -581,13 +569,20 @@ fn a_later_epilog_removes_groups_that_an_earlier_one_could_not() {
 #[test]
 fn groups_kept_locked_by_earlier_jobs_do_not_delay_others() {
     in_each_shell(|shell| {
-        let node = Node::new(shell, "patience=600");
+        let node = Node::new(shell, "");
         let works = node.place.at("bin/gpulimit");
         let calls = node.place.at("calls");
-        // Removing a group fails after `wait` seconds, because the group is in use.
+        // The settings replace the clock by a file. Removing a group fails after `wait` seconds of
+        // this clock, because the group is in use.
+        let clock = node.place.write("clock", "0");
+        let clock = clock.display();
+        let settings = |patience: u32| {
+            node.settings(&format!("patience={patience}\ndate() {{ cat {clock}; }}"));
+        };
         let stuck = |wait: u32| {
             let script = format!(
-                "#!/bin/sh\n[ \"$1\" != rm ] || {{ echo \"$*\" >>{}; sleep {wait}; \
+                "#!/bin/sh\n[ \"$1\" != rm ] || {{ echo \"$*\" >>{}; \
+                 echo $(($(cat {clock}) + {wait})) >{clock}; \
                  echo gpulimit: in use >&2; exit 1; }}\nexec {GPULIMIT} \"$@\"\n",
                 calls.display()
             );
@@ -602,6 +597,7 @@ fn groups_kept_locked_by_earlier_jobs_do_not_delay_others() {
             let output = node.run("epilog", &[("SLURM_JOB_ID", job)]);
             assert!(output.status.success(), "{output:?}");
         };
+        settings(600);
         for job in ["1", "2", "3"] {
             let gpu = [("SLURM_JOB_ID", job), ("SLURM_JOB_GPUS", "0")];
             assert!(node.run("prolog", &gpu).status.success());
@@ -621,11 +617,12 @@ fn groups_kept_locked_by_earlier_jobs_do_not_delay_others() {
         assert_eq!(taken(), all);
         // The Epilog reports each group once.
         assert_eq!(node.log().matches("stays").count(), 3, "{}", node.log());
-        // All removals together have a time limit, however long each takes.
-        node.settings("patience=1");
+        // All removals together have a time limit: the second one begins in time, and the third one
+        // would not.
+        settings(4);
         stuck(3);
         epilog("4");
-        assert!(taken().lines().count() <= 1);
+        assert_eq!(taken(), "rm --recursive slurm/1\nrm --recursive slurm/2\n");
         fs::remove_file(&works).expect("removed");
         std::os::unix::fs::symlink(GPULIMIT, &works).expect("made");
         node.settings("");

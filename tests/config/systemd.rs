@@ -3,6 +3,7 @@
 
 use crate::place::{GPULIMIT, Place, have, may_mount, me, read, repository, text};
 use gpulimit_group::{Root, SYSTEM};
+use gpulimit_support::{clean, is_root, skip};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
@@ -73,15 +74,17 @@ fn verify(place: &Place) -> (bool, String) {
 
 /// Returns whether `systemd-analyze` can inspect another root (systemd 250).
 fn can_verify() -> bool {
-    if !have("systemd-analyze")
-        || !fs::exists("/usr/lib/systemd/system/sysinit.target").is_ok_and(|there| there)
-    {
+    if !have("systemd-analyze") {
+        return false;
+    }
+    if !fs::exists("/usr/lib/systemd/system/sysinit.target").is_ok_and(|there| there) {
+        skip("systemd's units are not installed");
         return false;
     }
     let help = Command::new("systemd-analyze").arg("--help").output();
     let can = help.is_ok_and(|output| text(&output.stdout).contains("--root"));
     if !can {
-        eprintln!("skipped: systemd-analyze has no --root");
+        skip("systemd-analyze has no --root");
     }
     can
 }
@@ -183,8 +186,7 @@ fn the_server_is_for_root_and_hardened() {
 /// The unit's capabilities suffice for groups of users; no program can gain others.
 #[test]
 fn the_units_capabilities_suffice() {
-    if me() != 0 || !have("setpriv") {
-        eprintln!("skipped: only root gives capabilities up");
+    if !is_root() {
         return;
     }
     let allowed = values(
@@ -198,14 +200,13 @@ fn the_units_capabilities_suffice() {
     let place = Place::new();
     let apply = |policy: &str, bounding: &str| {
         let file = place.write("policy.toml", policy);
-        let output = Command::new("setpriv")
+        let mut command = Command::new("setpriv");
+        command
             .arg(format!("--bounding-set=-all{bounding}"))
             .args(["--no-new-privs", GPULIMIT, "apply"])
-            .arg(file)
-            .env_remove("LD_PRELOAD")
-            .env("GPULIMIT_ROOT", place.at("root"))
-            .output()
-            .expect("started");
+            .arg(file);
+        clean(&mut command).env("GPULIMIT_ROOT", place.root_path());
+        let output = command.output().expect("started");
         (
             output.status.success(),
             text(&output.stdout) + &text(&output.stderr),
@@ -281,8 +282,7 @@ fn tmpfiles_make_a_root_for_all_users() {
         (lines.len(), &words[..]),
         (1, &["d", SYSTEM, "0755", "root", "root", "-"][..])
     );
-    if me() != 0 || !have("systemd-tmpfiles") {
-        eprintln!("skipped: systemd-tmpfiles as root");
+    if !is_root() || !have("systemd-tmpfiles") {
         return;
     }
     let place = Place::new();
@@ -336,15 +336,13 @@ fn the_pages_commands_set_up_a_machine() {
         place.at("systemctl.log").display()
     );
     place.script("bin/systemctl", &note);
-    let output = Command::new("unshare")
+    let mut command = Command::new("unshare");
+    command
         .args(["-m", "sh", "-c", MACHINE, "sh"])
         .arg(place.at(""))
         .arg(GPULIMIT)
-        .current_dir(repository(""))
-        .env_remove("LD_PRELOAD")
-        .env_remove("GPULIMIT_ROOT")
-        .output()
-        .expect("started");
+        .current_dir(repository(""));
+    let output = clean(&mut command).output().expect("started");
     let said = text(&output.stdout);
     let expected =
         "755 root\n750 lab\nlab\nlab/burst\nlab/daemon\n/run/gpulimit/.rules\ngpulimit\n";

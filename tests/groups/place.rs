@@ -2,18 +2,15 @@
 
 use gpulimit_group::Root;
 use gpulimit_support::Scratch;
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::ops::Deref;
 use std::path::PathBuf;
 
-/// A private directory with a root in it, which is removed when the value is dropped.
+/// A directory with a root in it, which is removed when the value is dropped.
 pub struct Place(pub Scratch);
 
 impl Place {
     pub fn new() -> Self {
-        let folder = Scratch::new();
-        fs::set_permissions(&*folder, Permissions::from_mode(0o700)).expect("changed");
-        Self(folder)
+        Self(Scratch::new())
     }
 
     pub fn root_path(&self) -> PathBuf {
@@ -22,5 +19,13 @@ impl Place {
 
     pub fn root(&self) -> Root {
         Root::at(self.root_path()).expect("a root")
+    }
+}
+
+impl Deref for Place {
+    type Target = Scratch;
+
+    fn deref(&self) -> &Scratch {
+        &self.0
     }
 }

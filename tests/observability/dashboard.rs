@@ -2,7 +2,8 @@
 //! dashboard needs so that Grafana's provisioning loads it.
 
 use crate::queries::{self, Query, list, string, uses};
-use crate::{Place, page, promtool, read};
+use crate::{page, promtool, read};
+use gpulimit_support::Scratch;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
@@ -287,7 +288,7 @@ fn mistakes_in_dashboards_are_found() {
 
 #[test]
 fn promtool_parses_every_query_of_the_dashboard() {
-    let (dashboard, place) = (dashboard(), Place::new());
+    let (dashboard, place) = (dashboard(), Scratch::new());
     let queries = [
         queries::of_panels(&dashboard),
         queries::of_variables(&dashboard),

@@ -1,6 +1,7 @@
 //! What docs/monitoring.md says: the metrics, and what to do about each alert.
 
-use crate::{Place, promtool, read};
+use crate::{promtool, read};
+use gpulimit_support::Scratch;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -58,7 +59,7 @@ fn promtool_parses_the_queries_of_the_page() {
     let rules: Vec<Value> = queries.iter().map(rule).collect();
     // JSON is YAML.
     let file = json!({"groups": [{"name": "page", "rules": rules}]}).to_string();
-    let place = Place::new();
+    let place = Scratch::new();
     let checked = promtool(&["check", "rules"], &place.write("queries.yml", &file));
     if let Some((good, said)) = checked {
         assert!(good, "{said}");

@@ -1,6 +1,7 @@
 //! The recording and alert rules, their tests, and the example of a scrape.
 
-use crate::{Place, page, promtool, queries, read, repository};
+use crate::{page, promtool, queries, read, repository};
+use gpulimit_support::Scratch;
 use std::collections::BTreeSet;
 
 const RULES: &str = "config/prometheus/rules.yml";
@@ -108,7 +109,7 @@ fn tests_of_rules_notice_mistakes() {
     }
     for (right, wrong) in mistakes {
         assert!(rules.contains(&right), "{right}");
-        let place = Place::new();
+        let place = Scratch::new();
         place.write("rules.yml", &rules.replace(&right, &wrong));
         let tests = place.write("rules-test.yml", &read(TESTS));
         let Some((good, said)) = promtool(&["test", "rules"], &tests) else {
@@ -184,7 +185,7 @@ fn rules_use_metrics_that_exist() {
 
 #[test]
 fn promtool_accepts_the_scrape() {
-    let place = Place::new();
+    let place = Scratch::new();
     let scrape = place.write("prometheus.yml", &read(SCRAPE));
     place.write("gpulimit/rules.yml", &read(RULES));
     place.write("gpulimit/gpulimit.token", "secret\n");
