@@ -27,11 +27,12 @@ while [ $# -gt 0 ]; do
 done
 
 umask 022
+user=$(id -u)
 here=$(cd "$(dirname "$0")" && pwd)
 if [ -z "$prefix" ]; then
     if [ -f "$here/installed" ]; then
         prefix=${here%/lib/gpulimit}
-    elif [ "$(id -u)" = 0 ]; then
+    elif [ "$user" = 0 ]; then
         prefix=/usr/local
     else
         prefix=${HOME:?not set: name a folder in --prefix}/.local
@@ -57,10 +58,16 @@ esac
 # trusted PATH [NEXT]: run as root, follows no symbolic link below the prefix, and stops if another
 # user could change PATH or a folder above it. PATH need not exist; NEXT is the entry of PATH that
 # the script uses.
+checked=''
 trusted() {
-    [ "$(id -u)" = 0 ] || return 0
+    [ "$user" = 0 ] || return 0
     at=$1 next=${2:-}
     while [ -n "$at" ]; do
+        # Paths share their folders: a folder of an entry is checked once, with those above it.
+        if [ -n "$next" ]; then
+            case $checked in *" $at "*) return ;; esac
+            checked="$checked $at "
+        fi
         case $at in
             "$prefix"/*)
                 [ ! -h "$at" ] || die "$at is a symbolic link:" \

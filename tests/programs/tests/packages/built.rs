@@ -1,11 +1,13 @@
 //! Packages of two versions, each built once.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
 use gpulimit_programs::world;
+use gpulimit_support::{Scratch, have};
+use rustix::fs::{FlockOperation, flock};
 
 /// The version of this repository, and an earlier one.
 pub const NEW: &str = env!("CARGO_PKG_VERSION");
@@ -21,43 +23,48 @@ pub const DEBIAN_ARCH: &str = if cfg!(target_arch = "aarch64") {
 
 /// Returns the binaries to pack: those in `GPULIMIT_TEST_PORTABLE`, which scripts/test points to
 /// the builds that users get, or else those that all tests run.
-fn binaries() -> (PathBuf, PathBuf) {
+fn binaries() -> [PathBuf; 2] {
     match std::env::var_os("GPULIMIT_TEST_PORTABLE").map(PathBuf::from) {
-        Some(folder) => (folder.join("gpulimit"), folder.join("libgpulimit.so")),
-        None => (world::controller(), world::shim()),
+        Some(folder) => ["gpulimit", "libgpulimit.so"].map(|name| folder.join(name)),
+        None => [world::controller(), world::shim()],
     }
 }
 
-/// Makes an empty folder for tests below the target folder.
-pub fn folder(name: &str) -> PathBuf {
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    let _ = fs::remove_dir_all(&path);
-    fs::create_dir_all(&path).expect("a folder");
-    path
+/// Returns what the packages depend on, so that other packages are built if it changes: the
+/// binaries, and the files of the repository except tests and build outputs.
+fn stamp(binaries: &[PathBuf; 2]) -> String {
+    let script = r#"
+stat -L -c '%n %s %Y' "$@"
+find . \( -name target -o -name .git -o -name .cache -o -name dist -o -name tests \
+    -o -name __pycache__ \) -prune -o -type f -printf '%P %s %T@\n' | sort | sha256sum
+"#;
+    let mut command = Command::new("sh");
+    command
+        .args(["-euc", script, "sh"])
+        .args(binaries)
+        .current_dir(world::repository());
+    let output = world::finish(command);
+    assert!(output.status.success(), "{output:?}");
+    world::text(&output.stdout)
 }
 
-/// Runs scripts/package; returns false, with a message, if a tool is missing.
-pub fn package(arguments: &[&str]) -> bool {
-    let output = Command::new(world::repository().join("scripts/package"))
-        .args(arguments)
-        .output()
-        .expect("started");
-    let errors = world::text(&output.stderr);
-    if errors.contains("is missing") {
-        eprintln!("SKIPPED: {errors}");
-        return false;
-    }
-    assert!(output.status.success(), "{errors}");
-    true
+/// Runs scripts/package, which must succeed.
+pub fn package(arguments: &[&str]) {
+    let mut command = Command::new(world::repository().join("scripts/package"));
+    command.args(arguments);
+    let output = world::finish(command);
+    assert!(output.status.success(), "{output:?}");
 }
 
-fn make(format: &str) -> Option<[PathBuf; 2]> {
-    let (controller, library) = binaries();
-    let mut folders = Vec::new();
+/// Builds the packages of a format in this folder.
+fn make(format: &str, folder: &Path, binaries: &[PathBuf; 2]) {
     for version in [OLD, NEW] {
-        let from = folder(&format!("binaries-{format}-{version}"));
-        for file in [&controller, &library] {
-            let to = from.join(file.file_name().expect("a name"));
+        let from = Scratch::new();
+        for file in binaries {
+            let to = from.at(file
+                .file_name()
+                .and_then(|name| name.to_str())
+                .expect("a name"));
             let status = Command::new("strip").arg("-o").args([&to, file]).status();
             assert!(status.is_ok_and(|status| status.success()), "strip");
             if version == OLD {
@@ -67,49 +74,79 @@ fn make(format: &str) -> Option<[PathBuf; 2]> {
                 assert!(status.is_ok_and(|status| status.success()), "sh");
             }
         }
-        let out = folder(&format!("packages-{format}-{version}"));
-        let [from, to] = [&from, &out].map(|path| path.to_str().expect("text"));
-        if !package(&["--version", version, "--from", from, "--out", to, format]) {
-            return None;
-        }
-        folders.push(out);
+        let out = folder.join(version);
+        let [from, to] = [&*from, &out].map(|path| path.to_str().expect("text"));
+        package(&["--version", version, "--from", from, "--out", to, format]);
     }
-    folders.try_into().ok()
 }
 
-/// Returns the old and the new package of a format, each in a folder of its own; `None` if they
-/// cannot be built here.
-fn packages(
-    format: &'static str,
-    made: &'static OnceLock<Option<[PathBuf; 2]>>,
-) -> Option<[PathBuf; 2]> {
-    let folders = made.get_or_init(|| make(format)).as_ref()?;
-    Some(folders.clone().map(|folder| {
-        let files = fs::read_dir(folder)
-            .expect("listed")
-            .map(|file| file.expect("listed").path());
-        let mut files = files.filter(|file| !file.ends_with("SHA256SUMS"));
-        files.next().expect("a package")
-    }))
+/// The packages of a format in the target folder. No other process replaces them before this value
+/// is dropped.
+struct Packages {
+    folder: PathBuf,
+    _lock: File,
+}
+
+impl Packages {
+    /// Takes the packages that an earlier test has built, or builds them. Tests run in processes of
+    /// their own, so a lock keeps others from building the same.
+    fn new(format: &str) -> Packages {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("packages-{format}"));
+        fs::create_dir_all(&folder).expect("a folder");
+        let binaries = binaries();
+        let (stamp, stamped) = (stamp(&binaries), folder.join("stamp"));
+        let is_current = || fs::read_to_string(&stamped).is_ok_and(|made| made == stamp);
+        let lock = File::create(folder.join("lock")).expect("a lock");
+        loop {
+            flock(&lock, FlockOperation::LockShared).expect("locked");
+            if is_current() {
+                return Packages {
+                    folder,
+                    _lock: lock,
+                };
+            }
+            flock(&lock, FlockOperation::LockExclusive).expect("locked");
+            if !is_current() {
+                for version in [OLD, NEW] {
+                    let _ = fs::remove_dir_all(folder.join(version));
+                }
+                make(format, &folder, &binaries);
+                fs::write(&stamped, &stamp).expect("written");
+            }
+        }
+    }
+
+    /// Returns the package of this version.
+    fn of(&self, version: &str) -> PathBuf {
+        let files = fs::read_dir(self.folder.join(version)).expect("listed");
+        let mut files = files.map(|file| file.expect("listed").path());
+        files
+            .find(|file| !file.ends_with("SHA256SUMS"))
+            .expect("a package")
+    }
 }
 
 macro_rules! formats {
-    ($($(#[$about:meta])* $name:ident)*) => {$(
+    ($($(#[$about:meta])* $name:ident $tool:literal)*) => {$(
         $(#[$about])*
+        /// `None` if they cannot be built here.
         pub fn $name() -> Option<[PathBuf; 2]> {
-            static MADE: OnceLock<Option<[PathBuf; 2]>> = OnceLock::new();
-            packages(stringify!($name), &MADE)
+            static MADE: OnceLock<Packages> = OnceLock::new();
+            have($tool).then(|| {
+                let made = MADE.get_or_init(|| Packages::new(stringify!($name)));
+                [OLD, NEW].map(|version| made.of(version))
+            })
         }
     )*};
 }
 
 formats! {
     /// The archives with install.sh, old and new.
-    tar
+    tar "tar"
     /// Debian's packages.
-    deb
+    deb "dpkg-deb"
     /// Fedora's and SUSE's packages.
-    rpm
+    rpm "rpmbuild"
     /// Python's packages.
-    wheel
+    wheel "python3"
 }

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use gpulimit_programs::world::World;
+use gpulimit_support::skip;
 
 use super::built::{self, NEW, OLD};
 use super::life::{self, CAP, Installation};
@@ -11,7 +12,7 @@ use super::system::System;
 fn place() -> Option<(World, System, [PathBuf; 2])> {
     let packages = built::deb()?;
     if !Path::new("/var/lib/dpkg/status").exists() {
-        eprintln!("SKIPPED: this system is not one of dpkg");
+        skip("this system is not one of dpkg");
         return None;
     }
     let world = World::with(CAP, &[("GPULIMIT_SIM_KILL_LAG_MS", "0")]);

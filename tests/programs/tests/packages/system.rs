@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use gpulimit_programs::world::{self, World};
+use gpulimit_support::skip;
 
 const PRIVATE: &str = r#"
 set -e
@@ -51,7 +52,7 @@ impl System {
         let output = keeper.stdout.as_mut().expect("piped");
         if std::io::Read::read_exact(output, &mut line).is_err() {
             let _ = keeper.wait();
-            eprintln!("SKIPPED: no mount namespaces with overlays here, which take root");
+            skip("no mount namespaces with overlays here, which take root");
             return None;
         }
         Some(System {

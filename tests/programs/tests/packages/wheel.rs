@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use gpulimit_programs::world::{World, finish, text};
+use gpulimit_support::skip;
 
 use super::built::{self, NEW, OLD};
 use super::life::{self, CAP, Installation};
@@ -17,7 +18,7 @@ fn environment(world: &World) -> Option<PathBuf> {
     if output.status.success() {
         return Some(path);
     }
-    eprintln!("SKIPPED: python3 -m venv: {}", text(&output.stdout));
+    skip(format_args!("python3 -m venv: {}", text(&output.stdout)));
     None
 }
 
