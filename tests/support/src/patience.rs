@@ -2,6 +2,7 @@
 
 use std::io::Read;
 use std::process::{Command, Output, Stdio};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -40,7 +41,8 @@ pub fn wait_until(what: &str, holds: impl FnMut() -> bool) {
 /// Runs a command to its end, with an empty standard input unless the command has one.
 ///
 /// # Panics
-/// When the command has not ended and the patience is over. The message has what it printed.
+/// When the command has not ended, or its output is still open, and the patience is over. The
+/// message has what it printed.
 #[track_caller]
 pub fn finish(command: &mut Command) -> Output {
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -48,11 +50,13 @@ pub fn finish(command: &mut Command) -> Output {
         .spawn()
         .unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let reader = |mut pipe: Box<dyn Read + Send>| {
+        let (sender, bytes) = mpsc::channel();
         thread::spawn(move || {
             let mut bytes = Vec::new();
             let _ = pipe.read_to_end(&mut bytes);
-            bytes
-        })
+            sender.send(bytes)
+        });
+        bytes
     };
     let out = reader(Box::new(child.stdout.take().expect("piped")));
     let err = reader(Box::new(child.stderr.take().expect("piped")));
@@ -61,7 +65,10 @@ pub fn finish(command: &mut Command) -> Output {
         let _ = child.kill();
     }
     let status = child.wait().expect("ended");
-    let [stdout, stderr] = [out, err].map(|reader| reader.join().expect("read"));
+    let [stdout, stderr] = [out, err].map(|bytes| {
+        let bytes = bytes.recv_timeout(patience());
+        bytes.unwrap_or_else(|_| panic!("{command:?} has left its output open"))
+    });
     let output = Output {
         status,
         stdout,
