@@ -4,6 +4,7 @@
 //! reads, and gpulimit does not wait for the child to end.
 
 use super::probe::VERB;
+use gpulimit_base::patience;
 use gpulimit_ledger::MappedFile;
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -14,8 +15,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The total time that one verb waits for child processes that read other processes' files.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+/// Returns the total time that one verb waits for child processes that read other processes' files.
+pub fn patience() -> Duration {
+    patience::of("GPULIMIT_DEBUG_LOOK_MS", Duration::from_secs(10))
+}
 
 /// Runs `gpulimit __probe` in a child process, and passes output lines to `take` until `take`
 /// returns false. Fails with `TimedOut` after `patience`.
@@ -147,17 +150,17 @@ pub fn ask(
 }
 
 /// Returns the membership test that [`gpulimit_group::Targets`] needs. A memory map that the caller
-/// may not read gives the kernel's error EACCES. All calls wait at most [`PATIENCE`] together, then
-/// a second each.
+/// may not read gives the kernel's error EACCES. All calls wait at most [`patience`] together, then
+/// a tenth of that each.
 pub fn members() -> impl Fn(&MappedFile, &[u32]) -> Vec<io::Result<bool>> {
-    const LEAST: Duration = Duration::from_secs(1);
+    let least = patience() / 10;
     // Without a common limit, a user could delay the caller forever by starting ever more
     // unreadable processes.
-    let left = Cell::new(PATIENCE);
+    let left = Cell::new(patience());
     move |file, pids| {
         let start = Instant::now();
         // Wait for at most half of the remaining time, because another call may follow.
-        let answers = ask(Question::Member(file), pids, (left.get() / 2).max(LEAST));
+        let answers = ask(Question::Member(file), pids, (left.get() / 2).max(least));
         if answers
             .as_ref()
             .is_ok_and(|answers| answers.len() < pids.len())

@@ -164,7 +164,7 @@ pub fn all(gpus: &nvml::Driver, processes: &[(u32, u64)]) -> Vec<Found> {
     let machine = of_machine(gpus).into_iter();
     let mut found: Vec<Found> = machine.map(|obstacle| (None, obstacle)).collect();
     let pids: Vec<u32> = processes.iter().map(|(pid, _)| *pid).collect();
-    let mut contents = match look::ask(Question::Contents, &pids, look::PATIENCE) {
+    let mut contents = match look::ask(Question::Contents, &pids, look::patience()) {
         Ok(contents) => contents,
         Err(error) => {
             found.push((None, Obstacle::Blind(error.to_string())));

@@ -2,7 +2,7 @@
 
 use super::accounts;
 use super::groups::{self, Seen, Selection};
-use super::look::{self, PATIENCE, Question};
+use super::look::{self, Question};
 use super::nvml::Driver;
 use super::pids::Pids;
 use super::waiting::{Waiter, Waiters};
@@ -20,7 +20,12 @@ use std::time::{Duration, Instant};
 /// Returns the processes in these groups, sorted by group and then by pid. A process on several
 /// GPUs has an entry for each.
 pub fn processes(selection: &Selection, seen: &[Seen], waiters: &Waiters) -> Vec<Process> {
-    processes_with(selection, seen, waiters, &mut Commands::new(PATIENCE))
+    processes_with(
+        selection,
+        seen,
+        waiters,
+        &mut Commands::new(look::patience()),
+    )
 }
 
 /// Returns the processes as [`processes`] does, with command lines that may be known already.

@@ -4,6 +4,7 @@ use super::failure::Failure;
 use super::groups::{self, Purpose};
 use super::kill::{end_all, proven, remaining};
 use super::{look, output};
+use gpulimit_base::patience;
 use gpulimit_group::{Group, GroupError, Kind, Root};
 use gpulimit_ledger::Ledger;
 use std::cell::Cell;
@@ -38,14 +39,16 @@ Examples:
   gpulimit rm --recursive lab
   gpulimit rm --recursive --force lab/alice lab/bob";
 
-/// How long `rm --force` waits in total for the killed processes of all groups to end.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Returns how long `rm --force` waits in total for the killed processes of all groups to end.
+fn patience() -> Duration {
+    patience::of("GPULIMIT_DEBUG_RM_MS", Duration::from_secs(10))
+}
 
 /// Removes the named groups. If one of several groups cannot be removed, reports it and continues
 /// with the next.
 pub fn rm(args: &Args) -> Result<ExitCode, Failure> {
     let mut status = ExitCode::SUCCESS;
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + patience();
     let wait = Cell::new(LOCK_WAIT);
     for name in &args.groups {
         if let Err(failure) = remove(name, args, end, &wait) {

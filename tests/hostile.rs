@@ -20,6 +20,8 @@ mod library;
 mod links;
 #[path = "groups/nothing.rs"]
 mod nothing;
+#[path = "hostile/patience.rs"]
+mod patience;
 #[path = "hostile/report.rs"]
 mod report;
 #[path = "hostile/secrets.rs"]
@@ -37,20 +39,21 @@ mod trail;
 #[path = "hostile/unkilled.rs"]
 mod unkilled;
 
-use gpulimit_support::Scratch;
+use gpulimit_support::{Scratch, finish, is_root, patience, wait_until};
 use std::fs::{self, Permissions};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
 
 /// An untrusted user.
 const ALICE: u32 = 40_001;
 
-/// Longer than any command takes on a busy machine unless it hangs.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// How long a command looks at processes, and waits for killed ones, in milliseconds: the variables
+/// of [`gpulimit_base::patience`].
+const LOOK: &str = "GPULIMIT_DEBUG_LOOK_MS";
+const RM: &str = "GPULIMIT_DEBUG_RM_MS";
 
 /// A directory of root's, whose subdirectory `hers` belongs to Alice.
 struct Ground(Scratch);
@@ -58,8 +61,7 @@ struct Ground(Scratch);
 impl Ground {
     /// Makes the directory; `None` if this process is not root and so cannot act as other users.
     fn new() -> Option<Self> {
-        if gpulimit_group::effective_user() != 0 {
-            eprintln!("SKIPPED: only root can be led astray, and only root can act as other users");
+        if !is_root() {
             return None;
         }
         let ground = Self(Scratch::in_memory());
@@ -90,7 +92,8 @@ impl Ground {
         path
     }
 
-    /// Returns the controller as root runs it, with its groups in this directory.
+    /// Returns the controller as root runs it, with its groups in this directory. A busy machine
+    /// does not end its looks at processes.
     fn gpulimit(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gpulimit"));
         command
@@ -99,6 +102,7 @@ impl Ground {
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .current_dir(&self.0.0)
             .env("GPULIMIT_ROOT", self.at("groups"))
+            .env(LOOK, patience().as_millis().to_string())
             .stdin(Stdio::null());
         command
     }
@@ -107,28 +111,14 @@ impl Ground {
 /// Runs a command that must end, and returns its status and everything that it prints.
 #[track_caller]
 fn run(command: &mut Command) -> (Option<i32>, String) {
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().expect("started");
-    let start = Instant::now();
-    while child.try_wait().expect("asked").is_none() {
-        if start.elapsed() > PATIENCE {
-            child.kill().expect("killed");
-            let said = child.wait_with_output().expect("ended");
-            panic!("{command:?} hangs: {}", text(&said));
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
-    let output = child.wait_with_output().expect("ended");
+    let output = finish(command);
     (output.status.code(), text(&output))
 }
 
 fn text(output: &Output) -> String {
-    let (out, err) = (&output.stdout, &output.stderr);
-    format!(
-        "{}{}",
-        String::from_utf8_lossy(out),
-        String::from_utf8_lossy(err)
-    )
+    [&output.stdout, &output.stderr]
+        .map(|bytes| gpulimit_support::text(bytes))
+        .concat()
 }
 
 /// Returns a command that Alice runs.
@@ -136,4 +126,80 @@ fn alice(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new(program);
     command.uid(ALICE).gid(ALICE).current_dir("/");
     command
+}
+
+/// A process that ends with the test.
+struct Guarded(Child);
+
+impl Guarded {
+    fn start(command: &mut Command) -> Self {
+        Self(command.spawn().expect("started"))
+    }
+
+    fn id(&self) -> u32 {
+        self.0.id()
+    }
+
+    fn lives(&mut self) -> bool {
+        self.0.try_wait().expect("asked").is_none()
+    }
+
+    /// Waits for the end of the process.
+    #[track_caller]
+    fn ended(&mut self) -> ExitStatus {
+        wait_until("the process ends", || !self.lives());
+        self.0.wait().expect("ended")
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A process that runs a part of a test, and ends with the test.
+struct Role {
+    process: Guarded,
+    out: BufReader<ChildStdout>,
+}
+
+impl Role {
+    /// Lets this program, which the command starts, run the ignored test with this name.
+    fn start(command: &mut Command, role: &str) -> Self {
+        command
+            .args(["--exact", role, "--ignored", "--nocapture"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut process = Guarded::start(command);
+        let out = BufReader::new(process.0.stdout.take().expect("piped"));
+        Self { process, out }
+    }
+
+    /// Returns the rest of the next line that begins with `start`.
+    #[track_caller]
+    fn line(&mut self, start: &str) -> String {
+        let mut lines = self.out.by_ref().lines().map(|line| line.expect("read"));
+        let found = lines.find_map(|line| Some(line.strip_prefix(start)?.trim().to_owned()));
+        found.unwrap_or_else(|| panic!("the role ends before it prints {start}"))
+    }
+}
+
+/// Returns a command that starts this program as this user.
+fn own(user: u32) -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.uid(user).gid(user).current_dir("/");
+    command
+}
+
+/// Returns whether a process is gone, or a zombie.
+fn is_over(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
+    stat.is_ok_and(|stat| stat.contains(") Z ")) || !Path::new(&format!("/proc/{pid}")).exists()
+}
+
+/// Keeps a role as it is until its test ends.
+fn stay() {
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }

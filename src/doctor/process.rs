@@ -3,7 +3,7 @@
 use super::files::Files;
 use super::{Finding, suspension};
 use crate::elf::{self, Kind};
-use crate::look::{self, PATIENCE};
+use crate::look;
 use crate::obstacles::{self, Obstacle};
 use crate::{accounts, env as own_env, groups, install, library};
 use gpulimit_base::identity::SeenProcess;
@@ -58,7 +58,7 @@ pub(super) fn checks(pid: u32) -> Vec<Finding> {
             ErrorKind::TimedOut => (
                 format!(
                     "reading the process's memory map or files took more than {} seconds",
-                    PATIENCE.as_secs()
+                    look::patience().as_secs()
                 ),
                 "the process's user may delay such reads with a file system of their own; do not \
                  trust the process",
@@ -78,7 +78,7 @@ fn look_in_child(pid: u32) -> io::Result<Vec<Finding>> {
     let mut text = String::new();
     let pid = pid.to_string();
     let arguments = ["process".as_ref(), pid.as_ref()];
-    look::in_child(&arguments, String::new(), PATIENCE, |line| {
+    look::in_child(&arguments, String::new(), look::patience(), |line| {
         text.push_str(&line);
         true
     })?;

@@ -1,7 +1,7 @@
 //! Tests whether programs start with libgpulimit.so, and finds the processes that have loaded it.
 
 use super::super::failure::Failure;
-use super::super::look::{self, PATIENCE, Question};
+use super::super::look::{self, Question};
 use gpulimit_base::identity::SeenProcess;
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -63,7 +63,7 @@ fn run_silently(mut command: Command) -> Result<(), String> {
 pub fn users(library: &Path) -> Result<(Vec<u32>, Vec<u32>), Failure> {
     let own = std::process::id();
     let pids: Vec<u32> = SeenProcess::numbers().filter(|pid| *pid != own).collect();
-    let answers = look::ask(Question::Uses(library.as_os_str()), &pids, PATIENCE);
+    let answers = look::ask(Question::Uses(library.as_os_str()), &pids, look::patience());
     let answers = answers.map_err(|error| {
         Failure::new(format_args!(
             "cannot see which processes use {}: {error}",

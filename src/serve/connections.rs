@@ -8,6 +8,7 @@ use super::streams::{self, Streams};
 use super::worker::Worker;
 use crate::failure::Failure;
 use crate::output;
+use gpulimit_base::patience;
 use hyper::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -29,10 +30,6 @@ use tokio_io_timeout::TimeoutStream;
 const CONNECTIONS: usize = 64;
 /// The longest head of a request in bytes that is read. A longer one gets 431 without a reason.
 const HEAD: usize = 64 << 10;
-/// How long a client may take for the head of a request, or stay silent between two requests.
-const HEAD_TIME: Duration = Duration::from_secs(10);
-/// How long a client may take no byte of an answer.
-const WRITE_TIME: Duration = Duration::from_secs(20);
 /// The pause after a connection could not be accepted, for instance for want of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -134,9 +131,20 @@ async fn accept(sockets: &Sockets, site: &Arc<Site>) {
     }
 }
 
+/// Returns how long a client may take for the head of a request, or stay silent between two
+/// requests.
+fn head_time() -> Duration {
+    patience::of("GPULIMIT_DEBUG_HEAD_MS", Duration::from_secs(10))
+}
+
+/// Returns how long a client may take no byte of an answer.
+fn write_time() -> Duration {
+    patience::of("GPULIMIT_DEBUG_WRITE_MS", Duration::from_secs(20))
+}
+
 pub async fn connection(stream: Pin<Box<dyn Stream>>, site: Arc<Site>) {
     let mut stream = TimeoutStream::new(stream);
-    stream.set_write_timeout(Some(WRITE_TIME));
+    stream.set_write_timeout(Some(write_time()));
     let service = service_fn(move |request: Request<Incoming>| {
         let site = Arc::clone(&site);
         async move {
@@ -146,7 +154,7 @@ pub async fn connection(stream: Pin<Box<dyn Stream>>, site: Arc<Site>) {
     });
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIME)
+        .header_read_timeout(head_time())
         .max_buf_size(HEAD)
         // A client may send nothing more after its request (`shutdown(SHUT_WR)`, `nc -N`). One that
         // has closed its connection is noticed when the server writes.

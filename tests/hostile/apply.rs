@@ -1,16 +1,14 @@
 //! `apply` among groups whose directories belong to a user who changes files there at the same
 //! time.
 
-use crate::{Ground, run};
+use crate::{Ground, Role, run};
 use gpulimit_group::{Access, Members, Root};
 use gpulimit_limits::LimitSet;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use std::fs::{self, Permissions};
-use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 /// A user that every system has, so that policies can name it.
 const DAEMON: &str = "daemon";
@@ -116,10 +114,9 @@ fn apply_gives_no_access_to_a_file_of_root() {
 /// The process of the user, started by another test, which exchanges a ledger for a link until the
 /// test ends the process.
 #[test]
+#[ignore = "a part of another test"]
 fn users_process() {
-    let Some(team) = std::env::var_os("HOSTILE_TEAM") else {
-        return;
-    };
+    let team = std::env::var_os("HOSTILE_TEAM").expect("a path");
     let team = Path::new(&team);
     println!("\n#begins");
     loop {
@@ -141,18 +138,10 @@ fn apply_follows_no_link_that_replaces_a_file() {
     let Some(ground) = Ground::new() else { return };
     let tree = Tree::new(&ground);
     symlink(&tree.secret, tree.team.join("link")).expect("linked");
-    let mut user = Command::new("/proc/self/exe")
-        .args(["--exact", "apply::users_process", "--nocapture"])
-        .env("HOSTILE_TEAM", &tree.team)
-        .current_dir("/")
-        .uid(tree.user)
-        .gid(tree.user)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("started");
-    let out = BufReader::new(user.stdout.take().expect("piped"));
-    assert!(out.lines().any(|line| line.expect("read") == "#begins"));
+    let mut user = crate::own(tree.user);
+    user.env("HOSTILE_TEAM", &tree.team);
+    let mut user = Role::start(&mut user, "apply::users_process");
+    user.line("#begins");
     let mut changed = 0;
     for round in 0..APPLIED {
         let members = ["owner", "all"][round as usize % 2];
@@ -176,8 +165,7 @@ fn apply_follows_no_link_that_replaces_a_file() {
             break;
         }
     }
-    user.kill().expect("ended");
-    user.wait().expect("ended");
+    drop(user);
     assert_eq!(tree.secret_mode(), 0o600);
     assert_eq!(
         fs::read_to_string(&tree.secret).expect("read"),

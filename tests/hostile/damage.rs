@@ -2,19 +2,19 @@
 //! prints no escape sequence.
 //!
 //! The commands run in a pid namespace of their own, so that no number in a damaged ledger names a
-//! process of this machine. `GPULIMIT_DAMAGE_ROUNDS` sets the number of rounds,
-//! `GPULIMIT_DAMAGE_SEED` selects other rounds.
+//! process of this machine. `GPULIMIT_DAMAGE_ROUNDS` sets the number of rounds.
 
-use crate::{Ground, text};
+use crate::{Ground, Guarded, LOOK, RM, run, text};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_group::{Member, Root};
 use gpulimit_ledger::{Category, EventKind, Happening, Ledger};
+use gpulimit_support::{Random, patience, seed};
 use std::fs::{self, File, Permissions};
 use std::mem::forget;
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 
 const GPU: DeviceId = DeviceId::gpu([7; 16]);
@@ -74,23 +74,6 @@ while read -r line; do
 done <"$VERBS"
 "#;
 
-/// Pseudo-random numbers (SplitMix64).
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound.max(1)
-    }
-}
-
 /// Makes this process a member and leaves its slot in the ledger: in the file itself the slot's
 /// process lives, in copies of the file its process is dead.
 fn stay(root: &Root, name: &str, bytes: u64) {
@@ -137,34 +120,34 @@ fn damage(path: &Path, random: &mut Random, others: &[PathBuf]) -> String {
         .expect("root's");
     let length = file.metadata().expect("there").len();
     let is_ledger = path.ends_with("ledger");
-    let at = match (is_ledger, random.below(4)) {
-        (true, 0) => random.below(64),
-        (true, 1) => random.below(WORDS),
-        (true, 2) => SLOTS + random.below(4 * SLOT),
-        (true, _) => WORDS + random.below(256) * 8,
-        (false, _) => random.below(length),
+    let at = match (is_ledger, random.u8(..4)) {
+        (true, 0) => random.u64(..64),
+        (true, 1) => random.u64(..WORDS),
+        (true, 2) => SLOTS + random.u64(..4 * SLOT),
+        (true, _) => WORDS + random.u64(..256) * 8,
+        (false, _) => random.u64(..length.max(1)),
     };
-    let value = match random.below(6) {
+    let value = match random.u8(..6) {
         0 => 0,
         1 => u64::MAX,
         2 => i64::MAX as u64,
-        3 => random.below(1 << 20),
+        3 => random.u64(..1 << 20),
         4 => u64::from_ne_bytes(*b"\x1b]0;a\x07\n\x1b"),
-        _ => random.next(),
+        _ => random.u64(..),
     };
-    let what = match random.below(if is_ledger { 40 } else { 20 }) {
+    let what = match random.u32(..if is_ledger { 40 } else { 20 }) {
         0 => {
-            file.set_len(random.below(length + 1)).expect("cut");
+            file.set_len(random.u64(..=length)).expect("cut");
             "cut short"
         }
         1 => {
-            file.set_len(length + 1 + random.below(1 << 36))
+            file.set_len(length + random.u64(1..=1 << 36))
                 .expect("grown");
             "grown"
         }
         2..=6 => {
             fs::remove_file(path).expect("removed");
-            match random.below(5) {
+            match random.u8(..5) {
                 0 => drop(Command::new("mkfifo").arg(path).status()),
                 1 => fs::create_dir(path).expect("made"),
                 2 => symlink(path, path).expect("linked"),
@@ -174,7 +157,7 @@ fn damage(path: &Path, random: &mut Random, others: &[PathBuf]) -> String {
             "something else"
         }
         7 => {
-            let other = &others[random.below(others.len() as u64) as usize];
+            let other = &others[random.usize(..others.len())];
             // An earlier damage may have grown the file with holes, which copying would fill.
             if fs::symlink_metadata(other)
                 .is_ok_and(|about| about.is_file() && about.len() < 64 << 20)
@@ -190,7 +173,7 @@ fn damage(path: &Path, random: &mut Random, others: &[PathBuf]) -> String {
         // The ledger gets the same slot twice, as if a process number had been used again.
         9..=14 if is_ledger => {
             let mut slot = vec![0; SLOT as usize];
-            let (from, to) = (random.below(3), random.below(6));
+            let (from, to) = (random.u64(..3), random.u64(..6));
             if file.read_exact_at(&mut slot, SLOTS + from * SLOT).is_ok() {
                 file.write_all_at(&slot, SLOTS + to * SLOT)
                     .expect("written");
@@ -199,7 +182,7 @@ fn damage(path: &Path, random: &mut Random, others: &[PathBuf]) -> String {
         }
         _ => {
             let bytes = value.to_ne_bytes();
-            let count = 1 + random.below(8) as usize;
+            let count = random.usize(1..=8);
             file.write_all_at(&bytes[..count], at).expect("written");
             return format!("{}: {:x?} at {at}", path.display(), &bytes[..count]);
         }
@@ -207,16 +190,9 @@ fn damage(path: &Path, random: &mut Random, others: &[PathBuf]) -> String {
     format!("{}: {what}", path.display())
 }
 
-fn number(variable: &str, default: u64) -> u64 {
-    let given = std::env::var(variable).ok();
-    given.map_or(default, |text| text.parse().expect("a number"))
-}
-
 #[test]
 fn every_command_survives_damaged_files() {
-    let Some(ground) = Ground::new() else {
-        return;
-    };
+    let Some(ground) = Ground::new() else { return };
     let policy = ground.write("policy.toml", POLICY, 0, 0o644);
     let root = Root::at(ground.at("groups")).expect("a root");
     let done = ground
@@ -237,7 +213,7 @@ fn every_command_survives_damaged_files() {
         0,
         0o644,
     );
-    let mut init = Command::new("sleep").arg("600").spawn().expect("started");
+    let init = Guarded::start(Command::new("sleep").arg("600"));
     let state = format!(
         r#"{{"ociVersion":"1.0.2","id":"box","pid":{},"status":"creating","bundle":"{}"}}"#,
         init.id(),
@@ -248,8 +224,7 @@ fn every_command_survives_damaged_files() {
     let hook = hook.stdin(File::open(&state).expect("there")).output();
     let hook = hook.expect("started");
     assert!(hook.status.success(), "{}", text(&hook));
-    init.kill().expect("killed");
-    init.wait().expect("reaped");
+    drop(init);
     for (name, bytes) in [
         ("lab", GIB),
         ("lab/alice", GIB / 2),
@@ -262,15 +237,17 @@ fn every_command_survives_damaged_files() {
     let verbs = ground.write("verbs", verbs, 0, 0o644);
     let (copy, out) = (ground.at("copy"), ground.make("out", 0, 0o755));
 
-    let seed = number("GPULIMIT_DAMAGE_SEED", 1);
-    for round in 0..number("GPULIMIT_DAMAGE_ROUNDS", 24) {
-        let mut random = Random(seed << 32 | round);
+    let rounds = std::env::var("GPULIMIT_DAMAGE_ROUNDS").ok();
+    let rounds = rounds.map_or(24, |text| text.parse().expect("a number"));
+    let seed = seed();
+    for round in 0..rounds {
+        let mut random = Random::with_seed(seed << 32 | round);
         let copied = Command::new("cp")
             .args(["-a", "--sparse=always"])
             .args([root.path(), &copy])
             .status();
         assert!(copied.is_ok_and(|status| status.success()));
-        // In some rounds a live process is a member, for whose end `rm --force` waits ten seconds.
+        // In some rounds a live process is a member, for whose end `rm --force` waits.
         if round % 8 == 0 {
             for ledger in ["lab/ledger", "lab/sub/alice/ledger"] {
                 let ledger = Arc::new(Ledger::open(&copy.join(ledger)).expect("opened"));
@@ -281,11 +258,12 @@ fn every_command_survives_damaged_files() {
         }
         let all = files(&copy);
         let mut deeds = Vec::new();
-        for _ in 0..=random.below(12) {
-            let path = &all[random.below(all.len() as u64) as usize];
+        for _ in 0..random.u8(1..=12) {
+            let path = &all[random.usize(..all.len())];
             deeds.push(damage(path, &mut random, &all));
         }
-        let run = Command::new("unshare")
+        let mut command = Command::new("unshare");
+        command
             .args([
                 "--mount",
                 "--pid",
@@ -298,15 +276,14 @@ fn every_command_survives_damaged_files() {
             ])
             .env_clear()
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .env(LOOK, patience().as_millis().to_string())
+            .env(RM, "200")
             .env("GPULIMIT", env!("CARGO_BIN_EXE_gpulimit"))
             .env("COPY", &copy)
             .env("OUT", &out)
             .env("STATE", &state)
-            .env("VERBS", &verbs)
-            .stdin(Stdio::null())
-            .output()
-            .expect("started");
-        let said = text(&run);
+            .env("VERBS", &verbs);
+        let (_, said) = run(&mut command);
         assert_eq!(said.lines().count(), VERBS.lines().count(), "{said}");
         for (line, n) in said.lines().zip(1..) {
             let printed = fs::read(out.join(n.to_string())).expect("there");

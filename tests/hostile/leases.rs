@@ -1,16 +1,16 @@
 //! Leases (`F_SETLEASE`): the owner of a file can keep other users, even root, from opening it.
 #![allow(unsafe_code)]
 
-use crate::{ALICE, Ground, run};
+use crate::{ALICE, Ground, Role, run};
 use gpulimit_group::{Access, Group, Member, Members, Root};
 use gpulimit_limits::LimitSet;
-use std::fs::File;
-use std::io::{BufRead, BufReader};
+use gpulimit_support::{eventually, patience, skip};
+use std::fs::{self, File};
+use std::io::Write;
 use std::os::fd::AsRawFd;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::process::Command;
+use std::thread;
 use std::time::{Duration, Instant};
 
 const FILES: &str = "GPULIMIT_TEST_FILES";
@@ -32,15 +32,10 @@ const LEASED: [&[&str]; 6] = [
 #[ignore = "a part of other tests"]
 fn lease() {
     let mut files = Vec::new();
-    if std::env::var_os(STAYS).is_some() {
+    if std::env::var_os(STAYS).is_some() || std::env::var_os(NEXT).is_some() {
         // The signal that tells the holder of a lease that another process waits.
         // SAFETY: ignores a signal.
         unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
-    }
-    if std::env::var_os(NEXT).is_some() {
-        let handler: extern "C" fn(libc::c_int) = ask;
-        // SAFETY: the handler only stores an atomic.
-        unsafe { libc::signal(libc::SIGIO, handler as usize) };
     }
     for path in std::env::var(FILES).expect("paths").split(':') {
         let mut options = File::options();
@@ -52,33 +47,28 @@ fn lease() {
     let all = files.iter().all(|(_, done)| *done == 0);
     println!("\n#lease {all}");
     if let Some(next) = std::env::var_os(NEXT) {
-        while !ASKED.load(Ordering::Relaxed) {
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        // The other process has time to open all files of the group once.
-        std::thread::sleep(Duration::from_secs(2));
+        std::io::stdin()
+            .read_line(&mut String::new())
+            .expect("read");
         let next = File::options().read(true).write(true).open(next);
         let next = next.expect("opened");
         // SAFETY: open descriptors, and plain numbers.
-        unsafe {
-            libc::fcntl(next.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK);
-            libc::signal(libc::SIGIO, libc::SIG_IGN);
+        let done = unsafe {
+            let done = libc::fcntl(next.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK);
             libc::fcntl(files[0].0.as_raw_fd(), libc::F_SETLEASE, libc::F_UNLCK);
-        }
-        std::thread::sleep(Duration::from_secs(600));
+            done
+        };
+        println!("\n#next {}", done == 0);
+        crate::stay();
     }
-    std::thread::sleep(Duration::from_secs(600));
-}
-
-/// Whether another process waits for the end of a lease.
-static ASKED: AtomicBool = AtomicBool::new(false);
-
-extern "C" fn ask(_: libc::c_int) {
-    ASKED.store(true, Ordering::Relaxed);
+    crate::stay();
 }
 
 /// A process of Alice's that has write leases.
-struct Holder(Child);
+struct Holder {
+    role: Role,
+    leases: usize,
+}
 
 impl Holder {
     /// `None` where the file system has no leases. The process ends when it is told that another
@@ -91,8 +81,8 @@ impl Holder {
         })
     }
 
-    /// Starts a process that has a lease on the file called `first`. When another process waits for
-    /// the lease's end, this process takes a lease on `next` before it gives up the first one.
+    /// Starts a process that has a lease on the file called `first`. When it gets a line, this
+    /// process tries to take a lease on `next`, and then gives up the first one.
     fn in_turns(directory: &Path, first: &str, next: &str) -> Option<Self> {
         Self::with(directory, &[first], |command| {
             command.env(NEXT, directory.join(next));
@@ -102,32 +92,27 @@ impl Holder {
     fn with(directory: &Path, names: &[&str], change: impl FnOnce(&mut Command)) -> Option<Self> {
         let paths = names.iter().map(|name| directory.join(name));
         let paths: Vec<_> = paths.map(|path| path.display().to_string()).collect();
-        let mut command = Command::new("/proc/self/exe");
-        command
-            .args(["--exact", "leases::lease", "--ignored", "--nocapture"])
-            .env(FILES, paths.join(":"))
-            .current_dir("/")
-            .uid(ALICE)
-            .gid(ALICE)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped());
-        change(&mut command);
-        let mut holder = Self(command.spawn().expect("started"));
-        let out = BufReader::new(holder.0.stdout.take().expect("piped"));
-        let mut lines = out.lines().map(|line| line.expect("read"));
-        let line = lines.find(|line| line.starts_with("#lease "));
-        if line.as_deref() != Some("#lease true") {
-            eprintln!("SKIPPED: there are no leases here");
+        let mut command = crate::own(ALICE);
+        change(command.env(FILES, paths.join(":")));
+        let mut role = Role::start(&mut command, "leases::lease");
+        if role.line("#lease ") != "true" {
+            skip("there are no leases here");
             return None;
         }
-        Some(holder)
+        let leases = names.len();
+        Some(Self { role, leases })
     }
-}
 
-impl Drop for Holder {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        self.0.wait().expect("ended");
+    /// Returns whether the process still has all its leases. The kernel ends them 45 seconds after
+    /// another process has first asked for the file: whatever ends before does not wait for them.
+    fn has_leases(&self) -> bool {
+        let locks = fs::read_to_string("/proc/locks").expect("read");
+        let pid = self.role.process.id().to_string();
+        let own = locks.lines().filter(|line| {
+            let mut words = line.split_whitespace();
+            words.any(|word| word == "LEASE") && words.any(|word| word == pid)
+        });
+        own.count() == self.leases
     }
 }
 
@@ -204,10 +189,9 @@ fn verbs_that_look_name_a_group_with_a_lease_and_go_on() {
     for names in LEASED {
         let Some(ground) = Ground::new() else { return };
         let (_, mine) = groups(&ground);
-        let Some(_holder) = Holder::new(mine.path(), names, true) else {
+        let Some(holder) = Holder::new(mine.path(), names, true) else {
             return;
         };
-        let start = Instant::now();
         // The files that each verb opens, in its order.
         for (verb, opens, fails) in [
             ("show", &["limits", "ledger"][..], 1),
@@ -239,9 +223,8 @@ fn verbs_that_look_name_a_group_with_a_lease_and_go_on() {
             }
             let is_foreign = said.contains("not make") || said.contains("not made");
             assert!(!is_foreign, "{names:?} {verb}: {said}");
+            assert!(holder.has_leases(), "{names:?} {verb} waits for its end");
         }
-        // The kernel ends a lease after 45 seconds.
-        assert!(start.elapsed() < Duration::from_secs(40));
         assert!(mine.path().exists());
     }
 }
@@ -252,14 +235,35 @@ fn files_of_a_group_are_waited_for_at_the_same_time() {
     for (first, next) in [("limits", "lock"), ("ledger", "limits"), ("lock", "ledger")] {
         let Some(ground) = Ground::new() else { return };
         let (root, mine) = groups(&ground);
-        let Some(_holder) = Holder::in_turns(mine.path(), first, next) else {
+        let Some(mut holder) = Holder::in_turns(mine.path(), first, next) else {
             return;
         };
-        // The kernel ends a lease after 45 seconds: the second lease would last longer than this.
-        let until = Instant::now() + Duration::from_secs(30);
-        let removed = root.past_leases("lab/mine", until, || root.remove("lab/mine"));
-        assert!(removed.is_ok(), "{first}, {next}: {removed:?}");
+        let until = Instant::now() + patience();
+        let remove = || root.past_leases("lab/mine", until, || root.remove("lab/mine"));
+        let next = mine.path().join(next);
+        let removed = thread::scope(|scope| {
+            let removal = scope.spawn(remove);
+            let waits = eventually(|| removal.is_finished() || waits_with(&next));
+            let input = holder.role.process.0.stdin.as_mut().expect("piped");
+            input.write_all(b"\n").expect("written");
+            assert!(waits && holder.role.line("#next ") == "false", "{next:?}");
+            removal.join().expect("ended")
+        });
+        assert!(removed.is_ok(), "{first}, {next:?}: {removed:?}");
     }
+}
+
+/// Returns whether a thread of this process waits for the end of a lease, while the process has
+/// this file open.
+fn waits_with(path: &Path) -> bool {
+    let entries = |folder| fs::read_dir(folder).expect("listed").flatten();
+    let mut tasks = entries("/proc/self/task");
+    let waits = tasks.any(|task| {
+        let name = fs::read_to_string(task.path().join("wchan"));
+        name.is_ok_and(|name| name.contains("break_lease"))
+    });
+    let is_it = |link: fs::DirEntry| fs::read_link(link.path()).is_ok_and(|file| file == path);
+    waits && entries("/proc/self/fd").any(is_it)
 }
 
 #[test]
@@ -268,14 +272,12 @@ fn kill_needs_only_the_ledger() {
     let (_, mine) = groups(&ground);
     let stays = Holder::new(mine.path(), &["limits", "lock"], true);
     let ends = Holder::new(mine.path(), &["ledger"], false);
-    let (Some(_stays), Some(_ends)) = (stays, ends) else {
+    let (Some(stays), Some(_ends)) = (stays, ends) else {
         return;
     };
-    let start = Instant::now();
     let (status, said) = run(&mut ground.gpulimit(&["kill", "lab/mine"]));
     assert_eq!(status, Some(0), "{said}");
-    // The kernel ends a lease after 45 seconds.
-    assert!(start.elapsed() < Duration::from_secs(40));
+    assert!(stays.has_leases(), "kill waits for other files: {said}");
 }
 
 #[test]
@@ -316,10 +318,9 @@ fn a_group_with_a_lease_is_not_joined_and_not_removed_by_a_guess() {
     for names in LEASED {
         let Some(ground) = Ground::new() else { return };
         let (root, mine) = groups(&ground);
-        let Some(_holder) = Holder::new(mine.path(), names, true) else {
+        let Some(holder) = Holder::new(mine.path(), names, true) else {
             return;
         };
-        let start = Instant::now();
         let refused = |what: &str, error: Option<gpulimit_group::GroupError>| {
             let error = error.unwrap_or_else(|| panic!("{names:?}: {what}"));
             assert!(error.is_leased(), "{names:?} {what}: {error}");
@@ -339,8 +340,7 @@ fn a_group_with_a_lease_is_not_joined_and_not_removed_by_a_guess() {
         } else {
             change().expect("changed");
         }
-        // The kernel ends a lease after 45 seconds.
-        assert!(start.elapsed() < Duration::from_secs(40));
+        assert!(holder.has_leases(), "{names:?}: its end is awaited");
         assert!(mine.limits_path().exists() && mine.ledger_path().exists());
     }
 }

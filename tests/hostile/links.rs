@@ -1,15 +1,15 @@
 //! A user fills the directory of their own groups with links, with thousands of directories, and
-//! with groups that cannot be removed: root's commands follow no link, and end soon.
+//! with groups that cannot be removed: root's commands follow no link, and end.
 
-use crate::{ALICE, Ground, alice, run};
+use crate::{ALICE, Ground, Guarded, alice, run};
 use gpulimit_group::{Access, Members, Root};
 use gpulimit_limits::LimitSet;
+use gpulimit_support::{patience, wait_until};
 use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
-
-/// Much longer than a command takes that does not go round in circles.
-const SOON: Duration = Duration::from_secs(20);
+use std::os::unix::fs::chown;
+use std::process::Stdio;
+use std::time::Duration;
+use std::{fs, thread};
 
 /// Makes the groups `lab` and `lab/alice`, which belongs to Alice, and runs a shell script as Alice
 /// in the directory of the groups below it.
@@ -30,24 +30,6 @@ fn lab(ground: &Ground, script: &str) -> Root {
         .status();
     assert!(done.expect("started").success());
     root
-}
-
-#[track_caller]
-fn soon(command: &mut Command) -> (Option<i32>, String) {
-    let start = Instant::now();
-    // A command without an end is killed.
-    let mut limited = Command::new("timeout");
-    limited.arg("60").arg(command.get_program());
-    limited.args(command.get_args()).env_clear();
-    for (name, value) in command.get_envs() {
-        limited.env(name, value.expect("set"));
-    }
-    let done = run(&mut limited);
-    assert!(
-        start.elapsed() < SOON,
-        "{command:?} took too long: {done:?}"
-    );
-    done
 }
 
 #[test]
@@ -79,10 +61,10 @@ fn links_in_circles_hold_up_no_command() {
         &["apply", policy],
         &["gc"],
     ] {
-        let (_, said) = soon(&mut ground.gpulimit(arguments));
+        let (_, said) = run(&mut ground.gpulimit(arguments));
         assert!(!said.contains("d1/d"), "{arguments:?}: {said}");
     }
-    let (status, said) = soon(&mut ground.gpulimit(&["ls"]));
+    let (status, said) = run(&mut ground.gpulimit(&["ls"]));
     assert_eq!(status, Some(0), "{said}");
     assert_eq!(said.lines().count(), 33, "{said}");
 }
@@ -91,9 +73,9 @@ fn links_in_circles_hold_up_no_command() {
 fn a_link_shows_no_directories_from_elsewhere() {
     let Some(ground) = Ground::new() else { return };
     lab(&ground, "mkdir d; ln -s ../../../../sub d/sub");
-    let (_, said) = soon(&mut ground.gpulimit(&["ls"]));
+    let (_, said) = run(&mut ground.gpulimit(&["ls"]));
     assert_eq!(said, "lab\nlab/alice\n");
-    let (_, said) = soon(&mut ground.gpulimit(&["show", "--json", "lab"]));
+    let (_, said) = run(&mut ground.gpulimit(&["show", "--json", "lab"]));
     assert_eq!(said.matches("lab/alice").count(), 1, "{said}");
 }
 
@@ -104,7 +86,7 @@ fn a_wrong_name_lists_no_groups_in_a_program() {
     let root = lab(&ground, "mkdir d");
     let error = root.group("lba").expect_err("missing").to_string();
     assert!(!error.contains("lab"), "{error}");
-    let (_, said) = soon(&mut ground.gpulimit(&["rm", "lba"]));
+    let (_, said) = run(&mut ground.gpulimit(&["rm", "lba"]));
     assert!(said.contains("did you mean lab?"), "{said}");
 }
 
@@ -112,11 +94,11 @@ fn a_wrong_name_lists_no_groups_in_a_program() {
 fn a_user_with_thousands_of_directories_delays_no_command() {
     let Some(ground) = Ground::new() else { return };
     lab(&ground, "seq -f d%.0f/sub/x 1 6000 | xargs mkdir -p");
-    let (status, said) = soon(&mut ground.gpulimit(&["ls"]));
+    let (status, said) = run(&mut ground.gpulimit(&["ls"]));
     assert_eq!(status, Some(0), "{said}");
     assert_eq!(said.matches("more than 4096 entries").count(), 1, "{said}");
     assert!(said.starts_with("lab\nlab/alice\n"), "{said}");
-    let (_, said) = soon(&mut ground.gpulimit(&["doctor"]));
+    let (_, said) = run(&mut ground.gpulimit(&["doctor"]));
     assert!(said.contains("more than 4096 entries"), "{said}");
 }
 
@@ -124,17 +106,29 @@ fn a_user_with_thousands_of_directories_delays_no_command() {
 #[test]
 fn names_of_removed_files_delay_no_removal() {
     let Some(ground) = Ground::new() else { return };
-    let script = "for i in $(seq 1 30); do mkdir run-$i-1; cp ../limits run-$i-1; \
-        touch run-$i-1/lock run-$i-1/.fuse_hidden1; done";
-    let root = lab(&ground, script);
-    let start = Instant::now();
-    soon(&mut ground.gpulimit(&["gc"]));
-    assert!(start.elapsed() < SOON / 4, "{:?}", start.elapsed());
-    let first = root.path().join("lab/sub/alice/sub/run-1-1");
-    assert!(!first.join("limits").exists() && first.join(".fuse_hidden1").exists());
+    let root = lab(&ground, "");
+    let above = root.path().join("lab/sub/alice");
+    // If the command waited a second for each, it would not end within the test's patience.
+    let groups = 1..=2 * patience().as_secs();
+    let groups = groups.map(|number| above.join(format!("sub/run-{number}-1")));
+    for group in groups.clone() {
+        fs::create_dir(&group).expect("made");
+        fs::copy(above.join("limits"), group.join("limits")).expect("copied");
+        for name in ["lock", ".fuse_hidden1"] {
+            fs::write(group.join(name), "").expect("written");
+        }
+        for name in ["", "limits", "lock", ".fuse_hidden1"] {
+            chown(group.join(name), Some(ALICE), Some(ALICE)).expect("given");
+        }
+    }
+    run(&mut ground.gpulimit(&["gc"]));
+    for group in groups {
+        assert!(!group.join("limits").exists() && group.join(".fuse_hidden1").exists());
+    }
 }
 
-/// The user holds the locks of their groups, each for a little longer than the one before.
+/// The user holds the locks of their groups, and gives each up a second after its removal has
+/// begun. A second is shorter than the time that a removal waits, and all of them are longer.
 #[test]
 fn locks_of_many_groups_hold_up_one_removal_only_once() {
     let Some(ground) = Ground::new() else { return };
@@ -143,35 +137,44 @@ fn locks_of_many_groups_hold_up_one_removal_only_once() {
         owner: Some(ALICE),
         members: Members::Owner,
     };
-    let locks: Vec<_> = (1..=9)
-        .map(|number| {
-            let name = format!("lab/alice/d{number}");
-            let made = root.create_for(&name, &LimitSet::default(), access);
-            // `rm` begins with the last group. Alice holds its lock for a second, the one of the
-            // group before for two seconds, and so on.
-            let time = (10 - number).to_string();
-            let mut command = alice("flock");
-            command.arg("--no-fork").arg("--shared");
-            command.arg(made.expect("created").group.path().join("lock"));
-            command.args(["sh", "-c", "echo held; exec sleep $0", &time]);
-            let mut child = command.stdout(Stdio::piped()).spawn().expect("started");
-            let mut held = String::new();
-            let mut lines = BufReader::new(child.stdout.take().expect("piped"));
-            lines.read_line(&mut held).expect("read");
-            child
-        })
-        .collect();
-    let start = Instant::now();
-    let (status, said) = soon(&mut ground.gpulimit(&["rm", "-r", "lab/alice"]));
-    assert!(start.elapsed() < Duration::from_secs(6), "{said}");
+    let hold = |number| {
+        let name = format!("lab/alice/d{number}");
+        let made = root.create_for(&name, &LimitSet::default(), access);
+        let path = made.expect("created").group.path().to_owned();
+        let mut command = alice("flock");
+        command
+            .arg("--no-fork")
+            .arg("--shared")
+            .arg(path.join("lock"));
+        command.args(["sh", "-c", "echo held; read line"]);
+        let mut child = Guarded::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
+        let mut lines = BufReader::new(child.0.stdout.take().expect("piped")).lines();
+        assert_eq!(lines.next().expect("a line").expect("read"), "held");
+        (path, child)
+    };
+    let mut locks: Vec<_> = (1..=9).map(hold).collect();
+    let mut command = ground.gpulimit(&["rm", "-r", "lab/alice"]);
+    let (status, said) = thread::scope(|scope| {
+        let removal = scope.spawn(move || run(&mut command));
+        // `rm` begins with the last group.
+        while let Some((path, lock)) = locks.pop() {
+            if removal.is_finished() {
+                break;
+            }
+            thread::sleep(Duration::from_secs(1));
+            drop(lock);
+            wait_until("the group is removed", || {
+                !path.exists() || removal.is_finished()
+            });
+        }
+        removal.join().expect("ended")
+    });
     assert_eq!(status, Some(1), "{said}");
     assert!(
         said.contains("another program is making or removing"),
         "{said}"
     );
-    for mut lock in locks {
-        lock.wait().expect("ended");
-    }
-    let (status, said) = soon(&mut ground.gpulimit(&["rm", "-r", "lab/alice"]));
+    drop(locks);
+    let (status, said) = run(&mut ground.gpulimit(&["rm", "-r", "lab/alice"]));
     assert_eq!(status, Some(0), "{said}");
 }

@@ -1,20 +1,20 @@
 //! Root signals a group whose owner has forged its ledger: the signals reach the members and no
 //! bystander.
 
-use crate::damage::{Random, SLOT, SLOTS};
-use crate::{Ground, run};
+use crate::damage::{SLOT, SLOTS};
+use crate::{Ground, Guarded, Role, own, run, stay};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::{Identity, SeenProcess};
 use gpulimit_base::units::Size;
 use gpulimit_group::{Access, Insistence, Member, Members, Root};
 use gpulimit_ledger::{DeviceIndex, Ledger, MAX_SLOTS, NoWitness, Pressure, Witness};
 use gpulimit_limits::{LimitSet, Oom};
+use gpulimit_support::random;
 use std::fs::OpenOptions;
-use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 
 /// The user who forges the ledger. Only these tests use this user: a defect would end all of the
@@ -24,7 +24,7 @@ const FORGER: u32 = 40_017;
 const STRANGER: u32 = 40_018;
 
 /// The number of slots that the forger holds: if root's command waited a second for each, it would
-/// not end within [`crate::PATIENCE`].
+/// not end within the test's patience.
 const HELD: usize = 300;
 
 const GPU: DeviceId = DeviceId::gpu([7; 16]);
@@ -40,33 +40,13 @@ const BYSTANDERS: &str = "GPULIMIT_TEST_BYSTANDERS";
 /// The ways in which the slots of the group are forged.
 const FORGERIES: [&str; 3] = ["random", "start time 0", "right start time"];
 
-/// A process that ends with the test.
-struct Guarded(Child);
-
-impl Guarded {
-    fn start(command: &mut Command) -> Self {
-        Self(command.stdin(Stdio::null()).spawn().expect("started"))
-    }
-
-    fn lives(&mut self) -> bool {
-        self.0.try_wait().expect("asked").is_none()
-    }
-}
-
-impl Drop for Guarded {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// A group of the forger's, and processes of root, of a stranger and of the forger that are not
 /// members of the group.
 struct Scene {
     ground: Ground,
     ledger: PathBuf,
     bystanders: Vec<Guarded>,
-    forger: Guarded,
+    forger: Role,
 }
 
 impl Scene {
@@ -82,30 +62,14 @@ impl Scene {
         let ledger = root.group("lab").expect("there").ledger_path();
         let sleep = |user| Guarded::start(Command::new("sleep").arg("600").uid(user).gid(user));
         let bystanders: Vec<_> = [0, STRANGER, FORGER].map(sleep).into();
-        let pids: Vec<_> = bystanders
-            .iter()
-            .map(|one| one.0.id().to_string())
-            .collect();
-        let mut command = Command::new("/proc/self/exe");
+        let pids: Vec<_> = bystanders.iter().map(|one| one.id().to_string()).collect();
+        let mut command = own(FORGER);
         command
-            .args([
-                "--exact",
-                "signals::forger_process",
-                "--ignored",
-                "--nocapture",
-            ])
             .env(LEDGER, &ledger)
             .env(FORGERY, forgery)
-            .env(BYSTANDERS, pids.join(" "))
-            .current_dir("/")
-            .uid(FORGER)
-            .gid(FORGER)
-            .stdout(Stdio::piped());
-        let mut forger = Guarded::start(&mut command);
-        // The output stays open, since the test runner writes a line after a minute.
-        let out = forger.0.stdout.as_mut().expect("piped");
-        let mut lines = BufReader::new(out).lines();
-        assert!(lines.any(|line| line.is_ok_and(|line| line.contains("forged"))));
+            .env(BYSTANDERS, pids.join(" "));
+        let mut forger = Role::start(&mut command, "signals::forger_process");
+        forger.line("#forged");
         Some(Self {
             ground,
             ledger,
@@ -128,7 +92,7 @@ impl Scene {
             );
         }
         assert!(!said.contains("panicked"), "{said}");
-        let ended = self.forger.0.wait().expect("ended");
+        let ended = self.forger.process.ended();
         assert_eq!(ended.signal(), Some(9), "{said}");
         (status, said)
     }
@@ -160,15 +124,12 @@ fn forger_process() {
     };
     let slots: Vec<_> = pids.iter().cycle().take(HELD).map(claim).collect();
     if forgery == "random" {
-        let mut random = Random(0x5eed);
+        let mut random = random();
         // Some words are right by chance, so that slots of all kinds appear.
-        let mut word = || match random.below(4) {
+        let mut word = || match random.u8(..4) {
             0 => 0,
-            1 => pids
-                .get(random.below(3) as usize)
-                .copied()
-                .map_or(0, u64::from),
-            _ => random.next(),
+            1 => pids.get(random.usize(..3)).copied().map_or(0, u64::from),
+            _ => random.u64(..),
         };
         let bytes: Vec<u8> = (0..MAX_SLOTS as u64 * SLOT / 8)
             .flat_map(|_| word().to_ne_bytes())
@@ -176,8 +137,8 @@ fn forger_process() {
         let file = OpenOptions::new().write(true).open(&path).expect("opened");
         file.write_all_at(&bytes, SLOTS).expect("written");
     }
-    println!("forged");
-    std::thread::sleep(std::time::Duration::from_secs(600));
+    println!("\n#forged");
+    stay();
     drop(slots);
 }
 
@@ -189,7 +150,7 @@ fn kill_signals_no_bystander_named_in_a_forged_slot() {
         };
         let (status, said) = scene.root_runs(&["kill", "-s", "KILL", "lab"]);
         assert_eq!(status, Some(1), "{forgery}: {said}");
-        let line = format!("SIGKILL sent to {} (in no slot)", scene.forger.0.id());
+        let line = format!("SIGKILL sent to {} (in no slot)", scene.forger.process.id());
         assert!(said.contains(&line), "{forgery}: {said}");
         assert_eq!(said.matches(" sent to ").count(), 1, "{forgery}: {said}");
         let missed = said.matches("gpulimit: cannot signal ").count();
@@ -224,32 +185,18 @@ fn stranger_process() {
     let member = Member::join(&root, &group).expect("joined");
     let device = member.device(GPU, CAPACITY).expect("room");
     member.charge_unchecked(&device, GIB);
-    println!("joined");
-    std::thread::sleep(std::time::Duration::from_secs(600));
+    println!("\n#joined");
+    stay();
     drop(member);
 }
 
 /// Starts a process of this user in a group.
-fn join(root: &Root, group: &str, user: u32) -> Guarded {
-    let mut command = Command::new("/proc/self/exe");
-    command
-        .args([
-            "--exact",
-            "signals::stranger_process",
-            "--ignored",
-            "--nocapture",
-        ])
-        .env(ROOT, root.path())
-        .env(GROUP, group)
-        .current_dir("/")
-        .uid(user)
-        .gid(user)
-        .stdout(Stdio::piped());
-    let mut started = Guarded::start(&mut command);
-    let out = started.0.stdout.as_mut().expect("piped");
-    let mut lines = BufReader::new(out).lines();
-    assert!(lines.any(|line| line.is_ok_and(|line| line.contains("joined"))));
-    started
+fn join(root: &Root, group: &str, user: u32) -> Role {
+    let mut command = own(user);
+    command.env(ROOT, root.path()).env(GROUP, group);
+    let mut role = Role::start(&mut command, "signals::stranger_process");
+    role.line("#joined");
+    role
 }
 
 /// The forger owns a group in which everybody may run programs, and links its ledger into a group
@@ -285,7 +232,7 @@ fn a_link_to_the_ledger_of_another_own_group_leads_to_no_signal() {
         for verb in [&["kill", "-s", "KILL"][..], &["rm", "--force"]] {
             let arguments = [verb, &["lab/team/x"]].concat();
             let (status, said) = run(&mut ground.gpulimit(&arguments));
-            assert!(victim.lives(), "{arguments:?}: {said}");
+            assert!(victim.process.lives(), "{arguments:?}: {said}");
             assert_eq!(status, Some(1), "{arguments:?}: {said}");
             assert!(said.contains("x/ledger: the file has "), "{said}");
         }
@@ -303,13 +250,16 @@ fn a_link_to_the_ledger_of_another_own_group_leads_to_no_signal() {
     as_forger("ln y/ledger y/.ledger.1.1.new");
     let (status, said) = run(&mut ground.gpulimit(&["kill", "-s", "KILL", "lab/team/y"]));
     assert_eq!(status, Some(1), "{said}");
-    assert!(said.contains("gpulimit gc") && member.lives(), "{said}");
+    assert!(
+        said.contains("gpulimit gc") && member.process.lives(),
+        "{said}"
+    );
     as_forger("rm y/.ledger.1.1.new");
     let (status, said) = run(&mut ground.gpulimit(&["kill", "-s", "KILL", "lab/team/y"]));
     assert_eq!(status, Some(0), "{said}");
-    let ended = member.0.wait().expect("ended");
+    let ended = member.process.ended();
     assert_eq!(ended.signal(), Some(9), "{said}");
-    assert!(victim.lives());
+    assert!(victim.process.lives());
 }
 
 /// A user can make such links in the directory of their own groups: to another group's directory,
@@ -344,13 +294,13 @@ fn links_to_other_ledgers_lead_to_no_signal() {
         for verb in [&["kill", "-s", "KILL"][..], &["rm", "--force"]] {
             let arguments = [verb, &[group]].concat();
             let (status, said) = run(&mut ground.gpulimit(&arguments));
-            assert!(victim.lives(), "{arguments:?}: {said}");
+            assert!(victim.process.lives(), "{arguments:?}: {said}");
             assert_eq!(status, Some(1), "{arguments:?}: {said}");
         }
     }
     let (status, said) = run(&mut ground.gpulimit(&["kill", "-s", "KILL", "lab"]));
     assert_eq!(status, Some(0), "{said}");
-    let ended = victim.0.wait().expect("ended");
+    let ended = victim.process.ended();
     assert_eq!(ended.signal(), Some(9), "{said}");
 }
 
@@ -390,7 +340,7 @@ fn a_program_of_root_in_a_users_group_kills_only_members_of_this_group() {
         assert!(made.expect("created").new);
     }
     let mut victim = join(&root, "lab/victim", STRANGER);
-    let mut own = join(&root, "lab/hers/own", FORGER);
+    let mut killed = join(&root, "lab/hers/own", FORGER);
     let as_forger = |script: &str| {
         let mut command = Command::new("sh");
         command.args(["-ec", script]).uid(FORGER).gid(FORGER);
@@ -405,12 +355,12 @@ fn a_program_of_root_in_a_users_group_kills_only_members_of_this_group() {
     as_forger("ln -f ../../../../ledger ledger");
     let member = Member::join(&root, "lab/hers/linked").expect("joined");
     assert!(!charge(&member));
-    assert!(victim.lives());
+    assert!(victim.process.lives());
     as_forger("rm ledger");
     assert!(!charge(&member));
-    assert!(victim.lives());
+    assert!(victim.process.lives());
     let member = Member::join(&root, "lab/hers/own").expect("joined");
     assert!(charge(&member));
-    assert_eq!(own.0.wait().expect("ended").signal(), Some(9));
-    assert!(victim.lives());
+    assert_eq!(killed.process.ended().signal(), Some(9));
+    assert!(victim.process.lives());
 }

@@ -1,67 +1,45 @@
 //! A process whose `/etc/ld.so.preload` lies on a FUSE file system that never answers requests to
 //! open a file.
 
-use crate::Ground;
+use crate::{Ground, Role, stay};
+use gpulimit_support::skip;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::Command;
 use std::thread;
 
-/// The process, which serves the file system itself. Its end ends the file system, and every wait
-/// for it.
-pub struct Process {
-    child: Child,
-    /// Kept open: the test harness in the process writes to this pipe, and would end if it were
-    /// closed.
-    out: BufReader<ChildStdout>,
+/// Returns whether there are file systems in user space; skips if not.
+pub fn has_fuse() -> bool {
+    let has = Path::new("/dev/fuse").exists();
+    if !has {
+        skip("there is no /dev/fuse here");
+    }
+    has
 }
 
-impl Process {
-    /// Starts the process in a mount namespace of its own. `None` where there is no FUSE.
-    pub fn start(ground: &Ground) -> Option<Self> {
-        if !Path::new("/dev/fuse").exists() {
-            eprintln!("SKIPPED: there is no /dev/fuse here");
-            return None;
-        }
-        let mut child = Command::new("unshare")
-            .arg("-m")
-            .arg(std::env::current_exe().expect("known"))
-            .args(["--exact", "silent::serving_process", "--nocapture"])
-            .env("HOSTILE_FUSE", ground.make("silent", 0, 0o755))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("started");
-        let out = BufReader::new(child.stdout.take().expect("piped"));
-        let mut process = Self { child, out };
-        let mut lines = process.out.by_ref().lines();
-        assert!(
-            lines.any(|line| line.expect("read") == "#mounted"),
-            "the file system is not mounted"
-        );
-        Some(process)
+/// Starts the process in a mount namespace of its own. It serves the file system itself: its end
+/// ends the file system, and every wait for it. `None` where there is no FUSE.
+pub fn start(ground: &Ground) -> Option<Role> {
+    if !has_fuse() {
+        return None;
     }
-
-    pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+    let mut command = Command::new("unshare");
+    command
+        .arg("-m")
+        .arg(std::env::current_exe().expect("known"))
+        .env("HOSTILE_FUSE", ground.make("silent", 0, 0o755));
+    let mut role = Role::start(&mut command, "silent::serving_process");
+    role.line("#mounted");
+    Some(role)
 }
 
 /// The process itself, started by other tests.
 #[test]
+#[ignore = "a part of other tests"]
 fn serving_process() {
-    let Some(place) = std::env::var_os("HOSTILE_FUSE") else {
-        return;
-    };
+    let place = std::env::var_os("HOSTILE_FUSE").expect("a path");
     let place = Path::new(&place);
     let etc = Path::new("/etc");
     mount(&["-t", "tmpfs"], Path::new("none"), etc);
@@ -70,7 +48,7 @@ fn serving_process() {
     let file = place.join("ld.so.preload");
     mount(&["--bind"], &file, &etc.join("ld.so.preload"));
     println!("\n#mounted");
-    let _ = std::io::stdin().read_line(&mut String::new());
+    stay();
 }
 
 fn mount(arguments: &[&str], from: &Path, to: &Path) {

@@ -3,60 +3,28 @@
 #![allow(unsafe_code)]
 
 use crate::nothing::Nothing;
-use crate::silent::{Answers, mount_fuse};
-use crate::{ALICE, Ground, PATIENCE, run};
+use crate::silent::{Answers, has_fuse, mount_fuse};
+use crate::{ALICE, Ground, Guarded, LOOK, RM, Role, is_over, own, run, stay};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::Size;
 use gpulimit_group::{Access, Insistence, Member, Members, Root};
 use gpulimit_limits::{Key, LimitSet, Oom, Selector};
+use gpulimit_support::{eventually, patience, skip, wait_until};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
-use std::ptr;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::{ptr, thread};
 
 pub const ROOT: &str = "GPULIMIT_TEST_ROOT";
 const FUSE: &str = "GPULIMIT_TEST_FUSE";
 const GPU: DeviceId = DeviceId::gpu([0x1a, 0x2b, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]);
 const GIB: u64 = 1 << 30;
-
-/// A process started by a test, with the output that it has yet to print.
-pub struct Role {
-    pub child: Child,
-    out: BufReader<ChildStdout>,
-}
-
-impl Role {
-    pub fn start(command: &mut Command, role: &str) -> Self {
-        let mut child = command
-            .args(["--exact", role, "--ignored", "--nocapture"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("started");
-        let out = BufReader::new(child.stdout.take().expect("piped"));
-        Self { child, out }
-    }
-
-    /// Returns the rest of the next line that begins with `start`.
-    pub fn line(&mut self, start: &str) -> String {
-        let mut lines = self.out.by_ref().lines().map(|line| line.expect("read"));
-        let found = lines.find_map(|line| Some(line.strip_prefix(start)?.trim().to_owned()));
-        found.unwrap_or_else(|| panic!("the role ends before it prints {start}"))
-    }
-}
-
-impl Drop for Role {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
+/// Milliseconds.
+const SOON: &str = "3000";
 
 /// A group of Alice's with two members of hers, one of which cannot be inspected.
 struct Scene {
@@ -64,15 +32,13 @@ struct Scene {
     root: Root,
     stuck: u32,
     honest: Role,
-    /// The server's end ends the file system, and every wait for it.
-    _server: Role,
+    server: Role,
 }
 
 impl Scene {
     fn new() -> Option<Self> {
         let ground = Ground::new()?;
-        if !Path::new("/dev/fuse").exists() {
-            eprintln!("SKIPPED: there is no /dev/fuse here");
+        if !has_fuse() {
             return None;
         }
         let root = Root::at(ground.make("groups", 0, 0o755)).expect("a root");
@@ -84,68 +50,71 @@ impl Scene {
         limits.set(Selector::All, Key::Max, Size::Bytes(10 * GIB));
         limits.options.oom = Oom::KillLargest;
         root.create_for("lab", &limits, access).expect("created");
-        let own = std::env::current_exe().expect("known");
         let mut command = Command::new("unshare");
         command
             .arg("-m")
-            .arg(&own)
+            .arg(std::env::current_exe().expect("known"))
             .env(ROOT, root.path())
             .env(FUSE, ground.make("silent", 0, 0o755));
         let mut server = Role::start(&mut command, "stuck::server");
         let stuck = server.line("#member ").parse().expect("a pid");
         if !is_held(stuck, &mut server) {
-            eprintln!("SKIPPED: this kernel does not wait for such a file system");
+            skip("this kernel does not wait for such a file system");
             return None;
         }
-        let mut command = Command::new(&own);
-        command.env(ROOT, root.path()).uid(ALICE).gid(ALICE);
-        let mut honest = Role::start(&mut command, "stuck::member");
+        let mut honest = Role::start(own(ALICE).env(ROOT, root.path()), "stuck::member");
         honest.line("#member ");
         Some(Self {
             ground,
             root,
             stuck,
             honest,
-            _server: server,
+            server,
         })
     }
 
+    /// Runs a command that soon gives the stuck member up, but has time to see the honest one on a
+    /// busy machine.
     #[track_caller]
     fn root_runs(&self, arguments: &[&str]) -> (Option<i32>, String) {
-        let done = run(&mut self.ground.gpulimit(arguments));
+        self.root_waits(SOON, arguments)
+    }
+
+    /// Runs a command that waits this many milliseconds for the stuck member.
+    #[track_caller]
+    fn root_waits(&self, time: &str, arguments: &[&str]) -> (Option<i32>, String) {
+        let mut command = self.ground.gpulimit(arguments);
+        let done = run(command.env(LOOK, time).env(RM, time));
         assert!(!done.1.contains("panicked"), "{}", done.1);
         done
     }
 
     #[track_caller]
     fn honest_is_killed(&mut self) {
-        let ended = self.honest.child.wait().expect("ended");
-        assert_eq!(ended.signal(), Some(9));
+        assert_eq!(self.honest.process.ended().signal(), Some(9));
     }
 }
 
-/// Returns whether a process comes to wait for the file system.
+impl Drop for Scene {
+    fn drop(&mut self) {
+        // The server's end ends the file system, and every wait for it.
+        let _ = self.server.process.0.kill();
+        let _ = eventually(|| is_over(self.stuck));
+    }
+}
+
+/// Returns whether a process comes to wait for the file system, and does not end instead.
 fn is_held(pid: u32, server: &mut Role) -> bool {
-    let start = Instant::now();
-    loop {
-        let stats = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs");
-        let waits = stats.flatten().any(|task| {
+    let waits = || {
+        let tasks = fs::read_dir(format!("/proc/{pid}/task"));
+        tasks.into_iter().flatten().flatten().any(|task| {
             let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
             let state = stat.rsplit_once(')').map_or("", |(_, rest)| rest.trim());
             state.starts_with('D')
-        });
-        if waits {
-            return true;
-        }
-        assert!(
-            start.elapsed() < PATIENCE,
-            "the process does not come to wait"
-        );
-        if server.child.try_wait().expect("asked").is_some() {
-            return false;
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
+        })
+    };
+    wait_until("the process waits", || waits() || !server.process.lives());
+    server.process.lives()
 }
 
 /// Started by [`Scene::new`] as root: serves the file system, and starts the stuck member.
@@ -178,8 +147,7 @@ fn member() {
     });
     println!("\n#member {}", std::process::id());
     match file {
-        // The member waits until its starter closes the pipe, or ends.
-        None => drop(std::io::stdin().read_line(&mut String::new())),
+        None => stay(),
         Some(file) => {
             replace_unwritten(&file);
             std::process::exit(0);
@@ -210,7 +178,7 @@ fn kill_signals_other_members_and_names_the_stuck_one() {
     };
     let (status, said) = scene.root_runs(&["kill", "-s", "KILL", "lab"]);
     assert_eq!(status, Some(1), "{said}");
-    let line = format!("lab: SIGKILL sent to {} ", scene.honest.child.id());
+    let line = format!("lab: SIGKILL sent to {} ", scene.honest.process.id());
     assert!(said.contains(&line), "{said}");
     let line = format!("cannot signal {} ", scene.stuck);
     assert!(
@@ -256,6 +224,8 @@ fn slurms_epilog_ends_and_leaves_the_group_to_the_next_one() {
         .env_clear()
         .env("PATH", "/usr/bin:/bin")
         .env("GPULIMIT_SLURM_CONF", settings)
+        .env(LOOK, SOON)
+        .env(RM, SOON)
         .env("SLURM_JOB_ID", "1")
         .stdin(Stdio::null()));
     assert_eq!(status, Some(0), "{said}");
@@ -280,12 +250,12 @@ fn ps_shows_the_figures_of_a_stuck_member() {
         &line.unwrap_or_else(|| panic!("{pid} is missing: {said}"))["command"]
     };
     assert!(command(scene.stuck).is_null(), "{said}");
-    let honest = command(scene.honest.child.id()).as_str();
+    let honest = command(scene.honest.process.id()).as_str();
     assert!(
         honest.is_some_and(|line| line.contains("stuck::member")),
         "{said}"
     );
-    let (status, said) = scene.root_runs(&["ps"]);
+    let (status, said) = scene.root_waits("100", &["ps"]);
     let line = said
         .lines()
         .find(|line| line.contains(&scene.stuck.to_string()));
@@ -314,7 +284,7 @@ fn commands_that_read_only_files_do_not_wait() {
     let (status, said) = scene.root_runs(&["rm", "lab"]);
     assert_eq!(status, Some(1), "{said}");
     let pid = scene.stuck.to_string();
-    let (status, said) = scene.root_runs(&["doctor", "--pid", &pid]);
+    let (status, said) = scene.root_waits("100", &["doctor", "--pid", &pid]);
     assert_eq!(status, Some(1), "{said}");
     assert!(said.contains("took more than"), "{said}");
     scene.root_runs(&["doctor"]);
@@ -329,7 +299,7 @@ fn uninstall_keeps_the_library_and_explains_why() {
         .ground
         .write("lib/gpulimit/libgpulimit.so", "", 0, 0o755);
     let prefix = scene.ground.at("").display().to_string();
-    let (status, said) = scene.root_runs(&["uninstall", "--dry-run", "--prefix", &prefix]);
+    let (status, said) = scene.root_waits("100", &["uninstall", "--dry-run", "--prefix", &prefix]);
     assert_eq!(status, Some(1), "{said}");
     assert!(said.contains(&scene.stuck.to_string()), "{said}");
 }
@@ -346,7 +316,7 @@ fn a_request_for_room_is_refused_without_a_wait() {
         let charged = member.charge(&device, 5 * GIB, &Nothing, Insistence::Full);
         told.send(charged.is_err())
     });
-    let refused = answer.recv_timeout(PATIENCE);
+    let refused = answer.recv_timeout(patience());
     assert_eq!(refused, Ok(true), "the request waits for ever");
 }
 
@@ -359,8 +329,8 @@ fn the_server_does_not_wait_for_the_stuck_one() {
     let socket = scene.ground.make("run", 0, 0o700).join("socket");
     let listen = format!("unix:{}", socket.display());
     let mut command = scene.ground.gpulimit(&["serve", "--listen", &listen]);
-    let mut server = command.stderr(Stdio::piped()).spawn().expect("started");
-    let mut errors = BufReader::new(server.stderr.take().expect("piped"));
+    let mut server = Guarded::start(command.stderr(Stdio::piped()));
+    let mut errors = BufReader::new(server.0.stderr.take().expect("piped"));
     let said = |line: std::io::Result<String>| line.expect("read").contains("serves at");
     assert!(errors.by_ref().lines().any(said));
     let ask = |path: &str| {
@@ -381,6 +351,4 @@ fn the_server_does_not_wait_for_the_stuck_one() {
         assert!(state.contains("\"command\":null"), "{state}");
         assert!(ask("/metrics").contains("gpulimit_processes{group=\"lab\""));
     }
-    server.kill().expect("killed");
-    server.wait().expect("ended");
 }

@@ -1,15 +1,16 @@
 //! Every command escapes the texts of other users: no escape sequence reaches the terminal.
 
-use crate::{ALICE, Ground, run, text};
+use crate::{ALICE, Ground, Guarded, run, text};
 use gpulimit_base::identity::Identity;
 use gpulimit_group::Root;
 use gpulimit_ledger::{EventKind, Happening, Ledger};
+use gpulimit_support::finish;
 use std::ffi::OsStr;
 use std::fs;
 use std::mem::forget;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::process::{Child, Command, Output};
+use std::process::{Command, Output};
 use std::sync::Arc;
 
 /// Clears the screen, sets the title and starts a new line, by C0 and C1 control characters, and
@@ -40,7 +41,7 @@ pub fn check(what: &dyn std::fmt::Debug, output: &Output) {
 /// Runs a command, and returns what it prints.
 #[track_caller]
 fn said(command: &mut Command) -> String {
-    let output = command.output().expect("started");
+    let output = finish(command);
     check(command, &output);
     text(&output)
 }
@@ -69,16 +70,6 @@ fn forge(ledger: &Path) {
         charged: 1,
         max: 1,
     });
-}
-
-/// Ends a process with the test.
-struct Ended(Child);
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 #[test]
@@ -211,8 +202,8 @@ fn doctor_prints_no_escape_sequences_in_paths_of_libraries() {
         .env("LD_PRELOAD", &library)
         .env("GPULIMIT_ROOT", &folder)
         .env("GPULIMIT_GROUP", EVIL);
-    let process = Ended(command.spawn().expect("started"));
-    let pid = process.0.id().to_string();
+    let process = Guarded::start(&mut command);
+    let pid = process.id().to_string();
     for arguments in [
         &["doctor", "--pid", &pid][..],
         &["doctor", "--json", "--pid", &pid],

@@ -2,20 +2,18 @@
 //! the process that keeps them from ending.
 #![allow(unsafe_code)]
 
-use crate::stuck::{ROOT, Role};
+use crate::stuck::ROOT;
 use crate::terminal::check;
-use crate::{ALICE, Ground, text};
+use crate::{ALICE, Ground, RM, Role, own, stay, text};
 use gpulimit_group::{Access, Member, Members, Root};
 use gpulimit_ledger::EventKind;
 use gpulimit_limits::LimitSet;
+use gpulimit_support::{eventually, finish, skip, wait_until};
 use std::fs;
-use std::io::{Read, Write};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
-use std::process::Command;
+use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
-use std::thread;
-use std::time::Duration;
 
 /// An escape sequence that a terminal obeys, then a byte that is not UTF-8.
 const EVIL: &[u8] = b"\x1b]0;x\x07\xff";
@@ -36,9 +34,7 @@ fn lab(ground: &Ground) -> Root {
 
 /// Starts a process of Alice's that runs one of the helper tests of this file.
 fn start(root: &Root, role: &str) -> Role {
-    let mut command = Command::new("/proc/self/exe");
-    command.env(ROOT, root.path()).uid(ALICE).gid(ALICE);
-    Role::start(command.current_dir("/"), role)
+    Role::start(own(ALICE).env(ROOT, root.path()), role)
 }
 
 /// A member, which ends with its standard input; started by another test.
@@ -49,7 +45,7 @@ fn member() {
     let _member = Member::join(&root, "lab").expect("joined");
     take_name();
     println!("\n#member {}", std::process::id());
-    let _ = std::io::stdin().read(&mut [0]);
+    stay();
 }
 
 /// Sets the process's name, which is that of its first thread, from any of its threads.
@@ -92,10 +88,10 @@ fn kill_reaches_a_process_whose_name_is_not_text() {
     let mut member = start(&root, "unkilled::member");
     member.line("#member ");
     let mut command = ground.gpulimit(&["kill", "-s", "KILL", "lab"]);
-    let output = command.output().expect("started");
+    let output = finish(command.env(RM, "2000"));
     check(&command, &output);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output));
-    let ended = member.child.wait().expect("ended");
+    let ended = member.process.ended();
     assert_eq!(ended.signal(), Some(9), "{}", text(&output));
 }
 
@@ -106,11 +102,11 @@ fn rm_force_names_a_stuck_process_and_its_tracer() {
     let mut tracer = start(&root, "unkilled::tracer");
     let pid = tracer.line("#traces ");
     let mut command = ground.gpulimit(&["rm", "--force", "lab"]);
-    let output = command.output().expect("started");
+    let output = finish(command.env(RM, "2000"));
     check(&command, &output);
     let said = text(&output);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    let tracer = tracer.child.id();
+    let tracer = tracer.process.id();
     let line =
         format!("not gone yet: {pid} ({SHOWN}), kept from ending by its tracer {tracer} ({SHOWN})");
     assert!(said.contains(&line), "{said}");
@@ -129,17 +125,22 @@ fn kills(root: &Root) -> usize {
 struct Frozen(PathBuf);
 
 impl Frozen {
-    /// Makes a cgroup and puts a process there; `None` where that is not possible.
-    fn new(pid: &str) -> Option<Self> {
-        let folder = PathBuf::from(format!("/sys/fs/cgroup/freezer/gpulimit-test-{pid}"));
-        fs::create_dir(&folder).ok()?;
-        let (cgroup, state) = (Self(folder.clone()), folder.join("freezer.state"));
-        fs::write(folder.join("cgroup.procs"), pid).ok()?;
-        fs::write(&state, "FROZEN").ok()?;
-        let is_frozen = || fs::read_to_string(&state).is_ok_and(|state| state == "FROZEN\n");
-        while !is_frozen() {
-            thread::sleep(Duration::from_millis(5));
+    /// Makes a cgroup of the test's own and puts a process there; `None` where there are no such
+    /// cgroups.
+    fn new(ground: &Ground, pid: &str) -> Option<Self> {
+        let freezer = Path::new("/sys/fs/cgroup/freezer");
+        if !freezer.exists() {
+            skip("there is no freezer of version 1 of cgroups");
+            return None;
         }
+        let cgroup = Self(freezer.join(ground.0.file_name().expect("a name")));
+        fs::create_dir(&cgroup.0).expect("made");
+        let state = cgroup.0.join("freezer.state");
+        fs::write(cgroup.0.join("cgroup.procs"), pid).expect("moved");
+        fs::write(&state, "FROZEN").expect("written");
+        wait_until("the process is frozen", || {
+            fs::read_to_string(&state).is_ok_and(|state| state == "FROZEN\n")
+        });
         Some(cgroup)
     }
 }
@@ -148,12 +149,7 @@ impl Drop for Frozen {
     fn drop(&mut self) {
         let _ = fs::write(self.0.join("freezer.state"), "THAWED");
         // The process leaves the cgroup when it has ended.
-        for _ in 0..1_000 {
-            if fs::remove_dir(&self.0).is_ok() {
-                break;
-            }
-            thread::sleep(Duration::from_millis(5));
-        }
+        let _ = eventually(|| fs::remove_dir(&self.0).is_ok());
     }
 }
 
@@ -163,12 +159,11 @@ fn rm_force_names_a_frozen_process_and_tells_of_one_kill() {
     let root = lab(&ground);
     let mut member = start(&root, "unkilled::member");
     let pid = member.line("#member ");
-    let Some(_frozen) = Frozen::new(&pid) else {
-        println!("SKIPPED: no cgroup of version 1 can be frozen");
+    let Some(_frozen) = Frozen::new(&ground, &pid) else {
         return;
     };
     let mut command = ground.gpulimit(&["rm", "--force", "lab"]);
-    let output = command.output().expect("started");
+    let output = finish(command.env(RM, "2000"));
     check(&command, &output);
     let said = text(&output);
     assert_eq!(output.status.code(), Some(1), "{said}");
