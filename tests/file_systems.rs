@@ -86,7 +86,7 @@ fn inside() {
 enum Place {
     Mount(PathBuf),
     /// The file system is served by this child process, and ends with it.
-    Served(PathBuf, Running),
+    Served(PathBuf, #[expect(dead_code, reason = "is dropped")] Running),
 }
 
 impl Place {
