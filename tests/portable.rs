@@ -99,3 +99,11 @@ fn files_that_are_too_large_are_refused() {
     let small = place.library("libours.so", "char data[4 << 10] = { 1 };", &[]);
     assert!(check(&small).status.success());
 }
+
+#[test]
+fn debug_builds_are_refused() {
+    let place = Place::new();
+    let source = r#"const char name[] = "GPULIMIT_DEBUG_LOOK_MS";"#;
+    let file = place.library("libours.so", source, &[]);
+    refused(&file, "is a debug build");
+}

@@ -1,8 +1,7 @@
 //! A user's environment does not shorten the waits of a program that root has installed.
 
 use crate::{Ground, LOOK, RM, run};
-use gpulimit_support::skip;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 /// The beginning of the names that builds with `debug_assertions` read.
@@ -13,6 +12,7 @@ fn has_names(program: &Path) -> bool {
     bytes.windows(NAMES.len()).any(|bytes| bytes == NAMES)
 }
 
+/// The controller that users get is checked by `scripts/portable`, which builds it.
 #[test]
 fn a_release_build_does_not_read_its_waits_from_the_environment() {
     let Some(ground) = Ground::new() else { return };
@@ -38,13 +38,4 @@ fn a_release_build_does_not_read_its_waits_from_the_environment() {
     if let Some(library) = std::env::var_os("GPULIMIT_TEST_LIBRARY") {
         assert!(!has_names(Path::new(&library)), "{library:?}");
     }
-    let Some(portable) = std::env::var_os("GPULIMIT_TEST_PORTABLE").map(PathBuf::from) else {
-        skip("GPULIMIT_TEST_PORTABLE names no release builds");
-        return;
-    };
-    for name in ["gpulimit", "libgpulimit.so"] {
-        let program = portable.join(name);
-        assert!(!has_names(&program), "{program:?}");
-    }
-    assert_eq!(command(&portable.join("gpulimit")).0, Some(0));
 }
