@@ -14,7 +14,7 @@ use gpulimit_base::units::Size;
 use gpulimit_group::{GroupError, Insistence, Member, Root};
 use gpulimit_ledger::{Ledger, LedgerError};
 use gpulimit_limits::{Key, LimitSet, Limits, Selector};
-use gpulimit_support::{Running, clean, is_root, skip, text, wait_until};
+use gpulimit_support::{Running, clean, finish, is_root, skip, text, wait_until};
 use nothing::Nothing;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,13 +30,12 @@ fn run(file_system: &str) {
     }
     let exe = std::env::current_exe().expect("known");
     let script = "mount -t tmpfs -o size=1g none /mnt && exec \"$0\" --exact inside --nocapture";
-    let output = Command::new("unshare")
+    let mut command = Command::new("unshare");
+    command
         .args(["--mount", "--propagation", "private", "sh", "-c", script])
         .arg(exe)
-        .env("FILE_SYSTEM", file_system)
-        .stdin(Stdio::null())
-        .output()
-        .expect("unshare is of util-linux");
+        .env("FILE_SYSTEM", file_system);
+    let output = finish(command.stdin(Stdio::null()));
     let all = text(&output.stdout) + &text(&output.stderr);
     assert!(output.status.success(), "{file_system}: {all}");
     if let Some((_, why)) = all.split_once("LACKS ") {

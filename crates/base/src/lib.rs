@@ -11,6 +11,7 @@ pub mod name;
 pub mod obstacle;
 pub mod order;
 pub mod pages;
+pub mod patience;
 pub mod proc;
 pub mod process;
 pub mod text_file;

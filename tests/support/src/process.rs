@@ -1,9 +1,10 @@
 //! Processes that end with the test.
 
-use crate::eventually;
+use crate::{eventually, patience};
 use std::io::Read;
 use std::ops::{Deref, DerefMut};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc;
 use std::thread;
 
 /// A process that is killed when the value is dropped, so that it also ends when the test fails.
@@ -23,15 +24,18 @@ impl Running {
     /// still there.
     ///
     /// # Panics
-    /// When the patience is over. The message has what the process printed.
+    /// When the process has not ended, or its output is still open, and the patience is over. The
+    /// message has what the process printed.
     #[track_caller]
     pub fn ended(mut self) -> Output {
-        fn reader(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u8>> {
+        fn reader(pipe: Option<impl Read + Send + 'static>) -> mpsc::Receiver<Vec<u8>> {
+            let (sender, bytes) = mpsc::channel();
             thread::spawn(move || {
                 let mut bytes = Vec::new();
                 let _ = pipe.map(|mut pipe| pipe.read_to_end(&mut bytes));
-                bytes
-            })
+                sender.send(bytes)
+            });
+            bytes
         }
         drop(self.stdin.take());
         let (out, err) = (reader(self.stdout.take()), reader(self.stderr.take()));
@@ -40,7 +44,10 @@ impl Running {
             let _ = self.kill();
         }
         let status = self.wait().expect("ended");
-        let [stdout, stderr] = [out, err].map(|reader| reader.join().expect("read"));
+        let [stdout, stderr] = [out, err].map(|bytes| {
+            let bytes = bytes.recv_timeout(patience());
+            bytes.unwrap_or_else(|_| panic!("process {} has left its output open", self.id()))
+        });
         let output = Output {
             status,
             stdout,
@@ -75,7 +82,7 @@ impl Drop for Running {
 /// Runs a command to its end.
 ///
 /// # Panics
-/// When the command has not ended and the patience is over. The message has what it printed.
+/// As those of [`Running::ended`].
 #[track_caller]
 pub fn finish(command: &mut Command) -> Output {
     Running::start(command.stdout(Stdio::piped()).stderr(Stdio::piped())).ended()
