@@ -157,7 +157,7 @@ fn foreign_files_survive_every_command() {
             );
             for verb in verbs {
                 if verb[..] == ["oci-hook", "remove"] {
-                    container = None;
+                    drop(container.take());
                 }
                 // Most of these commands fail with a message.
                 let mut command = place.gpulimit(verb);
