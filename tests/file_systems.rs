@@ -14,7 +14,7 @@ use gpulimit_base::units::Size;
 use gpulimit_group::{GroupError, Insistence, Member, Root};
 use gpulimit_ledger::{Ledger, LedgerError};
 use gpulimit_limits::{Key, LimitSet, Limits, Selector};
-use gpulimit_support::{Running, clean, is_root, skip, text, wait_until};
+use gpulimit_support::{Running, clean, finish, is_root, skip, text, wait_until};
 use nothing::Nothing;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,13 +30,12 @@ fn run(file_system: &str) {
     }
     let exe = std::env::current_exe().expect("known");
     let script = "mount -t tmpfs -o size=1g none /mnt && exec \"$0\" --exact inside --nocapture";
-    let output = Command::new("unshare")
+    let mut command = Command::new("unshare");
+    command
         .args(["--mount", "--propagation", "private", "sh", "-c", script])
         .arg(exe)
-        .env("FILE_SYSTEM", file_system)
-        .stdin(Stdio::null())
-        .output()
-        .expect("unshare is of util-linux");
+        .env("FILE_SYSTEM", file_system);
+    let output = finish(command.stdin(Stdio::null()));
     let all = text(&output.stdout) + &text(&output.stderr);
     assert!(output.status.success(), "{file_system}: {all}");
     if let Some((_, why)) = all.split_once("LACKS ") {
@@ -57,7 +56,7 @@ fn inside() {
     match name.split_once(' ') {
         None => {
             if let Some(place) = Place::of(&name) {
-                holds_groups(place.path());
+                holds_groups(&place.path);
                 println!("CHECKED {name}");
             }
         }
@@ -67,14 +66,14 @@ fn inside() {
         }
         Some(("overlayfs", upper)) => {
             if let Some(place) = Place::of(upper) {
-                overlay_is_refused(place.path());
+                overlay_is_refused(&place.path);
                 println!("CHECKED {name}");
             }
         }
         Some(("fuse", subtype)) => {
             if let Some(place) = Place::of(&name) {
                 let fuse = format!("fuse.{subtype}");
-                is_refused(place.path(), &fuse, "between machines");
+                is_refused(&place.path, &fuse, "between machines");
                 println!("CHECKED {name}");
             }
         }
@@ -83,10 +82,10 @@ fn inside() {
 }
 
 /// A place on a file system of one kind.
-enum Place {
-    Mount(PathBuf),
-    /// The file system is served by this child process, and ends with it.
-    Served(PathBuf, #[expect(dead_code, reason = "is dropped")] Running),
+struct Place {
+    path: PathBuf,
+    /// The process that serves the file system, if any; the file system ends with it.
+    _server: Option<Running>,
 }
 
 impl Place {
@@ -96,7 +95,7 @@ impl Place {
         fs::create_dir(path).expect("made");
         let (kind, option) = name.split_once(' ').unwrap_or((name, ""));
         if kind == "tmpfs" {
-            return Some(Self::Mount(path.into()));
+            return Some(Self::mount(path));
         }
         let known = fs::read_to_string("/proc/filesystems").expect("readable");
         if !known
@@ -128,7 +127,14 @@ impl Place {
             assert!(said.contains("loop"), "{said}");
             return lacks(name, "a loop device");
         }
-        Some(Self::Mount(path.into()))
+        Some(Self::mount(path))
+    }
+
+    fn mount(path: &Path) -> Self {
+        Self {
+            path: path.into(),
+            _server: None,
+        }
     }
 
     fn served(path: &Path, name: &str, subtype: &str) -> Option<Self> {
@@ -141,18 +147,15 @@ impl Place {
         if Command::new("bindfs").arg("--version").output().is_err() {
             return lacks(name, "bindfs (scripts/setup filesystems)");
         }
-        let place = Self::Served(path.into(), Running::start(&mut command));
+        let server = Some(Running::start(&mut command));
         wait_until("bindfs has mounted", || {
             let mounts = fs::read_to_string("/proc/self/mountinfo").expect("readable");
             mounts.contains(" /mnt/place ")
         });
-        Some(place)
-    }
-
-    fn path(&self) -> &Path {
-        match self {
-            Self::Mount(path) | Self::Served(path, _) => path,
-        }
+        Some(Self {
+            path: path.into(),
+            _server: server,
+        })
     }
 }
 

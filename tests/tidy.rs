@@ -4,6 +4,8 @@
 //! `tests/gpu/signatures.txt` from the hook table.
 #![allow(clippy::unwrap_used, reason = "a test that reads files")]
 
+#[path = "tidy/flakes.rs"]
+mod flakes;
 #[path = "tidy/rooms.rs"]
 mod rooms;
 #[path = "tidy/text.rs"]

@@ -9,6 +9,7 @@ use crate::plugin::{Delivery, Plugin, WISHES};
 use crate::socket::{Identity, Socket};
 use crate::{grpc, library, pods, say};
 use gpulimit_base::file_system::is_mount_point;
+use gpulimit_base::patience;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -23,10 +24,17 @@ use tokio::time::sleep;
 const ENDPOINT: &str = "gpulimit.sock";
 /// The name of kubelet's socket.
 const KUBELET: &str = "kubelet.sock";
-/// The interval at which the plugin checks whether kubelet was restarted.
-const TICK: Duration = Duration::from_millis(500);
-/// The longest time that the plugin waits for kubelet to connect after the plugin's registration.
-const LISTENS: Duration = Duration::from_secs(10);
+
+/// Returns the interval at which the plugin checks whether kubelet was restarted.
+fn tick() -> Duration {
+    patience::of("GPULIMIT_DEBUG_TICK_MS", Duration::from_millis(500))
+}
+
+/// Returns the longest time that the plugin waits for kubelet to connect after the plugin's
+/// registration.
+fn listens() -> Duration {
+    patience::of("GPULIMIT_DEBUG_LISTENS_MS", Duration::from_secs(10))
+}
 
 /// The state of the plugin.
 struct Node {
@@ -167,7 +175,7 @@ impl Node {
                 swept = Some(Instant::now());
                 self.sweep().await;
             }
-            sleep(TICK).await;
+            sleep(tick()).await;
         }
     }
 
@@ -201,7 +209,7 @@ impl Node {
         };
         if let Some((known, since)) = self.registered_with
             && known == kubelet
-            && (self.plugin.is_watched() || since.elapsed() < LISTENS)
+            && (self.plugin.is_watched() || since.elapsed() < listens())
         {
             return;
         }

@@ -667,6 +667,8 @@ const fn remedy_of_unreadable(user: u32) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gpulimit_support::{Running, wait_until};
+    use std::process::{Command, Stdio};
 
     #[test]
     fn an_environment_is_parsed() {
@@ -677,19 +679,20 @@ mod tests {
     }
 
     #[test]
-    fn this_process_started_a_moment_ago() {
-        let age = started(std::process::id()).expect("/proc").elapsed();
-        // The computed start time may lie in the future by up to one clock tick.
-        assert!(age.unwrap_or_default() < Duration::from_secs(24 * 3600));
-        let mut child = std::process::Command::new("cat");
-        let mut child = child
-            .stdin(std::process::Stdio::piped())
-            .spawn()
-            .expect("started");
+    fn a_child_started_after_this_process() {
+        // The computed time can be too early by two clock ticks. A pause of this process during
+        // the calculation makes the time later, so look again.
+        const TICKS: Duration = Duration::from_millis(20);
+        let mut own = SystemTime::now();
+        wait_until("this process is older than the child will be", || {
+            own = started(std::process::id()).expect("/proc");
+            own + 2 * TICKS < SystemTime::now()
+        });
+        let before = SystemTime::now();
+        let mut child = Command::new("cat");
+        let child = Running::start(child.stdin(Stdio::piped()));
         let later = started(child.id()).expect("/proc");
-        assert!(later >= started(std::process::id()).expect("/proc") - Duration::from_secs(1));
-        child.kill().expect("ended");
-        child.wait().expect("ended");
+        assert!(later >= before - TICKS && later > own, "{own:?} {later:?}");
     }
 
     #[test]

@@ -1,4 +1,5 @@
 use super::*;
+use gpulimit_support::{Running, wait_until};
 
 #[test]
 fn old_drivers_are_named() {
@@ -89,10 +90,7 @@ fn answers_are_read_back() {
 fn obstacles_of_living_processes() {
     assert_eq!(of_process(std::process::id(), None, ""), []);
     assert_eq!(of_process(1 << 23, None, ""), [Obstacle::Ended]);
-    let mut child = std::process::Command::new("sleep")
-        .arg("600")
-        .spawn()
-        .expect("started");
+    let child = Running::start(std::process::Command::new("sleep").arg("600"));
     let pid = child.id();
     assert_eq!(of_process(pid, None, ""), []);
     let signal = |name: &str| {
@@ -103,15 +101,12 @@ fn obstacles_of_living_processes() {
     };
     signal("STOP");
     // The child stops a moment after the signal.
-    while of_process(pid, None, "").is_empty() {
-        std::thread::yield_now();
-    }
+    wait_until("the child stops", || !of_process(pid, None, "").is_empty());
     assert_eq!(of_process(pid, None, ""), [Obstacle::Stopped]);
     signal("KILL");
-    while of_process(pid, None, "") != [Obstacle::Ended] {
-        std::thread::yield_now();
-    }
-    child.wait().expect("reaped");
+    wait_until("the child ends", || {
+        of_process(pid, None, "") == [Obstacle::Ended]
+    });
 }
 
 #[test]

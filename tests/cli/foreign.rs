@@ -9,7 +9,7 @@ use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 /// An unprivileged user without groups of their own.
 const ALICE: u32 = 40_001;
@@ -119,11 +119,6 @@ fn foreign_files_survive_every_command() {
             planted.add(path);
         }
         let policy = place.0.join("policy.toml");
-        let state = format!(
-            r#"{{"id":"web","pid":{},"bundle":"{}"}}"#,
-            std::process::id(),
-            outside.display()
-        );
         fs::write(
             outside.join("config.json"),
             r#"{"root":{"path":"/nowhere"}}"#,
@@ -154,7 +149,16 @@ fn foreign_files_survive_every_command() {
         ];
         for text in policies {
             fs::write(&policy, text).expect("written");
+            let mut container = Some(Running::start(Command::new("sleep").arg("600")));
+            let state = format!(
+                r#"{{"id":"web","pid":{},"bundle":"{}"}}"#,
+                container.as_ref().expect("started").id(),
+                outside.display()
+            );
             for verb in verbs {
+                if verb[..] == ["oci-hook", "remove"] {
+                    drop(container.take());
+                }
                 // Most of these commands fail with a message.
                 let mut command = place.gpulimit(verb);
                 command.stdin(Stdio::piped()).stdout(Stdio::null());

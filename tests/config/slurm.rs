@@ -34,7 +34,8 @@ impl<'a> Node<'a> {
         // The function keeps messages out of the machine's log. Some builds of busybox prefer their
         // own logger to one in PATH.
         let text = format!(
-            "library={}\nroot={}\nstate={}\nPATH={}:{}\nlogger() {{ echo \"$*\" >>{}; }}\n{lines}\n",
+            "library={}\nroot={}\nstate={}\nPATH={}:{}\n\
+             logger() {{ echo \"$*\" >>{}; }}\n{lines}\n",
             at("libgpulimit.so"),
             at("root"),
             at("state"),

@@ -8,9 +8,11 @@ use gpulimit_k8s::api::{
 };
 use gpulimit_limits::{Key, LimitSet, Selector};
 use gpulimit_programs::world::{Session, shim};
+use gpulimit_support::wait_until;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 use tonic::Code;
 
@@ -417,14 +419,18 @@ fn after_a_reboot_groups_are_made_again_before_the_registration() {
 #[test]
 fn a_plugin_killed_during_an_allocation_does_not_block_the_next() {
     let mut node = Node::new();
-    for step in 0..4_u64 {
-        let ids = node.ids(0, 0..(step as usize % 3 + 1));
-        let wait = Duration::from_micros(step * 2_100);
+    for step in 0..4 {
+        let ids = node.ids(0, 0..(step % 3 + 1));
+        let granted = AtomicUsize::new(0);
         std::thread::scope(|scope| {
-            let calls = scope.spawn(|| while node.kubelet.allocate(&ids).is_ok() {});
-            std::thread::sleep(wait);
+            scope.spawn(|| {
+                while node.kubelet.allocate(&ids).is_ok() {
+                    granted.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            // The next call has begun, or is about to.
+            wait_until("calls", || granted.load(Ordering::Relaxed) >= step);
             node.plugin.kill();
-            calls.join().expect("the loop of calls ends");
         });
         node.replace_plugin();
         let edits = node.kubelet.allocate(&ids).expect("granted");

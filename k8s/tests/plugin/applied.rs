@@ -3,7 +3,8 @@
 
 use crate::rig::{GIB, Node, gpu_script, group_of};
 use gpulimit_k8s::api::Edits;
-use gpulimit_programs::world::{self, BLOCK, CONTEXT, MIB, Session, text};
+use gpulimit_programs::world::{self, BLOCK, CONTEXT, MIB, Session};
+use gpulimit_support::{finish, may_mount, text, wait_until};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
@@ -33,17 +34,6 @@ bind() {
 eval "$MOUNTS"
 exec setpriv --reuid="$USER_ID" --regid="$USER_ID" --clear-groups env -i "$@"
 "#;
-
-fn may_run() -> bool {
-    let may = Command::new("unshare")
-        .args(["-m", "setpriv", "--reuid=1", "true"])
-        .output();
-    let may = may.is_ok_and(|output| output.status.success());
-    if !may {
-        eprintln!("SKIPPED: only root can make mount namespaces");
-    }
-    may
-}
 
 /// Returns the command that runs `program` in a container with the plugin's `edits`. The pod's
 /// variables `more` override `edits`.
@@ -94,7 +84,7 @@ fn start(node: &Node, edits: &Edits, uid: u32, more: &[&str]) -> Session {
 }
 
 fn shell(node: &Node, edits: &Edits, uid: u32, script: &str) -> Output {
-    world::finish(container(node, edits, uid, &[], &["sh", "-c", script]))
+    finish(&mut container(node, edits, uid, &[], &["sh", "-c", script]))
 }
 
 /// Returns what `gpulimit show --json` prints about the group on the node.
@@ -110,7 +100,7 @@ fn shown(node: &Node, name: &str) -> serde_json::Value {
 
 #[test]
 fn a_container_gets_exactly_its_allocation() {
-    if !may_run() {
+    if !may_mount() {
         return;
     }
     let node = Node::new();
@@ -145,13 +135,15 @@ fn a_container_gets_exactly_its_allocation() {
         let (status, errors) = program.end();
         assert!(status.success());
         assert!(errors.contains(&format!("group {name}")), "{errors}");
-        assert!(world::eventually(|| node.world.machine().gpu(1).used == 0));
+        wait_until("the memory is free", || {
+            node.world.machine().gpu(1).used == 0
+        });
     }
 }
 
 #[test]
 fn two_containers_on_one_gpu_are_independent() {
-    if !may_run() {
+    if !may_mount() {
         return;
     }
     let node = Node::new();
@@ -177,7 +169,7 @@ fn two_containers_on_one_gpu_are_independent() {
 
 #[test]
 fn variables_of_a_pod_do_not_raise_its_limit() {
-    if !may_run() {
+    if !may_mount() {
         return;
     }
     let node = Node::new();
@@ -240,7 +232,7 @@ fn variables_of_a_pod_do_not_raise_its_limit() {
 
 #[test]
 fn a_container_started_before_the_plugin_gets_no_gpu_memory() {
-    if !may_run() {
+    if !may_mount() {
         return;
     }
     let mut node = Node::new();

@@ -2,15 +2,18 @@
 
 use crate::kubelet::Kubelet;
 use crate::rig::{Node, group_of, mount_at};
+use gpulimit_support::Running;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 /// A process that holds a write lease on a file (`F_SETLEASE`), as a container's root can.
-struct Lease(Child);
+struct Lease {
+    _holder: Running,
+}
 
 impl Lease {
     /// Takes a lease and keeps it, even if another process waits for the lease's end. The error is
@@ -32,29 +35,16 @@ impl Lease {
             except OSError as error: print(error.strerror, flush=True)\n\
             else: print('held', flush=True)\n\
             sys.stdin.read()";
-        let mut child = Command::new("python3")
-            .args(["-c", script])
-            .arg(path)
-            .arg(on_signal)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("python3 starts");
+        let mut command = Command::new("python3");
+        command.args(["-c", script]).arg(path).arg(on_signal);
+        let mut holder = Running::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
         let mut line = String::new();
-        let mut output = BufReader::new(child.stdout.take().unwrap());
+        let mut output = BufReader::new(holder.stdout.take().unwrap());
         output.read_line(&mut line).expect("a line");
-        let lease = Self(child);
         match line.trim() {
-            "held" => Ok(lease),
+            "held" => Ok(Self { _holder: holder }),
             why => Err(why.into()),
         }
-    }
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 

@@ -32,6 +32,8 @@ pub struct Books {
     pub refuses: bool,
     /// The pods and their devices.
     pub pods: PodList,
+    /// How often the plugin has asked for the pods.
+    pub lists: usize,
 }
 
 #[derive(Clone)]
@@ -52,7 +54,9 @@ impl Registration for Desk {
 #[tonic::async_trait]
 impl PodResourcesLister for Desk {
     async fn list(&self, _: Request<Empty>) -> Result<Response<PodList>, Status> {
-        Ok(Response::new(self.0.lock().unwrap().pods.clone()))
+        let mut books = self.0.lock().unwrap();
+        books.lists += 1;
+        Ok(Response::new(books.pods.clone()))
     }
 }
 

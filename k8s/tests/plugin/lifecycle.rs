@@ -105,21 +105,23 @@ fn the_plugin_registers_again_after_a_restart_of_kubelet() {
         assert_eq!(devices.len(), 2 * UNITS);
         assert!(node.kubelet.allocate(&node.ids(0, 0..1)).is_ok());
     }
-    // A kubelet that listens to the list of units gets no second registration.
-    let _stream = node.kubelet.watch();
-    let before = node.kubelet.books().registered.len();
-    std::thread::sleep(std::time::Duration::from_secs(2));
-    assert_eq!(node.kubelet.books().registered.len(), before);
 }
 
 #[test]
 fn the_plugin_registers_again_if_kubelet_does_not_listen() {
-    let node = Node::new();
+    let node = Node::with(&[("GPULIMIT_DEBUG_LISTENS_MS", "0")], &[]);
     // Kubelet has not asked for the list of units, so the plugin registers again.
     node.registrations(2);
-    // Kubelet asks for the list of units and hangs up, so the plugin registers again.
-    node.kubelet.watch().next().expect("a list");
-    node.registrations(3);
+    let mut stream = node.kubelet.watch();
+    stream.next().expect("a list");
+    node.has_swept();
+    // A kubelet that listens to the list of units gets no further registration.
+    let before = node.kubelet.books().registered.len();
+    node.has_swept();
+    assert_eq!(node.kubelet.books().registered.len(), before);
+    // Kubelet hangs up, so the plugin registers again.
+    drop(stream);
+    node.registrations(before + 1);
 }
 
 #[test]

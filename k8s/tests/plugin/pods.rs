@@ -2,8 +2,10 @@
 
 use crate::rig::{Node, gpu_script, group_of};
 use gpulimit_group::pod::Pod;
-use gpulimit_programs::world::{Session, eventually};
+use gpulimit_programs::world::Session;
+use gpulimit_support::wait_until;
 use std::fs;
+use std::os::unix::net::UnixListener;
 
 fn start(node: &Node, group: &str) -> Session {
     let mut command = node.world.preloaded(gpu_script());
@@ -53,13 +55,18 @@ fn groups_stay_while_kubelet_does_not_answer() {
     let mut node = Node::with(&[], &["--keep", "0s"]);
     node.kubelet.stop();
     fs::remove_file(node.kubelet.pods_socket()).unwrap();
-    let _kept = node.kubelet.folder().join("gpulimit.sock");
     let edits = node.kubelet.allocate(&node.ids(0, 0..4)).expect("granted");
-    std::thread::sleep(std::time::Duration::from_secs(1));
+    let silent = UnixListener::bind(node.kubelet.pods_socket()).expect("a socket");
+    // The plugin asks again after it has used the failure.
+    for _ in 0..3 {
+        drop(silent.accept().expect("a call"));
+    }
     assert!(node.has_group(&group_of(&edits)));
     // After kubelet has started, the group is removed.
     node.kubelet.start();
-    assert!(eventually(|| !node.has_group(&group_of(&edits))));
+    wait_until("the group is removed", || {
+        !node.has_group(&group_of(&edits))
+    });
 }
 
 #[test]
@@ -85,9 +92,9 @@ fn a_list_of_pods_without_the_plugins_pod_is_ignored() {
         group_of(&edits)
     });
     // A kubelet that cannot reach the API server lists only static pods at first.
-    std::thread::sleep(std::time::Duration::from_secs(1));
+    node.has_swept();
     node.kubelet.set_pods(&[("static", &[])]);
-    std::thread::sleep(std::time::Duration::from_secs(1));
+    node.has_swept();
     assert!(node.has_group(&one) && node.has_group(&two));
     node.kubelet.set_pods(&[("own", &[]), ("other", &ids[0])]);
     node.plugin.says(&format!("removed {two}"));

@@ -3,11 +3,12 @@
 use crate::kubelet::Kubelet;
 use gpulimit_group::Group;
 use gpulimit_k8s::api::{Edits, Mount};
-use gpulimit_programs::world::{self, World, eventually, repository};
+use gpulimit_programs::world::{self, World};
+use gpulimit_support::{Running, eventually, fetch, repository, skip, wait_until};
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, OnceLock};
 
 pub const GIB: u64 = 1 << 30;
@@ -55,6 +56,15 @@ impl Node {
         assert!(done, "{:?}", self.plugin.said());
     }
 
+    /// Waits until the plugin has asked for the pods and used the answer.
+    pub fn has_swept(&self) {
+        let before = self.kubelet.books().lists;
+        // The plugin makes the second call after it has used the answer to the first one.
+        wait_until("the plugin asks for the pods", || {
+            self.kubelet.books().lists >= before + 2
+        });
+    }
+
     /// Kills the plugin and starts another one.
     pub fn replace_plugin(&mut self) {
         self.plugin.kill();
@@ -100,7 +110,7 @@ pub fn mount_at<'a>(edits: &'a Edits, inside: &str) -> &'a Mount {
 }
 
 pub struct Plugin {
-    child: Child,
+    child: Running,
     said: Arc<Mutex<Vec<String>>>,
 }
 
@@ -128,11 +138,12 @@ impl Plugin {
             .arg(kubelet.pods_socket())
             .arg("--library")
             .arg(world::shim())
-            .args(["--health", "50ms", "--sweep", "100ms"])
+            .args(["--health", "20ms", "--sweep", "20ms"])
+            .env("GPULIMIT_DEBUG_TICK_MS", "10")
             .args(arguments)
             .stderr(Stdio::piped())
             .process_group(0);
-        let mut child = command.spawn().expect("the plugin starts");
+        let mut child = Running::start(&mut command);
         let said = Arc::new(Mutex::new(Vec::new()));
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let heard = Arc::clone(&said);
@@ -168,15 +179,10 @@ impl Plugin {
     }
 
     pub fn wait(&mut self) -> ExitStatus {
-        let ended = eventually(|| self.child.try_wait().unwrap().is_some());
-        assert!(ended, "it ends");
+        wait_until("the plugin's end", || {
+            self.child.try_wait().unwrap().is_some()
+        });
         self.child.wait().unwrap()
-    }
-}
-
-impl Drop for Plugin {
-    fn drop(&mut self) {
-        self.kill();
     }
 }
 
@@ -197,16 +203,14 @@ pub fn gpu_script() -> &'static Path {
     BUILT.get_or_init(|| world::built_program("gpu-script"))
 }
 
-/// Returns a directory of .cache, which scripts/wheels fills.
-pub fn cached(name: &str) -> PathBuf {
+/// Returns a directory of .cache, which scripts/wheels fills; `None` if it is not there.
+pub fn cached(name: &str) -> Option<PathBuf> {
     static FETCHED: OnceLock<()> = OnceLock::new();
-    FETCHED.get_or_init(|| {
-        let script = repository().join("scripts/wheels");
-        let status = Command::new(script).status();
-        assert!(
-            status.is_ok_and(|status| status.success()),
-            "scripts/wheels"
-        );
-    });
-    repository().join(".cache").join(name)
+    FETCHED.get_or_init(|| fetch("wheels"));
+    let folder = repository().join(".cache").join(name);
+    if folder.is_dir() {
+        return Some(folder);
+    }
+    skip(format_args!("there is no .cache/{name} (scripts/wheels)"));
+    None
 }

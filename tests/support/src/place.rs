@@ -52,7 +52,7 @@ impl Scratch {
         path
     }
 
-    /// Writes an executable script in place of any file or link, and makes the directories above it.
+    /// Writes an executable script in place of any file or link, and makes the directories above.
     pub fn script(&self, name: &str, text: &str) -> PathBuf {
         let path = self.above(name);
         executable::script(&path, text);

@@ -24,7 +24,7 @@ impl Running {
     /// still there.
     ///
     /// # Panics
-    /// When the patience is over and the process runs, or another one has its output open. The
+    /// When the process has not ended, or its output is still open, and the patience is over. The
     /// message has what the process printed.
     #[track_caller]
     pub fn ended(mut self) -> Output {
@@ -44,8 +44,10 @@ impl Running {
             let _ = self.kill();
         }
         let status = self.wait().expect("ended");
-        let read = |bytes: mpsc::Receiver<_>| bytes.recv_timeout(patience());
-        let [stdout, stderr] = [out, err].map(|bytes| read(bytes).expect("the output is closed"));
+        let [stdout, stderr] = [out, err].map(|bytes| {
+            let bytes = bytes.recv_timeout(patience());
+            bytes.unwrap_or_else(|_| panic!("process {} has left its output open", self.id()))
+        });
         let output = Output {
             status,
             stdout,
@@ -80,7 +82,7 @@ impl Drop for Running {
 /// Runs a command to its end.
 ///
 /// # Panics
-/// When the command has not ended and the patience is over. The message has what it printed.
+/// As those of [`Running::ended`].
 #[track_caller]
 pub fn finish(command: &mut Command) -> Output {
     Running::start(command.stdout(Stdio::piped()).stderr(Stdio::piped())).ended()
