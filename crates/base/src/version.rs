@@ -2,27 +2,51 @@
 //! whatever their release versions.
 //!
 //! Each file contains its format's version, and a build refuses other versions. A program can
-//! compare two builds by these constants before a file is refused.
+//! compare two builds by these numbers before a file is refused.
 
-/// Version of the ledger's format: the ledger's layout, and the protocol of the processes that use
-/// the ledger.
-pub const LEDGER: u64 = format(3);
-/// Version of the format of a limits file: the file's layout.
-pub const LIMITS: u64 = format(3);
-/// Version of the text format of the rules.
-pub const RULES: u64 = format(1);
+const LEDGER: u64 = 3;
+const LIMITS: u64 = 3;
+const RULES: u64 = 1;
 
-/// Returns the version of a file format. A build with the feature `other-formats`, for tests of
-/// mixed versions, has other version numbers.
-const fn format(number: u64) -> u64 {
-    if cfg!(feature = "other-formats") {
-        number + 1_000
-    } else {
-        number
-    }
+/// Returns the version of the ledger's format: the ledger's layout, and the protocol of the
+/// processes that use the ledger.
+pub fn ledger() -> u64 {
+    LEDGER + added()
 }
 
-/// The version of this build, followed by its [`formats`] in parentheses:
+/// Returns the version of the format of a limits file: the file's layout.
+pub fn limits() -> u64 {
+    LIMITS + added()
+}
+
+/// Returns the version of the text format of the rules.
+pub fn rules() -> u64 {
+    RULES + added()
+}
+
+/// Returns the number that is added to all versions. Tests of mixed versions set it, in builds with
+/// `debug_assertions` and in no others, by the variable `GPULIMIT_TEST_FORMATS`.
+#[inline(always)]
+fn added() -> u64 {
+    #[cfg(debug_assertions)]
+    {
+        use std::sync::atomic::{AtomicU64, Ordering};
+        // No lock, since a process may have been forked while another thread held it.
+        static READ: AtomicU64 = AtomicU64::new(u64::MAX);
+        let read = READ.load(Ordering::Relaxed);
+        if read != u64::MAX {
+            return read;
+        }
+        let text = std::env::var("GPULIMIT_TEST_FORMATS").unwrap_or_default();
+        let number = text.parse().unwrap_or(0);
+        READ.store(number, Ordering::Relaxed);
+        number
+    }
+    #[cfg(not(debug_assertions))]
+    0
+}
+
+/// The version of this build, followed by the versions of its file formats in parentheses:
 /// `0.1.0 (ledger 3, limits 3, rules 1)`. The text is padded with zero bytes.
 ///
 /// `libgpulimit.so` exports this constant, to be read without loading the library.
@@ -61,15 +85,15 @@ const fn number((mut bytes, mut end): ([u8; 128], usize), value: u64) -> ([u8; 1
     (bytes, end)
 }
 
-/// Returns the version in [`BYTES`] as a text.
+/// Returns the version of this build as a text, as in [`BYTES`].
 pub fn text() -> String {
-    let text = BYTES.split(|byte| *byte == 0).next().unwrap_or_default();
-    String::from_utf8_lossy(text).into_owned()
+    format!("{} ({})", env!("CARGO_PKG_VERSION"), formats())
 }
 
 /// Returns the versions of this build's file formats: `ledger 3, limits 3, rules 1`.
 pub fn formats() -> String {
-    format!("ledger {}, limits {}, rules {}", LEDGER, LIMITS, RULES)
+    let [ledger, limits, rules] = [ledger(), limits(), rules()];
+    format!("ledger {ledger}, limits {limits}, rules {rules}")
 }
 
 /// Splits the [`text`] of a build into the release version and the formats.
@@ -89,5 +113,7 @@ mod tests {
             Some((env!("CARGO_PKG_VERSION"), formats().as_str()))
         );
         assert_eq!(parts("0.1.0"), None);
+        let bytes = BYTES.split(|byte| *byte == 0).next();
+        assert_eq!(bytes, Some(text.as_bytes()));
     }
 }

@@ -1,7 +1,7 @@
 //! The ledger as a file. A ledger is created completely or not at all, and checked before it is
 //! mapped.
 
-use super::layout::{self, FILE_SIZE, MAGIC, PREFACE};
+use super::layout::{self, FILE_SIZE, MAGIC, preface};
 use super::lock::{self, Description};
 use super::map::Mapping;
 use super::{LedgerError, os};
@@ -110,7 +110,7 @@ fn fill(file: &File, mode: u32, lasting: bool) -> io::Result<()> {
     file.set_len(FILE_SIZE)?;
     os::reserve(file, 0, size_of::<layout::Header>() as u64)?;
     let mut bytes = [0; size_of::<[u64; 8]>()];
-    for (bytes, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(PREFACE) {
+    for (bytes, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(preface()) {
         *bytes = word.to_ne_bytes();
     }
     file.write_all_at(&bytes, 0)?;
@@ -192,14 +192,14 @@ fn check(file: &File, metadata: &fs::Metadata, path: &Path) -> Result<(), Ledger
     if found[0] != MAGIC {
         return Err(LedgerError::damaged(path, "the file is not a ledger"));
     }
-    if found[1] != version::LEDGER {
+    if found[1] != version::ledger() {
         return Err(LedgerError::Version {
             path: path.to_owned(),
             found: found[1],
-            expected: version::LEDGER,
+            expected: version::ledger(),
         });
     }
-    if found != PREFACE {
+    if found != preface() {
         return Err(LedgerError::damaged(
             path,
             "the header of the file has wrong sizes",
@@ -340,24 +340,24 @@ mod tests {
             file.set_len(len).expect("cut");
         };
         let changed = |at: usize, value| {
-            let mut words = PREFACE;
+            let mut words = preface();
             words[at] = value;
             words
         };
-        write(changed(1, version::LEDGER + 1), FILE_SIZE);
-        assert_eq!(why(false), format!("version {}", version::LEDGER + 1));
-        for (at, word) in PREFACE.iter().enumerate().skip(2) {
+        write(changed(1, version::ledger() + 1), FILE_SIZE);
+        assert_eq!(why(false), format!("version {}", version::ledger() + 1));
+        for (at, word) in preface().iter().enumerate().skip(2) {
             write(changed(at, word + 1), FILE_SIZE);
             assert_eq!(why(false), "the header of the file has wrong sizes");
         }
         for len in [FILE_SIZE - 1, FILE_SIZE + 1] {
-            write(PREFACE, len);
+            write(preface(), len);
             assert_eq!(
                 why(true),
                 "the length of the file does not match its header"
             );
         }
-        write(PREFACE, FILE_SIZE);
+        write(preface(), FILE_SIZE);
         assert_eq!(why(true), "opened");
         fs::rename(&path, folder.at("elsewhere")).expect("moved");
         std::os::unix::fs::symlink("elsewhere", &path).expect("linked");

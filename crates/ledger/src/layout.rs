@@ -14,7 +14,7 @@
 //! the idle bytes beside the words. These lie in consecutive cache lines. In a layout with a
 //! separate page for each slot, all these cache lines would compete for one set of the first-level
 //! cache. Each slot would also need a TLB entry. Any change to the layout requires a new
-//! [`version::LEDGER`].
+//! [`version::ledger`].
 //!
 //! Words named `spare` are zero, and are reserved for additions that older builds can ignore. An
 //! addition that the members must take part in gets a bit in [`Owner::capabilities`]: a member
@@ -60,17 +60,19 @@ pub(super) struct Preface {
     pub file_size: AtomicU64,
 }
 
-/// The content of the [`Preface`] in this version of the format, in the order of its fields.
-pub(super) const PREFACE: [u64; 8] = [
-    MAGIC,
-    version::LEDGER,
-    size_of::<Header>() as u64,
-    (BLOCKS * size_of::<Block>()) as u64,
-    size_of::<SlotPage>() as u64,
-    MAX_SLOTS as u64,
-    MAX_DEVICES as u64,
-    FILE_SIZE,
-];
+/// Returns the content of the [`Preface`] in this version of the format, in the order of its fields.
+pub(super) fn preface() -> [u64; 8] {
+    [
+        MAGIC,
+        version::ledger(),
+        size_of::<Header>() as u64,
+        (BLOCKS * size_of::<Block>()) as u64,
+        size_of::<SlotPage>() as u64,
+        MAX_SLOTS as u64,
+        MAX_DEVICES as u64,
+        FILE_SIZE,
+    ]
+}
 
 impl Preface {
     fn words(&self) -> [&AtomicU64; 8] {
@@ -88,7 +90,7 @@ impl Preface {
 
     /// Returns whether the preface is that of this version of the format.
     pub fn is_whole(&self) -> bool {
-        let mut words = self.words().into_iter().zip(PREFACE);
+        let mut words = self.words().into_iter().zip(preface());
         words.all(|(word, known)| word.load(Ordering::Relaxed) == known)
     }
 
@@ -96,7 +98,7 @@ impl Preface {
     /// preface when it is created.
     #[cfg(all(test, loom))]
     pub fn write(&self) {
-        for (word, value) in self.words().into_iter().zip(PREFACE) {
+        for (word, value) in self.words().into_iter().zip(preface()) {
             word.store(value, Ordering::Relaxed);
         }
     }
@@ -576,7 +578,11 @@ mod tests {
     #[test]
     fn the_preface_of_this_version_does_not_change() {
         let sizes = [16_384, 2 << 20, 8192, 4096, 32, 39_927_808];
-        assert_eq!(PREFACE[2..], sizes, "a changed layout needs a new version");
+        assert_eq!(
+            preface()[2..],
+            sizes,
+            "a changed layout needs a new version"
+        );
     }
 
     #[test]

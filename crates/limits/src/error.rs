@@ -1,7 +1,8 @@
 //! The errors of a limits file.
 
-use super::layout::{FORMAT, MAX_RULES};
+use super::layout::MAX_RULES;
 use gpulimit_base::held_signals;
+use gpulimit_base::version;
 use std::error::Error;
 use std::fmt;
 use std::io;
@@ -89,9 +90,10 @@ impl fmt::Display for LimitsError {
             Self::Format { path, found } => write!(
                 f,
                 "the limits file {} has file format {found}, but this gpulimit reads file format \
-                 {FORMAT}: use the same version of gpulimit for all programs, or remove the \
+                 {}: use the same version of gpulimit for all programs, or remove the \
                  group when no program runs in it",
-                path.display()
+                path.display(),
+                version::limits()
             ),
             Self::Full { path } => write!(
                 f,

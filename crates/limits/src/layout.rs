@@ -23,8 +23,6 @@ use std::time::Duration;
 
 /// The first eight bytes of a limits file.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"GPULIMTS");
-/// The number of the file format that this code reads and writes.
-pub(super) const FORMAT: u64 = version::LIMITS;
 /// The most rules that one bank of a limits file holds.
 pub const MAX_RULES: usize = 64;
 
@@ -204,7 +202,7 @@ impl File {
     /// Returns the bytes of a new limits file that holds `set`, with a count of one change.
     pub(super) fn bytes(set: &LimitSet) -> Vec<u8> {
         let mut words = [0; SIZE / 8];
-        words[..3].copy_from_slice(&[MAGIC, FORMAT, SIZE as u64]);
+        words[..3].copy_from_slice(&[MAGIC, version::limits(), SIZE as u64]);
         words[offset_of!(Self, active) / 8] = 1;
         let suspended = offset_of!(Self, suspended_max) / 8 + 2;
         words[suspended..suspended + 2].copy_from_slice(&suspended_words(&set.options, 1));

@@ -18,7 +18,8 @@ pub use layout::MAX_RULES;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::held_signals;
 use gpulimit_base::units::Size;
-use layout::{FORMAT, MAGIC, SIZE};
+use gpulimit_base::version;
+use layout::{MAGIC, SIZE};
 use map::{Copied, Map};
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -204,7 +205,7 @@ impl Limits {
         let mut copy = Copied::empty();
         let is_whole = copy.fill(file)
             && copy.magic.load(Ordering::Relaxed) == MAGIC
-            && copy.format.load(Ordering::Relaxed) == FORMAT
+            && copy.format.load(Ordering::Relaxed) == version::limits()
             && copy.size.load(Ordering::Relaxed) == SIZE as u64;
         is_whole.then(|| copy.rules())?
     }
@@ -330,7 +331,7 @@ fn open(path: &Path, write: bool) -> Result<(Map, (u64, u64)), LimitsError> {
         return Err(damaged("not a limits file"));
     }
     let found = map.format.load(Ordering::Relaxed);
-    if found != FORMAT {
+    if found != version::limits() {
         return Err(LimitsError::Format {
             path: path.into(),
             found,

@@ -20,12 +20,11 @@
 //! - `end`: the number of rules, and a checksum of all lines above
 
 use super::{OnError, Range, Rule, Rules, Target, UnixGroups};
+use gpulimit_base::version;
 use gpulimit_group::check_name;
 use std::fmt;
 
 const HEAD: &str = "gpulimit-rules ";
-/// The format number of the rules files that this code reads and writes.
-pub(super) const FORMAT: u64 = gpulimit_base::version::RULES;
 
 /// The reason why a text is not a valid rules file.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
@@ -38,7 +37,7 @@ pub(super) enum Wrong {
 
 impl fmt::Display for Rules {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut text = format!("{HEAD}{FORMAT}\n");
+        let mut text = format!("{HEAD}{}\n", version::rules());
         for rule in &self.0 {
             write(&mut text, rule)?;
         }
@@ -101,7 +100,7 @@ fn sum(bytes: &[u8]) -> u64 {
 pub(super) fn read(bytes: &[u8]) -> Result<Rules, Wrong> {
     let text = std::str::from_utf8(bytes).map_err(|_| Wrong::Line(0))?;
     let version = text.lines().next().and_then(|line| line.strip_prefix(HEAD));
-    if version.ok_or(Wrong::Line(1))? != FORMAT.to_string() {
+    if version.ok_or(Wrong::Line(1))? != version::rules().to_string() {
         return Err(Wrong::Version);
     }
     let body = text.strip_suffix('\n').ok_or(Wrong::Line(0))?;

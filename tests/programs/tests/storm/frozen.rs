@@ -194,15 +194,28 @@ fn stop_at_instructions(cap: u64, stride: u64, peer: &str, answers: RangeInclusi
     world.judge_end(cap);
 }
 
-/// Memory of a dead process is available to any process that needs it, or the request is refused,
-/// but no process waits for a stopped one that is cleaning up.
+/// Begins a request for memory of a dead process that the driver does not free: it waits for half a
+/// minute, in a world of its own.
+fn slow_request() -> (Session, World) {
+    let lag = ("GPULIMIT_SIM_KILL_LAG_MS", "3600000");
+    let world = World::with(200 * MIB, &[KNOBS, &[lag]].concat());
+    let (mut asks, mut holder) = (world.on_gpu(), world.on_gpu());
+    holder.expect(&[("alloc a 120M", "0")]);
+    holder.kill();
+    asks.tell("alloc a 100M");
+    assert!(asks.waits());
+    (asks, world)
+}
+
+/// Memory of a dead process is available to any process that needs it, or the request is refused
+/// long before one that waits for such memory. No process waits for a stopped one that is cleaning
+/// up.
 #[test]
 fn a_member_stopped_while_cleaning_up_blocks_no_other() {
     let cap = 200 * MIB;
     let lag = ("GPULIMIT_SIM_KILL_LAG_MS", "0");
     let world = World::with(cap, &[KNOBS, &[lag]].concat());
     let mut peer = world.on_gpu();
-    let mut longest = Duration::ZERO;
     let (mut stops, mut refused) = (1_usize, 0);
     // Each round stops at a later place of the request, until the request has fewer places.
     let stride = 24 / setting("SECONDS", 1).min(24) as usize;
@@ -226,9 +239,12 @@ fn a_member_stopped_while_cleaning_up_blocks_no_other() {
                 break;
             }
         }
-        let began = Instant::now();
+        let (mut slow, _world) = slow_request();
         let answer = peer.say("alloc a 100M");
-        longest = longest.max(began.elapsed());
+        assert!(
+            slow.is_silent_for(Duration::ZERO),
+            "answered before {wanted}"
+        );
         refused += u64::from(answer == "2");
         assert!(answer == "0" || answer == "2", "{answer}");
         peer.say("free a");
@@ -242,11 +258,8 @@ fn a_member_stopped_while_cleaning_up_blocks_no_other() {
             world.machine().gpus()
         );
     }
-    println!("{stops} stops, refused at {refused}; at most {longest:?}");
+    println!("{stops} stops, refused at {refused}");
     assert!(stops > 5 && refused > 0);
-    // The bound is far above the second that it may take, and far below the half minute that a
-    // request waits for a dead process's memory.
-    assert!(longest < Duration::from_secs(20), "{longest:?}");
     peer.end();
     world.judge_end(cap);
 }
@@ -291,7 +304,7 @@ fn a_member_stopped_for_long_blocks_no_other() {
             }
         });
         let (began, mut rounds) = (Instant::now(), 0);
-        while began.elapsed() < hold || rounds < 10 {
+        while began.elapsed() < hold || rounds < 3 {
             rounds += 1;
             let place = format!("round {rounds}");
             others.member(&place);

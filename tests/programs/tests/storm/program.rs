@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use crate::numbers::Numbers;
+use crate::tempest::one_of;
+use gpulimit_support::Random;
 
 /// The number of files, for each kind of memory, through which processes share memory.
 const PLACES: usize = 8;
@@ -94,7 +95,7 @@ pub fn prepare(folder: &Path) {
 }
 
 struct Writer<'a> {
-    numbers: Numbers,
+    numbers: Random,
     climate: Climate,
     folder: &'a Path,
     lines: Vec<String>,
@@ -106,7 +107,7 @@ struct Writer<'a> {
 /// Returns the program of this seed, to be run in `folder`.
 pub fn script(seed: u64, climate: Climate, folder: &Path) -> String {
     let mut writer = Writer {
-        numbers: Numbers::new(seed),
+        numbers: Random::with_seed(seed),
         climate,
         folder,
         lines: Vec::new(),
@@ -124,13 +125,13 @@ impl Writer<'_> {
 
     /// Returns lines that take something, and the lines that give it back.
     fn pair(&mut self) -> (Vec<String>, Vec<String>) {
-        let sharing = self.climate.sharing && self.numbers.percent(25);
+        let sharing = self.climate.sharing && self.numbers.u8(..100) < 25;
         let kinds = if sharing { SHARED } else { KINDS };
-        let (take, give) = self.numbers.of(kinds);
+        let (take, give) = one_of(&mut self.numbers, kinds);
         self.names += 1;
         let name = format!("n{}", self.names);
-        let size = self.numbers.of(SIZES);
-        let place = self.numbers.below(PLACES).to_string();
+        let size = one_of(&mut self.numbers, SIZES);
+        let place = self.numbers.usize(..PLACES).to_string();
         let folder = self.folder.display();
         let fill = |text: &str| -> Vec<String> {
             text.replace("NAME", &name)
@@ -144,41 +145,41 @@ impl Writer<'_> {
     }
 
     fn step(&mut self) {
-        match self.numbers.below(10) {
+        match self.numbers.usize(..10) {
             0..5 => {
                 let (take, give) = self.pair();
                 self.lines.extend(take);
                 self.held.push(give.join("\n"));
             }
             5..9 if !self.held.is_empty() => {
-                let which = self.numbers.below(self.held.len());
+                let which = self.numbers.usize(..self.held.len());
                 let give = self.held.swap_remove(which);
                 self.lines.push(give);
             }
             _ => {
-                let line = self.numbers.of(BETWEEN);
+                let line = one_of(&mut self.numbers, BETWEEN);
                 self.add(line);
             }
         }
     }
 
     fn steps(&mut self, most: usize) {
-        for _ in 0..self.numbers.below(most) {
+        for _ in 0..self.numbers.usize(..most) {
             self.step();
         }
     }
 
     /// Takes and gives back `times` times, in several threads at once.
     fn threads(&mut self, times: usize) {
-        let threads = 1 + self.numbers.below(4);
+        let threads = 1 + self.numbers.usize(..4);
         self.add(&format!("threads {threads} {{\nrepeat {times} {{"));
         let mut gives = Vec::new();
-        for _ in 0..=self.numbers.below(6) {
+        for _ in 0..=self.numbers.usize(..6) {
             let (take, give) = self.pair();
             self.lines.extend(take);
             gives.extend(give);
         }
-        if self.numbers.percent(50) {
+        if self.numbers.bool() {
             gives.reverse();
         }
         self.lines.extend(gives);
@@ -188,19 +189,19 @@ impl Writer<'_> {
     fn begin(&mut self) {
         self.held.clear();
         self.add("start\nstream work\npool pool 0");
-        if self.numbers.percent(50) {
+        if self.numbers.bool() {
             self.add("register");
         }
     }
 
     /// Adds a child that uses the GPU as far as possible, and that the program waits for or not.
     fn family(&mut self) {
-        let kind = self.numbers.of(&["fork {", "background {"]);
+        let kind = one_of(&mut self.numbers, &["fork {", "background {"]);
         self.add(kind);
         let held = std::mem::take(&mut self.held);
         self.begin();
         self.steps(6);
-        if kind.starts_with('b') && self.numbers.percent(50) {
+        if kind.starts_with('b') && self.numbers.bool() {
             self.threads(1_000_000);
         }
         self.held = held;
@@ -208,13 +209,13 @@ impl Writer<'_> {
     }
 
     fn program(&mut self) {
-        if self.numbers.percent(8) {
+        if self.numbers.u8(..100) < 8 {
             self.family();
         }
         self.begin();
-        for _ in 0..=self.numbers.below(4) {
+        for _ in 0..=self.numbers.usize(..4) {
             self.steps(12);
-            match self.numbers.below(100) {
+            match self.numbers.usize(..100) {
                 0..40 => self.threads(3),
                 40..46 => self.family(),
                 46..50 => self.add("closefrom 3"),
@@ -227,10 +228,10 @@ impl Writer<'_> {
                 _ => {}
             }
         }
-        if self.numbers.percent(75) {
+        if self.numbers.u8(..100) < 75 {
             self.threads(1_000_000);
         }
-        let end = self.numbers.of(&["exit 0", "exit 7"]);
+        let end = one_of(&mut self.numbers, &["exit 0", "exit 7"]);
         self.add(end);
     }
 }

@@ -9,6 +9,7 @@ use gpulimit_programs::world::{MIB, Session, World};
 
 use crate::judge::Judge;
 use crate::tempest::setting;
+use gpulimit_support::seed;
 
 /// Bytes of a small context.
 const CONTEXT: u64 = 10 * MIB;
@@ -19,14 +20,14 @@ const THREADS: usize = 2;
 /// them, with waits of `ns` nanoseconds on both sides of these functions.
 #[track_caller]
 fn provoke_races(functions: &str, ns: u64, room: u64, lines: &str) {
-    let seed = setting("SEED", 1 + u64::from(std::process::id()));
+    let jitter = seed().to_string();
     let rounds = 12 * setting("SECONDS", 1);
     let cap = PROCESSES as u64 * (CONTEXT + 8 * MIB) + room;
     let waits: Vec<String> = functions
         .split(' ')
         .map(|name| format!("{name}:{ns}"))
         .collect();
-    let (waits, jitter) = (waits.join(","), seed.to_string());
+    let waits = waits.join(",");
     let knobs = [
         ("GPULIMIT_SIM_CONTEXT_BYTES", "10485760"),
         ("GPULIMIT_SIM_KILL_LAG_MS", "10"),
@@ -34,7 +35,6 @@ fn provoke_races(functions: &str, ns: u64, room: u64, lines: &str) {
         ("GPULIMIT_SIM_DELAY", waits.as_str()),
         ("GPULIMIT_SIM_JITTER", jitter.as_str()),
     ];
-    println!("GPULIMIT_STORM_SEED={seed}: {lines}");
     let world = World::with(cap, &knobs);
     let mut programs: Vec<Session> = (0..PROCESSES).map(|_| world.on_gpu()).collect();
     for program in &mut programs {

@@ -1,24 +1,14 @@
 //! Very many members at once.
 
 use std::hint::black_box;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use gpulimit_ledger::NoWitness;
 use gpulimit_programs::world::{self, MIB, Session, World};
+use gpulimit_support::wait_until;
 
 use crate::crowd::{Nursery, signal};
 use crate::tempest::setting;
-
-/// Slow machines take minutes for thousands of processes.
-const PATIENCE: Duration = Duration::from_secs(600);
-
-fn wait(what: &str, mut so: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !so() {
-        assert!(began.elapsed() < PATIENCE, "{what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
 
 /// Returns the nanoseconds of processor time of a thread (`PID`, `thread-self`), or 0 if Linux does
 /// not count them.
@@ -83,7 +73,7 @@ fn crowd(count: usize) {
         signal(*pid, libc::SIGCONT);
     }
     for pid in &pids {
-        wait("it is at rest", || nursery.log(*pid).lines().count() > 1);
+        wait_until("it is at rest", || nursery.log(*pid).lines().count() > 1);
         assert_eq!(nursery.log(*pid), "start = 0 0\nalloc a 3M = 0\n");
     }
     let took = began.elapsed();
@@ -104,7 +94,7 @@ fn crowd(count: usize) {
         signal(*pid, libc::SIGKILL);
     }
     let mut dead = 0;
-    wait("all are dead", || {
+    wait_until("all are dead", || {
         let ended = nursery.reap();
         for one in &ended {
             assert_eq!(one.code, -libc::SIGKILL, "{:?}", one.files);
@@ -112,7 +102,7 @@ fn crowd(count: usize) {
         dead += ended.len();
         dead == pids.len()
     });
-    wait("the driver has let go", || holders().is_empty());
+    wait_until("the driver has let go", || holders().is_empty());
     // The first process that needs all the memory gets it.
     let mut last = world.on_gpu();
     let room = cap - world.machine().used() - 8 * MIB;

@@ -8,8 +8,8 @@ use std::time::Duration;
 use gpulimit_programs::world::{self, Freezer, MIB, Session, World};
 
 use crate::frozen::{KNOBS, Others};
-use crate::numbers::Numbers;
 use crate::tempest::setting;
+use gpulimit_support::{have, random, skip};
 
 const CAP: u64 = 2048 * MIB;
 /// The commands that the member repeats.
@@ -39,9 +39,7 @@ fn stop_repeatedly(
     join: impl Fn(&Session),
     stop: impl Fn(&Session, &mut dyn FnMut()),
 ) {
-    let seed = setting("SEED", 1);
-    println!("GPULIMIT_STORM_SEED={seed}");
-    let mut numbers = Numbers::new(seed);
+    let mut numbers = random();
     let world = World::with(CAP, KNOBS);
     let mut others = Others::new(&world);
     let mut member = world.on_gpu();
@@ -49,7 +47,8 @@ fn stop_repeatedly(
     let times = 10_000 * rounds;
     member.tell(&format!("repeat {times} {{\n{WORK}\n}}"));
     for round in 0..rounds {
-        std::thread::sleep(Duration::from_micros(numbers.below(20_000) as u64));
+        // The member is stopped wherever it is then.
+        std::thread::sleep(Duration::from_micros(numbers.u64(..20_000)));
         stop(&member, &mut || {
             let place = format!("round {round}");
             others.member(&place);
@@ -73,7 +72,7 @@ fn stop_repeatedly(
 #[test]
 fn a_frozen_member_blocks_no_other() {
     let Some(freezer) = Freezer::new() else {
-        eprintln!("SKIPPED: no control groups of version 2 that this user may make");
+        skip("no control groups of version 2 that this user may make");
         return;
     };
     let join = |member: &Session| freezer.hold(member);
@@ -86,13 +85,7 @@ fn a_frozen_member_blocks_no_other() {
 
 #[test]
 fn a_member_under_a_debugger_blocks_no_other() {
-    if Command::new("gdb")
-        .arg("-v")
-        .stdout(Stdio::null())
-        .status()
-        .is_err()
-    {
-        eprintln!("SKIPPED: no gdb");
+    if !have("gdb") {
         return;
     }
     stop_repeatedly(

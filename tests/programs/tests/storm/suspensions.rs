@@ -11,8 +11,8 @@ use gpulimit_ledger::EventKind;
 use gpulimit_programs::world::{self, GROUP, MIB, Session, World};
 
 use crate::judge::Judge;
-use crate::numbers::Numbers;
-use crate::tempest::setting;
+use crate::tempest::{one_of, setting};
+use gpulimit_support::{Random, eventually, patience, random};
 
 const CAP: u64 = 600 * MIB;
 const PROGRAMS: usize = 5;
@@ -43,9 +43,9 @@ fn work(program: &mut Session) {
 }
 
 /// Begins a random verb.
-fn begin(world: &World, random: &mut Numbers, programs: &[Session]) -> Session {
-    let pid = programs[random.below(programs.len())].pid().to_string();
-    let arguments: &[&str] = match random.below(12) {
+fn begin(world: &World, random: &mut Random, programs: &[Session]) -> Session {
+    let pid = programs[random.usize(..programs.len())].pid().to_string();
+    let arguments: &[&str] = match random.usize(..12) {
         0..3 => &["suspend", GROUP, "--timeout", "1s"],
         3..5 => &["suspend", "--pid", &pid, "--timeout", "1s"],
         5 => &["suspend", "--pid", &pid, "--freeze"],
@@ -59,9 +59,7 @@ fn begin(world: &World, random: &mut Numbers, programs: &[Session]) -> Session {
 
 #[test]
 fn suspensions_among_kills_stops_and_limits_lose_nobody() {
-    let seed = setting("SEED", 1 + u64::from(std::process::id()));
-    println!("GPULIMIT_STORM_SEED={seed}");
-    let mut random = Numbers::new(seed);
+    let mut random = random();
     let capacity = (CAP + 256 * MIB).to_string();
     let world = World::with(
         CAP,
@@ -77,16 +75,24 @@ fn suspensions_among_kills_stops_and_limits_lose_nobody() {
     let judge = Judge::watch(&world, CAP, 500);
     let mut commands: Vec<Session> = Vec::new();
     let (mut ran, mut killed) = (0, 0);
-    let until = Instant::now() + Duration::from_secs(2 * setting("SECONDS", 1));
+    let count = |kind| world.ledger().event_count(kind);
+    let moved = || [EventKind::Suspend, EventKind::Resume].map(count);
+    let length = Duration::from_secs(2 * setting("SECONDS", 1));
+    let began = Instant::now();
     // A slow machine gets its share of events, too.
-    while Instant::now() < until || ran < 20 {
-        let at = random.below(PROGRAMS);
-        match random.below(20) {
+    while began.elapsed() < length || ran < 20 || moved().contains(&0) {
+        assert!(
+            began.elapsed() < length + patience(),
+            "{ran} commands, {:?}",
+            moved()
+        );
+        let at = random.usize(..PROGRAMS);
+        match random.usize(..20) {
             0..9 if commands.len() < COMMANDS => {
                 commands.push(begin(&world, &mut random, &programs));
             }
             9..11 if !commands.is_empty() => {
-                commands.swap_remove(random.below(commands.len())).kill();
+                commands.swap_remove(random.usize(..commands.len())).kill();
                 killed += 1;
             }
             11..13 => programs[at].signal(libc::SIGSTOP),
@@ -100,8 +106,8 @@ fn suspensions_among_kills_stops_and_limits_lose_nobody() {
                     work(&mut programs[at]);
                 }
             }
-            17 => world.set(random.of(&[CAP, CAP, CAP / 2])),
-            _ => std::thread::sleep(Duration::from_millis(random.below(40) as u64)),
+            17 => world.set(one_of(&mut random, &[CAP, CAP, CAP / 2])),
+            _ => std::thread::sleep(Duration::from_millis(random.u64(..40))),
         }
         let (ended, running): (Vec<_>, Vec<_>) = commands
             .into_iter()
@@ -123,7 +129,7 @@ fn suspensions_among_kills_stops_and_limits_lose_nobody() {
         .iter()
         .for_each(|program| program.signal(libc::SIGCONT));
     // The programs hold room for a moment only, except what they need in the end.
-    let resumed = world::eventually(|| {
+    let resumed = eventually(|| {
         let output = world::finish(verb(&world, &["resume", GROUP, "--timeout", "10s"]));
         output.status.success()
     });
@@ -138,10 +144,8 @@ fn suspensions_among_kills_stops_and_limits_lose_nobody() {
     let verdict = judge
         .end()
         .unwrap_or_else(|objection| panic!("{objection}"));
-    let count = |kind| world.ledger().event_count(kind);
-    let (down, up) = (count(EventKind::Suspend), count(EventKind::Resume));
+    let [down, up] = moved();
     println!("  {ran} commands, {killed} killed, {down} down, {up} up: {verdict:?}");
-    assert!(down > 0 && up > 0);
     assert_eq!(count(EventKind::Lost), 0);
     world.bury();
     assert_eq!(world.usage(0).suspended, 0);

@@ -11,13 +11,11 @@ use gpulimit_programs::world::{self, BLOCK, MIB, Session, World, eventually};
 
 use crate::crowd::{Ended, Nursery, signal};
 use crate::judge::{Judge, Verdict};
-use crate::numbers::Numbers;
 use crate::program::{self, Climate};
+use gpulimit_support::{Random, patience, seed};
 
 /// Bytes of a context, so small that many fit below a limit.
 const CONTEXT: &str = "10485760";
-/// A command of the controller that takes this long hangs.
-const PATIENCE: Duration = Duration::from_secs(120);
 /// The number of last actions that are printed after a failure.
 const REMEMBERED: usize = 40;
 
@@ -28,6 +26,11 @@ pub fn setting(name: &str, otherwise: u64) -> u64 {
         text.parse()
             .unwrap_or_else(|_| panic!("GPULIMIT_STORM_{name}={text}: not a number"))
     })
+}
+
+/// Returns one of these.
+pub fn one_of<T: Copy>(random: &mut Random, choices: &[T]) -> T {
+    choices[random.usize(..choices.len())]
 }
 
 /// The figures of a storm.
@@ -50,7 +53,7 @@ struct Tally {
 
 /// An epoch: a world, a limit that is never passed, and everything that happens in it.
 struct Storm {
-    numbers: Numbers,
+    numbers: Random,
     climate: Climate,
     world: World,
     cap: u64,
@@ -76,9 +79,9 @@ const GROUPS: &[(&str, &[&str])] = &[
 
 impl Storm {
     fn begin(seed: u64, climate: Climate) -> Storm {
-        let mut numbers = Numbers::new(seed);
-        let cap = (1500 + 500 * numbers.below(8) as u64) * MIB;
-        let lag = numbers.of(&["0", "5", "30", "120"]);
+        let mut numbers = Random::with_seed(seed);
+        let cap = (1500 + 500 * numbers.usize(..8) as u64) * MIB;
+        let lag = one_of(&mut numbers, &["0", "5", "30", "120"]);
         let knobs = [
             ("GPULIMIT_SIM_CONTEXT_BYTES", CONTEXT),
             ("GPULIMIT_SIM_KILL_LAG_MS", lag),
@@ -125,24 +128,24 @@ impl Storm {
     /// Returns the pid of a random live process.
     fn any(&mut self) -> Option<i32> {
         let living: Vec<i32> = self.nurseries.iter().flat_map(Nursery::living).collect();
-        (!living.is_empty()).then(|| living[self.numbers.below(living.len())])
+        (!living.is_empty()).then(|| living[self.numbers.usize(..living.len())])
     }
 
     fn act(&mut self, processes: usize) -> Result<(), String> {
-        if self.numbers.below(8) == 0 {
+        if self.numbers.usize(..8) == 0 {
             self.reap()?;
         }
         let living: usize = self.nurseries.iter().map(|one| one.living().len()).sum();
         if living < processes {
-            let seed = self.numbers.next();
+            let seed = self.numbers.u64(..);
             let script = program::script(seed, self.climate, &self.world.file(""));
-            let which = self.numbers.below(self.nurseries.len());
+            let which = self.numbers.usize(..self.nurseries.len());
             let pid = self.nurseries[which].spawn(&script);
             self.tally.processes += 1;
             self.note(format!("spawn {pid}, seed {seed}, in nursery {which}"));
             return Ok(());
         }
-        match self.numbers.below(1000) {
+        match self.numbers.usize(..1000) {
             0..800 => self.kill(),
             800..870 => self.stop(),
             870..940 => self.resume(),
@@ -175,7 +178,7 @@ impl Storm {
 
     fn resume(&mut self) {
         if !self.stopped.is_empty() {
-            let which = self.numbers.below(self.stopped.len());
+            let which = self.numbers.usize(..self.stopped.len());
             let pid = self.stopped.swap_remove(which);
             if self.nurseries.iter().any(|nursery| nursery.has(pid)) {
                 signal(pid, libc::SIGCONT);
@@ -186,7 +189,7 @@ impl Storm {
 
     /// A survivor allocates and frees: dead or stopped processes never keep it from that.
     fn survive(&mut self) -> Result<(), String> {
-        let which = self.numbers.below(self.survivors.len());
+        let which = self.numbers.usize(..self.survivors.len());
         let began = Instant::now();
         let survivor = &mut self.survivors[which];
         for (take, give) in [
@@ -230,9 +233,9 @@ impl Storm {
             "ps world/kept",
             "kill --signal CONT world",
         ];
-        let mut line = self.numbers.of(&commands).to_owned();
-        if self.numbers.percent(30) {
-            let max = self.cap / 4 * (1 + self.numbers.below(4) as u64);
+        let mut line = one_of(&mut self.numbers, &commands).to_owned();
+        if self.numbers.u8(..100) < 30 {
+            let max = self.cap / 4 * (1 + self.numbers.usize(..4) as u64);
             line = format!("set world max={max}");
             self.tally.limits += 1;
         }
@@ -254,31 +257,37 @@ impl Storm {
 
     /// Checks the result of the last command, once it has ended.
     fn controlled(&mut self, to_the_end: bool) -> Result<(), String> {
-        while let Some((line, child, began)) = &mut self.controller {
-            let ended = child.try_wait().expect("a child");
-            if began.elapsed() > PATIENCE {
-                return Err(format!("gpulimit {line} hangs"));
-            }
-            match ended {
-                Some(status) => {
-                    let errors = std::fs::read_to_string(self.world.file("errors"));
-                    let line = std::mem::take(line);
-                    self.controller = None;
-                    // The process to be signalled may be gone.
-                    if !status.success() && !line.starts_with("kill") {
-                        return Err(format!("gpulimit {line}: {status}: {errors:?}"));
-                    }
-                }
-                None if to_the_end => std::thread::sleep(Duration::from_millis(2)),
-                None => break,
-            }
+        let Some((line, child, began)) = &mut self.controller else {
+            return Ok(());
+        };
+        let mut ended = None;
+        let mut has_ended = || {
+            ended = child.try_wait().expect("a child");
+            ended.is_some()
+        };
+        let hangs = match to_the_end {
+            true => !eventually(has_ended),
+            false => !has_ended() && began.elapsed() > patience(),
+        };
+        if hangs {
+            return Err(format!("gpulimit {line} hangs"));
+        }
+        let Some(status) = ended else {
+            return Ok(());
+        };
+        let errors = std::fs::read_to_string(self.world.file("errors"));
+        let line = std::mem::take(line);
+        self.controller = None;
+        // The process to be signalled may be gone.
+        if !status.success() && !line.starts_with("kill") {
+            return Err(format!("gpulimit {line}: {status}: {errors:?}"));
         }
         Ok(())
     }
 
     /// Sets another limit, but none above that of the epoch.
     fn limit(&mut self) {
-        let cap = self.cap / 8 * (1 + self.numbers.below(8) as u64);
+        let cap = self.cap / 8 * (1 + self.numbers.usize(..8) as u64);
         self.world.set(cap);
         self.tally.limits += 1;
         self.note(format!("limit {cap}"));
@@ -286,13 +295,16 @@ impl Storm {
 
     /// Makes the driver slow, or fast again.
     fn slow_down(&mut self) {
-        let latency = self.numbers.of(&[
-            "0",
-            "0",
-            "cuMemAlloc_v2:300000,cuMemFree_v2:100000",
-            "cuMemCreate:50000,cuMemRelease:50000,cuMemUnmap:100000",
-            "3000",
-        ]);
+        let latency = one_of(
+            &mut self.numbers,
+            &[
+                "0",
+                "0",
+                "cuMemAlloc_v2:300000,cuMemFree_v2:100000",
+                "cuMemCreate:50000,cuMemRelease:50000,cuMemUnmap:100000",
+                "3000",
+            ],
+        );
         self.world.machine().knob("latency", latency);
         self.note(format!("latency {latency}"));
     }
@@ -340,19 +352,18 @@ impl Storm {
     /// they have ended.
     fn end(mut self) -> Result<Tally, String> {
         self.controlled(true)?;
-        let end = Instant::now() + PATIENCE;
-        loop {
-            let living: Vec<i32> = self.nurseries.iter().flat_map(Nursery::living).collect();
-            if living.is_empty() {
-                break;
-            }
+        let (mut living, mut reaped) = (Vec::new(), Ok(()));
+        let dead = eventually(|| {
+            living = self.nurseries.iter().flat_map(Nursery::living).collect();
             for pid in &living {
                 signal(*pid, libc::SIGKILL);
             }
-            self.reap()?;
-            if Instant::now() > end {
-                return Err(format!("not dead: {living:?}"));
-            }
+            reaped = self.reap();
+            living.is_empty() || reaped.is_err()
+        });
+        reaped?;
+        if !dead {
+            return Err(format!("not dead: {living:?}"));
         }
         self.world.set(self.cap);
         let alone = || {
@@ -416,7 +427,7 @@ impl Storm {
 
 /// Runs storms for this time, each with a world of its own.
 fn blow(name: &str, climate: Climate, seconds: u64, processes: usize) {
-    let seed = setting("SEED", u64::from(std::process::id()));
+    let seed = seed();
     let epoch = Duration::from_secs(setting("EPOCH", 20).min(seconds));
     // The controller is built before a process needs it.
     world::controller();
@@ -432,13 +443,13 @@ fn blow(name: &str, climate: Climate, seconds: u64, processes: usize) {
         if let Some(why) = failed {
             let last: Vec<String> = storm.last.drain(..).collect();
             panic!(
-                "{name}: GPULIMIT_STORM_SEED={own}: {why}\nbefore that:\n  {}",
+                "{name}: GPULIMIT_TEST_SEED={own}: {why}\nbefore that:\n  {}",
                 last.join("\n  ")
             );
         }
         let tally = storm
             .end()
-            .unwrap_or_else(|why| panic!("{name}: GPULIMIT_STORM_SEED={own}, at the end: {why}"));
+            .unwrap_or_else(|why| panic!("{name}: GPULIMIT_TEST_SEED={own}, at the end: {why}"));
         all.epochs += 1;
         all.processes += tally.processes;
         all.killed += tally.killed;

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use gpulimit_programs::world::{GROUP, HOUR, Session, World};
+use gpulimit_support::wait_until;
 
 use crate::signals::await_errand;
 use crate::{CAP, Looker, begin, done, goes_on, holder, run, shown};
@@ -40,21 +41,35 @@ fn suspend_busy_program(arguments: &[&str], knobs: &[(&str, &str)]) {
         ("pool pool 0", "0"),
     ]);
     let end = world.file("end");
-    for lines in LOOPS {
-        let block = format!("aside {{\nuntil {} {{\n{lines}\n}}\n}}", end.display());
+    // Each round of a thread ends with a file of the thread.
+    let marks: Vec<_> = (0..LOOPS.len())
+        .map(|at| world.file(&at.to_string()))
+        .collect();
+    for (lines, mark) in LOOPS.iter().zip(&marks) {
+        let [end, mark] = [&end, mark].map(|path| path.display());
+        let block = format!("aside {{\nuntil {end} {{\n{lines}\ntouch {mark}\n}}\n}}");
         program.expect(&[(&block, "0")]);
     }
+    let go_on = || {
+        for mark in &marks {
+            let _ = std::fs::remove_file(mark);
+        }
+        wait_until("all threads go on", || {
+            marks.iter().all(|mark| mark.exists())
+        });
+    };
     let pid = program.pid().to_string();
     for _ in 0..5 {
-        // The threads go on between the commands.
-        std::thread::sleep(Duration::from_millis(20));
+        go_on();
         done(&world, &["suspend", "--pid", &pid]);
+        // Without this pause some threads may not call anything meanwhile.
         std::thread::sleep(Duration::from_millis(20));
         if program.has_ended() {
             panic!("the program died: {:?}", program.end());
         }
         done(&world, &["resume", "--pid", &pid]);
     }
+    go_on();
     std::fs::write(&end, "").expect("written");
     let answers = program.say("await");
     for (answer, lines) in answers.split(", ").zip(LOOPS) {
@@ -111,7 +126,7 @@ fn held_calls_go_on_by_a_resume_after_another_tool() {
     program.tell("query");
     assert_eq!(looker.say("restore-process", &program), "0");
     assert_eq!(looker.say("unlock-process", &program), "0");
-    assert!(program.is_silent_for(Duration::from_millis(50)));
+    assert!(program.waits());
     run(&world, &["resume", GROUP]);
     assert_eq!(program.answer(), "0");
     goes_on(&mut program);

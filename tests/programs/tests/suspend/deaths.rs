@@ -1,5 +1,7 @@
 //! Commands that die before and after every call of the driver. Another command ends their work.
 
+use std::time::Duration;
+
 use gpulimit_ledger::EventKind;
 use gpulimit_programs::world::{GROUP, Session, World};
 
@@ -176,17 +178,15 @@ fn suspend_dies_while_it_undoes_its_work() {
 fn commands_killed_at_any_time_leave_no_half_step() {
     let mut scene = Scene::new();
     scene.world.machine().knob("step", "10000000");
-    let mut random = std::process::id();
+    let mut random = gpulimit_support::random();
     for round in 0..24 {
         let verb = if round % 2 == 0 { "suspend" } else { "resume" };
         if verb == "resume" {
             done(&scene.world, &["suspend", GROUP]);
         }
         let actor = crate::begin(&scene.world, &[verb, GROUP]);
-        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        std::thread::sleep(std::time::Duration::from_millis(
-            u64::from(random >> 16) % 150,
-        ));
+        // The command is killed whatever it is doing then.
+        std::thread::sleep(Duration::from_millis(random.u64(..150)));
         actor.kill();
         scene.end_work(&format!("{verb} killed in round {round}"));
     }

@@ -10,6 +10,7 @@ use gpulimit_group::{Access, Members};
 use gpulimit_ledger::NoWitness;
 use gpulimit_limits::LimitSet;
 use gpulimit_programs::world::{self, GROUP, MIB, Session, World};
+use gpulimit_support::is_root;
 
 use crate::{CAP, Looker, done, figures, goes_on, holder, run, shown};
 
@@ -208,9 +209,7 @@ fn write_at(ledger: &Path, at: u64, word: u64) -> u64 {
 /// A user's group names another group's process in its ledger, and root runs the verbs on it.
 #[test]
 fn root_touches_only_members_of_a_users_group() {
-    // SAFETY: the call cannot fail.
-    #[expect(unsafe_code, reason = "no other way to ask")]
-    if unsafe { libc::geteuid() } != 0 {
+    if !is_root() {
         return;
     }
     let world = World::new(CAP);

@@ -13,7 +13,9 @@ mod verbs;
 use std::path::Path;
 use std::process::Command;
 
+use gpulimit_ledger::NoWitness;
 use gpulimit_programs::world::{self, MIB, Session, World};
+use gpulimit_support::wait_until;
 use serde_json::Value;
 
 /// The limit of a world's group.
@@ -108,10 +110,14 @@ impl Looker {
     }
 }
 
-/// Returns whether a program that was sent `lines` has not answered.
-fn waits(program: &mut Session, lines: &str) -> bool {
-    program.tell(lines);
-    program.is_silent_for(std::time::Duration::from_millis(100))
+/// Waits until this many processes wait for room in the world's group.
+#[track_caller]
+fn await_line(world: &World, count: usize) {
+    let in_line = || {
+        let processes = world.ledger().processes(&NoWitness).into_iter();
+        processes.filter(|process| process.waits.is_some()).count()
+    };
+    wait_until("processes in line", || in_line() == count);
 }
 
 /// Starts a program with this much linear memory.

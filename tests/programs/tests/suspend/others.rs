@@ -1,12 +1,11 @@
 //! Suspensions, and what other commands, shells and namespaces make of them.
 
-use gpulimit_ledger::{NoWitness, ProcessUsage};
 use gpulimit_programs::world::{self, GROUP, Session, World};
 use serde_json::Value;
 use std::process::Command;
 
 use crate::refused::around;
-use crate::{CAP, begin, done, figures, finish, goes_on, holder, run, shown, verb};
+use crate::{CAP, await_line, begin, done, figures, finish, goes_on, holder, run, shown, verb};
 
 /// A process that waits to bring back two others, behind a third one.
 struct Waiting {
@@ -23,13 +22,13 @@ impl Waiting {
         done(&world, &["suspend", GROUP]);
         let other = holder(&world, "2000M");
         let command = verb(&world, &["resume", GROUP]);
-        let mut actor = Session::start(match wrapper {
+        let actor = Session::start(match wrapper {
             [] => command,
             _ => around(wrapper, &command),
         });
         // It has charged the room of one process, and waits for the other's.
         assert!(world::eventually(|| world.usage(0).charged > 2800 << 20));
-        assert!(actor.is_silent_for(std::time::Duration::from_millis(100)));
+        await_line(&world, 1);
         Waiting {
             world,
             programs,
@@ -100,9 +99,7 @@ fn suspending_a_process_without_gpu_memory_says_so() {
     done(&world, &["suspend", GROUP]);
     let mut other = holder(&world, "3000M");
     let actor = begin(&world, &["resume", GROUP]);
-    let waits = |process: &ProcessUsage| process.waits.is_some();
-    let is_in_line = || world.ledger().processes(&NoWitness).iter().any(waits);
-    assert!(world::eventually(is_in_line));
+    await_line(&world, 1);
     let pid = actor.pid().to_string();
     let said = done(&world, &["suspend", "--pid", &pid]);
     let note = format!("process {pid} (gpulimit) has no memory on a GPU");

@@ -8,6 +8,7 @@ use gpulimit_group::{Access, Members};
 use gpulimit_ledger::EventKind;
 use gpulimit_limits::LimitSet;
 use gpulimit_programs::world::{self, GROUP, HOUR, MIB, Session, World};
+use gpulimit_support::is_root;
 
 use crate::others::diagnosed;
 use crate::{CAP, Done, Looker, begin, done, figures, finish, goes_on, holder, run, shown, verb};
@@ -342,9 +343,7 @@ fn a_process_that_the_driver_gives_up_is_lost() {
 
 #[test]
 fn another_users_process_is_refused() {
-    // SAFETY: the call cannot fail.
-    #[expect(unsafe_code, reason = "no other way to ask")]
-    if unsafe { libc::geteuid() } != 0 {
+    if !is_root() {
         return;
     }
     let world = World::new(CAP);

@@ -3,17 +3,12 @@
 use gpulimit_ledger::EventKind;
 use gpulimit_programs::world::{self, CONTEXT, GROUP, HOUR, MIB, Session, World};
 
-use crate::{CAP, Looker, begin, done, figures, goes_on, holder, run, shown, verb};
+use crate::{CAP, Looker, await_line, begin, done, figures, goes_on, holder, run, shown, verb};
 
 /// Returns a world whose GPU has no more than the group.
 fn tight() -> World {
     let capacity = (CAP + 64 * MIB).to_string();
     World::with(CAP, &[("GPULIMIT_SIM_CAPACITY", &capacity)])
-}
-
-/// Returns whether a verb in the background has not ended.
-fn waits(actor: &mut Session) -> bool {
-    actor.is_silent_for(std::time::Duration::from_millis(300))
 }
 
 #[test]
@@ -35,8 +30,8 @@ fn a_full_group_makes_resume_wait() {
     for program in &programs {
         assert_eq!(shown(&world, program)["state"], "suspended");
     }
-    let mut actor = begin(&world, &["resume", GROUP]);
-    assert!(waits(&mut actor));
+    let actor = begin(&world, &["resume", GROUP]);
+    await_line(&world, 1);
     other.expect(&[("free a", "0")]);
     let (status, errors) = actor.end();
     assert!(status.success(), "{errors}");
@@ -197,8 +192,7 @@ fn a_gpu_that_a_stranger_has_filled_makes_resume_wait() {
         "{late:?}"
     );
     assert_eq!(figures(&world), before);
-    let mut actor = begin(&world, &["resume", GROUP]);
-    assert!(waits(&mut actor));
+    let actor = begin(&world, &["resume", GROUP]);
     assert!(world::eventually(|| world.usage(0).charged >= before.1));
     assert_eq!(shown(&world, &program)["state"], "resuming");
     let command = shown(&world, &actor);

@@ -3,7 +3,7 @@
 use gpulimit_ledger::EventKind;
 use gpulimit_programs::world::{self, CONTEXT, GROUP, HOUR, MIB, Session, World};
 
-use crate::{CAP, Looker, begin, done, figures, goes_on, holder, shown};
+use crate::{CAP, Looker, await_line, begin, done, figures, goes_on, holder, shown};
 
 /// Waits until an actor has written that it is at work on a process.
 pub fn await_errand(world: &World) {
@@ -116,8 +116,8 @@ fn resume_that_is_told_to_stop_leaves_all_suspended_or_resumed() {
     let before = figures(&world);
     // It waits in line.
     let mut member = holder(&world, "3000M");
-    let mut actor = begin(&world, &["resume", GROUP]);
-    assert!(actor.is_silent_for(std::time::Duration::from_millis(300)));
+    let actor = begin(&world, &["resume", GROUP]);
+    await_line(&world, 1);
     await_errand(&world);
     actor.signal(libc::SIGINT);
     let (status, errors) = actor.end();
@@ -228,7 +228,7 @@ fn two_resumes_share_the_room() {
             ],
         )
     });
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    await_line(&world, 2);
     member.end();
     // There is room for two.
     let mut first = None;

@@ -7,6 +7,7 @@ use std::thread;
 
 use gpulimit_ledger::EventKind;
 use gpulimit_programs::world::{self, Freezer, GROUP, HOUR, Session, World};
+use gpulimit_support::skip;
 use serde_json::Value;
 
 use crate::signals::await_errand;
@@ -249,7 +250,7 @@ fn suspend_names_what_it_leaves_locked() {
 #[test]
 fn a_process_of_a_frozen_cgroup_is_refused_by_name() {
     let Some(freezer) = Freezer::new() else {
-        eprintln!("SKIPPED: no control groups of version 2 that this user may make");
+        skip("no control groups of version 2 that this user may make");
         return;
     };
     let world = World::new(CAP);

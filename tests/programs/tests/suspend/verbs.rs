@@ -2,8 +2,9 @@
 
 use gpulimit_ledger::EventKind;
 use gpulimit_programs::world::{self, CONTEXT, GROUP, HOUR, MIB, Session, World};
+use gpulimit_support::wait_until;
 
-use crate::{CAP, Looker, begin, done, figures, goes_on, holder, run, shown, waits};
+use crate::{CAP, Looker, begin, done, figures, goes_on, holder, run, shown};
 
 #[test]
 fn a_process_goes_down_and_comes_back() {
@@ -36,7 +37,8 @@ fn a_process_goes_down_and_comes_back() {
     assert_eq!(world.events(EventKind::Suspend).len(), 1);
     // Others use the room. The program's call waits.
     let other = holder(&world, "1000M");
-    assert!(waits(&mut program, "alloc b 50M"));
+    program.tell("alloc b 50M");
+    assert!(program.waits());
     drop(other.end());
     let up = done(&world, &["resume", "--pid", &pid]);
     assert!(up.out.contains(": running, 2.5 GiB"), "{up:?}");
@@ -268,10 +270,15 @@ fn an_owner_killed_during_a_step_does_not_stop_the_others() {
         if first == "resume" {
             done(&world, &["suspend", GROUP]);
         }
-        world.machine().knob("delay", &format!("{step}:200000000"));
-        let actor = crate::begin(&world, &[first, GROUP]);
-        std::thread::sleep(std::time::Duration::from_millis(150));
+        let before = (world.machine().used(), world.usage(0).suspended);
+        world.machine().knob("delay", &format!("{step}:{HOUR}"));
+        let actor = begin(&world, &[first, GROUP]);
+        wait_until("the step", || match first {
+            "suspend" => world.machine().used() < before.0,
+            _ => world.usage(0).suspended < before.1,
+        });
         victim.kill();
+        world.machine().knob("delay", "0");
         let (status, errors) = actor.end();
         assert!(status.success(), "{first}: {errors}");
         if first == "suspend" {
