@@ -136,12 +136,15 @@ fn without_refusals(errors: &str) -> String {
     rest.map(|line| format!("{line}\n")).collect()
 }
 
-/// Runs the test with the program compiled for each door.
-fn by_every_door(name: &str, mut test: impl FnMut(&Path)) {
-    for arguments in DOORS {
-        let arguments: Vec<&str> = arguments.iter().copied().chain(["-pthread"]).collect();
-        test(&world::compile(name, &arguments));
-    }
+/// Runs the test with the program compiled for each door, at the same time: most of the programs
+/// wait most of the time.
+fn by_every_door(name: &str, test: impl Fn(&Path) + Sync) {
+    let test = &test;
+    std::thread::scope(|scope| {
+        for arguments in DOORS {
+            scope.spawn(move || test(&world::compile(name, &[arguments, &["-pthread"]].concat())));
+        }
+    });
 }
 
 #[track_caller]
