@@ -83,6 +83,7 @@ env -u GPULIMIT_GROUP "$GPULIMIT" run --max 1G -- sh -c 'echo "$LD_PRELOAD"'
 env -i sh -c 'echo quiet; ls / > /dev/null'
 "$GPULIMIT" doctor | grep -o 'ok  *system-wide  *[^ ,]*'
 sleep 600 & user=$!
+trap 'kill $user 2> /dev/null || true' EXIT
 # A child of this shell, which came before the library, until it has become `sleep`.
 until grep -q libgpulimit /proc/$user/maps; do sleep 0.01; done
 "$GPULIMIT" uninstall | grep -c stays
@@ -246,11 +247,16 @@ fn libraries_in_ld_preload_cannot_bypass_the_hooks() {
         format!("{driver}/libcuda.so.1:{both}"),
     ];
     let mut script = String::from(IN_PLACE);
-    for preload in &preloads {
-        for program in &programs {
+    for (at, preload) in preloads.iter().enumerate() {
+        for (number, program) in programs.iter().enumerate() {
             let program = program.display();
+            // A group of its own: the next program of a group waits for the memory of the last one.
+            let group = format!("{GROUP}-{at}-{number}");
+            let created = world.root().create(&group, &LimitSet::all(Size::Bytes(CAP)));
+            created.expect("a group");
             script += &format!(
-                "alone LD_PRELOAD={preload} LD_LIBRARY_PATH={driver} {program}\n\
+                "alone GPULIMIT_GROUP={group} LD_PRELOAD={preload} LD_LIBRARY_PATH={driver} \
+                 {program}\n\
                  alone env -u GPULIMIT_GROUP LD_PRELOAD={preload} LD_LIBRARY_PATH={driver} \
                  {program}\n"
             );
