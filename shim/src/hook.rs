@@ -139,7 +139,8 @@ pub fn run(
     real: impl Fn() -> Status,
     handler: impl FnOnce(Call) -> Status,
 ) -> Status {
-    #[cfg(feature = "mutants")]
+    // For scripts/prove-hooks: a debug build leaves out the hook that this variable names.
+    #[cfg(debug_assertions)]
     if std::env::var_os("GPULIMIT_MUTANT").is_some_and(|name| name == row.name()) {
         return real();
     }

@@ -117,6 +117,8 @@ impl Packed {
 
 #[cfg(test)]
 mod tests {
+    use gpulimit_support::Random;
+
     use super::*;
 
     const GRAIN: u64 = 64 << 10;
@@ -282,23 +284,16 @@ mod tests {
     #[test]
     fn the_last_array_of_threads_leaves_no_block_behind() {
         for (seed, least) in (1..=2000).flat_map(|seed| [(seed, 0), (seed, GRAIN)]) {
-            // A xorshift generator, which makes the same choices in every run.
-            let mut state: u64 = seed << 32;
-            let mut random = || {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                state >> 20
-            };
+            let mut random = Random::with_seed(seed);
             let mut account = Account::default();
             let mut threads = [(); 4].map(|()| Thread {
                 to_make: 6,
                 ..Thread::default()
             });
             while !threads.iter().all(Thread::is_done) {
-                let thread = &mut threads[(random() % 4) as usize];
+                let thread = &mut threads[random.usize(..4)];
                 if !thread.is_done() {
-                    thread.run(&mut account, least, random() % 2 == 0);
+                    thread.run(&mut account, least, random.bool());
                 }
             }
             assert_eq!((account.held, account.used), (0, 0), "{seed}, {least}");

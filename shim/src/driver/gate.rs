@@ -70,9 +70,10 @@ const fn equal(one: &[u8], other: &[u8]) -> bool {
 /// Calls the driver, once this process's memory is not on the host. A cancelled thread can end in
 /// the call, so no value here is dropped: such a call counts as under way for ever.
 #[inline]
-#[cfg_attr(not(feature = "mutants"), allow(unused_variables))]
+#[cfg_attr(not(debug_assertions), allow(unused_variables))]
 pub fn pass(symbol: &CStr, call: impl FnOnce() -> Status) -> Status {
-    #[cfg(feature = "mutants")]
+    // For scripts/prove-hooks: a debug build leaves out the hook that this variable names.
+    #[cfg(debug_assertions)]
     if std::env::var("GPULIMIT_MUTANT").is_ok_and(|name| name.as_bytes() == symbol.to_bytes()) {
         return call();
     }

@@ -11,7 +11,6 @@ mod session;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
@@ -23,9 +22,8 @@ use gpulimit_support::Scratch;
 pub use gpulimit_support::{eventually, free_port, may_mount, text};
 
 pub use artefacts::{
-    built_program, compile, compile_for, controller, demo, driver, faulty_shim, library,
-    library_for, nvml_bindings, older, program, real_drivers, repository, runtime, script, shim,
-    static_runtime,
+    built_program, compile, controller, demo, driver, faulty_shim, header, library, nvml_bindings,
+    older, program, real_drivers, repository, runtime, script, shim, static_runtime,
 };
 pub use freezer::Freezer;
 pub use machine::{Gpu, Holder, Machine};
@@ -270,16 +268,13 @@ impl World {
     /// Waits until the memory of dead processes is free on the machine and uncharged in the ledger.
     #[track_caller]
     pub fn bury(&self) {
-        // A verb that has ended keeps its memory while a child that it has killed still ends. A pid
-        // may also be missing because it is of another namespace.
-        let is_missing =
-            |holder: &Holder| !Path::new("/proc").join(holder.pid.to_string()).exists();
-        let missing = |gpu: &Gpu| gpu.holders.iter().any(is_missing);
-        let until = Instant::now() + Duration::from_secs(1);
-        while self.machine.gpus().iter().any(missing) && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let dead = |gpu: &Gpu| gpu.holders.iter().any(|holder| holder.dying);
+        let own = gpulimit_sim::process::namespace();
+        // A verb that has ended keeps its memory while a child that it has killed still ends.
+        let is_missing = |holder: &Holder| {
+            holder.namespace == own && !Path::new("/proc").join(holder.pid.to_string()).exists()
+        };
+        let is_dead = |holder: &Holder| holder.dying || is_missing(holder);
+        let dead = |gpu: &Gpu| gpu.holders.iter().any(is_dead);
         let gone = || !self.machine.gpus().iter().any(dead);
         assert!(
             eventually(gone),

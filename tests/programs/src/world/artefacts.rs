@@ -1,15 +1,13 @@
-//! The programs and libraries that the tests run, built at their first use.
+//! The programs and libraries that the tests run, built at their first use. Nothing is built if
+//! [`is_built`] says that all is there already.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use gpulimit_support::Scratch;
-
-/// Returns the path of the repository.
-pub fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
+pub use gpulimit_support::repository;
+use gpulimit_support::{Scratch, is_built};
 
 /// Returns the build folder of the running test, …/target/debug.
 fn built() -> PathBuf {
@@ -25,48 +23,60 @@ fn target() -> PathBuf {
 /// Returns the folder, laid out like cargo's, that scripts/aarch64 and scripts/userlands have built
 /// for other systems.
 fn elsewhere() -> Option<PathBuf> {
-    std::env::var_os("GPULIMIT_TEST_BUILT").map(PathBuf::from)
+    std::env::var_os("GPULIMIT_TEST_ELSEWHERE").map(PathBuf::from)
 }
 
 /// Returns the path of the preloaded library to test instead of cargo's: the released one, or one
-/// that scripts/prove-hooks has built.
+/// that scripts/mutants has built.
 fn other_library() -> Option<PathBuf> {
     std::env::var_os("GPULIMIT_TEST_LIBRARY").map(PathBuf::from)
 }
 
-/// Builds the simulated driver and the preloaded library, once per test binary.
+/// Runs a program that builds something, unless all is built.
+fn build(program: impl AsRef<Path>, arguments: &[&str]) {
+    if is_built() {
+        return;
+    }
+    let program = program.as_ref();
+    let status = Command::new(program)
+        .args(arguments)
+        .current_dir(repository())
+        .env("CARGO_TARGET_DIR", target())
+        .env_remove("GPULIMIT_SIM_BUILT")
+        .status();
+    let built = status.is_ok_and(|status| status.success());
+    assert!(built, "{program:?} {arguments:?}");
+}
+
+fn cargo_build(arguments: &[&str]) {
+    let cargo = std::env::var("CARGO").unwrap_or("cargo".into());
+    build(cargo, &[&["build", "--quiet"], arguments].concat());
+}
+
+#[track_caller]
+fn there(path: PathBuf) -> PathBuf {
+    assert!(path.exists(), "{} was not built", path.display());
+    path
+}
+
+/// Builds the simulated driver and the preloaded library, once per test binary; returns the folder
+/// that they are in.
 fn built_once() -> &'static Path {
     static TARGET: OnceLock<PathBuf> = OnceLock::new();
     TARGET.get_or_init(|| {
-        if let Some(folder) = elsewhere() {
-            return folder;
-        }
-        let target = target();
-        let build = |program: &Path, arguments: &[&str]| {
-            let status = Command::new(program)
-                .args(arguments)
-                .current_dir(repository())
-                .env("CARGO_TARGET_DIR", &target)
-                .env_remove("GPULIMIT_SIM_BUILT")
-                .status();
-            assert!(
-                status.is_ok_and(|status| status.success()),
-                "{program:?} {arguments:?}"
-            );
-        };
-        build(&repository().join("scripts/sim"), &["true"]);
-        if other_library().is_none() {
-            let cargo = std::env::var("CARGO").unwrap_or("cargo".into());
-            let arguments = ["build", "--quiet", "--release", "-p", "gpulimit-shim"];
-            build(Path::new(&cargo), &arguments);
-        }
-        target
+        elsewhere().unwrap_or_else(|| {
+            build(repository().join("scripts/sim"), &["true"]);
+            if other_library().is_none() {
+                cargo_build(&["--release", "-p", "gpulimit-shim"]);
+            }
+            target()
+        })
     })
 }
 
 /// Returns the folder with the simulated `libcuda.so.1` and its companions.
 pub fn driver() -> PathBuf {
-    built_once().join("sim-driver")
+    there(built_once().join("sim-driver"))
 }
 
 /// Puts a library of the simulated driver into `folder` that lacks a function, as older drivers do.
@@ -85,7 +95,7 @@ pub fn older(library: &str, lacks: &str, folder: &Path) {
 
 /// Returns the path of `libgpulimit.so`.
 pub fn shim() -> PathBuf {
-    other_library().unwrap_or_else(|| built_once().join("release/libgpulimit.so"))
+    there(other_library().unwrap_or_else(|| built_once().join("release/libgpulimit.so")))
 }
 
 /// Returns a debug build of the library, which panics at the point that `GPULIMIT_FAULT` names.
@@ -95,26 +105,14 @@ pub fn faulty_shim() -> Option<PathBuf> {
     if elsewhere().is_some() {
         return None;
     }
-    BUILT.get_or_init(|| {
-        let cargo = std::env::var("CARGO").unwrap_or("cargo".into());
-        let status = Command::new(cargo)
-            .args(["build", "--quiet", "-p", "gpulimit-shim"])
-            .current_dir(repository())
-            .env("CARGO_TARGET_DIR", target())
-            .status();
-        assert!(status.is_ok_and(|status| status.success()), "a debug build");
-    });
-    Some(target().join("debug/libgpulimit.so"))
+    BUILT.get_or_init(|| cargo_build(&["--workspace", "--lib"]));
+    Some(there(target().join("debug/libgpulimit.so")))
 }
 
 /// Returns the path of `gpulimit`, the controller.
 pub fn controller() -> PathBuf {
     static CONTROLLER: OnceLock<PathBuf> = OnceLock::new();
-    let build = || built_program("gpulimit");
-    let there = || elsewhere().map(|folder| folder.join("debug/gpulimit"));
-    CONTROLLER
-        .get_or_init(|| there().unwrap_or_else(build))
-        .clone()
+    CONTROLLER.get_or_init(|| built_program("gpulimit")).clone()
 }
 
 /// Returns the path of `fill`, the program of the demo.
@@ -126,17 +124,11 @@ pub fn demo() -> PathBuf {
 /// Builds a program of another package with the features of the tests, since other features would
 /// need another build.
 pub fn built_program(name: &str) -> PathBuf {
-    if let Some(folder) = elsewhere() {
-        return folder.join("debug").join(name);
-    }
-    let cargo = std::env::var("CARGO").unwrap_or("cargo".into());
-    let status = Command::new(cargo)
-        .args(["build", "--quiet", "--workspace", "--bin", name])
-        .current_dir(repository())
-        .env("CARGO_TARGET_DIR", target())
-        .status();
-    assert!(status.is_ok_and(|status| status.success()), "{name}");
-    target().join("debug").join(name)
+    let folder = elsewhere().unwrap_or_else(|| {
+        cargo_build(&["--workspace", "--bin", name]);
+        target()
+    });
+    there(folder.join("debug").join(name))
 }
 
 /// Returns the path of `gpu-script`.
@@ -152,40 +144,44 @@ pub fn script(name: &str) -> PathBuf {
 
 /// Compiles a C file of tests/programs/c into a program.
 pub fn compile(name: &str, arguments: &[&str]) -> PathBuf {
-    compile_for(name, "", arguments)
-}
-
-/// Compiles a C file into a program whose file name ends in `tag`.
-pub fn compile_for(name: &str, tag: &str, arguments: &[&str]) -> PathBuf {
-    build(name, tag, arguments)
+    compile_to(name, name, arguments)
 }
 
 /// Compiles a C file of tests/programs/c into a shared library.
 pub fn library(name: &str, arguments: &[&str]) -> PathBuf {
-    library_for(name, "", arguments)
+    let arguments = [&["-shared", "-fPIC"], arguments].concat();
+    compile_to(&format!("{name}.so"), name, &arguments)
 }
 
-/// Compiles a C file into a shared library whose file name ends in `tag`.
-pub fn library_for(name: &str, tag: &str, arguments: &[&str]) -> PathBuf {
-    let shared: Vec<_> = ["-shared", "-fPIC"]
-        .iter()
-        .chain(arguments)
-        .copied()
-        .collect();
-    build(name, &format!("{tag}.so"), &shared)
-}
-
-fn build(name: &str, suffix: &str, arguments: &[&str]) -> PathBuf {
-    let source = repository().join(format!("tests/programs/c/{name}.c"));
-    let folder = built_once().join("c-programs");
+/// Compiles a C file, unless an earlier test has done so with the same arguments and files.
+fn compile_to(file: &str, name: &str, arguments: &[&str]) -> PathBuf {
+    let sources = repository().join("tests/programs/c");
+    let source = sources.join(format!("{name}.c"));
+    let driver = driver();
+    let compiler = std::env::var("CC").unwrap_or("cc".into());
+    let mut hasher = DefaultHasher::new();
+    (&compiler, file, arguments).hash(&mut hasher);
+    let folder = built_once()
+        .join("c-programs")
+        .join(format!("{:016x}", hasher.finish()));
+    let place = folder.join(file);
+    let read = [
+        source.clone(),
+        sources.join("gpu.h"),
+        repository().join("include/gpulimit.h"),
+        driver.join("libcuda.so.1"),
+    ];
+    let changed = |path: &Path| path.metadata().and_then(|data| data.modified()).ok();
+    // A file that is not there has the time `None`, which is less than all others.
+    if read.iter().all(|path| changed(path) < changed(&place)) {
+        return place;
+    }
     std::fs::create_dir_all(&folder).expect("a folder");
-    let place = folder.join(format!("{name}{suffix}"));
-    // The file is built in another directory and then moved, since other test processes build the
-    // same one.
+    // The file is built in another directory and then moved, since other test processes may build
+    // or run the same one.
     let drafts = Scratch::below(&folder);
     let draft = drafts.at(name);
-    let driver = driver();
-    let status = Command::new(std::env::var("CC").unwrap_or("cc".into()))
+    let status = Command::new(compiler)
         .args(["-O1", "-Wall", "-Werror", "-o"])
         .args([&draft, &source])
         .arg(format!("-L{}", driver.display()))
@@ -208,6 +204,11 @@ pub fn static_runtime() -> Option<PathBuf> {
     fetched("cudart-13", "libcudart_static.a")
 }
 
+/// Returns NVIDIA's `cuda.h`; `None` if it is not available.
+pub fn header() -> Option<PathBuf> {
+    fetched("headers/12.4", "cuda.h")
+}
+
 /// Returns NVIDIA's Python module for NVML; `None` if it is not available.
 pub fn nvml_bindings() -> Option<PathBuf> {
     fetched("nvidia-ml-py", "pynvml.py")
@@ -221,15 +222,22 @@ fn fetched(folder: &str, prefix: &str) -> Option<PathBuf> {
         files.next().map(|file| file.path())
     };
     look().or_else(|| {
-        let _ = Command::new(repository().join("scripts/wheels")).status();
+        fetch("scripts/wheels");
         look()
     })
+}
+
+/// Runs a script that fetches what it can, unless all is there.
+fn fetch(script: &str) {
+    if !is_built() {
+        let _ = Command::new(repository().join(script)).status();
+    }
 }
 
 /// Returns the folders of NVIDIA's own driver libraries by version, which scripts/drivers fetches;
 /// empty if they are not available.
 pub fn real_drivers() -> Vec<(String, PathBuf)> {
-    let _ = Command::new(repository().join("scripts/drivers")).status();
+    fetch("scripts/drivers");
     let Ok(folders) = std::fs::read_dir(repository().join(".cache/drivers")) else {
         return Vec::new();
     };

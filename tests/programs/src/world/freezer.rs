@@ -1,24 +1,43 @@
 //! Processes that are frozen by a control group.
 
-use super::{Session, eventually};
 use std::fs;
 use std::path::PathBuf;
+
+use gpulimit_support::skip;
+
+use super::{Session, eventually};
 
 /// A control group of the test's own.
 pub struct Freezer(PathBuf);
 
 impl Freezer {
-    /// Makes the control group; `None` without version 2, or if this user may not make one.
+    /// Makes the control group; skips the test without version 2, or if this user may not make one.
     pub fn new() -> Option<Freezer> {
         let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
         let unified = mounts
             .lines()
             .map(|line| line.split(' ').collect::<Vec<_>>())
-            .find(|words| words.get(2) == Some(&"cgroup2"))?;
-        let folder = PathBuf::from(unified[1]).join(format!("gpulimit-{}", std::process::id()));
-        fs::create_dir(&folder).ok()?;
+            .find(|words| words.get(2) == Some(&"cgroup2"));
+        let Some(unified) = unified else {
+            skip("there are no control groups of version 2");
+            return None;
+        };
+        let made = tempfile::Builder::new()
+            .prefix("gpulimit-test-")
+            .tempdir_in(unified[1]);
+        let folder = match made {
+            Ok(folder) => folder.keep(),
+            Err(error) => {
+                skip(format_args!("cannot make a control group: {error}"));
+                return None;
+            }
+        };
         let freezer = Freezer(folder);
-        freezer.0.join("cgroup.freeze").exists().then_some(freezer)
+        if !freezer.0.join("cgroup.freeze").exists() {
+            skip("the control groups have no freezer");
+            return None;
+        }
+        Some(freezer)
     }
 
     /// Puts a process into the control group.

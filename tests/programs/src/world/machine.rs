@@ -29,8 +29,10 @@ pub struct Gpu {
 /// A process that has memory of a GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Holder {
-    /// The pid of the process.
+    /// The pid of the process in its own PID namespace.
     pub pid: u32,
+    /// The inode of that namespace.
+    pub namespace: u64,
     /// The bytes that the process has.
     pub bytes: u64,
     /// The process is dead, but the driver has not freed its memory yet.
@@ -96,6 +98,7 @@ impl Machine {
                     .iter()
                     .map(|holder| Holder {
                         pid: number(&holder["pid"]) as u32,
+                        namespace: number(&holder["namespace"]),
                         bytes: number(&holder["bytes"]),
                         dying: holder["dying"].as_bool().unwrap_or(false),
                     })

@@ -1,15 +1,16 @@
 //! A running `gpu-script` that gets its commands line by line.
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// A program that prints no line for this long hangs, even on a slow machine.
-const PATIENCE: Duration = Duration::from_secs(300);
+use gpulimit_support::{patience, wait_until};
 
-/// The program, which is killed when the value is dropped.
+/// The program, which is killed with its children when the value is dropped.
 pub struct Session {
     child: Child,
     input: Option<ChildStdin>,
@@ -18,9 +19,10 @@ pub struct Session {
 }
 
 impl Session {
-    /// Starts the program.
+    /// Starts the program, in a process group of its own.
     pub fn start(mut command: Command) -> Session {
         command
+            .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
@@ -63,7 +65,7 @@ impl Session {
     /// Returns the next line that the program prints.
     #[track_caller]
     pub fn line(&mut self) -> String {
-        match self.output.recv_timeout(PATIENCE) {
+        match self.output.recv_timeout(patience()) {
             Ok(line) => line.trim_end().to_owned(),
             Err(RecvTimeoutError::Timeout) => panic!("the program hangs"),
             Err(RecvTimeoutError::Disconnected) => {
@@ -112,6 +114,73 @@ impl Session {
             self.output.recv_timeout(time),
             Err(RecvTimeoutError::Timeout)
         )
+    }
+
+    /// Waits until the program has read its commands and sleeps in another call than the one that
+    /// reads the next command, and asserts that it has printed nothing.
+    #[track_caller]
+    pub fn waits(&mut self) {
+        wait_until("the program waits", || {
+            let call = std::fs::read_to_string(format!("/proc/{}/syscall", self.pid()));
+            let call = call.unwrap_or_default();
+            let words: Vec<&str> = call.split_whitespace().collect();
+            // A read has the descriptor 0 and a buffer; some sleeps have two zeros.
+            let reads = words.get(1) == Some(&"0x0") && words.get(2) != Some(&"0x0");
+            words.len() > 2 && !reads && self.has_read()
+        });
+        assert_eq!(self.printed(), None, "the program goes on");
+    }
+
+    /// Waits until a program that waits has looked again several times for what it waits for, and
+    /// asserts that it has printed nothing.
+    #[track_caller]
+    pub fn waits_on(&mut self) {
+        self.waits();
+        self.sleeps_again();
+        assert_eq!(self.printed(), None, "the program goes on");
+    }
+
+    /// Waits until threads of the program have gone to sleep several times more. A call that the
+    /// simulated driver delays sleeps again and again.
+    #[track_caller]
+    pub fn sleeps_again(&self) {
+        let seen = self.sleeps();
+        wait_until("the program looks again", || self.sleeps() >= seen + 5);
+    }
+
+    /// Returns how often the threads of the program have gone to sleep.
+    fn sleeps(&self) -> u64 {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.pid()));
+        let count = |thread: std::io::Result<std::fs::DirEntry>| {
+            let status = std::fs::read_to_string(thread.ok()?.path().join("status")).ok()?;
+            let mut lines = status.lines();
+            let count = lines.find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+            count?.trim().parse::<u64>().ok()
+        };
+        threads.expect("the program runs").filter_map(count).sum()
+    }
+
+    /// Returns the next line if the program has printed one already.
+    ///
+    /// # Panics
+    /// If the program has ended.
+    #[track_caller]
+    pub fn printed(&mut self) -> Option<String> {
+        match self.output.try_recv() {
+            Ok(line) => Some(line),
+            Err(TryRecvError::Empty) => None,
+            Err(TryRecvError::Disconnected) => panic!("the program has ended"),
+        }
+    }
+
+    /// Returns whether the program has read all commands.
+    #[allow(unsafe_code)]
+    fn has_read(&self) -> bool {
+        let pipe = self.input.as_ref().expect("not ended").as_raw_fd();
+        let mut bytes: libc::c_int = 0;
+        // SAFETY: FIONREAD writes a number to this local variable.
+        let asked = unsafe { libc::ioctl(pipe, libc::FIONREAD, &mut bytes) };
+        asked == 0 && bytes == 0
     }
 
     /// Sends these commands and asserts their answers.
@@ -182,9 +251,17 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        let _ = self.child.kill();
+        if let Ok(None) = self.child.try_wait() {
+            kill_group(self.pid());
+        }
         let _ = self.child.wait();
     }
+}
+
+#[allow(unsafe_code)]
+fn kill_group(leader: u32) {
+    // SAFETY: the group's leader is a child of this process that has not been waited for.
+    unsafe { libc::kill(-(leader as i32), libc::SIGKILL) };
 }
 
 #[allow(unsafe_code)]

@@ -1,8 +1,6 @@
 //! A program that another process locks, moves off the GPU and back (`cuCheckpointProcess…`) stays
 //! charged for all memory that it will have again.
 
-use std::time::Duration;
-
 use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World};
 
 use crate::shared_memory::export;
@@ -86,7 +84,7 @@ fn calls_of_a_locked_program_wait_without_blocking_others() {
     let mut tool = tool(&world);
     do_steps(&mut tool, &["lock"], &program);
     program.tell("alloc b 500M");
-    assert!(program.is_silent_for(Duration::from_millis(300)));
+    program.waits();
     do_steps(&mut tool, &["checkpoint"], &program);
     // The request of the locked program is charged while it waits.
     let filled = other.say("fill f 50M");

@@ -1,7 +1,5 @@
 //! Every context counts as usage, from its first retain to its last release.
 
-use std::time::Duration;
-
 use gpulimit_programs::world::{self, CONTEXT, HOUR, MIB, World};
 
 const CAP: u64 = 4096 * MIB;
@@ -279,10 +277,10 @@ fn a_context_made_during_a_measurement_stays_charged() {
     machine.knob("delay", &delay);
     program.expect(&[("aside {\nstream s\n}", "0")]);
     // The measurement after the stream reads its figure, and does not get the answer.
-    std::thread::sleep(Duration::from_millis(100));
+    program.sleeps_again();
     program.tell("context c 0 v4");
     assert!(uses(2 * CONTEXT));
-    std::thread::sleep(Duration::from_millis(100));
+    program.waits_on();
     machine.knob("delay", "0");
     assert_eq!(program.answer(), "0");
     program.expect(&[("await", "0:1")]);

@@ -33,7 +33,7 @@ fn linked() -> String {
 /// Builds a library that is linked against libcuda and looks names up by `RTLD_NEXT`.
 fn next_symbol_door() -> String {
     let arguments = ["-DNEXT", "-Wl,--no-as-needed", "-l:libcuda.so.1"];
-    let library = world::library_for("asks", "-next", &arguments);
+    let library = world::library("asks", &arguments);
     format!("linked:{}", library.display())
 }
 

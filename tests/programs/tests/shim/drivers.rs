@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use gpulimit_programs::world::{self, MIB, Session, World, text};
+use gpulimit_support::skip;
 
 /// Returns the names that a library exports and that begin with `prefix`.
 fn exports(library: &Path, prefix: &str) -> Vec<String> {
@@ -21,11 +22,11 @@ fn exports(library: &Path, prefix: &str) -> Vec<String> {
         .collect()
 }
 
-fn doors(version: &str, folder: &Path, names: &[String]) -> Vec<String> {
+fn doors(folder: &Path, names: &[String]) -> Vec<String> {
     let driver = folder.join("libcuda.so.1").display().to_string();
     let list: String = names.iter().map(|name| format!("NAME({name})")).collect();
     let arguments = [&format!("-DNAMES={list}"), "-Wl,--no-as-needed", &driver];
-    let linked = world::library_for("linked", version, &arguments);
+    let linked = world::library("linked", &arguments);
     let asks = world::library("asks", &[]);
     let mut doors: Vec<String> = ["dlsym", "soname-so", "absolute", "deepbind", "default"]
         .map(str::to_owned)
@@ -35,7 +36,7 @@ fn doors(version: &str, folder: &Path, names: &[String]) -> Vec<String> {
         doors.push(format!("linked-deepbind:{}", library.display()));
     }
     let arguments = ["-DNEXT", "-Wl,--no-as-needed", &driver];
-    let next = world::library_for("asks", &format!("-next-{version}"), &arguments);
+    let next = world::library("asks", &arguments);
     doors.push(format!("linked:{}", next.display()));
     let exported = |name: &str| names.iter().any(|exported| exported == name);
     for (function, number, versions) in [
@@ -57,7 +58,7 @@ fn doors(version: &str, folder: &Path, names: &[String]) -> Vec<String> {
 fn every_name_of_a_real_driver_leads_to_its_hook_or_to_the_driver() {
     let drivers = world::real_drivers();
     if drivers.is_empty() {
-        eprintln!("no driver libraries here (scripts/drivers): nothing looked through");
+        skip("there are no driver libraries here (scripts/drivers)");
     }
     for (version, folder) in drivers {
         let cuda = exports(&folder.join("libcuda.so.1"), "cu");
@@ -66,7 +67,7 @@ fn every_name_of_a_real_driver_leads_to_its_hook_or_to_the_driver() {
         let world = World::new(1024 * MIB);
         let list = world.file("names");
         std::fs::write(&list, cuda.join("\n") + "\n" + &nvml.join("\n")).expect("a list");
-        for door in doors(&version, &folder, &cuda) {
+        for door in doors(&folder, &cuda) {
             let mut command = world.limited(world::program());
             command
                 .env("LD_LIBRARY_PATH", &folder)

@@ -6,19 +6,18 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use gpulimit_programs::world::{self, MIB, World, repository, text};
+use gpulimit_support::skip;
 
 /// Compiles the example in C with this name; `None` where NVIDIA's header is not available.
 fn compiled(world: &World, name: &str, options: &[&str]) -> Option<PathBuf> {
-    let _ = Command::new(repository().join("scripts/wheels")).status();
-    let headers = repository().join(".cache/headers/12.4");
-    if !headers.join("cuda.h").exists() {
-        eprintln!("SKIPPED: no cuda.h is there and scripts/wheels cannot fetch it");
+    let Some(header) = world::header() else {
+        skip("cuda.h is not there and scripts/wheels cannot fetch it");
         return None;
-    }
+    };
     let program = world.file(name);
     let status = Command::new("cc")
         .args(["-Wall", "-Werror", "-I"])
-        .arg(headers)
+        .arg(header.parent().expect("a folder"))
         .arg(repository().join(format!("examples/{name}.c")))
         .arg(format!("-L{}", world::driver().display()))
         .arg("-lcuda")

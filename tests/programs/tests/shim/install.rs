@@ -8,6 +8,7 @@ use gpulimit_base::units::Size;
 use gpulimit_group::Root;
 use gpulimit_limits::LimitSet;
 use gpulimit_programs::world::{self, GROUP, MIB, World, text};
+use gpulimit_support::{is_root, skip};
 
 const CAP: u64 = 1024 * MIB;
 /// The answer under that cap: five pieces of 100 MiB fit beside a context.
@@ -43,7 +44,7 @@ fn run(world: &World, script: &str) -> Option<Output> {
     }
     let driver = world::driver();
     let path = format!("-Wl,-rpath,{}", driver.display());
-    let program = world::compile_for("secure", ".rpath", &["-lcuda", &path]);
+    let program = world::compile("secure", &["-lcuda", &path]);
     let mut command = world.bare(std::path::Path::new("unshare"));
     command
         .args(["--mount", "--", "sh", "-c", &format!("{PRIVATE}\n{script}")])
@@ -82,6 +83,7 @@ env -u GPULIMIT_GROUP "$GPULIMIT" run --max 1G -- sh -c 'echo "$LD_PRELOAD"'
 env -i sh -c 'echo quiet; ls / > /dev/null'
 "$GPULIMIT" doctor | grep -o 'ok  *system-wide  *[^ ,]*'
 sleep 600 & user=$!
+trap 'kill $user 2> /dev/null || true' EXIT
 # A child of this shell, which came before the library, until it has become `sleep`.
 until grep -q libgpulimit /proc/$user/maps; do sleep 0.01; done
 "$GPULIMIT" uninstall | grep -c stays
@@ -123,14 +125,14 @@ alone "$PROGRAM"
 #[test]
 fn setuid_programs_ignore_the_environment() {
     const USER: u32 = 40_001;
+    if !is_root() {
+        return;
+    }
     let world = World::with(CAP, &[("GPULIMIT_SIM_KILL_LAG_MS", "0")]);
     // The test makes a root that belongs to the user, with a group that would refuse everything.
     let place = world.file("users");
     std::fs::create_dir(&place).expect("made");
-    if chown(&place, Some(USER), None).is_err() {
-        eprintln!("SKIPPED: only root can make files of other users");
-        return;
-    }
+    chown(&place, Some(USER), None).expect("given");
     let root = Root::at(&place).expect("a root");
     let created = root.create(GROUP, &LimitSet::all(Size::Bytes(0)));
     let group = created.expect("a group").group;
@@ -160,13 +162,13 @@ GPULIMIT_ROOT="$USERS" alone GPULIMIT_MAX=1M \
 
 #[test]
 fn root_by_su_loads_no_library_from_the_callers_environment() {
+    if !is_root() {
+        return;
+    }
     let world = World::with(CAP, &[("GPULIMIT_SIM_KILL_LAG_MS", "0")]);
     let place = world.file("users");
     std::fs::create_dir(&place).expect("made");
-    if chown(&place, Some(40_001), None).is_err() {
-        eprintln!("SKIPPED: only root can make files of other users");
-        return;
-    }
+    chown(&place, Some(40_001), None).expect("given");
     // Of the variables that `su` keeps, GPULIMIT_LIBRARY names a library of the user's and
     // GPULIMIT_ROOT a directory of the user's. The library records every program that runs it with
     // root's rights.
@@ -209,7 +211,7 @@ done
     };
     let said = said(&output);
     if said.is_empty() {
-        eprintln!("SKIPPED: su does not let anybody in here: {output:?}");
+        skip(format_args!("su lets nobody in here: {output:?}"));
         return;
     }
     assert_eq!(said, ["su works", "preload= library=libgpulimit.so"]);
@@ -222,16 +224,15 @@ fn libraries_in_ld_preload_cannot_bypass_the_hooks() {
     let driver = world::driver();
     let path = format!("-Wl,-rpath,{}", driver.display());
     let mut programs = Vec::new();
-    for (way, arguments) in [("linked", &["-lcuda"][..]), ("named", &["-DNAMED", "-ldl"])] {
+    for arguments in [&["-lcuda"][..], &["-DNAMED", "-ldl"]] {
         for bound in ["lazy", "now"] {
-            let tag = format!(".{way}-{bound}");
             let bound = format!("-Wl,-z,{bound}");
             let arguments = [arguments, &[path.as_str(), bound.as_str()]].concat();
-            programs.push(world::compile_for("secure", &tag, &arguments));
+            programs.push(world::compile("secure", &arguments));
         }
     }
     let wrapper = world::library("wraps_dlsym", &[]);
-    let both = world::library_for("wraps_dlsym", ".dlopen", &["-DDLOPEN"]);
+    let both = world::library("wraps_dlsym", &["-DDLOPEN"]);
     let driver = driver.display();
     let (wrapper, both) = (wrapper.display(), both.display());
     let preloads = [
@@ -246,11 +247,16 @@ fn libraries_in_ld_preload_cannot_bypass_the_hooks() {
         format!("{driver}/libcuda.so.1:{both}"),
     ];
     let mut script = String::from(IN_PLACE);
-    for preload in &preloads {
-        for program in &programs {
+    for (at, preload) in preloads.iter().enumerate() {
+        for (number, program) in programs.iter().enumerate() {
             let program = program.display();
+            // A group of its own: the next program of a group waits for the memory of the last one.
+            let group = format!("{GROUP}-{at}-{number}");
+            let created = world.root().create(&group, &LimitSet::all(Size::Bytes(CAP)));
+            created.expect("a group");
             script += &format!(
-                "alone LD_PRELOAD={preload} LD_LIBRARY_PATH={driver} {program}\n\
+                "alone GPULIMIT_GROUP={group} LD_PRELOAD={preload} LD_LIBRARY_PATH={driver} \
+                 {program}\n\
                  alone env -u GPULIMIT_GROUP LD_PRELOAD={preload} LD_LIBRARY_PATH={driver} \
                  {program}\n"
             );
@@ -282,7 +288,7 @@ fn libraries_in_ld_preload_cannot_bypass_the_hooks() {
 #[test]
 fn a_static_runtime_cannot_bypass_the_hooks_by_ld_preload() {
     let Some(archive) = world::static_runtime() else {
-        eprintln!("SKIPPED: there is no libcudart_static.a");
+        skip("there is no libcudart_static.a");
         return;
     };
     let world = World::with(CAP, &[("GPULIMIT_SIM_KILL_LAG_MS", "0")]);
@@ -301,7 +307,7 @@ fn a_static_runtime_cannot_bypass_the_hooks_by_ld_preload() {
             "-lm",
             "-ldl",
         ];
-        let program = world::compile_for("runtime", &format!("-static-{bound}"), &arguments);
+        let program = world::compile("runtime", &arguments);
         for preload in ["libc.so.6", &format!("{driver}/libcuda.so.1")] {
             script += &format!(
                 "alone LD_PRELOAD={preload} LD_LIBRARY_PATH={driver} {} \

@@ -6,6 +6,7 @@ use std::process::Command;
 
 use gpulimit_ledger::NoWitness;
 use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World, repository, text};
+use gpulimit_support::skip;
 
 const CAP: u64 = CONTEXT + 500 * MIB;
 
@@ -16,7 +17,7 @@ fn compiled(world: &World, compiler: &str, standard: &str, language: &str) -> Op
     let mut empty = Command::new(compiler);
     empty.args(options).args(["-E", "/dev/null"]);
     if !empty.output().is_ok_and(|output| output.status.success()) {
-        eprintln!("SKIPPED: no {compiler} with {standard} is there");
+        skip(format_args!("there is no {compiler} that knows {standard}"));
         return None;
     }
     if language == "-xc++" {

@@ -286,7 +286,8 @@ fn a_measurement_during_an_allocation_is_corrected() {
     let mut program = world.on_gpu();
     world.machine().knob("jitter", "1");
     world.machine().knob("delay", "cuMemAlloc_v2:80000000");
-    // The last measurement is then too old, and the first thread to get its memory measures again.
+    // A measurement is too old after 100 ms, which only time brings. The first thread that gets its
+    // memory measures again.
     std::thread::sleep(std::time::Duration::from_millis(150));
     assert_eq!(program.say("threads 3 {\nalloc a 20M\n}"), "0:1, 0:1, 0:1");
     assert_eq!(world.machine().used(), CONTEXT + 60 * MIB);

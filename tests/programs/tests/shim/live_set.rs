@@ -1,8 +1,7 @@
 //! Limits that change while programs run.
 
-use std::time::Duration;
-
 use gpulimit_programs::world::{MIB, World};
+use gpulimit_support::wait_until;
 
 #[test]
 fn a_raised_limit_takes_effect_at_once() {
@@ -74,11 +73,11 @@ fn changing_limits_never_allow_more_than_the_largest() {
     let world = World::new(1024 * MIB);
     let mut program = world.on_gpu();
     program.tell("repeat 400 {\nmany a 10 30M\nfree-many a\n}");
-    for round in 0..50 {
-        world.set(if round % 2 == 0 { 700 } else { 1024 } * MIB);
-        std::thread::sleep(std::time::Duration::from_millis(2));
-    }
-    program.answer();
+    let mut limits = [700, 1024].into_iter().cycle();
+    wait_until("the program has done all", || {
+        world.set(limits.next().unwrap_or(0) * MIB);
+        program.printed().is_some()
+    });
     world.judge(1024 * MIB);
     program.end();
     world.judge_end(1024 * MIB);
@@ -92,10 +91,7 @@ fn a_request_waiting_for_a_dead_process_sees_a_changed_limit() {
     let mut program = world.on_gpu();
     holder.kill();
     program.tell("alloc a 2500M");
-    assert!(
-        program.is_silent_for(Duration::from_millis(300)),
-        "it waits"
-    );
+    program.waits_on();
     world.set(3000 * MIB);
     // The request would fit under the limit at its beginning, but not under the limit that holds
     // now.
@@ -111,10 +107,7 @@ fn a_request_waiting_for_a_dead_process_sees_a_changed_limit() {
     world.machine().knob("kill-lag-ms", "3600000");
     holder.kill();
     program.tell("alloc b 1500M");
-    assert!(
-        program.is_silent_for(Duration::from_millis(300)),
-        "it waits"
-    );
+    program.waits_on();
     world.set(6000 * MIB);
     assert_eq!(program.answer(), "0");
     assert!(

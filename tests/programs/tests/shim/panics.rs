@@ -2,6 +2,7 @@
 //! for.
 
 use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World};
+use gpulimit_support::skip;
 
 const CAP: u64 = 2048 * MIB;
 
@@ -61,7 +62,7 @@ const FAULTS: &[(&str, &[&str], &str)] = &[
 /// elsewhere, which has no faults.
 fn faulty(world: &World, point: &str) -> Option<Session> {
     let Some(library) = world::faulty_shim() else {
-        eprintln!("skipped: there is no debug build of the library");
+        skip("there is no debug build of the library");
         return None;
     };
     let mut command = world.limited(world::program());

@@ -6,6 +6,7 @@ use std::process::Command;
 use gpulimit_base::units::Size;
 use gpulimit_limits::LimitSet;
 use gpulimit_programs::world::{self, CONTEXT, GROUP, MIB, Session, World, eventually, text};
+use gpulimit_support::{may_unshare, skip};
 
 const CAP: u64 = 4096 * MIB;
 /// The simulated NVML also lists programs as graphics processes and as clients of MPS.
@@ -234,7 +235,7 @@ for mode in range(3):
 #[test]
 fn python_tools_show_the_group() {
     let Some(module) = world::nvml_bindings() else {
-        eprintln!("SKIPPED: nvidia-ml-py is not there and scripts/wheels cannot fetch it");
+        skip("nvidia-ml-py is not there and scripts/wheels cannot fetch it");
         return;
     };
     let world = World::with(CAP, &[ALL_LISTS]);
@@ -272,19 +273,12 @@ fn python_tools_show_the_group() {
 
 /// Returns a command in a pid namespace with its own `/proc`, or `None` where that is not allowed.
 fn unshared() -> Option<Command> {
-    let unshare = || {
+    const FLAGS: [&str; 3] = ["--pid", "--kill-child", "--mount-proc"];
+    may_unshare(&FLAGS).then(|| {
         let mut command = Command::new("unshare");
-        command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
+        command.args(FLAGS).arg("--fork");
         command
-    };
-    let tried = unshare().arg("true").output();
-    match tried {
-        Ok(output) if output.status.success() => Some(unshare()),
-        _ => {
-            eprintln!("SKIPPED: no pid namespaces here");
-            None
-        }
-    }
+    })
 }
 
 #[test]

@@ -2,31 +2,19 @@
 //! as without gpulimit; under a small limit they never get more than the limit. In the end no
 //! charge is left.
 //!
-//! `GPULIMIT_RANDOM_PROGRAMS` is the number of programs, `GPULIMIT_RANDOM_SEED` the number of the
+//! `GPULIMIT_RANDOM_PROGRAMS` is the number of programs, `GPULIMIT_TEST_SEED` the number of the
 //! first one.
 
 use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World};
+use gpulimit_support::{Random, seed};
 
 const CAP: u64 = 60 << 30;
 /// A limit with room for a context and little else.
 const TIGHT: u64 = 700 * MIB;
 const LENGTH: usize = 90;
 
-/// Random numbers that depend only on the seed (the high bits of an LCG).
-struct Numbers(u64);
-
-impl Numbers {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % end
-    }
-
-    fn of<'a>(&mut self, choices: &[&'a str]) -> &'a str {
-        choices[self.below(choices.len())]
-    }
+fn one_of<'a>(numbers: &mut Random, choices: &[&'a str]) -> &'a str {
+    choices[numbers.usize(..choices.len())]
 }
 
 /// Sizes that programs request, and sizes that make no sense.
@@ -88,21 +76,21 @@ fn number(name: &str, otherwise: u64) -> u64 {
 
 /// Returns the numbers of the programs to run.
 fn seeds() -> std::ops::Range<u64> {
-    let first = number("GPULIMIT_RANDOM_SEED", 0);
+    let first = seed();
     first..first + number("GPULIMIT_RANDOM_PROGRAMS", 24)
 }
 
 /// Returns the commands of the program with this number.
 pub fn program(seed: u64) -> Vec<String> {
-    let mut numbers = Numbers(seed * 7919 + 1);
+    let mut numbers = Random::with_seed(seed);
     let mut lines: Vec<String> = ["start", "stream work", "pool pool 0"]
         .map(str::to_owned)
         .into();
     let mut held: Vec<String> = Vec::new();
     for at in 0..LENGTH {
-        match numbers.below(10) {
+        match numbers.usize(..10) {
             0..5 => {
-                let (take, give) = KINDS[numbers.below(KINDS.len())];
+                let (take, give) = KINDS[numbers.usize(..KINDS.len())];
                 // Managed memory beyond the limit is refused even if the GPU is larger, and modules
                 // of terabytes would only test the PTX compiler.
                 let sizes = match take.split(' ').next() {
@@ -113,19 +101,19 @@ pub fn program(seed: u64) -> Vec<String> {
                 let name = format!("n{at}");
                 lines.push(
                     take.replace("NAME", &name)
-                        .replace("SIZE", numbers.of(sizes)),
+                        .replace("SIZE", one_of(&mut numbers, sizes)),
                 );
                 held.push(give.replace("NAME", &name));
             }
             5..9 if !held.is_empty() => {
-                let give = held.swap_remove(numbers.below(held.len()));
+                let give = held.swap_remove(numbers.usize(..held.len()));
                 lines.push(give.clone());
                 // The free follows directly, before another allocation can get the same address.
-                if numbers.below(6) == 0 {
+                if numbers.usize(..6) == 0 {
                     lines.push(give);
                 }
             }
-            _ => lines.push(numbers.of(BETWEEN).to_owned()),
+            _ => lines.push(one_of(&mut numbers, BETWEEN).to_owned()),
         }
     }
     lines.extend(held);

