@@ -6,7 +6,6 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::time::Duration;
 
 /// Where a server listens.
 #[derive(Clone, Debug)]
@@ -97,8 +96,7 @@ pub fn chunk(stream: &mut dyn Stream) -> io::Result<Vec<u8>> {
 
 impl Place {
     pub fn connect(&self) -> Box<dyn Stream> {
-        // Generous: a busy machine must not fail a test.
-        let patience = Some(Duration::from_secs(60));
+        let patience = Some(gpulimit_support::patience());
         match self {
             Self::Tcp(address) => {
                 let stream = TcpStream::connect(address).expect("connected");

@@ -1,8 +1,9 @@
 //! Server-sent events.
 
 use super::client::{Answer, Place, Stream, chunk};
-use super::rig::{GIB, Rig, charge, refuse};
+use super::rig::{GIB, Rig, Server, charge, refuse};
 use gpulimit_base::units::Size;
+use gpulimit_support::{skip, wait_until};
 use serde_json::Value;
 use std::io::Write;
 use std::thread;
@@ -50,36 +51,38 @@ impl Events {
         }
     }
 
+    /// Returns the message of the next block, unless that is a comment.
+    fn read(&mut self) -> Option<Message> {
+        let block = self.block();
+        let field = |name: &str| {
+            let lines = block.lines().filter_map(|line| line.split_once(": "));
+            let mut values = lines
+                .filter(|(key, _)| *key == name)
+                .map(|(_, value)| value);
+            let value = values.next();
+            assert_eq!(values.next(), None, "{block}");
+            value
+        };
+        Some(Message {
+            kind: field("event")?.into(),
+            id: field("id").map(str::to_owned),
+            data: field("data").unwrap().parse().expect("JSON"),
+        })
+    }
+
     fn next(&mut self) -> Message {
-        loop {
-            let block = self.block();
-            let field = |name: &str| {
-                let lines = block.lines().filter_map(|line| line.split_once(": "));
-                let mut values = lines
-                    .filter(|(key, _)| *key == name)
-                    .map(|(_, value)| value);
-                let value = values.next();
-                assert_eq!(values.next(), None, "{block}");
-                value
-            };
-            if let Some(kind) = field("event") {
-                return Message {
-                    kind: kind.into(),
-                    id: field("id").map(str::to_owned),
-                    data: field("data").unwrap().parse().expect("JSON"),
-                };
-            }
-        }
+        self.until(|_| true)
     }
 
     /// Returns the next message for which `is` is true.
+    #[track_caller]
     fn until(&mut self, is: impl Fn(&Message) -> bool) -> Message {
-        loop {
-            let message = self.next();
-            if is(&message) {
-                return message;
-            }
-        }
+        let mut found = None;
+        wait_until("such a message comes", || {
+            found = self.read().filter(&is);
+            found.is_some()
+        });
+        found.unwrap()
     }
 }
 
@@ -116,27 +119,32 @@ fn a_stream_begins_with_the_state_and_follows_it() {
     assert_eq!(event.data["number"], 2);
 }
 
+/// Waits until a server without streams, which has this number of sockets, has looked.
+fn look_without_streams(server: &Server, sockets: usize) {
+    wait_until("the stream is closed", || server.sockets() == sockets);
+    // The server looks once a second. A pause that is too short only makes a test prove less.
+    thread::sleep(Duration::from_secs(1));
+}
+
 /// A new stream begins with a state that ends before the server's next look.
 #[test]
 fn a_stream_that_begins_with_a_short_state_is_corrected() {
     let rig = Rig::new();
     let server = rig.unix(&[]);
-    let groups = |message: &Message| message.data["groups"].as_array().unwrap().len();
-    // The looks come once a second, so at least one of these states ends before the next look.
-    for wait in [0, 250, 500, 750] {
-        let mut first = Events::open(&server.place);
-        first.until(|message| message.kind == "state" && groups(message) == 0);
-        // The server has sent this state, or has found that the stream has it already.
-        thread::sleep(Duration::from_millis(1_500));
-        drop(first);
-        thread::sleep(Duration::from_millis(wait));
-        rig.group("short", Size::Max);
-        let mut events = Events::open(&server.place);
-        events.until(|message| message.kind == "state" && groups(message) == 1);
-        let removed = rig.gpulimit(&["rm", "short"]).output().expect("started");
-        assert!(removed.status.success(), "{removed:?}");
-        events.until(|message| message.kind == "state" && groups(message) == 0);
-    }
+    let sockets = server.sockets();
+    let groups = |state: &Value| state["groups"].as_array().unwrap().len();
+    let mut first = Events::open(&server.place);
+    first.until(|message| message.kind == "state");
+    rig.group("lasting", Size::Max);
+    first.until(|message| message.kind == "state" && groups(&message.data) == 1);
+    // The server has sent this state to all streams.
+    drop(first);
+    look_without_streams(&server, sockets);
+    rig.group("short", Size::Max);
+    let mut events = Events::open(&server.place);
+    events.until(|message| message.kind == "state" && groups(&message.data) == 2);
+    rig.world.root().remove("short").expect("removed");
+    events.until(|message| message.kind == "state" && groups(&message.data) == 1);
 }
 
 #[test]
@@ -145,16 +153,17 @@ fn events_right_after_the_beginning_of_a_stream_are_sent() {
     rig.group("lab", Size::Bytes(4 * GIB));
     let (member, device) = rig.member("lab", GIB);
     let server = rig.unix(&[]);
-    for number in 0..3 {
+    let sockets = server.sockets();
+    let sees = |number: u64| {
         let mut events = Events::open(&server.place);
         events.until(|message| message.kind == "state");
         refuse(&member, &device, 8 * GIB);
         let event = events.until(|message| message.kind == "event");
         assert_eq!(event.data["number"], number);
-        drop(events);
-        // The server notices that no stream is open.
-        thread::sleep(Duration::from_millis(1_500));
-    }
+    };
+    sees(0);
+    look_without_streams(&server, sockets);
+    sees(1);
 }
 
 /// All events of a second are sent to a client that reads, however many there are.
@@ -186,7 +195,7 @@ fn a_stream_of_everybody_has_no_processes() {
     assert_eq!(first.data["public"], true);
     assert_eq!(first.data["processes"], serde_json::json!([]));
     if !rig.world.root().is_public() {
-        eprintln!("SKIPPED: the groups of a public root, which belongs to root");
+        skip("the groups of a public root, which belongs to root");
         return;
     }
     // The first look finds what was there before.
@@ -219,14 +228,11 @@ fn there_is_a_most_of_streams() {
         "state"
     );
     streams.pop();
-    while server.place.ask("HEAD", "/metrics", &[]).status == 200 {
+    wait_until("there is room", || {
         let mut stream = server.place.connect();
         let head = "GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\
                     Accept: text/event-stream\r\n\r\n";
         stream.write_all(head.as_bytes()).unwrap();
-        if Answer::head(&mut *stream).expect("a head").status == 200 {
-            return;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(50));
-    }
+        Answer::head(&mut *stream).expect("a head").status == 200
+    });
 }

@@ -5,6 +5,7 @@ use gpulimit_base::units::Size;
 use gpulimit_group::pod::Pod;
 use gpulimit_ledger::Category;
 use gpulimit_limits::{Key, Selector};
+use gpulimit_support::{have, skip, wait_until};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -93,31 +94,28 @@ fn text(server: &super::rig::Server) -> String {
     answer.body
 }
 
-/// Lets a program read a text, if the machine has the program. Returns what it says.
-fn read_by(program: &mut Command, text: &str) -> Option<(bool, String)> {
+/// Lets a program read a text, and returns what it says.
+fn read_by(program: &mut Command, text: &str) -> (bool, String) {
     let piped = program
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    let mut child = piped.spawn().ok()?;
+    let mut child = piped.spawn().expect("started");
     let mut input = child.stdin.take().unwrap();
     let text = text.to_owned();
     let writer = std::thread::spawn(move || input.write_all(text.as_bytes()));
     let output = child.wait_with_output().unwrap();
     let _ = writer.join();
     let said = [output.stdout, output.stderr].concat();
-    Some((
-        output.status.success(),
-        String::from_utf8_lossy(&said).into_owned(),
-    ))
+    (output.status.success(), gpulimit_support::text(&said))
 }
 
 /// Fails if a format is not one that Prometheus reads.
 fn check_formats(server: &super::rig::Server) {
     let (text, open) = (text(server), open_metrics(server));
-    match read_by(Command::new("promtool").args(["check", "metrics"]), &text) {
-        Some((done, said)) => assert!(done && said.is_empty(), "{said}"),
-        None => eprintln!("SKIPPED: promtool is missing"),
+    if have("promtool") {
+        let (done, said) = read_by(Command::new("promtool").args(["check", "metrics"]), &text);
+        assert!(done && said.is_empty(), "{said}");
     }
     let reader = "import sys\n\
                   from prometheus_client.openmetrics.parser import text_string_to_metric_families\n\
@@ -126,11 +124,9 @@ fn check_formats(server: &super::rig::Server) {
     let cache = concat!(env!("CARGO_MANIFEST_DIR"), "/.cache/prometheus");
     python.args(["-c", reader]).env("PYTHONPATH", cache);
     match read_by(&mut python, &open) {
-        Some((true, said)) => assert!(said.trim().parse::<u32>().unwrap() > 25, "{said}"),
-        Some((false, said)) if said.contains("No module named") => {
-            eprintln!(
-                "SKIPPED: prometheus_client is missing (pip install --target .cache/prometheus)"
-            );
+        (true, said) => assert!(said.trim().parse::<u32>().unwrap() > 25, "{said}"),
+        (false, said) if said.contains("No module named") => {
+            skip("prometheus_client is missing (pip install --target .cache/prometheus)");
         }
         other => panic!("{other:?}"),
     }
@@ -315,8 +311,8 @@ fn memory_outside_all_groups_is_shown() {
     // Managed memory of a group is charged, but NVML does not show it.
     charge(&member, &device, used);
     member.publish(&device, Category::Managed, used / 2);
-    std::thread::sleep(std::time::Duration::from_millis(600));
-    assert_eq!((gpu("groups"), gpu("outside")), (used, used - used / 2));
+    server.until(|state| state["gpus"][0]["groups"] == used);
+    assert_eq!(gpu("outside"), used - used / 2);
     let (_, errors) = program.end();
     assert_eq!(errors, "");
 }
@@ -342,8 +338,9 @@ fn counters_never_fall() {
     ledger.write_all_at(&early, 0).unwrap();
     let shown = rig.shown(&["show", "--json"]);
     assert_eq!(shown["groups"][0]["gpus"][0]["refusals"], 1);
-    // A reading is shared for half a second.
-    std::thread::sleep(std::time::Duration::from_millis(600));
+    // A reading that has this group was made later.
+    rig.group("later", Size::Max);
+    wait_until("a reading is new", || text(&server).contains("\"later\""));
     let after = parse(&text(&server));
     let counters = before
         .iter()
@@ -356,9 +353,10 @@ fn counters_never_fall() {
     for arguments in [&["rm", "lab"][..], &["create", "lab", "--max", "4G"]] {
         assert!(rig.gpulimit(arguments).output().unwrap().status.success());
     }
-    std::thread::sleep(std::time::Duration::from_millis(600));
-    let anew = parse(&text(&server));
-    assert_eq!(by_group(&anew, "gpulimit_refusals_total", 0)["lab"], 0.0);
+    wait_until("the counter begins anew", || {
+        let anew = parse(&text(&server));
+        by_group(&anew, "gpulimit_refusals_total", 0).get("lab") == Some(&0.0)
+    });
 }
 
 /// Members choose their command lines, and write them to the ledger.

@@ -5,23 +5,11 @@ use gpulimit_base::identity::Identity;
 use gpulimit_base::units::Size;
 use gpulimit_ledger::{Ledger, Level, try_charge};
 use gpulimit_programs::world::{Session, eventually, may_mount, program};
+use gpulimit_support::skip;
 use std::collections::BTreeSet;
 use std::fs;
 use std::process::Command;
 use std::sync::Arc;
-use std::thread;
-use std::time::Duration;
-
-/// Asks for the state until it is as expected.
-fn until(server: &Server, is: impl Fn(&serde_json::Value) -> bool) -> serde_json::Value {
-    loop {
-        let state = server.place.json("/api/v1/state");
-        if is(&state) {
-            return state;
-        }
-        thread::sleep(Duration::from_millis(100));
-    }
-}
 
 fn names(state: &serde_json::Value) -> Vec<&str> {
     let groups = state["groups"].as_array().unwrap().iter();
@@ -36,18 +24,14 @@ fn a_root_that_is_removed_and_made_again_is_noticed() {
     rig.group("lab", Size::Bytes(4 * GIB));
     let server = rig.unix(&[]);
     let first = rig.member("lab", GIB);
-    until(&server, |state| {
-        state["groups"][0]["gpus"][0]["usage"] == GIB
-    });
+    server.until(|state| state["groups"][0]["gpus"][0]["usage"] == GIB);
     fs::remove_dir_all(rig.world.root().path()).unwrap();
-    until(&server, |state| names(state).is_empty());
+    server.until(|state| names(state).is_empty());
     assert!(!server.place.metrics().contains("{group="));
     fs::create_dir(rig.world.root().path()).unwrap();
     rig.group("lab", Size::Bytes(2 * GIB));
     let _second = rig.member("lab", GIB / 2);
-    let state = until(&server, |state| {
-        state["groups"][0]["gpus"][0]["usage"] == GIB / 2
-    });
+    let state = server.until(|state| state["groups"][0]["gpus"][0]["usage"] == GIB / 2);
     assert_eq!(state["groups"][0]["gpus"][0]["max"], 2 * GIB);
     drop(first);
 }
@@ -59,11 +43,11 @@ fn changed_limits_and_removed_groups_are_noticed() {
     rig.group("other", Size::Max);
     let _member = rig.member("lab", GIB);
     let server = rig.unix(&[]);
-    until(&server, |state| names(state) == ["lab", "other"]);
+    server.until(|state| names(state) == ["lab", "other"]);
     for arguments in [&["set", "lab", "--max", "3G"][..], &["rm", "other"]] {
         assert!(rig.gpulimit(arguments).output().unwrap().status.success());
     }
-    let state = until(&server, |state| names(state) == ["lab"]);
+    let state = server.until(|state| names(state) == ["lab"]);
     assert_eq!(state["groups"][0]["gpus"][0]["max"], 3 * GIB);
 }
 
@@ -83,15 +67,11 @@ fn the_sum_of_limits_has_top_groups_that_have_not_used_the_gpu() {
         gpus.map(|gpu| gpu["limits"].clone()).collect::<Vec<_>>()
     };
     let server = rig.unix(&[]);
-    until(&server, |state| {
-        sums(state).iter().all(|sum| *sum == 90 * GIB)
-    });
+    server.until(|state| sums(state).iter().all(|sum| *sum == 90 * GIB));
     let text = top();
     assert_eq!(text.matches("limits 90.0G").count(), 2, "{text}");
     rig.group("c", Size::Max);
-    until(&server, |state| {
-        sums(state).iter().all(serde_json::Value::is_null)
-    });
+    server.until(|state| sums(state).iter().all(serde_json::Value::is_null));
     let text = top();
     assert!(!text.contains("limits "), "{text}");
 }
@@ -107,7 +87,7 @@ fn a_server_without_a_driver_shows_groups() {
     let server = Server::start(command);
     let state = server.place.json("/api/v1/state");
     if state["gpus"][0]["used"].is_u64() {
-        eprintln!("SKIPPED: this machine has a driver");
+        skip("this machine has a driver");
         return;
     }
     assert_eq!(state["groups"][0]["gpus"][0]["usage"], GIB);

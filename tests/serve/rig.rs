@@ -9,9 +9,11 @@ use gpulimit_base::units::Size;
 use gpulimit_group::{Insistence, Member, MemberDevice};
 use gpulimit_limits::LimitSet;
 use gpulimit_programs::world::World;
+use gpulimit_support::eventually;
 use nothing::Nothing;
 use serde_json::Value;
 
+use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -42,10 +44,10 @@ impl Rig {
     /// Returns the controller on this machine.
     pub fn gpulimit(&self, arguments: &[&str]) -> Command {
         let mut command = self.world.bare(Path::new(env!("CARGO_BIN_EXE_gpulimit")));
-        command
-            .args(arguments)
-            .env_remove("LISTEN_FDS")
-            .env_remove("LISTEN_PID");
+        command.args(arguments);
+        for service in ["LISTEN_FDS", "LISTEN_PID", "NOTIFY_SOCKET"] {
+            command.env_remove(service);
+        }
         command
     }
 
@@ -93,9 +95,16 @@ impl Rig {
 
     /// Starts a server at a Unix socket.
     pub fn unix(&self, arguments: &[&str]) -> Server {
+        self.unix_with(arguments, &[])
+    }
+
+    /// Starts a server at a Unix socket with these variables in its environment.
+    pub fn unix_with(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Server {
         let listen = format!("unix:{}", self.socket().display());
         let listen = ["serve", "--listen", &listen];
-        Server::start(self.gpulimit(&[&listen, arguments].concat()))
+        let mut command = self.gpulimit(&[&listen, arguments].concat());
+        command.envs(variables.iter().copied());
+        Server::start(command)
     }
 
     pub fn socket(&self) -> std::path::PathBuf {
@@ -170,7 +179,30 @@ impl Server {
             .arg(pid)
             .status();
         assert!(killed.expect("kill").success());
+        let ended = || self.child.try_wait().expect("asked").is_some();
+        assert!(eventually(ended), "the server does not end");
         self.child.wait().expect("ended")
+    }
+
+    /// Asks for the state until it is as expected.
+    #[track_caller]
+    pub fn until(&self, is: impl Fn(&Value) -> bool) -> Value {
+        let mut state = Value::Null;
+        let holds = eventually(|| {
+            state = self.place.json("/api/v1/state");
+            is(&state)
+        });
+        assert!(holds, "never as expected: {state}");
+        state
+    }
+
+    /// Returns the number of sockets that the server has open.
+    pub fn sockets(&self) -> usize {
+        let all = fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap();
+        let links = all.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+        links
+            .filter(|link| link.to_string_lossy().starts_with("socket:"))
+            .count()
     }
 }
 

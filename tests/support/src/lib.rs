@@ -8,6 +8,7 @@
 //! - `GPULIMIT_TEST_RUN`: the folder of this run; `gpulimit-marked` makes a place in it for each
 //!   test and names the test to all processes that the test starts
 
+mod allocator;
 mod environment;
 pub mod executable;
 mod patience;
@@ -16,6 +17,7 @@ mod process;
 mod seed;
 mod skip;
 
+pub use allocator::Counting;
 pub use environment::{clean, fetch, free_port, is_built, repository, text};
 pub use patience::{eventually, patience, wait_until};
 pub use place::Scratch;

@@ -6,7 +6,6 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use gpulimit_support::{patience, wait_until};
 
@@ -90,30 +89,6 @@ impl Session {
             Some((_, answer)) => answer.trim_start().to_owned(),
             None => panic!("no answer: {line}"),
         }
-    }
-
-    /// Waits until the program's first thread sleeps in a call, and returns whether it has answered
-    /// nothing by then.
-    pub fn waits(&mut self) -> bool {
-        let path = format!("/proc/{}/syscall", self.pid());
-        // A thread that is ready for its next line sleeps, too: in a read of descriptor 0.
-        let reads = format!("{} 0x0 ", libc::SYS_read);
-        let is_asleep = |call: &str| !call.starts_with("running") && !call.starts_with(&reads);
-        let mut has_answered = false;
-        let asleep = gpulimit_support::eventually(|| {
-            let call = std::fs::read_to_string(&path).unwrap_or_default();
-            has_answered |= self.output.try_recv() != Err(TryRecvError::Empty);
-            has_answered || is_asleep(&call)
-        });
-        asleep && !has_answered && self.output.try_recv() == Err(TryRecvError::Empty)
-    }
-
-    /// Returns whether the program prints nothing for this time.
-    pub fn is_silent_for(&mut self, time: Duration) -> bool {
-        matches!(
-            self.output.recv_timeout(time),
-            Err(RecvTimeoutError::Timeout)
-        )
     }
 
     /// Waits until the program has read its commands and sleeps in another call than the one that

@@ -9,7 +9,7 @@ use gpulimit_programs::world::{self, Freezer, MIB, Session, World};
 
 use crate::frozen::{KNOBS, Others};
 use crate::tempest::setting;
-use gpulimit_support::{have, random, skip};
+use gpulimit_support::{have, random};
 
 const CAP: u64 = 2048 * MIB;
 /// The commands that the member repeats.

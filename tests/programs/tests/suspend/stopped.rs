@@ -7,7 +7,6 @@ use std::thread;
 
 use gpulimit_ledger::EventKind;
 use gpulimit_programs::world::{self, Freezer, GROUP, HOUR, Session, World};
-use gpulimit_support::skip;
 use serde_json::Value;
 
 use crate::signals::await_errand;
