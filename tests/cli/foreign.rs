@@ -3,6 +3,7 @@
 use crate::place::{Place, Running, is_root, text};
 use gpulimit_base::units::Size;
 use gpulimit_group::{MAX_USER_NAMES, Root};
+use gpulimit_support::Scratch;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
@@ -320,7 +321,7 @@ fn a_full_directory_of_a_user_slows_others_little() {
     if !is_root() {
         return;
     }
-    let place = Place::new();
+    let place = Place(Scratch::in_memory());
     place.group("lab", Size::Percent(5_000));
     place.group("lab/run-1-2", Size::Max);
     place.group("run-3-4", Size::Max);

@@ -1,6 +1,8 @@
 //! `show`
 
-use crate::place::{CAPACITY, GIB, GPU, Nothing, OTHER, Place, Running, started_by, text, words};
+use crate::place::{
+    CAPACITY, GIB, GPU, Nothing, OTHER, Place, Running, started_by, text, wait_until, words,
+};
 use crate::terminal::seen;
 use gpulimit_base::units::Size;
 use gpulimit_group::Insistence;
@@ -337,7 +339,9 @@ fn groups_removed_during_a_listing_are_no_error() {
                 drop(root.create("goes", &Default::default()).expect("created"));
                 // A program that another test starts holds a copy of this process's descriptors for
                 // a moment.
-                while !root.remove("goes").is_err_and(|error| error.is_missing()) {}
+                wait_until("the group is gone", || {
+                    root.remove("goes").is_err_and(|error| error.is_missing())
+                });
             }
         });
         while !churn.is_finished() {

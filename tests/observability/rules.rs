@@ -107,16 +107,27 @@ fn tests_of_rules_notice_mistakes() {
     ] {
         mistakes.push((right.to_owned(), wrong.to_owned()));
     }
-    for (right, wrong) in mistakes {
-        assert!(rules.contains(&right), "{right}");
-        let place = Scratch::new();
-        place.write("rules.yml", &rules.replace(&right, &wrong));
-        let tests = place.write("rules-test.yml", &read(TESTS));
-        let Some((good, said)) = promtool(&["test", "rules"], &tests) else {
-            return;
-        };
-        assert!(!good, "{wrong:?} instead of {right:?} passes: {said}");
+    let place = Scratch::new();
+    let write = |(number, (right, wrong)): (usize, &(String, String))| {
+        assert!(rules.contains(right), "{right}");
+        let wrong = rules.replace(right, wrong);
+        place.write(&format!("{number}/rules.yml"), &wrong);
+        place.write(&format!("{number}/rules-test.yml"), &read(TESTS))
+    };
+    let files: Vec<_> = mistakes.iter().enumerate().map(write).collect();
+    let (last, others) = files.split_last().expect("mistakes");
+    let others = others.iter().map(|path| path.to_str().expect("UTF-8"));
+    let arguments: Vec<_> = ["test", "rules"].into_iter().chain(others).collect();
+    let Some((_, said)) = promtool(&arguments, last) else {
+        return;
+    };
+    for (file, (right, wrong)) in files.iter().zip(&mistakes) {
+        let head = format!("Unit Testing:  {}\n", file.display());
+        let (_, result) = said.split_once(&head).unwrap_or_else(|| panic!("{said}"));
+        let passes = result.trim_start().starts_with("SUCCESS");
+        assert!(!passes, "{wrong:?} instead of {right:?} passes: {said}");
     }
+    assert_eq!(said.matches("  FAILED:").count(), mistakes.len(), "{said}");
 }
 
 #[test]

@@ -20,8 +20,8 @@ set -e
 mount --make-rprivate /
 mkdir -p "$PLACE"
 mount -t tmpfs -o mode=755 tmpfs "$PLACE"
-cp -a /etc "$PLACE/etc"
-mkdir -m 755 "$PLACE/lib" "$PLACE/run"
+mkdir -m 755 "$PLACE/etc" "$PLACE/lib" "$PLACE/run"
+cp -a /etc/ld.so.* /etc/passwd /etc/group "$PLACE/etc"
 mount --bind "$PLACE/etc" /etc
 mount --bind "$PLACE/lib" /usr/local/lib
 mount --bind "$PLACE/run" /run
