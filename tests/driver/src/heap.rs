@@ -382,13 +382,9 @@ mod tests {
     fn a_long_random_mix_keeps_the_heap_consistent() {
         let (mut heap, mut live) = (Heap::default(), Live::new());
         let mut indices = BTreeMap::new();
-        let (mut seed, mut fresh) = (7u64, 1);
-        let mut random = |below: u64| {
-            seed = seed
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1_442_695_040_888_963_407);
-            (seed >> 33) % below
-        };
+        let mut fresh = 1;
+        let mut random = gpulimit_support::random();
+        let mut random = |below: u64| random.u64(..below);
         for step in 0..20_000 {
             if random(if live.len() > 200 { 2 } else { 3 }) > 0 {
                 let scale = 3 + random(19);

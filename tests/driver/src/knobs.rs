@@ -75,6 +75,8 @@ pub struct Knobs {
     /// Not 0: each wait of a driver call is random, between 0 and the set time. This number is the
     /// seed.
     pub jitter: AtomicU64,
+    /// The number of threads that have drawn random waits.
+    jittering: AtomicU64,
     /// The rules, which make single driver functions wait or fail.
     pub rules: [Rule; MAX_RULES],
 }
@@ -385,10 +387,30 @@ impl Knobs {
         let seed = self.jitter.load(Relaxed);
         if seed != 0 {
             for wait in [&mut orders.latency, &mut orders.delay] {
-                *wait = random(seed) % (*wait + 1);
+                *wait = self.random(seed) % (*wait + 1);
             }
         }
         orders
+    }
+
+    /// Returns the next number of the calling thread's own random sequence. The sequence follows
+    /// from the seed and the number of threads that have begun before.
+    fn random(&self, seed: u64) -> u64 {
+        thread_local!(static STATE: Cell<u64> = const { Cell::new(0) });
+        STATE.with(|state| {
+            let mut word = match state.get() {
+                0 => {
+                    let number = self.jittering.fetch_add(1, Relaxed) + 1;
+                    (seed ^ number << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+                }
+                word => word,
+            };
+            word ^= word << 13;
+            word ^= word >> 7;
+            word ^= word << 17;
+            state.set(word.max(1));
+            word >> 8
+        })
     }
 }
 
@@ -435,27 +457,6 @@ impl Death {
     pub fn is_at(&self, symbol: &str, calls: u64, after: bool) -> bool {
         self.call == calls && self.after == after && self.symbol == symbol
     }
-}
-
-/// Returns the next number of the calling thread's own random sequence.
-fn random(seed: u64) -> u64 {
-    thread_local!(static STATE: Cell<u64> = const { Cell::new(0) });
-    STATE.with(|state| {
-        let mut word = match state.get() {
-            // Each thread has its own copy of this variable. The copy's address makes the thread's
-            // seed unique.
-            0 => {
-                seed ^ (u64::from(std::process::id()) << 32
-                    | std::ptr::from_ref(state).addr() as u64 >> 4)
-            }
-            word => word,
-        };
-        word ^= word << 13;
-        word ^= word >> 7;
-        word ^= word << 17;
-        state.set(word.max(1));
-        word >> 8
-    })
 }
 
 fn list() -> String {

@@ -1,7 +1,7 @@
 //! Tests of processes that are locked, moved off the GPU and back by another process.
 
+use gpulimit_support::Running;
 use std::io::{BufRead, Write};
-use std::process::Child;
 
 use crate::rig::{CONTEXT, Cuda, Library, MIB, Machine, eventually, expect_line, role};
 
@@ -177,7 +177,7 @@ fn processes_of_nvml() -> i32 {
 }
 
 /// A child process that obeys.
-struct Session(Child);
+struct Session(Running);
 
 impl Session {
     fn start(machine: &Machine, role: &str) -> Session {
@@ -190,7 +190,7 @@ impl Session {
         session
     }
 
-    /// Returns whether the program has printed nothing for a moment.
+    /// Returns whether the program has printed nothing.
     fn is_silent(&mut self) -> bool {
         use std::os::fd::AsRawFd;
         let output = self.0.stdout.as_ref().expect("piped");
@@ -200,7 +200,7 @@ impl Session {
             revents: 0,
         };
         // SAFETY: the array of one entry lives during the call.
-        unsafe { libc::poll(&mut poll, 1, 20) == 0 }
+        unsafe { libc::poll(&mut poll, 1, 0) == 0 }
     }
 
     #[track_caller]
@@ -219,7 +219,8 @@ impl Session {
             let mut tasks = std::fs::read_dir(&tasks).expect("a process").flatten();
             tasks.any(|task| {
                 let call = std::fs::read_to_string(task.path().join("wchan"));
-                call.is_ok_and(|call| call.contains("nanosleep"))
+                let waits = ["nanosleep", "setlk", "lock_"];
+                call.is_ok_and(|call| waits.iter().any(|wait| call.contains(wait)))
             })
         };
         assert!(eventually(sleeps), "{command} does not wait");
@@ -857,7 +858,7 @@ fn calls_about_a_process_wait_for_the_step_under_way() {
         let ask = format!("state {}", program.pid());
         assert!(eventually(|| other.say(&ask) == format!("0 {under_way}")));
         machine.knob("driver-version", "13000");
-        other.tell(&ask);
+        other.tell_waiting(&ask);
         assert!(other.is_silent(), "{step}");
         machine.knob("step", "0");
         assert_eq!(other.answer(), format!("0 {state}"));
@@ -892,9 +893,9 @@ fn calls_about_a_stopped_process_wait_until_it_goes_on() {
         ("unlock PID", "0"),
     ] {
         signal(&program, libc::SIGSTOP);
-        tool.tell(&command.replace("PID", &program.pid().to_string()));
+        tool.tell_waiting(&command.replace("PID", &program.pid().to_string()));
         let mut other = Session::start(&machine, "tool");
-        other.tell(&format!("state {}", program.pid()));
+        other.tell_waiting(&format!("state {}", program.pid()));
         for waiting in [&mut tool, &mut other] {
             assert!(waiting.is_silent(), "{command}");
         }

@@ -1,18 +1,20 @@
 //! Tests of the simulated driver with real client libraries: NVIDIA's own libcudart, and cudarc.
 
-use crate::rig::{Library, MIB, Machine, alone, role, root, used};
+use crate::rig::{Library, MIB, Machine, alone, role, used};
+use gpulimit_support::{fetch, repository, skip};
 
 /// Runs functions of one version of libcudart. Fetches this libcudart first if it is missing.
 fn runtime(version: &str) {
+    let path = repository().join(format!(".cache/cudart-{version}/libcudart.so.{version}"));
     if role().is_none() {
-        let fetched = std::process::Command::new(root().join("scripts/wheels")).status();
-        if !fetched.is_ok_and(|status| status.success()) {
-            eprintln!("SKIPPED: scripts/wheels could not fetch libcudart {version}");
-            return;
+        fetch("wheels");
+        if !path.exists() {
+            return skip(format_args!(
+                "scripts/wheels could not fetch libcudart {version}"
+            ));
         }
         return Machine::new(&[]).run("client");
     }
-    let path = root().join(format!(".cache/cudart-{version}/libcudart.so.{version}"));
     let runtime = Library::open(path.to_str().expect("a path")).expect("libcudart loads");
     assert_eq!(runtime.get("cudaGetDeviceCount", &[]), Ok(1));
     let before = used();

@@ -484,23 +484,40 @@ fn memory_left_by_a_launch_must_be_freed_before_the_next() {
 
 #[test]
 fn graphs_share_memory_unless_they_run_at_once() {
-    alone(&[("GPULIMIT_SIM_WORK", "1000000000")], |cuda| {
+    const NOT_READY: i32 = 600;
+    alone(&[], |cuda| {
         cuda.start();
         let (one, two) = (stream(cuda, 1), stream(cuda, 1));
         let graphs = [100, 80].map(|size| executable(cuda, freed_graph(cuda, &[size * MIB]), 0));
-        for graph in graphs {
-            assert_eq!(cuda.call("cuGraphLaunch", &[graph, one]), 0);
-            assert_eq!(memory(cuda, 2), 128 * MIB, "graphs share memory");
+        let launch = |graph, stream| assert_eq!(cuda.call("cuGraphLaunch", &[graph, stream]), 0);
+        let trim = || assert_eq!(cuda.call("cuDeviceGraphMemTrim", &[0]), 0);
+        // The graphs have to run longer than the test takes to look at them.
+        let mut work = 50_000_000;
+        loop {
+            crate::work::set_work(work);
+            let shared = graphs.map(|graph| {
+                launch(graph, one);
+                memory(cuda, 2)
+            });
+            trim();
+            let kept = memory(cuda, 2);
+            launch(graphs[1], two);
+            let apart = memory(cuda, 2);
+            let is_running = cuda.call("cuStreamQuery", &[one]) == NOT_READY;
+            assert_eq!(cuda.call("cuCtxSynchronize", &[]), 0);
+            if is_running {
+                assert_eq!(shared, [128 * MIB; 2], "graphs share memory");
+                assert_eq!(kept, 128 * MIB, "a trim skips running graphs");
+                assert_eq!(apart, (128 + 96) * MIB, "streams share no memory");
+                break;
+            }
+            trim();
+            work *= 2;
         }
-        assert_eq!(cuda.call("cuDeviceGraphMemTrim", &[0]), 0);
-        assert_eq!(memory(cuda, 2), 128 * MIB, "a trim skips running graphs");
-        assert_eq!(cuda.call("cuGraphLaunch", &[graphs[1], two]), 0);
-        assert_eq!(memory(cuda, 2), (128 + 96) * MIB, "streams share no memory");
-        assert_eq!(cuda.call("cuCtxSynchronize", &[]), 0);
-        assert_eq!(cuda.call("cuGraphLaunch", &[graphs[0], two]), 0);
+        launch(graphs[0], two);
         assert_eq!(memory(cuda, 2), (128 + 96) * MIB);
         assert_eq!(cuda.call("cuCtxSynchronize", &[]), 0);
-        assert_eq!(cuda.call("cuDeviceGraphMemTrim", &[0]), 0);
+        trim();
         assert_eq!(memory(cuda, 2), 0);
     });
 }

@@ -3,7 +3,7 @@
 use gpulimit_sim::ipc::Handle;
 
 use crate::rig::{CONTEXT, Cuda, MIB, Machine, alone, eventually, expect_line, role};
-use crate::sharing::{holds, kill, say, serve};
+use crate::sharing::{holds, say, serve};
 
 const SIZE: u64 = 4 * MIB;
 
@@ -172,11 +172,11 @@ fn opened_memory_counts_for_its_owner_and_then_for_its_opener() {
     // A killed owner's memory is freed after the time that the knob `kill-lag-ms` sets.
     say(&mut owner, "a");
     say(&mut opener, "o");
-    kill(owner);
+    drop(owner);
     assert!(eventually(|| machine.used() == CONTEXT + SIZE));
     assert_eq!(holds(&machine, opener.id()), CONTEXT + SIZE);
     say(&mut opener, "g");
     assert_eq!(machine.used(), CONTEXT);
-    kill(opener);
+    drop(opener);
     let _ = std::fs::remove_file(path);
 }

@@ -39,7 +39,8 @@ fn module_takes_its_variable_at_the_load(cuda: &Cuda) {
 /// Checks that every way of loading a library's module takes 64 MiB beyond the `before` bytes in
 /// use.
 fn library_takes_its_variable(cuda: &Cuda, before: u64) {
-    let file = std::env::temp_dir().join(format!("gpulimit-sim-{}.ptx", std::process::id()));
+    let scratch = gpulimit_support::Scratch::new();
+    let file = scratch.at("big.ptx");
     std::fs::write(&file, BIG.to_bytes()).expect("written");
     let path = std::ffi::CString::new(file.to_str().expect("a path")).expect("no NUL");
     let (work, big) = (c"work".as_ptr() as usize, c"big".as_ptr() as usize);
@@ -86,7 +87,6 @@ fn library_takes_its_variable(cuda: &Cuda, before: u64) {
         assert_eq!(cuda.beyond(), 0, "way {way}");
         assert_eq!(launch(cuda, kernel), 400, "the library is unloaded");
     }
-    let _ = std::fs::remove_file(file);
 }
 
 fn mode(cuda: &Cuda) -> i32 {

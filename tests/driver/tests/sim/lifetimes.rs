@@ -1,6 +1,7 @@
 //! Tests of when the simulated driver frees memory.
 
 use crate::rig::{Cuda, MIB, alone, used};
+use gpulimit_support::{Random, seed};
 
 /// Returns the `CUmemAllocationProp` of pinned memory on the first GPU.
 fn properties() -> [u8; 32] {
@@ -159,28 +160,26 @@ fn capacity_holds_against_threads() {
             // The barrier makes all threads hold their memory at once, even on a machine with fewer
             // processors.
             let all = &std::sync::Barrier::new(8);
+            let seed = seed();
             let refused: u64 = std::thread::scope(|scope| {
                 let threads: Vec<_> = (0..8u64)
                     .map(|thread| {
                         scope.spawn(move || {
                             let cuda = shared.0;
                             assert_eq!(cuda.call("cuCtxSetCurrent", &[context]), 0);
-                            let (mut live, mut refused, mut random) = (Vec::new(), 0, thread + 1);
+                            let (mut live, mut refused) = (Vec::new(), 0);
+                            let mut random = Random::with_seed(seed + thread);
                             for round in 0..3000 {
                                 if round == 60 {
                                     all.wait();
                                 }
-                                random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
-                                match cuda.alloc(1 + (random >> 33) % (24 * MIB)) {
+                                match cuda.alloc(random.u64(1..=24 * MIB)) {
                                     Ok(address) => live.push(address),
                                     Err(2) => refused += 1,
                                     Err(error) => panic!("{error}"),
                                 }
                                 if live.len() > 30 {
-                                    assert_eq!(
-                                        cuda.free(live.swap_remove((random >> 40) as usize % 30)),
-                                        0
-                                    );
+                                    assert_eq!(cuda.free(live.swap_remove(random.usize(..30))), 0);
                                 }
                             }
                             live.into_iter()

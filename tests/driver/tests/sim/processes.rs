@@ -7,6 +7,7 @@ use crate::rig::{
     CONTEXT, Cuda, Library, MIB, Machine, ROLE, alone, eventually, expect_line, role,
     wait_for_close,
 };
+use gpulimit_support::{Random, seed};
 
 /// The child process of a test: takes 1 GiB and holds it until its standard input is closed.
 fn hold() {
@@ -41,15 +42,11 @@ fn a_killed_process_keeps_its_memory_for_the_lag() {
 
     let mut child = machine.spawn("hold");
     expect_line(&mut child, "holding");
+    let alive = Instant::now();
     child.kill().expect("killed");
     child.wait().expect("gone");
-    let dead = Instant::now();
     assert!(eventually(|| machine.used() == 0));
-    assert!(
-        dead.elapsed() >= Duration::from_millis(250),
-        "after {:?}",
-        dead.elapsed()
-    );
+    assert!(alive.elapsed() >= Duration::from_millis(300));
     assert_eq!(machine.number("peak"), HELD);
 }
 
@@ -326,18 +323,17 @@ fn churn(seed: u64) {
     };
     assert_eq!(cuda.call("cuCtxSetCurrent", &[context as usize]), 0);
     println!("churning");
-    let (mut live, mut random) = (Vec::new(), seed);
+    let (mut live, mut random) = (Vec::new(), Random::with_seed(seed));
     loop {
-        random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
-        if let Ok(address) = cuda.alloc(1 + (random >> 33) % (16 * MIB)) {
+        if let Ok(address) = cuda.alloc(random.u64(1..=16 * MIB)) {
             live.push(address);
         }
-        if random >> 58 == 0 {
+        if random.u8(..64) == 0 {
             // Free all memory, so that new processes find room for their contexts.
             live.drain(..)
                 .for_each(|address| assert_eq!(cuda.free(address), 0));
         } else if live.len() > 20 {
-            assert_eq!(cuda.free(live.swap_remove((random >> 40) as usize % 20)), 0);
+            assert_eq!(cuda.free(live.swap_remove(random.usize(..20))), 0);
         }
     }
 }
@@ -345,7 +341,7 @@ fn churn(seed: u64) {
 #[test]
 fn capacity_holds_against_killed_and_stopped_processes() {
     if let Some(role) = role() {
-        return churn(role.parse().expect("a seed"));
+        return churn(seed() + role.parse::<u64>().expect("a number"));
     }
     let capacity = 512 * MIB;
     let machine = Machine::new(&[
@@ -370,6 +366,7 @@ fn capacity_holds_against_killed_and_stopped_processes() {
             break;
         }
         let index = 1 + kills as usize % 3;
+        // Any moment is right for a kill, and a late one makes the peak higher.
         std::thread::sleep(Duration::from_millis(5 + kills % 7 + kills / 5));
         children[index].kill().expect("killed");
         children[index].wait().expect("gone");

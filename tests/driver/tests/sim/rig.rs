@@ -8,17 +8,13 @@ use std::sync::OnceLock;
 
 use gpulimit_sim::machine::{self, BLOCK};
 use gpulimit_sim::{grant, process};
-use gpulimit_support::Scratch;
 pub use gpulimit_support::eventually;
+use gpulimit_support::{Running, Scratch, clean, is_built, repository, text};
 
 pub const ROLE: &str = "GPULIMIT_SIM_TEST_ROLE";
 
 pub const MIB: u64 = 1 << 20;
 pub const CONTEXT: u64 = 543_162_368;
-
-pub fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
 
 /// Returns the folder with the built libraries of the simulated driver.
 fn libraries() -> &'static Path {
@@ -27,15 +23,12 @@ fn libraries() -> &'static Path {
         // The test program is …/target/debug/deps/sim-0123, so its third parent is …/target.
         let exe = std::env::current_exe().expect("the test program has a path");
         let target = exe.ancestors().nth(3).expect("a target folder").to_owned();
-        let mut build = Command::new(root().join("scripts/sim"));
-        build
-            .arg("true")
-            .env("CARGO_TARGET_DIR", &target)
-            .env_remove("GPULIMIT_SIM_BUILT");
-        assert!(
-            build.status().expect("scripts/sim runs").success(),
-            "scripts/sim could not build the driver"
-        );
+        if !is_built() {
+            let mut build = Command::new(repository().join("scripts/sim"));
+            build.arg("true").env("CARGO_TARGET_DIR", &target);
+            let status = clean(&mut build).status().expect("scripts/sim runs");
+            assert!(status.success(), "scripts/sim could not build the driver");
+        }
         target.join("sim-driver")
     })
 }
@@ -63,7 +56,7 @@ impl Machine {
 
     fn command(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
-        command
+        clean(&mut command)
             .env("GPULIMIT_SIM_STATE", self.at("machine"))
             .env("LD_LIBRARY_PATH", libraries())
             .envs(self.knobs.iter().map(|(name, value)| (name, value)))
@@ -73,12 +66,12 @@ impl Machine {
     }
 
     /// Starts the calling test again, as a child process with this role.
-    pub fn spawn(&self, role: &str) -> Child {
+    pub fn spawn(&self, role: &str) -> Running {
         self.spawn_with(role, &[])
     }
 
     /// Starts the calling test again, as a child process with this role and these variables.
-    pub fn spawn_with(&self, role: &str, variables: &[(&str, &str)]) -> Child {
+    pub fn spawn_with(&self, role: &str, variables: &[(&str, &str)]) -> Running {
         let test = std::thread::current()
             .name()
             .expect("tests have names")
@@ -89,17 +82,17 @@ impl Machine {
             .args([&test, "--exact", "--nocapture", "--test-threads=1"])
             .env(ROLE, role)
             .envs(variables.iter().copied());
-        command.spawn().expect("the test program starts again")
+        Running::start(&mut command)
     }
 
     /// Starts the calling test again, as a child process with this role, and expects that it
     /// passes.
     pub fn run(&self, role: &str) {
-        let output = self.spawn(role).wait_with_output().expect("the child ends");
+        let output = self.spawn(role).ended();
         assert!(
             output.status.success(),
             "role {role}: {}",
-            String::from_utf8_lossy(&output.stdout)
+            text(&output.stdout)
         );
     }
 
@@ -110,7 +103,7 @@ impl Machine {
             .output()
             .expect("it runs");
         assert!(output.status.success(), "{arguments:?}");
-        String::from_utf8_lossy(&output.stdout).into_owned()
+        text(&output.stdout)
     }
 
     pub fn knob(&self, name: &str, value: &str) {

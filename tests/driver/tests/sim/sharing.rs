@@ -5,6 +5,8 @@ use std::io::{Read, Write};
 use std::os::fd::IntoRawFd;
 use std::process::Child;
 
+use gpulimit_support::Running;
+
 use crate::rig::{CONTEXT, Cuda, MIB, Machine, alone, eventually, expect_line, role};
 
 const SIZE: u64 = 4 * MIB;
@@ -136,7 +138,7 @@ pub fn say(child: &mut Child, letters: &str) -> String {
 }
 
 /// Starts an exporter of memory, and `others` processes that open the exporter's descriptor.
-fn exported(machine: &Machine, others: usize) -> (Child, Vec<Child>) {
+fn exported(machine: &Machine, others: usize) -> (Running, Vec<Running>) {
     let mut exporter = machine.spawn("export");
     let line = say(&mut exporter, "e");
     let number = line.split(' ').nth(1).expect("a number");
@@ -149,11 +151,6 @@ fn exported(machine: &Machine, others: usize) -> (Child, Vec<Child>) {
     (exporter, (0..others).map(importer).collect())
 }
 
-pub fn kill(mut child: Child) {
-    child.kill().expect("killed");
-    child.wait().expect("gone");
-}
-
 #[test]
 fn exported_memory_counts_for_its_exporter_or_its_only_importer() {
     if let Some(role) = role() {
@@ -164,7 +161,7 @@ fn exported_memory_counts_for_its_exporter_or_its_only_importer() {
     let [first, second] = others.as_mut_slice() else {
         panic!("two");
     };
-    let holds = |child: &Child| holds(&machine, child.id()) - CONTEXT;
+    let holds = |child: &Running| holds(&machine, child.id()) - CONTEXT;
     let three = 3 * CONTEXT;
     say(first, "imr");
     say(second, "i");
@@ -205,7 +202,7 @@ fn exported_memory_counts_for_its_exporter_or_its_only_importer() {
         eventually(|| machine.used() == three),
         "closing the last descriptor frees the memory"
     );
-    [exporter].into_iter().chain(others).for_each(kill);
+    drop((exporter, others));
 }
 
 #[test]
@@ -218,7 +215,7 @@ fn memory_of_a_dead_exporter_counts_for_its_importer() {
     let mut importer = others.remove(0);
     say(&mut importer, "im");
     let dead = exporter.id();
-    kill(exporter);
+    drop(exporter);
     assert_eq!(
         holds(&machine, dead),
         CONTEXT + SIZE,
@@ -226,7 +223,7 @@ fn memory_of_a_dead_exporter_counts_for_its_importer() {
     );
     assert!(eventually(|| machine.used() == CONTEXT + SIZE));
     assert_eq!(holds(&machine, importer.id()), CONTEXT + SIZE);
-    kill(importer);
+    drop(importer);
     assert!(eventually(|| machine.used() == 0));
     assert!(machine.number("peak") == 2 * CONTEXT + SIZE);
 }
