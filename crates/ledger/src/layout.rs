@@ -60,7 +60,7 @@ pub(super) struct Preface {
     pub file_size: AtomicU64,
 }
 
-/// Returns the content of the [`Preface`] in this version of the format, in the order of its fields.
+/// Returns the content of the [`Preface`] in this version, in the order of its fields.
 pub(super) fn preface() -> [u64; 8] {
     [
         MAGIC,

@@ -5,12 +5,12 @@
 use crate::compare;
 use crate::page::Block;
 use gpulimit_programs::world::{self, World, repository};
+use gpulimit_support::patience;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::{Duration, Instant};
+use std::sync::mpsc::{Receiver, channel};
 
 const SETUP: &str = r#"
 set -e
@@ -54,8 +54,6 @@ echo READY
 const USER: &str = "setpriv --reuid alice --regid alice --init-groups bash --norc";
 /// A line printed at the end of a block.
 const END: &str = "--- end of block ---";
-/// Longer than any block takes.
-const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The machine, and the shell on it.
 pub struct Machine {
@@ -119,7 +117,7 @@ impl Machine {
     /// Takes lines up to this one; returns false if it never comes.
     fn until(&mut self, end: &str, lines: &mut Vec<String>) -> bool {
         loop {
-            match self.output.recv_timeout(PATIENCE) {
+            match self.output.recv_timeout(patience()) {
                 Ok(line) if line == end => return true,
                 Ok(line) => lines.push(line),
                 Err(_) => {
@@ -133,14 +131,12 @@ impl Machine {
     /// Takes lines until all of these have come.
     #[track_caller]
     fn until_said(&mut self, path: &str, at: usize, says: &[String], found: &mut Vec<String>) {
-        let end = Instant::now() + PATIENCE;
         loop {
             let (missing, _) = compare::difference(says, found);
             if missing.is_empty() {
                 return;
             }
-            let left = end.saturating_duration_since(Instant::now());
-            match self.output.recv_timeout(left) {
+            match self.output.recv_timeout(patience()) {
                 Ok(line) => found.push(line),
                 Err(_) => panic!(
                     "{path}:{at}: not said: {missing:#?}\nall: {}",
@@ -199,23 +195,23 @@ impl Machine {
             return commands.len();
         };
         // Programs in the background print in their own time.
-        let until = Instant::now() + PATIENCE;
         loop {
             let (missing, more) = compare::difference(says, &found);
             if missing.is_empty() && more.is_empty() {
                 return commands.len();
             }
             // A line that is not on the page is an error, whatever comes after it.
-            let late = !more.is_empty() || Instant::now() > until;
-            match self.output.recv_timeout(Duration::from_secs(10)) {
-                Ok(line) if !late => found.push(line),
-                Err(RecvTimeoutError::Timeout) if !late => {}
-                _ => panic!(
+            let next = match more.is_empty() {
+                true => self.output.recv_timeout(patience()).ok(),
+                false => None,
+            };
+            found.push(next.unwrap_or_else(|| {
+                let all = found.join("\n");
+                panic!(
                     "{path}:{line}: not said: {missing:#?}\nand not on the page: {more:#?}\n\
-                        all: {}",
-                    found.join("\n")
-                ),
-            }
+                     all: {all}"
+                )
+            }));
         }
     }
 }

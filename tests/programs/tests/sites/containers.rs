@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 
 use gpulimit_programs::world::{self, CONTEXT, MIB, Session, eventually, text};
+use gpulimit_support::{have, skip};
 use serde_json::json;
 
 use crate::engine::{Engine, Start};
@@ -367,8 +368,9 @@ fn the_hook_handles_repeated_and_conflicting_calls() {
     fs::create_dir(&bundle).expect("made");
     let config = json!({ "root": { "path": "rootfs" } });
     fs::write(bundle.join("config.json"), config.to_string()).expect("written");
-    let sleeper = || Command::new("sleep").arg("600").spawn().expect("started");
-    let mut init = sleeper();
+    // These programs wait for input, and are killed at the end of the test.
+    let sleeper = || Session::start(Command::new("cat"));
+    let init = sleeper();
     let id = "0123456789abcdef".repeat(4);
     let group = "container-0123456789ab";
     let of = |id: &str, pid: u32| {
@@ -380,7 +382,7 @@ fn the_hook_handles_repeated_and_conflicting_calls() {
             "bundle": bundle,
         })
     };
-    let state = of(&id, init.id());
+    let state = of(&id, init.pid());
     let create = |cap| ["create", "--cap", cap];
     assert_eq!(engine.hook(&create("2g"), &state), (0, String::new()));
     assert_eq!(engine.groups(), [group]);
@@ -391,11 +393,11 @@ fn the_hook_handles_repeated_and_conflicting_calls() {
         status == 1 && said.contains("already has cap 2GiB"),
         "{said}"
     );
-    let mut other = sleeper();
-    let (status, said) = engine.hook(&create("2g"), &of(&id, other.id()));
+    let other = sleeper();
+    let (status, said) = engine.hook(&create("2g"), &of(&id, other.pid()));
     assert!(status == 1 && said.contains("another container"), "{said}");
     let namesake = id.replace("cdef", "ffff");
-    let (status, said) = engine.hook(&create("2g"), &of(&namesake, other.id()));
+    let (status, said) = engine.hook(&create("2g"), &of(&namesake, other.pid()));
     assert!(status == 1 && said.contains("another container"), "{said}");
     // The end of either container must not remove the other's group.
     assert_eq!(
@@ -410,21 +412,20 @@ fn the_hook_handles_repeated_and_conflicting_calls() {
     );
     assert_eq!(engine.groups(), [group]);
     // The container's group is removed after its end, even if its process was not reaped.
-    init.kill().expect("killed");
+    init.signal(libc::SIGKILL);
     assert_eq!(engine.hook(&["remove"], &of(&id, 0)), (0, String::new()));
     assert_eq!(engine.hook(&["remove"], &of(&id, 0)), (0, String::new()));
-    init.wait().expect("reaped");
+    drop(init);
     engine.nothing_is_left();
     // A killed hook has left a group without a record.
     assert!(engine.gpulimit(&["create", group]).status.success());
     assert_eq!(
-        engine.hook(&create("2g"), &of(&id, other.id())),
+        engine.hook(&create("2g"), &of(&id, other.pid())),
         (0, String::new())
     );
     let limit = engine.gpulimit(&["get", group, "max"]);
     assert_eq!(text(&limit.stdout).trim(), "2GiB");
-    other.kill().expect("killed");
-    other.wait().expect("reaped");
+    other.kill();
     // A truncated record is not interpreted.
     let record = engine
         .world
@@ -502,6 +503,7 @@ engine() {
     command podman --root "$PLACE/podman" --runroot /run/podman-test --storage-driver vfs \
         --cgroup-manager cgroupfs --runtime "$(command -v runc)" "$@"
 }
+trap 'engine rm --all --force -t 0 > /dev/null 2>&1' EXIT
 podman() {
     shift
     engine run --rm -i --network none --ulimit nofile=1000:1000 --ulimit nproc=1000:1000 \
@@ -539,20 +541,19 @@ engine rm -f -t 0 later > /dev/null
     let Some(engine) = Engine::new(&caps) else {
         return;
     };
-    if Command::new("podman").arg("--version").output().is_err() {
-        eprintln!("SKIPPED: there is no podman (scripts/setup containers)");
+    if !have("podman") {
         return;
     }
-    let output = Command::new("unshare")
+    let mut command = Command::new("unshare");
+    command
         .args(["--mount", "sh", "-c", PODMAN])
         .env("PLACE", engine.world.file(""))
         .env("PAGE", line("podman run "))
-        .env_remove("LD_PRELOAD")
-        .output()
-        .expect("started");
+        .env_remove("LD_PRELOAD");
+    let output = world::finish(command);
     let said = text(&output.stdout);
     if let Some(why) = said.strip_prefix("no podman here: ") {
-        eprintln!("SKIPPED: podman runs no container here: {why}");
+        skip(format_args!("podman runs no container here: {why}"));
         return;
     }
     let errors = text(&output.stderr);

@@ -5,11 +5,11 @@ use std::cell::Cell;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-use std::sync::OnceLock;
+use std::process::{Command, Output};
 
 use gpulimit_programs::executable;
 use gpulimit_programs::world::{self, Session, World, eventually, text};
+use gpulimit_support::{have, skip};
 use serde_json::{Value, json};
 
 /// The first user id on the host of a container with a user namespace.
@@ -69,41 +69,28 @@ pub struct Inside {
     runtime: PathBuf,
 }
 
-/// Returns the path of an image that the machine's runc accepts; `None` where containers cannot
-/// run, with a message on the first call.
+/// Returns whether runc runs a container of this image; skips if not.
 fn possible(image: &Path) -> bool {
-    static POSSIBLE: OnceLock<bool> = OnceLock::new();
-    *POSSIBLE.get_or_init(|| {
-        let why = match Command::new("runc").arg("--version").output() {
-            Err(_) => "there is no runc (scripts/setup containers)".to_owned(),
-            Ok(_) => {
-                let place = image.with_file_name("try");
-                let command = &["/bin/sh", "-c", "exit 7"];
-                let config = config(
-                    image,
-                    &[],
-                    &Start {
-                        command,
-                        ..Start::default()
-                    },
-                );
-                bundle(&place, &config);
-                let tried = runc(&place.join("state"))
-                    .args(["run", "--bundle"])
-                    .arg(&place)
-                    .arg(format!("gpulimit-try-{}", std::process::id()))
-                    .stdin(Stdio::null())
-                    .output()
-                    .expect("runc starts");
-                match tried.status.code() {
-                    Some(7) => return true,
-                    _ => format!("runc runs no container here: {}", text(&tried.stderr)),
-                }
-            }
-        };
-        eprintln!("SKIPPED: {why}");
-        false
-    })
+    if !have("runc") {
+        return false;
+    }
+    let place = image.with_file_name("try");
+    let start = Start {
+        command: &["/bin/sh", "-c", "exit 7"],
+        ..Start::default()
+    };
+    bundle(&place, &config(image, &[], &start));
+    // Control groups have the names of containers and are shared by the whole machine.
+    let world = image.parent().and_then(Path::file_name).expect("a world");
+    let mut command = runc(&place.join("state"));
+    command.args(["run", "--bundle"]).arg(&place).arg(world);
+    let tried = world::finish(command);
+    let runs = tried.status.code() == Some(7);
+    if !runs {
+        let why = text(&tried.stderr);
+        skip(format_args!("runc runs no container here: {why}"));
+    }
+    runs
 }
 
 fn runc(state: &Path) -> Command {

@@ -10,6 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 
 use gpulimit_programs::world::{self, Session, World, controller, eventually, repository, text};
+use gpulimit_support::have;
 use serde_json::Value;
 
 #[path = "../../../observability/queries.rs"]
@@ -126,7 +127,7 @@ struct Prometheus {
 }
 
 impl Prometheus {
-    fn start(world: &World, server: SocketAddr) -> Option<Prometheus> {
+    fn start(world: &World, server: SocketAddr) -> Prometheus {
         let folder = world.file("prometheus");
         let config = repository().join("config/prometheus");
         let read = |name: &str| fs::read_to_string(config.join(name)).expect(name);
@@ -152,17 +153,13 @@ impl Prometheus {
             .stdout(Stdio::null())
             .stderr(fs::File::create(folder.join("log")).expect("a log"))
             .spawn();
-        let Ok(process) = process else {
-            eprintln!("skipped: there is no prometheus (scripts/setup prometheus)");
-            return None;
-        };
-        let process = Running(process);
+        let process = Running(process.expect("started"));
         let ready = eventually(|| get(address, "/-/ready", "").is_some());
         assert!(ready, "{:?}", fs::read_to_string(folder.join("log")));
-        Some(Prometheus {
+        Prometheus {
             _process: process,
             address,
-        })
+        }
     }
 
     /// Returns the data of an answer; `None` if it is an error.
@@ -197,12 +194,13 @@ impl Prometheus {
 
 #[test]
 fn prometheus_answers_every_query_of_rules_and_dashboard() {
+    if !have("prometheus") {
+        return;
+    }
     let world = World::with(8 << 30, &[]);
     let mut load = Load::start(&world);
     let (_server, address) = serve(&world);
-    let Some(prometheus) = Prometheus::start(&world, address) else {
-        return;
-    };
+    let prometheus = Prometheus::start(&world, address);
     let has = |query: &str| {
         prometheus
             .query(query)
@@ -337,15 +335,15 @@ fn the_page_lists_the_metrics_that_the_server_exports() {
 /// Asserts that promtool finds no mistake in metrics.
 #[track_caller]
 fn check(answer: &str) {
-    let started = Command::new("promtool")
+    if !have("promtool") {
+        return;
+    }
+    let mut promtool = Command::new("promtool")
         .args(["check", "metrics"])
         .stdin(Stdio::piped())
         .stderr(Stdio::piped())
-        .spawn();
-    let Ok(mut promtool) = started else {
-        eprintln!("skipped: there is no promtool (scripts/setup prometheus)");
-        return;
-    };
+        .spawn()
+        .expect("started");
     let mut input = promtool.stdin.take().expect("a pipe");
     input.write_all(answer.as_bytes()).expect("written");
     drop(input);

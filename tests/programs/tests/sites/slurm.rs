@@ -10,37 +10,28 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use gpulimit_programs::world::{self, World, repository, text};
+use gpulimit_support::{have, may_unshare, patience, skip};
 use serde_json::Value;
 
 /// Users of the node.
 const ALICE: u32 = 41_001;
 const BOB: u32 = 41_002;
 
-/// Returns why the node cannot be made on this machine, if something is missing.
-fn missing() -> Option<String> {
-    for tool in ["slurmctld", "slurmd", "srun", "munged"] {
-        let found = Command::new("sh")
-            .args(["-c", &format!("PATH=$PATH:/usr/sbin command -v {tool}")])
-            .output();
-        if !found.is_ok_and(|output| output.status.success()) {
-            return Some(format!("there is no {tool} (scripts/setup slurm)"));
-        }
+/// Returns whether the node can be made on this machine; skips if not.
+fn is_possible() -> bool {
+    if !["slurmctld", "slurmd", "srun", "munged"]
+        .iter()
+        .all(|tool| have(tool))
+    {
+        return false;
     }
-    let version = Command::new("/usr/sbin/slurmd").arg("-V").output();
-    if version.is_ok_and(|output| text(&output.stdout).contains(" 23.")) {
-        return Some("slurmd of version 23 does not start without systemd's cgroups".into());
+    let mut slurmd = Command::new("slurmd");
+    slurmd.arg("-V");
+    if text(&world::finish(slurmd).stdout).contains(" 23.") {
+        skip("slurmd of version 23 does not start without systemd's cgroups");
+        return false;
     }
-    let namespaces = Command::new("unshare")
-        .args(["-mpf", "--mount-proc", "sh", "-c"])
-        .arg(
-            "touch /dev/shm/gpulimit-try.$$ && mount --bind /dev/null /dev/shm/gpulimit-try.$$; \
-            status=$?; umount /dev/shm/gpulimit-try.$$; rm /dev/shm/gpulimit-try.$$; exit $status",
-        )
-        .output();
-    match namespaces {
-        Ok(output) if output.status.success() => None,
-        output => Some(format!("mounts and namespaces take root: {output:?}")),
-    }
+    may_unshare(&["--mount", "--pid", "--mount-proc"])
 }
 
 /// A running node; its processes end with it.
@@ -55,8 +46,7 @@ struct Cluster {
 impl Cluster {
     /// Starts the node; `None`, with a message, where there is no Slurm.
     fn start() -> Option<Cluster> {
-        if let Some(why) = missing() {
-            eprintln!("skipped: {why}");
+        if !is_possible() {
             return None;
         }
         let world = World::without_group(&[("GPULIMIT_SIM_GPUS", "2")]);
@@ -119,7 +109,8 @@ impl Cluster {
         );
         // A command that waits for ever fails by this time limit.
         text += &format!(
-            "exec setpriv --reuid={uid} --regid={uid} --clear-groups timeout 300 sh -c '{}'\n",
+            "exec setpriv --reuid={uid} --regid={uid} --clear-groups timeout {} sh -c '{}'\n",
+            patience().as_secs(),
             command.replace('\'', "'\\''")
         );
         fs::write(self.world.file(&format!("command.{number}")), text).expect("written");

@@ -289,11 +289,13 @@ fn a_member_stopped_for_long_blocks_no_other() {
         let lines = "alloc a 10M\nfree a";
         victim.tell(lines);
         assert_eq!([victim.answer(), victim.answer()], ["0", "0"]);
-        let before = world.usage(0).charged;
+        let ledger = world.ledger();
+        let device = ledger.devices()[0].index;
+        let before = ledger.usage(device).charged;
         let tracer = Tracer::attach(victim.pid());
         victim.tell(lines);
         step_until(&tracer, || {
-            let usage = world.usage(0);
+            let usage = ledger.usage(device);
             if undecided {
                 usage.undecided >= 10 * MIB
             } else {

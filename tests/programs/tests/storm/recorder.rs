@@ -199,8 +199,8 @@ fn the_history_misses_no_peak_and_the_bill_adds_up() {
     let off = |bill: u128| bill as f64 / (sampled as f64 / 1_000.0) - 1.0;
     let (below, above) = (off(sure), off(most));
     println!(
-        "{} samples, {blind} ms not seen, {killed} killed, {changes} changes of the limit, peak {} MiB, \
-         bill {:.2} to {:.2} % off",
+        "{} samples, {blind} ms not seen, {killed} killed, {changes} changes of the limit, \
+         peak {} MiB, bill {:.2} to {:.2} % off",
         samples.len(),
         shown / MIB,
         below * 100.0,
