@@ -252,7 +252,9 @@ fn libraries_in_ld_preload_cannot_bypass_the_hooks() {
             let program = program.display();
             // A group of its own: the next program of a group waits for the memory of the last one.
             let group = format!("{GROUP}-{at}-{number}");
-            let created = world.root().create(&group, &LimitSet::all(Size::Bytes(CAP)));
+            let created = world
+                .root()
+                .create(&group, &LimitSet::all(Size::Bytes(CAP)));
             created.expect("a group");
             script += &format!(
                 "alone GPULIMIT_GROUP={group} LD_PRELOAD={preload} LD_LIBRARY_PATH={driver} \
