@@ -18,7 +18,7 @@ use gpulimit_base::units::Size;
 use gpulimit_group::{Created, Group, Root};
 use gpulimit_ledger::{Category, Event, EventKind, Ledger, Usage, Witness};
 use gpulimit_limits::{Key, LimitSet, Selector, Setting};
-use gpulimit_support::Scratch;
+use gpulimit_support::{Scratch, clean};
 pub use gpulimit_support::{eventually, free_port, may_mount, text};
 
 pub use artefacts::{
@@ -142,12 +142,8 @@ impl World {
     /// Returns a program on the machine, without the library.
     pub fn bare(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
+        clean(&mut command).env("GPULIMIT_ROOT", self.root.path());
         self.machine.enter(&mut command);
-        command
-            .env_remove("LD_PRELOAD")
-            .env_remove("GPULIMIT_GROUP")
-            .env_remove("GPULIMIT_MAX")
-            .env("GPULIMIT_ROOT", self.root.path());
         command
     }
 
@@ -155,7 +151,10 @@ impl World {
     pub fn preloaded(&self, program: &Path) -> Command {
         let mut command = self.bare(program);
         command.env("LD_PRELOAD", shim());
-        // scripts/prove-hooks records which functions a test calls.
+        // scripts/prove-hooks names a hook to leave out, or records which functions a test calls.
+        if let Some(hook) = std::env::var_os("GPULIMIT_MUTANT") {
+            command.env("GPULIMIT_MUTANT", hook);
+        }
         if let (Some(folder), Some(test)) = (
             std::env::var_os("GPULIMIT_RECORD"),
             std::thread::current().name(),

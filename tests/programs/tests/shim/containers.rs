@@ -15,7 +15,7 @@ use gpulimit_support::{is_root, may_unshare};
 
 const CAP: u64 = 4096 * MIB;
 
-const FLAGS: [&str; 8] = [
+const FLAGS: [&str; 7] = [
     "--mount",
     "--pid",
     "--fork",
@@ -23,7 +23,6 @@ const FLAGS: [&str; 8] = [
     "--user",
     "--map-root-user",
     "--mount-proc",
-    "--",
 ];
 
 /// Mounts the root read-only, as containers get it; only the paths in `$WRITABLE` can be written.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use gpulimit_programs::world::{self, MIB, Session, World};
-use gpulimit_support::skip;
+use gpulimit_support::{skip, wait_until};
 use serde_json::Value;
 
 /// Returns what a command of the controller finds out about suspending, each text with its remedy.
@@ -160,9 +160,7 @@ fn all_obstacles_of_a_process_are_named() {
     let world = World::with(2048 * MIB, &[("GPULIMIT_SIM_ALL_LISTS", "1")]);
     let program = start(&world, &[("CUDA_INJECTION64_PATH", "/nowhere.so")]);
     program.signal(libc::SIGSTOP);
-    while !program.is_stopped() {
-        std::thread::yield_now();
-    }
+    wait_until("the program is stopped", || program.is_stopped());
     let pid = program.pid().to_string();
     let limited = Command::new("prlimit")
         .args(["--pid", &pid, "--data=1000000:"])
