@@ -88,7 +88,7 @@ class Versions(Case):
         code = """
         def late():
             threading.main_thread().join()
-            time.sleep(0.1)
+            time.sleep(0.1)  # Python goes on to end. A shorter pause would only prove less.
             called = []
             gpulimit.on_pressure(lambda size, device: called.append(size))
             if stand_in.stand_in_registered():
@@ -124,7 +124,7 @@ class Versions(Case):
             done = subprocess.run(
                 # Unlike bin/mypy, this also works after the checkout was moved.
                 [python, "-m", "mypy", *options, path],
-                env={**rig.plain(), "MYPYPATH": str(MODULE)},
+                env={**rig.clean(), "MYPYPATH": str(MODULE)},
                 capture_output=True,
                 text=True,
             )
