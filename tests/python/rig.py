@@ -23,7 +23,7 @@ from support import CONTROLLER, DRIVER, PATIENCE, REPOSITORY, TARGET, clean  # n
 
 MODULE = REPOSITORY / "python"
 LIBRARY = os.environ["GPULIMIT_TEST_LIBRARY"]
-PYTHON = os.environ.get("GPULIMIT_TEST_PYTHON", sys.executable)
+PYTHON = os.environ.get("GPULIMIT_TEST_PYTHON") or sys.executable
 MIB = 1 << 20
 
 # A test run in the background ignores Ctrl-C, and the programs would, too.

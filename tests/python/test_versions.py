@@ -1,6 +1,7 @@
 """The module in every version of Python that is here, and its types."""
 
 import ast
+import functools
 import glob
 import os
 import shutil
@@ -13,6 +14,7 @@ from rig import MODULE, Case
 VERSIONS = ["3.9", "3.10", "3.11", "3.12", "3.13", "3.14"]
 
 
+@functools.cache
 def interpreters():
     """Returns the interpreters in PATH and those of pyenv, by version."""
     found = {}
