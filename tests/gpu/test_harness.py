@@ -8,12 +8,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE / "work")]
+sys.path[:0] = [str(HERE), str(HERE / "work"), str(HERE.parent / "support" / "python")]
 
 import agent  # noqa: E402
 import checks  # noqa: E402, F401
@@ -23,9 +22,10 @@ from checks.refusal import LINE  # noqa: E402
 from harness import CHECKS, MIB, Check, Outcome, Program, Skip  # noqa: E402
 from judge import Tally, session_of, unhooked  # noqa: E402
 from ratios import compared, orders, ratios, take_turns  # noqa: E402
+from support import PATIENCE, Case, eventually  # noqa: E402
 
 
-class Judging(unittest.TestCase):
+class Judging(Case):
     """The tally behind the judge."""
 
     def setUp(self) -> None:
@@ -53,8 +53,8 @@ class Judging(unittest.TestCase):
             Path("/proc/self/comm").write_bytes(b"\xff) T (")
             signal.pause()
         try:
-            while b"\xff" not in Path(f"/proc/{child}/comm").read_bytes():
-                time.sleep(0.01)
+            name = Path(f"/proc/{child}/comm")
+            eventually("the child has its name", lambda: b"\xff" in name.read_bytes())
             self.assertEqual(session_of(child), os.getsid(0))
         finally:
             os.kill(child, 9)
@@ -128,7 +128,7 @@ class Judging(unittest.TestCase):
         self.assertEqual(unhooked(kept | limits), kept)
 
 
-class Filling(unittest.TestCase):
+class Filling(Case):
     """The fill that every framework's agent uses."""
 
     def test_ends_close_to_the_limit(self) -> None:
@@ -153,7 +153,7 @@ class Filling(unittest.TestCase):
         self.assertGreater(len(set(first)), 490)
 
 
-class Running(unittest.TestCase):
+class Running(Case):
     """Checks, programs and records."""
 
     def run_one(self, function) -> dict:
@@ -184,7 +184,7 @@ class Running(unittest.TestCase):
             " agent.serve({'half': lambda n: {'n': n // 2}, 'bad': lambda: 1 / 0})"
         )
         program = Program([sys.executable, "-c", code, str(HERE / "work")])
-        self.assertIn("ready", program.reply(20))
+        self.assertIn("ready", program.reply(PATIENCE))
         self.assertEqual(program.ask("half", n=8), {"n": 4})
         self.assertEqual(program.ask("bad")["error"], "builtins.ZeroDivisionError")
         program.say("quit", status=42)
@@ -196,7 +196,7 @@ class Running(unittest.TestCase):
             [sys.executable, "-c", "import sys; print('why', file=sys.stderr); sys.exit(3)"]
         )
         with self.assertRaisesRegex(RuntimeError, "ended with 3"):
-            program.reply(20)
+            program.reply(PATIENCE)
         program.finish()
 
     def test_the_record_is_complete_after_each_check(self) -> None:
@@ -213,7 +213,7 @@ class Running(unittest.TestCase):
         self.assertLess(max(len(name) for name in CHECKS), 24)
 
 
-class Ratios(unittest.TestCase):
+class Ratios(Case):
     """Times of programs that take turns."""
 
     def test_each_runs_in_each_place_as_often(self) -> None:
@@ -257,7 +257,7 @@ class Ratios(unittest.TestCase):
             ratios([1.0], [1.0, 2.0])
 
 
-class Refusal(unittest.TestCase):
+class Refusal(Case):
     """The pattern that a refusal must match."""
 
     def test_the_line_as_documented(self) -> None:

@@ -3,14 +3,12 @@
 import shutil
 import tempfile
 
+from machine import PATIENCE
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
-
-#: The longest time, in seconds, that a test waits for what has to happen.
-PATIENCE = 60
 
 SWITCHES = """
     --headless --no-sandbox --disable-gpu --disable-quic --no-first-run

@@ -11,10 +11,11 @@ import urllib.request
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-REPOSITORY = HERE.parents[1]
-TARGET = Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target"))
-CONTROLLER = TARGET / "debug" / "gpulimit"
-DRIVER = TARGET / "sim-driver"
+sys.path.insert(0, str(HERE.parent / "support" / "python"))
+
+import support  # noqa: E402
+from support import CONTROLLER, DRIVER, PATIENCE, REPOSITORY  # noqa: E402, F401
+
 LIBRARY = os.environ["GPULIMIT_TEST_LIBRARY"]
 GIB = 1 << 30
 HOST = "127.0.0.1"
@@ -25,16 +26,16 @@ class Machine:
     """A machine of its own, whose groups are in a temporary folder."""
 
     def __init__(self, **knobs):
-        self.folder = Path(tempfile.mkdtemp(prefix="gpulimit-page."))
+        self.folder = Path(tempfile.mkdtemp(prefix="gpulimit-test-"))
         self.root = self.folder / "root"
         # A server with --public shows a root that all users can read, if it belongs to root.
         self.root.mkdir()
         self.root.chmod(0o755)
-        self.state = Path(tempfile.mktemp(prefix="gpulimit-sim.", dir="/dev/shm"))
+        self.memory = support.in_memory()
         self.environment = {
-            **{name: value for name, value in os.environ.items() if "GPULIMIT" not in name},
+            **support.clean(),
             "GPULIMIT_ROOT": str(self.root),
-            "GPULIMIT_SIM_STATE": str(self.state),
+            "GPULIMIT_SIM_STATE": str(self.memory / "machine"),
             "LD_LIBRARY_PATH": str(DRIVER),
             **{f"GPULIMIT_SIM_{name.upper()}": str(value) for name, value in knobs.items()},
         }
@@ -62,7 +63,7 @@ class Machine:
         if self.server:
             self.server.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
-        self.state.unlink(missing_ok=True)
+        shutil.rmtree(self.memory, ignore_errors=True)
 
 
 class Member:

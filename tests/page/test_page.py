@@ -4,10 +4,10 @@ Run with `scripts/page-tests`.
 """
 
 import os
-import unittest
+
 import browser
 from browser import Browser
-from machine import GIB, REPOSITORY, TOKEN, Machine, Server
+from machine import GIB, REPOSITORY, TOKEN, Machine, Server, support
 from selenium.webdriver.common.keys import Keys
 
 AXE = REPOSITORY / ".cache" / "axe" / "axe.min.js"
@@ -15,18 +15,20 @@ AXE = REPOSITORY / ".cache" / "axe" / "axe.min.js"
 HOSTILE = "<img src=x onerror=bad()>'\"\u202e"
 SHOWN = "<img src=x onerror=bad()>'\"\\u202e"
 
-shared = None
+shared = place = None
 
 
 def setUpModule():
-    global shared
+    global shared, place
     if not browser.is_there():
-        raise unittest.SkipTest("SKIPPED: Chromium is missing (scripts/setup chromium)")
+        support.skip(__name__, "Chromium is missing (scripts/test --install)")
+    place = support.Place(__name__)
     shared = Browser()
 
 
 def tearDownModule():
     shared.close()
+    place.leave()
 
 
 def size(count):
@@ -39,7 +41,7 @@ def size(count):
             return f"{tenths // 10}.{tenths % 10} {unit}"
 
 
-class PageTest(unittest.TestCase):
+class PageTest(support.Case):
     """A test with a machine, a server and a page."""
 
     excused = ()
@@ -349,7 +351,7 @@ class Form(PageTest):
 
     def test_axe_finds_nothing_serious(self):
         if not AXE.exists():
-            self.skipTest("SKIPPED: axe-core is missing (scripts/wheels)")
+            self.skipTest("axe-core is missing (scripts/wheels)")
         self.lab()
         self.alice.take(4 * GIB, expected=2)
         self.serve()

@@ -5,70 +5,74 @@
 """
 
 import contextlib
+import functools
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
-import time
-import unittest
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-REPOSITORY = HERE.parents[1]
+sys.path.insert(0, str(HERE.parent / "support" / "python"))
+
+import support  # noqa: E402
+from support import CONTROLLER, DRIVER, PATIENCE, REPOSITORY, TARGET, clean  # noqa: E402
+
 MODULE = REPOSITORY / "python"
-TARGET = Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target"))
-DRIVER = TARGET / "sim-driver"
-CONTROLLER = os.environ["GPULIMIT_TEST_CONTROLLER"]
 LIBRARY = os.environ["GPULIMIT_TEST_LIBRARY"]
-PYTHON = os.environ.get("GPULIMIT_TEST_PYTHON", sys.executable)
+PYTHON = os.environ.get("GPULIMIT_TEST_PYTHON") or sys.executable
 MIB = 1 << 20
-PATIENCE = 120
-"""Seconds; longer than anything takes on a busy machine."""
 
 # A test run in the background ignores Ctrl-C, and the programs would, too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-HEAD = """
+HEAD = f"""
+PATIENCE = {PATIENCE}
+""" + """
 import ctypes, gpulimit, os, signal, sys, threading, time
 stand_in = ctypes.CDLL(None)
 
-def until(what, seconds=60):
-    end = time.monotonic() + seconds
+def until(what):
+    end = time.monotonic() + PATIENCE
     while not what():
         assert time.monotonic() < end, "never came"
         time.sleep(0.005)
 
 def ask(size, device=0):
     stand_in.stand_in_ask(ctypes.c_uint64(size), device)
+
+def answer(size, device=0):
+    # Asks, and waits until all functions have been called, of which this is the last.
+    done = []
+    def last(size, device):
+        done.append(size)
+    gpulimit.on_pressure(last)
+    ask(size, device)
+    until(lambda: done)
+    gpulimit.off_pressure(last)
+
+def is_calling():
+    # Returns whether a call has begun that has not ended.
+    from gpulimit import _pressure
+    return not _pressure._waiter.idle.is_set()
 """
 
 
-def plain():
-    """Returns the environment without anything of gpulimit's."""
-    names = ("LD_PRELOAD", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
-    rest = {name: value for name, value in os.environ.items() if name not in names}
-    return {name: value for name, value in rest.items() if not name.startswith("GPULIMIT")}
-
-
-class Case(unittest.TestCase):
+class Case(support.Case):
     """A test with a folder, a simulated machine and a group root of its own."""
 
     def setUp(self):
-        self.folder = Path(tempfile.mkdtemp(prefix="gpulimit-python."))
-        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
-        state = Path(tempfile.mktemp(prefix="gpulimit-sim.", dir="/dev/shm"))
-        self.addCleanup(lambda: state.unlink(missing_ok=True))
+        self.folder = self.scratch()
         self.environment = {
-            **plain(),
+            **clean(),
             "GPULIMIT_ROOT": str(self.folder / "root"),
-            "GPULIMIT_SIM_STATE": str(state),
+            "GPULIMIT_SIM_STATE": str(self.own(support.in_memory()) / "machine"),
             "GPULIMIT_SIM_KILL_LAG_MS": "0",
             "GPULIMIT_LIBRARY": LIBRARY,
-            "PATH": f"{Path(CONTROLLER).parent}:{os.environ['PATH']}",
+            "PATH": f"{CONTROLLER.parent}:{os.environ['PATH']}",
             "PYTHONPATH": f"{MODULE}:{HERE / 'fakes'}",
             "PYTHONDONTWRITEBYTECODE": "1",
             # From 3.12 on Python warns of forks in programs with threads.
@@ -90,10 +94,8 @@ class Case(unittest.TestCase):
 
     def until_empty(self, group):
         """Waits until the driver has freed what the group's processes had."""
-        end = time.monotonic() + PATIENCE
-        while json.loads(self.gpulimit("ps", group, "--json"))["processes"]:
-            self.assertLess(time.monotonic(), end, "the group's processes stay")
-            time.sleep(0.02)
+        processes = lambda: json.loads(self.gpulimit("ps", group, "--json"))["processes"]
+        support.eventually("the group's processes are gone", lambda: not processes())
 
     def start(self, code, preload=None, python=PYTHON, **variables):
         """Starts a program in Python."""
@@ -148,11 +150,24 @@ def stand_in():
     source = HERE / "stand_in.c"
     if not built.exists() or built.stat().st_mtime < source.stat().st_mtime:
         built.parent.mkdir(parents=True, exist_ok=True)
-        new = built.with_suffix(f".{os.getpid()}")
+        # Several runs may build it at once.
+        _, new = tempfile.mkstemp(prefix="stand-in.", dir=built.parent)
         options = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread"]
-        subprocess.run(["cc", *options, str(source), "-o", str(new)], check=True)
-        new.replace(built)
+        subprocess.run(["cc", *options, str(source), "-o", new], check=True)
+        os.replace(new, built)
     return built
+
+
+def with_interface(test):
+    """Leaves out a test if the library has no C interface."""
+
+    @functools.wraps(test)
+    def wrapped(self):
+        if not has_interface():
+            self.skipTest("the library has no C interface")
+        test(self)
+
+    return wrapped
 
 
 def has_interface():

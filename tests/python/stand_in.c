@@ -23,7 +23,7 @@ struct pressure {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static struct memory memory = {.limit = UINT64_MAX};
-static int registered, asked, ordinal, captured, has_group = 1;
+static int registered, asked, ordinal, captured, looks, has_group = 1;
 static uint64_t bytes;
 
 /* A thread that waits at the time of a fork leaves the condition in the child in no valid state. */
@@ -41,6 +41,8 @@ void stand_in_memory(int field, uint64_t value) { ((uint64_t *)&memory)[field] =
 void stand_in_group(int has) { has_group = has; }
 void stand_in_captures(int count) { __atomic_store_n(&captured, count, __ATOMIC_SEQ_CST); }
 int stand_in_registered(void) { return registered; }
+/* How often the module has looked whether a stream is captured. */
+int stand_in_looks(void) { return __atomic_load_n(&looks, __ATOMIC_SEQ_CST); }
 
 void stand_in_ask(uint64_t size, int device)
 {
@@ -113,7 +115,11 @@ int gpulimit_pressure_unregister(void)
     return OK;
 }
 
-int gpulimit_captures(void) { return __atomic_load_n(&captured, __ATOMIC_SEQ_CST); }
+int gpulimit_captures(void)
+{
+    __atomic_add_fetch(&looks, 1, __ATOMIC_SEQ_CST);
+    return __atomic_load_n(&captured, __ATOMIC_SEQ_CST);
+}
 
 int gpulimit_pressure_wait(int timeout_ms, struct pressure *answer)
 {

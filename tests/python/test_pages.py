@@ -6,7 +6,6 @@ real ones.
 
 import re
 import subprocess
-import unittest
 
 import rig
 from rig import MIB, REPOSITORY, Case
@@ -37,7 +36,7 @@ class Pages(Case):
                 count += 1
         self.assertGreaterEqual(count, 10)
 
-    @unittest.skipUnless(rig.has_interface(), "the library has no C interface")
+    @rig.with_interface
     def test_snippets_give_back_what_others_need(self):
         caching = [
             code
@@ -69,7 +68,6 @@ class Pages(Case):
                     _, errors = self.finish(holder)
                     self.assertEqual(errors, "")
 
-    @unittest.skipUnless(HEADER.exists(), "gpulimit.h is not there")
     def test_the_snippet_in_c(self):
         [code] = snippets("programs-that-share.md", "c")
         source, program = self.folder / "give_back.c", self.folder / "give_back"

@@ -110,7 +110,7 @@ class Callbacks(Case):
             gpulimit.on_pressure(lambda size, device: called.append(size))
             stand_in.stand_in_captures(1)
             ask(1)
-            time.sleep(0.3)
+            until(lambda: stand_in.stand_in_looks() > 2)
             print(called)
             stand_in.stand_in_captures(0)
             until(lambda: called)
@@ -127,7 +127,7 @@ class Callbacks(Case):
                 depth[0] += 1
                 most[0] = max(most[0], depth[0])
                 ask(1) if called[0] < 3 else None
-                time.sleep(0.05)
+                time.sleep(0.05)  # A shorter pause would only prove less.
                 called[0] += 1
                 depth[0] -= 1
             gpulimit.on_pressure(free)
@@ -192,9 +192,7 @@ class Callbacks(Case):
             pools = Pool(), Pool()
             for pool in pools + pools:
                 gpulimit.on_pressure(pool.free)
-            ask(1)
-            until(lambda: len(called) == 3)
-            time.sleep(0.1)
+            answer(1)
             print(called[0], called[1:] == list(pools))
             """,
             "2 True\n",
@@ -228,7 +226,6 @@ class Callbacks(Case):
             gpulimit.on_pressure(lambda size, device: called.append("parent"))
             def worker(queue):
                 ask(1)
-                time.sleep(0.2)
                 queue.put((list(called), threading.active_count()))
                 gpulimit.on_pressure(lambda size, device: called.append("child"))
                 ask(1)
@@ -296,11 +293,12 @@ class Callbacks(Case):
     def test_the_end_waits_for_a_call_under_way(self):
         self.asked(
             """
+            from gpulimit import _pressure
             begun = threading.Event()
             @gpulimit.on_pressure
             def free(size, device):
                 begun.set()
-                time.sleep(0.3)
+                until(lambda: _pressure._waiter.stopped)
                 print("done", flush=True)
             ask(1)
             begun.wait()
@@ -315,7 +313,7 @@ class Callbacks(Case):
             @gpulimit.on_pressure
             def hangs(size, device):
                 begun.set()
-                time.sleep(1000)
+                threading.Event().wait()
             ask(1)
             begun.wait()
             """,
@@ -327,10 +325,9 @@ class Callbacks(Case):
             """
             import atexit
             def late():
-                print(stand_in.stand_in_registered())
                 ask(1)
-                time.sleep(0.2)
                 gpulimit.on_pressure(lambda size, device: print("too late"))
+                print(stand_in.stand_in_registered(), threading.active_count())
             # The first to be registered is the last to be called.
             from gpulimit import _pressure
             atexit.unregister(_pressure._at_exit)
@@ -338,7 +335,7 @@ class Callbacks(Case):
             atexit.register(_pressure._at_exit)
             gpulimit.on_pressure(lambda size, device: print("too late"))
             """,
-            "0\n",
+            "0 1\n",
         )
 
     def test_an_interrupt_reaches_the_main_thread(self):

@@ -1,7 +1,5 @@
 """`gpulimit.torch` with a stand-in for PyTorch (fakes/torch) on the simulated driver."""
 
-import unittest
-
 import rig
 from rig import MIB, Case
 
@@ -28,15 +26,11 @@ class Cache(Case):
             for count in (1, 2):
                 cached = torch.empty(32 << 20, dtype=torch.uint8, device="cuda")
                 del cached
-                while torch.cuda.memory_reserved() > 64 << 20:
-                    ask(1 << 30)
-                    time.sleep(0.02)
+                until(lambda: ask(1 << 30) or torch.cuda.memory_reserved() <= 64 << 20)
                 print(count, torch._allocator.empties)
             print(time.monotonic() - begin >= 1, *torch.cuda._device.values())
             # Nothing is cached, so nothing is done.
-            time.sleep(1)
-            ask(1 << 30)
-            time.sleep(0.1)
+            answer(1 << 30)
             print(torch._allocator.empties)
             """,
             """\
@@ -53,8 +47,7 @@ class Cache(Case):
             """
             gpulimit.torch.enable()
             import torch
-            ask(1)
-            time.sleep(0.1)
+            answer(1)
             print(torch.cuda.is_initialized(), torch._allocator.empties)
             gpulimit.torch.disable()
             until(lambda: not stand_in.stand_in_registered())
@@ -78,8 +71,7 @@ class Cache(Case):
                 free()
             torch.cuda.empty_cache = late
             ask(1)
-            until(lambda: tried)
-            time.sleep(0.1)
+            until(lambda: tried and not is_calling())
             print(torch.cuda.memory_reserved() >> 20)
             # So is `use_mem_pool`, in which some versions of PyTorch free nothing, either.
             stand_in.stand_in_captures(0)
@@ -177,7 +169,7 @@ class Report(Case):
         _, errors = self.of("'/nowhere/report.txt'")
         self.assertTrue([line for line in errors if "cannot report an out-of-memory" in line])
 
-    @unittest.skipUnless(rig.has_interface(), "the library has no C interface")
+    @rig.with_interface
     def test_names_who_in_the_group_holds_what(self):
         holder = self.start(
             """
@@ -198,7 +190,7 @@ class Report(Case):
         self.assertIn("(this process)", text)
         self.assertIn("PyTorch's own summary", text)
 
-    @unittest.skipUnless(rig.has_interface(), "the library has no C interface")
+    @rig.with_interface
     def test_without_the_program_the_processes_are_unknown(self):
         text = "\n".join(self.of("True", PATH="/nowhere")[1])
         self.assertIn("Group lab/alice: limit 2.0 GiB", text)

@@ -1,6 +1,7 @@
 """The module in every version of Python that is here, and its types."""
 
 import ast
+import functools
 import glob
 import os
 import shutil
@@ -13,6 +14,7 @@ from rig import MODULE, Case
 VERSIONS = ["3.9", "3.10", "3.11", "3.12", "3.13", "3.14"]
 
 
+@functools.cache
 def interpreters():
     """Returns the interpreters in PATH and those of pyenv, by version."""
     found = {}
@@ -88,7 +90,7 @@ class Versions(Case):
         code = """
         def late():
             threading.main_thread().join()
-            time.sleep(0.1)
+            time.sleep(0.1)  # Python goes on to end. A shorter pause would only prove less.
             called = []
             gpulimit.on_pressure(lambda size, device: called.append(size))
             if stand_in.stand_in_registered():
@@ -124,7 +126,7 @@ class Versions(Case):
             done = subprocess.run(
                 # Unlike bin/mypy, this also works after the checkout was moved.
                 [python, "-m", "mypy", *options, path],
-                env={**rig.plain(), "MYPYPATH": str(MODULE)},
+                env={**rig.clean(), "MYPYPATH": str(MODULE)},
                 capture_output=True,
                 text=True,
             )
