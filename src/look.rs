@@ -150,8 +150,8 @@ pub fn ask(
 }
 
 /// Returns the membership test that [`gpulimit_group::Targets`] needs. A memory map that the caller
-/// may not read gives the kernel's error EACCES. All calls wait at most [`patience()`] together, then
-/// a tenth of that each.
+/// may not read gives the kernel's error EACCES. All calls wait at most [`patience()`] together,
+/// then a tenth of that each.
 pub fn members() -> impl Fn(&MappedFile, &[u32]) -> Vec<io::Result<bool>> {
     let least = patience() / 10;
     // Without a common limit, a user could delay the caller forever by starting ever more
