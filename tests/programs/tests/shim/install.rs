@@ -57,6 +57,17 @@ fn run(world: &World, script: &str) -> Option<Output> {
     Some(world::finish(command))
 }
 
+/// Makes a group with the same limit, for another program: the next program of a full group waits
+/// for the memory of the last one.
+fn another_group(world: &World, name: &str) -> String {
+    let group = format!("{GROUP}-{name}");
+    let created = world
+        .root()
+        .create(&group, &LimitSet::all(Size::Bytes(CAP)));
+    created.expect("a group");
+    group
+}
+
 /// Returns the lines of the output. For a program without a limit, the number of blocks is replaced
 /// by `many`.
 #[track_caller]
@@ -73,12 +84,15 @@ fn said(output: &Output) -> Vec<String> {
 #[test]
 fn limits_hold_with_an_empty_environment_and_in_a_login_shell() {
     let world = World::with(CAP, &[("GPULIMIT_SIM_KILL_LAG_MS", "0")]);
+    for name in ["login", "exec"] {
+        another_group(&world, name);
+    }
     let script = r#"
 alone "$PROGRAM"
 "$GPULIMIT" install --library "$LIBRARY" > /dev/null
 alone "$PROGRAM"
-alone bash -lc "$PROGRAM"
-alone bash -c "unset LD_PRELOAD; exec $PROGRAM"
+alone GPULIMIT_GROUP="$GPULIMIT_GROUP-login" bash -lc "$PROGRAM"
+alone GPULIMIT_GROUP="$GPULIMIT_GROUP-exec" bash -c "unset LD_PRELOAD; exec $PROGRAM"
 env -u GPULIMIT_GROUP "$GPULIMIT" run --max 1G -- sh -c 'echo "$LD_PRELOAD"'
 env -i sh -c 'echo quiet; ls / > /dev/null'
 "$GPULIMIT" doctor | grep -o 'ok  *system-wide  *[^ ,]*'
@@ -250,7 +264,6 @@ fn libraries_in_ld_preload_cannot_bypass_the_hooks() {
     for (at, preload) in preloads.iter().enumerate() {
         for (number, program) in programs.iter().enumerate() {
             let program = program.display();
-            // A group of its own: the next program of a group waits for the memory of the last one.
             let group = format!("{GROUP}-{at}-{number}");
             let created = world
                 .root()
