@@ -22,8 +22,8 @@ fn usage(machine: &Machine) -> String {
                 .filter(|holder| holder.held[index] > 0)
                 .map(|holder| {
                     format!(
-                        "{{\"pid\":{},\"namespace\":{},\"bytes\":{},\"dying\":{}}}",
-                        holder.pid, holder.namespace, holder.held[index], holder.dying
+                        "{{\"pid\":{},\"bytes\":{},\"namespace\":{},\"dying\":{}}}",
+                        holder.pid, holder.held[index], holder.namespace, holder.dying
                     )
                 })
                 .collect();

@@ -21,13 +21,9 @@ pub const DEBIAN_ARCH: &str = if cfg!(target_arch = "aarch64") {
     "amd64"
 };
 
-/// Returns the binaries to pack: those in `GPULIMIT_TEST_PORTABLE`, which scripts/test points to
-/// the builds that users get, or else those that all tests run.
+/// Returns the binaries to pack: those that all tests run.
 fn binaries() -> [PathBuf; 2] {
-    match std::env::var_os("GPULIMIT_TEST_PORTABLE").map(PathBuf::from) {
-        Some(folder) => ["gpulimit", "libgpulimit.so"].map(|name| folder.join(name)),
-        None => [world::controller(), world::shim()],
-    }
+    [world::controller(), world::shim()]
 }
 
 /// Returns what the packages depend on, so that other packages are built if it changes: the
