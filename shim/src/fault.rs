@@ -1,12 +1,13 @@
-//! Faults that tests inject: a debug build panics at the fault point that `GPULIMIT_FAULT` names.
+//! Faults that tests inject: a debug build panics at the fault point that `GPULIMIT_DEBUG_FAULT`
+//! names.
 
-/// Panics if `GPULIMIT_FAULT` names the fault point `name`.
+/// Panics if `GPULIMIT_DEBUG_FAULT` names the fault point `name`.
 #[cfg(debug_assertions)]
 pub fn point(name: &str) {
-    let wanted = std::env::var_os("GPULIMIT_FAULT").is_some_and(|wanted| wanted == name);
+    let wanted = std::env::var_os("GPULIMIT_DEBUG_FAULT").is_some_and(|wanted| wanted == name);
     assert!(
         !wanted,
-        "a test asked for a panic at the fault point {name} (GPULIMIT_FAULT)"
+        "a test asked for a panic at the fault point {name} (GPULIMIT_DEBUG_FAULT)"
     );
 }
 

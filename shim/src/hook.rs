@@ -141,7 +141,7 @@ pub fn run(
 ) -> Status {
     // For scripts/prove-hooks: a debug build leaves out the hook that this variable names.
     #[cfg(debug_assertions)]
-    if std::env::var_os("GPULIMIT_MUTANT").is_some_and(|name| name == row.name()) {
+    if std::env::var_os("GPULIMIT_DEBUG_MUTANT").is_some_and(|name| name == row.name()) {
         return real();
     }
     if !limited() {

@@ -25,7 +25,7 @@ pub fn rules() -> u64 {
 }
 
 /// Returns the number that is added to all versions. Tests of mixed versions set it, in builds with
-/// `debug_assertions` and in no others, by the variable `GPULIMIT_TEST_FORMATS`.
+/// `debug_assertions` and in no others, by the variable `GPULIMIT_DEBUG_FORMATS`.
 #[inline(always)]
 fn added() -> u64 {
     #[cfg(debug_assertions)]
@@ -37,7 +37,7 @@ fn added() -> u64 {
         if read != u64::MAX {
             return read;
         }
-        let text = std::env::var("GPULIMIT_TEST_FORMATS").unwrap_or_default();
+        let text = std::env::var("GPULIMIT_DEBUG_FORMATS").unwrap_or_default();
         let number = text.parse().unwrap_or(0);
         READ.store(number, Ordering::Relaxed);
         number

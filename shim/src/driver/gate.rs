@@ -74,7 +74,8 @@ const fn equal(one: &[u8], other: &[u8]) -> bool {
 pub fn pass(symbol: &CStr, call: impl FnOnce() -> Status) -> Status {
     // For scripts/prove-hooks: a debug build leaves out the hook that this variable names.
     #[cfg(debug_assertions)]
-    if std::env::var("GPULIMIT_MUTANT").is_ok_and(|name| name.as_bytes() == symbol.to_bytes()) {
+    if std::env::var("GPULIMIT_DEBUG_MUTANT").is_ok_and(|name| name.as_bytes() == symbol.to_bytes())
+    {
         return call();
     }
     let Some(gate) = FIND.get().and_then(|find| find()) else {

@@ -152,8 +152,8 @@ impl World {
         let mut command = self.bare(program);
         command.env("LD_PRELOAD", shim());
         // scripts/prove-hooks names a hook to leave out, or records which functions a test calls.
-        if let Some(hook) = std::env::var_os("GPULIMIT_MUTANT") {
-            command.env("GPULIMIT_MUTANT", hook);
+        if let Some(hook) = std::env::var_os("GPULIMIT_DEBUG_MUTANT") {
+            command.env("GPULIMIT_DEBUG_MUTANT", hook);
         }
         if let (Some(folder), Some(test)) = (
             std::env::var_os("GPULIMIT_RECORD"),

@@ -98,7 +98,8 @@ pub fn shim() -> PathBuf {
     there(other_library().unwrap_or_else(|| built_once().join("release/libgpulimit.so")))
 }
 
-/// Returns a debug build of the library, which panics at the point that `GPULIMIT_FAULT` names.
+/// Returns a debug build of the library, which panics at the point that `GPULIMIT_DEBUG_FAULT`
+/// names.
 /// `None` if the tests run files built elsewhere.
 pub fn faulty_shim() -> Option<PathBuf> {
     static BUILT: OnceLock<()> = OnceLock::new();

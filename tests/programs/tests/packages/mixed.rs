@@ -11,7 +11,7 @@ use gpulimit_support::{may_mount, skip};
 
 const CAP: u64 = 2048 * MIB;
 /// The variable by which a debug build gets other format numbers, and what it adds to them.
-const FORMATS: &str = "GPULIMIT_TEST_FORMATS";
+const FORMATS: &str = "GPULIMIT_DEBUG_FORMATS";
 const ADDED: u64 = 1_000;
 
 /// A controller and its library, and the values of [`FORMATS`] with which they are started.

@@ -68,7 +68,7 @@ fn faulty(world: &World, point: &str) -> Option<Session> {
     let mut command = world.limited(world::program());
     command.env("LD_PRELOAD", library);
     if !point.is_empty() {
-        command.env("GPULIMIT_FAULT", point);
+        command.env("GPULIMIT_DEBUG_FAULT", point);
     }
     Some(Session::start(command))
 }
@@ -85,9 +85,9 @@ fn a_panic_uncharges_the_call() {
             program.say(command);
         }
         let (charged, counted) = (world.usage(0).charged, world.counted(0));
-        program.say(&format!("setenv GPULIMIT_FAULT {point}"));
+        program.say(&format!("setenv GPULIMIT_DEBUG_FAULT {point}"));
         assert_eq!(program.say(call), "999", "{point}: {call}");
-        program.say("unsetenv GPULIMIT_FAULT");
+        program.say("unsetenv GPULIMIT_DEBUG_FAULT");
         assert!(world.usage(0).charged <= charged, "{point}: {call}");
         assert_eq!(world.counted(0), counted, "{point}: {call}");
         assert_eq!(program.say(call), "0", "{point}: {call}");
@@ -111,7 +111,7 @@ fn the_limit_holds_after_a_panic_at_the_first_call() {
             return;
         };
         program.expect(&[("init", "0"), ("retain 0", first)]);
-        program.say("unsetenv GPULIMIT_FAULT");
+        program.say("unsetenv GPULIMIT_DEBUG_FAULT");
         program.expect(&[("start", "0 0"), ("alloc a 1G", "0"), ("alloc b 1G", "2")]);
         world.judge(CAP);
         let (status, said) = program.end();
