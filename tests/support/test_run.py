@@ -16,6 +16,7 @@ import tempfile
 import time
 import unittest
 from pathlib import Path
+from unittest import mock
 
 SCRIPT = Path(__file__).resolve().parent.parent.parent / "scripts/test"
 loader = importlib.machinery.SourceFileLoader("scripts_test", str(SCRIPT))
@@ -94,6 +95,12 @@ class Runs(unittest.TestCase):
         left = self.run.leftovers()
         self.assertEqual(left, ["careless: file mine", f"file {self.run.memory}/shared"])
 
+    def test_users_that_a_step_leaves_are_found(self) -> None:
+        before = scripts_test.shared_state()
+        with mock.patch.object(scripts_test, "shared_state", lambda: before | {"eve:x:1:1"}):
+            self.assertEqual(self.run.leftovers(), ["eve:x:1:1 on this machine"])
+        self.assertIn("root", {line.split(":")[0] for line in before})
+
     def test_a_skip_that_is_not_listed_fails_in_a_strict_run(self) -> None:
         self.assertTrue(
             self.run.work([self.shell("userlands", "echo 'userlands: skipped x, gone'")])
@@ -119,6 +126,7 @@ class Runs(unittest.TestCase):
         dependent = scripts_test.dependent
         self.assertEqual(dependent(["src/ps.rs"]), ["gpulimit"])
         self.assertEqual(dependent(["docs/faq.md"]), [])
+        self.assertIn("gpulimit-programs", dependent(["shim/src/hook.rs"]))
         of_ledger = dependent(["crates/ledger/src/lib.rs"])
         self.assertLess({"gpulimit-ledger", "gpulimit-group", "gpulimit-shim"}, set(of_ledger))
         self.assertNotIn("gpulimit-fatbin", of_ledger)
