@@ -77,10 +77,12 @@ class Runs(unittest.TestCase):
         self.assertEqual(note.read_text(), "slow\nnext\n")
 
     def test_a_process_that_a_step_leaves_is_found_named_and_ended(self) -> None:
-        self.assertTrue(self.run.work([self.shell("careless", "setsid sleep 1000 & echo $!")]))
+        self.assertTrue(
+            self.run.work([self.shell("a/careless step", "setsid sleep 1000 & echo $!")])
+        )
         left = self.run.leftovers()
         self.assertEqual(len(left), 1, left)
-        self.assertRegex(left[0], r"^careless: process \d+: sleep 1000")
+        self.assertRegex(left[0], r"^a/careless step: process \d+: sleep 1000")
         pid = left[0].split()[2].rstrip(":")
         until = time.monotonic() + 120
         while Path(f"/proc/{pid}/environ").exists() and time.monotonic() < until:
