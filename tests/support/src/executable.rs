@@ -4,12 +4,11 @@
 //! (`ETXTBSY`), and a child that another test forks inherits this process's open files until its
 //! exec.
 
-use crate::Scratch;
+use crate::{Scratch, fed};
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 /// Returns the path of a C program or library of this name, which the compiler makes from the
 /// source unless the folder (`CARGO_TARGET_TMPDIR`) already has it: each test is a process, and
@@ -21,18 +20,11 @@ pub fn compiled(folder: &Path, name: &str, source: &str, options: &[&str]) -> Pa
     let path = place.join(name);
     if !path.exists() {
         let draft = Scratch::below(folder);
-        let mut compiler = Command::new("cc")
-            .args(options)
-            .args(["-x", "c", "-", "-o"])
-            .arg(draft.at(name))
-            .stdin(Stdio::piped())
-            .spawn()
-            .expect("a C compiler");
-        let mut input = compiler.stdin.take().expect("a pipe");
-        input.write_all(source.as_bytes()).expect("written");
-        drop(input);
-        assert!(compiler.wait().expect("ended").success(), "{source}");
-        // Of two tests that compile at once, the first one's file stays.
+        let mut compiler = Command::new("cc");
+        compiler.args(options).args(["-x", "c", "-", "-o"]);
+        let output = fed(compiler.arg(draft.at(name)), source);
+        assert!(output.status.success(), "{source}: {output:?}");
+        // If another test has compiled the same file meanwhile, that file stays.
         let renamed = fs::rename(&draft, &place);
         assert!(path.exists(), "{}: {renamed:?}", path.display());
     }
@@ -51,15 +43,7 @@ pub fn copy(from: &Path, to: &Path) {
 
 /// Writes an executable script, and replaces any file at the path.
 pub fn script(path: &Path, text: &str) {
-    let mut install = Command::new("install")
-        .args(["-m", "755", "/dev/stdin"])
-        .arg(path)
-        .stdin(Stdio::piped())
-        .spawn()
-        .expect("install");
-    let mut input = install.stdin.take().expect("a pipe");
-    input.write_all(text.as_bytes()).expect("written");
-    drop(input);
-    let status = install.wait().expect("ended");
-    assert!(status.success(), "{}", path.display());
+    let mut install = Command::new("install");
+    let output = fed(install.args(["-m", "755", "/dev/stdin"]).arg(path), text);
+    assert!(output.status.success(), "{}: {output:?}", path.display());
 }

@@ -1,4 +1,4 @@
-//! What all tests share: places of their own, clean environments, patience, seeds and skips.
+//! This crate has what all tests share: directories, clean environments, patience, seeds and skips.
 //!
 //! `scripts/test` passes these variables; a plain `cargo test` works without them:
 //! - `GPULIMIT_TEST_PATIENCE`: seconds that a test waits for an event before it fails (120)
@@ -21,6 +21,6 @@ pub use allocator::Counting;
 pub use environment::{clean, fetch, free_port, is_built, repository, text};
 pub use patience::{eventually, patience, wait_until};
 pub use place::Scratch;
-pub use process::{Running, finish};
+pub use process::{Running, fed, finish};
 pub use seed::{Random, random, seed};
 pub use skip::{have, is_root, may_mount, may_unshare, skip};

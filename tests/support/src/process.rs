@@ -1,7 +1,7 @@
 //! Processes that end with the test.
 
 use crate::{eventually, patience};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::ops::{Deref, DerefMut};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc;
@@ -86,6 +86,19 @@ impl Drop for Running {
 #[track_caller]
 pub fn finish(command: &mut Command) -> Output {
     Running::start(command.stdout(Stdio::piped()).stderr(Stdio::piped())).ended()
+}
+
+/// Runs a command to its end, with this text as its standard input.
+///
+/// # Panics
+/// When the command does not read the text, or as [`finish`] does.
+#[track_caller]
+pub fn fed(command: &mut Command, text: &str) -> Output {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut running = Running::start(command.stderr(Stdio::piped()));
+    let input = running.stdin.as_mut().expect("a pipe");
+    input.write_all(text.as_bytes()).expect("written");
+    running.ended()
 }
 
 #[cfg(test)]

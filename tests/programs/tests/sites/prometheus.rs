@@ -10,7 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 
 use gpulimit_programs::world::{self, Session, World, controller, eventually, repository, text};
-use gpulimit_support::have;
+use gpulimit_support::{fed, have};
 use serde_json::Value;
 
 #[path = "../../../observability/queries.rs"]
@@ -338,16 +338,8 @@ fn check(answer: &str) {
     if !have("promtool") {
         return;
     }
-    let mut promtool = Command::new("promtool")
-        .args(["check", "metrics"])
-        .stdin(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("started");
-    let mut input = promtool.stdin.take().expect("a pipe");
-    input.write_all(answer.as_bytes()).expect("written");
-    drop(input);
-    let output = promtool.wait_with_output().expect("ended");
+    let mut promtool = Command::new("promtool");
+    let output = fed(promtool.args(["check", "metrics"]), answer);
     let silent = output.stderr.is_empty();
     assert!(output.status.success() && silent, "{output:?}");
 }
