@@ -101,6 +101,12 @@ class Runs(unittest.TestCase):
             self.assertEqual(self.run.leftovers(), ["eve:x:1:1 on this machine"])
         self.assertIn("root", {line.split(":")[0] for line in before})
 
+    def test_a_default_root_that_a_step_leaves_is_found(self) -> None:
+        root = Path("/dev/shm/gpulimit-4294967294")
+        self.addCleanup(root.rmdir)
+        root.mkdir()
+        self.assertEqual(self.run.leftovers(), [f"{root} on this machine"])
+
     def test_a_skip_that_is_not_listed_fails_in_a_strict_run(self) -> None:
         self.assertTrue(
             self.run.work([self.shell("userlands", "echo 'userlands: skipped x, gone'")])
