@@ -41,8 +41,8 @@ mount --rbind run /run
 mkdir shm
 mount -t tmpfs -o mode=1777 tmpfs shm
 world=$(dirname "$PLACE")
-mkdir "shm/${world##*/}"
-mount --rbind "$world" "shm/${world##*/}"
+mkdir -p "shm/${world#/dev/shm/}"
+mount --rbind "$world" "shm/${world#/dev/shm/}"
 mount --rbind shm /dev/shm
 ldconfig
 unset LD_LIBRARY_PATH
