@@ -106,13 +106,16 @@ impl Holder {
     /// Returns whether the process still has all its leases. The kernel ends them 45 seconds after
     /// another process has first asked for the file: whatever ends before does not wait for them.
     fn has_leases(&self) -> bool {
-        let locks = fs::read_to_string("/proc/locks").expect("read");
         let pid = self.role.process.id().to_string();
-        let own = locks.lines().filter(|line| {
-            let mut words = line.split_whitespace();
-            words.any(|word| word == "LEASE") && words.any(|word| word == pid)
-        });
-        own.count() == self.leases
+        // The kernel may leave a line out if other locks change while the file is read.
+        eventually(|| {
+            let locks = fs::read_to_string("/proc/locks").expect("read");
+            let own = locks.lines().filter(|line| {
+                let mut words = line.split_whitespace();
+                words.any(|word| word == "LEASE") && words.any(|word| word == pid)
+            });
+            own.count() == self.leases
+        })
     }
 }
 

@@ -129,11 +129,13 @@ fn suspensions_among_kills_stops_and_limits_lose_nobody() {
         .iter()
         .for_each(|program| program.signal(libc::SIGCONT));
     // The programs hold room for a moment only, except what they need in the end.
+    let mut said = String::new();
     let resumed = eventually(|| {
         let output = world::finish(verb(&world, &["resume", GROUP, "--timeout", "10s"]));
+        said = world::text(&output.stderr);
         output.status.success()
     });
-    assert!(resumed);
+    assert!(resumed, "{said}");
     for program in &mut programs {
         // The end of the work, or of the start.
         program.tell("sleep 0");
