@@ -67,8 +67,8 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-Without --name the command gets its own group. When the command and all other
-programs in the group have ended, the group is no longer shown, and the next
+Without --name the command gets its own group. When the command and all that it
+has started have ended, the group is no longer shown, and the next
 `gpulimit run` or `gpulimit gc` removes it. Its usage counts in all groups
 above, whose limits apply as well; what happens when such a limit is reached
 depends on the settings of that group.
@@ -143,7 +143,9 @@ pub fn run(mut args: Args, inherited: &Inherited) -> Result<ExitCode, Failure> {
         )
         .env("GPULIMIT_ROOT", place.group.root())
         .env(policy::GROUP, place.group.name())
-        .env_remove(policy::MAX);
+        .env_remove(policy::MAX)
+        .env_remove(policy::LIMITS)
+        .envs(policy::hand_down(&place.group).map(|limits| (policy::LIMITS, limits)));
     let Some(stat) = stat else {
         // Nothing remains to be done after the command, so this process becomes the command. The
         // next call returns only if it fails.

@@ -8,7 +8,7 @@ use crate::groups::{self, Purpose};
 use crate::nvml::Driver;
 use crate::{env, output, sizes, warnings};
 use gpulimit_base::identity::Identity;
-use gpulimit_group::{Created, Garbage, Group, GroupError, Hold, Kind, MAX_DEPTH, Root};
+use gpulimit_group::{Created, Garbage, Group, GroupError, Hold, MAX_DEPTH, Root};
 use gpulimit_ledger::Ledger;
 use gpulimit_limits::{LimitSet, OnLimit, Selector};
 use gpulimit_policy as policy;
@@ -66,8 +66,8 @@ impl Place {
     /// Makes a group for this command only. If that is not allowed and the command has no limit,
     /// uses the parent group.
     fn own(args: &Args, limits: Option<LimitSet>) -> Result<Self, Failure> {
-        let parent = match &args.group {
-            Some(name) => Some(groups::find(name, Purpose::Run)?),
+        let (parent, _again) = match &args.group {
+            Some(name) => (Some(groups::find(name, Purpose::Run)?), None),
             None => callers()?,
         };
         let (root, above) = match (&parent, &limits) {
@@ -148,28 +148,40 @@ fn make_job(root: &Root, above: &str, limits: &LimitSet) -> Result<Created, Grou
     Err(GroupError::Held { path: taken })
 }
 
-/// Returns the group that the rules and the environment select for the caller. Ignores
-/// `GPULIMIT_MAX`, which asks for a new group.
-fn callers() -> Result<Option<Group>, Failure> {
-    if let Some(rule) = policy::rule()? {
-        let asked = policy::assignment(&env)?.filter(|asked| asked.create.is_none());
-        let name = asked.map_or(rule.group, |asked| asked.group);
-        return groups::find(&name, Purpose::Run).map(Some);
+/// Returns the group that the rules and the environment select for the caller. Makes a job's group
+/// that is gone again; the second value keeps it. Without `GPULIMIT_GROUP`, ignores `GPULIMIT_MAX`,
+/// which asks for a new group.
+fn callers() -> Result<(Option<Group>, Option<Created>), Failure> {
+    let is_named = env(policy::GROUP).is_some_and(|name| !name.is_empty());
+    let rule = policy::rule()?;
+    if !is_named && rule.is_none() {
+        return Ok((None, None));
     }
-    let Some(name) = env(policy::GROUP).filter(|name| !name.is_empty()) else {
-        return Ok(None);
+    let Some(mut asked) = policy::assignment_by(rule, &env)? else {
+        return Ok((None, None));
     };
-    let name = name.to_string_lossy();
-    match groups::find(&name, Purpose::Run) {
-        Err(_) if Kind::of(&name) == Kind::Job && gpulimit_group::check_name(&name).is_ok() => {
-            Ok(None)
-        }
-        Err(failure) => Err(Failure::new(format_args!(
-            "{} is set, and {failure}",
-            policy::GROUP
-        ))),
-        Ok(group) => Ok(Some(group)),
+    if let (false, Some(rule)) = (is_named, &asked.rule) {
+        (asked.group, asked.create) = (rule.group.clone(), None);
     }
+    let failed = |failure: Failure| match is_named {
+        true => Failure::new(format_args!("{} is set, and {failure}", policy::GROUP)),
+        false => failure,
+    };
+    let made = match asked.root.group(&asked.group) {
+        Err(error) if error.is_missing() && asked.needs_gpus() => {
+            return Err(failed(Failure::new(format_args!(
+                "{} has limits of single GPUs, which only a program of CUDA can apply: leave the \
+                 job with `unset {}`",
+                policy::MAX,
+                policy::GROUP
+            ))));
+        }
+        Err(error) if error.is_missing() => asked.make(&Vec::new, &|_| None),
+        _ => Ok(None),
+    };
+    let made = made.map_err(|error| failed(error.into()))?;
+    let group = groups::open(&asked.root, &asked.group, Purpose::Run).map_err(failed)?;
+    Ok((Some(group), made))
 }
 
 /// The limits that the options of `run` ask for.
