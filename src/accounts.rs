@@ -58,6 +58,13 @@ pub fn user_name(uid: u32) -> String {
     found.map_or_else(|| uid.to_string(), |user| user.name)
 }
 
+/// Returns a user, with the user's home directory; `None` if the database does not know the user.
+pub fn login(uid: u32) -> Option<(User, String)> {
+    let read = |entry: &libc::passwd| (user(entry), text(entry.pw_dir));
+    // SAFETY: `getpwuid_r` takes a number as its key, and every number is valid.
+    unsafe { ask(libc::getpwuid_r, uid, read) }
+}
+
 /// Returns the number of a user, given by name or number.
 pub fn user_id(name: &str) -> Option<u32> {
     number(name).or_else(|| Some(Database.user(name)?.uid))

@@ -88,6 +88,7 @@ fn page(command: Command) -> Result<String, Failure> {
 const ENVIRONMENT: &str = "\
 GPULIMIT_MAX: The limit of a group for this job, such as 4G or 0=4G,all=max.
 GPULIMIT_GROUP: The group to join. It must exist, and takes precedence over GPULIMIT_MAX.
+GPULIMIT_LIMITS: Set by `gpulimit run`: the limits of the job, should its group be removed.
 GPULIMIT_ROOT: The directory of the groups, an absolute path. A policy of the machine ignores it.
 GPULIMIT_LIBRARY: The path of libgpulimit.so, if it is not beside gpulimit.
 NO_COLOR: If set and not empty, output has no bold type.";

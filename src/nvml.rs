@@ -2,6 +2,7 @@
 
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
+use gpulimit_base::process::FIRST_PID_NS;
 use gpulimit_ledger::Witness;
 use gpulimit_limits::Capacity;
 use nvml_wrapper::enum_wrappers::device::GpuVirtualizationMode;
@@ -228,14 +229,9 @@ fn instances(gpu: &Device<'_>) -> Option<Vec<DeviceId>> {
     Some((0..places).filter_map(id).collect())
 }
 
-/// The inode number of the initial pid namespace (linux/proc_ns.h). In this namespace, NVML lists
-/// processes under the same pids as `/proc`.
-const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
-
 impl Witness for Driver {
-    /// Returns whether the driver holds more of a program's memory than the `covered` bytes of a
-    /// later program (`exec`). `None` if unknown.
-    fn holds_memory(&self, identity: &Identity, device: &DeviceId, covered: u64) -> Option<bool> {
+    /// Returns whether the driver lists the process. `None` if unknown.
+    fn holds_memory(&self, identity: &Identity, device: &DeviceId) -> Option<bool> {
         let gpu = self.gpus.iter().find(|gpu| gpu.id == *device)?;
         let device = self.nvml.device_by_index(gpu.index).ok()?;
         let own_namespace = pid_namespace()?;
@@ -243,16 +239,10 @@ impl Witness for Driver {
             return None;
         }
         let listed = device.running_compute_processes().ok()?;
-        let bytes = |process: &ProcessInfo| match process.used_gpu_memory {
-            UsedGpuMemory::Used(bytes) => bytes,
-            UsedGpuMemory::Unavailable => u64::MAX,
-        };
-        let own = listed.iter().filter(|process| process.pid == identity.pid);
-        let held = own.map(bytes).reduce(u64::saturating_add);
-        let holds = held.is_some_and(|held| held > covered || covered == 0);
+        let holds = listed.iter().any(|process| process.pid == identity.pid);
         // Only in the initial pid namespace does a missing entry prove that the driver holds no
         // memory.
-        (holds || own_namespace == FIRST_PID_NAMESPACE).then_some(holds)
+        (holds || own_namespace == FIRST_PID_NS).then_some(holds)
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod place;
 mod stat;
+mod user;
 
 use super::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, RUN};
 use super::library;
@@ -17,6 +18,7 @@ use std::ffi::{OsStr, OsString};
 use std::io::{self, ErrorKind};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
+use user::User;
 
 /// Options of `run`.
 #[derive(clap::Args)]
@@ -48,6 +50,10 @@ pub struct Args {
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
 
+    /// Become this user (NAME, UID, NAME:GROUP or UID:GROUP), whose group it is. Only root may do so
+    #[arg(long, value_name = "USER")]
+    user: Option<String>,
+
     /// When the command has ended, print on standard error how much GPU memory it used
     #[arg(long)]
     stat: bool,
@@ -67,8 +73,8 @@ pub struct Args {
 }
 
 const HELP: &str = "\
-Without --name the command gets its own group. When the command and all other
-programs in the group have ended, the group is no longer shown, and the next
+Without --name the command gets its own group. When the command and all that it
+has started have ended, the group is no longer shown, and the next
 `gpulimit run` or `gpulimit gc` removes it. Its usage counts in all groups
 above, whose limits apply as well; what happens when such a limit is reached
 depends on the settings of that group.
@@ -81,6 +87,7 @@ Examples:
   gpulimit run --max 4G -- python train.py
   gpulimit run --max 50% --device 0 --stat -- ./a.out
   gpulimit run --group lab --max 30% --high 20% -- python train.py
+  gpulimit run --max 8G --user app -- ./server       as root, for services
   gpulimit run --max 8G --name lab -- jupyter lab    makes or joins the group
   gpulimit run --name lab -- python eval.py          joins it
 
@@ -127,9 +134,13 @@ fn time(text: &str) -> Result<Duration, &'static str> {
 /// instead, and ends with its exit status.
 pub fn run(mut args: Args, inherited: &Inherited) -> Result<ExitCode, Failure> {
     args.take_settings()?;
+    let user = args.user.as_deref().map(User::of).transpose()?;
+    if let Some(user) = &user {
+        user.begin().map_err(Failure::of_run)?;
+    }
     let library = library::find().map_err(Failure::of_run)?;
     library::try_to_load(&library).map_err(Failure::of_run)?;
-    let place = Place::of(&args).map_err(Failure::of_run)?;
+    let place = Place::of(&args, user.as_ref()).map_err(Failure::of_run)?;
     let stat = args.stat.then(|| Stat::begin(&place.group));
 
     let mut words = args.interpreter.into_iter().chain(args.command);
@@ -143,7 +154,12 @@ pub fn run(mut args: Args, inherited: &Inherited) -> Result<ExitCode, Failure> {
         )
         .env("GPULIMIT_ROOT", place.group.root())
         .env(policy::GROUP, place.group.name())
-        .env_remove(policy::MAX);
+        .env_remove(policy::MAX)
+        .env_remove(policy::LIMITS)
+        .envs(policy::hand_down(&place.group).map(|limits| (policy::LIMITS, limits)));
+    if let Some(user) = &user {
+        user.apply(&mut command);
+    }
     let Some(stat) = stat else {
         // Nothing remains to be done after the command, so this process becomes the command. The
         // next call returns only if it fails.

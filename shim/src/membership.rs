@@ -142,7 +142,7 @@ pub fn outlook(device: DeviceId, ordinal: Option<u32>, capacity: u64) -> Option<
 pub fn at_start() {
     name_job();
     if any_in_environment(&[policy::GROUP]) {
-        let names = [policy::GROUP, "GPULIMIT_ROOT"].into_iter();
+        let names = [policy::GROUP, policy::LIMITS, "GPULIMIT_ROOT"].into_iter();
         let names = names.chain(policy::JOB_VARIABLES.iter().copied());
         let set = names.filter_map(|name| Some((name, variable(name)?)));
         let _ = AT_START.set(Box::new(set.collect()));

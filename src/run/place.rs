@@ -1,6 +1,7 @@
 //! Finds or makes the group in which `run` runs the command.
 
 use super::Args;
+use super::user::User;
 use crate::changes::{self, Changes};
 use crate::create::refuse_job_name;
 use crate::failure::Failure;
@@ -8,7 +9,7 @@ use crate::groups::{self, Purpose};
 use crate::nvml::Driver;
 use crate::{env, output, sizes, warnings};
 use gpulimit_base::identity::Identity;
-use gpulimit_group::{Created, Garbage, Group, GroupError, Hold, Kind, MAX_DEPTH, Root};
+use gpulimit_group::{Access, Created, Garbage, Group, GroupError, Hold, MAX_DEPTH, Root};
 use gpulimit_ledger::Ledger;
 use gpulimit_limits::{LimitSet, OnLimit, Selector};
 use gpulimit_policy as policy;
@@ -26,11 +27,11 @@ pub struct Place {
 
 impl Place {
     /// Finds or makes the group that the options and the environment select.
-    pub fn of(args: &Args) -> Result<Self, Failure> {
+    pub fn of(args: &Args, user: Option<&User>) -> Result<Self, Failure> {
         let asked = Asked::of(args)?;
         let place = match &args.name {
-            Some(name) => Self::named(args, name, asked),
-            None => Self::own(args, asked.limits()?),
+            Some(name) => Self::named(args, name, asked, user),
+            None => Self::own(args, asked.limits()?, user),
         }?;
         // Remove the groups of ended jobs. A failure must not keep the command from running.
         let _ = place.root.collect_garbage(Garbage::Everywhere);
@@ -38,17 +39,18 @@ impl Place {
     }
 
     /// Finds or makes the group that `--name` names. This group stays after the command.
-    fn named(args: &Args, name: &str, asked: Asked) -> Result<Self, Failure> {
+    fn named(args: &Args, name: &str, asked: Asked, user: Option<&User>) -> Result<Self, Failure> {
         refuse_job_name(name)?;
         let name = match &args.group {
             Some(parent) => format!("{parent}/{name}"),
             None => name.to_owned(),
         };
-        let (root, name) = groups::meant(&name, Purpose::Run)?;
+        let (mut root, name) = groups::meant(&name, Purpose::Run)?;
         let group = match asked.limits()? {
             None => root.group(&name)?,
             Some(limits) => {
-                let created = root.create(&name, &limits)?;
+                let access = access_in(&mut root, user, name.contains('/'))?;
+                let created = root.create_for(&name, &limits, access)?;
                 if !created.new {
                     asked.agree(&name, &created.group.limits()?.rules()?)?;
                 }
@@ -56,6 +58,7 @@ impl Place {
             }
         };
         may_join(&group)?;
+        user.map_or(Ok(()), |user| user.check_joins(&group, false))?;
         Ok(Self {
             group,
             root,
@@ -65,12 +68,12 @@ impl Place {
 
     /// Makes a group for this command only. If that is not allowed and the command has no limit,
     /// uses the parent group.
-    fn own(args: &Args, limits: Option<LimitSet>) -> Result<Self, Failure> {
-        let parent = match &args.group {
-            Some(name) => Some(groups::find(name, Purpose::Run)?),
+    fn own(args: &Args, limits: Option<LimitSet>, user: Option<&User>) -> Result<Self, Failure> {
+        let (parent, _again) = match &args.group {
+            Some(name) => (Some(groups::find(name, Purpose::Run)?), None),
             None => callers()?,
         };
-        let (root, above) = match (&parent, &limits) {
+        let (mut root, above) = match (&parent, &limits) {
             (None, None) => {
                 return Err(Failure::usage(
                     "no limit given: use `gpulimit run --max SIZE -- COMMAND`, or name an existing \
@@ -80,6 +83,7 @@ impl Place {
             (None, Some(_)) => (Root::locate(&env)?, String::new()),
             (Some(parent), _) => {
                 may_join(parent)?;
+                user.map_or(Ok(()), |user| user.check_joins(parent, true))?;
                 if parent.upwards().count() == MAX_DEPTH {
                     return Err(Failure::new(format_args!(
                         "group '{0}' is already {MAX_DEPTH} levels deep, the most that is \
@@ -90,11 +94,9 @@ impl Place {
                 (Root::at(parent.root())?, format!("{}/", parent.name()))
             }
         };
-        let made = make_job(
-            &root,
-            &above,
-            limits.as_ref().unwrap_or(&LimitSet::default()),
-        );
+        let access = access_in(&mut root, user, parent.is_some())?;
+        let own = limits.as_ref();
+        let made = make_job(&root, &above, own.unwrap_or(&LimitSet::default()), access);
         match (made, parent) {
             (Ok(created), _) => Ok(Self {
                 group: created.group,
@@ -132,13 +134,18 @@ impl Place {
 
 /// Makes a group named by this process's pid and start time. Tries another name if the name is
 /// taken, for instance from another pid namespace.
-fn make_job(root: &Root, above: &str, limits: &LimitSet) -> Result<Created, GroupError> {
+fn make_job(
+    root: &Root,
+    above: &str,
+    limits: &LimitSet,
+    access: Access,
+) -> Result<Created, GroupError> {
     const TRIES: u64 = 1_000;
     let me = Identity::of_self();
     let mut taken = root.path().to_path_buf();
     for attempt in 0..TRIES {
         let name = format!("{above}run-{}-{}", me.pid, me.start_time + attempt);
-        let created = root.create(&name, limits)?;
+        let created = root.create_for(&name, limits, access)?;
         if created.new {
             created.group.record_job()?;
             return Ok(created);
@@ -148,28 +155,65 @@ fn make_job(root: &Root, above: &str, limits: &LimitSet) -> Result<Created, Grou
     Err(GroupError::Held { path: taken })
 }
 
-/// Returns the group that the rules and the environment select for the caller. Ignores
-/// `GPULIMIT_MAX`, which asks for a new group.
-fn callers() -> Result<Option<Group>, Failure> {
-    if let Some(rule) = policy::rule()? {
-        let asked = policy::assignment(&env)?.filter(|asked| asked.create.is_none());
-        let name = asked.map_or(rule.group, |asked| asked.group);
-        return groups::find(&name, Purpose::Run).map(Some);
-    }
-    let Some(name) = env(policy::GROUP).filter(|name| !name.is_empty()) else {
-        return Ok(None);
+/// Returns who may use a new group in the root. If the user of `--user` cannot find root's groups
+/// there, becomes the user, and goes to the user's own root.
+fn access_in(root: &mut Root, user: Option<&User>, is_below: bool) -> Result<Access, Failure> {
+    let Some(user) = user else {
+        return Ok(Access::default());
     };
-    let name = name.to_string_lossy();
-    match groups::find(&name, Purpose::Run) {
-        Err(_) if Kind::of(&name) == Kind::Job && gpulimit_group::check_name(&name).is_ok() => {
-            Ok(None)
+    if !root.is_public() {
+        if is_below || env("GPULIMIT_ROOT").is_some() {
+            let path = root.path().display();
+            return Err(Failure::new(format_args!(
+                "{} could not find a group in {path}, because only root can read this directory: \
+                 first run `install -d -m 0755 {path}`",
+                user.name()
+            )));
         }
-        Err(failure) => Err(Failure::new(format_args!(
-            "{} is set, and {failure}",
-            policy::GROUP
-        ))),
-        Ok(group) => Ok(Some(group)),
+        user.become_it()?;
+        *root = Root::locate(&env)?;
+        return Ok(Access::default());
     }
+    Ok(Access {
+        owner: Some(user.uid),
+        ..Access::default()
+    })
+}
+
+/// Returns the group that the rules and the environment select for the caller. Makes a job's group
+/// that is gone again; the second value keeps it. Without `GPULIMIT_GROUP`, ignores `GPULIMIT_MAX`,
+/// which asks for a new group.
+fn callers() -> Result<(Option<Group>, Option<Created>), Failure> {
+    let is_named = env(policy::GROUP).is_some_and(|name| !name.is_empty());
+    let rule = policy::rule()?;
+    if !is_named && rule.is_none() {
+        return Ok((None, None));
+    }
+    let Some(mut asked) = policy::assignment_by(rule, &env)? else {
+        return Ok((None, None));
+    };
+    if let (false, Some(rule)) = (is_named, &asked.rule) {
+        (asked.group, asked.create) = (rule.group.clone(), None);
+    }
+    let failed = |failure: Failure| match is_named {
+        true => Failure::new(format_args!("{} is set, and {failure}", policy::GROUP)),
+        false => failure,
+    };
+    let made = match asked.root.group(&asked.group) {
+        Err(error) if error.is_missing() && asked.needs_gpus() => {
+            return Err(failed(Failure::new(format_args!(
+                "{} has limits of single GPUs, which only a program of CUDA can apply: leave the \
+                 job with `unset {}`",
+                policy::MAX,
+                policy::GROUP
+            ))));
+        }
+        Err(error) if error.is_missing() => asked.make(&Vec::new, &|_| None),
+        _ => Ok(None),
+    };
+    let made = made.map_err(|error| failed(error.into()))?;
+    let group = groups::open(&asked.root, &asked.group, Purpose::Run).map_err(failed)?;
+    Ok((Some(group), made))
 }
 
 /// The limits that the options of `run` ask for.

@@ -58,7 +58,7 @@ fn a_group_stays_for_a_command_that_uses_cuda_late() {
         place.said(&["gc"]);
         assert_eq!(place.said(&["ls"]), format!("{group}\n"));
         let error = place.refused(1, &["rm", &group]);
-        assert!(error.contains("programs run in group"), "{error}");
+        assert!(error.contains("can still use group"), "{error}");
         let mut input = child.stdin.take().expect("piped");
         input.write_all(b"go\n").expect("written");
         assert!(

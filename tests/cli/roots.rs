@@ -86,7 +86,10 @@ fn root_uses_no_default_root_made_by_another_user() {
         umount /run; mount -t tmpfs -o ro tmpfs /run
         admin run --max 4G -- echo without a limit 2>&1 || echo status $?
         rm -r /dev/shm/gpulimit-0
-        admin run --max 4G -- sh -c 'echo $GPULIMIT_ROOT'";
+        admin run --max 4G -- sh -c 'echo $GPULIMIT_ROOT'
+        # Another user cannot read root's own directory there.
+        rm -r /dev/shm/gpulimit-65533
+        admin run --user 65533:65533 --max 4G -- sh -c 'echo $GPULIMIT_ROOT'";
     let script = format!("PROGRAM={}\n{script}", machine.program.display());
     let Some((out, _)) = on_empty_machine(&machine, &script) else {
         return;
@@ -103,7 +106,11 @@ fn root_uses_no_default_root_made_by_another_user() {
         );
         assert_eq!(lines[line + 1], "status 125", "{out}");
     }
-    assert_eq!(lines[9..], ["/dev/shm/gpulimit-0"], "{out}");
+    assert_eq!(
+        lines[9..],
+        ["/dev/shm/gpulimit-0", "/dev/shm/gpulimit-65533"],
+        "{out}"
+    );
 }
 
 #[test]

@@ -237,8 +237,12 @@ fn a_jobs_group_is_below_the_named_or_the_callers_group() {
         )
     };
     assert!(inherited("lab").1.starts_with("lab/run-"));
-    // This is the group of a job with GPULIMIT_MAX that has not used a GPU yet.
-    assert!(inherited("job-1-2").1.starts_with("run-"));
+    // The limits of these jobs are not known any more.
+    for gone in ["job-1-2", "run-1-2", "lab/run-1-2"] {
+        let (status, _, error) = inherited(gone);
+        assert_eq!(status, Some(125));
+        assert!(error.contains("unset GPULIMIT_GROUP"), "{error}");
+    }
     let (status, _, error) = inherited("lob");
     assert_eq!(status, Some(125));
     assert!(

@@ -192,3 +192,82 @@ fn only_root_gives_groups_to_other_users() {
     let mine = machine.said(&["create", "lab/mine", "--owner", ALICE]);
     assert!(mine.contains("created"), "{mine}");
 }
+
+#[test]
+fn root_runs_a_command_as_another_user() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    machine.place.said(&["create", "lab", "max=8G"]);
+    machine
+        .place
+        .said(&["create", "all", "max=8G", "--members", "all"]);
+    let program = machine.program.display();
+    let root = |user: &str, options: &[&str], script: &str| {
+        let mut command = Command::new(&machine.program);
+        command.args(["run", "--user", user]).args(options);
+        clean(command.args(["--", "sh", "-c", script]))
+            .env("GPULIMIT_ROOT", machine.place.root_path())
+            .env("GPULIMIT_LIBRARY", machine.place.0.join("libgpulimit.so"));
+        let output = command.output().expect("started");
+        (
+            output.status.code(),
+            text(&output.stdout) + &text(&output.stderr),
+        )
+    };
+    let script = format!(
+        "id -u; id -G; grep -E '^Cap(Prm|Eff|Amb)' /proc/self/status | cut -f 2 | uniq
+        grep -E '^[UG]id:' /proc/self/status | cut -f 2- | tr '\\t' ' '
+        {program} set $GPULIMIT_GROUP max=2G >&2 && exit 9
+        exec {program} run --max 512M -- sh -c 'echo $GPULIMIT_GROUP'"
+    );
+    for options in [
+        &["--max", "1G"][..],
+        &["--max", "1G", "--stat"],
+        &["--max", "1G", "--group", "all"],
+    ] {
+        let (status, said) = root("65533:65532", options, &script);
+        assert_eq!(status, Some(0), "{said}");
+        let lines: Vec<_> = said.lines().collect();
+        let ids = ["65533", "65532", "0000000000000000"];
+        assert_eq!(lines[..3], ids, "{said}");
+        assert_eq!(lines[3], "65533 65533 65533 65533", "{said}");
+        assert_eq!(lines[4], "65532 65532 65532 65532", "{said}");
+        assert!(said.contains("you may not change the limits"), "{said}");
+        let group = lines
+            .iter()
+            .find(|line| line.contains("/run-"))
+            .expect(&said);
+        assert_eq!(
+            group.starts_with("all/"),
+            options.contains(&"all"),
+            "{said}"
+        );
+    }
+    assert_eq!(
+        root("65533:65533", &["--name", "all"], "id -u"),
+        (Some(0), "65533\n".into())
+    );
+    for (user, options, expected) in [
+        (
+            "65533:65533",
+            &["--name", "lab"],
+            "user 65533 may not run in group 'lab'",
+        ),
+        (
+            "65533:65533",
+            &["--group", "lab"],
+            "user 65533 may not run in group 'lab'",
+        ),
+        ("65529", &["--max", "1G"], "write UID:GID"),
+        ("nobody-here", &["--max", "1G"], "there is no such user"),
+    ] {
+        let (status, said) = root(user, options, "id -u");
+        assert!(status != Some(0) && said.contains(expected), "{said}");
+    }
+    let error = machine.refused(&["run", "--user", "0", "--max", "1G", "--", "true"]);
+    assert!(
+        error.contains("only root can become another user"),
+        "{error}"
+    );
+}

@@ -70,6 +70,16 @@ impl Identity {
         is_exiting(stat)
     }
 
+    /// Returns whether the process lives, perhaps as another program (`exec`). False if unknown.
+    pub fn lives(&self, own_pid_ns: u64) -> bool {
+        if self.pid_ns != own_pid_ns || own_pid_ns == 0 || self.start_time == 0 {
+            return false;
+        }
+        let mut stat = [0; 1024];
+        let stat = head(&first_thread(self.pid, self.pid), &mut stat);
+        start_time(stat) == Some(self.start_time) && !is_exiting(stat)
+    }
+
     /// Returns whether both identities belong to the same process, even if the process called
     /// `exec` in between.
     pub fn is_same(&self, other: &Self) -> bool {

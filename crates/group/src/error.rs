@@ -1,6 +1,6 @@
 //! The errors of groups and roots.
 
-use super::{BELOW, Group, MAX_DEPTH, Root, directory};
+use super::{BELOW, Group, Kind, MAX_DEPTH, Root, directory};
 use gpulimit_base::file_system::Unsuitable;
 use gpulimit_base::held_signals;
 use gpulimit_base::name::LONGEST;
@@ -60,6 +60,13 @@ pub enum GroupError {
     InUse {
         /// The name of the group.
         name: String,
+    },
+    /// A process that is no member may still join the job's group.
+    Carried {
+        /// The name of the group.
+        name: String,
+        /// The pid of the process.
+        pid: u32,
     },
     /// The new group would belong to one user but lie in a directory of another user.
     Delegated {
@@ -243,10 +250,16 @@ impl fmt::Display for GroupError {
             }
             Self::Missing { name, .. } => {
                 self.absence(f)?;
-                write!(
-                    f,
-                    ": make the group with `gpulimit create {name} --max SIZE`"
-                )
+                match Kind::of(name) {
+                    // A user cannot make a group of this name.
+                    Kind::Job => f.write_str(
+                        ": its job has ended; leave the job with `unset GPULIMIT_GROUP`",
+                    ),
+                    Kind::Named => write!(
+                        f,
+                        ": make the group with `gpulimit create {name} --max SIZE`"
+                    ),
+                }
             }
             Self::HasGroups { name, below } => write!(
                 f,
@@ -266,6 +279,10 @@ impl fmt::Display for GroupError {
                      them"
                 )
             }
+            Self::Carried { name, pid } => write!(
+                f,
+                "process {pid} can still use group '{name}', in which it was started: end it first"
+            ),
             Self::Delegated { name, owner } => write!(
                 f,
                 "group '{name}' would be in a directory of user {owner}, where all groups belong \

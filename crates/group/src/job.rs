@@ -8,7 +8,8 @@ use super::directory::Directory;
 use super::{Group, GroupError, JOB, Kind};
 use gpulimit_base::held_signals;
 use gpulimit_base::identity::{Identity, innermost_pid};
-use gpulimit_base::{proc, process};
+use gpulimit_base::proc;
+use gpulimit_base::process::{self, FIRST_PID_NS};
 use gpulimit_ledger::{Ledger, NoWitness};
 use std::cell::OnceCell;
 use std::fs;
@@ -18,9 +19,6 @@ use std::os::unix::fs::MetadataExt;
 const HEAD: &str = "gpulimit-job 1";
 /// The most bytes that are read from a record; gpulimit writes shorter records.
 const LONGEST: u64 = 256;
-/// The inode of the first pid namespace of every machine (the kernel's `PROC_PID_INIT_INO`). A
-/// process in that namespace sees all processes.
-const FIRST_PID_NS: u64 = 0xeffffffc;
 
 /// Whether the process for which a group was made still lives.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
@@ -315,7 +313,7 @@ impl Group {
 
     /// Returns whether the group has no living member, and the driver has freed the memory of its
     /// dead members.
-    fn is_idle(&self) -> bool {
+    pub(super) fn is_idle(&self) -> bool {
         match self.clean(&NoWitness) {
             Ok(left) if left.draining > 0 => return false,
             _ => {}

@@ -14,6 +14,7 @@
 mod access;
 mod admission;
 mod at_limit;
+mod carriers;
 mod contents;
 mod context_size;
 mod demand;

@@ -1,8 +1,8 @@
-//! Reads the memory map of another process within a bounded time.
+//! Reads files in `/proc` about the memory of another process within a bounded time.
 //!
-//! A read of `/proc/PID/maps` can block forever, and only a signal that ends the reader ends the
-//! wait (since Linux 5.3). So a child process with a timer reads the file. The child shares the
-//! memory of this process, as a child of `posix_spawn` does.
+//! A read of `/proc/PID/maps` or `environ` can block forever, and only a signal that ends the reader
+//! ends the wait (since Linux 5.3). So a child process with a timer reads the file. The child shares
+//! the memory of this process, as a child of `posix_spawn` does.
 #![allow(unsafe_code)]
 
 use super::Undisturbed;
@@ -13,7 +13,7 @@ use std::io;
 use std::ptr;
 use std::time::Instant;
 
-/// The longest time for reading the memory map of one process, in seconds.
+/// The longest time of a child process, in seconds.
 const SECONDS: libc::time_t = 1;
 /// The size of the child's stack, in words of 16 bytes, the alignment of stacks. The child only
 /// makes system calls.
@@ -36,18 +36,28 @@ pub(super) fn until(end: Instant) -> impl Fn(&MappedFile, &[u32]) -> Vec<io::Res
     }
 }
 
-struct Task<'a> {
-    file: &'a MappedFile,
-    mappings: Mappings,
-}
-
 /// Returns whether a process is a member of a ledger. Fails with `TimedOut` if its memory map is
 /// not readable in time.
 fn has_member(file: &MappedFile, number: u32) -> io::Result<bool> {
-    let task = Task {
-        file,
-        mappings: Mappings::of(number)?,
+    let mappings = Mappings::of(number)?;
+    let look = || match file.has_member(&mappings) {
+        Ok(false) => NO,
+        Ok(true) => YES,
+        Err(error) => error.raw_os_error().unwrap_or(libc::EIO),
     };
+    match in_child(&look)? {
+        NO => Ok(false),
+        YES => Ok(true),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
+}
+
+/// Work for a child process that shares this process's memory. Returns the exit status.
+type Work<'a> = dyn Fn() -> c_int + 'a;
+
+/// Runs `work` in a child process and returns its exit status. Fails with `TimedOut` if it takes
+/// longer than [`SECONDS`]. The work must not allocate memory, take a lock or panic.
+pub(super) fn in_child(work: &Work<'_>) -> io::Result<c_int> {
     let mut stack = vec![0u128; STACK];
     let top = stack.as_mut_ptr_range().end.cast::<c_void>();
     // Signals and cancellation would run the program's code in the child, which shares this
@@ -55,14 +65,14 @@ fn has_member(file: &MappedFile, number: u32) -> io::Result<bool> {
     let _undisturbed = Undisturbed::new();
     let _blocked = Blocked::new();
     let flags = libc::CLONE_VM | libc::CLONE_VFORK;
-    let argument = ptr::from_ref(&task).cast_mut().cast::<c_void>();
+    let argument = ptr::from_ref(&work).cast_mut().cast::<c_void>();
     let mut status = 0;
-    // SAFETY: this thread continues only after the child has ended, so `stack` and `task` outlive
+    // SAFETY: this thread continues only after the child has ended, so `stack` and `work` outlive
     // the child. The child has its own signal handlers and descriptors. It allocates no memory,
-    // takes no lock, and writes only its stack and this thread's `errno`. It sends no signal when
-    // it ends, so the program's waits do not see it.
+    // takes no lock, and writes only its stack, what `work` shares with it and this thread's
+    // `errno`. It sends no signal when it ends, so the program's waits do not see it.
     let waited = unsafe {
-        let child = libc::clone(look, top, flags, argument);
+        let child = libc::clone(begin, top, flags, argument);
         if child < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -75,24 +85,16 @@ fn has_member(file: &MappedFile, number: u32) -> io::Result<bool> {
     if libc::WIFSIGNALED(status) {
         return Err(io::ErrorKind::TimedOut.into());
     }
-    match libc::WEXITSTATUS(status) {
-        NO => Ok(false),
-        YES => Ok(true),
-        error => Err(io::Error::from_raw_os_error(error)),
-    }
+    Ok(libc::WEXITSTATUS(status))
 }
 
-/// Reads the memory map of one process; runs in the child process.
-extern "C" fn look(task: *mut c_void) -> c_int {
-    // SAFETY: `task` points to the task of [`has_member`], which waits until this child has ended.
-    let task = unsafe { &*task.cast::<Task<'_>>() };
-    if !end_in_time() {
-        return libc::EINVAL;
-    }
-    match task.file.has_member(&task.mappings) {
-        Ok(false) => NO,
-        Ok(true) => YES,
-        Err(error) => error.raw_os_error().unwrap_or(libc::EIO),
+/// Begins the child process of [`in_child`].
+extern "C" fn begin(work: *mut c_void) -> c_int {
+    // SAFETY: `work` points to the work of [`in_child`], which waits until this child has ended.
+    let work = unsafe { *work.cast::<&Work<'_>>() };
+    match end_in_time() {
+        true => work(),
+        false => libc::EINVAL,
     }
 }
 

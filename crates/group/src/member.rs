@@ -124,8 +124,8 @@ impl Error for Refusal<'_> {}
 struct Bystander<'a>(Traced<'a>);
 
 impl Witness for Bystander<'_> {
-    fn holds_memory(&self, process: &Identity, device: &DeviceId, covered: u64) -> Option<bool> {
-        self.0.holds_memory(process, device, covered)
+    fn holds_memory(&self, process: &Identity, device: &DeviceId) -> Option<bool> {
+        self.0.holds_memory(process, device)
     }
 
     fn record(&self, ledger: &Ledger, reaped: &Happening) {
@@ -386,6 +386,11 @@ impl Member {
             let Bounds { low, min, .. } = station.bounds(device, index);
             low.max(min) > 0 && station.ledger.charged(index) <= low.max(min)
         })
+    }
+
+    /// Returns whether a program of this process from before `exec` is charged in its groups.
+    pub fn has_former(&self) -> bool {
+        self.levels.iter().any(|station| station.slot.has_former())
     }
 
     /// Uncharges the memory of dead processes in the groups of this process. Leaves memory that

@@ -3,6 +3,7 @@
 //! All functions work on open directories ([`Descent`]). A directory with a file that [`Contents`]
 //! does not recognise stays as it is.
 
+use super::carriers;
 use super::contents::{self, Contents, Verdict};
 use super::descent::Descent;
 use super::directory::{Directory, EntryKind};
@@ -219,11 +220,16 @@ impl Root {
     pub fn remove(&self, name: &str) -> Result<(), GroupError> {
         let group = self.group(name)?;
         self.remove_jobs_within(&group);
+        if group.kind() != Kind::Job {
+            return self.remove_if(&group, |_| true, |_| true);
+        }
         // Remove a job's group on request, even if this process cannot see whether the job still
         // runs.
-        let may_end = |job: &Record| {
-            group.kind() != Kind::Job || job.state(&Everybody::default()) != JobState::Lives
-        };
+        let may_end = |job: &Record| job.state(&Everybody::default()) != JobState::Lives;
+        if let [Some(pid)] = carriers::of(&[&group])[..] {
+            let name = group.name;
+            return Err(GroupError::Carried { name, pid });
+        }
         self.remove_if(&group, may_end, |_| true)
     }
 
@@ -235,7 +241,7 @@ impl Root {
     }
 
     /// Removes the groups of ended jobs, and returns their names. A job's group stays while:
-    /// - its job or a member lives,
+    /// - its job, a member or a process that could join it lives,
     /// - a process holds its lock,
     /// - it has child groups, or
     /// - the driver may still hold memory of its dead processes.
@@ -261,18 +267,22 @@ impl Root {
         // Sort each group before the group above it: the groups below must be removed first.
         order::sort_by(&mut groups, |one, other| one.name > other.name);
         let records = Records::of(&groups);
-        let mut states = records.states();
-        groups.retain(|group| {
-            let state = states.next();
+        let ended: Vec<_> = (groups.iter().zip(records.states()))
+            .filter(|(group, (_, state))| *state == JobState::Ended && group.is_idle())
+            .map(|(group, (record, _))| (group, record))
+            .collect();
+        let candidates: Vec<_> = ended.iter().map(|(group, _)| *group).collect();
+        let carriers = carriers::of(&candidates);
+        let free = ended.into_iter().zip(carriers);
+        let free = free.filter(|(_, carrier)| carrier.is_none());
+        let removed = free.filter(|((group, then), _)| {
             // A changed record means that a process makes the group again. Leave such a group to
             // the next clean-up.
-            let has_ended = |now: &Record| {
-                state.is_some_and(|(then, state)| now == then && state == JobState::Ended)
-            };
+            let has_ended = |now: &Record| now == *then;
             let idle = |ledger: &Ledger| group.clean_in(ledger, &NoWitness).draining == 0;
             self.remove_if(group, has_ended, idle).is_ok()
         });
-        groups.into_iter().map(|group| group.name).collect()
+        removed.map(|((group, _), _)| group.name.clone()).collect()
     }
 
     /// Removes incomplete groups that no process is making, and returns their paths. Keeps

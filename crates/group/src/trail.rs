@@ -141,8 +141,8 @@ pub(super) struct Traced<'a> {
 }
 
 impl Witness for Traced<'_> {
-    fn holds_memory(&self, process: &Identity, device: &DeviceId, covered: u64) -> Option<bool> {
-        self.witness.holds_memory(process, device, covered)
+    fn holds_memory(&self, process: &Identity, device: &DeviceId) -> Option<bool> {
+        self.witness.holds_memory(process, device)
     }
 
     fn adopt(&self, process: &Identity, device: &DeviceId, bytes: u64) -> bool {

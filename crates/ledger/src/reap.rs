@@ -17,9 +17,8 @@ use gpulimit_base::process;
 
 /// Knows how much memory the driver still holds for dead processes.
 pub trait Witness {
-    /// Returns whether the driver lists more of a dead process than the `covered` bytes of later
-    /// programs (`exec`). `None` if unknown.
-    fn holds_memory(&self, process: &Identity, device: &DeviceId, covered: u64) -> Option<bool>;
+    /// Returns whether the driver lists the process of a dead program. `None` if unknown.
+    fn holds_memory(&self, process: &Identity, device: &DeviceId) -> Option<bool>;
 
     /// Charges this process for memory that a dead process shared and members still use, up to
     /// `bytes`. Returns false if the amount is unknown, or if a request could miss the bytes while
@@ -40,7 +39,7 @@ pub trait Witness {
 pub struct NoWitness;
 
 impl Witness for NoWitness {
-    fn holds_memory(&self, _: &Identity, _: &DeviceId, _: u64) -> Option<bool> {
+    fn holds_memory(&self, _: &Identity, _: &DeviceId) -> Option<bool> {
         None
     }
 }
@@ -204,31 +203,17 @@ pub(super) fn has_drained(
             known = false;
             continue;
         };
-        let covered = charged_after(ledger, slot, &process, device);
-        match witness.holds_memory(&process, &id, covered) {
+        match witness.holds_memory(&process, &id) {
+            // The driver may list the program that the process has become by `exec`. It frees the
+            // old program's memory within 130 ms (measured, H200), so the grace time decides.
+            Some(true) if process.lives(os::pid_ns()) => known = false,
             Some(true) => return false,
-            // After `exec`, the old and new program share a pid. The listed bytes may be the old
-            // program's, so the grace time decides.
-            Some(false) => known &= covered == 0,
+            Some(false) => {}
             None => known = false,
         }
     }
     let freed = known || dead_ms >= GRACE_MS;
     freed && (!ledger.has_live() || leaves_nothing(ledger, slot, witness))
-}
-
-/// Returns the bytes that later programs of the process have charged. The driver lists the memory
-/// of all programs under one pid.
-fn charged_after(ledger: &Ledger, slot: usize, process: &Identity, device: DeviceIndex) -> u64 {
-    let owner = |slot: usize| &ledger.content().slots[slot].owner;
-    let same = |other: Identity| other.is_same(process);
-    let age = |slot: usize| (owner(slot).birth.load(Ordering::Relaxed), slot);
-    (0..ledger.high_water())
-        .filter(|&later| age(later) > age(slot))
-        .filter(|&later| ledger.owner(later).is_some_and(same))
-        .map(|later| ledger.word(later, device).load(Ordering::Acquire))
-        .map(|word| charge::granted(word) * charge::UNIT)
-        .sum()
 }
 
 /// Returns whether all memory that the dead process shared is charged to its present holders.
@@ -299,7 +284,7 @@ pub(super) fn zero(ledger: &Ledger, slot: usize) {
 struct Patient;
 
 impl Witness for Patient {
-    fn holds_memory(&self, _: &Identity, _: &DeviceId, _: u64) -> Option<bool> {
+    fn holds_memory(&self, _: &Identity, _: &DeviceId) -> Option<bool> {
         Some(true)
     }
 }
@@ -333,6 +318,18 @@ pub(super) fn look(ledger: &Ledger, file: &Description, own: usize) {
 }
 
 impl Slot {
+    /// Returns whether a program of this process from before `exec` is charged.
+    pub fn has_former(&self) -> bool {
+        let ledger = self.ledger();
+        let own = ledger.owner(self.index());
+        let is_own = |slot: usize| {
+            own.zip(ledger.owner(slot))
+                .is_some_and(|(a, b)| a.is_same(&b))
+        };
+        (0..ledger.high_water())
+            .any(|slot| slot != self.index() && ledger.has_words(slot) && is_own(slot))
+    }
+
     /// Cleans the slots of dead processes that have charges on the device, so that its figures
     /// count the living.
     pub fn clean_others(&self, device: DeviceIndex, witness: &dyn Witness) {

@@ -17,7 +17,7 @@ pub use layout::MAX_RULES;
 
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::held_signals;
-use gpulimit_base::units::Size;
+use gpulimit_base::units::{Extent, Size};
 use gpulimit_base::version;
 use layout::{MAGIC, SIZE};
 use map::{Copied, Map};
@@ -26,6 +26,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -136,6 +137,31 @@ impl fmt::Display for LimitSet {
             }
         }
         Ok(())
+    }
+}
+
+impl FromStr for LimitSet {
+    type Err = KeyError;
+
+    /// Reads limits in the form that [`Display`](fmt::Display) writes.
+    fn from_str(text: &str) -> Result<Self, KeyError> {
+        let mut set = Self::default();
+        for part in text.split(", ").filter(|part| *part != "no limit") {
+            let form = || KeyError::Form(part.into());
+            let (setting, selector) = match part.split_once(" of ") {
+                Some((setting, gpu)) => {
+                    let gpu = gpu.parse().map_err(|_| form())?;
+                    (setting, Selector::Device(gpu))
+                }
+                None => (part, Selector::All),
+            };
+            match setting.replacen(' ', "=", 1).parse()? {
+                Setting::Size(key, Extent::Size(size)) => set.set(selector, key, size),
+                Setting::Option(key, value) => set.options.set(key, &value)?,
+                Setting::Size(_, Extent::AllBut(_)) => return Err(form()),
+            }
+        }
+        Ok(set)
     }
 }
 
@@ -401,6 +427,23 @@ mod tests {
         set.options.count_context = false;
         set.options.suspended_max = Some(64 << 30);
         set
+    }
+
+    #[test]
+    fn limits_are_read_in_the_form_in_which_they_are_written() {
+        for limits in [set(), LimitSet::default(), LimitSet::all(Size::Max)] {
+            assert_eq!(limits.to_string().parse(), Ok(limits));
+        }
+        for wrong in [
+            "",
+            "max",
+            "max 4G of here",
+            "max -1G",
+            "max 4G,high 2G",
+            "limit 4G",
+        ] {
+            assert!(wrong.parse::<LimitSet>().is_err(), "{wrong}");
+        }
     }
 
     #[test]

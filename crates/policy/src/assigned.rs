@@ -3,8 +3,8 @@
 use super::facts::Facts;
 use super::rules::{Assigned, Rules, Source};
 use super::{
-    Asked, Assignment, Environment, PolicyError, group_variable, is_job, own_job_group_name,
-    requests,
+    Asked, Assignment, Environment, LIMITS, PolicyError, group_variable, is_job,
+    own_job_group_name, requests, text,
 };
 use gpulimit_group::{GroupError, MAX_DEPTH, Root, check_name, is_within};
 
@@ -44,6 +44,7 @@ pub(super) fn below(
         root,
         group,
         create,
+        handed: text(env, LIMITS)?,
         rule: Some(rule),
     })
 }

@@ -15,17 +15,19 @@ mod facts;
 #[cfg(feature = "file")]
 pub mod file;
 mod glob;
+mod handed;
 mod namespace;
 mod request;
 pub mod rules;
 
 pub use error::{PolicyError, Why};
 pub use facts::{Facts, containers_of};
+pub use handed::{LIMITS, hand_down};
 pub use request::{LimitRequest, RequestSelector};
 
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
-use gpulimit_group::{Garbage, Group, Kind, Member, Root, check_name, parent};
+use gpulimit_group::{Created, Garbage, Group, Kind, Member, Root, check_name, parent};
 use gpulimit_limits::{Key, LimitSet, Selector};
 use rules::{Assigned, OnError, Source};
 use std::ffi::OsString;
@@ -69,6 +71,8 @@ pub struct Assignment {
     /// The limits with which the group is made if it does not exist. `None` means that the group
     /// must exist.
     pub create: Option<LimitRequest>,
+    /// The value of [`LIMITS`], with which jobs' groups that are gone are made again.
+    pub handed: Option<String>,
     /// The rule that matches the process. Its group is [`Self::group`] or a group above it.
     pub rule: Option<Assigned>,
 }
@@ -106,6 +110,7 @@ fn by_environment(env: &Environment<'_>) -> Result<Option<Assignment>, PolicyErr
             root: Root::locate_group(env, &group)?,
             group,
             create: None,
+            handed: text(env, LIMITS)?,
             rule: None,
         }));
     }
@@ -122,6 +127,7 @@ fn by_environment(env: &Environment<'_>) -> Result<Option<Assignment>, PolicyErr
         root: Root::locate(env)?,
         group,
         create,
+        handed: None,
         rule: None,
     }))
 }
@@ -194,12 +200,18 @@ impl Assignment {
             Some((max, charged.unwrap_or(0)))
         });
         // An existing limit of the job's group counts before the one that the environment asks for.
+        let is_there = group.is_some();
         let is_set = group.is_some_and(|group| {
             let rules = group.rules();
             rules.is_ok_and(|rules| rules.for_device(device, Key::Max).is_some())
         });
         let asked = self.create.as_ref().filter(|_| !is_set);
         let asked = asked.and_then(|request| request.outlook(device, ordinal, capacity));
+        let handed = || {
+            let max = handed::own(self.handed.as_deref()?)?.for_device(device, Key::Max)?;
+            Some(max.resolve(capacity))
+        };
+        let asked = asked.or_else(|| if is_there { None } else { handed() });
         let levels = levels.chain(asked.map(|max| (max, 0)));
         levels.min().unwrap_or((u64::MAX, 0))
     }
@@ -217,11 +229,13 @@ impl Assignment {
 
     /// Fails if the group must exist and does not, without joining it.
     pub fn check(&self) -> Result<(), PolicyError> {
-        if self.create.is_none() {
-            let group = self.root.group(&self.group);
-            group.map_err(|error| self.explain(error.into()))?;
+        let again = self.handed.as_deref().and_then(handed::own);
+        match self.root.group(&self.group) {
+            Err(error) if self.create.is_none() && again.is_none() => {
+                Err(self.explain(error.into()))
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// Adds the rule that has assigned the group to an error of the group.
@@ -241,8 +255,19 @@ impl Assignment {
         gpus: &dyn Fn() -> Vec<(u32, DeviceId)>,
         capacity: &dyn Fn(u32) -> Option<u64>,
     ) -> Result<Member, PolicyError> {
+        let _made = self.make(gpus, capacity)?;
+        Ok(Member::join(&self.root, &self.group)?)
+    }
+
+    /// Makes the group if it is missing and the environment has its limits. While the returned
+    /// value lives, no clean-up removes the group.
+    pub fn make(
+        &self,
+        gpus: &dyn Fn() -> Vec<(u32, DeviceId)>,
+        capacity: &dyn Fn(u32) -> Option<u64>,
+    ) -> Result<Option<Created>, PolicyError> {
         let Some(request) = &self.create else {
-            return Ok(Member::join(&self.root, &self.group)?);
+            return handed::make_again(&self.root, &self.group, self.handed.as_deref());
         };
         let gpus = if request.needs_gpus() {
             gpus()
@@ -259,7 +284,7 @@ impl Assignment {
         if !created.new {
             add_missing(&created.group, &limits)?;
         }
-        Ok(Member::join(&self.root, &self.group)?)
+        Ok(Some(created))
     }
 }
 

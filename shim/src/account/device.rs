@@ -29,7 +29,7 @@ use crate::abi::{
     CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_UNKNOWN, Device as Ordinal, Out, SUCCESS, Status,
 };
 use crate::clock;
-use crate::driver::figures::{self, ProcessList};
+use crate::driver::figures::{self, Former, ProcessList};
 use crate::driver::{answer, cuda, devices, suspension};
 use crate::message;
 use crate::refusal::{self, Gpu, Refused};
@@ -87,6 +87,9 @@ impl Device {
             ));
             CUDA_ERROR_NOT_PERMITTED
         })?;
+        if member.has_former() {
+            member.clean(&device, &Former::wait(&id));
+        }
         let kernels = KernelMemory::of(ordinal);
         Ok(Device {
             process,

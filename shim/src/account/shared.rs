@@ -203,8 +203,8 @@ pub fn settle(member: &Member, device: &MemberDevice, size: u64, before: Option<
 pub struct Heir(pub &'static Member);
 
 impl Witness for Heir {
-    fn holds_memory(&self, process: &Identity, device: &DeviceId, covered: u64) -> Option<bool> {
-        ProcessList.holds_memory(process, device, covered)
+    fn holds_memory(&self, process: &Identity, device: &DeviceId) -> Option<bool> {
+        ProcessList.holds_memory(process, device)
     }
 
     fn adopt(&self, _: &Identity, id: &DeviceId, bytes: u64) -> bool {

@@ -3,9 +3,11 @@
 
 use std::ffi::CString;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
+use gpulimit_base::process;
 use gpulimit_group::Undisturbed;
 use gpulimit_ledger::Witness;
 use once_cell::race::OnceBool;
@@ -14,6 +16,7 @@ use crate::abi::{
     NVML_ERROR_INSUFFICIENT_SIZE, NVML_NOT_AVAILABLE, NvmlDevice, NvmlMemory, NvmlProcessDetail,
     NvmlProcessV1, NvmlProcessV2, Opaque, Out, SUCCESS, Status,
 };
+use crate::clock;
 use crate::driver::{answer, nvml};
 
 /// Returns whether NVML answers, and initialises NVML once. gpulimit never shuts NVML down.
@@ -190,26 +193,62 @@ pub fn whole_list<T: Listed, R>(
 pub struct ProcessList;
 
 impl Witness for ProcessList {
-    fn holds_memory(&self, identity: &Identity, device: &DeviceId, covered: u64) -> Option<bool> {
+    fn holds_memory(&self, identity: &Identity, device: &DeviceId) -> Option<bool> {
         // The list has only pids of this process's PID namespace.
         if identity.pid_ns != Identity::of_self().pid_ns {
             return None;
         }
-        let (mut held, mut self_listed) = (None, false);
-        let own = std::process::id();
-        each_process(find(device)?, &mut |pid, used| {
-            if pid == identity.pid {
-                held = Some(held.unwrap_or(0u64).saturating_add(used));
-            }
-            self_listed |= pid == own;
+        let (mut is_listed, mut self_listed) = (false, false);
+        each_process(find(device)?, &mut |pid, _| {
+            is_listed |= pid == identity.pid;
+            self_listed |= pid == std::process::id();
         })?;
-        match held {
-            // A process that no charge covers counts as holding memory, even 0 bytes, because the
-            // figure can change.
-            Some(held) => Some(held > covered || covered == 0),
-            // A list without the calling process proves nothing, because such a list can belong to
-            // another PID namespace.
-            None => self_listed.then_some(false),
-        }
+        // A list without the calling process proves nothing, because such a list can belong to
+        // another PID namespace.
+        (is_listed || self_listed).then_some(is_listed)
     }
+}
+
+/// How long the first use of a GPU waits for the end of the memory that this process had before
+/// `exec`, and how often it looks, in milliseconds. The driver takes up to 130 (measured, H200).
+const EXEC_MS: u64 = 300;
+const LOOK_MS: u64 = 5;
+
+/// A [`Witness`] of a process that has called `exec` and has no context yet: what NVML lists for it
+/// is the memory of its earlier program.
+pub struct Former {
+    /// Whether a list without this process proves that the memory is freed.
+    is_proof: bool,
+}
+
+impl Former {
+    /// Waits until the driver has freed the memory of the earlier program on this GPU.
+    pub fn wait(device: &DeviceId) -> Former {
+        let end = clock::monotonic_ms() + EXEC_MS;
+        let mut is_proof = Identity::of_self().pid_ns == process::FIRST_PID_NS;
+        while lists_self(device) == Some(true) && clock::monotonic_ms() < end {
+            is_proof = true;
+            clock::nap(Duration::from_millis(LOOK_MS));
+        }
+        Former { is_proof }
+    }
+}
+
+impl Witness for Former {
+    fn holds_memory(&self, process: &Identity, device: &DeviceId) -> Option<bool> {
+        if !process.is_same(&Identity::of_self()) {
+            return ProcessList.holds_memory(process, device);
+        }
+        let is_listed = lists_self(device)?;
+        (is_listed || self.is_proof).then_some(is_listed)
+    }
+}
+
+/// Returns whether NVML lists this process on the GPU.
+fn lists_self(device: &DeviceId) -> Option<bool> {
+    let mut is_listed = false;
+    each_process(find(device)?, &mut |pid, _| {
+        is_listed |= pid == std::process::id();
+    })?;
+    Some(is_listed)
 }

@@ -1,12 +1,28 @@
-"""After SIGKILL the memory goes to the next process, and never before the driver has freed it."""
+"""After SIGKILL or exec the memory goes to the next program, and never before the driver has freed
+it.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
 
-from harness import GIB, MIB, Outcome, capped, check, gpu_index, judged, mib, python, started
+from harness import (
+    GIB,
+    MIB,
+    Outcome,
+    capped,
+    check,
+    compare_at_rest,
+    gpu_index,
+    gpulimit,
+    judged,
+    mib,
+    python,
+    started,
+)
 from judge import Nvml
 
 DYING_MS = 100
@@ -60,3 +76,25 @@ def kill_holder(outcome: Outcome) -> None:
         f"{size // GIB} GiB after {waited:.0f} ms (asked at {sent:.0f}), peak"
         f" {mib(seen['sum_peak'])} of {mib(cap)}"
     )
+
+
+@check("exec", timeout=60)
+def memory_before_exec(outcome: Outcome) -> None:
+    """What a process held before exec is uncharged when it has a context again."""
+    cap = 6 * GIB
+    with judged(outcome, cap) as judge:
+        program = capped(python("driver.py"), "6G", name="exec")
+        pid = started(outcome, program)
+        taken = program.ask("alloc", size=GIB, times=4)
+        outcome.expect(taken.get("done") == 4, f"before exec: {taken}")
+        program.say("become")
+        outcome.expect(started(outcome, program) == pid, "it is another process")
+        [group] = json.loads(gpulimit("show", "exec", "--json").stdout)["groups"]
+        [usage] = [gpu["usage"] for gpu in group["gpus"] if gpu["index"] == judge.index]
+        outcome.expect(usage < 2 * GIB, f"with the new context {mib(usage)} are charged")
+        # The room of the old program is the new one's.
+        taken = program.ask("alloc", size=GIB, times=5)
+        outcome.expect(taken.get("done") == 5, f"after exec: {taken}")
+        compare_at_rest(outcome, judge, "after exec")
+        outcome.expect(program.finish() == 0, f"it ended badly: {program.tail()}")
+    outcome.key.append(f"{mib(usage)} with the new context")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 
 import agent
 
@@ -212,7 +213,12 @@ def calls() -> dict:
     return found
 
 
+def become() -> None:
+    """Becomes the same program again, by exec."""
+    os.execv(sys.executable, [sys.executable, *sys.argv])
+
+
 if __name__ == "__main__":
     pools = (pool_take, pool_give, pool_keep, pool_trim, synchronise)
-    orders = (start, alloc, fill, churn, free, mark, marked, own_state, info, calls, *pools)
+    orders = (start, alloc, fill, churn, free, mark, marked, own_state, info, calls, become, *pools)
     agent.serve({order.__name__: order for order in orders})

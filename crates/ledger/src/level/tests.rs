@@ -311,7 +311,6 @@ fn a_request_with_outdated_limits_does_not_wait() {
             &self,
             _: &gpulimit_base::identity::Identity,
             _: &gpulimit_base::device::DeviceId,
-            _: u64,
         ) -> Option<bool> {
             Some(true)
         }

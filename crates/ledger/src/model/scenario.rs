@@ -991,7 +991,7 @@ impl Pressure for MemberPressure<'_> {
 }
 
 impl Witness for MemberPressure<'_> {
-    fn holds_memory(&self, dead: &Identity, _: &DeviceId, _: u64) -> Option<bool> {
+    fn holds_memory(&self, dead: &Identity, _: &DeviceId) -> Option<bool> {
         if self.0.evidence == DeathEvidence::Grace {
             return None;
         }
@@ -1010,7 +1010,7 @@ impl Witness for MemberPressure<'_> {
 struct AllFreed;
 
 impl Witness for AllFreed {
-    fn holds_memory(&self, _: &Identity, _: &DeviceId, _: u64) -> Option<bool> {
+    fn holds_memory(&self, _: &Identity, _: &DeviceId) -> Option<bool> {
         Some(false)
     }
 }

@@ -105,55 +105,21 @@ fn undecided_requests_of_the_dead_are_withdrawn_at_once() {
 }
 
 #[test]
-fn the_witness_is_asked_per_device_with_the_charge_of_later_programs() {
-    struct Asked(RefCell<Vec<(Identity, DeviceId, u64)>>);
-    impl Witness for Asked {
-        fn holds_memory(
-            &self,
-            process: &Identity,
-            device: &DeviceId,
-            covered: u64,
-        ) -> Option<bool> {
-            self.0.borrow_mut().push((*process, *device, covered));
-            Some(false)
-        }
-    }
+fn the_grace_time_decides_about_a_program_that_has_become_another() {
     let scratch = Scratch::new();
-    let asked = |slot| {
-        let witness = Asked(RefCell::default());
-        let drained = has_drained(&scratch, slot, &witness, 0);
-        (witness.0.into_inner(), drained)
-    };
-    let process = stranger(1);
-    let first = scratch.dead(&process, 3, 0);
-    // The other slots belong to a later program of the process, another process, and a later
-    // process with the same pid.
-    let second = scratch.dead(&process, 2, 1);
-    scratch.dead(&stranger(2), 5, 0);
-    let reborn = Identity {
-        start_time: process.start_time + 1,
-        ..process
-    };
-    scratch.dead(&reborn, 5, 0);
-    let birth = |slot: usize| &scratch.content().slots[slot].owner.birth;
-    for slot in 0..4 {
-        birth(slot).store(1_000, Ordering::Relaxed);
+    let lists = Knows(Some(true));
+    let ended = scratch.dead(&stranger(1), 3, 0);
+    // This process lives, so the dead program in this slot was its program before `exec`.
+    let before = scratch.dead(&Identity::of_self(), 3, 0);
+    for (dead_ms, drained) in [(0, false), (GRACE_MS - 1, false), (GRACE_MS, true)] {
+        assert!(!has_drained(&scratch, ended, &lists, dead_ms), "{dead_ms}");
+        assert_eq!(
+            has_drained(&scratch, before, &lists, dead_ms),
+            drained,
+            "{dead_ms}"
+        );
     }
-    assert_eq!(
-        asked(first),
-        (vec![(process, GPU, UNIT)], false),
-        "of two slots claimed at the same time, the lower counts as the older"
-    );
-    assert_eq!(asked(second), (vec![(process, GPU, 0)], true));
-    birth(first).store(1_001, Ordering::Relaxed);
-    assert_eq!(asked(first), (vec![(process, GPU, 0)], true));
-    assert_eq!(asked(second), (vec![(process, GPU, 3 * UNIT)], false));
-    assert!(has_drained(
-        &scratch,
-        second,
-        &Asked(RefCell::default()),
-        GRACE_MS
-    ));
+    assert!(has_drained(&scratch, before, &Knows(Some(false)), 0));
 }
 
 #[test]
@@ -172,7 +138,7 @@ fn a_device_outside_the_table_is_left_to_the_grace_time() {
 fn shared_memory_of_the_dead_is_freed_when_a_member_adopts_it() {
     struct Heir(RefCell<Vec<(DeviceId, u64)>>);
     impl Witness for Heir {
-        fn holds_memory(&self, _: &Identity, _: &DeviceId, _: u64) -> Option<bool> {
+        fn holds_memory(&self, _: &Identity, _: &DeviceId) -> Option<bool> {
             Some(false)
         }
         fn adopt(&self, _: &Identity, device: &DeviceId, bytes: u64) -> bool {

@@ -141,6 +141,23 @@ fn a_new_program_in_the_same_process_starts_with_nothing() {
 }
 
 #[test]
+fn the_memory_from_before_exec_is_uncharged_before_the_first_context() {
+    // There is room for both programs, so no request of the new one looks for room.
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("alloc a 2000M", "0"),
+        ("exec", "0"),
+        ("start", "0 0"),
+        ("alloc a 100M", "0"),
+    ]);
+    let charged = world.usage(0).charged;
+    assert!(charged < 2000 * MIB, "{charged}");
+    world.judge(CAP);
+    program.end_quietly();
+}
+
+#[test]
 fn a_program_with_threads_can_fork() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();

@@ -20,6 +20,7 @@ mod hierarchy;
 mod install;
 mod interface;
 mod ipc;
+mod jobs;
 mod lazy;
 mod life;
 mod limits;

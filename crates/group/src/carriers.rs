@@ -1,0 +1,364 @@
+//! Finds living processes that could still join a job's group: those that carry the group's name in
+//! their environment, from the job's own process on.
+//!
+//! `/proc/PID/environ` is the environment at the start of the program. A process whose environment
+//! cannot be read there, or that has overwritten it (`setproctitle`), counts if it can be of the
+//! job. Processes that `/proc` hides are not seen. Their programs make the group again, with the
+//! limits that `gpulimit run` has handed down.
+
+use super::{Group, look, name};
+use gpulimit_base::identity::SeenProcess;
+use gpulimit_base::proc;
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+
+/// How often the list of all processes is read until it has no new process. A machine that starts
+/// processes all the time keeps the group until the next clean-up.
+const LISTS: usize = 16;
+/// The most processes whose environment takes so long to read that its reader is ended.
+const MAX_SLOW: usize = 2;
+/// The bytes of an environment that are read at a time, and those that are kept of them, which are
+/// more than a job's name.
+const CHUNK: usize = 16 << 10;
+const KEPT: usize = 64;
+
+/// Returns, for each job's group, the pid of a process that could still join it.
+pub(super) fn of(groups: &[&Group]) -> Vec<Option<u32>> {
+    let mut jobs: Vec<Job<'_>> = groups.iter().copied().map(Job::of).collect();
+    let mut seen = BTreeSet::new();
+    for _ in 0..LISTS {
+        // A process may have ended before its environment was read, and may have left children.
+        let new: Vec<u32> = SeenProcess::numbers()
+            .filter(|pid| seen.insert(*pid))
+            .collect();
+        if new.is_empty() || jobs.iter().all(|job| job.carrier.is_some()) {
+            return jobs.into_iter().map(|job| job.carrier).collect();
+        }
+        look_at(&new, &mut jobs);
+    }
+    let me = std::process::id();
+    jobs.into_iter()
+        .map(|job| job.carrier.or(Some(me)))
+        .collect()
+}
+
+/// A job's group, and a process that could join it.
+struct Job<'a> {
+    name: &'a str,
+    /// The start time of the job's first process, in clock ticks since boot: descendants are not
+    /// older.
+    start: u64,
+    /// The user whose processes may join the group; `None` for all users.
+    user: Option<u32>,
+    carrier: Option<u32>,
+}
+
+impl<'a> Job<'a> {
+    fn of(group: &'a Group) -> Self {
+        let name = name::last(group.name());
+        let start = name
+            .rsplit_once('-')
+            .and_then(|(_, start)| start.parse().ok());
+        let ledger = fs::symlink_metadata(group.ledger_path()).ok();
+        let private = ledger.filter(|about| about.mode() & 0o022 == 0);
+        Self {
+            name,
+            start: start.unwrap_or(0),
+            user: private.map(|about| about.uid()),
+            carrier: None,
+        }
+    }
+
+    /// Returns whether a process can be one of the job. The job's first process has ended, so the
+    /// ancestors of its descendants are as young as they are, up to process 1.
+    fn has(&self, process: &Unknown) -> bool {
+        if process.pid == 1 || self.user.is_some_and(|user| !process.users.contains(&user)) {
+            return false;
+        }
+        let mut next = process.pid;
+        loop {
+            let start = SeenProcess::by_pid(next).start_time();
+            if start.is_some_and(|start| start < self.start) {
+                return next == 1;
+            }
+            match proc::read(format!("/proc/{next}/status")).map(|status| parent(&status)) {
+                Ok(Some(parent)) => next = parent,
+                // It is the first of a pid namespace, or was entered from outside.
+                Ok(None) => return next == 1,
+                // An ancestor has just ended.
+                Err(_) => return next != process.pid,
+            }
+        }
+    }
+}
+
+fn parent(status: &str) -> Option<u32> {
+    let parent = proc::field(status, "PPid")?.parse().ok()?;
+    (parent != 0).then_some(parent)
+}
+
+/// A process whose environment is unknown.
+struct Unknown {
+    pid: u32,
+    /// The user ids of the process.
+    users: Vec<u32>,
+}
+
+impl Unknown {
+    fn of(pid: u32) -> Option<Self> {
+        // Root owns the directory of a process that lets nobody look into its memory.
+        let users = match fs::metadata(format!("/proc/{pid}")).ok()?.uid() {
+            0 => {
+                let status = proc::read(format!("/proc/{pid}/status")).ok()?;
+                let users = proc::field(&status, "Uid")?.split_whitespace();
+                users.filter_map(|user| user.parse().ok()).collect()
+            }
+            user => vec![user],
+        };
+        Some(Self { pid, users })
+    }
+}
+
+/// Looks for processes among `pids` that could join one of the jobs.
+fn look_at(pids: &[u32], jobs: &mut [Job<'_>]) {
+    let mut names: Vec<&str> = jobs.iter().map(|job| job.name).collect();
+    names.sort_unstable();
+    let carriers: Vec<_> = names.iter().map(|_| AtomicU32::new(0)).collect();
+    let unknown: Vec<_> = pids.iter().map(|_| AtomicBool::new(false)).collect();
+    let next = AtomicUsize::new(0);
+    // Runs in another process, which shares this memory: it allocates nothing and takes no lock.
+    let look = || {
+        loop {
+            let at = next.load(Ordering::Relaxed);
+            let (Some(pid), Some(unknown)) = (pids.get(at), unknown.get(at)) else {
+                return 0;
+            };
+            let carried = |name: &[u8]| {
+                let found = names.binary_search_by(|each| each.as_bytes().cmp(name));
+                if let Some(carrier) = found.ok().and_then(|at| carriers.get(at)) {
+                    carrier.store(*pid, Ordering::Relaxed);
+                }
+            };
+            if !environment(*pid, carried) {
+                unknown.store(true, Ordering::Relaxed);
+            }
+            next.store(at + 1, Ordering::Relaxed);
+        }
+    };
+    let mut slow = 0;
+    while !matches!(look::in_child(&look), Ok(0)) {
+        // The child was ended while it read the environment of this process.
+        let at = next.fetch_add(1, Ordering::Relaxed);
+        slow += 1;
+        let rest = if slow > MAX_SLOW { pids.len() } else { at + 1 };
+        for unknown in unknown.get(at..rest).unwrap_or_default() {
+            unknown.store(true, Ordering::Relaxed);
+        }
+        if slow > MAX_SLOW {
+            break;
+        }
+    }
+    let unknown = unknown.iter().zip(pids);
+    let unknown = unknown.filter(|(unknown, _)| unknown.load(Ordering::Relaxed));
+    let unknown: Vec<_> = unknown.filter_map(|(_, pid)| Unknown::of(*pid)).collect();
+    for job in jobs.iter_mut().filter(|job| job.carrier.is_none()) {
+        let carrier = names
+            .binary_search(&job.name)
+            .ok()
+            .and_then(|at| carriers.get(at));
+        job.carrier = carrier
+            .map(|pid| pid.load(Ordering::Relaxed))
+            .filter(|pid| *pid != 0)
+            .or_else(|| Some(unknown.iter().find(|process| job.has(process))?.pid));
+    }
+}
+
+/// Calls `found` with each word of a process's environment that begins as the name of a job's
+/// group. Returns false if the environment is unknown: the caller may not read it, it is empty as
+/// during `exec`, or the process has overwritten it. Allocates no memory.
+fn environment(pid: u32, found: impl Fn(&[u8])) -> bool {
+    let has_ended = |error: &io::Error| {
+        error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
+    };
+    let mut file = match File::open(path(pid, "environ", &mut [0; 32])) {
+        Ok(file) => file,
+        Err(error) => return has_ended(&error),
+    };
+    let mut text = [0; CHUNK];
+    let (mut kept, mut last) = (0, 0);
+    loop {
+        let read = match file.read(&mut text[kept..]) {
+            // A thread of the kernel, which has no program, has no environment either.
+            Ok(0) => {
+                let program = || fs::metadata(path(pid, "exe", &mut [0; 32]));
+                return kept > 0 || program().is_err_and(|error| has_ended(&error));
+            }
+            Ok(read) => read,
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            Err(error) => return has_ended(&error),
+        };
+        let there = &text[..kept + read];
+        // Variables are not empty, so two ends in a row are of no environment.
+        for byte in &there[kept..] {
+            if (*byte, last) == (0, 0) {
+                return false;
+            }
+            last = *byte;
+        }
+        let is_part = |byte: &u8| byte.is_ascii_alphanumeric() || b"._-".contains(byte);
+        let words = there.split(|byte| !is_part(byte));
+        words
+            .filter(|word| word.starts_with(b"run-") || word.starts_with(b"job-"))
+            .for_each(&found);
+        let end = there.len();
+        kept = end.min(KEPT);
+        text.copy_within(end - kept..end, 0);
+    }
+}
+
+/// Writes the path of a file in `/proc/PID` into `buffer`.
+fn path<'a>(pid: u32, file: &str, buffer: &'a mut [u8; 32]) -> &'a str {
+    let mut rest = &mut buffer[..];
+    let _ = write!(rest, "/proc/{pid}/{file}");
+    let length = 32 - rest.len();
+    std::str::from_utf8(&buffer[..length]).unwrap_or_default()
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use gpulimit_base::identity::Identity;
+    use gpulimit_support::{Running, Scratch, executable, wait_until};
+    use std::process::{Command, Stdio};
+
+    /// Returns a job with this name, whose first process started at this time.
+    fn job(name: &str, start: u64) -> Job<'_> {
+        let (user, carrier) = (None, None);
+        Job {
+            name,
+            start,
+            user,
+            carrier,
+        }
+    }
+
+    /// Returns whether a look at one process finds that it could join the job.
+    fn finds(job: Job<'_>, pid: u32) -> bool {
+        let mut jobs = [job];
+        look_at(&[pid], &mut jobs);
+        assert!(jobs[0].carrier.is_none_or(|carrier| carrier == pid));
+        jobs[0].carrier.is_some()
+    }
+
+    /// Starts a program that ends with its standard input, with these variables only.
+    fn start(program: &str, variables: &[(&str, &str)]) -> Running {
+        let mut command = Command::new(program);
+        command.env_clear().envs(variables.iter().copied());
+        Running::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()))
+    }
+
+    #[test]
+    fn a_process_with_the_name_of_the_group_in_its_environment_is_found() {
+        let carrier = start("cat", &[("A", "b"), ("GPULIMIT_GROUP", "lab/run-7-8")]);
+        let pid = carrier.id();
+        for (name, is_carried) in [("run-7-8", true), ("run-7-80", false), ("run-7-", false)] {
+            assert_eq!(finds(job(name, u64::MAX), pid), is_carried, "{name}");
+        }
+        let mut jobs = ["run-1-1", "run-7-8", "job-7-8"].map(|name| job(name, u64::MAX));
+        look_at(&[std::process::id(), pid], &mut jobs);
+        assert_eq!(jobs.map(|job| job.carrier), [None, Some(pid), None]);
+        drop(carrier);
+        assert!(!finds(job("run-7-8", 0), pid), "it has ended");
+    }
+
+    #[test]
+    fn a_name_anywhere_in_a_long_environment_is_found() {
+        for before in [
+            0,
+            CHUNK - 40,
+            CHUNK - 30,
+            CHUNK - 25,
+            CHUNK,
+            5 * CHUNK - 400,
+            90_000,
+        ] {
+            let long = "x".repeat(before);
+            let carrier = start("cat", &[("A", &long), ("GPULIMIT_GROUP", "run-7-8")]);
+            assert!(finds(job("run-7-8", u64::MAX), carrier.id()), "{before}");
+        }
+    }
+
+    #[test]
+    fn an_overwritten_environment_counts_if_it_can_be_of_the_job() {
+        let source = "#include <stdio.h>\n#include <string.h>\n#include <unistd.h>\n\
+            extern char **environ;\n\
+            int main(void) { char **last = environ; while (last[1]) last++;\n\
+            memset(environ[0], 0, *last + strlen(*last) - environ[0]);\n\
+            puts(\"overwritten\"); fflush(stdout); return getchar() != EOF; }\n";
+        let folder = std::env::temp_dir();
+        let program = executable::compiled(&folder, "overwrites", source, &[]);
+        let variables = [("GPULIMIT_GROUP", "run-7-8"), ("MORE", "text")];
+        let mut process = start(program.to_str().expect("text"), &variables);
+        let pid = process.id();
+        let own = Identity::own_start_time();
+        wait_until("it has overwritten its environment", || {
+            let text = fs::read(format!("/proc/{pid}/environ")).expect("there");
+            !text.is_empty() && text.iter().all(|byte| *byte == 0)
+        });
+        assert!(
+            finds(job("run-7-8", 0), pid),
+            "it is as young as all its ancestors"
+        );
+        assert!(
+            !finds(job("run-7-8", own + 1), pid),
+            "its parent is older than the job"
+        );
+        let others = Job {
+            user: Some(u32::MAX - 1),
+            ..job("run-7-8", 0)
+        };
+        assert!(!finds(others, pid), "it may not join the group");
+        drop(process.stdin.take());
+        process.wait().expect("ended");
+    }
+
+    #[test]
+    fn threads_of_the_kernel_and_ended_processes_count_for_nothing() {
+        let mut zombie = start("true", &[]);
+        wait_until("it has ended", || {
+            let stat = fs::read_to_string(format!("/proc/{}/stat", zombie.id()));
+            stat.is_ok_and(|stat| stat.contains(") Z "))
+        });
+        assert!(!finds(job("run-7-8", 0), zombie.id()));
+        zombie.wait().expect("reaped");
+        // The second process of a machine starts the threads of the kernel.
+        if fs::read("/proc/2/comm").is_ok_and(|name| name == b"kthreadd\n") {
+            assert!(!finds(job("run-7-8", 0), 2));
+        }
+    }
+
+    #[test]
+    fn an_orphan_is_found_among_all_processes() {
+        let scratch = Scratch::new();
+        let root = crate::Root::at(scratch.at("root")).expect("a root");
+        let limits = gpulimit_limits::LimitSet::default();
+        let created = root.create("run-99-1", &limits).expect("created");
+        let mut shell = Command::new("sh");
+        shell
+            .args(["-c", "exec 3<&0; setsid cat <&3 & echo $!"])
+            .env("GPULIMIT_GROUP", "run-99-1");
+        let mut shell = Running::start(shell.stdin(Stdio::piped()).stdout(Stdio::piped()));
+        let input = shell.stdin.take();
+        let mut pid = String::new();
+        let mut out = std::io::BufReader::new(shell.stdout.take().expect("piped"));
+        std::io::BufRead::read_line(&mut out, &mut pid).expect("a line");
+        shell.wait().expect("ended");
+        let orphan = pid.trim().parse().ok();
+        assert_eq!(of(&[&created.group]), [orphan]);
+        drop(input);
+        wait_until("the orphan has ended", || of(&[&created.group]) == [None]);
+    }
+}

@@ -1,0 +1,155 @@
+//! A job's programs keep its limit for life: also when its first process has ended, when its group
+//! is gone, and when they start `gpulimit run` themselves.
+
+use std::fs;
+use std::process::{Command, Output, Stdio};
+
+use gpulimit_programs::world::{self, Session, World, text};
+
+/// Starts a job whose first process ends at once. In the background, a subshell waits for a line,
+/// and then becomes this command of the shell.
+fn in_background(world: &World, variables: &str, command: &str) -> (Session, String) {
+    let script =
+        format!("exec 3<&0; (read go; {variables} exec {command}) <&3 & echo $GPULIMIT_GROUP");
+    let script = script.replace("PROGRAM", &world::program().display().to_string());
+    let script = script.replace("GPULIMIT ", &format!("{} ", world::controller().display()));
+    let mut job = controller(world, &["run", "--max", "1G", "--", "bash", "-c", &script]);
+    job.env("GPULIMIT_LIBRARY", world::shim());
+    let mut session = Session::start(job);
+    let group = session.line();
+    gpulimit_support::wait_until("the job's first process ends", || session.has_ended());
+    (session, group)
+}
+
+fn controller(world: &World, arguments: &[&str]) -> Command {
+    let mut command = world.bare(&world::controller());
+    command
+        .args(arguments)
+        .env("GPULIMIT_LIBRARY", world::shim());
+    command
+}
+
+fn output(world: &World, arguments: &[&str]) -> Output {
+    let mut command = controller(world, arguments);
+    command.stdin(Stdio::null()).output().expect("it starts")
+}
+
+/// Makes and removes the groups of other jobs.
+fn clean_up(world: &World) {
+    for arguments in [&["run", "--max", "1G", "--", "true"][..], &["gc"]] {
+        assert!(output(world, arguments).status.success());
+    }
+}
+
+/// Removes all groups, as the end of a login session may.
+fn empty(world: &World) {
+    for entry in fs::read_dir(world.root().path()).expect("listed") {
+        let path = entry.expect("an entry").path();
+        let is_directory = path.is_dir();
+        let removed = if is_directory {
+            fs::remove_dir_all(&path)
+        } else {
+            fs::remove_file(&path)
+        };
+        removed.expect("removed");
+    }
+}
+
+/// Asserts that the program has 1 GiB. A failure closes its input, and with that ends it.
+#[track_caller]
+fn assert_limited(job: &mut Session) {
+    for (command, expected) in [
+        ("start", "0 0"),
+        ("alloc a 900M", "2"),
+        ("alloc a 300M", "0"),
+    ] {
+        assert_eq!(job.say(command), expected, "{command}");
+    }
+}
+
+#[test]
+fn a_jobs_group_lives_as_long_as_its_programs() {
+    let world = World::without_group(&[]);
+    for command in ["PROGRAM", "setsid PROGRAM", "nohup env NAME=VALUE PROGRAM"] {
+        let (mut job, group) = in_background(&world, "", command);
+        clean_up(&world);
+        let refused = output(&world, &["rm", &group]);
+        assert!(!refused.status.success(), "{refused:?}");
+        let error = text(&refused.stderr);
+        assert!(error.contains("can still use group"), "{error}");
+        job.tell("go");
+        assert_limited(&mut job);
+        assert!(text(&output(&world, &["ps"]).stdout).contains(&group));
+        job.end();
+        // The driver frees the memory of the job in its own time.
+        gpulimit_support::wait_until("the group is removed", || {
+            clean_up(&world);
+            world.root().groups().expect("listed").is_empty()
+        });
+    }
+}
+
+#[test]
+fn a_nested_run_stays_below_the_limit_of_an_ended_job() {
+    let world = World::without_group(&[]);
+    for is_emptied in [false, true] {
+        let (mut job, group) = in_background(&world, "", "GPULIMIT run --max 4G -- PROGRAM");
+        clean_up(&world);
+        if is_emptied {
+            empty(&world);
+        }
+        job.tell("go");
+        assert_limited(&mut job);
+        let shown = text(&output(&world, &["show"]).stdout);
+        assert!(shown.contains(&group), "{shown}");
+        job.end();
+    }
+}
+
+#[test]
+fn a_job_whose_group_is_gone_makes_it_again() {
+    let world = World::without_group(&[]);
+    for command in [
+        "PROGRAM",
+        "GPULIMIT run -- PROGRAM",
+        "GPULIMIT run --max 2G -- PROGRAM",
+    ] {
+        let (mut job, _) = in_background(&world, "", command);
+        empty(&world);
+        job.tell("go");
+        assert_limited(&mut job);
+        job.end();
+        empty(&world);
+    }
+}
+
+#[test]
+fn a_job_of_a_variable_is_the_parent_of_runs() {
+    let world = World::without_group(&[]);
+    let mut shell = world.preloaded("bash".as_ref());
+    let nested = "\"$0\" run --max 4G -- \"$1\"";
+    shell
+        .args(["-c", nested])
+        .args([world::controller(), world::program().to_path_buf()])
+        .env("GPULIMIT_LIBRARY", world::shim())
+        .env("GPULIMIT_MAX", "1G");
+    let mut job = Session::start(shell);
+    assert_limited(&mut job);
+    job.end();
+}
+
+#[test]
+fn without_its_limits_a_job_whose_group_is_gone_gets_no_memory() {
+    let world = World::without_group(&[]);
+    for command in ["PROGRAM", "GPULIMIT run --max 2G -- PROGRAM"] {
+        let without = "unset GPULIMIT_LIMITS;";
+        let (mut job, _) = in_background(&world, without, command);
+        empty(&world);
+        job.tell("go");
+        if command == "PROGRAM" {
+            assert_ne!(job.say("start"), "0 0");
+        }
+        let (_, errors) = job.end();
+        assert!(errors.contains("unset GPULIMIT_GROUP"), "{errors}");
+    }
+}
