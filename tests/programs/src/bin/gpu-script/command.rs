@@ -38,6 +38,7 @@
 //! | `spawn SCRIPT LOG`, `reap` | starts a child that reads its commands from one file and writes to another, and prints its pid; prints the children that have ended as `PID:CODE`, and kills their own children |
 //! | `exec` | runs this program again for the rest of standard input |
 //! | `touch FILE`, `wait FILE`, `sleep MS`, `catch SIGNAL`, `closefrom N`, `clearenv`, `setenv NAME VALUE`, `unsetenv NAME`, `exit N` | the process |
+//! | `errno` | 1 if a call of the driver has changed `errno` since the last such question, else 0 |
 //! | `dlsym NAME`, `owner NAME`, `hooks`, `names FILE`, `panics` | queries: the linker's result for a name, the object that defines it, the hooks that this door misses, the names in a file for which it leads to the wrong place, whether a panic of the library stays in it |
 
 mod arrays;
