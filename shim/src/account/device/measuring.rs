@@ -49,6 +49,12 @@ impl Device {
         self.measuring.begun.load(Ordering::Acquire) > 0
     }
 
+    /// Returns whether another thread has begun a measurement and not recorded it yet: its figure
+    /// may be older than a call that has just ended.
+    pub fn is_measuring(&self) -> bool {
+        self.measuring.begun.load(Ordering::Acquire) > self.driver_part.measured()
+    }
+
     /// Reads NVML's figure and the bytes whose size the program gave. Returns the measurement's
     /// number and result.
     pub fn look(&self) -> (u64, Option<Total>) {
