@@ -52,7 +52,16 @@ impl Handle {
     }
 }
 
-fn find(id: &DeviceId) -> Option<NvmlDevice> {
+/// Returns the only GPU of a machine; `None` if there are several.
+pub fn only() -> Option<NvmlDevice> {
+    let _undisturbed = Undisturbed::new();
+    let is_only = ready() && answer(nvml::nvmlDeviceGetCount_v2) == Ok(1);
+    let get = |device| nvml::nvmlDeviceGetHandleByIndex_v2(0, device);
+    is_only.then(|| answer(get).ok())?
+}
+
+/// Returns the NVML handle of a device.
+pub fn find(id: &DeviceId) -> Option<NvmlDevice> {
     let _undisturbed = Undisturbed::new();
     if !ready() {
         return None;
