@@ -9,7 +9,7 @@ mod world;
 pub use abandoned::settle_abandoned;
 pub use bound::passed;
 pub use report::Report;
-pub use subjects::{Subject, Which, members};
+pub use subjects::{Subject, Which, candidates, members};
 use world::{INTERRUPTED, report_lost};
 pub use world::{Machine, Stop, record};
 
