@@ -25,8 +25,8 @@ pub(super) struct Measuring {
     begun: AtomicU64,
     /// The time of the last measurement, in milliseconds of the monotonic clock.
     pub at: AtomicU64,
-    /// Whether the last measurement may have overestimated the driver's own memory. If so, a later
-    /// call measures again.
+    /// Whether the last measurement has failed, or may have overestimated the driver's own memory.
+    /// If so, a later call measures again.
     inexact: AtomicBool,
     /// The number of ended calls that took or freed memory or destroyed a context. A measurement
     /// notices such calls by this number.
@@ -37,7 +37,7 @@ pub(super) struct Measuring {
 
 impl Device {
     /// Measures the driver's own memory and corrects its charge. Where NVML gives no figure,
-    /// changes nothing and returns `None`.
+    /// changes nothing and returns `None`; a later call measures again.
     pub fn measure(&self) -> Option<Measured> {
         let (number, total) = self.look();
         let part = &self.driver_part;
@@ -68,6 +68,9 @@ impl Device {
                 ..total
             }
         });
+        if total.is_none() {
+            self.measuring.inexact.store(true, Ordering::SeqCst);
+        }
         (number, total)
     }
 
@@ -119,8 +122,8 @@ impl Device {
         status
     }
 
-    /// Returns whether the last measurement may have overestimated the driver's own memory. This
-    /// happens when other threads keep taking and freeing memory.
+    /// Returns whether the last measurement has failed, or may have overestimated the driver's own
+    /// memory because other threads kept taking and freeing memory.
     pub fn is_inexact(&self) -> bool {
         self.measuring.inexact.load(Ordering::SeqCst)
     }
