@@ -60,3 +60,22 @@ impl Drop for Undisturbed {
         unsafe { pthread_setcancelstate(self.before, &raw mut ours) };
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::io::Error;
+
+    #[test]
+    fn errno_is_restored() {
+        let errno = || Error::last_os_error().raw_os_error();
+        assert!(fs::read_dir("/proc/self/nothing").is_err());
+        assert_eq!(errno(), Some(libc::ENOENT));
+        let undisturbed = Undisturbed::new();
+        assert!(fs::read_dir("/proc/self/stat").is_err());
+        assert_eq!(errno(), Some(libc::ENOTDIR));
+        drop(undisturbed);
+        assert_eq!(errno(), Some(libc::ENOENT));
+    }
+}
