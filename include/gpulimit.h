@@ -36,7 +36,7 @@ enum {
     GPULIMIT_OK = 0,
     GPULIMIT_NOT_LOADED = 1,     /* libgpulimit.so is not loaded, or lacks the function */
     GPULIMIT_NO_GROUP = 2,       /* the process has no limit */
-    GPULIMIT_NO_DEVICE = 3,      /* the process does not see the device, or before cuInit */
+    GPULIMIT_NO_DEVICE = 3,      /* the process does not see the device, or cannot know that yet */
     GPULIMIT_INVALID = 4,        /* an argument is wrong */
     GPULIMIT_TIMEOUT = 5,        /* nothing was asked in that time */
     GPULIMIT_INTERRUPTED = 6,    /* a signal handler has run meanwhile */
@@ -133,7 +133,10 @@ static __inline__ int gpulimit_error(char *text, size_t size) {
 /* In C++ the function has the name of the constructor of its structure. */
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wshadow"
-/* Writes the figures of a device. Call it after cuInit, or the first call of the CUDA runtime. */
+/*
+ * Writes the figures of a device. Before cuInit, NVML tells them: of a device named by its UUID,
+ * and of the ordinal 0 if the machine has one GPU and CUDA_VISIBLE_DEVICES is not set.
+ */
 static __inline__ int gpulimit_memory(const char *device, struct gpulimit_memory *memory) {
     GPULIMIT_CALL("gpulimit_memory", int, GPULIMIT_NOT_LOADED,
                   (const char *, struct gpulimit_memory *), (device, memory));

@@ -4,9 +4,9 @@ use super::failure::Failure;
 use super::groups::Selection;
 use super::nvml::Driver;
 use super::output::Escaped;
-use super::suspend::settle_abandoned;
+use super::suspend::{candidates, finish_it, settle_abandoned};
 use super::{env, groups, oci_hook, output};
-use gpulimit_group::{Garbage, MAX_USER_NAMES, Root, Survey};
+use gpulimit_group::{Garbage, Group, MAX_USER_NAMES, Root, Survey};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -29,7 +29,9 @@ Examples:
 pub fn gc(_: &Args) -> Result<ExitCode, Failure> {
     let driver = Driver::load().ok();
     let mut lines = Vec::new();
-    settle_abandoned(&Selection::all()?.0);
+    let all = Selection::all()?.0;
+    settle_abandoned(&all);
+    name_stopped(&all);
     for root in Root::locate_all(&env)? {
         let survey = root.survey()?;
         lines.extend(clean(&survey, driver.as_ref()));
@@ -56,6 +58,18 @@ pub fn gc(_: &Args) -> Result<ExitCode, Failure> {
     let line = |line: String| format!("{}\n", Escaped(&line));
     output::print(&lines.into_iter().map(line).collect::<String>())?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Names the processes on which a dead command was at work and that are stopped: the driver answers
+/// no question about them.
+fn name_stopped(selection: &Selection) {
+    let is_left = |group: &&Group| group.ledger().is_ok_and(|ledger| ledger.has_abandoned());
+    for group in selection.groups.iter().filter(is_left) {
+        let subjects = candidates(group, None).into_iter().flatten().flatten();
+        subjects
+            .filter(|subject| subject.is_abandoned() && subject.check_runs().is_err())
+            .for_each(|subject| output::note(&finish_it(&subject)));
+    }
 }
 
 /// Removes the charges of dead processes. Returns lines of text about the groups that had such

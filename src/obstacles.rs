@@ -211,8 +211,7 @@ fn of_version(version: String) -> Option<Obstacle> {
 /// Returns the obstacles of a process. Does not look into the process's memory and environment,
 /// which may block the reader forever: `contents` is what [`answer`] has found there.
 pub fn of_process(pid: u32, gpus: Option<&nvml::Driver>, contents: &str) -> Vec<Obstacle> {
-    let read = |file: &str| proc::read(format!("/proc/{pid}/{file}"));
-    let Ok(status) = read("status") else {
+    let Ok(status) = proc::status(pid) else {
         return vec![Obstacle::Ended];
     };
     let mut found: Vec<Obstacle> = of_status(&status).into_iter().collect();
@@ -239,8 +238,7 @@ pub fn of_process(pid: u32, gpus: Option<&nvml::Driver>, contents: &str) -> Vec<
 /// Returns whether the text of `/proc/PID/status` shows a process that does not run.
 fn of_status(status: &str) -> Option<Obstacle> {
     match field(status, "State")?.chars().next()? {
-        'Z' | 'X' => Some(Obstacle::Ended),
-        _ if proc::is_killed(status) => Some(Obstacle::Ended),
+        _ if proc::has_ended(status) || proc::is_killed(status) => Some(Obstacle::Ended),
         'T' => Some(Obstacle::Stopped),
         _ => None,
     }

@@ -61,7 +61,7 @@ pub fn resume(args: &Args) -> Result<ExitCode, Failure> {
     for subject in &subjects {
         subject.check_namespace()?;
     }
-    let thawed = Thawed::of(&subjects)?;
+    let thawed = Thawed::of(&subjects, args.kill_lost)?;
     settle_all(&machine, &subjects)?;
     let before: Vec<u64> = subjects.iter().map(Subject::suspended).collect();
     let down: Vec<bool> = subjects.iter().map(Subject::is_suspended).collect();
@@ -125,21 +125,23 @@ fn end(subject: &Subject) -> Option<u32> {
     sent.ok().map(|()| target.pid)
 }
 
-/// Processes that `suspend --freeze` had stopped, and that run now: the driver's thread in a
-/// process must run. Dropping this stops those again that are still suspended.
+/// Processes that `suspend --freeze` had stopped, or that are lost and stopped, and that run now:
+/// the driver's thread in a process must run. Dropping this stops those again that are still
+/// suspended.
 struct Thawed<'a>(Vec<&'a Subject>);
 
 impl<'a> Thawed<'a> {
-    /// Continues the processes.
-    fn of(subjects: &'a [Subject]) -> Result<Self, Failure> {
+    /// Continues the processes. With `lost`, also those that are lost, whoever has stopped them.
+    fn of(subjects: &'a [Subject], lost: bool) -> Result<Self, Failure> {
         let mut thawed = Self(Vec::new());
         for subject in subjects {
             let (errand, frozen) = subject.errand();
-            if !frozen {
-                continue;
-            }
             // Somebody else may have continued it.
             let was_stopped = subject.is_stopped();
+            let is_stuck = lost && was_stopped && errand == Errand::Lost;
+            if !frozen && !is_stuck {
+                continue;
+            }
             match subject.target.send(libc::SIGCONT) {
                 Err(error) if !subject.is_gone() => {
                     return Err(Failure::new(format_args!(

@@ -9,7 +9,7 @@ mod world;
 pub use abandoned::settle_abandoned;
 pub use bound::passed;
 pub use report::Report;
-pub use subjects::{Subject, Which, members};
+pub use subjects::{Subject, Which, candidates, members};
 use world::{INTERRUPTED, report_lost};
 pub use world::{Machine, Stop, record};
 
@@ -59,7 +59,7 @@ own, or root), and free memory on the host. The key suspended.max of a group
 bounds how much may be there.
 
 Ctrl-C brings back what is down already. The exit status is 1 if nothing was
-suspended, or if a process is lost.
+suspended, as when all processes have ended meanwhile, or if a process is lost.
 
 Examples:
   gpulimit suspend lab/notebooks
@@ -115,7 +115,11 @@ pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
     if args.freeze {
         freeze(subjects.iter())?;
     }
-    Report::of(&subjects, &before, args.json).print(args.which.group.as_deref())
+    let status = Report::of(&subjects, &before, args.json).print(args.which.group.as_deref())?;
+    match !subjects.is_empty() && subjects.iter().all(Subject::is_gone) {
+        true => Err(nothing("all processes have ended meanwhile")),
+        false => Ok(status),
+    }
 }
 
 /// Returns the error of a suspension that has failed. Names the processes that stay suspended, as

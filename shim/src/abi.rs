@@ -20,6 +20,7 @@ pub const CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED: Status = 704;
 pub const CUDA_ERROR_NOT_PERMITTED: Status = 800;
 pub const CUDA_ERROR_UNKNOWN: Status = 999;
 
+pub const NVML_ERROR_UNINITIALIZED: Status = 1;
 pub const NVML_ERROR_INSUFFICIENT_SIZE: Status = 7;
 pub const NVML_ERROR_FUNCTION_NOT_FOUND: Status = 13;
 pub const NVML_ERROR_UNKNOWN: Status = 999;

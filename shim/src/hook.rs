@@ -14,7 +14,7 @@ use std::any::Any;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use gpulimit_group::Undisturbed;
+use gpulimit_group::{Errno, Undisturbed};
 
 use crate::abi::Status;
 use crate::account::Process;
@@ -147,6 +147,7 @@ pub fn run(
     if !limited() {
         return real();
     }
+    let _errno = Errno::keep();
     let _undisturbed = undisturbed.then(Undisturbed::new);
     let handled = guard::alone(|| {
         catch_unwind(AssertUnwindSafe(|| {

@@ -285,6 +285,7 @@ macro_rules! table {
             calls {
                 nvmlInit_v2();
                 nvmlDeviceGetCount_v2(count: Out<u32>);
+                nvmlDeviceGetHandleByIndex_v2(index: u32, device: Out<NvmlDevice>);
                 nvmlDeviceGetHandleByUUID(uuid: Opaque, device: Out<NvmlDevice>);
                 nvmlDeviceGetUUID(device: NvmlDevice, uuid: Opaque, length: u32);
                 nvmlDeviceGetConfComputeMemSizeInfo(device: NvmlDevice, info: Opaque);

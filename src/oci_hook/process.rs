@@ -1,6 +1,7 @@
 //! Identifies the first process of a container by pid and start time, because the kernel reuses
 //! pids.
 
+use gpulimit_base::identity::SeenProcess;
 use gpulimit_base::proc;
 use std::fmt;
 use std::str::FromStr;
@@ -16,28 +17,15 @@ pub struct Process {
 impl Process {
     /// Returns the live process with this pid; `None` for a zombie.
     pub fn living(pid: u32) -> Option<Self> {
-        let stat = proc::read(format!("/proc/{pid}/stat")).ok()?;
-        let start = start(&stat)?;
-        Some(Self { pid, start })
+        let status = proc::status(pid).ok()?;
+        let start = SeenProcess::by_pid(pid).start_time()?;
+        (!proc::has_ended(&status)).then_some(Self { pid, start })
     }
 
     /// Returns whether this process still runs. A later process with the same pid does not count.
     pub fn lives(self) -> bool {
         Self::living(self.pid) == Some(self)
     }
-}
-
-/// Parses the start time (field 22) from the text of `/proc/PID/stat`; `None` if the process is
-/// dead (field 3).
-fn start(stat: &str) -> Option<u64> {
-    // Skip the command name in parentheses, which may contain any character.
-    let (_, rest) = stat.rsplit_once(')')?;
-    let mut fields = rest.split_ascii_whitespace();
-    let state = fields.next()?;
-    if matches!(state, "Z" | "X") {
-        return None;
-    }
-    fields.nth(18)?.parse().ok()
 }
 
 impl fmt::Display for Process {
@@ -61,6 +49,8 @@ impl FromStr for Process {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gpulimit_support::{Running, wait_until};
+    use std::process::Command;
 
     #[test]
     fn dead_processes_and_reused_pids_are_not_alive() {
@@ -72,10 +62,11 @@ mod tests {
             ..own
         };
         assert!(!other.lives());
-        let line =
-            |state| format!("7 (a) b) {state} 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 777 20");
-        assert_eq!(start(&line("S")), Some(777));
-        assert_eq!(start(&line("Z")), None);
-        assert_eq!(start("7 (cut) S 1 2"), None);
+        let zombie = Running::start(&mut Command::new("true"));
+        wait_until("a zombie is dead", || {
+            Process::living(zombie.id()).is_none()
+        });
+        let process = Running::without_first_thread();
+        assert!(Process::living(process.id()).is_some());
     }
 }

@@ -6,6 +6,7 @@ use std::fmt;
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 /// A process's description of itself, for display and driver queries. Only the process's file lock
 /// shows whether the process is alive.
@@ -58,7 +59,7 @@ impl Identity {
             return false;
         }
         let mut stat = [0; 1024];
-        let stat = head(&first_thread(self.pid, self.pid), &mut stat);
+        let stat = head(first_thread(self.pid, self.pid), &mut stat);
         if stat.is_empty() {
             // Either the process was reaped and will soon drop its file lock, or `/proc` hides the
             // processes of other users.
@@ -67,7 +68,7 @@ impl Identity {
         if start_time(stat) != Some(self.start_time) && has_own_clock(self.pid) == Some(true) {
             return true;
         }
-        is_exiting(stat)
+        is_exiting(stat) && !lives_on(self.pid)
     }
 
     /// Returns whether the process lives, perhaps as another program (`exec`). False if unknown.
@@ -76,8 +77,8 @@ impl Identity {
             return false;
         }
         let mut stat = [0; 1024];
-        let stat = head(&first_thread(self.pid, self.pid), &mut stat);
-        start_time(stat) == Some(self.start_time) && !is_exiting(stat)
+        let stat = head(first_thread(self.pid, self.pid), &mut stat);
+        start_time(stat) == Some(self.start_time) && (!is_exiting(stat) || lives_on(self.pid))
     }
 
     /// Returns whether both identities belong to the same process, even if the process called
@@ -102,7 +103,7 @@ impl Identity {
     /// process's user can block this call forever.
     pub fn command_line(pid: u32) -> Option<[u8; 64]> {
         let mut line = [0; 512];
-        match head(&format!("/proc/{pid}/cmdline"), &mut line) {
+        match head(format!("/proc/{pid}/cmdline"), &mut line) {
             [] => None,
             line => Some(command(line)),
         }
@@ -172,8 +173,8 @@ impl SeenProcess {
     /// `/proc` does not show the process.
     pub fn by_pid(pid: u32) -> Self {
         let (mut stat, mut status) = ([0; 1024], [0; 4096]);
-        let stat = head(&first_thread(pid, pid), &mut stat);
-        let status = head(&format!("/proc/{pid}/status"), &mut status);
+        let stat = head(first_thread(pid, pid), &mut stat);
+        let status = head(format!("/proc/{pid}/status"), &mut status);
         let inner = innermost_pid(status);
         Self {
             pid: inner.unwrap_or(pid),
@@ -258,7 +259,7 @@ impl fmt::Display for Command<'_> {
 
 /// Reads the first bytes of a file into `buffer`; returns an empty slice if the file cannot be
 /// read.
-fn head<'a>(path: &str, buffer: &'a mut [u8]) -> &'a [u8] {
+fn head(path: impl AsRef<Path>, buffer: &mut [u8]) -> &[u8] {
     let mut len = 0;
     if let Ok(mut file) = fs::File::open(path) {
         while let Some(rest) = buffer.get_mut(len..).filter(|rest| !rest.is_empty()) {
@@ -301,6 +302,17 @@ fn is_exiting(stat: &[u8]) -> bool {
         bits.is_some_and(|bits| bits & bit != 0)
     };
     matches!(field(stat, 3), Some("Z" | "X")) || has(9, PF_EXITING | PF_SIGNALED) || has(31, KILL)
+}
+
+/// Returns whether a thread of a process runs on. The first thread, whose `stat` file is the
+/// process's, may have ended by `pthread_exit`.
+fn lives_on(pid: u32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{pid}/task"));
+    threads.into_iter().flatten().flatten().any(|thread| {
+        let mut stat = [0; 1024];
+        let stat = head(thread.path().join("stat"), &mut stat);
+        !stat.is_empty() && !is_exiting(stat)
+    })
 }
 
 /// Returns the program's name from a command line, without the directory. `name` is the kernel's
@@ -513,6 +525,20 @@ mod tests {
         wait_until("the child ends", || is_exiting(head(&path, &mut [0; 1024])));
         assert!(identity.is_ending(own.pid_ns));
         child.wait().expect("reaped");
+    }
+
+    #[test]
+    fn a_process_whose_first_thread_has_ended_lives_until_it_is_killed() {
+        let mut process = Running::without_first_thread();
+        let own = Identity::of_self();
+        let identity = Identity {
+            pid: process.id(),
+            start_time: SeenProcess::by_pid(process.id()).start_time,
+            ..own
+        };
+        assert!(!identity.is_ending(own.pid_ns));
+        process.kill().expect("killed");
+        wait_until("the process ends", || identity.is_ending(own.pid_ns));
     }
 
     #[test]

@@ -20,9 +20,30 @@ pub fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(value).map(str::trim)
 }
 
+/// Reads `/proc/PID/status`. If the first thread, which that file shows, has ended by
+/// `pthread_exit`, reads that of a thread that runs on.
+///
+/// # Errors
+/// Any error of the system.
+pub fn status(pid: u32) -> io::Result<String> {
+    let status = read(format!("/proc/{pid}/status"))?;
+    if !has_ended(&status) {
+        return Ok(status);
+    }
+    let threads = fs::read_dir(format!("/proc/{pid}/task"));
+    let mut others = (threads.into_iter().flatten().flatten())
+        .filter_map(|thread| read(thread.path().join("status")).ok());
+    Ok(others.find(|other| !has_ended(other)).unwrap_or(status))
+}
+
+/// Returns whether the text of [`status`] shows a process that has ended.
+pub fn has_ended(status: &str) -> bool {
+    field(status, "State").is_some_and(|state| state.starts_with(['Z', 'X']))
+}
+
 /// Returns whether a process is stopped, by a signal or a debugger; `None` if unknown.
 pub fn is_stopped(pid: u32) -> Option<bool> {
-    let status = read(format!("/proc/{pid}/status")).ok()?;
+    let status = status(pid).ok()?;
     Some(field(&status, "State")?.starts_with(['T', 't']))
 }
 
@@ -47,6 +68,23 @@ fn has_signal(status: &str, set: &str, signal: i32) -> bool {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use gpulimit_support::{Running, wait_until};
+    use std::process::Command;
+
+    #[test]
+    fn a_process_has_the_state_of_a_thread_that_lives() {
+        let mut process = Running::without_first_thread();
+        let pid = process.id();
+        assert!(!has_ended(&status(pid).expect("read")));
+        let stop = format!("-STOP {pid}");
+        let sent = Command::new("kill").args(stop.split(' ')).status();
+        assert!(sent.is_ok_and(|status| status.success()));
+        wait_until("the process is stopped", || is_stopped(pid) == Some(true));
+        process.kill().expect("killed");
+        wait_until("the process ends", || {
+            has_ended(&status(pid).expect("not reaped"))
+        });
+    }
 
     #[test]
     fn a_name_that_is_not_utf8_does_not_hide_a_process() {

@@ -58,7 +58,7 @@ pub use name::{Kind, check as check_name, is_within, last as last_name, parent, 
 pub use power::{Lowered, Rights};
 pub use removal::{Garbage, MAX_USER_NAMES, Survey};
 pub use root::{Created, Listing, Root, SYSTEM};
-pub use undisturbed::Undisturbed;
+pub use undisturbed::{Errno, Undisturbed};
 pub use user::effective as effective_user;
 
 use descent::Descent;

@@ -18,10 +18,6 @@ use std::time::{Duration, Instant};
 
 /// How long one request may look for processes to kill. Reading one memory map can take a second.
 const LOOKS: Duration = Duration::from_secs(4);
-/// How long a request waits for processes that are ending, for each that it has not awaited yet.
-/// Short, because a tracer or a frozen control group can keep a process from ending, and because
-/// some processes live on after their first thread has ended.
-const PATIENCE: Duration = Duration::from_secs(2);
 /// The pause between two looks at processes that are ending.
 const PAUSE: Duration = Duration::from_millis(1);
 /// The most processes that a message names.
@@ -89,7 +85,6 @@ impl Request<'_, '_> {
                     awaited.ending.push(key);
                     ending.push(process);
                 }
-                // Also one that lives on after its first thread has ended.
                 Ok(target) if !target.is_killed() => {
                     victims.push((target.pid, process));
                     proven.push(target);
@@ -125,9 +120,8 @@ impl Request<'_, '_> {
             }
             return false;
         }
-        let until = Instant::now() + PATIENCE;
-        let is_held = |process: &ProcessUsage| station.ledger.is_held(process.slot);
-        while ending.iter().any(is_held) && Instant::now() < until {
+        let (ledger, slots) = (&station.ledger, ending.iter().map(|process| process.slot));
+        while (slots.clone()).any(|slot| ledger.awaits_end(slot) && ledger.is_held(slot)) {
             std::thread::sleep(PAUSE);
         }
         true

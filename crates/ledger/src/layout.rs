@@ -346,7 +346,10 @@ pub(super) struct SlotPage {
     pub errand: AtomicU64,
     /// The gate of the owner: see `gate`.
     pub gate: AtomicU64,
-    spare: [AtomicU64; 404],
+    /// Time when a request first met the owner killed or exiting, in milliseconds since boot;
+    /// otherwise 0.
+    pub ending_since: AtomicU64,
+    spare: [AtomicU64; 403],
     pub stats: [DeviceStats; MAX_DEVICES],
 }
 

@@ -308,10 +308,6 @@ const DRAIN_STEP: Duration = Duration::from_millis(1);
 /// process's slot stays charged.
 const DRAIN_PATIENCE: Duration = Duration::from_millis(reap::DRAIN_MAX_MS + 1_000);
 
-/// How long a request waits for exiting processes. Short, because some processes live on after
-/// their first thread has ended.
-const ENDING_PATIENCE: Duration = Duration::from_secs(2);
-
 /// The state of one request while it tries to make room in a full group.
 struct Contention<'a> {
     leaf: Option<DeviceIndex>,
@@ -363,7 +359,7 @@ impl Surroundings<Level<'_>> for Contention<'_> {
             level.device,
             level.slot.index(),
             self.pressure.witness(),
-            self.waited() < ENDING_PATIENCE,
+            true,
         );
         let now = os::now();
         let busy = if swept.busy == 0 {

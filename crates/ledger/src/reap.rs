@@ -50,6 +50,9 @@ pub(super) const GRACE_MS: u64 = 1_000;
 /// Longest draining time of a dead process's slot, in milliseconds. A driver that lists the process
 /// longer is assumed to list it forever.
 pub(super) const DRAIN_MAX_MS: u64 = 30_000;
+/// How long requests wait for the end of a killed or exiting process, in milliseconds. Short,
+/// because a tracer or a frozen control group can keep a process from ending.
+pub(super) const ENDING_MS: u64 = 2_000;
 
 /// Number of charged slots whose owners every sweep checks.
 const SHARE: usize = 128;
@@ -237,6 +240,7 @@ pub(super) fn zero(ledger: &Ledger, slot: usize) {
         stats,
         waiting,
         alive_at,
+        ending_since,
         ..
     } = &ledger.content().slots[slot];
     waiting.ticket.store(0, Ordering::Relaxed);
@@ -274,6 +278,7 @@ pub(super) fn zero(ledger: &Ledger, slot: usize) {
         }
     }
     alive_at.store(0, Ordering::Relaxed);
+    ending_since.store(0, Ordering::Relaxed);
     owner.child.store(0, Ordering::Relaxed);
     owner.erase();
     ledger.note_left(left);
@@ -370,6 +375,21 @@ impl Slot {
     }
 }
 
+impl Ledger {
+    /// Returns whether requests still wait for the end of a slot's owner, which is killed or
+    /// exiting. All requests share one patience, which begins with the first call for the owner.
+    pub fn awaits_end(&self, slot: usize) -> bool {
+        let since = &self.content().slots[slot].ending_since;
+        let (began, now) = (since.load(Ordering::Relaxed), os::boot_ms());
+        // A stored time in the future is wrong.
+        if began == 0 || began > now {
+            since.store(now, Ordering::Relaxed);
+            return true;
+        }
+        now - began < ENDING_MS
+    }
+}
+
 /// The result of cleaning all dead processes' slots that have charges on one device.
 #[derive(Copy, Clone, Debug, Default)]
 pub(super) struct Swept {
@@ -393,7 +413,9 @@ pub(super) fn sweep(
 ) -> Swept {
     let mut swept = Swept::default();
     let pid_ns = os::pid_ns();
-    let is_ending = |slot: usize| ledger.owner(slot).is_some_and(|who| who.is_ending(pid_ns));
+    let is_ending = |slot: usize| {
+        ledger.owner(slot).is_some_and(|who| who.is_ending(pid_ns)) && ledger.awaits_end(slot)
+    };
     let began = os::boot_ms();
     let swept_at = &ledger.header().swept_at[device.get()];
     // A stored time in the future is wrong, and does not count.

@@ -9,6 +9,9 @@ use super::book::Book;
 use crate::abi::{Context, Out};
 use crate::driver::cuda;
 
+/// The bytes of a context that was not measured: more than any known context takes.
+pub const LARGEST: u64 = 1 << 30;
+
 /// The bits of a context's flags that say how a thread waits for the GPU. With the value
 /// `CU_CTX_SCHED_BLOCKING_SYNC`, the thread sleeps.
 const SCHED_MASK: u32 = 7;
@@ -111,7 +114,7 @@ impl Contexts {
         match (self.count() as u64, book.context_hint()) {
             (0, _) => 0,
             // No process has measured the size of a context on this GPU yet.
-            (_, 0) => used,
+            (contexts, 0) => used.min(contexts.saturating_mul(LARGEST)),
             (contexts, each) => used.min(contexts.saturating_mul(each)),
         }
     }

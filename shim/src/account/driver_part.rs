@@ -178,6 +178,11 @@ impl DriverPart {
         self.state.lock().used
     }
 
+    /// Returns the number of the latest measurement that was recorded.
+    pub fn measured(&self) -> u64 {
+        self.state.lock().measured
+    }
+
     /// Returns how many of the `bytes` by which the driver's own memory has grown were charged in
     /// advance as [`RESERVE`].
     pub fn out_of_reserve(&self, bytes: u64) -> u64 {

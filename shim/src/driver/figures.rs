@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use gpulimit_base::device::DeviceId;
@@ -10,19 +10,37 @@ use gpulimit_base::identity::Identity;
 use gpulimit_base::process;
 use gpulimit_group::Undisturbed;
 use gpulimit_ledger::Witness;
-use once_cell::race::OnceBool;
 
 use crate::abi::{
-    NVML_ERROR_INSUFFICIENT_SIZE, NVML_NOT_AVAILABLE, NvmlDevice, NvmlMemory, NvmlProcessDetail,
-    NvmlProcessV1, NvmlProcessV2, Opaque, Out, SUCCESS, Status,
+    NVML_ERROR_INSUFFICIENT_SIZE, NVML_ERROR_UNINITIALIZED, NVML_NOT_AVAILABLE, NvmlDevice,
+    NvmlMemory, NvmlProcessDetail, NvmlProcessV1, NvmlProcessV2, Opaque, Out, SUCCESS, Status,
 };
-use crate::clock;
+use crate::clock::{self, monotonic_ms};
 use crate::driver::{answer, nvml};
 
-/// Returns whether NVML answers, and initialises NVML once. gpulimit never shuts NVML down.
+/// The process that has started NVML for gpulimit, by pid; 0 before the first start.
+static STARTED_BY: AtomicU32 = AtomicU32::new(0);
+
+/// Returns whether NVML answers. Starts NVML once in each process. gpulimit never shuts NVML down.
 fn ready() -> bool {
-    static READY: OnceBool = OnceBool::new();
-    READY.get_or_init(|| nvml::NVML.present() && nvml::nvmlInit_v2() == SUCCESS)
+    STARTED_BY.load(Ordering::Acquire) == std::process::id() || start()
+}
+
+/// Starts NVML. NVML counts its starts and ends, and a program may end it once more than it has
+/// started it. A start that has failed, as without a free descriptor, is tried again later.
+fn start() -> bool {
+    const AGAIN_MS: u64 = 100;
+    static FAILED_AT: AtomicU64 = AtomicU64::new(0);
+    let (failed, now) = (FAILED_AT.load(Ordering::Relaxed), monotonic_ms().max(1));
+    if failed != 0 && now.saturating_sub(failed) < AGAIN_MS {
+        return false;
+    }
+    let is_started = nvml::NVML.present() && nvml::nvmlInit_v2() == SUCCESS;
+    FAILED_AT.store(if is_started { 0 } else { now }, Ordering::Relaxed);
+    if is_started {
+        STARTED_BY.store(std::process::id(), Ordering::Release);
+    }
+    is_started
 }
 
 /// The NVML handle of a device. The first use looks it up.
@@ -30,38 +48,51 @@ fn ready() -> bool {
 pub struct Handle(AtomicUsize);
 
 impl Handle {
-    fn get(&self, id: &DeviceId) -> Option<NvmlDevice> {
-        let known = self.0.load(Ordering::Acquire);
-        if known != 0 {
-            return Some(known);
-        }
-        let found = find(id)?;
-        self.0.store(found, Ordering::Release);
-        Some(found)
-    }
-
     /// Returns the bytes of this process on the device, 0 when NVML does not list the process;
-    /// `None` when NVML fails.
+    /// `None` when NVML fails, also with NVML and the handle made anew.
     pub fn own_bytes(&self, id: &DeviceId) -> Option<u64> {
-        let mut bytes = 0u64;
-        let pid = std::process::id();
-        each_process(self.get(id)?, &mut |listed, used| {
-            if listed == pid {
-                // NVML can list a process more than once on a MIG device.
-                bytes = bytes.saturating_add(used);
-            }
-        })?;
-        Some(bytes)
+        let known = self.0.load(Ordering::Acquire);
+        let answer = (known != 0).then(|| own_bytes(known)).flatten();
+        answer.or_else(|| {
+            let found = find(id)?;
+            self.0.store(found, Ordering::Release);
+            own_bytes(found)
+        })
     }
 }
 
-fn find(id: &DeviceId) -> Option<NvmlDevice> {
+fn own_bytes(device: NvmlDevice) -> Option<u64> {
+    let mut bytes = 0u64;
+    let pid = std::process::id();
+    each_process(device, &mut |listed, used| {
+        if listed == pid {
+            // NVML can list a process more than once on a MIG device.
+            bytes = bytes.saturating_add(used);
+        }
+    })?;
+    Some(bytes)
+}
+
+/// Returns the only GPU of a machine; `None` if there are several.
+pub fn only() -> Option<NvmlDevice> {
+    let _undisturbed = Undisturbed::new();
+    let is_only = ready() && answer(nvml::nvmlDeviceGetCount_v2) == Ok(1);
+    let get = |device| nvml::nvmlDeviceGetHandleByIndex_v2(0, device);
+    is_only.then(|| answer(get).ok())?
+}
+
+/// Returns the NVML handle of a device.
+pub fn find(id: &DeviceId) -> Option<NvmlDevice> {
     let _undisturbed = Undisturbed::new();
     if !ready() {
         return None;
     }
     let text = CString::new(id.to_string()).ok()?;
-    answer(|device| nvml::nvmlDeviceGetHandleByUUID(text.as_ptr() as Opaque, device)).ok()
+    let find = || answer(|to| nvml::nvmlDeviceGetHandleByUUID(text.as_ptr() as Opaque, to));
+    match find() {
+        Err(NVML_ERROR_UNINITIALIZED) if start() => find().ok(),
+        found => found.ok(),
+    }
 }
 
 /// Returns the identity of the device behind an NVML handle that the program has passed.
@@ -224,9 +255,9 @@ pub struct Former {
 impl Former {
     /// Waits until the driver has freed the memory of the earlier program on this GPU.
     pub fn wait(device: &DeviceId) -> Former {
-        let end = clock::monotonic_ms() + EXEC_MS;
+        let end = monotonic_ms() + EXEC_MS;
         let mut is_proof = Identity::of_self().pid_ns == process::FIRST_PID_NS;
-        while lists_self(device) == Some(true) && clock::monotonic_ms() < end {
+        while lists_self(device) == Some(true) && monotonic_ms() < end {
             is_proof = true;
             clock::nap(Duration::from_millis(LOOK_MS));
         }

@@ -13,7 +13,8 @@ use crate::account::Process;
 use crate::account::device::Device;
 use crate::account::limited::limited;
 use crate::account::registration::Look;
-use crate::driver::devices;
+use crate::driver::{devices, figures as nvml};
+use crate::handler::{Call, view};
 use crate::{hook, membership};
 
 /// The version of the interface, `GPULIMIT_VERSION`.
@@ -43,7 +44,7 @@ trait Structure: Copy {
 
 /// `struct gpulimit_memory`: figures of one device, in bytes.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub struct Memory {
     size: u64,
     limit: u64,
@@ -224,15 +225,24 @@ pub unsafe extern "C" fn gpulimit_memory(device: *const c_char, memory: *mut Mem
     if memory.is_null() {
         return INVALID;
     }
-    // SAFETY: the program promises null or a text, and that `memory` is as large as it says.
-    unsafe { on(device, |device| give(memory, figures(device))) }
+    let write = |figures| {
+        // SAFETY: the program promises that `memory` is as large as it says.
+        unsafe { give(memory, figures) }
+    };
+    let early = |name: &str| before_cuda(name).map_or(NO_DEVICE, write);
+    // SAFETY: the program promises null or a text.
+    unsafe { on(device, |device| write(figures(device)), early) }
 }
 
-/// Runs `function` for the device that the program has named.
+/// Runs `function` for the device that the program has named, or `early` before `cuInit`.
 ///
 /// # Safety
 /// `device` is null or a text.
-unsafe fn on(device: *const c_char, function: impl FnOnce(&'static Device) -> c_int) -> c_int {
+unsafe fn on(
+    device: *const c_char,
+    function: impl FnOnce(&'static Device) -> c_int,
+    early: impl FnOnce(&str) -> c_int,
+) -> c_int {
     let done = hook::own(|| {
         if !limited() {
             return NO_GROUP;
@@ -242,7 +252,11 @@ unsafe fn on(device: *const c_char, function: impl FnOnce(&'static Device) -> c_
         let Ok(named) = named.unwrap_or_default().to_str() else {
             return INVALID;
         };
-        find(named).map_or_else(|code| code, function)
+        match find(named) {
+            Ok(device) => function(device),
+            Err(NO_DEVICE) if Process::current().device_count() == 0 => early(named),
+            Err(code) => code,
+        }
     });
     done.unwrap_or(FAILED)
 }
@@ -263,7 +277,7 @@ pub unsafe extern "C" fn gpulimit_peak_begin(device: *const c_char, peak: *mut u
         OK
     };
     // SAFETY: the program promises null or a text.
-    unsafe { on(device, begin) }
+    unsafe { on(device, begin, |_| NO_DEVICE) }
 }
 
 /// `int gpulimit_peak_read(uint64_t peak, uint64_t *bytes)`: writes the peak so far.
@@ -442,6 +456,25 @@ fn find(name: &str) -> Result<&'static Device, c_int> {
     device.map_err(|_| match process.joined() {
         Some(Err(status)) => not_joined(status),
         _ => NO_DEVICE,
+    })
+}
+
+/// Returns the figures of a device before CUDA has numbered the GPUs: NVML knows the device by its
+/// UUID, and the only GPU of a machine has the ordinal 0.
+fn before_cuda(name: &str) -> Option<Memory> {
+    let device = match name {
+        "" | "0" if std::env::var_os("CUDA_VISIBLE_DEVICES").is_none() => nvml::only()?,
+        name => nvml::find(&name.parse().ok()?)?,
+    };
+    let (process, symbol) = (Process::current(), "gpulimit_memory");
+    let call = Call { process, symbol };
+    let ([limit, charged, usage, total], free) = view::before_cuda(call, device)?;
+    Some(Memory {
+        limit,
+        usage,
+        available: limit.saturating_sub(charged).min(free).min(total),
+        total,
+        ..Memory::default()
     })
 }
 

@@ -312,7 +312,8 @@ fn end(call: Call, kind: Kind, array: Array, real: &dyn Real) -> Status {
             let status = real.call();
             if status == SUCCESS
                 && (part.packed(|packed| packed.gone(entry.context, least, most))
-                    || device.is_inexact())
+                    || device.is_inexact()
+                    || device.is_measuring())
             {
                 device.measure();
             }

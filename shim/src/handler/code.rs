@@ -9,6 +9,7 @@ use crate::abi::{
     Context, DevicePtr, FileName, Image, LOADING_EAGER, Opaque, Out, SUCCESS, Status,
 };
 use crate::account::BLOCK;
+use crate::account::book::RESERVE;
 use crate::account::contexts::current_context;
 use crate::account::handles::{Kind, Origin};
 use crate::account::known_images::KnownImages;
@@ -224,7 +225,9 @@ pub fn module_function(
             }
         });
         if let Ok(device) = call.process.current_device() {
-            device.measure();
+            if device.measure().is_none() {
+                device.assume(RESERVE as i64);
+            }
             call.process.launched.note_loaded(made);
         }
     }

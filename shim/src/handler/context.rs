@@ -11,7 +11,7 @@ use gpulimit_base::obstacle::Obstacle;
 use gpulimit_ledger::Category;
 
 use crate::abi::{Context, Device as Ordinal, Out, SUCCESS, Status};
-use crate::account::contexts::note_flags;
+use crate::account::contexts::{LARGEST, note_flags};
 use crate::account::device::Device;
 use crate::account::driver_part::Prepaid;
 use crate::account::locks::{Place, hold};
@@ -25,11 +25,9 @@ use crate::handler::aside::{Aside, attempt};
 use crate::handler::payment::Payment;
 use crate::handler::{array, capture};
 
-/// The bytes charged before the first context of a group is made: more than any known context
-/// takes.
-const UNKNOWN: u64 = 1 << 30;
-/// The bytes charged for a context that cannot be measured because NVML is missing.
-const UNMEASURED: u64 = 512 << 20;
+/// The bytes charged for a context that cannot be measured, beside its local memory: no less than
+/// an H100 and an H200 take.
+const UNMEASURED: u64 = 256 << 20;
 /// The longest time to wait while another member of the group measures the first context.
 const PATIENCE: Duration = Duration::from_secs(3);
 
@@ -99,9 +97,12 @@ fn make(
         let measured = match paid.settle() {
             Ok(measured) => measured,
             Err(paid) => {
-                // NVML is missing, so the new context cannot be measured.
+                // NVML fails, so the new context cannot be measured yet.
                 if context.is_some() {
-                    paid.settle_assumed(if hint > 0 { hint } else { UNMEASURED });
+                    paid.settle_assumed(match hint {
+                        0 => device.least_context + UNMEASURED,
+                        hint => hint,
+                    });
                 }
                 return Ok(status);
             }
@@ -139,7 +140,7 @@ fn await_hint(device: &Device) {
     let started = Instant::now();
     // Waits only if room is short and another member of the group could measure a context.
     while device.book.context_hint() == 0
-        && device.book.group_free() < UNKNOWN
+        && device.book.group_free() < LARGEST
         && device.book.has_others()
         && started.elapsed() <= PATIENCE
     {
@@ -153,7 +154,7 @@ fn estimate(device: &Device, hint: u64) -> u64 {
     if hint > 0 {
         return round_up(hint, BLOCK);
     }
-    (UNKNOWN.min(device.book.group_free()) / BLOCK * BLOCK)
+    (LARGEST.min(device.book.group_free()) / BLOCK * BLOCK)
         .max(device.least_context)
         .max(BLOCK)
 }

@@ -166,7 +166,7 @@ pub fn run(
     let (growth, runtime) = extra.get();
     paid.add_some(more);
     if alone.is_none() {
-        return Ok(measured::conclude(call, device, paid, real, undo));
+        return Ok(measured::conclude(call, device, paid, large, real, undo));
     }
     runtime.keep(&mut paid, &memory);
     let heap = kept();
@@ -182,7 +182,13 @@ pub fn run(
         }
         if is_taken { heap } else { 0 }
     };
-    let measured = paid.settle_offer(taken).ok();
+    let measured = match paid.settle_offer(taken) {
+        Ok(measured) => Some(measured),
+        Err(paid) => {
+            paid.settle_unmeasured(large + growth);
+            None
+        }
+    };
     let exact = measured.filter(|measured| !measured.at_least);
     let grown = exact.map(|measured| measured.used.saturating_sub(before));
     runtime.conclude(device, &memory, status, grown);

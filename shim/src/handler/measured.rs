@@ -26,17 +26,19 @@ pub fn run(
     undo: Option<&dyn Fn()>,
 ) -> Status {
     match Prepaid::pay(device, Request::insisting(call.symbol, estimate)) {
-        Ok(paid) => conclude(call, device, paid, real, undo),
+        Ok(paid) => conclude(call, device, paid, 0, real, undo),
         Err(Refused) => CUDA_ERROR_OUT_OF_MEMORY,
     }
 }
 
 /// Runs `real`, the driver's function, and measures after it. This is the part of [`run`] that
-/// follows the payment `paid`.
+/// follows the payment `paid`. The caller records `known` bytes of the payment itself, if they
+/// cannot be measured.
 pub fn conclude(
     call: Call,
     device: &'static Device,
     paid: Prepaid<'_>,
+    known: u64,
     real: &dyn Real,
     undo: Option<&dyn Fn()>,
 ) -> Status {
@@ -45,7 +47,10 @@ pub fn conclude(
     let status = real.call();
     match paid.settle() {
         Ok(measured) => judge(call, device, before, measured, status, undo),
-        Err(_) => status,
+        Err(paid) => {
+            paid.settle_unmeasured(known);
+            status
+        }
     }
 }
 
@@ -95,17 +100,22 @@ pub fn unknown(call: Call, most: Most<'_>, real: &dyn Real, undo: Option<&dyn Fn
         let mut paid = Prepaid::none(device);
         paid.add_some(most(device));
         let next = || on(call, others, most, real, undo);
-        conclude(call, device, paid, &next, undo)
+        conclude(call, device, paid, 0, &next, undo)
     }
     on(call, &call.process.devices_in_use(), most, real, undo)
 }
+
+/// The bytes that count for a stream while they cannot be measured. The driver takes 0.55 MiB for
+/// each, in steps of 4 MiB at most (measured).
+const STREAM: u64 = 1 << 20;
 
 /// `cuStreamCreate`, `cuStreamCreateWithPriority`: Charges an estimate of 4 MiB before the call,
 /// and measures afterwards. The driver keeps the memory of ended streams.
 pub fn stream(call: Call, real: &dyn Real, stream: Out<Stream>) -> Status {
     let status = attempt(real, || {
         let device = call.process.current_device()?;
-        Ok(run(call, device, RESERVE, real, None))
+        let paid = Prepaid::pay(device, Request::insisting(call.symbol, RESERVE))?;
+        Ok(conclude(call, device, paid, RESERVE - STREAM, real, None))
     });
     if let (SUCCESS, Some(stream)) = (status, stream.read()) {
         let handles = &call.process.handles;

@@ -97,6 +97,13 @@ fn clamp_v1(bytes: u64) -> u32 {
 /// Returns the group's limit and used bytes on the device; `None` without a limit. `total` is the
 /// memory of the whole device.
 fn total_and_used(call: Call, device: NvmlDevice, total: u64) -> Option<(u64, u64)> {
+    let [max, charged, ..] = figures_of(call, device, total)?;
+    (max < total).then_some((max, charged.min(max)))
+}
+
+/// Returns the group's limit, its charge, its usage, and the memory that CUDA shows of the device.
+/// `total` is the memory of the whole device.
+fn figures_of(call: Call, device: NvmlDevice, total: u64) -> Option<[u64; 4]> {
     let id = figures::identify(device)?;
     // A GPU that is divided by MIG has no limit: limits apply to its MIG instances.
     if id.kind == DeviceKind::Gpu && figures::is_cut(device) {
@@ -118,21 +125,30 @@ fn total_and_used(call: Call, device: NvmlDevice, total: u64) -> Option<(u64, u6
         _ => 0,
     };
     let capacity = total.saturating_sub(reserved);
-    let (max, charged) = match member {
+    let (max, charged, used) = match member {
         Ok(member) => {
             let member_device = member.device(id, capacity).ok()?;
             let max = member.max(&member_device);
             member.clean_at_times(&member_device, &figures::ProcessList);
-            (max, member.charged(&member_device))
+            let (_, used) = member.limit_and_usage(&member_device);
+            (max, member.charged(&member_device), used)
         }
         // CUDA has not numbered the GPUs yet. The only GPU of a machine has the ordinal 0.
         Err(_) => {
             let is_only =
                 id.kind == DeviceKind::Gpu && answer(nvml::nvmlDeviceGetCount_v2) == Ok(1);
-            membership::outlook(id, is_only.then_some(0), capacity)?
+            let (max, charged) = membership::outlook(id, is_only.then_some(0), capacity)?;
+            (max, charged, charged)
         }
     };
-    (max < total).then_some((max, charged.min(max)))
+    Some([max, charged, used, capacity])
+}
+
+/// Returns what [`figures_of`] does, and the free bytes of the device, before CUDA has numbered the
+/// GPUs.
+pub fn before_cuda(call: Call, device: NvmlDevice) -> Option<([u64; 4], u64)> {
+    let memory: NvmlMemory = answer(|memory| nvml::nvmlDeviceGetMemoryInfo(device, memory)).ok()?;
+    Some((figures_of(call, device, memory.total)?, memory.free))
 }
 
 /// Returns true only if the device behind an NVML handle certainly has no limit. Returns false if

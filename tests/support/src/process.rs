@@ -1,6 +1,6 @@
 //! Processes that end with the test.
 
-use crate::{eventually, patience};
+use crate::{eventually, patience, wait_until};
 use std::io::{Read, Write};
 use std::ops::{Deref, DerefMut};
 use std::process::{Child, Command, Output, Stdio};
@@ -18,6 +18,24 @@ impl Running {
             Ok(child) => Self(child),
             Err(error) => panic!("{command:?}: {error}"),
         }
+    }
+
+    /// Starts a process whose first thread has ended while another one runs on.
+    #[track_caller]
+    pub fn without_first_thread() -> Self {
+        let exit = if cfg!(target_arch = "x86_64") { 60 } else { 93 };
+        let code = format!(
+            "import ctypes, sys, threading\n\
+             threading.Thread(target=sys.stdin.read).start()\n\
+             ctypes.CDLL(None).syscall({exit}, 0)"
+        );
+        let mut python = Command::new("python3");
+        let process = Self::start(python.args(["-c", &code]).stdin(Stdio::piped()));
+        let stat = format!("/proc/{}/stat", process.id());
+        wait_until("the first thread ends", || {
+            std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") Z "))
+        });
+        process
     }
 
     /// Closes the input and waits for the end. Returns what the process printed to pipes that are

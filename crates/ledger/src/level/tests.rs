@@ -371,6 +371,9 @@ fn a_request_waits_a_bounded_time_for_an_exiting_process() {
     word.store(8, Ordering::Relaxed);
     let refused = charge(&path, 3 * UNIT, &Knows(None)).expect_err("exiting takes forever");
     assert_eq!(refused.charged, 11 * UNIT);
+    // The next requests do not wait for it again.
+    let _never = InSleep::happens(|| panic!("the request waits"));
+    charge(&path, 3 * UNIT, &Knows(None)).expect_err("it has not ended");
 }
 
 #[test]

@@ -25,8 +25,8 @@ pub(super) struct Measuring {
     begun: AtomicU64,
     /// The time of the last measurement, in milliseconds of the monotonic clock.
     pub at: AtomicU64,
-    /// Whether the last measurement may have overestimated the driver's own memory. If so, a later
-    /// call measures again.
+    /// Whether the last measurement has failed, or may have overestimated the driver's own memory.
+    /// If so, a later call measures again.
     inexact: AtomicBool,
     /// The number of ended calls that took or freed memory or destroyed a context. A measurement
     /// notices such calls by this number.
@@ -37,7 +37,7 @@ pub(super) struct Measuring {
 
 impl Device {
     /// Measures the driver's own memory and corrects its charge. Where NVML gives no figure,
-    /// changes nothing and returns `None`.
+    /// changes nothing and returns `None`; a later call measures again.
     pub fn measure(&self) -> Option<Measured> {
         let (number, total) = self.look();
         let part = &self.driver_part;
@@ -47,6 +47,12 @@ impl Device {
     /// Returns whether a measurement has begun since the start of this process.
     pub fn has_measured(&self) -> bool {
         self.measuring.begun.load(Ordering::Acquire) > 0
+    }
+
+    /// Returns whether another thread has begun a measurement and not recorded it yet: its figure
+    /// may be older than a call that has just ended.
+    pub fn is_measuring(&self) -> bool {
+        self.measuring.begun.load(Ordering::Acquire) > self.driver_part.measured()
     }
 
     /// Reads NVML's figure and the bytes whose size the program gave. Returns the measurement's
@@ -62,6 +68,9 @@ impl Device {
                 ..total
             }
         });
+        if total.is_none() {
+            self.measuring.inexact.store(true, Ordering::SeqCst);
+        }
         (number, total)
     }
 
@@ -113,8 +122,8 @@ impl Device {
         status
     }
 
-    /// Returns whether the last measurement may have overestimated the driver's own memory. This
-    /// happens when other threads keep taking and freeing memory.
+    /// Returns whether the last measurement has failed, or may have overestimated the driver's own
+    /// memory because other threads kept taking and freeing memory.
     pub fn is_inexact(&self) -> bool {
         self.measuring.inexact.load(Ordering::SeqCst)
     }

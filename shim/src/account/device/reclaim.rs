@@ -20,11 +20,13 @@ impl Device {
     /// Uncharges the bytes that this process does not need. Returns true when there were such
     /// bytes.
     fn reclaim(&self, trim: bool) -> bool {
+        // What could not be measured is charged by estimate, so it is measured again.
+        let measured = self.is_inexact() && self.measure().is_some();
         let orphans = self.settle_orphans();
         let spares = self.release_spares();
         let pools = self.process.pools.reclaim(&self.book, trim);
         let graphs = self.graphs.reclaim(&self.book, trim);
-        orphans || spares || pools || graphs
+        measured || orphans || spares || pools || graphs
     }
 
     /// Keeps a charged block as the calling thread's spare block. Uncharges the block if the thread

@@ -190,6 +190,19 @@ impl<'a> Prepaid<'a> {
         Ok(part.conclude_with(book, contexts, &mut state, number, total))
     }
 
+    /// Ends a call that cannot be measured. Its bytes count as the driver's until a measurement
+    /// tells, except `known` bytes, of which the caller has another record.
+    pub fn settle_unmeasured(mut self, known: u64) {
+        let (Device { book, contexts, .. }, part) = (self.device, self.part());
+        let mut state = part.state.lock();
+        let used = state.used + self.bytes.saturating_sub(known);
+        self.release(&mut state, 0);
+        state.alive = true;
+        part.enter(book, contexts, &mut state, used);
+        part.give_back(book, &mut state);
+        part.refill(book, &mut state);
+    }
+
     /// Ends a call that has made a context, where NVML gives no figure. The context is assumed to
     /// take `bytes`.
     pub fn settle_assumed(mut self, bytes: u64) {

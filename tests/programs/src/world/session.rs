@@ -124,7 +124,7 @@ impl Session {
     }
 
     /// Returns how often the threads of the program have gone to sleep.
-    fn sleeps(&self) -> u64 {
+    pub fn sleeps(&self) -> u64 {
         let threads = std::fs::read_dir(format!("/proc/{}/task", self.pid()));
         let count = |thread: std::io::Result<std::fs::DirEntry>| {
             let status = std::fs::read_to_string(thread.ok()?.path().join("status")).ok()?;

@@ -223,7 +223,7 @@ fn without_measurements_a_small_array_counts_as_a_block() {
     let usage = world.usage(0);
     assert!(usage.charged >= world.machine().used(), "{usage:?}");
     // Without measurements the library assumes this size for the context.
-    let context = 512 * MIB;
+    let context = 520 * MIB;
     assert_eq!(world.counted(0), context + (20 * 2 + 16) * MIB, "{usage:?}");
     program.expect(&[("destroy-arrays a", "0"), ("destroy-array b", "0")]);
     assert_eq!(shown(&world), 0);

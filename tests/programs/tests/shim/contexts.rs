@@ -149,11 +149,11 @@ fn without_process_lists_a_context_is_charged_at_an_assumed_size() {
     let world = World::with(CAP, &[("GPULIMIT_SIM_NO_PROC", "1")]);
     let mut program = world.on_gpu();
     let used = |usage: gpulimit_ledger::Usage| usage.charged - usage.idle;
-    assert!(used(world.usage(0)) >= 512 * MIB, "{:?}", world.usage(0));
+    assert!(used(world.usage(0)) >= 520 * MIB, "{:?}", world.usage(0));
     program.expect(&[("context second 0 v2", "0")]);
-    assert_eq!(used(world.usage(0)), 2 * 512 * MIB);
+    assert_eq!(used(world.usage(0)), 2 * 520 * MIB);
     program.expect(&[("destroy second", "0"), ("current 0", "0")]);
-    assert_eq!(used(world.usage(0)), 512 * MIB);
+    assert_eq!(used(world.usage(0)), 520 * MIB);
     program.expect(&[
         ("alloc a 1000M", "0"),
         ("free a", "0"),

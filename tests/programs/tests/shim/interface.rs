@@ -83,7 +83,7 @@ fn the_header_serves_c_and_cpp_with_and_without_the_library() {
     };
     for program in programs {
         let limited = "version 1\ncapabilities 1\ngroup 0 world\nno room 4 4\nerror 0 '' 4 4\n\
-                       peak 3 4 4 4\nmemory 3 4\n\
+                       peak 3 4 4 4\nmemory 0 4\n\
                        captures 0\nunregistered 7 7\nregister 0\nwait 5\nno size 4 4\n\
                        no time 4 4\nunregister 0\n";
         assert_eq!(seen(world.limited(&program)), limited, "{program:?}");
@@ -217,6 +217,34 @@ fn a_missing_group_is_told_before_the_first_use_of_cuda() {
     program.expect(&[("init", "0"), ("peak-begin", "8")]);
     assert_eq!(program.say("error"), said, "the same text as after joining");
     program.end();
+}
+
+#[test]
+fn figures_are_known_before_cuda_starts() {
+    let world = World::new(CAP);
+    let mut holder = world.on_gpu();
+    holder.expect(&[("alloc a 100M", "0")]);
+    let usage = (CONTEXT + 100 * MIB) / MIB;
+    let free = (CAP - world.usage(0).charged) / MIB;
+    let mut program = world.start();
+    let shown = program.say("figures");
+    let expected = format!(
+        "0 size=104 limit={cap}M usage={usage}M available={free}M ",
+        cap = CAP / MIB,
+    );
+    assert!(shown.starts_with(&expected), "{shown}");
+    assert!(shown.contains(" own=0M "), "{shown}");
+    let uuid = world.machine().gpu(0).uuid;
+    assert_eq!(program.say(&format!("figures {uuid}")), shown);
+    assert_eq!(program.say("figures 0"), shown);
+    let code = |program: &mut Session, name| program.say(name).split(' ').next().map(str::to_owned);
+    assert_eq!(code(&mut program, "figures 1").as_deref(), Some("3"));
+    // The process may count other GPUs than the machine.
+    let mut command = world.limited(world::program());
+    command.env("CUDA_VISIBLE_DEVICES", &uuid);
+    let mut other = Session::start(command);
+    assert_eq!(code(&mut other, "figures 0").as_deref(), Some("3"));
+    assert_eq!(other.say(&format!("figures {uuid}")), shown);
 }
 
 #[test]

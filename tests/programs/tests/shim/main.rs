@@ -48,6 +48,7 @@ mod suspension;
 mod tampering;
 mod trail;
 mod transparent;
+mod unmeasured;
 mod updates;
 mod view;
 mod waiting;

@@ -92,7 +92,11 @@ fn questions_before_cuda_starts_do_not_decide_the_limit() {
         let mut program = with_limit(&world, variable, &value);
         let total = |program: &mut Session| program.numbers("nvml 0")[2];
         assert_eq!(total(&mut program), cap, "{variable}={value}");
-        assert!(program.say("figures").starts_with("3 "), "no device yet");
+        let figures = program.say("figures");
+        assert!(
+            figures.starts_with(&format!("0 size=104 limit={}M ", cap >> 20)),
+            "{figures}"
+        );
         program.expect(&[("error", "0"), ("can", "1"), ("alloc a 2M", "3")]);
         assert_eq!(world.root().groups().expect("groups"), [], "not joined");
         program.expect(&[

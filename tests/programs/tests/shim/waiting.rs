@@ -1,5 +1,5 @@
 //! While one thread of a program waits for room, the others go on: one of them may be about to make
-//! room.
+//! room. A wait leaves `errno` as it was.
 
 use gpulimit_ledger::EventKind;
 use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, Session, World, eventually};
@@ -117,5 +117,33 @@ fn a_waiting_thread_uses_what_another_thread_got() {
         program.end_quietly();
         other.end_quietly();
         world.judge_end(CAP);
+    }
+}
+
+/// A wait for room, and a wait for a registered member, which is asked for memory.
+#[test]
+fn a_call_that_has_waited_leaves_errno_as_it_was() {
+    for asks in [false, true] {
+        let world = World::new(2 * CONTEXT + 600 * MIB);
+        world.settings(match asks {
+            true => &["pressure_timeout=1000h"],
+            false => &["on_limit=wait", "wait_timeout=600s"],
+        });
+        let (mut other, mut program) = (world.on_gpu(), world.on_gpu());
+        other.expect(&[("alloc held 500M", "0")]);
+        if asks {
+            other.expect(&[("register", "0")]);
+            other.tell("asked -1");
+        }
+        program.say("errno");
+        program.tell("alloc a 300M");
+        if asks {
+            assert!(other.answer().starts_with("0 "));
+        }
+        program.waits_on();
+        other.expect(&[("free held", "0")]);
+        assert_eq!(program.answer(), "0");
+        program.expect(&[("errno", "0")]);
+        assert_eq!(world.usage(0).waits, 1);
     }
 }

@@ -65,8 +65,11 @@ fn a_request_is_refused_if_a_killed_member_does_not_end() {
     let world = World::new(2 * CONTEXT + 500 * MIB);
     let (largest, tracer, mut other) = request_beside_held(&world);
     assert_eq!(other.answer(), "2");
-    // Nor does the next request kill it again.
+    // The next request neither kills it again nor waits for it: a wait looks every millisecond.
+    let before = other.sleeps();
     assert_eq!(other.say("alloc b 300M"), "2");
+    let sleeps = other.sleeps() - before;
+    assert!(sleeps < 200, "the request slept {sleeps} times");
     tracer.detach();
     assert_eq!(killed(&world), [largest.pid()]);
     let (_, errors) = other.end();

@@ -8,7 +8,7 @@ use gpulimit_group::{Access, Members};
 use gpulimit_ledger::EventKind;
 use gpulimit_limits::LimitSet;
 use gpulimit_programs::world::{self, GROUP, HOUR, MIB, Session, World};
-use gpulimit_support::is_root;
+use gpulimit_support::{is_root, wait_until};
 
 use crate::others::diagnosed;
 use crate::{CAP, Done, Looker, begin, done, figures, finish, goes_on, holder, run, shown, verb};
@@ -333,6 +333,9 @@ fn a_process_that_the_driver_gives_up_is_lost() {
         "{lost:?}"
     );
     assert!(lost.errors.contains("--kill-lost` ends it"), "{lost:?}");
+    // Also while it is stopped.
+    program.signal(libc::SIGSTOP);
+    wait_until("the process is stopped", || program.is_stopped());
     let killed = run(&world, &["resume", GROUP, "--kill-lost"]);
     killed.expect_failure("");
     assert!(killed.out.contains(": killed"), "{killed:?}");

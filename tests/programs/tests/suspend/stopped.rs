@@ -235,10 +235,14 @@ fn suspend_names_what_it_leaves_locked() {
     });
     down.expect_failure("is stopped (SIGSTOP or a debugger)");
     let pid = programs[first].pid();
-    down.expect_failure(&format!(
+    let left = format!(
         "process {pid} (gpu-script) is left half-done, its calls of CUDA wait: `gpulimit resume \
          --pid {pid}` lets it go on once it runs again"
-    ));
+    );
+    down.expect_failure(&left);
+    // Nor can `gc`.
+    let cleaned = done(&world, &["gc"]);
+    assert!(cleaned.errors.contains(&left), "{cleaned:?}");
     go_on(&programs[first]);
     done(&world, &["resume", "--pid", &pid.to_string()]);
     assert_eq!(figures(&world), before);

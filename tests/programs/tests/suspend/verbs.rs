@@ -324,3 +324,21 @@ fn processes_that_end_meanwhile_have_no_events() {
     world.bury();
     world.judge_end(CAP);
 }
+
+#[test]
+fn a_suspension_of_ended_programs_alone_has_failed() {
+    let world = World::new(CAP);
+    let program = holder(&world, "300M");
+    let before = world.machine().used();
+    let delay = format!("cuCheckpointProcessCheckpoint:{HOUR}");
+    world.machine().knob("delay", &delay);
+    let actor = begin(&world, &["suspend", GROUP]);
+    wait_until("the driver is at work", || world.machine().used() < before);
+    program.kill();
+    world.machine().knob("delay", "0");
+    let (status, errors) = actor.end();
+    let expected = "all processes have ended meanwhile; nothing was suspended";
+    assert!(!status.success() && errors.contains(expected), "{errors}");
+    world.bury();
+    world.judge_end(CAP);
+}

@@ -29,7 +29,7 @@
 //! | `listed NEW FUNCTION OWNER`, `clone-graph NEW GRAPH`, `launch-handle NAME [STREAM]`, `destroy-stream NAME [FUNCTION]` | handles got from lists and copies, used and destroyed |
 //! | `unseen-stream NAME`, `unseen-context NAME D`, `unseen-pool NAME D`, `unseen-function NEW MODULE`, `unseen-kernel NEW LIBRARY`, `unseen-graph NAME`, `unseen-exec NEW GRAPH` | handles made by code inside the driver, which no hook sees |
 //! | `info`, `total D`, `bus D`, `name D`, `attribute N D` | CUDA's figures of a GPU |
-//! | `nvml N`, `nvml-own N`, `processes N Compute\|Graphics\|MPSCompute v1\|v2\|v3\|v3-535\|details ROOM` | NVML's figures of GPU N, or of MIG instance `N.I`; `nowhere-ROOM` passes no buffer for the answer |
+//! | `nvml N`, `nvml-own N`, `nvml-shutdown`, `processes N Compute\|Graphics\|MPSCompute v1\|v2\|v3\|v3-535\|details ROOM` | NVML's figures of GPU N, or of MIG instance `N.I`; `nowhere-ROOM` passes no buffer for the answer |
 //! | `gated FUNCTION` | calls a function by name, with the handles `event`, `memory`, `pool` and `module` |
 //! | `lock-process PID`, `checkpoint-process PID`, `restore-process PID`, `unlock-process PID`, `process-state PID`, `restore-thread PID` | moves other processes off the GPU and back |
 //! | `can`, `group SIZE`, `error`, `figures [DEVICE]`, `peak-begin [DEVICE]`, `peak-read N`, `peak-end N`, `register`, `unregister`, `asked MS`, `captures` | the C interface of gpulimit |
@@ -38,6 +38,7 @@
 //! | `spawn SCRIPT LOG`, `reap` | starts a child that reads its commands from one file and writes to another, and prints its pid; prints the children that have ended as `PID:CODE`, and kills their own children |
 //! | `exec` | runs this program again for the rest of standard input |
 //! | `touch FILE`, `wait FILE`, `sleep MS`, `catch SIGNAL`, `closefrom N`, `clearenv`, `setenv NAME VALUE`, `unsetenv NAME`, `exit N` | the process |
+//! | `errno` | 1 if a call of the driver has changed `errno` since the last such question, else 0 |
 //! | `dlsym NAME`, `owner NAME`, `hooks`, `names FILE`, `panics` | queries: the linker's result for a name, the object that defines it, the hooks that this door misses, the names in a file for which it leads to the wrong place, whether a panic of the library stays in it |
 
 mod arrays;

@@ -3,6 +3,15 @@
 
 use std::ffi::{CStr, CString};
 use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Whether a call of the driver has changed `errno`.
+static CHANGED: AtomicBool = AtomicBool::new(false);
+
+/// Returns whether a call of the driver has changed `errno` since the last question.
+pub fn has_changed_errno() -> bool {
+    CHANGED.swap(false, Ordering::Relaxed)
+}
 
 fn c_string(text: &str) -> CString {
     CString::new(text).unwrap_or_default()
@@ -99,9 +108,15 @@ pub fn call(address: usize, arguments: &[usize]) -> i32 {
     // SAFETY: the caller passes the address of a driver function, which takes integers, and
     // pointers that the caller keeps alive.
     let function: Function = unsafe { std::mem::transmute(address) };
-    function(
+    // SAFETY: the address of the calling thread's errno is always valid.
+    unsafe { *libc::__errno_location() = libc::ENOTSUP };
+    let status = function(
         a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10],
-    )
+    );
+    // SAFETY: as above.
+    let after = unsafe { *libc::__errno_location() };
+    CHANGED.fetch_or(after != libc::ENOTSUP, Ordering::Relaxed);
+    status
 }
 
 /// Calls `cuIpcOpenMemHandle`, which takes its handle by value.

@@ -38,6 +38,7 @@ pub fn run(driver: &Driver, _: &mut Scope, words: &Words<'_>) -> Answer<Option<S
             process::catch(words.size(1)? as i32);
             plain(0)
         }
+        "errno" => plain(process::has_changed_errno().into()),
         "clearenv" => {
             process::clear_environment();
             plain(0)

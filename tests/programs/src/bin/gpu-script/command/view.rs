@@ -51,6 +51,7 @@ pub fn run(driver: &Driver, _scope: &mut Scope, words: &Words<'_>) -> Answer<Opt
         }
         "nvml" => memory(driver, device(driver, words.at(1)?)?),
         "nvml-own" => own(driver, device(driver, words.at(1)?)?),
+        "nvml-shutdown" => plain(driver.call("nvmlShutdown", &[])),
         "processes" => processes(driver, words)?,
         _ => return Ok(None),
     }))
