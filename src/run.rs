@@ -50,7 +50,7 @@ pub struct Args {
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
 
-    /// Become this user (NAME, UID, NAME:GROUP or UID:GROUP), whose group it is. Only root may do so
+    /// Become this user (NAME, UID, NAME:GROUP or UID:GROUP) for the command; root only
     #[arg(long, value_name = "USER")]
     user: Option<String>,
 

@@ -3,8 +3,8 @@
 
 use std::os::unix::fs::MetadataExt;
 
-/// The inode of the first pid namespace of every machine (`PROC_PID_INIT_INO` in linux/proc_ns.h). A
-/// process in it sees all processes, with the pids under which NVML lists them.
+/// The inode of the first pid namespace of every machine (`PROC_PID_INIT_INO` in linux/proc_ns.h).
+/// A process in it sees all processes, with the pids under which NVML lists them.
 pub const FIRST_PID_NS: u64 = 0xEFFF_FFFC;
 
 /// Returns the real user id of this process.

@@ -8,8 +8,7 @@
 
 use super::{Group, look, name};
 use gpulimit_base::identity::SeenProcess;
-use gpulimit_base::proc;
-use std::collections::BTreeSet;
+use gpulimit_base::{order, proc};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::MetadataExt;
@@ -28,12 +27,13 @@ const KEPT: usize = 64;
 /// Returns, for each job's group, the pid of a process that could still join it.
 pub(super) fn of(groups: &[&Group]) -> Vec<Option<u32>> {
     let mut jobs: Vec<Job<'_>> = groups.iter().copied().map(Job::of).collect();
-    let mut seen = BTreeSet::new();
+    let mut seen = Vec::new();
     for _ in 0..LISTS {
         // A process may have ended before its environment was read, and may have left children.
-        let new: Vec<u32> = SeenProcess::numbers()
-            .filter(|pid| seen.insert(*pid))
-            .collect();
+        let mut new: Vec<u32> = SeenProcess::numbers().collect();
+        new.retain(|pid| seen.binary_search(pid).is_err());
+        seen.extend_from_slice(&new);
+        order::sort(&mut seen);
         if new.is_empty() || jobs.iter().all(|job| job.carrier.is_some()) {
             return jobs.into_iter().map(|job| job.carrier).collect();
         }
@@ -125,7 +125,7 @@ impl Unknown {
 /// Looks for processes among `pids` that could join one of the jobs.
 fn look_at(pids: &[u32], jobs: &mut [Job<'_>]) {
     let mut names: Vec<&str> = jobs.iter().map(|job| job.name).collect();
-    names.sort_unstable();
+    order::sort(&mut names);
     let carriers: Vec<_> = names.iter().map(|_| AtomicU32::new(0)).collect();
     let unknown: Vec<_> = pids.iter().map(|_| AtomicBool::new(false)).collect();
     let next = AtomicUsize::new(0);

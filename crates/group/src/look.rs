@@ -1,8 +1,8 @@
 //! Reads files in `/proc` about the memory of another process within a bounded time.
 //!
-//! A read of `/proc/PID/maps` or `environ` can block forever, and only a signal that ends the reader
-//! ends the wait (since Linux 5.3). So a child process with a timer reads the file. The child shares
-//! the memory of this process, as a child of `posix_spawn` does.
+//! A read of `/proc/PID/maps` or `environ` can block forever, and only a signal that ends the
+//! reader ends the wait (since Linux 5.3). So a child process with a timer reads the file. The
+//! child shares the memory of this process, as a child of `posix_spawn` does.
 #![allow(unsafe_code)]
 
 use super::Undisturbed;

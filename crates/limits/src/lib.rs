@@ -17,7 +17,7 @@ pub use layout::MAX_RULES;
 
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::held_signals;
-use gpulimit_base::units::{Extent, Size};
+use gpulimit_base::units::Size;
 use gpulimit_base::version;
 use layout::{MAGIC, SIZE};
 use map::{Copied, Map};
@@ -26,7 +26,6 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -140,28 +139,30 @@ impl fmt::Display for LimitSet {
     }
 }
 
-impl FromStr for LimitSet {
-    type Err = KeyError;
-
+impl LimitSet {
     /// Reads limits in the form that [`Display`](fmt::Display) writes.
-    fn from_str(text: &str) -> Result<Self, KeyError> {
+    pub fn parse(text: &str) -> Option<Self> {
         let mut set = Self::default();
-        for part in text.split(", ").filter(|part| *part != "no limit") {
-            let form = || KeyError::Form(part.into());
-            let (setting, selector) = match part.split_once(" of ") {
-                Some((setting, gpu)) => {
-                    let gpu = gpu.parse().map_err(|_| form())?;
-                    (setting, Selector::Device(gpu))
-                }
-                None => (part, Selector::All),
+        for part in text.split(',').map(str::trim_start) {
+            let mut words = part.split(' ');
+            let (name, value) = (words.next()?, words.next()?);
+            let selector = match (words.next(), words.next(), words.next()) {
+                (None, ..) => Selector::All,
+                (Some("of"), Some(gpu), None) => Selector::Device(gpu.parse().ok()?),
+                _ => return None,
             };
-            match setting.replacen(' ', "=", 1).parse()? {
-                Setting::Size(key, Extent::Size(size)) => set.set(selector, key, size),
-                Setting::Option(key, value) => set.options.set(key, &value)?,
-                Setting::Size(_, Extent::AllBut(_)) => return Err(form()),
+            if (name, value) == ("no", "limit") {
+                continue;
+            }
+            match Key::ALL.into_iter().find(|key| key.name() == name) {
+                Some(key) => set.set(selector, key, value.parse().ok()?),
+                None => {
+                    let option = OptionKey::ALL.into_iter().find(|key| key.name() == name)?;
+                    set.options.set(option, value).ok()?;
+                }
             }
         }
-        Ok(set)
+        Some(set)
     }
 }
 
@@ -432,17 +433,17 @@ mod tests {
     #[test]
     fn limits_are_read_in_the_form_in_which_they_are_written() {
         for limits in [set(), LimitSet::default(), LimitSet::all(Size::Max)] {
-            assert_eq!(limits.to_string().parse(), Ok(limits));
+            assert_eq!(LimitSet::parse(&limits.to_string()), Some(limits));
         }
         for wrong in [
             "",
             "max",
             "max 4G of here",
             "max -1G",
-            "max 4G,high 2G",
+            "max 4G;high 2G",
             "limit 4G",
         ] {
-            assert!(wrong.parse::<LimitSet>().is_err(), "{wrong}");
+            assert!(LimitSet::parse(wrong).is_none(), "{wrong}");
         }
     }
 

@@ -5,7 +5,7 @@ use super::rules::{Assigned, RulesError};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::SizeError;
 use gpulimit_group::GroupError;
-use gpulimit_limits::{ExtentError, KeyError};
+use gpulimit_limits::ExtentError;
 use std::error::Error;
 use std::fmt;
 
@@ -82,8 +82,6 @@ pub enum Why {
     Size(SizeError),
     /// The value has the wrong form. The string describes the expected form.
     Form(&'static str),
-    /// A limit in the value is invalid.
-    Key(KeyError),
 }
 
 impl fmt::Display for Why {
@@ -93,7 +91,6 @@ impl fmt::Display for Why {
             Self::NotText => f.write_str("the value is not UTF-8"),
             Self::Size(error) => error.fmt(f),
             Self::Form(expected) => write!(f, "expected {expected}"),
-            Self::Key(error) => error.fmt(f),
         }
     }
 }

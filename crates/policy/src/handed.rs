@@ -28,7 +28,7 @@ pub fn hand_down(group: &Group) -> Option<String> {
 
 /// Returns the limits of the last group in a value of [`LIMITS`].
 pub(super) fn own(handed: &str) -> Option<LimitSet> {
-    handed.rsplit('/').next()?.parse().ok()
+    LimitSet::parse(handed.rsplit('/').next()?)
 }
 
 /// Makes those of the group and the groups above it again that are gone and whose limits were
@@ -45,8 +45,14 @@ pub(super) fn make_again(
         let name = &group[..end];
         let is_gone = || root.group(name).is_err_and(|error| error.is_missing());
         if Kind::of(name) == Kind::Job && !limits.is_empty() && is_gone() {
-            let limits = limits.parse();
-            let limits = limits.map_err(|error| value(LIMITS, handed, Why::Key(error)))?;
+            let wrong = || {
+                value(
+                    LIMITS,
+                    handed,
+                    Why::Form("limits as `gpulimit run` writes them"),
+                )
+            };
+            let limits = LimitSet::parse(limits).ok_or_else(wrong)?;
             made = Some(root.create(name, &limits)?);
         }
     }
