@@ -173,7 +173,8 @@ fn settle_one(machine: &Machine<'_>, at: usize, subject: &Subject) -> Result<Sta
     Ok(state)
 }
 
-/// Ends the work of actors that have died, on the processes of a set.
+/// Ends the work of actors that have died, on the processes of a set, and charges those that
+/// another tool has brought back.
 ///
 /// # Errors
 /// A process is stopped, so the driver does not answer.
@@ -183,14 +184,10 @@ pub fn settle_all(machine: &Machine<'_>, subjects: &[Subject]) -> Result<(), Fai
             subject.check_namespace()?;
             settle_one(machine, at, subject)?;
         } else if subject.is_suspended()
-            && subject.suspended() == 0
-            && subject.check_namespace().is_ok()
-            && matches!(machine.state(at), Ok(State::Running))
+            && subject.is_answered_for()
+            && matches!(machine.state(at), Ok(State::Running | State::Locked))
         {
-            // Another tool has resumed the process. A process with suspended bytes finds that out
-            // itself, by its next request.
-            machine.admit(at);
-            machine.forget(at);
+            settle_one(machine, at, subject)?;
         }
     }
     Ok(())

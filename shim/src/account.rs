@@ -41,6 +41,7 @@ pub mod spare;
 pub mod tiling;
 pub mod variables;
 pub mod vmm;
+mod waiting;
 
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
@@ -55,7 +56,8 @@ use crate::abi::{
     CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_NOT_PERMITTED,
     CUDA_ERROR_UNKNOWN, Context, Device as Ordinal, Opaque, Status, Stream,
 };
-use crate::driver::{answer, cuda, devices, gate, suspension};
+use crate::driver::gate::{self, Door};
+use crate::driver::{answer, cuda, devices, suspension};
 use crate::membership::{self, Failed};
 use arrays::Arrays;
 use blocks::Blocks;
@@ -77,6 +79,7 @@ use registration::Registration;
 pub use rounding::{BLOCK, round_up};
 use variables::Variables;
 use vmm::Vmm;
+use waiting::Own;
 
 /// The most CUDA devices that a process can have.
 const MAX_ORDINALS: usize = 64;
@@ -146,7 +149,13 @@ impl Process {
             }
             if let Some(Ok(member)) = self.member.get() {
                 let _ = self.gate.set(Box::new(member.gate()));
-                gate::find_by(|| Process::existing()?.gate.get());
+                gate::reach_by(Door {
+                    find: || Process::existing()?.gate.get(),
+                    wait: |gate, calls| {
+                        let member = || Process::existing()?.member.get()?.as_ref().ok();
+                        Own(member()).wait(gate, calls);
+                    },
+                });
             }
             self.show_registration();
             self.show_obstacles();

@@ -16,10 +16,11 @@
 //! - `given (a, b)`: of the arguments, `HANDLER` gets only `a` and `b`. They cannot be changed.
 //! - `as hot`: the path to the handler is compiled into the export, because programs call the
 //!   function by the million. Only the handler's slow paths put cancellation off.
-//! - `as wait`: the function can wait for long. The export calls the driver first, without guard or
-//!   lock. `HANDLER` runs afterwards and gets only the `Call`.
-//! - `as gate`: the function takes no memory, and must not be called while the process is suspended
-//!   (`driver/gate.rs`). `HANDLER` gets only the call of the driver.
+//! - `as gated`, `as hot gated`: the function must not be called while the process is suspended.
+//!   Its calls pass the gate (`driver/gate.rs`).
+//! - `as gate`: gated, and the function takes no memory. `HANDLER` gets only the driver's call.
+//! - `as wait`: gated, and the function waits for work on the GPU. The export calls the driver
+//!   first, without guard or lock. `HANDLER` runs afterwards and gets only the `Call`.
 //! - `unless CHECK: a`: if `CHECK(a)` is true, the export goes straight to the driver.
 //! - `known by REGISTER a`: the function launches `a`, which x86-64 passes in `REGISTER`. If `a`
 //!   was launched before, the export jumps to the driver (`hook/pass.rs`).
@@ -57,7 +58,7 @@ macro_rules! table {
                 track    cuImportExternalSemaphore(ext_sem: Out<Opaque>, desc: Opaque) => external::import_semaphore, given ();
                 track    cuDestroyExternalSemaphore(ext_sem: Opaque) => external::destroy_semaphore, given ();
 
-                track    cuIpcGetMemHandle(handle: Opaque, dptr: DevicePtr) => ipc::get, given (dptr);
+                track    cuIpcGetMemHandle(handle: Opaque, dptr: DevicePtr) => ipc::get, as gated, given (dptr);
                 track    cuIpcOpenMemHandle(dptr: Out<DevicePtr>, handle: IpcHandle, flags: u32) => ipc::open, given (dptr);
                 track    cuIpcOpenMemHandle_v2(dptr: Out<DevicePtr>, handle: IpcHandle, flags: u32) => ipc::open, given (dptr);
                 release  cuIpcCloseMemHandle(dptr: DevicePtr) => ipc::close, given (dptr);
@@ -69,14 +70,14 @@ macro_rules! table {
                 sized    cuMipmappedArrayCreate(array: Out<Array>, descriptor: In<Array3dDescriptor>, levels: u32) => array::create_mipmapped, given (array, descriptor, levels);
                 release  cuMipmappedArrayDestroy(array: Array) => array::destroy_mipmapped, given (array);
 
-                pooled   cuMemAllocAsync(dptr: Out<DevicePtr>, bytesize: usize, stream: Stream) => pool::alloc, as hot;
-                pooled   cuMemAllocAsync_ptsz(dptr: Out<DevicePtr>, bytesize: usize, stream: Stream) => pool::alloc, as hot;
-                pooled   cuMemAllocFromPoolAsync(dptr: Out<DevicePtr>, bytesize: usize, pool: MemPool, stream: Stream) => pool::alloc_from;
-                pooled   cuMemAllocFromPoolAsync_ptsz(dptr: Out<DevicePtr>, bytesize: usize, pool: MemPool, stream: Stream) => pool::alloc_from;
+                pooled   cuMemAllocAsync(dptr: Out<DevicePtr>, bytesize: usize, stream: Stream) => pool::alloc, as hot gated;
+                pooled   cuMemAllocAsync_ptsz(dptr: Out<DevicePtr>, bytesize: usize, stream: Stream) => pool::alloc, as hot gated;
+                pooled   cuMemAllocFromPoolAsync(dptr: Out<DevicePtr>, bytesize: usize, pool: MemPool, stream: Stream) => pool::alloc_from, as gated;
+                pooled   cuMemAllocFromPoolAsync_ptsz(dptr: Out<DevicePtr>, bytesize: usize, pool: MemPool, stream: Stream) => pool::alloc_from, as gated;
                 pooled   cuMemFreeAsync(dptr: DevicePtr, stream: Stream) => pool::free, as hot;
                 pooled   cuMemFreeAsync_ptsz(dptr: DevicePtr, stream: Stream) => pool::free, as hot;
                 track    cuMemPoolCreate(pool: Out<MemPool>, props: In<AllocationProp>) => pool::create, given (pool, props);
-                release  cuMemPoolDestroy(pool: MemPool) => pool::destroy, given (pool);
+                release  cuMemPoolDestroy(pool: MemPool) => pool::destroy, as gated, given (pool);
                 release  cuMemPoolTrimTo(pool: MemPool, keep: usize) => pool::trim, given ();
                 track    cuMemPoolExportToShareableHandle(shareable: Opaque, pool: MemPool, kind: i32, flags: u64) => pool::export, given (pool);
                 track    cuMemPoolImportFromShareableHandle(pool: Out<MemPool>, shareable: Opaque, kind: i32, flags: u64) => pool::import, given (pool);
@@ -127,7 +128,7 @@ macro_rules! table {
                 measured cuModuleLoadData(module: Out<Opaque>, image: Image) => code::module, given (module, image);
                 measured cuModuleLoadFatBinary(module: Out<Opaque>, image: Image) => code::module, given (module, image);
                 measured cuModuleLoadDataEx(module: Out<Opaque>, image: Image, count: u32, options: Opaque, values: Opaque) => code::module, given (module, image);
-                release  cuModuleUnload(module: Opaque) => code::unload, given (module);
+                release  cuModuleUnload(module: Opaque) => code::unload, as gated, given (module);
                 measured cuLibraryLoadData(library: Out<Opaque>, code: Image, jit_options: Opaque, jit_values: Opaque, jit_count: u32, options: Opaque, values: Opaque, count: u32) => code::library, given (library, code);
                 measured cuLibraryLoadFromFile(library: Out<Opaque>, path: FileName, jit_options: Opaque, jit_values: Opaque, jit_count: u32, options: Opaque, values: Opaque, count: u32) => code::library_file, given (library, path);
                 release  cuLibraryUnload(library: Opaque) => code::unload_library, given (library);
@@ -211,8 +212,8 @@ macro_rules! table {
                 track    cuGraphExecDestroy(exec: GraphExec) => graph::destroy, given (exec);
                 release  cuDeviceGraphMemTrim(device: Device) => graph::trim, given (device);
 
-                view     cuMemGetInfo(free: Out<u32>, total: Out<u32>) => view::mem_get_info_v1, given (free, total);
-                view     cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) => view::mem_get_info, given (free, total);
+                view     cuMemGetInfo(free: Out<u32>, total: Out<u32>) => view::mem_get_info_v1, as gated, given (free, total);
+                view     cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) => view::mem_get_info, as gated, given (free, total);
                 view     cuDeviceTotalMem(bytes: Out<u32>, device: Device) => view::device_total_mem_v1, given (bytes, device);
                 view     cuDeviceTotalMem_v2(bytes: Out<usize>, device: Device) => view::device_total_mem, given (bytes, device);
 
@@ -235,6 +236,7 @@ macro_rules! table {
                 cuStreamGetCtx(stream: Stream, context: Out<Context>);
                 cuModuleGetLoadingMode(mode: Out<i32>);
                 cuCheckpointProcessGetState(pid: i32, state: Out<i32>);
+                cuCheckpointProcessUnlock(pid: i32, options: Opaque);
                 cuKernelGetLibrary(library: Out<Opaque>, kernel: Opaque);
                 cuLibraryGetKernelCount(count: Out<u32>, library: Opaque);
                 cuModuleGetFunctionCount(count: Out<u32>, module: Opaque);

@@ -1,8 +1,9 @@
-//! Processes on which a command was at work when it died.
+//! Processes on which a command was at work when it died, and suspended ones that another tool has
+//! brought back.
 
 use super::subjects::candidates;
-use super::{Machine, Stop, settle_one};
-use crate::checkpoint::Checkpoints;
+use super::{Machine, Stop, Subject, settle_one};
+use crate::checkpoint::{self, Checkpoints};
 use crate::groups::Selection;
 use crate::output;
 use gpulimit_group::Group;
@@ -16,16 +17,18 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Ends what dead commands have left half-done with processes of these groups: unlocks locked
-/// processes, and corrects the figures of suspended ones. Looks only at processes that the caller
-/// may suspend. Prints what was done on standard error. Call before this process starts threads.
+/// processes, and corrects the figures of suspended ones. Charges suspended processes again that
+/// another tool has brought back. Looks only at processes that the caller may suspend. Prints what
+/// was done on standard error. Call before this process starts threads.
 pub fn settle_abandoned(selection: &Selection) {
     let mut groups: Vec<Group> = selection.groups.clone();
-    groups.retain(has_abandoned);
+    groups.retain(|group| has_abandoned(group) || has_suspended(group));
     if groups.is_empty() {
         return;
     }
     let checkpoints = match Checkpoints::load() {
         Ok(checkpoints) => checkpoints,
+        Err(_) if !groups.iter().any(has_abandoned) => return,
         Err(missing) => {
             output::note(&format!(
                 "cannot end what a killed `suspend` or `resume` has left half-done: {missing}"
@@ -56,33 +59,51 @@ pub fn settle_abandoned(selection: &Selection) {
     }
 }
 
+// Cheap for groups without such processes: nothing is proven or opened again.
 fn has_abandoned(group: &Group) -> bool {
-    // Cheap for groups without such processes: nothing is proven or opened again.
     group.ledger().is_ok_and(|ledger| ledger.has_abandoned())
+}
+
+fn has_suspended(group: &Group) -> bool {
+    group.ledger().is_ok_and(|ledger| ledger.has_suspended())
+}
+
+/// Returns whether the driver has the memory of a suspended process on the GPUs. Takes no lock: a
+/// command that resumes the process does not notice the look.
+fn is_back(subject: &Subject, checkpoints: &Checkpoints) -> bool {
+    let is_left = subject.is_suspended() && !subject.ledger().has_actor(subject.identity());
+    is_left
+        && subject.is_answered_for()
+        && matches!(
+            checkpoints.state(subject.target.pid),
+            Ok(checkpoint::State::Running | checkpoint::State::Locked)
+        )
 }
 
 fn settle_in(group: &Group, checkpoints: &Checkpoints) -> Vec<String> {
     // One that cannot be proven to be a member, as of another user, does not keep the others.
     let subjects = candidates(group, None).into_iter().flatten().flatten();
-    // The driver answers no question about a stopped process.
-    let subjects = subjects.filter(|subject| {
-        subject.is_abandoned() && subject.check_runs().is_ok() && subject.check_namespace().is_ok()
-    });
     let notes = subjects.filter_map(|subject| {
+        let is_abandoned = subject.is_abandoned() && subject.is_answered_for();
+        if !is_abandoned && !is_back(&subject, checkpoints) {
+            return None;
+        }
         let only = std::slice::from_ref(&subject);
         let machine = Machine::of(checkpoints, only, Some(PATIENCE), Stop::never());
         let now = match machine.and_then(|machine| settle_one(&machine, 0, &subject)) {
             Ok(State::Running) => "runs",
             Ok(State::Checkpointed) => "is suspended",
             Ok(State::Failed) => "is lost",
+            Ok(State::Locked) if !is_abandoned => "is locked",
             Ok(State::Locked | State::Moving) => "is not settled yet",
             Ok(State::Gone) => return None,
             Err(failure) => return Some(failure.to_string()),
         };
-        let name = subject.name();
-        Some(format!(
-            "{name} {now}: the command that suspended or resumed it was killed"
-        ))
+        let why = match is_abandoned {
+            true => "the command that suspended or resumed it was killed",
+            false => "another program has resumed it, and its memory is charged again",
+        };
+        Some(format!("{name} {now}: {why}", name = subject.name()))
     });
     notes.collect()
 }

@@ -273,6 +273,11 @@ impl Subject {
         }
     }
 
+    /// Returns whether the driver answers questions about the process.
+    pub fn is_answered_for(&self) -> bool {
+        self.check_runs().is_ok() && self.check_namespace().is_ok()
+    }
+
     /// Returns whether the process is suspended, as its figures say. A process may be suspended
     /// without suspended bytes, because its group need not count contexts.
     pub fn is_suspended(&self) -> bool {

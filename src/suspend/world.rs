@@ -17,7 +17,7 @@ use gpulimit_base::proc;
 use gpulimit_base::units::gib;
 use gpulimit_group::{Group, Insistence, Member, Root};
 use gpulimit_ledger::{
-    Actor, DeviceIndex, Errand, EventKind, Pressure, Unmoved, Witness, child_key,
+    Actor, Calls, DeviceIndex, Errand, EventKind, Pressure, Unmoved, Witness, child_key,
 };
 use gpulimit_limits::LimitSet;
 use gpulimit_suspend::{State, World};
@@ -51,6 +51,9 @@ pub const INTERRUPTED: &str = "interrupted: the processes are as they were befor
 const STOPPED: Duration = Duration::from_secs(1);
 /// How long a call under way gets at least to end, however little time is left.
 const LEAST: Duration = Duration::from_secs(1);
+/// How long short calls of CUDA of a process are held back before those under way have ended.
+/// Shorter than the time after which a thread at the gate takes this process for dead.
+const REST: Duration = Duration::from_millis(500);
 /// How long a killed process may keep its slot after the driver has noticed.
 const ENDING: Duration = Duration::from_secs(1);
 
@@ -203,16 +206,39 @@ impl<'a> Machine<'a> {
         subject.is_gone() && subject.ledger().has_actor(subject.identity())
     }
 
-    /// Closes the gate of a process, and waits until no call that it holds back is under way.
-    fn hold_back(&self, process: usize) -> Result<(), Failure> {
+    /// Closes the gate of a process, and waits until no call that it holds back is under way. While
+    /// some are, other short calls go on: what is waited for may need them.
+    fn close_gate(&self, process: usize) -> Result<u64, Failure> {
         self.ready(process)?;
         let subject = &self.subjects[process];
         let (ledger, identity) = (subject.ledger(), subject.identity());
-        ledger.close_gate(identity);
         let until = Instant::now() + self.left().max(LEAST);
-        let ended = || ledger.calls_under_way(identity) == 0 || subject.is_gone();
-        if self.wait_for(Some(until), ended) {
-            return Ok(());
+        let is_quiet = |held: Calls, counted: Calls, until: Instant| {
+            let mut mark = None;
+            let ended = || {
+                if subject.is_gone() {
+                    return true;
+                }
+                // A thread opens the gate of a process that runs, sooner or later.
+                if !mark.is_some_and(|mark| ledger.is_held_back(identity, mark)) {
+                    mark = Some(ledger.close_gate(identity, held));
+                }
+                ledger.calls_under_way(identity, counted) == 0
+            };
+            let is_quiet = self.wait_for(Some(until), ended);
+            is_quiet.then(|| mark.unwrap_or_default())
+        };
+        let soon = || until.min(Instant::now() + REST);
+        while is_quiet(Calls::Waits, Calls::Waits, until).is_some() {
+            if let Some(mark) = is_quiet(Calls::Short, Calls::Short, soon()) {
+                return Ok(mark);
+            }
+            if Instant::now() >= until || self.stop.is_asked() {
+                break;
+            }
+            self.admit(process);
+            let ended = || ledger.calls_under_way(identity, Calls::Short) == 0;
+            self.wait_for(Some(soon()), || subject.is_gone() || ended());
         }
         self.go_on()?;
         Err(Failure::new(format_args!(
@@ -583,12 +609,35 @@ impl World for Machine<'_> {
         }
     }
 
-    fn lock(&self, process: usize) -> Result<(), Failure> {
-        self.hold_back(process).inspect_err(|_| {
-            // The driver was not asked, and may not answer: the process may be stopped.
+    fn hold_back(&self, process: usize) -> Result<u64, Failure> {
+        self.close_gate(process).inspect_err(|_| {
+            // The driver was not asked, and may not answer: the process may be stopped. No charge
+            // was moved.
             self.admit(process);
             self.set_errand(process, Errand::None);
-        })?;
+        })
+    }
+
+    fn is_held_back(&self, process: usize, mark: u64) -> Result<bool, Failure> {
+        let subject = &self.subjects[process];
+        let (ledger, identity) = (subject.ledger(), subject.identity());
+        let is_closed = || ledger.is_held_back(identity, mark);
+        let is_quiet = || !is_closed() || ledger.calls_under_way(identity, Calls::Short) == 0;
+        let waited = subject.is_gone() || self.wait_for(Some(Instant::now() + REST), is_quiet);
+        if subject.is_gone() || waited && is_closed() {
+            return Ok(true);
+        }
+        match self.left().is_zero() {
+            true => Err(Failure::new(format_args!(
+                "calls of CUDA of {name} begin all the time: try again later, or with a longer \
+                 --timeout",
+                name = subject.name()
+            ))),
+            false => Ok(false),
+        }
+    }
+
+    fn lock(&self, process: usize) -> Result<(), Failure> {
         let left = self.left();
         let locked = self.drive(process, "lock", |pid| {
             match self.checkpoints.lock(pid, left) {
@@ -635,6 +684,8 @@ impl World for Machine<'_> {
         if !subject.is_gone() {
             subject.check_runs()?;
         }
+        // If this process dies, a thread of the process unlocks it.
+        subject.ledger().note_lock(subject.identity(), true);
         Ok(self.ask(process, "resume", |pid| self.checkpoints.restore(pid)))
     }
 
@@ -713,6 +764,19 @@ impl World for Machine<'_> {
         for ledger in &subject.ledgers {
             match ledger.move_out(subject.identity()) {
                 Ok(_) | Err(Unmoved::Gone) => {}
+                Err(error) => return Err(refused(subject, &error)),
+            }
+        }
+        // A lock that the driver reports from now on is that of another tool.
+        subject.ledger().note_lock(subject.identity(), false);
+        Ok(())
+    }
+
+    fn take_back(&self, process: usize) -> Result<(), Failure> {
+        let subject = &self.subjects[process];
+        for ledger in &subject.ledgers {
+            match ledger.take_back(subject.identity(), &|| true) {
+                Ok(()) | Err(Unmoved::Gone | Unmoved::Unable) => {}
                 Err(error) => return Err(refused(subject, &error)),
             }
         }

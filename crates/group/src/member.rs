@@ -166,6 +166,18 @@ impl Member {
         }
     }
 
+    /// Takes this process's suspended bytes back, at every level: see [`Ledger::take_back`]. May be
+    /// repeated after an error.
+    pub fn take_back(&self, is_due: &dyn Fn() -> bool) -> Result<(), Unmoved> {
+        (self.levels.iter()).try_for_each(|station| station.slot.take_back(is_due))
+    }
+
+    /// Returns whether an actor suspends or resumes this process. The ledger of its own group has
+    /// the lock.
+    pub fn has_actor(&self) -> bool {
+        self.leaf().slot.has_actor()
+    }
+
     /// Notes in the histories that this process lives at this moment. Its use until now is then
     /// certain.
     pub fn note_life(&self) {

@@ -17,7 +17,7 @@ pub(super) const UNIT: u64 = 4096;
 pub(super) const REQUEST_MAX: u64 = 1 << 30;
 /// Largest number of charged units in one ledger word: 8 TiB of the possible 16 TiB. Concurrent
 /// requests use the rest.
-const WORD_MAX: u64 = 1 << 31;
+pub(super) const WORD_MAX: u64 = 1 << 31;
 /// How often a request reads a group's charges again while two readings differ, because memory may
 /// be moving between slots.
 const LOOKS: u32 = if cfg!(loom) { 1 } else { 64 };

@@ -5,9 +5,15 @@
 //! (measured, H100, driver 580.159.04). The process counts these calls in a word of its slot, in
 //! the ledger of its own group. An actor closes the gate and waits until no such call is under way.
 //!
-//! The low half of the word is 1 while the gate is closed, and is a futex. The high half has the
-//! number of calls under way. A process counts a call and reads the gate in one step. So an actor
-//! that has closed the gate and sees no call knows that none begins.
+//! The low half of the word says what the gate holds back, and is a futex. The high half has the
+//! numbers of calls under way: of short ones, and of those that wait for work on the GPU. A process
+//! counts a call and reads the gate in one step. So an actor that has closed the gate and sees no
+//! call knows that none begins.
+//!
+//! An actor may die at any time, and nobody need come after it. So a thread that waits at the gate
+//! asks the driver now and then, and opens the gate of a process that runs ([`step`]). The low half
+//! has a *generation*, which each change of the gate by an actor raises: a thread that has taken an
+//! actor for dead does not undo the work of the next one, and an actor notices such a thread.
 
 use super::Ledger;
 use super::atomic::{AtomicU64, Ordering};
@@ -16,16 +22,100 @@ use super::slot::Slot;
 use gpulimit_base::identity::Identity;
 use std::time::Duration;
 
-const CLOSED: u64 = 1;
-/// One call under way.
-const CALL: u64 = 1 << 32;
+/// The gate holds back calls that wait for work on the GPU.
+const WAITS: u64 = 1;
+/// The gate holds back all calls.
+const ALL: u64 = 1 << 1;
+/// An actor is about to lock the process, or has locked it: a lock that the driver reports is the
+/// actor's, and not that of another tool.
+const OURS: u64 = 1 << 2;
+const HELD: u64 = WAITS | ALL | OURS;
+const GENERATION: u64 = 1 << 3;
+const LOW: u64 = u32::MAX as u64;
+/// One short call under way, and one that waits for work on the GPU.
+const SHORT: u64 = 1 << 32;
+const WAIT: u64 = 1 << 48;
 
-const fn is_closed(word: u64) -> bool {
-    word & CLOSED != 0
+/// A kind of calls that a gate holds back.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub enum Calls {
+    /// Calls that end soon.
+    Short,
+    /// Calls that wait for work on the GPU.
+    Waits,
+}
+
+impl Calls {
+    const fn one(self) -> u64 {
+        match self {
+            Self::Short => SHORT,
+            Self::Waits => WAIT,
+        }
+    }
+
+    /// Returns whether a gate with this word holds such calls back.
+    const fn are_held(self, word: u64) -> bool {
+        match self {
+            Self::Short => word & ALL != 0,
+            Self::Waits => word & (WAITS | ALL) != 0,
+        }
+    }
 }
 
 /// How long a thread sleeps before it looks at the gate again. Opening the gate wakes it.
-const NAP: Duration = Duration::from_secs(1);
+const NAP: Duration = Duration::from_millis(if cfg!(test) { 5 } else { 1_000 });
+/// How often in a row a thread sees the same before it acts: an actor may be between two steps.
+const SURE: u32 = 2;
+/// How often in a row a thread sees its process locked before it takes what the ledger says of an
+/// actor for forged: half an hour. An actor that moves a terabyte of other processes needs less.
+pub const FORGED: u32 = 1_800;
+
+/// What the driver says of the process of a gate.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub enum Says {
+    /// The process runs.
+    Runs,
+    /// The process is locked, and its memory is on the GPUs.
+    IsLocked,
+    /// The memory is on the host or on its way, or the driver does not say where it is.
+    IsAway,
+}
+
+/// What a thread does that waits at a closed gate.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub enum Step {
+    /// Look again later.
+    Wait,
+    /// Charge what is suspended, and open the gate.
+    Open,
+    /// Charge what is suspended, and unlock the process.
+    Unlock,
+}
+
+/// Returns the next step of a thread that has seen the same `looks` times in a row. `is_ours`: the
+/// gate says that an actor has locked the process. Another tool's lock is left alone. Any member
+/// can write the gate, and hold the lock of an actor (`has_actor`): so this wait is bounded, too.
+pub fn step(says: Says, looks: u32, is_ours: bool, has_actor: impl FnOnce() -> bool) -> Step {
+    match says {
+        Says::Runs if looks >= SURE => Step::Open,
+        Says::IsLocked if looks >= FORGED => Step::Unlock,
+        Says::IsLocked if looks >= SURE && is_ours && !has_actor() => Step::Unlock,
+        _ => Step::Wait,
+    }
+}
+
+/// What a thread at a closed gate needs of its process. Its calls pass no gate.
+pub trait Owner {
+    /// Asks the driver.
+    fn says(&self) -> Says;
+    /// Returns whether an actor works on the process.
+    fn has_actor(&self) -> bool;
+    /// Charges the suspended bytes: see [`Ledger::take_back`]. Returns false if that must be tried
+    /// again.
+    fn charge(&self, is_due: &dyn Fn() -> bool) -> bool;
+    /// Asks the driver to unlock the process.
+    fn unlock(&self);
+}
 
 /// This process's gate.
 #[derive(Debug)]
@@ -35,32 +125,68 @@ impl Gate<'_> {
     /// Begins a call. Returns false if an actor holds such calls back: call [`Gate::wait`] then.
     #[inline]
     #[must_use]
-    pub fn enter(&self) -> bool {
-        !is_closed(self.0.fetch_add(CALL, Ordering::SeqCst))
+    pub fn enter(&self, calls: Calls) -> bool {
+        !calls.are_held(self.0.fetch_add(calls.one(), Ordering::SeqCst))
     }
 
     /// Ends a call.
     #[inline]
-    pub fn leave(&self) {
-        self.0.fetch_sub(CALL, Ordering::SeqCst);
+    pub fn leave(&self, calls: Calls) {
+        self.0.fetch_sub(calls.one(), Ordering::SeqCst);
     }
 
     /// Begins the call for which [`Gate::enter`] has returned false, once the gate is open.
     #[cold]
-    pub fn wait(&self) {
+    pub fn wait(&self, calls: Calls, owner: &dyn Owner) {
+        self.leave(calls);
+        let (mut looked, mut seen, mut looks) = (os::now(), None, 0);
         loop {
-            self.leave();
-            loop {
-                let word = self.0.load(Ordering::SeqCst);
-                if !is_closed(word) {
-                    break;
+            let word = self.0.load(Ordering::SeqCst);
+            if !calls.are_held(word) {
+                if self.enter(calls) {
+                    return;
                 }
-                os::futex_wait(self.0, word as u32, NAP);
+                self.leave(calls);
+                continue;
             }
-            if self.enter() {
-                return;
+            if os::now().duration_since(looked) < NAP {
+                os::futex_wait(self.0, word as u32, NAP);
+                continue;
+            }
+            let low = word & LOW;
+            let says = owner.says();
+            looks = if seen == Some((low, says)) {
+                looks + 1
+            } else {
+                1
+            };
+            seen = Some((low, says));
+            let is_due = || self.0.load(Ordering::SeqCst) & LOW == low;
+            match step(says, looks, low & OURS != 0, || owner.has_actor()) {
+                Step::Open if owner.charge(&is_due) && self.open(low, calls) => return,
+                Step::Unlock if owner.charge(&is_due) => owner.unlock(),
+                _ => {}
+            }
+            looked = os::now();
+        }
+    }
+
+    /// Opens the gate if its low half is still this, and begins a call in the same step: a member
+    /// that closes the gate again and again does not keep the thread for ever.
+    fn open(&self, low: u64, calls: Calls) -> bool {
+        let mut word = self.0.load(Ordering::SeqCst);
+        while word & LOW == low {
+            let open = (word & !HELD).wrapping_add(calls.one());
+            let order = Ordering::SeqCst;
+            match self.0.compare_exchange(word, open, order, order) {
+                Ok(_) => {
+                    os::futex_wake_all(self.0);
+                    return true;
+                }
+                Err(now) => word = now,
             }
         }
+        false
     }
 }
 
@@ -72,27 +198,60 @@ impl Slot {
 }
 
 impl Ledger {
-    /// Lets the calls of a member wait that begin from now on.
-    pub fn close_gate(&self, process: &Identity) {
-        if let Some(word) = self.gate_of(process) {
-            word.fetch_or(CLOSED, Ordering::SeqCst);
+    /// Lets the calls of a member wait that begin from now on, those of one kind or
+    /// ([`Calls::Short`]) all. Returns the mark of that: see [`Ledger::is_held_back`].
+    pub fn close_gate(&self, process: &Identity, calls: Calls) -> u64 {
+        let held = match calls {
+            Calls::Waits => WAITS,
+            Calls::Short => WAITS | ALL | OURS,
+        };
+        let next = |word: u64| (word & LOW & !HELD).wrapping_add(GENERATION) & LOW | held;
+        let change = |word| Some(word & !LOW | next(word));
+        let Some(gate) = self.gate_of(process) else {
+            return 0;
+        };
+        let (set, failed) = (Ordering::SeqCst, Ordering::SeqCst);
+        let (Ok(before) | Err(before)) = gate.fetch_update(set, failed, change);
+        // Short calls may have been held back before.
+        os::futex_wake_all(gate);
+        next(before)
+    }
+
+    /// Returns whether the gate of a member is closed as this actor has closed it. A thread of the
+    /// member, or another actor, may have changed it.
+    pub fn is_held_back(&self, process: &Identity, mark: u64) -> bool {
+        let gate = self.gate_of(process);
+        gate.is_none_or(|gate| gate.load(Ordering::SeqCst) & LOW == mark)
+    }
+
+    /// Says whether a lock of a member that the driver reports is that of an actor.
+    pub fn note_lock(&self, process: &Identity, is_ours: bool) {
+        if let Some(gate) = self.gate_of(process) {
+            match is_ours {
+                true => gate.fetch_or(OURS, Ordering::SeqCst),
+                false => gate.fetch_and(!OURS, Ordering::SeqCst),
+            };
         }
     }
 
-    /// Lets the calls of a member go on.
+    /// Lets the calls of a member go on. The member must be charged for what it has on the GPUs.
     pub fn open_gate(&self, process: &Identity) {
         if let Some(word) = self.gate_of(process)
-            && is_closed(word.fetch_and(!CLOSED, Ordering::SeqCst))
+            && word.fetch_and(!HELD, Ordering::SeqCst) & HELD != 0
         {
             os::futex_wake_all(word);
         }
     }
 
-    /// Returns how many calls of a living member are under way. A thread that was ended in the
-    /// middle of a call counts for ever.
-    pub fn calls_under_way(&self, process: &Identity) -> u64 {
+    /// Returns how many calls of a living member are under way, those that wait for work on the GPU
+    /// or all. A thread that was ended in the middle of a call counts for ever.
+    pub fn calls_under_way(&self, process: &Identity, calls: Calls) -> u64 {
         let word = self.gate_of(process);
-        word.map_or(0, |word| word.load(Ordering::SeqCst) / CALL)
+        let word = word.map_or(0, |word| word.load(Ordering::SeqCst));
+        match calls {
+            Calls::Waits => word / WAIT,
+            Calls::Short => word / WAIT + word % WAIT / SHORT,
+        }
     }
 
     fn gate_of(&self, process: &Identity) -> Option<&AtomicU64> {
@@ -105,62 +264,139 @@ impl Ledger {
 mod tests {
     use super::*;
     use crate::scratch::Scratch;
-    use std::sync::atomic::AtomicBool;
+    use gpulimit_support::wait_until;
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicBool, AtomicU32};
     use std::thread;
+
+    /// A process, as its driver and its ledger tell of it.
+    struct Process {
+        says: Mutex<Says>,
+        has_actor: bool,
+        looks: AtomicU32,
+        is_charged: AtomicBool,
+        is_unlocked: AtomicBool,
+    }
+
+    impl Process {
+        fn that(says: Says) -> Self {
+            Self {
+                says: Mutex::new(says),
+                has_actor: false,
+                looks: AtomicU32::new(0),
+                is_charged: AtomicBool::new(false),
+                is_unlocked: AtomicBool::new(false),
+            }
+        }
+
+        fn set(&self, says: Says) {
+            *self.says.lock().expect("no panic") = says;
+        }
+
+        /// Waits until a thread at the gate has looked several times.
+        fn await_looks(&self) {
+            let before = self.looks.load(Ordering::SeqCst);
+            let looks = || self.looks.load(Ordering::SeqCst) > before + 2 * SURE;
+            wait_until("a thread looks", looks);
+        }
+    }
+
+    impl Owner for Process {
+        fn says(&self) -> Says {
+            self.looks.fetch_add(1, Ordering::SeqCst);
+            *self.says.lock().expect("no panic")
+        }
+
+        fn has_actor(&self) -> bool {
+            self.has_actor
+        }
+
+        fn charge(&self, is_due: &dyn Fn() -> bool) -> bool {
+            self.is_charged.store(true, Ordering::SeqCst);
+            is_due()
+        }
+
+        fn unlock(&self) {
+            assert!(self.is_charged.load(Ordering::SeqCst), "charged first");
+            self.is_unlocked.store(true, Ordering::SeqCst);
+            self.set(Says::Runs);
+        }
+    }
 
     #[test]
     fn a_closed_gate_holds_back_calls_until_it_opens() {
         let scratch = Scratch::new();
         let slot = scratch.join();
-        let (gate, own) = (slot.gate(), Identity::of_self());
-        assert!(gate.enter() && gate.enter());
-        scratch.close_gate(&own);
-        gate.leave();
-        assert_eq!(scratch.calls_under_way(&own), 1);
-        gate.leave();
-        let (has_tried, is_in) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (gate, own, away) = (
+            slot.gate(),
+            Identity::of_self(),
+            Process::that(Says::IsAway),
+        );
+        assert!(gate.enter(Calls::Short) && gate.enter(Calls::Waits));
+        scratch.close_gate(&own, Calls::Short);
+        gate.leave(Calls::Short);
+        assert_eq!(scratch.calls_under_way(&own, Calls::Short), 1);
+        gate.leave(Calls::Waits);
+        let is_in = AtomicBool::new(false);
         thread::scope(|scope| {
             let entering = scope.spawn(|| {
-                assert!(!gate.enter(), "the gate is closed");
-                has_tried.store(true, Ordering::SeqCst);
-                gate.wait();
+                assert!(!gate.enter(Calls::Short), "the gate is closed");
+                gate.wait(Calls::Short, &away);
                 is_in.store(true, Ordering::SeqCst);
             });
-            while !has_tried.load(Ordering::SeqCst) {
-                thread::yield_now();
-            }
-            for _ in 0..20 {
-                thread::yield_now();
-                assert!(!is_in.load(Ordering::SeqCst), "the gate is closed");
-            }
+            away.await_looks();
+            assert!(!is_in.load(Ordering::SeqCst), "the gate is closed");
             scratch.open_gate(&own);
             entering.join().expect("the thread ends");
         });
-        assert_eq!(scratch.calls_under_way(&own), 1);
+        assert_eq!(scratch.calls_under_way(&own, Calls::Short), 1);
+        assert!(!away.is_charged.load(Ordering::SeqCst));
+    }
+
+    #[test]
+    fn short_calls_go_on_while_waits_are_held_back() {
+        let scratch = Scratch::new();
+        let slot = scratch.join();
+        let (gate, own) = (slot.gate(), Identity::of_self());
+        assert!(gate.enter(Calls::Waits));
+        let mark = scratch.close_gate(&own, Calls::Waits);
+        assert!(gate.enter(Calls::Short) && !gate.enter(Calls::Waits));
+        let under_way = |calls| scratch.calls_under_way(&own, calls);
+        assert_eq!((under_way(Calls::Waits), under_way(Calls::Short)), (2, 3));
+        assert!(scratch.is_held_back(&own, mark));
+        scratch.open_gate(&own);
+        assert!(gate.enter(Calls::Waits) && !scratch.is_held_back(&own, mark));
+        let again = scratch.close_gate(&own, Calls::Waits);
+        assert!(again != mark && scratch.is_held_back(&own, again));
     }
 
     #[test]
     fn no_call_is_under_way_once_a_closed_gate_shows_none() {
         let scratch = Scratch::new();
         let slot = scratch.join();
-        let (gate, own) = (slot.gate(), Identity::of_self());
+        let (gate, own, away) = (
+            slot.gate(),
+            Identity::of_self(),
+            Process::that(Says::IsAway),
+        );
         let (down, over) = (AtomicBool::new(false), AtomicBool::new(false));
         thread::scope(|scope| {
-            for _ in 0..3 {
-                scope.spawn(|| {
+            for calls in [Calls::Short, Calls::Waits, Calls::Short] {
+                let (gate, away, down, over) = (&gate, &away, &down, &over);
+                scope.spawn(move || {
                     while !over.load(Ordering::SeqCst) {
-                        if !gate.enter() {
-                            gate.wait();
+                        if !gate.enter(calls) {
+                            gate.wait(calls, away);
                         }
                         let crashes = down.load(Ordering::SeqCst);
-                        gate.leave();
+                        gate.leave(calls);
                         assert!(!crashes, "a call is under way");
                     }
                 });
             }
             for _ in 0..200 {
-                scratch.close_gate(&own);
-                while scratch.calls_under_way(&own) > 0 {
+                scratch.close_gate(&own, Calls::Short);
+                while scratch.calls_under_way(&own, Calls::Short) > 0 {
                     thread::yield_now();
                 }
                 down.store(true, Ordering::SeqCst);
@@ -173,14 +409,126 @@ mod tests {
     }
 
     #[test]
+    fn a_gate_that_a_dead_actor_has_closed_opens() {
+        let scratch = Scratch::new();
+        let slot = scratch.join();
+        let (gate, own) = (slot.gate(), Identity::of_self());
+        for (says, is_locked) in [(Says::Runs, false), (Says::IsLocked, true)] {
+            let process = Process::that(says);
+            scratch.close_gate(&own, Calls::Short);
+            assert!(!gate.enter(Calls::Waits));
+            gate.wait(Calls::Waits, &process);
+            assert!(process.is_charged.load(Ordering::SeqCst));
+            assert_eq!(process.is_unlocked.load(Ordering::SeqCst), is_locked);
+            assert!(gate.enter(Calls::Short), "other calls go on");
+            gate.leave(Calls::Short);
+            gate.leave(Calls::Waits);
+        }
+        assert_eq!(scratch.calls_under_way(&own, Calls::Short), 0);
+    }
+
+    #[test]
+    fn the_lock_of_another_tool_is_left_alone() {
+        let scratch = Scratch::new();
+        let slot = scratch.join();
+        let (gate, own, process) = (
+            slot.gate(),
+            Identity::of_self(),
+            Process::that(Says::IsLocked),
+        );
+        scratch.close_gate(&own, Calls::Short);
+        scratch.note_lock(&own, false);
+        assert!(!gate.enter(Calls::Short));
+        thread::scope(|scope| {
+            let entering = scope.spawn(|| gate.wait(Calls::Short, &process));
+            process.await_looks();
+            assert!(!process.is_unlocked.load(Ordering::SeqCst) && !entering.is_finished());
+            process.set(Says::Runs);
+        });
+        assert!(!process.is_unlocked.load(Ordering::SeqCst));
+    }
+
+    #[test]
+    fn a_thread_waits_for_an_actor_but_not_for_ever() {
+        let step = |looks, is_ours, has_actor| step(Says::IsLocked, looks, is_ours, || has_actor);
+        assert_eq!(step(SURE - 1, true, false), Step::Wait);
+        assert_eq!(step(SURE, true, false), Step::Unlock);
+        for (is_ours, has_actor) in [(true, true), (false, false)] {
+            assert_eq!(step(FORGED - 1, is_ours, has_actor), Step::Wait);
+            assert_eq!(step(FORGED, is_ours, has_actor), Step::Unlock, "forged");
+        }
+    }
+
+    /// A thread that has taken an actor for dead must not open the gate for the next one.
+    #[test]
+    fn the_close_of_the_next_actor_is_not_undone() {
+        struct Late<'a>(Process, &'a Ledger, AtomicBool);
+        impl Owner for Late<'_> {
+            fn says(&self) -> Says {
+                self.0.says()
+            }
+            fn has_actor(&self) -> bool {
+                false
+            }
+            fn charge(&self, is_due: &dyn Fn() -> bool) -> bool {
+                assert!(is_due() && !self.2.swap(true, Ordering::SeqCst));
+                self.1.close_gate(&Identity::of_self(), Calls::Short);
+                self.0.set(Says::IsAway);
+                assert!(!is_due());
+                true
+            }
+            fn unlock(&self) {}
+        }
+        let scratch = Scratch::new();
+        let slot = scratch.join();
+        let (gate, own) = (slot.gate(), Identity::of_self());
+        scratch.close_gate(&own, Calls::Short);
+        assert!(!gate.enter(Calls::Short));
+        let process = Late(Process::that(Says::Runs), &scratch, AtomicBool::new(false));
+        thread::scope(|scope| {
+            let entering = scope.spawn(|| gate.wait(Calls::Short, &process));
+            wait_until("the thread acts", || process.2.load(Ordering::SeqCst));
+            process.0.await_looks();
+            assert!(!entering.is_finished(), "the next actor is at work");
+            scratch.open_gate(&own);
+        });
+    }
+
+    /// Each wait ends, whatever other members write.
+    #[test]
+    fn a_member_that_closes_the_gate_again_and_again_keeps_no_call() {
+        let scratch = Scratch::new();
+        let slot = scratch.join();
+        let (gate, over) = (slot.gate(), AtomicBool::new(false));
+        let process = Process {
+            has_actor: true,
+            ..Process::that(Says::Runs)
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::SeqCst) {
+                    slot.page().gate.fetch_or(ALL, Ordering::SeqCst);
+                }
+            });
+            for calls in [Calls::Short, Calls::Waits] {
+                if !gate.enter(calls) {
+                    gate.wait(calls, &process);
+                }
+            }
+            over.store(true, Ordering::SeqCst);
+        });
+    }
+
+    #[test]
     fn the_next_owner_of_a_slot_has_an_open_gate() {
         let scratch = Scratch::new();
         let slot = scratch.join();
-        assert!(slot.gate().enter());
-        scratch.close_gate(&Identity::of_self());
+        assert!(slot.gate().enter(Calls::Short));
+        scratch.close_gate(&Identity::of_self(), Calls::Short);
         drop(slot);
         let slot = scratch.join();
-        assert!(slot.gate().enter());
-        assert_eq!(scratch.calls_under_way(&Identity::of_self()), 1);
+        assert!(slot.gate().enter(Calls::Short));
+        let own = Identity::of_self();
+        assert_eq!(scratch.calls_under_way(&own, Calls::Short), 1);
     }
 }

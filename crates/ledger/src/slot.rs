@@ -237,9 +237,10 @@ impl Slot {
     /// Begins a change of this process's word in the ledger: see [`charge::Rung::begin`].
     #[inline]
     pub(super) fn begin(&self, device: DeviceIndex, word: &AtomicU64, now: Option<Tick>) -> bool {
+        let mut beside = None;
         let lacks = self.record(device).begin(|recorded| {
             match charge::charged(word.load(Ordering::Acquire)) {
-                charged if charged < recorded => self.with_suspended(device, word),
+                charged if charged < recorded => self.with_suspended(device, word, &mut beside),
                 charged => charged,
             }
         });
@@ -252,21 +253,24 @@ impl Slot {
         if lacks == 0 && !hidden && self.distrust.load(Ordering::Relaxed) == 0 {
             return true;
         }
-        self.repair(device, lacks, hidden)
+        self.repair(device, lacks, beside, hidden)
     }
 
     /// Returns the units in this process's word, and those that are suspended, if the driver
-    /// confirms that.
+    /// confirms that. Sets `beside` to the word if there are suspended units.
     #[cold]
-    fn with_suspended(&self, device: DeviceIndex, word: &AtomicU64) -> u64 {
+    fn with_suspended(
+        &self,
+        device: DeviceIndex,
+        word: &AtomicU64,
+        beside: &mut Option<u64>,
+    ) -> u64 {
         let mut looks = 0;
         loop {
             let look = || {
-                let units = charge::charged(word.load(Ordering::Acquire));
-                (
-                    units,
-                    self.ledger.suspended(self.index, device) / charge::UNIT,
-                )
+                let word = word.load(Ordering::Acquire);
+                let suspended = self.ledger.suspended(self.index, device) / charge::UNIT;
+                (word, suspended)
             };
             let seen = look();
             // Without suspended bytes there is nothing to ask.
@@ -274,7 +278,8 @@ impl Slot {
             looks += 1;
             // Another process may suspend or resume this one in between.
             if look() == seen || looks == SUSPENDED_LOOKS {
-                return seen.0 + if confirmed { seen.1 } else { 0 };
+                *beside = (seen.1 > 0).then_some(seen.0);
+                return charge::charged(seen.0) + if confirmed { seen.1 } else { 0 };
             }
         }
     }
@@ -319,9 +324,10 @@ impl Slot {
     }
 
     /// Repairs this process's word and `high_water`, and pays its debts. Returns whether requests
-    /// may be granted: false for a second after another process's change.
+    /// may be granted: false for a second after another process's change. `beside` is the word that
+    /// lacks the units, if there are suspended ones.
     #[cold]
-    fn repair(&self, device: DeviceIndex, lacks: u64, hidden: bool) -> bool {
+    fn repair(&self, device: DeviceIndex, lacks: u64, beside: Option<u64>, hidden: bool) -> bool {
         // Damage is permanent, so this process gets no grant again. `high_water` stays wrong, so
         // that every member detects the damage here.
         if self.ledger.damage().is_some() {
@@ -330,8 +336,18 @@ impl Slot {
         }
         if lacks > 0 {
             // A suspension that the driver does not confirm is none.
-            self.stats(device).suspended.store(0, Ordering::Relaxed);
-            self.word(device).fetch_add(lacks, Ordering::SeqCst);
+            self.stats(device).suspended.store(0, Ordering::Release);
+            let (word, set) = (self.word(device), Ordering::SeqCst);
+            match beside {
+                // Whoever takes the units back at this moment has changed the word. If another
+                // thread has, the next request looks again.
+                Some(seen) => {
+                    let _ = word.compare_exchange(seen, seen + lacks, set, set);
+                }
+                None => {
+                    word.fetch_add(lacks, set);
+                }
+            }
         }
         if self.distrust.load(Ordering::Relaxed) & OWES != 0 {
             self.pay_debts();

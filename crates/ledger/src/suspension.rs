@@ -17,6 +17,10 @@
 //! clears the bit in one step. If the actor had not written the bytes yet, or had written 0
 //! already, that changes nothing.
 //!
+//! Bytes are away from a charge only while the driver reports the process checkpointed. Whoever
+//! finds another state, or lets calls of the process go on, takes the bytes back first
+//! ([`Ledger::take_back`]), above the limit if need be.
+//!
 //! Up is a request: it is published, and then the charges of all are added up. Without the sum, a
 //! process that adds up the charges at the same time might see the units neither in the actor's
 //! word, which they have left, nor in the word that they have moved to.
@@ -199,6 +203,16 @@ impl Ledger {
         })
     }
 
+    /// Returns whether a slot has suspended bytes. Reads only words.
+    pub fn has_suspended(&self) -> bool {
+        let devices = self.devices();
+        let is_away = |slot| {
+            let mut devices = devices.iter();
+            devices.any(|device| self.suspended(slot, device.index) != 0)
+        };
+        (0..self.high_water()).any(is_away)
+    }
+
     /// Returns whether another process works on the member: it suspends or resumes it at this
     /// moment.
     pub fn has_actor(&self, process: &Identity) -> bool {
@@ -206,9 +220,12 @@ impl Ledger {
             .is_some_and(|slot| self.is_acted_on(slot))
     }
 
+    /// Returns whether a process holds a slot's actor lock; true if unknown.
     pub(super) fn is_acted_on(&self, slot: usize) -> bool {
         let file = self.open_file(false);
-        file.is_ok_and(|file| lock::is_locked(&file, Bytes::actor(slot)).unwrap_or(false))
+        file.map_or(true, |file| {
+            lock::is_locked(&file, Bytes::actor(slot)).unwrap_or(true)
+        })
     }
 
     /// Returns the slot whose owner is this process.
@@ -235,6 +252,22 @@ impl Ledger {
         })?;
         wait::returned(self);
         Ok(moved)
+    }
+
+    /// Moves the suspended bytes of a process back to its charges, on all devices and even above
+    /// the limit. Call when the driver reports the process in another state than checkpointed, and
+    /// before calls of the process go on. Does nothing unless `is_due`, asked under the claim lock:
+    /// if the caller is no actor, one may have begun to suspend the process again.
+    pub fn take_back(&self, process: &Identity, is_due: &dyn Fn() -> bool) -> Result<(), Unmoved> {
+        self.with_claimed(process, |slot| {
+            for device in DeviceIndex::all().filter(|_| is_due()) {
+                let is_away = self.suspended(slot, device) > 0;
+                move_back(self, slot, device, &|| true);
+                if is_away {
+                    self.note_use(device, os::wall_tick().second(), 0);
+                }
+            }
+        })
     }
 
     /// Moves the suspended bytes of a process back to its charge on one device, if `fits` says that
@@ -320,6 +353,18 @@ impl Ledger {
 }
 
 impl Slot {
+    /// Takes this process's suspended bytes back: see [`Ledger::take_back`].
+    pub fn take_back(&self, is_due: &dyn Fn() -> bool) -> Result<(), Unmoved> {
+        let ledger = self.ledger();
+        let own = ledger.owner(self.index()).ok_or(Unmoved::Gone)?;
+        ledger.take_back(&own, is_due)
+    }
+
+    /// Returns whether an actor works on this process; true if unknown.
+    pub fn has_actor(&self) -> bool {
+        self.ledger().is_acted_on(self.index())
+    }
+
     /// Returns whether this process has suspended bytes. Call after a change of its charge: an
     /// actor that has moved the charge out before the change is seen.
     #[inline]
@@ -385,15 +430,29 @@ fn move_out(ledger: &Ledger, slot: usize, device: DeviceIndex) -> u64 {
 fn move_back(ledger: &Ledger, slot: usize, device: DeviceIndex, fits: &dyn Fn() -> bool) -> bool {
     settle(ledger, slot, device);
     let (word, figure) = (ledger.word(slot, device), ledger.figure(slot, device));
-    let bytes = figure.load(Ordering::Acquire);
-    // A member may have written any number.
-    let units = (bytes / UNIT).min(charge::REQUEST_MAX);
-    if units == 0 {
+    if figure.load(Ordering::Acquire) / UNIT == 0 {
         return true;
     }
     count_time(ledger, slot, device);
-    figure.store(units * UNIT, Ordering::Release);
-    word.fetch_add(MOVING + units, Ordering::SeqCst);
+    loop {
+        let before = word.load(Ordering::Acquire);
+        let bytes = figure.load(Ordering::Acquire);
+        // A member may have written any number.
+        let most = charge::WORD_MAX.saturating_sub(charge::charged(before));
+        let units = (bytes / UNIT).min(charge::REQUEST_MAX).min(most);
+        if units == 0 {
+            return true;
+        }
+        let (set, failed) = (Ordering::SeqCst, Ordering::Relaxed);
+        let is_whole = bytes == units * UNIT
+            || (figure.compare_exchange(bytes, units * UNIT, set, failed)).is_ok();
+        // The owner may restore its charge at this moment: see `Slot::repair`. The first one to
+        // change the word counts the units.
+        let after = before.wrapping_add(MOVING + units);
+        if is_whole && word.compare_exchange(before, after, set, failed).is_ok() {
+            break;
+        }
+    }
     if !fits() {
         lower(word, figure, |suspended, _| suspended);
         return false;

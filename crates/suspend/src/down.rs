@@ -26,7 +26,7 @@ fn take_down<W: World>(world: &W, set: &[W::Process]) -> Result<(), W::Error> {
     for process in set {
         world.go_on()?;
         world.set_errand(*process, Errand::Suspend);
-        world.lock(*process)?;
+        lock(world, *process)?;
     }
     for process in set {
         world.check(*process)?;
@@ -39,6 +39,19 @@ fn take_down<W: World>(world: &W, set: &[W::Process]) -> Result<(), W::Error> {
         world.await_absence(*process)?;
     }
     Ok(())
+}
+
+/// Lets all calls of a process wait.
+fn lock<W: World>(world: &W, process: W::Process) -> Result<(), W::Error> {
+    loop {
+        let mark = world.hold_back(process)?;
+        world.lock(process)?;
+        if world.is_held_back(process, mark)? {
+            return Ok(());
+        }
+        // A call may have begun that the driver does not make wait.
+        world.unlock(process)?;
+    }
 }
 
 /// Brings back what is down, and unlocks what is locked.

@@ -1,9 +1,13 @@
 //! A model of the driver, the ledgers and the GPUs. The procedure runs in it through all orders of
 //! events: before each step an actor may die, an owner may die, a member may take or free memory,
-//! or a program outside all groups may.
+//! a program outside all groups may, another tool may resume a process, or a thread of a process
+//! that waits at the gate may take the actor for dead.
+//!
+//! Each run is judged twice: first as the programs see it when no other command ever comes, then
+//! after the next commands.
 
 use crate::{State, World, resume, settle, suspend};
-use gpulimit_ledger::Errand;
+use gpulimit_ledger::{Errand, FORGED, Says, Step, step};
 use std::cell::{Cell, RefCell, RefMut};
 
 /// The group and the group above it.
@@ -34,6 +38,13 @@ enum Event {
     /// does not ask the driver about a stopped process.
     OwnerStops(usize),
     NextStops,
+    /// Another tool brings the memory of a process back, and unlocks the process or does not yet.
+    ToolResumes(usize),
+    ToolRestores(usize),
+    /// A thread at the gate has seen the same twice.
+    ThreadActs(usize),
+    /// A member closes the gate.
+    MemberCloses(usize),
 }
 
 const EVENTS: [Event; 13] = [
@@ -50,6 +61,23 @@ const EVENTS: [Event; 13] = [
     Event::OwnerStops(0),
     Event::OwnerStops(1),
     Event::NextStops,
+];
+
+const AT_THE_GATE: [Event; 14] = [
+    Event::Nothing,
+    Event::ActorDies,
+    Event::OwnerDies(0),
+    Event::MemberTakes,
+    Event::Stop,
+    Event::Fails,
+    Event::ToolResumes(0),
+    Event::ToolResumes(1),
+    Event::ToolRestores(0),
+    Event::ToolRestores(1),
+    Event::ThreadActs(0),
+    Event::ThreadActs(1),
+    Event::MemberCloses(0),
+    Event::MemberCloses(1),
 ];
 
 /// The events of one run. `next` makes the following run, with at most `most` events.
@@ -91,8 +119,17 @@ struct Process {
     charged: [u64; LEVELS],
     suspended: [u64; LEVELS],
     errand: Errand,
-    /// Whether calls wait that the driver does not make wait.
+    /// Whether calls wait that the driver does not make wait, the generation of that, and whether
+    /// the gate says that an actor has locked the process.
     is_gated: bool,
+    generation: u64,
+    is_ours: bool,
+    /// Another tool has locked the process.
+    by_tool: bool,
+    /// The actor moves the charges out, and looks at the process once more then.
+    is_settling: bool,
+    /// A thread has opened the gate of a living actor.
+    was_slow: bool,
     stopped: bool,
     /// Whether it is written down what the process had on the GPU.
     noted: bool,
@@ -113,6 +150,10 @@ struct Things {
     told_to_stop: bool,
     fails: bool,
     next_stops: bool,
+    /// Another tool has resumed a process, which may have passed the limit.
+    is_foreign: bool,
+    /// A member has written a gate.
+    is_forged: bool,
 }
 
 #[derive(Debug, Eq, PartialEq)]
@@ -172,6 +213,64 @@ impl Things {
             Event::Fails => self.fails = true,
             Event::OwnerStops(process) => self.processes[process].stopped = true,
             Event::NextStops => self.next_stops = true,
+            Event::ToolResumes(process) => {
+                self.happen(Event::ToolRestores(process));
+                self.processes[process].end_lock_of_tool();
+            }
+            Event::ToolRestores(process) => {
+                let (size, free) = (SIZES[process], CAPACITY - self.used());
+                let process = &mut self.processes[process];
+                // Without room it would be lost.
+                if process.state == State::Checkpointed && !process.lost && free >= size {
+                    (process.state, process.held) = (State::Locked, size);
+                    (process.by_tool, self.is_foreign) = (true, true);
+                }
+            }
+            Event::ThreadActs(process) => self.act(process, 2, !self.dead),
+            Event::MemberCloses(process) => {
+                let process = &mut self.processes[process];
+                (process.is_gated, process.is_ours) = (true, false);
+                self.is_forged = true;
+            }
+        }
+    }
+
+    /// Lets a thread of a process act that waits at a closed gate.
+    fn act(&mut self, process: usize, looks: u32, has_actor: bool) {
+        let process = &mut self.processes[process];
+        if !process.is_gated || process.stopped {
+            return;
+        }
+        let says = match process.state {
+            State::Running => Says::Runs,
+            State::Locked => Says::IsLocked,
+            _ => Says::IsAway,
+        };
+        let step = step(says, looks, process.is_ours, || has_actor);
+        if step != Step::Wait {
+            process.take_back();
+        }
+        match step {
+            Step::Wait => {}
+            Step::Open => {
+                (process.is_gated, process.is_ours) = (false, false);
+                process.was_slow = has_actor;
+            }
+            Step::Unlock => (process.state, process.by_tool) = (State::Running, false),
+        }
+    }
+
+    /// Lets other tools unlock what they have locked, and threads act that wait at the gates.
+    fn end_waits(&mut self, is_forged: bool) {
+        let looks = if is_forged || self.is_forged {
+            FORGED
+        } else {
+            2
+        };
+        for process in 0..SIZES.len() {
+            self.processes[process].end_lock_of_tool();
+            self.act(process, looks, is_forged);
+            self.act(process, looks, is_forged);
         }
     }
 
@@ -180,14 +279,33 @@ impl Things {
         assert!(self.used() <= CAPACITY, "{self:?}");
         for level in 0..LEVELS {
             assert!(
-                self.charged(level) <= LIMIT,
+                self.charged(level) <= LIMIT || self.is_foreign,
                 "the limit is passed: {self:?}"
             );
             for process in &self.processes {
-                assert!(process.held <= process.charged[level], "{self:?}");
+                // Until somebody looks, a process that another tool has resumed is not charged. Its
+                // gate is closed so long.
+                let is_looked_at = process.is_settling && !self.dead;
+                let is_unseen = self.is_foreign && (process.is_gated || is_looked_at);
+                let is_charged = process.held <= process.charged[level];
+                assert!(is_charged || is_unseen, "{self:?}");
             }
             let held: u64 = self.placeholder.iter().sum();
             assert!(held <= self.room[level], "{self:?}");
+        }
+    }
+}
+
+impl Process {
+    fn take_back(&mut self) {
+        for (charged, suspended) in self.charged.iter_mut().zip(&mut self.suspended) {
+            *charged += std::mem::take(suspended);
+        }
+    }
+
+    fn end_lock_of_tool(&mut self) {
+        if std::mem::take(&mut self.by_tool) && self.state == State::Locked {
+            self.state = State::Running;
         }
     }
 }
@@ -201,6 +319,11 @@ impl<'a> Model<'a> {
             suspended: [0; LEVELS],
             errand: Errand::None,
             is_gated: false,
+            generation: 0,
+            is_ours: false,
+            by_tool: false,
+            is_settling: false,
+            was_slow: false,
             stopped: false,
             noted: false,
             lost: false,
@@ -216,6 +339,8 @@ impl<'a> Model<'a> {
                 told_to_stop: false,
                 fails: false,
                 next_stops: false,
+                is_foreign: false,
+                is_forged: false,
             }),
             script,
             is_quiet: Cell::new(false),
@@ -261,6 +386,8 @@ impl<'a> Model<'a> {
         match things.processes[process].state {
             State::Gone => Ok(None),
             state if state == from => Ok(Some(things)),
+            // The driver refuses the call.
+            _ if things.is_foreign => Err(Why::Failed),
             state => panic!("{process} is {state:?}, not {from:?}"),
         }
     }
@@ -283,8 +410,13 @@ impl<'a> Model<'a> {
     /// Settles every process on which an actor was at work, as the next verb does.
     fn settle_all(&self) {
         for process in 0..SIZES.len() {
-            let errand = self.things.borrow().processes[process].errand;
-            if errand != Errand::None {
+            let Process {
+                errand,
+                suspended,
+                noted,
+                ..
+            } = self.things.borrow().processes[process];
+            if errand != Errand::None || suspended != [0; LEVELS] || noted {
                 let _ = settle(self, process);
             }
         }
@@ -294,6 +426,25 @@ impl<'a> Model<'a> {
         let things = self.things.borrow();
         let down = |process: &usize| things.processes[*process].state == State::Checkpointed;
         (0..SIZES.len()).filter(down).collect()
+    }
+
+    /// Checks what the programs see when all actors are gone and no command comes: every wait at a
+    /// gate ends, except that of a checkpointed process. `is_forged`: a member holds the locks of
+    /// actors.
+    fn check_programs(&self, is_forged: bool) {
+        self.calm();
+        let things = &mut *self.things.borrow_mut();
+        let before = things.processes.clone();
+        things.end_waits(is_forged);
+        for process in &things.processes {
+            let is_away = matches!(process.state, State::Checkpointed | State::Gone);
+            let runs = process.state == State::Running && !process.is_gated;
+            // The actor was slow, and has died between its lock and its look at the gate.
+            let is_late = process.state == State::Locked && process.was_slow;
+            assert!(is_away || runs || is_late, "waits for ever: {things:?}");
+        }
+        things.check();
+        things.processes = before;
     }
 
     /// Checks that nothing is left half-done: nobody is locked, and no byte is charged twice or
@@ -326,8 +477,21 @@ impl World for Model<'_> {
         Ok(self.running(process)?.processes[process].state)
     }
 
+    fn hold_back(&self, process: usize) -> Result<u64, Why> {
+        let process = &mut self.step()?.processes[process];
+        (process.is_gated, process.is_ours) = (true, true);
+        process.generation += 1;
+        process.was_slow = false;
+        Ok(process.generation)
+    }
+
+    fn is_held_back(&self, process: usize, mark: u64) -> Result<bool, Why> {
+        let process = &self.step()?.processes[process];
+        let is_closed = process.is_gated && process.is_ours && process.generation == mark;
+        Ok(is_closed || process.state == State::Gone)
+    }
+
     fn lock(&self, process: usize) -> Result<(), Why> {
-        self.step()?.processes[process].is_gated = true;
         if let Some(mut things) = self.call(process, State::Running)? {
             things.processes[process].state = State::Locked;
         }
@@ -347,13 +511,18 @@ impl World for Model<'_> {
     fn restore(&self, process: usize) -> Result<Result<(), Why>, Why> {
         let mut things = self.running(process)?;
         let (fails, free) = (std::mem::take(&mut things.fails), CAPACITY - things.used());
-        let (size, stranger) = (SIZES[process], things.stranger);
+        let (size, stranger, is_foreign) = (SIZES[process], things.stranger, things.is_foreign);
         let process = &mut things.processes[process];
         match process.state {
             State::Gone => return Ok(Ok(())),
-            state => assert_eq!(state, State::Checkpointed),
+            State::Checkpointed => process.is_ours = true,
+            _ if is_foreign => return Ok(Err(Why::Failed)),
+            state => panic!("not checkpointed but {state:?}"),
         }
-        assert!(free >= size || stranger > 0, "the room was not kept");
+        assert!(
+            free >= size || stranger > 0 || is_foreign,
+            "the room was not kept"
+        );
         // A restore that fails can never be repeated.
         process.lost |= fails || free < size;
         if process.lost {
@@ -365,14 +534,16 @@ impl World for Model<'_> {
 
     fn unlock(&self, process: usize) -> Result<(), Why> {
         if let Some(mut things) = self.call(process, State::Locked)? {
-            things.processes[process].state = State::Running;
+            let process = &mut things.processes[process];
+            (process.state, process.by_tool) = (State::Running, false);
         }
         Ok(())
     }
 
     fn admit(&self, process: usize) {
         if let Ok(mut things) = self.step() {
-            things.processes[process].is_gated = false;
+            let process = &mut things.processes[process];
+            (process.is_gated, process.is_ours) = (false, false);
         }
     }
 
@@ -395,7 +566,8 @@ impl World for Model<'_> {
 
     fn set_errand(&self, process: usize, errand: Errand) {
         if let Ok(mut things) = self.step() {
-            things.processes[process].errand = errand;
+            let process = &mut things.processes[process];
+            (process.errand, process.is_settling) = (errand, false);
         }
     }
 
@@ -406,12 +578,23 @@ impl World for Model<'_> {
     }
 
     fn move_out(&self, process: usize) -> Result<(), Why> {
+        self.step()?.processes[process].is_settling = true;
         for level in 0..LEVELS {
             let process = &mut self.step()?.processes[process];
             if process.state != State::Gone && process.suspended[level] == 0 {
                 process.suspended[level] = std::mem::take(&mut process.charged[level]);
             }
         }
+        self.step()?.processes[process].is_ours = false;
+        Ok(())
+    }
+
+    fn take_back(&self, process: usize) -> Result<(), Why> {
+        for level in 0..LEVELS {
+            let process = &mut self.step()?.processes[process];
+            process.charged[level] += std::mem::take(&mut process.suspended[level]);
+        }
+        self.step()?.processes[process].is_settling = false;
         Ok(())
     }
 
@@ -494,7 +677,7 @@ fn explore(events: &'static [Event], most: usize) -> u64 {
         most,
         events,
     });
-    let mut runs = 0;
+    let mut runs = 0_u64;
     loop {
         runs += 1;
         let mut model = Model::new(&script);
@@ -505,6 +688,7 @@ fn explore(events: &'static [Event], most: usize) -> u64 {
                 assert!(is_back || process.errand == Errand::Lost, "{process:?}");
             }
         }
+        model.check_programs(runs.is_multiple_of(2));
         // The next verbs come, and may die as well.
         for _ in 0..=most {
             if model.things.borrow().dead {
@@ -514,6 +698,12 @@ fn explore(events: &'static [Event], most: usize) -> u64 {
         }
         model.is_quiet.set(true);
         model.calm();
+        {
+            let things = &mut *model.things.borrow_mut();
+            if things.is_foreign || things.is_forged {
+                things.end_waits(false);
+            }
+        }
         model.settle_all();
         model.check_end();
         // With room for all, every process comes back that is not lost.
@@ -536,6 +726,12 @@ fn explore(events: &'static [Event], most: usize) -> u64 {
 #[test]
 fn whatever_happens_nothing_is_left_half_done() {
     let runs = explore(&EVENTS, 2);
+    assert!(runs > 10_000, "{runs}");
+}
+
+#[test]
+fn no_program_waits_for_ever_or_runs_uncharged() {
+    let runs = explore(&AT_THE_GATE, 2);
     assert!(runs > 10_000, "{runs}");
 }
 

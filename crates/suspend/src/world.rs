@@ -29,19 +29,26 @@ pub trait World {
 
     /// Asks the driver for the state of a process. Waits while the driver moves its memory.
     fn state(&self, process: Self::Process) -> Result<State, Self::Error>;
+    /// Closes the gate of a process: holds back the calls that the driver does not make wait, until
+    /// [`World::admit`]. Returns the mark of the gate once none of them is under way. Fails if that
+    /// takes too long.
+    fn hold_back(&self, process: Self::Process) -> Result<u64, Self::Error>;
+    /// Returns whether the gate still has this mark, and none of its calls is under way. A thread
+    /// of the process opens the gate if it takes the actor for dead. Fails if the time is over.
+    fn is_held_back(&self, process: Self::Process, mark: u64) -> Result<bool, Self::Error>;
     /// Lets the driver's calls of a process wait, after those under way. Fails if that takes too
-    /// long. Some of the calls may then wait until [`World::admit`].
+    /// long.
     fn lock(&self, process: Self::Process) -> Result<(), Self::Error>;
     /// Moves the memory of a locked process to the host.
     fn checkpoint(&self, process: Self::Process) -> Result<(), Self::Error>;
-    /// Moves the memory of a checkpointed process back to the GPUs. The process stays locked.
-    /// Returns the driver's answer. Fails at once if the process is stopped: the driver was not
-    /// asked.
+    /// Moves the memory of a checkpointed process back to the GPUs. The process stays locked, and
+    /// its threads unlock it if the actor dies. Returns the driver's answer. Fails at once if the
+    /// process is stopped: the driver was not asked.
     fn restore(&self, process: Self::Process) -> Result<Result<(), Self::Error>, Self::Error>;
     /// Lets the driver's calls of a locked process go on.
     fn unlock(&self, process: Self::Process) -> Result<(), Self::Error>;
 
-    /// Lets all calls of a process go on that runs or has ended.
+    /// Opens the gate of a process that runs or has ended. The process has its charges.
     fn admit(&self, process: Self::Process);
 
     /// Waits a moment until a process is not stopped. Fails if it stays stopped: the driver would
@@ -59,6 +66,9 @@ pub trait World {
     /// Moves the charges of a checkpointed process to its suspended bytes, at every level. Charges
     /// that were moved before stay so.
     fn move_out(&self, process: Self::Process) -> Result<(), Self::Error>;
+    /// Moves the suspended bytes of a process back to its charges, at every level, and above the
+    /// limits if need be.
+    fn take_back(&self, process: Self::Process) -> Result<(), Self::Error>;
     /// Forgets what was written down about the memory of a process when it was checkpointed.
     fn forget(&self, process: Self::Process);
     /// Charges the suspended bytes of all processes in the actor's own slots, at every level. Waits

@@ -6,6 +6,8 @@
 
 use std::ffi::CStr;
 
+use gpulimit_ledger::Calls;
+
 use super::gate;
 use crate::abi::*;
 use crate::table::table;
@@ -33,7 +35,7 @@ macro_rules! functions {
         ) {
             hooks { $(
                 $class:ident $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path
-                $(, as $way:ident)? $(, given ( $($given:ident),* ))?
+                $(, as $($way:ident)+)? $(, given ( $($given:ident),* ))?
                 $(, unless $known:path : $handle:ident)?
                 $(, known by $register:ident $launched:ident)? ;
             )* }
@@ -80,8 +82,13 @@ macro_rules! functions {
             /// The real library, CUDA or NVML.
             pub static $library: Library = Library::new($soname, SYMBOLS, &ADDRESSES);
 
-            functions!(@real inline(never), $library, $missing, $( $name ( $($arg : $ty),* ) ; )*);
-            functions!(@real inline, $library, $missing, $( $call ( $($carg : $cty),* ) ; )*);
+            functions!(
+                @real inline(never), $library, $missing,
+                $( $name ( $($arg : $ty),* ) as ( $($($way)+)? ) ; )*
+            );
+            functions!(
+                @real inline, $library, $missing, $( $call ( $($carg : $cty),* ) as () ; )*
+            );
 
             /// For each driver function, a function of the same name that returns whether this
             /// driver has it.
@@ -96,7 +103,7 @@ macro_rules! functions {
 
     (
         @real $inline:meta, $library:ident, $missing:expr,
-        $( $name:ident ( $($arg:ident : $ty:ty),* ) ; )*
+        $( $name:ident ( $($arg:ident : $ty:ty),* ) as $ways:tt ; )*
     ) => { $(
         /// Calls the driver's own function of this name. Returns a fixed error when this driver
         /// lacks the function.
@@ -120,26 +127,17 @@ macro_rules! functions {
                 type Function = unsafe extern "C-unwind" fn($($ty),*) -> Status;
                 std::mem::transmute::<*mut std::ffi::c_void, Function>(address)($($arg),*)
             };
-            const SYMBOL: &CStr = NAMES[Index::$name as usize];
-            const IS_GATED: bool = gate::is_gated(SYMBOL);
-            match IS_GATED {
-                true => gate::pass(SYMBOL, call),
-                false => call(),
+            match const { functions!(@gate $ways) } {
+                Some(calls) => gate::pass(NAMES[Index::$name as usize], calls, call),
+                None => call(),
             }
         }
     )* };
+
+    (@gate ( $(hot)? )) => { None::<Calls> };
+    (@gate ( wait )) => { Some(Calls::Waits) };
+    (@gate ( gate )) => { Some(Calls::Short) };
+    (@gate ( $(hot)? gated )) => { Some(Calls::Short) };
 }
 
 table!(functions);
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_function_with_a_gate_is_in_the_table() {
-        for symbol in gate::GATED {
-            assert!(cuda::NAMES.contains(&symbol), "{symbol:?}");
-        }
-    }
-}

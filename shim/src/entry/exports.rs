@@ -23,7 +23,7 @@ macro_rules! exports {
         ) {
             hooks { $(
                 $class:ident $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path
-                $(, as $way:ident)? $(, given ( $($given:ident),* ))?
+                $(, as $($way:ident)+)? $(, given ( $($given:ident),* ))?
                 $(, unless $known:path : $handle:ident)?
                 $(, known by $register:ident $launched:ident)? ;
             )* }
@@ -58,7 +58,7 @@ macro_rules! exports {
             mod exports {
                 use super::*;
                 $( exports!(
-                    @export $name ( $($arg : $ty),* ) => $handler $(, as $way)?
+                    @export $name ( $($arg : $ty),* ) => $handler $(, as $($way)+)?
                     $(, given ( $($given),* ))? $(, unless $known : $handle)?
                     $(, known by $register $launched)?
                 ); )*
@@ -68,7 +68,7 @@ macro_rules! exports {
 
     (
         @export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path
-        $(, given $given:tt)? $(, unless $known:path : $handle:ident)?
+        $(, as gated)? $(, given $given:tt)? $(, unless $known:path : $handle:ident)?
     ) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
@@ -87,7 +87,7 @@ macro_rules! exports {
         }
     };
 
-    (@export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, as hot) => {
+    (@export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, as hot $(gated)?) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
             crate::hook::run(

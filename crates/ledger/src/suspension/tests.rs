@@ -72,6 +72,70 @@ fn others_get_the_room_of_a_suspended_member() {
     assert_eq!(scratch.charged(scratch.device), 100 * UNIT);
 }
 
+/// Another tool has brought the memory back, and others have its room.
+#[test]
+fn a_charge_is_taken_back_above_the_limit() {
+    let scratch = Scratch::new();
+    let ((slot, process), (other, _)) = (member(&scratch, 1, 60, 0), member(&scratch, 2, 0, 0));
+    let path = [level(&other, scratch.device, MAX)];
+    scratch.move_out(&process).expect("moved");
+    assert!(try_charge(&path, 70 * UNIT));
+    // Another actor has begun to suspend the process again.
+    assert_eq!(scratch.take_back(&process, &|| false), Ok(()));
+    assert_eq!(figures(&scratch, &slot), (0, 60));
+    for _ in 0..2 {
+        assert_eq!(scratch.take_back(&process, &|| true), Ok(()));
+        assert_eq!(figures(&scratch, &slot), (60, 0));
+        assert_eq!(scratch.charged(scratch.device), 130 * UNIT);
+    }
+    assert!(!try_charge(&path, UNIT));
+    uncharge(&path, 70 * UNIT);
+    assert!(try_charge(&[level(&slot, scratch.device, MAX)], UNIT) && !slot.distrusts());
+    scratch.move_out(&process).expect("moved");
+    assert_eq!(slot.take_back(&|| true), Ok(()));
+    assert_eq!(figures(&scratch, &slot), (61, 0));
+    let gone = scratch.take_back(&stranger(9), &|| true);
+    assert_eq!(gone, Err(Unmoved::Gone));
+}
+
+#[test]
+fn forged_bytes_that_are_taken_back_fill_no_word() {
+    let scratch = Scratch::new();
+    let (slot, process) = member(&scratch, 1, 60, 0);
+    let figure = scratch.figure(slot.index(), scratch.device);
+    for _ in 0..5 {
+        figure.store(u64::MAX, Ordering::Relaxed);
+        assert_eq!(scratch.take_back(&process, &|| true), Ok(()));
+        let charged = slot.charged(scratch.device) / UNIT;
+        assert!((charge::REQUEST_MAX..=charge::WORD_MAX).contains(&charged));
+        assert!(slot.is_decided(scratch.device));
+    }
+}
+
+/// The owner and an actor find at the same time that the driver does not confirm a suspension.
+#[test]
+fn a_charge_comes_back_once() {
+    let scratch = Scratch::new();
+    let (mut slot, process) = member(&scratch, 1, 60, 0);
+    slot.confirm_suspensions_by(|| false);
+    let path = [level(&slot, scratch.device, MAX)];
+    let take_back = || scratch.take_back(&process, &|| true);
+    std::thread::scope(|scope| {
+        let actor = scope.spawn(|| {
+            for _ in 0..2_000 {
+                scratch.move_out(&process).expect("moved");
+                take_back().expect("taken back");
+            }
+        });
+        while !actor.is_finished() {
+            uncharge(&path, 0);
+        }
+    });
+    take_back().expect("taken back");
+    uncharge(&path, 0);
+    assert_eq!(figures(&scratch, &slot), (60, 0));
+}
+
 #[test]
 fn unused_bytes_and_orphans_stay_charged() {
     let scratch = Scratch::new();

@@ -3,11 +3,12 @@
 
 use std::time::Duration;
 
+use gpulimit_ledger::{Calls, NoWitness};
 use gpulimit_programs::world::{GROUP, HOUR, Session, World};
 use gpulimit_support::wait_until;
 
 use crate::signals::await_errand;
-use crate::{CAP, Looker, begin, done, goes_on, holder, run, shown};
+use crate::{CAP, Looker, await_line, begin, done, figures, finish, goes_on, holder, shown, verb};
 
 /// The lines that each thread repeats: a call of one of the functions, and a call that frees what
 /// the first one has made.
@@ -117,21 +118,140 @@ fn calls_under_way_wait_while_a_process_is_suspended() {
     suspend_busy_program(&[], &[("GPULIMIT_SIM_LATENCY", &latency.join(","))]);
 }
 
+/// Another tool brings the memory back, and nobody runs a command of gpulimit.
 #[test]
-fn held_calls_go_on_by_a_resume_after_another_tool() {
+fn held_calls_go_on_after_another_tool_has_resumed_the_program() {
     let world = World::new(CAP);
     let mut program = holder(&world, "500M");
     let mut looker = Looker::new(&world);
+    let before = figures(&world);
     done(&world, &["suspend", GROUP]);
     program.tell("query");
-    assert_eq!(looker.say("restore-process", &program), "0");
-    assert_eq!(looker.say("unlock-process", &program), "0");
     program.waits();
-    run(&world, &["resume", GROUP]);
+    assert_eq!(looker.say("restore-process", &program), "0");
+    // The tool has not unlocked the program yet.
+    program.waits_on();
+    assert_eq!(looker.say("unlock-process", &program), "0");
     assert_eq!(program.answer(), "0");
+    assert_eq!(figures(&world), before, "charged before the call goes on");
     goes_on(&mut program);
     world.judge(CAP);
     program.end();
+}
+
+/// The memory of a suspended program is charged once another tool has brought it back, whoever
+/// looks, also if others have its room by then.
+#[test]
+fn whoever_finds_a_program_resumed_by_another_tool_charges_it() {
+    for verb in ["ps", "gc", "resume", "resume that waits"] {
+        let world = World::new(CAP);
+        let mut program = holder(&world, "2500M");
+        let mut looker = Looker::new(&world);
+        let own = figures(&world).0;
+        done(&world, &["suspend", GROUP]);
+        let mut other = holder(&world, "2500M");
+        let pid = program.pid().to_string();
+        let resume = ["resume", "--pid", &pid, "--timeout", "1h"];
+        let mut bring_back = || {
+            assert_eq!(looker.say("restore-process", &program), "0");
+            assert_eq!(looker.say("unlock-process", &program), "0");
+        };
+        let only = [verb];
+        if verb == "resume that waits" {
+            let actor = begin(&world, &resume);
+            await_line(&world, 1);
+            bring_back();
+            actor.signal(libc::SIGTERM);
+            assert!(!actor.end().0.success());
+        } else {
+            bring_back();
+            let by_pid = verb == "resume";
+            done(&world, if by_pid { &resume[..] } else { &only });
+        }
+        let (charged, suspended) = figures(&world);
+        assert_eq!((charged, suspended), (2 * own, 0), "{verb}");
+        program.expect(&[("query", "0")]);
+        for program in [&mut program, &mut other] {
+            let answer = program.say("alloc b 100M");
+            assert!(answer.starts_with('2'), "{verb}: {answer}");
+        }
+        other.expect(&[("free a", "0")]);
+        goes_on(&mut program);
+        for program in [program, other] {
+            program.end();
+        }
+    }
+}
+
+/// A command that is killed at any time leaves no program waiting, unless the program's memory is
+/// on the host. Nobody runs another command.
+#[test]
+fn a_program_goes_on_after_a_killed_command() {
+    let deaths = [
+        ("suspend", "cuCheckpointProcessLock:before"),
+        ("suspend", "cuCheckpointProcessLock:after"),
+        ("suspend", "cuCheckpointProcessCheckpoint:before"),
+        ("resume", "cuCheckpointProcessRestore:after"),
+        ("resume", "cuCheckpointProcessUnlock:after"),
+    ];
+    for (name, order) in deaths {
+        let world = World::new(CAP);
+        let mut program = holder(&world, "300M");
+        let before = figures(&world);
+        if name == "resume" {
+            done(&world, &["suspend", GROUP]);
+        }
+        let mut dying = verb(&world, &[name, GROUP]);
+        dying.env("GPULIMIT_SIM_KILL", order);
+        assert_eq!(finish(dying).status, None, "{order}");
+        world.bury();
+        program.expect(&[("query", "0"), ("sync", "0")]);
+        goes_on(&mut program);
+        assert_eq!(figures(&world), before, "{order}");
+        assert_eq!(shown(&world, &program)["state"], "running", "{order}");
+        program.end();
+        world.judge_end(CAP);
+    }
+}
+
+/// A long wait of one thread for the GPU stops no other call while `suspend` waits for it, and
+/// nothing waits any more when `suspend` is killed.
+#[test]
+fn a_long_wait_for_the_gpu_stops_no_query() {
+    let world = World::new(CAP);
+    let mut program = holder(&world, "300M");
+    program.expect(&[("stream work", "0"), ("event mark work", "0")]);
+    let machine = world.machine();
+    machine.knob("latency", &format!("cuStreamSynchronize:{HOUR}"));
+    let [end, seen] = ["end", "seen"].map(|name| world.file(name));
+    let [until, touch] = [&end, &seen].map(|path| path.display());
+    let queries = format!("aside {{\nuntil {until} {{\nquery-event mark\ntouch {touch}\n}}\n}}");
+    program.expect(&[("aside {\nsync work\n}", "0"), (&queries, "0")]);
+    let ledger = world.ledger();
+    let own = ledger.processes(&NoWitness)[0].identity;
+    let waits = || ledger.calls_under_way(&own, Calls::Waits) == 1;
+    wait_until("the wait is under way", waits);
+    let actor = begin(&world, &["suspend", GROUP, "--timeout", "1h"]);
+    await_errand(&world);
+    let go_on = || {
+        for _ in 0..100 {
+            let _ = std::fs::remove_file(&seen);
+            wait_until("the queries go on", || seen.exists());
+        }
+    };
+    go_on();
+    // A wait of another thread is held back for a moment only.
+    program.expect(&[("sync-event mark", "0")]);
+    go_on();
+    actor.kill();
+    program.expect(&[("sync-event mark", "0")]);
+    go_on();
+    std::fs::write(&end, "").expect("written");
+    machine.knob("latency", "0");
+    assert!(program.say("await").starts_with("0:1, 0:"));
+    goes_on(&mut program);
+    program.end();
+    world.judge_end(CAP);
 }
 
 /// Starts `suspend` while a call of the program is under way that does not end.

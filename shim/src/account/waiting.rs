@@ -1,0 +1,38 @@
+//! Threads of this process that wait at its gate.
+
+use gpulimit_group::{Member, Undisturbed};
+use gpulimit_ledger::{Calls, Gate, Owner, Says, Unmoved};
+
+use crate::driver::suspension;
+
+/// This process, whose membership may be unknown.
+pub struct Own(pub Option<&'static Member>);
+
+impl Own {
+    /// Begins a call that the gate holds back: see [`Gate::wait`].
+    #[cold]
+    pub fn wait(self, gate: &Gate<'_>, calls: Calls) {
+        let _undisturbed = Undisturbed::new();
+        gate.wait(calls, &self);
+    }
+}
+
+impl Owner for Own {
+    fn says(&self) -> Says {
+        suspension::says()
+    }
+
+    fn has_actor(&self) -> bool {
+        self.0.is_some_and(Member::has_actor)
+    }
+
+    fn charge(&self, is_due: &dyn Fn() -> bool) -> bool {
+        // Without a free descriptor, the next request restores the charge.
+        let taken = self.0.map_or(Ok(()), |member| member.take_back(is_due));
+        taken != Err(Unmoved::Busy) && is_due()
+    }
+
+    fn unlock(&self) {
+        suspension::unlock();
+    }
+}
