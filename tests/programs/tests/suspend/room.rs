@@ -168,7 +168,7 @@ fn a_command_without_address_space_says_so() {
     let mut program = holder(&world, "1000M");
     done(&world, &["suspend", GROUP]);
     let mut limited = world.bare("sh".as_ref());
-    limited.args(["-c", "ulimit -v 200000; exec \"$0\" resume \"$1\""]);
+    limited.args(["-c", "ulimit -v 160000; exec \"$0\" resume \"$1\""]);
     limited.arg(world::controller()).arg(GROUP);
     crate::finish(limited).expect_failure("ulimit -v");
     done(&world, &["resume", GROUP]);
