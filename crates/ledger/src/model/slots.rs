@@ -153,18 +153,20 @@ fn cleaning_and_claiming_a_slot_exclude_each_other() {
     );
 }
 
+/// Returns the suspended bytes and the record of a process.
+fn own_words<'a>(group: &Group, slot: &'a Arc<Slot>) -> Vec<(Name, &'a AtomicU64)> {
+    let (book, at) = (0, slot.index());
+    let suspended = &slot.stats(group.device).suspended;
+    let record = slot.record(group.device).word();
+    vec![
+        (Name::Suspended { book, slot: at }, suspended),
+        (Name::Idle, record),
+    ]
+}
+
 /// Two threads of a process charge and free memory while an actor moves its charge out. The process
 /// takes none of this for tampering, and nothing is lost when the charge is back.
 fn threads_of_a_suspended_process(is_confirmed: fn() -> bool) {
-    fn own_words<'a>(group: &Group, slot: &'a Arc<Slot>) -> Vec<(Name, &'a AtomicU64)> {
-        let (book, at) = (0, slot.index());
-        let suspended = &slot.stats(group.device).suspended;
-        let record = slot.record(group.device).word();
-        vec![
-            (Name::Suspended { book, slot: at }, suspended),
-            (Name::Idle, record),
-        ]
-    }
     check_with(
         own_words,
         move |group| {
@@ -208,6 +210,40 @@ fn threads_charge_and_free_while_their_process_is_suspended() {
 #[should_panic(expected = "distrusts")]
 fn a_suspension_that_the_driver_does_not_confirm_is_detected() {
     threads_of_a_suspended_process(|| false);
+}
+
+/// An actor takes a charge back when the driver reports that the process runs, while the owner finds
+/// the same and restores its charge. The units count once.
+#[test]
+fn a_charge_that_two_restore_counts_once() {
+    check_with(
+        own_words,
+        |group| {
+            let mut slot = group.join(0);
+            slot.confirm_suspensions_by(|| false);
+            level::charge_unchecked(&group.levels(&slot, 10), 6 * UNIT);
+            group.ledger.move_out(&identity(0)).expect("moved");
+            Arc::new(slot)
+        },
+        |group, slot| {
+            let actors = group.clone();
+            let actor = thread::spawn(move || {
+                let taken = actors.ledger.take_back(&identity(0), &|| true);
+                taken.expect("taken back");
+            });
+            let granted = group.try_charge(&slot, 1);
+            actor.join().expect("the actor");
+            level::uncharge(&group.levels(&slot, 10), 0);
+            let (charged, expected) = (group.charged(), 6 + u64::from(granted));
+            let slot = Arc::into_inner(slot).expect("the last thread");
+            if charged != expected {
+                word::end_weak_run();
+                drop(slot);
+                panic!("{charged} units are charged, not {expected}");
+            }
+            vec![Box::new(slot)]
+        },
+    );
 }
 
 /// Lets an actor hand 6 of 10 units over to a suspended process, while a third process requests 6.

@@ -129,8 +129,11 @@ fn held_calls_go_on_after_another_tool_has_resumed_the_program() {
     program.tell("query");
     program.waits();
     assert_eq!(looker.say("restore-process", &program), "0");
-    // The tool has not unlocked the program yet.
+    // The tool has not unlocked the program yet, and its lock is left alone.
     program.waits_on();
+    done(&world, &["ps"]);
+    assert_eq!(looker.state(&program), "0 1");
+    assert_eq!(figures(&world), before, "charged by whoever looks");
     assert_eq!(looker.say("unlock-process", &program), "0");
     assert_eq!(program.answer(), "0");
     assert_eq!(figures(&world), before, "charged before the call goes on");
