@@ -212,8 +212,8 @@ fn a_suspension_that_the_driver_does_not_confirm_is_detected() {
     threads_of_a_suspended_process(|| false);
 }
 
-/// An actor takes a charge back when the driver reports that the process runs, while the owner finds
-/// the same and restores its charge. The units count once.
+/// An actor takes a charge back when the driver reports that the process runs, while the owner
+/// finds the same and restores its charge. The units count once.
 #[test]
 fn a_charge_that_two_restore_counts_once() {
     check_with(
