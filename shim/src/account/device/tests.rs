@@ -200,7 +200,14 @@ fn a_full_group_gets_back_unused_charges() {
         charge(device, Request::insisting("a", 2 * MIB)),
         "a spare block"
     );
-    device.book.uncharge(2 * MIB);
+    device.book.mark_shared(30 * MIB);
+    device.part_with(30 * MIB, 30 * MIB, None);
+    assert_eq!(charged(device), (70, 0), "no process holds the memory");
+    assert!(charge(device, Request::insisting("a", 30 * MIB)));
+    device.book.member.orphan(&device.book.device, 10 * MIB);
+    assert!(charge_ahead(device, Request::reclaiming(10 * MIB)));
+    device.book.member.orphan(&device.book.device, 10 * MIB);
+    assert!(reclaim(true) && !reclaim(true), "orphans");
     device.keep_block();
     assert!(reclaim(false) && !reclaim(false), "a spare block");
 }
@@ -333,19 +340,40 @@ fn growth_of_the_figure_is_memory_that_has_come_from_others() {
 }
 
 #[test]
-fn left_memory_is_kept_where_the_driver_does_not_tell() {
+fn taking_memory_over_gives_its_orphan_back() {
+    let group = Scratch::new(&["max=100M"]);
+    let [device, other] = [join(&group), join(&group)];
+    let orphan = |device: &Device| {
+        assert!(charge(device, Request::insisting("a", 10 * MIB)));
+        device.book.member.orphan(&device.book.device, 10 * MIB);
+    };
+    orphan(other);
+    assert_eq!(device.take_over(0), 0);
+    assert_eq!(charged(device), (10, 0), "no memory was taken over");
+    import(device, 5, 10 * MIB);
+    assert_eq!(device.take_over(10 * MIB), 10 * MIB);
+    assert_eq!(charged(device), (10, 0));
+    orphan(device);
+    assert_eq!(device.take_over(0), 0);
+    assert_eq!(charged(device), (10, 0), "the released bytes stay charged");
+    orphan(device);
+    assert!(device.settle_orphans() && !device.settle_orphans());
+}
+
+#[test]
+fn left_memory_is_given_back_where_the_driver_does_not_tell() {
     let group = Scratch::new(&["max=100M"]);
     let [device, other] = [join(&group), join(&group)];
     assert_eq!(device.hidden(), None);
     assert!(charge(device, Request::insisting("a", 50 * MIB)));
     device.book.mark_shared(10 * MIB);
     device.part_with(10 * MIB, 10 * MIB, None);
-    assert_eq!(charged(device), (50, 0));
+    assert_eq!(charged(device), (40, 0));
     // The memory is charged to another process of the group, which has released it.
     assert!(charge(other, Request::insisting("a", 10 * MIB)));
     other.book.member.orphan(&other.book.device, 10 * MIB);
     device.part_with(0, 10 * MIB, None);
-    assert_eq!(charged(device), (60, 0));
+    assert_eq!(charged(device), (40, 0));
 }
 
 /// Measures with `figure` as NVML's figure. Returns the named bytes, the driver's own memory and

@@ -4,8 +4,6 @@
 use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, Session, World};
 use gpulimit_support::wait_until;
 
-use crate::shared_memory::export;
-
 const CAP: u64 = 4096 * MIB;
 
 /// The functions of NVML that a measurement calls.
@@ -117,25 +115,4 @@ fn a_program_that_ends_nvml_once_too_often_is_measured() {
     std::fs::write(go, "").expect("written");
     program.end();
     world.judge_end(CAP);
-}
-
-/// Whether another process holds memory that its exporter has released only NVML tells.
-#[test]
-fn released_memory_that_another_process_has_stays_charged() {
-    for call in CALLS {
-        let world = World::with(CAP, &[("GPULIMIT_SIM_FAIL", &format!("{call}:999"))]);
-        let [mut exporter, mut importer] = [(); 2].map(|()| world.on_gpu());
-        exporter.expect(&[("create a 300M 0", "0")]);
-        let path = export(&mut exporter, "a");
-        importer.expect(&[(&format!("import-from a {path}"), "0")]);
-        exporter.expect(&[("close fd-a", "0"), ("release a", "0")]);
-        let (used, usage) = (world.machine().used(), world.usage(0));
-        assert!(usage.charged >= used, "{call}: {used}, {usage:?}");
-        importer.expect(&[("release a", "0")]);
-        world.machine().knob("fail", "none");
-        is_corrected(&world, &mut exporter);
-        importer.end();
-        exporter.end();
-        world.judge_end(CAP);
-    }
 }
