@@ -225,7 +225,7 @@ pub fn module_function(
             }
         });
         if let Ok(device) = call.process.current_device() {
-            if device.measure().is_none() {
+            if device.measure_fails() {
                 device.assume(RESERVE as i64);
             }
             call.process.launched.note_loaded(made);

@@ -591,7 +591,7 @@ pub fn destroy(call: Call, real: &dyn Real, pool: MemPool) -> Status {
         Some((known, Ok(device))) if known.counted && status == SUCCESS => {
             let before = device.driver_part.used();
             let held = known.close(&device.book);
-            if device.measure().is_none() {
+            if device.measure_fails() {
                 // Allocations of the pool may be left.
                 device.assume(held as i64);
             }

@@ -28,6 +28,10 @@ pub(super) struct Measuring {
     /// Whether the last measurement has failed, or may have overestimated the driver's own memory.
     /// If so, a later call measures again.
     inexact: AtomicBool,
+    /// Whether NVML answers, and does not list this process although it has a context: in a
+    /// container, NVML may list no process at all. Then no later measurement would correct an
+    /// estimate, and estimates would add up.
+    unlisted: AtomicBool,
     /// The number of ended calls that took or freed memory or destroyed a context. A measurement
     /// notices such calls by this number.
     ended_calls: AtomicU64,
@@ -53,6 +57,16 @@ impl Device {
     /// may be older than a call that has just ended.
     pub fn is_measuring(&self) -> bool {
         self.measuring.begun.load(Ordering::Acquire) > self.driver_part.measured()
+    }
+
+    /// Returns whether NVML does not list this process: what no call names is then not charged.
+    pub fn is_unlisted(&self) -> bool {
+        self.measuring.unlisted.load(Ordering::Relaxed)
+    }
+
+    /// Measures; returns whether NVML has failed, so that estimates count until it answers.
+    pub fn measure_fails(&self) -> bool {
+        self.measure().is_none() && !self.is_unlisted()
     }
 
     /// Reads NVML's figure and the bytes whose size the program gave. Returns the measurement's
@@ -188,7 +202,9 @@ impl Device {
             let removed_before = self.book.removed();
             let before = self.book.named();
             let figure = own_bytes()?;
-            if figure == 0 && self.contexts.count() > 0 {
+            let unlisted = figure == 0 && self.contexts.count() > 0;
+            self.measuring.unlisted.store(unlisted, Ordering::Relaxed);
+            if unlisted {
                 return None;
             }
             let at_least = self.measuring.teardowns.load(Ordering::Acquire) > 0;

@@ -191,8 +191,12 @@ impl<'a> Prepaid<'a> {
     }
 
     /// Ends a call that cannot be measured. Its bytes count as the driver's until a measurement
-    /// tells, except `known` bytes, of which the caller has another record.
+    /// tells, except `known` bytes, of which the caller has another record. Where NVML lists no
+    /// processes, no measurement will ever tell, and the bytes are given back.
     pub fn settle_unmeasured(mut self, known: u64) {
+        if self.device.is_unlisted() {
+            return;
+        }
         let (Device { book, contexts, .. }, part) = (self.device, self.part());
         let mut state = part.state.lock();
         let used = state.used + self.bytes.saturating_sub(known);

@@ -90,6 +90,18 @@ fn what_cannot_be_measured_is_refused_where_it_could_pass_the_limit() {
 }
 
 #[test]
+fn estimates_do_not_add_up_where_nvml_lists_no_process() {
+    // As in many containers: NVML answers, but no later measurement corrects an estimate.
+    let world = World::new(CAP);
+    world.machine().knob("no-proc", "1");
+    let mut program = world.on_gpu();
+    let before = world.usage(0).charged;
+    program.expect(&[("repeat 1000 {\nstream s\n}", "0:1000")]);
+    assert!(world.usage(0).charged < before + 100 * MIB);
+    program.end();
+}
+
+#[test]
 fn a_program_that_ends_nvml_once_too_often_is_measured() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();

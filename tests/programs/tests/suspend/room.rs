@@ -227,6 +227,19 @@ fn room_is_found_for_contexts_that_are_not_charged() {
     needs_what_it_had(&world, CONTEXT, free, suspended);
 }
 
+/// Where NVML lists no processes, what the driver takes for streams is not charged.
+#[test]
+fn room_is_found_for_streams_that_are_not_charged() {
+    let world = tight();
+    world.machine().knob("no-proc", "1");
+    let take = |program: &mut Session| {
+        for number in 0..512 {
+            program.expect(&[(&format!("stream s{number}"), "0")]);
+        }
+    };
+    needs_what_it_had(&world, 200 * MIB, take, suspended);
+}
+
 fn suspended(world: &World) {
     done(world, &["suspend", GROUP]);
 }
