@@ -35,13 +35,20 @@ pub fn pass(symbol: &CStr, calls: Calls, call: impl FnOnce() -> Status) -> Statu
     {
         return call();
     }
-    let Some((gate, door)) = DOOR.get().and_then(|door| Some(((door.find)()?, door))) else {
+    let Some(gate) = DOOR.get().and_then(|door| (door.find)()) else {
         return call();
     };
     if !gate.enter(calls) {
-        (door.wait)(gate, calls);
+        wait(gate, calls);
     }
     let status = call();
     gate.leave(calls);
     status
+}
+
+#[cold]
+fn wait(gate: &Gate<'_>, calls: Calls) {
+    if let Some(door) = DOOR.get() {
+        (door.wait)(gate, calls);
+    }
 }
