@@ -3,7 +3,7 @@
 
 use crate::case::{Axis, Case, Point, START};
 use gpulimit_base::units::Size;
-use gpulimit_group::Root;
+use gpulimit_group::{Garbage, Root};
 use gpulimit_limits::LimitSet;
 use gpulimit_support::Scratch;
 use std::cell::Cell;
@@ -289,7 +289,13 @@ impl Place<'_> {
         if way == Way::Limited {
             match &self.group {
                 Some(group) => command.env("GPULIMIT_GROUP", group),
-                None => command.env("GPULIMIT_MAX", LIMIT.to_string()),
+                None => {
+                    // The program would look at all processes before it removes the group of the
+                    // program before it.
+                    let root = Root::at(&*self.setup.root);
+                    let _ = root.map(|root| root.collect_garbage(Garbage::Everywhere));
+                    command.env("GPULIMIT_MAX", LIMIT.to_string())
+                }
             };
         }
         command

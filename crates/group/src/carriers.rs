@@ -26,6 +26,9 @@ const KEPT: usize = 64;
 
 /// Returns, for each job's group, the pid of a process that could still join it.
 pub(super) fn of(groups: &[&Group]) -> Vec<Option<u32>> {
+    if groups.is_empty() {
+        return Vec::new();
+    }
     let mut jobs: Vec<Job<'_>> = groups.iter().copied().map(Job::of).collect();
     let mut seen = Vec::new();
     for _ in 0..LISTS {
