@@ -77,9 +77,8 @@ class Runs(unittest.TestCase):
         self.assertEqual(note.read_text(), "slow\nnext\n")
 
     def test_a_process_that_a_step_leaves_is_found_named_and_ended(self) -> None:
-        self.assertTrue(
-            self.run.work([self.shell("a/careless step", "setsid sleep 1000 & echo $!")])
-        )
+        script = "setsid sleep 1000 & until grep -q sleep /proc/$!/comm; do :; done"
+        self.assertTrue(self.run.work([self.shell("a/careless step", script)]))
         left = self.run.leftovers()
         self.assertEqual(len(left), 1, left)
         self.assertRegex(left[0], r"^a/careless step: process \d+: sleep 1000")
