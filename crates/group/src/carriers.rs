@@ -301,8 +301,8 @@ mod tests {
             int main(void) { char **last = environ; while (last[1]) last++;\n\
             memset(environ[0], 0, *last + strlen(*last) - environ[0]);\n\
             puts(\"overwritten\"); fflush(stdout); return getchar() != EOF; }\n";
-        let folder = std::env::temp_dir();
-        let program = executable::compiled(&folder, "overwrites", source, &[]);
+        let scratch = Scratch::new();
+        let program = executable::compiled(&scratch, "overwrites", source, &[]);
         let variables = [("GPULIMIT_GROUP", "run-7-8"), ("MORE", "text")];
         let mut process = start(program.to_str().expect("text"), &variables);
         let pid = process.id();
