@@ -82,7 +82,8 @@ impl Device {
                 ..total
             }
         });
-        if total.is_none() {
+        // A process that NVML does not list would otherwise measure in vain at every block.
+        if total.is_none() && !self.is_unlisted() {
             self.measuring.inexact.store(true, Ordering::SeqCst);
         }
         (number, total)
