@@ -32,12 +32,15 @@ pub(super) fn of(groups: &[&Group]) -> Vec<Option<u32>> {
     let mut jobs: Vec<Job<'_>> = groups.iter().copied().map(Job::of).collect();
     let mut seen = Vec::new();
     for _ in 0..LISTS {
+        if jobs.iter().all(|job| job.carrier.is_some()) {
+            break;
+        }
         // A process may have ended before its environment was read, and may have left children.
         let mut new: Vec<u32> = SeenProcess::numbers().collect();
         new.retain(|pid| seen.binary_search(pid).is_err());
         seen.extend_from_slice(&new);
         order::sort(&mut seen);
-        if new.is_empty() || jobs.iter().all(|job| job.carrier.is_some()) {
+        if new.is_empty() {
             return jobs.into_iter().map(|job| job.carrier).collect();
         }
         look_at(&new, &mut jobs);

@@ -70,7 +70,7 @@ const SURE: u32 = 2;
 /// actor for forged: half an hour. An actor that moves a terabyte of other processes needs less.
 pub const FORGED: u32 = 1_800;
 
-/// What the driver says of the process of a gate.
+/// The state in which the driver reports the process that owns a gate.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Says {
     /// The process runs.
@@ -81,7 +81,7 @@ pub enum Says {
     IsAway,
 }
 
-/// What a thread does that waits at a closed gate.
+/// The next action of a thread that waits at a closed gate.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Step {
     /// Look again later.
@@ -104,7 +104,7 @@ pub fn step(says: Says, looks: u32, is_ours: bool, has_actor: impl FnOnce() -> b
     }
 }
 
-/// What a thread at a closed gate needs of its process. Its calls pass no gate.
+/// The process of a thread that waits at a closed gate. No function of it makes a gated call.
 pub trait Owner {
     /// Asks the driver.
     fn says(&self) -> Says;

@@ -1,4 +1,4 @@
-//! What the driver says of this process's suspension (`cuCheckpointProcess…`). A process may make
+//! Asks the driver about this process's suspension (`cuCheckpointProcess…`). A process may make
 //! these calls while it is locked. They wait for a lock under way, and do not hold it up (measured,
 //! H200, driver 580.159.04).
 

@@ -20,7 +20,7 @@ impl Device {
     /// Uncharges the bytes that this process does not need. Returns true when there were such
     /// bytes.
     fn reclaim(&self, trim: bool) -> bool {
-        // What could not be measured is charged by estimate, so it is measured again.
+        // After a failed measurement the charge is an estimate, which may be too high.
         let measured = self.is_inexact() && self.measure().is_some();
         let orphans = self.settle_orphans();
         let spares = self.release_spares();
