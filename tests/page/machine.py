@@ -26,7 +26,7 @@ class Machine:
     """A machine of its own, whose groups are in a temporary folder."""
 
     def __init__(self, **knobs):
-        self.folder = Path(tempfile.mkdtemp(prefix="gpulimit-test-"))
+        self.folder = support.unique(tempfile.gettempdir(), "gpulimit-test-")
         self.root = self.folder / "root"
         # A server with --public shows a root that all users can read, if it belongs to root.
         self.root.mkdir()

@@ -3,7 +3,9 @@
 The variables are those of `tests/support/src/lib.rs`, and mean the same here.
 """
 
+import contextlib
 import os
+import random
 import re
 import shutil
 import tempfile
@@ -34,10 +36,21 @@ def clean():
     return {name: value for name, value in os.environ.items() if not read.match(name)}
 
 
+def unique(folder, prefix):
+    """Makes a folder that others may read, with a name that begins with the prefix and that no other
+    has. No word and no figure can be in the rest of it: an assertion on a text in which the path
+    stands finds only what the program has said."""
+    while True:
+        path = Path(folder) / (prefix + "".join(random.choices("jkqvwxyz", k=8)))
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(0o755)
+            return path
+
+
 def in_memory():
     """Makes an empty folder in memory, where files of simulated machines are."""
     run = os.environ.get("GPULIMIT_TEST_RUN", "")
-    return Path(tempfile.mkdtemp(prefix="gpulimit-test-", dir=Path("/dev/shm") / Path(run).name))
+    return unique(Path("/dev/shm") / Path(run).name, "gpulimit-test-")
 
 
 def note(test, why):
@@ -70,7 +83,7 @@ class Place:
         self.before = dict(os.environ)
         run = os.environ.get("GPULIMIT_TEST_RUN")
         if run:
-            place = tempfile.mkdtemp(prefix="", dir=run)
+            place = unique(run, "")
             # As /tmp, for programs of other users.
             os.chmod(place, 0o1777)
             Path(f"{place}.name").write_text(test)
@@ -98,7 +111,7 @@ class Case(unittest.TestCase):
 
     def scratch(self):
         """Makes a folder, which is removed after the test."""
-        return self.own(Path(tempfile.mkdtemp(prefix="gpulimit-test-")))
+        return self.own(unique(tempfile.gettempdir(), "gpulimit-test-"))
 
     def own(self, folder):
         """Removes a folder after the test."""

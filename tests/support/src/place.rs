@@ -2,10 +2,26 @@
 
 use crate::executable;
 use std::ffi::OsStr;
-use std::fs::{self, Permissions};
+use std::fs::{self, DirBuilder};
+use std::io::{self, ErrorKind};
 use std::ops::Deref;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+
+/// Makes a directory that others may read, with a name that begins with the prefix and that no other
+/// has. No word and no figure can be in the rest of it: an assertion on a text in which the path
+/// stands finds only what the program has said.
+pub fn unique(folder: &Path, prefix: &str) -> io::Result<PathBuf> {
+    loop {
+        let rest = (0..8).map(|_| fastrand::choice(*b"jkqvwxyz").map(char::from));
+        let path = folder.join(format!("{prefix}{}", rest.flatten().collect::<String>()));
+        match DirBuilder::new().mode(0o755).create(&path) {
+            Ok(()) => return Ok(path),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
 
 /// An empty temporary directory, which is removed when the value is dropped.
 pub struct Scratch(pub PathBuf);
@@ -30,14 +46,8 @@ impl Scratch {
 
     /// Makes such a directory below another one.
     pub fn below(folder: &Path) -> Self {
-        let made = tempfile::Builder::new()
-            .prefix("gpulimit-test-")
-            .permissions(Permissions::from_mode(0o755))
-            .tempdir_in(folder);
-        Self(
-            made.unwrap_or_else(|error| panic!("{}: {error}", folder.display()))
-                .keep(),
-        )
+        let made = unique(folder, "gpulimit-test-");
+        Self(made.unwrap_or_else(|error| panic!("{}: {error}", folder.display())))
     }
 
     /// Returns the path of the file with this name in the temporary directory.

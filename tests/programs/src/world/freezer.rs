@@ -1,9 +1,9 @@
 //! Processes that are frozen by a control group.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use gpulimit_support::skip;
+use gpulimit_support::{skip, unique};
 
 use super::{Session, eventually};
 
@@ -22,11 +22,8 @@ impl Freezer {
             skip("there are no control groups of version 2");
             return None;
         };
-        let made = tempfile::Builder::new()
-            .prefix("gpulimit-test-")
-            .tempdir_in(unified[1]);
-        let folder = match made {
-            Ok(folder) => folder.keep(),
+        let folder = match unique(Path::new(unified[1]), "gpulimit-test-") {
+            Ok(folder) => folder,
             Err(error) => {
                 skip(format_args!("cannot make a control group: {error}"));
                 return None;

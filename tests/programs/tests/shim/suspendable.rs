@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use gpulimit_programs::world::{self, MIB, Session, World};
-use gpulimit_support::{skip, wait_until};
+use gpulimit_support::{skip, unique, wait_until};
 use serde_json::Value;
 
 /// Returns what a command of the controller finds out about suspending, each text with its remedy.
@@ -239,10 +239,7 @@ impl Cgroup {
         let top = Path::new("/sys/fs/cgroup");
         let places = [top.join(controller), top.to_owned()];
         let found = places.iter().zip(files).find_map(|(place, (file, value))| {
-            let made = tempfile::Builder::new()
-                .prefix("gpulimit-test-")
-                .tempdir_in(place);
-            let cgroup = Cgroup(made.ok()?.keep());
+            let cgroup = Cgroup(unique(place, "gpulimit-test-").ok()?);
             let write = |file: &str, value: &str| std::fs::write(cgroup.0.join(file), value).ok();
             // In a directory without the controller this fails: no file can be made there.
             write(file, value)?;

@@ -46,11 +46,7 @@ fn main() {
 
 /// Makes a directory that every user may write, as `/tmp`, and notes whose it is.
 fn place(run: &Path, name: &str) -> std::io::Result<PathBuf> {
-    let mut builder = tempfile::Builder::new();
-    builder
-        .prefix("")
-        .permissions(Permissions::from_mode(0o777));
-    let place = builder.tempdir_in(run)?.keep();
+    let place = gpulimit_support::unique(run, "")?;
     fs::set_permissions(&place, Permissions::from_mode(0o1777))?;
     fs::write(place.with_extension("name"), name)?;
     Ok(place)
