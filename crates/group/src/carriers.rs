@@ -78,32 +78,10 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Returns whether a process can be one of the job. The job's first process has ended, so the
-    /// ancestors of its descendants are as young as they are, up to process 1.
-    fn has(&self, process: &Unknown) -> bool {
-        if process.pid == 1 || self.user.is_some_and(|user| !process.users.contains(&user)) {
-            return false;
-        }
-        let mut next = process.pid;
-        loop {
-            let start = SeenProcess::by_pid(next).start_time();
-            if start.is_some_and(|start| start < self.start) {
-                return next == 1;
-            }
-            match proc::read(format!("/proc/{next}/status")).map(|status| parent(&status)) {
-                Ok(Some(parent)) => next = parent,
-                // It is the first of a pid namespace, or was entered from outside.
-                Ok(None) => return next == 1,
-                // An ancestor has just ended.
-                Err(_) => return next != process.pid,
-            }
-        }
+    /// Returns whether processes of one of these users may join the group.
+    fn admits(&self, users: &[u32]) -> bool {
+        self.user.is_none_or(|user| users.contains(&user))
     }
-}
-
-fn parent(status: &str) -> Option<u32> {
-    let parent = proc::field(status, "PPid")?.parse().ok()?;
-    (parent != 0).then_some(parent)
 }
 
 /// A process whose environment is unknown.
@@ -111,21 +89,45 @@ struct Unknown {
     pid: u32,
     /// The user ids of the process.
     users: Vec<u32>,
+    /// The start time of the oldest among the process and its ancestors up to process 1, which does
+    /// not count. The first process of an ended job has left its descendants no older ancestor.
+    oldest: u64,
 }
 
 impl Unknown {
-    fn of(pid: u32) -> Option<Self> {
+    /// Returns the process if it can be of any job, and of one of these.
+    fn of(pid: u32, jobs: &[Job<'_>]) -> Option<Self> {
+        let admits = |users: &[u32]| jobs.iter().any(|job| job.admits(users));
         // Root owns the directory of a process that lets nobody look into its memory.
-        let users = match fs::metadata(format!("/proc/{pid}")).ok()?.uid() {
-            0 => {
-                let status = proc::read(format!("/proc/{pid}/status")).ok()?;
-                let users = proc::field(&status, "Uid")?.split_whitespace();
-                users.filter_map(|user| user.parse().ok()).collect()
-            }
-            user => vec![user],
-        };
-        Some(Self { pid, users })
+        let owner = fs::metadata(format!("/proc/{pid}")).ok()?.uid();
+        if pid == 1 || (owner != 0 && !admits(&[owner])) {
+            return None;
+        }
+        let status = proc::read(format!("/proc/{pid}/status")).ok()?;
+        let users = proc::field(&status, "Uid")?.split_whitespace();
+        let users: Vec<u32> = users.filter_map(|user| user.parse().ok()).collect();
+        if !admits(&users) {
+            return None;
+        }
+        let (mut next, mut parent, mut oldest) = (pid, parent(&status), u64::MAX);
+        while next != 1 {
+            let start = SeenProcess::by_pid(next).start_time();
+            oldest = oldest.min(start.unwrap_or(u64::MAX));
+            // Without a parent it is the first of a pid namespace, or was entered from outside.
+            next = parent?;
+            // If an ancestor has just ended, the process may have belonged to a job.
+            let Ok(status) = proc::read(format!("/proc/{next}/status")) else {
+                break;
+            };
+            parent = self::parent(&status);
+        }
+        Some(Self { pid, users, oldest })
     }
+}
+
+fn parent(status: &str) -> Option<u32> {
+    let parent = proc::field(status, "PPid")?.parse().ok()?;
+    (parent != 0).then_some(parent)
 }
 
 /// Looks for processes among `pids` that could join one of the jobs.
@@ -169,7 +171,8 @@ fn look_at(pids: &[u32], jobs: &mut [Job<'_>]) {
     }
     let unknown = unknown.iter().zip(pids);
     let unknown = unknown.filter(|(unknown, _)| unknown.load(Ordering::Relaxed));
-    let unknown: Vec<_> = unknown.filter_map(|(_, pid)| Unknown::of(*pid)).collect();
+    let unknown = unknown.filter_map(|(_, pid)| Unknown::of(*pid, jobs));
+    let unknown: Vec<_> = unknown.collect();
     for job in jobs.iter_mut().filter(|job| job.carrier.is_none()) {
         let carrier = names
             .binary_search(&job.name)
@@ -178,7 +181,11 @@ fn look_at(pids: &[u32], jobs: &mut [Job<'_>]) {
         job.carrier = carrier
             .map(|pid| pid.load(Ordering::Relaxed))
             .filter(|pid| *pid != 0)
-            .or_else(|| Some(unknown.iter().find(|process| job.has(process))?.pid));
+            .or_else(|| {
+                let is_of =
+                    |process: &&Unknown| process.oldest >= job.start && job.admits(&process.users);
+                unknown.iter().find(is_of).map(|process| process.pid)
+            });
     }
 }
 
