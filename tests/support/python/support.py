@@ -37,9 +37,9 @@ def clean():
 
 
 def unique(folder, prefix):
-    """Makes a folder that others may read, with a name that begins with the prefix and that no other
-    has. No word and no figure can be in the rest of it: an assertion on a text in which the path
-    stands finds only what the program has said."""
+    """Makes a folder that others may read, with a name that begins with the prefix and is unique.
+    No word and no figure can be in the rest of it: an assertion on a text in which the path stands
+    finds only what the program has said."""
     while True:
         path = Path(folder) / (prefix + "".join(random.choices("jkqvwxyz", k=8)))
         with contextlib.suppress(FileExistsError):

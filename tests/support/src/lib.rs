@@ -21,6 +21,6 @@ pub use allocator::Counting;
 pub use environment::{clean, fetch, free_port, is_built, repository, text};
 pub use patience::{eventually, patience, wait_until};
 pub use place::{Scratch, unique};
-pub use process::{Running, fed, finish};
+pub use process::{Running, fed, finish, side_by_side};
 pub use seed::{Random, random, seed};
 pub use skip::{have, is_root, may_mount, may_unshare, skip};

@@ -8,9 +8,9 @@ use std::ops::Deref;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-/// Makes a directory that others may read, with a name that begins with the prefix and that no other
-/// has. No word and no figure can be in the rest of it: an assertion on a text in which the path
-/// stands finds only what the program has said.
+/// Makes a directory that others may read, with a name that begins with the prefix and is unique.
+/// No word and no figure can be in the rest of it: an assertion on a text in which the path stands
+/// finds only what the program has said.
 pub fn unique(folder: &Path, prefix: &str) -> io::Result<PathBuf> {
     loop {
         let rest = (0..8).map(|_| fastrand::choice(*b"jkqvwxyz").map(char::from));

@@ -7,6 +7,19 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc;
 use std::thread;
 
+/// Does the same work for each case, all at a time: cases mostly wait.
+pub fn side_by_side<T: Send>(cases: impl IntoIterator<Item = T>, work: impl Fn(T) + Sync) {
+    let (current, work) = (thread::current(), &work);
+    thread::scope(|scope| {
+        for case in cases {
+            // `skip` reads the name of the test from its thread.
+            let named = thread::Builder::new().name(current.name().unwrap_or("?").into());
+            let spawned = named.spawn_scoped(scope, move || work(case));
+            spawned.expect("a thread");
+        }
+    });
+}
+
 /// A process that is killed when the value is dropped, so that it also ends when the test fails.
 pub struct Running(Child);
 

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use gpulimit_programs::world::{self, MIB, Session, World, text};
+use gpulimit_support::side_by_side;
 
 const CAP: u64 = 8192 * MIB;
 
@@ -226,7 +227,7 @@ const AT_THE_LIMIT: &[(&str, &str)] = &[
 #[test]
 fn the_limit_holds_at_every_door() {
     let cap = 1024 * MIB;
-    for door in doors() {
+    side_by_side(doors(), |door| {
         for twins in [false, true] {
             let world = World::new(cap);
             let arguments = ["--door", &door, "--ptsz"];
@@ -238,7 +239,7 @@ fn the_limit_holds_at_every_door() {
             program.end();
             world.judge_end(cap);
         }
-    }
+    });
 }
 
 #[test]
@@ -270,7 +271,7 @@ graph 0 0
 launch 0 2
 context 2
 ";
-    for arguments in [
+    let ways = [
         &["soname"][..],
         &["plain"],
         &["file", &driver],
@@ -278,7 +279,8 @@ context 2
         &["program"],
         &["deepbind"],
         &["helper", &helper],
-    ] {
+    ];
+    side_by_side(ways, |arguments| {
         let world = World::new(1024 * MIB);
         let mut command = world.limited(Path::new("python3"));
         command.arg(&script).args(arguments);
@@ -287,7 +289,7 @@ context 2
         assert!(output.status.success(), "{arguments:?}: {errors}");
         assert_eq!(text(&output.stdout), expected, "{arguments:?}: {errors}");
         world.judge_end(1024 * MIB);
-    }
+    });
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use gpulimit_programs::world::{self, MIB, Session, World, text};
-use gpulimit_support::skip;
+use gpulimit_support::{side_by_side, skip};
 
 /// Returns the names that a library exports and that begin with `prefix`.
 fn exports(library: &Path, prefix: &str) -> Vec<String> {
@@ -67,7 +67,7 @@ fn every_name_of_a_real_driver_leads_to_its_hook_or_to_the_driver() {
         let world = World::new(1024 * MIB);
         let list = world.file("names");
         std::fs::write(&list, cuda.join("\n") + "\n" + &nvml.join("\n")).expect("a list");
-        for door in doors(&folder, &cuda) {
+        side_by_side(doors(&folder, &cuda), |door| {
             let mut command = world.limited(world::program());
             command
                 .env("LD_LIBRARY_PATH", &folder)
@@ -90,6 +90,6 @@ fn every_name_of_a_real_driver_leads_to_its_hook_or_to_the_driver() {
                 "{version}, {door}: {found}"
             );
             program.end_quietly();
-        }
+        });
     }
 }

@@ -11,7 +11,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 
 use gpulimit_ledger::EventKind;
 use gpulimit_programs::world::{self, MIB, Session, World};
-use gpulimit_support::patience;
+use gpulimit_support::{patience, side_by_side};
 
 /// A limit with room for everything that the programs do.
 const ROOMY: u64 = 8192 * MIB;
@@ -139,11 +139,8 @@ fn without_refusals(errors: &str) -> String {
 /// Runs the test with the program compiled for each door, at the same time: most of the programs
 /// wait most of the time.
 fn by_every_door(name: &str, test: impl Fn(&Path) + Sync) {
-    let test = &test;
-    std::thread::scope(|scope| {
-        for arguments in DOORS {
-            scope.spawn(move || test(&world::compile(name, &[arguments, &["-pthread"]].concat())));
-        }
+    side_by_side(DOORS, |arguments| {
+        test(&world::compile(name, &[arguments, &["-pthread"]].concat()));
     });
 }
 

@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use gpulimit_programs::world::{self, MIB, Session, World, finish};
+use gpulimit_support::side_by_side;
 
 use crate::tempest::setting;
 use crate::tracer::{Stop, Tracer};
@@ -282,7 +283,7 @@ fn step_until(tracer: &Tracer, mut so: impl FnMut() -> bool) {
 fn a_member_stopped_for_long_blocks_no_other() {
     let cap = 1024 * MIB;
     let hold = Duration::from_secs(setting("HOLD", 3));
-    for undecided in [true, false] {
+    side_by_side([true, false], |undecided| {
         let world = World::with(cap, KNOBS);
         let mut others = Others::new(&world);
         let mut victim = world.on_gpu();
@@ -332,7 +333,7 @@ fn a_member_stopped_for_long_blocks_no_other() {
         drop(others);
         victim.end();
         world.judge_end(cap);
-    }
+    });
 }
 
 fn world_peak_is_below(world: &World, stops: u64, cap: u64) -> bool {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use gpulimit_ledger::{Calls, NoWitness};
 use gpulimit_programs::world::{GROUP, HOUR, Session, World};
-use gpulimit_support::wait_until;
+use gpulimit_support::{side_by_side, wait_until};
 
 use crate::signals::await_errand;
 use crate::{CAP, Looker, await_line, begin, done, figures, finish, goes_on, holder, shown, verb};
@@ -197,7 +197,7 @@ fn a_program_goes_on_after_a_killed_command() {
         ("resume", "cuCheckpointProcessRestore:after"),
         ("resume", "cuCheckpointProcessUnlock:after"),
     ];
-    for (name, order) in deaths {
+    side_by_side(deaths, |(name, order)| {
         let world = World::new(CAP);
         let mut program = holder(&world, "300M");
         let before = figures(&world);
@@ -214,7 +214,7 @@ fn a_program_goes_on_after_a_killed_command() {
         assert_eq!(shown(&world, &program)["state"], "running", "{order}");
         program.end();
         world.judge_end(CAP);
-    }
+    });
 }
 
 /// A long wait of one thread for the GPU stops no other call while `suspend` waits for it, and
