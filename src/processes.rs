@@ -183,6 +183,8 @@ pub struct Process {
     pub command: Option<String>,
     pub alive: bool,
     state: &'static str,
+    /// Whether the driver has confirmed the state; otherwise it is what the ledger says.
+    is_confirmed: bool,
     pub gpu: Option<(DeviceId, Parts)>,
     /// The request with which the process waits for memory of the GPU.
     pub waits: Option<Waiter>,
@@ -247,6 +249,7 @@ fn of(
         command: command.clone(),
         alive: process.alive,
         state: state(process, pid),
+        is_confirmed: false,
         waits: (gpu.as_ref())
             .and_then(|(id, _)| waiters.find(&seen.group, &process.identity, *id).cloned()),
         gpu,
@@ -297,6 +300,17 @@ impl Process {
         self.state
     }
 
+    /// Notes which processes are suspended, as the driver says.
+    pub fn confirm(&mut self, away: &[u32]) {
+        self.is_confirmed = self.pid.is_some_and(|pid| away.contains(&pid));
+    }
+
+    /// Returns the state for printing: one with a question mark has only been read in the ledger.
+    pub fn shown_state(&self) -> String {
+        let is_doubtful = matches!(self.state, "suspended" | "frozen") && !self.is_confirmed;
+        self.state.to_owned() + if is_doubtful { "?" } else { "" }
+    }
+
     /// Returns the process as JSON. Bytes are integers; unknown figures are null.
     pub fn json(&self, driver: Option<&Driver>) -> Value {
         let split = self
@@ -326,6 +340,7 @@ impl Process {
             "total": self.gpu.as_ref().map(|(_, parts)| parts.total),
             "suspended": self.gpu.as_ref().map(|(_, parts)| parts.suspended),
             "state": self.state(),
+            "state_by": if self.is_confirmed { "driver" } else { "ledger" },
             "waits_for": self.waits.as_ref().map(Waiter::json),
         })
     }

@@ -48,7 +48,8 @@ TOTAL counts against the limit: allocations, pools, managed memory, and the
 driver's memory for contexts and code. nvidia-smi shows the same without managed
 memory. A `draining` process has ended, but the driver has not freed its memory
 yet; `waits for 2.0 GiB, 40 s` is a request that waits for room, and how long it
-has waited. ALLOCATIONS are plain and virtual memory, arrays and graphs; --json
+has waited; `suspended?` is a process of which the driver could not be asked
+whether it is still suspended. ALLOCATIONS are plain and virtual memory, arrays and graphs; --json
 shows each. PID is the pid in the caller's pid namespace, and `-` for a process
 that is not visible there; `own_pid` in JSON is the pid in the process's own
 namespace. COMMAND has at most 64 bytes, also in JSON. It shows arguments only if
@@ -97,11 +98,17 @@ pub fn ps(args: &Args) -> Result<ExitCode, Failure> {
     let driver = Driver::load().ok();
     let driver = driver.as_ref();
     let devices = gpu::shown(&args.devices.names, driver)?;
-    settle_abandoned(&Selection::of(args.group.as_deref())?);
-    args.watch.rounds(|| round(args, &devices, driver))
+    let away = settle_abandoned(&Selection::of(args.group.as_deref())?);
+    args.watch.rounds(|| round(args, &devices, driver, &away))
 }
 
-fn round(args: &Args, devices: &[Selector], driver: Option<&Driver>) -> Result<Round, Failure> {
+/// `away`: the processes that are suspended, as the driver says.
+fn round(
+    args: &Args,
+    devices: &[Selector],
+    driver: Option<&Driver>,
+    away: &[u32],
+) -> Result<Round, Failure> {
     let selection = Selection::of(args.group.as_deref())?;
     let (views, status) = selection.views(driver);
     if selection.named
@@ -119,6 +126,9 @@ fn round(args: &Args, devices: &[Selector], driver: Option<&Driver>) -> Result<R
     let waiters = Waiters::of(&views, driver);
     let seen: Vec<Seen> = views.into_iter().filter_map(View::into_seen).collect();
     let mut lines = processes(&selection, &seen, &waiters);
+    for line in &mut lines {
+        line.confirm(away);
+    }
     if !devices.contains(&Selector::All) {
         let is_on = |(id, _): &(_, _)| devices.contains(&Selector::Device(*id));
         lines.retain(|line| line.gpu.as_ref().is_some_and(is_on));
@@ -194,7 +204,7 @@ fn table(lines: &[Process], driver: Option<&Driver>) -> Table {
             ),
             line.waits
                 .as_ref()
-                .map_or_else(|| line.state().to_owned(), Waiter::to_string),
+                .map_or_else(|| line.shown_state(), Waiter::to_string),
             figure(line.command.as_deref()),
         ]);
     }

@@ -19,41 +19,44 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Ends what dead commands have left half-done with processes of these groups: unlocks locked
 /// processes, and corrects the figures of suspended ones. Charges suspended processes again that
 /// another tool has brought back. Looks only at processes that the caller may suspend. Prints what
-/// was done on standard error. Call before this process starts threads.
-pub fn settle_abandoned(selection: &Selection) {
+/// was done on standard error. Returns the pids of the processes whose memory is on the host, as the
+/// driver says. Call before this process starts threads.
+pub fn settle_abandoned(selection: &Selection) -> Vec<u32> {
+    let mut away = Vec::new();
     let mut groups: Vec<Group> = selection.groups.clone();
     groups.retain(|group| has_abandoned(group) || has_suspended(group));
     if groups.is_empty() {
-        return;
+        return away;
     }
     let checkpoints = match Checkpoints::load() {
         Ok(checkpoints) => checkpoints,
-        Err(_) if !groups.iter().any(has_abandoned) => return,
+        Err(_) if !groups.iter().any(has_abandoned) => return away,
         Err(missing) => {
             output::note(&format!(
                 "cannot end what a killed `suspend` or `resume` has left half-done: {missing}"
             ));
-            return;
+            return away;
         }
     };
     let (done, waits) = mpsc::channel();
     thread::spawn(move || {
         groups.iter().for_each(|group| {
-            for note in settle_in(group, &checkpoints) {
+            for found in settle_in(group, &checkpoints) {
                 // The verb may have ended its wait.
-                let _ = done.send(note);
+                let _ = done.send(found);
             }
         });
     });
     loop {
         match waits.recv_timeout(PATIENCE) {
-            Ok(note) => output::note(&note),
-            Err(mpsc::RecvTimeoutError::Disconnected) => return,
+            Ok(Found::Note(note)) => output::note(&note),
+            Ok(Found::Away(pid)) => away.push(pid),
+            Err(mpsc::RecvTimeoutError::Disconnected) => return away,
             Err(mpsc::RecvTimeoutError::Timeout) => {
                 output::note(
                     "the driver is still at work for a command that was killed: try again later",
                 );
-                return;
+                return away;
             }
         }
     }
@@ -68,25 +71,33 @@ fn has_suspended(group: &Group) -> bool {
     group.ledger().is_ok_and(|ledger| ledger.has_suspended())
 }
 
-/// Returns whether the driver has the memory of a suspended process on the GPUs. Takes no lock: a
-/// command that resumes the process does not notice the look.
-fn is_back(subject: &Subject, checkpoints: &Checkpoints) -> bool {
-    let is_left = subject.is_suspended() && !subject.ledger().has_actor(subject.identity());
-    is_left
-        && subject.is_answered_for()
-        && matches!(
-            checkpoints.state(subject.target.pid),
-            Ok(checkpoint::State::Running | checkpoint::State::Locked)
-        )
+/// What the driver says of a process.
+enum Found {
+    /// A line about what was done.
+    Note(String),
+    /// The pid of a process whose memory is on the host.
+    Away(u32),
 }
 
-fn settle_in(group: &Group, checkpoints: &Checkpoints) -> Vec<String> {
+/// Returns the driver's state of a suspended process. Takes no lock: a command that resumes the
+/// process does not notice the look.
+fn driver_state(subject: &Subject, checkpoints: &Checkpoints) -> Option<checkpoint::State> {
+    let is_left = subject.is_suspended() && !subject.ledger().has_actor(subject.identity());
+    let may_ask = is_left && subject.is_answered_for();
+    may_ask.then(|| checkpoints.state(subject.target.pid).ok())?
+}
+
+fn settle_in(group: &Group, checkpoints: &Checkpoints) -> Vec<Found> {
     // One that cannot be proven to be a member, as of another user, does not keep the others.
     let subjects = candidates(group, None).into_iter().flatten().flatten();
-    let notes = subjects.filter_map(|subject| {
+    let found = subjects.filter_map(|subject| {
         let is_abandoned = subject.is_abandoned() && subject.is_answered_for();
-        if !is_abandoned && !is_back(&subject, checkpoints) {
-            return None;
+        let state = driver_state(&subject, checkpoints);
+        match state {
+            _ if is_abandoned => {}
+            Some(checkpoint::State::Running | checkpoint::State::Locked) => {}
+            Some(checkpoint::State::Checkpointed) => return Some(Found::Away(subject.target.pid)),
+            _ => return None,
         }
         let only = std::slice::from_ref(&subject);
         let machine = Machine::of(checkpoints, only, Some(PATIENCE), Stop::never());
@@ -97,13 +108,14 @@ fn settle_in(group: &Group, checkpoints: &Checkpoints) -> Vec<String> {
             Ok(State::Locked) if !is_abandoned => "is locked",
             Ok(State::Locked | State::Moving) => "is not settled yet",
             Ok(State::Gone) => return None,
-            Err(failure) => return Some(failure.to_string()),
+            Err(failure) => return Some(Found::Note(failure.to_string())),
         };
         let why = match is_abandoned {
             true => "the command that suspended or resumed it was killed",
             false => "another program has resumed it, and its memory is charged again",
         };
-        Some(format!("{name} {now}: {why}", name = subject.name()))
+        let note = format!("{name} {now}: {why}", name = subject.name());
+        Some(Found::Note(note))
     });
-    notes.collect()
+    found.collect()
 }

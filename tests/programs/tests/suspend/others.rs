@@ -49,6 +49,44 @@ impl Waiting {
     }
 }
 
+/// `ps` says whether the driver or only the ledger tells of a suspended process.
+#[test]
+fn ps_marks_a_state_that_the_driver_does_not_confirm() {
+    let world = World::new(CAP);
+    let mut program = holder(&world, "300M");
+    let own = program.pid().to_string();
+    done(&world, &["suspend", GROUP]);
+    for (has_driver, by, state) in [
+        (true, "driver", "suspended"),
+        (false, "ledger", "suspended?"),
+    ] {
+        let ps = |arguments: &[&str]| {
+            let mut command = verb(&world, &["ps"]);
+            command.args(arguments);
+            if !has_driver {
+                command.env_remove("LD_LIBRARY_PATH");
+            }
+            finish(command).out
+        };
+        let json: Value = serde_json::from_str(&ps(&["--json"])).expect("JSON");
+        let [process] = &json["processes"].as_array().expect("a list")[..] else {
+            panic!("{json}");
+        };
+        assert_eq!(
+            (&process["state"], &process["state_by"]),
+            (&"suspended".into(), &by.into())
+        );
+        let table = ps(&[]);
+        let row = table.lines().find(|line| line.trim().starts_with(&own));
+        let words: Vec<&str> = row.expect("a row").split_whitespace().collect();
+        assert!(words.contains(&state), "{table}");
+    }
+    done(&world, &["resume", GROUP]);
+    goes_on(&mut program);
+    assert_eq!(shown(&world, &program)["state_by"], "ledger");
+    program.end();
+}
+
 #[test]
 fn kill_signals_a_resume_that_holds_several_slots_once() {
     let waiting = Waiting::new(&[]);
