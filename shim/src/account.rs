@@ -56,6 +56,8 @@ use crate::abi::{
     CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_NOT_PERMITTED,
     CUDA_ERROR_UNKNOWN, Context, Device as Ordinal, Opaque, Status, Stream,
 };
+use crate::clock;
+use crate::driver::dlsym::real_dlsym;
 use crate::driver::gate::{self, Door};
 use crate::driver::{answer, cuda, devices, suspension};
 use crate::membership::{self, Failed};
@@ -141,6 +143,7 @@ impl Process {
             let _undisturbed = Undisturbed::new();
             let _alone = hold(Place::Joining, || self.joining.lock());
             if self.member.get().is_none() {
+                clock::find(real_dlsym);
                 let joined = join();
                 if let Err(Failed::Early) = joined {
                     return Err(CUDA_ERROR_NOT_INITIALIZED);

@@ -19,8 +19,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Ends what dead commands have left half-done with processes of these groups: unlocks locked
 /// processes, and corrects the figures of suspended ones. Charges suspended processes again that
 /// another tool has brought back. Looks only at processes that the caller may suspend. Prints what
-/// was done on standard error. Returns the pids of the processes whose memory is on the host, as the
-/// driver says. Call before this process starts threads.
+/// was done on standard error. Returns the pids of the processes that are suspended, as the driver
+/// says. Call before this process starts threads.
 pub fn settle_abandoned(selection: &Selection) -> Vec<u32> {
     let mut away = Vec::new();
     let mut groups: Vec<Group> = selection.groups.clone();

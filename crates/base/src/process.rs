@@ -1,6 +1,7 @@
 //! Facts about processes that the system provides outside `/proc/PID`.
 #![allow(unsafe_code)]
 
+use std::io;
 use std::os::unix::fs::MetadataExt;
 
 /// The inode of the first pid namespace of every machine (`PROC_PID_INIT_INO` in linux/proc_ns.h).
@@ -9,8 +10,25 @@ pub const FIRST_PID_NS: u64 = 0xEFFF_FFFC;
 
 /// Returns the real user id of this process.
 pub fn uid() -> u32 {
-    // SAFETY: getuid always succeeds and accesses no memory.
-    unsafe { libc::getuid() }
+    id(libc::SYS_getuid)
+}
+
+/// Returns a user or group id of this process, by a system call without arguments that cannot fail.
+/// A preloaded library such as libfakeroot makes the C library's functions lie.
+pub fn id(call: libc::c_long) -> u32 {
+    // SAFETY: the call accesses no memory.
+    unsafe { libc::syscall(call) as u32 }
+}
+
+/// Returns the supplementary group ids of this process.
+pub fn groups() -> io::Result<Vec<u32>> {
+    // SAFETY: with a length of 0 the call writes nothing.
+    let count = unsafe { libc::syscall(libc::SYS_getgroups, 0usize, std::ptr::null::<u32>()) };
+    let mut groups = vec![0; usize::try_from(count).map_err(|_| io::Error::last_os_error())?];
+    // SAFETY: the call writes at most `groups.len()` ids, for which there is room.
+    let count = unsafe { libc::syscall(libc::SYS_getgroups, groups.len(), groups.as_mut_ptr()) };
+    groups.truncate(usize::try_from(count).map_err(|_| io::Error::last_os_error())?);
+    Ok(groups)
 }
 
 /// Returns the inode of this process's pid namespace; 0 if unknown.

@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 use super::{Group, GroupError, user};
+use gpulimit_base::process::groups;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::marker::PhantomData;
@@ -117,17 +118,6 @@ fn current(call: libc::c_long) -> u32 {
     // SAFETY: the call gets plain numbers. An invalid id changes nothing, and the call returns the
     // current id.
     unsafe { libc::syscall(call, libc::c_long::from(u32::MAX)) as u32 }
-}
-
-fn groups() -> io::Result<Vec<libc::gid_t>> {
-    // SAFETY: with a length of 0 the call writes nothing.
-    let count =
-        unsafe { libc::syscall(libc::SYS_getgroups, 0usize, std::ptr::null::<libc::gid_t>()) };
-    let mut groups = vec![0; usize::try_from(count).map_err(|_| io::Error::last_os_error())?];
-    // SAFETY: the call writes at most `groups.len()` ids, for which there is room.
-    let count = unsafe { libc::syscall(libc::SYS_getgroups, groups.len(), groups.as_mut_ptr()) };
-    groups.truncate(usize::try_from(count).map_err(|_| io::Error::last_os_error())?);
-    Ok(groups)
 }
 
 fn set_groups(groups: &[libc::gid_t]) -> io::Result<()> {

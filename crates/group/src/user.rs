@@ -7,8 +7,7 @@ use std::path::Path;
 
 /// Returns the caller's effective user id, which owns the files that this process makes.
 pub fn effective() -> u32 {
-    // SAFETY: the call takes no arguments and cannot fail.
-    unsafe { libc::geteuid() }
+    gpulimit_base::process::id(libc::SYS_geteuid)
 }
 
 /// Returns whether the caller may make files in this directory.

@@ -1,17 +1,10 @@
 //! The user and the unix groups of a process, as ids of the machine.
-#![allow(unsafe_code)]
+use gpulimit_base::process::{groups, id};
 
 /// Returns all unix groups of this process: real, effective and supplementary.
 pub(super) fn gids() -> Vec<u32> {
-    // SAFETY: the calls take no arguments and cannot fail.
-    let mut gids = unsafe { vec![libc::getgid(), libc::getegid()] };
-    // SAFETY: with a size of 0 the call only counts and writes nothing.
-    let count = unsafe { libc::getgroups(0, std::ptr::null_mut()) };
-    let mut more = vec![0; usize::try_from(count).unwrap_or(0)];
-    // SAFETY: `more` has room for `count` numbers.
-    let count = unsafe { libc::getgroups(count.max(0), more.as_mut_ptr()) };
-    more.truncate(usize::try_from(count).unwrap_or(0));
-    gids.append(&mut more);
+    let mut gids = vec![id(libc::SYS_getgid), id(libc::SYS_getegid)];
+    gids.extend(groups().unwrap_or_default());
     gids
 }
 

@@ -1,8 +1,10 @@
 //! A request that does not fit at the limit: other members give memory back, the request waits, or
 //! a process is killed.
 
-use gpulimit_ledger::{Category, EventKind};
-use gpulimit_programs::world::{CONTEXT, MIB, Session, World, eventually};
+use std::os::unix::fs::MetadataExt;
+
+use gpulimit_ledger::{Category, EventKind, NoWitness};
+use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World, eventually};
 
 /// Sends a request that has to wait, and checks that it still waits after more looks at the ledger.
 #[track_caller]
@@ -89,6 +91,30 @@ fn the_time_to_wait_is_bounded() {
     world.judge(cap);
     drop((holder, other));
     world.judge_end(cap);
+}
+
+/// libfaketime and libfakeroot show the program another clock and another user.
+#[test]
+fn clocks_and_users_of_other_preloads_change_nothing() {
+    let lies = world::library("frozen_clock", &["-ldl"]);
+    let preloads = [&world::shim(), &lies].map(|path| path.display().to_string());
+    let user = std::fs::metadata("/proc/self").expect("/proc").uid();
+    for preloads in [preloads.join(":"), preloads[1].clone() + ":" + &preloads[0]] {
+        let (world, cap) = waiting(&["wait_timeout=300ms"]);
+        let mut holder = world.on_gpu();
+        holder.expect(&[("alloc a 500M", "0")]);
+        let mut command = world.limited(world::program());
+        command.env("LD_PRELOAD", preloads);
+        let mut other = Session::start(command);
+        other.expect(&[("start", "0 0"), ("alloc b 300M", "2")]);
+        assert_eq!(world.events(EventKind::Refusal).len(), 1);
+        let members = world.ledger().processes(&NoWitness);
+        assert_eq!(members.len(), 2);
+        assert!(members.iter().all(|member| member.identity.uid == user));
+        world.judge(cap);
+        drop((holder, other));
+        world.judge_end(cap);
+    }
 }
 
 #[test]
