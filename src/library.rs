@@ -165,6 +165,22 @@ pub fn preload(library: &Path, existing: Option<&OsStr>) -> OsString {
     OsString::from_vec(all)
 }
 
+/// Returns a value of `ASAN_OPTIONS` by which a program with AddressSanitizer starts although its
+/// runtime is not the first library. The preload defines none of the functions that the runtime
+/// must be first for.
+pub fn asan_options(existing: Option<&OsStr>) -> OsString {
+    const FLAG: &[u8] = b"verify_asan_link_order";
+    let mut all = existing.unwrap_or_default().as_bytes().to_vec();
+    if !all.windows(FLAG.len()).any(|part| part == FLAG) {
+        if !all.is_empty() {
+            all.push(b':');
+        }
+        all.extend_from_slice(FLAG);
+        all.extend_from_slice(b"=0");
+    }
+    OsString::from_vec(all)
+}
+
 /// Returns the value of `LD_PRELOAD` without the entries that name libgpulimit.so; `None` if there
 /// is no such entry.
 pub fn without(existing: Option<&OsStr>) -> Option<OsString> {

@@ -152,6 +152,10 @@ pub fn run(mut args: Args, inherited: &Inherited) -> Result<ExitCode, Failure> {
             "LD_PRELOAD",
             library::preload(&library, env::var_os("LD_PRELOAD").as_deref()),
         )
+        .env(
+            "ASAN_OPTIONS",
+            library::asan_options(env::var_os("ASAN_OPTIONS").as_deref()),
+        )
         .env("GPULIMIT_ROOT", place.group.root())
         .env(policy::GROUP, place.group.name())
         .env_remove(policy::MAX)

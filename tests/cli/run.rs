@@ -4,6 +4,7 @@ use crate::place::{GIB, GPU, Place, Running, library, text};
 use crate::signals::shell;
 use gpulimit_base::units::Size;
 use gpulimit_limits::{Key, LimitSet, Selector};
+use gpulimit_support::executable;
 use std::fs;
 use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
@@ -28,6 +29,31 @@ fn run_sets_the_environment_of_the_command() {
     assert!(lines[1].starts_with("run-"), "{out}");
     assert_eq!(lines[2], place.root_path().display().to_string());
     assert_eq!(lines[3], "unset");
+}
+
+/// A program with AddressSanitizer refuses to start if a preload comes before its runtime.
+#[test]
+fn run_starts_programs_with_address_sanitizer() {
+    let place = Place::new();
+    let code = "int main(void) { return 7; }\n";
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let program = executable::compiled(folder, "asan", code, &["-fsanitize=address"]);
+    let run = |set: Option<&str>, words: &[&str]| {
+        let mut command = place.gpulimit(&[&["run", "--max", "4G", "--"], words].concat());
+        if let Some(set) = set {
+            command.env("ASAN_OPTIONS", set);
+        }
+        command.output().expect("started")
+    };
+    let program = program.to_str().expect("text");
+    for set in [None, Some("detect_leaks=0"), Some("")] {
+        let output = run(set, &[program]);
+        assert_eq!(output.status.code(), Some(7), "{set:?}: {output:?}");
+    }
+    let own = "verify_asan_link_order=1:detect_leaks=0";
+    assert_ne!(run(Some(own), &[program]).status.code(), Some(7));
+    let output = run(Some(own), &["sh", "-c", "echo $ASAN_OPTIONS"]);
+    assert_eq!(text(&output.stdout).trim(), own);
 }
 
 #[test]
