@@ -253,6 +253,26 @@ impl Process {
         }
     }
 
+    /// Forgets the launches of code that no known handle names, after handles were removed.
+    pub fn forget_code(&self) {
+        let is_known = |handle| self.handles.origin_of_code(handle).is_some();
+        self.launched.keep(is_known);
+    }
+
+    /// Forgets the launches in a context, and those of handles that may belong to it.
+    pub fn forget_launches(&self, context: Context) {
+        self.launched.forget_context(context, |handle| {
+            let origin = self.handles.origin_of_code(handle);
+            origin.is_none_or(|origin| self.greens.holder(origin.context) == context)
+        });
+    }
+
+    /// Makes each launch in a context check its local memory again.
+    pub fn forget_limits(&self, context: Context) {
+        self.forget_launches(context);
+        self.launched.forget_kernels();
+    }
+
     /// Returns how many times the process has read its memory usage from NVML. [`Device::renew`]
     /// takes this number.
     #[inline]

@@ -63,6 +63,15 @@ impl Handles {
         self.0.read().get(&(kind, handle)).copied()
     }
 
+    /// Returns the origin of code, of a library or of an executable graph with this handle.
+    pub fn origin_of_code(&self, handle: usize) -> Option<Origin> {
+        let known = self.0.read();
+        let kinds = [Kind::Code, Kind::Exec, Kind::Library, Kind::Module].into_iter();
+        (kinds.filter_map(|kind| known.get(&(kind, handle))))
+            .next()
+            .copied()
+    }
+
     /// Removes `handle` from the table. Call before the driver destroys the handle, because the
     /// driver may reuse its number.
     pub fn take(&self, kind: Kind, handle: usize) -> Taken {

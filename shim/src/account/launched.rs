@@ -20,6 +20,11 @@ pub const fn loaded(handle: Opaque) -> Opaque {
     handle | 1
 }
 
+/// Returns the handle of an entry.
+const fn plain(entry: Opaque) -> Opaque {
+    entry & !(1 | NEEDS_NONE)
+}
+
 /// The number of entries in the table of recently launched functions. A training step of PyTorch
 /// launches some seventy kernels.
 const PLACES: usize = 4096;
@@ -61,9 +66,12 @@ fn remember(function: Opaque) {
     }
 }
 
-fn forget_all() {
+/// Removes all but these functions from the table of recent launches.
+fn sweep(functions: &Set<Opaque>) {
     for place in &RECENT {
-        place.store(0, Ordering::Relaxed);
+        if !functions.contains(&place.load(Ordering::Relaxed)) {
+            place.store(0, Ordering::Relaxed);
+        }
     }
 }
 
@@ -98,9 +106,10 @@ impl Default for Launched {
     fn default() -> Self {
         // The table is static, so a forked child inherits entries. The child removes them when it
         // makes its own account.
-        forget_all();
+        let functions = Set::default();
+        sweep(&functions);
         Launched {
-            functions: RwLock::default(),
+            functions: RwLock::new(functions),
             kernels: RwLock::default(),
             large: RwLock::default(),
             needs: RwLock::default(),
@@ -223,7 +232,7 @@ impl Launched {
         self.needs.write().retain(|kernel, _| !is_kernel(kernel));
         let mut functions = self.functions.write();
         functions.retain(|function| !is_kernel(function));
-        forget_all();
+        sweep(&functions);
     }
 
     /// Records that this process has launched a kernel.
@@ -249,27 +258,33 @@ impl Launched {
         }
     }
 
-    /// Forgets all launches and needs, because the driver may reuse the handles. Still remembers
-    /// which handles are `CUkernel`s.
-    pub fn forget(&self) {
-        for kernel in self.kernels.write().values_mut() {
-            kernel.contexts.clear();
-        }
-        self.large.write().clear();
-        self.needs.write().clear();
-        self.begun.store(false, Ordering::Relaxed);
+    /// Forgets all records of the handles for which `is_known` returns false: their code is gone,
+    /// and the driver may reuse the handles.
+    pub fn keep(&self, is_known: impl Fn(Opaque) -> bool) {
+        let stays = |record: &Opaque| is_known(plain(*record));
+        self.kernels.write().retain(|kernel, _| stays(kernel));
+        self.large
+            .write()
+            .retain(|(function, _), _| stays(function));
+        self.needs.write().retain(|kernel, _| stays(kernel));
         let mut functions = self.functions.write();
-        functions.clear();
-        forget_all();
+        functions.retain(stays);
+        sweep(&functions);
     }
 
-    /// Forgets the `CUkernel`s of an unloaded library or module. Also forgets `CUkernel`s of
-    /// unknown origin, because they may belong to it.
-    pub fn forget_library(&self, library: Opaque) {
-        self.kernels
-            .write()
-            .retain(|_, kernel| ![0, library].contains(&kernel.library));
-        self.forget();
+    /// Forgets the launches in a context, and those of the handles for which `is_of` returns true:
+    /// the context ends. Still remembers which handles are `CUkernel`s.
+    pub fn forget_context(&self, context: Context, is_of: impl Fn(Opaque) -> bool) {
+        for kernel in self.kernels.write().values_mut() {
+            kernel.contexts.retain(|each| *each != context);
+        }
+        let goes = |record: &Opaque| is_of(plain(*record));
+        let is_there = |(function, each): &(Opaque, Context)| *each != context && !goes(function);
+        self.large.write().retain(|large, _| is_there(large));
+        self.begun.store(false, Ordering::Relaxed);
+        let mut functions = self.functions.write();
+        functions.retain(|function| !goes(function));
+        sweep(&functions);
     }
 }
 
@@ -293,8 +308,9 @@ mod tests {
         launched.remove(64);
         assert!(!launched.contains(64));
         assert!((2..500).all(|at| launched.contains(at * 64)));
-        launched.forget();
-        assert!(!(1..500).any(|at| launched.contains(at * 64)));
+        launched.keep(|handle| handle <= 250 * 64);
+        assert!((1..500).all(|at| launched.contains(at * 64) == (2..=250).contains(&at)));
+        assert!(is_recent(250 * 64) && !is_recent(251 * 64));
     }
 
     #[test]
@@ -317,12 +333,18 @@ mod tests {
         launched.forget_kernels();
         assert!(!launched.contains(64) && launched.contains(128));
         assert!(launched.contains_in(64, 1) && launched.contains_in(64, 2));
-        launched.forget();
+        launched.insert_in(64, 2, 2);
+        launched.forget_context(1, |handle| handle == 128);
         assert!(launched.is_kernel(64) && !launched.contains_in(64, 1));
-        launched.forget_library(2);
-        assert!(launched.is_kernel(64));
-        launched.forget_library(1);
-        assert!(!launched.is_kernel(64));
+        assert!(
+            launched.contains_in(64, 2) && launched.contains(64),
+            "in every other context"
+        );
+        assert!(!launched.contains(128), "its context has ended");
+        launched.keep(|handle| handle == 64);
+        assert!(launched.is_kernel(64) && !launched.is_kernel(192));
+        launched.keep(|_| false);
+        assert!(!launched.is_kernel(64) && !launched.contains(64));
     }
 
     #[test]
@@ -338,8 +360,13 @@ mod tests {
             [launched.need(64, 1), launched.need(64, 2)],
             [Some(4096), None]
         );
-        launched.forget();
-        assert_eq!(launched.need(64, 1), None);
+        launched.insert_large(64, 2, 4096);
+        launched.insert_large(192, 2, 4096);
+        launched.forget_context(1, |handle| handle == 192);
+        let needs = [(64, 1), (64, 2), (192, 2)].map(|(of, context)| launched.need(of, context));
+        assert_eq!(needs, [None, Some(4096), None]);
+        launched.keep(|_| false);
+        assert_eq!(launched.need(64, 2), None);
     }
 
     #[test]
@@ -354,8 +381,9 @@ mod tests {
         launched.note_kernel(64, 1);
         launched.forget_kernels();
         assert_eq!(needs(&launched), [None, Some(4096), None]);
-        launched.forget();
-        assert_eq!(needs(&launched), [None; 3]);
+        launched.learn_need(64, 0);
+        launched.keep(|handle| handle != 128);
+        assert_eq!(needs(&launched), [Some(0), None, None]);
     }
 
     #[test]
@@ -366,8 +394,9 @@ mod tests {
         launched.learn_need(64, 0);
         assert!(!launched.has_begun());
         launched.begin();
+        launched.keep(|_| false);
         assert!(launched.has_begun());
-        launched.forget();
+        launched.forget_context(1, |_| false);
         assert!(!launched.has_begun());
     }
 

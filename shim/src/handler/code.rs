@@ -262,8 +262,8 @@ pub fn unload_library(call: Call, real: &dyn Real, library: Opaque) -> Status {
 /// `cuModuleUnload`: Uncharges the freed memory after the call. Forgets the functions' handles
 /// before, because the driver can reuse them.
 pub fn unload(call: Call, real: &dyn Real, code: Opaque) -> Status {
-    call.process.launched.forget_library(code);
     let taken = call.process.handles.take_code(code);
+    call.process.forget_code();
     // `managed::free` also uncharges the managed variables of the code.
     let status = managed::free(call, code as DevicePtr, real).unwrap_or_else(|| real.call());
     if status != SUCCESS {
@@ -271,7 +271,7 @@ pub fn unload(call: Call, real: &dyn Real, code: Opaque) -> Status {
     } else {
         // During the driver's call, other threads may have launched functions of this code. Forgets
         // the records of these launches.
-        call.process.launched.forget_library(code);
+        call.process.forget_code();
         for device in call.process.devices() {
             device.forget_variables(code);
             device.measure();

@@ -240,7 +240,7 @@ fn drain(call: Call, context: Context) -> Vec<Gone> {
 /// Forgets `context`, which has ended on `device`. `shared` is memory of the context that other
 /// processes may still use.
 fn forget_context(call: Call, device: &'static Device, context: Context, shared: Vec<Gone>) {
-    call.process.launched.forget();
+    call.process.forget_launches(context);
     forget_handles(call, context);
     device
         .driver_part
@@ -308,7 +308,8 @@ pub fn release_primary(call: Call, real: &dyn Real, ordinal: Ordinal) -> Status 
     };
     if device.contexts.is_last_release() || call.symbol.contains("Reset") {
         // The driver can reuse the freed handles for new code, whose first launch must be charged.
-        call.process.launched.forget();
+        let context = device.contexts.primary.load(Ordering::Acquire);
+        call.process.forget_launches(context);
     }
     let mut ended = None;
     let status = device.tear_down(
@@ -361,7 +362,7 @@ pub fn destroy(call: Call, real: &dyn Real, context: Context) -> Status {
         return destroy_unknown(call, real, context);
     };
     // The driver can reuse the freed handles for new code, whose first launch must be charged.
-    call.process.launched.forget();
+    call.process.forget_launches(context);
     let mut shared = Vec::new();
     let status = device.tear_down(
         || real.call(),
@@ -391,7 +392,7 @@ fn destroy_unknown(call: Call, real: &dyn Real, context: Context) -> Status {
         }
     });
     if status == SUCCESS {
-        call.process.launched.forget();
+        call.process.forget_launches(context);
         forget_handles(call, context);
         for device in devices {
             device

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::abi::{
-    CUDA_ERROR_OUT_OF_MEMORY, LIMIT_MALLOC_HEAP_SIZE, LIMIT_STACK_SIZE, SUCCESS, Status,
+    CUDA_ERROR_OUT_OF_MEMORY, Context, LIMIT_MALLOC_HEAP_SIZE, LIMIT_STACK_SIZE, SUCCESS, Status,
 };
 use crate::account::contexts::current_context;
 use crate::account::device::Device;
@@ -48,10 +48,11 @@ fn set_charged(
     wanted: u64,
 ) -> Result<Status, Aside> {
     let device = call.process.current_device()?;
-    let context = match current_context() {
+    let handle = match current_context() {
         0 => return Err(Aside::NoDevice),
-        context => device.kernels.context(context),
+        handle => handle,
     };
+    let context = device.kernels.context(handle);
     let due = || match limit {
         LIMIT_STACK_SIZE => stack_growth(device, &context, wanted),
         _ => wanted.saturating_sub(context.heap.load(Ordering::Acquire)),
@@ -74,7 +75,7 @@ fn set_charged(
     };
     let (_alone, paid) = payment.make(call, device, Prepaid::none(device))?;
     Ok(match limit {
-        LIMIT_STACK_SIZE => set_stack(call, device, &context, paid, real, value),
+        LIMIT_STACK_SIZE => set_stack(call, device, (handle, &context), paid, real, value),
         _ if matches!(current_limit(limit), ContextLimit::Fixed) => real(value),
         _ => reserve(device, &context.heap, paid, &move || real(value), wanted),
     })
@@ -95,7 +96,7 @@ fn stack_growth(device: &Device, context: &ContextMemory, wanted: u64) -> u64 {
 fn set_stack(
     call: Call,
     device: &'static Device,
-    context: &ContextMemory,
+    (handle, context): (Context, &ContextMemory),
     paid: Prepaid<'_>,
     real: impl Fn(usize) -> Status,
     value: usize,
@@ -105,13 +106,13 @@ fn set_stack(
     if device.kernels.backing(wanted) < device.kernels.start() {
         // Makes each launch check its local memory again. The launch waits for the end of this
         // call.
-        call.process.launched.forget();
+        call.process.forget_limits(handle);
     }
     let used = device.driver_part.used();
     let status = real(value);
     let measured = paid.settle().ok();
     if status != SUCCESS {
-        note_failure(call, device, context, used, measured);
+        note_failure(call, device, (handle, context), used, measured);
         return status;
     }
     let change = device.kernels.set(context, wanted);

@@ -194,7 +194,8 @@ pub fn run(
     runtime.conclude(device, &memory, status, grown);
     if growth > 0 {
         let needs = (*need, at_most);
-        conclude_growth(call, device, &memory, needs, before, measured, status);
+        let of = (context, &*memory);
+        conclude_growth(call, device, of, needs, before, measured, status);
     }
     Ok(match measured {
         Some(measured) => measured::judge(call, device, before, measured, status, undo),
@@ -207,14 +208,14 @@ pub fn run(
 fn conclude_growth(
     call: Call,
     device: &'static Device,
-    memory: &ContextMemory,
+    (context, memory): (Context, &ContextMemory),
     (per_thread, at_most): (u64, bool),
     before: u64,
     measured: Option<Measured>,
     status: Status,
 ) {
     if status != SUCCESS {
-        return note_failure(call, device, memory, before, measured);
+        return note_failure(call, device, (context, memory), before, measured);
     }
     let growth = device.kernels.growth(memory, per_thread);
     let is_there = |measured: Measured| {
@@ -237,12 +238,12 @@ fn conclude_growth(
 pub fn note_failure(
     call: Call,
     device: &Device,
-    context: &ContextMemory,
+    (context, memory): (Context, &ContextMemory),
     before: u64,
     measured: Option<Measured>,
 ) {
-    if measured.is_some_and(|measured| context.is_dropped(before, measured.used)) {
-        call.process.launched.forget();
+    if measured.is_some_and(|measured| memory.is_dropped(before, measured.used)) {
+        call.process.forget_limits(context);
         // The first measurement counted the dropped memory as still taken, so measure again.
         device.measure();
     }

@@ -435,6 +435,35 @@ fn managed_variables_are_charged_before_their_code_is_loaded() {
     }
 }
 
+/// A first launch measures; NVML does not answer here, so a known function is launched without.
+#[test]
+fn an_unload_forgets_no_other_code() {
+    let world = World::new(8192 * MIB);
+    let mut program = world.on_gpu();
+    let keep = ["launch module", "library-launch library"];
+    let load = ["module module 1M", "library library 1M"];
+    program.expect(&load.map(|line| (line, "0")));
+    program.expect(&keep.map(|line| (line, "0")));
+    let silent = format!("nvmlDeviceGetComputeRunningProcesses:{HOUR}");
+    for gone in [
+        ["module gone 1M", "launch gone", "unload gone"],
+        [
+            "library gone 1M",
+            "library-launch gone",
+            "unload-library gone",
+        ],
+        ["context gone 0 v2", "destroy gone", "current 0"],
+    ] {
+        program.expect(&gone.map(|line| (line, "0")));
+        world.machine().knob("delay", &silent);
+        program.expect(&keep.map(|line| (line, "0")));
+        world.machine().knob("delay", "0");
+    }
+    world.judge(8192 * MIB);
+    program.end();
+    world.judge_end(8192 * MIB);
+}
+
 /// The driver has freed a function's handle before the unloading call returns to the library:
 /// another thread gets the same handle for a function that needs more memory.
 #[test]
