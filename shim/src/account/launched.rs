@@ -69,7 +69,8 @@ fn remember(function: Opaque) {
 /// Removes all but these functions from the table of recent launches.
 fn sweep(functions: &Set<Opaque>) {
     for place in &RECENT {
-        if !functions.contains(&place.load(Ordering::Relaxed)) {
+        let function = place.load(Ordering::Relaxed);
+        if function != 0 && !functions.contains(&function) {
             place.store(0, Ordering::Relaxed);
         }
     }
