@@ -1,10 +1,11 @@
-//! The C library's own `dlsym`, to which the `dlsym` of `libgpulimit.so` passes look-ups on.
+//! The next `dlsym`, to which the `dlsym` of `libgpulimit.so` passes look-ups on: that of a library
+//! loaded after it that wraps `dlsym`, or else the C library's.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// The address of the C library's `dlsym`. The assembly code of the `dlsym` that `libgpulimit.so`
+/// The address of the next `dlsym`. The assembly code of the `dlsym` that `libgpulimit.so`
 /// exports reads this variable.
 pub static REAL: AtomicPtr<c_void> = AtomicPtr::new(fallback as *mut c_void);
 
@@ -25,11 +26,12 @@ extern "C" fn fallback(_handle: *mut c_void, _name: *const c_char) -> *mut c_voi
     std::ptr::null_mut()
 }
 
-/// Returns the address of the C library's `dlsym`. The first call of this function looks the
-/// address up.
+type Function = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
+
+/// Returns the address of the next `dlsym`. The first call of this function looks the address up.
 pub fn real() -> *mut c_void {
     if REAL.load(Ordering::Relaxed) == fallback as *mut c_void {
-        let found = next_versioned(c"dlsym", DLSYM_VERSION);
+        let found = next(c"dlsym");
         if !found.is_null() {
             know(found);
         }
@@ -37,26 +39,29 @@ pub fn real() -> *mut c_void {
     REAL.load(Ordering::Relaxed)
 }
 
-/// Sets the address of the C library's `dlsym` where [`next_versioned`] cannot find it.
+/// Returns the address of this function in the libraries loaded after `libgpulimit.so`; null when
+/// they lack it.
+pub fn next(name: &CStr) -> *mut c_void {
+    // SAFETY: the strings are NUL-terminated, and a `dlsym` of this version has this type. Finds
+    // only the C library's: `dlvsym` passes over functions without a version, as wrappers are.
+    unsafe {
+        let found = dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), DLSYM_VERSION.as_ptr());
+        if found.is_null() {
+            return found;
+        }
+        let next = std::mem::transmute::<*mut c_void, Function>(found);
+        std::hint::black_box(next(libc::RTLD_NEXT, name.as_ptr()))
+    }
+}
+
+/// Sets the address of the next `dlsym`.
 pub fn know(real: *const c_void) {
     REAL.store(real.cast_mut(), Ordering::Relaxed);
 }
 
-/// Returns the address of this symbol version in the libraries loaded after `libgpulimit.so`; null
-/// when they lack it.
-pub fn next_versioned(name: &CStr, version: &CStr) -> *mut c_void {
-    // SAFETY: both arguments are NUL-terminated strings.
-    unsafe { dlvsym(libc::RTLD_NEXT, name.as_ptr(), version.as_ptr()) }
-}
-
-/// Looks up `name` in the library `handle`; null when that library lacks it. Never pass
-/// `RTLD_NEXT`.
+/// Looks up `name` in the library `handle`; null when that library lacks it.
 pub fn real_dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
     // SAFETY: `real` returns the C library's dlsym or `fallback`, which has the same type; `name`
     // is NUL-terminated.
-    unsafe {
-        let function: unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void =
-            std::mem::transmute(real());
-        function(handle, name.as_ptr())
-    }
+    unsafe { std::mem::transmute::<*mut c_void, Function>(real())(handle, name.as_ptr()) }
 }

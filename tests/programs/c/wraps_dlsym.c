@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-static atomic_ulong calls;
+static atomic_ulong calls, opened;
 
 void *dlsym(void *handle, const char *name) {
     static void *(*next)(void *, const char *);
@@ -24,11 +24,17 @@ void *dlsym(void *handle, const char *name) {
 void *dlopen(const char *path, int flags) {
     void *(*following)(const char *, int) =
         (void *(*)(const char *, int))dlsym(RTLD_NEXT, "dlopen");
+    atomic_fetch_add(&opened, 1);
     return following(path, flags);
 }
 #endif
 
 __attribute__((destructor)) static void report(void) {
-    static const char line[] = "wraps_dlsym: alive\n";
+    static const char line[] = "wraps_dlsym: alive\n", called[] = "wraps_dlsym: called\n";
+#ifndef DLOPEN
+    opened = 1;
+#endif
+    if (calls && opened)
+        (void)!write(2, called, sizeof called - 1);
     (void)!write(2, line, sizeof line - 1);
 }

@@ -1,28 +1,24 @@
-//! The `dlopen` of `libgpulimit.so`, which jumps to the C library's `dlopen`.
+//! The `dlopen` of `libgpulimit.so`, which jumps to the next `dlopen`: that of a library loaded after
+//! it that wraps `dlopen`, or else the C library's.
 //!
 //! Before a library is opened with `RTLD_DEEPBIND`, gpulimit redirects the driver's symbols (see
 //! [`super::redirect`]). The jump keeps the caller's return address, which decides the search path.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::driver::dlsym::next_versioned;
+use crate::driver::dlsym::next;
 
-/// The address of the C library's `dlopen`. The assembly code of gpulimit's `dlopen` reads it.
+/// The address of the next `dlopen`. The assembly code of gpulimit's `dlopen` reads it.
 static REAL: AtomicPtr<c_void> = AtomicPtr::new(fallback as *mut c_void);
-
-#[cfg(target_arch = "x86_64")]
-const DLOPEN_VERSION: &CStr = c"GLIBC_2.2.5";
-#[cfg(target_arch = "aarch64")]
-const DLOPEN_VERSION: &CStr = c"GLIBC_2.17";
 
 /// Stands in for a `dlopen` that cannot be found in the C library: every call fails.
 extern "C" fn fallback(_path: *const c_char, _flags: c_int) -> *mut c_void {
     std::ptr::null_mut()
 }
 
-/// Sets the address of the C library's `dlopen` where [`next_versioned`] cannot find it.
+/// Sets the address of the next `dlopen`.
 pub fn know(real: *const c_void) {
     REAL.store(real.cast_mut(), Ordering::Relaxed);
 }
@@ -31,7 +27,7 @@ pub fn know(real: *const c_void) {
 /// `RTLD_DEEPBIND`.
 unsafe extern "C" fn prepare(_path: *const c_char, flags: c_int) {
     if REAL.load(Ordering::Relaxed) == fallback as *mut c_void {
-        let found = next_versioned(c"dlopen", DLOPEN_VERSION);
+        let found = next(c"dlopen");
         if !found.is_null() {
             REAL.store(found, Ordering::Relaxed);
         }

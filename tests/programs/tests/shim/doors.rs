@@ -318,7 +318,11 @@ fn a_program_linked_against_the_driver_is_limited() {
 
 #[test]
 fn other_preloads_keep_working() {
-    for (name, arguments) in [("wraps_malloc", &[][..]), ("wraps_dlsym", &[])] {
+    for (name, arguments, says) in [
+        ("wraps_malloc", &[][..], "alive"),
+        ("wraps_dlsym", &[], "called"),
+        ("wraps_dlsym", &["-DDLOPEN"], "called"),
+    ] {
         let other = world::library(name, arguments).display().to_string();
         let shim = world::shim().display().to_string();
         for preload in [format!("{shim}:{other}"), format!("{other}:{shim}")] {
@@ -335,7 +339,7 @@ fn other_preloads_keep_working() {
             let (status, errors) = program.end();
             assert!(status.success(), "{preload}: {status:?} {errors}");
             assert!(
-                errors.contains(&format!("{name}: alive")),
+                errors.contains(&format!("{name}: {says}")),
                 "{preload}: {errors}"
             );
             world.judge_end(1024 * MIB);
