@@ -1,0 +1,154 @@
+//! First contexts in a group whose requests wait.
+//!
+//! The *entrance* of a device names the process that made its first context there last, and has not
+//! asked for memory since: the next first context waits for it. A *room* is memory that is kept for
+//! a job with a limit of its own. The words of a room are in the slots of the job's processes.
+//!
+//! Any member can write these words. A word of the entrance holds others for [`MOST_MS`] at most,
+//! and a room only takes memory from others, as a charge does.
+
+use super::atomic::{AtomicU64, Ordering};
+use super::charge::{UNIT, granted};
+use super::{DeviceIndex, Ledger, Slot, os, owner, wait};
+
+/// The longest time that a process has for its first context, in milliseconds.
+const MOST_MS: u64 = 10_000;
+/// How long the next first context waits for a process that asks for nothing, in milliseconds.
+const STAY_MS: u64 = 1_000;
+/// The bits of a word of the entrance for the time when it ends to hold, in milliseconds since
+/// boot. The bits above have the index of the slot plus 1.
+const TIME: u64 = (1 << TIME_BITS) - 1;
+const TIME_BITS: u32 = 48;
+
+impl Ledger {
+    fn entrance(&self, device: DeviceIndex) -> &AtomicU64 {
+        &self.header().gpus[device.get()].entrance
+    }
+
+    /// Clears the words of the entrance that an earlier owner of the slot has left.
+    pub(super) fn clear_entrances(&self, slot: usize) {
+        let mark = slot as u64 + 1;
+        for device in DeviceIndex::all() {
+            self.change_entrance(device, |word| (word >> TIME_BITS == mark).then_some(0));
+        }
+    }
+
+    fn change_entrance(&self, device: DeviceIndex, next: impl Fn(u64) -> Option<u64>) -> bool {
+        let entrance = self.entrance(device);
+        let before = entrance.load(Ordering::SeqCst);
+        let (order, failed) = (Ordering::SeqCst, Ordering::Relaxed);
+        next(before).is_some_and(|next| {
+            let changed = entrance.compare_exchange(before, next, order, failed);
+            changed.is_ok()
+        })
+    }
+
+    /// Returns the bytes that are kept for the job of the slot's owner.
+    pub(super) fn room(&self, slot: usize, device: DeviceIndex) -> u64 {
+        let stats = &self.content().slots[slot].stats[device.get()];
+        stats.room.load(Ordering::Relaxed)
+    }
+
+    fn job(&self, slot: usize) -> u64 {
+        self.content().slots[slot].job.load(Ordering::Relaxed)
+    }
+}
+
+impl Slot {
+    fn mark(&self) -> u64 {
+        self.index() as u64 + 1
+    }
+
+    fn entrance_until(&self, ms: u64) -> u64 {
+        (self.mark() << TIME_BITS) | ((os::boot_ms() + ms) & TIME)
+    }
+
+    /// Returns whether another living process has the entrance.
+    pub fn is_entrance_held(&self, device: DeviceIndex) -> bool {
+        let word = self.ledger().entrance(device).load(Ordering::SeqCst);
+        self.is_held(word)
+    }
+
+    fn is_held(&self, word: u64) -> bool {
+        let ledger = self.ledger();
+        let left = (word & TIME).checked_sub(os::boot_ms());
+        let slot = (word >> TIME_BITS) as usize;
+        slot != 0
+            && slot != self.index() + 1
+            && slot <= ledger.high_water()
+            && left.is_some_and(|left| left <= MOST_MS)
+            && !(ledger.place.open(false)).is_ok_and(|file| owner::is_dead(&file, slot - 1))
+    }
+
+    /// Takes the entrance for this process. Returns false if another living process has it.
+    pub fn take_entrance(&self, device: DeviceIndex) -> bool {
+        let next = |word| (!self.is_held(word)).then(|| self.entrance_until(MOST_MS));
+        self.ledger().change_entrance(device, next)
+    }
+
+    /// Notes that this process, if it has the entrance, has its context, or works on its code.
+    pub fn stay_at_entrance(&self, device: DeviceIndex) {
+        let is_own = |word: u64| word >> TIME_BITS == self.mark();
+        let next = |word| is_own(word).then(|| self.entrance_until(STAY_MS));
+        self.ledger().change_entrance(device, next);
+    }
+
+    /// Gives the entrance to the next first context, if this process has it.
+    pub fn leave_entrance(&self, device: DeviceIndex) {
+        let is_own = |word: u64| word >> TIME_BITS == self.mark();
+        if (self.ledger()).change_entrance(device, |word| is_own(word).then_some(0)) {
+            wait::returned(self.ledger());
+        }
+    }
+
+    /// Keeps `bytes` of the device for the job with the key `job`, which this process belongs to,
+    /// as long as one of the processes for which they are kept lives. Their charges count in it.
+    pub fn keep_room(&self, device: DeviceIndex, job: u64, bytes: u64) {
+        self.page().job.store(job, Ordering::Relaxed);
+        self.stats(device).room.store(bytes, Ordering::Release);
+        self.ledger().header().rooms.store(1, Ordering::SeqCst);
+    }
+
+    /// Returns whether memory is kept for the job of this process.
+    pub fn has_room(&self, device: DeviceIndex) -> bool {
+        self.stats(device).room.load(Ordering::Relaxed) != 0
+    }
+
+    /// Returns whether memory is kept for the job with this key.
+    pub fn job_has_room(&self, device: DeviceIndex, job: u64) -> bool {
+        let ledger = self.ledger();
+        (0..ledger.high_water())
+            .any(|slot| ledger.room(slot, device) != 0 && ledger.job(slot) == job)
+    }
+
+    /// Returns the bytes that are kept for the jobs of other processes, and not charged. Read before
+    /// a request is published, so a request under way may take a part of a room that is made at this
+    /// moment.
+    #[inline]
+    pub fn rooms_of_others(&self, device: DeviceIndex) -> u64 {
+        match self.ledger().header().rooms.load(Ordering::Relaxed) {
+            0 => 0,
+            _ => self.add_up_rooms(device),
+        }
+    }
+
+    #[cold]
+    fn add_up_rooms(&self, device: DeviceIndex) -> u64 {
+        let ledger = self.ledger();
+        let own = ledger.job(self.index());
+        let slots = || 0..ledger.high_water();
+        let has_room =
+            |slot: usize, job: u64| ledger.room(slot, device) != 0 && ledger.job(slot) == job;
+        let rooms = slots().filter_map(|slot| {
+            let (room, job) = (ledger.room(slot, device), ledger.job(slot));
+            // Of a job's processes, the first one counts.
+            if room == 0 || job == own || (0..slot).any(|before| has_room(before, job)) {
+                return None;
+            }
+            let members = slots().filter(|member| ledger.job(*member) == job);
+            let units = members.map(|it| granted(ledger.word(it, device).load(Ordering::Acquire)));
+            Some(room.saturating_sub(units.sum::<u64>() * UNIT))
+        });
+        rooms.fold(0, u64::saturating_add)
+    }
+}
