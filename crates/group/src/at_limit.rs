@@ -33,8 +33,8 @@ pub(super) const NAP: Duration = Duration::from_millis(50);
 
 /// The pauses after which a waiting request asks members anew: the first, and the longest. They
 /// grow while members are asked in vain, because a program that is asked all the time cannot work.
-const ANEW: Duration = Duration::from_secs(1);
-const ANEW_MOST: Duration = Duration::from_secs(8);
+pub(super) const ANEW: Duration = Duration::from_secs(1);
+pub(super) const ANEW_MOST: Duration = Duration::from_secs(8);
 
 /// How many of the steps at a group's limit a request takes.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
@@ -97,6 +97,7 @@ fn charge<'a>(
         bytes,
         pressure,
         idle,
+        is_for_program: insistence == Insistence::Full,
         is_stuck: Cell::new(false),
     };
     let above = request.restrain();
@@ -166,6 +167,8 @@ pub(super) struct Request<'a, 'b> {
     pub(super) bytes: u64,
     pub(super) pressure: &'b dyn Pressure,
     pub(super) idle: &'b dyn Idle,
+    /// Whether a program makes the request, which waits as the group's options say.
+    pub(super) is_for_program: bool,
     /// Whether the members of the group wait for each other.
     pub(super) is_stuck: Cell<bool>,
 }
@@ -364,7 +367,7 @@ impl<'a> Request<'a, '_> {
             self.record(EventKind::Wait, &refused);
         }
         let mut last = refused;
-        let mut still = Still(self.member, Standstill::new());
+        let mut still = Still::of(self.member);
         let (mut began, mut pause) = (Instant::now(), ANEW);
         let granted = || {
             if until.is_some() {
@@ -414,7 +417,7 @@ impl<'a> Request<'a, '_> {
                     continue;
                 }
             }
-            if until.is_some() && !asks && still.is_for_ever(station, index) {
+            if self.is_for_program && !asks && still.is_for_ever(station, index) {
                 self.is_stuck.set(true);
                 return Err(last);
             }
@@ -449,11 +452,15 @@ impl<'a> Request<'a, '_> {
 }
 
 /// The standstill of this process while a request waits, shown in all its groups.
-struct Still<'a>(&'a Member, Standstill);
+pub(super) struct Still<'a>(&'a Member, Standstill);
 
-impl Still<'_> {
+impl<'a> Still<'a> {
+    pub(super) fn of(member: &'a Member) -> Self {
+        Self(member, Standstill::begin())
+    }
+
     /// Returns whether this request must be refused, because the members wait for each other.
-    fn is_for_ever(&mut self, station: &Station, index: DeviceIndex) -> bool {
+    pub(super) fn is_for_ever(&mut self, station: &Station, index: DeviceIndex) -> bool {
         let Self(member, still) = self;
         still.look(&station.ledger, index, member.gate().has_calls());
         (member.levels.iter()).for_each(|level| still.show(&level.slot));

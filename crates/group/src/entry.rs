@@ -4,9 +4,10 @@
 //! first contexts enter one after the other: see `entry` of the ledger. A job with a limit of its
 //! own enters when the whole limit is free, and it is kept for the job.
 
-use super::at_limit::{Current, NAP, Request};
+use super::at_limit::{ANEW, ANEW_MOST, Current, NAP, Request, Still};
 use super::member::{Member, MemberDevice, Refusal, Spared};
 use super::name::Kind;
+use super::oom::Awaited;
 use super::signals::Deferred;
 use super::undisturbed::Undisturbed;
 use gpulimit_ledger::{
@@ -14,7 +15,7 @@ use gpulimit_ledger::{
 };
 use gpulimit_limits::OnLimit;
 use std::cell::Cell;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 impl Member {
     /// Waits until this process may make its first context on the device, where its groups make
@@ -26,21 +27,34 @@ impl Member {
         pressure: &dyn Pressure,
     ) -> Result<(), Refusal<'_>> {
         let _undisturbed = Undisturbed::new();
-        let request = Request {
+        let mut request = Request {
             member: self,
             device,
             bytes,
             pressure,
             idle: &(),
+            is_for_program: true,
             is_stuck: Cell::new(false),
         };
         let levels = (0..self.levels.len()).rev();
-        let mut waiting = levels.filter(|level| request.options(*level).on_limit == OnLimit::Wait);
-        let entered = waiting.try_for_each(|level| request.enter(level));
-        entered.map_err(|refused| {
-            self.leave_entrance(device);
-            request.refusal(refused)
-        })
+        for level in levels.filter(|level| self.makes_wait(device, *level)) {
+            let job = request.job_below(level);
+            request.bytes = job.map_or(bytes, |(_, max)| max);
+            request
+                .enter(level, job.map(|(key, _)| key))
+                .map_err(|refused| {
+                    self.leave_entrance(device);
+                    request.refusal(refused)
+                })?;
+        }
+        Ok(())
+    }
+
+    /// Returns whether the group at `level` has a limit, and makes requests wait.
+    fn makes_wait(&self, device: &MemberDevice, level: usize) -> bool {
+        let station = &self.levels[level];
+        station.limits.options().on_limit == OnLimit::Wait
+            && station.bounds(device, device.index[level]).max != u64::MAX
     }
 
     /// Notes that this process has its first context on the device, or works on what belongs to it:
@@ -56,33 +70,22 @@ impl Member {
 }
 
 impl Request<'_, '_> {
-    fn enter(&self, level: usize) -> Result<(), Refused> {
+    fn enter(&self, level: usize, job: Option<u64>) -> Result<(), Refused> {
         let (station, index) = (self.station(level), self.device.index[level]);
-        if station.bounds(self.device, index).max == u64::MAX {
-            return Ok(());
-        }
-        let job = self.job_below(level);
-        let bytes = job.map_or(self.bytes, |(_, max)| max);
         let signals = Deferred::new();
-        let (began, time) = (Instant::now(), self.options(level).wait_timeout);
-        let until = began + time;
-        let mut line = Line::join_first(&station.slot, index, bytes, until);
-        let mut refused = None;
+        let (began, options) = (Instant::now(), self.options(level));
+        let until = began + options.wait_timeout;
+        let mut line = Line::join_first(&station.slot, index, self.bytes, until);
+        let mut still = Still::of(self.member);
+        let mut refused: Option<Refused> = None;
+        let (mut asking, mut asked, mut pause) = (None, began, Duration::ZERO);
         loop {
             let turn = match &mut line {
                 Some(line) => line.turn(),
                 None if Instant::now() >= until => Turn::Over,
                 None => Turn::Yes,
             };
-            let entered = match job {
-                Some((job, max)) if station.slot.job_has_room(index, job) => {
-                    station.slot.keep_room(index, job, max);
-                    Ok(true)
-                }
-                _ if turn == Turn::Yes => self.try_to_enter(level, job),
-                _ => Ok(false),
-            };
-            match entered {
+            match self.try_to_enter(level, job, turn) {
                 Ok(true) => break,
                 Ok(false) => {}
                 Err(error) => {
@@ -90,15 +93,38 @@ impl Request<'_, '_> {
                         self.record(EventKind::Wait, &error);
                     }
                     refused = Some(error);
+                    if asked.elapsed() >= pause && self.ask_anew(&mut asking, &error) {
+                        (asked, pause) = (Instant::now(), ANEW.max(2 * pause).min(ANEW_MOST));
+                    }
                 }
             }
-            if turn == Turn::Over || signals.has_pending() || self.pressure.is_needless() {
-                return Err(refused.unwrap_or_else(|| self.refused_at(level)));
+            let last = || refused.unwrap_or_else(|| self.refused_at(level));
+            let asks = match (&mut asking, refused) {
+                (Some(asking), Some(refused)) if Instant::now() < asking.until => {
+                    self.ask(asking, refused.pending)
+                }
+                _ => false,
+            };
+            if turn == Turn::Over {
+                if self.make_room(level, options.oom, &mut Awaited::default()) {
+                    break;
+                }
+                return Err(last());
+            }
+            if signals.has_pending() || self.pressure.is_needless() {
+                return Err(last());
+            }
+            if !asks && still.is_for_ever(station, index) {
+                self.is_stuck.set(true);
+                return Err(last());
             }
             match &line {
                 Some(line) => line.sleep(),
                 None => std::thread::sleep(NAP),
             }
+        }
+        if let Some(asking) = &asking {
+            self.conclude(asking);
         }
         if let Some(refused) = refused {
             self.record(EventKind::Granted, &refused);
@@ -122,23 +148,27 @@ impl Request<'_, '_> {
     }
 
     /// Lets this process enter if the entrance is free and there is room for the context, or for
-    /// the whole limit of the `job`. The room is charged for a moment, so that of several processes
-    /// one gets it. Returns false if another process has the entrance.
-    fn try_to_enter(&self, level: usize, job: Option<(u64, u64)>) -> Result<bool, Refused> {
+    /// the whole limit of the `job`; at once, if the room is kept for the job already. The room is
+    /// charged for a moment, so that of several processes one gets it. Returns false if it is not
+    /// the turn of this process.
+    fn try_to_enter(&self, level: usize, job: Option<u64>, turn: Turn) -> Result<bool, Refused> {
         let (station, index) = (self.station(level), self.device.index[level]);
-        let slot = &station.slot;
-        if slot.is_entrance_held(index) {
+        let (slot, bytes) = (&station.slot, self.bytes);
+        if let Some(job) = job.filter(|job| slot.job_has_room(index, *job)) {
+            slot.keep_room(index, job, bytes);
+            return Ok(true);
+        }
+        if turn != Turn::Yes || slot.is_entrance_held(index) {
             return Ok(false);
         }
-        let bytes = job.map_or(self.bytes, |(_, max)| max);
         let current = Current::new(self.member, self.pressure);
         let path = [station.level(self.device, level, Spared::Min)];
         let idle = Trial { slot, index, bytes };
         match ledger::charge_ahead(&path, bytes, &current, &idle) {
             Ok(()) => {
                 let entered = match job {
-                    Some((job, max)) => {
-                        slot.keep_room(index, job, max);
+                    Some(job) => {
+                        slot.keep_room(index, job, bytes);
                         true
                     }
                     None => slot.take_entrance(index),

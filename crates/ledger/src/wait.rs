@@ -308,7 +308,7 @@ pub struct Standstill {
 
 impl Standstill {
     /// Begins with a request that waits.
-    pub fn new() -> Self {
+    pub fn begin() -> Self {
         let now = os::boot_ms();
         Self {
             asks_since: now,
@@ -342,9 +342,17 @@ impl Standstill {
         slot.waiting().asks_since.store(0, Ordering::Release);
     }
 
-    /// Returns whether all members that hold memory of the device stand still, so that none of them
-    /// will give memory back, and this process is the one of them that waits the shortest.
+    /// Returns whether all members that hold memory stand still, of the device or of any, so that
+    /// none of them will give memory back, and this process has waited the shortest of them.
     pub fn is_for_ever(&self, slot: &Slot, device: DeviceIndex) -> bool {
+        let holds = |index: usize, device| {
+            granted(slot.ledger().word(index, device).load(Ordering::Relaxed)) > 0
+        };
+        self.stops_all(slot, |index| holds(index, device))
+            || self.stops_all(slot, |index| DeviceIndex::all().any(|it| holds(index, it)))
+    }
+
+    fn stops_all(&self, slot: &Slot, holds: impl Fn(usize) -> bool) -> bool {
         let (ledger, own, now) = (slot.ledger(), slot.index(), os::boot_ms());
         let is_still = |index: usize| {
             let waiting = &ledger.content().slots[index].waiting;
@@ -355,10 +363,8 @@ impl Standstill {
                 && age(&waiting.still_seen) <= ABSENT_MS
                 && (asks_since, index) <= (self.asks_since, own)
         };
-        let holds =
-            |index: &usize| granted(ledger.word(*index, device).load(Ordering::Relaxed)) > 0;
-        let holders = || (0..ledger.high_water()).filter(holds);
-        holds(&own)
+        let holders = || (0..ledger.high_water()).filter(|index| holds(*index));
+        holds(own)
             && holders().all(is_still)
             && (ledger.place.open(false)).is_ok_and(|file| {
                 let mut others = holders().filter(|index| *index != own);

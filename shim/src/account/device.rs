@@ -168,13 +168,16 @@ impl Device {
     }
 
     /// Waits until this process may make its first context, which takes `bytes`: see
-    /// [`Member::enter`].
+    /// [`Member::enter`]. Does not wait on when another thread has made one.
     pub fn enter_group(&self, symbol: &'static str, bytes: u64) -> Result<Entered<'_>, Refused> {
         locks::assert_none_held();
-        let request = Request::insisting(symbol, bytes);
+        let is_first = || self.contexts.count() == 0;
+        let request = Request::insisting(symbol, bytes).as_long_as(&is_first);
         let Book { member, device, .. } = &self.book;
         let entered = member.enter(device, bytes, &Reclaim::new(self, &request));
-        entered.map_err(|refusal| self.tell(&request, &refusal))?;
+        if let (Err(refusal), true) = (entered, is_first()) {
+            return Err(self.tell(&request, &refusal));
+        }
         self.has_entered.store(true, Ordering::Relaxed);
         Ok(Entered(self))
     }
