@@ -158,7 +158,14 @@ impl Request<'_, '_> {
             slot.keep_room(index, job, bytes);
             return Ok(true);
         }
-        if turn != Turn::Yes || slot.is_entrance_held(index) {
+        let is_over = turn == Turn::Over;
+        let must_wait = match turn {
+            Turn::NotYet => true,
+            Turn::Yes => slot.is_entrance_held(index),
+            // For want of memory a process is refused, and not for first contexts before it.
+            Turn::Over => station.ledger.somebody_waits(slot, index),
+        };
+        if must_wait {
             return Ok(false);
         }
         let current = Current::new(self.member, self.pressure);
@@ -171,14 +178,14 @@ impl Request<'_, '_> {
                         slot.keep_room(index, job, bytes);
                         true
                     }
-                    None => slot.take_entrance(index),
+                    None => slot.take_entrance(index) || is_over,
                 };
                 ledger::uncharge_idle(&path, bytes, &idle);
                 Ok(entered)
             }
             // The request itself says what a process that is alone gets.
             Err(_) if !station.others_hold(index) && slot.rooms_of_others(index) == 0 => {
-                Ok(slot.take_entrance(index))
+                Ok(slot.take_entrance(index) || is_over)
             }
             Err(refused) => Err(Refused { level, ..refused }),
         }

@@ -152,3 +152,109 @@ impl Slot {
         rooms.fold(0, u64::saturating_add)
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::scratch::{Knows, Scratch, stranger};
+
+    #[test]
+    fn one_living_process_has_the_entrance_of_a_device() {
+        let scratch = Scratch::new();
+        let (one, other) = (scratch.join(), scratch.join());
+        let device = scratch.device;
+        assert!(one.take_entrance(device) && !one.is_entrance_held(device));
+        assert!(other.is_entrance_held(device) && !other.take_entrance(device));
+        assert!(other.take_entrance(scratch.other), "another device");
+        other.leave_entrance(device);
+        assert!(!other.take_entrance(device), "only the owner leaves");
+        one.leave_entrance(device);
+        assert!(other.take_entrance(device));
+        drop(other);
+        assert!(one.take_entrance(device), "the owner is dead");
+    }
+
+    #[test]
+    fn an_entrance_holds_others_for_a_bounded_time() {
+        let scratch = Scratch::new();
+        let (one, other) = (scratch.join(), scratch.join());
+        let device = scratch.device;
+        let set = |until| {
+            let word = (one.mark() << TIME_BITS) | (until & TIME);
+            scratch.entrance(device).store(word, Ordering::SeqCst);
+        };
+        let now = os::boot_ms();
+        for until in [0, now - 1, now + MOST_MS + 60_000, u64::MAX] {
+            set(until);
+            assert!(!other.is_entrance_held(device), "{until}");
+        }
+        set(now + MOST_MS);
+        assert!(other.is_entrance_held(device));
+        one.stay_at_entrance(device);
+        let until = scratch.entrance(device).load(Ordering::SeqCst) & TIME;
+        assert!(until < now + MOST_MS, "a context was made");
+        other.stay_at_entrance(device);
+        let word = u64::MAX << TIME_BITS | (now + MOST_MS);
+        scratch.entrance(device).store(word, Ordering::SeqCst);
+        assert!(!other.is_entrance_held(device), "no such slot");
+    }
+
+    #[test]
+    fn the_next_owner_of_a_slot_does_not_have_the_entrance() {
+        let scratch = Scratch::new();
+        let one = scratch.join();
+        assert!(one.take_entrance(scratch.device));
+        let index = one.index();
+        drop(one);
+        let (next, other) = (scratch.join(), scratch.join());
+        assert_eq!(next.index(), index);
+        assert!(!other.is_entrance_held(scratch.device));
+    }
+
+    #[test]
+    fn a_room_is_what_a_job_has_not_charged_of_it() {
+        let scratch = Scratch::new();
+        let (one, two, other) = (scratch.join(), scratch.join(), scratch.join());
+        let device = scratch.device;
+        let charge = |slot: &Slot, units| slot.word(device).store(units, Ordering::SeqCst);
+        let rooms = || [&one, &two, &other].map(|slot| slot.rooms_of_others(device) / UNIT);
+        assert_eq!(rooms(), [0, 0, 0]);
+        for slot in [&one, &two] {
+            slot.keep_room(device, 7, 10 * UNIT);
+        }
+        assert!(one.has_room(device) && !one.has_room(scratch.other));
+        assert!(other.job_has_room(device, 7) && !other.job_has_room(device, 8));
+        assert_eq!(rooms(), [0, 0, 10], "two processes of a job share its room");
+        charge(&one, 3);
+        charge(&two, 4);
+        charge(&other, 50);
+        assert_eq!(rooms(), [0, 0, 3]);
+        other.keep_room(device, 8, 60 * UNIT);
+        assert_eq!(rooms(), [10, 10, 3]);
+        charge(&two, 40);
+        assert_eq!(rooms(), [10, 10, 0]);
+        for slot in [&one, &two, &other] {
+            charge(slot, 0);
+        }
+        drop(one);
+        assert_eq!(other.rooms_of_others(device), 10 * UNIT);
+        drop(two);
+        assert_eq!(other.rooms_of_others(device), 0);
+    }
+
+    #[test]
+    fn the_room_of_a_dead_process_without_a_charge_is_cleaned() {
+        let scratch = Scratch::new();
+        let slot = scratch.join();
+        let dead = scratch.dead(&stranger(1), 0, 0);
+        let page = &scratch.content().slots[dead];
+        page.job.store(9, Ordering::Relaxed);
+        let room = &page.stats[scratch.device.get()].room;
+        room.store(UNIT, Ordering::Relaxed);
+        scratch.header().rooms.store(1, Ordering::Relaxed);
+        assert_eq!(slot.rooms_of_others(scratch.device), UNIT);
+        slot.clean_others(scratch.device, &Knows(Some(false)));
+        assert_eq!(slot.rooms_of_others(scratch.device), 0);
+        assert_eq!(page.job.load(Ordering::Relaxed), 0);
+    }
+}

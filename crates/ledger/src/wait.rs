@@ -307,7 +307,7 @@ pub struct Standstill {
 }
 
 impl Standstill {
-    /// Begins with a request that waits.
+    /// Begins when a request begins to wait.
     pub fn begin() -> Self {
         let now = os::boot_ms();
         Self {
@@ -527,6 +527,117 @@ mod tests {
         store(&waiting.device, u64::MAX);
         scratch.clean(&Knows(Some(false)));
         assert_eq!(scratch.usage(scratch.device).waits, 1, "not possible");
+    }
+
+    #[test]
+    fn first_contexts_wait_for_all_and_requests_for_no_first_context() {
+        let scratch = Scratch::new();
+        let slots = [0; 4].map(|_| scratch.join());
+        let join_first = |slot| Line::join_first(slot, scratch.device, 4096, later());
+        let mut one = join_first(&slots[0]).expect("a place");
+        let mut two = join_first(&slots[1]).expect("a place");
+        assert_eq!((one.turn(), two.turn()), (Turn::Yes, Turn::NotYet));
+        assert!(!scratch.has_waiters() && !scratch.somebody_waits(&slots[3], scratch.device));
+        let mut request = Line::join(&slots[2], scratch.device, 4096, later()).expect("a place");
+        assert_eq!((request.turn(), one.turn()), (Turn::Yes, Turn::NotYet));
+        assert!(scratch.somebody_waits(&slots[3], scratch.device));
+        let returned = || scratch.signals().returned.load(Ordering::Relaxed);
+        let before = returned();
+        drop(request);
+        assert!(!scratch.somebody_waits(&slots[3], scratch.device));
+        assert!(!scratch.has_waiters());
+        super::returned(&scratch);
+        assert_eq!(returned(), before + 2, "first contexts are still woken");
+        assert_eq!(one.turn(), Turn::Yes);
+        drop(one);
+        assert_eq!(two.turn(), Turn::Yes);
+    }
+
+    /// A process that holds memory, and has waited and stood still for these milliseconds.
+    fn still(slot: &Slot, device: DeviceIndex, waited: u64, still: u64) -> Standstill {
+        slot.word(device).store(1, Ordering::Relaxed);
+        let now = os::boot_ms();
+        let still = Standstill {
+            asks_since: now - waited,
+            since: now - still,
+            charges: 0,
+        };
+        still.show(slot);
+        still
+    }
+
+    #[test]
+    fn the_last_of_members_that_all_stand_still_waits_for_ever() {
+        let scratch = Scratch::new();
+        let (one, two, other) = (scratch.join(), scratch.join(), scratch.join());
+        let device = scratch.device;
+        let a = still(&one, device, 9_000, STILL_MS);
+        let b = still(&two, device, 8_000, STILL_MS);
+        let verdict = || (a.is_for_ever(&one, device), b.is_for_ever(&two, device));
+        assert_eq!(verdict(), (false, true));
+        // A member that holds memory and does not wait, elsewhere and here.
+        other.word(scratch.other).store(1, Ordering::Relaxed);
+        assert_eq!(verdict(), (false, true));
+        other.word(device).store(1, Ordering::Relaxed);
+        assert_eq!(verdict(), (false, false));
+        for (waited, stands, seen) in [(8_500, 10, 0), (8_500, STILL_MS, ABSENT_MS + 1_000)] {
+            still(&other, device, waited, stands);
+            let looked = &other.waiting().still_seen;
+            looked.store(os::boot_ms() - seen, Ordering::Relaxed);
+            assert_eq!(verdict(), (false, false), "{stands} {seen}");
+        }
+        still(&other, device, 8_500, STILL_MS);
+        assert_eq!(verdict(), (false, true));
+        Standstill::end(&one);
+        assert_eq!(verdict(), (false, false));
+        // A dead member's memory comes back.
+        a.show(&one);
+        let dead = scratch.dead(&stranger(1), 1, 0);
+        let words = &scratch.content().slots[dead].waiting;
+        for (word, other) in [
+            (&words.asks_since, &one.waiting().asks_since),
+            (&words.still_since, &one.waiting().still_since),
+            (&words.still_seen, &one.waiting().still_seen),
+        ] {
+            word.store(other.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        assert_eq!(verdict(), (false, false));
+    }
+
+    #[test]
+    fn members_that_wait_for_each_other_on_two_devices_wait_for_ever() {
+        let scratch = Scratch::new();
+        let (one, two) = (scratch.join(), scratch.join());
+        let a = still(&one, scratch.device, 9_000, STILL_MS);
+        let b = still(&two, scratch.other, 8_000, STILL_MS);
+        assert!(!a.is_for_ever(&one, scratch.other));
+        assert!(b.is_for_ever(&two, scratch.device));
+    }
+
+    #[test]
+    fn calls_and_changes_of_charges_end_a_standstill() {
+        let scratch = Scratch::new();
+        let slot = scratch.join();
+        let since = os::boot_ms() - 5_000;
+        let mut still = Standstill {
+            asks_since: since,
+            since,
+            charges: 0,
+        };
+        let mut moves = |has_calls| {
+            still.look(&scratch, scratch.device, has_calls);
+            let moved = still.since > since;
+            still.since = since;
+            moved
+        };
+        moves(false);
+        assert!(!moves(false) && moves(true) && !moves(false));
+        let word = slot.word(scratch.device);
+        word.store(1, Ordering::Relaxed);
+        assert!(moves(false) && !moves(false));
+        // An undecided request is no change: others that wait try again and again.
+        word.store((1 << 32) | 2, Ordering::Relaxed);
+        assert!(!moves(false));
     }
 
     #[test]
