@@ -418,6 +418,11 @@ impl<'a> Request<'a, '_> {
                 }
             }
             if self.is_for_program && !asks && still.is_for_ever(station, index) {
+                // In line, the request may wait behind one that cannot be granted.
+                if self.attempt().is_ok() {
+                    granted();
+                    return Ok(());
+                }
                 self.is_stuck.set(true);
                 return Err(last);
             }
