@@ -15,6 +15,9 @@ use super::{DeviceIndex, Ledger, Slot, os, owner, wait};
 const MOST_MS: u64 = 10_000;
 /// How long the next first context waits for a process that asks for nothing, in milliseconds.
 const STAY_MS: u64 = 1_000;
+/// The most rooms on a device that requests leave free: a hostile member could make a request read
+/// as many as there are slots. Those of further jobs are not kept.
+const MOST_ROOMS: usize = 64;
 /// The bits of a word of the entrance for the time when it ends to hold, in milliseconds since
 /// boot. The bits above have the index of the slot plus 1.
 const TIME: u64 = (1 << TIME_BITS) - 1;
@@ -136,19 +139,24 @@ impl Slot {
     fn add_up_rooms(&self, device: DeviceIndex) -> u64 {
         let ledger = self.ledger();
         let own = ledger.job(self.index());
-        let slots = || 0..ledger.high_water();
-        let has_room =
-            |slot: usize, job: u64| ledger.room(slot, device) != 0 && ledger.job(slot) == job;
-        let rooms = slots().filter_map(|slot| {
+        // The keys of other jobs, with their rooms.
+        let (mut jobs, mut count) = ([(0, 0); MOST_ROOMS], 0);
+        for slot in 0..ledger.high_water() {
             let (room, job) = (ledger.room(slot, device), ledger.job(slot));
-            // Of a job's processes, the first one counts.
-            if room == 0 || job == own || (0..slot).any(|before| has_room(before, job)) {
-                return None;
+            let is_known = |job| jobs[..count].iter().any(|(known, _)| *known == job);
+            if room != 0 && job != own && count < MOST_ROOMS && !is_known(job) {
+                jobs[count] = (job, room);
+                count += 1;
             }
-            let members = slots().filter(|member| ledger.job(*member) == job);
-            let units = members.map(|it| granted(ledger.word(it, device).load(Ordering::Acquire)));
-            Some(room.saturating_sub(units.sum::<u64>() * UNIT))
-        });
+        }
+        for slot in 0..ledger.high_water() {
+            let job = ledger.job(slot);
+            if let Some((_, room)) = jobs[..count].iter_mut().find(|(known, _)| *known == job) {
+                let units = granted(ledger.word(slot, device).load(Ordering::Acquire));
+                *room = room.saturating_sub(units * UNIT);
+            }
+        }
+        let rooms = jobs[..count].iter().map(|(_, room)| *room);
         rooms.fold(0, u64::saturating_add)
     }
 }
