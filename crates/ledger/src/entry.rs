@@ -124,9 +124,8 @@ impl Slot {
             .any(|slot| ledger.room(slot, device) != 0 && ledger.job(slot) == job)
     }
 
-    /// Returns the bytes that are kept for the jobs of other processes, and not charged. Read before
-    /// a request is published, so a request under way may take a part of a room that is made at this
-    /// moment.
+    /// Returns the bytes that are kept for the jobs of other processes, and not charged. Read
+    /// before a request is published: a request under way may take a part of a new room.
     #[inline]
     pub fn rooms_of_others(&self, device: DeviceIndex) -> u64 {
         match self.ledger().header().rooms.load(Ordering::Relaxed) {

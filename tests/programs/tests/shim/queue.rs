@@ -29,7 +29,7 @@ fn start_in(world: &World, group: &str) -> Session {
     Session::start(command)
 }
 
-/// Each job takes 1.5 GiB for a moment, and two do not fit. Without the rules, eight contexts are
+/// Each job takes 1.5 GiB soon after its context, and two do not fit. Without the rules, eight contexts are
 /// made first, and their programs wait for each other.
 #[test]
 fn jobs_that_start_at_once_all_get_their_memory() {
@@ -39,7 +39,7 @@ fn jobs_that_start_at_once_all_get_their_memory() {
     ] {
         let world = queue(CAP);
         let script = world.file("script");
-        fs::write(&script, "start\nalloc a 1536M\nsleep 50\n").expect("written");
+        fs::write(&script, "start\nsleep 100\nalloc a 1536M\nsleep 20\n").expect("written");
         let (program, script) = (world::program(), script.display().to_string());
         let command = [program.to_str().expect("UTF-8"), &script];
         let jobs = Mutex::new(0..24);
@@ -104,11 +104,13 @@ fn a_job_with_a_limit_begins_when_the_limit_is_free_and_keeps_it() {
     // There is room for this beside what the first job has taken, and not beside its limit.
     other.tell("alloc b 1500M");
     other.waits_on();
+    let waits = world.events(EventKind::Wait).len();
     first.expect(&[("alloc a 390M", "0"), ("alloc b 390M", "0")]);
     // Another process of the job needs no room of its own.
     let child = world.on_gpu_in("run-1-1");
     child.end_quietly();
     first.expect(&[("alloc c 390M", "0"), ("alloc d 390M", "0")]);
+    assert_eq!(world.events(EventKind::Wait).len(), waits, "the job waits");
     world.judge(CAP);
     first.end_quietly();
     assert_eq!(other.answer(), "0");
