@@ -39,10 +39,10 @@ fn jobs_that_start_at_once_all_get_their_memory() {
     ] {
         let world = queue(CAP);
         let script = world.file("script");
-        fs::write(&script, "start\nsleep 100\nalloc a 1536M\nsleep 20\n").expect("written");
+        fs::write(&script, "start\nsleep 400\nalloc a 1536M\nsleep 20\n").expect("written");
         let (program, script) = (world::program(), script.display().to_string());
         let command = [program.to_str().expect("UTF-8"), &script];
-        let jobs = Mutex::new(0..24);
+        let jobs = Mutex::new(0..16);
         let next = || jobs.lock().expect("no panic").next();
         let run = || {
             while next().is_some() {
