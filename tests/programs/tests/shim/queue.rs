@@ -29,8 +29,8 @@ fn start_in(world: &World, group: &str) -> Session {
     Session::start(command)
 }
 
-/// Each job takes 1.5 GiB soon after its context, and two do not fit. Without the rules, eight contexts are
-/// made first, and their programs wait for each other.
+/// Each job takes 1.5 GiB soon after its context, and two do not fit. Without the rules, eight
+/// contexts are made first, and their programs wait for each other.
 #[test]
 fn jobs_that_start_at_once_all_get_their_memory() {
     for options in [
