@@ -178,7 +178,6 @@ impl Device {
         if let (Err(refusal), true) = (entered, is_first()) {
             return Err(self.tell(&request, &refusal));
         }
-        self.has_entered.store(true, Ordering::Relaxed);
         Ok(Entered(self))
     }
 
@@ -299,8 +298,11 @@ impl Drop for Entered<'_> {
     fn drop(&mut self) {
         let Device { book, contexts, .. } = self.0;
         match contexts.count() {
-            0 => self.0.leave_entrance(),
-            _ => book.member.stay(&book.device),
+            0 => book.member.leave_entrance(&book.device),
+            _ => {
+                book.member.stay(&book.device);
+                self.0.has_entered.store(true, Ordering::Relaxed);
+            }
         }
     }
 }

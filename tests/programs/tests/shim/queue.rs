@@ -7,7 +7,7 @@ use std::thread;
 
 use gpulimit_ledger::EventKind;
 use gpulimit_programs::world::{
-    self, CONTEXT, GROUP, MIB, Session, World, eventually, finish, text,
+    self, CONTEXT, GROUP, HOUR, MIB, Session, World, eventually, finish, text,
 };
 
 use super::jobs::controller;
@@ -86,6 +86,29 @@ fn a_first_context_waits_for_requests_and_not_for_programs_that_ask_for_nothing(
     world.judge(CAP);
     other.end_quietly();
     first.end_quietly();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn the_next_first_context_waits_while_the_driver_makes_one() {
+    let world = queue(CAP);
+    let delay = format!("cuDevicePrimaryCtxRetain:{HOUR}");
+    world.machine().knob("delay", &delay);
+    let contexts = || world.machine().gpu(0).holders.len();
+    let (mut one, mut other) = (world.start(), world.start());
+    one.tell("start");
+    assert!(eventually(|| contexts() == 1));
+    other.tell("start");
+    // The naps of more than a second, after which a context that is made would not be waited for.
+    for _ in 0..3 {
+        other.waits_on();
+    }
+    assert_eq!(contexts(), 1);
+    world.machine().knob("delay", "0");
+    assert_eq!((one.answer(), other.answer()), ("0 0".into(), "0 0".into()));
+    world.judge(CAP);
+    one.end_quietly();
+    other.end_quietly();
     world.judge_end(CAP);
 }
 
