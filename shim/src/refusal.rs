@@ -97,7 +97,7 @@ pub fn report(
         told: hint.is_due() || holders.is_empty() || TOLD.swap(true, Ordering::Relaxed),
     };
     message::line(format_args!(
-        "refused {name} of {} on GPU {} ({}): group {} uses {}{}{hint}{next}",
+        "refused {name} of {} on GPU {} ({}): group {} uses {}{}{hint}{}{next}",
         gib(bytes),
         gpu.ordinal,
         gpu.id.short(),
@@ -112,13 +112,14 @@ pub fn report(
             holders: &holders,
             own_uid: process::uid(),
         },
+        Stuck(refusal),
     ));
 }
 
 /// The group's usage as in `gpulimit show`: `0.5 of 4.0 GiB`.
 ///
 /// Names charged bytes beyond the usage: `520.0 of 524.0 MiB and keeps 4.0 MiB in reserve`. Also
-/// names what `min` keeps for other groups.
+/// names what is kept for other groups: by `min`, or for jobs with a limit of their own.
 struct Usage {
     charged: u64,
     reserve: u64,
@@ -141,7 +142,7 @@ impl fmt::Display for Usage {
         }
         match kept {
             0 => Ok(()),
-            kept => write!(f, " and keeps {} for other groups (min)", gib(kept)),
+            kept => write!(f, " and keeps {} for other groups", gib(kept)),
         }
     }
 }
@@ -191,6 +192,23 @@ impl fmt::Display for Holders<'_> {
             0 => Ok(()),
             1 => f.write_str("; and 1 other process"),
             others => write!(f, "; and {others} other processes"),
+        }
+    }
+}
+
+/// A hint for users whose programs all wait for each other.
+struct Stuck<'a>(&'a Refusal<'a>);
+
+impl fmt::Display for Stuck<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.is_stuck {
+            true => write!(
+                f,
+                ". All its programs wait for each other's memory: give each a limit of its own, \
+                 which is kept free for it (`gpulimit run --group {} --max SIZE`)",
+                self.0.group
+            ),
+            false => Ok(()),
         }
     }
 }
@@ -262,7 +280,7 @@ mod tests {
         assert_eq!(said(524, 0, 524), "524.0 of 524.0 MiB");
         assert_eq!(said(1536, 4, 2048), "1.5 of 2.0 GiB");
         assert_eq!(said(2, 4, 8), "0.0 of 8.0 MiB and keeps 4.0 MiB in reserve");
-        let said = "1.0 of 2.0 GiB and keeps 512.0 MiB for other groups (min)";
+        let said = "1.0 of 2.0 GiB and keeps 512.0 MiB for other groups";
         assert_eq!(keeps(1024, 0, 2048, 512), said);
     }
 

@@ -15,9 +15,11 @@ use super::signals::Deferred;
 use super::trail::{Traced, happening};
 use super::undisturbed::Undisturbed;
 use gpulimit_ledger::{
-    self as ledger, DeviceIndex, EventKind, Idle, Line, Pressure, Refused, Turn, Witness,
+    self as ledger, DeviceIndex, EventKind, Idle, Line, Pressure, Refused, Standstill, Turn,
+    Witness,
 };
 use gpulimit_limits::{OnLimit, Options};
+use std::cell::Cell;
 use std::fmt;
 use std::time::{Duration, Instant};
 
@@ -27,12 +29,12 @@ pub(super) const CHANGES: u32 = 1_000;
 const VICTIMS: u32 = 64;
 /// The pause between two attempts of a waiting thread that is not in line. One thread per process
 /// is in line.
-const NAP: Duration = Duration::from_millis(50);
+pub(super) const NAP: Duration = Duration::from_millis(50);
 
 /// The pauses after which a waiting request asks members anew: the first, and the longest. They
 /// grow while members are asked in vain, because a program that is asked all the time cannot work.
-const ANEW: Duration = Duration::from_secs(1);
-const ANEW_MOST: Duration = Duration::from_secs(8);
+pub(super) const ANEW: Duration = Duration::from_secs(1);
+pub(super) const ANEW_MOST: Duration = Duration::from_secs(8);
 
 /// How many of the steps at a group's limit a request takes.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
@@ -95,6 +97,8 @@ fn charge<'a>(
         bytes,
         pressure,
         idle,
+        is_for_program: insistence == Insistence::Full,
+        is_stuck: Cell::new(false),
     };
     let above = request.restrain();
     let granted = request
@@ -114,7 +118,7 @@ fn charge<'a>(
 
 /// One attempt to charge a request. If the generation of the limits changes meanwhile, the attempt
 /// starts over.
-struct Current<'a> {
+pub(super) struct Current<'a> {
     member: &'a Member,
     pressure: &'a dyn Pressure,
     witness: Traced<'a>,
@@ -122,7 +126,7 @@ struct Current<'a> {
 }
 
 impl<'a> Current<'a> {
-    fn new(member: &'a Member, pressure: &'a dyn Pressure) -> Self {
+    pub(super) fn new(member: &'a Member, pressure: &'a dyn Pressure) -> Self {
         Self {
             member,
             pressure,
@@ -162,7 +166,11 @@ pub(super) struct Request<'a, 'b> {
     pub(super) device: &'b MemberDevice,
     pub(super) bytes: u64,
     pub(super) pressure: &'b dyn Pressure,
-    idle: &'b dyn Idle,
+    pub(super) idle: &'b dyn Idle,
+    /// Whether a program makes the request, which waits as the group's options say.
+    pub(super) is_for_program: bool,
+    /// Whether the members of the group wait for each other.
+    pub(super) is_stuck: Cell<bool>,
 }
 
 impl<'a> Request<'a, '_> {
@@ -235,6 +243,8 @@ impl<'a> Request<'a, '_> {
             station
                 .ledger
                 .somebody_waits(&station.slot, self.device.index[*at])
+                // What is kept for the job of this process, nobody else gets.
+                && !station.slot.has_room(self.device.index[*at])
                 && self.options(*at).on_limit == OnLimit::Wait
         };
         let mut levels = self.member.levels.iter().enumerate();
@@ -357,6 +367,7 @@ impl<'a> Request<'a, '_> {
             self.record(EventKind::Wait, &refused);
         }
         let mut last = refused;
+        let mut still = Still::of(self.member);
         let (mut began, mut pause) = (Instant::now(), ANEW);
         let granted = || {
             if until.is_some() {
@@ -406,6 +417,15 @@ impl<'a> Request<'a, '_> {
                     continue;
                 }
             }
+            if self.is_for_program && !asks && still.is_for_ever(station, index) {
+                // In line, the request may wait behind one that cannot be granted.
+                if self.attempt().is_ok() {
+                    granted();
+                    return Ok(());
+                }
+                self.is_stuck.set(true);
+                return Err(last);
+            }
             match &line {
                 Some(line) => line.sleep(),
                 None => std::thread::sleep(NAP),
@@ -413,7 +433,7 @@ impl<'a> Request<'a, '_> {
         }
     }
 
-    fn record(&self, kind: EventKind, refused: &Refused) {
+    pub(super) fn record(&self, kind: EventKind, refused: &Refused) {
         self.record_at(refused.level, kind, refused.charged, refused.max);
     }
 
@@ -424,13 +444,37 @@ impl<'a> Request<'a, '_> {
             .record(level, &happening, self.pressure.function());
     }
 
-    fn refusal(&self, refused: Refused) -> Refusal<'a> {
+    pub(super) fn refusal(&self, refused: Refused) -> Refusal<'a> {
         let station = self.station(refused.level);
         Refusal {
             group: &station.name,
             charged: refused.charged,
             max: refused.max,
             kept: station.kept(self.device.index[refused.level]),
+            is_stuck: self.is_stuck.get(),
         }
+    }
+}
+
+/// The standstill of this process while a request waits, shown in all its groups.
+pub(super) struct Still<'a>(&'a Member, Standstill);
+
+impl<'a> Still<'a> {
+    pub(super) fn of(member: &'a Member) -> Self {
+        Self(member, Standstill::begin())
+    }
+
+    /// Returns whether this request must be refused, because the members wait for each other.
+    pub(super) fn is_for_ever(&mut self, station: &Station, index: DeviceIndex) -> bool {
+        let Self(member, still) = self;
+        still.look(&station.ledger, index, member.gate().has_calls());
+        (member.levels.iter()).for_each(|level| still.show(&level.slot));
+        still.is_for_ever(&station.slot, index)
+    }
+}
+
+impl Drop for Still<'_> {
+    fn drop(&mut self) {
+        (self.0.levels.iter()).for_each(|level| Standstill::end(&level.slot));
     }
 }

@@ -21,6 +21,7 @@ mod demand;
 mod descent;
 mod directory;
 mod drafts;
+mod entry;
 mod error;
 mod hold;
 mod images;

@@ -106,8 +106,10 @@ pub struct Refusal<'a> {
     pub charged: u64,
     /// The group's limit at the moment of the refusal, in bytes.
     pub max: u64,
-    /// The bytes that `min` keeps for groups that do not contain this process.
+    /// The bytes that are kept for other groups: by `min`, or for jobs with a limit of their own.
     pub kept: u64,
+    /// Whether the members of the group that hold memory wait for each other.
+    pub is_stuck: bool,
 }
 
 impl fmt::Display for Refusal<'_> {
@@ -342,7 +344,7 @@ impl Member {
     }
 
     /// Calls `run` with each slot of this process: in its own group and in each group above it.
-    fn each_slot(&self, device: &MemberDevice, run: impl Fn(&Slot, DeviceIndex)) {
+    pub(super) fn each_slot(&self, device: &MemberDevice, run: impl Fn(&Slot, DeviceIndex)) {
         for (station, index) in self.stations(device) {
             run(&station.slot, index);
         }
@@ -729,10 +731,11 @@ impl Station {
         }
     }
 
-    /// Returns the bytes of the device that `min` keeps for other groups.
+    /// Returns the bytes of the device that are kept for other groups: by `min`, or for jobs.
     pub(super) fn kept(&self, index: DeviceIndex) -> u64 {
         let protected = self.protected.protection(&self.ledger);
-        protected.map_or(0, |it| it.untaken(&self.ledger, index, false))
+        let kept = protected.map_or(0, |it| it.untaken(&self.ledger, index, false));
+        kept.saturating_add(self.slot.rooms_of_others(index))
     }
 
     /// Returns the bytes that the child group with this key has charged above its protection;

@@ -135,6 +135,11 @@ impl Gate<'_> {
         self.0.fetch_sub(calls.one(), Ordering::SeqCst);
     }
 
+    /// Returns whether calls are under way.
+    pub fn has_calls(&self) -> bool {
+        self.0.load(Ordering::Relaxed) > LOW
+    }
+
     /// Begins the call for which [`Gate::enter`] has returned false, once the gate is open.
     #[cold]
     pub fn wait(&self, calls: Calls, owner: &dyn Owner) {

@@ -176,7 +176,9 @@ pub(super) struct GpuEntry {
     pub capacity: AtomicU64,
     /// Bytes that a CUDA context on the device took when last measured; 0 if unknown.
     pub context: AtomicU64,
-    spare: [AtomicU64; 3],
+    /// The process that has made its first context and not asked for memory yet: see `entry`.
+    pub entrance: AtomicU64,
+    spare: [AtomicU64; 2],
 }
 
 /// The beginning of the ledger file, before the slots.
@@ -197,7 +199,9 @@ pub(super) struct Header {
     /// Time when a process that joined the group last began to look for dead members, in
     /// milliseconds since boot: see `reap::look`.
     pub looked_at: AtomicU64,
-    spare_low: [AtomicU64; 12],
+    /// Not 0 once a room was kept for a job: see `entry`.
+    pub rooms: AtomicU64,
+    spare_low: [AtomicU64; 11],
     /// The largest recorded usage of each device, in bytes.
     pub peaks: [AtomicU64; MAX_DEVICES],
     /// Number of refused requests for each device since the group was created.
@@ -281,7 +285,8 @@ pub(super) struct DeviceStats {
     /// Bytes that the owner had before it was suspended, as the driver showed them; 0 if unknown,
     /// and while the owner runs. They may be more than the charge: a group need not count contexts.
     pub resident: AtomicU64,
-    spare: [AtomicU64; 1],
+    /// Bytes that are kept for the job of the owner: see `entry`. 0 if none are.
+    pub room: AtomicU64,
 }
 
 /// The bit of [`Owner::capabilities`] of a process that records its charges in the history.
@@ -305,7 +310,14 @@ pub(super) struct Waiting {
     pub since: AtomicU64,
     /// Requested bytes.
     pub bytes: AtomicU64,
-    spare: [AtomicU64; 3],
+    /// Time when the owner began to wait for memory of any of its groups, in milliseconds since
+    /// boot; 0 if it does not wait. This word and the next two are set in the ledgers of all groups
+    /// of the owner: see `Standstill`.
+    pub asks_since: AtomicU64,
+    /// Time since when the owner makes no other call, and no charge of the group changes.
+    pub still_since: AtomicU64,
+    /// Time when the owner last looked at that.
+    pub still_seen: AtomicU64,
 }
 
 /// The bit of [`Owner::capabilities`] of a process that can be asked to give back memory in use.
@@ -349,7 +361,9 @@ pub(super) struct SlotPage {
     /// Time when a request first met the owner killed or exiting, in milliseconds since boot;
     /// otherwise 0.
     pub ending_since: AtomicU64,
-    spare: [AtomicU64; 403],
+    /// A key for the job of the owner, if memory is kept for it: see `entry`. 0 for none.
+    pub job: AtomicU64,
+    spare: [AtomicU64; 402],
     pub stats: [DeviceStats; MAX_DEVICES],
 }
 

@@ -227,7 +227,8 @@ impl Rung for Level<'_> {
         let kept = self.protection.map_or(0, |protection| {
             protection.untaken(self.slot.ledger(), self.device, self.keeps_low)
         });
-        self.max.saturating_sub(kept) / UNIT
+        let rooms = self.slot.rooms_of_others(self.device);
+        self.max.saturating_sub(kept).saturating_sub(rooms) / UNIT
     }
 
     #[inline]

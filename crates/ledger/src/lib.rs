@@ -13,6 +13,7 @@
 mod atomic;
 mod charge;
 mod demand;
+mod entry;
 mod error;
 mod events;
 #[cfg_attr(all(test, loom), path = "model/file.rs")]
@@ -67,7 +68,7 @@ pub use slot::Slot;
 pub use suspension::{Actor, Errand, Unmoved, hand_over};
 pub use trail::{Cause, Details, Holding, TrailEvent};
 pub use usage::{DeviceUsage, ProcessUsage, Usage, Waits};
-pub use wait::{Line, Turn};
+pub use wait::{Line, Standstill, Turn};
 
 use atomic::{AtomicU64, Ordering};
 use charge::Charged;
@@ -358,7 +359,7 @@ impl Ledger {
 
     /// Returns whether a process may be waiting for memory of this group. Costs one load.
     pub fn has_waiters(&self) -> bool {
-        self.signals().waiting.load(Ordering::Relaxed) != 0
+        self.signals().waiting.load(Ordering::Relaxed) as u32 != 0
     }
 
     /// Adds a request that has waited, and its waiting time, to the group's statistics.

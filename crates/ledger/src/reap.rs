@@ -241,9 +241,12 @@ pub(super) fn zero(ledger: &Ledger, slot: usize) {
         waiting,
         alive_at,
         ending_since,
+        job,
         ..
     } = &ledger.content().slots[slot];
-    waiting.ticket.store(0, Ordering::Relaxed);
+    for word in [&waiting.ticket, &waiting.asks_since, job] {
+        word.store(0, Ordering::Relaxed);
+    }
     for device in DeviceIndex::all() {
         let Charge { word, idle } = ledger.charge(slot, device);
         charge::empty(&Charged { word, idle });
@@ -259,7 +262,7 @@ pub(super) fn zero(ledger: &Ledger, slot: usize) {
             unit_ms,
             suspended,
             resident,
-            ..
+            room,
         } = stats;
         let figures = [
             peak,
@@ -270,6 +273,7 @@ pub(super) fn zero(ledger: &Ledger, slot: usize) {
             unit_ms,
             suspended,
             resident,
+            room,
         ];
         for figure in by.iter().chain(figures) {
             if figure.load(Ordering::Relaxed) != 0 {
@@ -371,7 +375,10 @@ impl Slot {
         let ledger = self.ledger();
         (0..ledger.high_water())
             .filter(|&slot| slot != self.index())
-            .filter(move |&slot| ledger.word(slot, device).load(Ordering::Relaxed) != 0)
+            .filter(move |&slot| {
+                ledger.word(slot, device).load(Ordering::Relaxed) != 0
+                    || ledger.room(slot, device) != 0
+            })
     }
 }
 
@@ -431,7 +438,7 @@ pub(super) fn sweep(
     let first = Random::new().below(slots);
     for slot in (first..slots).chain(0..first).filter(|&slot| slot != own) {
         let word = ledger.word(slot, device).load(Ordering::Relaxed);
-        if word == 0 {
+        if word == 0 && ledger.room(slot, device) == 0 {
             continue;
         }
         if share > 0 {

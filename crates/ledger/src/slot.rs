@@ -660,6 +660,7 @@ impl Candidate<'_> {
         ] {
             word.store(0, Ordering::Relaxed);
         }
+        self.ledger.clear_entrances(slot);
         store_bytes(&page.below, self.below.as_bytes());
         page.owner.write(self.identity);
         // `high_water` must include this slot before this process publishes its first request.

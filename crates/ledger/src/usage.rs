@@ -413,7 +413,7 @@ fn waits(page: &SlotPage) -> Option<Waits> {
     let birth = page.owner.birth.load(Ordering::Relaxed);
     let seen = page.waiting.seen.load(Ordering::Relaxed);
     Some(Waits {
-        device: DeviceIndex::new(usize::try_from(device).ok()?)?,
+        device: DeviceIndex::new(device as u32 as usize)?,
         bytes,
         since_ms: by_own_clock(since.max(birth), seen),
     })

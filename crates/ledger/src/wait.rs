@@ -4,11 +4,14 @@
 //! the same device go first. No waiter holds a lock, dead waiters do not count, and stopped waiters
 //! are skipped after a while.
 //!
+//! First contexts (see `entry`) have a line of their own, behind that of the others.
+//!
 //! A process that gives memory back lowers its charge, then reads the word `waiting`. A waiter sets
 //! `waiting`, then reads the charges. At least one of the two sees the change of the other, so no
 //! waiter sleeps while there is room for it.
 
 use super::atomic::{AtomicU64, Ordering, Word, fence};
+use super::charge::granted;
 use super::layout::{SlotPage, Waiting};
 use super::{DeviceIndex, Ledger, Slot, os, owner};
 use std::time::{Duration, Instant};
@@ -18,6 +21,11 @@ use std::time::{Duration, Instant};
 const NAP: Duration = Duration::from_millis(100);
 /// Milliseconds after which other processes skip a waiter that has not checked its place in line.
 const ABSENT_MS: u64 = 2_000;
+/// Milliseconds after which members that all wait, while no charge changes, wait for each other.
+const STILL_MS: u64 = 1_000;
+/// The bit in the word for the device of a request that waits with a first context. Also what such
+/// a waiter adds to `Signals::waiting`: it does not make the requests of others wait.
+const FIRST: u64 = 1 << 32;
 
 /// The answer to a waiting process that asks whether it is allowed to try to charge.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
@@ -103,6 +111,7 @@ pub struct Line<'a> {
     device: DeviceIndex,
     ticket: u64,
     until: Instant,
+    is_first: bool,
     /// The count `Signals::returned` just before the waiter last read the charges.
     returned: u64,
 }
@@ -111,6 +120,27 @@ impl<'a> Line<'a> {
     /// Takes the last place in line. A process has only one place in a group's line. Returns `None`
     /// if another thread of this process already waits there.
     pub fn join(slot: &'a Slot, device: DeviceIndex, bytes: u64, until: Instant) -> Option<Self> {
+        Self::join_as(slot, device, bytes, until, false)
+    }
+
+    /// Takes the last place in the line of first contexts. The requests of others do not wait for
+    /// these, and these wait for all of them.
+    pub fn join_first(
+        slot: &'a Slot,
+        device: DeviceIndex,
+        bytes: u64,
+        until: Instant,
+    ) -> Option<Self> {
+        Self::join_as(slot, device, bytes, until, true)
+    }
+
+    fn join_as(
+        slot: &'a Slot,
+        device: DeviceIndex,
+        bytes: u64,
+        until: Instant,
+        is_first: bool,
+    ) -> Option<Self> {
         let ticket = slot
             .ledger()
             .signals()
@@ -122,12 +152,14 @@ impl<'a> Line<'a> {
         }
         let (waiting, now) = (slot.waiting(), os::boot_ms());
         waiting.seen.store(now, Ordering::Relaxed);
-        Request::of(waiting).write(ticket, [device.get() as u64, bytes, now]);
+        let first = if is_first { FIRST } else { 0 };
+        Request::of(waiting).write(ticket, [device.get() as u64 | first, bytes, now]);
         let line = Self {
             slot,
             device,
             ticket,
             until,
+            is_first,
             returned: 0,
         };
         Some(line)
@@ -145,11 +177,18 @@ impl<'a> Line<'a> {
         self.returned = signals.returned.load(Ordering::SeqCst);
         // Every call changes `waiting`, because other processes clear the word only if it has not
         // changed meanwhile.
-        signals.waiting.fetch_add(1, Ordering::SeqCst);
+        let one = if self.is_first { FIRST } else { 1 };
+        signals.waiting.fetch_add(one, Ordering::SeqCst);
         fence(Ordering::SeqCst);
+        let own = self.slot.index();
+        let is_before = |device, ticket| waiters(ledger, own, device, ticket).next().is_some();
+        let device = self.device.get() as u64;
         if os::now() >= self.until {
             Turn::Over
-        } else if is_before(ledger, self.slot.index(), self.device, self.ticket) {
+        } else if self.is_first
+            && (is_before(device, u64::MAX) || is_before(device | FIRST, self.ticket))
+            || !self.is_first && is_before(device, self.ticket)
+        {
             Turn::NotYet
         } else {
             Turn::Yes
@@ -176,43 +215,42 @@ impl Drop for Line<'_> {
 impl Ledger {
     /// Returns the bytes that the requests of other processes wait for. Any member can write them.
     pub fn awaited(&self, slot: &Slot, device: DeviceIndex) -> u64 {
-        let waiters = waiters(self, slot.index(), device, u64::MAX);
+        let waiters = waiters(self, slot.index(), device.get() as u64, u64::MAX);
         let bytes = waiters.map(|waiting| waiting.bytes.load(Ordering::Relaxed));
         bytes.fold(0, u64::saturating_add)
     }
 
     /// Returns whether another process waits for memory of the device, so that new requests must
-    /// queue. Clears `waiting` if no other process waits.
+    /// queue. Clears `waiting`, but for first contexts, if no other process waits.
     pub fn somebody_waits(&self, slot: &Slot, device: DeviceIndex) -> bool {
         let waiting = &self.signals().waiting;
         let before = waiting.load(Ordering::SeqCst);
-        if before == 0 {
+        if before as u32 == 0 {
             return false;
         }
-        let any = |device| is_before(self, slot.index(), device, u64::MAX);
+        let any = |device: DeviceIndex| {
+            let mut waiters = waiters(self, slot.index(), device.get() as u64, u64::MAX);
+            waiters.next().is_some()
+        };
         if any(device) {
             return true;
         }
         if !DeviceIndex::all().any(any) {
             // If a process has begun to wait meanwhile, it has changed `waiting`, and this exchange
             // fails.
-            let _ = waiting.compare_exchange(before, 0, Ordering::SeqCst, Ordering::Relaxed);
+            let first = before & !u64::from(u32::MAX);
+            let _ = waiting.compare_exchange(before, first, Ordering::SeqCst, Ordering::Relaxed);
         }
         false
     }
 }
 
-/// Returns whether another living process waits for the device with a number below `ticket`.
-fn is_before(ledger: &Ledger, own: usize, device: DeviceIndex, ticket: u64) -> bool {
-    waiters(ledger, own, device, ticket).next().is_some()
-}
-
-/// Returns the requests of other living processes that wait for the device with a number below
-/// `ticket`.
+/// Returns the requests of other living processes whose word for the device is this, with a number
+/// below `ticket`.
 fn waiters(
     ledger: &Ledger,
     own: usize,
-    device: DeviceIndex,
+    device: u64,
     ticket: u64,
 ) -> impl Iterator<Item = &Waiting> {
     let mut file = None;
@@ -223,7 +261,7 @@ fn waiters(
         let theirs = waiting.ticket.load(Ordering::Acquire);
         if theirs == 0
             || theirs >= ticket
-            || waiting.device.load(Ordering::Relaxed) != device.get() as u64
+            || waiting.device.load(Ordering::Relaxed) != device
             || is_absent(waiting, now)
         {
             return None;
@@ -252,10 +290,86 @@ pub(super) fn count_dead(ledger: &Ledger, slot: usize) {
     if word(ticket) == 0 {
         return;
     }
-    if let Some(device) = DeviceIndex::new(word(device) as usize) {
+    if let Some(device) = DeviceIndex::new(word(device) as u32 as usize) {
         // Any member can write these words.
         let waited = word(seen).saturating_sub(word(since)).min(os::boot_ms());
         ledger.note_wait(device, Duration::from_millis(waited));
+    }
+}
+
+/// Since when a waiting process stands still: it makes no other call, and no charge of the group
+/// changes. Other members see that in the slots of the process.
+pub struct Standstill {
+    asks_since: u64,
+    since: u64,
+    /// A hash of the charges at the last look.
+    charges: u64,
+}
+
+impl Standstill {
+    /// Begins when a request begins to wait.
+    pub fn begin() -> Self {
+        let now = os::boot_ms();
+        Self {
+            asks_since: now,
+            since: now,
+            charges: 0,
+        }
+    }
+
+    /// Looks at the charges of the device. `has_calls`: this process makes other calls.
+    pub fn look(&mut self, ledger: &Ledger, device: DeviceIndex, has_calls: bool) {
+        let words = ledger.charges(device, ledger.high_water() as u64);
+        let charges = words.fold(0u64, |hash, charge| {
+            let units = granted(charge.word.load(Ordering::Relaxed));
+            (hash.rotate_left(7) ^ units).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        });
+        if has_calls || charges != self.charges {
+            (self.since, self.charges) = (os::boot_ms(), charges);
+        }
+    }
+
+    /// Shows the standstill in this slot.
+    pub fn show(&self, slot: &Slot) {
+        let waiting = slot.waiting();
+        waiting.still_since.store(self.since, Ordering::Relaxed);
+        (waiting.still_seen).store(os::boot_ms(), Ordering::Relaxed);
+        (waiting.asks_since).store(self.asks_since, Ordering::Release);
+    }
+
+    /// Removes what [`Standstill::show`] has written.
+    pub fn end(slot: &Slot) {
+        slot.waiting().asks_since.store(0, Ordering::Release);
+    }
+
+    /// Returns whether all members that hold memory stand still, of the device or of any, so that
+    /// none of them will give memory back, and this process has waited the shortest of them.
+    pub fn is_for_ever(&self, slot: &Slot, device: DeviceIndex) -> bool {
+        let holds = |index: usize, device| {
+            granted(slot.ledger().word(index, device).load(Ordering::Relaxed)) > 0
+        };
+        self.stops_all(slot, |index| holds(index, device))
+            || self.stops_all(slot, |index| DeviceIndex::all().any(|it| holds(index, it)))
+    }
+
+    fn stops_all(&self, slot: &Slot, holds: impl Fn(usize) -> bool) -> bool {
+        let (ledger, own, now) = (slot.ledger(), slot.index(), os::boot_ms());
+        let is_still = |index: usize| {
+            let waiting = &ledger.content().slots[index].waiting;
+            let asks_since = waiting.asks_since.load(Ordering::Acquire);
+            let age = |word: &AtomicU64| now.saturating_sub(word.load(Ordering::Relaxed));
+            asks_since != 0
+                && age(&waiting.still_since) >= STILL_MS
+                && age(&waiting.still_seen) <= ABSENT_MS
+                && (asks_since, index) <= (self.asks_since, own)
+        };
+        let holders = || (0..ledger.high_water()).filter(|index| holds(*index));
+        holds(own)
+            && holders().all(is_still)
+            && (ledger.place.open(false)).is_ok_and(|file| {
+                let mut others = holders().filter(|index| *index != own);
+                !others.any(|index| owner::is_dead(&file, index))
+            })
     }
 }
 
@@ -413,6 +527,117 @@ mod tests {
         store(&waiting.device, u64::MAX);
         scratch.clean(&Knows(Some(false)));
         assert_eq!(scratch.usage(scratch.device).waits, 1, "not possible");
+    }
+
+    #[test]
+    fn first_contexts_wait_for_all_and_requests_for_no_first_context() {
+        let scratch = Scratch::new();
+        let slots = [0; 4].map(|_| scratch.join());
+        let join_first = |slot| Line::join_first(slot, scratch.device, 4096, later());
+        let mut one = join_first(&slots[0]).expect("a place");
+        let mut two = join_first(&slots[1]).expect("a place");
+        assert_eq!((one.turn(), two.turn()), (Turn::Yes, Turn::NotYet));
+        assert!(!scratch.has_waiters() && !scratch.somebody_waits(&slots[3], scratch.device));
+        let mut request = Line::join(&slots[2], scratch.device, 4096, later()).expect("a place");
+        assert_eq!((request.turn(), one.turn()), (Turn::Yes, Turn::NotYet));
+        assert!(scratch.somebody_waits(&slots[3], scratch.device));
+        let returned = || scratch.signals().returned.load(Ordering::Relaxed);
+        let before = returned();
+        drop(request);
+        assert!(!scratch.somebody_waits(&slots[3], scratch.device));
+        assert!(!scratch.has_waiters());
+        super::returned(&scratch);
+        assert_eq!(returned(), before + 2, "first contexts are still woken");
+        assert_eq!(one.turn(), Turn::Yes);
+        drop(one);
+        assert_eq!(two.turn(), Turn::Yes);
+    }
+
+    /// A process that holds memory, and has waited and stood still for these milliseconds.
+    fn still(slot: &Slot, device: DeviceIndex, waited: u64, still: u64) -> Standstill {
+        slot.word(device).store(1, Ordering::Relaxed);
+        let now = os::boot_ms();
+        let still = Standstill {
+            asks_since: now - waited,
+            since: now - still,
+            charges: 0,
+        };
+        still.show(slot);
+        still
+    }
+
+    #[test]
+    fn the_last_of_members_that_all_stand_still_waits_for_ever() {
+        let scratch = Scratch::new();
+        let (one, two, other) = (scratch.join(), scratch.join(), scratch.join());
+        let device = scratch.device;
+        let a = still(&one, device, 9_000, STILL_MS);
+        let b = still(&two, device, 8_000, STILL_MS);
+        let verdict = || (a.is_for_ever(&one, device), b.is_for_ever(&two, device));
+        assert_eq!(verdict(), (false, true));
+        // A member that holds memory and does not wait, elsewhere and here.
+        other.word(scratch.other).store(1, Ordering::Relaxed);
+        assert_eq!(verdict(), (false, true));
+        other.word(device).store(1, Ordering::Relaxed);
+        assert_eq!(verdict(), (false, false));
+        for (waited, stands, seen) in [(8_500, 10, 0), (8_500, STILL_MS, ABSENT_MS + 1_000)] {
+            still(&other, device, waited, stands);
+            let looked = &other.waiting().still_seen;
+            looked.store(os::boot_ms() - seen, Ordering::Relaxed);
+            assert_eq!(verdict(), (false, false), "{stands} {seen}");
+        }
+        still(&other, device, 8_500, STILL_MS);
+        assert_eq!(verdict(), (false, true));
+        Standstill::end(&one);
+        assert_eq!(verdict(), (false, false));
+        // A dead member's memory comes back.
+        a.show(&one);
+        let dead = scratch.dead(&stranger(1), 1, 0);
+        let words = &scratch.content().slots[dead].waiting;
+        for (word, other) in [
+            (&words.asks_since, &one.waiting().asks_since),
+            (&words.still_since, &one.waiting().still_since),
+            (&words.still_seen, &one.waiting().still_seen),
+        ] {
+            word.store(other.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        assert_eq!(verdict(), (false, false));
+    }
+
+    #[test]
+    fn members_that_wait_for_each_other_on_two_devices_wait_for_ever() {
+        let scratch = Scratch::new();
+        let (one, two) = (scratch.join(), scratch.join());
+        let a = still(&one, scratch.device, 9_000, STILL_MS);
+        let b = still(&two, scratch.other, 8_000, STILL_MS);
+        assert!(!a.is_for_ever(&one, scratch.other));
+        assert!(b.is_for_ever(&two, scratch.device));
+    }
+
+    #[test]
+    fn calls_and_changes_of_charges_end_a_standstill() {
+        let scratch = Scratch::new();
+        let slot = scratch.join();
+        let since = os::boot_ms() - 5_000;
+        let mut still = Standstill {
+            asks_since: since,
+            since,
+            charges: 0,
+        };
+        let mut moves = |has_calls| {
+            still.look(&scratch, scratch.device, has_calls);
+            let moved = still.since > since;
+            still.since = since;
+            moved
+        };
+        moves(false);
+        assert!(!moves(false) && moves(true) && !moves(false));
+        let word = slot.word(scratch.device);
+        word.store(1, Ordering::Relaxed);
+        assert!(moves(false) && !moves(false));
+        // An undecided request is no change: others that wait try again and again.
+        word.store((1 << 32) | 2, Ordering::Relaxed);
+        assert!(!moves(false));
     }
 
     #[test]

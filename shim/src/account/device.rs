@@ -8,7 +8,7 @@ mod inherited;
 mod measuring;
 mod reclaim;
 
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use gpulimit_base::device::DeviceId;
@@ -60,6 +60,9 @@ pub struct Device {
     opened: AtomicUsize,
     current_pool: CurrentPool,
     measuring: Measuring,
+    /// Whether this process has made its first context and not asked for memory since, in a group
+    /// whose requests wait.
+    has_entered: AtomicBool,
 }
 
 impl Device {
@@ -106,6 +109,7 @@ impl Device {
             opened: AtomicUsize::new(0),
             current_pool: CurrentPool::default(),
             measuring: Measuring::default(),
+            has_entered: AtomicBool::new(false),
         })
     }
 
@@ -137,17 +141,58 @@ impl Device {
         let charge = |pressure: &dyn Pressure, insistence| {
             self.book.charge(request.bytes, pressure, insistence)
         };
-        self.ask(&request, charge, || self.book.uncharge(request.bytes))?;
+        let answer = self.ask(&request, charge, || self.book.uncharge(request.bytes));
+        self.note_asked();
+        answer?;
         Ok(Charged::new(self, request.bytes, false))
     }
 
     /// Charges the bytes of `request` in advance: they count as idle until they come into use.
     pub fn charge_ahead(&self, request: Request<'_>) -> Result<Charged<'_>, Refused> {
+        let charged = self.charge_for_driver(request);
+        self.note_asked();
+        charged
+    }
+
+    /// Charges the bytes of `request` in advance like [`Device::charge_ahead`], for the driver's
+    /// own memory.
+    pub fn charge_for_driver(&self, request: Request<'_>) -> Result<Charged<'_>, Refused> {
+        if self.has_entered.load(Ordering::Relaxed) {
+            self.book.member.stay(&self.book.device);
+        }
         let charge = |pressure: &dyn Pressure, insistence| {
             self.book.charge_ahead(request.bytes, pressure, insistence)
         };
         self.ask(&request, charge, || self.book.uncharge_idle(request.bytes))?;
         Ok(Charged::new(self, request.bytes, true))
+    }
+
+    /// Waits until this process may make its first context, which takes `bytes`: see
+    /// [`Member::enter`]. Does not wait on when another thread has made one.
+    pub fn enter_group(&self, symbol: &'static str, bytes: u64) -> Result<Entered<'_>, Refused> {
+        locks::assert_none_held();
+        let is_first = || self.contexts.count() == 0;
+        let request = Request::insisting(symbol, bytes).as_long_as(&is_first);
+        let Book { member, device, .. } = &self.book;
+        let entered = member.enter(device, bytes, &Reclaim::new(self, &request));
+        if let (Err(refusal), true) = (entered, is_first()) {
+            return Err(self.tell(&request, &refusal));
+        }
+        Ok(Entered(self))
+    }
+
+    /// Lets the next process make its first context, once this one has asked for memory.
+    #[inline]
+    fn note_asked(&self) {
+        if self.has_entered.load(Ordering::Relaxed) {
+            self.leave_entrance();
+        }
+    }
+
+    #[cold]
+    fn leave_entrance(&self) {
+        self.has_entered.store(false, Ordering::Relaxed);
+        self.book.member.leave_entrance(&self.book.device);
     }
 
     /// Charges a request. While this process is suspended, an insisting request waits, and others
@@ -215,6 +260,7 @@ impl Device {
             charged: member.charged(device),
             max: self.book.max(),
             kept: 0,
+            is_stuck: false,
         };
         self.refused(symbol, bytes, &verdict)
     }
@@ -242,6 +288,22 @@ impl Device {
     /// Forgets the current pool of this device; the next use asks the driver for it again.
     pub fn forget_current_pool(&self) {
         self.current_pool.set(None);
+    }
+}
+
+/// A process that makes its first context. Dropped when the context is made, or has failed.
+pub struct Entered<'a>(&'a Device);
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        let Device { book, contexts, .. } = self.0;
+        match contexts.count() {
+            0 => book.member.leave_entrance(&book.device),
+            _ => {
+                book.member.stay(&book.device);
+                self.0.has_entered.store(true, Ordering::Relaxed);
+            }
+        }
     }
 }
 

@@ -55,6 +55,10 @@ fn make(
             return Ok(real.call());
         }
         await_hint(device);
+        let _entered = match device.contexts.count() {
+            0 => Some(device.enter_group(call.symbol, first_estimate(device))?),
+            _ => None,
+        };
         let hint = Cell::new(0);
         let payment = Payment {
             // One thread at a time makes a context. If two threads retain the primary context, only
@@ -145,6 +149,14 @@ fn await_hint(device: &Device) {
         && started.elapsed() <= PATIENCE
     {
         std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Returns the bytes that must be free for the first context of this process.
+fn first_estimate(device: &Device) -> u64 {
+    match device.book.counts_contexts() {
+        true => estimate(device, device.book.context_hint()),
+        false => BLOCK,
     }
 }
 

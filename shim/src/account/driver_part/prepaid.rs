@@ -67,7 +67,7 @@ impl<'a> Prepaid<'a> {
     pub fn raise(&mut self, request: Request<'_>) -> Result<(), u64> {
         let device = self.device;
         self.raise_by(request.bytes, &|missing| {
-            device.charge_ahead(request.with_bytes(missing))
+            device.charge_for_driver(request.with_bytes(missing))
         })
         .map_err(|Refused| request.bytes)
     }
@@ -132,7 +132,7 @@ impl<'a> Prepaid<'a> {
         if bytes == 0 {
             return;
         }
-        if let Ok(charged) = self.device.charge_ahead(Request::reclaiming(bytes)) {
+        if let Ok(charged) = self.device.charge_for_driver(Request::reclaiming(bytes)) {
             let mut state = self.part().state.lock();
             charged.spend();
             state.held += bytes;

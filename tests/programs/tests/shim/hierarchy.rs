@@ -136,7 +136,7 @@ fn other_groups_never_get_memory_kept_by_min() {
     kept.expect(&[("alloc y 300M", "2")]);
     world.judge(cap);
     let (_, errors) = other.end();
-    assert!(errors.contains(" for other groups (min); pid"), "{errors}");
+    assert!(errors.contains(" for other groups; pid"), "{errors}");
     drop(kept);
     world.judge_end(cap);
 }

@@ -21,7 +21,7 @@ fn in_background(world: &World, variables: &str, command: &str) -> (Session, Str
     (session, group)
 }
 
-fn controller(world: &World, arguments: &[&str]) -> Command {
+pub fn controller(world: &World, arguments: &[&str]) -> Command {
     let mut command = world.bare(&world::controller());
     command
         .args(arguments)

@@ -35,6 +35,7 @@ mod policy;
 mod pools;
 mod pressure;
 mod process_lists;
+mod queue;
 mod random;
 mod refusal;
 mod runtime;

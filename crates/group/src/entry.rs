@@ -1,0 +1,210 @@
+//! The first context of a process on a device, in groups whose requests wait (`on_limit=wait`).
+//!
+//! Processes that hold a context each, and wait for the memory beyond it, wait for each other. So
+//! first contexts enter one after the other: see `entry` of the ledger. A job with a limit of its
+//! own enters when the whole limit is free, and it is kept for the job.
+
+use super::at_limit::{ANEW, ANEW_MOST, Current, NAP, Request, Still};
+use super::member::{Member, MemberDevice, Refusal, Spared};
+use super::name::Kind;
+use super::oom::Awaited;
+use super::signals::Deferred;
+use super::undisturbed::Undisturbed;
+use gpulimit_ledger::{
+    self as ledger, DeviceIndex, EventKind, Idle, Line, Pressure, Refused, Slot, Turn, child_key,
+};
+use gpulimit_limits::OnLimit;
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+impl Member {
+    /// Waits until this process may make its first context on the device, where its groups make
+    /// requests wait. `bytes`: what the context takes. Call [`Member::stay`] when it is made.
+    pub fn enter(
+        &self,
+        device: &MemberDevice,
+        bytes: u64,
+        pressure: &dyn Pressure,
+    ) -> Result<(), Refusal<'_>> {
+        let _undisturbed = Undisturbed::new();
+        let mut request = Request {
+            member: self,
+            device,
+            bytes,
+            pressure,
+            idle: &(),
+            is_for_program: true,
+            is_stuck: Cell::new(false),
+        };
+        let levels = (0..self.levels.len()).rev();
+        for level in levels.filter(|level| self.makes_wait(device, *level)) {
+            let job = request.job_below(level);
+            request.bytes = job.map_or(bytes, |(_, max)| max);
+            request
+                .enter(level, job.map(|(key, _)| key))
+                .map_err(|refused| {
+                    self.leave_entrance(device);
+                    request.refusal(refused)
+                })?;
+        }
+        Ok(())
+    }
+
+    /// Returns whether the group at `level` has a limit, and makes requests wait.
+    fn makes_wait(&self, device: &MemberDevice, level: usize) -> bool {
+        let station = &self.levels[level];
+        station.limits.options().on_limit == OnLimit::Wait
+            && station.bounds(device, device.index[level]).max != u64::MAX
+    }
+
+    /// Notes that this process has its first context on the device, or works on what belongs to it:
+    /// the next process waits a second more, unless this one asks for memory.
+    pub fn stay(&self, device: &MemberDevice) {
+        self.each_slot(device, Slot::stay_at_entrance);
+    }
+
+    /// Lets the next process make its first context.
+    pub fn leave_entrance(&self, device: &MemberDevice) {
+        self.each_slot(device, Slot::leave_entrance);
+    }
+}
+
+impl Request<'_, '_> {
+    fn enter(&self, level: usize, job: Option<u64>) -> Result<(), Refused> {
+        let (station, index) = (self.station(level), self.device.index[level]);
+        let signals = Deferred::new();
+        let (began, options) = (Instant::now(), self.options(level));
+        let until = began + options.wait_timeout;
+        let mut line = Line::join_first(&station.slot, index, self.bytes, until);
+        let mut still = Still::of(self.member);
+        let mut refused: Option<Refused> = None;
+        let (mut asking, mut asked, mut pause) = (None, began, Duration::ZERO);
+        loop {
+            let turn = match &mut line {
+                Some(line) => line.turn(),
+                None if Instant::now() >= until => Turn::Over,
+                None => Turn::Yes,
+            };
+            match self.try_to_enter(level, job, turn) {
+                Ok(true) => break,
+                Ok(false) => {}
+                Err(error) => {
+                    if refused.is_none() {
+                        self.record(EventKind::Wait, &error);
+                    }
+                    refused = Some(error);
+                    if asked.elapsed() >= pause && self.ask_anew(&mut asking, &error) {
+                        (asked, pause) = (Instant::now(), ANEW.max(2 * pause).min(ANEW_MOST));
+                    }
+                }
+            }
+            let last = || refused.unwrap_or_else(|| self.refused_at(level));
+            let asks = match (&mut asking, refused) {
+                (Some(asking), Some(refused)) if Instant::now() < asking.until => {
+                    self.ask(asking, refused.pending)
+                }
+                _ => false,
+            };
+            if turn == Turn::Over {
+                if self.make_room(level, options.oom, &mut Awaited::default()) {
+                    break;
+                }
+                return Err(last());
+            }
+            if signals.has_pending() || self.pressure.is_needless() {
+                return Err(last());
+            }
+            if !asks && still.is_for_ever(station, index) {
+                self.is_stuck.set(true);
+                return Err(last());
+            }
+            match &line {
+                Some(line) => line.sleep(),
+                None => std::thread::sleep(NAP),
+            }
+        }
+        if let Some(asking) = &asking {
+            self.conclude(asking);
+        }
+        if let Some(refused) = refused {
+            self.record(EventKind::Granted, &refused);
+            station.ledger.note_wait(index, began.elapsed());
+        }
+        Ok(())
+    }
+
+    /// Returns a key for the outermost job with a limit of its own that this process is in, below
+    /// the group at `level`, and the limit. A limit that the group never has free counts as none.
+    fn job_below(&self, level: usize) -> Option<(u64, u64)> {
+        let max_at = |at: usize| {
+            self.station(at)
+                .bounds(self.device, self.device.index[at])
+                .max
+        };
+        let is_job = |at: &usize| Kind::of(&self.station(*at).name) == Kind::Job;
+        let mut jobs = (0..level).rev().filter(is_job);
+        let at = jobs.find(|at| max_at(*at) <= max_at(level))?;
+        Some((child_key(&self.station(at).name), max_at(at)))
+    }
+
+    /// Lets this process enter if the entrance is free and there is room for the context, or for
+    /// the whole limit of the `job`; at once, if the room is kept for the job already. The room is
+    /// charged for a moment, so that of several processes one gets it. Returns false if it is not
+    /// the turn of this process.
+    fn try_to_enter(&self, level: usize, job: Option<u64>, turn: Turn) -> Result<bool, Refused> {
+        let (station, index) = (self.station(level), self.device.index[level]);
+        let (slot, bytes) = (&station.slot, self.bytes);
+        if let Some(job) = job.filter(|job| slot.job_has_room(index, *job)) {
+            slot.keep_room(index, job, bytes);
+            return Ok(true);
+        }
+        let is_over = turn == Turn::Over;
+        let must_wait = match turn {
+            Turn::NotYet => true,
+            Turn::Yes => slot.is_entrance_held(index),
+            // For want of memory a process is refused, and not for first contexts before it.
+            Turn::Over => station.ledger.somebody_waits(slot, index),
+        };
+        if must_wait {
+            return Ok(false);
+        }
+        let current = Current::new(self.member, self.pressure);
+        let path = [station.level(self.device, level, Spared::Min)];
+        let idle = Trial { slot, index, bytes };
+        match ledger::charge_ahead(&path, bytes, &current, &idle) {
+            Ok(()) => {
+                let entered = match job {
+                    Some(job) => {
+                        slot.keep_room(index, job, bytes);
+                        true
+                    }
+                    None => slot.take_entrance(index) || is_over,
+                };
+                ledger::uncharge_idle(&path, bytes, &idle);
+                Ok(entered)
+            }
+            // The request itself says what a process that is alone gets.
+            Err(_) if !station.others_hold(index) && slot.rooms_of_others(index) == 0 => {
+                Ok(slot.take_entrance(index) || is_over)
+            }
+            Err(refused) => Err(Refused { level, ..refused }),
+        }
+    }
+}
+
+/// Bytes that are charged to see whether they are free, and never used.
+struct Trial<'a> {
+    slot: &'a Slot,
+    index: DeviceIndex,
+    bytes: u64,
+}
+
+impl Idle for Trial<'_> {
+    fn add(&self) {
+        self.slot.publish_idle(self.index, self.bytes);
+    }
+
+    fn remove(&self) {
+        self.slot.publish_idle(self.index, 0);
+    }
+}

@@ -1,0 +1,170 @@
+//! Programs in a group whose requests wait: first contexts enter one at a time, a job has its whole
+//! limit, and no wait is for ever.
+
+use std::fs;
+use std::sync::Mutex;
+use std::thread;
+
+use gpulimit_ledger::EventKind;
+use gpulimit_programs::world::{
+    self, CONTEXT, GROUP, HOUR, MIB, Session, World, eventually, finish, text,
+};
+
+use super::jobs::controller;
+
+const CAP: u64 = 4096 * MIB;
+/// The limit of a job of 1.5 GiB, with its context and the driver's reserve.
+const JOB: &str = "max=2100M";
+
+fn queue(cap: u64) -> World {
+    let world = World::new(cap);
+    world.settings(&["on_limit=wait", "wait_timeout=600s"]);
+    world
+}
+
+/// Starts a program without a context in a group below the world's, or in the world's.
+fn start_in(world: &World, group: &str) -> Session {
+    let mut command = world.limited(world::program());
+    command.env("GPULIMIT_GROUP", group);
+    Session::start(command)
+}
+
+/// Each job takes 1.5 GiB soon after its context, and two do not fit. Without the rules, eight
+/// contexts are made first, and their programs wait for each other.
+#[test]
+fn jobs_that_start_at_once_all_get_their_memory() {
+    for options in [
+        &["--name", GROUP][..],
+        &["--group", GROUP, "--max", "2100M"],
+    ] {
+        let world = queue(CAP);
+        let script = world.file("script");
+        fs::write(&script, "start\nsleep 400\nalloc a 1536M\nsleep 20\n").expect("written");
+        let (program, script) = (world::program(), script.display().to_string());
+        let command = [program.to_str().expect("UTF-8"), &script];
+        let jobs = Mutex::new(0..16);
+        let next = || jobs.lock().expect("no panic").next();
+        let run = || {
+            while next().is_some() {
+                let arguments = [&["run"], options, &["--"], &command].concat();
+                let output = finish(controller(&world, &arguments));
+                let errors = text(&output.stderr);
+                assert!(output.status.success() && errors.is_empty(), "{errors}");
+                assert!(text(&output.stdout).contains("alloc a 1536M = 0"));
+            }
+        };
+        thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(run);
+            }
+        });
+        assert_eq!(world.events(EventKind::Refusal).len(), 0, "{options:?}");
+        world.judge_end(CAP);
+    }
+}
+
+#[test]
+fn a_first_context_waits_for_requests_and_not_for_programs_that_ask_for_nothing() {
+    let world = queue(CAP);
+    // The second one begins although the first one asks for nothing.
+    let (mut holder, mut other) = (world.on_gpu(), world.on_gpu());
+    holder.expect(&[("alloc a 1G", "0")]);
+    other.tell("alloc b 2500M");
+    assert!(eventually(|| !world.events(EventKind::Wait).is_empty()));
+    // There is room for another context, which would take it from the request.
+    let mut first = start_in(&world, GROUP);
+    first.tell("start");
+    first.waits_on();
+    let holders = world.machine().gpu(0).holders;
+    assert_eq!(holders.len(), 2, "{holders:?}");
+    holder.expect(&[("alloc c 100M", "0")]);
+    first.waits_on();
+    holder.expect(&[("free a", "0")]);
+    assert_eq!(other.answer(), "0");
+    holder.end_quietly();
+    assert_eq!(first.answer(), "0 0");
+    world.judge(CAP);
+    other.end_quietly();
+    first.end_quietly();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn the_next_first_context_waits_while_the_driver_makes_one() {
+    let world = queue(CAP);
+    let delay = format!("cuDevicePrimaryCtxRetain:{HOUR}");
+    world.machine().knob("delay", &delay);
+    let contexts = || world.machine().gpu(0).holders.len();
+    let (mut one, mut other) = (world.start(), world.start());
+    one.tell("start");
+    assert!(eventually(|| contexts() == 1));
+    other.tell("start");
+    // The naps of more than a second, after which a context that is made would not be waited for.
+    for _ in 0..3 {
+        other.waits_on();
+    }
+    assert_eq!(contexts(), 1);
+    world.machine().knob("delay", "0");
+    assert_eq!((one.answer(), other.answer()), ("0 0".into(), "0 0".into()));
+    world.judge(CAP);
+    one.end_quietly();
+    other.end_quietly();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn a_job_with_a_limit_begins_when_the_limit_is_free_and_keeps_it() {
+    let world = queue(CAP);
+    for job in ["run-1-1", "run-2-1"] {
+        world.below(job, &[JOB]);
+    }
+    let mut other = world.on_gpu();
+    other.expect(&[("alloc a 100M", "0")]);
+    let mut first = world.on_gpu_in("run-1-1");
+    let mut second = start_in(&world, &format!("{GROUP}/run-2-1"));
+    second.tell("start");
+    second.waits_on();
+    // There is room for this beside what the first job has taken, and not beside its limit.
+    other.tell("alloc b 1500M");
+    other.waits_on();
+    let waits = world.events(EventKind::Wait).len();
+    first.expect(&[("alloc a 390M", "0"), ("alloc b 390M", "0")]);
+    // Another process of the job needs no room of its own.
+    let child = world.on_gpu_in("run-1-1");
+    child.end_quietly();
+    first.expect(&[("alloc c 390M", "0"), ("alloc d 390M", "0")]);
+    assert_eq!(world.events(EventKind::Wait).len(), waits, "the job waits");
+    world.judge(CAP);
+    first.end_quietly();
+    assert_eq!(other.answer(), "0");
+    second.waits_on();
+    other.expect(&[("free b", "0")]);
+    assert_eq!(second.answer(), "0 0");
+    second.expect(&[("alloc a 1536M", "0")]);
+    // A job that is killed before it has a charge leaves no room behind.
+    second.kill();
+    other.expect(&[("alloc b 3000M", "0")]);
+    other.end_quietly();
+    assert_eq!(world.events(EventKind::Refusal).len(), 0);
+    world.judge_end(CAP);
+}
+
+#[test]
+fn of_programs_that_wait_for_each_other_the_last_one_is_refused() {
+    let cap = 2 * CONTEXT + 600 * MIB;
+    let world = queue(cap);
+    let (mut one, mut other) = (world.on_gpu(), world.on_gpu());
+    one.expect(&[("alloc a 300M", "0")]);
+    other.expect(&[("alloc a 250M", "0")]);
+    one.tell("alloc b 280M");
+    assert!(eventually(|| !world.events(EventKind::Wait).is_empty()));
+    other.expect(&[("alloc b 280M", "2"), ("free a", "0")]);
+    assert_eq!(one.answer(), "0");
+    world.judge(cap);
+    let (_, errors) = other.end();
+    let remedy = "wait for each other's memory: give each a limit of its own";
+    assert!(errors.contains(remedy), "{errors}");
+    assert!(errors.contains(&format!("gpulimit run --group {GROUP} --max SIZE")));
+    one.end_quietly();
+    world.judge_end(cap);
+}
