@@ -152,7 +152,7 @@ pub fn run(mut args: Args, inherited: &Inherited) -> Result<ExitCode, Failure> {
             "LD_PRELOAD",
             library::preload(&library, env::var_os("LD_PRELOAD").as_deref()),
         )
-        .env("GPULIMIT_ROOT", place.group.root())
+        .env("GPULIMIT_ROOT", &place.programs_root)
         .env(policy::GROUP, place.group.name())
         .env_remove(policy::MAX)
         .env_remove(policy::LIMITS)
