@@ -245,7 +245,7 @@ fn a_program_of_roots_job_may_become_another_user() {
     }
     machine.place.said(&["gc"]);
     assert!(!Path::new(view).exists());
-    // What does not begin at the top of root's own root stays closed.
+    // A job below a group has no such path.
     machine.place.said(&["create", "lab", "max=8G"]);
     let script = "echo $GPULIMIT_ROOT";
     let output = machine.root(&["run", "--group", "lab", "--", "sh", "-c", script]);

@@ -101,8 +101,8 @@ impl Root {
         Ok(vec![own])
     }
 
-    /// Returns the root at this path, with the same checks as [`Root::locate`]. For the user root, a
-    /// secret view of a job is the root that holds the job.
+    /// Returns the root at this path, with the same checks as [`Root::locate`]. For the user root,
+    /// the secret view of a job is the root that holds the job.
     pub fn at(path: impl Into<PathBuf>) -> Result<Self, GroupError> {
         let mut path = path.into();
         if user::effective() == 0
@@ -427,7 +427,7 @@ impl Root {
             let mode = match user::effective() {
                 0 if self.is_system_root() => PUBLIC.directory,
                 // Programs of root that become other users must reach their job's secret view.
-                0 => 0o711,
+                0 if self.path == own_default() => 0o711,
                 _ => PRIVATE.directory,
             };
             self.make_directory(mode)?;

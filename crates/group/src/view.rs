@@ -53,9 +53,10 @@ impl Group {
         Ok(ledgers)
     }
 
-    /// Makes a view of a job's group at a path that nobody can guess, and returns the path. Every
-    /// user who knows the path can run programs in the group, and nobody else but root can. Returns
-    /// `None` unless the group is at the top of a root of root's own that all users can enter.
+    /// Makes a view of a job's group in a directory whose name has 128 random bits, and returns its
+    /// path. Every user who knows the path can run programs in the group; the group itself is closed
+    /// to all users but root. Returns `None` unless the group is at the top of a root of root's own
+    /// that all users can enter.
     pub fn show_in_secret(&self) -> Result<Option<PathBuf>, GroupError> {
         let failed = |error| self.failed("open", error);
         let root = Directory::open(&self.root).map_err(failed)?;
