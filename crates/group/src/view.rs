@@ -54,7 +54,7 @@ impl Group {
     }
 
     /// Makes a view of a job's group in a directory whose name has 128 random bits, and returns its
-    /// path. Every user who knows the path can run programs in the group; the group itself is closed
+    /// path. Every user who knows the path can run programs in the group. Closes the group itself
     /// to all users but root. Returns `None` unless the group is at the top of a root of root's own
     /// that all users can enter.
     pub fn show_in_secret(&self) -> Result<Option<PathBuf>, GroupError> {
