@@ -8,6 +8,7 @@ use super::failure::Failure;
 use super::{signals, terminal};
 pub use gpulimit_base::escaped::Escaped;
 use gpulimit_base::escaped::lines;
+use gpulimit_base::name::hide_secrets;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::cell::RefCell;
 use std::fmt::Display;
@@ -30,6 +31,7 @@ pub fn write(text: &str) -> Result<Reader, Failure> {
 
 /// Writes text in which foreign parts are already escaped, such as bold heads of tables.
 pub fn escaped(text: &str) -> Result<Reader, Failure> {
+    let text = &without_secrets(text);
     if captures(text) {
         return Ok(Reader::There);
     }
@@ -117,8 +119,17 @@ pub fn json(value: &serde_json::Value) -> Result<(), Failure> {
     print(&format!("{value:#}\n"))
 }
 
+/// Returns a text without the secret names of jobs: see [`hide_secrets`].
+pub fn without_secrets(text: &str) -> String {
+    let mut bytes = text.as_bytes().to_vec();
+    let length = hide_secrets(&mut bytes);
+    bytes.truncate(length);
+    String::from_utf8(bytes).unwrap_or_default()
+}
+
 /// Writes a line to standard error. Ignores errors.
 pub fn note(text: &str) {
+    let text = &without_secrets(text);
     if !captures(&format!("{}\n", Escaped(text))) {
         write_note(text);
     }

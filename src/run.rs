@@ -156,7 +156,7 @@ pub fn run(mut args: Args, inherited: &Inherited) -> Result<ExitCode, Failure> {
             "ASAN_OPTIONS",
             library::asan_options(env::var_os("ASAN_OPTIONS").as_deref()),
         )
-        .env("GPULIMIT_ROOT", place.group.root())
+        .env("GPULIMIT_ROOT", &place.programs_root)
         .env(policy::GROUP, place.group.name())
         .env_remove(policy::MAX)
         .env_remove(policy::LIMITS)

@@ -4,6 +4,7 @@
 
 mod standard_error;
 
+use gpulimit_base::name::hide_secrets;
 use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -60,6 +61,9 @@ pub fn line(text: fmt::Arguments<'_>) {
         length: 0,
     };
     let _ = write!(line, "gpulimit: {text}");
+    if let Some(text) = line.bytes.get_mut(..line.length) {
+        line.length = hide_secrets(text);
+    }
     if let Some(end) = line.bytes.get_mut(line.length) {
         *end = b'\n';
         line.length += 1;

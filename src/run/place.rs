@@ -14,11 +14,15 @@ use gpulimit_ledger::Ledger;
 use gpulimit_limits::{LimitSet, OnLimit, Selector};
 use gpulimit_policy as policy;
 use std::io::{self, IsTerminal};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// The group in which the command runs.
 pub struct Place {
     pub group: Group,
+    /// The root in which the command finds the group: the secret view of a job of root, else the
+    /// group's own.
+    pub programs_root: PathBuf,
     root: Root,
     /// A lock that prevents removal of this command's own group while this process lives. `None`
     /// for other groups.
@@ -61,6 +65,7 @@ impl Place {
         user.map_or(Ok(()), |user| user.check_joins(&group, false))?;
         Ok(Self {
             group,
+            programs_root: root.path().into(),
             root,
             own: None,
         })
@@ -98,15 +103,23 @@ impl Place {
         let own = limits.as_ref();
         let made = make_job(&root, &above, own.unwrap_or(&LimitSet::default()), access);
         match (made, parent) {
-            (Ok(created), _) => Ok(Self {
-                group: created.group,
-                root,
-                own: Some(created.hold),
-            }),
+            (Ok(Created { group, hold, .. }), _) => {
+                // Without the view, programs that become other users get no memory.
+                let view = user
+                    .is_none()
+                    .then(|| group.show_in_secret().ok().flatten());
+                Ok(Self {
+                    group,
+                    programs_root: view.flatten().unwrap_or_else(|| root.path().into()),
+                    root,
+                    own: Some(hold),
+                })
+            }
             (Err(error), Some(parent)) if groups::is_denied(&error) => match limits {
                 // Without a limit of its own, the command can run in the parent group.
                 None => Ok(Self {
                     group: parent,
+                    programs_root: root.path().into(),
                     root,
                     own: None,
                 }),

@@ -56,10 +56,21 @@ impl Machine {
             .args(["--reuid", ALICE, "--regid", ALICE, "--clear-groups"])
             .arg(&self.program)
             .args(arguments);
-        clean(&mut command)
+        self.set(&mut command);
+        command
+    }
+
+    /// Runs the controller as root.
+    fn root(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new(&self.program);
+        self.set(command.args(arguments));
+        command.output().expect("started")
+    }
+
+    fn set(&self, command: &mut Command) {
+        clean(command)
             .env("GPULIMIT_ROOT", self.place.root_path())
             .env("GPULIMIT_LIBRARY", self.place.0.join("libgpulimit.so"));
-        command
     }
 
     fn said(&self, arguments: &[&str]) -> String {
@@ -194,6 +205,54 @@ fn only_root_gives_groups_to_other_users() {
 }
 
 #[test]
+fn a_program_of_roots_job_may_become_another_user() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    let root = machine.place.root_path();
+    let script = format!(
+        "echo $GPULIMIT_ROOT $GPULIMIT_GROUP
+        admin() {{ {program} \"$@\"; }}
+        alice() {{ setpriv --reuid {ALICE} --regid {ALICE} --clear-groups {program} \"$@\"; }}
+        alice run -- sh -c 'echo joins $GPULIMIT_GROUP'
+        alice show --json; alice show no-group; alice set $GPULIMIT_GROUP max=2G
+        admin ls; admin show --json; admin show no-group
+        (GPULIMIT_ROOT={root}; alice run -- true) && exit 9
+        admin run --max 1G -- sh -c 'echo nested $GPULIMIT_ROOT $GPULIMIT_GROUP'
+        admin run --max 1G -- setpriv --reuid {ALICE} --regid {ALICE} --clear-groups \\
+            {program} run -- true && exit 9
+        exec sleep 0",
+        program = machine.program.display(),
+        root = root.display()
+    );
+    let output = machine.root(&["run", "--max", "1G", "--", "sh", "-c", &script]);
+    let said = text(&output.stdout) + &text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    let (first, rest) = said.split_once('\n').expect("lines");
+    let (view, group) = first.split_once(' ').expect("two words");
+    let secret = view.strip_prefix(&format!("{}/.secret/", root.display()));
+    let secret = secret.and_then(|name| name.strip_prefix(&format!("{group}.")));
+    assert_eq!(secret.map(str::len), Some(32), "{said}");
+    assert!(!rest.contains(".secret"), "{said}");
+    for expected in [
+        format!("joins {group}\n"),
+        format!("no group 'no-group' in {}", root.display()),
+        "you may not change the limits".into(),
+        format!("nested {} {group}/run-", root.display()),
+        "`gpulimit run --user`".into(),
+    ] {
+        assert!(rest.contains(&expected), "{expected}: {said}");
+    }
+    machine.place.said(&["gc"]);
+    assert!(!Path::new(view).exists());
+    // A job below a group has no such path.
+    machine.place.said(&["create", "lab", "max=8G"]);
+    let script = "echo $GPULIMIT_ROOT";
+    let output = machine.root(&["run", "--group", "lab", "--", "sh", "-c", script]);
+    assert_eq!(text(&output.stdout), format!("{}\n", root.display()));
+}
+
+#[test]
 fn root_runs_a_command_as_another_user() {
     let Some(machine) = Machine::new() else {
         return;
@@ -204,12 +263,8 @@ fn root_runs_a_command_as_another_user() {
         .said(&["create", "all", "max=8G", "--members", "all"]);
     let program = machine.program.display();
     let root = |user: &str, options: &[&str], script: &str| {
-        let mut command = Command::new(&machine.program);
-        command.args(["run", "--user", user]).args(options);
-        clean(command.args(["--", "sh", "-c", script]))
-            .env("GPULIMIT_ROOT", machine.place.root_path())
-            .env("GPULIMIT_LIBRARY", machine.place.0.join("libgpulimit.so"));
-        let output = command.output().expect("started");
+        let run = ["run", "--user", user];
+        let output = machine.root(&[&run[..], options, &["--", "sh", "-c", script]].concat());
         (
             output.status.code(),
             text(&output.stdout) + &text(&output.stderr),

@@ -226,7 +226,11 @@ fn environment(pid: u32, found: impl Fn(&[u8])) -> bool {
         words
             .filter(|word| word.starts_with(b"run-") || word.starts_with(b"job-"))
             .for_each(&found);
+        // A read that leaves room has come to the end.
         let end = there.len();
+        if end < CHUNK {
+            return true;
+        }
         kept = end.min(KEPT);
         text.copy_within(end - kept..end, 0);
     }

@@ -5,6 +5,7 @@
 
 use super::directory::{Directory, EntryKind};
 use super::{BELOW, JOB, Kind, LEDGER, LIMITS, LIMITS_LOCK, LOCK, name};
+use gpulimit_base::name::SECRET;
 use gpulimit_ledger::Ledger;
 use gpulimit_limits::Limits;
 use std::ffi::{OsStr, OsString};
@@ -157,7 +158,7 @@ pub(super) fn has_limits(directory: &Directory, proves: impl FnOnce(&File) -> bo
 
 /// The prefixes of the names of files that gpulimit makes directly in a root. Drafts of these files
 /// have the same prefixes.
-const IN_ROOT: [&str; 9] = [
+const IN_ROOT: [&str; 10] = [
     ".apply",
     ".rules",
     ".managed",
@@ -165,6 +166,7 @@ const IN_ROOT: [&str; 9] = [
     ".context-",
     ".images",
     ".kubernetes",
+    SECRET,
     ".trail",
     "..trail.",
 ];

@@ -235,8 +235,9 @@ impl fmt::Display for GroupError {
                 match error.kind() {
                     io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => f
                         .write_str(
-                            ": ask the administrator for access, or set GPULIMIT_ROOT to a \
-                             directory of your own",
+                            ": ask the administrator for access (root runs a program for another \
+                             user with `gpulimit run --user`), or set GPULIMIT_ROOT to a directory \
+                             of your own",
                         ),
                     io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
                         f.write_str(": set GPULIMIT_ROOT to a directory that can be made")

@@ -7,7 +7,7 @@ use super::descent::Descent;
 use super::directory::Directory;
 use super::{Group, GroupError, JOB, Kind};
 use gpulimit_base::held_signals;
-use gpulimit_base::identity::{Identity, innermost_pid};
+use gpulimit_base::identity::{Identity, SeenProcess, innermost_pid};
 use gpulimit_base::proc;
 use gpulimit_base::process::{self, FIRST_PID_NS};
 use gpulimit_ledger::{Ledger, NoWitness};
@@ -133,26 +133,15 @@ impl Seen {
     /// Finds the process that has this pid in the caller's pid namespace; `None` where the process
     /// has ended.
     fn by_pid(pid: u32) -> Option<Self> {
-        let stat = proc::read(format!("/proc/{pid}/task/{pid}/stat")).unwrap_or_default();
-        // The process's name stands in parentheses and may itself contain parentheses and spaces.
-        let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-        let mut fields = fields.split_ascii_whitespace();
-        let start = match fields.next() {
-            // `stat` is empty if the process has ended or if `/proc` hides the process.
-            None if !process::exists(pid) => return None,
-            None => None,
-            // A process whose first thread has ended still lives while its other threads run.
-            Some("Z" | "X")
-                if fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count) <= 1 =>
-            {
-                return None;
-            }
-            Some(_) => fields.nth(18).and_then(|start| start.parse().ok()),
-        };
+        let status = proc::status(pid);
+        // The file cannot be read if the process has ended or if `/proc` hides the process.
+        if status.map_or_else(|_| !process::exists(pid), |status| proc::has_ended(&status)) {
+            return None;
+        }
         let pid_ns = fs::metadata(format!("/proc/{pid}/ns/pid")).ok();
         Some(Self {
             pid_ns: pid_ns.map(|about| about.ino()),
-            start,
+            start: SeenProcess::by_pid(pid).start_time(),
         })
     }
 }

@@ -423,6 +423,9 @@ fn remove_held(
     let protected = group
         .limits()
         .is_ok_and(|limits| limits.rules().is_ok_and(|rules| rules.protects()));
+    if group.kind() == Kind::Job {
+        group.remove_secret_views().map_err(failed)?;
+    }
     if_there(directory.remove_directory(BELOW)).map_err(failed)?;
     // Remove the limits file first: a process cannot join a group without limits.
     if_there(directory.remove_file(LIMITS)).map_err(failed)?;

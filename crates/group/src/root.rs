@@ -9,6 +9,7 @@ use super::removal::Budget;
 use super::trust::check;
 use super::{Access, BELOW, Fault, Group, GroupError, name, user};
 use gpulimit_base::file_system;
+use gpulimit_base::name::SECRET;
 use gpulimit_limits::{LimitSet, Limits};
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File};
@@ -100,9 +101,17 @@ impl Root {
         Ok(vec![own])
     }
 
-    /// Returns the root at this path, with the same checks as [`Root::locate`].
+    /// Returns the root at this path, with the same checks as [`Root::locate`]. For the user root,
+    /// the secret view of a job is the root that holds the job.
     pub fn at(path: impl Into<PathBuf>) -> Result<Self, GroupError> {
-        let root = Self { path: path.into() };
+        let mut path = path.into();
+        if user::effective() == 0
+            && let Some(secret) = path.parent().filter(|above| above.ends_with(SECRET))
+            && let Some(root) = secret.parent()
+        {
+            path = root.into();
+        }
+        let root = Self { path };
         match root.modes() {
             Err(error) if is_not_found(&error) => Ok(root),
             checked => checked.map(|_| root),
@@ -415,12 +424,13 @@ impl Root {
     /// Makes the root's directory if it does not exist, and checks it.
     fn ensure(&self) -> Result<Modes, GroupError> {
         if !self.exists() {
-            let modes = if self.is_system_root() {
-                PUBLIC
-            } else {
-                PRIVATE
+            let mode = match user::effective() {
+                0 if self.is_system_root() => PUBLIC.directory,
+                // Programs of root that become other users must reach their job's secret view.
+                0 if self.path == own_default() => 0o711,
+                _ => PRIVATE.directory,
             };
-            self.make_directory(modes.directory)?;
+            self.make_directory(mode)?;
         }
         file_system::check(&self.path)?;
         self.modes()

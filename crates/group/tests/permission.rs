@@ -181,7 +181,11 @@ fn role() {
         return;
     };
     let root = PathBuf::from(root);
-    match role.to_str().expect("a name") {
+    let role = role.to_str().expect("a name");
+    if let Some(view) = role.strip_prefix("know ") {
+        return know(&root, Path::new(view));
+    }
+    match role {
         "break in" => break_in(&root),
         "hold locks" => hold_locks(&root),
         "swap" => swap(&root),
@@ -586,6 +590,92 @@ fn groups_above_are_opened_no_further_than_those_below_need() {
     make("top/alice", Some(ALICE), Members::Owner);
     assert_eq!(files(), [(0, TEAM, 0o666); 2]);
     assert_eq!(seen(top.limits_path()), (0, 0, 0o644));
+}
+
+// Attacks on a job of root whose programs may become other users.
+
+/// Does what alice can do to the job `run-1-2` if she has learned the path of its secret view, and
+/// tries what she cannot do.
+fn know(root: &Path, view: &Path) {
+    let job = Root::at(view).expect("a root");
+    let group = job.group("run-1-2").expect("there");
+    let raise = |set: &mut LimitSet| set.set(Selector::All, Key::Max, Size::Max);
+    let write = |path: PathBuf| OpenOptions::new().write(true).open(path).is_ok();
+    let mut broken = vec![
+        ("raise", group.write_limits(raise).is_ok()),
+        ("write the limits", write(group.limits_path())),
+        ("remove", job.remove("run-1-2").is_ok()),
+        ("make a job", job.create("run-3-4", &set(GIB)).is_ok()),
+        ("below", job.create("run-1-2/x", &set(GIB)).is_ok()),
+        ("list", fs::read_dir(root.join(".secret")).is_ok()),
+        ("enter", fs::metadata(root.join("run-1-2/ledger")).is_ok()),
+    ];
+    let public = Root::at(root).expect("a root");
+    for name in ["run-1-2", "run-7-8", "lab/run-1-2"] {
+        broken.push((name, Member::join(&public, name).is_ok()));
+    }
+    for directory in [view, group.path(), &group.below_path()] {
+        broken.push(("make", File::create(directory.join("x")).is_ok()));
+        broken.push(("move", fs::rename(directory, root.join("x")).is_ok()));
+        for name in ["limits", "ledger", "lock"] {
+            broken.push(("unlink", fs::remove_file(directory.join(name)).is_ok()));
+        }
+    }
+    broken.retain(|(_, has_worked)| *has_worked);
+    say(&format!("did {broken:?}"));
+    let told = Member::join(&public, "lab/run-1-2").err();
+    say(&format!("told {}", told.expect("root's")));
+    // She can falsify the figures of this job.
+    let member = Member::join(&job, "run-1-2").expect("joined");
+    let device = member.device(GPU, CAPACITY).expect("a device");
+    member
+        .charge(&device, GIB, &Nothing, Insistence::Full)
+        .expect("room");
+    say("charged");
+    wait_for_the_end();
+    // She can deny it to others, too.
+    let lock = File::open(group.path().join("lock")).expect("open");
+    // SAFETY: the descriptor is open.
+    let held = unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) };
+    say(&format!("held {held}"));
+    std::process::exit(0);
+}
+
+#[test]
+fn who_knows_a_jobs_secret_denies_and_falsifies_this_job_and_nothing_else() {
+    let Some(lab) = Lab::new() else { return };
+    let root = lab.root();
+    let make = |name: &str| root.create(name, &set(GIB)).expect("created").group;
+    let [job, other, below] = ["run-1-2", "run-7-8", "lab/run-1-2"].map(make);
+    let view = job.show_in_secret().expect("made").expect("root's own");
+    assert!(other.show_in_secret().expect("made").is_some());
+    assert_eq!(below.show_in_secret().expect("none"), None, "below a group");
+    let before = lab.picture("");
+    let mut alice = lab.start(ALICE, &format!("know {}", view.display()));
+    assert_eq!(alice.hear("did"), "[]");
+    let told = alice.hear("told");
+    assert!(told.contains("`gpulimit run --user`"), "{told}");
+    alice.hear("charged");
+    let charge = |name: &str| {
+        let member = Member::join(&root, name).expect("joined");
+        let device = member.device(GPU, CAPACITY).expect("a device");
+        member
+            .charge(&device, GIB, &Nothing, Insistence::Full)
+            .is_ok()
+    };
+    assert!(!charge("run-1-2"), "it is charged");
+    assert!(charge("run-7-8") && charge("lab/run-1-2"));
+    assert_eq!(lab.picture(""), before);
+    drop(alice.input.take());
+    assert_eq!(alice.hear("held"), "0");
+    alice.end();
+    assert!(charge("run-1-2"));
+    root.remove("run-1-2").expect("removed");
+    assert!(!view.exists(), "its view is removed with it");
+    assert_eq!(
+        fs::read_dir(lab.0.join(".secret")).expect("listed").count(),
+        1
+    );
 }
 
 // Attacks on the slots of a ledger.

@@ -206,6 +206,8 @@ impl Device {
             let unlisted = figure == 0 && self.contexts.count() > 0;
             self.measuring.unlisted.store(unlisted, Ordering::Relaxed);
             if unlisted {
+                // The answer is as good for a while as a figure would be.
+                self.measuring.at.store(monotonic_ms(), Ordering::Relaxed);
                 return None;
             }
             let at_least = self.measuring.teardowns.load(Ordering::Acquire) > 0;

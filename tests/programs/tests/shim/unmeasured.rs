@@ -1,7 +1,7 @@
 //! NVML, which measures the driver's own memory, may fail, and a program may end it. What cannot be
 //! measured is charged by estimate until it can.
 
-use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, Session, World};
+use gpulimit_programs::world::{BLOCK, CONTEXT, MIB, Session, World, program};
 use gpulimit_support::wait_until;
 
 const CAP: u64 = 4096 * MIB;
@@ -98,6 +98,19 @@ fn estimates_do_not_add_up_where_nvml_lists_no_process() {
     let before = world.usage(0).charged;
     program.expect(&[("repeat 1000 {\nstream s\n}", "0:1000")]);
     assert!(world.usage(0).charged < before + 100 * MIB);
+    program.end();
+}
+
+#[test]
+fn a_program_that_nvml_does_not_list_does_not_measure_at_every_block() {
+    let world = World::with(CAP, &[("GPULIMIT_SIM_NO_PROC", "1")]);
+    let mut command = world.limited(program());
+    // The program dies if it asks for the list half as often as it takes and frees blocks.
+    let death = "nvmlDeviceGetComputeRunningProcesses_v3:before@500";
+    command.env("GPULIMIT_SIM_KILL", death);
+    let mut program = Session::start(command);
+    let blocks = "repeat 500 {\nalloc a 4M\nfree a\n}";
+    program.expect(&[("start", "0 0"), (blocks, "0:1000")]);
     program.end();
 }
 

@@ -311,3 +311,19 @@ fn the_next_program_of_a_process_is_left_alone() {
     program.end();
     world.judge_end(CAP);
 }
+
+/// Threads of a suspended process run on, so one of them can become another program.
+#[test]
+fn a_suspended_process_that_becomes_another_program_is_charged_for_that_one_alone() {
+    let world = World::new(CAP);
+    let mut program = holder(&world, "2500M");
+    done(&world, &["suspend", GROUP]);
+    // Room for the memory of the former program would not be left.
+    program.expect(&[("exec", "0"), ("start", "0 0"), ("alloc a 2500M", "0")]);
+    world.judge(CAP);
+    assert_eq!(figures(&world).1, 0, "nothing is suspended any more");
+    assert_eq!(shown(&world, &program)["state"], "running");
+    goes_on(&mut program);
+    program.end();
+    world.judge_end(CAP);
+}
