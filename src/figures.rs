@@ -7,6 +7,7 @@ use super::changes::is_above;
 use super::groups::{self, Selection, View};
 use super::history;
 use super::nvml::Driver;
+use super::output;
 use super::trend::Trend;
 use super::waiting::Waiters;
 use gpulimit_base::device::DeviceId;
@@ -210,7 +211,7 @@ impl Figures {
         });
         json!({
             "name": self.name,
-            "root": self.root.to_string_lossy(),
+            "root": output::without_secrets(&self.root.to_string_lossy()),
             "kind": kind(&self.name),
             "limits": rules.collect::<Vec<_>>(),
             "options": options(&self.rules.options),

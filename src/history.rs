@@ -394,7 +394,7 @@ impl Past {
         };
         json!({
             "name": self.name,
-            "root": self.root.to_string_lossy(),
+            "root": output::without_secrets(&self.root.to_string_lossy()),
             "gpu": self.gpu.name_json(),
             "period_ms": self.resolution.seconds() * 1_000,
             "effective_max": self.gpu.limit(),

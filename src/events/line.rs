@@ -4,6 +4,7 @@ use super::super::accounts;
 use super::super::clock::Moment;
 use super::super::groups;
 use super::super::nvml::Driver;
+use super::super::output;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::units::gib;
@@ -134,7 +135,7 @@ impl Line {
         json!({
             "time": self.time().to_string(),
             "group": self.group,
-            "root": self.root.to_string_lossy(),
+            "root": output::without_secrets(&self.root.to_string_lossy()),
             "number": self.event.number,
             "event": what.kind.name(),
             "count": self.count(),

@@ -4,6 +4,7 @@ use super::reader::Read;
 use crate::clock::Moment;
 use crate::figures::{Figures, SCHEMA};
 use crate::nvml::Driver;
+use crate::output;
 use crate::snapshot::GpuMemory;
 use gpulimit_base::device::DeviceId;
 use serde_json::{Value, json};
@@ -16,7 +17,7 @@ pub fn round(read: &Read, driver: Option<&Driver>, shows: impl Fn(DeviceId) -> b
     let gpus = snapshot.gpus.iter().filter(|gpu| shows(gpu.id));
     json!({
         "schema": SCHEMA,
-        "root": read.selection.root().to_string_lossy(),
+        "root": output::without_secrets(&read.selection.root().to_string_lossy()),
         "time": Moment::from(snapshot.time).to_string(),
         "gpus": gpus.map(GpuMemory::json).collect::<Vec<_>>(),
         "groups": snapshot.groups.iter().map(Figures::json).collect::<Vec<_>>(),

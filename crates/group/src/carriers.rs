@@ -13,12 +13,17 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::time::Duration;
 
 /// How often the list of all processes is read until it has no new process. A machine that starts
 /// processes all the time keeps the group until the next clean-up.
 const LISTS: usize = 16;
 /// The most processes whose environment takes so long to read that its reader is ended.
 const MAX_SLOW: usize = 2;
+/// How often a process is looked at while its environment is unknown, and the pause between two
+/// looks: during `exec` a process has no environment for a moment.
+const LOOKS: u32 = 4;
+const EXEC: Duration = Duration::from_millis(1);
 /// The bytes of an environment that are read at a time, and those that are kept of them, which are
 /// more than a job's name.
 const CHUNK: usize = 16 << 10;
@@ -43,7 +48,7 @@ pub(super) fn of(groups: &[&Group]) -> Vec<Option<u32>> {
         if new.is_empty() {
             return jobs.into_iter().map(|job| job.carrier).collect();
         }
-        look_at(&new, &mut jobs);
+        look_at(&new, &mut jobs, LOOKS);
     }
     let me = std::process::id();
     jobs.into_iter()
@@ -76,6 +81,12 @@ impl<'a> Job<'a> {
             user: private.map(|about| about.uid()),
             carrier: None,
         }
+    }
+
+    /// Returns whether no process is known yet that could join the group, and this one can be of the
+    /// job.
+    fn lacks(&self, process: &Unknown) -> bool {
+        self.carrier.is_none() && process.oldest >= self.start && self.admits(&process.users)
     }
 
     /// Returns whether processes of one of these users may join the group.
@@ -130,8 +141,9 @@ fn parent(status: &str) -> Option<u32> {
     (parent != 0).then_some(parent)
 }
 
-/// Looks for processes among `pids` that could join one of the jobs.
-fn look_at(pids: &[u32], jobs: &mut [Job<'_>]) {
+/// Looks for processes among `pids` that could join one of the jobs; up to `looks` times at those
+/// whose environment is unknown.
+fn look_at(pids: &[u32], jobs: &mut [Job<'_>], looks: u32) {
     let mut names: Vec<&str> = jobs.iter().map(|job| job.name).collect();
     order::sort(&mut names);
     let carriers: Vec<_> = names.iter().map(|_| AtomicU32::new(0)).collect();
@@ -180,12 +192,17 @@ fn look_at(pids: &[u32], jobs: &mut [Job<'_>]) {
             .and_then(|at| carriers.get(at));
         job.carrier = carrier
             .map(|pid| pid.load(Ordering::Relaxed))
-            .filter(|pid| *pid != 0)
-            .or_else(|| {
-                let is_of =
-                    |process: &&Unknown| process.oldest >= job.start && job.admits(&process.users);
-                unknown.iter().find(is_of).map(|process| process.pid)
-            });
+            .filter(|pid| *pid != 0);
+    }
+    let left = |process: &&Unknown| jobs.iter().any(|job| job.lacks(process));
+    let left: Vec<u32> = (unknown.iter().filter(left).map(|process| process.pid)).collect();
+    if !left.is_empty() && looks > 1 {
+        std::thread::sleep(EXEC);
+        return look_at(&left, jobs, looks - 1);
+    }
+    for job in jobs.iter_mut() {
+        let could = unknown.iter().find(|process| job.lacks(process));
+        job.carrier = job.carrier.or(could.map(|process| process.pid));
     }
 }
 
@@ -265,7 +282,7 @@ mod tests {
     /// Returns whether a look at one process finds that it could join the job.
     fn finds(job: Job<'_>, pid: u32) -> bool {
         let mut jobs = [job];
-        look_at(&[pid], &mut jobs);
+        look_at(&[pid], &mut jobs, LOOKS);
         assert!(jobs[0].carrier.is_none_or(|carrier| carrier == pid));
         jobs[0].carrier.is_some()
     }
@@ -285,7 +302,7 @@ mod tests {
             assert_eq!(finds(job(name, u64::MAX), pid), is_carried, "{name}");
         }
         let mut jobs = ["run-1-1", "run-7-8", "job-7-8"].map(|name| job(name, u64::MAX));
-        look_at(&[std::process::id(), pid], &mut jobs);
+        look_at(&[std::process::id(), pid], &mut jobs, LOOKS);
         assert_eq!(jobs.map(|job| job.carrier), [None, Some(pid), None]);
         drop(carrier);
         assert!(!finds(job("run-7-8", 0), pid), "it has ended");

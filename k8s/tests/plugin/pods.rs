@@ -105,6 +105,7 @@ fn a_list_of_pods_without_the_plugins_pod_is_ignored() {
 fn a_failure_to_remove_is_logged_once() {
     let node = Node::with(&[], &["--keep", "0s"]);
     let ids = [node.ids(0, 0..4), node.ids(0, 4..8)];
+    node.kubelet.set_pods(&[("a", &ids[0]), ("b", &ids[1])]);
     let [one, two] = ids.clone().map(|ids| {
         let edits = node.kubelet.allocate(&ids).expect("granted");
         group_of(&edits)
