@@ -83,8 +83,8 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Returns whether no process is known yet that could join the group, and this one can be of the
-    /// job.
+    /// Returns whether no process is known yet that could join the group, and this one can be of
+    /// the job.
     fn lacks(&self, process: &Unknown) -> bool {
         self.carrier.is_none() && process.oldest >= self.start && self.admits(&process.users)
     }

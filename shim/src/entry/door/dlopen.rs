@@ -1,5 +1,5 @@
-//! The `dlopen` of `libgpulimit.so`, which jumps to the next `dlopen`: that of a library loaded after
-//! it that wraps `dlopen`, or else the C library's.
+//! The `dlopen` of `libgpulimit.so`, which jumps to the next `dlopen`: that of a library loaded
+//! after it that wraps `dlopen`, or else the C library's.
 //!
 //! Before a library is opened with `RTLD_DEEPBIND`, gpulimit redirects the driver's symbols (see
 //! [`super::redirect`]). The jump keeps the caller's return address, which decides the search path.
