@@ -6,6 +6,7 @@
 
 mod inherited;
 mod measuring;
+mod others;
 mod reclaim;
 
 use std::sync::atomic::AtomicUsize;
@@ -34,6 +35,7 @@ use crate::driver::{answer, cuda, devices, suspension};
 use crate::message;
 use crate::refusal::{self, Gpu, Refused};
 use measuring::Measuring;
+use others::Others;
 use reclaim::Reclaim;
 
 /// How often a thread of a suspended process looks whether its process is back.
@@ -60,6 +62,7 @@ pub struct Device {
     opened: AtomicUsize,
     current_pool: CurrentPool,
     measuring: Measuring,
+    others: Others,
 }
 
 impl Device {
@@ -106,6 +109,7 @@ impl Device {
             opened: AtomicUsize::new(0),
             current_pool: CurrentPool::default(),
             measuring: Measuring::default(),
+            others: Others::default(),
         })
     }
 
@@ -166,6 +170,7 @@ impl Device {
         if insistence == Insistence::Full {
             locks::assert_none_held();
         }
+        self.watch_others();
         let pressure = Reclaim::new(self, request);
         loop {
             let answer = charge(&pressure, insistence);

@@ -9,9 +9,10 @@ use crate::account::shared::Heir;
 use crate::{message, refusal};
 
 impl Device {
-    /// Uncharges this process's unused bytes for another member of the group. Does nothing while
-    /// `low` or `min` protects the group.
+    /// Answers other members: restores this process's charge, if another process has lowered it,
+    /// and uncharges unused bytes, unless `low` or `min` protects the group.
     pub fn give_back_unused(&self) {
+        self.book.member.restore(&self.book.device);
         if !self.book.member.is_low(&self.book.device) {
             self.reclaim(true);
         }
@@ -26,7 +27,7 @@ impl Device {
         let spares = self.release_spares();
         let pools = self.process.pools.reclaim(&self.book, trim);
         let graphs = self.graphs.reclaim(&self.book, trim);
-        measured || orphans || spares || pools || graphs
+        measured || self.recheck_others() || orphans || spares || pools || graphs
     }
 
     /// Keeps a charged block as the calling thread's spare block. Uncharges the block if the thread

@@ -87,6 +87,37 @@ fn a_program_restores_its_own_charge_in_a_zeroed_ledger() {
     world.judge_end(CAP);
 }
 
+/// A program that computes makes no request, so nothing restores its charge. The driver's figures
+/// tell others what it holds.
+#[test]
+fn memory_whose_charge_was_zeroed_is_given_to_no_other_program() {
+    let world = World::new(CAP);
+    let mut idle = world.on_gpu();
+    idle.expect(&[("alloc a 3200M", "0")]);
+    for _ in 0..4 {
+        zero(&ledger(&world));
+        let mut newcomer = world.start();
+        newcomer.expect(&[("start", "0 2"), ("alloc b 1M", "201")]);
+        let (_, errors) = newcomer.end();
+        assert!(errors.contains(" without a charge"), "{errors}");
+    }
+    assert!(world.machine().peak() <= CAP);
+    // The refused request has told the members, which restore their charges at their next call.
+    assert!(world::eventually(|| {
+        idle.expect(&[("sync", "0")]);
+        world.usage(0).charged >= world.machine().used()
+    }));
+    world.judge(CAP);
+    // The memory is charged again, and stands in nobody's way after it is freed.
+    idle.expect(&[("free a", "0")]);
+    let mut newcomer = world.on_gpu();
+    newcomer.expect(&[("alloc b 2500M", "0")]);
+    world.judge(CAP);
+    newcomer.end_quietly();
+    idle.end_quietly();
+    world.judge_end(CAP);
+}
+
 #[test]
 fn zeroing_the_ledger_gains_each_program_one_charge_at_most() {
     let world = World::new(CAP);
