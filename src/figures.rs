@@ -12,7 +12,7 @@ use super::waiting::Waiters;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::{Size, gib};
 use gpulimit_group::Kind;
-use gpulimit_ledger::{Category, DeviceEntry, DeviceUsage, ProcessUsage};
+use gpulimit_ledger::{Category, Compared, DeviceEntry, DeviceUsage, ProcessUsage};
 use gpulimit_limits::{Key, LimitSet, Options, Selector, Values};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -83,6 +83,23 @@ pub struct Gpu {
     pub by: Option<[u64; Category::COUNT]>,
     /// The bytes of suspended processes, which are on the host. No part of the usage.
     pub suspended: Option<u64>,
+    /// The bytes that members hold on the GPU beyond their charges; `None` if NVML does not tell.
+    pub uncovered: Option<u64>,
+}
+
+/// Returns the bytes of a GPU that members of a group hold beyond their charges; `None` if NVML
+/// does not tell.
+pub fn uncovered(view: &View, entry: &DeviceEntry, driver: Option<&Driver>) -> Option<u64> {
+    let (ledger, driver) = (view.ledger.as_ref()?, driver?);
+    if view.processes.is_empty() {
+        return Some(0);
+    }
+    let compared = Compared {
+        ledger,
+        device: entry.index,
+        counts_contexts: view.rules.options.count_context,
+    };
+    gpulimit_ledger::uncovered(&[compared], || driver.figures(&entry.id))?.pop()
 }
 
 /// Returns how a group's usage of a GPU grows. The last argument is the present usage in bytes.
@@ -330,6 +347,7 @@ impl Gpu {
             waiting: None,
             by: usage.map(|usage| usage.by),
             suspended: usage.map(|usage| usage.suspended),
+            uncovered: entry.and_then(|entry| uncovered(view, entry, driver)),
         }
     }
 
@@ -377,6 +395,7 @@ impl Gpu {
             "limited_by": limit.map(|(_, group)| group),
             "usage": self.usage,
             "suspended": self.suspended,
+            "uncovered": self.uncovered,
             "peak": self.peak,
             "free": self.free,
             "refusals": self.refusals,

@@ -147,7 +147,11 @@ impl fmt::Display for Usage {
         }
         match uncovered {
             0 => Ok(()),
-            bytes => write!(f, ", and processes hold {} without a charge", gib(bytes)),
+            bytes => write!(
+                f,
+                ", and processes hold {} beyond their charges",
+                gib(bytes)
+            ),
         }
     }
 }

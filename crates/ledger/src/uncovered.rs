@@ -1,21 +1,22 @@
 //! Uncovered memory: what the driver shows of members beyond what the ledger counts for them.
 //!
-//! Any member can lower the charge of another one, and some memory is taken past the library. Both
-//! show in a comparison with the driver's figures. A process charges before it asks the driver, and
-//! uncharges after the driver has freed: at each moment its charge is at least the driver's figure
-//! of it. Two reasons let a comparison see less, for a moment:
+//! Any member can lower the charge of another one, and some memory is taken past the library. A
+//! comparison with the driver's figures shows both: a process charges before it asks the driver,
+//! and uncharges after the driver has freed, so that its charge is never below the driver's figure
+//! of it. A comparison can see less all the same:
 //!
-//! - The figure and the charge are read one after the other. So charges are read before and after
-//!   the figures, and the larger ones count.
-//! - Memory moves between processes that share it: its old charge, in the slot of a dead process or
+//! - The figures and the charges are read one after the other. So charges are read before and after
+//!   the figures, and the larger ones count. A process that takes and frees memory between the two
+//!   readings is still seen with too small a charge. So uncovered memory counts only as far as
+//!   [`LOOKS`] looks in a row show it.
+//! - Memory moves between processes that share it. Its old charge, in the slot of a dead process or
 //!   as an orphan, covers the figure of its new holder.
-//!
-//! What is left is only believed if several looks show it: see [`Uncovered::least`].
 
 use super::atomic::Ordering;
 use super::charge::{self, UNIT};
+use super::lock::{self, Bytes};
 use super::orphans::orphaned;
-use super::{Category, DeviceIndex, Ledger, os};
+use super::{Category, DeviceIndex, Ledger, MAX_SLOTS, os};
 use gpulimit_base::identity::{Identity, SeenProcess};
 use std::time::Duration;
 
@@ -23,8 +24,7 @@ use std::time::Duration;
 /// process.
 pub type Figures = Vec<(u32, u64)>;
 
-/// How often the driver's figures are read while they show uncovered memory. A process that takes
-/// and frees memory between two readings of its charge can spoil one look, but hardly all.
+/// How often the driver's figures are read while they show uncovered memory.
 const LOOKS: u32 = 8;
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -75,7 +75,7 @@ impl Compared<'_> {
         let owners = |slot| Some((slot, ledger.owner(slot)?));
         let owners: Vec<(usize, Identity)> = (0..ledger.high_water()).filter_map(owners).collect();
         let own_ns = os::pid_ns();
-        let (mut lacking, mut known) = (0_u64, Vec::new());
+        let (mut lacking, mut listed) = (0_u64, Vec::new());
         for (at, (pid, _)) in figures.iter().enumerate() {
             // NVML may list a process more than once on a MIG device.
             if figures.iter().take(at).any(|(before, _)| before == pid) {
@@ -93,31 +93,30 @@ impl Compared<'_> {
                 })
             };
             // Reading `/proc` takes longer than all else here.
-            if needed(&slots) == 0 && slots.iter().all(|(_, owner)| owner.pid_ns == own_ns) {
-                continue;
+            let is_here = slots.iter().all(|(_, owner)| owner.pid_ns == own_ns);
+            if !is_here || needed(&slots) > 0 && !slots.is_empty() {
+                let process = SeenProcess::by_pid(*pid);
+                slots.retain(|(_, owner)| process.is(owner));
             }
-            let process = SeenProcess::by_pid(*pid);
-            slots.retain(|(_, owner)| process.is(owner));
             if !slots.is_empty() {
                 lacking = lacking.saturating_add(needed(&slots));
-                known.extend(slots.iter().map(|(slot, _)| (*slot, bytes)));
+                listed.extend(slots.iter().map(|(slot, _)| (*slot, bytes)));
             }
         }
         if lacking == 0 {
             return 0;
         }
         // Charges for memory that their process does not hold: another one may.
-        let file = ledger.open_file(false).ok();
         let elsewhere = owners.iter().fold(0_u64, |sum, (slot, _)| {
-            let is_dead = file
-                .as_ref()
-                .is_some_and(|file| ledger.has_died(file, *slot));
-            let own = known.iter().find(|(known, _)| known == slot);
-            let more = match is_dead {
-                true => charge(*slot).saturating_sub(own.map_or(0, |(_, bytes)| *bytes)),
-                false => self.orphaned(*slot, charge(*slot)),
-            };
-            sum.saturating_add(more)
+            let charge = charge(*slot);
+            let is_listed = |(listed, _): &&(usize, u64)| listed == slot;
+            let held = (listed.iter().find(is_listed)).map_or(0, |(_, bytes)| {
+                bytes.saturating_add(self.part(*slot, Category::Managed))
+            });
+            sum.saturating_add(match ledger.is_held(*slot) {
+                true => self.orphaned(*slot, charge),
+                false => charge.saturating_sub(held),
+            })
         });
         lacking.saturating_sub(elsewhere)
     }
@@ -125,18 +124,22 @@ impl Compared<'_> {
     /// Returns what is left of the driver's `bytes` of a process after what one of its slots covers
     /// with `charge`.
     fn needed(&self, bytes: u64, slot: usize, charge: u64) -> u64 {
-        let by = &self.ledger.content().slots[slot].stats[self.device.get()].by;
-        let part = |category| by[category as usize].load(Ordering::Relaxed);
         // The charge pays for managed memory and orphans, too, which are not in the figure.
-        let bytes = bytes.saturating_add(part(Category::Managed));
+        let bytes = bytes.saturating_add(self.part(slot, Category::Managed));
         let covered = charge.saturating_sub(self.orphaned(slot, charge));
         let uncounted = match (self.counts_contexts, self.ledger.context_hint(self.device)) {
             (true, _) => 0,
             (false, 0) => u64::MAX,
             // The process may be making one more context.
-            (false, context) => context.saturating_add(part(Category::Driver)),
+            (false, context) => context.saturating_add(self.part(slot, Category::Driver)),
         };
         bytes.saturating_sub(covered).saturating_sub(uncounted)
+    }
+
+    /// Returns the bytes of one category, as the slot's owner has published them.
+    fn part(&self, slot: usize, category: Category) -> u64 {
+        let by = &self.ledger.content().slots[slot].stats[self.device.get()].by;
+        by[category as usize].load(Ordering::Relaxed)
     }
 
     /// Returns the orphaned bytes of a slot. Any member can write any number there.
@@ -156,7 +159,171 @@ impl Ledger {
 
     /// Returns whether the ledger has another slot in use than this one.
     pub fn has_others(&self, own: usize) -> bool {
+        self.find_slots();
         let mut slots = (0..self.high_water()).filter(|slot| *slot != own);
         slots.any(|slot| self.content().slots[slot].owner.pid.load(Ordering::Relaxed) != 0)
+    }
+
+    /// Raises `high_water` again if another process has lowered it. Owners have locks, which no
+    /// other process can take away.
+    fn find_slots(&self) {
+        let first = self.high_water();
+        let Ok(file) = self.open_file(false) else {
+            return;
+        };
+        let is_locked = |bytes| matches!(lock::is_locked(&file, bytes), Ok(true));
+        if first < MAX_SLOTS && self.map.writable() && is_locked(Bytes::owners_from(first)) {
+            let slots = (first..MAX_SLOTS).rev();
+            let last = slots
+                .map(|slot| (slot, Bytes::owner(slot)))
+                .find(|(_, bytes)| is_locked(*bytes));
+            let high_water = last.map_or(0, |(slot, _)| slot as u64 + 1);
+            (self.signals().high_water).fetch_max(high_water, Ordering::SeqCst);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::charge_unchecked;
+    use crate::layout::DeviceStats;
+    use crate::scratch::{Scratch, level, stranger};
+    use std::cell::Cell;
+
+    const PIDS: u32 = 1 << 23;
+
+    fn stats(scratch: &Scratch, slot: usize) -> &DeviceStats {
+        &scratch.content().slots[slot].stats[scratch.device.get()]
+    }
+
+    fn compared(scratch: &Scratch, counts_contexts: bool) -> Compared<'_> {
+        Compared {
+            ledger: scratch,
+            device: scratch.device,
+            counts_contexts,
+        }
+    }
+
+    /// Returns the uncovered units by the driver's figures of strangers, in units.
+    fn beyond(scratch: &Scratch, figures: &[(u32, u64)]) -> u64 {
+        let figure = |(number, units): &(u32, u64)| (PIDS + number, units * UNIT);
+        let figures: Figures = figures.iter().map(figure).collect();
+        let found = uncovered(&[compared(scratch, true)], || Some(figures.clone()));
+        found.expect("figures")[0] / UNIT
+    }
+
+    #[test]
+    fn what_the_driver_shows_of_a_member_beyond_its_charge_is_uncovered() {
+        let scratch = Scratch::new();
+        let (one, _) = (
+            scratch.dead(&stranger(1), 3, 0),
+            scratch.dead(&stranger(2), 5, 0),
+        );
+        assert_eq!(beyond(&scratch, &[(1, 3), (2, 5)]), 0);
+        assert_eq!(beyond(&scratch, &[(1, 10), (2, 5)]), 7);
+        assert_eq!(beyond(&scratch, &[(1, 10), (2, 9)]), 11);
+        assert_eq!(beyond(&scratch, &[(2, 5), (7, 90)]), 0, "no member");
+        // NVML may list a process twice on a MIG device.
+        assert_eq!(beyond(&scratch, &[(1, 6), (1, 4), (2, 5)]), 7);
+        // Only what the driver can have given counts, and it shows no managed memory.
+        let word = scratch.word(one, scratch.device);
+        word.store(5 | 2 << 32, Ordering::Relaxed);
+        stats(&scratch, one).by[Category::Managed as usize].store(2 * UNIT, Ordering::Relaxed);
+        assert_eq!(beyond(&scratch, &[(1, 1), (2, 5)]), 0);
+        assert_eq!(beyond(&scratch, &[(1, 2), (2, 5)]), 1);
+        // A process that has called `exec` may have two slots.
+        scratch.dead(&stranger(1), 4, 0);
+        assert_eq!(beyond(&scratch, &[(1, 5), (2, 5)]), 0);
+        assert_eq!(beyond(&scratch, &[(1, 6), (2, 5)]), 1);
+    }
+
+    #[test]
+    fn memory_that_moves_between_processes_is_covered_by_its_old_charge() {
+        let scratch = Scratch::new();
+        scratch.dead(&stranger(1), 3, 0);
+        let slot = scratch.join();
+        charge_unchecked(&[level(&slot, scratch.device, u64::MAX)], 9 * UNIT);
+        assert_eq!(
+            beyond(&scratch, &[(1, 10)]),
+            7,
+            "the charge of a living process"
+        );
+        slot.orphan(scratch.device, 2 * UNIT);
+        assert_eq!(beyond(&scratch, &[(1, 10)]), 5);
+        scratch.dead(&stranger(2), 4, 0);
+        assert_eq!(beyond(&scratch, &[(1, 10)]), 1, "the exporter has died");
+        assert_eq!(beyond(&scratch, &[(1, 10), (2, 3)]), 4, "it still has 3");
+        // Orphans are no cover for the process that has let go of them, nor more than its charge.
+        let forged = &stats(&scratch, slot.index()).left;
+        forged.store(1 << 20, Ordering::Relaxed);
+        assert_eq!(beyond(&scratch, &[(1, 20), (2, 4)]), 8);
+        let word = scratch.word(slot.index(), scratch.device);
+        word.store(0, Ordering::Relaxed);
+        assert_eq!(beyond(&scratch, &[(1, 20), (2, 4)]), 17);
+    }
+
+    #[test]
+    fn contexts_that_a_group_does_not_count_need_no_charge() {
+        let scratch = Scratch::new();
+        let one = scratch.dead(&stranger(1), 3, 0);
+        let by = &stats(&scratch, one).by;
+        by[Category::Driver as usize].store(2 * UNIT, Ordering::Relaxed);
+        let found = |counts| {
+            let figures = || Some(vec![(PIDS + 1, 20 * UNIT)]);
+            uncovered(&[compared(&scratch, counts)], figures).expect("figures")[0] / UNIT
+        };
+        assert_eq!((found(true), found(false)), (17, 0));
+        scratch.set_context_hint(scratch.device, 4 * UNIT);
+        assert_eq!((found(true), found(false)), (17, 11));
+    }
+
+    #[test]
+    fn uncovered_memory_counts_as_far_as_all_looks_show_it() {
+        let scratch = Scratch::new();
+        let one = scratch.dead(&stranger(1), 3, 0);
+        let word = scratch.word(one, scratch.device);
+        let looks = |figures: &dyn Fn(u32) -> Option<u64>| {
+            let looks = Cell::new(0);
+            let found = uncovered(&[compared(&scratch, true)], || {
+                looks.set(looks.get() + 1);
+                Some(vec![(PIDS + 1, figures(looks.get())? * UNIT)])
+            });
+            (found.map(|found| found[0] / UNIT), looks.get())
+        };
+        assert_eq!(looks(&|_| Some(3)), (Some(0), 1));
+        assert_eq!(looks(&|_| Some(4)), (Some(1), LOOKS));
+        assert_eq!(
+            looks(&|look| Some(if look == 5 { 4 } else { 9 })),
+            (Some(1), LOOKS)
+        );
+        assert_eq!(
+            looks(&|look| Some(if look == 5 { 3 } else { 9 })),
+            (Some(0), 5)
+        );
+        assert_eq!(looks(&|_| None), (None, 1));
+        // The process frees memory after the figures were read, or has taken it before.
+        for (before, after) in [(8, 3), (3, 8)] {
+            let figures = |_| {
+                word.store(after, Ordering::Relaxed);
+                Some(8)
+            };
+            word.store(before, Ordering::Relaxed);
+            assert_eq!(looks(&figures), (Some(0), 1));
+        }
+    }
+
+    #[test]
+    fn a_lowered_number_of_slots_hides_no_member() {
+        let scratch = Scratch::new();
+        let slots = [(); 3].map(|()| scratch.join());
+        let high_water = &scratch.signals().high_water;
+        high_water.store(0, Ordering::Relaxed);
+        assert!(scratch.has_others(slots[0].index()));
+        assert_eq!(high_water.load(Ordering::Relaxed), 3);
+        drop(slots);
+        high_water.store(1, Ordering::Relaxed);
+        assert!(!scratch.has_others(0));
+        assert_eq!(high_water.load(Ordering::Relaxed), 1);
     }
 }

@@ -99,9 +99,30 @@ fn memory_whose_charge_was_zeroed_is_given_to_no_other_program() {
         let mut newcomer = world.start();
         newcomer.expect(&[("start", "0 2"), ("alloc b 1M", "201")]);
         let (_, errors) = newcomer.end();
-        assert!(errors.contains(" without a charge"), "{errors}");
+        assert!(errors.contains(" GiB beyond their charges"), "{errors}");
     }
     assert!(world.machine().peak() <= CAP);
+    // The verbs show it.
+    let says = |arguments: &[&str]| {
+        let mut command = world.bare(&world::controller());
+        let output = world::finish({
+            command.args(arguments);
+            command
+        });
+        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned())
+    };
+    let is_told = |text: &str| text.contains("hold 3.6 GiB of GPU ");
+    let [_, errors] = says(&["ps"]);
+    assert!(is_told(&errors), "{errors}");
+    let [doctor, _] = says(&["doctor"]);
+    assert!(
+        doctor.contains("warning  uncovered ") && is_told(&doctor),
+        "{doctor}"
+    );
+    let [show, _] = says(&["show", "--json"]);
+    let show: serde_json::Value = serde_json::from_str(&show).expect("JSON");
+    let uncovered = show["groups"][0]["gpus"][0]["uncovered"].as_u64();
+    assert_eq!(uncovered, Some(world.machine().used()), "{show}");
     // The refused request has told the members, which restore their charges at their next call.
     assert!(world::eventually(|| {
         idle.expect(&[("sync", "0")]);
@@ -116,6 +137,28 @@ fn memory_whose_charge_was_zeroed_is_given_to_no_other_program() {
     newcomer.end_quietly();
     idle.end_quietly();
     world.judge_end(CAP);
+}
+
+/// OpenCL and Vulkan take memory inside the driver. Here a context that no hook sees does.
+#[test]
+fn memory_that_no_hook_sees_leaves_less_room_for_others() {
+    let world = World::new(CAP);
+    let (mut one, mut other) = (world.on_gpu(), world.on_gpu());
+    one.expect(&[("unseen-context u 0", "0")]);
+    // The other program looks once a second.
+    let rest = (CAP - 3 * CONTEXT) / PIECE;
+    let expected = [rest - 1, rest].map(|count| format!("2 {count}"));
+    assert!(world::eventually(|| {
+        world.machine().reset_peak();
+        let filled = other.say("fill f 100M");
+        other.expect(&[("free-many f", "0")]);
+        expected.contains(&filled)
+    }));
+    assert!(world.machine().peak() <= CAP);
+    one.end_quietly();
+    other.expect(&[("alloc a 3000M", "0")]);
+    world.judge(CAP);
+    other.end_quietly();
 }
 
 #[test]
