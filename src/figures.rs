@@ -12,7 +12,7 @@ use super::waiting::Waiters;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::{Size, gib};
 use gpulimit_group::Kind;
-use gpulimit_ledger::{Category, Compared, DeviceEntry, DeviceUsage, ProcessUsage};
+use gpulimit_ledger::{Category, Compared, DeviceEntry, DeviceUsage, Ledger, ProcessUsage};
 use gpulimit_limits::{Key, LimitSet, Options, Selector, Values};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -89,15 +89,20 @@ pub struct Gpu {
 
 /// Returns the bytes of a GPU that members of a group hold beyond their charges; `None` if NVML
 /// does not tell.
-pub fn uncovered(view: &View, entry: &DeviceEntry, driver: Option<&Driver>) -> Option<u64> {
-    let (ledger, driver) = (view.ledger.as_ref()?, driver?);
-    if view.processes.is_empty() {
+pub fn uncovered(
+    ledger: &Ledger,
+    counts_contexts: bool,
+    entry: &DeviceEntry,
+    driver: Option<&Driver>,
+) -> Option<u64> {
+    let driver = driver?;
+    if !ledger.has_live() {
         return Some(0);
     }
     let compared = Compared {
         ledger,
         device: entry.index,
-        counts_contexts: view.rules.options.count_context,
+        counts_contexts,
     };
     gpulimit_ledger::uncovered(&[compared], || driver.figures(&entry.id))?.pop()
 }
@@ -326,6 +331,8 @@ impl Gpu {
             Some(max.saturating_sub(taken))
         });
         let in_use = usage.map(|usage| usage.charged.saturating_sub(usage.idle));
+        let uncovered = entry.and_then(|entry| view.uncovered(entry, driver));
+        let free = left.chain(own_left).min();
         Self {
             id,
             index: groups::index(id, driver),
@@ -338,7 +345,7 @@ impl Gpu {
                 .map(|(max, group)| (max, group.to_owned())),
             usage: in_use,
             peak: usage.map(|usage| usage.peak),
-            free: left.chain(own_left).min(),
+            free: free.map(|free| free.saturating_sub(uncovered.unwrap_or(0))),
             refusals: usage.map(|usage| usage.refusals),
             waits: usage.map(|usage| usage.waits),
             waited_ms: usage.map(|usage| usage.waited_ms),
@@ -347,7 +354,7 @@ impl Gpu {
             waiting: None,
             by: usage.map(|usage| usage.by),
             suspended: usage.map(|usage| usage.suspended),
-            uncovered: entry.and_then(|entry| uncovered(view, entry, driver)),
+            uncovered,
         }
     }
 

@@ -4,7 +4,6 @@ mod order;
 mod users;
 
 use super::failure::Failure;
-use super::figures::uncovered;
 use super::groups::{self, Seen, Selection, View};
 use super::nvml::Driver;
 use super::processes::{Process, allocations, processes};
@@ -162,7 +161,7 @@ fn round(args: &Args, devices: &[Selector], driver: Option<&Driver>) -> Result<R
 /// Tells what members of a group hold beyond their charges.
 fn note_uncovered(view: &View, driver: Option<&Driver>) {
     for entry in &view.devices {
-        let bytes = uncovered(view, entry, driver).unwrap_or(0);
+        let bytes = view.uncovered(entry, driver).unwrap_or(0);
         if bytes > 0 {
             output::note(&format!(
                 "processes of {} hold {} of GPU {} beyond their charges: `gpulimit doctor` says \

@@ -3,11 +3,12 @@
 use super::{Finding, history};
 use crate::accounts;
 use crate::env;
+use crate::figures;
 use crate::nvml::Driver;
 use gpulimit_base::file_system::{self, FileSystem, Unsuitable};
 use gpulimit_base::units::gib;
 use gpulimit_group::{Group, GroupError, Kind, Listing, MAX_USER_NAMES, Root, SYSTEM};
-use gpulimit_ledger::{Compared, DeviceEntry, Ledger, LedgerError};
+use gpulimit_ledger::{DeviceEntry, Ledger, LedgerError};
 use std::error::Error;
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -108,9 +109,7 @@ pub(super) fn checks() -> Vec<Finding> {
                 continue;
             }
         };
-        if let Some(driver) = &driver {
-            findings.extend(uncovered(&group, &ledger, counts_contexts, driver));
-        }
+        findings.extend(uncovered(&group, &ledger, counts_contexts, driver.as_ref()));
         if group.kind() == Kind::Job && !ledger.has_live() {
             idle.push(group.name().to_owned());
         } else if ledger.keeps_history() {
@@ -180,21 +179,16 @@ fn uncovered(
     group: &Group,
     ledger: &Ledger,
     counts_contexts: bool,
-    driver: &Driver,
+    driver: Option<&Driver>,
 ) -> Vec<Finding> {
     let on = |entry: DeviceEntry| {
-        let compared = Compared {
-            ledger,
-            device: entry.index,
-            counts_contexts,
-        };
-        let found = gpulimit_ledger::uncovered(&[compared], || driver.figures(&entry.id))?;
-        let bytes = found.first().filter(|bytes| **bytes > 0)?;
+        let found = figures::uncovered(ledger, counts_contexts, &entry, driver);
+        let bytes = found.filter(|bytes| *bytes > 0)?;
         let text = format!(
             "processes of group {} hold {} of GPU {} beyond their charges: the group gets that \
              much less",
             group.name(),
-            gib(*bytes),
+            gib(bytes),
             entry.id.short()
         );
         Some(Finding::warning(

@@ -458,8 +458,9 @@ impl Member {
         let mut made_room = false;
         for (station, index) in self.stations(device) {
             let now = found.next().unwrap_or(0);
-            made_room |= station.uncovered[index.get()].swap(now, Ordering::Relaxed) > now;
-            if now > 0 {
+            let before = station.uncovered[index.get()].swap(now, Ordering::Relaxed);
+            made_room |= before > now;
+            if before < now {
                 // A member whose charge was lowered restores it at its next call.
                 station.ledger.ask_members();
             }

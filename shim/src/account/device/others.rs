@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use gpulimit_group::Undisturbed;
+
 use super::Device;
 use crate::clock::monotonic_ms;
 use crate::driver::figures;
@@ -44,6 +46,7 @@ impl Device {
     }
 
     fn look_at_others(&self) -> bool {
+        let _undisturbed = Undisturbed::new();
         let figures = || {
             let mut all = figures::processes(&self.id)?;
             // This process knows what it holds, and restores its own charge.
