@@ -160,7 +160,8 @@ fn memory_that_no_hook_sees_leaves_less_room_for_others() {
     one.end_quietly();
     other.expect(&[("alloc a 3100M", "0")]);
     world.judge(CAP);
-    other.end_quietly();
+    drop(other);
+    world.judge_end(CAP);
 }
 
 #[test]
