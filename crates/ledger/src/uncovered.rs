@@ -277,6 +277,11 @@ mod tests {
         );
         slot.orphan(scratch.device, 2 * UNIT);
         assert_eq!(beyond(&scratch, &[(1, 10)]), 5);
+        assert_eq!(
+            beyond(&scratch, &[(1, 10), (2, 9)]),
+            7,
+            "orphans cover once"
+        );
         scratch.dead(&stranger(3), 4, 0);
         assert_eq!(beyond(&scratch, &[(1, 10)]), 1, "the exporter has died");
         assert_eq!(beyond(&scratch, &[(1, 10), (3, 3)]), 4, "it still has 3");

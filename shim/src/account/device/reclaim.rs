@@ -27,7 +27,7 @@ impl Device {
         let spares = self.release_spares();
         let pools = self.process.pools.reclaim(&self.book, trim);
         let graphs = self.graphs.reclaim(&self.book, trim);
-        measured || self.recheck_others() || orphans || spares || pools || graphs
+        measured || orphans || spares || pools || graphs
     }
 
     /// Keeps a charged block as the calling thread's spare block. Uncharges the block if the thread
@@ -68,7 +68,7 @@ impl<'a> Reclaim<'a> {
 
 impl Pressure for Reclaim<'_> {
     fn reclaim(&self, _: DeviceIndex) -> bool {
-        self.device.reclaim(self.request.trims)
+        self.device.reclaim(self.request.trims) || self.device.recheck_others()
     }
 
     fn witness(&self) -> &dyn Witness {
