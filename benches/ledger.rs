@@ -61,6 +61,7 @@ fn level(slot: &Slot, device: DeviceIndex, max: u64) -> Level<'_> {
         max,
         protection: None,
         keeps_low: false,
+        uncovered: None,
     }
 }
 

@@ -13,7 +13,7 @@ use super::waiting::Waiters;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::{Size, gib};
 use gpulimit_group::Kind;
-use gpulimit_ledger::{Category, DeviceEntry, DeviceUsage, ProcessUsage};
+use gpulimit_ledger::{Category, Compared, DeviceEntry, DeviceUsage, Ledger, ProcessUsage};
 use gpulimit_limits::{Key, LimitSet, Options, Selector, Values};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -84,6 +84,28 @@ pub struct Gpu {
     pub by: Option<[u64; Category::COUNT]>,
     /// The bytes of suspended processes, which are on the host. No part of the usage.
     pub suspended: Option<u64>,
+    /// The bytes that members hold on the GPU beyond their charges; `None` if NVML does not tell.
+    pub uncovered: Option<u64>,
+}
+
+/// Returns the bytes of a GPU that members of a group hold beyond their charges; `None` if NVML
+/// does not tell.
+pub fn uncovered(
+    ledger: &Ledger,
+    counts_contexts: bool,
+    entry: &DeviceEntry,
+    driver: Option<&Driver>,
+) -> Option<u64> {
+    let driver = driver?;
+    if !ledger.has_live() {
+        return Some(0);
+    }
+    let compared = Compared {
+        ledger,
+        device: entry.index,
+        counts_contexts,
+    };
+    gpulimit_ledger::uncovered(&[compared], || driver.figures(&entry.id))?.pop()
 }
 
 /// Returns how a group's usage of a GPU grows. The last argument is the present usage in bytes.
@@ -310,6 +332,8 @@ impl Gpu {
             Some(max.saturating_sub(taken))
         });
         let in_use = usage.map(|usage| usage.charged.saturating_sub(usage.idle));
+        let uncovered = entry.and_then(|entry| view.uncovered(entry, driver));
+        let free = left.chain(own_left).min();
         Self {
             id,
             index: groups::index(id, driver),
@@ -322,7 +346,7 @@ impl Gpu {
                 .map(|(max, group)| (max, group.to_owned())),
             usage: in_use,
             peak: usage.map(|usage| usage.peak),
-            free: left.chain(own_left).min(),
+            free: free.map(|free| free.saturating_sub(uncovered.unwrap_or(0))),
             refusals: usage.map(|usage| usage.refusals),
             waits: usage.map(|usage| usage.waits),
             waited_ms: usage.map(|usage| usage.waited_ms),
@@ -331,6 +355,7 @@ impl Gpu {
             waiting: None,
             by: usage.map(|usage| usage.by),
             suspended: usage.map(|usage| usage.suspended),
+            uncovered,
         }
     }
 
@@ -378,6 +403,7 @@ impl Gpu {
             "limited_by": limit.map(|(_, group)| group),
             "usage": self.usage,
             "suspended": self.suspended,
+            "uncovered": self.uncovered,
             "peak": self.peak,
             "free": self.free,
             "refusals": self.refusals,

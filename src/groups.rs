@@ -2,7 +2,7 @@
 
 use super::above::{Above, Shared};
 use super::failure::Failure;
-use super::figures::SCHEMA;
+use super::figures::{SCHEMA, uncovered};
 use super::nvml::{Driver, Gpu};
 use super::{drained, env, output};
 use gpulimit_base::device::DeviceId;
@@ -438,6 +438,13 @@ impl View {
         let view = Self::of(shared, group, title, rules, ledger, driver);
         let damage = view.ledger.as_ref().and_then(Ledger::damage);
         damage.map_or(Ok(view), |damage| Err(damage.into()))
+    }
+
+    /// Returns the bytes of a GPU that members hold beyond their charges; `None` if NVML does not
+    /// tell.
+    pub fn uncovered(&self, entry: &DeviceEntry, driver: Option<&Driver>) -> Option<u64> {
+        let counts_contexts = self.rules.options.count_context;
+        uncovered(self.ledger.as_ref()?, counts_contexts, entry, driver)
     }
 
     /// Returns the view of a group whose limits and ledger are already open.

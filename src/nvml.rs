@@ -3,7 +3,7 @@
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::process::FIRST_PID_NS;
-use gpulimit_ledger::Witness;
+use gpulimit_ledger::{Figures, Witness};
 use gpulimit_limits::Capacity;
 use nvml_wrapper::enum_wrappers::device::GpuVirtualizationMode;
 use nvml_wrapper::enums::device::UsedGpuMemory;
@@ -93,6 +93,18 @@ impl Driver {
     /// Returns the free bytes of a GPU or MIG instance; `None` if NVML does not tell.
     pub fn free(&self, device: &DeviceId) -> Option<u64> {
         self.memory_of(device).map(|memory| memory.free)
+    }
+
+    /// Returns the pid and the bytes of every compute process on a GPU or MIG instance; `None` if
+    /// NVML does not tell.
+    pub fn figures(&self, device: &DeviceId) -> Option<Figures> {
+        let device = self.device(device)?;
+        let bytes = |process: &ProcessInfo| match process.used_gpu_memory {
+            UsedGpuMemory::Used(bytes) => Some((process.pid, bytes)),
+            UsedGpuMemory::Unavailable => None,
+        };
+        let listed = list(|| device.running_compute_processes())?;
+        Some(listed.iter().filter_map(bytes).collect())
     }
 
     /// Returns whether NVML lists a process on any GPU, in any list. `None` if a GPU does not

@@ -123,6 +123,7 @@ fn round(
     {
         return Err(groups::unreadable(group.ledger_path()));
     }
+    views.iter().for_each(|view| note_uncovered(view, driver));
     let waiters = Waiters::of(&views, driver);
     let seen: Vec<Seen> = views.into_iter().filter_map(View::into_seen).collect();
     let mut lines = processes(&selection, &seen, &waiters);
@@ -165,6 +166,22 @@ fn round(
         }
     };
     Ok(Round { shown, status })
+}
+
+/// Tells what members of a group hold beyond their charges.
+fn note_uncovered(view: &View, driver: Option<&Driver>) {
+    for entry in &view.devices {
+        let bytes = view.uncovered(entry, driver).unwrap_or(0);
+        if bytes > 0 {
+            output::note(&format!(
+                "processes of {} hold {} of GPU {} beyond their charges: `gpulimit doctor` says \
+                 more",
+                view.title,
+                gib(bytes),
+                groups::label(entry.id, driver)
+            ));
+        }
+    }
 }
 
 fn table(lines: &[Process], driver: Option<&Driver>) -> Table {

@@ -107,6 +107,7 @@ pub fn report(
             reserve: member.reserve(member_device, refusal.group),
             max: refusal.max,
             kept: refusal.kept,
+            uncovered: member.uncovered(member_device, refusal.group),
         },
         Holders {
             holders: &holders,
@@ -125,6 +126,7 @@ struct Usage {
     reserve: u64,
     max: u64,
     kept: u64,
+    uncovered: u64,
 }
 
 impl fmt::Display for Usage {
@@ -134,15 +136,23 @@ impl fmt::Display for Usage {
             reserve,
             max,
             kept,
+            uncovered,
         } = *self;
         let used = charged.saturating_sub(reserve);
         write!(f, "{} of {}", gib(used).in_unit_of(max), gib(max))?;
         if !gib(used).in_unit_of(max).shows_as(charged) {
             write!(f, " and keeps {} in reserve", gib(reserve))?;
         }
-        match kept {
+        if kept > 0 {
+            write!(f, " and keeps {} for other groups", gib(kept))?;
+        }
+        match uncovered {
             0 => Ok(()),
-            kept => write!(f, " and keeps {} for other groups", gib(kept)),
+            bytes => write!(
+                f,
+                ", and processes hold {} beyond their charges",
+                gib(bytes)
+            ),
         }
     }
 }
@@ -269,6 +279,7 @@ mod tests {
                 reserve: reserve * MIB,
                 max: max * MIB,
                 kept: kept * MIB,
+                uncovered: 0,
             }
             .to_string()
         };

@@ -3,9 +3,12 @@
 use super::{Finding, history};
 use crate::accounts;
 use crate::env;
+use crate::figures;
+use crate::nvml::Driver;
 use gpulimit_base::file_system::{self, FileSystem, Unsuitable};
-use gpulimit_group::{GroupError, Kind, Listing, MAX_USER_NAMES, Root, SYSTEM};
-use gpulimit_ledger::LedgerError;
+use gpulimit_base::units::gib;
+use gpulimit_group::{Group, GroupError, Kind, Listing, MAX_USER_NAMES, Root, SYSTEM};
+use gpulimit_ledger::{DeviceEntry, Ledger, LedgerError};
 use std::error::Error;
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -93,20 +96,25 @@ pub(super) fn checks() -> Vec<Finding> {
         ));
     }
     let (mut idle, mut lasting) = (Vec::new(), Vec::new());
+    let driver = Driver::load().ok();
     for group in groups {
-        match group.limits().and_then(|limits| {
-            limits.rules()?;
-            group.ledger()
-        }) {
-            Err(error) => findings.push(Finding::warning("group", error.to_string(), "")),
-            Ok(ledger) if group.kind() == Kind::Job && !ledger.has_live() => {
-                idle.push(group.name().to_owned());
+        let opened = group.limits().and_then(|limits| {
+            let counts_contexts = limits.rules()?.options.count_context;
+            Ok((group.ledger()?, counts_contexts))
+        });
+        let (ledger, counts_contexts) = match opened {
+            Ok(opened) => opened,
+            Err(error) => {
+                findings.push(Finding::warning("group", error.to_string(), ""));
+                continue;
             }
-            Ok(ledger) if ledger.keeps_history() => {
-                findings.extend(history::check(&group, &ledger));
-                lasting.push((group, ledger));
-            }
-            Ok(_) => {}
+        };
+        findings.extend(uncovered(&group, &ledger, counts_contexts, driver.as_ref()));
+        if group.kind() == Kind::Job && !ledger.has_live() {
+            idle.push(group.name().to_owned());
+        } else if ledger.keeps_history() {
+            findings.extend(history::check(&group, &ledger));
+            lasting.push((group, ledger));
         }
     }
     findings.extend(history::trails(&root, lasting.iter()));
@@ -164,6 +172,34 @@ pub(super) fn checks() -> Vec<Finding> {
         ));
     }
     findings
+}
+
+/// Reports memory that members of a group hold beyond their charges.
+fn uncovered(
+    group: &Group,
+    ledger: &Ledger,
+    counts_contexts: bool,
+    driver: Option<&Driver>,
+) -> Vec<Finding> {
+    let on = |entry: DeviceEntry| {
+        let found = figures::uncovered(ledger, counts_contexts, &entry, driver);
+        let bytes = found.filter(|bytes| *bytes > 0)?;
+        let text = format!(
+            "processes of group {} hold {} of GPU {} beyond their charges: the group gets that \
+             much less",
+            group.name(),
+            gib(bytes),
+            entry.id.short()
+        );
+        Some(Finding::warning(
+            "uncovered",
+            text,
+            "compare `nvidia-smi` with `gpulimit ps`: the process that has more has taken memory \
+             without CUDA (OpenCL, Vulkan, video), or its charge was lowered by another member; \
+             such a charge is restored at the next request, or after the next wait for the GPU",
+        ))
+    };
+    ledger.devices().into_iter().filter_map(on).collect()
 }
 
 /// Returns the file system of the directory of groups, or of the closest directory above, in the

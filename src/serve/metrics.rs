@@ -181,6 +181,12 @@ pub const METRICS: &[Metric] = &[
         Values::GroupGpus(|gpu, _, sample| sample.put_known(gpu.suspended)),
     ),
     gauge(
+        "gpulimit_memory_uncovered_bytes",
+        "bytes",
+        "The memory that processes of the group hold beyond their charges. It stops growth.",
+        Values::GroupGpus(|gpu, _, sample| sample.put_known(gpu.uncovered)),
+    ),
+    gauge(
         "gpulimit_memory_peak_bytes",
         "bytes",
         "The highest usage since the group was made.",

@@ -105,8 +105,8 @@ pub struct Usage {
     pub refusals: Option<u64>,
     pub processes: Option<usize>,
     pub recent: Recent,
-    /// What is unusual: requests that wait, usage above a limit, suspended and draining memory, a
-    /// leak.
+    /// What is unusual: requests that wait, usage above a limit, suspended, uncovered and draining
+    /// memory, a leak.
     pub states: Vec<String>,
 }
 
@@ -406,6 +406,8 @@ impl Usage {
             states.push("above high".into());
         }
         states.extend(suspended(gpu.suspended));
+        let uncovered = gpu.uncovered.filter(|bytes| *bytes > 0);
+        states.extend(uncovered.map(|bytes| format!("uncovered {}", gib(bytes))));
         if doings.is_some_and(|doings| doings.draining) {
             states.push("draining".into());
         }

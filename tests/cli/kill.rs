@@ -105,6 +105,7 @@ fn forger_process() {
         max: u64::MAX,
         protection: None,
         keeps_low: false,
+        uncovered: None,
     };
     charge_unchecked(&[level], 4 * GIB);
     println!("forged");

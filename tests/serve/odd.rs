@@ -158,6 +158,7 @@ fn the_largest_number_of_members_is_shown() {
             max: u64::MAX,
             protection: None,
             keeps_low: false,
+            uncovered: None,
         };
         assert!(try_charge(&[level], 1 << 20));
         slots.push(slot);

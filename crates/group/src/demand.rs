@@ -575,7 +575,8 @@ impl Request<'_, '_> {
         let station = self.station(level);
         let index = self.device.index[level];
         let max = station.bounds(self.device, index).max;
-        let room = max.saturating_sub(station.kept(index));
+        let kept = station.kept(index).saturating_add(station.beyond(index));
+        let room = max.saturating_sub(kept);
         let charged = station.ledger.charged(index).saturating_sub(pending);
         let lacks = |bytes: u64| charged.saturating_add(bytes).saturating_sub(room);
         let (own, all) = (lacks(self.bytes), lacks(self.bytes.saturating_add(others)));

@@ -8,8 +8,8 @@ use gpulimit_base::file_system;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::order;
 use gpulimit_ledger::{
-    self as ledger, Category, DeviceIndex, DeviceUsage, EventKind, Gate, Happening, Idle, Ledger,
-    Level, MAX_DEVICES, NoWitness, ProcessUsage, Slot, Unmoved, Witness,
+    self as ledger, Category, Compared, DeviceIndex, DeviceUsage, EventKind, Figures, Gate,
+    Happening, Idle, Ledger, Level, MAX_DEVICES, NoWitness, ProcessUsage, Slot, Unmoved, Witness,
 };
 use gpulimit_limits::{Bounds, Limits};
 use once_cell::race::OnceBox;
@@ -84,6 +84,9 @@ pub(super) struct Station {
     protected: ProtectedGroups,
     /// The ledger's number of the last request for unused memory that this process has answered.
     answered: AtomicU64,
+    /// For each device, the bytes that other members held beyond their charges when this process
+    /// last looked: see [`Member::look_at_others`]. No other process can change them.
+    uncovered: [AtomicU64; MAX_DEVICES],
 }
 
 /// A process of a group and its usage of one device.
@@ -433,6 +436,59 @@ impl Member {
         }
     }
 
+    /// Compares the driver's `figures` with the charges of the other members, at every level. What
+    /// they hold beyond their charges leaves less room from then on. Returns whether that made room
+    /// since the last look. Does not ask for figures if there are no other members.
+    pub fn look_at_others(
+        &self,
+        device: &MemberDevice,
+        figures: &dyn Fn() -> Option<Figures>,
+    ) -> bool {
+        let has_others = |(station, index): (&Station, DeviceIndex)| {
+            station.bounds(device, index).max != u64::MAX
+                && station.ledger.has_others(station.slot.index())
+        };
+        let found = self.stations(device).any(has_others).then(|| {
+            let compared = self.stations(device).map(|(station, index)| Compared {
+                ledger: &station.ledger,
+                device: index,
+                counts_contexts: station.limits.options().count_context,
+            });
+            ledger::uncovered(&compared.collect::<Vec<_>>(), figures)
+        });
+        let mut found = found.flatten().into_iter().flatten();
+        let mut made_room = false;
+        for (station, index) in self.stations(device) {
+            let now = found.next().unwrap_or(0);
+            let before = station.uncovered[index.get()].swap(now, Ordering::Relaxed);
+            made_room |= before > now;
+            if before < now {
+                // A member whose charge was lowered restores it at its next call.
+                station.ledger.ask_members();
+            }
+        }
+        made_room
+    }
+
+    /// Returns whether members held more than their charges when this process last looked.
+    pub fn has_uncovered(&self, device: &MemberDevice) -> bool {
+        let has = |(station, index): (&Station, DeviceIndex)| station.beyond(index) > 0;
+        self.stations(device).any(has)
+    }
+
+    /// Returns the bytes that members of `group`, the process's group or one above it, held beyond
+    /// their charges when this process last looked.
+    pub fn uncovered(&self, device: &MemberDevice, group: &str) -> u64 {
+        let mut stations = self.stations(device);
+        let station = stations.find(|(station, _)| *station.name == *group);
+        station.map_or(0, |(station, index)| station.beyond(index))
+    }
+
+    /// Restores this process's charge on the device where another process has lowered it.
+    pub fn restore(&self, device: &MemberDevice) {
+        self.on_path(device, Spared::Nothing, ledger::restore);
+    }
+
     /// Returns the bytes that could still be charged on the device; `u64::MAX` without any limit.
     pub fn free(&self, device: &MemberDevice) -> u64 {
         self.tightest(device).map_or(u64::MAX, |(free, _)| free)
@@ -461,7 +517,7 @@ impl Member {
         let limited = self.stations(device).filter_map(|(station, index)| {
             let max = station.bounds(device, index).max;
             (max != u64::MAX).then(|| {
-                let protected = station.kept(index);
+                let protected = station.kept(index).saturating_add(station.beyond(index));
                 let charged = station.ledger.charged(index);
                 if station.ledger.damage().is_some() {
                     return (0, charged);
@@ -687,6 +743,7 @@ impl Station {
             slot,
             protected: ProtectedGroups::of(group, leaf),
             answered: AtomicU64::new(ledger.asked()),
+            uncovered: Default::default(),
             ledger,
             bounds: std::array::from_fn(|_| Remembered::default()),
         };
@@ -728,7 +785,13 @@ impl Station {
             max,
             protection,
             keeps_low: matches!(spared, Spared::High | Spared::Low),
+            uncovered: (spared != Spared::Nothing).then(|| &self.uncovered[index.get()]),
         }
+    }
+
+    /// Returns the bytes that members held beyond their charges at the last look.
+    pub(super) fn beyond(&self, index: DeviceIndex) -> u64 {
+        self.uncovered[index.get()].load(Ordering::Relaxed)
     }
 
     /// Returns the bytes of the device that are kept for other groups: by `min`, or for jobs.

@@ -10,6 +10,7 @@ use super::reap;
 use super::tick::Tick;
 use super::usage;
 use super::{DeviceIndex, Slot, Witness, os, wait};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 /// One group whose limit a process must keep: its own group, a parent group, or the root group.
@@ -26,6 +27,9 @@ pub struct Level<'a> {
     pub protection: Option<&'a dyn Protection>,
     /// Whether requests must also leave free the memory that `low` protects (best effort).
     pub keeps_low: bool,
+    /// Bytes that members hold beyond their charges: see [`super::uncovered`]. `None` if the
+    /// request does not depend on free memory.
+    pub uncovered: Option<&'a std::sync::atomic::AtomicU64>,
 }
 
 /// The caller's means of making room in a full group. Used only if the first attempt fails.
@@ -160,6 +164,14 @@ pub fn uncharge_idle(levels: &[Level<'_>], bytes: u64, idle: &dyn Idle) {
     }
 }
 
+/// Restores this process's charge in all groups where another process has lowered it.
+pub fn restore(levels: &[Level<'_>]) {
+    for level in levels {
+        level.begin(Rung::own(level).word, None);
+        level.withdrawn();
+    }
+}
+
 #[cold]
 fn slow(
     levels: &[Level<'_>],
@@ -228,7 +240,9 @@ impl Rung for Level<'_> {
             protection.untaken(self.slot.ledger(), self.device, self.keeps_low)
         });
         let rooms = self.slot.rooms_of_others(self.device);
-        self.max.saturating_sub(kept).saturating_sub(rooms) / UNIT
+        let uncovered = self.uncovered.map_or(0, |bytes| bytes.load(Relaxed));
+        let kept = kept.saturating_add(rooms).saturating_add(uncovered);
+        self.max.saturating_sub(kept) / UNIT
     }
 
     #[inline]

@@ -46,6 +46,8 @@ mod stamp;
 mod suspension;
 mod tick;
 mod trail;
+#[cfg(not(all(test, loom)))]
+mod uncovered;
 mod usage;
 mod wait;
 
@@ -57,7 +59,7 @@ pub use gate::{Calls, FORGED, Gate, Owner, Says, Step, step};
 pub use history::{Bill, Extremes, Period, Resolution};
 pub use level::{
     Level, Pressure, Refused, charge, charge_ahead, charge_moved, charge_unchecked, note_usage,
-    try_charge, try_charge_ahead, uncharge, uncharge_idle,
+    restore, try_charge, try_charge_ahead, uncharge, uncharge_idle,
 };
 pub use maps::{MappedFile, Mappings};
 pub use orphans::Orphans;
@@ -67,6 +69,8 @@ pub use removal::Removal;
 pub use slot::Slot;
 pub use suspension::{Actor, Errand, Unmoved, hand_over};
 pub use trail::{Cause, Details, Holding, TrailEvent};
+#[cfg(not(all(test, loom)))]
+pub use uncovered::{Compared, Figures, uncovered};
 pub use usage::{DeviceUsage, ProcessUsage, Usage, Waits};
 pub use wait::{Line, Standstill, Turn};
 

@@ -34,6 +34,14 @@ impl Bytes {
         }
     }
 
+    /// Returns the owner bytes of a slot and of all later ones.
+    pub(super) const fn owners_from(slot: usize) -> Self {
+        Self {
+            start: slot,
+            len: MAX_SLOTS - slot,
+        }
+    }
+
     /// Returns the claim byte of a slot. It is locked while a process claims or cleans the slot.
     pub(super) const fn claim(slot: usize) -> Self {
         Self {

@@ -193,9 +193,7 @@ pub(super) fn has_drained(
     witness: &dyn Witness,
     dead_ms: u64,
 ) -> bool {
-    if dead_ms >= DRAIN_MAX_MS {
-        return true;
-    }
+    let is_over = dead_ms >= DRAIN_MAX_MS;
     let identity = ledger.owner(slot);
     let mut known = true;
     for device in DeviceIndex::all() {
@@ -207,16 +205,23 @@ pub(super) fn has_drained(
             continue;
         };
         match witness.holds_memory(&process, &id) {
-            // The driver may list the program that the process has become by `exec`. It frees the
-            // old program's memory within 130 ms (measured, H200), so the grace time decides.
-            Some(true) if process.lives(os::pid_ns()) => known = false,
-            Some(true) => return false,
+            // The process has called `exec`, or has let go of its ledger and keeps its memory. If
+            // it has joined again, the driver may list the new program: it frees the old program's
+            // memory within 130 ms (measured, H200), so the grace time decides.
+            Some(true) if process.lives(os::pid_ns()) => {
+                if !ledger.has_joined_again(slot, &process) {
+                    return false;
+                }
+                known = false;
+            }
+            Some(true) if !is_over => return false,
+            Some(true) => {}
             Some(false) => {}
             None => known = false,
         }
     }
     let freed = known || dead_ms >= GRACE_MS;
-    freed && (!ledger.has_live() || leaves_nothing(ledger, slot, witness))
+    is_over || freed && (!ledger.has_live() || leaves_nothing(ledger, slot, witness))
 }
 
 /// Returns whether all memory that the dead process shared is charged to its present holders.
@@ -383,6 +388,11 @@ impl Slot {
 }
 
 impl Ledger {
+    /// Returns whether the process that has left a slot lives and owns another slot.
+    fn has_joined_again(&self, slot: usize, process: &Identity) -> bool {
+        self.slot_of(process).is_some_and(|other| other != slot)
+    }
+
     /// Returns whether requests still wait for the end of a slot's owner, which is killed or
     /// exiting. All requests share one patience, which begins with the first call for the owner.
     pub fn awaits_end(&self, slot: usize) -> bool {

@@ -107,6 +107,7 @@ pub(super) fn level(slot: &Slot, device: DeviceIndex, max: u64) -> Level<'_> {
         max,
         protection: None,
         keeps_low: false,
+        uncovered: None,
     }
 }
 

@@ -84,6 +84,7 @@ impl Member {
             max,
             protection: None,
             keeps_low: false,
+            uncovered: None,
         }]
     }
 

@@ -6,6 +6,7 @@
 
 mod inherited;
 mod measuring;
+mod others;
 mod reclaim;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -34,6 +35,7 @@ use crate::driver::{answer, cuda, devices, suspension};
 use crate::message;
 use crate::refusal::{self, Gpu, Refused};
 use measuring::Measuring;
+use others::Others;
 use reclaim::Reclaim;
 
 /// How often a thread of a suspended process looks whether its process is back.
@@ -63,6 +65,7 @@ pub struct Device {
     /// Whether this process has made its first context and not asked for memory since, in a group
     /// whose requests wait.
     has_entered: AtomicBool,
+    others: Others,
 }
 
 impl Device {
@@ -110,6 +113,7 @@ impl Device {
             current_pool: CurrentPool::default(),
             measuring: Measuring::default(),
             has_entered: AtomicBool::new(false),
+            others: Others::default(),
         })
     }
 
@@ -211,6 +215,7 @@ impl Device {
         if insistence == Insistence::Full {
             locks::assert_none_held();
         }
+        self.watch_others();
         let pressure = Reclaim::new(self, request);
         loop {
             let answer = charge(&pressure, insistence);

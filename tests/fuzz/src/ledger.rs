@@ -43,6 +43,7 @@ pub fn any(bytes: &[u8]) {
         max: MOST,
         protection: None,
         keeps_low: false,
+        uncovered: None,
     }];
     let mut held = 0;
     let mut numbers = Numbers(bytes);

@@ -367,6 +367,7 @@ impl Scenario {
                 ) * UNIT,
                 protection: None,
                 keeps_low: false,
+                uncovered: None,
             };
             let levels: Vec<_> = slots
                 .iter()
@@ -927,6 +928,7 @@ impl Scenario {
             max: limit(book) * UNIT,
             protection: None,
             keeps_low: false,
+            uncovered: None,
         };
         if level::charge(&[level], rest * UNIT, &MemberPressure(self)).is_err() {
             violation(format!("a new process failed to charge {rest} free units"));

@@ -52,6 +52,7 @@ impl Group {
             max: max * UNIT,
             protection: None,
             keeps_low: false,
+            uncovered: None,
         }]
     }
 

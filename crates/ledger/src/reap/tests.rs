@@ -111,6 +111,9 @@ fn the_grace_time_decides_about_a_program_that_has_become_another() {
     let ended = scratch.dead(&stranger(1), 3, 0);
     // This process lives, so the dead program in this slot was its program before `exec`.
     let before = scratch.dead(&Identity::of_self(), 3, 0);
+    // If it has not joined again, what the driver lists may be the memory of this slot.
+    assert!(!has_drained(&scratch, before, &lists, DRAIN_MAX_MS));
+    let _now = scratch.join();
     for (dead_ms, drained) in [(0, false), (GRACE_MS - 1, false), (GRACE_MS, true)] {
         assert!(!has_drained(&scratch, ended, &lists, dead_ms), "{dead_ms}");
         assert_eq!(

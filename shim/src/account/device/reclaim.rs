@@ -9,9 +9,10 @@ use crate::account::shared::Heir;
 use crate::{message, refusal};
 
 impl Device {
-    /// Uncharges this process's unused bytes for another member of the group. Does nothing while
-    /// `low` or `min` protects the group.
+    /// Answers other members: restores this process's charge, if another process has lowered it,
+    /// and uncharges unused bytes, unless `low` or `min` protects the group.
     pub fn give_back_unused(&self) {
+        self.book.member.restore(&self.book.device);
         if !self.book.member.is_low(&self.book.device) {
             self.reclaim(true);
         }
@@ -67,7 +68,7 @@ impl<'a> Reclaim<'a> {
 
 impl Pressure for Reclaim<'_> {
     fn reclaim(&self, _: DeviceIndex) -> bool {
-        self.device.reclaim(self.request.trims)
+        self.device.reclaim(self.request.trims) || self.device.recheck_others()
     }
 
     fn witness(&self) -> &dyn Witness {

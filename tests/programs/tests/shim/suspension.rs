@@ -77,6 +77,7 @@ impl<'a> Actor<'a> {
             max: CAP,
             protection: None,
             keeps_low: false,
+            uncovered: None,
         }];
         if !try_charge(&path, bytes) {
             return false;

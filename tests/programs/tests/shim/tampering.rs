@@ -87,6 +87,83 @@ fn a_program_restores_its_own_charge_in_a_zeroed_ledger() {
     world.judge_end(CAP);
 }
 
+/// A program that computes makes no request, so nothing restores its charge. The driver's figures
+/// tell others what it holds.
+#[test]
+fn memory_whose_charge_was_zeroed_is_given_to_no_other_program() {
+    let world = World::new(CAP);
+    let mut idle = world.on_gpu();
+    idle.expect(&[("alloc a 3200M", "0")]);
+    for _ in 0..4 {
+        zero(&ledger(&world));
+        let mut newcomer = world.start();
+        newcomer.expect(&[("start", "0 2"), ("alloc b 1M", "201")]);
+        let (_, errors) = newcomer.end();
+        assert!(errors.contains(" GiB beyond their charges"), "{errors}");
+    }
+    assert!(world.machine().peak() <= CAP);
+    // The verbs show it.
+    let says = |arguments: &[&str]| {
+        let mut command = world.bare(&world::controller());
+        let output = world::finish({
+            command.args(arguments);
+            command
+        });
+        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned())
+    };
+    let is_told = |text: &str| text.contains("hold 3.6 GiB of GPU ");
+    let [_, errors] = says(&["ps"]);
+    assert!(is_told(&errors), "{errors}");
+    let [doctor, _] = says(&["doctor"]);
+    assert!(
+        doctor.contains("warning  uncovered ") && is_told(&doctor),
+        "{doctor}"
+    );
+    let [show, _] = says(&["show", "--json"]);
+    let show: serde_json::Value = serde_json::from_str(&show).expect("JSON");
+    let [uncovered, free] =
+        ["uncovered", "free"].map(|key| show["groups"][0]["gpus"][0][key].as_u64());
+    let used = world.machine().used();
+    assert_eq!((uncovered, free), (Some(used), Some(CAP - used)), "{show}");
+    // The refused request has told the members, which restore their charges at their next call.
+    assert!(world::eventually(|| {
+        idle.expect(&[("sync", "0")]);
+        world.usage(0).charged >= world.machine().used()
+    }));
+    world.judge(CAP);
+    // The memory is charged again, and stands in nobody's way after it is freed.
+    idle.expect(&[("free a", "0")]);
+    let mut newcomer = world.on_gpu();
+    newcomer.expect(&[("alloc b 2500M", "0")]);
+    world.judge(CAP);
+    newcomer.end_quietly();
+    idle.end_quietly();
+    world.judge_end(CAP);
+}
+
+/// OpenCL and Vulkan take memory inside the driver. Here a context that no hook sees does.
+#[test]
+fn memory_that_no_hook_sees_leaves_less_room_for_others() {
+    let world = World::new(CAP);
+    let (mut one, mut other) = (world.on_gpu(), world.on_gpu());
+    one.expect(&[("unseen-context u 0", "0")]);
+    // The other program looks once a second.
+    let rest = (CAP - 3 * CONTEXT) / PIECE;
+    let expected = [rest - 1, rest].map(|count| format!("2 {count}"));
+    assert!(world::eventually(|| {
+        world.machine().reset_peak();
+        let filled = other.say("fill f 100M");
+        other.expect(&[("free-many f", "0")]);
+        expected.contains(&filled)
+    }));
+    assert!(world.machine().peak() <= CAP);
+    one.end_quietly();
+    other.expect(&[("alloc a 3100M", "0")]);
+    world.judge(CAP);
+    drop(other);
+    world.judge_end(CAP);
+}
+
 #[test]
 fn zeroing_the_ledger_gains_each_program_one_charge_at_most() {
     let world = World::new(CAP);
