@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from harness import (
     CAP,
@@ -124,6 +125,31 @@ def wait(outcome: Outcome) -> None:
     outcome.key.append(
         f"{seen.count('wait')} waits, after the kill {outcome.figures['after_kill_ms']:.0f} ms"
     )
+
+
+JOBS, AT_ONCE = 24, 8
+
+
+def job(_: int) -> dict:
+    """Runs a short job in the group `queue`. Returns what its request got."""
+    program = member("queue")
+    found = program.ask("alloc", size=1536 * MIB, timeout=90)
+    time.sleep(0.2)
+    return found | {"end": program.finish(), "says": program.tail()}
+
+
+@check("groups-queue", timeout=240)
+def queue(outcome: Outcome) -> None:
+    """Of 24 jobs, eight at a time where two have room, all get their memory."""
+    made(outcome, "queue", f"max={CAP}", "on_limit=wait", "wait_timeout=10s")
+    began = time.monotonic()
+    with judged(outcome, CAP), ThreadPoolExecutor(AT_ONCE) as pool:
+        found = list(pool.map(job, range(JOBS)))
+    refused = [one for one in found if one["status"] or one["end"]]
+    outcome.expect(not refused, f"{len(refused)} of {JOBS} refused: {refused[:1]}")
+    seconds = time.monotonic() - began
+    outcome.figures["seconds"] = seconds
+    outcome.key.append(f"{JOBS - len(refused)} of {JOBS} in {seconds:.0f} s")
 
 
 @check("groups-kept", timeout=60)

@@ -450,6 +450,31 @@ def full(outcome: Outcome) -> None:
     outcome.key.append(f"{mib(held)}, from free to running {took:.2f} s")
 
 
+@check("suspend-undone", timeout=120, lane="suspend")
+def undone(outcome: Outcome) -> None:
+    """A process that another tool has resumed is charged: nobody gets its room."""
+    made(outcome, "undone", f"max={CAP}")
+    mover = tool()
+    with programs_of_check() as programs, judged(outcome, CAP) as judge:
+        first = holder(outcome, programs, "undone", 6)
+        held = compare(outcome, judge, "undone", "before")
+        moved("suspend", "suspended", [first], "undone")
+        for step in ("Restore", "Unlock"):
+            answer = mover.ask("change", 60, name=step, pid=first.pid)
+            outcome.expect(answer["status"] == 0, f"{step}: {answer}")
+        second = joined(programs, "undone")
+        outcome.expect(second.ask("start").get("status") == 0, f"context: {second.tail()}")
+        taken = second.ask("alloc", size=PIECE, times=10)
+        outcome.expect(taken["done"] < 10 and taken["status"] == 2, f"the second got {taken}")
+        back = move("resume", *of(first), "--timeout", "1s")
+        outcome.figures |= {"moved": held, "second": taken, "resume": str(back)}
+        compare(outcome, judge, "undone", "after")
+        intact(outcome, first.ask("marked", size=PIECE), "after")
+        ended(outcome, first, second)
+    mover.finish()
+    outcome.key.append(f"{mib(held)} restored by another tool, then {taken['done']} of 10 pieces")
+
+
 @check("suspend-stranger", timeout=150, lane="alone")
 def stranger(outcome: Outcome) -> None:
     """A resume waits while a program outside all groups has filled the GPU, and loses nothing."""
