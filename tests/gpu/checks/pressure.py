@@ -161,6 +161,8 @@ def pytorch(outcome: Outcome) -> None:
         other = trainer(outcome)
         holder.ask("cache", size=HELD)
         holder.say("capture", seconds=1.0)
+        captures = holder.reply(60)
+        outcome.expect(captures.get("captures"), f"before the capture: {captures}")
         found = other.ask("request", size=ASKED)
         captured = holder.reply(60)
         # Each element is 256 from the product, and 1.

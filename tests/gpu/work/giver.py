@@ -21,7 +21,9 @@ stream, graph = ctypes.c_void_p(), ctypes.c_void_p()
 def give(size: int, device: object) -> None:
     """Frees all allocations; the module calls this in its own thread."""
     driver.cuda.cuCtxSetCurrent(driver.context)
-    asked.append({"bytes": size, **driver.free()})
+    # The other process may get the memory, and ask, before all of it is free.
+    asked.append({"bytes": size})
+    asked[-1] |= driver.free()
 
 
 def nothing(size: int, device: object) -> None:

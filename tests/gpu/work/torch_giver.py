@@ -88,6 +88,7 @@ def capture(seconds: float) -> dict:
         torch.cuda.synchronize()
         graph.capture_begin()
         y = (x @ x).relu()
+        agent.send(captures=True)
         time.sleep(seconds)
         y = y + x
         graph.capture_end()
