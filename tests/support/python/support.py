@@ -83,7 +83,7 @@ class Place:
         self.before = dict(os.environ)
         run = os.environ.get("GPULIMIT_TEST_RUN")
         if run:
-            place = unique(run, "")
+            place = str(unique(run, ""))
             # As /tmp, for programs of other users.
             os.chmod(place, 0o1777)
             Path(f"{place}.name").write_text(test)
