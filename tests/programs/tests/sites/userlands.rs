@@ -220,6 +220,8 @@ fn other_preloads_find_the_next_symbol() {
             let mut found = watch(inside(&system, &command), || world.judge(CAP));
             assert_eq!(found.lines[1..], ["start 0", PIECES, "hold"]);
             assert_eq!(found.take_refusals().len(), 1, "{found:?}");
+            // The wrapper says first whether it was called, if it counts that.
+            found.errors.retain(|line| line != "wraps_dlsym: called");
             assert_eq!(found.errors, [format!("{other}: alive")], "{system:?}");
             world.judge_end(CAP);
         }
