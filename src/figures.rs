@@ -233,7 +233,7 @@ impl Figures {
         });
         json!({
             "name": self.name,
-            "root": output::without_secrets(&self.root.to_string_lossy()),
+            "root": output::shown_path(&self.root),
             "kind": kind(&self.name),
             "limits": rules.collect::<Vec<_>>(),
             "options": options(&self.rules.options),

@@ -214,7 +214,7 @@ impl Selection {
 
     /// Returns entries as JSON under this key. Adds the schema's version and the root's path.
     pub fn json(&self, key: &str, entries: Vec<Value>) -> Value {
-        let root = output::without_secrets(&self.root().to_string_lossy());
+        let root = output::shown_path(self.root());
         json!({ "schema": SCHEMA, "root": root, key: entries })
     }
 

@@ -394,7 +394,7 @@ impl Past {
         };
         json!({
             "name": self.name,
-            "root": output::without_secrets(&self.root.to_string_lossy()),
+            "root": output::shown_path(&self.root),
             "gpu": self.gpu.name_json(),
             "period_ms": self.resolution.seconds() * 1_000,
             "effective_max": self.gpu.limit(),

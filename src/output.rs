@@ -13,6 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::cell::RefCell;
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
+use std::path::Path;
 use std::time::Duration;
 
 /// The state of the program that reads standard output.
@@ -125,6 +126,11 @@ pub fn without_secrets(text: &str) -> String {
     let length = hide_secrets(&mut bytes);
     bytes.truncate(length);
     String::from_utf8(bytes).unwrap_or_default()
+}
+
+/// Returns a path for printing, without secret names.
+pub fn shown_path(path: &Path) -> String {
+    without_secrets(&path.to_string_lossy())
 }
 
 /// Writes a line to standard error. Ignores errors.

@@ -135,7 +135,7 @@ impl Line {
         json!({
             "time": self.time().to_string(),
             "group": self.group,
-            "root": output::without_secrets(&self.root.to_string_lossy()),
+            "root": output::shown_path(&self.root),
             "number": self.event.number,
             "event": what.kind.name(),
             "count": self.count(),

@@ -71,7 +71,7 @@ fn has_suspended(group: &Group) -> bool {
     group.ledger().is_ok_and(|ledger| ledger.has_suspended())
 }
 
-/// What the driver says of a process.
+/// A result of the look at one process.
 enum Found {
     /// A line about what was done.
     Note(String),

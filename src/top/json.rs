@@ -17,7 +17,7 @@ pub fn round(read: &Read, driver: Option<&Driver>, shows: impl Fn(DeviceId) -> b
     let gpus = snapshot.gpus.iter().filter(|gpu| shows(gpu.id));
     json!({
         "schema": SCHEMA,
-        "root": output::without_secrets(&read.selection.root().to_string_lossy()),
+        "root": output::shown_path(read.selection.root()),
         "time": Moment::from(snapshot.time).to_string(),
         "gpus": gpus.map(GpuMemory::json).collect::<Vec<_>>(),
         "groups": snapshot.groups.iter().map(Figures::json).collect::<Vec<_>>(),

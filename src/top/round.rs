@@ -105,8 +105,8 @@ pub struct Usage {
     pub refusals: Option<u64>,
     pub processes: Option<usize>,
     pub recent: Recent,
-    /// What is unusual: requests that wait, usage above a limit, suspended, uncovered and draining
-    /// memory, a leak.
+    /// The unusual states: requests that wait, usage above a limit, suspended, uncovered and
+    /// draining memory, a leak.
     pub states: Vec<String>,
 }
 

@@ -243,7 +243,7 @@ impl<'a> Request<'a, '_> {
             station
                 .ledger
                 .somebody_waits(&station.slot, self.device.index[*at])
-                // What is kept for the job of this process, nobody else gets.
+                // No other process gets the memory that is kept for this process's job.
                 && !station.slot.has_room(self.device.index[*at])
                 && self.options(*at).on_limit == OnLimit::Wait
         };

@@ -33,7 +33,7 @@ impl Device {
     fn look_after(&self, next: u64) {
         let (set, failed) = (Ordering::Relaxed, Ordering::Relaxed);
         let later = monotonic_ms() + EVERY_MS;
-        // Of several threads, one looks.
+        // Only one of several threads looks.
         if (self.others.next.compare_exchange(next, later, set, failed)).is_ok() {
             self.look_at_others();
         }

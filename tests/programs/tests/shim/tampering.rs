@@ -131,7 +131,7 @@ fn memory_whose_charge_was_zeroed_is_given_to_no_other_program() {
         world.usage(0).charged >= world.machine().used()
     }));
     world.judge(CAP);
-    // The memory is charged again, and stands in nobody's way after it is freed.
+    // The member charges its memory again. Others get it after the member has freed it.
     idle.expect(&[("free a", "0")]);
     let mut newcomer = world.on_gpu();
     newcomer.expect(&[("alloc b 2500M", "0")]);
