@@ -287,11 +287,17 @@ mod tests {
         jobs[0].carrier.is_some()
     }
 
-    /// Starts a program that ends with its standard input, with these variables only.
+    /// Starts a program that ends with its standard input, with these variables only, and waits
+    /// until they can be read: the parent goes on before `exec` has written them.
     fn start(program: &str, variables: &[(&str, &str)]) -> Running {
         let mut command = Command::new(program);
         command.env_clear().envs(variables.iter().copied());
-        Running::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()))
+        let process = Running::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
+        let environment = format!("/proc/{}/environ", process.id());
+        wait_until("its environment is there", || {
+            variables.is_empty() || fs::read(&environment).is_ok_and(|text| !text.is_empty())
+        });
+        process
     }
 
     #[test]
