@@ -84,7 +84,7 @@ class Runs(unittest.TestCase):
         self.assertRegex(left[0], r"^a/careless step: process \d+: sleep 1000")
         # A process that was killed is there until it has let go of its memory.
         until = time.monotonic() + 120
-        while self.run.marked() and time.monotonic() < until:
+        while scripts_test.marked(self.run.place) and time.monotonic() < until:
             time.sleep(0.01)
         self.assertEqual(self.run.leftovers(), [])
 
@@ -193,6 +193,22 @@ class Processes(unittest.TestCase):
         self.assertIsNone(first.poll())
         self.interrupt(first)
         self.assertIn("seed", second.stdout.readline())
+        self.interrupt(second)
+
+    def test_a_run_ends_what_a_killed_one_has_left(self) -> None:
+        first = self.start()
+        self.assertIn("seed", first.stdout.readline())
+        place = Path(self.target, "scripts-test.lock").read_text()
+        until = time.monotonic() + 120
+        while len(scripts_test.marked(place)) < 2 and time.monotonic() < until:
+            time.sleep(0.01)
+        first.kill()
+        first.wait()
+        self.assertNotEqual(scripts_test.marked(place), {})
+        second = self.start()
+        self.assertIn(place, second.stdout.readline())
+        self.assertIn("seed", second.stdout.readline())
+        self.assertEqual((scripts_test.marked(place), Path(place).exists()), ({}, False))
         self.interrupt(second)
 
 
