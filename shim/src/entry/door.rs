@@ -13,6 +13,8 @@ mod redirect;
 
 use std::ffi::c_void;
 
+use redirect::{Object, any_object};
+
 #[cfg(not(test))]
 pub use front::take_precedence;
 pub use hooked::Hooked;
@@ -52,4 +54,22 @@ fn redirect_where(there: fn(&Library) -> bool) {
             }
         }
     }
+}
+
+/// Binds libraries to their own variables that have the names of driver functions, such as
+/// `int (*cuInit)(unsigned)`. The dynamic linker has bound them to this library's functions.
+pub fn keep_variables() {
+    // Whoever keeps functions of the driver in variables keeps one of these.
+    let names = [c"cuInit", c"nvmlInit_v2", c"nvmlInit"];
+    let drivers: [&Hooked; 2] = [&cuda::CUDA, &nvml::NVML];
+    any_object(&mut |info| {
+        if let Some(object) = Object::of(info)
+            && names.iter().any(|name| object.has_variable(name))
+        {
+            object.keep_variables(info, |bound| {
+                drivers.iter().any(|hooked| hooked.is_hook(bound))
+            });
+        }
+        false
+    });
 }

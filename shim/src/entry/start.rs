@@ -15,6 +15,7 @@ ctor::declarative::ctor! {
     fn start() {
         let _ = std::panic::catch_unwind(|| {
             super::door::take_precedence();
+            super::door::keep_variables();
             crate::membership::at_start();
         });
     }

@@ -2,10 +2,12 @@
 //! after it that wraps `dlopen`, or else the C library's.
 //!
 //! Before a library is opened with `RTLD_DEEPBIND`, gpulimit redirects the driver's symbols (see
-//! [`super::redirect`]). The jump keeps the caller's return address, which decides the search path.
+//! [`super::redirect`]). Before the driver is opened, libraries that were loaded since the start get
+//! their own variables back. The jump keeps the caller's return address, which decides the search
+//! path.
 #![allow(unsafe_code)]
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::driver::dlsym::next;
@@ -24,8 +26,8 @@ pub fn know(real: *const c_void) {
 }
 
 /// Runs before every `dlopen` of the process: redirects the driver's symbols where `flags` has
-/// `RTLD_DEEPBIND`.
-unsafe extern "C" fn prepare(_path: *const c_char, flags: c_int) {
+/// `RTLD_DEEPBIND`, and calls [`super::keep_variables`] where `path` is the driver.
+unsafe extern "C" fn prepare(path: *const c_char, flags: c_int) {
     if REAL.load(Ordering::Relaxed) == fallback as *mut c_void {
         let found = next(c"dlopen");
         if !found.is_null() {
@@ -34,6 +36,12 @@ unsafe extern "C" fn prepare(_path: *const c_char, flags: c_int) {
     }
     if flags & libc::RTLD_DEEPBIND != 0 {
         let _ = std::panic::catch_unwind(super::before_deepbind);
+    }
+    // SAFETY: the caller of `dlopen` passes null or a C string.
+    let path = (!path.is_null()).then(|| unsafe { CStr::from_ptr(path) });
+    let names = |path: &CStr, name: &[u8]| path.to_bytes().windows(name.len()).any(|w| w == name);
+    if path.is_some_and(|it| names(it, b"libcuda.so") || names(it, b"libnvidia-ml.so")) {
+        let _ = std::panic::catch_unwind(super::keep_variables);
     }
 }
 

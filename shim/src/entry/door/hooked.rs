@@ -62,6 +62,11 @@ impl Hooked {
         Some(self.rows.get(table.get(at)?.1)?.hook)
     }
 
+    /// Returns whether this is the address of a hook.
+    pub fn is_hook(&self, address: *const c_void) -> bool {
+        self.rows.iter().any(|row| row.hook == address)
+    }
+
     /// Returns the rows of the hook table. The flag beside a row tells whether the driver has the
     /// function.
     pub fn report(&self) -> impl Iterator<Item = (&Row, bool)> {

@@ -63,6 +63,8 @@ pub struct Object {
     base: usize,
     symbols: *mut libc::Elf64_Sym,
     count: usize,
+    /// The GNU hash table; null if the object has none.
+    hash: *const u32,
     names: *const libc::c_char,
     /// The address and the bytes of two relocation tables: for data, and for the procedure linkage
     /// table.
@@ -110,6 +112,7 @@ impl Object {
             base,
             symbols: std::ptr::null_mut(),
             count: 0,
+            hash: std::ptr::null(),
             names: std::ptr::null(),
             relocations: [(0, 0); 2],
         };
@@ -124,9 +127,7 @@ impl Object {
                     // The second word of a DT_HASH table is the number of symbols. Some libraries
                     // have only DT_GNU_HASH.
                     DT_HASH => object.count = *(address(value) as *const u32).add(1) as usize,
-                    DT_GNU_HASH if object.count == 0 => {
-                        object.count = gnu_count(address(value) as *const u32)
-                    }
+                    DT_GNU_HASH => object.hash = address(value) as *const u32,
                     DT_RELA => object.relocations[0].0 = address(value),
                     DT_RELASZ => object.relocations[0].1 = value,
                     DT_JMPREL => object.relocations[1].0 = address(value),
@@ -134,6 +135,9 @@ impl Object {
                     _ => {}
                 }
                 dynamic = dynamic.add(1);
+            }
+            if object.count == 0 && !object.hash.is_null() {
+                object.count = gnu_count(object.hash);
             }
         }
         (!object.symbols.is_null() && !object.names.is_null()).then_some(object)
@@ -152,12 +156,55 @@ impl Object {
 
     /// Returns the address of the symbol `name` if this object defines it.
     pub fn address_of(&self, name: &CStr) -> Option<*const c_void> {
-        // SAFETY: a symbol's name is an offset into the string table, which holds C strings.
-        let is_it = |symbol: *mut libc::Elf64_Sym| unsafe {
-            CStr::from_ptr(self.names.add((*symbol).st_name as usize)) == name
-        };
         let mut defined = self.defined();
-        defined.find_map(|(symbol, address)| is_it(symbol).then_some(address))
+        defined.find_map(|(symbol, address)| self.is_named(symbol, name).then_some(address))
+    }
+
+    fn is_named(&self, symbol: *const libc::Elf64_Sym, name: &CStr) -> bool {
+        // SAFETY: the symbol is in the table. Its name is an offset into the string table, which
+        // holds C strings.
+        unsafe { CStr::from_ptr(self.names.add((*symbol).st_name as usize)) == name }
+    }
+
+    /// Returns whether this object defines a variable of this name. Mostly reads one word.
+    pub fn has_variable(&self, name: &CStr) -> bool {
+        if self.hash.is_null() {
+            return false;
+        }
+        let step = |hash: u32, byte: &u8| hash.wrapping_mul(33).wrapping_add((*byte).into());
+        let hash = name.to_bytes().iter().fold(5381, step);
+        // SAFETY: a DT_GNU_HASH table has four words, the Bloom filter, the buckets with the first
+        // symbol of each, and a chain of hashes for each bucket, whose last one has bit 0. It
+        // stays mapped.
+        unsafe {
+            let (buckets, offset) = (*self.hash, *self.hash.add(1));
+            let (words, shift) = (*self.hash.add(2), *self.hash.add(3));
+            if buckets == 0 || words == 0 {
+                return false;
+            }
+            let filter = self.hash.add(4).cast::<u64>();
+            let bits = 1_u64 << (hash % 64) | 1 << (hash.wrapping_shr(shift) % 64);
+            if *filter.add((hash / 64 % words) as usize) & bits != bits {
+                return false;
+            }
+            let first = self.hash.add(4 + 2 * words as usize);
+            let chains = first.add(buckets as usize);
+            let mut at = *first.add((hash % buckets) as usize);
+            while at >= offset {
+                let (found, symbol) = (
+                    *chains.add((at - offset) as usize),
+                    self.symbols.add(at as usize),
+                );
+                if found | 1 == hash | 1 && self.is_named(symbol, name) {
+                    return is_variable(&*symbol);
+                }
+                if found & 1 != 0 {
+                    break;
+                }
+                at += 1;
+            }
+        }
+        false
     }
 
     /// Changes the symbols of this object to the addresses from `target`. On failure returns false
@@ -196,6 +243,28 @@ impl Object {
     /// Replaces the bound pointers of this object by the addresses from `target`, also in pages
     /// made read-only (RELRO).
     pub fn rebind(&self, info: &libc::dl_phdr_info, target: Target<'_>) {
+        self.change_pointers(info, |_, bound| target(bound));
+    }
+
+    /// Binds this object to its own variables, where it was bound to functions of the same names.
+    pub fn keep_variables(
+        &self,
+        info: &libc::dl_phdr_info,
+        is_function: impl Fn(*const c_void) -> bool,
+    ) {
+        self.change_pointers(info, |entry, bound| {
+            // SAFETY: the upper half is the number of a symbol in the table, which stays mapped.
+            let symbol = unsafe { &*self.symbols.add((entry.info >> 32) as usize) };
+            let own = self.base.wrapping_add(symbol.st_value as usize);
+            (is_variable(symbol) && is_function(bound)).then_some(own as *const c_void)
+        });
+    }
+
+    fn change_pointers(
+        &self,
+        info: &libc::dl_phdr_info,
+        target: impl Fn(&Relocation, *const c_void) -> Option<*const c_void>,
+    ) {
         for (table, bytes) in self.relocations {
             for at in 0..bytes / size_of::<Relocation>() {
                 // SAFETY: `at` is within the relocation table, which stays mapped.
@@ -207,7 +276,7 @@ impl Object {
                 }
                 let place = slot as *mut *const c_void;
                 // SAFETY: `slot` is a relocated word of the object, in a writable segment of it.
-                let Some(target) = target(unsafe { place.read_unaligned() }) else {
+                let Some(target) = target(entry, unsafe { place.read_unaligned() }) else {
                     continue;
                 };
                 let sealed = sealed(info, slot);
@@ -240,6 +309,11 @@ struct Relocation {
     offset: usize,
     info: u64,
     addend: i64,
+}
+
+fn is_variable(symbol: &libc::Elf64_Sym) -> bool {
+    const STT_OBJECT: u8 = 1;
+    symbol.st_shndx != 0 && symbol.st_info & 0xf == STT_OBJECT
 }
 
 /// The types of relocations that put the address of a symbol into a word of memory.

@@ -317,6 +317,32 @@ fn a_program_linked_against_the_driver_is_limited() {
 }
 
 #[test]
+fn variables_with_the_names_of_driver_functions_stay_variables() {
+    let program = world::compile("variables", &["-DPROGRAM", "-ldl"]);
+    for arguments in [["-Wl,-z,lazy", "-ldl"], ["-Wl,-z,now,-z,relro", "-ldl"]] {
+        let opened = world::library("variables", &arguments);
+        let path = world::library("variables", &[&arguments[..], &["-DLINKED"]].concat());
+        let path = path.display().to_string();
+        let linked = ["-DPROGRAM", "-DLINKED", "-Wl,--no-as-needed", &path, "-ldl"];
+        let linked = world::compile("variables", &linked);
+        let world = World::new(1024 * MIB);
+        for (program, argument) in [(&program, Some(&opened)), (&linked, None)] {
+            for (mut command, taken) in [
+                (world.limited(program), "5\n"),
+                (world.preloaded(program), "20\n"),
+            ] {
+                let output = world::finish({
+                    command.args(argument);
+                    command
+                });
+                let told = (&*text(&output.stdout), &*text(&output.stderr));
+                assert_eq!(told.0, taken, "{arguments:?} {argument:?} {}", told.1);
+            }
+        }
+    }
+}
+
+#[test]
 fn other_preloads_keep_working() {
     for (name, arguments, says) in [
         ("wraps_malloc", &[][..], "alive"),
