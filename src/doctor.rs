@@ -5,6 +5,7 @@ mod container;
 mod files;
 mod history;
 mod process;
+mod program;
 mod python;
 mod root;
 mod suspension;
@@ -16,6 +17,7 @@ use super::library;
 use super::output::{self, Escaped};
 use serde_json::{Value, json};
 use std::borrow::Cow;
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::process::ExitCode;
@@ -24,6 +26,10 @@ use std::process::ExitCode;
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
+    /// Check whether this program (a path, or a name in PATH) can load the library
+    #[arg(value_name = "PROGRAM", conflicts_with_all = ["pid", "user", "container"])]
+    program: Option<OsString>,
+
     /// Check the process with this pid: which group it is in, by which rule, and whether it has
     /// loaded the library (and if not, why)
     #[arg(long, value_name = "PID", conflicts_with_all = ["user", "container"])]
@@ -49,11 +55,12 @@ pub struct Args {
 
 const HELP: &str = "\
 Checks the driver, NVML, the library and its hooks, the groups, and the
-environment; or one process, container or user. Makes a group to test whether
+environment; or one program, process, container or user. Makes a group to test whether
 that works, and removes it; changes nothing else.
 
 Examples:
   gpulimit doctor
+  gpulimit doctor ./train             can this program have a limit?
   gpulimit doctor --pid 4711          why does this process have no limit?
   gpulimit doctor --container web     the same for a container
   gpulimit doctor --user alice        which group does she get?
@@ -187,9 +194,13 @@ pub fn doctor(args: &Args) -> Result<ExitCode, Failure> {
         },
         (_, Some(pid), _) => process::checks(pid),
         (.., Some(name)) => user::checks(name),
+        _ if let Some(name) = &args.program => program::checks(name),
         _ => checks::all(args.preloaded || library::is_loaded()),
     };
-    let here = args.container.is_none() && args.pid.is_none() && args.user.is_none();
+    let here = args.container.is_none()
+        && args.pid.is_none()
+        && args.user.is_none()
+        && args.program.is_none();
     let doubtful = findings
         .iter()
         .any(|finding| finding.level == Level::Warning);

@@ -19,6 +19,13 @@ pub enum Kind {
     Other(&'static str),
 }
 
+impl Kind {
+    /// Returns whether the program is for the C library musl.
+    pub fn is_musl(&self) -> bool {
+        matches!(self, Self::Dynamic(linker) if linker.contains("/ld-musl"))
+    }
+}
+
 const HEADER: usize = 64;
 const SEGMENT: usize = 56;
 
@@ -46,11 +53,13 @@ fn foreign(header: &[u8]) -> Option<&'static str> {
 
 /// Reads from a program's ELF headers how the kernel starts the program.
 pub fn kind(mut file: &File) -> io::Result<Kind> {
-    let mut header = [0; HEADER];
-    file.read_exact(&mut header)?;
-    if let Some(what) = foreign(&header) {
+    let mut start = Vec::new();
+    file.by_ref().take(HEADER as u64).read_to_end(&mut start)?;
+    if let Some(what) = foreign(&start) {
         return Ok(Kind::Other(what));
     }
+    let header = start.first_chunk::<HEADER>();
+    let header = *header.ok_or(io::ErrorKind::UnexpectedEof)?;
     let short = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
     let start = long(&header, 32);
     let (size, count) = (short(54), short(56));
@@ -70,6 +79,24 @@ pub fn kind(mut file: &File) -> io::Result<Kind> {
         return Ok(Kind::Dynamic(String::from_utf8_lossy(&path).into_owned()));
     }
     Ok(Kind::Static)
+}
+
+/// Returns the names of the libraries that a program or library needs; empty for a file that is
+/// damaged, linked statically, or of another kind.
+pub fn libraries(bytes: &[u8]) -> Vec<String> {
+    let read = || {
+        let file = ElfFile64::<object::Endianness>::parse(bytes).ok()?;
+        let (endian, sections) = (file.endian(), file.elf_section_table());
+        let (entries, link) = sections.dynamic(endian, bytes).ok()??;
+        let strings = sections.strings(endian, bytes, link).ok()?;
+        let needed = entries
+            .iter()
+            .filter(|it| it.d_tag.get(endian) == elf::DT_NEEDED);
+        let at = needed.filter_map(|it| u32::try_from(it.d_val.get(endian)).ok());
+        let name = |at| Some(String::from_utf8_lossy(strings.get(at).ok()?).into_owned());
+        Some(at.take(MOST_NAMES).filter_map(name).collect())
+    };
+    read().unwrap_or_default()
 }
 
 /// The symbol of libgpulimit.so's version: a text that ends with a zero byte and needs no
@@ -212,7 +239,11 @@ mod tests {
             with(&|file| file[56..58].fill(0)).expect("read"),
             Kind::Static
         );
-        assert!(with(&|file| file.truncate(10)).is_err());
+        assert_eq!(
+            with(&|file| file.truncate(10)).expect("read"),
+            Kind::Other("not an ELF file")
+        );
+        assert!(with(&|file| file.truncate(30)).is_err());
         fs::remove_file(path).expect("removed");
     }
 

@@ -65,7 +65,7 @@ first into /etc/ld.so.preload, which the dynamic linker reads when it starts any
 program, whatever the environment says. Other entries of that file stay. First
 tests the library, and undoes everything if programs do not start with it.
 Running programs are not affected. A library in a system directory is not
-copied.
+copied. Says which kinds of programs do not bear a preload, and what helps.
 
 Examples:
   gpulimit install
@@ -84,6 +84,18 @@ Examples:
   gpulimit uninstall
   gpulimit uninstall --library /usr/lib/gpulimit/libgpulimit.so
   gpulimit uninstall --root /mnt/image";
+
+/// The programs that do not bear a preload, and what helps.
+const UNFIT: &str = "\
+Every program that starts from now on loads the library. These kinds do not bear that:
+- with AddressSanitizer (gcc -fsanitize=address): ends at its start, unless ASAN_OPTIONS has
+  verify_asan_link_order=0; for login shells:
+  echo 'export ASAN_OPTIONS=\"${ASAN_OPTIONS:+$ASAN_OPTIONS:}verify_asan_link_order=0\"' \
+      >/etc/profile.d/gpulimit-asan.sh
+- for 32 bits: runs without a limit, and the dynamic linker prints a line at each start
+- static, or linked to musl: runs without a limit
+`gpulimit doctor PROGRAM` tells the kind of a program.
+";
 
 const NAME: &str = "libgpulimit.so";
 /// The directories for libraries of packages. A libgpulimit.so in one of them is not copied.
@@ -186,6 +198,9 @@ pub fn install(args: &Install) -> Result<ExitCode, Failure> {
     trusted(Trusted::root().check(&source))?;
     library::check(&source)?;
     trial::with(&source)?;
+    if Preload::read(&place.preload())?.state().copies.is_empty() {
+        output::print(UNFIT)?;
+    }
     let packaged = place.inside(&source).filter(|path| {
         SYSTEM_DIRECTORIES
             .iter()

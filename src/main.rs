@@ -40,6 +40,7 @@ mod output;
 mod pids;
 mod probe;
 mod processes;
+mod program;
 mod ps;
 mod replace;
 mod report;

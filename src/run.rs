@@ -4,9 +4,11 @@ mod place;
 mod stat;
 mod user;
 
+use super::elf;
 use super::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, RUN};
 use super::library;
 use super::nvml::Driver;
+use super::program;
 use super::signals::{self, End, Inherited};
 use super::sizes::{self, Sizes};
 use gpulimit_limits::parse_duration;
@@ -140,6 +142,13 @@ pub fn run(mut args: Args, inherited: &Inherited) -> Result<ExitCode, Failure> {
     }
     let library = library::find().map_err(Failure::of_run)?;
     library::try_to_load(&library).map_err(Failure::of_run)?;
+    let words = args.interpreter.iter().chain(&args.command);
+    refuse_musl(
+        words
+            .into_iter()
+            .next()
+            .map_or(OsStr::new(""), OsString::as_os_str),
+    )?;
     let place = Place::of(&args, user.as_ref()).map_err(Failure::of_run)?;
     let stat = args.stat.then(|| Stat::begin(&place.group));
 
@@ -186,6 +195,20 @@ pub fn run(mut args: Args, inherited: &Inherited) -> Result<ExitCode, Failure> {
             ))
         }
     }
+}
+
+/// Refuses a program for musl, whose dynamic linker would only print what it does not find in the
+/// library.
+fn refuse_musl(name: &OsStr) -> Result<(), Failure> {
+    let file = program::find(name).and_then(|path| program::loaded(&path).ok());
+    let kind = file.and_then(|(_, file)| elf::kind(&file).ok());
+    let kind = kind.filter(|kind| kind.is_musl());
+    kind.and_then(|kind| program::unable(&kind))
+        .map_or(Ok(()), |(why, remedy)| {
+            let name = name.to_string_lossy();
+            let failure = Failure::new(format_args!("cannot run '{name}': {why}: {remedy}"));
+            Err(failure.with(NOT_EXECUTABLE))
+        })
 }
 
 fn cannot_run(program: &OsStr, error: &io::Error) -> Failure {

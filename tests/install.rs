@@ -74,6 +74,10 @@ fn library(more: &str) -> PathBuf {
     compiled("libgpulimit.so", &source)
 }
 
+fn path(file: &Path) -> String {
+    file.display().to_string()
+}
+
 fn compiled(name: &str, source: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     executable::compiled(folder, name, source, &["-shared", "-fPIC"])
@@ -93,12 +97,23 @@ fn mode(path: &Path) -> u32 {
 fn install_adds_the_first_preload_and_uninstall_removes_it() {
     let Some(place) = Place::new() else { return };
     let library = library("");
-    done(&place.install(&library));
+    let first = done(&place.gpulimit(&["install", "--dry-run", "--library", &path(&library)]));
+    // What does not bear a preload is said before the first change.
+    let (unfit, change) = first.split_once("would install").expect("a change");
+    assert!(unfit.contains("verify_asan_link_order=0") && unfit.contains("/etc/profile.d/"));
+    assert!(change.contains("would add"), "{change}");
+    assert_eq!(
+        done(&place.install(&library))
+            .matches("AddressSanitizer")
+            .count(),
+        1
+    );
     assert_eq!(place.read(PRELOAD), OURS);
     assert_eq!(mode(&place.at(PRELOAD)), 0o644);
     assert_eq!(mode(&place.at(LIBRARY)), 0o755);
     assert_eq!(mode(&place.at("run/gpulimit")), 0o755);
     let again = done(&place.install(&library));
+    assert!(!again.contains("AddressSanitizer"), "{again}");
     assert!(
         again.contains("up to date") && again.contains("already names the library"),
         "{again}"

@@ -2,10 +2,10 @@
 
 use super::files::Files;
 use super::{Finding, suspension};
-use crate::elf::{self, Kind};
 use crate::look;
 use crate::obstacles::{self, Obstacle};
 use crate::{accounts, env as own_env, groups, install, library};
+use crate::{elf, program};
 use gpulimit_base::identity::SeenProcess;
 use gpulimit_base::proc;
 use gpulimit_base::units::gib;
@@ -256,31 +256,10 @@ impl Process {
     fn why_not(&self) -> (String, String) {
         let put_in = "start the program with `gpulimit run`, or load the library into every \
                       program with `gpulimit install`; for containers see docs/containers.md";
-        let program = self.files.as_ref().and_then(|files| files.program().ok());
-        match program.and_then(|file| elf::kind(&file).ok()) {
-            Some(Kind::Static) => {
-                return (
-                    "the program is linked statically and loads no libraries".into(),
-                    "link the program dynamically; CUDA programs are dynamic, because they load \
-                     libcuda.so.1"
-                        .into(),
-                );
-            }
-            Some(Kind::Other(what)) => {
-                return (
-                    format!("the program is {what} and cannot load the library"),
-                    "limits apply only to 64-bit programs for this machine's processor".into(),
-                );
-            }
-            Some(Kind::Dynamic(linker)) if linker.contains("ld-musl") => {
-                return (
-                    format!(
-                        "the program is linked to musl ({linker}), and the library needs glibc"
-                    ),
-                    "use an image with glibc; NVIDIA's driver libraries need glibc, too".into(),
-                );
-            }
-            Some(Kind::Dynamic(_)) | None => {}
+        let file = self.files.as_ref().and_then(|files| files.program().ok());
+        let kind = file.and_then(|file| elf::kind(&file).ok());
+        if let Some((why, remedy)) = kind.as_ref().and_then(program::unable) {
+            return (why, remedy.into());
         }
         let privileged = self.is_privileged();
         let about = |path: &Path| self.files.as_ref()?.about(path).ok();

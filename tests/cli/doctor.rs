@@ -414,6 +414,65 @@ fn doctor_reports_programs_that_load_no_preload() {
 }
 
 #[test]
+fn doctor_tells_whether_a_program_can_load_the_library() {
+    let place = Place::new();
+    let code = "int main(void) { return 0; }\n";
+    let at = |name: &str, options: &[&str]| compiled(name, code, options).display().to_string();
+    let plain = at("bears-plain", &[]);
+    let musl = at(
+        "bears-musl",
+        &["-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1"],
+    );
+    let script = |name: &str, line: &str| {
+        let path = place.at(name);
+        fs::write(&path, format!("#!{line}\n")).expect("written");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("changed");
+        path.display().to_string()
+    };
+    let fifo = place.at("fifo").display().to_string();
+    assert!(
+        Command::new("mkfifo")
+            .arg(&fifo)
+            .status()
+            .expect("mkfifo")
+            .success()
+    );
+    for (program, status, expected) in [
+        (&*plain, 0, "ok       program"),
+        (
+            &*at("bears-asan", &["-fsanitize=address"]),
+            0,
+            "set ASAN_OPTIONS=verify_asan_link_order=0",
+        ),
+        (&*at("bears-static", &["-static"]), 1, "linked statically"),
+        (&*musl, 1, "linked to musl"),
+        (
+            &*script("script", &format!(" {musl} -x")),
+            1,
+            "linked to musl",
+        ),
+        (
+            &*script("by-env", &format!("/usr/bin/env -S A=b {plain}")),
+            0,
+            "script of",
+        ),
+        (
+            &*script("endless", &place.at("endless").display().to_string()),
+            1,
+            "a script, too",
+        ),
+        ("sh", 0, "/sh can load the library"),
+        ("no-such-command", 1, "no such command in PATH"),
+        (&*fifo, 1, "not a regular file"),
+    ] {
+        let output = place.output(&["doctor", program]);
+        let said = text(&output.stdout);
+        assert_eq!(output.status.code(), Some(status), "{program}: {said}");
+        assert!(said.contains(expected), "{program}: {said}");
+    }
+}
+
+#[test]
 fn doctor_names_the_group_of_a_member() {
     let place = Place::new();
     place.group("lab", Size::Max);

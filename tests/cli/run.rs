@@ -7,6 +7,7 @@ use gpulimit_limits::{Key, LimitSet, Selector};
 use gpulimit_support::executable;
 use std::fs;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Stdio;
@@ -54,6 +55,30 @@ fn run_starts_programs_with_address_sanitizer() {
     assert_ne!(run(Some(own), &[program]).status.code(), Some(7));
     let output = run(Some(own), &["sh", "-c", "echo $ASAN_OPTIONS"]);
     assert_eq!(text(&output.stdout).trim(), own);
+}
+
+#[test]
+fn run_refuses_programs_for_musl_in_one_line() {
+    let place = Place::new();
+    let code = "int main(void) { return 0; }\n";
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let linker = "-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1";
+    let program = executable::compiled(folder, "for-musl", code, &[linker]);
+    let script = place.at("script");
+    fs::write(&script, format!("#!{}\n", program.display())).expect("written");
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("changed");
+    let found = format!("{}:/usr/bin:/bin", place.0.display());
+    for (name, path) in [
+        (&*program.display().to_string(), "/usr/bin"),
+        ("script", &found),
+    ] {
+        let mut command = place.gpulimit(&["run", "--max", "4G", "--", name]);
+        let output = command.env("PATH", path).output().expect("started");
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(126), "{said}");
+        assert!(said.contains("linked to musl (/lib/ld-musl") && said.lines().count() == 1);
+        assert!(place.said(&["ls"]).is_empty(), "no group is left");
+    }
 }
 
 #[test]

@@ -2,9 +2,9 @@
 //! after it that wraps `dlopen`, or else the C library's.
 //!
 //! Before a library is opened with `RTLD_DEEPBIND`, gpulimit redirects the driver's symbols (see
-//! [`super::redirect`]). Before the driver is opened, libraries that were loaded since the start get
-//! their own variables back. The jump keeps the caller's return address, which decides the search
-//! path.
+//! [`super::redirect`]). Before the driver is opened, libraries that were loaded since the start
+//! get their own variables back. The jump keeps the caller's return address, which decides the
+//! search path.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
