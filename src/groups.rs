@@ -529,14 +529,21 @@ pub fn witness(driver: Option<&Driver>) -> &dyn Witness {
 
 /// Returns whether the system denied access to a group's file.
 pub fn is_denied(error: &GroupError) -> bool {
-    let (GroupError::Io { error, .. } | GroupError::Ledger(LedgerError::Io { error, .. })) = error
-    else {
-        return false;
-    };
-    matches!(
-        error.kind(),
-        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem
-    )
+    is_forbidden(error) || kind(error) == Some(ErrorKind::ReadOnlyFilesystem)
+}
+
+/// Returns whether the permissions of a group's file deny access.
+pub fn is_forbidden(error: &GroupError) -> bool {
+    kind(error) == Some(ErrorKind::PermissionDenied)
+}
+
+fn kind(error: &GroupError) -> Option<ErrorKind> {
+    match error {
+        GroupError::Io { error, .. } | GroupError::Ledger(LedgerError::Io { error, .. }) => {
+            Some(error.kind())
+        }
+        _ => None,
+    }
 }
 
 /// Opens a group's ledger for writing, or else read-only. Returns `None` if the caller cannot read

@@ -336,7 +336,7 @@ impl Asked {
 fn may_join(group: &Group) -> Result<(), Failure> {
     for above in group.upwards() {
         match Ledger::open(&above.ledger_path()).map_err(GroupError::from) {
-            Err(error) if groups::is_denied(&error) => {
+            Err(error) if groups::is_forbidden(&error) => {
                 return Err(Failure::new(format_args!(
                     "you may not run in group '{}': you cannot write {}; ask the administrator of \
                      the group, or use your own group",

@@ -97,6 +97,7 @@ fn doctor_reports_a_full_or_read_only_root() {
         "mount -t tmpfs -o mode=0755,ro x $ROOT",
         &[
             "Read-only file system",
+            "`ReadWritePaths=-/run/gpulimit`",
             "-> ask root to mount the file system for writing",
         ],
     );

@@ -134,6 +134,11 @@ fn the_unit_starts_after_the_driver_and_before_users() {
         let drop_in = format!("config/systemd/drop-in/{drop_in}.conf");
         assert_eq!(values(&drop_in, "After"), ["gpulimit-apply.service"]);
     }
+    // Hardened services may write their groups.
+    for drop_in in ["limit", "service"] {
+        let drop_in = format!("config/systemd/drop-in/{drop_in}.conf");
+        assert_eq!(values(&drop_in, "ReadWritePaths"), [format!("-{SYSTEM}")]);
+    }
     assert_eq!(values(unit, "RemainAfterExit"), ["yes"]);
     assert_eq!(values(unit, "ExecReload"), values(unit, "ExecStart"));
     // These settings would hide the GPUs, or the root.

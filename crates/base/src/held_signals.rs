@@ -54,11 +54,16 @@ pub fn during<T>(write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     written
 }
 
-/// Returns advice for the user if a write failed because of the limit on file sizes; otherwise an
-/// empty text.
+/// Returns advice for the user if a write failed because of the limit on file sizes, or because
+/// the program sees a read-only file system; otherwise an empty text.
 pub fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::FileTooLarge => ": raise the limit on the size of files (`ulimit -f`)",
+        io::ErrorKind::ReadOnlyFilesystem => {
+            ": this program may not write there; a systemd unit needs \
+             `ReadWritePaths=-/run/gpulimit`, a sandbox or a container a writable mount of the \
+             groups"
+        }
         _ => "",
     }
 }

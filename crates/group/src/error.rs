@@ -233,12 +233,11 @@ impl fmt::Display for GroupError {
             Self::Io { what, path, error } => {
                 write!(f, "cannot {what} {}: {error}", path.display())?;
                 match error.kind() {
-                    io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => f
-                        .write_str(
-                            ": ask the administrator for access (root runs a program for another \
-                             user with `gpulimit run --user`), or set GPULIMIT_ROOT to a directory \
-                             of your own",
-                        ),
+                    io::ErrorKind::PermissionDenied => f.write_str(
+                        ": ask the administrator for access (root runs a program for another user \
+                         with `gpulimit run --user`), or set GPULIMIT_ROOT to a directory of your \
+                         own",
+                    ),
                     io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
                         f.write_str(": set GPULIMIT_ROOT to a directory that can be made")
                     }

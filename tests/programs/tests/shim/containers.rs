@@ -203,7 +203,8 @@ fn a_nested_group_needs_writable_ledgers_at_every_level() {
         errors.contains("no GPU memory for this program"),
         "{errors}"
     );
-    assert!(errors.contains("Read-only"), "{errors}");
+    let line = "`ReadWritePaths=-/run/gpulimit`";
+    assert!(errors.contains("Read-only") && errors.contains(line), "{errors}");
     assert!(eventually(|| world.machine().used() == 0));
     let root: &Root = world.root();
     root.remove(&job).expect("removed");
