@@ -408,6 +408,24 @@ fn rules_are_readable_by_all_and_removed_with_the_last_one() {
 }
 
 #[test]
+fn a_name_that_cannot_be_a_group_stops_nothing_else() {
+    let place = Place::new();
+    // Every system has the unix groups `root` and `daemon`.
+    let policy = "[group.'{group}']\nmax = '1G'\nunix_group = ['root', 'daemon']\n\
+                  [group.daemon]\nmax = '2G'\n";
+    let output = place.run("apply", policy, &[]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = text(&output.stderr);
+    assert!(
+        said.contains("p.toml:1: warning: template '{group}' makes no group for 'daemon', "),
+        "{said}"
+    );
+    assert_eq!(place.groups(), ["daemon", "root"]);
+    assert_eq!(place.max("daemon"), Some(Size::Bytes(2 << 30)));
+    assert!(place.run("check", policy, &[]).status.success());
+}
+
+#[test]
 fn json_reports_the_same_changes() {
     let place = Place::new();
     let read = |text: String| serde_json::from_str::<Value>(&text).expect("JSON");
