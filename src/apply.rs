@@ -294,6 +294,12 @@ pub fn rules_text(plan: &Plan) -> Result<Option<String>, Failure> {
     }
 }
 
+/// Returns whether an `apply` would change, make or remove groups.
+pub fn differs(root: &Root, wanted: &[Wanted]) -> Result<bool, Failure> {
+    let steps = difference::steps(root, wanted, &record::read(root)?)?;
+    Ok(!steps.is_empty())
+}
+
 fn rules_step(root: &Root, plan: &Plan) -> Result<Option<RulesStep>, Failure> {
     let path = root.path().join(rules::FILE);
     let there = match text_file::read(&path, rules::LONGEST) {

@@ -4,6 +4,7 @@ mod checks;
 mod container;
 mod files;
 mod history;
+mod policy;
 mod process;
 mod python;
 mod root;
@@ -186,7 +187,11 @@ pub fn doctor(args: &Args) -> Result<ExitCode, Failure> {
             Err(found) => vec![found],
         },
         (_, Some(pid), _) => process::checks(pid),
-        (.., Some(name)) => user::checks(name),
+        (.., Some(name)) => {
+            let mut found = policy::checks();
+            found.retain(|finding| finding.level != Level::Fine);
+            [found, user::checks(name)].concat()
+        }
         _ => checks::all(args.preloaded || library::is_loaded()),
     };
     let here = args.container.is_none() && args.pid.is_none() && args.user.is_none();

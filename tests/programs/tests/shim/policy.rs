@@ -557,7 +557,7 @@ fn damaged_or_foreign_rules_close_the_gpu() {
     fs::write(machine.rules(), &good).expect("written");
     // Carol joined the unix group after the policy was applied.
     fs::write(machine.world.file("group"), "lab:x:41000:alice,bob,carol\n").expect("written");
-    machine.closed(41_003, &[], "none for user 41003 yet");
+    machine.closed(41_003, &[], "none for user 41003");
     let mut alice = machine.start(ALICE, &[]);
     assert_limited(&mut alice);
 }
