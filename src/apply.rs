@@ -8,11 +8,13 @@ use super::groups::end_of_leases;
 use super::nvml::Driver;
 use super::output::Escaped;
 use super::trust::Trusted;
-use super::{check, gpu, install, output};
+use super::{accounts, check, gpu, install, output, warnings};
 use difference::Step;
 pub use difference::Wanted;
 use gpulimit_base::text_file;
-use gpulimit_group::{Access, Garbage, GroupError, Hold, Root, SYSTEM, effective_user};
+use gpulimit_base::units::Size;
+use gpulimit_group::{Access, Garbage, Group, GroupError, Hold, Root, SYSTEM, effective_user};
+use gpulimit_ledger::NoWitness;
 use gpulimit_limits::{ExtentError, Key, LimitSet, Selector};
 use gpulimit_policy::compile::Plan;
 use gpulimit_policy::file::Mistake;
@@ -46,8 +48,8 @@ pub struct Args {
 
 const HELP: &str = "\
 Makes or changes the groups that the file names. Removes the groups that an
-earlier apply made and that the file no longer names, unless programs run in
-them. Leaves alone other groups that were made by hand. Writes the rules last;
+earlier apply made and that the file no longer names. A group in which programs
+still run is kept, with its present usage as its max, until a later apply. Leaves alone other groups that were made by hand. Writes the rules last;
 they apply to programs that start to use a GPU from then on, whatever their
 environment says. Rules have an effect only in /run/gpulimit.
 
@@ -56,7 +58,8 @@ Examples:
   gpulimit apply /etc/gpulimit/gpulimit.toml
 
 Exit status: 0 on success, also when there was nothing to change; 1 when the
-file has mistakes or a step failed. If a step fails at a group of another user,
+file has mistakes, when a step failed, and when users or unix groups can have no
+group because of their names: apply names them and does the rest. If a step fails at a group of another user,
 apply continues with the other steps; else it stops there, and can be repeated.";
 
 /// The end of the error message for a policy file with mistakes.
@@ -121,7 +124,10 @@ pub fn apply(args: &Args) -> Result<ExitCode, Failure> {
             install::FILE
         ));
     }
-    let mut status = ExitCode::SUCCESS;
+    let mut status = match plan.left_out.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    };
     for (step, why) in steps
         .iter()
         .filter_map(|step| Some((step, step.failure()?)))
@@ -288,6 +294,12 @@ pub fn rules_text(plan: &Plan) -> Result<Option<String>, Failure> {
     }
 }
 
+/// Returns whether an `apply` would change, make or remove groups.
+pub fn differs(root: &Root, wanted: &[Wanted]) -> Result<bool, Failure> {
+    let steps = difference::steps(root, wanted, &record::read(root)?)?;
+    Ok(!steps.is_empty())
+}
+
 fn rules_step(root: &Root, plan: &Plan) -> Result<Option<RulesStep>, Failure> {
     let path = root.path().join(rules::FILE);
     let there = match text_file::read(&path, rules::LONGEST) {
@@ -347,7 +359,10 @@ fn carry_out(
         match root.past_leases(name, end_of_leases(), || root.remove(name)) {
             Ok(()) => drop(record.remove(name)),
             Err(error @ (GroupError::InUse { .. } | GroupError::HasGroups { .. })) => {
-                *kept = Some(error.to_string());
+                match root.past_leases(name, end_of_leases(), || shrink(&root.group(name)?)) {
+                    Ok(shrunk) => *kept = Some(format!("{error}{shrunk}")),
+                    Err(error) => fail(root, step, error)?,
+                }
             }
             Err(error) => fail(root, step, error)?,
         }
@@ -383,6 +398,53 @@ fn change(root: &Root, step: &Step) -> Result<(), GroupError> {
         Step::Remove { .. } | Step::Failed { .. } => {}
     }
     Ok(())
+}
+
+/// Bounds a group by its present usage, if programs run in it or below it: the rules give its users
+/// another share, and they must not have both. Returns the end of a sentence that says so.
+fn shrink(group: &Group) -> Result<String, GroupError> {
+    let ledger = group.ledger()?;
+    if !ledger.has_live() {
+        return Ok(String::new());
+    }
+    let there = group.limits()?.rules()?;
+    let mut bounded = LimitSet {
+        options: there.options,
+        ..LimitSet::all(Size::Bytes(0))
+    };
+    let driver = Driver::load().ok();
+    let gpus = warnings::capacities(driver.as_ref(), None);
+    for device in ledger.devices() {
+        let usage = ledger.usage(device.index);
+        // A suspended process comes back to its group.
+        let usage = Size::Bytes(usage.charged.saturating_add(usage.suspended));
+        // Members can forge figures in the ledger, so usage never raises the limit.
+        let capacity = gpus.iter().find(|(id, _)| *id == device.id);
+        let max = match (there.for_device(device.id, Key::Max), capacity) {
+            (Some(max @ Size::Percent(_)), None) => max,
+            (Some(max), capacity) => {
+                let capacity = capacity.map_or(u64::MAX, |(_, capacity)| *capacity);
+                match usage.resolve(capacity) < max.resolve(capacity) {
+                    true => usage,
+                    false => max,
+                }
+            }
+            (None, _) => usage,
+        };
+        bounded.set(Selector::Device(device.id), Key::Max, max);
+    }
+    group.write_limits(|set| *set = bounded.clone())?;
+    let processes = ledger.processes(&NoWitness);
+    let users: BTreeSet<u32> = processes.iter().map(|one| one.identity.uid).collect();
+    let users: Vec<u32> = users.into_iter().collect();
+    let (shown, more) = users.split_at(users.len().min(5));
+    let names = shown.iter().map(|uid| accounts::user_name(*uid));
+    let more = (!more.is_empty()).then(|| format!("{} more", more.len()));
+    let names: Vec<String> = names.chain(more).collect();
+    Ok(format!(
+        "; users: {}; its max is now its usage, so that it only shrinks",
+        names.join(", ")
+    ))
 }
 
 /// Marks the step as failed if another user can block changes to the group; otherwise returns the

@@ -30,7 +30,8 @@ const HELP: &str = "\
 Prints all mistakes in the file with their lines, and changes nothing. Also
 prints users, unix groups and GPUs that this machine does not have; they are not
 mistakes here, but `gpulimit apply` rejects them. Warns about limits and options
-that make no sense or have no effect, and about users whom no rule covers.
+that make no sense or have no effect, about users whose names clash with groups,
+and about users whom no rule covers.
 
 Examples:
   gpulimit check /etc/gpulimit/gpulimit.toml
@@ -74,7 +75,8 @@ pub fn check(args: &Args) -> Result<ExitCode, Failure> {
 /// about users without a rule.
 pub fn warn(path: &Path, plan: &Plan, wanted: &[Wanted], driver: Option<&Driver>) {
     let gpus = warnings::capacities(driver, None);
-    let mut lines: Vec<(usize, String)> = Vec::new();
+    let left_out = plan.left_out.iter();
+    let mut lines: Vec<_> = left_out.map(|one| (one.line, one.why.clone())).collect();
     let all: BTreeMap<&str, &LimitSet> = wanted
         .iter()
         .map(|group| (&*group.name, &group.limits))

@@ -4,6 +4,7 @@ mod checks;
 mod container;
 mod files;
 mod history;
+mod policy;
 mod process;
 mod program;
 mod python;
@@ -193,7 +194,11 @@ pub fn doctor(args: &Args) -> Result<ExitCode, Failure> {
             Err(found) => vec![found],
         },
         (_, Some(pid), _) => process::checks(pid),
-        (.., Some(name)) => user::checks(name),
+        (.., Some(name)) => {
+            let mut found = policy::checks();
+            found.retain(|finding| finding.level != Level::Fine);
+            [found, user::checks(name)].concat()
+        }
         _ if let Some(name) = &args.program => program::checks(name),
         _ => checks::all(args.preloaded || library::is_loaded()),
     };

@@ -7,6 +7,7 @@ use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
 use std::fs;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -22,7 +23,8 @@ pub struct Args {
 
 const HELP: &str = "\
 The pages have the text of --help: gpulimit.1, and one page for each verb, such
-as gpulimit-run.1. A directory with the name of a verb is written as ./run.
+as gpulimit-run.1. A new directory, or one with the name of a verb, is written
+with a slash, as ./run.
 
 Examples:
   gpulimit man run | man -l -
@@ -47,6 +49,14 @@ pub fn man(args: &Args) -> Result<ExitCode, Failure> {
                     directory.display()
                 ))
             };
+            // A word without a slash is more likely a mistyped verb than a new directory.
+            if !directory.exists() && !directory.as_os_str().as_bytes().contains(&b'/') {
+                return Err(Failure::usage(format_args!(
+                    "there is no verb and no directory '{0}': write ./{0} to make a directory, or \
+                     see `gpulimit --help` for the verbs",
+                    directory.display()
+                )));
+            }
             fs::create_dir_all(directory).map_err(failed)?;
             let verbs = command.get_subcommands().filter(|verb| !verb.is_hide_set());
             for one in verbs.chain([&command]) {

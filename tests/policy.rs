@@ -408,6 +408,24 @@ fn rules_are_readable_by_all_and_removed_with_the_last_one() {
 }
 
 #[test]
+fn a_name_that_cannot_be_a_group_stops_nothing_else() {
+    let place = Place::new();
+    // Every system has the unix groups `root` and `daemon`.
+    let policy = "[group.'{group}']\nmax = '1G'\nunix_group = ['root', 'daemon']\n\
+                  [group.daemon]\nmax = '2G'\n";
+    let output = place.run("apply", policy, &[]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = text(&output.stderr);
+    assert!(
+        said.contains("p.toml:1: warning: template '{group}' makes no group for 'daemon', "),
+        "{said}"
+    );
+    assert_eq!(place.groups(), ["daemon", "root"]);
+    assert_eq!(place.max("daemon"), Some(Size::Bytes(2 << 30)));
+    assert!(place.run("check", policy, &[]).status.success());
+}
+
+#[test]
 fn json_reports_the_same_changes() {
     let place = Place::new();
     let read = |text: String| serde_json::from_str::<Value>(&text).expect("JSON");
@@ -710,6 +728,77 @@ fn policies_that_are_not_enforced_cause_warnings() {
         "{all}"
     );
     assert!(!all.contains(missing), "{all}");
+}
+
+/// A machine whose policy file is in force, or not, for several reasons.
+const IN_FORCE: &str = r#"
+mount --make-rprivate /
+mount -t tmpfs -o mode=755 tmpfs "$1"
+cp -a /etc "$1/etc"
+mkdir -m 755 "$1/run" "$1/run/gpulimit" "$1/etc/gpulimit"
+mount --bind "$1/etc" /etc
+mount --bind "$1/run" /run
+policy=/etc/gpulimit/gpulimit.toml
+look() {
+    echo "== $1"
+    $gpulimit doctor --user daemon | grep ' policy '
+    setpriv --reuid 40001 --regid 40001 --clear-groups $gpulimit doctor | grep ' policy '
+}
+gpulimit=$2
+look none
+printf '[group.a]\nmax = "1G"\n[[rule]]\nuser = "root"\ngroup = "a"\n' > $policy
+look boot
+$gpulimit apply >/dev/null 2>&1
+look applied
+$gpulimit set a --max 2G >/dev/null
+look set
+printf 'on_error = "open"\n' >> $policy
+look edited
+$gpulimit apply >/dev/null 2>&1
+$gpulimit rm a >/dev/null
+look removed
+printf 'mux\n' >> $policy
+look broken
+printf '\377' > $policy
+look binary
+"#;
+
+#[test]
+fn doctor_says_when_a_policy_is_not_in_force() {
+    if !may_mount() || !is_root() {
+        return;
+    }
+    let place = Place::new();
+    let mut command = Command::new("unshare");
+    command
+        .args(["-m", "sh", "-c", &format!("exec 2>&1\n{IN_FORCE}"), "sh"])
+        .arg(&place.0)
+        .arg(GPULIMIT);
+    let output = clean(&mut command).output().expect("started");
+    let said = text(&output.stdout);
+    let off = "policy       /etc/gpulimit/gpulimit.toml is not in force: ";
+    // What root's `doctor --user` says, and the `doctor` of a user.
+    let broken = "`gpulimit apply` changes nothing";
+    let expected = [
+        ("none", vec![]),
+        ("boot", [off; 4].into()),
+        ("applied", vec!["is in force"]),
+        ("set", vec!["warning  policy", "is in force"]),
+        ("edited", vec![off, "warning  policy", off]),
+        ("removed", [off; 2].into()),
+        ("broken", [broken; 2].into()),
+        ("binary", [broken; 2].into()),
+    ];
+    let parts = said.split("== ").skip(1);
+    for (part, (name, expected)) in parts.zip(&expected) {
+        let lines: Vec<&str> = part.lines().collect();
+        assert_eq!(lines[0], *name, "{said}");
+        assert_eq!(lines.len() - 1, expected.len(), "{said}");
+        for (line, expected) in lines[1..].iter().zip(expected) {
+            assert!(line.contains(expected), "{expected}: {said}");
+        }
+    }
+    assert!(said.contains("== binary"), "{said}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Checks of the machine, such as its driver, its libgpulimit.so and its rules.
 
-use super::{Finding, python, root, suspension};
+use super::{Finding, policy, python, root, suspension};
 use crate::accounts::Database;
 use crate::env;
 use crate::install::{self, Preload};
@@ -10,9 +10,9 @@ use crate::output;
 use crate::probe::ask;
 use crate::trust::Trusted;
 use gpulimit_base::units::gib;
+use gpulimit_policy::PolicyError;
 use gpulimit_policy::compile::uncovered;
 use gpulimit_policy::rules::{Rules, Source};
-use gpulimit_policy::{self as policy, PolicyError};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -29,6 +29,7 @@ pub(super) fn all(loaded: bool) -> Vec<Finding> {
     findings.push(system_wide());
     findings.extend(python::checks());
     findings.extend(root::checks());
+    findings.extend(policy::checks());
     findings.extend(rules());
     findings.extend(environment(loaded));
     findings
@@ -314,7 +315,7 @@ fn preload(library: &Path, answers: &[(String, String)], has_driver: bool) -> Ve
 fn rules() -> Vec<Finding> {
     const CHECK: &str = "rules";
     let mut findings = Vec::new();
-    match policy::rule() {
+    match gpulimit_policy::rule() {
         Ok(None) => {}
         Ok(Some(rule)) => findings.push(Finding::fine(
             CHECK,
@@ -356,7 +357,7 @@ fn environment(loaded: bool) -> Vec<Finding> {
              run `gpulimit install` as root",
         ),
     };
-    match policy::assignment(&env) {
+    match gpulimit_policy::assignment(&env) {
         // The check [`rules`] has already reported an error in the rules.
         Err(PolicyError::Rules(_)) => {}
         Err(error) => findings.push(Finding::error(
@@ -378,8 +379,8 @@ fn environment(loaded: bool) -> Vec<Finding> {
                 ),
                 None => match assignment.root.group(group) {
                     Ok(_) => fine_if_loaded(
-                        policy::GROUP,
-                        format!("{} asks for the group {group}", policy::GROUP),
+                        gpulimit_policy::GROUP,
+                        format!("{} asks for the group {group}", gpulimit_policy::GROUP),
                     ),
                     Err(error) => Finding::error(CHECK, error.to_string(), ""),
                 },
@@ -389,12 +390,12 @@ fn environment(loaded: bool) -> Vec<Finding> {
     let seen = [
         "GPULIMIT_ROOT",
         library::VARIABLE,
-        policy::GROUP,
+        gpulimit_policy::GROUP,
         "LD_PRELOAD",
         "CUDA_VISIBLE_DEVICES",
         "CUDA_DEVICE_ORDER",
     ];
-    for name in seen.iter().chain(policy::JOB_VARIABLES) {
+    for name in seen.iter().chain(gpulimit_policy::JOB_VARIABLES) {
         let is_named = |finding: &Finding| finding.text.starts_with(&format!("{name}="));
         if let Some(value) = env(name)
             && !findings.iter().any(is_named)

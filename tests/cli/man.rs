@@ -87,3 +87,11 @@ fn the_first_page_and_that_of_a_verb_go_to_standard_output() {
         "{error}"
     );
 }
+
+#[test]
+fn a_mistyped_verb_makes_no_directory() {
+    let place = Place::new();
+    let error = place.refused(2, &["man", "shwo"]);
+    assert!(error.contains("no verb and no directory 'shwo'"), "{error}");
+    place.refused(2, &["man", "shwo\x1b"]);
+}

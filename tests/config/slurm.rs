@@ -331,6 +331,17 @@ fn a_jobs_wrong_comment_fails_only_the_job() {
             );
             assert!(node.log().contains("Slurm job 1: "), "{}", node.log());
             node.epilog();
+            // Control characters, of one byte and of two, reach neither a log nor the task.
+            assert_eq!(node.prolog("gpulimit=\u{1b}[2J\r\u{9b}8m"), 0);
+            let (_, said) = node.task(&[("SLURM_STEP_GPUS", "0")]);
+            for text in [node.log(), said] {
+                let is_shown = |c: char| c == '\n' || !c.is_control();
+                assert!(
+                    text.contains("gpulimit=?[2J") && text.chars().all(is_shown),
+                    "{text:?}"
+                );
+            }
+            node.epilog();
             // The job user's text is printed unchanged: a shell's echo would turn it into an escape
             // sequence and a second line.
             let asked = [

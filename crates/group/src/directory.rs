@@ -7,8 +7,8 @@
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use std::ffi::{CString, OsStr, OsString};
-use std::fs::{File, Metadata, Permissions};
-use std::io;
+use std::fs::{self, File, Metadata, Permissions};
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
@@ -116,7 +116,18 @@ impl Directory {
     pub fn create_directory(&self, name: impl AsRef<OsStr>, mode: u32) -> io::Result<Self> {
         let name = name.as_ref();
         rustix::fs::mkdirat(&self.file, &component(name)?, Mode::RWXU)?;
-        let made = self.open_directory(name)?;
+        let made = match self.open_directory(name) {
+            // The umask has taken the owner's own rights, without which the directory cannot be
+            // opened.
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                let flags = CAREFUL | OFlags::PATH | OFlags::DIRECTORY;
+                let made = rustix::fs::openat(&self.file, &component(name)?, flags, Mode::empty())?;
+                let path = format!("/proc/self/fd/{}", made.as_raw_fd());
+                fs::set_permissions(path, Permissions::from_mode(mode))?;
+                self.open_directory(name)?
+            }
+            made => made?,
+        };
         made.set_mode(mode)?;
         Ok(made)
     }

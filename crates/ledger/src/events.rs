@@ -6,7 +6,7 @@
 
 use super::atomic::{AtomicU64, Ordering};
 use super::layout::{EVENTS, EventEntry, Ring, load_bytes, store_bytes};
-use super::trail::AHEAD_US;
+use super::trail::LATEST_US;
 use super::{DeviceIndex, stamp};
 use gpulimit_base::identity::Identity;
 
@@ -190,14 +190,13 @@ fn words(entry: &EventEntry) -> [&AtomicU64; 9] {
 }
 
 /// Returns the events whose number is `since` or higher. Any member can write any entry, so events
-/// of the future are left out.
+/// of impossible times are left out.
 pub(super) fn read(ring: &Ring, since: u64) -> Vec<Event> {
     let head = ring.head.load(Ordering::Acquire);
     let first = since.max(head.saturating_sub(EVENTS as u64));
-    let until = now_us().saturating_add(AHEAD_US);
     (first..head)
         .filter_map(|number| one(ring, number))
-        .filter(|event| event.time_us <= until)
+        .filter(|event| event.time_us <= LATEST_US)
         .collect()
 }
 
@@ -348,14 +347,14 @@ mod tests {
     }
 
     #[test]
-    fn events_of_the_future_are_skipped() {
+    fn only_impossible_times_are_skipped() {
         let scratch = Scratch::new();
         let ring = &scratch.content().header.ring;
         for bytes in 0..4 {
             scratch.record(&happening(bytes));
         }
-        let soon = now_us() + AHEAD_US / 2;
-        for (entry, time) in [(1, soon), (2, soon + AHEAD_US), (3, u64::MAX)] {
+        let tomorrow = now_us() + 86_400_000_000;
+        for (entry, time) in [(1, tomorrow), (2, LATEST_US + 1), (3, u64::MAX)] {
             ring.entries[entry].time.store(time, Ordering::Relaxed);
         }
         assert_eq!(numbers(&scratch.events(0)), [0, 1]);

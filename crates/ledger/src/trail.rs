@@ -112,9 +112,10 @@ impl TrailEvent {
 
 /// Number of attempts to take a number for an event.
 const ATTEMPTS: u32 = 16;
-/// How far the time of an event can be in the future: the wall clock may have been set back by that
-/// much. Readers leave out later events.
-pub(super) const AHEAD_US: u64 = 60_000_000;
+/// The latest time of an event: the end of the year 9999. Any member can write any time, and readers
+/// leave out what no clock shows. Earlier times of the future are shown: the wall clock may have
+/// been wrong, and been set back.
+pub(super) const LATEST_US: u64 = 253_402_300_799_999_999;
 /// Number of entries in a page.
 const IN_PAGE: u64 = 4096 / size_of::<TrailEntry>() as u64;
 
@@ -218,12 +219,11 @@ impl Ledger {
     pub fn trail(&self, since: u64) -> Vec<TrailEvent> {
         let head = self.trail_head();
         let first = since.max(head.saturating_sub(TRAIL as u64));
-        let until = now_us().saturating_add(AHEAD_US);
         let reserved = self.header().trail_reserved.load(Ordering::Relaxed);
         (first..head)
             .filter(|number| (place(*number) as u64) < reserved)
             .filter_map(|number| self.one_of_trail(number))
-            .filter(|event| event.last_us <= until)
+            .filter(|event| event.last_us <= LATEST_US)
             .collect()
     }
 

@@ -2,6 +2,7 @@
 //! contradictions.
 
 mod access;
+mod clash;
 mod coverage;
 mod group;
 mod names;
@@ -46,6 +47,8 @@ pub struct Plan {
     pub groups: Vec<PlannedGroup>,
     /// The rules in the order of the policy file.
     pub rules: Rules,
+    /// Messages about users and unix groups for whom a template can make no group.
+    pub left_out: Vec<Mistake>,
 }
 
 /// Compiles a policy file. Returns the groups and rules that could be compiled, and all mistakes
@@ -56,6 +59,7 @@ pub fn compile(policy: &Policy, accounts: &dyn Accounts) -> (Plan, Vec<Mistake>)
         names: Names::new(accounts),
         mistakes: policy.mistakes.clone(),
         bindings: BTreeMap::new(),
+        left_out: BTreeMap::new(),
     };
     let plan = compiler.plan();
     let mut mistakes = compiler.mistakes;
@@ -70,6 +74,8 @@ struct Compiler<'a> {
     mistakes: Vec<Mistake>,
     /// The users and unix groups that fill the placeholders of each template.
     bindings: BTreeMap<String, BTreeSet<Binding>>,
+    /// Those of the bindings of each template for which it can make no group.
+    left_out: BTreeMap<String, BTreeSet<Binding>>,
 }
 
 impl Compiler<'_> {
@@ -118,12 +124,15 @@ impl Compiler<'_> {
         for group in &policy.groups {
             self.bind_explicitly(group);
         }
+        let left_out = self.find_clashes();
+        self.close_rules(&mut rules);
         let mut groups = self.groups();
         self.check_targets(&groups);
         access::set_members(self, &rules, &mut groups);
         Plan {
             groups: groups.into_values().map(|planned| planned.group).collect(),
             rules: Rules(rules),
+            left_out,
         }
     }
 

@@ -117,7 +117,7 @@ impl Compiler<'_> {
                     false,
                 );
             }
-            self.check_group(stanza, &bindings);
+            self.check_group(stanza);
             for binding in bindings {
                 let name = fill(template, &binding);
                 let new = Planned {
@@ -153,12 +153,13 @@ impl Compiler<'_> {
 
     /// Returns the users and unix groups bound to the template, or to a template above it with the
     /// same placeholders.
-    fn inherited(&self, template: &str, holes: Holes) -> BTreeSet<Binding> {
+    pub(super) fn inherited(&self, template: &str, holes: Holes) -> BTreeSet<Binding> {
         let same = |prefix: &&str| Holes::of(prefix) == Some(holes);
         let bindings = prefixes(template)
             .filter(same)
             .filter_map(|prefix| self.bindings.get(prefix));
-        bindings.flatten().cloned().collect()
+        let there = |binding: &&Binding| !self.is_left_out(template, binding);
+        bindings.flatten().filter(there).cloned().collect()
     }
 
     fn is_named_by_a_rule(&self, template: &str) -> bool {
@@ -210,44 +211,19 @@ impl Compiler<'_> {
     }
 
     /// Reports mistakes in the name and the limits of a stanza: at most one mistake of each kind.
-    fn check_group(&mut self, stanza: &GroupStanza, bindings: &BTreeSet<Binding>) {
+    fn check_group(&mut self, stanza: &GroupStanza) {
         let line = stanza.name.line;
         let template = &stanza.name.value;
-        let holes = Holes::of(template).unwrap_or_default();
-        // If the stanza makes no group on this machine, check a sample name with valid text in
-        // place of the placeholders.
-        let example = Binding {
-            user: Some(("x".into(), 0)),
-            group: Some("x".into()),
-        };
-        let mut names: Vec<String> = bindings.iter().map(|one| fill(template, one)).collect();
-        if names.is_empty() {
-            names.push(fill(template, &example));
-        }
-        let wrong: Vec<&String> = names
-            .iter()
-            .filter(|name| check_name(name).is_err())
-            .collect();
-        if let Some(first) = wrong.first()
-            && let Err(error) = check_name(first)
-        {
-            let hint = match wrong.len() {
-                _ if !holes.user => String::new(),
-                1 => "; {uid} in place of {user} always gives a valid name".into(),
-                count => format!(
-                    "; {} more names that this template makes are invalid; {{uid}} in place of \
-                     {{user}} always gives a valid name",
-                    count - 1
-                ),
-            };
-            self.wrong(line, format!("{error}{hint}"));
-        } else if names.iter().any(|name| name == NONE) {
+        let name = fill(template, &Binding::sample());
+        if let Err(error) = check_name(&name) {
+            self.wrong(line, error.to_string());
+        } else if name == NONE {
             self.wrong(
                 line,
                 "invalid group name 'none': a rule with group = \"none\" exempts processes; \
                  choose another name",
             );
-        } else if let Some(name) = names.iter().find(|name| Kind::of(name) == Kind::Job) {
+        } else if Kind::of(&name) == Kind::Job {
             self.wrong(
                 line,
                 format!(
@@ -316,6 +292,7 @@ impl Compiler<'_> {
                 .any(|group| group.name.value == *template);
             let is_missing = if holes.any() {
                 let bound = self.bindings.get(template).into_iter().flatten();
+                let bound = bound.filter(|binding| !self.is_left_out(template, binding));
                 let mut names = bound.map(|binding| fill(template, binding)).peekable();
                 match names.peek() {
                     // The rule makes no group on this machine: look for its stanza instead.

@@ -1,5 +1,7 @@
 //! The users and unix groups of a machine.
 
+use super::template::Binding;
+use crate::file::GroupStanza;
 use crate::rules::Range;
 
 /// A user in the machine's user database.
@@ -67,6 +69,22 @@ impl<'a> Names<'a> {
             uid,
             gid: uid,
         }))
+    }
+
+    /// Returns whether a stanza of a single group says that the group is for this user or unix
+    /// group.
+    pub fn is_meant(&mut self, stanza: &GroupStanza, binding: &Binding) -> bool {
+        match (&binding.user, &binding.group) {
+            (Some((_, uid)), _) => stanza
+                .owner
+                .as_ref()
+                .is_some_and(|owner| self.user(&owner.value).is_some_and(|user| user.uid == *uid)),
+            (None, Some(group)) => stanza
+                .members
+                .as_ref()
+                .is_some_and(|members| members.value.strip_prefix('@') == Some(group.as_str())),
+            (None, None) => true,
+        }
     }
 
     pub fn unix_group(&self, name: &str) -> Option<UnixGroup> {

@@ -1,5 +1,7 @@
 //! Templates: names of groups with the placeholders `{user}`, `{uid}` and `{group}`.
 
+use std::fmt;
+
 /// The kinds of placeholders in a template.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub(super) struct Holes {
@@ -49,12 +51,34 @@ pub(super) struct Binding {
 }
 
 impl Binding {
+    /// Returns an example, whose names can be part of a group's name.
+    pub fn sample() -> Self {
+        Self {
+            user: Some(("x".into(), 0)),
+            group: Some("x".into()),
+        }
+    }
+
+    /// Returns whether both are for one and the same user.
+    pub fn is_for_same_user(&self, other: &Self) -> bool {
+        let uid = |binding: &Self| binding.user.as_ref().map(|(_, uid)| *uid);
+        uid(self).is_some() && uid(self) == uid(other)
+    }
+
     /// Returns the parts of the binding that these placeholders need.
     pub fn narrowed(&self, holes: Holes) -> Self {
         Self {
             user: self.user.clone().filter(|_| holes.user),
             group: self.group.clone().filter(|_| holes.group),
         }
+    }
+}
+
+impl fmt::Display for Binding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let user = self.user.as_ref().map(|(name, _)| name.as_str());
+        let names = [user, self.group.as_deref()].into_iter().flatten();
+        f.write_str(&names.collect::<Vec<_>>().join("' of '"))
     }
 }
 

@@ -8,12 +8,15 @@ use std::path::Path;
 /// carol also in `guests`.
 struct Machine;
 
-const PEOPLE: [(&str, u32, u32); 5] = [
+const PEOPLE: [(&str, u32, u32); 8] = [
     ("root", 0, 0),
     ("daemon", 1, 1),
     ("alice", 1000, 1000),
     ("bob", 1001, 100),
     ("carol", 1002, 1002),
+    ("burst", 70_003, 103),
+    ("José", 70_004, 103),
+    ("u1000", 70_005, 103),
 ];
 
 impl Accounts for Machine {
@@ -26,6 +29,7 @@ impl Accounts for Machine {
             "lab" => (100, &["alice", "carol"]),
             "guests" => (101, &["carol", "gone"]),
             "empty" => (102, &[]),
+            "odd" => (103, &["alice"]),
             _ => return None,
         };
         Some(UnixGroup {
@@ -393,4 +397,89 @@ fn a_rule_that_exempts_needs_no_group() {
     let plan = plan("[[rule]]\nuser = 'root'\ngroup = 'none'\n");
     assert_eq!(plan.rules.0[0].target, Target::Exempt);
     assert!(plan.groups.is_empty());
+}
+
+/// Returns the users for whom a rule makes groups, with the groups.
+fn each(plan: &Plan, rule: usize) -> Vec<(u32, &str)> {
+    match &plan.rules.0[rule].target {
+        Target::Each(each) => each.iter().map(|(uid, name)| (*uid, &**name)).collect(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_user_named_like_a_group_does_not_get_the_group() {
+    let shared = "[group.lab]\n[group.'lab/{user}']\n[group.'lab/burst']\nmax = '40%'\n";
+    let rules = "[[rule]]\nunix_group = 'odd'\ncgroup = '*/burst.slice/*'\ngroup = 'lab/burst'\n\
+                 [[rule]]\nunix_group = 'odd'\ngroup = 'lab/{user}'\n";
+    let below = "[group.'lab/{user}/night']\n";
+    let found = plan(&format!("{shared}{below}{rules}"));
+    let made = ["lab/alice", "lab/alice/night", "lab/burst", "lab/u1000"];
+    assert_eq!(names(&found)[1..5], made);
+    assert_eq!(
+        each(&found, 1),
+        [(1000, "lab/alice"), (70_005, "lab/u1000")]
+    );
+    let burst = group(&found, "lab/burst");
+    assert_eq!(
+        (burst.owner, burst.members),
+        (None, Members::UnixGroup(103))
+    );
+    let said: Vec<_> = found.left_out.iter().map(Mistake::to_string).collect();
+    assert_eq!(said.len(), 2, "{said:#?}");
+    assert!(said[0].contains("p.toml:2: template 'lab/{user}' makes no group for 'José', "));
+    assert!(
+        said[1].contains("makes no group for 'burst', "),
+        "{said:#?}"
+    );
+    // A stanza for the user names the user as the owner.
+    let meant = format!("{shared}owner = '70003'\n{rules}");
+    let found = plan(&meant);
+    assert!(
+        each(&found, 1).contains(&(70_003, "lab/burst")),
+        "{found:?}"
+    );
+    // A user named like a group above does not get it either.
+    let above = "[group.burst]\n[group.'{user}']\n[[rule]]\nuser = 'burst'\ngroup = '{user}'\n";
+    let found = plan(above);
+    assert_eq!((names(&found), each(&found, 0)), (vec!["burst"], vec![]));
+}
+
+#[test]
+fn all_whose_names_cannot_be_groups_are_named_and_the_rest_is_planned() {
+    let found = plan(
+        "[group.'{user}']\n[[rule]]\nuser = ['José', 'alice']\n\
+         group = '{user}'\n",
+    );
+    assert_eq!(
+        (names(&found), each(&found, 0)),
+        (vec!["alice"], vec![(1000, "alice")])
+    );
+}
+
+#[test]
+fn a_template_gives_no_group_to_two_users() {
+    // The name of one user is what another template makes of the number of another.
+    let found = plan(
+        "[group.'{user}']\n[group.'u{uid}']\n[[rule]]\nuser = ['u1000', 'bob']\ngroup = '{user}'\n\
+         [[rule]]\nuser = ['alice', 'bob']\ngroup = 'u{uid}'\n",
+    );
+    assert_eq!(names(&found), ["bob", "u1001"]);
+    assert_eq!(each(&found, 0), [(1001, "bob")]);
+    assert_eq!(each(&found, 1), [(1001, "u1001")]);
+    assert_eq!(found.left_out.len(), 2);
+}
+
+#[test]
+fn a_unix_group_named_like_a_group_gets_no_group_and_no_gpu() {
+    let text = "[group.'{group}']\n[group.guests]\n[[rule]]\nunix_group = ['guests', 'lab']\n\
+                group = '{group}'\n[[rule]]\nuser = 'bob'\ngroup = 'guests'\n";
+    let found = plan(text);
+    assert_eq!(names(&found), ["guests", "lab"]);
+    assert_eq!(each(&found, 0), []);
+    assert_eq!(found.rules.0[1].target, Target::Group("lab".into()));
+    assert_eq!(found.rules.0[2].target, Target::Group("guests".into()));
+    let meant = text.replace("[group.guests]\n", "[group.guests]\nmembers = '@guests'\n");
+    let (found, _) = compiled(&meant);
+    assert_eq!(found.rules.0[0].target, Target::Group("guests".into()));
 }

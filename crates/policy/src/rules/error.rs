@@ -149,7 +149,8 @@ impl fmt::Display for RulesError {
             Self::Unlisted { uid, rule } => write!(
                 f,
                 "rule {rule} of the administrator's policy has a group for each user, but none \
-                 for user {uid} yet: the administrator makes this group with `gpulimit apply`"
+                 for user {uid}: the administrator makes one with `gpulimit apply`, or reads there \
+                 why not"
             ),
         }
     }

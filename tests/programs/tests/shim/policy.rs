@@ -263,6 +263,50 @@ fn a_job_gets_a_group_below_the_assigned_one() {
     );
 }
 
+/// After the rules were given other groups, the groups of running programs only shrink.
+#[test]
+fn a_renamed_rule_gives_nobody_two_shares() {
+    if !may_run() {
+        return;
+    }
+    let machine = Machine::new(1);
+    machine.apply(POLICY);
+    let mut old = machine.start(ALICE, &[]);
+    old.expect(&[
+        ("start", "0 0"),
+        ("alloc a 600M", "0"),
+        ("alloc b 400M", "0"),
+    ]);
+    let renamed = POLICY
+        .replace("lab/", "team/")
+        .replace("group.lab", "group.team");
+    let kept = |said: &str| {
+        for group in ["lab", "lab/alice"] {
+            let mut lines = said.lines();
+            let line = lines.find(|line| line.starts_with(&format!("{group}: kept, ")));
+            let ends = "users: alice; its max is now its usage, so that it only shrinks";
+            assert!(line.is_some_and(|line| line.ends_with(ends)), "{said}");
+        }
+        assert!(said.contains("lab/bob: removed\n"), "{said}");
+    };
+    kept(&machine.apply(&renamed));
+    old.expect(&[("alloc c 16M", "2"), ("free b", "0"), ("alloc b 200M", "0")]);
+    let mut new = machine.start(ALICE, &[]);
+    assert_limited(&mut new);
+    new.end();
+    // The next `apply` takes what was given back in the meantime.
+    let said = machine.apply(&renamed);
+    assert!(said.contains("lab/alice: kept, "), "{said}");
+    old.expect(&[("alloc d 100M", "2"), ("free a", "0"), ("free b", "0")]);
+    old.end();
+    machine.apply(&renamed);
+    let groups = machine.world.root().groups().expect("groups");
+    assert!(
+        groups.iter().all(|group| group.name().starts_with("team")),
+        "{groups:?}"
+    );
+}
+
 /// The line of a refusal names the users who hold the memory of the full group, by id.
 #[test]
 fn a_refusal_names_the_other_users() {
@@ -513,7 +557,7 @@ fn damaged_or_foreign_rules_close_the_gpu() {
     fs::write(machine.rules(), &good).expect("written");
     // Carol joined the unix group after the policy was applied.
     fs::write(machine.world.file("group"), "lab:x:41000:alice,bob,carol\n").expect("written");
-    machine.closed(41_003, &[], "none for user 41003 yet");
+    machine.closed(41_003, &[], "none for user 41003");
     let mut alice = machine.start(ALICE, &[]);
     assert_limited(&mut alice);
 }
