@@ -84,8 +84,9 @@ fn ended_jobs_are_hidden_until_the_next_cleanup() {
         let out = place.said(&[verb]);
         assert!(out.contains("lab") && !out.contains("run-"), "{out}");
     }
-    let said = place.said(&["gc"]);
-    assert!(said.contains("removed, its job has ended"), "{said}");
+    wait_until("the group is removed", || {
+        place.said(&["gc"]).contains("removed, its job has ended")
+    });
     assert_eq!(place.root().groups().expect("listed").len(), 1);
 }
 
@@ -220,7 +221,11 @@ fn a_group_lives_as_long_as_its_process_in_any_namespace() {
         let _kept = File::open(format!("/proc/{}/ns/pid_for_children", ends.id()));
         drop(ends.stdin.take());
         ends.wait().expect("ended");
-        let said = gc();
+        let mut said = String::new();
+        wait_until("gc tells of the end, if it is told", || {
+            said += &gc();
+            said.is_empty() != is_told
+        });
         let expected = format!("{ended}: removed, its job has ended\n");
         assert_eq!(
             said,

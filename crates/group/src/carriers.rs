@@ -391,12 +391,13 @@ mod tests {
             .args(["-c", "exec 3<&0; setsid cat <&3 & echo $!"])
             .env("GPULIMIT_GROUP", "run-99-1");
         let mut shell = Running::start(shell.stdin(Stdio::piped()).stdout(Stdio::piped()));
-        let input = shell.stdin.take();
-        let mut pid = String::new();
-        let mut out = std::io::BufReader::new(shell.stdout.take().expect("piped"));
-        std::io::BufRead::read_line(&mut out, &mut pid).expect("a line");
+        let mut input = shell.stdin.take().expect("piped");
+        input.write_all(b"cat runs\n").expect("written");
+        let out = std::io::BufReader::new(shell.stdout.take().expect("piped"));
+        // The shell and `cat` print a line each, in any order.
+        let lines = std::io::BufRead::lines(out).take(2).map(Result::unwrap);
+        let orphan = lines.filter_map(|line| line.parse().ok()).last();
         shell.wait().expect("ended");
-        let orphan = pid.trim().parse().ok();
         assert_eq!(of(&[&created.group]), [orphan]);
         drop(input);
         wait_until("the orphan has ended", || of(&[&created.group]) == [None]);
