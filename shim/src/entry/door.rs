@@ -12,6 +12,7 @@ pub mod lookup;
 mod redirect;
 
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use redirect::{Object, any_object};
 
@@ -56,9 +57,27 @@ fn redirect_where(there: fn(&Library) -> bool) {
     }
 }
 
+/// The pid of the process that loaded this library; 0 before the start hook.
+static LOADED_BY: AtomicU32 = AtomicU32::new(0);
+
+/// Does [`keep_variables`] for the libraries that were loaded before this one.
+#[cfg(not(test))]
+pub fn keep_variables_at_start() {
+    LOADED_BY.store(std::process::id(), Ordering::Relaxed);
+    keep_variables();
+}
+
+/// Does [`keep_variables`] for the libraries that were loaded since the start. Not in a forked
+/// child, where the list of libraries may stay locked by a thread that the child does not have.
+fn before_driver() {
+    if std::process::id() == LOADED_BY.load(Ordering::Relaxed) {
+        keep_variables();
+    }
+}
+
 /// Binds libraries to their own variables that have the names of driver functions, such as
 /// `int (*cuInit)(unsigned)`. The dynamic linker has bound them to this library's functions.
-pub fn keep_variables() {
+fn keep_variables() {
     // Whoever keeps functions of the driver in variables keeps one of these.
     let names = [c"cuInit", c"nvmlInit_v2", c"nvmlInit"];
     let drivers: [&Hooked; 2] = [&cuda::CUDA, &nvml::NVML];

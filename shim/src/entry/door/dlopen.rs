@@ -26,7 +26,7 @@ pub fn know(real: *const c_void) {
 }
 
 /// Runs before every `dlopen` of the process: redirects the driver's symbols where `flags` has
-/// `RTLD_DEEPBIND`, and calls [`super::keep_variables`] where `path` is the driver.
+/// `RTLD_DEEPBIND`, and calls [`super::before_driver`] where `path` is the driver.
 unsafe extern "C" fn prepare(path: *const c_char, flags: c_int) {
     if REAL.load(Ordering::Relaxed) == fallback as *mut c_void {
         let found = next(c"dlopen");
@@ -41,7 +41,7 @@ unsafe extern "C" fn prepare(path: *const c_char, flags: c_int) {
     let path = (!path.is_null()).then(|| unsafe { CStr::from_ptr(path) });
     let names = |path: &CStr, name: &[u8]| path.to_bytes().windows(name.len()).any(|w| w == name);
     if path.is_some_and(|it| names(it, b"libcuda.so") || names(it, b"libnvidia-ml.so")) {
-        let _ = std::panic::catch_unwind(super::keep_variables);
+        let _ = std::panic::catch_unwind(super::before_driver);
     }
 }
 

@@ -204,7 +204,10 @@ fn a_nested_group_needs_writable_ledgers_at_every_level() {
         "{errors}"
     );
     let line = "`ReadWritePaths=-/run/gpulimit`";
-    assert!(errors.contains("Read-only") && errors.contains(line), "{errors}");
+    assert!(
+        errors.contains("Read-only") && errors.contains(line),
+        "{errors}"
+    );
     assert!(eventually(|| world.machine().used() == 0));
     let root: &Root = world.root();
     root.remove(&job).expect("removed");
