@@ -264,7 +264,7 @@ mod tests {
         let scratch = Scratch::with_history();
         let age = |number: u64, ms: u64, span_ms: u64| {
             let entry = scratch.trail_entry(number);
-            let now = super::super::now_us();
+            let now = crate::events::now_us();
             entry.time.store(now - ms * 1_000, Ordering::Relaxed);
             let repeats = Repeats { count: 5, span_ms };
             let word = repeats.word(number);
@@ -281,7 +281,7 @@ mod tests {
         scratch.record(&refusal(1));
         assert_eq!(counts(&scratch.trail(0)), [5, 5, 0], "after ten minutes");
         // The wall clock was set back.
-        let later = super::super::now_us() + 5_000_000;
+        let later = crate::events::now_us() + 5_000_000;
         let entry = scratch.trail_entry(2);
         entry.time.store(later, Ordering::Relaxed);
         scratch.record(&refusal(1));
@@ -302,7 +302,7 @@ mod tests {
         assert!(events.iter().all(|event| event.repeats == 0));
         assert_eq!(events.last().map(|last| last.event.what.bytes), Some(3));
         // Its former writer looked at the entry before, and continues now.
-        let (entry, now) = (scratch.trail_entry(0), super::super::now_us());
+        let (entry, now) = (scratch.trail_entry(0), crate::events::now_us());
         assert!(!extend(entry, 0, now));
     }
 
