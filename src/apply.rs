@@ -49,8 +49,9 @@ pub struct Args {
 const HELP: &str = "\
 Makes or changes the groups that the file names. Removes the groups that an
 earlier apply made and that the file no longer names. A group in which programs
-still run is kept, with its present usage as its max, until a later apply. Leaves alone other groups that were made by hand. Writes the rules last;
-they apply to programs that start to use a GPU from then on, whatever their
+still run is kept, with its present usage as its max, until a later apply.
+Leaves alone other groups that were made by hand. Writes the rules last; they
+apply to programs that start to use a GPU from then on, whatever their
 environment says. Rules have an effect only in /run/gpulimit.
 
 Examples:
@@ -59,8 +60,9 @@ Examples:
 
 Exit status: 0 on success, also when there was nothing to change; 1 when the
 file has mistakes, when a step failed, and when users or unix groups can have no
-group because of their names: apply names them and does the rest. If a step fails at a group of another user,
-apply continues with the other steps; else it stops there, and can be repeated.";
+group because of their names: apply names them and does the rest. If a step
+fails at a group of another user, apply continues with the other steps; else it
+stops there, and can be repeated.";
 
 /// The end of the error message for a policy file with mistakes.
 const UNCHANGED: &str = ": nothing was changed";

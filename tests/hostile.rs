@@ -32,6 +32,8 @@ mod signals;
 mod silent;
 #[path = "hostile/stuck.rs"]
 mod stuck;
+#[path = "hostile/table.rs"]
+mod table;
 #[path = "hostile/terminal.rs"]
 mod terminal;
 #[path = "hostile/trail.rs"]

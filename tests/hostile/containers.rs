@@ -13,7 +13,7 @@ fn init() -> Guarded {
 }
 
 /// Returns the hook, with the state of a container on its standard input.
-fn hook(ground: &Ground, arguments: &[&str], id: &str, pid: u32) -> Command {
+pub fn hook(ground: &Ground, arguments: &[&str], id: &str, pid: u32) -> Command {
     let bundle = ground.at("bundle");
     let state = json!({
         "ociVersion": "1.0.2",

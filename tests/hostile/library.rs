@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Compiles a library that claims to be gpulimit's, and that makes a file when it is loaded.
-fn library(ground: &Ground, path: &str) -> PathBuf {
+pub fn library(ground: &Ground, path: &str) -> PathBuf {
     let source = format!(
         "#include <fcntl.h>\n\
          const char gpulimit_version_text[] = \"{}\";\n\

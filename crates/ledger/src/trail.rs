@@ -112,9 +112,9 @@ impl TrailEvent {
 
 /// Number of attempts to take a number for an event.
 const ATTEMPTS: u32 = 16;
-/// The latest time of an event: the end of the year 9999. Any member can write any time, and readers
-/// leave out what no clock shows. Earlier times of the future are shown: the wall clock may have
-/// been wrong, and been set back.
+/// The latest time of an event: the end of the year 9999. Any member can write any time, so later
+/// ones are left out. Other times of the future are shown: the wall clock may have been wrong,
+/// and been set back.
 pub(super) const LATEST_US: u64 = 253_402_300_799_999_999;
 /// Number of entries in a page.
 const IN_PAGE: u64 = 4096 / size_of::<TrailEntry>() as u64;
