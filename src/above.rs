@@ -1,8 +1,9 @@
 //! The groups above the groups that a verb shows. All groups of a round share them.
 
+use super::budget::{Budget, Most, VERB};
 use super::figures;
 use gpulimit_base::device::DeviceId;
-use gpulimit_group::{Group, GroupError};
+use gpulimit_group::{Group, GroupError, Root};
 use gpulimit_ledger::{Ledger, child_key};
 use gpulimit_limits::{LimitSet, Limits, LimitsError};
 use std::cell::{OnceCell, RefCell};
@@ -14,23 +15,40 @@ use std::rc::Rc;
 
 /// The limits and the groups above, which the groups of one round share. With thousands of groups
 /// below one group, a round would take minutes if each group read its siblings' limits.
-#[derive(Default)]
 pub struct Shared {
+    pub budget: Budget,
     limits: Rc<Read>,
     /// The groups above the last group. The next group is often below them, too.
     above: Vec<Rc<Above>>,
     /// The slots that count no more ([`super::drained`]) of the groups that have such slots, by the
     /// paths of their ledgers.
     drained: BTreeMap<PathBuf, Vec<usize>>,
+    /// The GPUs that each root's owner has seen.
+    seen: BTreeMap<PathBuf, Vec<DeviceId>>,
+}
+
+impl Default for Shared {
+    fn default() -> Self {
+        Self::with(BTreeMap::new(), VERB)
+    }
 }
 
 impl Shared {
     /// Returns what a round shares that has read these limits already.
-    pub fn with(limits: BTreeMap<OsString, LimitSet>) -> Self {
+    pub fn with(limits: BTreeMap<OsString, LimitSet>, most: Most) -> Self {
         Self {
+            budget: Budget::new(most),
             limits: Rc::new(Read(limits.into())),
-            ..Self::default()
+            above: Vec::new(),
+            drained: BTreeMap::new(),
+            seen: BTreeMap::new(),
         }
+    }
+
+    /// Returns the GPUs that the owner of the root has seen.
+    pub fn seen(&mut self, root: &Path) -> &[DeviceId] {
+        let read = || Root::at(root).map_or(Vec::new(), |root| root.seen_gpus());
+        self.seen.entry(root.into()).or_insert_with(read)
     }
 
     /// Returns the limits of a group.

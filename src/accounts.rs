@@ -2,11 +2,19 @@
 #![allow(unsafe_code)]
 
 use gpulimit_policy::compile::{Accounts, UnixGroup, User};
+use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::fs;
 use std::mem::MaybeUninit;
 use std::ptr;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long the names of users are kept.
+const AGE: Duration = Duration::from_secs(60);
+
+/// The most users that are looked up by number in that time.
+const LOOKUPS: usize = 4_096;
 
 /// The handle to the machine's user database.
 pub struct Database;
@@ -53,9 +61,26 @@ impl Accounts for Database {
 
 /// Returns the name of a user, or the number if the user has no name.
 pub fn user_name(uid: u32) -> String {
+    known_name(uid).unwrap_or_else(|| uid.to_string())
+}
+
+/// Returns the name of a user; `None` if the database does not know the user.
+///
+/// Each number is looked up once a minute. Other users can put any number into a ledger, so only
+/// the first [`LOOKUPS`] numbers of a minute are looked up; the others count as unknown.
+pub fn known_name(uid: u32) -> Option<String> {
+    type Names = (Option<Instant>, BTreeMap<u32, Option<String>>);
+    static NAMES: Mutex<Names> = Mutex::new((None, BTreeMap::new()));
+    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    if names.0.is_none_or(|since| since.elapsed() > AGE) {
+        *names = (Some(Instant::now()), BTreeMap::new());
+    }
+    if names.1.len() >= LOOKUPS && !names.1.contains_key(&uid) {
+        return None;
+    }
     // SAFETY: `getpwuid_r` takes a number as its key, and every number is valid.
-    let found = unsafe { ask(libc::getpwuid_r, uid, user) };
-    found.map_or_else(|| uid.to_string(), |user| user.name)
+    let ask = || unsafe { ask(libc::getpwuid_r, uid, user) }.map(|user| user.name);
+    names.1.entry(uid).or_insert_with(ask).clone()
 }
 
 /// Returns a user, with the user's home directory; `None` if the database does not know the user.

@@ -152,8 +152,10 @@ impl Figures {
     pub fn read(view: &View, driver: Option<&Driver>, trends: &mut Trends<'_>) -> Self {
         let mut ids: Vec<DeviceId> = view.devices.iter().map(|device| device.id).collect();
         for (selector, _) in &view.rules.rules {
+            // A user can write any GPU into the limits of their own groups.
             if let Selector::Device(id) = selector
                 && !ids.contains(id)
+                && (view.purse.is_free() || driver.is_none_or(|driver| driver.lists_gpu(*id)))
             {
                 ids.push(*id);
             }

@@ -1,6 +1,8 @@
 //! Finds and opens groups, for all verbs.
 
 use super::above::{Above, Shared};
+use super::beliefs::Writers;
+use super::budget::{LINE, Most, Purse};
 use super::failure::Failure;
 use super::figures::{SCHEMA, uncovered};
 use super::nvml::{Driver, Gpu};
@@ -284,18 +286,24 @@ impl Selection {
         for (_, error) in failed {
             unreadable.note(&error.to_string());
         }
+        let cut = shared.budget.cut();
+        cut.iter().for_each(|(_, text)| output::note(text));
         ExitCode::from(u8::from(unreadable.end()))
     }
 
-    /// Opens the selected groups as [`Self::visit`] does, each only once. Returns the groups that
-    /// failed, with their places and the reasons.
+    /// Opens the selected groups as [`Self::visit`] does, each only once and for a server's answer.
+    /// Returns the groups that failed, with their places and the reasons, and a line for each user
+    /// whose groups were left out.
+    #[expect(clippy::type_complexity)]
     pub fn visit_once(
         &mut self,
+        most: Most,
         driver: Option<&Driver>,
         see: impl FnMut(usize, View),
-    ) -> Vec<(usize, GroupError)> {
-        let limits = std::mem::take(&mut self.limits);
-        self.visit_with(&mut Shared::with(limits), driver, see)
+    ) -> (Vec<(usize, GroupError)>, Vec<(u32, String)>) {
+        let mut shared = Shared::with(std::mem::take(&mut self.limits), most);
+        let failed = self.visit_with(&mut shared, driver, see);
+        (failed, shared.budget.cut())
     }
 
     fn visit_with(
@@ -306,10 +314,17 @@ impl Selection {
     ) -> Vec<(usize, GroupError)> {
         let mut failed = Vec::new();
         for (at, group) in self.groups.iter().enumerate() {
+            let purse = shared.budget.of(group);
+            if !purse.opens() {
+                continue;
+            }
+            let start = Instant::now();
+            purse.spend(LINE + group.name().len());
             match self.view(shared, group, driver) {
                 Ok(view) => view.into_iter().for_each(|view| see(at, view)),
                 Err(error) => failed.push((at, error)),
             }
+            purse.spend_time(start);
         }
         failed
     }
@@ -361,6 +376,8 @@ impl Unreadable {
 /// An open group, with everything that verbs show about it.
 pub struct View {
     pub group: Group,
+    /// The budget of the group's owner.
+    pub purse: Rc<Purse>,
     /// The group's name for printing.
     pub title: String,
     pub rules: LimitSet,
@@ -375,26 +392,31 @@ pub struct View {
     pub above: Vec<Rc<Above>>,
 }
 
+/// Returns whether a group keeps no history of a GPU that it has used.
+pub fn is_unrecorded(view: &View) -> bool {
+    view.ledger.as_ref().is_some_and(|ledger| {
+        let mut devices = view.devices.iter();
+        ledger.keeps_history() && devices.any(|device| !ledger.records(device.index))
+    })
+}
+
 /// Names the groups that keep no history of a GPU that they have used. Returns whether there are
 /// such groups.
-pub fn note_unrecorded(views: &[View]) -> bool {
-    let is_unrecorded = |view: &&View| {
-        view.ledger.as_ref().is_some_and(|ledger| {
-            let mut devices = view.devices.iter();
-            ledger.keeps_history() && devices.any(|device| !ledger.records(device.index))
-        })
-    };
-    let titles: Vec<&str> = (views.iter().filter(is_unrecorded))
-        .map(|view| view.title.as_str())
-        .collect();
+pub fn note_unrecorded(titles: &[String]) -> bool {
     if !titles.is_empty() {
         output::note(&format!(
             "no figures of a GPU, because its use is not recorded, in {}: `gpulimit doctor` says \
              why",
-            output::some(&titles)
+            output::some(titles)
         ));
     }
     !titles.is_empty()
+}
+
+/// Returns the titles of the groups of [`is_unrecorded`].
+pub fn unrecorded(views: &[View]) -> Vec<String> {
+    let views = views.iter().filter(|view| is_unrecorded(view));
+    views.map(|view| view.title.clone()).collect()
 }
 
 /// Names the groups whose ledger could not be read to the end, so that figures are missing. Returns
@@ -464,12 +486,24 @@ impl View {
         let processes = ProcessUsage::merged(processes);
         let above = shared.above(&group);
         shared.drained(&group, &drained);
+        let mut devices = ledger.as_ref().map(Ledger::devices).unwrap_or_default();
+        if let (Some(ledger), Some(driver), 0) = (&ledger, driver, effective_user())
+            && !devices.iter().all(|device| driver.lists_gpu(device.id))
+            && Writers::of(ledger) != Writers::Trusted
+        {
+            // A user can write any GPU into a ledger.
+            let seen = shared.seen(group.root());
+            devices.retain(|device| driver.lists_gpu(device.id) || seen.contains(&device.id));
+        }
+        let purse = shared.budget.of(&group);
+        purse.spend((devices.len() + processes.len()) * (LINE + group.name().len()));
         Self {
             above,
             group,
+            purse,
             title,
             rules,
-            devices: ledger.as_ref().map(Ledger::devices).unwrap_or_default(),
+            devices,
             processes,
             drained,
             ledger,

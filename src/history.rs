@@ -83,7 +83,7 @@ pub fn history(args: &Args) -> Result<ExitCode, Failure> {
     {
         return Err(groups::unreadable(group.ledger_path()));
     }
-    let is_told = groups::note_unrecorded(&views);
+    let is_told = groups::note_unrecorded(&groups::unrecorded(&views));
     let past = |view| Past::all(view, &devices, since, now.timestamp(), driver);
     let pasts: Vec<Past> = views.iter().flat_map(past).collect();
     let status = groups::lost(&views, status);
@@ -260,9 +260,15 @@ impl Past {
         };
         let recorded = |device: &&DeviceEntry| ledger.records(device.index);
         let asked = view.devices.iter().filter(is_asked).filter(recorded);
-        asked
-            .map(|device| Self::of(view, ledger, device, since, now, driver))
-            .collect()
+        let mut all = Vec::new();
+        for device in asked {
+            if view.purse.is_open() || all.is_empty() {
+                let one = Self::of(view, ledger, device, since, now, driver);
+                view.purse.spend(one.spans.len());
+                all.push(one);
+            }
+        }
+        all
     }
 
     fn of(

@@ -4,6 +4,8 @@
 mod above;
 mod accounts;
 mod apply;
+mod beliefs;
+mod budget;
 mod cdi;
 mod changes;
 mod check;

@@ -56,6 +56,12 @@ impl Driver {
         &self.gpus
     }
 
+    /// Returns whether NVML lists this GPU or MIG instance.
+    pub fn lists_gpu(&self, id: DeviceId) -> bool {
+        let is_it = |gpu: &Gpu| gpu.id == id || gpu.instances.iter().flatten().any(|it| *it == id);
+        self.gpus.iter().any(is_it)
+    }
+
     /// Returns every GPU or MIG instance that can have limits, with the bytes that NVML does not
     /// reserve. Instances replace their split GPU.
     pub fn capacities(&self) -> Vec<Capacity> {

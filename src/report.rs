@@ -5,6 +5,8 @@ mod saved;
 mod span;
 mod uses;
 
+use super::beliefs;
+use super::budget::LINE;
 use super::failure::Failure;
 use super::groups::{self, Selection, View};
 use super::nvml::Driver;
@@ -97,20 +99,14 @@ pub fn report(args: &Args) -> Result<ExitCode, Failure> {
     }
     let selection = Selection::of(args.group.as_deref())?;
     let driver = Driver::load().ok();
-    let (views, status) = readable(&selection, driver.as_ref())?;
-    let is_told = groups::note_unrecorded(&views);
-    let lines = |by| -> Vec<Line> {
-        let lines = views
-            .iter()
-            .flat_map(|view| Line::of(view, by, driver.as_ref()));
-        lines.collect()
-    };
     if let Some(directory) = &args.save {
-        let all = lines(By::Group).into_iter().chain(lines(By::User));
-        save::append(directory, all)?;
-        return Ok(groups::lost(&views, status));
+        return save::append(directory, &selection, driver.as_ref());
     }
-    let lines = lines(args.by);
+    let (views, status) = readable(&selection, driver.as_ref())?;
+    let is_told = groups::note_unrecorded(&groups::unrecorded(&views));
+    let lines: Vec<Line> = (views.iter())
+        .flat_map(|view| Line::of(view, args.by, driver.as_ref()))
+        .collect();
     let status = groups::lost(&views, status);
     if args.json {
         selection.print_json("uses", lines.iter().map(Line::json).collect())?;
@@ -197,7 +193,11 @@ impl Line {
         let Some(ledger) = view.ledger.as_ref().filter(keeps) else {
             return Vec::new();
         };
-        let bills = ledger.bills();
+        let bills = beliefs::bills(ledger);
+        if by == By::User {
+            let lines = bills.len();
+            view.purse.spend(lines * (LINE + view.title.len()));
+        }
         let made = made(ledger);
         let mut lines = Vec::new();
         for device in view

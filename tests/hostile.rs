@@ -12,6 +12,8 @@ mod containers;
 mod damage;
 #[path = "hostile/doctor.rs"]
 mod doctor;
+#[path = "hostile/forged.rs"]
+mod forged;
 #[path = "hostile/leases.rs"]
 mod leases;
 #[path = "hostile/library.rs"]

@@ -1,12 +1,15 @@
 //! Reads the events of groups from their ledgers: from the ring of each group, and from trails.
 
+use super::super::budget::{Budget, LINE, Purse, VERB};
 use super::super::failure::Failure;
 use super::super::groups::{self, Selection, Unreadable};
+use super::super::output;
 use super::line::Line;
 use gpulimit_group::{Kind, Root, check_name, is_within, upwards};
 use gpulimit_ledger::{Event, Ledger, TrailEvent};
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 /// The group that the caller named.
 #[derive(Clone)]
@@ -28,6 +31,10 @@ type Key = (u64, PathBuf, String, u64);
 /// The most events that are remembered as printed.
 const PRINTED: usize = 1 << 16;
 
+/// The bytes of a user's budget that an open ledger takes, and an event.
+const LEDGER: usize = 4 * LINE;
+const EVENT: usize = 8;
+
 /// The ledgers whose events are printed.
 pub struct Watch {
     scope: Option<Scope>,
@@ -35,6 +42,8 @@ pub struct Watch {
     sources: Vec<Source>,
     /// The files that could not be opened. Each is reported only once, and tried again each round.
     failed: BTreeSet<PathBuf>,
+    /// The users of whom groups were left out. Each is reported only once.
+    cut: BTreeSet<u32>,
     /// The last events that were printed. An event is mostly both in a ring and in a trail.
     printed: BTreeSet<Key>,
     /// The lines of the last round that stand for several events. The rings may give some of these
@@ -52,6 +61,7 @@ impl Watch {
             follows,
             sources: Vec::new(),
             failed: BTreeSet::new(),
+            cut: BTreeSet::new(),
             printed: BTreeSet::new(),
             several: Vec::new(),
             has_read: false,
@@ -63,12 +73,17 @@ impl Watch {
     /// sources were gone before this round, which has still read their last events.
     pub fn round(&mut self, selection: &Selection) -> Result<(Vec<Line>, Vec<bool>), Failure> {
         let gone: Vec<bool> = self.sources.iter().map(Source::is_gone).collect();
-        self.add(selection)?;
+        let mut events = Budget::new(VERB);
+        self.add(selection, &mut events)?;
         let mut lines = BTreeMap::<Key, Line>::new();
         // All rings are read before all trails. A process writes an event to the trail first, so an
         // event of a ring is in its trail by now.
         for source in &mut self.sources {
+            if !source.purse.opens() {
+                continue;
+            }
             let events = source.ring();
+            source.purse.spend(events.len() * EVENT);
             for event in events {
                 let group = source.group.clone().unwrap_or_default();
                 let line = source.line(group, event, None, selection);
@@ -76,10 +91,13 @@ impl Watch {
             }
         }
         for source in &mut self.sources {
-            for traced in source
-                .trail
-                .take(source.ledger.trail(source.trail.next), |one| one.number)
-            {
+            if !source.purse.is_open() {
+                continue;
+            }
+            let trail = source.ledger.trail(source.trail.next);
+            let trail = source.trail.take(trail, |one| one.number);
+            source.purse.spend(trail.len() * EVENT);
+            for traced in trail {
                 let Some(group) = source.place_of(&traced) else {
                     continue;
                 };
@@ -105,6 +123,7 @@ impl Watch {
                 }
             }
         }
+        self.tell_cut(&events);
         drop_included(&mut lines, &self.several);
         self.has_read = true;
         lines.retain(|key, _| !self.printed.contains(key));
@@ -132,17 +151,25 @@ impl Watch {
 
     /// Opens the selected groups that are not open yet, and the trails where the events of their
     /// jobs go.
-    fn add(&mut self, selection: &Selection) -> Result<(), Failure> {
+    fn add(&mut self, selection: &Selection, events: &mut Budget) -> Result<(), Failure> {
         let mut unreadable = Unreadable::default();
+        let mut ledgers = Budget::new(VERB);
         for group in &selection.groups {
+            let ledger = ledgers.of(group);
+            if !ledger.opens() {
+                continue;
+            }
+            ledger.spend(LEDGER);
+            let purse = events.of(group);
             let (path, name) = (group.ledger_path(), Some(group.name()));
-            if self.has(group.root().into(), name) {
+            if let Some(source) = self.find(group.root(), name) {
+                source.purse = purse;
                 continue;
             }
             match groups::readable(group) {
                 Ok(Some(ledger)) => {
                     self.failed.remove(&path);
-                    self.open(group.root().into(), name, ledger, true);
+                    self.open(group.root().into(), name, ledger, Some(purse));
                 }
                 Ok(None) if selection.named && selection.groups.first() == Some(group) => {
                     return Err(groups::unreadable(path));
@@ -159,13 +186,13 @@ impl Watch {
         }
         for root in selection.roots() {
             let path = root.path().to_owned();
-            if self.has(path.clone(), None) {
+            if self.find(&path, None).is_some() {
                 continue;
             }
             match root.trail() {
                 Ok(Some(ledger)) => {
                     self.failed.remove(&path);
-                    self.open(path, None, ledger, false);
+                    self.open(path, None, ledger, None);
                 }
                 Ok(None) => {}
                 Err(error) => {
@@ -180,30 +207,48 @@ impl Watch {
         let above = scope.iter().flat_map(|scope| upwards(&scope.name).skip(1));
         for name in above {
             let root = &selection.roots()[0];
-            if !self.has(root.path().into(), Some(name))
+            if self.find(root.path(), Some(name)).is_none()
                 && let Ok(group) = root.group(name)
                 && let Ok(ledger) = group.ledger()
             {
-                self.open(root.path().into(), Some(name), ledger, false);
+                self.open(root.path().into(), Some(name), ledger, None);
             }
         }
         self.broken |= unreadable.end();
+        self.tell_cut(&ledgers);
         Ok(())
     }
 
-    fn has(&self, root: PathBuf, group: Option<&str>) -> bool {
-        let is_it = |source: &Source| {
-            (&source.root, source.group.as_deref()) == (&root, group) && !source.is_gone()
-        };
-        self.sources.iter().any(is_it)
+    /// Reports the users of whom groups were left out.
+    fn tell_cut(&mut self, budget: &Budget) {
+        for (uid, text) in budget.cut() {
+            if self.cut.insert(uid) {
+                output::note(&text);
+            }
+        }
     }
 
-    fn open(&mut self, root: PathBuf, group: Option<&str>, ledger: Ledger, with_ring: bool) {
+    fn find(&mut self, root: &Path, group: Option<&str>) -> Option<&mut Source> {
+        let is_it = |source: &&mut Source| {
+            (&*source.root, source.group.as_deref()) == (root, group) && !source.is_gone()
+        };
+        self.sources.iter_mut().find(is_it)
+    }
+
+    /// Adds a ledger. Its ring is read if there is a purse of the group's owner.
+    fn open(
+        &mut self,
+        root: PathBuf,
+        group: Option<&str>,
+        ledger: Ledger,
+        purse: Option<Rc<Purse>>,
+    ) {
         let cursor = || Cursor::new(self.follows);
         self.sources.push(Source {
             root,
             group: group.map(str::to_owned),
-            ring: with_ring.then(cursor),
+            ring: purse.is_some().then(cursor),
+            purse: purse.unwrap_or_default(),
             trail: cursor(),
             ledger,
         });
@@ -241,6 +286,8 @@ struct Source {
     /// The group of the ledger; `None` for the trail of the root.
     group: Option<String>,
     ledger: Ledger,
+    /// The budget of the group's owner for the events of this round.
+    purse: Rc<Purse>,
     /// `None` if only the trail is read.
     ring: Option<Cursor>,
     trail: Cursor,

@@ -5,30 +5,38 @@
 //! a time is the difference of two lines.
 
 use super::saved::TIME;
-use super::{HEADS, Line};
+use super::{By, HEADS, Line};
 use crate::clock::Moment;
-use crate::csv;
 use crate::failure::{Failure, cannot};
-use crate::output;
+use crate::groups::{self, Selection, Unreadable};
+use crate::nvml::Driver;
+use crate::{csv, output};
+use gpulimit_ledger::Ledger;
 use jiff::Timestamp;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, File};
 use std::io::{self, Error, ErrorKind, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// How long to wait for the lock on the file.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Appends lines to the file of this day, with the present time. Makes the directory and the file
-/// if they are missing; a new file begins with the heads of its columns. Of lines that do not fit
-/// on the file system, none is left in the file.
+/// Appends the lines of groups and users to the file of this day, with the present time. Makes the
+/// directory and the file if they are missing; a new file begins with the heads of its columns.
+/// Writes after each group, so that the lines of thousands of groups take no memory. Of lines that
+/// do not fit on the file system, none is left in the file.
 ///
 /// Makes only the last directory of the path, and says so: a timer with a mistyped path would save
 /// where its user does not look.
-pub fn append(directory: &Path, lines: impl Iterator<Item = Line>) -> Result<(), Failure> {
+pub fn append(
+    directory: &Path,
+    selection: &Selection,
+    driver: Option<&Driver>,
+) -> Result<ExitCode, Failure> {
     let time = Moment::from(Timestamp::now()).to_string();
     let (day, _) = time.split_once('T').unwrap_or((&time, ""));
     make(directory)?;
@@ -45,17 +53,46 @@ pub fn append(directory: &Path, lines: impl Iterator<Item = Line>) -> Result<(),
     };
     let length = file.metadata().map_err(cannot("read", &path))?.len();
     let heads = (length == 0).then(|| with_time(TIME, HEADS.map(String::from)));
-    let rows = lines.map(|line| with_time(&time, line.cells()));
-    let mut text = csv::lines(heads.into_iter().chain(rows))?;
+    let mut text = csv::lines(heads)?;
     if !ends_a_line(&file, length).map_err(cannot("read", &path))? {
         text.insert(0, '\n');
     }
-    file.write_all(text.as_bytes()).map_err(|error| {
+    let mut written = file.write_all(text.as_bytes());
+    if let Some(driver) = driver {
+        let gpus = driver.capacities();
+        selection
+            .roots()
+            .iter()
+            .for_each(|root| root.note_gpus(&gpus));
+    }
+    let (mut unrecorded, mut damaged) = (Vec::new(), Unreadable::default());
+    let status = selection.visit(driver, |_, view| {
+        if written.is_ok() {
+            let lines = [By::Group, By::User].map(|by| Line::of(&view, by, driver));
+            let rows = lines.iter().flatten();
+            let text = csv::lines(rows.map(|line| with_time(&time, line.cells())));
+            written = text
+                .map_err(|failure| Error::other(failure.to_string()))
+                .and_then(|text| file.write_all(text.as_bytes()));
+        }
+        if let Some(damage) = view.ledger.as_ref().and_then(Ledger::damage) {
+            damaged.note(&damage.to_string());
+        }
+        if groups::is_unrecorded(&view) {
+            unrecorded.push(view.title);
+        }
+    });
+    written.map_err(|error| {
         if is_locked {
             // If this fails, the next report still begins a line of its own.
             let _ = file.set_len(length);
         }
         cannot("write", &path)(error)
+    })?;
+    groups::note_unrecorded(&unrecorded);
+    Ok(match damaged.end() {
+        true => ExitCode::FAILURE,
+        false => status,
     })
 }
 

@@ -73,7 +73,7 @@ pub fn report(args: &Args, since: &str) -> Result<ExitCode, Failure> {
     if until.is_none() {
         let (views, seen) = super::readable(&selection, driver)?;
         status = seen;
-        groups::note_unrecorded(&views);
+        groups::note_unrecorded(&groups::unrecorded(&views));
         views.iter().for_each(|view| span.add_view(view, driver));
     }
     let uses = span.uses();

@@ -23,7 +23,8 @@ pub struct OfGroup {
     /// The device and inode number of the ledger.
     ledger: (u64, u64),
     events: Events,
-    gpus: Vec<(DeviceId, OfGpu)>,
+    /// The GPUs that the last round has shown, or this round so far.
+    gpus: BTreeMap<DeviceId, OfGpu>,
     is_seen: bool,
 }
 
@@ -32,9 +33,11 @@ pub struct OfGpu {
     refusals: u64,
     waits: u64,
     waited_ms: u64,
-    /// The byte-seconds of each user, in the order in which the server has met the users. `None`
-    /// stands for all users that did not fit into the ledger's table.
-    users: Vec<(Option<u32>, f64)>,
+    /// The byte-seconds of each user whom the last round has shown. `None` stands for all users
+    /// whom the ledger does not tell.
+    users: BTreeMap<Option<u32>, f64>,
+    /// The highest sum of the byte-seconds of all users so far.
+    byte_seconds: f64,
     /// The milliseconds in which at least one request waited, since the server first saw the group.
     pressure_ms: u64,
     /// The time up to which waits have been added to `pressure_ms`.
@@ -48,7 +51,7 @@ impl Counters {
         let new = || OfGroup {
             ledger,
             events: Events::default(),
-            gpus: Vec::new(),
+            gpus: BTreeMap::new(),
             is_seen: true,
         };
         let kept = self.0.entry(key).or_insert_with(new);
@@ -80,22 +83,23 @@ impl OfGroup {
         }
     }
 
+    /// Forgets all GPUs but these. Members can put any GPU into a ledger.
+    pub fn keep_gpus(&mut self, gpus: &[DeviceId]) {
+        self.gpus.retain(|id, _| gpus.contains(id));
+    }
+
     /// Returns the counters of a GPU at the time `now`, in milliseconds.
     pub fn gpu(&mut self, id: DeviceId, now: u64) -> &mut OfGpu {
-        let at = self.gpus.iter().position(|(known, _)| *known == id);
-        let at = at.unwrap_or_else(|| {
-            let new = OfGpu {
-                refusals: 0,
-                waits: 0,
-                waited_ms: 0,
-                users: Vec::new(),
-                pressure_ms: 0,
-                until: now,
-            };
-            self.gpus.push((id, new));
-            self.gpus.len() - 1
-        });
-        &mut self.gpus[at].1
+        let new = || OfGpu {
+            refusals: 0,
+            waits: 0,
+            waited_ms: 0,
+            users: BTreeMap::new(),
+            byte_seconds: 0.0,
+            pressure_ms: 0,
+            until: now,
+        };
+        self.gpus.entry(id).or_insert_with(new)
     }
 }
 
@@ -107,16 +111,15 @@ impl OfGpu {
         raise(&mut self.waited_ms, waited_ms);
     }
 
-    /// Takes note of these byte-seconds of users, and returns the highest ones so far of all users.
-    /// A user's place never changes, so that the sum of all does not fall by rounding.
-    pub fn raise_users(&mut self, bills: &[(Option<u32>, f64)]) -> &[(Option<u32>, f64)] {
-        for (uid, used) in bills {
-            match self.users.iter_mut().find(|(known, _)| known == uid) {
-                Some((_, highest)) => *highest = highest.max(*used),
-                None => self.users.push((*uid, *used)),
-            }
+    /// Raises the byte-seconds of users to the highest ones so far, and returns the highest sum so
+    /// far. Forgets all other users: members can put any user into a ledger.
+    pub fn raise_users(&mut self, bills: &mut [(Option<u32>, f64)]) -> f64 {
+        for (uid, used) in &mut *bills {
+            *used = used.max(self.users.get(uid).copied().unwrap_or(0.0));
         }
-        &self.users
+        self.users = bills.iter().copied().collect();
+        self.byte_seconds = self.byte_seconds.max(self.users.values().sum());
+        self.byte_seconds
     }
 
     /// Adds the waits since the last round. Returns the milliseconds so far in which at least one
@@ -154,21 +157,35 @@ mod tests {
             let gpu = kept.gpu(GPU, NOW);
             let [mut refusals, mut waits, mut waited] = [figure, figure + 1, figure + 2];
             gpu.raise(&mut refusals, &mut waits, &mut waited);
-            let users = gpu.raise_users(users).to_vec();
+            let mut users = users.to_vec();
+            let sum = gpu.raise_users(&mut users);
+            assert_eq!(gpu.users.len(), users.len(), "no other user is kept");
             counters.end_round();
-            ([events[0], refusals, waits, waited], users)
+            ([events[0], refusals, waits, waited], users, sum)
         };
         let (alice, others) = (Some(1_000), None);
         let first = figures(5, 9, &[(alice, 2.5)]);
-        assert_eq!(first, ([9, 9, 10, 11], vec![(alice, 2.5)]));
-        let (less, more) = ([(others, 1.0), (alice, 2.0)], [(alice, 3.0)]);
-        let second = figures(5, 8, &less);
-        assert_eq!(second.0, [9, 9, 10, 11]);
-        assert_eq!(second.1, [(alice, 2.5), (others, 1.0)]);
-        assert_eq!(figures(5, 20, &more).1, [(alice, 3.0), (others, 1.0)]);
-        assert_eq!(figures(5, 20, &[]).1, [(alice, 3.0), (others, 1.0)]);
+        assert_eq!(first, ([9, 9, 10, 11], vec![(alice, 2.5)], 2.5));
+        let second = figures(5, 8, &[(others, 1.0), (alice, 2.0)]);
+        let both = vec![(others, 1.0), (alice, 2.5)];
+        assert_eq!(second, ([9, 9, 10, 11], both, 3.5));
+        let third = figures(5, 20, &[(alice, 3.0)]);
+        assert_eq!((third.1, third.2), (vec![(alice, 3.0)], 3.5));
+        assert_eq!(figures(5, 20, &[]).2, 3.5);
         let anew = figures(6, 1, &[(others, 0.5)]);
-        assert_eq!(anew, ([1, 1, 2, 3], vec![(others, 0.5)]));
+        assert_eq!(anew, ([1, 1, 2, 3], vec![(others, 0.5)], 0.5));
+    }
+
+    #[test]
+    fn gpus_that_are_not_shown_are_forgotten() {
+        let mut counters = Counters::default();
+        let kept = counters.of(Path::new("/root"), "lab", (1, 2));
+        for number in 0..200 {
+            let id = DeviceId::gpu([number; 16]);
+            kept.keep_gpus(&[id]);
+            kept.gpu(id, NOW);
+        }
+        assert_eq!(kept.gpus.len(), 1);
     }
 
     #[test]

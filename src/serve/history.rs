@@ -3,6 +3,7 @@
 use super::query;
 use super::reading::Public;
 use super::worker::Sources;
+use crate::budget::SCRAPE;
 use crate::figures::SCHEMA;
 use crate::groups::{Selection, View};
 use crate::{gpu, history, since};
@@ -70,7 +71,7 @@ pub fn json(sources: &mut Sources, asked: &str) -> Result<Value, Trouble> {
         }
     }
     let (mut histories, mut periods) = (Vec::new(), 0);
-    selection.visit_once(driver, |_, view: View| {
+    selection.visit_once(SCRAPE, driver, |_, view: View| {
         if periods <= MOST_PERIODS {
             for one in history::json(&view, &[device], since, &now, driver) {
                 periods += one["periods"].as_array().map_or(0, Vec::len);

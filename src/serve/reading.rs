@@ -4,7 +4,7 @@ use super::Scope;
 use super::counters::{Counters, Events};
 use super::pressure::{WINDOWS, Waits};
 use super::trends::Kept;
-use crate::accounts;
+use crate::budget::{LINE, SCRAPE};
 use crate::clock::Moment;
 use crate::failure::Failure;
 use crate::figures::{Figures, Gpu};
@@ -14,6 +14,7 @@ use crate::output;
 use crate::processes::{Commands, Process, processes_with};
 use crate::snapshot::{self, GpuMemory, Reader};
 use crate::waiting::Waiters;
+use crate::{accounts, beliefs};
 use gpulimit_base::device::DeviceId;
 use gpulimit_group::pod::Pod;
 use gpulimit_group::{Kind, Root};
@@ -81,7 +82,8 @@ pub struct Memory {
     counters: Counters,
     /// The messages about groups that cannot be read. Each is printed once.
     told: BTreeSet<String>,
-    users: Users,
+    /// The users of whom groups were left out.
+    cut: BTreeSet<u32>,
 }
 
 /// The most messages that are remembered.
@@ -96,7 +98,7 @@ impl Default for Memory {
             trends: Kept::default(),
             counters: Counters::default(),
             told: BTreeSet::new(),
-            users: Users::default(),
+            cut: BTreeSet::new(),
         }
     }
 }
@@ -109,24 +111,14 @@ impl Memory {
             self.told.insert(text);
         }
     }
-}
 
-/// The names of users, for a minute.
-#[derive(Default)]
-struct Users {
-    names: BTreeMap<u32, String>,
-    since: Option<std::time::Instant>,
-}
-
-impl Users {
-    fn name(&mut self, uid: u32) -> String {
-        const AGE: Duration = Duration::from_secs(60);
-        if self.since.is_none_or(|since| since.elapsed() > AGE) {
-            self.names.clear();
-            self.since = Some(std::time::Instant::now());
+    /// Prints the lines about users whose groups were left out, once for each user.
+    fn tell_cut(&mut self, cut: Vec<(u32, String)>) {
+        for (uid, text) in cut {
+            if self.cut.len() < MOST_TOLD && self.cut.insert(uid) {
+                output::note(&text);
+            }
         }
-        let name = self.names.entry(uid);
-        name.or_insert_with(|| accounts::user_name(uid)).clone()
     }
 }
 
@@ -144,10 +136,15 @@ impl Reading {
         }
         let mut reader = Reader::default();
         let mut more = Vec::new();
-        let failed = selection.visit_once(driver, |at, view| {
+        let (failed, cut) = selection.visit_once(SCRAPE, driver, |at, view| {
             let mut trend = |view: &_, device: &_, usage| memory.trends.trend(view, device, usage);
             let figures = Figures::read(&view, driver, &mut trend);
-            more.push((at, OfGroup::of(&view, &figures)));
+            let of_group = OfGroup::of(&view, &figures);
+            let bills = of_group.bills.iter().map(Vec::len).sum::<usize>();
+            // Each listed GPU gets counters, also one without figures.
+            let lines = bills + driver.map_or(0, |driver| driver.gpus().len());
+            view.purse.spend(lines * (LINE + view.title.len()));
+            more.push((at, of_group));
             reader.add(at, view, figures, driver);
         });
         for (at, error) in failed {
@@ -155,6 +152,7 @@ impl Reading {
             memory.counters.keep(group.root(), group.name());
             memory.tell(error.to_string());
         }
+        memory.tell_cut(cut);
         more.sort_by_key(|(at, _)| *at);
         let round = reader.end(driver);
         let gpus = snapshot::gpus(&round.groups, true, driver);
@@ -229,7 +227,7 @@ struct OfGroup {
 impl OfGroup {
     fn of(view: &View, figures: &Figures) -> Self {
         let ledger = view.ledger.as_ref();
-        let all_bills = ledger.map(Ledger::bills).unwrap_or_default();
+        let all_bills = ledger.map(beliefs::bills).unwrap_or_default();
         let (mut more, mut bills) = (Vec::new(), Vec::new());
         for gpu in &figures.gpus {
             let (Some(entry), Some(ledger)) = (
@@ -306,7 +304,10 @@ impl OfGroup {
         if let Some(events) = &mut self.events {
             kept.raise_events(events);
         }
-        for ((gpu, more), bills) in figures.gpus.iter_mut().zip(&mut self.more).zip(&self.bills) {
+        let shown: Vec<DeviceId> = figures.gpus.iter().map(|gpu| gpu.id).collect();
+        kept.keep_gpus(&shown);
+        let of_gpus = figures.gpus.iter_mut().zip(&mut self.more);
+        for ((gpu, more), bills) in of_gpus.zip(&mut self.bills) {
             let kept = kept.gpu(gpu.id, now);
             if let (Some(refusals), Some(waits), Some(waited_ms)) =
                 (&mut gpu.refusals, &mut gpu.waits, &mut gpu.waited_ms)
@@ -314,11 +315,10 @@ impl OfGroup {
                 kept.raise(refusals, waits, waited_ms);
             }
             more.waited = kept.add_waits(&mut more.waits, now);
-            let bills = kept.raise_users(bills);
-            more.byte_seconds = bills.iter().map(|(_, used)| used).sum();
-            for (uid, used) in bills {
+            more.byte_seconds = kept.raise_users(bills);
+            for (uid, used) in &*bills {
                 let name = match uid {
-                    Some(uid) => memory.users.name(*uid),
+                    Some(uid) => accounts::user_name(*uid),
                     None => "(others)".into(),
                 };
                 match more.users.iter_mut().find(|(known, _)| *known == name) {

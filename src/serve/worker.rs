@@ -3,9 +3,11 @@
 use super::Scope;
 use super::exposition::Page;
 use super::reading::{Memory, Reading};
+use crate::env;
 use crate::events::Watch;
 use crate::failure::Failure;
 use crate::nvml::Driver;
+use gpulimit_group::Root;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -100,6 +102,13 @@ fn work(sources: &mut Sources, jobs: &Receiver<Job>) {
     }
 }
 
+/// Notes the GPUs that NVML lists, so that they are known when NVML has lost them.
+fn note_gpus(driver: &Driver) {
+    let gpus = driver.capacities();
+    let roots = Root::locate_all(&env).unwrap_or_default();
+    roots.iter().for_each(|root| root.note_gpus(&gpus));
+}
+
 /// What answers are made of.
 pub struct Sources {
     pub scope: Scope,
@@ -119,7 +128,7 @@ impl Sources {
             scope,
             watch: None,
             memory: Memory::default(),
-            driver: Driver::load().ok(),
+            driver: Driver::load().ok().inspect(note_gpus),
             driver_since: Instant::now(),
             reading: None,
             pages: VecDeque::new(),
@@ -162,7 +171,7 @@ impl Sources {
         if self.driver_since.elapsed() >= GPUS_EVERY {
             // NVML notices a lost GPU only if the old handle is closed first.
             self.driver = None;
-            self.driver = Driver::load().ok();
+            self.driver = Driver::load().ok().inspect(note_gpus);
             self.driver_since = Instant::now();
         }
         self.driver.as_ref()

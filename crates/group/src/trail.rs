@@ -49,6 +49,28 @@ impl Root {
         open(&self.path, false)
     }
 
+    /// Returns the GPUs that processes of the root's owner have seen: those of its trail.
+    pub fn seen_gpus(&self) -> Vec<DeviceId> {
+        let trail = self.trail().ok().flatten();
+        let devices = trail.map_or(Vec::new(), |trail| trail.devices());
+        devices.into_iter().map(|device| device.id).collect()
+    }
+
+    /// Notes GPUs in the root's trail, which is made if it is missing. Does nothing in a root of
+    /// another user. Errors are ignored: only GPUs that NVML has lost are then unknown.
+    pub fn note_gpus(&self, gpus: &[(DeviceId, Option<u64>)]) {
+        let owner = fs::symlink_metadata(&self.path).map(|about| about.uid());
+        if !owner.is_ok_and(|owner| owner == user::effective()) {
+            return;
+        }
+        let _ = Ledger::create_with_history(&self.path.join(TRAIL), 0o600);
+        if let Ok(Some(trail)) = open(&self.path, true) {
+            for (id, capacity) in gpus {
+                let _ = trail.device(*id, capacity.unwrap_or(0));
+            }
+        }
+    }
+
     /// Returns whether a file in the root is a draft of the trail, which a killed process left.
     pub(super) fn is_draft_of_trail(directory: &Directory, name: &str) -> bool {
         contents::is_draft_of(TRAIL, directory, name)
