@@ -10,7 +10,7 @@ mod repeats;
 pub(super) use repeats::Recent;
 
 use super::atomic::{AtomicU64, Ordering, Word};
-use super::events::{now_us, pack, unpack};
+use super::events::{pack, unpack};
 use super::layout::{self, HOLDERS, Holder, TRAIL, TrailEntry, load_bytes, store_bytes};
 use super::{DeviceIndex, Event, Happening, Ledger, charge, os, stamp};
 use gpulimit_base::identity::Identity;
