@@ -112,7 +112,8 @@ impl Known {
                 format!("GROUP/{}", last.unwrap_or_default())
             }
         };
-        if is_directory && !pattern.ends_with('/') && !(pattern.is_empty() && !view.is_empty()) {
+        let has_name = view.is_empty() || !pattern.is_empty();
+        if is_directory && has_name && !pattern.ends_with('/') {
             pattern.push('/');
         }
         let pattern = view + &pattern;
