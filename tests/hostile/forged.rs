@@ -3,7 +3,6 @@
 //!
 //! `GPULIMIT_FORGED_GROUPS` sets the number of groups.
 
-use crate::damage::SLOTS;
 use crate::{ALICE, text};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::Size;
@@ -22,7 +21,7 @@ const GPUS: usize = 8;
 /// An honest user.
 const BOB: u32 = 40_002;
 /// The offset of a ledger's bills, the bytes of one, and their number.
-const BILLS: u64 = SLOTS + (32 << 20);
+const BILLS: u64 = (16 << 10) + (2 << 20) + (32 << 20);
 const BILL: usize = 264;
 const MOST_BILLS: usize = 247;
 
