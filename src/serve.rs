@@ -47,9 +47,9 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 
-    /// Expect the token at a port that any user can take. Whoever listens there when the server does
-    /// not gets the token of the next client. Safe where no other user shares the network, as in a
-    /// pod
+    /// Expect the token at a port that any user can take. When the server is down, a user who
+    /// listens there gets the token of the next client. Safe where no other user shares the
+    /// network, as in a pod
     #[arg(long, requires = "token_file")]
     unprotected_port: bool,
 

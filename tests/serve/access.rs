@@ -3,7 +3,7 @@
 use super::client::{Answer, Place};
 use super::rig::{GIB, Rig, Server, refuse};
 use gpulimit_base::units::Size;
-use gpulimit_support::{is_root, skip, wait_until};
+use gpulimit_support::{finish, is_root, skip, wait_until};
 use std::fs::{self, Permissions};
 use std::net::{Ipv6Addr, TcpListener};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -325,8 +325,7 @@ fn a_token_needs_a_port_that_no_other_user_can_take() {
     fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
     let token = ["--token-file", file.to_str().unwrap()];
     let listen = ["serve", "--listen", "127.0.0.1:0"];
-    let output = rig.gpulimit(&[&listen[..], &token].concat()).output();
-    let output = output.expect("started");
+    let output = finish(&mut rig.gpulimit(&[&listen[..], &token].concat()));
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{text}");
     for way in ["gpulimit-serve.socket", "--unprotected-port"] {
@@ -363,10 +362,8 @@ fn both_addresses_of_localhost_are_taken() {
     let port = first.port();
     let taken = TcpListener::bind(("::1", port)).expect("free");
     for address in [format!("127.0.0.1:{port}"), format!("localhost:{port}")] {
-        let output = rig
-            .gpulimit(&["serve", "--public", "--listen", &address])
-            .output();
-        let text = String::from_utf8(output.expect("started").stderr).unwrap();
+        let output = finish(&mut rig.gpulimit(&["serve", "--public", "--listen", &address]));
+        let text = String::from_utf8(output.stderr).unwrap();
         assert!(
             text.contains(&format!("cannot listen at [::1]:{port}")),
             "{text}"
