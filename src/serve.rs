@@ -13,6 +13,8 @@ mod exposition;
 mod history;
 mod listen;
 mod metrics;
+mod peer;
+mod places;
 mod pressure;
 mod query;
 mod reading;
@@ -45,6 +47,12 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 
+    /// Expect the token at a port that any user can take. When the server is down, a user who
+    /// listens there gets the token of the next client. Safe where no other user shares the
+    /// network, as in a pod
+    #[arg(long, requires = "token_file")]
+    unprotected_port: bool,
+
     /// Show everybody the totals of GPUs and groups, without users, processes and commands
     #[arg(long, conflicts_with_all = ["token_file", "processes"])]
     public: bool,
@@ -64,7 +72,8 @@ The server only reads. It shows what you may see, so by default only you can
 connect: it listens at $XDG_RUNTIME_DIR/gpulimit.sock, or for root at
 /run/gpulimit.sock. A TCP port is open to every user of the machine, so it needs
 --token-file or --public. Clients send `Authorization: Bearer TOKEN`; a browser
-opens /?token=TOKEN once.
+opens /?token=TOKEN once. The port of a token must be one that other users cannot
+take when the server ends: from systemd (gpulimit-serve.socket), or below 1024.
 
 The server does not listen beyond this machine. Put a reverse proxy in front of
 it, or forward its port: `ssh -L 13900:127.0.0.1:13900 HOST`.
@@ -73,7 +82,7 @@ Examples:
   gpulimit serve
   curl --unix-socket $XDG_RUNTIME_DIR/gpulimit.sock http://localhost/metrics
   (umask 077; head -c 24 /dev/urandom | base64 > token)
-  gpulimit serve --listen 127.0.0.1:13900 --token-file token
+  gpulimit serve --listen 127.0.0.1:900 --token-file token
   gpulimit serve --listen 127.0.0.1:13900 --public";
 
 /// What the server shows.
@@ -102,6 +111,14 @@ pub fn serve(args: Args) -> Result<ExitCode, Failure> {
                  show only totals"
             }
         }));
+    }
+    if token.is_some() && listener.can_be_taken() && !args.unprotected_port {
+        return Err(Failure::usage(
+            "any user can listen at this port when the server does not, and gets the token of the \
+             next client: let systemd open the port (ListenStream= in gpulimit-serve.socket), use \
+             one below net.ipv4.ip_unprivileged_port_start, or take the risk with \
+             --unprotected-port",
+        ));
     }
     let access = Access {
         token,

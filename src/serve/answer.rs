@@ -36,10 +36,15 @@ pub fn error(status: StatusCode, text: &str) -> Answer {
     if let Some((name, value)) = extra {
         headers.insert(name, HeaderValue::from_static(value));
     }
-    // The server does not read the body of a request, which may follow a refused head.
+    // The server does not read the body of a request, which may follow a refused head. A client
+    // without the token keeps no connection.
     if matches!(
         status,
-        StatusCode::BAD_REQUEST | StatusCode::METHOD_NOT_ALLOWED | StatusCode::FORBIDDEN
+        StatusCode::BAD_REQUEST
+            | StatusCode::UNAUTHORIZED
+            | StatusCode::FORBIDDEN
+            | StatusCode::METHOD_NOT_ALLOWED
+            | StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE
     ) {
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }

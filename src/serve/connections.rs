@@ -3,6 +3,8 @@
 use super::Scope;
 use super::access::Access;
 use super::listen::{Listener, SocketFile};
+use super::peer::Peer;
+use super::places::{Lost, Place, Places};
 use super::routes::Site;
 use super::streams::{self, Streams};
 use super::worker::Worker;
@@ -23,11 +25,8 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::Semaphore;
 use tokio_io_timeout::TimeoutStream;
 
-/// The most connections at a time. More of them wait until the kernel's queue is full.
-const CONNECTIONS: usize = 64;
 /// The longest head of a request in bytes that is read. A longer one gets 431 without a reason.
 const HEAD: usize = 64 << 10;
 /// The pause after a connection could not be accepted, for instance for want of descriptors.
@@ -63,7 +62,7 @@ pub fn run(listener: Listener, name: &str, access: Access, scope: Scope) -> Resu
             signal(SignalKind::interrupt())?,
         );
         // The file is removed at the end of this block.
-        let (sockets, _file) = Sockets::of(listener)?;
+        let (sockets, _file) = Socket::of(listener)?;
         let streams = Arc::new(Streams::default());
         let news = tokio::spawn(streams::run(Arc::clone(&streams), Arc::clone(&worker)));
         let site = Arc::new(Site {
@@ -72,9 +71,12 @@ pub fn run(listener: Listener, name: &str, access: Access, scope: Scope) -> Resu
             worker,
             streams,
         });
+        let places = Arc::new(Places::default());
+        for socket in sockets {
+            tokio::spawn(accept(socket, Arc::clone(&site), Arc::clone(&places)));
+        }
         output::note(&format!("serves at {name}"));
         tokio::select! {
-            () = accept(&sockets, &site) => {}
             _ = term.recv() => {}
             _ = int.recv() => {}
             // Without news for its streams the server is of no use; a supervisor starts it anew.
@@ -88,7 +90,7 @@ pub fn run(listener: Listener, name: &str, access: Access, scope: Scope) -> Resu
 }
 
 /// A listening socket in the runtime.
-enum Sockets {
+enum Socket {
     Unix(UnixListener),
     Tcp(TcpListener),
 }
@@ -96,37 +98,49 @@ enum Sockets {
 pub trait Stream: AsyncRead + AsyncWrite + Send {}
 impl<T: AsyncRead + AsyncWrite + Send> Stream for T {}
 
-impl Sockets {
-    fn of(listener: Listener) -> io::Result<(Self, Option<SocketFile>)> {
+impl Socket {
+    fn of(listener: Listener) -> io::Result<(Vec<Self>, Option<SocketFile>)> {
         Ok(match listener {
-            Listener::Unix(listener, file) => (Self::Unix(UnixListener::from_std(listener)?), file),
-            Listener::Tcp(listener, _) => (Self::Tcp(TcpListener::from_std(listener)?), None),
+            Listener::Unix(listener, file) => {
+                (vec![Self::Unix(UnixListener::from_std(listener)?)], file)
+            }
+            Listener::Tcp { sockets, .. } => {
+                let tcp = |socket| TcpListener::from_std(socket).map(Self::Tcp);
+                (
+                    sockets.into_iter().map(tcp).collect::<io::Result<_>>()?,
+                    None,
+                )
+            }
         })
     }
 
-    async fn accept(&self) -> io::Result<Box<dyn Stream>> {
-        Ok(match self {
-            Self::Unix(listener) => Box::new(listener.accept().await?.0),
-            Self::Tcp(listener) => Box::new(listener.accept().await?.0),
-        })
+    async fn accept(&self) -> io::Result<(Box<dyn Stream>, Peer)> {
+        match self {
+            Self::Unix(listener) => {
+                let stream = listener.accept().await?.0;
+                let user = stream.peer_cred().ok().map(|peer| peer.uid());
+                Ok((Box::new(stream), Peer(user)))
+            }
+            Self::Tcp(listener) => {
+                let (stream, client) = listener.accept().await?;
+                let peer = Peer::of_tcp(client, stream.local_addr()?);
+                Ok((Box::new(stream), peer))
+            }
+        }
     }
 }
 
-async fn accept(sockets: &Sockets, site: &Arc<Site>) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
+async fn accept(socket: Socket, site: Arc<Site>, places: Arc<Places>) {
     loop {
-        // The semaphore is never closed.
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else {
-            return;
-        };
-        let Ok(stream) = sockets.accept().await else {
+        let Ok((stream, peer)) = socket.accept().await else {
             tokio::time::sleep(PAUSE).await;
             continue;
         };
-        let site = Arc::clone(site);
+        let (site, places) = (Arc::clone(&site), Arc::clone(&places));
         tokio::spawn(async move {
-            connection(Box::into_pin(stream), site).await;
-            drop(place);
+            if let Some((place, lost)) = places.wait(peer).await {
+                connection(Box::into_pin(stream), site, place, lost).await;
+            }
         });
     }
 }
@@ -142,14 +156,15 @@ fn write_time() -> Duration {
     patience::of("GPULIMIT_DEBUG_WRITE_MS", Duration::from_secs(20))
 }
 
-pub async fn connection(stream: Pin<Box<dyn Stream>>, site: Arc<Site>) {
+pub async fn connection(stream: Pin<Box<dyn Stream>>, site: Arc<Site>, place: Place, lost: Lost) {
+    let place = Arc::new(place);
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(write_time()));
     let service = service_fn(move |request: Request<Incoming>| {
-        let site = Arc::clone(&site);
+        let (site, place) = (Arc::clone(&site), Arc::clone(&place));
         async move {
             let (head, _) = request.into_parts();
-            Ok::<_, Infallible>(site.answer(head).await)
+            Ok::<_, Infallible>(site.answer(head, &place).await)
         }
     });
     let served = http1::Builder::new()
@@ -161,5 +176,8 @@ pub async fn connection(stream: Pin<Box<dyn Stream>>, site: Arc<Site>) {
         .half_close(true)
         .serve_connection(TokioIo::new(Box::pin(stream)), service);
     // Nothing is to be said about clients that break the rules or go away.
-    let _ = served.await;
+    tokio::select! {
+        _ = served => {}
+        _ = lost => {}
+    }
 }

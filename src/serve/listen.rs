@@ -9,7 +9,7 @@ use rustix::net::sockopt::socket_acceptconn;
 use rustix::process::umask;
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -59,7 +59,12 @@ impl FromStr for Address {
 /// An open socket that accepts connections.
 pub enum Listener {
     Unix(UnixListener, Option<SocketFile>),
-    Tcp(TcpListener, u16),
+    Tcp {
+        sockets: Vec<TcpListener>,
+        port: u16,
+        /// Whether systemd has opened the port, and keeps it when the server ends.
+        is_kept: bool,
+    },
 }
 
 impl Listener {
@@ -67,7 +72,7 @@ impl Listener {
     /// file, and to a socket from systemd with the mode 0666, which is systemd's default.
     pub fn is_for_everybody(&self) -> bool {
         match self {
-            Self::Tcp(..) => true,
+            Self::Tcp { .. } => true,
             Self::Unix(_, Some(_)) => false,
             Self::Unix(listener, None) => {
                 let address = listener.local_addr().ok();
@@ -82,8 +87,20 @@ impl Listener {
     pub fn port(&self) -> Option<u16> {
         match self {
             Self::Unix(..) => None,
-            Self::Tcp(_, port) => Some(*port),
+            Self::Tcp { port, .. } => Some(*port),
         }
+    }
+
+    /// Returns whether another user can listen here when the server does not, and gets the tokens
+    /// of clients then.
+    pub fn can_be_taken(&self) -> bool {
+        let Self::Tcp { port, is_kept, .. } = self else {
+            return false;
+        };
+        // Ports of IPv6 follow the same rule.
+        let start = fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start");
+        let start = start.ok().and_then(|start| start.trim().parse().ok());
+        !is_kept && start.is_none_or(|start: u32| u32::from(*port) >= start)
     }
 }
 
@@ -118,8 +135,7 @@ pub fn listen(address: Option<&Address>) -> Result<(Listener, String), Failure> 
         ));
     }
     let (listener, name) = match address {
-        Some(Address::Tcp(address)) => tcp(TcpListener::bind(address)
-            .map_err(|error| Failure::new(format_args!("cannot listen at {address}: {error}")))?)?,
+        Some(Address::Tcp(address)) => tcp(bind(*address)?, false)?,
         Some(Address::Unix(path)) => unix(path)?,
         None => match passed {
             Some(listener) => listener,
@@ -128,52 +144,93 @@ pub fn listen(address: Option<&Address>) -> Result<(Listener, String), Failure> 
     };
     let nonblocking = match &listener {
         Listener::Unix(listener, _) => listener.set_nonblocking(true),
-        Listener::Tcp(listener, _) => listener.set_nonblocking(true),
+        Listener::Tcp { sockets, .. } => {
+            (sockets.iter()).try_for_each(|socket| socket.set_nonblocking(true))
+        }
     };
     nonblocking.map_err(|error| Failure::new(format_args!("cannot use the socket: {error}")))?;
     Ok((listener, name))
 }
 
-fn tcp(listener: TcpListener) -> Result<(Listener, String), Failure> {
-    let address = listener
-        .local_addr()
-        .map_err(|error| Failure::new(format_args!("cannot use the socket: {error}")))?;
-    if !address.ip().is_loopback() {
+/// Listens at an address. `localhost` is 127.0.0.1 and, where the machine has it, ::1: with one of
+/// them the server takes the other, too, before another user does.
+fn bind(address: SocketAddr) -> Result<Vec<TcpListener>, Failure> {
+    let failed =
+        |at: SocketAddr| move |error| Failure::new(format_args!("cannot listen at {at}: {error}"));
+    let socket = TcpListener::bind(address).map_err(failed(address))?;
+    let port = socket.local_addr().map_err(failed(address))?.port();
+    let other = match address.ip() {
+        IpAddr::V4(Ipv4Addr::LOCALHOST) => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        IpAddr::V6(Ipv6Addr::LOCALHOST) => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        _ => return Ok(vec![socket]),
+    };
+    let other = SocketAddr::new(other, port);
+    match TcpListener::bind(other) {
+        Ok(second) => Ok(vec![socket, second]),
+        // The system has chosen a port that is free at one address only.
+        Err(error) if error.kind() == ErrorKind::AddrInUse && address.port() == 0 => bind(address),
+        Err(error)
+            if error.kind() == ErrorKind::AddrNotAvailable
+                || error.raw_os_error() == Some(libc::EAFNOSUPPORT) =>
+        {
+            Ok(vec![socket])
+        }
+        Err(error) => Err(failed(other)(error)),
+    }
+}
+
+fn tcp(sockets: Vec<TcpListener>, is_kept: bool) -> Result<(Listener, String), Failure> {
+    let addresses: io::Result<Vec<_>> = sockets.iter().map(TcpListener::local_addr).collect();
+    let addresses =
+        addresses.map_err(|error| Failure::new(format_args!("cannot use the socket: {error}")))?;
+    if let Some(far) = addresses.iter().find(|address| !address.ip().is_loopback()) {
         return Err(Failure::new(format_args!(
-            "the socket from systemd listens at {address}, beyond this machine: use an address \
-             such as ListenStream=127.0.0.1:13900"
+            "the socket from systemd listens at {far}, beyond this machine: use an address such as \
+             ListenStream=127.0.0.1:13900"
         )));
     }
-    Ok((
-        Listener::Tcp(listener, address.port()),
-        format!("http://{address}/"),
+    let (first, port) = (addresses[0], addresses[0].port());
+    if addresses.iter().any(|address| address.port() != port) {
+        return Err(too_many(addresses.len()));
+    }
+    let listener = Listener::Tcp {
+        sockets,
+        port,
+        is_kept,
+    };
+    Ok((listener, format!("http://{first}/")))
+}
+
+fn too_many(number: usize) -> Failure {
+    Failure::new(format_args!(
+        "systemd passed {number} sockets: use one ListenStream= in the socket unit, or one for \
+         127.0.0.1 and one for [::1] with the same port"
     ))
 }
 
-/// Returns the socket that systemd passed to this process, if any.
+/// Returns the socket that systemd passed to this process, if any, or the two of `localhost`.
 fn passed() -> Result<Option<(Listener, String)>, Failure> {
     let mut sockets = listenfd::ListenFd::from_env();
-    if sockets.len() == 0 {
+    let number = sockets.len();
+    if number == 0 {
         return Ok(None);
-    }
-    if sockets.len() > 1 {
-        return Err(Failure::new(format_args!(
-            "systemd passed {} sockets: use one ListenStream= in the socket unit",
-            sockets.len()
-        )));
     }
     if let Ok(Some(listener)) = sockets.take_unix_listener(0)
         && socket_acceptconn(&listener).unwrap_or(false)
     {
+        if number > 1 {
+            return Err(too_many(number));
+        }
         let name = "the socket from systemd".to_owned();
         return Ok(Some((Listener::Unix(listener, None), name)));
     }
-    match sockets.take_tcp_listener(0) {
-        // With `Accept=yes`, systemd passes a connection.
-        Ok(Some(listener)) if socket_acceptconn(&listener).unwrap_or(false) => {
-            tcp(listener).map(Some)
-        }
-        _ => Err(Failure::new(
+    // With `Accept=yes`, systemd passes a connection.
+    let listens = |socket: &TcpListener| socket_acceptconn(socket).unwrap_or(false);
+    let take = |at| sockets.take_tcp_listener(at).ok().flatten().filter(listens);
+    let listeners: Option<Vec<_>> = (0..number).map(take).collect();
+    match listeners {
+        Some(listeners) => tcp(listeners, true).map(Some),
+        None => Err(Failure::new(
             "the socket from systemd is not a listening stream socket: use ListenStream= in the \
              socket unit",
         )),

@@ -7,6 +7,7 @@ use super::assets;
 use super::body::Content;
 use super::exposition::{Format, Text};
 use super::history::Trouble;
+use super::places::Place;
 use super::state::State;
 use super::streams::Streams;
 use super::worker::{Sources, Unanswered, Worker};
@@ -28,11 +29,19 @@ pub struct Site {
 
 impl Site {
     /// Answers a request.
-    pub async fn answer(&self, head: Parts) -> Answer {
-        match self.access.admit(&head) {
-            Ok(Admitted::Yes) => {}
-            Ok(Admitted::ByAddress) => return self.with_cookie(),
+    pub async fn answer(&self, head: Parts, place: &Place) -> Answer {
+        let admitted = match self.access.admit(&head) {
+            Ok(admitted) => admitted,
             Err(Refusal(status, text)) => return answer::error(status, text),
+        };
+        if self.access.token.is_some() && !place.show_token() {
+            return answer::error(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "too many connections are open; close some",
+            );
+        }
+        if admitted == Admitted::ByAddress {
+            return self.with_cookie();
         }
         let query = head.uri.query().unwrap_or("").to_owned();
         match head.uri.path() {

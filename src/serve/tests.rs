@@ -3,6 +3,8 @@
 use super::Scope;
 use super::access::Access;
 use super::connections::connection;
+use super::peer::Peer;
+use super::places::Places;
 use super::routes::Site;
 use super::worker::{Sources, Worker};
 use crate::env;
@@ -68,6 +70,7 @@ fn measure(scrapes: usize) {
         worker: Arc::new(Worker::start(scope).expect("started")),
         streams: Arc::default(),
     });
+    let places = Arc::new(Places::default());
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -95,7 +98,8 @@ fn measure(scrapes: usize) {
             site.worker.ask(Sources::forget).await.expect("done");
             server.set_nonblocking(true).expect("set");
             let server = tokio::net::UnixStream::from_std(server).expect("a socket");
-            connection(Box::pin(server), Arc::clone(&site)).await;
+            let (place, lost) = places.wait(Peer(None)).await.expect("a place");
+            connection(Box::pin(server), Arc::clone(&site), place, lost).await;
         });
         let text = read.join().expect("read");
         let series = "gpulimit_memory_usage_bytes{group=\"b/c\",gpu=\"";

@@ -115,7 +115,7 @@ class Server:
         token = machine.folder / "token"
         token.write_text(TOKEN)
         token.chmod(0o600)
-        self.options = options or ("--token-file", str(token))
+        self.options = options or ("--unprotected-port", "--token-file", str(token))
         self.port = 0
         self.process = None
 

@@ -3,11 +3,12 @@
 use super::client::{Answer, Place};
 use super::rig::{GIB, Rig, Server, refuse};
 use gpulimit_base::units::Size;
-use gpulimit_support::{is_root, skip, wait_until};
+use gpulimit_support::{finish, is_root, skip, wait_until};
 use std::fs::{self, Permissions};
+use std::net::{Ipv6Addr, TcpListener};
 use std::os::unix::fs::{PermissionsExt, symlink};
 
-const TOKEN: &str = "0123456789abcdef+/==";
+pub const TOKEN: &str = "0123456789abcdef+/==";
 
 /// Every kind of answer, except event streams.
 const PATHS: [&str; 6] = [
@@ -19,11 +20,20 @@ const PATHS: [&str; 6] = [
     "/nothing",
 ];
 
-fn with_token(rig: &Rig) -> Server {
+pub fn with_token(rig: &Rig) -> Server {
+    with_token_and(rig, &[])
+}
+
+/// Starts a server that wants the token, with these variables in its environment.
+pub fn with_token_and(rig: &Rig, variables: &[(&str, &str)]) -> Server {
     let file = rig.world.file("token");
     fs::write(&file, format!("{TOKEN}\n")).unwrap();
     fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
-    rig.tcp(&["--token-file", file.to_str().unwrap()])
+    let listen = ["serve", "--listen", "127.0.0.1:0", "--unprotected-port"];
+    let token = ["--token-file", file.to_str().unwrap()];
+    let mut command = rig.gpulimit(&[&listen[..], &token].concat());
+    command.envs(variables.iter().copied());
+    Server::start(command)
 }
 
 fn with_host(place: &Place, host: &str) -> u16 {
@@ -244,7 +254,7 @@ fn a_link_to_the_token_is_followed_only_if_no_other_user_can_change_it() {
     fs::write(volume.join(token), TOKEN).unwrap();
     set(token, 0o400);
     set("", 0o1777);
-    let arguments = ["--token-file", link.to_str().unwrap()];
+    let arguments = ["--unprotected-port", "--token-file", link.to_str().unwrap()];
     let server = rig.tcp(&arguments);
     let bearer = format!("Authorization: Bearer {TOKEN}");
     assert_eq!(server.place.ask("GET", "/metrics", &[&bearer]).status, 200);
@@ -304,6 +314,66 @@ fn a_tcp_port_needs_a_token_or_public() {
     }
     said(&["--public", "--processes"]);
     said(&["--public", "--token-file", "/dev/null"]);
+}
+
+/// Any user gets the token of the next client at a port that is free for all when the server ends.
+#[test]
+fn a_token_needs_a_port_that_no_other_user_can_take() {
+    let rig = Rig::new();
+    let file = rig.world.file("token");
+    fs::write(&file, TOKEN).unwrap();
+    fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
+    let token = ["--token-file", file.to_str().unwrap()];
+    let listen = ["serve", "--listen", "127.0.0.1:0"];
+    let output = finish(&mut rig.gpulimit(&[&listen[..], &token].concat()));
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    for way in ["gpulimit-serve.socket", "--unprotected-port"] {
+        assert!(text.contains(way), "{text}");
+    }
+    let start = fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start");
+    if !is_root() || start.is_ok_and(|start| start.trim() == "0") {
+        skip("ports that only root can take");
+        return;
+    }
+    let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    let port = (600..1024).rev().find(is_free).expect("a free port");
+    let listen = format!("127.0.0.1:{port}");
+    let listen = ["serve", "--listen", &listen];
+    let server = Server::start(rig.gpulimit(&[&listen[..], &token].concat()));
+    assert_eq!(server.place.get("/metrics").status, 401);
+}
+
+/// A client of `localhost` may ask ::1 first, where another user could listen.
+#[test]
+fn both_addresses_of_localhost_are_taken() {
+    if TcpListener::bind("[::1]:0").is_err() {
+        skip("IPv6");
+        return;
+    }
+    let rig = Rig::new();
+    let server = rig.tcp(&["--public"]);
+    let Place::Tcp(first) = server.place else {
+        unreachable!()
+    };
+    let second = Place::Tcp((Ipv6Addr::LOCALHOST, first.port()).into());
+    assert_eq!(second.get("/metrics").status, 200);
+    drop(server);
+    let port = first.port();
+    let taken = TcpListener::bind(("::1", port)).expect("free");
+    for address in [format!("127.0.0.1:{port}"), format!("localhost:{port}")] {
+        let output = finish(&mut rig.gpulimit(&["serve", "--public", "--listen", &address]));
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(
+            text.contains(&format!("cannot listen at [::1]:{port}")),
+            "{text}"
+        );
+    }
+    drop(taken);
+    let server =
+        Server::start(rig.gpulimit(&["serve", "--public", "--listen", &format!("[::1]:{port}")]));
+    assert_eq!(Place::Tcp(first).get("/metrics").status, 200);
+    drop(server);
 }
 
 /// Everybody sees GPUs and groups of a public root, and nothing else.

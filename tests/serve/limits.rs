@@ -1,12 +1,14 @@
 //! Limits: heads, bodies, silent and slow clients, many connections.
 
+use super::access::{TOKEN, with_token, with_token_and};
 use super::client::{Answer, Place, Stream, chunk};
 use super::rig::{GIB, Rig};
 use gpulimit_base::units::Size;
-use gpulimit_support::eventually;
-use std::io::{ErrorKind, Write};
+use gpulimit_support::{eventually, is_root, skip};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -259,4 +261,84 @@ fn clients_that_read_metrics_slowly_hold_few_readings() {
     assert!(is_whole(&mut **slow.last_mut().unwrap()));
     assert!(!is_whole(&mut *slow[0]), "the oldest one is cut off");
     assert!(is_whole(&mut *open()), "others are not affected");
+}
+
+/// A client that is refused loses its connection, also if the next requests have the token.
+#[test]
+fn a_refused_client_keeps_no_connection() {
+    let rig = Rig::new();
+    let server = with_token(&rig);
+    let host = server.place.host();
+    let get = |headers: &str| format!("GET /nothing HTTP/1.1\r\n{headers}\r\n");
+    let bearer = format!("Host: {host}\r\nAuthorization: Bearer {TOKEN}\r\n");
+    for (first, status) in [
+        (format!("Host: {host}\r\n"), 401),
+        ("Host: elsewhere.test\r\n".into(), 403),
+        (
+            format!("Host: {host}\r\nX-Long: {}\r\n", "x".repeat(17 << 10)),
+            431,
+        ),
+    ] {
+        let said = answers(&server.place, &(get(&first) + &get(&first) + &get(&bearer)));
+        assert!(said.starts_with(&format!("HTTP/1.1 {status} ")), "{said}");
+        assert_eq!(said.matches("HTTP/1.1").count(), 1, "{said}");
+    }
+}
+
+/// Opens 192 connections as another user, over both addresses of `localhost`, and sends half a
+/// request in each. Some of them are closed at once: the kernel says that such a
+/// socket is root's.
+const FLOOD: &str = r#"
+import encodings.idna, os, socket, sys
+os.setgid(65533)
+os.setuid(65533)
+kept = []
+for number in range(192):
+    try:
+        s = socket.create_connection((["127.0.0.1", "::1"][number % 2], int(sys.argv[1])))
+        s.send(b"GET /metrics HTTP/1.1\r\nHost: loc")
+    except OSError:
+        pass
+    if number % 3:
+        kept.append(s)
+print("open", flush=True)
+sys.stdin.read()
+"#;
+
+/// A user who keeps all places loses them to others, and takes none of a client with the token.
+#[test]
+fn a_flood_of_one_user_keeps_no_other_out() {
+    if !is_root() {
+        skip("another user");
+        return;
+    }
+    let rig = Rig::new();
+    let server = with_token_and(&rig, &[("GPULIMIT_DEBUG_HEAD_MS", "600000")]);
+    let Place::Tcp(address) = server.place else {
+        unreachable!()
+    };
+    let bearer = format!("Authorization: Bearer {TOKEN}");
+    let host = server.place.host();
+    let request = format!("GET /nothing HTTP/1.1\r\nHost: {host}\r\n{bearer}\r\n\r\n");
+    let mut idle = server.place.connect();
+    idle.write_all(request.as_bytes()).unwrap();
+    assert_eq!(Answer::read(&mut *idle).expect("an answer").status, 404);
+    let mut flood = Command::new("python3")
+        .args(["-c", FLOOD, &address.port().to_string()])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("started");
+    let mut line = String::new();
+    let said = flood.stdout.take().expect("piped");
+    BufReader::new(said).read_line(&mut line).expect("readable");
+    assert_eq!(line, "open\n");
+    // 64 of them have places; they would keep them for ten minutes.
+    for _ in 0..20 {
+        assert_eq!(server.place.ask("GET", "/metrics", &[&bearer]).status, 200);
+    }
+    idle.write_all(request.as_bytes()).unwrap();
+    assert_eq!(Answer::read(&mut *idle).expect("an answer").status, 404);
+    drop(flood.stdin.take());
+    assert!(flood.wait().expect("ended").success());
 }

@@ -1,9 +1,12 @@
 //! The socket's file: its mode, what is replaced, and its end. Sockets from systemd.
 
+use super::access::TOKEN;
 use super::client::Place;
 use super::rig::{Rig, Server};
 use gpulimit_support::is_root;
 use std::fs;
+use std::io::ErrorKind;
+use std::net::TcpListener;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
@@ -205,6 +208,36 @@ fn sockets_from_systemd_that_cannot_be_served_are_refused() {
         assert!(text.contains(why), "{text}");
         let _ = fs::remove_file(rig.socket());
     }
+}
+
+/// systemd keeps a port when the server ends, so a token may be expected there. `localhost` has two
+/// addresses.
+#[test]
+fn ports_from_systemd_are_kept_and_may_be_two() {
+    let rig = Rig::new();
+    let token = rig.world.file("token");
+    fs::write(&token, TOKEN).unwrap();
+    fs::set_permissions(&token, fs::Permissions::from_mode(0o600)).unwrap();
+    let (listener, port) = loop {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        match TcpListener::bind(("::1", port)) {
+            Err(error) if error.kind() == ErrorKind::AddrInUse => {}
+            _ => break (listener, port),
+        }
+    };
+    drop(listener);
+    let two = format!(
+        "pass_on(socket.create_server(('127.0.0.1', {port})))\n\
+         if socket.has_ipv6: pass_on(socket.create_server(('::1', {port}), \
+         family=socket.AF_INET6))\n"
+    );
+    let arguments = ["--token-file", token.to_str().unwrap()];
+    let place = Place::Tcp(([127, 0, 0, 1], port).into());
+    let server = Server::start_at(activated(&rig, &two, &arguments), place);
+    assert_eq!(server.place.get("/metrics").status, 401);
+    let second = Place::Tcp((std::net::Ipv6Addr::LOCALHOST, port).into());
+    assert_eq!(second.get("/metrics").status, 401);
 }
 
 const BEFORE: &str = r#"

@@ -105,7 +105,7 @@ fn serve(world: &World) -> (Running, SocketAddr) {
     let mut command = world.bare(&controller());
     command
         .args(["serve", "--listen", &address.to_string(), "--processes"])
-        .arg("--token-file")
+        .args(["--unprotected-port", "--token-file"])
         .arg(&token)
         .stderr(fs::File::create(world.file("serve.log")).expect("a log"));
     let server = Running(command.spawn().expect("started"));
