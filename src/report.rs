@@ -8,7 +8,7 @@ mod uses;
 use super::beliefs;
 use super::budget::LINE;
 use super::failure::Failure;
-use super::groups::{self, Selection, View};
+use super::groups::{self, Selection, Unreadable, View};
 use super::nvml::Driver;
 use super::table::{Column, Table, figure};
 use super::{accounts, clock, csv, output};
@@ -102,12 +102,18 @@ pub fn report(args: &Args) -> Result<ExitCode, Failure> {
     if let Some(directory) = &args.save {
         return save::append(directory, &selection, driver.as_ref());
     }
-    let (views, status) = readable(&selection, driver.as_ref())?;
-    let is_told = groups::note_unrecorded(&groups::unrecorded(&views));
-    let lines: Vec<Line> = (views.iter())
-        .flat_map(|view| Line::of(view, args.by, driver.as_ref()))
-        .collect();
-    let status = groups::lost(&views, status);
+    let (mut found, mut unreadable) = (Vec::new(), None);
+    let (status, is_told) = visit(&selection, driver.as_ref(), |at, view| {
+        if at == 0 && view.ledger.is_none() {
+            unreadable = Some(view.group.ledger_path());
+        }
+        found.push((at, Line::of(view, args.by, driver.as_ref())));
+    });
+    if let Some(path) = unreadable.filter(|_| selection.named) {
+        return Err(groups::unreadable(path));
+    }
+    found.sort_by_key(|(at, _)| *at);
+    let lines: Vec<Line> = found.into_iter().flat_map(|(_, lines)| lines).collect();
     if args.json {
         selection.print_json("uses", lines.iter().map(Line::json).collect())?;
     } else if args.csv {
@@ -121,6 +127,31 @@ pub fn report(args: &Args) -> Result<ExitCode, Failure> {
         output::note("no named group has used a GPU");
     }
     Ok(status)
+}
+
+/// Opens the selected groups one after the other, and passes each to `see` with its place. Names
+/// those without figures. Returns the exit status, and whether there are groups that keep no
+/// history.
+fn visit(
+    selection: &Selection,
+    driver: Option<&Driver>,
+    mut see: impl FnMut(usize, &View),
+) -> (ExitCode, bool) {
+    let (mut unrecorded, mut damaged) = (Vec::new(), Unreadable::default());
+    let status = selection.visit(driver, |at, view| {
+        see(at, &view);
+        if let Some(damage) = view.ledger.as_ref().and_then(Ledger::damage) {
+            damaged.note(&damage.to_string());
+        }
+        if groups::is_unrecorded(&view) {
+            unrecorded.push(view.title);
+        }
+    });
+    let is_told = groups::note_unrecorded(&unrecorded);
+    match damaged.end() {
+        true => (ExitCode::FAILURE, is_told),
+        false => (status, is_told),
+    }
 }
 
 /// Opens the selected groups. Fails if the caller has named a group and cannot read its ledger.

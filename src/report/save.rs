@@ -8,10 +8,9 @@ use super::saved::TIME;
 use super::{By, HEADS, Line};
 use crate::clock::Moment;
 use crate::failure::{Failure, cannot};
-use crate::groups::{self, Selection, Unreadable};
+use crate::groups::Selection;
 use crate::nvml::Driver;
 use crate::{csv, output};
-use gpulimit_ledger::Ledger;
 use jiff::Timestamp;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, File};
@@ -65,21 +64,14 @@ pub fn append(
             .iter()
             .for_each(|root| root.note_gpus(&gpus));
     }
-    let (mut unrecorded, mut damaged) = (Vec::new(), Unreadable::default());
-    let status = selection.visit(driver, |_, view| {
+    let (status, _) = super::visit(selection, driver, |_, view| {
         if written.is_ok() {
-            let lines = [By::Group, By::User].map(|by| Line::of(&view, by, driver));
+            let lines = [By::Group, By::User].map(|by| Line::of(view, by, driver));
             let rows = lines.iter().flatten();
             let text = csv::lines(rows.map(|line| with_time(&time, line.cells())));
             written = text
                 .map_err(|failure| Error::other(failure.to_string()))
                 .and_then(|text| file.write_all(text.as_bytes()));
-        }
-        if let Some(damage) = view.ledger.as_ref().and_then(Ledger::damage) {
-            damaged.note(&damage.to_string());
-        }
-        if groups::is_unrecorded(&view) {
-            unrecorded.push(view.title);
         }
     });
     written.map_err(|error| {
@@ -89,11 +81,7 @@ pub fn append(
         }
         cannot("write", &path)(error)
     })?;
-    groups::note_unrecorded(&unrecorded);
-    Ok(match damaged.end() {
-        true => ExitCode::FAILURE,
-        false => status,
-    })
+    Ok(status)
 }
 
 fn make(directory: &Path) -> Result<(), Failure> {
