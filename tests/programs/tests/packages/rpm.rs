@@ -60,7 +60,7 @@ fn programs_survive_an_upgrade_and_the_removal() {
         assert!(asked.contains("daemon-reload"), "{asked}");
         assert!(asked.contains("reload gpulimit-apply.service"), "{asked}");
         assert!(
-            asked.contains("try-restart gpulimit-report.timer"),
+            asked.contains("try-restart gpulimit-report.timer gpulimit-serve.service"),
             "{asked}"
         );
     };
