@@ -62,7 +62,8 @@ fn find(handle: *mut c_void) -> Option<Object> {
 pub struct Object {
     base: usize,
     symbols: *mut libc::Elf64_Sym,
-    count: usize,
+    /// The number of symbols by DT_HASH; 0 without such a table.
+    counted: usize,
     /// The GNU hash table; null if the object has none.
     hash: *const u32,
     names: *const libc::c_char,
@@ -111,7 +112,7 @@ impl Object {
         let mut object = Object {
             base,
             symbols: std::ptr::null_mut(),
-            count: 0,
+            counted: 0,
             hash: std::ptr::null(),
             names: std::ptr::null(),
             relocations: [(0, 0); 2],
@@ -126,7 +127,7 @@ impl Object {
                     DT_STRTAB => object.names = address(value) as *const libc::c_char,
                     // The second word of a DT_HASH table is the number of symbols. Some libraries
                     // have only DT_GNU_HASH.
-                    DT_HASH => object.count = *(address(value) as *const u32).add(1) as usize,
+                    DT_HASH => object.counted = *(address(value) as *const u32).add(1) as usize,
                     DT_GNU_HASH => object.hash = address(value) as *const u32,
                     DT_RELA => object.relocations[0].0 = address(value),
                     DT_RELASZ => object.relocations[0].1 = value,
@@ -136,11 +137,17 @@ impl Object {
                 }
                 dynamic = dynamic.add(1);
             }
-            if object.count == 0 && !object.hash.is_null() {
-                object.count = gnu_count(object.hash);
-            }
         }
         (!object.symbols.is_null() && !object.names.is_null()).then_some(object)
+    }
+
+    fn count(&self) -> usize {
+        match self.counted {
+            0 if self.hash.is_null() => 0,
+            // SAFETY: this is the DT_GNU_HASH table of a loaded library.
+            0 => unsafe { gnu_count(self.hash) },
+            counted => counted,
+        }
     }
 
     /// Returns the symbols that this object defines, with their addresses.
@@ -151,7 +158,7 @@ impl Object {
             let address = self.base.wrapping_add((*symbol).st_value as usize);
             ((*symbol).st_shndx != 0).then_some((symbol, address as *const c_void))
         };
-        (0..self.count).filter_map(symbol)
+        (0..self.count()).filter_map(symbol)
     }
 
     /// Returns the address of the symbol `name` if this object defines it.
@@ -214,7 +221,7 @@ impl Object {
             return true;
         }
         let start = self.symbols as usize / page() * page();
-        let end = self.symbols as usize + self.count * size_of::<libc::Elf64_Sym>();
+        let end = self.symbols as usize + self.count() * size_of::<libc::Elf64_Sym>();
         let executable = protection_of(start).map_or(0, |flags| flags & libc::PROT_EXEC);
         let protect = |write| {
             // SAFETY: these pages belong to the mapping of a library that stays loaded. Only their
