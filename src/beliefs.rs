@@ -1,4 +1,4 @@
-//! What is believed of a ledger that users write.
+//! Decides which entries of a ledger the controller believes, where users can write the ledger.
 
 use super::accounts;
 use gpulimit_group::effective_user;

@@ -1,4 +1,4 @@
-//! What a verb or a scrape takes of the groups of each user.
+//! Bounds how much a verb or a scrape reads of the groups of each user.
 //!
 //! A user can make thousands of groups and fill their ledgers. So the groups of a user, other than
 //! root and the caller, have a budget: when it is spent, the user's other groups are not opened,
@@ -43,7 +43,7 @@ pub struct Budget {
     purses: BTreeMap<u32, Rc<Purse>>,
 }
 
-/// What is left of a user's budget; without a bound by default.
+/// The rest of a user's budget. The default value has no bound.
 #[derive(Default)]
 pub struct Purse {
     owner: u32,

@@ -10,7 +10,7 @@ use super::output::{self, Escaped, Reader};
 use super::since;
 use super::{accounts, clock};
 use gpulimit_ledger::EventKind;
-pub use line::{Line, Names};
+pub use line::Line;
 use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
@@ -119,7 +119,6 @@ pub fn events(args: &Args) -> Result<ExitCode, Failure> {
     let filter = Filter::new(args)?;
     let driver = Driver::load().ok();
     let driver = driver.as_ref();
-    let names = Names::default();
     let scope = match &args.group {
         Some(name) => Some(Scope::of(groups::meant(name, Purpose::Use)?)),
         None => None,
@@ -139,7 +138,7 @@ pub fn events(args: &Args) -> Result<ExitCode, Failure> {
         }
         let print = |line: Line| {
             if args.json {
-                format!("{}\n", line.json(driver, Some(&names)))
+                format!("{}\n", line.json(driver, true))
             } else {
                 output::fit(&Escaped(&line.text(driver)).to_string(), 2) + "\n"
             }

@@ -98,7 +98,7 @@ fn install_adds_the_first_preload_and_uninstall_removes_it() {
     let Some(place) = Place::new() else { return };
     let library = library("");
     let first = done(&place.gpulimit(&["install", "--dry-run", "--library", &path(&library)]));
-    // What does not bear a preload is said before the first change.
+    // `install` names the programs that do not bear a preload before it changes anything.
     let (unfit, change) = first.split_once("would install").expect("a change");
     assert!(unfit.contains("verify_asan_link_order=0") && unfit.contains("/etc/profile.d/"));
     assert!(change.contains("would add"), "{change}");

@@ -777,7 +777,7 @@ fn doctor_says_when_a_policy_is_not_in_force() {
     let output = clean(&mut command).output().expect("started");
     let said = text(&output.stdout);
     let off = "policy       /etc/gpulimit/gpulimit.toml is not in force: ";
-    // What root's `doctor --user` says, and the `doctor` of a user.
+    // Root asks `doctor --user`, and the user asks `doctor`.
     let broken = "`gpulimit apply` changes nothing";
     let expected = [
         ("none", vec![]),

@@ -10,22 +10,8 @@ use gpulimit_base::identity::Identity;
 use gpulimit_base::units::gib;
 use gpulimit_ledger::{Cause, Event, EventKind, Holding, TrailEvent};
 use serde_json::{Value, json};
-use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
-
-/// The names of users, each looked up once.
-#[derive(Default)]
-pub struct Names(RefCell<BTreeMap<u32, String>>);
-
-impl Names {
-    fn of(&self, uid: u32) -> String {
-        let mut known = self.0.borrow_mut();
-        let name = known.entry(uid).or_insert_with(|| accounts::user_name(uid));
-        name.clone()
-    }
-}
 
 /// An event, with the printed names of its group and GPU.
 #[derive(Clone)]
@@ -113,12 +99,12 @@ impl Line {
         (self.event.what.kind == kind).then_some(self.event.count)
     }
 
-    /// Returns the event as JSON; without `names`, all that tells of processes and their users is
-    /// null.
-    pub fn json(&self, driver: Option<&Driver>, names: Option<&Names>) -> Value {
+    /// Returns the event as JSON. Unless `with_processes`, all that tells of processes and their
+    /// users is null.
+    pub fn json(&self, driver: Option<&Driver>, with_processes: bool) -> Value {
         let what = &self.event.what;
-        let user = |process: &Identity| names.map(|names| names.of(process.uid));
-        let command = |process: &Identity| names.map(|_| process.command().to_string());
+        let user = |process: &Identity| with_processes.then(|| accounts::user_name(process.uid));
+        let command = |process: &Identity| with_processes.then(|| process.command().to_string());
         let holding = |Holding { process, bytes }: &Holding| {
             json!({
                 "pid": process.pid,
@@ -128,9 +114,9 @@ impl Line {
                 "bytes": bytes,
             })
         };
-        let holders = match names {
-            Some(_) => self.holders(),
-            None => &[],
+        let holders = match with_processes {
+            true => self.holders(),
+            false => &[],
         };
         json!({
             "time": self.time().to_string(),
@@ -144,8 +130,8 @@ impl Line {
                 "uuid": id.to_string(),
                 "index": groups::index(id, driver),
             })),
-            "pid": names.map(|_| what.process.pid),
-            "uid": names.map(|_| what.process.uid),
+            "pid": with_processes.then_some(what.process.pid),
+            "uid": with_processes.then_some(what.process.uid),
             "user": user(&what.process),
             "command": command(&what.process),
             "bytes": known(what.bytes),
@@ -156,7 +142,7 @@ impl Line {
             "processes": self.counted(EventKind::Asked),
             "took_ms": self.counted(EventKind::Given),
             "cause": self.cause().map(Cause::name),
-            "by": names.and(self.by()).map(holding),
+            "by": self.by().filter(|_| with_processes).map(holding),
         })
     }
 

@@ -4,7 +4,7 @@ use super::history::Trouble;
 use super::query;
 use super::reading::Public;
 use super::worker::Sources;
-use crate::events::{Line, Names, Watch};
+use crate::events::{Line, Watch};
 use crate::figures::SCHEMA;
 use crate::groups::Selection;
 use crate::since;
@@ -63,8 +63,10 @@ fn round(sources: &mut Sources, watch: &mut Watch) -> Result<Vec<Line>, Trouble>
 }
 
 fn values(sources: &mut Sources, lines: &[Line]) -> Vec<Value> {
-    let names = Names::default();
-    let names = (!sources.scope.public).then_some(&names);
+    let with_processes = !sources.scope.public;
     let (driver, _) = sources.parts();
-    lines.iter().map(|line| line.json(driver, names)).collect()
+    lines
+        .iter()
+        .map(|line| line.json(driver, with_processes))
+        .collect()
 }

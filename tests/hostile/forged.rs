@@ -99,7 +99,7 @@ fn forge(world: &World) {
     }
 }
 
-/// What a command has printed, and the most memory that it was seen to have, in KiB.
+/// The output of a command, and the largest memory that the test saw it use, in KiB.
 struct Ran {
     said: String,
     errors: String,

@@ -52,7 +52,7 @@ fn rows() -> Vec<Row> {
         .collect()
 }
 
-/// What the test knows of a file: the pattern of its row, and the users whom the row's words mean.
+/// A file of the tree: the pattern of its row, and the users that the words of the row stand for.
 struct Known {
     pattern: String,
     maker: u32,
