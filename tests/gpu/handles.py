@@ -835,7 +835,9 @@ def differences(
     for name, here in limited.items():
         there = bare.get(name)
         if isinstance(here, str) or isinstance(there, str) or there is None:
-            same = here == there
+            # Which signal a call on freed memory ends by depends on the bytes there.
+            crash = re.compile(r"^signal \d+")
+            same = crash.sub("signal", str(here)) == crash.sub("signal", str(there))
         else:
             valid = limited.get(f"{name.split()[0]} valid")
             asked = (
