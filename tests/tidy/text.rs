@@ -13,13 +13,7 @@ const COLUMNS: usize = 100;
 /// Whether a file is data rather than text that somebody writes: pictures, records of runs, inputs
 /// of tests, what tools write for tools, and copies of files of other projects.
 fn is_data(path: &str) -> bool {
-    let folders = [
-        "fixtures",
-        "corpus",
-        "gpu-records",
-        "storm-records",
-        "vendor",
-    ];
+    let folders = ["fixtures", "corpus", "vendor"];
     let endings = [".svg", ".json", ".lock"];
     let mut parts = path.split('/');
     parts.any(|part| folders.contains(&part)) || endings.iter().any(|end| path.ends_with(end))
