@@ -153,7 +153,7 @@ fn round(
                 let uses = uses.iter().map(|one| one.json(driver)).collect();
                 Shown::Json(selection.json("users", uses))
             }
-            false => Shown::Text(users::table(&uses, driver).render_without(&[])),
+            false => Shown::Text(users::table(&uses, driver).render(&[])),
         }
     } else {
         args.order.sort(&mut lines);
@@ -162,7 +162,7 @@ fn round(
                 let lines = lines.iter().map(|line| line.json(driver)).collect();
                 Shown::Json(selection.json("processes", lines))
             }
-            false => Shown::Text(table(&lines, driver).render_without(&NARROW)),
+            false => Shown::Text(table(&lines, driver).render(&NARROW)),
         }
     };
     Ok(Round { shown, status })

@@ -81,7 +81,7 @@ fn round(args: &Args, devices: &[Selector], driver: Option<&Driver>) -> Result<R
     } else if figures.is_empty() {
         Shown::Text(none(&selection, devices, status))
     } else {
-        Shown::Text(table(&figures).render_without(&NARROW) + &trends(&figures))
+        Shown::Text(table(&figures).render(&NARROW) + &trends(&figures))
     };
     Ok(Round { shown, status })
 }

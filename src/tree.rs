@@ -65,7 +65,7 @@ fn round(args: &Args, devices: &[Selector], driver: Option<&Driver>) -> Result<R
     } else if tops.is_empty() {
         Shown::Text(show::none(&selection, devices, status))
     } else {
-        Shown::Text(table(&tops).render_without(&[]))
+        Shown::Text(table(&tops).render(&[]))
     };
     Ok(Round { shown, status })
 }

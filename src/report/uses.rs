@@ -207,7 +207,7 @@ fn print(
         output::note("nothing is known of a use of GPUs in this time");
         return Ok(());
     }
-    output::table(&table(selection, uses, span, driver).render())?;
+    output::table(&table(selection, uses, span, driver).render(&[]))?;
     if uses.iter().any(|(_, found)| found.gib_hours.is_none()) {
         output::note(match args.from {
             None => {

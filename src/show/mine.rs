@@ -46,11 +46,11 @@ pub fn mine(
         if let Some(mine) = mine {
             let own = mine.table();
             if own.has_rows() {
-                text += &format!("\n{}", own.render());
+                text += &format!("\n{}", own.render(&[]));
             }
             let shares = mine.shares_table();
             if shares.has_rows() {
-                text += &format!("\nShared with:\n{}", shares.render());
+                text += &format!("\nShared with:\n{}", shares.render(&[]));
             }
         }
         Shown::Text(text)
