@@ -1,7 +1,6 @@
 //! `gpulimit serve`: shows GPUs, groups, processes and events over HTTP, as a page, as JSON and as
 //! metrics. The server only reads.
 
-mod accept;
 mod access;
 mod answer;
 mod assets;

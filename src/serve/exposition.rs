@@ -1,10 +1,9 @@
-//! The table of metrics as text, in the two formats that Prometheus reads.
+//! The table of metrics as text, in Prometheus' format.
 //!
 //! The text of many groups is long, so it is made in pieces while the client reads.
 
 use super::Scope;
-use super::accept::Accept;
-use super::metrics::{Kind, METRICS, Metric, Values};
+use super::metrics::{METRICS, Metric, Values};
 use super::reading::Reading;
 use crate::accounts;
 use crate::output::Escaped;
@@ -16,31 +15,8 @@ use std::sync::{Arc, Weak};
 /// The length in bytes from which a piece is sent.
 const PIECE: usize = 32 << 10;
 
-/// A format of metrics.
-#[derive(Copy, Clone, Debug, Eq, PartialEq)]
-pub enum Format {
-    OpenMetrics,
-    Text,
-}
-
-impl Format {
-    /// Chooses the format by the request's header `Accept`.
-    pub fn of(accept: &Accept) -> Self {
-        // Only a client that names OpenMetrics reads it.
-        let open = accept.named("application/openmetrics-text", "1.0.0");
-        match open > 0.0 && open >= accept.text("text/plain") {
-            true => Self::OpenMetrics,
-            false => Self::Text,
-        }
-    }
-
-    pub fn content_type(self) -> &'static str {
-        match self {
-            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
-            Self::Text => "text/plain; version=0.0.4; charset=utf-8",
-        }
-    }
-}
+/// The media type of the text.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// The value of a series.
 #[derive(Copy, Clone, Debug, PartialEq)]
@@ -169,7 +145,6 @@ pub struct Page {
 pub struct Text {
     /// Weak, so that clients that do not read on keep no memory.
     page: Weak<Page>,
-    format: Format,
     /// The next metric of the table, and the next item of this metric.
     next: (usize, usize),
 }
@@ -224,21 +199,17 @@ impl Labels {
 }
 
 impl Text {
-    pub fn new(page: Weak<Page>, format: Format) -> Self {
-        Self {
-            page,
-            format,
-            next: (0, 0),
-        }
+    pub fn new(page: Weak<Page>) -> Self {
+        Self { page, next: (0, 0) }
     }
 
     /// Returns the next piece; an empty one after the last one.
     pub fn piece(&mut self) -> Result<String, Dropped> {
         let mut out = String::new();
-        if self.next.0 <= METRICS.len() {
+        if self.next.0 < METRICS.len() {
             let page = self.page.upgrade().ok_or(Dropped)?;
             out.reserve(PIECE + 4096);
-            self.next = page.write(self.format, self.next, &mut out);
+            self.next = page.write(self.next, &mut out);
         }
         Ok(out)
     }
@@ -262,25 +233,13 @@ impl Page {
 
     /// Writes a piece, from a metric of the table and an item of this metric on. Returns where the
     /// next piece begins; beyond the table after the last one.
-    fn write(
-        &self,
-        format: Format,
-        (mut at, mut item): (usize, usize),
-        out: &mut String,
-    ) -> (usize, usize) {
-        loop {
-            let Some(metric) = METRICS.get(at) else {
-                if format == Format::OpenMetrics {
-                    out.push_str("# EOF\n");
-                }
-                return (METRICS.len() + 1, 0);
-            };
-            let name = series(metric);
+    fn write(&self, (mut at, mut item): (usize, usize), out: &mut String) -> (usize, usize) {
+        while let Some(metric) = METRICS.get(at) {
             if metric.is_shown(self.scope) {
                 if item == 0 {
-                    Self::head(metric, format, out);
+                    Self::head(metric, out);
                 }
-                while self.item(metric, &name, item, out) {
+                while self.item(metric, item, out) {
                     item += 1;
                     if out.len() >= PIECE {
                         return (at, item);
@@ -289,28 +248,21 @@ impl Page {
             }
             (at, item) = (at + 1, 0);
         }
+        (at, item)
     }
 
     /// Writes the lines about a metric itself.
-    fn head(metric: &Metric, format: Format, out: &mut String) {
-        let (name, kind) = match (format, metric.kind) {
-            (_, Kind::Gauge) => (metric.name.to_owned(), "gauge"),
-            (Format::OpenMetrics, Kind::Counter) => (metric.name.to_owned(), "counter"),
-            (Format::OpenMetrics, Kind::Info) => (metric.name.to_owned(), "info"),
-            (Format::Text, Kind::Counter) => (series(metric), "counter"),
-            (Format::Text, Kind::Info) => (series(metric), "gauge"),
+    fn head(Metric { name, help, .. }: &Metric, out: &mut String) {
+        let kind = match name.ends_with("_total") {
+            true => "counter",
+            false => "gauge",
         };
-        let _ = writeln!(out, "# HELP {name} {}", metric.help);
-        let _ = writeln!(out, "# TYPE {name} {kind}");
-        if format == Format::OpenMetrics && !metric.unit.is_empty() {
-            let _ = writeln!(out, "# UNIT {name} {}", metric.unit);
-        }
+        let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
-    /// Writes the lines of one item of a metric, whose series have this name. Returns false after
-    /// the last item.
-    fn item(&self, metric: &Metric, name: &str, item: usize, out: &mut String) -> bool {
-        let (reading, known) = (&*self.reading, &self.labels);
+    /// Writes the lines of one item of a metric. Returns false after the last item.
+    fn item(&self, metric: &Metric, item: usize, out: &mut String) -> bool {
+        let (reading, known, name) = (&*self.reading, &self.labels, metric.name);
         let of_gpu = |id: DeviceId| {
             // Every GPU of a group is in the list of GPUs.
             let at = reading.gpus.iter().position(|gpu| gpu.id == id);
@@ -378,50 +330,10 @@ impl Page {
     }
 }
 
-/// Returns the name of a metric's series.
-fn series(metric: &Metric) -> String {
-    let suffix = match metric.kind {
-        Kind::Gauge => "",
-        Kind::Counter => "_total",
-        Kind::Info => "_info",
-    };
-    format!("{}{suffix}", metric.name)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::collections::BTreeSet;
-
-    #[test]
-    fn the_format_is_chosen_by_what_is_accepted() {
-        for (accept, format) in [
-            ("", Format::Text),
-            ("*/*", Format::Text),
-            ("application/openmetrics-text", Format::OpenMetrics),
-            (
-                "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.4,\
-                 */*;q=0.1",
-                Format::OpenMetrics,
-            ),
-            ("application/openmetrics-text;version=0.0.1", Format::Text),
-            (
-                "application/openmetrics-text; q=0.1, text/plain",
-                Format::Text,
-            ),
-            ("application/openmetrics-text;q=0", Format::Text),
-            (
-                "Application/OpenMetrics-Text; Version=1.0.0; Q=0.5, text/plain;q=0.4",
-                Format::OpenMetrics,
-            ),
-            (
-                "application/openmetrics-text;q=0.5, text/plain;q=0.1, */*;q=0.9",
-                Format::OpenMetrics,
-            ),
-        ] {
-            assert_eq!(Format::of(&Accept::of(accept)), format, "{accept}");
-        }
-    }
 
     #[test]
     fn label_values_cannot_end_their_line() {
@@ -465,13 +377,11 @@ mod tests {
     }
 
     #[test]
-    fn names_end_with_their_units_and_help_needs_no_escapes() {
+    fn names_are_unique_and_help_needs_no_escapes() {
         let names: BTreeSet<&str> = METRICS.iter().map(|metric| metric.name).collect();
         assert_eq!(names.len(), METRICS.len());
         for metric in METRICS {
-            let of_name =
-                metric.name.starts_with("gpulimit_") && metric.name.ends_with(metric.unit);
-            assert!(of_name, "{}", metric.name);
+            assert!(metric.name.starts_with("gpulimit_"), "{}", metric.name);
             assert!(!metric.help.contains(['\\', '\n', '"']), "{}", metric.help);
         }
     }

@@ -1,11 +1,10 @@
 //! What the server has at which path.
 
-use super::accept::Accept;
 use super::access::{Access, Admitted, Refusal};
 use super::answer::{self, Answer, JSON};
 use super::assets;
 use super::body::Content;
-use super::exposition::{Format, Text};
+use super::exposition::{self, Text};
 use super::history::Trouble;
 use super::places::Place;
 use super::state::State;
@@ -45,7 +44,7 @@ impl Site {
         }
         let query = head.uri.query().unwrap_or("").to_owned();
         match head.uri.path() {
-            "/metrics" => self.metrics(Format::of(&accepted(&head))).await,
+            "/metrics" => self.metrics().await,
             "/api/v1/state" => match query::check(&query, &[]) {
                 Ok(()) => self.state().await,
                 Err(why) => answer::error(StatusCode::BAD_REQUEST, &why),
@@ -56,12 +55,10 @@ impl Site {
                     .ask(move |sources| history::json(sources, &query));
                 self.json(ask.await)
             }
-            "/api/v1/events" if accepted(&head).named("text/event-stream", "") > 0.0 => {
-                match query::check(&query, &[]) {
-                    Ok(()) => self.stream(head.method == Method::HEAD).await,
-                    Err(why) => answer::error(StatusCode::BAD_REQUEST, &why),
-                }
-            }
+            "/api/v1/events" if accepts_events(&head) => match query::check(&query, &[]) {
+                Ok(()) => self.stream(head.method == Method::HEAD).await,
+                Err(why) => answer::error(StatusCode::BAD_REQUEST, &why),
+            },
             "/api/v1/events" => {
                 let ask = self
                     .worker
@@ -115,11 +112,10 @@ impl Site {
         answer
     }
 
-    async fn metrics(&self, format: Format) -> Answer {
+    async fn metrics(&self) -> Answer {
         match self.worker.ask(Sources::page).await {
             Ok(Ok(page)) => {
-                let text = Text::new(page, format);
-                answer::data(format.content_type(), Content::Metrics(text))
+                answer::data(exposition::CONTENT_TYPE, Content::Metrics(Text::new(page)))
             }
             Ok(Err(failure)) => self.failed(&failure.to_string()),
             Err(why) => unanswered(why),
@@ -161,10 +157,15 @@ impl Site {
     }
 }
 
-fn accepted(head: &Parts) -> Accept {
+/// Returns whether the client takes a stream of events.
+fn accepts_events(head: &Parts) -> bool {
     let texts = head.headers.get_all(ACCEPT).iter();
-    let texts: Vec<&str> = texts.filter_map(|text| text.to_str().ok()).collect();
-    Accept::of(&texts.join(","))
+    texts.filter_map(|text| text.to_str().ok()).any(|text| {
+        let kinds = text.split(',').filter_map(|range| range.split(';').next());
+        kinds
+            .map(str::trim)
+            .any(|kind| kind.eq_ignore_ascii_case("text/event-stream"))
+    })
 }
 
 fn unanswered(why: Unanswered) -> Answer {

@@ -82,13 +82,9 @@ fn measure(scrapes: usize) {
             before = ALLOCATOR.in_use();
         }
         let (mut client, server) = UnixStream::pair().expect("a pair");
-        let accept = match number % 2 {
-            0 => "*/*",
-            _ => "application/openmetrics-text",
-        };
         let read = std::thread::spawn(move || {
             let head = "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close";
-            write!(client, "{head}\r\nAccept: {accept}\r\n\r\n").expect("written");
+            write!(client, "{head}\r\n\r\n").expect("written");
             let mut text = String::new();
             client.read_to_string(&mut text).expect("an answer");
             text

@@ -75,16 +75,6 @@ fn parse(text: &str) -> Series {
     all
 }
 
-fn open_metrics(server: &super::rig::Server) -> String {
-    let accept = "Accept: application/openmetrics-text;version=1.0.0,text/plain;q=0.5";
-    let answer = server.place.ask("GET", "/metrics", &[accept]);
-    assert_eq!(
-        answer.headers["content-type"],
-        "application/openmetrics-text; version=1.0.0; charset=utf-8"
-    );
-    answer.body
-}
-
 fn text(server: &super::rig::Server) -> String {
     let answer = server.place.get("/metrics");
     assert_eq!(
@@ -110,31 +100,26 @@ fn read_by(program: &mut Command, text: &str) -> (bool, String) {
     (output.status.success(), gpulimit_support::text(&said))
 }
 
-/// Fails if a format is not one that Prometheus reads.
-fn check_formats(server: &super::rig::Server) {
-    let (text, open) = (text(server), open_metrics(server));
+/// Fails if the text is not one that Prometheus reads.
+fn check_format(server: &super::rig::Server) {
+    let text = text(server);
     if have("promtool") {
         let (done, said) = read_by(Command::new("promtool").args(["check", "metrics"]), &text);
         assert!(done && said.is_empty(), "{said}");
     }
     let reader = "import sys\n\
-                  from prometheus_client.openmetrics.parser import text_string_to_metric_families\n\
+                  from prometheus_client.parser import text_string_to_metric_families\n\
                   print(len(list(text_string_to_metric_families(sys.stdin.read()))))";
     let mut python = Command::new("python3");
     let cache = concat!(env!("CARGO_MANIFEST_DIR"), "/.cache/prometheus");
     python.args(["-c", reader]).env("PYTHONPATH", cache);
-    match read_by(&mut python, &open) {
+    match read_by(&mut python, &text) {
         (true, said) => assert!(said.trim().parse::<u32>().unwrap() > 25, "{said}"),
         (false, said) if said.contains("No module named") => {
             skip("prometheus_client is missing (pip install --target .cache/prometheus)");
         }
         other => panic!("{other:?}"),
     }
-    // Both formats have the same series.
-    let same = |text: &str| -> BTreeSet<(String, BTreeMap<String, String>)> {
-        parse(text).into_keys().collect()
-    };
-    assert_eq!(same(&text), same(&open));
 }
 
 /// Returns the values of a metric by group and GPU.
@@ -169,7 +154,7 @@ fn metrics_are_what_show_prints() {
     std::fs::create_dir_all(&view).unwrap();
     std::fs::write(Pod::file(&view), "default/train/main").unwrap();
     let server = rig.unix(&["--processes"]);
-    check_formats(&server);
+    check_format(&server);
     let series = parse(&text(&server));
     let shown = rig.shown(&["show", "--json"]);
     for (name, key, factor) in [
@@ -396,7 +381,7 @@ fn hostile_commands_break_no_format() {
     let joined = |line: std::io::Result<String>| line.unwrap().contains("joined");
     assert!(out.by_ref().lines().any(joined));
     let server = rig.unix(&["--processes"]);
-    check_formats(&server);
+    check_format(&server);
     let series = parse(&text(&server));
     assert!(!series.keys().any(|(name, _)| name.starts_with("fake")));
     let commands: Vec<&String> = series
