@@ -65,7 +65,7 @@ of the same `running` go first. Long texts are cut; in JSON they are not.
 
 Examples:
   gpulimit ps
-  gpulimit ps lab --watch --sort total
+  gpulimit ps lab --sort total
   gpulimit ps --by user --device 0
   gpulimit ps lab --json | jq '.processes[].total'";
 

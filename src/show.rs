@@ -57,7 +57,7 @@ cut; `gpulimit ls` and JSON have them in full.
 Examples:
   gpulimit show
   gpulimit show --mine
-  gpulimit show lab --watch
+  gpulimit show lab --watch --json
   gpulimit show --device 0 --sort usage
   gpulimit show lab --json | jq '.groups[].gpus[].usage'";
 

@@ -44,7 +44,7 @@ out, but long names are cut.
 
 Examples:
   gpulimit tree
-  gpulimit tree --watch --sort usage
+  gpulimit tree --sort usage
   gpulimit tree lab --json";
 
 /// Shows the groups.

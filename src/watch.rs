@@ -1,16 +1,11 @@
-//! Repeats what a verb shows: the option `--watch`.
-//!
-//! A terminal shows the last round, redrawn in place. Other outputs get round after round.
-
-mod screen;
+//! Repeats what a verb shows as JSON: the option `--watch`. `gpulimit top` does so on a terminal.
 
 use super::clock::Moment;
 use super::failure::Failure;
 use super::figures::SCHEMA;
-use super::output::{self, Escaped, Reader};
+use super::output::{self, Reader};
 use gpulimit_limits::parse_duration;
 use jiff::Timestamp;
-use screen::Screen;
 use serde_json::{Value, json};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -19,7 +14,7 @@ use std::time::Duration;
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Args {
-    /// Show new figures every second until interrupted, or every TIME (5s, 500ms)
+    /// With --json: print new figures every second until interrupted, or every TIME (5s, 500ms)
     #[arg(
         long,
         value_name = "TIME",
@@ -54,9 +49,15 @@ pub enum Shown {
     Text(String),
 }
 
+/// The message about `--watch` without `--json`.
+const NO_SCREEN: &str =
+    "--watch prints JSON: add --json. To watch on the terminal, use: gpulimit top";
+
 impl Args {
-    /// Prints what `read` returns: once, or with `--watch` until interrupted. If a later round
-    /// fails, because the group was removed for instance, prints the reason and goes on.
+    /// Prints what `read` returns: once, or with `--watch` an object with the time on each line,
+    /// until interrupted or until the reader closes the pipe. If a later round fails, because the
+    /// group was removed for instance, prints the reason and goes on. Prints messages only if they
+    /// differ from those of the round before.
     pub fn rounds(
         &self,
         mut read: impl FnMut() -> Result<Round, Failure>,
@@ -69,79 +70,31 @@ impl Args {
             }
             return Ok(round.status);
         };
-        let (first, said) = output::captured(&mut read);
-        let first = first.inspect_err(|_| output::notes(&said))?;
-        match first.shown {
-            Shown::Text(_) if Screen::is_possible() => on_screen(interval, first, said, read),
-            _ => in_turn(interval, first, said, read),
+        let mut printed = String::new();
+        let mut is_first = true;
+        loop {
+            let (round, said) = output::captured(&mut read);
+            if said != printed {
+                output::notes(&said);
+                printed = said;
+            }
+            let (mut value, status) = match round {
+                Ok(Round { shown, status }) => match shown {
+                    Shown::Json(value) => (value, status),
+                    Shown::Text(_) => return Err(Failure::usage(NO_SCREEN)),
+                },
+                Err(failure) if is_first => return Err(failure),
+                Err(failure) => (json_of(&failure), ExitCode::FAILURE),
+            };
+            is_first = false;
+            value["time"] = Moment::from(Timestamp::now()).to_string().into();
+            if output::write(&format!("{value}\n"))? == Reader::Gone
+                || output::reader_after(interval) == Reader::Gone
+            {
+                return Ok(status);
+            }
         }
     }
-}
-
-/// Redraws the rounds on the terminal until a signal ends this process.
-fn on_screen(
-    interval: Duration,
-    first: Round,
-    first_said: String,
-    mut read: impl FnMut() -> Result<Round, Failure>,
-) -> Result<ExitCode, Failure> {
-    let mut screen = Screen::open()?;
-    let (mut round, mut said) = (first, first_said);
-    loop {
-        let every = interval.as_secs_f64();
-        let mut lines = vec![format!("{}, every {every} s, Ctrl-C ends", now())];
-        for note in said.lines() {
-            let note = output::fit(note, 2);
-            lines.extend(note.lines().map(str::to_owned));
-        }
-        lines.extend(round.shown.text().lines().map(str::to_owned));
-        screen.draw(lines)?;
-        screen.wait(interval);
-        (round, said) = next(&mut read, false);
-    }
-}
-
-/// Prints round after round, until the reader closes the pipe. Prints messages only if they differ
-/// from those of the round before.
-fn in_turn(
-    interval: Duration,
-    first: Round,
-    first_said: String,
-    mut read: impl FnMut() -> Result<Round, Failure>,
-) -> Result<ExitCode, Failure> {
-    let as_json = matches!(first.shown, Shown::Json(_));
-    let (mut round, mut said) = (first, first_said);
-    let mut printed = String::new();
-    let mut gap = "";
-    loop {
-        if said != printed {
-            output::notes(&said);
-            printed = said;
-        }
-        let text = match as_json {
-            true => round.shown.text(),
-            false => format!("{gap}{}\n{}", now(), round.shown.text()),
-        };
-        if output::write(&text)? == Reader::Gone || output::reader_after(interval) == Reader::Gone {
-            return Ok(round.status);
-        }
-        gap = "\n";
-        (round, said) = next(&mut read, as_json);
-    }
-}
-
-/// Reads another round, and returns its messages, too.
-fn next(read: &mut impl FnMut() -> Result<Round, Failure>, as_json: bool) -> (Round, String) {
-    let (round, said) = output::captured(read);
-    let round = round.unwrap_or_else(|failure| Round::failed(&failure, as_json));
-    (round, said)
-}
-
-/// Returns the time of a round, in the caller's time zone.
-fn now() -> String {
-    crate::clock::now()
-        .strftime("%Y-%m-%d %H:%M:%S")
-        .to_string()
 }
 
 /// Returns a failed round as JSON: `error` says why the round could not be read.
@@ -151,34 +104,4 @@ pub fn json_of(failure: &Failure) -> Value {
         "time": Moment::from(Timestamp::now()).to_string(),
         "error": failure.to_string(),
     })
-}
-
-impl Round {
-    /// Returns a round that only says why it could not be read.
-    fn failed(failure: &Failure, as_json: bool) -> Self {
-        let shown = match as_json {
-            true => Shown::Json(json_of(failure)),
-            false => {
-                let why = Escaped(&failure.to_string()).to_string();
-                Shown::Text(output::fit(&why, 2) + "\n")
-            }
-        };
-        Self {
-            shown,
-            status: ExitCode::FAILURE,
-        }
-    }
-}
-
-impl Shown {
-    /// Returns the text of a repeated round. JSON is one line, with the time.
-    fn text(self) -> String {
-        match self {
-            Self::Text(text) => text,
-            Self::Json(mut value) => {
-                value["time"] = Moment::from(Timestamp::now()).to_string().into();
-                format!("{value}\n")
-            }
-        }
-    }
 }

@@ -1,12 +1,11 @@
-//! `--watch` of `show`, `tree` and `ps`, on a terminal and elsewhere.
+//! `--watch --json` of `show`, `tree` and `ps`.
 
 use crate::place::{GIB, Nothing, Place, Running, text};
-use crate::terminal::on_terminal;
 use gpulimit_base::units::Size;
 use gpulimit_group::Insistence;
 use serde_json::Value;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{ChildStdout, Command, Stdio};
+use std::io::{BufRead, BufReader};
+use std::process::{ChildStdout, Stdio};
 
 /// A controller that repeats its output, with the lines that it has not printed yet.
 struct Watched {
@@ -17,11 +16,8 @@ struct Watched {
 impl Watched {
     fn start(place: &Place, arguments: &str) -> Self {
         let arguments: Vec<&str> = arguments.split(' ').collect();
-        Self::of(&mut place.gpulimit(&arguments))
-    }
-
-    fn of(command: &mut Command) -> Self {
-        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut command = place.gpulimit(&arguments);
+        command.stdout(Stdio::piped());
         let mut child = Running::start(command.stderr(Stdio::piped()));
         let out = BufReader::new(child.stdout.take().expect("piped"));
         Self { child, out }
@@ -38,34 +34,6 @@ impl Watched {
         serde_json::from_str(&self.line()).expect("JSON")
     }
 
-    /// Reads until the output contains the text. Returns what was read.
-    fn until(&mut self, wanted: &str) -> String {
-        let mut seen = Vec::new();
-        let mut byte = [0];
-        while !String::from_utf8_lossy(&seen).ends_with(wanted) {
-            let count = self.out.read(&mut byte).expect("readable");
-            assert!(
-                count > 0,
-                "no {wanted:?} in {:?}",
-                String::from_utf8_lossy(&seen)
-            );
-            seen.extend(byte);
-        }
-        String::from_utf8_lossy(&seen).into_owned()
-    }
-
-    fn types(&mut self, keys: &str) {
-        let input = self.child.stdin.as_mut().expect("piped");
-        input.write_all(keys.as_bytes()).expect("written");
-    }
-
-    /// Reads to the end. Returns what was read.
-    fn rest(&mut self) -> String {
-        let mut rest = String::new();
-        self.out.read_to_string(&mut rest).expect("text");
-        rest
-    }
-
     /// Closes the pipe and waits for the end. Returns standard error.
     fn close(self) -> String {
         drop(self.out);
@@ -76,28 +44,15 @@ impl Watched {
 }
 
 #[test]
-fn rounds_follow_each_other_with_a_time_and_a_blank_line() {
+fn a_screen_is_the_work_of_top() {
     let place = Place::new();
     place.group("lab", Size::Bytes(GIB));
-    for verb in ["show", "tree"] {
-        place.said(&["set", "lab", "max=1G"]);
-        let mut watched = Watched::start(&place, &format!("{verb} --watch=100ms"));
-        for round in 0..2 {
-            if round > 0 {
-                assert_eq!(watched.line(), "");
-            }
-            let time = watched.line();
-            let form: String = time
-                .chars()
-                .map(|c| if c.is_ascii_digit() { '0' } else { c })
-                .collect();
-            assert_eq!(form, "0000-00-00 00:00:00");
-            assert!(watched.line().starts_with("GROUP  GPU"));
-            assert!(watched.line().contains("1.0 GiB"));
-        }
-        place.said(&["set", "lab", "max=2G"]);
-        watched.until("2.0 GiB");
-        assert_eq!(watched.close(), "");
+    for verb in ["show", "tree", "ps"] {
+        let error = place.refused(2, &[verb, "--watch=100ms"]);
+        assert!(
+            error.contains("add --json") && error.contains("gpulimit top"),
+            "{error}"
+        );
     }
 }
 
@@ -106,17 +61,9 @@ fn rounds_follow_each_other_with_a_time_and_a_blank_line() {
 fn a_watch_ends_when_its_reader_is_gone() {
     let place = Place::new();
     place.group("lab", Size::Max);
-    for arguments in ["show --watch=1000h", "ps --json --watch=1000h"] {
-        let mut watched = Watched::start(&place, arguments);
-        watched.line();
-        let (mut rest, mut byte) = (Vec::new(), [0]);
-        // The last line of a round is the last thing before the wait.
-        while !rest.ends_with(b"0\n") && arguments.starts_with("show") {
-            assert_eq!(watched.out.read(&mut byte).expect("readable"), 1);
-            rest.extend(byte);
-        }
-        assert_eq!(watched.close(), "", "{arguments}");
-    }
+    let mut watched = Watched::start(&place, "ps --json --watch=1000h");
+    watched.json();
+    assert_eq!(watched.close(), "");
 }
 
 #[test]
@@ -157,9 +104,7 @@ fn a_group_that_disappears_and_comes_back_is_reported() {
     let place = Place::new();
     place.group("lab", Size::Bytes(GIB));
     let mut lines = Watched::start(&place, "show lab --watch=100ms --json");
-    let mut table = Watched::start(&place, "tree lab --watch=100ms");
     assert_eq!(lines.json()["groups"][0]["name"], "lab");
-    table.until("1.0 GiB");
     place.said(&["rm", "lab"]);
     let error = loop {
         let round = lines.json();
@@ -169,14 +114,9 @@ fn a_group_that_disappears_and_comes_back_is_reported() {
         }
     };
     assert!(error.contains("no group 'lab'"), "{error}");
-    table.until("no group 'lab'");
     place.group("lab", Size::Bytes(2 * GIB));
     while lines.json()["groups"].is_null() {}
-    table.until("2.0 GiB");
-    assert_eq!(
-        (lines.close(), table.close()),
-        (String::new(), String::new())
-    );
+    assert_eq!(lines.close(), "");
 }
 
 #[test]
@@ -197,12 +137,15 @@ fn the_first_round_fails_as_without_watch() {
 #[test]
 fn a_message_is_printed_once() {
     let place = Place::new();
-    let mut watched = Watched::start(&place, "show --watch=100ms");
+    place.group("lab", Size::Max);
+    std::fs::write(place.root_path().join("lab/ledger"), "damaged").expect("written");
+    let mut watched = Watched::start(&place, "show --watch=100ms --json");
     for _ in 0..4 {
-        watched.line();
+        watched.json();
     }
-    let said = watched.close();
-    assert_eq!(said.matches("gpulimit run --max 4G").count(), 1, "{said}");
+    drop(watched.out);
+    let said = text(&watched.child.ended().stderr);
+    assert!(said.contains("lab/ledger"), "{said}");
     assert_eq!(said.lines().count(), 1, "{said}");
 }
 
@@ -224,92 +167,4 @@ fn a_watch_keeps_no_ended_child_processes() {
     // A child that was killed takes a while to end.
     assert!(counts[10..].iter().any(|count| *count < 5), "{counts:?}");
     watched.close();
-}
-
-const ENTER: &str = "\u{1b}[?1049h\u{1b}[?25l";
-const LEAVE: &str = "\u{1b}[?25h\u{1b}[?1049l";
-
-#[test]
-fn a_terminal_is_redrawn_in_place_and_given_back() {
-    let place = Place::new();
-    for number in 0..20 {
-        place.group(&format!("g{number:02}"), Size::Bytes(GIB));
-    }
-    // The shell survives the terminal's Ctrl-C.
-    let script = "stty cols 80 rows 8; trap : INT; PROGRAM show --watch=100ms; \
-                  echo status $?; stty -a";
-    let mut watched = Watched::of(&mut on_terminal(&place, script));
-    // A line of time, the heads, five groups, and the line about the others.
-    let seen = watched.until("15 more lines: the terminal is too small");
-    assert!(seen.starts_with(ENTER) && seen.contains("g04"), "{seen:?}");
-    assert!(!seen.contains("g05"), "{seen:?}");
-    place.said(&["set", "g00", "max=3G"]);
-    let seen = watched.until("3.0 GiB");
-    // Only the rows that change are written: neither the heads nor the other groups.
-    assert!(!seen.contains("GROUP") && !seen.contains("g01"), "{seen:?}");
-    assert!(!seen.contains("\u{1b}[2J"), "{seen:?}");
-    watched.types("\u{3}");
-    let rest = watched.rest();
-    assert!(rest.contains(LEAVE) && !rest.contains(ENTER), "{rest:?}");
-    let after = rest.rsplit(LEAVE).next().expect("text");
-    assert!(after.contains("status 130"), "{after}");
-    assert!(
-        after.contains(" echo ") && !after.contains("-echo "),
-        "{after}"
-    );
-}
-
-#[test]
-fn a_terminal_is_given_back_after_sigterm_and_redrawn_when_its_size_changes() {
-    let place = Place::new();
-    for number in 0..20 {
-        place.group(&format!("g{number:02}"), Size::Bytes(GIB));
-    }
-    let script = "stty cols 80 rows 8; PROGRAM tree --watch=1000h & \
-                  read line; stty rows 30; read line; kill $!; wait $!; \
-                  echo status $?; stty -a";
-    let mut watched = Watched::of(&mut on_terminal(&place, script));
-    watched.until("15 more lines: the terminal is too small");
-    watched.types("\n");
-    let seen = watched.until("g19");
-    assert!(!seen.contains("more lines"), "{seen:?}");
-    watched.types("\n");
-    let rest = watched.rest();
-    let after = rest.rsplit(LEAVE).next().expect("text");
-    assert!(
-        rest.contains(LEAVE) && after.contains("status 143"),
-        "{rest:?}"
-    );
-    assert!(
-        after.contains(" echo ") && !after.contains("-echo "),
-        "{after}"
-    );
-}
-
-/// The terminal itself would show the last letter of each line in its last column: `1B`.
-#[test]
-fn rows_are_cut_to_the_width_of_the_terminal() {
-    let place = Place::new();
-    place.group("lab", Size::Bytes(GIB));
-    let script = "stty cols 14 rows 8; trap : INT; PROGRAM show --watch=100ms; echo end";
-    let mut watched = Watched::of(&mut on_terminal(&place, script));
-    let seen = watched.until("lab    all  1…");
-    watched.types("\u{3}");
-    let seen = seen + &watched.rest();
-    assert!(seen.contains("end") && !seen.contains("GiB"), "{seen:?}");
-}
-
-#[test]
-fn a_terminal_without_escape_sequences_gets_round_after_round() {
-    let place = Place::new();
-    place.group("lab", Size::Bytes(GIB));
-    let script = "TERM=dumb; export TERM; trap : INT; PROGRAM show --watch=100ms";
-    let mut watched = Watched::of(&mut on_terminal(&place, script));
-    let seen = watched.until("1.0 GiB") + &watched.until("GROUP");
-    assert!(
-        !seen.contains('\u{1b}') && seen.contains("\r\n\r\n"),
-        "{seen:?}"
-    );
-    watched.types("\u{3}");
-    assert!(!watched.rest().contains('\u{1b}'));
 }
