@@ -10,4 +10,5 @@ mod metrics;
 mod odd;
 mod rig;
 mod scale;
+mod scene;
 mod sockets;
