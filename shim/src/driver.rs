@@ -7,6 +7,7 @@ pub mod dlsym;
 pub mod figures;
 mod functions;
 pub mod gate;
+pub mod inside;
 mod library;
 mod real;
 pub mod suspension;
@@ -14,7 +15,7 @@ pub mod suspension;
 use crate::abi::{Out, SUCCESS, Status};
 pub use functions::{cuda, nvml};
 pub use library::Library;
-pub use real::Real;
+pub use real::{Real, Visit};
 
 /// Calls a driver function that writes one result. Returns the result, or the status of the
 /// failure.

@@ -1,11 +1,10 @@
 //! The part of a hook that all hooked functions share: the check for a limit, the re-entrancy guard
 //! and the panic boundary around the handler.
 //!
-//! Without a limit, or inside another hook of the same thread, the driver gets the call exactly as
-//! the program made it.
+//! Without a limit, and where the guard says so, the driver gets the call exactly as the program
+//! made it.
 #![allow(unsafe_code)]
 
-mod frames;
 mod guard;
 #[cfg(target_arch = "x86_64")]
 mod pass;
@@ -19,6 +18,7 @@ use gpulimit_group::{Errno, Undisturbed};
 use crate::abi::Status;
 use crate::account::Process;
 use crate::account::limited::limited;
+use crate::driver::inside;
 use crate::handler::Call;
 
 /// The class of a hook: how the hook accounts for memory. `gpulimit doctor` and
@@ -75,6 +75,14 @@ impl Row {
         // UTF-8.
         unsafe { std::str::from_utf8_unchecked(self.symbol.to_bytes()) }
     }
+
+    /// Returns whether the handler takes no lock of a pool or of graph memory. Calls of other
+    /// functions go straight on where the outer call holds such a lock.
+    #[cold]
+    fn needs_no_pool(&self) -> bool {
+        matches!(self.class, Class::sized | Class::view | Class::lookup)
+            || self.name().starts_with("cuMemFree")
+    }
 }
 
 // SAFETY: the pointer is the address of a function, which is valid in every thread.
@@ -114,7 +122,7 @@ unsafe fn enter_by(
 }
 
 /// Runs `handler` after the driver's call, and returns `status`, the call's result. The driver's
-/// call ran without the re-entrancy guard.
+/// call ran outside of the hook.
 #[inline(never)]
 pub fn after(row: &'static Row, status: Status, handler: fn(Call)) -> Status {
     let done = |call| {
@@ -149,10 +157,14 @@ pub fn run(
     }
     let _errno = Errno::keep();
     let _undisturbed = undisturbed.then(Undisturbed::new);
-    let handled = guard::alone(|| {
+    let handled = guard::alone(|is_nested| {
         catch_unwind(AssertUnwindSafe(|| {
             let process = Process::current();
-            if row.class != Class::pooled {
+            if is_nested {
+                if inside::is_closed() && !row.needs_no_pool() {
+                    return real();
+                }
+            } else if row.class != Class::pooled {
                 process.answer();
             }
             let symbol = row.name();
@@ -167,10 +179,10 @@ pub fn run(
 }
 
 /// Runs a function of the C interface, behind the re-entrancy guard and the panic boundary. Returns
-/// `None` in a thread that is inside a hook, as in a signal handler, and after a panic.
+/// `None` in a signal handler that has interrupted a hook, and after a panic.
 pub fn own<T>(function: impl FnOnce() -> T) -> Option<T> {
     let _undisturbed = Undisturbed::new();
-    match guard::alone(|| catch_unwind(AssertUnwindSafe(function)))? {
+    match guard::alone(|_| catch_unwind(AssertUnwindSafe(function)))? {
         Ok(answer) => Some(answer),
         Err(panic) => {
             // Dropping the payload of a panic can panic again, so the payload is leaked.
@@ -188,14 +200,13 @@ fn panicked(panic: Box<dyn Any + Send>, row: &Row) -> Status {
     ));
     // Dropping the payload of a panic can panic again, so the payload is leaked.
     std::mem::forget(panic);
-    // `Process::recover` calls the driver. Inside the re-entrancy guard these calls go straight to
-    // the driver.
-    let recovered = guard::alone(|| catch_unwind(|| Process::current().recover()));
+    let recovered = guard::alone(|_| catch_unwind(|| Process::current().recover()));
     if let Some(Err(panic)) = recovered {
         std::mem::forget(panic);
     }
     broken
 }
 
+pub use guard::visit;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use pass::pass;

@@ -39,6 +39,8 @@ pub(super) const ANEW_MOST: Duration = Duration::from_secs(8);
 /// How many of the steps at a group's limit a request takes.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Insistence {
+    /// The request takes what is free at once. It asks no other process, and reclaims nothing.
+    AtOnce,
     /// The request neither waits nor kills, because the caller has another way to get memory.
     None,
     /// The request takes all steps that the group's options allow.
@@ -100,11 +102,16 @@ fn charge<'a>(
         is_for_program: insistence == Insistence::Full,
         is_stuck: Cell::new(false),
     };
+    if insistence == Insistence::AtOnce {
+        return request
+            .at_once()
+            .map_err(|refused| request.refusal(refused));
+    }
     let above = request.restrain();
     let granted = request
         .first(insistence)
         .or_else(|refused| match insistence {
-            Insistence::None => Err(refused),
+            Insistence::AtOnce | Insistence::None => Err(refused),
             Insistence::Full => request.insist(refused, None),
             Insistence::Within(time) => request.insist(refused, Some(Instant::now() + time)),
         });
@@ -180,6 +187,16 @@ impl<'a> Request<'a, '_> {
 
     pub(super) fn options(&self, level: usize) -> Options {
         self.station(level).limits.options()
+    }
+
+    fn at_once(&self) -> Result<(), Refused> {
+        if let Some(level) = self.line_ahead() {
+            return Err(self.refused_at(level));
+        }
+        let charge =
+            |path: &[ledger::Level<'_>]| ledger::try_charge_ahead(path, self.bytes, self.idle);
+        let granted = self.member.on_path(self.device, Spared::Low, charge);
+        granted.then_some(()).ok_or_else(|| self.refused_at(0))
     }
 
     fn first(&self, insistence: Insistence) -> Result<(), Refused> {

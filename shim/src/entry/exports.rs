@@ -74,7 +74,7 @@ macro_rules! exports {
         pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
             // Where the check of `unless CHECK` is true, the call skips the re-entrancy guard.
             #[allow(unused_variables)]
-            let real = || driver::$name($($arg),*);
+            let real = || driver::straight::$name($($arg),*);
             $( if $known($handle) { return real(); } )?
             exports!(@enter $name ( $($arg : $ty),* ) => $handler $(, given $given)?)
         }
@@ -83,7 +83,7 @@ macro_rules! exports {
     (@export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, as gate) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
-            $handler(|| driver::$name($($arg),*))
+            $handler(|| crate::hook::visit(|| driver::straight::$name($($arg),*)))
         }
     };
 
@@ -93,7 +93,7 @@ macro_rules! exports {
             crate::hook::run(
                 const { &ROWS[driver::Index::$name as usize] },
                 false,
-                || driver::$name($($arg),*),
+                || driver::straight::$name($($arg),*),
                 |call| $handler(call, |$($arg: $ty),*| driver::$name($($arg),*), $($arg),*),
             )
         }
@@ -102,7 +102,7 @@ macro_rules! exports {
     (@export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, as wait) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
-            let status = driver::$name($($arg),*);
+            let status = crate::hook::visit(|| driver::straight::$name($($arg),*));
             crate::hook::after(const { &ROWS[driver::Index::$name as usize] }, status, $handler)
         }
     };
@@ -113,9 +113,9 @@ macro_rules! exports {
         // This tail call leaves no stack frame: libgcc_s, which unwinds cancelled threads, cannot
         // unwind frames of portable builds.
         if crate::account::limited::unlimited() {
-            return driver::$name($($arg),*);
+            return driver::straight::$name($($arg),*);
         }
-        let real = move || driver::$name($($arg),*);
+        let real = move || driver::straight::$name($($arg),*);
         let row = const { &ROWS[driver::Index::$name as usize] };
         crate::hook::enter(row, move |call: Option<crate::handler::Call>| match call {
             Some(call) => exports!(
@@ -138,7 +138,7 @@ macro_rules! exports {
         @handle $call:ident, $real:ident,
         $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, given ( $($given:ident),* )
     ) => {
-        $handler($call, &$real, $($given),*)
+        $handler($call, &crate::driver::Visit(&$real), $($given),*)
     };
 
     (
