@@ -149,12 +149,13 @@ impl Blocks {
             // freeing.
             return held.small == 1;
         }
-        let new = Block {
-            small: 1,
-            ..Block::empty(device, context())
-        };
-        shard.insert(block, new);
-        true
+        drop(shard);
+        // The driver is asked without the lock, as all locks of one map demand.
+        let new = Block::empty(device, context());
+        let mut shard = self.shard(block).lock();
+        let held = shard.entry(block).or_insert(new);
+        held.small += 1;
+        held.small == 1
     }
 
     /// Removes a small allocation from its block. Call after the driver has freed the allocation.
