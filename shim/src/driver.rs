@@ -15,7 +15,7 @@ pub mod suspension;
 use crate::abi::{Out, SUCCESS, Status};
 pub use functions::{cuda, nvml};
 pub use library::Library;
-pub use real::{Real, Visit};
+pub use real::Real;
 
 /// Calls a driver function that writes one result. Returns the result, or the status of the
 /// failure.

@@ -18,7 +18,7 @@ use gpulimit_group::{Errno, Undisturbed};
 use crate::abi::Status;
 use crate::account::Process;
 use crate::account::limited::limited;
-use crate::driver::inside;
+use crate::driver::{Real, inside};
 use crate::handler::Call;
 
 /// The class of a hook: how the hook accounts for memory. `gpulimit doctor` and
@@ -88,19 +88,44 @@ impl Row {
 // SAFETY: the pointer is the address of a function, which is valid in every thread.
 unsafe impl Sync for Row {}
 
+/// What a handler gets: the call, and the driver's function with the program's arguments.
+pub type Entered<'a> = (Call, &'a dyn Real);
+
 /// Runs a hook. `hook` calls the handler when it gets a [`Call`], and the driver's function when it
 /// gets `None`.
 #[inline(always)]
-pub fn enter<F: Fn(Option<Call>) -> Status>(row: &'static Row, hook: F) -> Status {
+pub fn enter<F: Fn(Option<Entered<'_>>) -> Status>(row: &'static Row, hook: F) -> Status {
     /// # Safety
     /// `hook` points to an `F`.
-    unsafe fn call<F: Fn(Option<Call>) -> Status>(hook: *const (), call: Option<Call>) -> Status {
+    unsafe fn call<F: Fn(Option<Entered<'_>>) -> Status>(
+        hook: *const (),
+        call: Option<Entered<'_>>,
+    ) -> Status {
         // SAFETY: the caller promises that `hook` points to an `F`.
         unsafe { (*hook.cast::<F>())(call) }
     }
     let hook = &raw const hook;
     // SAFETY: `hook` points to an `F`, as `call::<F>` expects, and the closure outlives the call.
     unsafe { enter_by(row, hook.cast(), call::<F>) }
+}
+
+/// A hook of any function, for [`enter_by`].
+struct Hook {
+    hook: *const (),
+    call: unsafe fn(*const (), Option<Entered<'_>>) -> Status,
+}
+
+impl Hook {
+    fn run(&self, with: Option<Entered<'_>>) -> Status {
+        // SAFETY: the caller of `enter_by` promises that `call` may be called with `hook`.
+        unsafe { (self.call)(self.hook, with) }
+    }
+}
+
+impl Real for Hook {
+    fn call(&self) -> Status {
+        inside::visit(|| self.run(None))
+    }
 }
 
 /// Does the work of [`enter`], compiled once for all hooks. A pointer and a function replace a `dyn
@@ -111,14 +136,18 @@ pub fn enter<F: Fn(Option<Call>) -> Status>(row: &'static Row, hook: F) -> Statu
 unsafe fn enter_by(
     row: &'static Row,
     hook: *const (),
-    call: unsafe fn(*const (), Option<Call>) -> Status,
+    call: unsafe fn(*const (), Option<Entered<'_>>) -> Status,
 ) -> Status {
-    // SAFETY: the caller promises that `call` may be called with `hook`.
-    let hook = |with| unsafe { call(hook, with) };
+    let hook = Hook { hook, call };
     // Handlers of launches and pools put off the thread's cancellation themselves, in their slow
     // paths.
     let slow = !matches!(row.class, Class::launch | Class::pooled);
-    run(row, slow, || hook(None), |call| hook(Some(call)))
+    run(
+        row,
+        slow,
+        || hook.run(None),
+        |call| hook.run(Some((call, &hook))),
+    )
 }
 
 /// Runs `handler` after the driver's call, and returns `status`, the call's result. The driver's

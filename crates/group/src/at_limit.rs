@@ -102,12 +102,10 @@ fn charge<'a>(
         is_for_program: insistence == Insistence::Full,
         is_stuck: Cell::new(false),
     };
-    if insistence == Insistence::AtOnce {
-        return request
-            .at_once()
-            .map_err(|refused| request.refusal(refused));
-    }
-    let above = request.restrain();
+    let above = match insistence {
+        Insistence::AtOnce => [false; MAX_DEPTH],
+        _ => request.restrain(),
+    };
     let granted = request
         .first(insistence)
         .or_else(|refused| match insistence {
@@ -189,21 +187,17 @@ impl<'a> Request<'a, '_> {
         self.station(level).limits.options()
     }
 
-    fn at_once(&self) -> Result<(), Refused> {
-        if let Some(level) = self.line_ahead() {
-            return Err(self.refused_at(level));
-        }
-        let charge =
-            |path: &[ledger::Level<'_>]| ledger::try_charge_ahead(path, self.bytes, self.idle);
-        let granted = self.member.on_path(self.device, Spared::Low, charge);
-        granted.then_some(()).ok_or_else(|| self.refused_at(0))
-    }
-
     fn first(&self, insistence: Insistence) -> Result<(), Refused> {
         if insistence != Insistence::None
             && let Some(level) = self.line_ahead()
         {
             return Err(self.refused_at(level));
+        }
+        if insistence == Insistence::AtOnce {
+            let charge =
+                |path: &[ledger::Level<'_>]| ledger::try_charge_ahead(path, self.bytes, self.idle);
+            let granted = self.member.on_path(self.device, Spared::Low, charge);
+            return granted.then_some(()).ok_or_else(|| self.refused_at(0));
         }
         self.attempt()
     }

@@ -87,9 +87,8 @@ macro_rules! functions {
             pub mod straight {
                 use super::*;
                 functions!(
-                    @real $library, $missing,
+                    @real false, $library, $missing,
                     $( $name ( $($arg : $ty),* ) as ( $($($way)+)? ) ; )*
-                    $( $call ( $($carg : $cty),* ) as () ; )*
                 );
             }
 
@@ -97,8 +96,9 @@ macro_rules! functions {
             // names.
             const VISITS: bool = matches!(stringify!($module).as_bytes(), b"cuda");
 
+            functions!(@visit $( $name ( $($arg : $ty),* ) ; )*);
             functions!(
-                @visit $( $name ( $($arg : $ty),* ) ; )* $( $call ( $($carg : $cty),* ) ; )*
+                @real VISITS, $library, $missing, $( $call ( $($carg : $cty),* ) as () ; )*
             );
 
             /// For each driver function, a function of the same name that returns whether this
@@ -113,7 +113,7 @@ macro_rules! functions {
     )* };
 
     (
-        @real $library:ident, $missing:expr,
+        @real $visits:expr, $library:ident, $missing:expr,
         $( $name:ident ( $($arg:ident : $ty:ty),* ) as $ways:tt ; )*
     ) => { $(
         /// Calls the driver's own function of this name. Returns a fixed error when this driver
@@ -138,6 +138,9 @@ macro_rules! functions {
                 type Function = unsafe extern "C-unwind" fn($($ty),*) -> Status;
                 std::mem::transmute::<*mut std::ffi::c_void, Function>(address)($($arg),*)
             };
+            if $visits {
+                return inside::visit(call);
+            }
             match const { functions!(@gate $ways) } {
                 Some(calls) => gate::pass(NAMES[Index::$name as usize], calls, call),
                 None => call(),

@@ -115,13 +115,12 @@ macro_rules! exports {
         if crate::account::limited::unlimited() {
             return driver::straight::$name($($arg),*);
         }
-        let real = move || driver::straight::$name($($arg),*);
         let row = const { &ROWS[driver::Index::$name as usize] };
-        crate::hook::enter(row, move |call: Option<crate::handler::Call>| match call {
-            Some(call) => exports!(
+        crate::hook::enter(row, move |call: Option<crate::hook::Entered<'_>>| match call {
+            Some((call, real)) => exports!(
                 @handle call, real, $name ( $($arg : $ty),* ) => $handler $(, given $given)?
             ),
-            None => real(),
+            None => driver::straight::$name($($arg),*),
         })
     }};
 
@@ -131,14 +130,17 @@ macro_rules! exports {
     ) => {
         // Passes a function pointer instead of a closure, so that driver functions with the same
         // signature share one compiled handler.
-        $handler($call, driver::$name as fn($($ty),*) -> Status, $($arg),*)
+        {
+            let _ = $real;
+            $handler($call, driver::$name as fn($($ty),*) -> Status, $($arg),*)
+        }
     };
 
     (
         @handle $call:ident, $real:ident,
         $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, given ( $($given:ident),* )
     ) => {
-        $handler($call, &crate::driver::Visit(&$real), $($given),*)
+        $handler($call, $real, $($given),*)
     };
 
     (
