@@ -59,6 +59,8 @@ pub enum Class {
 pub struct Row {
     /// The exported symbol.
     pub symbol: &'static std::ffi::CStr,
+    /// The hash of the symbol in tables of the dynamic linker.
+    pub hash: u32,
     /// The class: how the hook accounts for memory.
     pub class: Class,
     /// The status that the hooked function returns when its handler panics, because a panic must

@@ -46,6 +46,7 @@ macro_rules! exports {
             /// The rows of the hooked functions, in the order of `driver::NAMES`.
             static ROWS: [Row; [$( stringify!($name) ),*].len()] = [ $( Row {
                 symbol: driver::NAMES[driver::Index::$name as usize],
+                hash: crate::entry::door::hash(driver::NAMES[driver::Index::$name as usize]),
                 class: Class::$class,
                 broken: $broken,
                 hook: exports::$name as *const std::ffi::c_void,
