@@ -59,7 +59,7 @@ use crate::abi::{
 use crate::clock;
 use crate::driver::dlsym::real_dlsym;
 use crate::driver::gate::{self, Door};
-use crate::driver::{answer, cuda, devices, suspension};
+use crate::driver::{answer, cuda, devices, inside, suspension};
 use crate::membership::{self, Failed};
 use arrays::Arrays;
 use blocks::Blocks;
@@ -138,13 +138,17 @@ impl Process {
     /// - Any other: every call that would take memory fails with this error.
     pub fn member(&'static self) -> Result<&'static Member, Status> {
         if self.member.get().is_none() {
+            // Inside of a question of a thread that joins, which the driver has reported to a tool.
+            if inside::is_closed() {
+                return Err(CUDA_ERROR_UNKNOWN);
+            }
             // Only one thread joins. A second join would make the process appear twice in the
             // ledger.
             let _undisturbed = Undisturbed::new();
             let _alone = hold(Place::Joining, || self.joining.lock());
             if self.member.get().is_none() {
                 clock::find(real_dlsym);
-                let joined = join();
+                let joined = inside::closed(join);
                 if let Err(Failed::Early) = joined {
                     return Err(CUDA_ERROR_NOT_INITIALIZED);
                 }

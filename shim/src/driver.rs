@@ -7,6 +7,7 @@ pub mod dlsym;
 pub mod figures;
 mod functions;
 pub mod gate;
+pub mod inside;
 mod library;
 mod real;
 pub mod suspension;

@@ -1,11 +1,10 @@
 //! The part of a hook that all hooked functions share: the check for a limit, the re-entrancy guard
 //! and the panic boundary around the handler.
 //!
-//! Without a limit, or inside another hook of the same thread, the driver gets the call exactly as
-//! the program made it.
+//! Without a limit, and where the guard says so, the driver gets the call exactly as the program
+//! made it.
 #![allow(unsafe_code)]
 
-mod frames;
 mod guard;
 #[cfg(target_arch = "x86_64")]
 mod pass;
@@ -19,6 +18,7 @@ use gpulimit_group::{Errno, Undisturbed};
 use crate::abi::Status;
 use crate::account::Process;
 use crate::account::limited::limited;
+use crate::driver::{Real, inside};
 use crate::handler::Call;
 
 /// The class of a hook: how the hook accounts for memory. `gpulimit doctor` and
@@ -59,6 +59,8 @@ pub enum Class {
 pub struct Row {
     /// The exported symbol.
     pub symbol: &'static std::ffi::CStr,
+    /// The hash of the symbol in tables of the dynamic linker.
+    pub hash: u32,
     /// The class: how the hook accounts for memory.
     pub class: Class,
     /// The status that the hooked function returns when its handler panics, because a panic must
@@ -75,24 +77,57 @@ impl Row {
         // UTF-8.
         unsafe { std::str::from_utf8_unchecked(self.symbol.to_bytes()) }
     }
+
+    /// Returns whether the handler takes no lock of a pool or of graph memory. Calls of other
+    /// functions go straight on where the outer call holds such a lock.
+    #[cold]
+    fn needs_no_pool(&self) -> bool {
+        matches!(self.class, Class::sized | Class::view | Class::lookup)
+            || self.name().starts_with("cuMemFree")
+    }
 }
 
 // SAFETY: the pointer is the address of a function, which is valid in every thread.
 unsafe impl Sync for Row {}
 
+/// What a handler gets: the call, and the driver's function with the program's arguments.
+pub type Entered<'a> = (Call, &'a dyn Real);
+
 /// Runs a hook. `hook` calls the handler when it gets a [`Call`], and the driver's function when it
 /// gets `None`.
 #[inline(always)]
-pub fn enter<F: Fn(Option<Call>) -> Status>(row: &'static Row, hook: F) -> Status {
+pub fn enter<F: Fn(Option<Entered<'_>>) -> Status>(row: &'static Row, hook: F) -> Status {
     /// # Safety
     /// `hook` points to an `F`.
-    unsafe fn call<F: Fn(Option<Call>) -> Status>(hook: *const (), call: Option<Call>) -> Status {
+    unsafe fn call<F: Fn(Option<Entered<'_>>) -> Status>(
+        hook: *const (),
+        call: Option<Entered<'_>>,
+    ) -> Status {
         // SAFETY: the caller promises that `hook` points to an `F`.
         unsafe { (*hook.cast::<F>())(call) }
     }
     let hook = &raw const hook;
     // SAFETY: `hook` points to an `F`, as `call::<F>` expects, and the closure outlives the call.
     unsafe { enter_by(row, hook.cast(), call::<F>) }
+}
+
+/// A hook of any function, for [`enter_by`].
+struct Hook {
+    hook: *const (),
+    call: unsafe fn(*const (), Option<Entered<'_>>) -> Status,
+}
+
+impl Hook {
+    fn run(&self, with: Option<Entered<'_>>) -> Status {
+        // SAFETY: the caller of `enter_by` promises that `call` may be called with `hook`.
+        unsafe { (self.call)(self.hook, with) }
+    }
+}
+
+impl Real for Hook {
+    fn call(&self) -> Status {
+        inside::visit(|| self.run(None))
+    }
 }
 
 /// Does the work of [`enter`], compiled once for all hooks. A pointer and a function replace a `dyn
@@ -103,18 +138,22 @@ pub fn enter<F: Fn(Option<Call>) -> Status>(row: &'static Row, hook: F) -> Statu
 unsafe fn enter_by(
     row: &'static Row,
     hook: *const (),
-    call: unsafe fn(*const (), Option<Call>) -> Status,
+    call: unsafe fn(*const (), Option<Entered<'_>>) -> Status,
 ) -> Status {
-    // SAFETY: the caller promises that `call` may be called with `hook`.
-    let hook = |with| unsafe { call(hook, with) };
+    let hook = Hook { hook, call };
     // Handlers of launches and pools put off the thread's cancellation themselves, in their slow
     // paths.
     let slow = !matches!(row.class, Class::launch | Class::pooled);
-    run(row, slow, || hook(None), |call| hook(Some(call)))
+    run(
+        row,
+        slow,
+        || hook.run(None),
+        |call| hook.run(Some((call, &hook))),
+    )
 }
 
 /// Runs `handler` after the driver's call, and returns `status`, the call's result. The driver's
-/// call ran without the re-entrancy guard.
+/// call ran outside of the hook.
 #[inline(never)]
 pub fn after(row: &'static Row, status: Status, handler: fn(Call)) -> Status {
     let done = |call| {
@@ -149,10 +188,14 @@ pub fn run(
     }
     let _errno = Errno::keep();
     let _undisturbed = undisturbed.then(Undisturbed::new);
-    let handled = guard::alone(|| {
+    let handled = guard::alone(|is_nested| {
         catch_unwind(AssertUnwindSafe(|| {
             let process = Process::current();
-            if row.class != Class::pooled {
+            if is_nested {
+                if inside::is_closed() && !row.needs_no_pool() {
+                    return real();
+                }
+            } else if row.class != Class::pooled {
                 process.answer();
             }
             let symbol = row.name();
@@ -167,10 +210,10 @@ pub fn run(
 }
 
 /// Runs a function of the C interface, behind the re-entrancy guard and the panic boundary. Returns
-/// `None` in a thread that is inside a hook, as in a signal handler, and after a panic.
+/// `None` in a signal handler that has interrupted a hook, and after a panic.
 pub fn own<T>(function: impl FnOnce() -> T) -> Option<T> {
     let _undisturbed = Undisturbed::new();
-    match guard::alone(|| catch_unwind(AssertUnwindSafe(function)))? {
+    match guard::alone(|_| catch_unwind(AssertUnwindSafe(function)))? {
         Ok(answer) => Some(answer),
         Err(panic) => {
             // Dropping the payload of a panic can panic again, so the payload is leaked.
@@ -188,14 +231,13 @@ fn panicked(panic: Box<dyn Any + Send>, row: &Row) -> Status {
     ));
     // Dropping the payload of a panic can panic again, so the payload is leaked.
     std::mem::forget(panic);
-    // `Process::recover` calls the driver. Inside the re-entrancy guard these calls go straight to
-    // the driver.
-    let recovered = guard::alone(|| catch_unwind(|| Process::current().recover()));
+    let recovered = guard::alone(|_| catch_unwind(|| Process::current().recover()));
     if let Some(Err(panic)) = recovered {
         std::mem::forget(panic);
     }
     broken
 }
 
+pub use guard::visit;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use pass::pass;

@@ -39,6 +39,8 @@ pub(super) const ANEW_MOST: Duration = Duration::from_secs(8);
 /// How many of the steps at a group's limit a request takes.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Insistence {
+    /// The request takes what is free at once. It asks no other process, and reclaims nothing.
+    AtOnce,
     /// The request neither waits nor kills, because the caller has another way to get memory.
     None,
     /// The request takes all steps that the group's options allow.
@@ -100,11 +102,14 @@ fn charge<'a>(
         is_for_program: insistence == Insistence::Full,
         is_stuck: Cell::new(false),
     };
-    let above = request.restrain();
+    let above = match insistence {
+        Insistence::AtOnce => [false; MAX_DEPTH],
+        _ => request.restrain(),
+    };
     let granted = request
         .first(insistence)
         .or_else(|refused| match insistence {
-            Insistence::None => Err(refused),
+            Insistence::AtOnce | Insistence::None => Err(refused),
             Insistence::Full => request.insist(refused, None),
             Insistence::Within(time) => request.insist(refused, Some(Instant::now() + time)),
         });
@@ -187,6 +192,12 @@ impl<'a> Request<'a, '_> {
             && let Some(level) = self.line_ahead()
         {
             return Err(self.refused_at(level));
+        }
+        if insistence == Insistence::AtOnce {
+            let charge =
+                |path: &[ledger::Level<'_>]| ledger::try_charge_ahead(path, self.bytes, self.idle);
+            let granted = self.member.on_path(self.device, Spared::Low, charge);
+            return granted.then_some(()).ok_or_else(|| self.refused_at(0));
         }
         self.attempt()
     }

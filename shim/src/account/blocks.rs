@@ -139,22 +139,27 @@ impl Blocks {
         &self,
         address: DevicePtr,
         device: Ordinal,
-        context: impl FnOnce() -> Context,
+        context: impl Fn() -> Context,
     ) -> bool {
         let block = address / BLOCK;
-        let mut shard = self.shard(block).lock();
-        if let Some(held) = shard.get_mut(&block) {
-            held.small += 1;
-            // An entry without small allocations belongs to a large allocation that the driver is
-            // freeing.
-            return held.small == 1;
+        let mut known = None;
+        loop {
+            let mut shard = self.shard(block).lock();
+            if let Some(held) = shard.get_mut(&block) {
+                held.small += 1;
+                // An entry without small allocations belongs to a large allocation that the driver
+                // is freeing.
+                return held.small == 1;
+            }
+            if let Some(context) = known {
+                let empty = Block::empty(device, context);
+                shard.insert(block, Block { small: 1, ..empty });
+                return true;
+            }
+            // No lock is held while the driver is asked for the context.
+            drop(shard);
+            known = Some(context());
         }
-        let new = Block {
-            small: 1,
-            ..Block::empty(device, context())
-        };
-        shard.insert(block, new);
-        true
     }
 
     /// Removes a small allocation from its block. Call after the driver has freed the allocation.

@@ -31,7 +31,7 @@ use crate::abi::{
 };
 use crate::clock;
 use crate::driver::figures::{self, Former, ProcessList};
-use crate::driver::{answer, cuda, devices, suspension};
+use crate::driver::{answer, cuda, devices, inside, suspension};
 use crate::message;
 use crate::refusal::{self, Gpu, Refused};
 use measuring::Measuring;
@@ -211,7 +211,10 @@ impl Device {
         charge: impl Fn(&dyn Pressure, Insistence) -> Result<(), Refusal<'static>>,
         undo: impl Fn(),
     ) -> Result<(), Refused> {
-        let insistence = request.insistence();
+        let insistence = match inside::is_nested() {
+            true => Insistence::AtOnce,
+            false => request.insistence(),
+        };
         if insistence == Insistence::Full {
             locks::assert_none_held();
         }
@@ -227,7 +230,7 @@ impl Device {
             if answer.is_ok() {
                 undo();
             }
-            if insistence == Insistence::None {
+            if insistence != Insistence::Full {
                 return Err(Refused);
             }
             self.await_return();

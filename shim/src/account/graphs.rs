@@ -36,7 +36,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use super::book::Book;
 use crate::abi::GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT;
 use crate::driver::capture::relaxed;
-use crate::driver::{answer, cuda};
+use crate::driver::{answer, cuda, inside};
 use execs::Need;
 use state::State;
 pub use state::{Hope, Identity, Launch};
@@ -156,6 +156,9 @@ impl GraphMemory {
 
     /// Reads how much graph memory the driver has reserved. Call outside of a launch.
     pub fn refresh(&self, book: &Book) {
+        if inside::is_closed() {
+            return;
+        }
         let mut state = self.state.lock();
         self.look(book, &mut state);
         self.give_back(book, &mut state);
@@ -205,7 +208,7 @@ impl GraphMemory {
         let before = state.reserved();
         // The query fails in a context with a sticky error. Such a context keeps its graph memory,
         // so the previous figure holds.
-        let reserved = relaxed(|| answer(ask)).unwrap_or(before);
+        let reserved = inside::closed(|| relaxed(|| answer(ask))).unwrap_or(before);
         if reserved == before {
             return;
         }

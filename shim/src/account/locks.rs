@@ -25,13 +25,20 @@
 //! and waits for the memory of dead members. If the request is refused, the call releases the lock
 //! and all bytes promised to it. Then the call waits and starts again (`handler::payment`).
 //!
+//! **A nested call** (`driver/inside.rs`), which the program makes inside of one of the driver's
+//! that this table allows under a lock, takes none of the locks from `on_many` to `alone`. What two
+//! calls then take in the same moment is charged for both, and corrected by a measurement. While the
+//! outer call holds `joining`, or `GraphMemory::state` or `Pool::state`, the thread is marked as
+//! *closed*: nested calls measure nothing, and only those that need no such lock are handled
+//! (`hook.rs`).
+//!
 //! The crate `group` takes its lock `Kept::groups` during a charge, after every lock of this table.
 //! Directories are read while a thread holds `Kept::groups`.
 //!
 //! Builds with debug assertions check the order of the locks from `joining` to `alone`. They also
 //! check that a waiting request holds none of these locks.
 
-use std::ops::Deref;
+use crate::driver::inside;
 
 /// The locks whose order is checked, in that order.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, PartialOrd)]
@@ -48,22 +55,20 @@ pub enum Place {
     Alone,
 }
 
-/// A lock that the thread holds, as a guard.
-pub struct Held<G> {
-    guard: G,
-    place: Place,
-}
+/// A lock that the thread holds, as a guard. A nested call holds none.
+pub struct Held<G>(Option<(G, Place)>);
 
-/// Takes a lock. Builds with debug assertions panic when taking it breaks the order of the locks.
+/// Takes a lock, unless this call is nested: the outer call may hold it, or one after it, and what
+/// it guards is no data of the library's. Builds with debug assertions panic when taking it breaks the order of the locks.
 #[inline]
 pub fn hold<G>(place: Place, take: impl FnOnce() -> G) -> Held<G> {
+    if inside::is_nested() {
+        return Held(None);
+    }
     if cfg!(debug_assertions) {
         checked::enter(place);
     }
-    Held {
-        guard: take(),
-        place,
-    }
+    Held(Some((take(), place)))
 }
 
 /// Checks that the calling thread holds none of the checked locks. Called before a request waits
@@ -75,19 +80,13 @@ pub fn assert_none_held() {
     }
 }
 
-impl<G> Deref for Held<G> {
-    type Target = G;
-
-    fn deref(&self) -> &G {
-        &self.guard
-    }
-}
-
 impl<G> Drop for Held<G> {
     #[inline]
     fn drop(&mut self) {
-        if cfg!(debug_assertions) {
-            checked::leave(self.place);
+        if cfg!(debug_assertions)
+            && let Some((_, place)) = self.0
+        {
+            checked::leave(place);
         }
     }
 }
@@ -141,8 +140,7 @@ mod tests {
 
     #[test]
     fn locks_are_taken_in_order() {
-        let making = hold(Place::Making, || 1);
-        assert_eq!(*making, 1);
+        let making = hold(Place::Making, || ());
         assert!(!panics(|| drop(hold(Place::Alone, || ()))));
         assert!(panics(|| drop(hold(Place::Making, || ()))));
         assert!(panics(|| drop(hold(Place::OnMany, || ()))));

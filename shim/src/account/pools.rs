@@ -38,7 +38,7 @@ use crate::abi::{
 };
 use crate::account::maps::{Map, Set};
 use crate::driver::capture::relaxed;
-use crate::driver::{answer, cuda};
+use crate::driver::{answer, cuda, inside};
 use lent::Lent;
 use promise::Promise;
 use steps::Steps;
@@ -46,9 +46,14 @@ use steps::Steps;
 /// The reserved bytes of a pool grow in multiples of this many bytes (measured).
 pub const STEP: u64 = 32 << 20;
 
-/// The longest time that a stream-ordered allocation waits for other threads' allocations and for
-/// its stream before it is refused.
-pub const PATIENCE: Duration = Duration::from_secs(2);
+/// Returns the longest time that a stream-ordered allocation waits for other threads' allocations
+/// and for its stream before it is refused.
+pub fn patience() -> Duration {
+    match inside::is_nested() {
+        true => Duration::ZERO,
+        false => Duration::from_secs(2),
+    }
+}
 
 /// The most allocations in a row after which the pool's reserved bytes are not read. The bound
 /// limits unexpected growth.
@@ -275,7 +280,7 @@ impl Pool {
     #[inline]
     fn attribute(&self, attribute: i32) -> Option<u64> {
         let ask = |bytes| cuda::cuMemPoolGetAttribute(self.handle, attribute, bytes);
-        relaxed(|| answer(ask)).ok()
+        inside::closed(|| relaxed(|| answer(ask)).ok())
     }
 
     /// Returns the reserved bytes of the pool according to the driver; 0 if the driver fails.
@@ -406,7 +411,7 @@ impl Pool {
 
     /// Reads the pool's reserved bytes. Call outside of an allocation.
     pub fn refresh(&self, book: &Book) {
-        if self.counted {
+        if self.counted && !inside::is_closed() {
             self.look(book, &mut self.state.lock());
         }
     }
@@ -500,7 +505,7 @@ impl Pool {
             return;
         }
         let keep = self.asked_reserved().saturating_sub(bytes) as usize;
-        relaxed(|| cuda::cuMemPoolTrimTo(self.handle, keep));
+        inside::closed(|| relaxed(|| cuda::cuMemPoolTrimTo(self.handle, keep)));
         if self.counted {
             self.look(book, &mut state);
         }

@@ -8,7 +8,7 @@ use std::ffi::CStr;
 
 use gpulimit_ledger::Calls;
 
-use super::gate;
+use super::{gate, inside};
 use crate::abi::*;
 use crate::table::table;
 
@@ -82,12 +82,23 @@ macro_rules! functions {
             /// The real library, CUDA or NVML.
             pub static $library: Library = Library::new($soname, SYMBOLS, &ADDRESSES);
 
+            /// The calls as the program has made them, outside of hooks: without a mark that the
+            /// program may run during the call.
+            pub mod straight {
+                use super::*;
+                functions!(
+                    @real false, $library, $missing,
+                    $( $name ( $($arg : $ty),* ) as ( $($($way)+)? ) ; )*
+                );
+            }
+
+            // Only CUDA calls the program. NVML calls some of its own functions by their exported
+            // names.
+            const VISITS: bool = matches!(stringify!($module).as_bytes(), b"cuda");
+
+            functions!(@visit $( $name ( $($arg : $ty),* ) ; )*);
             functions!(
-                @real inline(never), $library, $missing,
-                $( $name ( $($arg : $ty),* ) as ( $($($way)+)? ) ; )*
-            );
-            functions!(
-                @real inline, $library, $missing, $( $call ( $($carg : $cty),* ) as () ; )*
+                @real VISITS, $library, $missing, $( $call ( $($carg : $cty),* ) as () ; )*
             );
 
             /// For each driver function, a function of the same name that returns whether this
@@ -102,12 +113,12 @@ macro_rules! functions {
     )* };
 
     (
-        @real $inline:meta, $library:ident, $missing:expr,
+        @real $visits:expr, $library:ident, $missing:expr,
         $( $name:ident ( $($arg:ident : $ty:ty),* ) as $ways:tt ; )*
     ) => { $(
         /// Calls the driver's own function of this name. Returns a fixed error when this driver
         /// lacks the function.
-        #[$inline]
+        #[inline(never)]
         #[allow(
             dead_code,
             reason = "gpulimit never calls some of the functions and only asks whether they exist"
@@ -127,10 +138,26 @@ macro_rules! functions {
                 type Function = unsafe extern "C-unwind" fn($($ty),*) -> Status;
                 std::mem::transmute::<*mut std::ffi::c_void, Function>(address)($($arg),*)
             };
+            if $visits {
+                return inside::visit(call);
+            }
             match const { functions!(@gate $ways) } {
                 Some(calls) => gate::pass(NAMES[Index::$name as usize], calls, call),
                 None => call(),
             }
+        }
+    )* };
+
+    (@visit $( $name:ident ( $($arg:ident : $ty:ty),* ) ; )*) => { $(
+        /// Calls the driver's own function of this name for the library, or inside of a hook.
+        #[inline]
+        #[allow(
+            dead_code,
+            reason = "gpulimit never calls some of the functions and only asks whether they exist"
+        )]
+        pub fn $name($($arg: $ty),*) -> Status {
+            let call = || straight::$name($($arg),*);
+            if VISITS { inside::visit(call) } else { call() }
         }
     )* };
 

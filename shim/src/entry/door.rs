@@ -17,8 +17,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use redirect::{Object, any_object};
 
 #[cfg(not(test))]
-pub use front::take_precedence;
+pub use front::{give_way, take_precedence};
 pub use hooked::Hooked;
+pub use redirect::hash;
 
 use crate::account::limited::limited;
 use crate::driver::Library;

@@ -46,6 +46,7 @@ macro_rules! exports {
             /// The rows of the hooked functions, in the order of `driver::NAMES`.
             static ROWS: [Row; [$( stringify!($name) ),*].len()] = [ $( Row {
                 symbol: driver::NAMES[driver::Index::$name as usize],
+                hash: crate::entry::door::hash(driver::NAMES[driver::Index::$name as usize]),
                 class: Class::$class,
                 broken: $broken,
                 hook: exports::$name as *const std::ffi::c_void,
@@ -74,7 +75,7 @@ macro_rules! exports {
         pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
             // Where the check of `unless CHECK` is true, the call skips the re-entrancy guard.
             #[allow(unused_variables)]
-            let real = || driver::$name($($arg),*);
+            let real = || driver::straight::$name($($arg),*);
             $( if $known($handle) { return real(); } )?
             exports!(@enter $name ( $($arg : $ty),* ) => $handler $(, given $given)?)
         }
@@ -83,7 +84,7 @@ macro_rules! exports {
     (@export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, as gate) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
-            $handler(|| driver::$name($($arg),*))
+            $handler(|| crate::hook::visit(|| driver::straight::$name($($arg),*)))
         }
     };
 
@@ -93,7 +94,7 @@ macro_rules! exports {
             crate::hook::run(
                 const { &ROWS[driver::Index::$name as usize] },
                 false,
-                || driver::$name($($arg),*),
+                || driver::straight::$name($($arg),*),
                 |call| $handler(call, |$($arg: $ty),*| driver::$name($($arg),*), $($arg),*),
             )
         }
@@ -102,7 +103,7 @@ macro_rules! exports {
     (@export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, as wait) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
-            let status = driver::$name($($arg),*);
+            let status = crate::hook::visit(|| driver::straight::$name($($arg),*));
             crate::hook::after(const { &ROWS[driver::Index::$name as usize] }, status, $handler)
         }
     };
@@ -113,15 +114,14 @@ macro_rules! exports {
         // This tail call leaves no stack frame: libgcc_s, which unwinds cancelled threads, cannot
         // unwind frames of portable builds.
         if crate::account::limited::unlimited() {
-            return driver::$name($($arg),*);
+            return driver::straight::$name($($arg),*);
         }
-        let real = move || driver::$name($($arg),*);
         let row = const { &ROWS[driver::Index::$name as usize] };
-        crate::hook::enter(row, move |call: Option<crate::handler::Call>| match call {
-            Some(call) => exports!(
+        crate::hook::enter(row, move |call: Option<crate::hook::Entered<'_>>| match call {
+            Some((call, real)) => exports!(
                 @handle call, real, $name ( $($arg : $ty),* ) => $handler $(, given $given)?
             ),
-            None => real(),
+            None => driver::straight::$name($($arg),*),
         })
     }};
 
@@ -131,14 +131,17 @@ macro_rules! exports {
     ) => {
         // Passes a function pointer instead of a closure, so that driver functions with the same
         // signature share one compiled handler.
-        $handler($call, driver::$name as fn($($ty),*) -> Status, $($arg),*)
+        {
+            let _ = $real;
+            $handler($call, driver::$name as fn($($ty),*) -> Status, $($arg),*)
+        }
     };
 
     (
         @handle $call:ident, $real:ident,
         $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, given ( $($given:ident),* )
     ) => {
-        $handler($call, &$real, $($given),*)
+        $handler($call, $real, $($given),*)
     };
 
     (

@@ -15,6 +15,7 @@ ctor::declarative::ctor! {
     fn start() {
         let _ = std::panic::catch_unwind(|| {
             super::door::take_precedence();
+            super::door::give_way();
             super::door::keep_variables_at_start();
             crate::membership::at_start();
         });

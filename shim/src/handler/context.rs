@@ -19,7 +19,7 @@ use crate::account::request::Request;
 use crate::account::vmm::Gone;
 use crate::account::{BLOCK, round_up};
 use crate::driver::Real;
-use crate::driver::cuda;
+use crate::driver::{cuda, inside};
 use crate::handler::Call;
 use crate::handler::aside::{Aside, attempt};
 use crate::handler::payment::Payment;
@@ -54,9 +54,12 @@ fn make(
         if is_made() {
             return Ok(real.call());
         }
-        await_hint(device);
+        let is_nested = inside::is_nested();
+        if !is_nested {
+            await_hint(device);
+        }
         let _entered = match device.contexts.count() {
-            0 => Some(device.enter_group(call.symbol, first_estimate(device))?),
+            0 if !is_nested => Some(device.enter_group(call.symbol, first_estimate(device))?),
             _ => None,
         };
         let hint = Cell::new(0);

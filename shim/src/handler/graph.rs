@@ -16,7 +16,7 @@ use crate::account::graphs::execs::{Exec, Need};
 use crate::account::graphs::nodes::Nodes;
 use crate::account::graphs::{Hope, Launch};
 use crate::account::handles::Kind;
-use crate::account::pools::PATIENCE;
+use crate::account::pools::patience;
 use crate::account::request::Request;
 use crate::driver::Real;
 use crate::driver::cuda;
@@ -231,7 +231,7 @@ fn pay(
         return Ok(());
     }
     let (memory, book) = (&device.graphs, &device.book);
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + patience();
     let mut waited = false;
     loop {
         let quietly = |rest| pay_ahead(device, Request::reclaiming(rest));

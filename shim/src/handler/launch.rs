@@ -16,7 +16,7 @@ use crate::account::handles::{Kind, Origin};
 use crate::account::launched::loaded;
 use crate::account::locks::{Place, hold};
 use crate::account::maps::Set;
-use crate::account::pools::PATIENCE;
+use crate::account::pools::patience;
 use crate::driver::Real;
 use crate::driver::capture::relaxed;
 use crate::driver::cuda;
@@ -291,7 +291,7 @@ pub fn multi_device(call: Call, real: &dyn Real, list: In<LaunchParams>, count: 
         // This thread can wait, because it holds no lock here. Another thread can still take the
         // room first.
         let mut paid = Prepaid::none(device);
-        if device.driver_part.await_others(Instant::now() + PATIENCE) {
+        if device.driver_part.await_others(Instant::now() + patience()) {
             continue;
         }
         if insist(call, &mut paid, due, &|_| true).is_err() {

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use crate::account::device::Device;
 use crate::account::driver_part::Prepaid;
-use crate::account::pools::PATIENCE;
+use crate::account::pools::patience;
 use crate::account::request::Request;
 use crate::handler::Call;
 use crate::refusal::Refused;
@@ -50,7 +50,7 @@ impl<G> Payment<'_, G> {
                 paid = Prepaid::none(device);
                 // Driver calls of other threads may soon give back a part of their payments. Waits
                 // for these calls.
-                let until = *until.get_or_insert_with(|| Instant::now() + PATIENCE);
+                let until = *until.get_or_insert_with(|| Instant::now() + patience());
                 if device.driver_part.await_others(until) {
                     continue;
                 }

@@ -14,7 +14,7 @@ use crate::account::charged::Charged;
 use crate::account::device::Device;
 use crate::account::obstacles::Possible;
 use crate::account::pools::promise::{Growth, Promise};
-use crate::account::pools::{PATIENCE, Pool, STEP, growth};
+use crate::account::pools::{Pool, STEP, growth, patience};
 use crate::account::request::Request;
 use crate::driver::Real;
 use crate::driver::capture::relaxed;
@@ -348,7 +348,7 @@ fn pay(
     stream: Stream,
 ) -> Result<(), Aside> {
     let growth = growth(asked);
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + patience();
     let book = &device.book;
     let ahead = |request| device.charge_ahead(request).map(Charged::spend);
     let quietly = |rest| ahead(Request::reclaiming(rest));

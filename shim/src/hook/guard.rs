@@ -1,91 +1,80 @@
-//! The re-entrancy guard: a driver call that the driver or gpulimit makes from inside a hook goes
-//! straight to the driver.
+//! The guard: tells what a driver call is that is made inside of a hook. It is
+//! - the program's, if the hook is in a call of CUDA (`driver/inside.rs`);
+//! - otherwise NVML's own, as NVML calls some of its functions by their exported names, or that of a
+//!   signal handler which has interrupted the library. It goes straight to the driver, because its
+//!   handler might wait for ever for a lock that this thread holds.
 //!
-//! A program can leave a hook by `siglongjmp`. The hook then runs no code at its end, so a flag
-//! would stay set. Instead, the guard stores the address of a word in the stack frame of the
-//! thread's current hook. That word holds its own address.
-//!
-//! A call from further down the stack is inside the hook under two conditions:
-//! - The word still holds its own address.
-//! - The word lies above the place where the call entered `libgpulimit.so`.
-//!
-//! Otherwise the program has left the hook, and the call is handled like any other call.
-//!
-//! A driver call from another stack (of a signal handler or a fiber) goes straight to the driver.
-//! Its handler might wait for ever for a lock that the interrupted hook holds.
+//! A program can leave a hook by `siglongjmp`, and the hook runs no code at its end. So the guard
+//! stores the address of a word in the stack frame of the thread's current hook. That word holds its
+//! own address. If it no longer does, or if a call comes from further up the stack, the program has
+//! left the hook.
 #![allow(unsafe_code)]
 
-use std::cell::Cell;
 use std::mem::MaybeUninit;
 
-#[cfg(not(test))]
-use super::frames::start_of_library_frames;
+use crate::driver::inside::{self, CLOSED, DRIVER, MARKS, NESTED};
 
-/// In unit tests the program and gpulimit are one object, so the stack has no boundary between
-/// them.
-#[cfg(test)]
-fn start_of_library_frames() -> usize {
-    0
-}
+/// A call that a signal handler makes lies at least this many bytes below the hook that the signal
+/// has interrupted. The stack frames of two hooks that are called from one place differ by less.
+const SIGNAL_FRAME: usize = 512;
 
-/// The number of words that a hook sets aside in its stack frame: 64 words, half a KiB.
-const ROOM: usize = 64;
+/// Restores the thread's word when this value is dropped, also by a panic.
+struct Inside(usize);
 
-thread_local! {
-    /// The address of the guard's word in the frame of this thread's current hook; 0 outside of
-    /// hooks.
-    static INSIDE: Cell<usize> = const { Cell::new(0) };
-}
-
-/// Marks the thread as outside of hooks when this value is dropped, also by a panic.
-struct Inside<'a>(&'a Cell<usize>);
-
-impl Drop for Inside<'_> {
+impl Drop for Inside {
     #[inline]
     fn drop(&mut self) {
-        self.0.set(0);
+        inside::set(self.0);
     }
 }
 
-/// Runs `work` as a hook of this thread. Returns `None` if the thread is inside a hook already or
-/// is ending.
+/// Runs `work` as a hook of this thread, and tells it whether the program has called it inside of
+/// another hook. Returns `None` if the call must go straight to the driver.
 #[inline]
-pub fn alone<T>(work: impl FnOnce() -> T) -> Option<T> {
-    // `work` runs inside `try_with`, so that the thread-local variable is looked up once.
-    let done = INSIDE.try_with(|inside| {
-        // The guard uses the lowest word of `room`. After a jump out of the hook, the next call
-        // enters above this word.
-        let mut room = MaybeUninit::<[usize; ROOM]>::uninit();
-        let word = room.as_mut_ptr().cast::<usize>();
-        let here = word.expose_provenance();
-        if inside.get() != 0 && !is_abandoned(inside.get(), here) {
-            return None;
-        }
-        // SAFETY: writes to a local variable. The volatile write is necessary, because
-        // `is_abandoned` reads the variable by its address.
-        unsafe { word.write_volatile(here) };
-        inside.set(here);
-        let _inside = Inside(inside);
-        Some(work())
-    });
-    done.unwrap_or(None)
+pub fn alone<T>(work: impl FnOnce(bool) -> T) -> Option<T> {
+    let mut word = MaybeUninit::<usize>::uninit();
+    let here = word.as_mut_ptr().expose_provenance();
+    let before = inside::get();
+    let now = match before {
+        0 => here,
+        before => within(before, here)?,
+    };
+    // SAFETY: writes to a local variable. The volatile write is necessary, because `within` reads
+    // the variable by its address.
+    unsafe { word.as_mut_ptr().write_volatile(here) };
+    inside::set(now);
+    let is_nested = now & NESTED != 0;
+    let _inside = Inside(if is_nested { before } else { 0 });
+    Some(work(is_nested))
 }
 
-/// Returns whether the program has left an earlier hook by a jump. `before` and `here`: the words
-/// of the two hooks.
-#[cold]
-fn is_abandoned(before: usize, here: usize) -> bool {
-    if here < before {
-        // SAFETY: `is_readable` has found that the word can be read, and any bits are a valid
-        // `usize`.
-        let as_left = is_readable(before)
-            && unsafe { std::ptr::with_exposed_provenance::<usize>(before).read_volatile() }
-                == before;
-        // The word of an abandoned hook may be intact. The word then lies below the place where
-        // this call entered `libgpulimit.so`.
-        return !as_left || before < start_of_library_frames();
+/// Makes a driver call outside of a hook: calls that the program makes inside of it are nested.
+#[inline]
+pub fn visit<T>(call: impl FnOnce() -> T) -> T {
+    if inside::get() != 0 {
+        return call();
     }
-    !is_on_signal_stack(before) && is_one_stack(before, here)
+    let mut word = MaybeUninit::<usize>::uninit();
+    let here = word.as_mut_ptr().expose_provenance();
+    // SAFETY: as in `alone`.
+    unsafe { word.as_mut_ptr().write_volatile(here) };
+    inside::set(here | DRIVER);
+    let result = call();
+    inside::set(0);
+    result
+}
+
+/// Returns the word for a call of which the thread's word is `before`, and the place on the stack
+/// `here`. `None`: the call must go straight to the driver.
+#[cold]
+fn within(before: usize, here: usize) -> Option<usize> {
+    let (outer, is_visit) = (before & !MARKS, before & DRIVER != 0);
+    let least = if is_visit { 0 } else { SIGNAL_FRAME };
+    let is_above = here.saturating_add(least) >= outer && !is_on_signal_stack(outer);
+    if is_above || !is_intact(outer) {
+        return Some(here);
+    }
+    is_visit.then_some(here | NESTED | before & CLOSED)
 }
 
 /// Returns whether this thread runs a signal handler on an alternate stack while the address
@@ -101,16 +90,8 @@ fn is_on_signal_stack(before: usize) -> bool {
         && !(start..start.saturating_add(stack.ss_size)).contains(&before)
 }
 
-/// Returns whether every page between two addresses can be read. Two stacks always have an
-/// unreadable page between them.
-fn is_one_stack(before: usize, here: usize) -> bool {
-    const PAGE: usize = 4096;
-    const LARGEST: usize = 64 << 20;
-    here - before <= LARGEST && (before..here).step_by(PAGE).all(is_readable)
-}
-
-/// Returns whether a word can be read at `address`.
-fn is_readable(address: usize) -> bool {
+/// Returns whether the word at `address` can be read and holds its own address.
+fn is_intact(address: usize) -> bool {
     // SAFETY: the kernel writes nothing, because -1 is no valid operation. A readable `address`
     // gives `EINVAL`, an unreadable one `EFAULT`.
     let answer = unsafe {
@@ -122,29 +103,15 @@ fn is_readable(address: usize) -> bool {
             size_of::<u64>(),
         )
     };
-    answer == -1 && std::io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL)
+    answer == -1
+        && std::io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL)
+        // SAFETY: the word can be read, and any bits are a valid `usize`.
+        && unsafe { std::ptr::with_exposed_provenance::<usize>(address).read_volatile() } == address
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn nested_calls_pass_until_the_outer_hook_ends() {
-        let outer = alone(|| {
-            assert_eq!(alone(|| ()), None);
-            assert_eq!(alone(|| ()), None, "a nested call ended the outer hook");
-        });
-        assert_eq!(outer, Some(()));
-        assert_eq!(alone(|| 7), Some(7));
-    }
-
-    #[test]
-    fn a_panic_ends_the_hook() {
-        let broken = std::panic::catch_unwind(|| alone(|| panic!("broken")));
-        assert!(broken.is_err());
-        assert_eq!(alone(|| 7), Some(7));
-    }
 
     /// Runs `run` so far down the stack that later calls do not overwrite the frame of `run`.
     #[inline(never)]
@@ -156,27 +123,71 @@ mod tests {
     }
 
     #[test]
+    fn the_librarys_own_code_is_not_entered_again() {
+        let outer = alone(|nested| {
+            assert!(!nested);
+            assert_eq!(far_down(|| alone(|_| ())), None);
+            assert_eq!(
+                far_down(|| alone(|_| ())),
+                None,
+                "a call ended the outer hook"
+            );
+        });
+        assert_eq!(outer, Some(()));
+        assert_eq!(alone(|nested| nested), Some(false));
+    }
+
+    #[test]
+    fn calls_inside_of_driver_calls_are_nested() {
+        let nested = || far_down(|| alone(|nested| (nested, inside::is_nested())));
+        let closed = || far_down(|| alone(|_| inside::is_closed()));
+        alone(|_| {
+            for _ in 0..2 {
+                assert_eq!(inside::visit(nested), Some((true, true)));
+                assert!(!inside::is_nested());
+            }
+            assert_eq!(nested(), None);
+            let inner = || far_down(|| alone(|_| inside::visit(nested)));
+            assert_eq!(inside::visit(inner), Some(Some((true, true))));
+            assert_eq!(inside::visit(closed), Some(false));
+            assert_eq!(inside::closed(|| inside::visit(closed)), Some(true));
+        });
+        assert_eq!(visit(nested), Some((true, true)));
+        assert_eq!(inside::get(), 0);
+    }
+
+    #[test]
+    fn a_panic_ends_the_hook() {
+        let broken = std::panic::catch_unwind(|| alone(|_| panic!("broken")));
+        assert!(broken.is_err());
+        assert_eq!(alone(|_| 7), Some(7));
+    }
+
+    #[test]
     fn an_abandoned_hook_does_not_count() {
-        let place = far_down(|| alone(|| INSIDE.get())).expect("not nested");
+        let place = far_down(|| alone(|_| inside::get())).expect("not nested");
         assert_ne!(place, 0);
-        // Leaves the guard as a jump out of the hook would leave it.
-        INSIDE.set(place);
-        assert_eq!(alone(|| 7), Some(7), "from further up");
+        for mark in [0, DRIVER] {
+            // Leaves the guard as a jump out of the hook would leave it.
+            inside::set(place | mark);
+            assert_eq!(alone(|nested| nested), Some(false), "from further up");
+        }
         let mut word = MaybeUninit::<usize>::uninit();
         let there = word.as_mut_ptr().expose_provenance();
-        for (content, answer) in [(5, Some(7)), (there, None)] {
+        for (content, mark, answer) in [
+            (5, 0, Some(false)),
+            (5, DRIVER, Some(false)),
+            (there, 0, None),
+            (there, DRIVER, Some(true)),
+        ] {
             // SAFETY: writes to a local variable, as `alone` does.
             unsafe { word.as_mut_ptr().write_volatile(content) };
-            INSIDE.set(there);
-            assert_eq!(far_down(|| alone(|| 7)), answer, "from further down");
+            inside::set(there | mark);
+            assert_eq!(far_down(|| alone(|nested| nested)), answer);
         }
         // The word of the abandoned hook lies in an unmapped page: its stack is gone.
-        INSIDE.set(usize::MAX & !0xfff);
-        assert_eq!(alone(|| 7), Some(7));
-        // The word of the hook lies on another stack, far below this stack, with unmapped pages in
-        // between.
-        INSIDE.set(4096);
-        assert_eq!(alone(|| 7), None);
-        INSIDE.set(0);
+        inside::set(usize::MAX & !0xfff);
+        assert_eq!(alone(|_| 7), Some(7));
+        inside::set(0);
     }
 }

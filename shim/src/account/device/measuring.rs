@@ -8,7 +8,7 @@ use crate::abi::{Context, Opaque, Status};
 use crate::account::driver_part::{Measured, Total};
 use crate::account::rounding::BLOCK;
 use crate::clock::monotonic_ms;
-use crate::driver::figures;
+use crate::driver::{figures, inside};
 
 /// The age in milliseconds after which the next call that takes a 2 MiB block measures again.
 const MEASURE_AGE_MS: u64 = 100;
@@ -72,6 +72,11 @@ impl Device {
     /// Reads NVML's figure and the bytes whose size the program gave. Returns the measurement's
     /// number and result.
     pub fn look(&self) -> (u64, Option<Total>) {
+        if inside::is_closed() {
+            // The outer call holds a lock that the measurement takes. A later call measures.
+            self.measuring.inexact.store(true, Ordering::SeqCst);
+            return (0, None);
+        }
         let number = self.measuring.begun.fetch_add(1, Ordering::AcqRel) + 1;
         let total = self.measure_total().map(|total| {
             // NVML may attribute memory of other processes to this process. Such memory is not the

@@ -1,5 +1,5 @@
-//! Redirects libraries that the dynamic linker searches before `libgpulimit.so`, such as those of
-//! `LD_PRELOAD`.
+//! Libraries that define the same functions as `libgpulimit.so`: those that the dynamic linker
+//! searches before it, such as those of `LD_PRELOAD`, and those between it and the driver.
 //!
 //! The start hook changes the symbol tables of the C library and the driver, and the pointers
 //! already bound. A library that only wraps `dlsym` stays in front, because its own lookup of
@@ -9,7 +9,7 @@ use std::cell::Cell;
 use std::ffi::c_void;
 
 use super::Hooked;
-use super::redirect::{Object, any_object, segment};
+use super::redirect::{Object, any_object, is_driver, segment};
 use super::{dlopen, dlsym};
 use crate::entry::exports::{cuda, nvml};
 
@@ -75,6 +75,44 @@ fn replace() {
         if let Some(object) = Object::of(info) {
             object.redirect(&target);
             object.rebind(info, &target);
+        }
+        false
+    });
+}
+
+/// Leads the names of driver functions that a library between `libgpulimit.so` and the driver
+/// defines to that library, as they would lead without `libgpulimit.so`. Where such a library asks
+/// for the next definition, it gets the hook.
+pub fn give_way() {
+    let drivers: [&Hooked; 2] = [&cuda::CUDA, &nvml::NVML];
+    let is_own = |info: &_| segment(info, give_way as *const () as usize).is_some();
+    let (mut is_behind, mut found) = (false, Vec::new());
+    any_object(&mut |info| {
+        if !is_behind || is_driver(info) {
+            is_behind |= is_own(info);
+        } else if let Some(object) = Object::of(info) {
+            for row in drivers.iter().flat_map(|hooked| hooked.rows()) {
+                if let Some(function) = object.function(row.symbol, row.hash)
+                    && found.iter().all(|(hook, _)| *hook != row.hook)
+                {
+                    found.push((row.hook, function));
+                }
+            }
+        }
+        false
+    });
+    if found.is_empty() {
+        return;
+    }
+    let target = |bound| {
+        let mut found = found.iter();
+        found.find_map(|(hook, function)| (*hook == bound).then_some(*function))
+    };
+    any_object(&mut |info| {
+        match Object::of(info) {
+            Some(object) if is_own(info) => drop(object.redirect(&target)),
+            Some(object) => object.rebind(info, &target),
+            None => {}
         }
         false
     });

@@ -62,6 +62,11 @@ impl Hooked {
         Some(self.rows.get(table.get(at)?.1)?.hook)
     }
 
+    /// Returns the rows of the hooked functions.
+    pub fn rows(&self) -> &'static [Row] {
+        self.rows
+    }
+
     /// Returns whether this is the address of a hook.
     pub fn is_hook(&self, address: *const c_void) -> bool {
         self.rows.iter().any(|row| row.hook == address)

@@ -173,13 +173,23 @@ impl Object {
         unsafe { CStr::from_ptr(self.names.add((*symbol).st_name as usize)) == name }
     }
 
-    /// Returns whether this object defines a variable of this name. Mostly reads one word.
+    /// Returns whether this object defines a variable of this name.
     pub fn has_variable(&self, name: &CStr) -> bool {
+        self.find(name, hash(name)).is_some_and(is_variable)
+    }
+
+    /// Returns the address of the function of this name and hash if this object defines it.
+    pub fn function(&self, name: &CStr, hash: u32) -> Option<*const c_void> {
+        let symbol = self.find(name, hash)?;
+        let address = self.base.wrapping_add(symbol.st_value as usize);
+        (symbol.st_shndx != 0 && symbol.st_info & 0xf == STT_FUNC).then_some(address as *const _)
+    }
+
+    /// Returns the symbol of this name and hash. Mostly reads one word.
+    fn find(&self, name: &CStr, hash: u32) -> Option<&libc::Elf64_Sym> {
         if self.hash.is_null() {
-            return false;
+            return None;
         }
-        let step = |hash: u32, byte: &u8| hash.wrapping_mul(33).wrapping_add((*byte).into());
-        let hash = name.to_bytes().iter().fold(5381, step);
         // SAFETY: a DT_GNU_HASH table has four words, the Bloom filter, the buckets with the first
         // symbol of each, and a chain of hashes for each bucket, whose last one has bit 0. It
         // stays mapped.
@@ -187,12 +197,12 @@ impl Object {
             let (buckets, offset) = (*self.hash, *self.hash.add(1));
             let (words, shift) = (*self.hash.add(2), *self.hash.add(3));
             if buckets == 0 || words == 0 {
-                return false;
+                return None;
             }
             let filter = self.hash.add(4).cast::<u64>();
             let bits = 1_u64 << (hash % 64) | 1 << (hash.wrapping_shr(shift) % 64);
             if *filter.add((hash / 64 % words) as usize) & bits != bits {
-                return false;
+                return None;
             }
             let first = self.hash.add(4 + 2 * words as usize);
             let chains = first.add(buckets as usize);
@@ -203,7 +213,7 @@ impl Object {
                     self.symbols.add(at as usize),
                 );
                 if found | 1 == hash | 1 && self.is_named(symbol, name) {
-                    return is_variable(&*symbol);
+                    return Some(&*symbol);
                 }
                 if found & 1 != 0 {
                     break;
@@ -211,7 +221,7 @@ impl Object {
                 at += 1;
             }
         }
-        false
+        None
     }
 
     /// Changes the symbols of this object to the addresses from `target`. On failure returns false
@@ -318,8 +328,20 @@ struct Relocation {
     addend: i64,
 }
 
+const STT_OBJECT: u8 = 1;
+const STT_FUNC: u8 = 2;
+
+/// Returns the hash of a symbol's name in DT_GNU_HASH tables.
+pub const fn hash(name: &CStr) -> u32 {
+    let (mut hash, mut at, name) = (5381_u32, 0, name.to_bytes());
+    while at < name.len() {
+        hash = hash.wrapping_mul(33).wrapping_add(name[at] as u32);
+        at += 1;
+    }
+    hash
+}
+
 fn is_variable(symbol: &libc::Elf64_Sym) -> bool {
-    const STT_OBJECT: u8 = 1;
     symbol.st_shndx != 0 && symbol.st_info & 0xf == STT_OBJECT
 }
 
@@ -349,6 +371,18 @@ pub fn any_object(mut look: &mut dyn FnMut(&libc::dl_phdr_info) -> bool) -> bool
     }
     // SAFETY: `step` gets a pointer to `look`, which outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(step), (&raw mut look).cast()) != 0 }
+}
+
+/// Returns whether this is a library of the driver, by the name of its file.
+pub fn is_driver(info: &libc::dl_phdr_info) -> bool {
+    // SAFETY: the dynamic linker names each object by a C string, if at all.
+    let path = (!info.dlpi_name.is_null()).then(|| unsafe { CStr::from_ptr(info.dlpi_name) });
+    let mut parts = path
+        .unwrap_or_default()
+        .to_bytes()
+        .rsplit(|byte| *byte == b'/');
+    let name = parts.next().unwrap_or_default();
+    name.starts_with(b"libcuda.so") || name.starts_with(b"libnvidia-ml.so")
 }
 
 fn headers(info: &libc::dl_phdr_info) -> &[libc::Elf64_Phdr] {

@@ -11,7 +11,9 @@ pub fn init(flags: u32) -> Outcome<()> {
     if flags != 0 {
         Err(Status::INVALID_VALUE)
     } else {
-        driver::init()
+        let status = driver::init();
+        crate::tool::load();
+        status
     }
 }
 

@@ -22,4 +22,5 @@ mod pool;
 mod stream;
 mod symbols;
 mod tables;
+mod tool;
 mod vmm;

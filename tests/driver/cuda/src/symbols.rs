@@ -9,11 +9,12 @@
 
 use crate::{
     array, checkpoint, context, copy, device, external, graph, green, host, lookup, memory, module,
-    pool, stream, tables, vmm,
+    pool, stream, tables, tool, vmm,
 };
 use gpulimit_sim::abi::{In, Out, Site, Text, code};
 use gpulimit_sim::cancel::{Point, Whole};
 use gpulimit_sim::ipc::Handle;
+use std::ffi::CStr;
 
 /// One exported function.
 pub struct Symbol {
@@ -42,7 +43,16 @@ macro_rules! export {
             const { Point::of(stringify!($name)) }.pass();
             let _whole = Whole::new();
             static SITE: Site = Site::new(stringify!($name));
-            SITE.run(|| SITE.note(code($handler($($argument,)* $($twin)?))))
+            const NAME: &CStr = match CStr::from_bytes_with_nul(
+                concat!(stringify!($name), "\0").as_bytes(),
+            ) {
+                Ok(name) => name,
+                Err(_) => panic!("a name has no NUL"),
+            };
+            tool::tell(NAME, false);
+            let code = SITE.run(|| SITE.note(code($handler($($argument,)* $($twin)?))));
+            tool::tell(NAME, true);
+            code
         }
     };
 }

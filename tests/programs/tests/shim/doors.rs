@@ -343,6 +343,28 @@ fn variables_with_the_names_of_driver_functions_stay_variables() {
 }
 
 #[test]
+fn a_library_between_the_program_and_the_driver_is_called() {
+    for bind in ["-Wl,-z,lazy", "-Wl,-z,now,-z,relro"] {
+        for asks in ["-UASKS", "-DASKS"] {
+            let library = ["-DLIBRARY", asks, bind, "-ldl"];
+            let path = world::library("interposes", &library).display().to_string();
+            let linked = [bind, "-Wl,--no-as-needed", &path, "-l:libcuda.so.1", "-ldl"];
+            let program = world::compile("interposes", &linked);
+            let world = World::new(1024 * MIB);
+            for (command, taken) in [
+                (world.limited(&program), "5 0\n"),
+                (world.preloaded(&program), "20 0\n"),
+            ] {
+                let output = world::finish(command);
+                assert_eq!(text(&output.stdout), taken, "{bind} {asks} {output:?}");
+                world.settle();
+            }
+            assert_eq!(world.usage(0).charged, 0);
+        }
+    }
+}
+
+#[test]
 fn other_preloads_keep_working() {
     for (name, arguments, says) in [
         ("wraps_malloc", &[][..], "alive"),

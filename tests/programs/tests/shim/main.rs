@@ -2,6 +2,7 @@
 
 mod arrays;
 mod at_limit;
+mod callbacks;
 mod checkpoint;
 mod code;
 mod conditional;
