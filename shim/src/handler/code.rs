@@ -205,8 +205,11 @@ pub fn kernel_function(
     status
 }
 
-/// `cuModuleGetFunction`: The call can load the code of a lazily loaded module. Measures after the
-/// first call for each function.
+/// The estimate for the code of one function, bytes. Larger code is found at its first launch.
+const FUNCTION: u64 = 512 << 10;
+
+/// `cuModuleGetFunction`: The call can load the code of a lazily loaded module. Measures once the
+/// reserve does not pay for the functions since the last measurement.
 pub fn module_function(
     call: Call,
     real: &dyn Real,
@@ -225,7 +228,7 @@ pub fn module_function(
             }
         });
         if let Ok(device) = call.process.current_device() {
-            if device.measure_fails() {
+            if device.defer(FUNCTION, || ()).is_none() && device.measure_fails() {
                 device.assume(RESERVE as i64);
             }
             call.process.launched.note_loaded(made);

@@ -48,6 +48,20 @@ impl Device {
         Some(part.conclude(&self.book, &self.contexts, number, total?))
     }
 
+    /// Runs `call`, which takes about `estimate` bytes of the driver's own memory, and leaves the
+    /// measurement to a later call. Returns `None`, without a call, if the reserve does not pay for
+    /// all calls since the last measurement.
+    pub fn defer<T>(&self, estimate: u64, call: impl FnOnce() -> T) -> Option<T> {
+        let measures = !self.is_inexact() && !self.is_unlisted();
+        if !measures || !self.driver_part.defer(estimate) {
+            return None;
+        }
+        let result = call();
+        let begun = self.measuring.begun.load(Ordering::Acquire);
+        self.driver_part.end_deferred(begun);
+        Some(result)
+    }
+
     /// Returns whether a measurement has begun since the start of this process.
     pub fn has_measured(&self) -> bool {
         self.measuring.begun.load(Ordering::Acquire) > 0
