@@ -396,6 +396,7 @@ impl Process {
             if let Some(obstacle) = pool.obstacle() {
                 self.end_obstacle(obstacle, 1);
             }
+            self.pools.end(pool);
         }
     }
 

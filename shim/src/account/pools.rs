@@ -23,7 +23,7 @@ mod steps;
 
 use std::ops::Range;
 use std::ptr::null;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use gpulimit_base::obstacle::Obstacle;
@@ -167,7 +167,7 @@ impl State {
 
 /// A memory pool on `device`. If `counted` is true, this process is charged for the pool's memory.
 pub struct Pool {
-    handle: MemPool,
+    handle: AtomicUsize,
     pub device: Ordinal,
     /// Whether this process is charged for the pool's memory. False for pools of host memory and
     /// for pools imported from other processes.
@@ -178,24 +178,36 @@ pub struct Pool {
     imported: bool,
     /// How often the program has exported the pool.
     exports: AtomicU64,
+    /// Whether the program has made the pool a device's current pool.
+    was_current: AtomicBool,
     state: Mutex<State>,
 }
 
 impl Pool {
     fn new(handle: MemPool, device: Ordinal, counted: bool) -> Self {
         let pool = Pool {
-            handle,
+            handle: AtomicUsize::new(handle),
             device,
             counted,
             managed: false,
             imported: false,
             exports: AtomicU64::new(0),
+            was_current: AtomicBool::new(false),
             state: Mutex::default(),
         };
         if counted && pool.attribute(MEMPOOL_ATTR_RESERVED_MEM_CURRENT) != Some(0) {
             pool.state.lock().steps = Steps::incomplete();
         }
         pool
+    }
+
+    fn handle(&self) -> MemPool {
+        self.handle.load(Ordering::Relaxed)
+    }
+
+    /// Records that the pool becomes a device's current pool.
+    pub fn note_current(&self) {
+        self.was_current.store(true, Ordering::Release);
     }
 
     /// Returns whether `device` may have access to another device if it has access to the pool.
@@ -248,7 +260,7 @@ impl Pool {
 
     #[inline]
     fn attribute(&self, attribute: i32) -> Option<u64> {
-        let ask = |bytes| cuda::cuMemPoolGetAttribute(self.handle, attribute, bytes);
+        let ask = |bytes| cuda::cuMemPoolGetAttribute(self.handle(), attribute, bytes);
         relaxed(|| answer(ask)).ok()
     }
 
@@ -408,7 +420,11 @@ impl Pool {
 
     fn look(&self, book: &Book, state: &mut State) -> u64 {
         if state.retired {
-            return 0;
+            // A call that was under way when the pool was destroyed has ended.
+            return match state.reserved {
+                0 => self.give_back(book, state),
+                _ => 0,
+            };
         }
         // The lock keeps readings in order. No deadlock: the query takes no lock that the driver
         // holds while it calls gpulimit.
@@ -486,11 +502,13 @@ impl Pool {
     /// Records that the pool was destroyed. Returns the bytes that stay charged until the caller
     /// has measured the remaining memory; the caller then uncharges excess headroom, too.
     pub fn close(&self, book: &Book) -> u64 {
+        let mut state = self.state.lock();
         let retired = State {
             retired: true,
+            promised: state.promised,
             ..State::default()
         };
-        let state = std::mem::replace(&mut *self.state.lock(), retired);
+        let state = std::mem::replace(&mut *state, retired);
         let mut headroom = book.pools.lock();
         let least = headroom.least();
         headroom.take_back(state.lent);
@@ -535,7 +553,7 @@ impl Pool {
             return 0;
         }
         let keep = self.asked_reserved().saturating_sub(bytes) as usize;
-        relaxed(|| cuda::cuMemPoolTrimTo(self.handle, keep));
+        relaxed(|| cuda::cuMemPoolTrimTo(self.handle(), keep));
         match self.counted {
             true => self.look(book, &mut state),
             false => 0,
@@ -544,12 +562,14 @@ impl Pool {
 }
 
 /// The memory pools of a process. Records of pools are never freed, because hooks hold references
-/// to them.
+/// to them. Those of destroyed pools are used again for other pools of the same kind.
 #[derive(Default)]
 pub struct Pools {
     by_handle: RwLock<Map<MemPool, &'static Pool>>,
-    /// The handles of destroyed pools. The driver may still return such a handle as the current
-    /// pool (measured).
+    /// The records of destroyed pools.
+    unused: Mutex<Vec<&'static Pool>>,
+    /// The handles of pools that are being destroyed, and of destroyed and unknown pools that the
+    /// driver may return as a current pool (measured).
     destroyed: RwLock<Set<MemPool>>,
     /// Whether a pool allocation or free has happened since the last synchronise call.
     dirty: AtomicBool,
@@ -602,12 +622,43 @@ impl Pools {
     fn enter(&self, pool: Pool) -> (&'static Pool, bool) {
         let mut new = false;
         let mut by_handle = self.by_handle.write();
-        let entry = by_handle.entry(pool.handle);
+        let entry = by_handle.entry(pool.handle());
         let known = entry.or_insert_with(|| {
             new = true;
-            Box::leak(Box::new(pool))
+            self.reuse(pool)
         });
         (known, new)
+    }
+
+    /// Returns a record with the content of `pool`: that of a destroyed pool of the same kind that
+    /// no call under way uses, or a new one.
+    fn reuse(&self, pool: Pool) -> &'static Pool {
+        let kind = |pool: &Pool| (pool.device, pool.counted, pool.managed, pool.imported);
+        let mut unused = self.unused.lock();
+        let fits = |known: &&Pool| kind(known) == kind(&pool) && known.state.lock().promised == 0;
+        let Some(at) = unused.iter().position(fits) else {
+            return Box::leak(Box::new(pool));
+        };
+        let known = unused.swap_remove(at);
+        known.handle.store(pool.handle(), Ordering::Relaxed);
+        known.was_current.store(false, Ordering::Relaxed);
+        known.exports.store(0, Ordering::Relaxed);
+        *known.state.lock() = pool.state.into_inner();
+        known
+    }
+
+    /// Ends a destroyed pool: its record can be used again. Call when no table has it any more.
+    pub fn end(&self, pool: &'static Pool) {
+        if !pool.was_current.load(Ordering::Acquire) {
+            self.note_created(pool.handle());
+        }
+        self.unused.lock().push(pool);
+    }
+
+    #[cfg(test)]
+    fn entries(&self) -> usize {
+        let unused = self.unused.lock().len();
+        self.by_handle.read().len() + self.destroyed.read().len() + unused
     }
 
     /// Returns the pool with this handle, if it is known.
@@ -616,14 +667,15 @@ impl Pools {
         self.by_handle.read().get(&handle).copied()
     }
 
-    /// Records that the driver has made a pool with this handle.
+    /// Records that the driver has made a pool with this handle, or does not return it any more.
     pub fn note_created(&self, handle: MemPool) {
         if self.is_destroyed(handle) {
             self.destroyed.write().remove(&handle);
         }
     }
 
-    /// Records that the driver is about to destroy the pool with this handle, or has destroyed it.
+    /// Records a handle that the driver must not be asked about: the driver is about to destroy the
+    /// pool or has destroyed it, or the pool is unknown.
     pub fn note_destroyed(&self, handle: MemPool) {
         self.destroyed.write().insert(handle);
     }
@@ -643,8 +695,8 @@ impl Pools {
     /// Puts back the record of a pool whose destruction failed.
     pub fn restore(&self, pool: &'static Pool) {
         pool.state.lock().retired = false;
-        self.note_created(pool.handle);
-        self.by_handle.write().insert(pool.handle, pool);
+        self.note_created(pool.handle());
+        self.by_handle.write().insert(pool.handle(), pool);
     }
 
     /// Records that a pool allocation was made or freed. A pool may then shrink at the next
@@ -805,6 +857,38 @@ mod tests {
         state.unseen = 1;
         assert!(state.needs_look(STEP + 1));
         assert!(!state.needs_look(STEP));
+    }
+
+    #[test]
+    fn destroyed_pools_leave_nothing_behind() {
+        let pools = Pools::default();
+        let make = |handle, device| pools.known_or(handle, || (device, false));
+        let end = |handle| {
+            let pool = pools.forget(handle).expect("a pool");
+            pool.retire();
+            pools.note_destroyed(handle);
+            pool
+        };
+        for handle in 1..10_000 {
+            make(handle, handle as Ordinal % 2);
+            pools.end(end(handle));
+        }
+        assert_eq!(pools.entries(), 2, "a record for each device");
+        let (busy, other) = (make(20_000, 0), make(20_001, 0));
+        busy.state.lock().promised = 1;
+        busy.note_current();
+        pools.end(end(20_000));
+        let next = make(20_002, 0);
+        assert!(![busy, other].iter().any(|known| std::ptr::eq(*known, next)));
+        assert!(pools.is_destroyed(20_000), "the driver may return it");
+        busy.state.lock().promised = 0;
+        let again = make(20_003, 0);
+        assert!(std::ptr::eq(again, busy) && !again.state.lock().retired);
+        assert!(
+            pools
+                .get(20_003)
+                .is_some_and(|known| known.handle() == 20_003)
+        );
     }
 
     #[test]

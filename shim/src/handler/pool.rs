@@ -607,6 +607,12 @@ pub fn destroy(call: Call, real: &dyn Real, pool: MemPool) -> Status {
     for device in call.process.devices() {
         device.forget_current_pool();
     }
+    // The allocations of a managed or an imported pool keep its record.
+    if let Some(known) = known.filter(|known| known.obstacle().is_none())
+        && status == SUCCESS
+    {
+        call.process.pools.end(known);
+    }
     status
 }
 
@@ -627,19 +633,38 @@ pub fn set_attribute(call: Call, real: &dyn Real) -> Status {
 
 /// `cuDeviceSetMemPool`: Charges nothing. The hook of the next allocation asks the driver which
 /// pool is current.
-pub fn set_current(call: Call, real: &dyn Real, device: Ordinal) -> Status {
+pub fn set_current(call: Call, real: &dyn Real, device: Ordinal, pool: MemPool) -> Status {
+    note_current(call, pool);
     let status = real.call();
     forget_current(call, device);
     status
 }
 
 /// `cuMemSetMemPool`: Charges nothing, like `cuDeviceSetMemPool`.
-pub fn set_current_at(call: Call, real: &dyn Real, location: In<Location>) -> Status {
+pub fn set_current_at(
+    call: Call,
+    real: &dyn Real,
+    location: In<Location>,
+    pool: MemPool,
+) -> Status {
+    note_current(call, pool);
     let status = real.call();
     if let Some(device) = location.read().and_then(Location::device) {
         forget_current(call, device);
     }
     status
+}
+
+/// Records that a pool becomes current. The driver also accepts a destroyed one (measured), so it is
+/// not asked about an unknown one.
+fn note_current(call: Call, pool: MemPool) {
+    match call.process.pools.get(pool) {
+        Some(known) => known.note_current(),
+        None if device_of_drivers_pool(call, pool).is_none() => {
+            call.process.pools.note_destroyed(pool);
+        }
+        None => {}
+    }
 }
 
 fn forget_current(call: Call, device: Ordinal) {

@@ -255,10 +255,10 @@ impl Device {
     }
 
     /// Records code that was loaded in `context` on this device. Its variables take at least
-    /// `bytes`.
-    pub fn note_variables(&'static self, code: Opaque, context: Context, bytes: u64) {
+    /// `bytes`, and the code itself `most` at most; 0 if unknown.
+    pub fn note_variables(&'static self, code: Opaque, context: Context, bytes: u64, most: u64) {
         let variables = &self.process.variables;
-        variables.insert(code, context, self.ordinal, bytes);
+        variables.insert(code, context, self.ordinal, bytes, most);
         // Variables smaller than a 2 MiB block fit into the reserve that is always charged for the
         // driver. They need no measurement.
         if bytes >= BLOCK && self.measure().is_none() {
