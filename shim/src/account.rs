@@ -76,7 +76,7 @@ use managed::Managed;
 use obstacles::Obstacles;
 use openings::Openings;
 use peaks::Peaks;
-use pools::Pools;
+use pools::{Pools, uncharge_excess};
 use registration::Registration;
 pub use rounding::{BLOCK, round_up};
 use variables::Variables;
@@ -395,10 +395,12 @@ impl Process {
         for pool in self.pools.lent.left() {
             if let Ok(device) = self.device(pool.device) {
                 device.book.uncharge_idle(pool.close(&device.book));
+                uncharge_excess(&device.book, false);
             }
             if let Some(obstacle) = pool.obstacle() {
                 self.end_obstacle(obstacle, 1);
             }
+            self.pools.end(pool);
         }
     }
 

@@ -4,10 +4,10 @@
 
 use std::ffi::{CStr, OsStr};
 use std::fs::File;
-use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 
+use gpulimit_base::pages::Pages;
 use gpulimit_fatbin::{
     ELF, FATBIN, WRAPPER, length_of_cubin, length_of_fat_binary, needs_of_bytes,
 };
@@ -15,9 +15,6 @@ use gpulimit_fatbin::{
 pub use gpulimit_fatbin::{Known, Needs, Packed};
 
 use crate::abi::{FileName, Image, Opaque};
-
-/// The largest image file that gpulimit reads, bytes.
-const LARGEST_FILE: u64 = 4 << 30;
 
 /// Returns the memory that the code image takes on GPUs of these compute capabilities. The image's
 /// headers state its length.
@@ -44,6 +41,23 @@ pub fn needs(image: Image, capabilities: &dyn Fn() -> Vec<u32>, known: &dyn Know
     }
 }
 
+/// Returns the most bytes that the code of an image takes; 0 if unknown, as for a fat binary, whose
+/// parts may be compressed. Code compiled from PTX takes up to six times the length of the text
+/// (measured with one store a line).
+pub fn code(image: Image) -> u64 {
+    const ALIGNED: u64 = 64 << 10;
+    // SAFETY: the program passes an image.
+    let Some(bytes) = (unsafe { in_memory(image.address()) }) else {
+        return 0;
+    };
+    let length = bytes.len() as u64;
+    match bytes.first_chunk() {
+        Some(&FATBIN) => 0,
+        Some(&ELF) => ALIGNED.saturating_add(length),
+        _ => ALIGNED.saturating_add(length.saturating_mul(8)),
+    }
+}
+
 /// Returns whether the image begins with the bytes `with`. Reads no further than the NUL of a text.
 ///
 /// # Safety
@@ -56,7 +70,8 @@ unsafe fn begins(image: Opaque, with: [u8; 4]) -> bool {
     })
 }
 
-/// Returns the code image; `None` for address 0, a fat binary wrapper, or an impossible length.
+/// Returns the code image; `None` for address 0, a fat binary wrapper, a header of another kind of
+/// file, or a length beyond mapped memory.
 ///
 /// # Safety
 /// `image` is 0, or the address of an image that stays there for `'a`.
@@ -73,10 +88,20 @@ unsafe fn in_memory<'a>(image: Opaque) -> Option<&'a [u8]> {
         // SAFETY: PTX text, which programs pass without a length, ends with a NUL.
         () => return Some(unsafe { CStr::from_ptr(start.cast()) }.to_bytes()),
     };
-    let fits = isize::try_from(length).is_ok() && image.checked_add(length).is_some();
-    // SAFETY: the header states the image's length, and the program does not write to the image
-    // during the call.
-    fits.then(|| unsafe { std::slice::from_raw_parts(start, length) })
+    // SAFETY: the header states the image's length, all of it is mapped, and the program does not
+    // write to the image during the call.
+    is_mapped(image, length).then(|| unsafe { std::slice::from_raw_parts(start, length) })
+}
+
+/// Returns whether `length` bytes are mapped at an address.
+fn is_mapped(start: usize, length: usize) -> bool {
+    let page = start & 4095;
+    let Ok(whole) = isize::try_from(length.saturating_add(page)) else {
+        return false;
+    };
+    // SAFETY: MS_ASYNC changes nothing. The kernel only looks at the mappings.
+    let found = unsafe { libc::syscall(libc::SYS_msync, start - page, whole, libc::MS_ASYNC) };
+    found == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::ENOMEM)
 }
 
 /// Returns the memory that the code image in a file takes. `path` is the address of the file's
@@ -92,29 +117,31 @@ pub fn needs_of_file(
     }
     // SAFETY: the address is not 0, so the program passes a NUL-terminated name.
     let path = unsafe { CStr::from_ptr(path as *const libc::c_char) };
-    match content(OsStr::from_bytes(path.to_bytes())) {
-        Some(bytes) => needs_of_bytes(&bytes, capabilities, known),
-        None => Needs::UNKNOWN,
+    let Some((pages, length)) = mapped(OsStr::from_bytes(path.to_bytes())) else {
+        return Needs::UNKNOWN;
+    };
+    // SAFETY: the mapping has this length. Like the driver, the library counts on a file that
+    // nobody writes to; a truncated file reads as zeros.
+    let bytes = unsafe { std::slice::from_raw_parts(pages.start().as_ptr().cast(), length) };
+    let needs = needs_of_bytes(bytes, capabilities, known);
+    match pages.is_lost() {
+        true => Needs::UNKNOWN,
+        false => needs,
     }
 }
 
-/// Returns the content of a regular file; `None` for others. Reading a FIFO would take its bytes
-/// from the driver.
-fn content(path: &OsStr) -> Option<Vec<u8>> {
+/// Maps a regular file; `None` for others, whose bytes may be missing for the driver afterwards.
+/// Also returns the file's length.
+fn mapped(path: &OsStr) -> Option<(Pages, usize)> {
     let mut options = File::options();
     options.read(true).custom_flags(libc::O_NONBLOCK);
     let file = options.open(path).ok()?;
     let about = file.metadata().ok()?;
-    let length = about.len();
-    if !about.is_file() || length > LARGEST_FILE {
+    let length = usize::try_from(about.len()).ok()?;
+    if !about.is_file() {
         return None;
     }
-    let mut bytes = Vec::new();
-    bytes
-        .try_reserve_exact(usize::try_from(length).ok()?)
-        .ok()?;
-    file.take(length).read_to_end(&mut bytes).ok()?;
-    Some(bytes)
+    Some((Pages::of_file(&file, length, false).ok()?, length))
 }
 
 #[cfg(test)]
@@ -157,6 +184,38 @@ mod tests {
         let itself = wrapper.as_ptr() as u64;
         wrapper[8..16].copy_from_slice(&itself.to_le_bytes());
         assert!(needs(Image::at(wrapper.as_ptr() as Opaque), &Vec::new, &()).unknown);
+    }
+
+    /// The tables, or the end, lie where nothing is mapped.
+    #[test]
+    fn a_forged_length_is_not_believed() {
+        let far = (1u64 << 40).to_le_bytes();
+        for (image, at) in [
+            (&fixture!("managed.cubin")[..], 40),
+            (fixture!("managed.cubin"), 32),
+            (fixture!("zstd.fatbin"), 8),
+        ] {
+            let mut memory = image.to_vec();
+            memory[at..at + 8].copy_from_slice(&far);
+            let found = needs(Image::at(memory.as_ptr() as Opaque), &|| vec![90], &());
+            assert_eq!(found, Needs::UNKNOWN, "{at}");
+        }
+        assert!(is_mapped(&raw const far as usize, 1) && !is_mapped(0, 1));
+        assert!(!is_mapped(4096, usize::MAX));
+    }
+
+    /// The file is sparse, and longer than the memory that a test gets.
+    #[test]
+    fn a_file_is_not_read_whole() {
+        let folder = gpulimit_support::Scratch::new();
+        let path = folder.join("image");
+        std::fs::write(&path, fixture!("managed.cubin")).expect("a file");
+        let file = File::options().write(true).open(&path).expect("the file");
+        file.set_len(64 << 30).expect("a sparse file");
+        let name = std::ffi::CString::new(path.as_os_str().as_bytes()).expect("a name");
+        let found = needs_of_file(FileName::at(name.as_ptr() as Opaque), &Vec::new, &());
+        let expected = needs_of_bytes(fixture!("managed.cubin"), &Vec::new, &());
+        assert_eq!(found, expected);
     }
 
     #[test]

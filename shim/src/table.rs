@@ -83,10 +83,10 @@ macro_rules! table {
                 track    cuMemPoolImportFromShareableHandle(pool: Out<MemPool>, shareable: Opaque, kind: i32, flags: u64) => pool::import, given (pool);
                 track    cuMemPoolImportPointer(dptr: Out<DevicePtr>, pool: MemPool, data: Opaque) => pool::import_pointer, given (dptr, pool);
                 track    cuMemPoolSetAttribute(pool: MemPool, attribute: i32, value: Opaque) => pool::set_attribute, given ();
-                track    cuDeviceSetMemPool(device: Device, pool: MemPool) => pool::set_current, given (device);
+                track    cuDeviceSetMemPool(device: Device, pool: MemPool) => pool::set_current, given (device, pool);
                 track    cuMemGetDefaultMemPool(pool: Out<MemPool>, location: In<Location>, kind: i32) => pool::find, given (pool, location, kind);
                 track    cuMemGetMemPool(pool: Out<MemPool>, location: In<Location>, kind: i32) => pool::find, given (pool, location, kind);
-                track    cuMemSetMemPool(location: In<Location>, kind: i32, pool: MemPool) => pool::set_current_at, given (location);
+                track    cuMemSetMemPool(location: In<Location>, kind: i32, pool: MemPool) => pool::set_current_at, given (location, pool);
                 pooled   cuStreamSynchronize(stream: Stream) => synchronize::work, as wait;
                 pooled   cuStreamSynchronize_ptsz(stream: Stream) => synchronize::work, as wait;
                 pooled   cuEventSynchronize(event: Event) => synchronize::work, as wait;
@@ -186,9 +186,9 @@ macro_rules! table {
                 track    cuGraphDestroy(graph: Graph) => handles::destroy_graph, given (graph);
                 measured cuGraphAddKernelNode(node: Out<Node>, graph: Graph, dependencies: Opaque, count: usize, params: In<KernelNodeParamsV1>) => graph_node::kernel_v1, given (params);
                 measured cuGraphAddKernelNode_v2(node: Out<Node>, graph: Graph, dependencies: Opaque, count: usize, params: In<KernelNodeParams>) => graph_node::kernel, given (params);
-                measured cuGraphAddNode(node: Out<Node>, graph: Graph, dependencies: Opaque, count: usize, params: In<NodeParams>) => graph_node::add, given (node, params);
-                measured cuGraphAddNode_v2(node: Out<Node>, graph: Graph, dependencies: Opaque, edges: Opaque, count: usize, params: In<NodeParams>) => graph_node::add, given (node, params);
-                measured cuGraphAddNode_v3(node: Out<Node>, graph: Graph, dependencies: Opaque, edges: Opaque, count: usize, params: In<NodeParams>) => graph_node::add, given (node, params);
+                measured cuGraphAddNode(node: Out<Node>, graph: Graph, dependencies: Opaque, count: usize, params: In<NodeParams>) => graph_node::add, given (node, graph, params);
+                measured cuGraphAddNode_v2(node: Out<Node>, graph: Graph, dependencies: Opaque, edges: Opaque, count: usize, params: In<NodeParams>) => graph_node::add, given (node, graph, params);
+                measured cuGraphAddNode_v3(node: Out<Node>, graph: Graph, dependencies: Opaque, edges: Opaque, count: usize, params: In<NodeParams>) => graph_node::add, given (node, graph, params);
                 measured cuGraphKernelNodeSetParams(node: Node, params: In<KernelNodeParamsV1>) => graph_node::kernel_v1, given (params);
                 measured cuGraphKernelNodeSetParams_v2(node: Node, params: In<KernelNodeParams>) => graph_node::kernel, given (params);
                 measured cuGraphNodeSetParams(node: Node, params: In<NodeParams>) => graph_node::set, given (params);

@@ -32,17 +32,23 @@ impl<'a> File<'a> {
     }
 }
 
-/// Returns the length of a cubin, which ends with its section or segment table; `None` beyond the
-/// address space.
+/// Returns the length of a cubin, which ends with its section or segment table; `None` for the header
+/// of another file, and beyond the address space.
 pub fn length(header: &[u8; HEADER]) -> Option<usize> {
     let header = File(header);
-    let end = |table: usize, count: usize, each: usize| match header.half(count)? {
+    let end = |table: usize, count: usize, size: usize, each: usize| match header.half(count)? {
         0 => Some(0),
+        _ if usize::from(header.half(size)?) != each => None,
         count => header
             .place(table)?
             .checked_add(usize::from(count).checked_mul(each)?),
     };
-    Some(end(40, 60, HEADER)?.max(end(32, 56, SEGMENT)?).max(HEADER))
+    let (sections, segments) = (end(40, 60, 58, HEADER)?, end(32, 56, 54, SEGMENT)?);
+    is_cubin(header)?.then_some(sections.max(segments).max(HEADER))
+}
+
+fn is_cubin(header: File<'_>) -> Option<bool> {
+    Some(header.bytes::<6>(0)? == *b"\x7fELF\x02\x01" && header.half(18)? == EM_CUDA)
 }
 
 /// Returns the memory needs of a cubin.
@@ -84,9 +90,7 @@ impl Found {
     /// Reads the sections and symbols of a cubin. Returns `None` if the section table cannot be
     /// found.
     fn read(&mut self, file: File<'_>, left: &mut usize) -> Option<()> {
-        let is_cubin = file.bytes::<6>(0)? == *b"\x7fELF\x02\x01"
-            && file.half(18)? == EM_CUDA
-            && usize::from(file.half(58)?) == HEADER;
+        let is_cubin = is_cubin(file)? && usize::from(file.half(58)?) == HEADER;
         let count = file.half(60)?;
         if !is_cubin || count == 0 {
             return None;

@@ -62,10 +62,12 @@ struct Compressed {
     from: usize,
 }
 
-/// Returns the length of a fat binary according to its header; `None` if the length exceeds the
-/// address space.
+/// Returns the length of a fat binary according to its header; `None` for a header of another
+/// version, and if the length exceeds the address space.
 pub fn length(header: &[u8; HEADER]) -> Option<usize> {
-    usize::from(File(header).half(6)?).checked_add(File(header).place(8)?)
+    let header = File(header);
+    let is_known = header.half(4)? == 1 && usize::from(header.half(6)?) == HEADER;
+    is_known.then_some(HEADER.checked_add(header.place(8)?)?)
 }
 
 /// Returns the memory needs of a fat binary: the largest of an image that a GPU with these compute

@@ -357,6 +357,7 @@ mod tests {
         // The test cubin ends with a segment table of one entry.
         let end = image.len() as u64;
         put(&mut image, 32, &end.to_le_bytes());
+        put(&mut image, 54, &56u16.to_le_bytes());
         put(&mut image, 56, &1u16.to_le_bytes());
         image.extend([0; 56]);
         image
@@ -375,6 +376,28 @@ mod tests {
             u64::from_le_bytes(image[section(&image, 1) + 24..][..8].try_into().unwrap()) as usize;
         image[table + 2 * 24 + 5] = 0;
         assert_eq!(variables(&image), ((1 << 30) + 4096, KNOWN));
+    }
+
+    #[test]
+    fn only_known_headers_state_a_length() {
+        let cubin = |image: &[u8]| length_of_cubin(image.first_chunk().expect("a header"));
+        let whole = symbols(&[]);
+        assert_eq!(cubin(&whole), Some(whole.len()));
+        // The class, the machine, and the sizes of an entry in each table.
+        for at in [4, 18, 54, 58] {
+            let mut image = whole.clone();
+            image[at] ^= 1;
+            assert_eq!(cubin(&image), None, "{at}");
+        }
+        let fatbin = |image: &[u8]| length_of_fat_binary(image.first_chunk().expect("a header"));
+        let whole = super::tests::fatbin(&[]);
+        assert_eq!(fatbin(&whole), Some(whole.len()));
+        // The version, and the size of the header.
+        for at in [4, 6] {
+            let mut image = whole.clone();
+            image[at] ^= 2;
+            assert_eq!(fatbin(&image), None, "{at}");
+        }
     }
 
     #[test]

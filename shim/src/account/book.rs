@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use gpulimit_group::{Insistence, Member, MemberDevice, Refusal};
 use gpulimit_ledger::{Category, DeviceUsage, Idle, Pressure};
 
+use super::pools::headroom::Headroom;
 use crate::abi::Device as Ordinal;
 use crate::driver::figures::ProcessList;
 
@@ -41,6 +42,8 @@ pub struct Book {
     /// Idle bytes (charged, not in use) that are kept for pools, for launches of graphs and for
     /// contexts.
     headroom: AtomicI64,
+    /// What is charged in advance for the growth of pools.
+    pub pools: Headroom,
 }
 
 impl Book {
@@ -55,6 +58,7 @@ impl Book {
             idle: AtomicI64::new(0),
             idle_changes: AtomicU64::new(0),
             headroom: AtomicI64::new(0),
+            pools: Headroom::default(),
         }
     }
 

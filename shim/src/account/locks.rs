@@ -10,8 +10,9 @@
 //! | `Launched::on_many` | launches on several devices, which take several `alone` locks | the driver is called |
 //! | `Contexts::making` | making a context, so that two threads that retain the same context make it once | the driver is called |
 //! | `ContextMemory::alone` | the memory that a context sets aside for kernels: a change holds the lock exclusively, and launches that rely on this memory share it; a thread holds several of these locks only while it holds `on_many` | the driver is called |
-//! | `Pools::by_handle` | the list of pools | the driver and the ledger are not called: a thread copies the list first |
+//! | `Pools::by_handle`, `Pools::unused`, in this order | the lists of pools | the driver and the ledger are not called: a thread copies the list first |
 //! | `GraphMemory::state`, `Pool::state` | figures of a pool | the driver is asked for the pool's reserved bytes (so that readings are recorded in order) or told to trim the pool; the ledger is changed |
+//! | `Book::pools` | what is charged in advance for the growth of pools | neither the driver nor the ledger is called |
 //! | `DriverPart::state` | figures of the driver's own memory | the ledger is changed |
 //! | `Vmm::state`, `Openings::open` | memory that processes share | the ledger is changed |
 //! | `Peaks` | the open measurements of peaks | the ledger is read |

@@ -7,28 +7,28 @@
 //! reserved bytes are read after the call, unless the returned address shows that the pool has not
 //! grown ([`steps`]).
 //!
-//! A pool with reserved memory has one more step charged, its *headroom*. The headroom pays in
-//! advance for the next allocation, so a full group does not block reuse of the pool's memory. A
-//! pool that grows into its headroom needs a new headroom. If the group refuses the new headroom,
-//! the growth is undone and the allocation is refused.
+//! The *headroom* of the device's pools pays in advance for the next allocation, so a full group
+//! does not block reuse of their memory ([`headroom`]). Growth uses it up. If the group refuses a
+//! new headroom, the growth is undone and the allocation is refused.
 //!
 //! The GPU keeps all memory that a managed pool has ever handed out. The memory is freed when the
 //! pool is destroyed and its last allocation is freed (measured). So the charge of a managed pool
 //! shrinks only at the pool's end. In a full group, the charge for memory that the pool has given
 //! back pays for its next growth. Growth at new addresses is undone.
 
+pub mod headroom;
 pub mod lent;
 pub mod promise;
 mod steps;
 
 use std::ops::Range;
 use std::ptr::null;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use gpulimit_base::obstacle::Obstacle;
 use gpulimit_ledger::Category;
-use parking_lot::{Condvar, Mutex, RwLock};
+use parking_lot::{Mutex, RwLock};
 
 use super::book::Book;
 use super::rounding::round_up;
@@ -37,8 +37,10 @@ use crate::abi::{
     MemPool, Status,
 };
 use crate::account::maps::{Map, Set};
+use crate::clock::monotonic_ms;
 use crate::driver::capture::relaxed;
 use crate::driver::{answer, cuda, inside};
+use headroom::Headroom;
 use lent::Lent;
 use promise::Promise;
 use steps::Steps;
@@ -61,13 +63,14 @@ const UNSEEN: u32 = 63;
 
 #[derive(Default)]
 struct State {
-    /// Bytes that are charged for the pool.
-    held: u64,
-    /// Bytes of `held` that are promised to driver calls under way.
-    prepaid: u64,
-    /// The number of calls that have made the pool grow and whose growth is neither charged nor
-    /// undone yet.
-    growing: u32,
+    /// Bytes of the device's headroom that the pool has: for calls under way, and for growth that
+    /// was not read yet.
+    lent: u64,
+    /// Bytes that are promised to driver calls under way. They are part of `lent`, unless growth
+    /// was read during the call, or memory that a managed pool has given back pays.
+    promised: u64,
+    /// The number of calls under way that have taken headroom from the device.
+    takers: u32,
     /// The pool's reserved bytes when they were last read. For a managed pool, the most bytes that
     /// the GPU may keep.
     reserved: u64,
@@ -92,47 +95,21 @@ impl State {
         self.reserved - self.kept
     }
 
+    /// Returns the bytes of headroom that the pool has and that no call under way uses.
     fn idle(&self) -> u64 {
-        self.held.saturating_sub(self.reserved + self.prepaid)
+        self.lent.saturating_sub(self.promised)
     }
 
     /// Returns the bytes by which a managed pool can grow without a new charge.
     fn credit(&self) -> u64 {
-        self.held.saturating_sub(self.current() + self.prepaid)
-    }
-
-    /// Returns the size of the pool's headroom: the bytes charged in addition to its reserved
-    /// bytes.
-    fn headroom(&self) -> u64 {
-        if self.current() > 0 { STEP } else { 0 }
-    }
-
-    /// Returns how many bytes of the pool's headroom (one step of 32 MiB) are not charged.
-    fn short(&self) -> u64 {
-        (self.reserved + self.headroom()).saturating_sub(self.held)
-    }
-
-    /// Returns the charged but unused bytes of the pool beyond its headroom of one step.
-    fn excess(&self) -> u64 {
-        self.idle().saturating_sub(self.headroom())
-    }
-
-    /// Returns the reserved bytes of the pool that are not charged.
-    fn beyond(&self) -> u64 {
-        self.reserved.saturating_sub(self.held)
+        (self.lent + self.kept).saturating_sub(self.promised)
     }
 
     /// Returns whether the reserved bytes must be read before `bytes` are charged. The pool may
-    /// have grown into its headroom unnoticed.
+    /// have grown into its step unnoticed.
     #[inline]
     fn needs_look(&self, bytes: u64) -> bool {
         bytes > STEP && self.unseen > 0
-    }
-
-    /// Returns whether calls under way use so much of the pool's headroom that too little is left
-    /// for `bytes`.
-    fn is_lent(&self, bytes: u64) -> bool {
-        (self.prepaid > 0 || self.growing > 0) && self.idle() < bytes.min(self.headroom())
     }
 
     /// Returns whether `range`, the latest allocation, shows that the pool has not grown since its
@@ -141,12 +118,12 @@ impl State {
     fn is_as_seen(&self, range: &Range<DevicePtr>) -> bool {
         self.large == 0
             && self.unseen < UNSEEN
-            && self.held - self.reserved == STEP + self.prepaid
+            && self.lent == STEP + self.promised
             && self.steps.cover(range, self.reserved)
     }
 
     /// Returns whether the pool's reserved bytes need not be read after a call. `range`: the
-    /// addresses that the call got.
+    /// addresses that the call got. The pool then keeps the call's step.
     #[inline]
     fn spare_look(&mut self, bytes: u64, range: &Range<DevicePtr>) -> bool {
         let spared = bytes == STEP && self.is_as_seen(range);
@@ -154,48 +131,48 @@ impl State {
         spared
     }
 
-    /// Returns whether the whole headroom is charged. If not, the caller must charge or undo the
-    /// pool's growth.
-    fn conclude(&mut self) -> bool {
-        let whole = self.short() == 0;
-        self.growing += u32::from(!whole);
-        whole
-    }
-
     /// Records the beginning of a call that may make the pool grow by `bytes`. Promises `paid` of
     /// them to the call.
     fn begin(&mut self, paid: u64, bytes: u64) {
-        self.prepaid += paid;
+        self.promised += paid;
         self.large += u32::from(bytes > STEP);
     }
 
-    /// Promises `bytes` of the pool's unused charge to a call. If the pool has fewer such bytes,
-    /// promises none and returns false.
-    #[inline]
-    fn prepay(&mut self, bytes: u64) -> bool {
-        let enough = self.idle() >= bytes;
-        if enough {
-            self.begin(bytes, bytes);
+    /// Records the beginning of a call like [`State::begin`]. Takes what the pool lacks out of
+    /// `headroom`, but not less than `least`. Returns the bytes that are promised.
+    #[cold]
+    fn take(&mut self, headroom: &Headroom, bytes: u64, least: u64) -> Option<u64> {
+        let mut headroom = headroom.lock();
+        let missing = bytes.saturating_sub(self.idle());
+        if headroom.idle() + bytes - missing < least {
+            return None;
         }
-        enough
-    }
-
-    /// Adds `bytes` to the charge of the pool and promises them to the call for which they were
-    /// charged.
-    fn charge(&mut self, bytes: u64) {
-        self.held += bytes;
-        self.prepaid += bytes;
+        self.lent += headroom.lend(missing);
+        headroom.begin(monotonic_ms);
+        self.takers += 1;
+        let paid = self.idle().min(bytes);
+        self.begin(paid, bytes);
+        Some(paid)
     }
 
     fn end(&mut self, paid: u64, bytes: u64) {
-        self.prepaid = self.prepaid.saturating_sub(paid);
+        self.promised = self.promised.saturating_sub(paid);
         self.large = self.large.saturating_sub(u32::from(bytes > STEP));
+    }
+
+    /// Returns how many calls that have taken headroom have ended, once no call is under way.
+    #[inline]
+    fn ended_takers(&mut self) -> u32 {
+        match self.promised {
+            0 => std::mem::take(&mut self.takers),
+            _ => 0,
+        }
     }
 }
 
 /// A memory pool on `device`. If `counted` is true, this process is charged for the pool's memory.
 pub struct Pool {
-    handle: MemPool,
+    handle: AtomicUsize,
     pub device: Ordinal,
     /// Whether this process is charged for the pool's memory. False for pools of host memory and
     /// for pools imported from other processes.
@@ -206,27 +183,36 @@ pub struct Pool {
     imported: bool,
     /// How often the program has exported the pool.
     exports: AtomicU64,
+    /// Whether the program has made the pool a device's current pool.
+    was_current: AtomicBool,
     state: Mutex<State>,
-    /// Notified when a call under way that uses this pool has ended.
-    settled: Condvar,
 }
 
 impl Pool {
     fn new(handle: MemPool, device: Ordinal, counted: bool) -> Self {
         let pool = Pool {
-            handle,
+            handle: AtomicUsize::new(handle),
             device,
             counted,
             managed: false,
             imported: false,
             exports: AtomicU64::new(0),
+            was_current: AtomicBool::new(false),
             state: Mutex::default(),
-            settled: Condvar::new(),
         };
         if counted && pool.attribute(MEMPOOL_ATTR_RESERVED_MEM_CURRENT) != Some(0) {
             pool.state.lock().steps = Steps::incomplete();
         }
         pool
+    }
+
+    fn handle(&self) -> MemPool {
+        self.handle.load(Ordering::Relaxed)
+    }
+
+    /// Records that the pool becomes a device's current pool.
+    pub fn note_current(&self) {
+        self.was_current.store(true, Ordering::Release);
     }
 
     /// Returns whether `device` may have access to another device if it has access to the pool.
@@ -279,7 +265,7 @@ impl Pool {
 
     #[inline]
     fn attribute(&self, attribute: i32) -> Option<u64> {
-        let ask = |bytes| cuda::cuMemPoolGetAttribute(self.handle, attribute, bytes);
+        let ask = |bytes| cuda::cuMemPoolGetAttribute(self.handle(), attribute, bytes);
         inside::closed(|| relaxed(|| answer(ask)).ok())
     }
 
@@ -289,13 +275,17 @@ impl Pool {
             .unwrap_or(0)
     }
 
-    /// Promises `bytes` of the pool's unused charge to a call. Returns false if too few are left;
-    /// then use [`Pool::pay`].
+    /// Promises `bytes` to a call, out of the pool's step or the device's headroom. Returns false if
+    /// too few are left; then use [`Pool::pay`].
     #[inline]
     pub fn prepay(&self, book: &Book, bytes: u64) -> bool {
         let mut state = self.state.lock();
         self.look_for(book, &mut state, bytes);
-        state.prepay(bytes)
+        if state.idle() >= bytes {
+            state.begin(bytes, bytes);
+            return true;
+        }
+        state.take(&book.pools, bytes, bytes).is_some()
     }
 
     /// Lets a managed pool grow by `bytes` out of its charge for returned memory. Returns false if
@@ -321,45 +311,44 @@ impl Pool {
         }
     }
 
-    /// Promises `bytes` to a call: first the pool's unused charge, then bytes that `charge`
-    /// charges. Waits for other calls, until `until` at most.
+    /// Promises `bytes` to a call: first `ahead` bytes that [`Pools::await_headroom`] has lent, then
+    /// what the pool and the device have left, then bytes that `charge` charges.
     pub fn pay<E>(
         &self,
         book: &Book,
         bytes: u64,
-        until: Option<Instant>,
+        ahead: u64,
         charge: impl FnOnce(u64) -> Result<(), E>,
     ) -> Result<(), E> {
-        let lent = {
+        let paid = {
             let mut state = self.state.lock();
-            if let Some(until) = until {
-                while state.is_lent(bytes) {
-                    if self.settled.wait_until(&mut state, until).timed_out() {
-                        break;
-                    }
-                }
-            }
             self.look_for(book, &mut state, bytes);
-            let lent = state.idle().min(bytes);
-            state.begin(lent, bytes);
-            lent
+            state.lent += ahead;
+            state.take(&book.pools, bytes, 0).unwrap_or(0)
         };
-        let promise = Promise::partly(self, lent, bytes);
-        let rest = bytes - lent;
+        let promise = Promise::partly(self, book, paid, bytes);
+        let rest = bytes - paid;
         if rest > 0 {
             charge(rest)?;
-            self.state.lock().charge(rest);
+            self.charged(book, &mut self.state.lock(), rest);
         }
         promise.stays();
         Ok(())
     }
 
+    /// Promises `bytes` to a call for which they were charged.
+    fn charged(&self, book: &Book, state: &mut State, bytes: u64) {
+        book.pools.lock().charge(bytes);
+        state.lent += bytes;
+        state.promised += bytes;
+    }
+
     /// Takes over `bytes` that were charged for a call before its pool was known.
-    pub fn adopt(&self, bytes: u64) -> Promise<'_> {
+    pub fn adopt<'a>(&'a self, book: &'a Book, bytes: u64) -> Promise<'a> {
         let mut state = self.state.lock();
         state.begin(0, bytes);
-        state.charge(bytes);
-        Promise::new(self, bytes)
+        self.charged(book, &mut state, bytes);
+        Promise::new(self, book, bytes)
     }
 
     /// Ends a call for which `bytes` were charged. Reads the pool's reserved bytes, unless `range`
@@ -371,11 +360,15 @@ impl Pool {
     fn settle(&self, book: &Book, bytes: u64, range: Option<Range<DevicePtr>>) -> bool {
         let mut state = self.state.lock();
         state.end(bytes, bytes);
+        let ended = state.ended_takers();
+        if ended > 0 {
+            book.pools.lock().end(ended);
+        }
         if let Some(range) = &range
             && !self.managed
+            && !book.pools.is_awaited()
             && state.spare_look(bytes, range)
         {
-            self.settled.notify_all();
             return true;
         }
         if let Some(range) = range.as_ref().filter(|_| self.managed) {
@@ -385,21 +378,34 @@ impl Pool {
         if let Some(range) = range.as_ref().filter(|_| !self.managed) {
             state.steps.learn(range);
         }
-        let whole = state.conclude();
-        if whole {
-            self.settled.notify_all();
-        }
+        let mut headroom = book.pools.lock();
+        let whole = headroom.short() == 0;
+        headroom.growing += u32::from(!whole);
+        drop(headroom);
+        book.pools.notify();
         whole
+    }
+
+    /// Ends a promise to a call that was not made or has panicked.
+    fn abandon(&self, book: &Book, paid: u64, bytes: u64) {
+        let mut state = self.state.lock();
+        state.end(paid, bytes);
+        // After a panic the pool may have grown. It then keeps the bytes until it is looked at.
+        if !std::thread::panicking() {
+            self.give_back(book, &mut state);
+        }
+        book.pools.lock().end(state.ended_takers());
+        book.pools.notify();
     }
 
     /// Charges a new headroom with `charge`. After a refusal, trims the pool and tries again.
     /// Returns false after two refusals.
     pub fn restore_headroom<E>(&self, book: &Book, charge: impl Fn(u64) -> Result<(), E>) -> bool {
         let restore = || {
-            let short = self.state.lock().short();
+            let short = book.pools.lock().short();
             let charged = short == 0 || charge(short).is_ok();
             if charged {
-                self.state.lock().held += short;
+                book.pools.lock().held += short;
             }
             charged
         };
@@ -409,16 +415,21 @@ impl Pool {
         }
     }
 
-    /// Reads the pool's reserved bytes. Call outside of an allocation.
-    pub fn refresh(&self, book: &Book) {
-        if self.counted && !inside::is_closed() {
-            self.look(book, &mut self.state.lock());
+    /// Reads the pool's reserved bytes. Call outside of an allocation. Returns the bytes uncharged.
+    pub fn refresh(&self, book: &Book) -> u64 {
+        match self.counted && !inside::is_closed() {
+            true => self.look(book, &mut self.state.lock()),
+            false => 0,
         }
     }
 
-    fn look(&self, book: &Book, state: &mut State) {
+    fn look(&self, book: &Book, state: &mut State) -> u64 {
         if state.retired {
-            return;
+            // A call that was under way when the pool was destroyed has ended.
+            return match state.reserved {
+                0 => self.give_back(book, state),
+                _ => 0,
+            };
         }
         // The lock keeps readings in order. No deadlock: the query takes no lock that the driver
         // holds while it calls gpulimit.
@@ -439,44 +450,80 @@ impl Pool {
             false => current,
         };
         if reserved != before || current != state.current() {
-            let headroom = state.headroom();
-            (state.reserved, state.kept) = (reserved, reserved - current);
-            book.add(self.category(), reserved.saturating_sub(before));
-            book.remove(self.category(), before.saturating_sub(reserved));
-            book.adjust_idle(before.wrapping_sub(reserved) as i64);
-            book.adjust_headroom(state.headroom().wrapping_sub(headroom) as i64);
-            // Growth that belongs to a call under way is charged already, in the bytes promised to
-            // the call.
-            let beyond = state.beyond();
-            if beyond > 0 {
-                // The pool has grown by more bytes than were charged in advance. This was observed
-                // only with managed pools.
-                state.overrun = true;
-                book.charge_over(beyond);
-                book.add_idle(beyond);
-                state.held += beyond;
-            }
+            self.record(book, state, reserved, current);
         }
-        let excess = state.excess();
-        state.held -= excess;
-        book.uncharge_idle(excess);
+        let uncharged = self.give_back(book, state);
         if reserved > before {
             book.note_usage();
         }
+        uncharged
+    }
+
+    /// Records the pool's figures. Headroom pays for growth, first what the pool has of it.
+    fn record(&self, book: &Book, state: &mut State, reserved: u64, current: u64) {
+        let before = state.reserved;
+        let grown = reserved.saturating_sub(before);
+        let shrunk = before.saturating_sub(reserved);
+        let mut headroom = book.pools.lock();
+        state.lent += headroom.lend(grown.saturating_sub(state.lent));
+        let paid = state.lent.min(grown);
+        let least = headroom.least();
+        headroom.spend(paid);
+        headroom.held += shrunk;
+        headroom.reserved = (headroom.reserved + current).saturating_sub(state.current());
+        book.adjust_headroom(headroom.least().wrapping_sub(least) as i64);
+        drop(headroom);
+        state.lent -= paid;
+        (state.reserved, state.kept) = (reserved, reserved - current);
+        book.add(self.category(), grown);
+        book.remove(self.category(), shrunk);
+        book.adjust_idle(before.wrapping_sub(reserved) as i64);
+        if grown > paid {
+            // The pool has grown by more bytes than were charged in advance. This was observed
+            // only with managed pools.
+            state.overrun = true;
+            book.charge_over(grown - paid);
+            book.add_idle(grown - paid);
+        }
+    }
+
+    /// Gives headroom back that no call under way uses, unless growth may be unread. Uncharges what
+    /// the device does not need, and returns the number of these bytes.
+    fn give_back(&self, book: &Book, state: &mut State) -> u64 {
+        let idle = match state.unseen {
+            0 => state.idle(),
+            _ => 0,
+        };
+        state.lent -= idle;
+        let excess = {
+            let mut headroom = book.pools.lock();
+            headroom.take_back(idle);
+            headroom.take_excess(false, monotonic_ms)
+        };
+        book.uncharge_idle(excess);
+        excess
     }
 
     /// Records that the pool was destroyed. Returns the bytes that stay charged until the caller
-    /// has measured the remaining memory.
+    /// has measured the remaining memory; the caller then uncharges excess headroom, too.
     pub fn close(&self, book: &Book) -> u64 {
+        let mut state = self.state.lock();
         let retired = State {
             retired: true,
+            promised: state.promised,
             ..State::default()
         };
-        let state = std::mem::replace(&mut *self.state.lock(), retired);
-        book.adjust_headroom((state.headroom() as i64).wrapping_neg());
+        let state = std::mem::replace(&mut *state, retired);
+        let mut headroom = book.pools.lock();
+        let least = headroom.least();
+        headroom.take_back(state.lent);
+        headroom.end(state.takers);
+        headroom.reserved = headroom.reserved.saturating_sub(state.current());
+        book.adjust_headroom(headroom.least().wrapping_sub(least) as i64);
+        drop(headroom);
         book.remove(self.category(), state.reserved);
         book.add_idle(state.reserved);
-        state.held
+        state.reserved
     }
 
     /// Records that the program is about to destroy the pool. From now on no thread asks the driver
@@ -497,28 +544,37 @@ impl Pool {
         reserved.saturating_sub(used.unwrap_or(reserved))
     }
 
-    /// Lets the driver free up to `bytes` of the pool's unused memory.
-    pub fn trim(&self, book: &Book, bytes: u64) {
+    /// Returns whether the pool has memory or headroom.
+    fn has_memory(&self) -> bool {
+        let state = self.state.lock();
+        state.reserved + state.lent > 0
+    }
+
+    /// Lets the driver free up to `bytes` of the pool's unused memory. Returns the bytes uncharged.
+    pub fn trim(&self, book: &Book, bytes: u64) -> u64 {
         // The lock is held during the query, so that the program cannot destroy the pool meanwhile.
         let mut state = self.state.lock();
         if state.retired {
-            return;
+            return 0;
         }
         let keep = self.asked_reserved().saturating_sub(bytes) as usize;
-        inside::closed(|| relaxed(|| cuda::cuMemPoolTrimTo(self.handle, keep)));
-        if self.counted {
-            self.look(book, &mut state);
+        inside::closed(|| relaxed(|| cuda::cuMemPoolTrimTo(self.handle(), keep)));
+        match self.counted {
+            true => self.look(book, &mut state),
+            false => 0,
         }
     }
 }
 
 /// The memory pools of a process. Records of pools are never freed, because hooks hold references
-/// to them.
+/// to them. Those of destroyed pools are used again for other pools of the same kind.
 #[derive(Default)]
 pub struct Pools {
     by_handle: RwLock<Map<MemPool, &'static Pool>>,
-    /// The handles of destroyed pools. The driver may still return such a handle as the current
-    /// pool (measured).
+    /// The records of destroyed pools.
+    unused: Mutex<Vec<&'static Pool>>,
+    /// The handles of pools that are being destroyed, and of destroyed and unknown pools that the
+    /// driver may return as a current pool (measured).
     destroyed: RwLock<Set<MemPool>>,
     /// Whether a pool allocation or free has happened since the last synchronise call.
     dirty: AtomicBool,
@@ -571,12 +627,43 @@ impl Pools {
     fn enter(&self, pool: Pool) -> (&'static Pool, bool) {
         let mut new = false;
         let mut by_handle = self.by_handle.write();
-        let entry = by_handle.entry(pool.handle);
+        let entry = by_handle.entry(pool.handle());
         let known = entry.or_insert_with(|| {
             new = true;
-            Box::leak(Box::new(pool))
+            self.reuse(pool)
         });
         (known, new)
+    }
+
+    /// Returns a record with the content of `pool`: that of a destroyed pool of the same kind that
+    /// no call under way uses, or a new one.
+    fn reuse(&self, pool: Pool) -> &'static Pool {
+        let kind = |pool: &Pool| (pool.device, pool.counted, pool.managed, pool.imported);
+        let mut unused = self.unused.lock();
+        let fits = |known: &&Pool| kind(known) == kind(&pool) && known.state.lock().promised == 0;
+        let Some(at) = unused.iter().position(fits) else {
+            return Box::leak(Box::new(pool));
+        };
+        let known = unused.swap_remove(at);
+        known.handle.store(pool.handle(), Ordering::Relaxed);
+        known.was_current.store(false, Ordering::Relaxed);
+        known.exports.store(0, Ordering::Relaxed);
+        *known.state.lock() = pool.state.into_inner();
+        known
+    }
+
+    /// Ends a destroyed pool: its record can be used again. Call when no table has it any more.
+    pub fn end(&self, pool: &'static Pool) {
+        if !pool.was_current.load(Ordering::Acquire) {
+            self.note_created(pool.handle());
+        }
+        self.unused.lock().push(pool);
+    }
+
+    #[cfg(test)]
+    fn entries(&self) -> usize {
+        let unused = self.unused.lock().len();
+        self.by_handle.read().len() + self.destroyed.read().len() + unused
     }
 
     /// Returns the pool with this handle, if it is known.
@@ -585,14 +672,15 @@ impl Pools {
         self.by_handle.read().get(&handle).copied()
     }
 
-    /// Records that the driver has made a pool with this handle.
+    /// Records that the driver has made a pool with this handle, or does not return it any more.
     pub fn note_created(&self, handle: MemPool) {
         if self.is_destroyed(handle) {
             self.destroyed.write().remove(&handle);
         }
     }
 
-    /// Records that the driver is about to destroy the pool with this handle, or has destroyed it.
+    /// Records a handle that the driver must not be asked about: the driver is about to destroy the
+    /// pool or has destroyed it, or the pool is unknown.
     pub fn note_destroyed(&self, handle: MemPool) {
         self.destroyed.write().insert(handle);
     }
@@ -612,8 +700,8 @@ impl Pools {
     /// Puts back the record of a pool whose destruction failed.
     pub fn restore(&self, pool: &'static Pool) {
         pool.state.lock().retired = false;
-        self.note_created(pool.handle);
-        self.by_handle.write().insert(pool.handle, pool);
+        self.note_created(pool.handle());
+        self.by_handle.write().insert(pool.handle(), pool);
     }
 
     /// Records that a pool allocation was made or freed. A pool may then shrink at the next
@@ -679,20 +767,28 @@ impl Pools {
     /// Uncharges unused bytes of the pools of one device. `trim`: the driver first frees unused
     /// memory. Returns true if bytes were uncharged.
     pub fn reclaim(&self, book: &Book, trim: bool) -> bool {
-        let mut gave = false;
         let pools = self.select(|pool| pool.counted && pool.device == book.ordinal);
-        for pool in pools {
-            // Another thread that holds the pool's lock updates the charge itself.
-            let before = pool.state.try_lock().map(|state| state.held);
-            if trim && before != Some(0) {
-                pool.trim(book, u64::MAX);
-            } else {
-                pool.refresh(book);
-            }
-            gave |= before.is_some_and(|before| pool.state.lock().held < before);
-        }
-        gave
+        let gave = pools.iter().map(|pool| match trim && pool.has_memory() {
+            true => pool.trim(book, u64::MAX),
+            false => pool.refresh(book),
+        });
+        gave.sum::<u64>() + uncharge_excess(book, true) > 0
     }
+
+    /// Waits, until `until` at most, while calls under way use the headroom for `bytes`. Returns the
+    /// number of bytes lent to the caller.
+    pub fn await_headroom(&self, book: &Book, bytes: u64, until: Instant) -> u64 {
+        let look = || self.refresh_on(book);
+        book.pools.await_some(bytes, until, look)
+    }
+}
+
+/// Uncharges headroom that the device does not need. `full`: the group is full. Returns the number
+/// of bytes uncharged.
+pub fn uncharge_excess(book: &Book, full: bool) -> u64 {
+    let excess = book.pools.lock().take_excess(full, monotonic_ms);
+    book.uncharge_idle(excess);
+    excess
 }
 
 /// The current pool of a device, from which `cuMemAllocAsync` takes memory. Null until the driver
@@ -751,58 +847,12 @@ pub fn growth(bytes: u64) -> u64 {
 mod tests {
     use super::*;
 
-    #[test]
-    fn paid_bytes_are_promised_until_the_call_ends() {
-        let mut state = State {
-            held: 5 * STEP,
-            reserved: 2 * STEP,
+    fn state(lent: u64, reserved: u64) -> State {
+        State {
+            lent: lent * STEP,
+            reserved: reserved * STEP,
             ..State::default()
-        };
-        assert_eq!((state.idle(), state.short()), (3 * STEP, 0));
-        state.begin(STEP, STEP);
-        state.begin(STEP, STEP + 1);
-        assert_eq!((state.prepaid, state.large), (2 * STEP, 1));
-        assert_eq!(state.idle(), STEP);
-        state.end(STEP, STEP);
-        assert_eq!((state.prepaid, state.large), (STEP, 1));
-        state.end(STEP, STEP + 1);
-        assert_eq!((state.prepaid, state.large), (0, 0));
-        state.held = STEP;
-        assert_eq!((state.idle(), state.short()), (0, 2 * STEP));
-        state.reserved = 0;
-        assert_eq!((state.idle(), state.short()), (STEP, 0));
-    }
-
-    #[test]
-    fn idle_bytes_pay_for_a_whole_call_or_not_at_all() {
-        let mut state = State {
-            held: 3 * STEP,
-            reserved: STEP,
-            ..State::default()
-        };
-        assert!(!state.prepay(2 * STEP + 1));
-        assert_eq!((state.prepaid, state.large), (0, 0));
-        assert!(state.prepay(2 * STEP));
-        assert_eq!((state.prepaid, state.large), (2 * STEP, 1));
-        state.charge(STEP);
-        assert_eq!((state.held, state.prepaid), (4 * STEP, 3 * STEP));
-        assert_eq!(state.idle(), 0);
-    }
-
-    #[test]
-    fn a_pool_with_memory_keeps_a_step_beyond_it() {
-        let mut state = State {
-            held: 3 * STEP,
-            reserved: STEP,
-            ..State::default()
-        };
-        assert_eq!((state.excess(), state.beyond()), (STEP, 0));
-        state.prepaid = STEP;
-        assert_eq!((state.excess(), state.beyond()), (0, 0));
-        state.reserved = 0;
-        assert_eq!((state.excess(), state.beyond()), (2 * STEP, 0));
-        state.reserved = 4 * STEP;
-        assert_eq!((state.excess(), state.beyond()), (0, STEP));
+        }
     }
 
     #[test]
@@ -815,36 +865,62 @@ mod tests {
     }
 
     #[test]
-    fn a_call_without_headroom_waits_for_those_that_have_it() {
-        let mut state = State {
-            held: 2 * STEP,
-            reserved: STEP,
-            ..State::default()
+    fn destroyed_pools_leave_nothing_behind() {
+        let pools = Pools::default();
+        let make = |handle, device| pools.known_or(handle, || (device, false));
+        let end = |handle| {
+            let pool = pools.forget(handle).expect("a pool");
+            pool.retire();
+            pools.note_destroyed(handle);
+            pool
         };
-        assert!(!state.is_lent(STEP), "the whole headroom is unused");
-        state.held = STEP;
-        assert!(!state.is_lent(STEP), "no call is under way");
-        state.growing = 1;
-        assert!(state.is_lent(STEP));
-        assert!(!state.is_lent(0));
-        state.growing = 0;
-        state.prepaid = STEP;
-        assert!(state.is_lent(2 * STEP));
-        state.held = 3 * STEP;
-        assert!(!state.is_lent(2 * STEP), "no call uses the pool's headroom");
-        state.held = STEP;
-        state.reserved = 0;
-        assert!(!state.is_lent(STEP), "none");
+        for handle in 1..10_000 {
+            make(handle, handle as Ordinal % 2);
+            pools.end(end(handle));
+        }
+        assert_eq!(pools.entries(), 2, "a record for each device");
+        let (busy, other) = (make(20_000, 0), make(20_001, 0));
+        busy.state.lock().promised = 1;
+        busy.note_current();
+        pools.end(end(20_000));
+        let next = make(20_002, 0);
+        assert!(![busy, other].iter().any(|known| std::ptr::eq(*known, next)));
+        assert!(pools.is_destroyed(20_000), "the driver may return it");
+        busy.state.lock().promised = 0;
+        let again = make(20_003, 0);
+        assert!(std::ptr::eq(again, busy) && !again.state.lock().retired);
+        assert!(
+            pools
+                .get(20_003)
+                .is_some_and(|known| known.handle() == 20_003)
+        );
+    }
+
+    #[test]
+    fn a_call_takes_what_the_pool_lacks_or_nothing() {
+        let (mut state, headroom) = (state(1, 1), Headroom::default());
+        headroom.lock().charge(STEP);
+        headroom.lock().held += 2 * STEP;
+        let (steps, all) = (4 * STEP, 3 * STEP);
+        assert_eq!(state.take(&headroom, steps, steps), None);
+        assert_eq!((state.promised, state.large), (0, 0));
+        assert_eq!(state.take(&headroom, all, all), Some(all));
+        assert_eq!((state.lent, state.idle(), state.large), (all, 0, 1));
+        assert_eq!(headroom.lock().idle(), 0);
+        assert_eq!(state.take(&headroom, STEP, 0), Some(0));
+        state.end(all, all);
+        assert_eq!(
+            (state.idle(), state.large, state.ended_takers()),
+            (all, 0, 2)
+        );
     }
 
     #[test]
     fn no_look_is_needed_where_the_pool_cannot_have_grown() {
         let mut state = State {
-            held: 4 * STEP,
-            prepaid: STEP,
-            reserved: 2 * STEP,
+            promised: STEP,
             unseen: UNSEEN - 1,
-            ..State::default()
+            ..state(2, 2)
         };
         let range = 8 * STEP..10 * STEP;
         assert!(!state.is_as_seen(&range), "unknown steps");
@@ -859,27 +935,9 @@ mod tests {
         assert!(state.spare_look(STEP, &range));
         assert!(!state.spare_look(2 * STEP, &range));
         assert_eq!(state.unseen, 1);
-        state.prepaid = 0;
-        assert!(!state.is_as_seen(&range), "more than headroom is charged");
+        state.promised = 0;
+        assert!(!state.is_as_seen(&range), "the pool has more than a step");
         assert!(!state.spare_look(STEP, &range));
         assert_eq!(state.unseen, 1);
-    }
-
-    #[test]
-    fn growth_counts_until_it_is_handled() {
-        // This pool's memory is not charged, so the driver is not asked about it.
-        let pool = Pool::new(7, 0, false);
-        *pool.state.lock() = State {
-            held: 2 * STEP,
-            reserved: STEP,
-            ..State::default()
-        };
-        assert!(pool.state.lock().conclude());
-        assert_eq!(pool.state.lock().growing, 0);
-        pool.state.lock().reserved = 2 * STEP;
-        assert!(!pool.state.lock().conclude());
-        assert_eq!(pool.state.lock().growing, 1);
-        drop(promise::Growth(&pool));
-        assert_eq!(pool.state.lock().growing, 0);
     }
 }

@@ -45,7 +45,14 @@ fn load(call: Call, needs: Needs, real: &dyn Real, unload: Option<&dyn Fn()>) ->
     })
 }
 
-fn load_module(call: Call, needs: Needs, module: Out<Opaque>, real: &dyn Real) -> Status {
+/// Loads a module. `most`: the most bytes that its code takes; 0 if unknown.
+fn load_module(
+    call: Call,
+    needs: Needs,
+    most: u64,
+    module: Out<Opaque>,
+    real: &dyn Real,
+) -> Status {
     let unload = || {
         if let Some(module) = module.read() {
             cuda::cuModuleUnload(module);
@@ -56,7 +63,7 @@ fn load_module(call: Call, needs: Needs, module: Out<Opaque>, real: &dyn Real) -
     let status = managed::variables(call, needs.managed, module, context, &load);
     remember_handle(call, Kind::Module, module, status, handles::current_origin);
     if let (SUCCESS, Some(module)) = (status, module.read()) {
-        note_variables(call, module, context, needs.least);
+        note_variables(call, module, context, needs.least, most);
     }
     status
 }
@@ -78,22 +85,23 @@ fn remember_handle(
     }
 }
 
-/// Remembers that `code`, just loaded in `context`, has at least `bytes` bytes of variables.
-fn note_variables(call: Call, code: Opaque, context: Context, bytes: u64) {
+/// Remembers that `code`, just loaded in `context`, has at least `bytes` bytes of variables, and
+/// takes `most` bytes itself at most.
+fn note_variables(call: Call, code: Opaque, context: Context, bytes: u64, most: u64) {
     if let Ok(device) = call.process.current_device() {
-        device.note_variables(code, context, bytes);
+        device.note_variables(code, context, bytes, most);
     }
 }
 
 /// `cuModuleLoad`: Charged like `cuModuleLoadData`; the image is read from the file.
 pub fn module_file(call: Call, real: &dyn Real, module: Out<Opaque>, path: FileName) -> Status {
-    load_module(call, needs_of_file(call, path), module, real)
+    load_module(call, needs_of_file(call, path), 0, module, real)
 }
 
 /// `cuModuleLoadData`, `cuModuleLoadDataEx`, `cuModuleLoadFatBinary`: Charges the declared memory
 /// before the call, and measures afterwards. Unloads a module that does not fit.
 pub fn module(call: Call, real: &dyn Real, module: Out<Opaque>, image: Image) -> Status {
-    load_module(call, needs(call, image), module, real)
+    load_module(call, needs(call, image), image::code(image), module, real)
 }
 
 /// `cuLibraryLoadData`: With eager loading, charged like `cuModuleLoadData`. With lazy loading,
@@ -165,7 +173,7 @@ fn open_library(call: Call, needs: Needs, library: Out<Opaque>, real: &dyn Real)
         call.process.libraries.insert(library, needs);
         if tried.get() {
             let bytes = call.process.libraries.loaded(library, context);
-            note_variables(call, library, context, bytes);
+            note_variables(call, library, context, bytes, 0);
         }
     }
     status
@@ -205,8 +213,8 @@ pub fn kernel_function(
     status
 }
 
-/// `cuModuleGetFunction`: The call can load the code of a lazily loaded module. Measures after the
-/// first call for each function.
+/// `cuModuleGetFunction`: The call can load the code of a lazily loaded module. Measures unless the
+/// reserve pays for all such code since the last measurement.
 pub fn module_function(
     call: Call,
     real: &dyn Real,
@@ -225,7 +233,9 @@ pub fn module_function(
             }
         });
         if let Ok(device) = call.process.current_device() {
-            if device.measure_fails() {
+            let code = call.process.variables.code_of(module, current_context());
+            let deferred = code.and_then(|most| device.defer(most, || ()));
+            if deferred.is_none() && device.measure_fails() {
                 device.assume(RESERVE as i64);
             }
             call.process.launched.note_loaded(made);

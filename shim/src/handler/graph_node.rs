@@ -2,7 +2,7 @@
 //! current context.
 
 use crate::abi::{
-    ConditionalNodeParams, In, KernelNodeParams, KernelNodeParamsV1, NODE_TYPE_CONDITIONAL,
+    ConditionalNodeParams, Graph, In, KernelNodeParams, KernelNodeParamsV1, NODE_TYPE_CONDITIONAL,
     NODE_TYPE_KERNEL, Node, NodeParams, Out, SUCCESS, Status,
 };
 use crate::driver::Real;
@@ -45,7 +45,13 @@ pub fn set(call: Call, real: &dyn Real, params: In<NodeParams>) -> Status {
 
 /// `cuGraphAddNode` and its later versions: Charged like `cuGraphAddKernelNode_v2`. Remembers the
 /// graphs that a conditional node can run.
-pub fn add(call: Call, real: &dyn Real, node: Out<Node>, params: In<NodeParams>) -> Status {
+pub fn add(
+    call: Call,
+    real: &dyn Real,
+    node: Out<Node>,
+    graph: Graph,
+    params: In<NodeParams>,
+) -> Status {
     let status = set(call, real, params);
     // Before CUDA 13.5 the driver names a conditional node's graphs only here. Such nodes cannot be
     // copied.
@@ -60,7 +66,7 @@ pub fn add(call: Call, real: &dyn Real, node: Out<Node>, params: In<NodeParams>)
             (node.read(), params.cast::<ConditionalNodeParams>().read())
     {
         let graphs = (0..params.size as usize).filter_map(|at| params.graphs.at(at).read());
-        call.process.bodies.insert(node, graphs.collect());
+        call.process.bodies.insert(graph, node, graphs.collect());
     }
     status
 }

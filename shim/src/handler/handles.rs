@@ -44,9 +44,14 @@ pub fn destroy_stream(call: Call, real: &dyn Real, stream: Stream) -> Status {
     status
 }
 
-/// `cuGraphDestroy`: Charges nothing. Forgets the graph's handle.
+/// `cuGraphDestroy`: Charges nothing. Forgets the graph's handle and the graphs inside it.
 pub fn destroy_graph(call: Call, real: &dyn Real, graph: Graph) -> Status {
-    destroy(call, real, Kind::Graph, graph)
+    let bodies = call.process.bodies.take(graph);
+    let status = destroy(call, real, Kind::Graph, graph);
+    if status != SUCCESS {
+        call.process.bodies.restore(bodies);
+    }
+    status
 }
 
 /// Runs `real`, the driver's function that destroys `handle`.

@@ -207,7 +207,7 @@ impl Lazy {
             let bytes = call.process.libraries.loaded(library, self.context);
             let mut devices = call.process.devices();
             if let Some(device) = devices.find(|device| device.contexts.has(self.context)) {
-                device.note_variables(library, self.context, bytes);
+                device.note_variables(library, self.context, bytes, 0);
             }
         }
     }

@@ -14,7 +14,7 @@ use crate::account::charged::Charged;
 use crate::account::device::Device;
 use crate::account::obstacles::Possible;
 use crate::account::pools::promise::{Growth, Promise};
-use crate::account::pools::{Pool, STEP, growth, patience};
+use crate::account::pools::{Pool, STEP, growth, patience, uncharge_excess};
 use crate::account::request::Request;
 use crate::driver::Real;
 use crate::driver::capture::relaxed;
@@ -165,9 +165,9 @@ fn allocate_unknown(
             continue;
         };
         charged.spend();
-        let promise = pool.adopt(growth);
+        let promise = pool.adopt(&device.book, growth);
         let range = taken.map(|start| start..start.saturating_add(bytesize as u64));
-        let whole = promise.settle(&device.book, range);
+        let whole = promise.settle(range);
         let undo = || take_back(call.symbol, device, pool, growth, dptr, stream);
         if whole || settle_growth(device, pool, mark, status, undo) {
             note_managed(call, pool, status, dptr, stream);
@@ -267,12 +267,12 @@ impl Allocation {
     /// pool is then paid.
     #[inline]
     fn make(self, real: &(impl Real + ?Sized)) -> (Status, bool) {
-        let promise = Promise::new(self.pool, growth(self.bytes));
+        let promise = Promise::new(self.pool, &self.device.book, growth(self.bytes));
         fault::point("pool");
         let status = real.call();
         let taken = self.dptr.read().filter(|_| status == SUCCESS);
         let range = taken.map(|start| start..start.saturating_add(self.bytes));
-        let whole = promise.settle(&self.device.book, range);
+        let whole = promise.settle(range);
         self.call.process.pools.touch();
         (status, whole)
     }
@@ -352,21 +352,22 @@ fn pay(
     let book = &device.book;
     let ahead = |request| device.charge_ahead(request).map(Charged::spend);
     let quietly = |rest| ahead(Request::reclaiming(rest));
-    let paid = |until| pool.pay(book, growth, until, quietly).is_ok();
-    if paid(None) {
+    let ahead_by = |until| call.process.pools.await_headroom(book, growth, until);
+    let paid = |ahead| pool.pay(book, growth, ahead, quietly).is_ok();
+    if paid(0) {
         return Ok(());
     }
     if capturing(call.symbol, stream) {
         return Err(Aside::Node);
     }
-    // The group is full. Calls of other threads may hold headroom of this pool, so wait for them.
-    if paid(Some(until)) {
+    // The group is full. Calls of other threads may have the headroom, so wait for them.
+    if paid(ahead_by(until)) {
         return Ok(());
     }
     // A trimmed pool makes room for growth. It gives back twice the growth, so that the next
     // request finds room.
     pool.trim(&device.book, growth.saturating_mul(2));
-    if paid(Some(until)) {
+    if paid(ahead_by(until)) {
         return Ok(());
     }
     if pool.borrow(growth) {
@@ -377,7 +378,7 @@ fn pay(
         await_work(call.symbol, stream, until);
     }
     pool.trim(&device.book, u64::MAX);
-    pool.pay(book, growth, Some(until), |rest| {
+    pool.pay(book, growth, ahead_by(until), |rest| {
         ahead(Request::insisting(call.symbol, rest).of(asked))
     })?;
     Ok(())
@@ -393,7 +394,7 @@ fn settle_growth(
     status: Status,
     undo: impl FnOnce(),
 ) -> bool {
-    let _growth = Growth(pool);
+    let _growth = Growth(&device.book);
     device.renew(mark);
     // In a full group a managed pool needs no headroom while it uses only memory that it had
     // before.
@@ -596,6 +597,7 @@ pub fn destroy(call: Call, real: &dyn Real, pool: MemPool) -> Status {
                 device.assume(held as i64);
             }
             device.book.uncharge_idle(held);
+            uncharge_excess(&device.book, false);
             let left = device.driver_part.used().saturating_sub(before);
             call.process.pools.note_left_in_use(left);
         }
@@ -604,6 +606,12 @@ pub fn destroy(call: Call, real: &dyn Real, pool: MemPool) -> Status {
     }
     for device in call.process.devices() {
         device.forget_current_pool();
+    }
+    // The allocations of a managed or an imported pool keep its record.
+    if let Some(known) = known.filter(|known| known.obstacle().is_none())
+        && status == SUCCESS
+    {
+        call.process.pools.end(known);
     }
     status
 }
@@ -625,19 +633,38 @@ pub fn set_attribute(call: Call, real: &dyn Real) -> Status {
 
 /// `cuDeviceSetMemPool`: Charges nothing. The hook of the next allocation asks the driver which
 /// pool is current.
-pub fn set_current(call: Call, real: &dyn Real, device: Ordinal) -> Status {
+pub fn set_current(call: Call, real: &dyn Real, device: Ordinal, pool: MemPool) -> Status {
+    note_current(call, pool);
     let status = real.call();
     forget_current(call, device);
     status
 }
 
 /// `cuMemSetMemPool`: Charges nothing, like `cuDeviceSetMemPool`.
-pub fn set_current_at(call: Call, real: &dyn Real, location: In<Location>) -> Status {
+pub fn set_current_at(
+    call: Call,
+    real: &dyn Real,
+    location: In<Location>,
+    pool: MemPool,
+) -> Status {
+    note_current(call, pool);
     let status = real.call();
     if let Some(device) = location.read().and_then(Location::device) {
         forget_current(call, device);
     }
     status
+}
+
+/// Records that a pool becomes current. The driver also accepts a destroyed one (measured), so it is
+/// not asked about an unknown one.
+fn note_current(call: Call, pool: MemPool) {
+    match call.process.pools.get(pool) {
+        Some(known) => known.note_current(),
+        None if device_of_drivers_pool(call, pool).is_none() => {
+            call.process.pools.note_destroyed(pool);
+        }
+        None => {}
+    }
 }
 
 fn forget_current(call: Call, device: Ordinal) {

@@ -48,6 +48,20 @@ impl Device {
         Some(part.conclude(&self.book, &self.contexts, number, total?))
     }
 
+    /// Runs `call`, which takes about `estimate` bytes of the driver's own memory, and leaves the
+    /// measurement to a later call. Returns `None`, without a call, if the reserve does not pay for
+    /// all calls since the last measurement.
+    pub fn defer<T>(&self, estimate: u64, call: impl FnOnce() -> T) -> Option<T> {
+        let measures = !self.is_inexact() && !self.is_unlisted();
+        if !measures || !self.driver_part.defer(estimate) {
+            return None;
+        }
+        let result = call();
+        let begun = self.measuring.begun.load(Ordering::Acquire);
+        self.driver_part.end_deferred(begun);
+        Some(result)
+    }
+
     /// Returns whether a measurement has begun since the start of this process.
     pub fn has_measured(&self) -> bool {
         self.measuring.begun.load(Ordering::Acquire) > 0
@@ -246,10 +260,10 @@ impl Device {
     }
 
     /// Records code that was loaded in `context` on this device. Its variables take at least
-    /// `bytes`.
-    pub fn note_variables(&'static self, code: Opaque, context: Context, bytes: u64) {
+    /// `bytes`, and the code itself `most` at most; 0 if unknown.
+    pub fn note_variables(&'static self, code: Opaque, context: Context, bytes: u64, most: u64) {
         let variables = &self.process.variables;
-        variables.insert(code, context, self.ordinal, bytes);
+        variables.insert(code, context, self.ordinal, bytes, most);
         // Variables smaller than a 2 MiB block fit into the reserve that is always charged for the
         // driver. They need no measurement.
         if bytes >= BLOCK && self.measure().is_none() {

@@ -21,8 +21,10 @@ impl Device {
     /// Uncharges the bytes that this process does not need. Returns true when there were such
     /// bytes.
     fn reclaim(&self, trim: bool) -> bool {
-        // After a failed measurement the charge is an estimate, which may be too high.
-        let measured = self.is_inexact() && self.measure().is_some();
+        // After a failed measurement the charge is an estimate, which may be too high. Deferred
+        // measurements keep the reserve from others.
+        let is_due = self.is_inexact() || self.driver_part.has_deferred();
+        let measured = is_due && self.measure().is_some();
         let orphans = self.settle_orphans();
         let spares = self.release_spares();
         let pools = self.process.pools.reclaim(&self.book, trim);

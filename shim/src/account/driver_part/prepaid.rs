@@ -199,7 +199,8 @@ impl<'a> Prepaid<'a> {
         }
         let (Device { book, contexts, .. }, part) = (self.device, self.part());
         let mut state = part.state.lock();
-        let used = state.used + self.bytes.saturating_sub(known);
+        let deferred = std::mem::take(&mut state.deferred);
+        let used = state.used + deferred + self.bytes.saturating_sub(known);
         self.release(&mut state, 0);
         state.alive = true;
         part.enter(book, contexts, &mut state, used);

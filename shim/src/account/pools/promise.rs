@@ -10,6 +10,7 @@ use crate::account::book::Book;
 #[must_use = "dropping the guard ends the promise of bytes to the call"]
 pub struct Promise<'a> {
     pool: &'a Pool,
+    book: &'a Book,
     paid: u64,
     growth: u64,
 }
@@ -18,21 +19,26 @@ impl<'a> Promise<'a> {
     /// Makes a guard for a call. All of `growth`, the largest possible growth of the pool, has been
     /// charged.
     #[inline(always)]
-    pub fn new(pool: &'a Pool, growth: u64) -> Self {
-        Promise::partly(pool, growth, growth)
+    pub fn new(pool: &'a Pool, book: &'a Book, growth: u64) -> Self {
+        Promise::partly(pool, book, growth, growth)
     }
 
     /// Makes a guard for a call. `paid` bytes of `growth`, the largest possible growth of the pool,
     /// have been charged.
     #[inline(always)]
-    pub fn partly(pool: &'a Pool, paid: u64, growth: u64) -> Self {
-        Promise { pool, paid, growth }
+    pub fn partly(pool: &'a Pool, book: &'a Book, paid: u64, growth: u64) -> Self {
+        Promise {
+            pool,
+            book,
+            paid,
+            growth,
+        }
     }
 
     /// Ends the call as [`Pool::settle`] describes.
     #[inline(always)]
-    pub fn settle(self, book: &Book, range: Option<Range<DevicePtr>>) -> bool {
-        let (pool, growth) = (self.pool, self.growth);
+    pub fn settle(self, range: Option<Range<DevicePtr>>) -> bool {
+        let (pool, book, growth) = (self.pool, self.book, self.growth);
         self.stays();
         pool.settle(book, growth, range)
     }
@@ -48,27 +54,25 @@ impl<'a> Promise<'a> {
 impl Drop for Promise<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        abandon(self.pool, self.paid, self.growth);
+        abandon(self.pool, self.book, self.paid, self.growth);
     }
 }
 
-/// Ends the promise to a call that was not made or has panicked. The bytes stay charged until the
-/// next reading.
+/// Ends the promise to a call that was not made or has panicked.
 #[cold]
 #[inline(never)]
-fn abandon(pool: &Pool, paid: u64, growth: u64) {
-    pool.state.lock().end(paid, growth);
-    pool.settled.notify_all();
+fn abandon(pool: &Pool, book: &Book, paid: u64, growth: u64) {
+    pool.abandon(book, paid, growth);
 }
 
-/// A guard that exists after a pool has grown into its headroom, until the growth is charged or
+/// A guard that exists after a pool has used up the last headroom, until the growth is charged or
 /// undone.
-pub struct Growth<'a>(pub &'a Pool);
+pub struct Growth<'a>(pub &'a Book);
 
 impl Drop for Growth<'_> {
     fn drop(&mut self) {
-        let mut state = self.0.state.lock();
-        state.growing = state.growing.saturating_sub(1);
-        self.0.settled.notify_all();
+        let mut headroom = self.0.pools.lock();
+        headroom.growing = headroom.growing.saturating_sub(1);
+        self.0.pools.notify();
     }
 }

@@ -267,6 +267,38 @@ fn a_single_gpu_is_known_without_asking_the_driver() {
     world.judge_end(CAP);
 }
 
+/// While NVML does not answer, the reserve pays for four streams, and for the code of small functions;
+/// the next stream is measured.
+#[test]
+fn streams_and_functions_are_measured_once_the_reserve_is_used_up() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    let nvml_takes = |time: u64| {
+        let delay = format!("nvmlDeviceGetComputeRunningProcesses:{time}");
+        world.machine().knob("delay", &delay);
+    };
+    for at in 0..13 {
+        program.expect(&[(&format!("kernels m{at} 0"), "0")]);
+        nvml_takes(HOUR);
+        match at % 2 {
+            0 => program.expect(&[("repeat 4 {\nstream s\n}", "0:4")]),
+            _ => program.expect(&[(&format!("get-function m{at}"), "0")]),
+        }
+        nvml_takes(0);
+        world.judge(CAP);
+        program.expect(&[("stream s", "0")]);
+        world.judge(CAP);
+    }
+    // A request in a full group gets the reserve of streams that are not measured.
+    program.say("repeat 3 {\nstream s\n}");
+    program.say("fill rest 2M");
+    let free = CAP - world.usage(0).charged;
+    assert!(free < BLOCK, "{free}");
+    world.judge(CAP);
+    program.end();
+    world.judge_end(CAP);
+}
+
 #[test]
 fn a_context_made_during_a_measurement_stays_charged() {
     let world = World::new(CAP);
@@ -275,15 +307,15 @@ fn a_context_made_during_a_measurement_stays_charged() {
     let uses = |bytes| world::eventually(|| machine.used() >= bytes);
     let delay = format!("nvmlDeviceGetComputeRunningProcesses:{HOUR}");
     machine.knob("delay", &delay);
-    program.expect(&[("aside {\nstream s\n}", "0")]);
-    // The measurement after the stream reads its figure, and does not get the answer.
+    program.expect(&[("aside {\nrepeat 5 {\nstream s\n}\n}", "0")]);
+    // The measurement after the last stream reads its figure, and does not get the answer.
     program.sleeps_again();
     program.tell("context c 0 v4");
     assert!(uses(2 * CONTEXT));
     program.waits_on();
     machine.knob("delay", "0");
     assert_eq!(program.answer(), "0");
-    program.expect(&[("await", "0:1")]);
+    program.expect(&[("await", "0:5")]);
     world.judge(CAP);
     program.end_quietly();
     world.judge_end(CAP);

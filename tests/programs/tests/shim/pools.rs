@@ -99,7 +99,7 @@ fn a_measurement_looks_at_the_pools() {
     let pools = || world.usage(0).by[Category::Pools as usize];
     for (fail, seen) in [("cuMemPoolGetAttribute:999", 0), ("none", 64 * MIB)] {
         world.machine().knob("fail", fail);
-        program.expect(&[("stream s", "0")]);
+        assert_eq!(program.say("repeat 5 {\nstream s\n}"), "0:5");
         assert_eq!(pools(), seen, "{fail}");
         world.judge(CAP);
     }
@@ -412,6 +412,94 @@ fn threads_take_turns_with_the_headroom() {
     world.judge(cap);
     program.end_quietly();
     world.judge_end(cap);
+}
+
+/// The headroom is the device's: many pools need no more of it than one.
+#[test]
+fn many_pools_share_a_headroom() {
+    const POOLS: u64 = 20;
+    let cap = CONTEXT + (POOLS + 1) * 32 * MIB + 10 * MIB;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    for at in 0..POOLS {
+        program.expect(&[
+            (&format!("pool p{at} 0"), "0"),
+            (&format!("threshold p{at} max"), "0"),
+            (&format!("async-from a{at} p{at} 1M"), "0"),
+        ]);
+    }
+    assert_eq!(world.machine().used(), CONTEXT + POOLS * 32 * MIB);
+    // The headroom and the driver's reserve stay charged.
+    let charged = || world.usage(0).charged - world.machine().used();
+    assert_eq!(charged(), (32 + 4) * MIB, "{:?}", world.usage(0));
+    program.expect(&[("async-from more p0 32M", "2")]);
+    // A pool whose growth is not read keeps the step until another one needs it.
+    for _ in 0..2 {
+        for at in 0..POOLS {
+            program.expect(&[
+                (&format!("async-from b p{at} 2M"), "0"),
+                ("free-async b", "0"),
+            ]);
+        }
+    }
+    world.judge(cap);
+    program.expect(&[("sync", "0")]);
+    assert_eq!(charged(), (32 + 4) * MIB, "{:?}", world.usage(0));
+    program.end();
+    world.judge_end(cap);
+}
+
+/// In a full group the threads take turns with one step, each on its own pool.
+#[test]
+fn threads_on_many_pools_take_turns_with_the_headroom() {
+    const THREADS: u64 = 16;
+    let cap = CONTEXT + (THREADS + 1) * 32 * MIB + 10 * MIB;
+    let latency = "cuMemAllocFromPoolAsync:200000";
+    let world = World::with(cap, &[("GPULIMIT_SIM_LATENCY", latency)]);
+    let mut program = world.on_gpu();
+    for at in 0..THREADS {
+        program.expect(&[
+            (&format!("pool p{at} 0"), "0"),
+            (&format!("threshold p{at} max"), "0"),
+            (&format!("async-from kept p{at} 1M"), "0"),
+        ]);
+    }
+    for at in 0..THREADS {
+        let lines = format!("async-from a p{at} 2M\nfree-async a");
+        program.expect(&[(&format!("aside {{\nrepeat 50 {{\n{lines}\n}}\n}}"), "0")]);
+    }
+    let answer = ["0:100"; THREADS as usize].join(", ");
+    program.expect(&[("await", &answer)]);
+    world.judge(cap);
+    program.end_quietly();
+    world.judge_end(cap);
+}
+
+/// As many steps as calls were under way at once stay charged while pools have memory, and are given
+/// back to others.
+#[test]
+fn steps_of_calls_at_once_stay_for_the_next_ones() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    program.expect(&[
+        ("default-pool p 0", "0"),
+        ("threshold p max", "0"),
+        ("async kept 1M", "0"),
+    ]);
+    world.machine().knob("latency", "cuMemAllocAsync:200000000");
+    assert_eq!(
+        program.say("threads 4 {\nasync a 1M\n}"),
+        "0:1, ".repeat(4).trim_end_matches(", ")
+    );
+    assert_eq!(world.machine().used(), CONTEXT + 32 * MIB);
+    let charged = || (world.usage(0).charged - world.machine().used()) / MIB;
+    assert!(charged() > 2 * 32 + 4, "{:?}", world.usage(0));
+    world.machine().knob("latency", "0");
+    let rest = CAP - world.machine().used() - (32 + 4) * MIB;
+    program.expect(&[(&format!("alloc rest {rest}"), "0")]);
+    assert_eq!(charged(), 32 + 4, "{:?}", world.usage(0));
+    program.end_quietly();
+    world.judge_end(CAP);
 }
 
 #[test]
