@@ -140,6 +140,7 @@ static SET_KERNEL: Case = case(
     "set-kernel",
     "cuGraphExecKernelNodeSetParams of a known kernel",
 );
+static QUERY: Case = case("query", "cuEventQuery, which passes the gate");
 static REPLAY: Case = case("replay", "cuGraphLaunch, 100 known kernels");
 static DLSYM: Case = case("dlsym", "dlsym of a symbol outside the driver");
 static IMAGE: Case = case(
@@ -186,6 +187,7 @@ pub static SERIES: &[Series] = &[
     along(&ASYNC, Axis::Live, &[1, 100_000], Some((40.0, 100_000))),
     single(&LAUNCH, Some(2.0)),
     single(&REPLAY, None),
+    single(&QUERY, None),
     single(&INFO, None),
     single(&UPDATE, None),
     single(&SET_KERNEL, None),
@@ -195,6 +197,7 @@ pub static SERIES: &[Series] = &[
     single(&FIRST_KERNEL, None),
     along(&IN_BLOCK, Axis::Threads, THREADS, None),
     along(&ASYNC, Axis::Threads, THREADS, None),
+    along(&QUERY, Axis::Threads, THREADS, None),
     along(
         &NEW_BLOCK,
         Axis::Members,

@@ -307,6 +307,15 @@ fn prepare(driver: &Driver, case: &str, live: usize) -> Box<dyn FnMut()> {
                 must("cuGraphLaunch", unsafe { launch(exec, stream) });
             })
         }
+        "query" => {
+            let (mut event, query) = (null_mut(), driver.cuEventQuery);
+            // SAFETY: the pointer points to a local variable.
+            must("cuEventCreate", unsafe {
+                (driver.cuEventCreate)(&mut event, 0)
+            });
+            // SAFETY: the event lives as long as the process.
+            Box::new(move || must("cuEventQuery", unsafe { query(event) }))
+        }
         "hold-small" => {
             hold(live);
             Box::new(|| ())
@@ -504,6 +513,8 @@ driver! {
     cuMemPoolSetAttribute(Handle, c_int, *mut c_void);
     cuMemGetInfo_v2(*mut usize, *mut usize);
     cuStreamCreate(*mut Handle, c_uint);
+    cuEventCreate(*mut Handle, c_uint);
+    cuEventQuery(Handle);
     cuModuleLoadData(*mut Handle, *const c_void);
     cuModuleUnload(Handle);
     cuModuleGetFunction(*mut Handle, Handle, *const c_char);

@@ -48,7 +48,7 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use gpulimit_base::order;
 use gpulimit_group::{Member, Undisturbed};
 use gpulimit_ledger::Gate;
-use once_cell::race::OnceBox;
+use once_cell::race::{OnceBox, OnceRef};
 use parking_lot::Mutex;
 
 use crate::abi::{
@@ -124,7 +124,7 @@ pub struct Process {
     peaks: Peaks,
     registration: Registration,
     obstacles: Obstacles,
-    gate: OnceBox<Gate<'static>>,
+    gate: OnceRef<'static, Gate>,
     pub handles: Handles,
 }
 
@@ -155,14 +155,16 @@ impl Process {
                 let _ = self.member.set(Box::new(joined));
             }
             if let Some(Ok(member)) = self.member.get() {
-                let _ = self.gate.set(Box::new(member.gate()));
-                gate::reach_by(Door {
+                let wiped = current::place_of_gate();
+                let _ = wiped.unwrap_or(&self.gate).set(member.gate());
+                let door = Door {
                     find: || Process::existing()?.gate.get(),
-                    wait: |gate, calls| {
+                    wait: |gate, calls, place| {
                         let member = || Process::existing()?.member.get()?.as_ref().ok();
-                        Own(member()).wait(gate, calls);
+                        Own(member()).wait(gate, calls, place)
                     },
-                });
+                };
+                gate::reach_by(door, wiped);
             }
             self.show_registration();
             self.show_obstacles();

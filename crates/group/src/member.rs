@@ -192,7 +192,7 @@ impl Member {
     }
 
     /// Returns this process's gate. The ledger of its own group has it.
-    pub fn gate(&self) -> Gate<'_> {
+    pub fn gate(&self) -> &Gate {
         self.leaf().slot.gate()
     }
 

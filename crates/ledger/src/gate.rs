@@ -2,13 +2,21 @@
 //! process's memory on the host.
 //!
 //! Most calls of a suspended process wait in the driver. Some do not, and crash the process or fail
-//! (measured, H100, driver 580.159.04). The process counts these calls in a word of its slot, in
-//! the ledger of its own group. An actor closes the gate and waits until no such call is under way.
+//! (measured, H100, driver 580.159.04). The process marks these calls in its slot, in the ledger of
+//! its own group. An actor closes the gate and waits until no such call is under way.
 //!
-//! The low half of the word says what the gate holds back, and is a futex. The high half has the
-//! numbers of calls under way: of short ones, and of those that wait for work on the GPU. A process
-//! counts a call and reads the gate in one step. So an actor that has closed the gate and sees no
-//! call knows that none begins.
+//! Each thread marks its call in a *line*, which is a cache line of its own as long as there are
+//! enough. Threads that find no free line count their calls in the high half of the gate's word.
+//! The low half of the word says what the gate holds back, and is a futex.
+//!
+//! A thread marks its call and then reads the gate. An actor closes the gate and then reads the
+//! marks. So an actor that has closed the gate and sees no call knows that none begins. A call that
+//! a thread makes inside another one (in a callback of the driver, or a signal handler) passes a
+//! closed gate, because the actor waits for the outer one. Of a thread without a line, such a call
+//! waits until the actor lets calls pass for a while.
+//!
+//! A mark stays if its thread is cancelled in the call, or jumps out of the call: the process
+//! cannot be suspended any more. The slot's next owner clears the marks of a killed process.
 //!
 //! An actor may die at any time, and nobody need come after it. So a thread that waits at the gate
 //! asks the driver now and then, and opens the gate of a process that runs ([`step`]). The low half
@@ -21,6 +29,9 @@ use super::os;
 use super::slot::Slot;
 use gpulimit_base::identity::Identity;
 use std::time::Duration;
+
+/// Number of threads with a line.
+const LINES: usize = if cfg!(all(test, loom)) { 1 } else { 20 };
 
 /// The gate holds back calls that wait for work on the GPU.
 const WAITS: u64 = 1;
@@ -51,6 +62,11 @@ impl Calls {
             Self::Short => SHORT,
             Self::Waits => WAIT,
         }
+    }
+
+    /// Returns the mark of a call of a thread, whose number is even.
+    const fn mark(self, thread: u64) -> u64 {
+        thread | matches!(self, Self::Waits) as u64
     }
 
     /// Returns whether a gate with this word holds such calls back.
@@ -117,45 +133,135 @@ pub trait Owner {
     fn unlock(&self);
 }
 
-/// This process's gate.
+/// The gate of a process, in its slot.
 #[derive(Debug)]
-pub struct Gate<'a>(&'a AtomicU64);
+#[repr(C)]
+pub struct Gate {
+    word: AtomicU64,
+    /// The thread that used a line last. Only a hint.
+    threads: [AtomicU64; LINES],
+    lines: [Line; LINES],
+}
 
-impl Gate<'_> {
-    /// Begins a call. Returns false if an actor holds such calls back: call [`Gate::wait`] then.
+/// The mark of a call under way, or 0. Processors fetch cache lines in pairs.
+#[derive(Debug)]
+#[repr(C, align(128))]
+struct Line(AtomicU64);
+
+/// Where a call is marked: in a line, or in the gate's word. `None`: the thread has marked an outer
+/// call.
+#[derive(Debug)]
+#[must_use]
+pub struct Place<'a>(Option<&'a AtomicU64>);
+
+impl Gate {
+    /// Begins a call. Fails if an actor holds such calls back: call [`Gate::wait`] then.
     #[inline]
-    #[must_use]
-    pub fn enter(&self, calls: Calls) -> bool {
-        !calls.are_held(self.0.fetch_add(calls.one(), Ordering::SeqCst))
+    pub fn enter(&self, calls: Calls) -> Result<Place<'_>, Place<'_>> {
+        self.enter_as(os::thread(), calls)
+    }
+
+    #[inline]
+    fn enter_as(&self, thread: u64, calls: Calls) -> Result<Place<'_>, Place<'_>> {
+        let at = home(thread);
+        let is_own = |own: &AtomicU64| own.load(Ordering::Relaxed) == thread;
+        let place = match self.lines.get(at) {
+            Some(line) if is_own(&self.threads[at]) && line.take(calls.mark(thread)) => &line.0,
+            _ => match self.find_place(thread, calls) {
+                Some(place) => place,
+                None => return Ok(Place(None)),
+            },
+        };
+        match calls.are_held(self.word.load(Ordering::SeqCst)) {
+            true => Err(Place(Some(place))),
+            false => Ok(Place(Some(place))),
+        }
+    }
+
+    #[cold]
+    fn find_place(&self, thread: u64, calls: Calls) -> Option<&AtomicU64> {
+        let (home, mark) = (home(thread), calls.mark(thread));
+        let all = || (home..LINES).chain(0..home);
+        let used_by = |thread: u64| {
+            let is_used = |at: &usize| self.threads[*at].load(Ordering::Relaxed) == thread;
+            all().find(is_used)
+        };
+        let take = |at: &usize| self.lines[*at].take(mark);
+        if let Some(at) = used_by(thread).filter(take) {
+            return Some(&self.lines[at].0);
+        }
+        let is_own = |line: &Line| line.0.load(Ordering::Relaxed) & !1 == thread;
+        if self.lines.iter().any(is_own) {
+            return None;
+        }
+        // The thread that used the line last may have ended. Otherwise it finds another line.
+        let Some(at) = used_by(0).into_iter().chain(all()).find(take) else {
+            self.word.fetch_add(calls.one(), Ordering::SeqCst);
+            return Some(&self.word);
+        };
+        self.threads[at].store(thread, Ordering::Relaxed);
+        Some(&self.lines[at].0)
     }
 
     /// Ends a call.
     #[inline]
-    pub fn leave(&self, calls: Calls) {
-        self.0.fetch_sub(calls.one(), Ordering::SeqCst);
+    pub fn leave(&self, calls: Calls, place: Place<'_>) {
+        match place.0 {
+            Some(word) if std::ptr::eq(word, &self.word) => {
+                self.word.fetch_sub(calls.one(), Ordering::SeqCst);
+            }
+            Some(line) => line.store(0, Ordering::Release),
+            None => {}
+        }
     }
 
     /// Returns whether calls are under way.
     pub fn has_calls(&self) -> bool {
-        self.0.load(Ordering::Relaxed) > LOW
+        self.under_way(Calls::Short) > 0
     }
 
-    /// Begins the call for which [`Gate::enter`] has returned false, once the gate is open.
+    fn under_way(&self, calls: Calls) -> u64 {
+        let marks = self.lines.iter().map(|line| line.0.load(Ordering::SeqCst));
+        let word = self.word.load(Ordering::SeqCst);
+        match calls {
+            Calls::Waits => word / WAIT + marks.map(|mark| mark & 1).sum::<u64>(),
+            Calls::Short => {
+                let marked = marks.filter(|mark| *mark != 0).count() as u64;
+                word / WAIT + word % WAIT / SHORT + marked
+            }
+        }
+    }
+
+    /// Returns the words of the gate: its own, and those that threads mark calls in.
+    #[cfg(all(test, loom))]
+    pub(super) fn words(&self) -> (&AtomicU64, impl Iterator<Item = &AtomicU64>) {
+        (&self.word, self.lines.iter().map(|line| &line.0))
+    }
+
+    /// Opens the gate, and forgets all calls.
+    pub(super) fn clear(&self) {
+        let lines = self.lines.iter().map(|line| &line.0);
+        for word in lines.chain(&self.threads).chain([&self.word]) {
+            word.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Begins the call for which [`Gate::enter`] has failed, once the gate is open.
     #[cold]
-    pub fn wait(&self, calls: Calls, owner: &dyn Owner) {
-        self.leave(calls);
+    pub fn wait(&self, calls: Calls, place: Place<'_>, owner: &dyn Owner) -> Place<'_> {
+        self.leave(calls, place);
         let (mut looked, mut seen, mut looks) = (os::now(), None, 0);
         loop {
-            let word = self.0.load(Ordering::SeqCst);
+            let word = self.word.load(Ordering::SeqCst);
             if !calls.are_held(word) {
-                if self.enter(calls) {
-                    return;
+                match self.enter(calls) {
+                    Ok(place) => return place,
+                    Err(place) => self.leave(calls, place),
                 }
-                self.leave(calls);
                 continue;
             }
             if os::now().duration_since(looked) < NAP {
-                os::futex_wait(self.0, word as u32, NAP);
+                os::futex_wait(&self.word, word as u32, NAP);
                 continue;
             }
             let low = word & LOW;
@@ -166,9 +272,11 @@ impl Gate<'_> {
                 1
             };
             seen = Some((low, says));
-            let is_due = || self.0.load(Ordering::SeqCst) & LOW == low;
+            let is_due = || self.word.load(Ordering::SeqCst) & LOW == low;
             match step(says, looks, low & OURS != 0, || owner.has_actor()) {
-                Step::Open if owner.charge(&is_due) && self.open(low, calls) => return,
+                Step::Open if owner.charge(&is_due) && self.open(low, calls) => {
+                    return Place(Some(&self.word));
+                }
                 Step::Unlock if owner.charge(&is_due) => owner.unlock(),
                 _ => {}
             }
@@ -179,13 +287,13 @@ impl Gate<'_> {
     /// Opens the gate if its low half is still this, and begins a call in the same step: a member
     /// that closes the gate again and again does not keep the thread for ever.
     fn open(&self, low: u64, calls: Calls) -> bool {
-        let mut word = self.0.load(Ordering::SeqCst);
+        let mut word = self.word.load(Ordering::SeqCst);
         while word & LOW == low {
             let open = (word & !HELD).wrapping_add(calls.one());
             let order = Ordering::SeqCst;
-            match self.0.compare_exchange(word, open, order, order) {
+            match self.word.compare_exchange(word, open, order, order) {
                 Ok(_) => {
-                    os::futex_wake_all(self.0);
+                    os::futex_wake_all(&self.word);
                     return true;
                 }
                 Err(now) => word = now,
@@ -197,9 +305,24 @@ impl Gate<'_> {
 
 impl Slot {
     /// Returns this process's gate. It is open when the slot is claimed.
-    pub fn gate(&self) -> Gate<'_> {
-        Gate(&self.page().gate)
+    pub fn gate(&self) -> &Gate {
+        &self.page().gate
     }
+}
+
+impl Line {
+    #[inline]
+    fn take(&self, mark: u64) -> bool {
+        let (set, failed) = (Ordering::SeqCst, Ordering::Relaxed);
+        self.0.compare_exchange(0, mark, set, failed).is_ok()
+    }
+}
+
+/// Returns the line that a thread tries first.
+#[inline]
+const fn home(thread: u64) -> usize {
+    let spread = thread.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    ((spread * LINES as u64) >> 32) as usize
 }
 
 impl Ledger {
@@ -212,7 +335,7 @@ impl Ledger {
         };
         let next = |word: u64| (word & LOW & !HELD).wrapping_add(GENERATION) & LOW | held;
         let change = |word| Some(word & !LOW | next(word));
-        let Some(gate) = self.gate_of(process) else {
+        let Some(Gate { word: gate, .. }) = self.gate_of(process) else {
             return 0;
         };
         let (set, failed) = (Ordering::SeqCst, Ordering::SeqCst);
@@ -226,12 +349,12 @@ impl Ledger {
     /// member, or another actor, may have changed it.
     pub fn is_held_back(&self, process: &Identity, mark: u64) -> bool {
         let gate = self.gate_of(process);
-        gate.is_none_or(|gate| gate.load(Ordering::SeqCst) & LOW == mark)
+        gate.is_none_or(|gate| gate.word.load(Ordering::SeqCst) & LOW == mark)
     }
 
     /// Says whether a lock of a member that the driver reports is that of an actor.
     pub fn note_lock(&self, process: &Identity, is_ours: bool) {
-        if let Some(gate) = self.gate_of(process) {
+        if let Some(Gate { word: gate, .. }) = self.gate_of(process) {
             match is_ours {
                 true => gate.fetch_or(OURS, Ordering::SeqCst),
                 false => gate.fetch_and(!OURS, Ordering::SeqCst),
@@ -241,7 +364,7 @@ impl Ledger {
 
     /// Lets the calls of a member go on. The member must be charged for what it has on the GPUs.
     pub fn open_gate(&self, process: &Identity) {
-        if let Some(word) = self.gate_of(process)
+        if let Some(Gate { word, .. }) = self.gate_of(process)
             && word.fetch_and(!HELD, Ordering::SeqCst) & HELD != 0
         {
             os::futex_wake_all(word);
@@ -249,17 +372,13 @@ impl Ledger {
     }
 
     /// Returns how many calls of a living member are under way, those that wait for work on the GPU
-    /// or all. A thread that was ended in the middle of a call counts for ever.
+    /// or all.
     pub fn calls_under_way(&self, process: &Identity, calls: Calls) -> u64 {
-        let word = self.gate_of(process);
-        let word = word.map_or(0, |word| word.load(Ordering::SeqCst));
-        match calls {
-            Calls::Waits => word / WAIT,
-            Calls::Short => word / WAIT + word % WAIT / SHORT,
-        }
+        let gate = self.gate_of(process);
+        gate.map_or(0, |gate| gate.under_way(calls))
     }
 
-    fn gate_of(&self, process: &Identity) -> Option<&AtomicU64> {
+    fn gate_of(&self, process: &Identity) -> Option<&Gate> {
         let slot = self.slot_of(process).filter(|_| self.map.writable())?;
         Some(&self.content().slots[slot].gate)
     }
@@ -328,6 +447,14 @@ mod tests {
         }
     }
 
+    /// Begins a call of another thread.
+    #[track_caller]
+    fn other(gate: &Gate, calls: Calls) -> Place<'_> {
+        static THREADS: AtomicU64 = AtomicU64::new(2);
+        let thread = THREADS.fetch_add(2, Ordering::Relaxed);
+        gate.enter_as(thread, calls).expect("the gate is open")
+    }
+
     #[test]
     fn a_closed_gate_holds_back_calls_until_it_opens() {
         let scratch = Scratch::new();
@@ -337,16 +464,16 @@ mod tests {
             Identity::of_self(),
             Process::that(Says::IsAway),
         );
-        assert!(gate.enter(Calls::Short) && gate.enter(Calls::Waits));
+        let [short, waits] = [Calls::Short, Calls::Waits].map(|calls| other(gate, calls));
         scratch.close_gate(&own, Calls::Short);
-        gate.leave(Calls::Short);
+        gate.leave(Calls::Short, short);
         assert_eq!(scratch.calls_under_way(&own, Calls::Short), 1);
-        gate.leave(Calls::Waits);
+        gate.leave(Calls::Waits, waits);
         let is_in = AtomicBool::new(false);
         thread::scope(|scope| {
             let entering = scope.spawn(|| {
-                assert!(!gate.enter(Calls::Short), "the gate is closed");
-                gate.wait(Calls::Short, &away);
+                let held = gate.enter(Calls::Short).expect_err("the gate is closed");
+                let _ = gate.wait(Calls::Short, held, &away);
                 is_in.store(true, Ordering::SeqCst);
             });
             away.await_looks();
@@ -363,14 +490,16 @@ mod tests {
         let scratch = Scratch::new();
         let slot = scratch.join();
         let (gate, own) = (slot.gate(), Identity::of_self());
-        assert!(gate.enter(Calls::Waits));
+        let _waits = other(gate, Calls::Waits);
         let mark = scratch.close_gate(&own, Calls::Waits);
-        assert!(gate.enter(Calls::Short) && !gate.enter(Calls::Waits));
+        let _short = other(gate, Calls::Short);
+        let _held = gate.enter(Calls::Waits).expect_err("held back");
         let under_way = |calls| scratch.calls_under_way(&own, calls);
         assert_eq!((under_way(Calls::Waits), under_way(Calls::Short)), (2, 3));
         assert!(scratch.is_held_back(&own, mark));
         scratch.open_gate(&own);
-        assert!(gate.enter(Calls::Waits) && !scratch.is_held_back(&own, mark));
+        assert!(!scratch.is_held_back(&own, mark));
+        let _waits = other(gate, Calls::Waits);
         let again = scratch.close_gate(&own, Calls::Waits);
         assert!(again != mark && scratch.is_held_back(&own, again));
     }
@@ -387,14 +516,13 @@ mod tests {
         let (down, over) = (AtomicBool::new(false), AtomicBool::new(false));
         thread::scope(|scope| {
             for calls in [Calls::Short, Calls::Waits, Calls::Short] {
-                let (gate, away, down, over) = (&gate, &away, &down, &over);
+                let (away, down, over) = (&away, &down, &over);
                 scope.spawn(move || {
                     while !over.load(Ordering::SeqCst) {
-                        if !gate.enter(calls) {
-                            gate.wait(calls, away);
-                        }
+                        let entered = gate.enter(calls);
+                        let place = entered.unwrap_or_else(|held| gate.wait(calls, held, away));
                         let crashes = down.load(Ordering::SeqCst);
-                        gate.leave(calls);
+                        gate.leave(calls, place);
                         assert!(!crashes, "a call is under way");
                     }
                 });
@@ -421,13 +549,13 @@ mod tests {
         for (says, is_locked) in [(Says::Runs, false), (Says::IsLocked, true)] {
             let process = Process::that(says);
             scratch.close_gate(&own, Calls::Short);
-            assert!(!gate.enter(Calls::Waits));
-            gate.wait(Calls::Waits, &process);
+            let held = gate.enter(Calls::Waits).expect_err("held back");
+            let place = gate.wait(Calls::Waits, held, &process);
             assert!(process.is_charged.load(Ordering::SeqCst));
             assert_eq!(process.is_unlocked.load(Ordering::SeqCst), is_locked);
-            assert!(gate.enter(Calls::Short), "other calls go on");
-            gate.leave(Calls::Short);
-            gate.leave(Calls::Waits);
+            // Other calls go on.
+            gate.leave(Calls::Short, other(gate, Calls::Short));
+            gate.leave(Calls::Waits, place);
         }
         assert_eq!(scratch.calls_under_way(&own, Calls::Short), 0);
     }
@@ -443,9 +571,9 @@ mod tests {
         );
         scratch.close_gate(&own, Calls::Short);
         scratch.note_lock(&own, false);
-        assert!(!gate.enter(Calls::Short));
+        let held = gate.enter(Calls::Short).expect_err("held back");
         thread::scope(|scope| {
-            let entering = scope.spawn(|| gate.wait(Calls::Short, &process));
+            let entering = scope.spawn(|| gate.wait(Calls::Short, held, &process));
             process.await_looks();
             assert!(!process.is_unlocked.load(Ordering::SeqCst) && !entering.is_finished());
             process.set(Says::Runs);
@@ -488,10 +616,10 @@ mod tests {
         let slot = scratch.join();
         let (gate, own) = (slot.gate(), Identity::of_self());
         scratch.close_gate(&own, Calls::Short);
-        assert!(!gate.enter(Calls::Short));
+        let held = gate.enter(Calls::Short).expect_err("held back");
         let process = Late(Process::that(Says::Runs), &scratch, AtomicBool::new(false));
         thread::scope(|scope| {
-            let entering = scope.spawn(|| gate.wait(Calls::Short, &process));
+            let entering = scope.spawn(|| gate.wait(Calls::Short, held, &process));
             wait_until("the thread acts", || process.2.load(Ordering::SeqCst));
             process.0.await_looks();
             assert!(!entering.is_finished(), "the next actor is at work");
@@ -512,28 +640,97 @@ mod tests {
         thread::scope(|scope| {
             scope.spawn(|| {
                 while !over.load(Ordering::SeqCst) {
-                    slot.page().gate.fetch_or(ALL, Ordering::SeqCst);
+                    gate.word.fetch_or(ALL, Ordering::SeqCst);
                 }
             });
             for calls in [Calls::Short, Calls::Waits] {
-                if !gate.enter(calls) {
-                    gate.wait(calls, &process);
-                }
+                let entered = gate.enter(calls);
+                let place = entered.unwrap_or_else(|held| gate.wait(calls, held, &process));
+                gate.leave(calls, place);
             }
             over.store(true, Ordering::SeqCst);
         });
+    }
+
+    /// A mark that is not counted would let an actor suspend the process in the middle of a call.
+    #[test]
+    fn threads_have_lines_of_their_own_and_each_counts() {
+        let scratch = Scratch::new();
+        let slot = scratch.join();
+        let (gate, own) = (slot.gate(), Identity::of_self());
+        let begin = |at: usize| {
+            let calls = [Calls::Short, Calls::Waits][at % 2];
+            let place = gate.enter_as(2 * at as u64 + 2, calls).expect("open");
+            (calls, place)
+        };
+        let under_way = |calls| scratch.calls_under_way(&own, calls);
+        let count = || (under_way(Calls::Waits), under_way(Calls::Short));
+        for round in 0..3 {
+            let mut begun = Vec::new();
+            for at in 0..LINES + 2 {
+                assert_eq!(
+                    gate.word.load(Ordering::SeqCst) > LOW,
+                    at > LINES,
+                    "{round}"
+                );
+                begun.push(begin(round * 100 + at));
+                assert_eq!(count(), (at.div_ceil(2) as u64, at as u64 + 1));
+            }
+            let lines = || gate.lines.iter().map(|line| line.0.load(Ordering::SeqCst));
+            assert!(lines().all(|mark| mark != 0), "each has its own");
+            for (left, (calls, place)) in begun.into_iter().enumerate() {
+                assert!(gate.has_calls());
+                gate.leave(calls, place);
+                assert_eq!(count().1, (LINES + 1 - left) as u64);
+            }
+            assert!(!gate.has_calls());
+        }
+        // Each thread finds its line again, also if another one comes first at its home.
+        let lines = || {
+            let begun = [1, 2, 3].map(&begin);
+            begun.map(|(calls, place)| {
+                let line = place.0.map(std::ptr::from_ref);
+                gate.leave(calls, place);
+                line
+            })
+        };
+        assert_eq!(lines(), lines());
+    }
+
+    /// An actor waits for the outer call, which waits for the inner one.
+    #[test]
+    fn a_call_inside_another_one_passes_a_closed_gate() {
+        let scratch = Scratch::new();
+        let slot = scratch.join();
+        let (gate, own) = (slot.gate(), Identity::of_self());
+        let place = gate.enter(Calls::Waits).expect("open");
+        scratch.close_gate(&own, Calls::Short);
+        for calls in [Calls::Short, Calls::Waits] {
+            let inner = gate
+                .enter(calls)
+                .expect("the actor waits for the outer call");
+            gate.leave(calls, inner);
+            assert_eq!(scratch.calls_under_way(&own, Calls::Short), 1);
+        }
+        gate.leave(Calls::Waits, place);
+        assert_eq!(scratch.calls_under_way(&own, Calls::Short), 0);
+        assert!(gate.enter(Calls::Short).is_err());
     }
 
     #[test]
     fn the_next_owner_of_a_slot_has_an_open_gate() {
         let scratch = Scratch::new();
         let slot = scratch.join();
-        assert!(slot.gate().enter(Calls::Short));
-        scratch.close_gate(&Identity::of_self(), Calls::Short);
+        let own = Identity::of_self();
+        let (one, two) = (2, 4);
+        for thread in [one, two] {
+            let _place = slot.gate().enter_as(thread, Calls::Short).expect("open");
+        }
+        scratch.close_gate(&own, Calls::Short);
         drop(slot);
         let slot = scratch.join();
-        assert!(slot.gate().enter(Calls::Short));
-        let own = Identity::of_self();
+        assert_eq!(scratch.calls_under_way(&own, Calls::Short), 0);
+        let _place = slot.gate().enter_as(two, Calls::Short).expect("open");
         assert_eq!(scratch.calls_under_way(&own, Calls::Short), 1);
     }
 }

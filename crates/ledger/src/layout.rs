@@ -21,6 +21,7 @@
 //! without the bit is left out. Neither needs a new version.
 
 use super::atomic::{AtomicU64, Ordering};
+use super::gate::Gate;
 use super::{Category, MAX_DEVICES, MAX_SLOTS};
 use gpulimit_base::version;
 use std::mem::{offset_of, size_of};
@@ -292,8 +293,8 @@ pub(super) struct DeviceStats {
 /// The bit of [`Owner::capabilities`] of a process that records its charges in the history.
 pub(super) const RECORDS: u64 = 1;
 /// The bit of [`Owner::capabilities`] of a process that knows that its charge may be suspended, and
-/// has a gate. Libraries with the bit before this one had no gate.
-pub(super) const SUSPENDS: u64 = 1 << 3;
+/// has a gate of today's form. Libraries with one of the two bits before had another or none.
+pub(super) const SUSPENDS: u64 = 1 << 4;
 
 /// The request of the slot's owner that is waiting for memory.
 #[repr(C, align(64))]
@@ -356,14 +357,14 @@ pub(super) struct SlotPage {
     pub obstacles: AtomicU64,
     /// The work of an actor on the owner: see `suspension`. 0 if there is none.
     pub errand: AtomicU64,
-    /// The gate of the owner: see `gate`.
-    pub gate: AtomicU64,
     /// Time when a request first met the owner killed or exiting, in milliseconds since boot;
     /// otherwise 0.
     pub ending_since: AtomicU64,
     /// A key for the job of the owner, if memory is kept for it: see `entry`. 0 for none.
     pub job: AtomicU64,
-    spare: [AtomicU64; 402],
+    spare_low: [AtomicU64; 3],
+    pub gate: Gate,
+    spare_high: [AtomicU64; 48],
     pub stats: [DeviceStats; MAX_DEVICES],
 }
 
@@ -562,7 +563,7 @@ const _: () = {
     assert!(size_of::<PressureWords>() == 64 && offset_of!(PressureWords, count) == 16);
     assert!(offset_of!(SlotPage, below) == 256 && offset_of!(SlotPage, alive_at) == 832);
     assert!(offset_of!(SlotPage, obstacles) == 840 && offset_of!(SlotPage, errand) == 848);
-    assert!(offset_of!(SlotPage, gate) == 856);
+    assert!(offset_of!(SlotPage, gate) == 896 && size_of::<Gate>() == 2816);
     assert!(offset_of!(DeviceStats, by) == 0 && offset_of!(DeviceStats, peak) == 56);
     assert!(offset_of!(DeviceStats, refusals) == 64 && offset_of!(DeviceStats, reclaimable) == 72);
     assert!(offset_of!(DeviceStats, left) == 80 && offset_of!(DeviceStats, changed) == 88);

@@ -55,7 +55,7 @@ pub use charge::Idle;
 pub use demand::{Answer, Askable, Demand, OFTEN, Reason};
 pub use error::LedgerError;
 pub use events::{Event, EventKind, Happening};
-pub use gate::{Calls, FORGED, Gate, Owner, Says, Step, step};
+pub use gate::{Calls, FORGED, Gate, Owner, Place, Says, Step, step};
 pub use history::{Bill, Extremes, Period, Resolution};
 pub use level::{
     Level, Pressure, Refused, charge, charge_ahead, charge_moved, charge_unchecked, note_usage,

@@ -652,14 +652,10 @@ impl Candidate<'_> {
             layout::RECORDS | layout::PRESSURE | layout::SUSPENDS,
             Ordering::Relaxed,
         );
-        for word in [
-            &page.pressure.registered,
-            &page.obstacles,
-            &page.errand,
-            &page.gate,
-        ] {
+        for word in [&page.pressure.registered, &page.obstacles, &page.errand] {
             word.store(0, Ordering::Relaxed);
         }
+        page.gate.clear();
         self.ledger.clear_entrances(slot);
         store_bytes(&page.below, self.below.as_bytes());
         page.owner.write(self.identity);

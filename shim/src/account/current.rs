@@ -12,12 +12,21 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use gpulimit_group::Undisturbed;
+use gpulimit_ledger::Gate;
+use once_cell::race::OnceRef;
 
 use super::Process;
 
+/// What is in the page: nothing, once the kernel has wiped it.
+#[repr(C)]
+struct Page {
+    process: AtomicPtr<Process>,
+    gate: OnceRef<'static, Gate>,
+}
+
 /// The page that holds the pointer to the account. Null before the first use, and where the kernel
 /// cannot wipe pages.
-static PAGE: AtomicPtr<AtomicPtr<Process>> = AtomicPtr::new(null_mut());
+static PAGE: AtomicPtr<Page> = AtomicPtr::new(null_mut());
 
 /// The account and the pid of its process. Used where the kernel cannot wipe pages.
 static OWNED: AtomicPtr<Owned> = AtomicPtr::new(null_mut());
@@ -35,7 +44,7 @@ pub fn note_end_at_exit() {
         // SAFETY: the page is never unmapped, and an account is leaked.
         let process = unsafe {
             page.as_ref()
-                .and_then(|page| page.load(Ordering::Acquire).as_ref())
+                .and_then(|page| page.process.load(Ordering::Acquire).as_ref())
         };
         // In a forked child, the page is empty until the child has an account.
         if let Some(Ok(member)) = process.and_then(Process::joined) {
@@ -64,8 +73,15 @@ impl Process {
         }
         // SAFETY: the page is never unmapped, a wiped page reads as a null pointer, and an account
         // that is published is leaked.
-        unsafe { (*page).load(Ordering::Acquire).as_ref() }
+        unsafe { (*page).process.load(Ordering::Acquire).as_ref() }
     }
+}
+
+/// Returns the place in the page for the gate of this process; `None` where the kernel cannot wipe
+/// pages.
+pub fn place_of_gate() -> Option<&'static OnceRef<'static, Gate>> {
+    // SAFETY: the page is never unmapped, and zeros are an empty place.
+    page().map(|page| unsafe { &(*page).gate })
 }
 
 #[cold]
@@ -78,7 +94,7 @@ fn first_use() -> &'static Process {
         return by_pid();
     };
     // SAFETY: the page is never unmapped.
-    publish(unsafe { &*page }, null_mut(), Process::default())
+    publish(unsafe { &(*page).process }, null_mut(), Process::default())
 }
 
 /// Stores `fresh` in `place` if `place` still holds `known`. Otherwise returns the value that
@@ -117,7 +133,7 @@ fn by_pid() -> &'static Process {
 
 /// Returns the page that holds the pointer to the account; `None` where the kernel cannot wipe
 /// pages.
-fn page() -> Option<*mut AtomicPtr<Process>> {
+fn page() -> Option<*mut Page> {
     let known = PAGE.load(Ordering::Acquire);
     if !known.is_null() {
         return Some(known);
@@ -125,7 +141,7 @@ fn page() -> Option<*mut AtomicPtr<Process>> {
     if !OWNED.load(Ordering::Acquire).is_null() {
         return None;
     }
-    let fresh = wiped_page()?.cast::<AtomicPtr<Process>>();
+    let fresh = wiped_page()?.cast::<Page>();
     match PAGE.compare_exchange(null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => Some(fresh),
         // Another thread has published its page first. The page of this thread stays mapped, which

@@ -1,7 +1,7 @@
 //! Threads of this process that wait at its gate.
 
 use gpulimit_group::{Member, Undisturbed};
-use gpulimit_ledger::{Calls, Gate, Owner, Says, Unmoved};
+use gpulimit_ledger::{Calls, Gate, Owner, Place, Says, Unmoved};
 
 use crate::driver::suspension;
 
@@ -11,9 +11,9 @@ pub struct Own(pub Option<&'static Member>);
 impl Own {
     /// Begins a call that the gate holds back: see [`Gate::wait`].
     #[cold]
-    pub fn wait(self, gate: &Gate<'_>, calls: Calls) {
+    pub fn wait(self, gate: &'static Gate, calls: Calls, place: Place<'_>) -> Place<'static> {
         let _undisturbed = Undisturbed::new();
-        gate.wait(calls, &self);
+        gate.wait(calls, place, &self)
     }
 }
 

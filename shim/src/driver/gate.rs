@@ -3,8 +3,8 @@
 
 use std::ffi::CStr;
 
-use gpulimit_ledger::{Calls, Gate};
-use once_cell::race::OnceBox;
+use gpulimit_ledger::{Calls, Gate, Place};
+use once_cell::race::{OnceBox, OnceRef};
 
 use crate::abi::Status;
 
@@ -12,16 +12,21 @@ use crate::abi::Status;
 pub struct Door {
     /// Returns the gate; `None` if the process is in no group. A forked child must not use its
     /// parent's gate.
-    pub find: fn() -> Option<&'static Gate<'static>>,
+    pub find: fn() -> Option<&'static Gate>,
     /// Waits at a closed gate.
-    pub wait: fn(&Gate<'_>, Calls),
+    pub wait: fn(&'static Gate, Calls, Place<'_>) -> Place<'static>,
 }
 
 static DOOR: OnceBox<Door> = OnceBox::new();
+/// The gate, in memory that the kernel wipes in forked children; unset where it cannot.
+static GATE: OnceRef<'static, OnceRef<'static, Gate>> = OnceRef::new();
 
 /// Makes the gate known to the calls of the driver.
-pub fn reach_by(door: Door) {
+pub fn reach_by(door: Door, wiped: Option<&'static OnceRef<'static, Gate>>) {
     let _ = DOOR.set(Box::new(door));
+    if let Some(wiped) = wiped {
+        let _ = GATE.set(wiped);
+    }
 }
 
 /// Calls the driver, once this process's memory is not on the host. A cancelled thread can end in
@@ -35,20 +40,25 @@ pub fn pass(symbol: &CStr, calls: Calls, call: impl FnOnce() -> Status) -> Statu
     {
         return call();
     }
-    let Some(gate) = DOOR.get().and_then(|door| (door.find)()) else {
+    let Some(gate) = GATE.get().map_or_else(find, OnceRef::get) else {
         return call();
     };
-    if !gate.enter(calls) {
-        wait(gate, calls);
-    }
+    let entered = gate.enter(calls);
+    let place = entered.unwrap_or_else(|place| wait(gate, calls, place));
     let status = call();
-    gate.leave(calls);
+    gate.leave(calls, place);
     status
 }
 
 #[cold]
-fn wait(gate: &Gate<'_>, calls: Calls) {
-    if let Some(door) = DOOR.get() {
-        (door.wait)(gate, calls);
+fn find() -> Option<&'static Gate> {
+    DOOR.get().and_then(|door| (door.find)())
+}
+
+#[cold]
+fn wait<'a>(gate: &'static Gate, calls: Calls, place: Place<'a>) -> Place<'a> {
+    match DOOR.get() {
+        Some(door) => (door.wait)(gate, calls, place),
+        None => place,
     }
 }

@@ -6,17 +6,23 @@
 //! - A process does not change a living process's slot.
 //! - All processes end.
 //!
+//! One process at a time is in the entrance of a device, and no call is under way while a process is
+//! suspended whose gate is closed.
+//!
 //! At the end, only charges of living processes may be left, and a new process must be able to
 //! charge the rest of the limit.
 
+use super::super::atomic::Ordering;
 use super::super::charge;
+use super::super::gate::Calls;
 use super::super::level::{self, Level};
+use super::super::{DeviceIndex, Slot, os};
 use super::explorer::{Explored, explore};
 use super::fault::{self, Fault};
 use super::is_deep;
 use super::scenario::Action::{
-    Claim, Clean, Give, GiveEarly, GiveIdle, Idle, Leave, Limit, Resume, Suspend, SuspendBoth,
-    Take, TakeBy, Try,
+    Call, Claim, Clean, Depart, Enter, Give, GiveEarly, GiveIdle, HoldBack, Idle, Leave, Limit,
+    Resume, Suspend, SuspendBoth, Take, TakeBy, Try,
 };
 use super::scenario::{Role, Scenario};
 
@@ -289,6 +295,33 @@ fn a_suspension_that_fails_half_way_is_undone_in_its_own_room() {
     check_scenario(two_suspended_together(true));
 }
 
+/// Of processes that make their first contexts, one at a time is in the entrance, and no process
+/// waits for a dead one.
+fn first_contexts(take: fn(&Slot, DeviceIndex) -> bool, deaths: u32) -> Scenario {
+    let role = || Role::member(0, &[Enter(take), Depart]);
+    let roles = (0..2 + usize::from(is_deep())).map(|_| role());
+    Scenario::new(&[10], roles.collect(), deaths)
+}
+
+#[test]
+fn first_contexts_enter_one_at_a_time() {
+    check_scenario(first_contexts(Slot::take_entrance, 1));
+}
+
+/// Two threads call, and an actor suspends their process in between. One of them has no line. The
+/// actor may die.
+fn calls_beside_an_actor(deaths: u32) -> Scenario {
+    let thread = |calls| Role::member(0, &[Call(calls)]).immortal();
+    let actor = Role::member(0, &[HoldBack]);
+    let roles = vec![thread(Calls::Short), thread(Calls::Waits), actor];
+    Scenario::new(&[10], roles, deaths)
+}
+
+#[test]
+fn no_call_is_under_way_while_a_process_is_suspended() {
+    check_scenario(calls_beside_an_actor(1));
+}
+
 // Faulty systems and faulty processes. Each has one deliberate error, and the explorer must detect
 // it.
 
@@ -397,6 +430,40 @@ fn a_limit_from_before_the_request_is_detected() {
         Fault::None,
         "above the limit",
         Scenario::new(&[10], roles, 0),
+    );
+}
+
+#[test]
+fn an_entrance_that_is_read_before_it_is_written_is_detected() {
+    fn wrong(slot: &Slot, device: DeviceIndex) -> bool {
+        let is_free = !slot.is_entrance_held(device);
+        if is_free {
+            let entrance = &slot.ledger().header().gpus[device.get()].entrance;
+            let own = (slot.index() as u64 + 1) << 48 | (os::boot_ms() + 10_000);
+            entrance.store(own, Ordering::SeqCst);
+        }
+        is_free
+    }
+    assert_detected(Fault::None, "process", first_contexts(wrong, 0));
+}
+
+#[test]
+fn an_entrance_that_the_dead_hold_is_detected() {
+    fn wrong(slot: &Slot, device: DeviceIndex) -> bool {
+        let entrance = &slot.ledger().header().gpus[device.get()].entrance;
+        let until = entrance.load(Ordering::SeqCst) & ((1 << 48) - 1);
+        until <= os::boot_ms() && slot.take_entrance(device)
+    }
+    let expected = "process 1 waits for dead processes";
+    assert_detected(Fault::None, expected, first_contexts(wrong, 1));
+}
+
+#[test]
+fn a_forgotten_line_is_detected() {
+    assert_detected(
+        Fault::LineForgotten,
+        "a call of process",
+        calls_beside_an_actor(0),
     );
 }
 

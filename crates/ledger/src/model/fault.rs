@@ -26,6 +26,8 @@ pub(crate) enum Fault {
     RestoredEarly,
     /// Actors do not exclude each other.
     ActorLockMissing,
+    /// An actor does not look at a line of a gate.
+    LineForgotten,
     /// The simulated driver reports too early that it has freed a dead process's memory.
     DrainMissing,
 }

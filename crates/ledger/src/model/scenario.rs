@@ -5,6 +5,7 @@
 
 use super::super::atomic::Ordering;
 use super::super::charge::{UNIT, granted, undecided};
+use super::super::gate::{Calls, Gate, Owner, Says};
 use super::super::level::{Level, Pressure};
 use super::super::lock::{self, BOOKS, Bytes, SLOTS};
 use super::super::reap::{self, NoWitness, Witness};
@@ -52,6 +53,15 @@ pub(crate) enum Action {
     /// Suspends the first two processes, both or none. If `fails`, the driver cannot move the
     /// memory of the second one.
     SuspendBoth { fails: bool },
+    /// Waits until this function takes the entrance of the device.
+    Enter(fn(&Slot, DeviceIndex) -> bool),
+    /// Makes the context, and then the first request.
+    Depart,
+    /// Makes a gated call as a thread of the first process, with another one inside.
+    Call(Calls),
+    /// Closes the gate of the first process, suspends the process for a moment once no call is under
+    /// way, and opens the gate.
+    HoldBack,
 }
 
 /// The part that one process plays in a scenario.
@@ -103,6 +113,10 @@ struct Actor {
     /// Whether another living process was in the middle of a request or of cleaning, at some moment
     /// since this process last waited.
     in_the_way: Cell<bool>,
+    /// The time until which the process is in the entrance.
+    inside: Cell<u64>,
+    /// Whether a gated call of the process is under way.
+    calls: Cell<bool>,
 }
 
 const RUNNING: u64 = 0;
@@ -122,6 +136,8 @@ thread_local! {
     /// False while requests that began before the limit was last changed may use the earlier limit.
     static SETTLED: [Cell<bool>; BOOKS] = Default::default();
     static STRANGERS: Cell<bool> = const { Cell::new(false) };
+    /// Whether the first process is suspended by an actor that has closed its gate.
+    static DOWN: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Returns whether a process may change charges in the slots of other living processes.
@@ -230,6 +246,19 @@ impl Scenario {
                 }));
             }
         }
+        let has = |wanted: fn(&Action) -> bool| {
+            let mut actions = roles.iter().flat_map(|role| &role.actions);
+            actions.any(wanted)
+        };
+        if has(|action| matches!(action, Action::Enter(_))) {
+            let gpu = &books[0].content().header.gpus[device.get()];
+            watched.push((Name::Entrance, &gpu.entrance));
+        }
+        if has(|action| matches!(action, Action::Call(_))) {
+            let (word, lines) = books[0].content().slots[0].gate.words();
+            watched.push((Name::Gate, word));
+            watched.extend(lines.map(|line| (Name::Line, line)));
+        }
         STRANGERS.set(suspends);
         let scenario = Self {
             kills,
@@ -247,6 +276,12 @@ impl Scenario {
 
     /// Returns whether the simulated driver holds the calls of a process.
     pub(crate) fn is_locked(&self, process: usize) -> bool {
+        let calls = matches!(self.roles[process].actions[..], [Action::Call(_), ..]);
+        if calls {
+            // A thread that waits at the gate looks again when the actor has opened it or is dead.
+            let actor = self.roles.len() - 1;
+            return DOWN.get() || life(actor) == Life::Running && self.is_gate_closed();
+        }
         self.suspends && actor(process, |actor| actor.state.get()) != RUNNING
     }
 
@@ -302,7 +337,10 @@ impl Scenario {
                 actor.away.set(0);
                 actor.state.set(RUNNING);
                 actor.asks.set(0);
+                actor.inside.set(0);
+                actor.calls.set(false);
             });
+            DOWN.set(false);
             let Some(holds) = role.holds else {
                 continue;
             };
@@ -447,10 +485,104 @@ impl Scenario {
             Action::SuspendBoth { fails } => {
                 let _ = self.suspend_both(fails);
             }
+            Action::Enter(take) => self.enter(process, take),
+            Action::Depart => self.depart(process),
+            Action::Call(calls) => self.call(process, calls),
+            Action::HoldBack => self.hold_back(),
             Action::Idle => explorer::step(Name::Idle, Effect::Write, || (), |()| 0),
             Action::Limit { book, units } => self.set_limit(book, units),
         }
         true
+    }
+
+    fn enter(&self, process: usize, take: fn(&Slot, DeviceIndex) -> bool) {
+        let rivals = || (0..self.process_count()).filter(|other| *other != process);
+        let take = || actor(process, |actor| take(&actor.slots.borrow()[0], self.device));
+        let is_gone = |other| life(other) == Life::Dead && !self.left_by(other).owner;
+        let is_alone = || rivals().all(is_gone);
+        let is_alone = || explorer::step(Name::Clock, Effect::Read, is_alone, |is| u64::from(*is));
+        while !take() {
+            explorer::pause();
+            if is_alone() {
+                if !take() {
+                    violation(format!("process {process} waits for dead processes"));
+                }
+                break;
+            }
+        }
+        let is_in = |other: &usize| {
+            let until = actor(*other, |actor| actor.inside.get());
+            life(*other) == Life::Running && until > explorer::clock()
+        };
+        if let Some(other) = rivals().find(is_in) {
+            violation(format!("process {process} enters beside process {other}"));
+        }
+        self.note_inside(process, 10_000);
+    }
+
+    fn note_inside(&self, process: usize, ms: u64) {
+        actor(process, |actor| actor.inside.set(explorer::clock() + ms));
+    }
+
+    fn depart(&self, process: usize) {
+        explorer::step(Name::Idle, Effect::Write, || (), |()| 0);
+        self.note_inside(process, 0);
+        actor(process, |actor| {
+            let slot = &actor.slots.borrow()[0];
+            slot.stay_at_entrance(self.device);
+            slot.leave_entrance(self.device);
+        });
+    }
+
+    fn gate(&self) -> &'static Gate {
+        &self.books[0].content().slots[0].gate
+    }
+
+    fn is_gate_closed(&self) -> bool {
+        self.gate().words().0.peek() as u32 & 7 != 0
+    }
+
+    fn call(&self, process: usize, calls: Calls) {
+        let (gate, waiter) = (self.gate(), Waiter(process));
+        let entered = gate.enter(calls);
+        let place = entered.unwrap_or_else(|held| gate.wait(calls, held, &waiter));
+        let begin = || {
+            if DOWN.get() {
+                violation(format!(
+                    "a call of process {process} begins while it is suspended"
+                ));
+            }
+            actor(process, |actor| actor.calls.set(true));
+        };
+        begin();
+        explorer::step(Name::Idle, Effect::Write, || (), |()| 0);
+        if super::is_deep() {
+            let (Ok(inner) | Err(inner)) = gate.enter(calls);
+            gate.leave(calls, inner);
+        }
+        begin();
+        actor(process, |actor| actor.calls.set(false));
+        gate.leave(calls, place);
+    }
+
+    fn hold_back(&self) {
+        let (ledger, whom) = (self.books[0], identity(0));
+        let mark = ledger.close_gate(&whom, Calls::Short);
+        for _ in 0..2 {
+            let is_quiet = ledger.calls_under_way(&whom, Calls::Short) == 0;
+            if is_quiet && ledger.is_held_back(&whom, mark) {
+                let calls = |process: &usize| actor(*process, |actor| actor.calls.get());
+                if let Some(process) = (0..self.process_count()).find(calls) {
+                    violation(format!("a call of process {process} is under way"));
+                }
+                DOWN.set(true);
+                explorer::step(Name::Idle, Effect::Write, || (), |()| 0);
+                DOWN.set(false);
+                break;
+            }
+            explorer::pause();
+        }
+        ledger.open_gate(&whom);
     }
 
     fn take(&self, process: usize, units: u64, charge: impl FnOnce(&[Level<'_>]) -> bool) {
@@ -1007,6 +1139,26 @@ impl Witness for MemberPressure<'_> {
             u64::from(*has)
         }))
     }
+}
+
+/// A thread that waits at a gate. The gate opens by itself only if the actor is dead.
+struct Waiter(usize);
+
+impl Owner for Waiter {
+    fn says(&self) -> Says {
+        let name = Name::Driver { process: self.0 };
+        explorer::step(name, Effect::Read, || Says::Runs, |_| 0)
+    }
+
+    fn has_actor(&self) -> bool {
+        false
+    }
+
+    fn charge(&self, is_due: &dyn Fn() -> bool) -> bool {
+        is_due()
+    }
+
+    fn unlock(&self) {}
 }
 
 struct AllFreed;
