@@ -132,8 +132,9 @@ pub(super) fn look(pid: u32) -> Vec<Finding> {
 impl Process {
     fn read(pid: u32) -> io::Result<Self> {
         let about = fs::metadata(format!("/proc/{pid}"))?;
-        let environment = start_of(&format!("/proc/{pid}/environ")).ok();
-        let maps = start_of(&format!("/proc/{pid}/maps")).ok();
+        let directory = proc::directory(pid);
+        let environment = start_of(&directory.join("environ")).ok();
+        let maps = start_of(&directory.join("maps")).ok();
         Ok(Self {
             pid,
             uid: about.uid(),
@@ -144,7 +145,7 @@ impl Process {
     }
 
     fn path(&self, file: &str) -> PathBuf {
-        format!("/proc/{}/{file}", self.pid).into()
+        proc::directory(self.pid).join(file)
     }
 
     /// Returns the content of the /etc/ld.so.preload that the process sees; `None` if the file
@@ -609,7 +610,7 @@ fn mapped(maps: &str) -> Vec<String> {
 }
 
 /// Reads only the beginning of a `/proc` file. A process can make its files in `/proc` very long.
-fn start_of(path: &str) -> io::Result<Vec<u8>> {
+fn start_of(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     fs::File::open(path)?
         .take(LONGEST)

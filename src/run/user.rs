@@ -2,7 +2,7 @@
 
 use crate::accounts;
 use crate::failure::Failure;
-use gpulimit_group::{Group, Members, effective_user};
+use gpulimit_group::{Access, Group, Members, effective_user};
 use rustix::process::{Gid, Uid};
 use rustix::thread;
 use std::io;
@@ -12,7 +12,7 @@ use std::process::Command;
 /// A user, as `--user` names it.
 pub struct User {
     /// The user id.
-    pub uid: u32,
+    uid: u32,
     gid: u32,
     /// All unix groups of the user.
     groups: Vec<u32>,
@@ -86,10 +86,26 @@ impl User {
         }
     }
 
+    /// Returns the rights of the user in a group of their own.
+    pub fn access(&self) -> Access {
+        Access {
+            owner: Some(self.uid),
+            ..Access::default()
+        }
+    }
+
     /// Checks that the user may run programs in a group; if `is_parent`, in a new group of the user
     /// below it. That needs the user's own right: a right by a unix group would open the groups
     /// above the new one to all users.
     pub fn check_joins(&self, group: &Group, is_parent: bool) -> Result<(), Failure> {
+        if !is_parent && group.is_in_secret() {
+            return Err(Failure::new(format_args!(
+                "user {} cannot reach group '{}', because it belongs to a job of root: use \
+                 --group",
+                self.name(),
+                group.name()
+            )));
+        }
         for above in group.upwards() {
             let access = above.access()?;
             let by_group = match access.members {
