@@ -53,6 +53,13 @@ impl Place {
             None => name.to_owned(),
         };
         let (mut root, name) = groups::meant(&name, Purpose::Run)?;
+        let top = name.split('/').next().map(|top| root.group(top));
+        if user.is_some() && top.is_some_and(|top| top.is_ok_and(|top| top.is_in_secret())) {
+            return Err(Failure::usage(format_args!(
+                "another user cannot reach the group '{name}' of a job of root: use --group with \
+                 the name of the job, and leave out --name"
+            )));
+        }
         let group = match limits {
             None => root.group(&name)?,
             Some(limits) => {

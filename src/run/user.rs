@@ -98,14 +98,6 @@ impl User {
     /// below it. That needs the user's own right: a right by a unix group would open the groups
     /// above the new one to all users.
     pub fn check_joins(&self, group: &Group, is_parent: bool) -> Result<(), Failure> {
-        if !is_parent && group.is_in_secret() {
-            return Err(Failure::new(format_args!(
-                "user {} cannot reach group '{}', because it belongs to a job of root: use \
-                 --group",
-                self.name(),
-                group.name()
-            )));
-        }
         for above in group.upwards() {
             let access = above.access()?;
             let by_group = match access.members {

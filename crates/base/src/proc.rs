@@ -88,6 +88,8 @@ mod tests {
         let mut process = Running::without_first_thread();
         let pid = process.id();
         assert!(!has_ended(&status(pid).expect("read")));
+        let map = fs::read(directory(pid).join("maps")).expect("read");
+        assert!(!map.is_empty(), "the thread's memory map");
         let stop = format!("-STOP {pid}");
         let sent = Command::new("kill").args(stop.split(' ')).status();
         assert!(sent.is_ok_and(|status| status.success()));

@@ -384,6 +384,14 @@ mod tests {
     }
 
     #[test]
+    fn a_count_beside_a_few_bytes_has_its_own_unit() {
+        let beside = |bytes, other| gib(bytes).in_unit_of(other).to_string();
+        assert_eq!(beside(750 << 20, 0), "750.0 MiB");
+        assert_eq!(beside(750 << 20, 1 << 30), "0.7");
+        assert_eq!(beside(100, 0), "100");
+    }
+
+    #[test]
     fn every_spelling_is_base_1024() {
         for text in [
             "4G",

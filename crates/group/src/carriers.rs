@@ -384,6 +384,9 @@ mod tests {
         });
         assert!(!finds(job("run-7-8", 0), zombie.id()));
         zombie.wait().expect("reaped");
+        // A program whose first thread has ended runs on, and its environment is hidden.
+        let runs_on = Running::without_first_thread();
+        assert!(finds(job("run-7-8", 0), runs_on.id()));
         // The second process of a machine starts the threads of the kernel.
         if fs::read("/proc/2/comm").is_ok_and(|name| name == b"kthreadd\n") {
             assert!(!finds(job("run-7-8", 0), 2));
