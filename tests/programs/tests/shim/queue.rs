@@ -101,8 +101,10 @@ fn a_first_context_that_no_longer_fits_into_the_limit_is_refused() {
     first.waits_on();
     world.set(MIB);
     assert_eq!((other.answer(), first.answer()), ("2".into(), "0 2".into()));
-    for session in [holder, other, first] {
-        session.end_quietly();
+    holder.end_quietly();
+    for refused in [other, first] {
+        let (_, line) = refused.end();
+        assert!(line.contains("raise the limit"), "{line}");
     }
     world.judge_end(CAP);
 }
