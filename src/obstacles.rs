@@ -276,7 +276,8 @@ pub fn answer(pid: u32) -> String {
     if right::is_denied(pid) {
         return DENIED.to_owned();
     }
-    let read = |file: &str| fs::read(format!("/proc/{pid}/{file}"));
+    let directory = proc::directory(pid);
+    let read = |file: &str| fs::read(directory.join(file));
     let (Ok(environment), Ok(maps)) = (read("environ"), read("maps")) else {
         return UNREADABLE.to_owned();
     };

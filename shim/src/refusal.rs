@@ -178,6 +178,9 @@ impl fmt::Display for Holders<'_> {
             if process.uid != self.own_uid {
                 write!(f, ", uid {}", process.uid)?;
             }
+            if !holder.alive {
+                f.write_str(", ended")?;
+            }
             write!(f, ") {}:", gib(total))?;
             let parts = [
                 ("allocations", holder.usage.allocations()),

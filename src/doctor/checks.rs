@@ -1,6 +1,6 @@
 //! Checks of the machine, such as its driver, its libgpulimit.so and its rules.
 
-use super::{Finding, policy, python, root, suspension};
+use super::{Finding, policy, process, python, root, suspension};
 use crate::accounts::Database;
 use crate::env;
 use crate::install::{self, Preload};
@@ -32,6 +32,7 @@ pub(super) fn all(loaded: bool) -> Vec<Finding> {
     findings.extend(policy::checks());
     findings.extend(rules());
     findings.extend(environment(loaded));
+    findings.extend(process::uncounted());
     findings
 }
 

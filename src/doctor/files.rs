@@ -25,8 +25,9 @@ impl Files {
     /// Opens the root directory of a process. Fails if the caller is not allowed to access the
     /// process's files.
     pub(super) fn of(pid: u32) -> io::Result<Self> {
+        let directory = proc::directory(pid);
         let open = |name: &str, flags| {
-            let path = format!("/proc/{pid}/{name}");
+            let path = directory.join(name);
             rustix::fs::open(path, flags | OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
         };
         Ok(Self {

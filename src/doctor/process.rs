@@ -3,6 +3,7 @@
 use super::files::Files;
 use super::{Finding, suspension};
 use crate::look;
+use crate::nvml::Driver;
 use crate::obstacles::{self, Obstacle};
 use crate::{accounts, env as own_env, groups, install, library};
 use crate::{elf, program};
@@ -14,12 +15,13 @@ use gpulimit_ledger::{NoWitness, ProcessUsage};
 use gpulimit_policy::rules::{Assigned, Rules, Source};
 use gpulimit_policy::{self as policy, Assignment, Facts};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::io::{ErrorKind, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 use std::{fs, io};
 
 /// The maximum number of bytes to read of a process's environment or memory map.
@@ -126,14 +128,33 @@ pub(super) fn look(pid: u32) -> Vec<Finding> {
         findings.extend(suspension::of_process(pid, member.as_ref()));
     }
     findings.extend(belongs);
+    if wanted && member.is_none() {
+        findings.extend(process.uncounted());
+    }
     findings
 }
+
+/// Finds the processes whose GPU memory no group counts, although they are to have a limit.
+pub(super) fn uncounted() -> Vec<Finding> {
+    let driver = Driver::load().ok();
+    let gpus = driver.iter().flat_map(Driver::gpus);
+    let listed = gpus.filter_map(|gpu| driver.as_ref()?.figures(&gpu.id));
+    let pids: BTreeSet<u32> = listed.flatten().map(|(pid, _)| pid).collect();
+    let until = Instant::now() + look::patience();
+    let looked = pids.into_iter().take_while(|_| Instant::now() < until);
+    let found = looked.flat_map(|pid| look_in_child(pid).unwrap_or_default());
+    found.filter(|found| found.check == UNCOUNTED).collect()
+}
+
+/// The check that finds memory of a process that no group counts.
+const UNCOUNTED: &str = "memory";
 
 impl Process {
     fn read(pid: u32) -> io::Result<Self> {
         let about = fs::metadata(format!("/proc/{pid}"))?;
-        let environment = start_of(&format!("/proc/{pid}/environ")).ok();
-        let maps = start_of(&format!("/proc/{pid}/maps")).ok();
+        let directory = proc::directory(pid);
+        let environment = start_of(&directory.join("environ")).ok();
+        let maps = start_of(&directory.join("maps")).ok();
         Ok(Self {
             pid,
             uid: about.uid(),
@@ -144,7 +165,7 @@ impl Process {
     }
 
     fn path(&self, file: &str) -> PathBuf {
-        format!("/proc/{}/{file}", self.pid).into()
+        proc::directory(self.pid).join(file)
     }
 
     /// Returns the content of the /etc/ld.so.preload that the process sees; `None` if the file
@@ -397,6 +418,23 @@ impl Process {
         (findings, is_wanted)
     }
 
+    /// Reports the GPU memory that NVML shows for a process of no group. A program that uses CUDA
+    /// joins its group before it has any.
+    fn uncounted(&self) -> Option<Finding> {
+        let driver = Driver::load().ok()?;
+        let used = driver.gpus().iter();
+        let used = used.filter_map(|gpu| driver.used_by(self.pid, &gpu.id));
+        let bytes = used.fold(0, u64::saturating_add);
+        let text = format!(
+            "process {} has {} of GPU memory that no group counts",
+            self.pid,
+            gib(bytes)
+        );
+        let remedy = "the library has no hooks for OpenCL, Vulkan, OpenGL and video; where a \
+                      program of CUDA has not loaded the library, see `gpulimit doctor --pid`";
+        (bytes > 0).then(|| Finding::warning(UNCOUNTED, text, remedy))
+    }
+
     /// Returns an environment variable of the process. A missing `GPULIMIT_ROOT` of another user
     /// gets that user's default.
     fn variable(&self, name: &str) -> Option<OsString> {
@@ -609,7 +647,7 @@ fn mapped(maps: &str) -> Vec<String> {
 }
 
 /// Reads only the beginning of a `/proc` file. A process can make its files in `/proc` very long.
-fn start_of(path: &str) -> io::Result<Vec<u8>> {
+fn start_of(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     fs::File::open(path)?
         .take(LONGEST)

@@ -139,3 +139,9 @@ fn every_obstacle_has_a_remedy() {
         said[2]
     );
 }
+
+#[test]
+fn a_process_without_its_first_thread_is_looked_at() {
+    let process = Running::without_first_thread();
+    assert_eq!(answer(process.id()), "");
+}

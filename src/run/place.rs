@@ -44,13 +44,23 @@ impl Place {
 
     /// Finds or makes the group that `--name` names. This group stays after the command.
     fn named(args: &Args, name: &str, asked: Asked, user: Option<&User>) -> Result<Self, Failure> {
-        refuse_job_name(name)?;
+        let limits = asked.limits()?;
+        if limits.is_some() {
+            refuse_job_name(name)?;
+        }
         let name = match &args.group {
             Some(parent) => format!("{parent}/{name}"),
             None => name.to_owned(),
         };
         let (mut root, name) = groups::meant(&name, Purpose::Run)?;
-        let group = match asked.limits()? {
+        let top = name.split('/').next().map(|top| root.group(top));
+        if user.is_some() && top.is_some_and(|top| top.is_ok_and(|top| top.is_in_secret())) {
+            return Err(Failure::usage(format_args!(
+                "another user cannot reach the group '{name}' of a job of root: use --group with \
+                 the name of the job, and leave out --name"
+            )));
+        }
+        let group = match limits {
             None => root.group(&name)?,
             Some(limits) => {
                 let access = access_in(&mut root, user, name.contains('/'))?;
@@ -99,14 +109,17 @@ impl Place {
                 (Root::at(parent.root())?, format!("{}/", parent.name()))
             }
         };
-        let access = access_in(&mut root, user, parent.is_some())?;
+        let access = match user {
+            Some(user) if parent.as_ref().is_some_and(Group::is_in_secret) => user.access(),
+            _ => access_in(&mut root, user, parent.is_some())?,
+        };
         let own = limits.as_ref();
         let made = make_job(&root, &above, own.unwrap_or(&LimitSet::default()), access);
         match (made, parent) {
-            (Ok(Created { group, hold, .. }), _) => {
-                // Without the view, programs that become other users get no memory.
-                let view = user
-                    .is_none()
+            (Ok(Created { group, hold, .. }), parent) => {
+                // Without the view, programs of other users get no memory: in a job of root, and
+                // in a user's job below one.
+                let view = (user.is_some() == parent.is_some())
                     .then(|| group.show_in_secret().ok().flatten());
                 Ok(Self {
                     group,
@@ -187,10 +200,7 @@ fn access_in(root: &mut Root, user: Option<&User>, is_below: bool) -> Result<Acc
         *root = Root::locate(&env)?;
         return Ok(Access::default());
     }
-    Ok(Access {
-        owner: Some(user.uid),
-        ..Access::default()
-    })
+    Ok(user.access())
 }
 
 /// Returns the group that the rules and the environment select for the caller. Makes a job's group

@@ -2,7 +2,7 @@
 
 use crate::accounts;
 use crate::failure::Failure;
-use gpulimit_group::{Group, Members, effective_user};
+use gpulimit_group::{Access, Group, Members, effective_user};
 use rustix::process::{Gid, Uid};
 use rustix::thread;
 use std::io;
@@ -12,7 +12,7 @@ use std::process::Command;
 /// A user, as `--user` names it.
 pub struct User {
     /// The user id.
-    pub uid: u32,
+    uid: u32,
     gid: u32,
     /// All unix groups of the user.
     groups: Vec<u32>,
@@ -83,6 +83,14 @@ impl User {
                 .env("USER", name)
                 .env("LOGNAME", name)
                 .env("HOME", home);
+        }
+    }
+
+    /// Returns the rights of the user in a group of their own.
+    pub fn access(&self) -> Access {
+        Access {
+            owner: Some(self.uid),
+            ..Access::default()
         }
     }
 

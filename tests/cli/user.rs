@@ -219,6 +219,10 @@ fn a_program_of_roots_job_may_become_another_user() {
         admin ls; admin show --json; admin show no-group
         (GPULIMIT_ROOT={root}; alice run -- true) && exit 9
         admin run --max 1G -- sh -c 'echo nested $GPULIMIT_ROOT $GPULIMIT_GROUP'
+        admin run --name $GPULIMIT_GROUP -- sh -c 'echo named $GPULIMIT_GROUP'
+        admin run --user {ALICE}:{ALICE} --max 1G -- \\
+            {program} run -- sh -c 'echo reaches $GPULIMIT_GROUP'
+        admin run --user {ALICE}:{ALICE} --name $GPULIMIT_GROUP/x --max 1G -- true && exit 9
         admin run --max 1G -- setpriv --reuid {ALICE} --regid {ALICE} --clear-groups \\
             {program} run -- true && exit 9
         exec sleep 0",
@@ -239,12 +243,16 @@ fn a_program_of_roots_job_may_become_another_user() {
         format!("no group 'no-group' in {}", root.display()),
         "you may not change the limits".into(),
         format!("nested {} {group}/run-", root.display()),
+        format!("named {group}\n"),
+        format!("reaches {group}/run-"),
+        "another user cannot reach the group".into(),
         "`gpulimit run --user`".into(),
     ] {
         assert!(rest.contains(&expected), "{expected}: {said}");
     }
     machine.place.said(&["gc"]);
-    assert!(!Path::new(view).exists());
+    let views = Path::new(view).parent().expect("a directory");
+    assert_eq!(fs::read_dir(views).expect("listed").count(), 0);
     // A job below a group has no such path.
     machine.place.said(&["create", "lab", "max=8G"]);
     let script = "echo $GPULIMIT_ROOT";

@@ -81,6 +81,13 @@ impl Identity {
         start_time(stat) == Some(self.start_time) && (!is_exiting(stat) || lives_on(self.pid))
     }
 
+    /// Returns whether another process has the pid by now. False if unknown.
+    pub fn is_replaced(&self) -> bool {
+        let mut stat = [0; 1024];
+        let stat = head(first_thread(self.pid, self.pid), &mut stat);
+        start_time(stat).is_some_and(|start| start != self.start_time)
+    }
+
     /// Returns whether both identities belong to the same process, even if the process called
     /// `exec` in between.
     pub fn is_same(&self, other: &Self) -> bool {

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Reads a file of `/proc`. Replaces invalid UTF-8, so that a process cannot hide by its name.
 ///
@@ -20,20 +20,32 @@ pub fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(value).map(str::trim)
 }
 
-/// Reads `/proc/PID/status`. If the first thread, which that file shows, has ended by
-/// `pthread_exit`, reads that of a thread that runs on.
+/// Reads `/proc/PID/status`, in [`directory`].
 ///
 /// # Errors
 /// Any error of the system.
 pub fn status(pid: u32) -> io::Result<String> {
-    let status = read(format!("/proc/{pid}/status"))?;
-    if !has_ended(&status) {
-        return Ok(status);
+    Ok(living(pid)?.1)
+}
+
+/// Returns the directory of a process in `/proc`. If its first thread has ended by `pthread_exit`,
+/// returns that of a thread that runs on, because the process's own has no memory map then.
+pub fn directory(pid: u32) -> PathBuf {
+    living(pid).map_or_else(|_| format!("/proc/{pid}").into(), |(path, _)| path)
+}
+
+/// Returns [`directory`] and the text of the file `status` in it.
+fn living(pid: u32) -> io::Result<(PathBuf, String)> {
+    let process = PathBuf::from(format!("/proc/{pid}"));
+    let first = read(process.join("status"))?;
+    if !has_ended(&first) {
+        return Ok((process, first));
     }
-    let threads = fs::read_dir(format!("/proc/{pid}/task"));
+    let threads = fs::read_dir(process.join("task"));
     let mut others = (threads.into_iter().flatten().flatten())
-        .filter_map(|thread| read(thread.path().join("status")).ok());
-    Ok(others.find(|other| !has_ended(other)).unwrap_or(status))
+        .filter_map(|thread| Some((thread.path(), read(thread.path().join("status")).ok()?)));
+    let lives = others.find(|(_, status)| !has_ended(status));
+    Ok(lives.unwrap_or((process, first)))
 }
 
 /// Returns whether the text of [`status`] shows a process that has ended.
@@ -76,6 +88,8 @@ mod tests {
         let mut process = Running::without_first_thread();
         let pid = process.id();
         assert!(!has_ended(&status(pid).expect("read")));
+        let map = fs::read(directory(pid).join("maps")).expect("read");
+        assert!(!map.is_empty(), "the thread's memory map");
         let stop = format!("-STOP {pid}");
         let sent = Command::new("kill").args(stop.split(' ')).status();
         assert!(sent.is_ok_and(|status| status.success()));

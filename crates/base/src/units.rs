@@ -308,8 +308,8 @@ pub const fn gib(bytes: u64) -> Gib {
 pub struct Gib(u64);
 
 impl Gib {
-    /// Displays this byte count in the unit of `other`, without the unit's name. One example is the
-    /// `3.6` in `3.6 of 4.0 GiB`.
+    /// Displays this byte count in the unit of `other`, without the unit's name: the `3.6` in `3.6
+    /// of 4.0 GiB`. Where that is bytes and this is more, with its own unit: `3.6 GiB of 0 B`.
     pub const fn in_unit_of(self, other: u64) -> Figure {
         Figure {
             bytes: self.0,
@@ -362,7 +362,8 @@ impl Figure {
 impl fmt::Display for Figure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match Gib(self.like).unit() {
-            (_, 0) => write!(f, "{}", self.bytes),
+            (_, 0) if self.bytes < 1024 => write!(f, "{}", self.bytes),
+            (_, 0) => Gib(self.bytes).fmt(f),
             (_, shift) => {
                 let tenths = Gib(self.bytes).tenths(shift);
                 write!(f, "{}.{}", tenths / 10, tenths % 10)
@@ -380,6 +381,14 @@ mod tests {
             Ok(Size::Bytes(bytes)) => bytes,
             other => panic!("{text}: {other:?}"),
         }
+    }
+
+    #[test]
+    fn a_count_beside_a_few_bytes_has_its_own_unit() {
+        let beside = |bytes, other| gib(bytes).in_unit_of(other).to_string();
+        assert_eq!(beside(750 << 20, 0), "750.0 MiB");
+        assert_eq!(beside(750 << 20, 1 << 30), "0.7");
+        assert_eq!(beside(100, 0), "100");
     }
 
     #[test]

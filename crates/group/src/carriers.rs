@@ -211,7 +211,8 @@ fn look_at(pids: &[u32], jobs: &mut [Job<'_>], looks: u32) {
 /// during `exec`, or the process has overwritten it. Allocates no memory.
 fn environment(pid: u32, found: impl Fn(&[u8])) -> bool {
     let has_ended = |error: &io::Error| {
-        error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
+        let is_gone = || error.raw_os_error() == Some(libc::ESRCH) && !has_threads(pid);
+        error.kind() == ErrorKind::NotFound || is_gone()
     };
     let mut file = match File::open(path(pid, "environ", &mut [0; 32])) {
         Ok(file) => file,
@@ -224,7 +225,8 @@ fn environment(pid: u32, found: impl Fn(&[u8])) -> bool {
             // A thread of the kernel, which has no program, has no environment either.
             Ok(0) => {
                 let program = || fs::metadata(path(pid, "exe", &mut [0; 32]));
-                return kept > 0 || program().is_err_and(|error| has_ended(&error));
+                let has_none = || program().is_err_and(|error| has_ended(&error));
+                return kept > 0 || has_none() && !has_threads(pid);
             }
             Ok(read) => read,
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,
@@ -251,6 +253,14 @@ fn environment(pid: u32, found: impl Fn(&[u8])) -> bool {
         kept = end.min(KEPT);
         text.copy_within(end - kept..end, 0);
     }
+}
+
+/// Returns whether a process without a memory map runs on: its first thread has ended by
+/// `pthread_exit`. The links of the directory `task` are two and one for each thread, with the
+/// first, which stays until the last one ends.
+fn has_threads(pid: u32) -> bool {
+    let threads = fs::metadata(path(pid, "task", &mut [0; 32]));
+    threads.is_ok_and(|threads| threads.nlink() > 3)
 }
 
 /// Writes the path of a file in `/proc/PID` into `buffer`.
@@ -374,6 +384,9 @@ mod tests {
         });
         assert!(!finds(job("run-7-8", 0), zombie.id()));
         zombie.wait().expect("reaped");
+        // A program whose first thread has ended runs on, and its environment is hidden.
+        let runs_on = Running::without_first_thread();
+        assert!(finds(job("run-7-8", 0), runs_on.id()));
         // The second process of a machine starts the threads of the kernel.
         if fs::read("/proc/2/comm").is_ok_and(|name| name == b"kthreadd\n") {
             assert!(!finds(job("run-7-8", 0), 2));

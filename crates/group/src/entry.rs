@@ -80,6 +80,10 @@ impl Request<'_, '_> {
         let mut refused: Option<Refused> = None;
         let (mut asking, mut asked, mut pause) = (None, began, Duration::ZERO);
         loop {
+            // The limit was lowered: what asks for the memory is refused, as in other groups.
+            if self.bytes > station.bounds(self.device, index).max {
+                return Ok(());
+            }
             let turn = match &mut line {
                 Some(line) => line.turn(),
                 None if Instant::now() >= until => Turn::Over,

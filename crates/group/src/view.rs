@@ -8,7 +8,7 @@ use super::descent::Descent;
 use super::directory::Directory;
 use super::root::make_directory;
 use super::{
-    Access, BELOW, Group, GroupError, LEDGER, LIMITS, Members, context_size, images, user,
+    Access, BELOW, Group, GroupError, LEDGER, LIMITS, Members, context_size, images, name, user,
 };
 use gpulimit_base::name::SECRET;
 use gpulimit_ledger::Ledger;
@@ -54,15 +54,17 @@ impl Group {
     }
 
     /// Makes a view of a job's group in a directory whose name has 128 random bits, and returns its
-    /// path. Every user who knows the path can run programs in the group. Closes the group itself
-    /// to all users but root. Returns `None` unless the group is at the top of a root of root's own
-    /// that all users can enter.
+    /// path. Closes the group itself to all users but root, and lets every user who knows the path
+    /// run programs in the group. Below a job that has such a view, only makes the view: it leads
+    /// the group's own user past the closed directory. Returns `None` elsewhere, and unless the
+    /// root is one of root's own that all users can enter.
     pub fn show_in_secret(&self) -> Result<Option<PathBuf>, GroupError> {
         let failed = |error| self.failed("open", error);
         let root = Directory::open(&self.root).map_err(failed)?;
         let about = root.about().map_err(failed)?;
         let is_open = about.uid() == 0 && about.mode() & 0o001 != 0;
-        if user::effective() != 0 || !is_open || self.parent().is_some() {
+        let is_below = self.parent().is_some();
+        if user::effective() != 0 || !is_open || is_below && !self.is_in_secret() {
             return Ok(None);
         }
         match root.create_directory(SECRET, 0o711) {
@@ -83,27 +85,45 @@ impl Group {
             limits.set_permissions(fs::Permissions::from_mode(0o644))
         });
         closed.map_err(failed)?;
-        self.give_access(Access {
-            owner: None,
-            members: Members::All,
-        })?;
-        let view = secret.path().join(format!("{}.{random:032x}", self.name));
+        drop(place);
+        if !is_below {
+            self.give_access(Access {
+                owner: None,
+                members: Members::All,
+            })?;
+        }
+        let name = format!("{}.{random:032x}", name::last(&self.name));
+        let view = secret.path().join(name);
         self.show_in(&view).map(|_| Some(view))
     }
 
-    /// Removes the secret views of this group.
+    /// Returns whether this group is a job of root with a secret view, or is below one.
+    pub fn is_in_secret(&self) -> bool {
+        let top = self.upwards().last();
+        top.is_some_and(|top| top.secret_views().is_ok_and(|views| !views.is_empty()))
+    }
+
+    /// Removes the secret views of this group, which has no groups below it.
     pub(super) fn remove_secret_views(&self) -> io::Result<()> {
+        self.secret_views()?.iter().try_for_each(fs::remove_dir_all)
+    }
+
+    /// Returns the secret views of this group, and of groups below it with the same last name.
+    fn secret_views(&self) -> io::Result<Vec<PathBuf>> {
+        let mut views = Vec::new();
         let Some(secret) = self.secret()? else {
-            return Ok(());
+            return Ok(views);
         };
         for name in secret.names()? {
             let name = name?;
             let of = name.to_str().and_then(|name| name.rsplit_once('.'));
-            if of.is_some_and(|(of, _)| of == self.name) {
-                fs::remove_dir_all(secret.path().join(name))?;
+            let view = secret.path().join(&name);
+            let is_of = of.is_some_and(|(of, _)| of == name::last(&self.name));
+            if is_of && Self::at(&view, &self.name).path().is_dir() {
+                views.push(view);
             }
         }
-        Ok(())
+        Ok(views)
     }
 
     /// Opens the directory of secret views; `None` where there is none that root has made and the

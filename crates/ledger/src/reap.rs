@@ -47,8 +47,9 @@ impl Witness for NoWitness {
 /// Milliseconds for which a dead process's slot drains if it is unknown whether the driver has
 /// freed the memory.
 pub(super) const GRACE_MS: u64 = 1_000;
-/// Longest draining time of a dead process's slot, in milliseconds. A driver that lists the process
-/// longer is assumed to list it forever.
+/// Longest time for which requests wait for a dead process's memory, in milliseconds. If the driver
+/// lists the process longer, a forked child has the driver's files open, and the slot stays charged
+/// until the child ends; or the pid is that of another process by now, and the slot is cleaned.
 pub(super) const DRAIN_MAX_MS: u64 = 30_000;
 /// How long requests wait for the end of a killed or exiting process, in milliseconds. Short,
 /// because a tracer or a frozen control group can keep a process from ending.
@@ -214,9 +215,8 @@ pub(super) fn has_drained(
                 }
                 known = false;
             }
-            Some(true) if !is_over => return false,
-            Some(true) => {}
-            Some(false) => {}
+            Some(true) if !is_over || !process.is_replaced() => return false,
+            Some(_) => {}
             None => known = false,
         }
     }
@@ -462,7 +462,10 @@ pub(super) fn sweep(
             Fate::Live | Fate::Empty => {}
             Fate::Busy => swept.busy += charge::granted(word),
             Fate::Draining => {
-                swept.pending += charge::granted(word);
+                let since = &ledger.content().slots[slot].owner.dead_since;
+                if os::boot_ms() - since.load(Ordering::Relaxed).min(began) < DRAIN_MAX_MS {
+                    swept.pending += charge::granted(word);
+                }
                 swept.cleaned |= charge::undecided(word) != 0;
             }
             Fate::Cleaned => swept.cleaned = true,

@@ -57,13 +57,32 @@ fn a_slot_drains_while_the_driver_holds_its_memory() {
         "the driver still holds the dead process's memory"
     );
     assert_eq!(charged(&scratch), 3);
-    found_dead(&scratch, dead, DRAIN_MAX_MS);
-    assert_eq!(
-        reaped(&scratch, dead, Some(true)),
-        Fate::Cleaned,
-        "draining ends although the driver lists the process"
-    );
-    assert_eq!(charged(&scratch), 0);
+    // A forked child that has the driver's files open keeps the memory: nobody waits for it.
+    for (dead_ms, pending) in [(GRACE_MS, 3), (DRAIN_MAX_MS, 0)] {
+        found_dead(&scratch, dead, dead_ms);
+        let (file, own) = (file(&scratch), usize::MAX);
+        let swept = sweep(
+            &scratch,
+            &file,
+            scratch.device,
+            own,
+            &Knows(Some(true)),
+            true,
+        );
+        assert_eq!(swept.pending, pending, "{dead_ms}");
+        assert_eq!(charged(&scratch), 3);
+    }
+    // What the driver lists may be the memory of a later process with the same pid.
+    let before = Identity {
+        start_time: 1,
+        ..Identity::of_self()
+    };
+    let replaced = scratch.dead(&before, 4, 0);
+    assert_eq!(reaped(&scratch, replaced, Some(true)), Fate::Draining);
+    found_dead(&scratch, replaced, DRAIN_MAX_MS);
+    assert_eq!(reaped(&scratch, replaced, Some(true)), Fate::Cleaned);
+    assert_eq!(charged(&scratch), 3);
+    assert_eq!(reaped(&scratch, dead, Some(false)), Fate::Cleaned);
 }
 
 #[test]

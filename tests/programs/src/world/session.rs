@@ -5,7 +5,6 @@ use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
-use std::thread::JoinHandle;
 
 use gpulimit_support::{patience, wait_until};
 
@@ -14,7 +13,8 @@ pub struct Session {
     child: Child,
     input: Option<ChildStdin>,
     output: Receiver<String>,
-    errors: Option<JoinHandle<String>>,
+    /// The whole standard error, when every process has closed it.
+    errors: Receiver<String>,
 }
 
 impl Session {
@@ -26,12 +26,13 @@ impl Session {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         let mut child = command.spawn().expect("the program starts");
-        let mut errors = child.stderr.take().expect("piped");
+        let mut printed = child.stderr.take().expect("piped");
+        let (all, errors) = channel();
         // A thread reads all the time, so that a program that prints much need not wait.
-        let errors = std::thread::spawn(move || {
+        std::thread::spawn(move || {
             let mut bytes = Vec::new();
-            let _ = errors.read_to_end(&mut bytes);
-            String::from_utf8_lossy(&bytes).into_owned()
+            let _ = printed.read_to_end(&mut bytes);
+            all.send(String::from_utf8_lossy(&bytes).into_owned())
         });
         let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
         let (sender, output) = channel();
@@ -43,7 +44,7 @@ impl Session {
         Session {
             input: child.stdin.take(),
             output,
-            errors: Some(errors),
+            errors,
             child,
         }
     }
@@ -166,8 +167,8 @@ impl Session {
             if answer != *expected {
                 // It can be stopped, or wait for memory.
                 let _ = self.child.kill();
-                let errors = self.errors.take().map(JoinHandle::join);
-                panic!("{command} = {answer} instead of {expected}; it said: {errors:?}");
+                let errors = self.errors();
+                panic!("{command} = {answer} instead of {expected}; it said: {errors}");
             }
         }
     }
@@ -203,9 +204,9 @@ impl Session {
         let _ = self.child.wait();
     }
 
-    fn errors(&mut self) -> String {
-        let reader = self.errors.take().expect("read once");
-        reader.join().expect("readable")
+    fn errors(&self) -> String {
+        let errors = self.errors.recv_timeout(patience());
+        errors.unwrap_or_else(|_| "a background process has its standard error open".into())
     }
 
     /// Ends the script; returns the status and the standard error.

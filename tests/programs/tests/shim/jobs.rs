@@ -4,7 +4,7 @@
 use std::fs;
 use std::process::{Command, Output, Stdio};
 
-use gpulimit_programs::world::{self, Session, World, text};
+use gpulimit_programs::world::{self, GROUP, MIB, Session, World, text};
 
 /// Starts a job whose first process ends at once. In the background, a subshell waits for a line,
 /// and then becomes this command of the shell.
@@ -152,4 +152,24 @@ fn without_its_limits_a_job_whose_group_is_gone_gets_no_memory() {
         let (_, errors) = job.end();
         assert!(errors.contains("unset GPULIMIT_GROUP"), "{errors}");
     }
+}
+
+/// A program of OpenCL has the group in its environment, and makes no call that a hook sees.
+#[test]
+fn doctor_names_a_program_whose_memory_no_group_counts() {
+    let world = World::new(4096 * MIB);
+    let doctor = || text(&output(&world, &["doctor"]).stdout);
+    let member = world.on_gpu();
+    let mut command = world.bare(world::program());
+    command.env("GPULIMIT_GROUP", GROUP);
+    let mut other = Session::start(command);
+    other.expect(&[("start", "0 0"), ("alloc a 100M", "0")]);
+    let said = doctor();
+    assert_eq!(said.matches("that no group counts").count(), 1, "{said}");
+    let expected = format!("process {} has 618.0 MiB of GPU memory", other.pid());
+    assert!(said.contains(&expected), "{said}");
+    other.end_quietly();
+    member.end_quietly();
+    world.settle();
+    assert!(!doctor().contains("that no group counts"));
 }

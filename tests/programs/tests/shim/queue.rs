@@ -90,6 +90,26 @@ fn a_first_context_waits_for_requests_and_not_for_programs_that_ask_for_nothing(
 }
 
 #[test]
+fn a_first_context_that_no_longer_fits_into_the_limit_is_refused() {
+    let world = queue(CAP);
+    let (mut holder, mut other) = (world.on_gpu(), world.on_gpu());
+    holder.expect(&[("alloc a 1G", "0")]);
+    other.tell("alloc b 2500M");
+    assert!(eventually(|| !world.events(EventKind::Wait).is_empty()));
+    let mut first = start_in(&world, GROUP);
+    first.tell("start");
+    first.waits_on();
+    world.set(MIB);
+    assert_eq!((other.answer(), first.answer()), ("2".into(), "0 2".into()));
+    holder.end_quietly();
+    for refused in [other, first] {
+        let (_, line) = refused.end();
+        assert!(line.contains("raise the limit"), "{line}");
+    }
+    world.judge_end(CAP);
+}
+
+#[test]
 fn the_next_first_context_waits_while_the_driver_makes_one() {
     let world = queue(CAP);
     let delay = format!("cuDevicePrimaryCtxRetain:{HOUR}");
