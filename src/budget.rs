@@ -5,6 +5,7 @@
 //! and one line says how many. The last opened group may exceed the budget.
 
 use super::accounts;
+use gpulimit_base::patience;
 use gpulimit_group::{Group, effective_user};
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -56,7 +57,10 @@ pub struct Purse {
 impl Budget {
     pub fn new(most: Most) -> Self {
         Self {
-            most,
+            most: Most {
+                time: patience::of("GPULIMIT_DEBUG_BUDGET_MS", most.time),
+                ..most
+            },
             purses: BTreeMap::new(),
         }
     }
@@ -110,14 +114,20 @@ impl Purse {
         is_open
     }
 
+    /// Looks at a group, and spends the time and the bytes of a line; `None` if nothing is left.
+    pub fn within<T>(&self, group: &Group, look: impl FnOnce() -> T) -> Option<T> {
+        self.opens().then(|| {
+            let start = Instant::now();
+            self.spend(LINE + group.name().len());
+            let seen = look();
+            let left = self.time.get().saturating_sub(start.elapsed());
+            self.time.set(left);
+            seen
+        })
+    }
+
     pub fn spend(&self, bytes: usize) {
         self.left
             .set(self.left.get().map(|left| left.saturating_sub(bytes)));
-    }
-
-    /// Spends the time since the start.
-    pub fn spend_time(&self, start: Instant) {
-        self.time
-            .set(self.time.get().saturating_sub(start.elapsed()));
     }
 }

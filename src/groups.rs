@@ -315,16 +315,10 @@ impl Selection {
         let mut failed = Vec::new();
         for (at, group) in self.groups.iter().enumerate() {
             let purse = shared.budget.of(group);
-            if !purse.opens() {
-                continue;
-            }
-            let start = Instant::now();
-            purse.spend(LINE + group.name().len());
-            match self.view(shared, group, driver) {
+            purse.within(group, || match self.view(shared, group, driver) {
                 Ok(view) => view.into_iter().for_each(|view| see(at, view)),
                 Err(error) => failed.push((at, error)),
-            }
-            purse.spend_time(start);
+            });
         }
         failed
     }
