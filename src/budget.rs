@@ -117,13 +117,18 @@ impl Purse {
     /// Looks at a group, and spends the time and the bytes of a line; `None` if nothing is left.
     pub fn within<T>(&self, group: &Group, look: impl FnOnce() -> T) -> Option<T> {
         self.opens().then(|| {
-            let start = Instant::now();
             self.spend(LINE + group.name().len());
-            let seen = look();
-            let left = self.time.get().saturating_sub(start.elapsed());
-            self.time.set(left);
-            seen
+            self.timed(look)
         })
+    }
+
+    /// Spends the time of this work.
+    pub fn timed<T>(&self, work: impl FnOnce() -> T) -> T {
+        let start = Instant::now();
+        let done = work();
+        let left = self.time.get().saturating_sub(start.elapsed());
+        self.time.set(left);
+        done
     }
 
     pub fn spend(&self, bytes: usize) {

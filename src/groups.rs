@@ -1,7 +1,7 @@
 //! Finds and opens groups, for all verbs.
 
 use super::above::{Above, Shared};
-use super::beliefs::Writers;
+use super::beliefs;
 use super::budget::{LINE, Most, Purse};
 use super::failure::Failure;
 use super::figures::{SCHEMA, uncovered};
@@ -480,15 +480,8 @@ impl View {
         let processes = ProcessUsage::merged(processes);
         let above = shared.above(&group);
         shared.drained(&group, &drained);
-        let mut devices = ledger.as_ref().map(Ledger::devices).unwrap_or_default();
-        if let (Some(ledger), Some(driver), 0) = (&ledger, driver, effective_user())
-            && !devices.iter().all(|device| driver.lists_gpu(device.id))
-            && Writers::of(ledger) != Writers::Trusted
-        {
-            // A user can write any GPU into a ledger.
-            let seen = shared.seen(group.root());
-            devices.retain(|device| driver.lists_gpu(device.id) || seen.contains(&device.id));
-        }
+        let devices = |ledger| beliefs::devices(ledger, driver, || shared.seen(group.root()));
+        let devices = ledger.as_ref().map(devices).unwrap_or_default();
         let purse = shared.budget.of(&group);
         purse.spend((devices.len() + processes.len()) * (LINE + group.name().len()));
         Self {

@@ -33,7 +33,11 @@ pub fn settle_abandoned(selection: &Selection) -> Vec<u32> {
     }
     let checkpoints = match Checkpoints::load() {
         Ok(checkpoints) => checkpoints,
-        Err(_) if !(groups.iter()).any(|group| group.ledger().is_ok_and(|it| it.has_abandoned())) => return away,
+        Err(_)
+            if !(groups.iter()).any(|group| group.ledger().is_ok_and(|it| it.has_abandoned())) =>
+        {
+            return away;
+        }
         Err(missing) => {
             output::note(&format!(
                 "cannot end what a killed `suspend` or `resume` has left half-done: {missing}"
