@@ -52,6 +52,8 @@ pub struct Purse {
     left: Cell<Option<usize>>,
     time: Cell<Duration>,
     left_out: Cell<usize>,
+    /// The processes that were left out.
+    processes: Cell<usize>,
 }
 
 impl Budget {
@@ -74,7 +76,7 @@ impl Budget {
                 owner,
                 left: Cell::new((!is_free).then_some(self.most.bytes)),
                 time: Cell::new(self.most.time),
-                left_out: Cell::new(0),
+                ..Purse::default()
             })
         };
         Rc::clone(self.purses.entry(owner).or_insert_with(new))
@@ -82,12 +84,17 @@ impl Budget {
 
     /// Returns a line for each user whose groups were left out: the user, and the text.
     pub fn cut(&self) -> Vec<(u32, String)> {
-        let cut = self.purses.values().filter(|it| it.left_out.get() > 0);
+        let is_cut = |it: &&Rc<Purse>| it.left_out.get() + it.processes.get() > 0;
+        let cut = self.purses.values().filter(is_cut);
         let text = |purse: &Rc<Purse>| {
             let (count, name) = (purse.left_out.get(), accounts::user_name(purse.owner));
+            let and = match purse.processes.get() {
+                0 => String::new(),
+                processes => format!("and {processes} processes "),
+            };
             let text = format!(
-                "{count} groups of user {name} are left out, because this user's groups have more \
-                 figures than are read at once"
+                "{count} groups {and}of user {name} are left out, because this user's groups have \
+                 more figures than are read at once"
             );
             (purse.owner, text)
         };
@@ -112,6 +119,16 @@ impl Purse {
         self.left_out
             .set(self.left_out.get() + usize::from(!is_open));
         is_open
+    }
+
+    /// Spends the bytes of a process, if they are left. Counts the process otherwise.
+    pub fn admits(&self, bytes: usize) -> bool {
+        let is_enough = self.left.get().is_none_or(|left| left >= bytes);
+        match is_enough {
+            true => self.spend(bytes),
+            false => self.processes.set(self.processes.get() + 1),
+        }
+        is_enough
     }
 
     /// Looks at a group, and spends the time and the bytes of a line; `None` if nothing is left.

@@ -477,13 +477,15 @@ impl View {
         let drained = drained.unwrap_or_default();
         let mut processes = ledger.as_ref().map(processes).unwrap_or_default();
         processes.retain(|process| drained.binary_search(&process.slot).is_err());
-        let processes = ProcessUsage::merged(processes);
+        let mut processes = ProcessUsage::merged(processes);
         let above = shared.above(&group);
         shared.drained(&group, &drained);
         let devices = |ledger| beliefs::devices(ledger, driver, || shared.seen(group.root()));
         let devices = ledger.as_ref().map(devices).unwrap_or_default();
         let purse = shared.budget.of(&group);
-        purse.spend((devices.len() + processes.len()) * (LINE + group.name().len()));
+        let line = LINE + group.name().len();
+        purse.spend(devices.len() * line);
+        processes.retain(|process| purse.admits(process.devices.len().max(1) * line));
         Self {
             above,
             group,
