@@ -1,8 +1,10 @@
 //! Decides which entries of a ledger the controller believes, where users can write the ledger.
 
 use super::accounts;
+use super::nvml::Driver;
+use gpulimit_base::device::DeviceId;
 use gpulimit_group::effective_user;
-use gpulimit_ledger::{Bill, DeviceIndex, Ledger};
+use gpulimit_ledger::{Bill, DeviceEntry, DeviceIndex, Ledger};
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 
@@ -11,7 +13,7 @@ const MOST: usize = 247;
 
 /// The users who can write a ledger.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
-pub enum Writers {
+enum Writers {
     /// Root or the caller only.
     Trusted,
     /// This user and root.
@@ -22,7 +24,7 @@ pub enum Writers {
 
 impl Writers {
     /// Returns the users who can write a ledger; several if its file cannot be asked.
-    pub fn of(ledger: &Ledger) -> Self {
+    fn of(ledger: &Ledger) -> Self {
         match ledger.metadata() {
             Ok(about) if about.mode() & 0o022 == 0 => match about.uid() {
                 uid if uid == 0 || uid == effective_user() => Self::Trusted,
@@ -31,6 +33,26 @@ impl Writers {
             _ => Self::Several,
         }
     }
+}
+
+/// Returns the GPUs that a group has used.
+///
+/// A user can write any GPU into a ledger. So root believes those that NVML lists or that the root
+/// of groups has `seen` before; others, who see their own groups, believe all, as without NVML.
+pub fn devices<'a>(
+    ledger: &Ledger,
+    driver: Option<&Driver>,
+    seen: impl FnOnce() -> &'a [DeviceId],
+) -> Vec<DeviceEntry> {
+    let mut devices = ledger.devices();
+    if let (Some(driver), 0) = (driver, effective_user())
+        && !devices.iter().all(|device| driver.lists_gpu(device.id))
+        && Writers::of(ledger) != Writers::Trusted
+    {
+        let seen = seen();
+        devices.retain(|device| driver.lists_gpu(device.id) || seen.contains(&device.id));
+    }
+    devices
 }
 
 /// Returns what the users of a group have used over time, by user and GPU.

@@ -5,6 +5,7 @@
 //! and one line says how many. The last opened group may exceed the budget.
 
 use super::accounts;
+use gpulimit_base::patience;
 use gpulimit_group::{Group, effective_user};
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -51,12 +52,17 @@ pub struct Purse {
     left: Cell<Option<usize>>,
     time: Cell<Duration>,
     left_out: Cell<usize>,
+    /// The processes that were left out.
+    processes: Cell<usize>,
 }
 
 impl Budget {
     pub fn new(most: Most) -> Self {
         Self {
-            most,
+            most: Most {
+                time: patience::of("GPULIMIT_DEBUG_BUDGET_MS", most.time),
+                ..most
+            },
             purses: BTreeMap::new(),
         }
     }
@@ -70,7 +76,7 @@ impl Budget {
                 owner,
                 left: Cell::new((!is_free).then_some(self.most.bytes)),
                 time: Cell::new(self.most.time),
-                left_out: Cell::new(0),
+                ..Purse::default()
             })
         };
         Rc::clone(self.purses.entry(owner).or_insert_with(new))
@@ -78,12 +84,17 @@ impl Budget {
 
     /// Returns a line for each user whose groups were left out: the user, and the text.
     pub fn cut(&self) -> Vec<(u32, String)> {
-        let cut = self.purses.values().filter(|it| it.left_out.get() > 0);
+        let is_cut = |it: &&Rc<Purse>| it.left_out.get() + it.processes.get() > 0;
+        let cut = self.purses.values().filter(is_cut);
         let text = |purse: &Rc<Purse>| {
             let (count, name) = (purse.left_out.get(), accounts::user_name(purse.owner));
+            let and = match purse.processes.get() {
+                0 => String::new(),
+                processes => format!("and {processes} processes "),
+            };
             let text = format!(
-                "{count} groups of user {name} are left out, because this user's groups have more \
-                 figures than are read at once"
+                "{count} groups {and}of user {name} are left out, because this user's groups have \
+                 more figures than are read at once"
             );
             (purse.owner, text)
         };
@@ -110,14 +121,35 @@ impl Purse {
         is_open
     }
 
+    /// Spends the bytes of a process, if they are left. Counts the process otherwise.
+    pub fn admits(&self, bytes: usize) -> bool {
+        let is_enough = self.left.get().is_none_or(|left| left >= bytes);
+        match is_enough {
+            true => self.spend(bytes),
+            false => self.processes.set(self.processes.get() + 1),
+        }
+        is_enough
+    }
+
+    /// Looks at a group, and spends the time and the bytes of a line; `None` if nothing is left.
+    pub fn within<T>(&self, group: &Group, look: impl FnOnce() -> T) -> Option<T> {
+        self.opens().then(|| {
+            self.spend(LINE + group.name().len());
+            self.timed(look)
+        })
+    }
+
+    /// Spends the time of this work.
+    pub fn timed<T>(&self, work: impl FnOnce() -> T) -> T {
+        let start = Instant::now();
+        let done = work();
+        let left = self.time.get().saturating_sub(start.elapsed());
+        self.time.set(left);
+        done
+    }
+
     pub fn spend(&self, bytes: usize) {
         self.left
             .set(self.left.get().map(|left| left.saturating_sub(bytes)));
-    }
-
-    /// Spends the time since the start.
-    pub fn spend_time(&self, start: Instant) {
-        self.time
-            .set(self.time.get().saturating_sub(start.elapsed()));
     }
 }

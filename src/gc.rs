@@ -1,12 +1,14 @@
 //! `gpulimit gc`: removes stale groups and the charges of dead processes.
 
+use super::budget::{Budget, VERB};
 use super::failure::Failure;
 use super::groups::Selection;
 use super::nvml::Driver;
 use super::output::Escaped;
-use super::suspend::{candidates, finish_it, settle_abandoned};
+use super::suspend::{candidates, finish_it, groups_with, settle_abandoned};
 use super::{env, groups, oci_hook, output};
-use gpulimit_group::{Garbage, Group, MAX_USER_NAMES, Root, Survey};
+use gpulimit_group::{Garbage, MAX_USER_NAMES, Root, Survey};
+use gpulimit_ledger::Ledger;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -63,9 +65,8 @@ pub fn gc(_: &Args) -> Result<ExitCode, Failure> {
 /// Names the processes on which a dead command was at work and that are stopped: the driver answers
 /// no question about them.
 fn name_stopped(selection: &Selection) {
-    let is_left = |group: &&Group| group.ledger().is_ok_and(|ledger| ledger.has_abandoned());
-    for group in selection.groups.iter().filter(is_left) {
-        let subjects = candidates(group, None).into_iter().flatten().flatten();
+    for group in groups_with(selection, Ledger::has_abandoned) {
+        let subjects = candidates(&group, None).into_iter().flatten().flatten();
         subjects
             .filter(|subject| subject.is_abandoned() && subject.check_runs().is_err())
             .for_each(|subject| output::note(&finish_it(&subject)));
@@ -76,10 +77,13 @@ fn name_stopped(selection: &Selection) {
 /// charges.
 fn clean(survey: &Survey, driver: Option<&Driver>) -> Vec<String> {
     let mut lines = Vec::new();
+    let mut budget = Budget::new(VERB);
     for group in &survey.groups {
-        let done = match group.clean(groups::witness(driver)) {
-            Ok(done) => done,
-            Err(error) => {
+        let clean = || group.clean(groups::witness(driver));
+        let done = match budget.of(group).within(group, clean) {
+            None => continue,
+            Some(Ok(done)) => done,
+            Some(Err(error)) => {
                 // Skip a group that cannot be opened, for instance another user's. Its own members
                 // remove the charges of dead processes.
                 if error.is_leased() {
@@ -100,6 +104,8 @@ fn clean(survey: &Survey, driver: Option<&Driver>) -> Vec<String> {
             ));
         }
     }
+    let cut = budget.cut();
+    cut.iter().for_each(|(_, text)| output::note(text));
     lines
 }
 

@@ -1,7 +1,7 @@
 //! Finds and opens groups, for all verbs.
 
 use super::above::{Above, Shared};
-use super::beliefs::Writers;
+use super::beliefs;
 use super::budget::{LINE, Most, Purse};
 use super::failure::Failure;
 use super::figures::{SCHEMA, uncovered};
@@ -315,16 +315,10 @@ impl Selection {
         let mut failed = Vec::new();
         for (at, group) in self.groups.iter().enumerate() {
             let purse = shared.budget.of(group);
-            if !purse.opens() {
-                continue;
-            }
-            let start = Instant::now();
-            purse.spend(LINE + group.name().len());
-            match self.view(shared, group, driver) {
+            purse.within(group, || match self.view(shared, group, driver) {
                 Ok(view) => view.into_iter().for_each(|view| see(at, view)),
                 Err(error) => failed.push((at, error)),
-            }
-            purse.spend_time(start);
+            });
         }
         failed
     }
@@ -483,20 +477,15 @@ impl View {
         let drained = drained.unwrap_or_default();
         let mut processes = ledger.as_ref().map(processes).unwrap_or_default();
         processes.retain(|process| drained.binary_search(&process.slot).is_err());
-        let processes = ProcessUsage::merged(processes);
+        let mut processes = ProcessUsage::merged(processes);
         let above = shared.above(&group);
         shared.drained(&group, &drained);
-        let mut devices = ledger.as_ref().map(Ledger::devices).unwrap_or_default();
-        if let (Some(ledger), Some(driver), 0) = (&ledger, driver, effective_user())
-            && !devices.iter().all(|device| driver.lists_gpu(device.id))
-            && Writers::of(ledger) != Writers::Trusted
-        {
-            // A user can write any GPU into a ledger.
-            let seen = shared.seen(group.root());
-            devices.retain(|device| driver.lists_gpu(device.id) || seen.contains(&device.id));
-        }
+        let devices = |ledger| beliefs::devices(ledger, driver, || shared.seen(group.root()));
+        let devices = ledger.as_ref().map(devices).unwrap_or_default();
         let purse = shared.budget.of(&group);
-        purse.spend((devices.len() + processes.len()) * (LINE + group.name().len()));
+        let line = LINE + group.name().len();
+        purse.spend(devices.len() * line);
+        processes.retain(|process| purse.admits(process.devices.len().max(1) * line));
         Self {
             above,
             group,

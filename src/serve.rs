@@ -46,9 +46,9 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 
-    /// Expect the token at a port that any user can take. When the server is down, a user who
-    /// listens there gets the token of the next client. Safe where no other user shares the
-    /// network, as in a pod
+    /// Expect the token at a port or socket that other users can take. When the server is down, a
+    /// user who listens there gets the token of the next client. Safe where no other user shares
+    /// the network, as in a pod
     #[arg(long, requires = "token_file")]
     unprotected_port: bool,
 
@@ -111,13 +111,16 @@ pub fn serve(args: Args) -> Result<ExitCode, Failure> {
             }
         }));
     }
-    if token.is_some() && listener.can_be_taken() && !args.unprotected_port {
-        return Err(Failure::usage(
-            "any user can listen at this port when the server does not, and gets the token of the \
-             next client: let systemd open the port (ListenStream= in gpulimit-serve.socket), use \
-             one below net.ipv4.ip_unprivileged_port_start, or take the risk with \
-             --unprotected-port",
-        ));
+    if token.is_some()
+        && !args.unprotected_port
+        && let Some(why) = listener.can_be_taken()
+    {
+        return Err(Failure::usage(format_args!(
+            "{why}: another user can listen there when the server does not, and gets the token of \
+             the next client: let systemd open the port (ListenStream= in gpulimit-serve.socket), \
+             use one below net.ipv4.ip_unprivileged_port_start or a socket in a directory of your \
+             own, or take the risk with --unprotected-port"
+        )));
     }
     let access = Access {
         token,

@@ -55,10 +55,11 @@ pub enum End {
     Signal(libc::c_int),
 }
 
-/// The signal state and the closed descriptors with which this process started. The command gets
-/// the same ones.
+/// The signal state, the umask and the closed descriptors with which this process started. The
+/// command gets the same ones.
 #[derive(Copy, Clone)]
 pub struct Inherited {
+    umask: libc::mode_t,
     mask: libc::sigset_t,
     child: libc::sigaction,
     pipe: libc::sighandler_t,
@@ -104,17 +105,22 @@ pub fn was_closed(descriptor: u8) -> bool {
 
 impl Inherited {
     /// Reads the signal mask and the dispositions of SIGCHLD and SIGXFSZ. Ignores SIGXFSZ, so that
-    /// a write returns an error instead.
+    /// a write returns an error instead. Whatever the umask, this process itself makes files that
+    /// their owner can use and others cannot write.
     pub fn read() -> Self {
         let mut mask = empty();
         let mut child = MaybeUninit::<libc::sigaction>::zeroed();
-        // SAFETY: reads the mask and a disposition into local variables, and ignores a signal.
-        let file_size = unsafe {
+        // SAFETY: reads the mask and a disposition into local variables, ignores a signal, and
+        // changes the umask, a number.
+        let (umask, file_size) = unsafe {
             libc::sigprocmask(libc::SIG_BLOCK, ptr::null(), &mut mask);
             libc::sigaction(libc::SIGCHLD, ptr::null(), child.as_mut_ptr());
-            libc::signal(libc::SIGXFSZ, libc::SIG_IGN)
+            let umask = libc::umask(0o077);
+            libc::umask(umask & 0o055 | 0o022);
+            (umask, libc::signal(libc::SIGXFSZ, libc::SIG_IGN))
         };
         Self {
+            umask,
             mask,
             // SAFETY: the call filled in `child`. If the call failed, the zeroes there are valid.
             child: unsafe { child.assume_init() },
@@ -127,8 +133,8 @@ impl Inherited {
         }
     }
 
-    /// Restores the signal state and the closed descriptors. Makes only system calls that are
-    /// allowed between fork and exec.
+    /// Restores the signal state, the umask and the closed descriptors. Makes only system calls that
+    /// are allowed between fork and exec.
     fn restore(&self) -> io::Result<()> {
         // SAFETY: the values come from the kernel, and exec has reset all handlers. The closed
         // descriptors lead to `/dev/null` and are unused.
@@ -136,6 +142,7 @@ impl Inherited {
             for descriptor in (0..3).filter(|descriptor| self.closed & 1 << descriptor != 0) {
                 libc::close(descriptor);
             }
+            libc::umask(self.umask);
             libc::sigaction(libc::SIGCHLD, &self.child, ptr::null_mut()) == 0
                 && libc::signal(libc::SIGPIPE, self.pipe) != libc::SIG_ERR
                 && libc::signal(libc::SIGXFSZ, self.file_size) != libc::SIG_ERR

@@ -44,18 +44,11 @@ pub(super) fn check(group: &Group, ledger: &Ledger) -> Option<Finding> {
 }
 
 /// Reports the trails that take no more events: the file system has no space left, and space is
-/// reserved for a part of the trail only. `lasting` has the lasting groups.
-pub(super) fn trails<'a>(
-    root: &Root,
-    lasting: impl Iterator<Item = &'a (Group, Ledger)>,
-) -> Option<Finding> {
+/// reserved for a part of the trail only. `names` has the lasting groups with such a trail.
+pub(super) fn trails(root: &Root, mut names: Vec<String>) -> Option<Finding> {
     if !has_less(root.path(), EVENTS) {
         return None;
     }
-    let mut names: Vec<String> = lasting
-        .filter(|(_, ledger)| !ledger.has_whole_trail())
-        .map(|(group, _)| format!("group {}", group.name()))
-        .collect();
     let is_whole = |trail: Option<Ledger>| trail.is_some_and(|trail| trail.has_whole_trail());
     if root.trail().is_ok_and(|trail| !is_whole(trail)) {
         names.push("jobs outside named groups".into());

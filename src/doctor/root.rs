@@ -2,6 +2,7 @@
 
 use super::{Finding, history};
 use crate::accounts;
+use crate::budget::{Budget, LINE, VERB};
 use crate::env;
 use crate::figures;
 use crate::nvml::Driver;
@@ -18,6 +19,8 @@ use std::path::Path;
 const CHECK: &str = "root";
 /// The maximum number of incomplete groups to list one by one. Users can make thousands.
 const SHOWN: usize = 8;
+/// The bytes of a user's budget that a finding takes.
+const FINDING: usize = 8 * LINE;
 
 /// Checks the directory in which the caller's groups are made.
 pub(super) fn checks() -> Vec<Finding> {
@@ -95,29 +98,34 @@ pub(super) fn checks() -> Vec<Finding> {
             "ask the owner of this directory to remove entries that are not needed",
         ));
     }
-    let (mut idle, mut lasting) = (Vec::new(), Vec::new());
+    let (mut idle, mut without_trail) = (Vec::new(), Vec::new());
     let driver = Driver::load().ok();
+    let mut budget = Budget::new(VERB);
     for group in groups {
-        let opened = group.limits().and_then(|limits| {
-            let counts_contexts = limits.rules()?.options.count_context;
-            Ok((group.ledger()?, counts_contexts))
-        });
-        let (ledger, counts_contexts) = match opened {
-            Ok(opened) => opened,
-            Err(error) => {
-                findings.push(Finding::warning("group", error.to_string(), ""));
-                continue;
+        let mut look = || -> Result<Vec<Finding>, GroupError> {
+            let counts_contexts = group.limits()?.rules()?.options.count_context;
+            let ledger = group.ledger()?;
+            let mut found = uncovered(&group, &ledger, counts_contexts, driver.as_ref());
+            if group.kind() == Kind::Job && !ledger.has_live() {
+                idle.push(group.name().to_owned());
+            } else if ledger.keeps_history() {
+                found.extend(history::check(&group, &ledger));
+                let name = || format!("group {}", group.name());
+                without_trail.extend((!ledger.has_whole_trail()).then(name));
             }
+            Ok(found)
         };
-        findings.extend(uncovered(&group, &ledger, counts_contexts, driver.as_ref()));
-        if group.kind() == Kind::Job && !ledger.has_live() {
-            idle.push(group.name().to_owned());
-        } else if ledger.keeps_history() {
-            findings.extend(history::check(&group, &ledger));
-            lasting.push((group, ledger));
+        let purse = budget.of(&group);
+        let warning = |error: GroupError| vec![Finding::warning("group", error.to_string(), "")];
+        if let Some(found) = purse.within(&group, &mut look) {
+            let found = found.unwrap_or_else(warning);
+            purse.spend(found.len() * FINDING);
+            findings.extend(found);
         }
     }
-    findings.extend(history::trails(&root, lasting.iter()));
+    let cut = budget.cut().into_iter();
+    findings.extend(cut.map(|(_, text)| Finding::warning("group", text, "")));
+    findings.extend(history::trails(&root, without_trail));
     if let Err(error) = root.trail() {
         let text = format!("new events of jobs outside named groups are lost: {error}");
         findings.push(Finding::warning("events", text, ""));

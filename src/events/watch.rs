@@ -28,8 +28,8 @@ impl Scope {
 /// time.
 type Key = (u64, PathBuf, String, u64);
 
-/// The most events that are remembered as printed.
-const PRINTED: usize = 1 << 16;
+/// The most events that are remembered as printed, in each of two parts.
+const PRINTED: usize = 1 << 15;
 
 /// The bytes of a user's budget that an open ledger takes, and an event.
 const LEDGER: usize = 4 * LINE;
@@ -44,8 +44,7 @@ pub struct Watch {
     failed: BTreeSet<PathBuf>,
     /// The users of whom groups were left out. Each is reported only once.
     cut: BTreeSet<u32>,
-    /// The last events that were printed. An event is mostly both in a ring and in a trail.
-    printed: BTreeSet<Key>,
+    printed: Printed,
     /// The lines of the last round that stand for several events. The rings may give some of these
     /// events only now.
     several: Vec<Line>,
@@ -62,7 +61,7 @@ impl Watch {
             sources: Vec::new(),
             failed: BTreeSet::new(),
             cut: BTreeSet::new(),
-            printed: BTreeSet::new(),
+            printed: Printed::default(),
             several: Vec::new(),
             has_read: false,
             broken: false,
@@ -82,7 +81,8 @@ impl Watch {
             if !source.purse.opens() {
                 continue;
             }
-            let events = source.ring();
+            let purse = Rc::clone(&source.purse);
+            let events = purse.timed(|| source.ring());
             source.purse.spend(events.len() * EVENT);
             for event in events {
                 let group = source.group.clone().unwrap_or_default();
@@ -94,7 +94,7 @@ impl Watch {
             if !source.purse.is_open() {
                 continue;
             }
-            let trail = source.ledger.trail(source.trail.next);
+            let trail = (source.purse).timed(|| source.ledger.trail(source.trail.next));
             let trail = source.trail.take(trail, |one| one.number);
             source.purse.spend(trail.len() * EVENT);
             for traced in trail {
@@ -126,14 +126,11 @@ impl Watch {
         self.tell_cut(&events);
         drop_included(&mut lines, &self.several);
         self.has_read = true;
-        lines.retain(|key, _| !self.printed.contains(key));
+        lines.retain(|key, _| !self.printed.has(key));
         if self.follows {
             let several = lines.values().filter(|line| line.count() > 1);
             self.several = several.cloned().collect();
-            self.printed.extend(lines.keys().cloned());
-            while self.printed.len() > PRINTED {
-                self.printed.pop_first();
-            }
+            self.printed.add(lines.keys().cloned());
         }
         Ok((lines.into_values().collect(), gone))
     }
@@ -252,6 +249,27 @@ impl Watch {
             trail: cursor(),
             ledger,
         });
+    }
+}
+
+/// The last events that were printed. An event is mostly both in a ring and in a trail. The older
+/// half is forgotten as a whole: by time, forged events of the future would stay for ever.
+#[derive(Default)]
+struct Printed {
+    newer: BTreeSet<Key>,
+    older: BTreeSet<Key>,
+}
+
+impl Printed {
+    fn has(&self, key: &Key) -> bool {
+        self.newer.contains(key) || self.older.contains(key)
+    }
+
+    fn add(&mut self, keys: impl Iterator<Item = Key>) {
+        if self.newer.len() >= PRINTED {
+            self.older = std::mem::take(&mut self.newer);
+        }
+        self.newer.extend(keys);
     }
 }
 
@@ -393,6 +411,20 @@ impl Cursor {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn events_of_the_future_take_no_memory_from_later_ones() {
+        let mut printed = Printed::default();
+        let key = |time, number| (time, PathBuf::new(), String::new(), number);
+        for number in 0..4 * PRINTED as u64 {
+            printed.add([key(u64::MAX, number)].into_iter());
+        }
+        let now = key(0, 0);
+        printed.add([now.clone()].into_iter());
+        printed.add([].into_iter());
+        assert!(printed.has(&now));
+        assert!(printed.newer.len() + printed.older.len() <= 2 * PRINTED);
+    }
 
     #[test]
     fn a_gap_delays_later_events_once() {

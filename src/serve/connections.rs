@@ -29,6 +29,8 @@ use tokio_io_timeout::TimeoutStream;
 
 /// The longest head of a request in bytes that is read. A longer one gets 431 without a reason.
 const HEAD: usize = 64 << 10;
+/// The most connections at a time that have not shown the token, and the most that have.
+const PLACES: usize = 64;
 /// The pause after a connection could not be accepted, for instance for want of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -71,7 +73,7 @@ pub fn run(listener: Listener, name: &str, access: Access, scope: Scope) -> Resu
             worker,
             streams,
         });
-        let places = Arc::new(Places::default());
+        let places = Arc::new(Places::new(PLACES));
         for socket in sockets {
             tokio::spawn(accept(socket, Arc::clone(&site), Arc::clone(&places)));
         }

@@ -40,7 +40,7 @@ pub fn json(sources: &mut Sources, asked: &str) -> Result<Value, Trouble> {
     let root = query::value(asked, "root");
     let scope = sources.scope;
     sources.driver();
-    let (driver, _) = sources.parts();
+    let (driver, memory) = sources.parts();
     let device = match query::value(asked, "gpu") {
         Some(gpu) => match gpu.parse::<DeviceId>() {
             Ok(id) => Selector::Device(id),
@@ -71,7 +71,7 @@ pub fn json(sources: &mut Sources, asked: &str) -> Result<Value, Trouble> {
         }
     }
     let (mut histories, mut periods) = (Vec::new(), 0);
-    selection.visit_once(SCRAPE, driver, |_, view: View| {
+    let (_, cut) = selection.visit_once(SCRAPE, driver, |_, view: View| {
         if periods <= MOST_PERIODS {
             for one in history::json(&view, &[device], since, &now, driver) {
                 periods += one["periods"].as_array().map_or(0, Vec::len);
@@ -79,6 +79,7 @@ pub fn json(sources: &mut Sources, asked: &str) -> Result<Value, Trouble> {
             }
         }
     });
+    memory.tell_cut(cut);
     match periods > MOST_PERIODS {
         true => Err(Trouble::Request(format!(
             "the answer has more than {MOST_PERIODS} periods: ask for one group, or for a shorter \

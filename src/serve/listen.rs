@@ -3,6 +3,8 @@
 
 use crate::env;
 use crate::failure::{Failure, cannot};
+use crate::output;
+use crate::trust::Trusted;
 use gpulimit_group::effective_user;
 use rustix::fs::Mode;
 use rustix::net::sockopt::socket_acceptconn;
@@ -91,16 +93,23 @@ impl Listener {
         }
     }
 
-    /// Returns whether another user can listen here when the server does not, and gets the tokens
-    /// of clients then.
-    pub fn can_be_taken(&self) -> bool {
-        let Self::Tcp { port, is_kept, .. } = self else {
-            return false;
+    /// Returns why another user can listen here when the server does not, and gets the tokens of
+    /// clients then; `None` if no other user can.
+    pub fn can_be_taken(&self) -> Option<String> {
+        let (port, is_kept) = match self {
+            Self::Tcp { port, is_kept, .. } => (*port, *is_kept),
+            Self::Unix(listener, _) => {
+                // A socket from systemd without a file is kept.
+                let address = listener.local_addr().ok()?;
+                let directory = address.as_pathname()?.parent()?;
+                return Trusted::of_user(effective_user()).check(directory).err();
+            }
         };
         // Ports of IPv6 follow the same rule.
         let start = fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start");
         let start = start.ok().and_then(|start| start.trim().parse().ok());
-        !is_kept && start.is_none_or(|start: u32| u32::from(*port) >= start)
+        let is_free = !is_kept && start.is_none_or(|start: u32| u32::from(port) >= start);
+        is_free.then(|| format!("port {port} is free for every user"))
     }
 }
 
@@ -158,13 +167,10 @@ fn bind(address: SocketAddr) -> Result<Vec<TcpListener>, Failure> {
     let failed =
         |at: SocketAddr| move |error| Failure::new(format_args!("cannot listen at {at}: {error}"));
     let socket = TcpListener::bind(address).map_err(failed(address))?;
-    let port = socket.local_addr().map_err(failed(address))?.port();
-    let other = match address.ip() {
-        IpAddr::V4(Ipv4Addr::LOCALHOST) => IpAddr::V6(Ipv6Addr::LOCALHOST),
-        IpAddr::V6(Ipv6Addr::LOCALHOST) => IpAddr::V4(Ipv4Addr::LOCALHOST),
-        _ => return Ok(vec![socket]),
+    let bound = socket.local_addr().map_err(failed(address))?;
+    let Some(other) = other_localhost(bound) else {
+        return Ok(vec![socket]);
     };
-    let other = SocketAddr::new(other, port);
     match TcpListener::bind(other) {
         Ok(second) => Ok(vec![socket, second]),
         // The system has chosen a port that is free at one address only.
@@ -177,6 +183,16 @@ fn bind(address: SocketAddr) -> Result<Vec<TcpListener>, Failure> {
         }
         Err(error) => Err(failed(other)(error)),
     }
+}
+
+/// Returns the other address of `localhost`.
+fn other_localhost(address: SocketAddr) -> Option<SocketAddr> {
+    let other: IpAddr = match address.ip() {
+        IpAddr::V4(Ipv4Addr::LOCALHOST) => Ipv6Addr::LOCALHOST.into(),
+        IpAddr::V6(Ipv6Addr::LOCALHOST) => Ipv4Addr::LOCALHOST.into(),
+        _ => return None,
+    };
+    Some(SocketAddr::new(other, address.port()))
 }
 
 fn tcp(sockets: Vec<TcpListener>, is_kept: bool) -> Result<(Listener, String), Failure> {
@@ -192,6 +208,16 @@ fn tcp(sockets: Vec<TcpListener>, is_kept: bool) -> Result<(Listener, String), F
     let (first, port) = (addresses[0], addresses[0].port());
     if addresses.iter().any(|address| address.port() != port) {
         return Err(too_many(addresses.len()));
+    }
+    if let [only] = addresses[..]
+        && is_kept
+        && let Some(other) = other_localhost(only)
+        && TcpListener::bind((other.ip(), 0)).is_ok()
+    {
+        output::note(&format!(
+            "systemd passed {only} only, and `localhost` is also {other}, where any user can \
+             listen: add ListenStream={other} to the socket unit"
+        ));
     }
     let listener = Listener::Tcp {
         sockets,

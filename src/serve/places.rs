@@ -1,16 +1,15 @@
-//! The places of connections, which users share.
+//! The places of connections and of event streams, which users share.
 
 use super::peer::Peer;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Notify, Semaphore, oneshot};
 
-/// The most connections at a time that have not shown the token, and the most that have.
-pub const PLACES: usize = 64;
-
-/// The places of all connections. Without a free place, a user with fewer connections takes the
-/// place of the oldest connection of the user with the most; other connections wait. A connection
+/// The places of all connections, or of all event streams. Without a free place, a user with fewer
+/// of them takes the place of the oldest one of the user with the most; others wait. A connection
 /// that has shown the token has a place of another kind, and is never dropped for another one.
 pub struct Places {
+    /// The most that have not shown the token, and the most that have.
+    most: usize,
     all: Mutex<All>,
     freed: Notify,
     waiting: Semaphore,
@@ -31,26 +30,31 @@ struct Taken {
     _keep: oneshot::Sender<()>,
 }
 
-/// The place of a connection. Dropping it frees the place.
+/// A place. Dropping it frees the place.
 pub struct Place {
     places: Arc<Places>,
     number: u64,
+    pub peer: Peer,
 }
 
-/// Resolves when a connection has lost its place.
+/// Resolves when the place is lost.
 pub type Lost = oneshot::Receiver<()>;
 
-impl Default for Places {
-    fn default() -> Self {
+impl Places {
+    pub fn new(most: usize) -> Self {
         Self {
+            most,
             all: Mutex::default(),
             freed: Notify::new(),
-            waiting: Semaphore::new(PLACES),
+            waiting: Semaphore::new(most),
         }
     }
-}
 
-impl Places {
+    /// Returns whether no place is taken.
+    pub fn is_empty(&self) -> bool {
+        self.lock().taken.is_empty()
+    }
+
     /// Waits for a place. Returns `None` if too many connections wait already.
     pub async fn wait(self: &Arc<Self>, peer: Peer) -> Option<(Place, Lost)> {
         if let Some(place) = self.take(peer) {
@@ -67,10 +71,11 @@ impl Places {
         }
     }
 
-    fn take(self: &Arc<Self>, peer: Peer) -> Option<(Place, Lost)> {
+    /// Takes a place, if there is one for this user.
+    pub fn take(self: &Arc<Self>, peer: Peer) -> Option<(Place, Lost)> {
         let mut all = self.lock();
         let without: Vec<Peer> = all.without_token().map(|taken| taken.peer).collect();
-        if without.len() >= PLACES {
+        if without.len() >= self.most {
             let count = |peer: &Peer| without.iter().filter(|other| *other == peer).count();
             let most = without.iter().max_by_key(|peer| count(peer))?;
             if count(most) <= count(&peer) {
@@ -92,7 +97,12 @@ impl Places {
             _keep: keep,
         });
         let places = Arc::clone(self);
-        Some((Place { places, number }, lost))
+        let place = Place {
+            places,
+            number,
+            peer,
+        };
+        Some((place, lost))
     }
 
     fn lock(&self) -> MutexGuard<'_, All> {
@@ -117,7 +127,7 @@ impl Place {
             .find(|taken| taken.number == self.number);
         let Some(own) = own else { return false };
         if !own.has_token {
-            own.has_token = others < PLACES;
+            own.has_token = others < self.places.most;
             if own.has_token {
                 self.places.freed.notify_waiters();
             }
@@ -138,9 +148,11 @@ impl Drop for Place {
 mod tests {
     use super::*;
 
+    const PLACES: usize = 64;
+
     #[test]
     fn a_user_loses_places_only_to_users_with_fewer() {
-        let places = Arc::new(Places::default());
+        let places = Arc::new(Places::new(PLACES));
         let take = |user: u32| places.take(Peer(Some(user)));
         let mut many: Vec<_> = std::iter::from_fn(|| take(1)).collect();
         assert_eq!(many.len(), PLACES);
@@ -164,7 +176,7 @@ mod tests {
 
     #[test]
     fn a_connection_with_the_token_is_never_dropped() {
-        let places = Arc::new(Places::default());
+        let places = Arc::new(Places::new(PLACES));
         let take = |user: u32| places.take(Peer(Some(user)));
         let mut shown: Vec<_> = (0..PLACES).map(|_| take(1).expect("free")).collect();
         assert!(

@@ -113,7 +113,7 @@ impl Memory {
     }
 
     /// Prints the lines about users whose groups were left out, once for each user.
-    fn tell_cut(&mut self, cut: Vec<(u32, String)>) {
+    pub fn tell_cut(&mut self, cut: Vec<(u32, String)>) {
         for (uid, text) in cut {
             if self.cut.len() < MOST_TOLD && self.cut.insert(uid) {
                 output::note(&text);

@@ -6,6 +6,7 @@ use super::assets;
 use super::body::Content;
 use super::exposition::{self, Text};
 use super::history::Trouble;
+use super::peer::Peer;
 use super::places::Place;
 use super::state::State;
 use super::streams::Streams;
@@ -56,7 +57,7 @@ impl Site {
                 self.json(ask.await)
             }
             "/api/v1/events" if accepts_events(&head) => match query::check(&query, &[]) {
-                Ok(()) => self.stream(head.method == Method::HEAD).await,
+                Ok(()) => self.stream(head.method == Method::HEAD, place.peer).await,
                 Err(why) => answer::error(StatusCode::BAD_REQUEST, &why),
             },
             "/api/v1/events" => {
@@ -130,12 +131,12 @@ impl Site {
         }
     }
 
-    async fn stream(&self, is_head: bool) -> Answer {
+    async fn stream(&self, is_head: bool, peer: Peer) -> Answer {
         const KIND: &str = "text/event-stream";
         if is_head {
             return answer::data(KIND, Content::empty());
         }
-        let Some(place) = self.streams.place() else {
+        let Some(place) = self.streams.place(peer) else {
             return answer::error(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "too many event streams are open; close some",

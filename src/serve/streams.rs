@@ -1,6 +1,8 @@
 //! Server-sent events: the state whenever it has changed, and new events of groups.
 
 use super::events;
+use super::peer::Peer;
+use super::places::{Lost, Place, Places};
 use super::state::State;
 use super::worker::Worker;
 use hyper::body::Bytes;
@@ -10,10 +12,10 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::oneshot::error::TryRecvError;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout_at};
 
-/// The most streams at a time.
+/// The most streams at a time. A user with fewer of them takes the place of another user's.
 const STREAMS: usize = 32;
 /// Number of messages that wait for a slow client. A client that is slower is dropped.
 const QUEUE: usize = 16;
@@ -28,40 +30,37 @@ const SILENCE: Duration = Duration::from_secs(2);
 /// The open streams, and the places for more.
 pub struct Streams {
     open: Mutex<Open>,
-    places: Arc<Semaphore>,
+    /// While a place is taken, the server collects events.
+    places: Arc<Places>,
 }
 
 #[derive(Default)]
 struct Open {
-    streams: Vec<(Sender<Bytes>, Place)>,
+    streams: Vec<(Sender<Bytes>, (Place, Lost))>,
     /// The state that all streams have; empty if some have another.
     state: String,
     /// The lengths of the last messages to all streams, the newest first.
     lengths: VecDeque<usize>,
 }
 
-/// The place of a stream. While a place is taken, the server collects events.
-pub struct Place(#[expect(dead_code, reason = "dropping it frees the place")] OwnedSemaphorePermit);
-
 impl Default for Streams {
     fn default() -> Self {
         Self {
             open: Mutex::default(),
-            places: Arc::new(Semaphore::new(STREAMS)),
+            places: Arc::new(Places::new(STREAMS)),
         }
     }
 }
 
 impl Streams {
     /// Takes a place for a stream that will be opened. Returns `None` if there are too many.
-    pub fn place(&self) -> Option<Place> {
+    pub fn place(&self, peer: Peer) -> Option<(Place, Lost)> {
         self.drop_closed();
-        let place = Arc::clone(&self.places).try_acquire_owned();
-        place.ok().map(Place)
+        self.places.take(peer)
     }
 
     /// Opens a stream, which begins with this state.
-    pub fn open(&self, state: &State, place: Place) -> Receiver<Bytes> {
+    pub fn open(&self, state: &State, place: (Place, Lost)) -> Receiver<Bytes> {
         let (sender, receiver) = channel(QUEUE);
         let first = format!("retry: 1000\n\n{}", message("state", None, &state.text()));
         // The queue is empty, and its other end is open.
@@ -81,13 +80,15 @@ impl Streams {
 
     fn drop_closed(&self) {
         let streams = &mut self.lock().streams;
-        streams.retain(|(stream, _)| !stream.is_closed());
+        streams.retain_mut(|(stream, (_, lost))| {
+            !stream.is_closed() && lost.try_recv() == Err(TryRecvError::Empty)
+        });
     }
 
     /// Returns whether no stream is open or about to be opened.
     fn is_idle(&self) -> bool {
         self.drop_closed();
-        self.places.available_permits() == STREAMS
+        self.places.is_empty()
     }
 
     /// Sends a message to all streams, and drops those that have too many or too long ones.
@@ -173,7 +174,7 @@ mod tests {
 
     fn open(streams: &Streams) -> Receiver<Bytes> {
         let (sender, receiver) = channel(QUEUE);
-        let place = streams.place().expect("room");
+        let place = streams.place(Peer(None)).expect("room");
         streams.lock().streams.push((sender, place));
         receiver
     }
@@ -192,6 +193,30 @@ mod tests {
             assert_eq!(got, most, "messages of {length} bytes");
             assert!(slow.is_closed() && !quick.is_closed());
         }
+    }
+
+    #[test]
+    fn a_user_with_all_streams_loses_one_to_another_user() {
+        let streams = Streams::default();
+        let open = |user| {
+            let (sender, receiver) = channel(QUEUE);
+            let place = streams.place(Peer(Some(user)))?;
+            streams.lock().streams.push((sender, place));
+            Some(receiver)
+        };
+        let many: Vec<_> = std::iter::from_fn(|| open(1)).collect();
+        assert_eq!(many.len(), STREAMS);
+        let other = open(2).expect("a place");
+        assert!(!streams.is_idle());
+        let closed: Vec<bool> = many.iter().map(Receiver::is_closed).collect();
+        assert_eq!(
+            closed,
+            [&[true][..], &[false; STREAMS - 1]].concat(),
+            "the oldest"
+        );
+        assert!(!other.is_closed());
+        drop((many, other));
+        assert!(streams.is_idle());
     }
 
     #[test]

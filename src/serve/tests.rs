@@ -70,7 +70,7 @@ fn measure(scrapes: usize) {
         worker: Arc::new(Worker::start(scope).expect("started")),
         streams: Arc::default(),
     });
-    let places = Arc::new(Places::default());
+    let places = Arc::new(Places::new(4));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

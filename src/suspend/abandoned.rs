@@ -3,10 +3,12 @@
 
 use super::subjects::candidates;
 use super::{Machine, Stop, Subject, settle_one};
+use crate::budget::{Budget, VERB};
 use crate::checkpoint::{self, Checkpoints};
 use crate::groups::Selection;
 use crate::output;
 use gpulimit_group::Group;
+use gpulimit_ledger::Ledger;
 use gpulimit_suspend::State;
 use std::sync::mpsc;
 use std::thread;
@@ -23,14 +25,19 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// says. Call before this process starts threads.
 pub fn settle_abandoned(selection: &Selection) -> Vec<u32> {
     let mut away = Vec::new();
-    let mut groups: Vec<Group> = selection.groups.clone();
-    groups.retain(|group| has_abandoned(group) || has_suspended(group));
+    let groups = groups_with(selection, |ledger| {
+        ledger.has_abandoned() || ledger.has_suspended()
+    });
     if groups.is_empty() {
         return away;
     }
     let checkpoints = match Checkpoints::load() {
         Ok(checkpoints) => checkpoints,
-        Err(_) if !groups.iter().any(has_abandoned) => return away,
+        Err(_)
+            if !(groups.iter()).any(|group| group.ledger().is_ok_and(|it| it.has_abandoned())) =>
+        {
+            return away;
+        }
         Err(missing) => {
             output::note(&format!(
                 "cannot end what a killed `suspend` or `resume` has left half-done: {missing}"
@@ -62,13 +69,14 @@ pub fn settle_abandoned(selection: &Selection) -> Vec<u32> {
     }
 }
 
-// Cheap for groups without such processes: nothing is proven or opened again.
-fn has_abandoned(group: &Group) -> bool {
-    group.ledger().is_ok_and(|ledger| ledger.has_abandoned())
-}
-
-fn has_suspended(group: &Group) -> bool {
-    group.ledger().is_ok_and(|ledger| ledger.has_suspended())
+/// Returns the selected groups whose ledger is so, within the budgets of their owners.
+pub fn groups_with(selection: &Selection, is_so: impl Fn(&Ledger) -> bool) -> Vec<Group> {
+    let mut budget = Budget::new(VERB);
+    let is_so = |group: &&Group| {
+        let look = || group.ledger().is_ok_and(|ledger| is_so(&ledger));
+        budget.of(group).within(group, look) == Some(true)
+    };
+    selection.groups.iter().filter(is_so).cloned().collect()
 }
 
 /// A result of the look at one process.

@@ -179,6 +179,9 @@ fn the_server_is_for_root_and_hardened() {
     let unit = "config/systemd/gpulimit-serve.service";
     assert_eq!(values(unit, "ExecStart"), ["/usr/local/bin/gpulimit serve"]);
     assert_eq!(values(unit, "Requires"), ["gpulimit-serve.socket"]);
+    // With a limit of failed starts, systemd closes the socket, and other users can take its port.
+    assert_eq!(values(unit, "StartLimitIntervalSec"), ["0"]);
+    assert_eq!(values(unit, "RestartSec"), ["1"]);
     assert_eq!(values(unit, "ProtectSystem"), ["strict"]);
     assert_eq!(values(unit, "ReadWritePaths"), [format!("-{SYSTEM}")]);
     assert_eq!(values(unit, "NoNewPrivileges"), ["yes"]);

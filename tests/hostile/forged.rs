@@ -1,21 +1,25 @@
-//! A user fills the ledgers of hundreds of groups with GPUs and users that do not exist: what root
-//! makes of them stays within the bounds of docs/security.md, and the lines of others are whole.
+//! A user fills the ledgers of hundreds of groups with GPUs, users, processes and events that do not
+//! exist, and lets all users write every second ledger: what root makes of them stays within the
+//! bounds of docs/security.md, and the lines of others are whole.
 //!
 //! `GPULIMIT_FORGED_GROUPS` sets the number of groups.
 
 use crate::{ALICE, text};
 use gpulimit_base::device::DeviceId;
+use gpulimit_base::identity::Identity;
 use gpulimit_base::units::Size;
 use gpulimit_ledger::Ledger;
 use gpulimit_limits::LimitSet;
 use gpulimit_programs::world::World;
-use gpulimit_support::{eventually, is_root};
+use gpulimit_support::{eventually, is_root, patience};
+use rustix::fs::{FlockOperation, fcntl_lock};
 use std::fs::{self, File, Permissions};
 use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt, chown};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 const GPUS: usize = 8;
 /// An honest user.
@@ -24,6 +28,14 @@ const BOB: u32 = 40_002;
 const BILLS: u64 = (16 << 10) + (2 << 20) + (32 << 20);
 const BILL: usize = 264;
 const MOST_BILLS: usize = 247;
+/// The offsets of charges, slots, the ring of events and the trail, and the bytes of an entry.
+const CHARGES: u64 = 16 << 10;
+const SLOTS: u64 = (16 << 10) + (2 << 20);
+const SLOT: u64 = 8 << 10;
+const RING: u64 = 4_096;
+const EVENT: u64 = 128;
+const TRAIL: u64 = BILLS + (64 << 10) + (2 << 20);
+const TRACED: u64 = 512;
 
 /// Makes the machine; `None` without root.
 fn world() -> Option<World> {
@@ -78,8 +90,77 @@ fn honest(world: &World) {
     }
 }
 
-/// Makes Alice's groups. Each ledger has the most GPUs and users that a ledger can have.
-fn forge(world: &World) {
+fn words(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// Fills a ledger with events, and with processes that live while the returned file is locked.
+fn fill(ledger: &Path) -> File {
+    let own = Identity::of_self();
+    let command = words(&[u64::from_le_bytes(*b"forged\0\0"), 0, 0, 0]);
+    for slot in 0..4_096 {
+        let pid = (1 << 23) + slot;
+        let owner = words(&[pid, own.pid_ns, 1, u64::from(ALICE), 1, 0, 0, 0]);
+        write(
+            ledger,
+            SLOTS + slot * SLOT,
+            &[owner, command.clone()].concat(),
+        );
+        for block in 0..2 {
+            let at = CHARGES + (block * 4_096 + slot) * 64;
+            write(ledger, at, &words(&[1_000, 0]).repeat(4));
+        }
+    }
+    // The highest slot that was claimed.
+    write(ledger, 64, &words(&[4_096]));
+    fill_events(ledger);
+    let file = File::options().write(true).open(ledger).expect("opened");
+    fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive).expect("locked");
+    file
+}
+
+/// Fills a ledger with events, of which half are of the future.
+fn fill_events(ledger: &Path) {
+    let command = words(&[u64::from_le_bytes(*b"forged\0\0"), 0, 0, 0]);
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .expect("a time");
+    let now = u64::try_from(now.as_micros()).expect("a number");
+    let event = |number: u64| {
+        let time = now - number + (number % 2) * (1 << 44);
+        let what = 1 | 1 << 32;
+        let bytes = 1 << 40;
+        words(&[
+            number + 1,
+            time,
+            what,
+            1,
+            1,
+            u64::from(ALICE),
+            bytes,
+            bytes,
+            bytes,
+        ])
+    };
+    for number in 0..95 {
+        let at = RING + 64 + number * EVENT;
+        write(ledger, at, &event(number));
+        write(ledger, at + 96, &command);
+    }
+    write(ledger, RING, &words(&[95]));
+    for number in 0..4_096 {
+        write(
+            ledger,
+            TRAIL + number * TRACED,
+            &[event(number), command.clone()].concat(),
+        );
+    }
+    write(ledger, 392, &words(&[4_096, 4_096]));
+}
+
+/// Makes Alice's groups. Each ledger has the most GPUs and users that a ledger can have; the first
+/// two also have the most processes, and the first eight the most events.
+fn forge(world: &World) -> Vec<File> {
     let mut gpus: Vec<DeviceId> = (0..GPUS).map(|number| gpu(world, number)).collect();
     gpus.extend((0..32 - GPUS).map(|number| DeviceId::gpu([0xe0 + number as u8; 16])));
     gpus.truncate(32);
@@ -91,12 +172,26 @@ fn forge(world: &World) {
         .expect("opened")
         .read_exact(&mut header)
         .expect("read");
-    let count = std::env::var("GPULIMIT_FORGED_GROUPS").ok();
-    for number in 1..count.map_or(300, |count| count.parse().expect("a number")) {
+    let mut kept = vec![fill(&first)];
+    for number in 1..groups() {
         let ledger = group(world, &format!("alice/g{number}"), ALICE, &[]);
         write(&ledger, 0, &header);
         write(&ledger, BILLS, &users);
+        match number {
+            1 => kept.push(fill(&ledger)),
+            2..8 => fill_events(&ledger),
+            _ => {}
+        }
+        if number % 2 == 1 {
+            fs::set_permissions(&ledger, Permissions::from_mode(0o666)).expect("set");
+        }
     }
+    kept
+}
+
+fn groups() -> usize {
+    let count = std::env::var("GPULIMIT_FORGED_GROUPS").ok();
+    count.map_or(300, |count| count.parse().expect("a number"))
 }
 
 /// The output of a command, and the largest memory that the test saw it use, in KiB.
@@ -114,12 +209,16 @@ fn peak(child: &Child) -> Option<u64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
+/// The time that a user's groups get, in milliseconds.
+const TIME: &str = "GPULIMIT_DEBUG_BUDGET_MS";
+
 /// Runs a command of root's that must succeed.
-fn run(world: &World, arguments: &[&str]) -> Ran {
+fn run(world: &World, arguments: &[&str], time: Duration) -> Ran {
     let mut command = world.bare(Path::new(env!("CARGO_BIN_EXE_gpulimit")));
     let [said, errors] = ["said", "errors"].map(|name| world.file(name));
     command
         .args(arguments)
+        .env(TIME, time.as_millis().to_string())
         .stdin(Stdio::null())
         .stdout(File::create(&said).expect("made"))
         .stderr(File::create(&errors).expect("made"));
@@ -144,12 +243,13 @@ fn run(world: &World, arguments: &[&str]) -> Ran {
 }
 
 /// Asks a new server of root's. Returns the body, and the server's memory.
-fn ask(world: &World, path: &str) -> Ran {
+fn ask(world: &World, path: &str, time: Duration) -> Ran {
     let socket = world.file("socket");
     let mut command: Command = world.bare(Path::new(env!("CARGO_BIN_EXE_gpulimit")));
     let listen = format!("unix:{}", socket.display());
     command
         .args(["serve", "--listen", &listen])
+        .env(TIME, time.as_millis().to_string())
         .stderr(Stdio::piped());
     let mut child = command.spawn().expect("started");
     let mut stream = None;
@@ -177,9 +277,18 @@ fn ask(world: &World, path: &str) -> Ran {
     }
 }
 
-/// The rows of the table in docs/security.md: what root runs, and its bounds in KiB, of the output
-/// that one user adds and of memory.
-fn rows() -> Vec<(String, usize, u64)> {
+/// A row of the table in docs/security.md.
+struct Row {
+    /// What root runs.
+    what: String,
+    /// Whether a budget bounds the time that one user's groups get: without time, none is opened.
+    has_time: bool,
+    /// The bounds in KiB, of the output that one user adds, and of memory.
+    output: usize,
+    memory: u64,
+}
+
+fn rows() -> Vec<Row> {
     let page = fs::read_to_string("docs/security.md").expect("read");
     let (_, table) = page.split_once("| root runs |").expect("the table");
     let rows = table
@@ -191,27 +300,26 @@ fn rows() -> Vec<(String, usize, u64)> {
         let number = cell.strip_suffix(" MiB").expect(cell);
         number.parse::<usize>().expect("a number") << 10
     };
-    cells
-        .map(|cells| {
-            (
-                cells[1].trim_matches('`').into(),
-                mib(cells[2]),
-                mib(cells[3]) as u64,
-            )
-        })
-        .collect()
+    let row = |cells: Vec<&str>| Row {
+        what: cells[1].trim_matches('`').into(),
+        has_time: cells[2].ends_with(" s"),
+        output: mib(cells[3]),
+        memory: mib(cells[4]) as u64,
+    };
+    cells.map(row).collect()
 }
 
 #[test]
 fn root_spends_no_more_on_a_user_than_the_page_says() {
     let Some(world) = world() else { return };
     honest(&world);
-    let run_row = |row: &str| match row.strip_prefix("GET ") {
-        Some(path) => ask(&world, path),
+    let run_row = |row: &str, time| match row.strip_prefix("GET ") {
+        Some(path) => ask(&world, path, time),
         None => {
             let folder = world.file("saved");
             let row = row.replace("DIR", folder.to_str().expect("text"));
-            let mut ran = run(&world, &row.split(' ').skip(1).collect::<Vec<_>>());
+            let arguments: Vec<&str> = row.split(' ').skip(1).collect();
+            let mut ran = run(&world, &arguments, time);
             if let Ok(files) = fs::read_dir(&folder) {
                 for file in files {
                     let path = file.expect("listed").path();
@@ -222,11 +330,20 @@ fn root_spends_no_more_on_a_user_than_the_page_says() {
             ran
         }
     };
-    let before: Vec<Ran> = rows().iter().map(|(row, ..)| run_row(row)).collect();
-    forge(&world);
+    let before: Vec<Ran> = rows()
+        .iter()
+        .map(|row| run_row(&row.what, patience()))
+        .collect();
+    let _kept = forge(&world);
     let mut wrong = Vec::new();
-    for ((row, bytes, memory), before) in rows().into_iter().zip(before) {
-        let ran = run_row(&row);
+    for (row, before) in rows().into_iter().zip(before) {
+        let Row {
+            what: row,
+            has_time,
+            output: bytes,
+            memory,
+        } = row;
+        let ran = run_row(&row, patience());
         println!(
             "{row}: {} KiB, was {} KiB; memory {} KiB, was {} KiB",
             ran.said.len() >> 10,
@@ -236,14 +353,16 @@ fn root_spends_no_more_on_a_user_than_the_page_says() {
         );
         let bobs = |ran: &Ran| ran.said.matches("bob/b").count();
         let most = before.said.len() * 6 / 5 + (bytes << 10);
-        let says = ran.errors.contains("groups of user 40001 are left out");
+        let all = format!("{} groups of user 40001 are left out", groups());
+        let without_time = has_time.then(|| run_row(&row, Duration::ZERO));
+        let opens_none = |ran: Ran| [ran.errors, ran.said].concat().contains(&all);
         for (is_so, what) in [
             (ran.said.len() <= most, "is longer"),
             (ran.peak <= before.peak + memory, "takes more memory"),
             (bobs(&ran) == bobs(&before), "has other lines of Bob"),
             (!ran.said.contains("GPU-e0e0e0e0"), "shows a forged GPU"),
             (!ran.said.contains("50001"), "shows a forged user"),
-            (says || row.contains("GET"), "does not say what is cut"),
+            (without_time.is_none_or(opens_none), "has no bound of time"),
         ] {
             if !is_so {
                 wrong.push(format!("{row}: {what}"));

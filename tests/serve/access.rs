@@ -331,6 +331,21 @@ fn a_token_needs_a_port_that_no_other_user_can_take() {
     for way in ["gpulimit-serve.socket", "--unprotected-port"] {
         assert!(text.contains(way), "{text}");
     }
+    // The file of a socket is as safe as its directory.
+    let directory = rig.world.file("shared");
+    fs::create_dir(&directory).unwrap();
+    for (mode, is_refused) in [(0o777, true), (0o1777, true), (0o755, false)] {
+        fs::set_permissions(&directory, Permissions::from_mode(mode)).unwrap();
+        let listen = format!("unix:{}", directory.join("socket").display());
+        let command = || rig.gpulimit(&[&["serve", "--listen", &listen], &token[..]].concat());
+        match is_refused {
+            true => {
+                let text = String::from_utf8(finish(&mut command()).stderr).unwrap();
+                assert!(text.contains("may be written by others"), "{text}");
+            }
+            false => assert_eq!(Server::start(command()).place.get("/metrics").status, 401),
+        }
+    }
     let start = fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start");
     if !is_root() || start.is_ok_and(|start| start.trim() == "0") {
         skip("ports that only root can take");

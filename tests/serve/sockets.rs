@@ -3,14 +3,14 @@
 use super::access::TOKEN;
 use super::client::Place;
 use super::rig::{Rig, Server};
-use gpulimit_support::is_root;
+use gpulimit_support::{Running, is_root};
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{BufRead, BufReader, ErrorKind};
 use std::net::TcpListener;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 fn refused(rig: &Rig) -> String {
     let listen = format!("unix:{}", rig.socket().display());
@@ -234,6 +234,18 @@ fn ports_from_systemd_are_kept_and_may_be_two() {
     );
     let arguments = ["--token-file", token.to_str().unwrap()];
     let place = Place::Tcp(([127, 0, 0, 1], port).into());
+    if TcpListener::bind("[::1]:0").is_ok() {
+        // Only systemd can keep the other address.
+        let one = two.lines().next().expect("a line").to_owned() + "\n";
+        let mut python = activated(&rig, &one, &arguments);
+        let mut server = Running::start(python.stderr(Stdio::piped()));
+        let errors = BufReader::new(server.stderr.take().expect("piped"));
+        let said = errors.lines().next().expect("a line").expect("read");
+        assert!(
+            said.contains(&format!("ListenStream=[::1]:{port}")),
+            "{said}"
+        );
+    }
     let server = Server::start_at(activated(&rig, &two, &arguments), place);
     assert_eq!(server.place.get("/metrics").status, 401);
     let second = Place::Tcp((std::net::Ipv6Addr::LOCALHOST, port).into());

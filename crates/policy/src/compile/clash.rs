@@ -62,7 +62,7 @@ impl Compiler<'_> {
                     found.insert((stanza.name.line, template.clone(), clash, binding.clone()));
                     self.left_out.entry(template).or_default().insert(binding);
                 };
-                if !is_usable(&name) {
+                if !is_usable(&name) || place(&name).len() != place(template).len() {
                     leave_out(stanza, Clash::Name, binding);
                 } else if let Some(own) = single.get(&place(&name))
                     && !self.names.is_meant(own, &binding)
