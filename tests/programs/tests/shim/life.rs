@@ -316,22 +316,19 @@ fn daemon(world: &World, program: &Path, mut command: Command) -> (Option<i32>, 
 #[test]
 fn daemons_without_descriptors_are_limited() {
     by_every_door("daemon", |program| {
-        for early in [false, true] {
+        for how in ["EARLY", "BETWEEN", "LATE"] {
             let bare = World::without_group(&[]);
             let mut command = bare.bare(program);
-            if early {
-                command.env("EARLY", "1");
-            }
+            command.env(how, "1");
             let expected = daemon(&bare, program, command);
             let world = World::new(TIGHT);
             let mut command = world.limited(program);
-            if early {
-                command.env("EARLY", "1");
-            } else {
+            command.env(how, "1");
+            if how != "EARLY" {
                 command.env("FILL", "1");
             }
             assert_eq!(daemon(&world, program, command), expected, "{program:?}");
-            assert!(early || world.machine().peak() > TIGHT - 2 * PIECE);
+            assert!(how == "EARLY" || world.machine().peak() > TIGHT - 2 * PIECE);
             world.judge_end(TIGHT);
         }
     });
