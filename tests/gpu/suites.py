@@ -19,6 +19,8 @@ from harness import HERE, binary, plain_environment
 
 LIMIT = "32G"
 """Larger than what any of the tests takes, so that only the library's presence differs."""
+KINDS = "failure error skipped".split()
+"""The elements of JUnit's XML that tell the outcome of a test; without any of them it passed."""
 PATIENCE = 120
 """The longest that one line may take, in seconds."""
 
@@ -30,10 +32,10 @@ def lines(text: str) -> list[list[str]]:
 
 
 def outcomes(path: Path) -> dict[str, str]:
-    """Returns the outcome of each test in a JUnit XML file: passed, skipped, failure or error."""
+    """Returns the outcome of each test in a JUnit XML file: passed, or one of `KINDS`."""
     found = {}
     for case in ElementTree.parse(path).iter("testcase"):
-        kinds = [part.tag for part in case if part.tag in ("failure", "error", "skipped")]
+        kinds = [part.tag for part in case if part.tag in KINDS]
         found[f"{case.get('classname')}.{case.get('name')}"] = kinds[0] if kinds else "passed"
     return found
 

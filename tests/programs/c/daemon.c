@@ -1,5 +1,5 @@
-// Becomes a daemon without any descriptor before it uses the GPU, and then opens files of its own
-// under those numbers, or before that with LATE. The report goes to the first file, and nothing else
+// Becomes a daemon without any descriptor, uses the GPU, and opens files of its own under those
+// numbers, with LATE before it uses the GPU. The report goes to the first file, and nothing else
 // goes to any of them.
 #include "gpu.h"
 #include <fcntl.h>
