@@ -53,7 +53,8 @@ fn descriptor_flags() -> libc::c_int {
 /// of waiting.
 pub fn line(text: fmt::Arguments<'_>) {
     // A descriptor 2 that closes on exec is another file: a real standard error stays open.
-    if MUTE.load(Ordering::Relaxed) || descriptor_flags() & libc::FD_CLOEXEC != 0 {
+    let other = || descriptor_flags() & libc::FD_CLOEXEC != 0 || standard_error::is_read();
+    if MUTE.load(Ordering::Relaxed) || other() {
         return;
     }
     let mut line = Line {

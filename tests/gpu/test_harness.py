@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -18,6 +19,7 @@ import agent  # noqa: E402
 import checks  # noqa: E402, F401
 import harness  # noqa: E402
 import report  # noqa: E402
+import suites  # noqa: E402
 from checks.refusal import LINE  # noqa: E402
 from harness import CHECKS, MIB, Check, Outcome, Program, Skip  # noqa: E402
 from judge import Tally, session_of, unhooked  # noqa: E402
@@ -272,6 +274,66 @@ class Refusal(Case):
             ("train", "cuMemAlloc", "4711", "4.0 GiB"),
         )
         self.assertIsNone(LINE.match(line.replace("pid 4711", "")))
+
+
+class Suites(Case):
+    """Tests of other projects, here with a stand-in for pytest and for gpulimit."""
+
+    PYTEST = """
+import os, sys
+limited, words = "LIMITED" in os.environ, sys.argv
+path = next(word for word in words if word.startswith("--junitxml=")).partition("=")[2]
+odd = "flaky" in words and not os.path.exists("seen")
+open("seen", "w").close()
+if "crash" in words and limited:
+    os.abort()
+tests = {"holds": "", "known": "<failure/>", "left_out": "<skipped/>"}
+tests["differs"] = "<failure/>" if ("differ" in words and limited) or odd else ""
+cases = [f'<testcase classname="a" name="{name}">{part}</testcase>' for name, part in tests.items()]
+open(path, "w").write("<testsuites>" + "".join(cases) + "</testsuites>")
+sys.exit(1)
+"""
+
+    def setUp(self) -> None:
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory()))
+        (self.folder / "pytest.py").write_text(self.PYTEST)
+        limiter = self.folder / "gpulimit"
+        limiter.write_text('#!/bin/sh\nshift 4\nLIMITED=1 exec "$@"\n')
+        limiter.chmod(0o755)
+        self.enterContext(unittest.mock.patch.object(suites, "binary", lambda _: limiter))
+
+    def judge(self, *words: str) -> dict:
+        return suites.judge(["pytest", *words], self.folder, self.folder)
+
+    def test_equal_outcomes_pass_whatever_they_are(self) -> None:
+        record = self.judge("equal")
+        self.assertEqual((record["verdict"], record["failures"]), ("pass", []))
+        expected = {"a.holds": "passed", "a.known": "failure", "a.left_out": suites.KINDS[-1]}
+        self.assertEqual(
+            record["outcomes"], {**expected, "a.differs": "passed", "the program": "status 1"}
+        )
+
+    def test_a_difference_is_a_fault(self) -> None:
+        record = self.judge("differ")
+        self.assertEqual(record["verdict"], "fail")
+        self.assertEqual(record["failures"], ["a.differs: bare passed, limited failure"])
+
+    def test_a_crash_is_a_fault(self) -> None:
+        failures = self.judge("crash")["failures"]
+        self.assertIn("the program: bare status 1, limited status -6", failures)
+        self.assertIn("a.holds: bare passed, limited -", failures)
+
+    def test_what_differs_without_a_limit_proves_nothing(self) -> None:
+        self.assertEqual(self.judge("flaky")["verdict"], "pass")
+
+    def test_the_list_can_be_read(self) -> None:
+        listed = suites.lines((HERE / "suites.txt").read_text())
+        self.assertEqual({words[0] for words in listed}, {"pytest", "sample"})
+        self.assertIn("numba.cuda.tests.cudadrv.test_emm_plugins", sum(listed, []))
+        plain = suites.command(["pytest", "no.such"], self.folder, self.folder)
+        self.assertEqual(plain[-2:], ["--pyargs", "no.such"])
+        files = suites.command(["pytest", "py*.py"], self.folder, self.folder)
+        self.assertEqual(files[-1], str(self.folder / "pytest.py"))
 
 
 if __name__ == "__main__":

@@ -96,8 +96,11 @@ impl Hold {
         // SAFETY: `file` is an open descriptor, and the flags are plain numbers.
         if unsafe { libc::flock(file.as_raw_fd(), how | libc::LOCK_NB) } != 0 {
             let error = io::Error::last_os_error();
-            return match error.kind() {
-                io::ErrorKind::WouldBlock => Ok(None),
+            return match error.raw_os_error() {
+                Some(libc::EWOULDBLOCK) => Ok(None),
+                Some(libc::EPERM | libc::ENOSYS) => {
+                    Err(io::Error::other("a sandbox forbids flock"))
+                }
                 _ => Err(error),
             };
         }

@@ -92,8 +92,8 @@ pub(super) fn spin() {
     std::hint::spin_loop();
 }
 
-/// Reserves file system space for these bytes. Does nothing if unsupported: `posix_fallocate` would
-/// write to the file, in a race with members.
+/// Reserves file system space for these bytes. Does nothing if unsupported, or forbidden by a
+/// sandbox: `posix_fallocate` would write to the file, in a race with members.
 pub(super) fn reserve(file: &File, offset: u64, len: u64) -> io::Result<()> {
     let reserved = interrupted::again(|| {
         // SAFETY: the descriptor is open, and the call accesses no memory of this process.
@@ -111,11 +111,10 @@ pub(super) fn reserve(file: &File, offset: u64, len: u64) -> io::Result<()> {
             _ => Err(io::Error::last_os_error()),
         }
     });
-    match reserved {
-        Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS)) => {
-            Ok(())
-        }
-        reserved => reserved,
+    let missing = [libc::EOPNOTSUPP, libc::ENOSYS, libc::EPERM];
+    match reserved.as_ref().map_err(io::Error::raw_os_error) {
+        Err(Some(error)) if missing.contains(&error) => Ok(()),
+        _ => reserved,
     }
 }
 

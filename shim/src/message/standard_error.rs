@@ -41,6 +41,14 @@ pub fn write(line: &[u8]) {
     }
 }
 
+/// Returns whether descriptor 2 is a regular file that the program also reads, such as a database:
+/// a program that closes descriptor 2 gets the next file that it opens there.
+pub fn is_read() -> bool {
+    // SAFETY: the call only asks for the mode in which a descriptor was opened.
+    let mode = unsafe { libc::syscall(libc::SYS_fcntl, wide(DESCRIPTOR), wide(libc::F_GETFL)) };
+    kind() == libc::S_IFREG && mode & c_long::from(libc::O_ACCMODE) == c_long::from(libc::O_RDWR)
+}
+
 /// Widens a number for `libc::syscall`. The upper half of a 32-bit variadic argument would be
 /// undefined.
 fn wide(number: c_int) -> c_long {

@@ -1,5 +1,6 @@
-// Becomes a daemon without any descriptor before it uses the GPU, and then opens files of its own
-// under those numbers. The report goes to the named file, and nothing else goes there.
+// Becomes a daemon without any descriptor, uses the GPU, and opens files of its own under those
+// numbers, with LATE before it uses the GPU. The report goes to the first file, and nothing else
+// goes to any of them.
 #include "gpu.h"
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -33,11 +34,13 @@ int main(int count, char **arguments) {
         _exit(95);
     for (int descriptor = 0; descriptor < 256; descriptor++)
         close(descriptor);
-    int status = gpu_start();
+    int late = getenv("LATE") != NULL, status = late ? 0 : gpu_start();
     // The files get descriptors 0, 1 and 2, unless another part of the program left one open there.
     int files[3];
     for (int at = 0; at < 3; at++)
         files[at] = open(arguments[1 + at], O_RDWR | O_CREAT | O_TRUNC, 0666);
+    if (late)
+        status = gpu_start();
     report(files[0], "early", early);
     report(files[0], "start", status);
     report(files[0], "descriptors", files[0] * 100 + files[1] * 10 + files[2]);

@@ -1,7 +1,8 @@
 // Runs a program as an older Linux would: old_kernel 4.13 PROGRAM ARGUMENT…
 //
 // Linux 4.13 wipes no page in forked children and has no non-blocking writes to pipes; 3.14 also
-// lacks locks of open file descriptions.
+// lacks locks of open file descriptions. `flock` and `fallocate` stand for sandboxes that forbid
+// that call.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -21,10 +22,15 @@
 #define ANSWER(value) BPF_STMT(BPF_RET | BPF_K, value)
 
 int main(int count, char **arguments) {
+    const char *kind = count > 2 ? arguments[1] : "";
+    int forbidden = !strcmp(kind, "flock") ? SYS_flock : -1;
+    if (!strcmp(kind, "fallocate"))
+        forbidden = SYS_fallocate;
     struct sock_filter filter[] = {
         WORD(nr),
+        IF(forbidden, 13),
         IF(SYS_madvise, 8),
-        IF(count > 1 && !strcmp(arguments[1], "3.14") ? SYS_fcntl : -1, 3),
+        IF(!strcmp(kind, "3.14") ? SYS_fcntl : -1, 3),
         IF(SYS_pwritev2, 1),
         ANSWER(SECCOMP_RET_ALLOW),
         ANSWER(SECCOMP_RET_ERRNO | EOPNOTSUPP),
@@ -36,6 +42,7 @@ int main(int count, char **arguments) {
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, MADV_WIPEONFORK, 0, 1),
         ANSWER(SECCOMP_RET_ERRNO | EINVAL),
         ANSWER(SECCOMP_RET_ALLOW),
+        ANSWER(SECCOMP_RET_ERRNO | EPERM),
     };
     struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
     if (count < 3 || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ||

@@ -298,6 +298,18 @@ fn children_are_limited_on_kernels_that_wipe_no_page() {
     same_life(&old_kernel, &["4.13", program.to_str().expect("UTF-8")]);
 }
 
+#[test]
+fn a_sandbox_may_forbid_system_calls() {
+    let sandbox = world::compile("old_kernel", &[]);
+    let program = world::compile("constructor", &[]);
+    let program = program.to_str().expect("UTF-8");
+    same_life(&sandbox, &["fallocate", program]);
+    let world = World::new(ROOMY);
+    let seen = watch(with(world.limited(&sandbox), &["flock", program]), || ());
+    assert!(seen.errors.contains("a sandbox forbids flock"), "{seen:?}");
+    world.judge_end(ROOMY);
+}
+
 /// Runs a daemon with files of its own; returns its status and the lines in the files.
 fn daemon(world: &World, program: &Path, mut command: Command) -> (Option<i32>, Vec<String>) {
     let files: Vec<PathBuf> = (0..3)
@@ -316,22 +328,19 @@ fn daemon(world: &World, program: &Path, mut command: Command) -> (Option<i32>, 
 #[test]
 fn daemons_without_descriptors_are_limited() {
     by_every_door("daemon", |program| {
-        for early in [false, true] {
+        for how in ["EARLY", "BETWEEN", "LATE"] {
             let bare = World::without_group(&[]);
             let mut command = bare.bare(program);
-            if early {
-                command.env("EARLY", "1");
-            }
+            command.env(how, "1");
             let expected = daemon(&bare, program, command);
             let world = World::new(TIGHT);
             let mut command = world.limited(program);
-            if early {
-                command.env("EARLY", "1");
-            } else {
+            command.env(how, "1");
+            if how != "EARLY" {
                 command.env("FILL", "1");
             }
             assert_eq!(daemon(&world, program, command), expected, "{program:?}");
-            assert!(early || world.machine().peak() > TIGHT - 2 * PIECE);
+            assert!(how == "EARLY" || world.machine().peak() > TIGHT - 2 * PIECE);
             world.judge_end(TIGHT);
         }
     });
