@@ -141,6 +141,7 @@ impl State {
     /// Records the beginning of a call like [`State::begin`]. Takes what the pool lacks out of
     /// `headroom`, but not less than `least`. Returns the bytes that are promised.
     #[cold]
+    #[inline(never)]
     fn take(&mut self, headroom: &Headroom, bytes: u64, least: u64) -> Option<u64> {
         let mut headroom = headroom.lock();
         let missing = bytes.saturating_sub(self.idle());
@@ -160,12 +161,12 @@ impl State {
         self.large = self.large.saturating_sub(u32::from(bytes > STEP));
     }
 
-    /// Returns how many calls that have taken headroom have ended, once no call is under way.
-    #[inline]
-    fn ended_takers(&mut self) -> u32 {
-        match self.promised {
-            0 => std::mem::take(&mut self.takers),
-            _ => 0,
+    /// Ends the calls that have taken headroom, once no call is under way.
+    #[cold]
+    #[inline(never)]
+    fn end_takers(&mut self, headroom: &Headroom) {
+        if self.promised == 0 {
+            headroom.lock().end(std::mem::take(&mut self.takers));
         }
     }
 }
@@ -277,7 +278,7 @@ impl Pool {
 
     /// Promises `bytes` to a call, out of the pool's step or the device's headroom. Returns false if
     /// too few are left; then use [`Pool::pay`].
-    #[inline]
+    #[inline(always)]
     pub fn prepay(&self, book: &Book, bytes: u64) -> bool {
         let mut state = self.state.lock();
         self.look_for(book, &mut state, bytes);
@@ -356,13 +357,12 @@ impl Pool {
     ///
     /// Returns true if the whole headroom is charged. Otherwise the caller charges or undoes the
     /// growth under a [`promise::Growth`].
-    #[inline]
+    #[inline(always)]
     fn settle(&self, book: &Book, bytes: u64, range: Option<Range<DevicePtr>>) -> bool {
         let mut state = self.state.lock();
         state.end(bytes, bytes);
-        let ended = state.ended_takers();
-        if ended > 0 {
-            book.pools.lock().end(ended);
+        if state.takers > 0 {
+            state.end_takers(&book.pools);
         }
         if let Some(range) = &range
             && !self.managed
@@ -371,10 +371,22 @@ impl Pool {
         {
             return true;
         }
+        self.settle_by_look(book, &mut state, range)
+    }
+
+    /// Does the work of [`Pool::settle`] where the pool has to be looked at.
+    #[cold]
+    #[inline(never)]
+    fn settle_by_look(
+        &self,
+        book: &Book,
+        state: &mut State,
+        range: Option<Range<DevicePtr>>,
+    ) -> bool {
         if let Some(range) = range.as_ref().filter(|_| self.managed) {
             state.steps.learn(range);
         }
-        self.look(book, &mut state);
+        self.look(book, state);
         if let Some(range) = range.as_ref().filter(|_| !self.managed) {
             state.steps.learn(range);
         }
@@ -394,7 +406,7 @@ impl Pool {
         if !std::thread::panicking() {
             self.give_back(book, &mut state);
         }
-        book.pools.lock().end(state.ended_takers());
+        state.end_takers(&book.pools);
         book.pools.notify();
     }
 
@@ -909,10 +921,9 @@ mod tests {
         assert_eq!(headroom.lock().idle(), 0);
         assert_eq!(state.take(&headroom, STEP, 0), Some(0));
         state.end(all, all);
-        assert_eq!(
-            (state.idle(), state.large, state.ended_takers()),
-            (all, 0, 2)
-        );
+        assert_eq!((state.idle(), state.large, state.takers), (all, 0, 2));
+        state.end_takers(&headroom);
+        assert_eq!(state.takers, 0);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Every context counts as usage, from its first retain to its last release.
 
-use gpulimit_programs::world::{self, CONTEXT, HOUR, MIB, World};
+use gpulimit_programs::world::{self, BLOCK, CONTEXT, HOUR, MIB, World};
 
 const CAP: u64 = 4096 * MIB;
 
@@ -273,7 +273,7 @@ fn a_single_gpu_is_known_without_asking_the_driver() {
 fn streams_and_functions_are_measured_once_the_reserve_is_used_up() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
-    let nvml_takes = |time: u64| {
+    let nvml_takes = |time: &str| {
         let delay = format!("nvmlDeviceGetComputeRunningProcesses:{time}");
         world.machine().knob("delay", &delay);
     };
@@ -284,7 +284,7 @@ fn streams_and_functions_are_measured_once_the_reserve_is_used_up() {
             0 => program.expect(&[("repeat 4 {\nstream s\n}", "0:4")]),
             _ => program.expect(&[(&format!("get-function m{at}"), "0")]),
         }
-        nvml_takes(0);
+        nvml_takes("0");
         world.judge(CAP);
         program.expect(&[("stream s", "0")]);
         world.judge(CAP);

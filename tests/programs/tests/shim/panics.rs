@@ -45,7 +45,7 @@ const FAULTS: &[(&str, &[&str], &str)] = &[
     // The headroom of the pool serves the request.
     ("pool", &["async a 1M"], "async x 1M"),
     ("unknown-pool", &["unseen-pool p 0"], "async-from x p 300M"),
-    ("measured", &[], "stream x"),
+    ("measured", &["module m 1K"], "launch m"),
     (
         "graph",
         &[
