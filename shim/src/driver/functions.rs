@@ -128,16 +128,17 @@ macro_rules! functions {
                 std::mem::transmute::<*mut std::ffi::c_void, Function>(address)($($arg),*)
             };
             match const { functions!(@gate $ways) } {
-                Some(calls) => gate::pass(NAMES[Index::$name as usize], calls, call),
+                Some(way) => gate::pass(NAMES[Index::$name as usize], way, call),
                 None => call(),
             }
         }
     )* };
 
-    (@gate ( $(hot)? )) => { None::<Calls> };
-    (@gate ( wait )) => { Some(Calls::Waits) };
-    (@gate ( gate )) => { Some(Calls::Short) };
-    (@gate ( $(hot)? gated )) => { Some(Calls::Short) };
+    (@gate ( $(hot)? )) => { None::<(Calls, bool)> };
+    (@gate ( wait )) => { Some((Calls::Waits, false)) };
+    (@gate ( gated )) => { Some((Calls::Short, false)) };
+    (@gate ( gate )) => { Some((Calls::Short, true)) };
+    (@gate ( hot gated )) => { Some((Calls::Short, true)) };
 }
 
 table!(functions);
