@@ -4,11 +4,14 @@
 //   bench calls    for each line of input, a batch of the first kind of call, and "@{json}" with
 //                  its nanoseconds per pair or per call; a line that contains "next" goes on to the
 //                  next kind, so two of these programs can take turns of some milliseconds
+//   bench threads  the same for event queries in 1, 2 and 16 threads at the same time, each with an
+//                  event of its own; the nanoseconds are the mean of the threads
 //
 // The program needs only dlopen and dlsym, so one build serves every machine. The prototypes are
 // those of the CUDA driver API.
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,6 +62,41 @@ static int wanted(void) {
         fflush(stdout);                                                                            \
     }
 
+enum { QUERIES = 10000, MOST_THREADS = 16 };
+static int (*set_current)(handle), (*event_create)(handle *, unsigned), (*query)(handle);
+static handle context, events[MOST_THREADS];
+static pthread_barrier_t ready;
+
+static void *ask(void *event) {
+    must(set_current(context), "cuCtxSetCurrent");
+    double begin = 0;
+    for (int i = -QUERIES / 10; i < QUERIES; i++) {
+        if (i == 0) pthread_barrier_wait(&ready), begin = now();
+        must(query(event), "cuEventQuery");
+    }
+    double *ns = malloc(sizeof *ns);
+    *ns = (now() - begin) / QUERIES;
+    return ns;
+}
+
+static void measure_threads(int threads) {
+    while (wanted()) {
+        pthread_t started[MOST_THREADS];
+        double sum = 0;
+        pthread_barrier_init(&ready, NULL, threads);
+        for (int i = 0; i < threads; i++) pthread_create(&started[i], NULL, ask, events[i]);
+        for (int i = 0; i < threads; i++) {
+            void *ns;
+            pthread_join(started[i], &ns);
+            sum += *(double *)ns;
+            free(ns);
+        }
+        pthread_barrier_destroy(&ready);
+        printf("@{\"name\": \"event_query_%d\", \"ns\": %.1f}\n", threads, sum / threads);
+        fflush(stdout);
+    }
+}
+
 static const char *const EMPTY_KERNEL =
     ".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry nothing() { ret; }\n";
 
@@ -70,11 +108,18 @@ int main(int argc, char **argv) {
     }
     int (*init)(unsigned) = symbol("cuInit");
     int (*retain)(handle *, int) = symbol("cuDevicePrimaryCtxRetain");
-    int (*set_current)(handle) = symbol("cuCtxSetCurrent");
-    handle context;
+    set_current = symbol("cuCtxSetCurrent");
+    event_create = symbol("cuEventCreate");
+    query = symbol("cuEventQuery");
     must(init(0), "cuInit");
     must(retain(&context, 0), "cuDevicePrimaryCtxRetain");
     must(set_current(context), "cuCtxSetCurrent");
+    if (argc == 2 && !strcmp(argv[1], "threads")) {
+        for (int i = 0; i < MOST_THREADS; i++) must(event_create(&events[i], 0), "cuEventCreate");
+        measure_threads(1);
+        measure_threads(2);
+        measure_threads(16);
+    }
     if (argc < 2 || strcmp(argv[1], "calls")) return 0;
 
     int (*alloc)(address *, size_t) = symbol("cuMemAlloc_v2");
@@ -90,8 +135,6 @@ int main(int argc, char **argv) {
     int (*launch)(handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                   handle, void **, void **) = symbol("cuLaunchKernel");
     int (*synchronise)(void) = symbol("cuCtxSynchronize");
-    int (*event_create)(handle *, unsigned) = symbol("cuEventCreate");
-    int (*query)(handle) = symbol("cuEventQuery");
     int (*capture)(handle, int) = symbol("cuStreamBeginCapture_v2");
     int (*captured)(handle, handle *) = symbol("cuStreamEndCapture");
     int (*instantiate)(handle *, handle, unsigned long long) =

@@ -181,10 +181,9 @@ impl Gate {
     #[cold]
     fn find_place(&self, thread: u64, calls: Calls) -> Option<&AtomicU64> {
         let (home, mark) = (home(thread), calls.mark(thread));
-        let all = || (home..LINES).chain(0..home);
         let used_by = |thread: u64| {
             let is_used = |at: &usize| self.threads[*at].load(Ordering::Relaxed) == thread;
-            all().find(is_used)
+            (home..LINES).chain(0..home).find(is_used)
         };
         let take = |at: &usize| self.lines[*at].take(mark);
         if let Some(at) = used_by(thread).filter(take) {
@@ -195,7 +194,7 @@ impl Gate {
             return None;
         }
         // The thread that used the line last may have ended. Otherwise it finds another line.
-        let Some(at) = used_by(0).into_iter().chain(all()).find(take) else {
+        let Some(at) = used_by(0).into_iter().chain(0..LINES).find(take) else {
             self.word.fetch_add(calls.one(), Ordering::SeqCst);
             return Some(&self.word);
         };

@@ -142,7 +142,7 @@ macro_rules! functions {
                 return inside::visit(call);
             }
             match const { functions!(@gate $ways) } {
-                Some(calls) => gate::pass(NAMES[Index::$name as usize], calls, call),
+                Some(way) => gate::pass(NAMES[Index::$name as usize], way, call),
                 None => call(),
             }
         }
@@ -161,10 +161,11 @@ macro_rules! functions {
         }
     )* };
 
-    (@gate ( $(hot)? )) => { None::<Calls> };
-    (@gate ( wait )) => { Some(Calls::Waits) };
-    (@gate ( gate )) => { Some(Calls::Short) };
-    (@gate ( $(hot)? gated )) => { Some(Calls::Short) };
+    (@gate ( $(hot)? )) => { None::<(Calls, bool)> };
+    (@gate ( wait )) => { Some((Calls::Waits, false)) };
+    (@gate ( gated )) => { Some((Calls::Short, false)) };
+    (@gate ( gate )) => { Some((Calls::Short, true)) };
+    (@gate ( hot gated )) => { Some((Calls::Short, true)) };
 }
 
 table!(functions);

@@ -30,32 +30,57 @@ pub fn reach_by(door: Door, wiped: Option<&'static OnceRef<'static, Gate>>) {
 }
 
 /// Calls the driver, once this process's memory is not on the host. A cancelled thread can end in
-/// the call, so no value here is dropped: such a call counts as under way for ever.
+/// the call, so no value here is dropped: such a call counts as under way for ever. The begin of a
+/// call that is made by the million (`is_frequent`) is inlined.
 #[inline]
 #[cfg_attr(not(debug_assertions), allow(unused_variables))]
-pub fn pass(symbol: &CStr, calls: Calls, call: impl FnOnce() -> Status) -> Status {
+pub fn pass(
+    symbol: &CStr,
+    (calls, is_frequent): (Calls, bool),
+    call: impl FnOnce() -> Status,
+) -> Status {
     // For scripts/prove-hooks: a debug build leaves out the hook that this variable names.
     #[cfg(debug_assertions)]
     if std::env::var("GPULIMIT_DEBUG_MUTANT").is_ok_and(|name| name.as_bytes() == symbol.to_bytes())
     {
         return call();
     }
-    let Some(gate) = GATE.get().map_or_else(find, OnceRef::get) else {
+    let begun = match is_frequent {
+        true => begin(calls),
+        false => begin_by_call(calls),
+    };
+    let Some((gate, place)) = begun else {
         return call();
     };
-    let entered = gate.enter(calls);
-    let place = entered.unwrap_or_else(|place| wait(gate, calls, place));
     let status = call();
     gate.leave(calls, place);
     status
 }
 
+/// Begins a call; `None` without a gate.
+#[inline]
+fn begin(calls: Calls) -> Option<(&'static Gate, Place<'static>)> {
+    let gate = GATE.get().map_or_else(find, OnceRef::get)?;
+    let entered = gate.enter(calls);
+    Some((
+        gate,
+        entered.unwrap_or_else(|place| wait(gate, calls, place)),
+    ))
+}
+
+#[inline(never)]
+fn begin_by_call(calls: Calls) -> Option<(&'static Gate, Place<'static>)> {
+    begin(calls)
+}
+
 #[cold]
+#[inline(never)]
 fn find() -> Option<&'static Gate> {
     DOOR.get().and_then(|door| (door.find)())
 }
 
 #[cold]
+#[inline(never)]
 fn wait<'a>(gate: &'static Gate, calls: Calls, place: Place<'a>) -> Place<'a> {
     match DOOR.get() {
         Some(door) => (door.wait)(gate, calls, place),

@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from harness import (
@@ -33,9 +33,11 @@ AIMS = {
     "async_pair": 1.20,
     "mem_get_info": None,
     "launch": 1.00,
-    "event_query": None,
+    "event_query": 1.05,
     "graph_replay_100": 1.00,
 }
+THREADS = {"event_query_1": 1.05, "event_query_2": None, "event_query_16": None}
+"""Queries in that many threads at the same time. With 16 no more ns should be added than with 1."""
 NOISE = 0.02
 """A ratio is slow above its aim plus this tolerance plus the difference between two bare processes.
 """
@@ -51,8 +53,19 @@ WAYS = ("bare", "again", "preloaded")
 @check("speed-calls", timeout=150, lane="alone")
 def speed_calls(outcome: Outcome) -> None:
     """Nanoseconds per call or pair, bare and preloaded; the median of the turns' ratios."""
-    sets = [one_set(outcome) for _ in range(SETS)]
-    for name, aim in AIMS.items():
+    compare(outcome, "calls", AIMS)
+
+
+@check("speed-threads", timeout=150, lane="alone")
+def speed_threads(outcome: Outcome) -> None:
+    """The same for queries in several threads, which run on all processors."""
+    compare(outcome, "threads", THREADS)
+
+
+def compare(outcome: Outcome, mode: str, aims: dict[str, float | None]) -> None:
+    """Measures the calls of a mode of the program `bench`."""
+    sets = [one_set(outcome, mode, list(aims)) for _ in range(SETS)]
+    for name, aim in aims.items():
         times = {way: [ns for one in sets for ns in one[name][way]] for way in WAYS}
         of_sets = {
             way: [ratios(one[name][way], one[name]["bare"])[0] for one in sets] for way in WAYS
@@ -74,20 +87,21 @@ def speed_calls(outcome: Outcome) -> None:
             "slow": slow,
         }
         outcome.key.append(
-            f"{name} {found['ratio']:.3f} (bare {found['bare_ratio']:.3f}){' SLOW' if slow else ''}"
+            f"{name} {found['ratio']:.3f} (bare {found['bare_ratio']:.3f}, {added:+.0f} ns)"
+            f"{' SLOW' if slow else ''}"
         )
 
 
-def one_set(outcome: Outcome) -> dict[str, dict[str, list[float]]]:
+def one_set(outcome: Outcome, mode: str, names: list[str]) -> dict[str, dict[str, list[float]]]:
     """Returns nanoseconds by call, program and turn, of one set of programs."""
-    command = [str(binary("bench")), "calls"]
+    command = [str(binary("bench")), mode]
     # All programs run on one processor, since another one may be slower, or further from the GPU.
-    with on_one_processor():
+    with on_one_processor() if mode == "calls" else nullcontext():
         programs = dict(
             zip(WAYS, (bare(command), bare(command), preloaded(command, LIMIT)), strict=True)
         )
     seen = {}
-    for name in AIMS:
+    for name in names:
 
         def batch(way: str, name: str = name) -> float:
             answer = programs[way].ask("batch")
