@@ -133,8 +133,8 @@ impl Inherited {
         }
     }
 
-    /// Restores the signal state, the umask and the closed descriptors. Makes only system calls that
-    /// are allowed between fork and exec.
+    /// Restores the signal state, the umask and the closed descriptors. Makes only system calls
+    /// that are allowed between fork and exec.
     fn restore(&self) -> io::Result<()> {
         // SAFETY: the values come from the kernel, and exec has reset all handlers. The closed
         // descriptors lead to `/dev/null` and are unused.

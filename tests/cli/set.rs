@@ -1,9 +1,13 @@
 //! `set`
 
-use crate::place::{GIB, GPU, Nothing, Place};
+use crate::place::{GIB, GPU, Nothing, Place, set_environment, text};
 use gpulimit_base::units::Size;
 use gpulimit_group::Insistence;
 use gpulimit_limits::{Key, LimitSet, OnLimit, Selector};
+use gpulimit_support::finish;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::process::Command;
 
 #[test]
 fn set_takes_effect_for_members_at_once() {
@@ -115,4 +119,50 @@ fn set_records_an_event() {
         (&"limits".into(), &(4 * GIB).into())
     );
     assert_eq!(event["command"], "gpulimit", "{event}");
+}
+
+#[test]
+fn files_suit_their_owner_whatever_the_umask() {
+    for (umask, allowed) in [("0777", 0o700), ("0000", 0o755)] {
+        let place = Place::new();
+        let script = "umask $0; \"$@\" create lab max=1G && \"$@\" set lab max=2G &&
+            \"$@\" set lab max=3G && \"$@\" report --save saved &&
+            \"$@\" run --name lab -- sh -c umask";
+        let mut shell = Command::new("sh");
+        let controller = place.gpulimit(&[]);
+        set_environment(&mut shell, &controller);
+        shell
+            .args(["-c", script, umask])
+            .arg(controller.get_program());
+        let output = finish(shell.current_dir(place.at("")));
+        let said = text(&output.stdout);
+        assert!(output.status.success(), "{output:?}");
+        assert!(
+            said.ends_with(&format!("{umask}\n")),
+            "the command's own: {said}"
+        );
+        let mut looked = 0;
+        let mut folders = vec![place.root_path(), place.at("saved")];
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(&folder).expect("listed") {
+                let path = entry.expect("listed").path();
+                let about = fs::symlink_metadata(&path).expect("there");
+                let (mode, needed) = (
+                    about.mode() & 0o777,
+                    if about.is_dir() { 0o700 } else { 0o600 },
+                );
+                assert_eq!(mode & needed, needed, "{}: {mode:o}", path.display());
+                assert_eq!(mode & 0o022, 0, "{}: {mode:o}", path.display());
+                let is_saved = path.starts_with(place.at("saved"));
+                assert!(
+                    !is_saved || mode & !allowed == 0,
+                    "{}: {mode:o}",
+                    path.display()
+                );
+                looked += 1;
+                folders.extend(about.is_dir().then_some(path));
+            }
+        }
+        assert!(looked >= 7, "{looked} files");
+    }
 }

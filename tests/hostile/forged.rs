@@ -1,17 +1,17 @@
-//! A user fills the ledgers of hundreds of groups with GPUs, users, processes and events that do not
-//! exist, and lets all users write every second ledger: what root makes of them stays within the
-//! bounds of docs/security.md, and the lines of others are whole.
+//! A user fills the ledgers of hundreds of groups with GPUs, users, processes and events that do
+//! not exist, and lets all users write every second ledger: what root makes of them stays within
+//! the bounds of docs/security.md, and the lines of others are whole.
 //!
 //! `GPULIMIT_FORGED_GROUPS` sets the number of groups.
 
-use crate::{ALICE, text};
+use crate::{ALICE, Guarded, text};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::units::Size;
 use gpulimit_ledger::Ledger;
 use gpulimit_limits::LimitSet;
 use gpulimit_programs::world::World;
-use gpulimit_support::{eventually, is_root, patience};
+use gpulimit_support::{eventually, finish, is_root, patience};
 use rustix::fs::{FlockOperation, fcntl_lock};
 use std::fs::{self, File, Permissions};
 use std::io::{Read, Write};
@@ -222,11 +222,11 @@ fn run(world: &World, arguments: &[&str], time: Duration) -> Ran {
         .stdin(Stdio::null())
         .stdout(File::create(&said).expect("made"))
         .stderr(File::create(&errors).expect("made"));
-    let mut child = command.spawn().expect("started");
+    let mut child = Guarded::start(&mut command);
     let mut highest = 0;
     let ended = eventually(|| {
-        highest = highest.max(peak(&child).unwrap_or(0));
-        child.try_wait().expect("asked").is_some()
+        highest = highest.max(peak(&child.0).unwrap_or(0));
+        child.0.try_wait().expect("asked").is_some()
     });
     assert!(ended, "{arguments:?} does not end");
     let ran = Ran {
@@ -235,7 +235,7 @@ fn run(world: &World, arguments: &[&str], time: Duration) -> Ran {
         peak: highest,
     };
     assert!(
-        child.wait().expect("ended").success(),
+        child.0.wait().expect("ended").success(),
         "{arguments:?}: {}",
         ran.errors
     );
@@ -251,7 +251,7 @@ fn ask(world: &World, path: &str, time: Duration) -> Ran {
         .args(["serve", "--listen", &listen])
         .env(TIME, time.as_millis().to_string())
         .stderr(Stdio::piped());
-    let mut child = command.spawn().expect("started");
+    let mut child = Guarded::start(&mut command);
     let mut stream = None;
     assert!(eventually(|| {
         stream = UnixStream::connect(&socket).ok();
@@ -267,12 +267,14 @@ fn ask(world: &World, path: &str, time: Duration) -> Ran {
         "{path}: {}",
         &answer[..200.min(answer.len())]
     );
-    let highest = peak(&child).expect("it lives");
-    child.kill().expect("killed");
-    let output = child.wait_with_output().expect("ended");
+    let highest = peak(&child.0).expect("it lives");
+    child.0.kill().expect("killed");
+    let mut errors = String::new();
+    let mut pipe = child.0.stderr.take().expect("piped");
+    pipe.read_to_string(&mut errors).expect("text");
     Ran {
         said: answer,
-        errors: text(&output),
+        errors,
         peak: highest,
     }
 }
@@ -370,4 +372,38 @@ fn root_spends_no_more_on_a_user_than_the_page_says() {
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn a_lost_gpu_counts_if_root_has_seen_it() {
+    let Some(world) = world() else { return };
+    let forged = DeviceId::gpu([0xe0; 16]);
+    let ledger = group(
+        &world,
+        "bob",
+        BOB,
+        &[gpu(&world, 0), gpu(&world, 7), forged],
+    );
+    write(&ledger, BILLS, &bills([BOB].into_iter()));
+    let (lost, forged) = (gpu(&world, 7).to_string(), forged.to_string());
+    let shown = |said: &str| [&lost, &forged].map(|id| said.contains(id.as_str()));
+    let report = || run(&world, &["report", "--json"], patience()).said;
+    assert_eq!(shown(&report()), [true, false]);
+    let folder = world.file("saved");
+    let saved = folder.to_str().expect("text");
+    world.machine().knob("gpus", "1");
+    assert_eq!(shown(&report()), [false, false], "root has not seen it");
+    world.machine().knob("gpus", &GPUS.to_string());
+    run(&world, &["report", "--save", saved], patience());
+    world.machine().knob("gpus", "1");
+    assert_eq!(shown(&report()), [true, false], "it is in the trail");
+    let mut command = world.bare(Path::new(env!("CARGO_BIN_EXE_gpulimit")));
+    command
+        .args(["report", "--json"])
+        .env_remove("LD_LIBRARY_PATH");
+    assert_eq!(
+        shown(&text(&finish(&mut command))),
+        [true, true],
+        "without NVML"
+    );
 }

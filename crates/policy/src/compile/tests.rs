@@ -8,7 +8,7 @@ use std::path::Path;
 /// carol also in `guests`.
 struct Machine;
 
-const PEOPLE: [(&str, u32, u32); 8] = [
+const PEOPLE: [(&str, u32, u32); 9] = [
     ("root", 0, 0),
     ("daemon", 1, 1),
     ("alice", 1000, 1000),
@@ -17,6 +17,7 @@ const PEOPLE: [(&str, u32, u32); 8] = [
     ("burst", 70_003, 103),
     ("José", 70_004, 103),
     ("u1000", 70_005, 103),
+    ("bob/x", 70_006, 103),
 ];
 
 impl Accounts for Machine {
@@ -448,12 +449,18 @@ fn a_user_named_like_a_group_does_not_get_the_group() {
 #[test]
 fn all_whose_names_cannot_be_groups_are_named_and_the_rest_is_planned() {
     let found = plan(
-        "[group.'{user}']\n[[rule]]\nuser = ['José', 'alice']\n\
+        "[group.'{user}']\n[[rule]]\nuser = ['José', 'alice', 'bob', 'bob/x']\n\
          group = '{user}'\n",
     );
+    // A name with a slash would be that of a group below another user's.
     assert_eq!(
         (names(&found), each(&found, 0)),
-        (vec!["alice"], vec![(1000, "alice")])
+        (vec!["alice", "bob"], vec![(1000, "alice"), (1001, "bob")])
+    );
+    let said = found.left_out[0].to_string();
+    assert!(
+        said.contains("'José', 'bob/x'") && said.contains("{uid}"),
+        "{said}"
     );
 }
 
