@@ -202,10 +202,8 @@ pub fn doctor(args: &Args) -> Result<ExitCode, Failure> {
         _ if let Some(name) = &args.program => program::checks(name),
         _ => checks::all(args.preloaded || library::is_loaded()),
     };
-    let here = args.container.is_none()
-        && args.pid.is_none()
-        && args.user.is_none()
-        && args.program.is_none();
+    let asked = (&args.container, args.pid, &args.user, &args.program);
+    let here = matches!(asked, (None, None, None, None));
     let doubtful = findings
         .iter()
         .any(|finding| finding.level == Level::Warning);

@@ -131,6 +131,9 @@ pub fn too_many(path: &Path) -> String {
     )
 }
 
+/// The groups that could not be opened, with their places in a selection.
+type Failed = Vec<(usize, GroupError)>;
+
 /// The groups that a verb handles: a named group and the groups below it, or all groups.
 pub struct Selection {
     /// The groups. Each group comes before the groups below it.
@@ -294,13 +297,12 @@ impl Selection {
     /// Opens the selected groups as [`Self::visit`] does, each only once and for a server's answer.
     /// Returns the groups that failed, with their places and the reasons, and a line for each user
     /// whose groups were left out.
-    #[expect(clippy::type_complexity)]
     pub fn visit_once(
         &mut self,
         most: Most,
         driver: Option<&Driver>,
         see: impl FnMut(usize, View),
-    ) -> (Vec<(usize, GroupError)>, Vec<(u32, String)>) {
+    ) -> (Failed, Vec<(u32, String)>) {
         let mut shared = Shared::with(std::mem::take(&mut self.limits), most);
         let failed = self.visit_with(&mut shared, driver, see);
         (failed, shared.budget.cut())
@@ -311,7 +313,7 @@ impl Selection {
         shared: &mut Shared,
         driver: Option<&Driver>,
         mut see: impl FnMut(usize, View),
-    ) -> Vec<(usize, GroupError)> {
+    ) -> Failed {
         let mut failed = Vec::new();
         for (at, group) in self.groups.iter().enumerate() {
             let purse = shared.budget.of(group);

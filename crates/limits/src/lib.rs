@@ -17,7 +17,7 @@ pub use layout::MAX_RULES;
 
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::held_signals;
-use gpulimit_base::units::Size;
+use gpulimit_base::units::{Extent, Size};
 use gpulimit_base::version;
 use layout::{MAGIC, SIZE};
 use map::{Copied, Map};
@@ -154,12 +154,10 @@ impl LimitSet {
             if (name, value) == ("no", "limit") {
                 continue;
             }
-            match Key::ALL.into_iter().find(|key| key.name() == name) {
-                Some(key) => set.set(selector, key, value.parse().ok()?),
-                None => {
-                    let option = OptionKey::ALL.into_iter().find(|key| key.name() == name)?;
-                    set.options.set(option, value).ok()?;
-                }
+            match format!("{name}={value}").parse().ok()? {
+                Setting::Size(key, Extent::Size(size)) => set.set(selector, key, size),
+                Setting::Size(_, Extent::AllBut(_)) => return None,
+                Setting::Option(key, value) => set.options.set(key, &value).ok()?,
             }
         }
         Some(set)

@@ -3,7 +3,6 @@
 //! `scripts/test` passes these variables; a plain `cargo test` works without them:
 //! - `GPULIMIT_TEST_PATIENCE`: seconds that a test waits for an event before it fails (120)
 //! - `GPULIMIT_TEST_SEED`: the number that random tests start from (1)
-//! - `GPULIMIT_TEST_STRICT`: a skip that `tests/skips.txt` does not list is a failure
 //! - `GPULIMIT_TEST_BUILT`: what the tests run is built, so that no test calls cargo
 //! - `GPULIMIT_TEST_RUN`: the folder of this run; `gpulimit-marked` makes a place in it for each
 //!   test and names the test to all processes that the test starts

@@ -245,3 +245,18 @@ fn a_refusal_names_the_same_usage_as_show() {
     let said = "uses 518.0 of 522.0 MiB and keeps 4.0 MiB in reserve; pid";
     assert!(errors.contains(said), "{errors}");
 }
+
+#[test]
+fn a_holder_that_has_ended_is_named_as_ended() {
+    let world = World::with(4 * CAP, &[("kill-lag-ms", "3600000")]);
+    let mut dead = world.on_gpu();
+    dead.expect(&[("alloc a 100M", "0")]);
+    let pid = dead.pid();
+    dead.kill();
+    let mut program = world.on_gpu();
+    program.expect(&[("alloc a 5G", "2")]);
+    let (_, errors) = program.end();
+    let ended = format!("pid {pid} (gpu-script, ended) 618.0 MiB");
+    assert!(errors.contains(&ended), "{errors}");
+    world.machine().knob("kill-lag-ms", "0");
+}

@@ -318,8 +318,11 @@ fn a_suspended_process_that_becomes_another_program_is_charged_for_that_one_alon
     let world = World::new(CAP);
     let mut program = holder(&world, "2500M");
     done(&world, &["suspend", GROUP]);
+    program.expect(&[("exec", "0")]);
+    // Commands that look for suspended processes leave the former program's memory alone.
+    done(&world, &["resume", GROUP]);
     // Room for the memory of the former program would not be left.
-    program.expect(&[("exec", "0"), ("start", "0 0"), ("alloc a 2500M", "0")]);
+    program.expect(&[("start", "0 0"), ("alloc a 2500M", "0")]);
     world.judge(CAP);
     assert_eq!(figures(&world).1, 0, "nothing is suspended any more");
     assert_eq!(shown(&world, &program)["state"], "running");
