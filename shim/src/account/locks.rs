@@ -97,12 +97,14 @@ mod checked {
     use std::cell::RefCell;
 
     thread_local! {
-        /// The checked locks that this thread holds, in the order in which it took them.
+        /// The checked locks that this thread holds, in the order in which it took them. Handlers
+        /// that run at the end of the program find it gone.
         static HELD: RefCell<Vec<Place>> = const { RefCell::new(Vec::new()) };
     }
 
     pub fn enter(place: Place) {
-        HELD.with_borrow_mut(|held| {
+        let _ = HELD.try_with(|held| {
+            let mut held = held.borrow_mut();
             let several = place == Place::Alone && held.contains(&Place::OnMany);
             let last = held.last().copied();
             let in_order = last.is_none_or(|last| last < place || several && last == place);
@@ -115,16 +117,17 @@ mod checked {
     }
 
     pub fn leave(place: Place) {
-        HELD.with_borrow_mut(|held| {
+        let _ = HELD.try_with(|held| {
+            let mut held = held.borrow_mut();
             let at = held.iter().rposition(|taken| *taken == place);
             at.map(|at| held.remove(at))
         });
     }
 
     pub fn assert_none() {
-        HELD.with_borrow(|held| {
+        let _ = HELD.try_with(|held| {
             assert!(
-                held.is_empty(),
+                held.borrow().is_empty(),
                 "lock order: a request waits while this thread holds {held:?}"
             )
         });
