@@ -7,16 +7,6 @@ use std::process::Command;
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    println!("cargo::rustc-check-cfg=cfg(frame_pointers)");
-    let flags = std::env::var("CARGO_ENCODED_RUSTFLAGS").unwrap_or_default();
-    if flags.contains("force-frame-pointers=yes") {
-        println!("cargo::rustc-cfg=frame_pointers");
-    } else {
-        println!(
-            "cargo::warning=RUSTFLAGS lacks -Cforce-frame-pointers=yes: \
-             the library may not notice that a program jumped out of a hooked call (siglongjmp)"
-        );
-    }
     // Binds the library's calls of its own functions at link time, so that no other library can
     // replace them.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");

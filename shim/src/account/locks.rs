@@ -28,8 +28,8 @@
 //!
 //! **A nested call** (`driver/inside.rs`), which the program makes inside of one of the driver's
 //! that this table allows under a lock, takes none of the locks from `on_many` to `alone`. What two
-//! calls then take in the same moment is charged for both, and corrected by a measurement. While the
-//! outer call holds `joining`, or `GraphMemory::state` or `Pool::state`, the thread is marked as
+//! calls then take in the same moment is charged for both, and corrected by a measurement. While
+//! the outer call holds `joining`, `GraphMemory::state` or `Pool::state`, the thread is marked as
 //! *closed*: nested calls measure nothing, and only those that need no such lock are handled
 //! (`hook.rs`).
 //!
@@ -59,8 +59,8 @@ pub enum Place {
 /// A lock that the thread holds, as a guard. A nested call holds none.
 pub struct Held<G>(Option<(G, Place)>);
 
-/// Takes a lock, unless this call is nested: the outer call may hold it, or one after it, and what
-/// it guards is no data of the library's. Builds with debug assertions panic when taking it breaks the order of the locks.
+/// Takes a lock, unless this call is nested: the outer call may hold the lock, or one after it.
+/// Builds with debug assertions panic when taking it breaks the order of the locks.
 #[inline]
 pub fn hold<G>(place: Place, take: impl FnOnce() -> G) -> Held<G> {
     if inside::is_nested() {

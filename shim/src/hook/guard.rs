@@ -1,13 +1,13 @@
 //! The guard: tells what a driver call is that is made inside of a hook. It is
 //! - the program's, if the hook is in a call of CUDA (`driver/inside.rs`);
-//! - otherwise NVML's own, as NVML calls some of its functions by their exported names, or that of a
-//!   signal handler which has interrupted the library. It goes straight to the driver, because its
-//!   handler might wait for ever for a lock that this thread holds.
+//! - otherwise NVML's own, as NVML calls some of its functions by their exported names, or that of
+//!   a signal handler which has interrupted the library. It goes straight to the driver, because
+//!   its handler might wait for ever for a lock that this thread holds.
 //!
 //! A program can leave a hook by `siglongjmp`, and the hook runs no code at its end. So the guard
-//! stores the address of a word in the stack frame of the thread's current hook. That word holds its
-//! own address. If it no longer does, or if a call comes from further up the stack, the program has
-//! left the hook.
+//! stores the address of a word in the stack frame of the thread's current hook. That word holds
+//! its own address. If it no longer does, or if a call comes from further up the stack, the program
+//! has left the hook.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;

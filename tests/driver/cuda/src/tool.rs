@@ -1,6 +1,6 @@
-//! Tools: as NVIDIA's driver does, `cuInit` loads the library that `CUDA_INJECTION64_PATH` names and
-//! calls its `InitializeInjection`. A tool that subscribes is called at the begin and the end of
-//! every call of a thread, as CUPTI calls tools, except for the calls that it makes itself.
+//! Tools: as NVIDIA's driver does, `cuInit` loads the library that `CUDA_INJECTION64_PATH` names,
+//! and calls its `InitializeInjection`. A tool that subscribes is called at the begin and the end
+//! of every call of a thread, as CUPTI calls tools, except for the calls that it makes itself.
 
 use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char, c_int};
