@@ -4,7 +4,7 @@
 use gpulimit_ledger::EventKind;
 use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World, finish};
 
-const CAP: u64 = 2 * CONTEXT + 600 * MIB;
+const CAP: u64 = 3 * CONTEXT + 600 * MIB;
 
 /// A command of `gpu-script` for each kind of outer call, with what it needs before, and functions
 /// in which the tool acts: the program's, and some that the library calls for itself.
@@ -68,11 +68,11 @@ fn report(world: &World) -> Vec<[u64; 5]> {
 }
 
 /// Plays each outer call with the tool, and passes the world, the program and the tool's report.
-fn each(prepare: impl Fn(&World), check: impl Fn(&World, &str, &[[u64; 5]])) {
+fn each(prepare: impl Fn(&World) -> Option<Session>, check: impl Fn(&World, &str, &[[u64; 5]])) {
     for (call, before, functions) in CALLS {
         for function in *functions {
             let world = World::new(CAP);
-            prepare(&world);
+            let other = prepare(&world);
             let mut program = start(&world, function);
             program.expect(&[("start", "0 0")]);
             for command in *before {
@@ -90,6 +90,7 @@ fn each(prepare: impl Fn(&World), check: impl Fn(&World, &str, &[[u64; 5]])) {
             assert_eq!(program.say("sync"), "0");
             assert!(world.machine().peak() <= CAP, "{command} in {function}");
             program.end();
+            drop(other);
             world.judge_end(CAP);
         }
     }
@@ -98,7 +99,7 @@ fn each(prepare: impl Fn(&World), check: impl Fn(&World, &str, &[[u64; 5]])) {
 #[test]
 fn what_a_callback_takes_is_charged_and_refused_at_the_limit() {
     each(
-        |_| (),
+        |_| None,
         |world, call, seen| {
             for [taken, all, before, with, after] in seen {
                 assert!(*taken > 400, "{call}: {seen:?}");
@@ -115,7 +116,12 @@ fn what_a_callback_takes_is_charged_and_refused_at_the_limit() {
 #[test]
 fn a_call_in_a_callback_neither_waits_nor_asks() {
     each(
-        |world| world.settings(&["on_limit=wait", "wait_timeout=600s"]),
+        |world| {
+            world.settings(&["on_limit=wait", "wait_timeout=600s"]);
+            let mut holder = world.on_gpu();
+            holder.expect(&[("alloc a 100M", "0")]);
+            Some(holder)
+        },
         |world, call, _| {
             assert_eq!(world.events(EventKind::Wait).len(), 0, "{call}");
         },
