@@ -32,8 +32,8 @@ impl<'a> File<'a> {
     }
 }
 
-/// Returns the length of a cubin, which ends with its section or segment table; `None` for the header
-/// of another file, and beyond the address space.
+/// Returns the length of a cubin, which ends with its section or segment table; `None` for the
+/// header of another file, and beyond the address space.
 pub fn length(header: &[u8; HEADER]) -> Option<usize> {
     let header = File(header);
     let end = |table: usize, count: usize, size: usize, each: usize| match header.half(count)? {

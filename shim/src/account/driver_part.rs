@@ -210,8 +210,9 @@ impl DriverPart {
         self.state.lock().measured
     }
 
-    /// Begins a call of about `bytes` that is not measured afterwards: the next measurement sees it.
-    /// Returns false if it has to be measured, because [`RESERVE`] does not pay for all such calls.
+    /// Begins a call of about `bytes` that is not measured afterwards: the next measurement sees
+    /// it. Returns false if it has to be measured, because [`RESERVE`] does not pay for all such
+    /// calls.
     pub fn defer(&self, bytes: u64) -> bool {
         self.state.lock().defer(bytes)
     }

@@ -276,8 +276,8 @@ impl Pool {
             .unwrap_or(0)
     }
 
-    /// Promises `bytes` to a call, out of the pool's step or the device's headroom. Returns false if
-    /// too few are left; then use [`Pool::pay`].
+    /// Promises `bytes` to a call, out of the pool's step or the device's headroom. Returns false
+    /// if too few are left; then use [`Pool::pay`].
     #[inline(always)]
     pub fn prepay(&self, book: &Book, bytes: u64) -> bool {
         let mut state = self.state.lock();
@@ -312,8 +312,8 @@ impl Pool {
         }
     }
 
-    /// Promises `bytes` to a call: first `ahead` bytes that [`Pools::await_headroom`] has lent, then
-    /// what the pool and the device have left, then bytes that `charge` charges.
+    /// Promises `bytes` to a call: first `ahead` bytes that [`Pools::await_headroom`] has lent,
+    /// then what the pool and the device have left, then bytes that `charge` charges.
     pub fn pay<E>(
         &self,
         book: &Book,
@@ -787,8 +787,8 @@ impl Pools {
         gave.sum::<u64>() + uncharge_excess(book, true) > 0
     }
 
-    /// Waits, until `until` at most, while calls under way use the headroom for `bytes`. Returns the
-    /// number of bytes lent to the caller.
+    /// Waits, until `until` at most, while calls under way use the headroom for `bytes`. Returns
+    /// the number of bytes lent to the caller.
     pub fn await_headroom(&self, book: &Book, bytes: u64, until: Instant) -> u64 {
         let look = || self.refresh_on(book);
         book.pools.await_some(bytes, until, look)

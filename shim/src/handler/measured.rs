@@ -105,8 +105,8 @@ pub fn unknown(call: Call, most: Most<'_>, real: &dyn Real, undo: Option<&dyn Fn
     on(call, &call.process.devices_in_use(), most, real, undo)
 }
 
-/// The bytes that count for a stream until they are measured. The driver takes 0.55 MiB for each, in
-/// steps of 4 MiB at most, and no more than one such step for four streams (measured).
+/// The bytes that count for a stream until they are measured. The driver takes 0.55 MiB for each,
+/// in steps of 4 MiB at most, and no more than one such step for four streams (measured).
 const STREAM: u64 = 1 << 20;
 
 /// `cuStreamCreate`, `cuStreamCreateWithPriority`: The reserve pays for up to four streams. For the

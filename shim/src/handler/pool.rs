@@ -655,8 +655,8 @@ pub fn set_current_at(
     status
 }
 
-/// Records that a pool becomes current. The driver also accepts a destroyed one (measured), so it is
-/// not asked about an unknown one.
+/// Records that a pool becomes current. The driver also accepts a destroyed one (measured), so it
+/// is not asked about an unknown one.
 fn note_current(call: Call, pool: MemPool) {
     match call.process.pools.get(pool) {
         Some(known) => known.note_current(),

@@ -111,7 +111,7 @@ fn walk(graph: Graph, bodies: &Bodies, show: &mut dyn FnMut(Node, i32)) {
                         cuda::cuGraphChildGraphNodeGetGraph(node, child)
                     }));
                 }
-                Ok(NODE_TYPE_CONDITIONAL) => within.extend(bodies.of(graph, node)),
+                Ok(NODE_TYPE_CONDITIONAL) => within.extend(bodies.of(node)),
                 Ok(kind) => show(node, kind),
                 Err(_) => {}
             }

@@ -6,8 +6,8 @@
 //! many pools with memory need no more than one.
 //!
 //! One step stays while any pool of the device has memory. As many steps as calls were under way at
-//! once stay for a second, unless the group is full. Calls that use a step which their pool has kept
-//! are not counted, so this number can be too small; the calls then charge steps anew.
+//! once stay for a second, unless the group is full. Calls that use a step which their pool has
+//! kept are not counted, so this number can be too small; the calls then charge steps anew.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
@@ -90,8 +90,8 @@ impl State {
         self.calls = self.calls.saturating_sub(calls);
     }
 
-    /// Takes out the bytes that are not needed, and returns their number. `full`: the group is full,
-    /// so nothing stays that was only needed before.
+    /// Takes out the bytes that are not needed, and returns their number. `full`: the group is
+    /// full, so nothing stays that was only needed before.
     pub(super) fn take_excess(&mut self, full: bool, now: impl Fn() -> u64) -> u64 {
         let needed = self.lent.max(self.least());
         if self.held <= needed {
@@ -122,8 +122,8 @@ impl Headroom {
         self.state.lock()
     }
 
-    /// Returns whether a call waits for headroom. Asked under a pool's lock: a waiting call looks at
-    /// each pool after it has begun to wait, so either this is true, or that look comes later.
+    /// Returns whether a call waits for headroom. Asked under a pool's lock: a waiting call looks
+    /// at each pool after it has begun to wait, so either this is true, or that look comes later.
     #[inline]
     pub(super) fn is_awaited(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) > 0

@@ -267,8 +267,8 @@ fn a_single_gpu_is_known_without_asking_the_driver() {
     world.judge_end(CAP);
 }
 
-/// While NVML does not answer, the reserve pays for four streams, and for the code of small functions;
-/// the next stream is measured.
+/// While NVML does not answer, the reserve pays for four streams, and for the code of small
+/// functions; the next stream is measured.
 #[test]
 fn streams_and_functions_are_measured_once_the_reserve_is_used_up() {
     let world = World::new(CAP);
@@ -289,6 +289,8 @@ fn streams_and_functions_are_measured_once_the_reserve_is_used_up() {
         program.expect(&[("stream s", "0")]);
         world.judge(CAP);
     }
+    assert_eq!(program.say("repeat 64 {\nstream s\n}"), "0:64");
+    world.judge(CAP);
     // A request in a full group gets the reserve of streams that are not measured.
     program.say("repeat 3 {\nstream s\n}");
     program.say("fill rest 2M");

@@ -475,8 +475,8 @@ fn threads_on_many_pools_take_turns_with_the_headroom() {
     world.judge_end(cap);
 }
 
-/// As many steps as calls were under way at once stay charged while pools have memory, and are given
-/// back to others.
+/// As many steps as calls were under way at once stay charged while pools have memory, and are
+/// given back to others.
 #[test]
 fn steps_of_calls_at_once_stay_for_the_next_ones() {
     let world = World::new(CAP);
