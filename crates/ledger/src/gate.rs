@@ -694,6 +694,9 @@ mod tests {
             })
         };
         assert_eq!(lines(), lines());
+        let is_known =
+            |thread| (gate.threads.iter()).any(|user| user.load(Ordering::SeqCst) == thread);
+        assert!([4, 6, 8].into_iter().all(is_known));
     }
 
     /// An actor waits for the outer call, which waits for the inner one.

@@ -6,8 +6,8 @@
 //! - A process does not change a living process's slot.
 //! - All processes end.
 //!
-//! One process at a time is in the entrance of a device, and no call is under way while a process is
-//! suspended whose gate is closed.
+//! One process at a time is in the entrance of a device. No call is under way while a process whose
+//! gate is closed is suspended.
 //!
 //! At the end, only charges of living processes may be left, and a new process must be able to
 //! charge the rest of the limit.

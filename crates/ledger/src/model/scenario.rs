@@ -59,8 +59,8 @@ pub(crate) enum Action {
     Depart,
     /// Makes a gated call as a thread of the first process, with another one inside.
     Call(Calls),
-    /// Closes the gate of the first process, suspends the process for a moment once no call is under
-    /// way, and opens the gate.
+    /// Closes the gate of the first process, suspends the process for a moment once no call is
+    /// under way, and opens the gate.
     HoldBack,
 }
 
