@@ -11,7 +11,6 @@ use std::ffi::c_void;
 use super::Hooked;
 use super::redirect::{Object, any_object, is_driver, segment};
 use super::{dlopen, dlsym};
-use crate::account::limited::limited;
 use crate::entry::exports::{cuda, nvml};
 
 /// Redirects all loaded libraries to gpulimit's functions if a library before `libgpulimit.so`
@@ -34,31 +33,6 @@ pub fn take_precedence() {
     });
     if behind {
         replace();
-    } else if limited() {
-        hide_dlsym();
-    }
-}
-
-/// Leads lookups of `dlsym` in the C library to gpulimit's: those of `dlvsym` with a version, and
-/// those of programs that read the symbol table. Not where another library wraps `dlsym`, which
-/// looks up the C library's in the same way.
-fn hide_dlsym() {
-    let (mut real, mut wrapped) = (None, false);
-    any_object(&mut |info| {
-        if segment(info, take_precedence as *const () as usize).is_none()
-            && let Some(object) = Object::of(info)
-            && let Some(found) = object.address_of(c"dlsym")
-        {
-            match object.address_of(c"dlinfo") {
-                Some(_) => real = Some((object, found)),
-                None => wrapped = true,
-            }
-        }
-        wrapped
-    });
-    if let (Some((object, real)), false) = (real, wrapped) {
-        crate::driver::dlsym::know(real);
-        object.redirect(&|address| (address == real).then_some(dlsym::dlsym as *const c_void));
     }
 }
 

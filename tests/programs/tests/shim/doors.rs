@@ -93,16 +93,6 @@ fn the_linker_does_not_search_for_a_library_at_each_look_up() {
 }
 
 #[test]
-fn the_c_librarys_own_dlsym_leads_to_the_hooks() {
-    let program = world::compile("past_dlsym", &["-ldl"]);
-    let world = World::new(CAP);
-    let output = world::finish(world.limited(&program));
-    assert_eq!(text(&output.stdout), "libgpulimit.so\n");
-    let output = world::finish(world.preloaded(&program));
-    assert_eq!(text(&output.stdout), "libcuda.so.1\n", "without a limit");
-}
-
-#[test]
 fn lookups_in_other_libraries_find_their_own_functions() {
     let stubs = world::library("stubs", &[]).display().to_string();
     let world = World::new(CAP);
