@@ -213,12 +213,14 @@ impl Place<'_> {
             COUNTED
         };
         let (_, report) = text(&mut valgrind)?;
-        let collected = report
-            .lines()
-            .find_map(|line| line.split_once("Collected :"))
-            .and_then(|(_, count)| count.trim().parse::<f64>().ok())
+        // A child of the library reports as well; it counts nothing.
+        let counts = report.lines().filter_map(|line| {
+            let (_, count) = line.split_once("Collected :")?;
+            count.trim().parse::<u64>().ok()
+        });
+        let collected = (counts.max().filter(|count| *count > 0))
             .ok_or_else(|| format!("callgrind counted no instructions: {report}"))?;
-        Ok(Some(collected / f64::from(times)))
+        Ok(Some(collected as f64 / f64::from(times)))
     }
 
     /// Returns the resident memory of a worker process while it holds all its allocations.
