@@ -9,7 +9,7 @@ use std::cell::Cell;
 use std::ffi::c_void;
 
 use super::Hooked;
-use super::redirect::{Object, any_object, is_driver, segment};
+use super::redirect::{Object, any_object, has_name, segment};
 use super::{dlopen, dlsym};
 use crate::entry::exports::{cuda, nvml};
 
@@ -80,6 +80,19 @@ fn replace() {
     });
 }
 
+/// The libraries that are no wrappers of the driver: the driver itself, and those of every program.
+const OTHERS: &[&[u8]] = &[
+    b"libcuda.so",
+    b"libnvidia-ml.so",
+    b"libc.so",
+    b"libm.so",
+    b"libdl.so",
+    b"libpthread.so",
+    b"librt.so",
+    b"libgcc_s.so",
+    b"ld-linux",
+];
+
 /// Leads the names of driver functions that a library between `libgpulimit.so` and the driver
 /// defines to that library, as they would lead without `libgpulimit.so`. Where such a library asks
 /// for the next definition, it gets the hook.
@@ -88,7 +101,7 @@ pub fn give_way() {
     let is_own = |info: &_| segment(info, give_way as *const () as usize).is_some();
     let (mut is_behind, mut found) = (false, Vec::new());
     any_object(&mut |info| {
-        if !is_behind || is_driver(info) {
+        if !is_behind || has_name(info, OTHERS) {
             is_behind |= is_own(info);
         } else if let Some(object) = Object::of(info) {
             for row in drivers.iter().flat_map(|hooked| hooked.rows()) {

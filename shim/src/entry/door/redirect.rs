@@ -373,16 +373,13 @@ pub fn any_object(mut look: &mut dyn FnMut(&libc::dl_phdr_info) -> bool) -> bool
     unsafe { libc::dl_iterate_phdr(Some(step), (&raw mut look).cast()) != 0 }
 }
 
-/// Returns whether this is a library of the driver, by the name of its file.
-pub fn is_driver(info: &libc::dl_phdr_info) -> bool {
+/// Returns whether the name of the object's file begins with one of these texts.
+pub fn has_name(info: &libc::dl_phdr_info, texts: &[&[u8]]) -> bool {
     // SAFETY: the dynamic linker names each object by a C string, if at all.
     let path = (!info.dlpi_name.is_null()).then(|| unsafe { CStr::from_ptr(info.dlpi_name) });
-    let mut parts = path
-        .unwrap_or_default()
-        .to_bytes()
-        .rsplit(|byte| *byte == b'/');
-    let name = parts.next().unwrap_or_default();
-    name.starts_with(b"libcuda.so") || name.starts_with(b"libnvidia-ml.so")
+    let path = path.unwrap_or_default().to_bytes();
+    let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    texts.iter().any(|text| name.starts_with(text))
 }
 
 fn headers(info: &libc::dl_phdr_info) -> &[libc::Elf64_Phdr] {
