@@ -108,12 +108,13 @@ fn generate(args: &Args) -> Result<ExitCode, Failure> {
             all.check(&library),
             all.check(&program),
             all.check_new(root.path()),
+            all.check_new(&args.files),
         ];
         for checked in checks {
             checked.map_err(|why| {
                 Failure::new(format_args!(
                     "{why}: other users could change what containers load and what root runs for \
-                     them; install gpulimit where only root can write; if you set {} or \
+                     them; install gpulimit where only root can write; if you set --files, {} or \
                      GPULIMIT_ROOT, name such a place there as well",
                     library::VARIABLE
                 ))

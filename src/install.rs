@@ -118,8 +118,11 @@ impl Place {
             prefix: self.prefix.clone(),
             dry_run: self.dry_run,
         };
+        // Check the path as it was given: a link to / in it would lead to the running system.
+        if self.root != Path::new("/") {
+            trusted(Trusted::root().check(&self.root))?;
+        }
         if !place.is_here() {
-            trusted(Trusted::root().check(&place.root))?;
             place.check(Path::new(FILE))?;
         }
         Ok(place)
@@ -185,17 +188,15 @@ pub fn install(args: &Install) -> Result<ExitCode, Failure> {
     place.check(Path::new(FILE))?;
     place.check(Path::new(SYSTEM))?;
     place.check(&place.library())?;
-    let source = match &args.library {
-        Some(path) => fs::canonicalize(path).map_err(|error| {
-            Failure::new(format_args!(
-                "cannot open {}: {error}: name the library in --library",
-                path.display()
-            ))
-        })?,
-        None => fs::canonicalize(library::own()?)
-            .map_err(|error| Failure::new(format_args!("cannot open {NAME}: {error}")))?,
-    };
-    trusted(Trusted::root().check(&source))?;
+    let named = args.library.clone().map_or_else(library::own, Ok)?;
+    let opened = std::path::absolute(&named).and_then(|path| Ok((fs::canonicalize(&path)?, path)));
+    let (source, path) = opened.map_err(|error| {
+        Failure::new(format_args!(
+            "cannot open {}: {error}: name the library in --library",
+            named.display()
+        ))
+    })?;
+    trusted(Trusted::root().check(&path))?;
     library::check(&source)?;
     trial::with(&source)?;
     if Preload::read(&place.preload())?.state().copies.is_empty() {

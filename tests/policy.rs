@@ -750,6 +750,9 @@ printf '[group.a]\nmax = "1G"\n[[rule]]\nuser = "root"\ngroup = "a"\n' > $policy
 look boot
 $gpulimit apply >/dev/null 2>&1
 look applied
+chmod 600 $policy
+look private
+chmod 644 $policy
 $gpulimit set a --max 2G >/dev/null
 look set
 printf 'on_error = "open"\n' >> $policy
@@ -757,6 +760,9 @@ look edited
 $gpulimit apply >/dev/null 2>&1
 $gpulimit rm a >/dev/null
 look removed
+printf '[group.bin]\n[group."{user}"]\n[[rule]]\nuser = "bin"\ngroup = "{user}"\n' > $policy
+$gpulimit apply >/dev/null 2>&1
+look left-out
 printf 'mux\n' >> $policy
 look broken
 printf '\377' > $policy
@@ -783,9 +789,11 @@ fn doctor_says_when_a_policy_is_not_in_force() {
         ("none", vec![]),
         ("boot", [off; 4].into()),
         ("applied", vec!["is in force"]),
+        ("private", vec![]),
         ("set", vec!["warning  policy", "is in force"]),
         ("edited", vec![off, "warning  policy", off]),
         ("removed", [off; 2].into()),
+        ("left-out", ["makes no group for 'bin'"; 2].into()),
         ("broken", [broken; 2].into()),
         ("binary", [broken; 2].into()),
     ];

@@ -422,7 +422,8 @@ mod tests {
         let now = key(0, 0);
         printed.add([now.clone()].into_iter());
         printed.add([].into_iter());
-        assert!(printed.has(&now));
+        let last = key(u64::MAX, 4 * PRINTED as u64 - 1);
+        assert!(printed.has(&now) && printed.has(&last));
         assert!(printed.newer.len() + printed.older.len() <= 2 * PRINTED);
     }
 

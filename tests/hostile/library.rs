@@ -91,6 +91,13 @@ fn install_follows_no_link_out_of_an_image() {
     // This directory stands for one of the host, to which a link leads.
     let host = ground.make("host", 0, 0o755);
     let files = || std::fs::read_dir(&host).expect("listed").count();
+    // The library of the host, as each of the links would lead to it.
+    let hosts = ["", "lib", "local/lib"].map(|folder| host.join(folder).join("gpulimit"));
+    for folder in &hosts {
+        std::fs::create_dir_all(folder).expect("made");
+        std::fs::copy(own, folder.join("libgpulimit.so")).expect("copied");
+    }
+    let before = files();
     let image = ground.make("image", 0, 0o755);
     for name in ["etc", "run", "usr", "usr/local", "usr/local/lib"] {
         let path = image.join(name);
@@ -114,16 +121,33 @@ fn install_follows_no_link_out_of_an_image() {
                 );
             }
         }
-        assert_eq!(files(), 1, "{name}");
+        assert_eq!(files(), before + 1, "{name}");
+        for folder in &hosts {
+            assert!(folder.join("libgpulimit.so").exists(), "{name}");
+        }
         let text = std::fs::read_to_string(host.join("ld.so.preload")).expect("read");
         assert_eq!(text, format!("{own}\n"));
         std::fs::remove_file(host.join("ld.so.preload")).expect("removed");
         std::fs::remove_file(&path).expect("removed");
     }
-    // A user who can rename the image could lead root elsewhere.
+    // A user who can rename the image could lead root elsewhere, also to the running system.
     std::fs::create_dir_all(ground.at("hers/image/etc")).expect("made");
-    let mut command = ground.gpulimit(&["install", "--library", own, "--root"]);
-    let (status, said) = run(command.arg(ground.at("hers/image")));
+    std::os::unix::fs::symlink("/", ground.at("hers/system")).expect("linked");
+    for image in ["hers/image", "hers/system"] {
+        for verb in [&["install", "--library", own][..], &["uninstall"]] {
+            let mut command = ground.gpulimit(verb);
+            let (status, said) = run(command.args(["--dry-run", "--root"]).arg(ground.at(image)));
+            assert!(
+                status == Some(1) && said.contains("belongs to user 40001"),
+                "{said}"
+            );
+        }
+    }
+    // Nor does her link to a library of root lead to an image.
+    let hers = ground.at("hers/libgpulimit.so");
+    std::os::unix::fs::symlink(own, &hers).expect("linked");
+    let mut command = ground.gpulimit(&["install", "--dry-run", "--library"]);
+    let (status, said) = run(command.arg(&hers).arg("--root").arg(&image));
     assert!(
         status == Some(1) && said.contains("belongs to user 40001"),
         "{said}"
@@ -134,33 +158,34 @@ fn install_follows_no_link_out_of_an_image() {
 fn cdi_generate_names_no_file_that_others_can_change() {
     let Some(ground) = Ground::new() else { return };
     let own = library(&ground, "libgpulimit.so");
-    let generate = |program: &Path, root: &Path| {
+    let generate = |program: &Path, root: &str, files: &str| {
         let mut command = Command::new(program);
         command
             .args(["cdi", "generate", "--output"])
             .arg(ground.at("cdi/gpulimit.json"))
             .arg("--files")
-            .arg(ground.at("files"))
+            .arg(ground.at(files))
             .env_clear()
             .env("GPULIMIT_LIBRARY", &own)
-            .env("GPULIMIT_ROOT", root);
+            .env("GPULIMIT_ROOT", ground.at(root));
         run(&mut command)
     };
     let program = Path::new(env!("CARGO_BIN_EXE_gpulimit"));
     let hers = ground.at("hers/gpulimit");
     std::fs::copy(program, &hers).expect("copied");
     std::os::unix::fs::chown(&hers, Some(ALICE), None).expect("given");
-    for (program, root) in [
-        (program, ground.at("hers/groups")),
-        (&hers, ground.at("groups")),
+    for (program, root, files) in [
+        (program, "hers/groups", "files"),
+        (&hers, "groups", "files"),
+        (program, "groups", "hers/files"),
     ] {
-        let (status, said) = generate(program, &root);
+        let (status, said) = generate(program, root, files);
         assert!(
             status == Some(1) && said.contains("belongs to user 40001"),
             "{said}"
         );
         assert!(!ground.at("cdi").exists());
     }
-    let (status, said) = generate(program, &ground.at("groups"));
+    let (status, said) = generate(program, "groups", "files");
     assert_eq!(status, Some(0), "{said}");
 }

@@ -7,9 +7,14 @@ use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::Arc;
 
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::identity::Identity;
+use gpulimit_base::units::Size;
 use gpulimit_group::Members;
-use gpulimit_ledger::EventKind;
+use gpulimit_ledger::{EventKind, Ledger, Level, NoWitness, charge_unchecked};
+use gpulimit_limits::Key;
 use gpulimit_policy::rules;
 use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World, repository, text};
 use gpulimit_support::{is_root, skip};
@@ -305,6 +310,48 @@ fn a_renamed_rule_gives_nobody_two_shares() {
         groups.iter().all(|group| group.name().starts_with("team")),
         "{groups:?}"
     );
+}
+
+/// The old group's new limit is the usage with all that is suspended, and never more than the old
+/// limit, also on a GPU that the group has not used.
+#[test]
+fn a_renamed_rules_old_group_keeps_what_it_has_and_no_more() {
+    if !may_run() {
+        return;
+    }
+    let machine = Machine::new(2);
+    machine.apply(POLICY);
+    let mut old = machine.start(ALICE, &[]);
+    old.expect(&[("start", "0 0"), ("alloc a 600M", "0")]);
+    let group = machine.world.root().group("lab/alice").expect("a group");
+    let ledger = Arc::new(Ledger::open(&group.ledger_path()).expect("a ledger"));
+    let process = ledger.processes(&NoWitness)[0].identity;
+    let used = ledger.devices()[0];
+    let apply = || {
+        machine.apply(&POLICY.replace("lab/", "x/").replace("group.lab", "group.x"));
+        let limits = group.limits().and_then(|text| Ok(text.rules()?));
+        let limits = limits.expect("limits");
+        [used.id, DeviceId::gpu([0xe0; 16])].map(|gpu| limits.for_device(gpu, Key::Max))
+    };
+    let forger = ledger.claim(&Identity::of_self(), "").expect("a slot");
+    let level = Level {
+        slot: &forger,
+        device: used.index,
+        max: u64::MAX,
+        protection: None,
+        keeps_low: false,
+        uncovered: None,
+    };
+    charge_unchecked(&[level], 8000 * MIB);
+    let bytes = |bytes| Some(Size::Bytes(bytes));
+    assert_eq!(apply(), [bytes(2000 * MIB), bytes(0)]);
+    drop(forger);
+    let right = ledger.act_on(&process).expect("the only actor");
+    ledger.move_out(&process).expect("moved");
+    drop(right);
+    let usage = ledger.usage(used.index);
+    assert!(usage.suspended > 600 * MIB, "{usage:?}");
+    assert_eq!(apply(), [bytes(usage.charged + usage.suspended), bytes(0)]);
 }
 
 /// The line of a refusal names the users who hold the memory of the full group, by id.
