@@ -66,6 +66,12 @@ def trainer(outcome: Outcome) -> Program:
     return program
 
 
+def trains(outcome: Outcome, holder: Program, steps: int) -> None:
+    """Starts a training, and waits until one of its steps is under way."""
+    told = holder.ask("train", steps=steps)
+    outcome.expect(told.get("trains"), f"no training: {told} {holder.tail()}")
+
+
 def timed(outcome: Outcome, name: str, ms: float, aim: float) -> None:
     """Keeps a time; one above its aim is printed as SLOW."""
     outcome.figures[f"{name}_ms"] = ms
@@ -151,14 +157,16 @@ def pytorch(outcome: Outcome) -> None:
         outcome.expect(holder.ask("cached")["reserved"] < GIB, "the cache was not emptied")
 
         steps = 1_000
-        alone = holder.ask("train", steps=steps)
+        trains(outcome, holder, steps)
+        alone = holder.reply()
         ended(outcome, other)
         other = trainer(outcome)
         holder.ask("cache", size=HELD)
-        holder.say("train", steps=steps)
+        trains(outcome, holder, steps)
         found = other.ask("request", size=ASKED)
         beside = holder.reply(90)
         outcome.expect(found["granted"], f"in training: {found} {other.tail()}")
+        outcome.expect(found["ended"] < beside["ended"], "granted after the training")
         timed(outcome, "training", found["ms"], alone["longest_ms"] + AIM_MS)
         outcome.expect(beside["losses"] == alone["losses"], "the losses differ")
         ended(outcome, other)
