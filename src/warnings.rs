@@ -43,9 +43,9 @@ pub fn of(limits: &LimitSet, gpus: &[(DeviceId, u64)], driver: Option<&Driver>) 
         for (key, size) in own.iter() {
             if let Size::Bytes(bytes @ 1..SMALLEST) = size {
                 let meant = match bytes {
-                    // The user probably meant GiB, and forgot the unit or wrote K.
+                    // The user probably meant GiB, and forgot the unit or wrote K; or meant MiB.
                     bytes if bytes < 1024 => bytes,
-                    bytes => bytes >> 10,
+                    bytes => bytes.div_ceil(1 << 10),
                 };
                 say(format!(
                     "{key}={size} is {bytes} bytes, less than any program needs: did you mean \
@@ -206,6 +206,10 @@ mod tests {
         expect(
             &[(Selector::All, Key::Max, "4K")],
             &["max=4KiB is 4096 bytes, less than any program needs: did you mean max=4G?"],
+        );
+        expect(
+            &[(Selector::All, Key::Max, "4095")],
+            &["max=4095 is 4095 bytes, less than any program needs: did you mean max=4G?"],
         );
         expect(
             &[(Selector::All, Key::Max, "60G")],

@@ -1,6 +1,6 @@
 //! The files that a verb opens to show many groups
 
-use crate::place::{GIB, Nothing, Place};
+use crate::place::{GIB, Nothing, Place, Running, wait_until};
 use gpulimit_base::units::Size;
 use gpulimit_group::{Insistence, Member};
 use rustix::fs::inotify;
@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::process::Stdio;
 
 /// Counts how often files are opened.
 struct Opened {
@@ -107,4 +108,33 @@ fn a_verb_opens_a_ledger_as_often_for_many_child_groups_as_for_few() {
         opened.take()[&ledger("lab")]
     });
     assert_eq!(counts[0], counts[1]);
+}
+
+/// The environments of all processes are read if a group of an ended job may be removed, not in
+/// every run.
+#[test]
+fn a_run_reads_environments_only_if_a_job_has_ended() {
+    let place = Place::new();
+    let environment = PathBuf::from(format!("/proc/{}/environ", std::process::id()));
+    // An open file keeps what is watched.
+    let _open = std::fs::File::open(&environment).expect("opened");
+    let opened = Opened::of([environment.clone()].into_iter());
+    let mut living = place.gpulimit(&["run", "--max", "4G", "--", "cat"]);
+    let _living = Running::start(living.stdin(Stdio::piped()).stdout(Stdio::piped()));
+    let groups = || place.root().groups().expect("listed").len();
+    wait_until("the job has a group", || groups() == 1);
+    let run = || {
+        opened.take();
+        place.said(&["run", "--max", "4G", "--", "true"]);
+        opened.take()[&environment]
+    };
+    // Other tests read it, too, so several runs may have to look.
+    wait_until("a run reads no environment", || {
+        wait_until("the group is removed", || {
+            place.said(&["gc"]);
+            groups() == 1
+        });
+        run() == 0
+    });
+    assert_ne!(run(), 0, "the job before this one has ended");
 }

@@ -253,7 +253,8 @@ impl fmt::Display for GroupError {
                 match Kind::of(name) {
                     // A user cannot make a group of this name.
                     Kind::Job => f.write_str(
-                        ": its job has ended; leave the job with `unset GPULIMIT_GROUP`",
+                        ": its job has ended; name another group, or leave the job with \
+                         `unset GPULIMIT_GROUP`",
                     ),
                     Kind::Named => write!(
                         f,

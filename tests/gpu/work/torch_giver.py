@@ -51,11 +51,15 @@ def request(size: int) -> dict:
         granted = block.numel() == size
     except torch.cuda.OutOfMemoryError:
         granted = False
-    return {"granted": granted, "ms": (time.monotonic() - began) * 1e3}
+    ended = time.monotonic()
+    return {"granted": granted, "ms": (ended - began) * 1e3, "ended": ended}
 
 
 def train(steps: int) -> dict:
-    """Trains from the same start; returns the losses bit for bit, and the longest step."""
+    """Trains from the same start, and tells of a step that is under way.
+
+    Returns the losses bit for bit, the longest step, and when the last one ended.
+    """
     torch.manual_seed(7)
     net = torch.nn.Sequential(
         torch.nn.Linear(1024, 4096), torch.nn.GELU(), torch.nn.Linear(4096, 1024)
@@ -69,10 +73,13 @@ def train(steps: int) -> dict:
         optimiser.zero_grad(set_to_none=True)
         loss = torch.nn.functional.mse_loss(net(data), data)
         loss.backward()
+        if step == 10:
+            agent.send(trains=True)
         optimiser.step()
         losses.append(loss.item().hex())
         longest = max(longest, time.monotonic() - began)
-    return {"losses": losses, "longest_ms": longest * 1e3, **cached()}
+    ended = time.monotonic()
+    return {"losses": losses, "longest_ms": longest * 1e3, "ended": ended, **cached()}
 
 
 def capture(seconds: float) -> dict:

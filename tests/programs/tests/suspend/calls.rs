@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use gpulimit_ledger::{Calls, NoWitness};
-use gpulimit_programs::world::{GROUP, HOUR, Session, World};
+use gpulimit_programs::world::{GROUP, HOUR, MIB, Session, World};
 use gpulimit_support::{side_by_side, wait_until};
 
 use crate::signals::await_errand;
@@ -318,14 +318,32 @@ fn a_suspended_process_that_becomes_another_program_is_charged_for_that_one_alon
     let world = World::new(CAP);
     let mut program = holder(&world, "2500M");
     done(&world, &["suspend", GROUP]);
+    assert!(figures(&world).1 > 2500 * MIB);
     program.expect(&[("exec", "0")]);
+    // No command has cleaned the former program's slot yet.
+    assert_eq!(figures(&world).1, 0, "nothing is suspended any more");
     // Commands that look for suspended processes leave the former program's memory alone.
     done(&world, &["resume", GROUP]);
     // Room for the memory of the former program would not be left.
     program.expect(&[("start", "0 0"), ("alloc a 2500M", "0")]);
     world.judge(CAP);
-    assert_eq!(figures(&world).1, 0, "nothing is suspended any more");
     assert_eq!(shown(&world, &program)["state"], "running");
+    goes_on(&mut program);
+    program.end();
+    world.judge_end(CAP);
+}
+
+/// The driver lists the former program's memory for longer than the new program waits for it, so
+/// the process has two slots.
+#[test]
+fn a_process_that_has_become_another_program_is_suspended_once() {
+    let world = World::with(CAP, &[("GPULIMIT_SIM_KILL_LAG_MS", "600")]);
+    let mut program = holder(&world, "500M");
+    program.expect(&[("exec", "0"), ("start", "0 0"), ("alloc a 100M", "0")]);
+    for verb in ["suspend", "resume"] {
+        let said = done(&world, &[verb, GROUP]);
+        assert_eq!(said.out.lines().count(), 1, "{said:?}");
+    }
     goes_on(&mut program);
     program.end();
     world.judge_end(CAP);
