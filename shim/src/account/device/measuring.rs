@@ -32,6 +32,8 @@ pub(super) struct Measuring {
     /// container, NVML may list no process at all. Then no later measurement would correct an
     /// estimate, and estimates would add up.
     unlisted: AtomicBool,
+    /// Whether NVML has ever given no figure. It may fail again, so no measurement is put off then.
+    failed: AtomicBool,
     /// The number of ended calls that took or freed memory or destroyed a context. A measurement
     /// notices such calls by this number.
     ended_calls: AtomicU64,
@@ -52,7 +54,8 @@ impl Device {
     /// measurement to a later call. Returns `None`, without a call, if the reserve does not pay for
     /// all calls since the last measurement.
     pub fn defer<T>(&self, estimate: u64, call: impl FnOnce() -> T) -> Option<T> {
-        let measures = !self.is_inexact() && !self.is_unlisted();
+        let has_failed = self.measuring.failed.load(Ordering::Relaxed);
+        let measures = !has_failed && !self.is_inexact() && !self.is_unlisted();
         if !measures || !self.driver_part.defer(estimate) {
             return None;
         }
@@ -101,6 +104,9 @@ impl Device {
                 ..total
             }
         });
+        self.measuring
+            .failed
+            .fetch_or(total.is_none(), Ordering::Relaxed);
         // A process that NVML does not list would otherwise measure in vain at every block.
         if total.is_none() && !self.is_unlisted() {
             self.measuring.inexact.store(true, Ordering::SeqCst);
