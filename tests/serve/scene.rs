@@ -13,7 +13,7 @@ use serde_json::Value;
 use std::fmt::Write;
 use std::path::Path;
 
-/// What is typed. `FILE` is a policy with a mistake, `GOOD` one without.
+/// The commands of the scene. `FILE` is a policy with a mistake, `GOOD` one without.
 const COMMANDS: &[&str] = &[
     "show",
     "show lab",

@@ -63,14 +63,20 @@ fn jobs_that_start_at_once_all_get_their_memory() {
     }
 }
 
-#[test]
-fn a_first_context_waits_for_requests_and_not_for_programs_that_ask_for_nothing() {
+/// Returns a queue with a program that holds memory, and one whose request waits for it.
+fn full_queue() -> (World, Session, Session) {
     let world = queue(CAP);
     // The second one begins although the first one asks for nothing.
     let (mut holder, mut other) = (world.on_gpu(), world.on_gpu());
     holder.expect(&[("alloc a 1G", "0")]);
     other.tell("alloc b 2500M");
     assert!(eventually(|| !world.events(EventKind::Wait).is_empty()));
+    (world, holder, other)
+}
+
+#[test]
+fn a_first_context_waits_for_requests_and_not_for_programs_that_ask_for_nothing() {
+    let (world, mut holder, mut other) = full_queue();
     // There is room for another context, which would take it from the request.
     let mut first = start_in(&world, GROUP);
     first.tell("start");
@@ -91,11 +97,7 @@ fn a_first_context_waits_for_requests_and_not_for_programs_that_ask_for_nothing(
 
 #[test]
 fn a_first_context_that_no_longer_fits_into_the_limit_is_refused() {
-    let world = queue(CAP);
-    let (mut holder, mut other) = (world.on_gpu(), world.on_gpu());
-    holder.expect(&[("alloc a 1G", "0")]);
-    other.tell("alloc b 2500M");
-    assert!(eventually(|| !world.events(EventKind::Wait).is_empty()));
+    let (world, holder, mut other) = full_queue();
     let mut first = start_in(&world, GROUP);
     first.tell("start");
     first.waits_on();
