@@ -45,15 +45,15 @@ def command(words: list[str], folder: Path, built: Path) -> list[str]:
     kind, *parts = words
     if kind == "pytest":
         found = [str(path) for part in parts for path in sorted(folder.glob(part))]
-        tests = found or ["--pyargs", *parts]
+        tests = found or ["--import-mode=importlib", "--pyargs", *parts]
         return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
     source = folder / Path(*parts).name
     program = built / source.name
     if not program.exists():
         common = folder / "Common"
         nvcc = ["nvcc", "-std=c++17", "-arch=native", "-w", "--extended-lambda", f"-I{common}"]
-        parts = [*source.glob("*.cu"), common / "helper_multiprocess.cpp"]
-        subprocess.run([*nvcc, *parts, "-o", program, "-lcuda"], check=True, capture_output=True)
+        nvcc += ["-Xcompiler", "-fopenmp", *source.glob("*.cu"), common / "helper_multiprocess.cpp"]
+        subprocess.run([*nvcc, "-o", program, "-lcublas", "-lcuda"], check=True)
     return [str(program)]
 
 
@@ -100,8 +100,15 @@ def judge(words: list[str], folder: Path, built: Path) -> dict:
     record = {"name": words[1], "subject": " ".join(words)}
     if words[0] == "sample" and shutil.which("nvcc") is None:
         return {**record, "verdict": "skip", "key": ["no nvcc"]}
-    bare, other = run(words, [], folder, built), run(words, limited, folder, built)
+    try:
+        bare = run(words, [], folder, built)
+    except subprocess.CalledProcessError as error:
+        return {**record, "verdict": "fail", "failures": [f"does not build: {error}"]}
+    other = run(words, limited, folder, built)
     differ = differences(bare, other)
+    if "passed" not in bare.values() and bare["the program"] != "status 0":
+        said = (built / "output").read_text(errors="replace").strip()[-400:]
+        return {**record, "verdict": "fail", "failures": [f"no test passes without a limit: {said}"]}
     if differ:
         unstable = differences(bare, run(words, [], folder, built))
         differ = {name: pair for name, pair in differ.items() if name not in unstable}

@@ -287,6 +287,8 @@ odd = "flaky" in words and not os.path.exists("seen")
 open("seen", "w").close()
 if "crash" in words and limited:
     os.abort()
+if "broken" in words:
+    sys.exit(2)
 tests = {"holds": "", "known": "<failure/>", "left_out": "<skipped/>"}
 tests["differs"] = "<failure/>" if ("differ" in words and limited) or odd else ""
 cases = [f'<testcase classname="a" name="{name}">{part}</testcase>' for name, part in tests.items()]
@@ -326,12 +328,15 @@ sys.exit(1)
     def test_what_differs_without_a_limit_proves_nothing(self) -> None:
         self.assertEqual(self.judge("flaky")["verdict"], "pass")
 
+    def test_a_line_without_a_passed_test_is_a_fault(self) -> None:
+        self.assertIn("no test passes without a limit", self.judge("broken")["failures"][0])
+
     def test_the_list_can_be_read(self) -> None:
         listed = suites.lines((HERE / "suites.txt").read_text())
         self.assertEqual({words[0] for words in listed}, {"pytest", "sample"})
         self.assertIn("numba.cuda.tests.cudadrv.test_emm_plugins", sum(listed, []))
         plain = suites.command(["pytest", "no.such"], self.folder, self.folder)
-        self.assertEqual(plain[-2:], ["--pyargs", "no.such"])
+        self.assertEqual(plain[-3:], ["--import-mode=importlib", "--pyargs", "no.such"])
         files = suites.command(["pytest", "py*.py"], self.folder, self.folder)
         self.assertEqual(files[-1], str(self.folder / "pytest.py"))
 
