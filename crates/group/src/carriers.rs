@@ -9,6 +9,7 @@
 use super::{Group, look, name};
 use gpulimit_base::identity::SeenProcess;
 use gpulimit_base::{order, proc};
+use std::ffi::CStr;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::MetadataExt;
@@ -24,10 +25,10 @@ const MAX_SLOW: usize = 2;
 /// looks: during `exec` a process has no environment for a moment.
 const LOOKS: u32 = 4;
 const EXEC: Duration = Duration::from_millis(1);
-/// The bytes of an environment that are read at a time, and those that are kept of them, which are
-/// more than a job's name.
+/// The bytes of an environment that are read at a time: more than the name of a group.
 const CHUNK: usize = 16 << 10;
-const KEPT: usize = 64;
+/// The beginning of the variable that names a program's group.
+const VARIABLE: &[u8] = b"GPULIMIT_GROUP=";
 
 /// Returns, for each job's group, the pid of a process that could still join it.
 pub(super) fn of(groups: &[&Group]) -> Vec<Option<u32>> {
@@ -206,9 +207,9 @@ fn look_at(pids: &[u32], jobs: &mut [Job<'_>], looks: u32) {
     }
 }
 
-/// Calls `found` with each word of a process's environment that begins as the name of a job's
-/// group. Returns false if the environment is unknown: the caller may not read it, it is empty as
-/// during `exec`, or the process has overwritten it. Allocates no memory.
+/// Calls `found` with each part of the name of the group that a process's environment names.
+/// Returns false if the environment is unknown: the caller may not read it, it is empty as during
+/// `exec`, or the process has overwritten it. Allocates no memory.
 fn environment(pid: u32, found: impl Fn(&[u8])) -> bool {
     let has_ended = |error: &io::Error| {
         let is_gone = || error.raw_os_error() == Some(libc::ESRCH) && !has_threads(pid);
@@ -219,39 +220,38 @@ fn environment(pid: u32, found: impl Fn(&[u8])) -> bool {
         Err(error) => return has_ended(&error),
     };
     let mut text = [0; CHUNK];
-    let (mut kept, mut last) = (0, 0);
+    // The bytes of a variable whose end has not been read, and whether its beginning is forgotten.
+    let (mut kept, mut is_cut, mut is_empty) = (0, false, true);
     loop {
         let read = match file.read(&mut text[kept..]) {
             // A thread of the kernel, which has no program, has no environment either.
-            Ok(0) => {
-                let program = || fs::metadata(path(pid, "exe", &mut [0; 32]));
-                let has_none = || program().is_err_and(|error| has_ended(&error));
-                return kept > 0 || has_none() && !has_threads(pid);
+            Ok(0) if is_empty => {
+                let program = fs::metadata(path(pid, "exe", &mut [0; 32]));
+                return program.is_err_and(|error| has_ended(&error)) && !has_threads(pid);
             }
+            Ok(0) => return kept == 0 && !is_cut,
             Ok(read) => read,
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,
             Err(error) => return has_ended(&error),
         };
-        let there = &text[..kept + read];
-        // Variables are not empty, so two ends in a row are of no environment.
-        for byte in &there[kept..] {
-            if (*byte, last) == (0, 0) {
-                return false;
+        is_empty = false;
+        let mut rest = &text[..kept + read];
+        while let Ok(variable) = CStr::from_bytes_until_nul(rest) {
+            let variable = variable.to_bytes();
+            rest = &rest[variable.len() + 1..];
+            match variable.strip_prefix(VARIABLE) {
+                _ if is_cut => is_cut = false,
+                Some(name) => name.split(|byte| *byte == b'/').for_each(&found),
+                None if variable.is_empty() => return false,
+                None => {}
             }
-            last = *byte;
         }
-        let is_part = |byte: &u8| byte.is_ascii_alphanumeric() || b"._-".contains(byte);
-        let words = there.split(|byte| !is_part(byte));
-        words
-            .filter(|word| word.starts_with(b"run-") || word.starts_with(b"job-"))
-            .for_each(&found);
-        // A read that leaves room has come to the end.
-        let end = there.len();
-        if end < CHUNK {
-            return true;
+        let from = kept + read - rest.len();
+        kept = rest.len();
+        text.copy_within(from..from + kept, 0);
+        if kept == CHUNK {
+            (kept, is_cut) = (0, true);
         }
-        kept = end.min(KEPT);
-        text.copy_within(end - kept..end, 0);
     }
 }
 
