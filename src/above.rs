@@ -1,7 +1,7 @@
 //! The groups above the groups that a verb shows. All groups of a round share them.
 
 use super::budget::{Budget, Most, VERB};
-use super::figures;
+use super::sizes;
 use gpulimit_base::device::DeviceId;
 use gpulimit_group::{Group, GroupError, Root};
 use gpulimit_ledger::{Ledger, child_key};
@@ -154,7 +154,7 @@ impl Above {
     fn read_taken(&self, ledger: &Ledger, id: DeviceId, capacity: u64) -> Taken {
         let device = ledger.find_device(&id);
         let kept = |(child, limits): &(u64, LimitSet)| {
-            let bytes = figures::rule(limits, id).resolve(capacity).min;
+            let bytes = sizes::rule(limits, id).resolve(capacity).min;
             let untaken = device.map(|device| ledger.untaken(device, *child, bytes));
             (*child, untaken.unwrap_or(bytes))
         };

@@ -2,11 +2,11 @@
 
 use super::above::Above;
 use super::failure::Failure;
-use super::figures::{self, bytes};
 use super::gpu;
 use super::groups;
 use super::nvml::Driver;
-use super::{env, probe};
+use super::sizes::{self, bytes, is_above};
+use super::{child, env};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::{Extent, Size};
 use gpulimit_ledger::Ledger;
@@ -116,7 +116,7 @@ impl Changes {
             // Sizes such as -2G (all but 2 GiB) differ between GPUs, so show each GPU's size.
             let size = |id| {
                 let size = now.for_device(id, *key).filter(|_| is_worked_out);
-                size.map_or(String::new(), |size| format!(": {}", figures::size(size)))
+                size.map_or(String::new(), |size| format!(": {}", sizes::size(size)))
             };
             let mut done: Vec<DeviceId> = Vec::new();
             for target in &self.targets {
@@ -235,7 +235,7 @@ fn leave_out_hidden(gpus: &mut Vec<Capacity>, settings: &[Setting]) {
     if gpus.iter().all(fits) || env("CUDA_VISIBLE_DEVICES").is_none() {
         return;
     }
-    let visible = probe::visible_gpus();
+    let visible = child::visible_gpus();
     if !visible.is_empty() {
         gpus.retain(|gpu| fits(gpu) || visible.contains(&gpu.0.uuid));
     }
@@ -244,18 +244,6 @@ fn leave_out_hidden(gpus: &mut Vec<Capacity>, settings: &[Setting]) {
 /// Returns whether a setting is a size that must be computed from the GPU's memory, such as -2G.
 pub fn depends_on_gpus(setting: &Setting) -> bool {
     matches!(setting, Setting::Size(_, Extent::AllBut(_)))
-}
-
-/// Returns whether `size` is larger than `other`; false if they cannot be compared. `capacity` is
-/// the GPU's memory.
-pub fn is_above(size: Size, other: Size, capacity: Option<u64>) -> bool {
-    match (size, other, capacity) {
-        (size, other, Some(capacity)) => size.resolve(capacity) > other.resolve(capacity),
-        (Size::Bytes(size), Size::Bytes(other), None) => size > other,
-        (Size::Percent(size), Size::Percent(other), None) => size > other,
-        (Size::Max, other, None) => other != Size::Max,
-        _ => false,
-    }
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ mod suspension;
 mod user;
 
 use super::failure::Failure;
-use super::figures::SCHEMA;
+use super::groups::SCHEMA;
 use super::library;
 use super::output::{self, Escaped};
 use serde_json::{Value, json};

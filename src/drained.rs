@@ -1,9 +1,7 @@
 //! Dead processes in ledgers that this process cannot clean, such as those of a read-only mount.
 
-use super::groups;
-use super::nvml::Driver;
 use gpulimit_base::identity::Identity;
-use gpulimit_ledger::Ledger;
+use gpulimit_ledger::{Ledger, Witness};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
@@ -22,12 +20,12 @@ const LEDGERS: usize = 4_096;
 ///
 /// The time of death of a process may not be in the ledger: processes that look again and again,
 /// as `serve` and `top` do, remember it themselves.
-pub fn slots(ledger: &Ledger, driver: Option<&Driver>) -> Vec<usize> {
+pub fn slots(ledger: &Ledger, witness: &dyn Witness) -> Vec<usize> {
     let now = Instant::now();
     let mut all = DEAD.lock().unwrap_or_else(PoisonError::into_inner);
     let before = all.remove(&ledger.file_id()).unwrap_or_default();
     let mut dead = Dead::new();
-    let drained = ledger.drained(groups::witness(driver), |slot, identity| {
+    let drained = ledger.drained(witness, |slot, identity| {
         let known = before.get(&slot).filter(|(known, _)| known == identity);
         let since = known.map_or(now, |(_, since)| *since);
         dead.insert(slot, (*identity, since));

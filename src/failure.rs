@@ -6,7 +6,6 @@ use gpulimit_policy::PolicyError;
 use std::fmt;
 use std::io;
 use std::path::Path;
-use std::process::ExitCode;
 
 /// Exit status for a mistake in the command line.
 pub const USAGE: u8 = 2;
@@ -32,7 +31,9 @@ pub fn cannot<'a>(what: &'a str, path: &'a Path) -> impl Fn(io::Error) -> Failur
 #[derive(Debug)]
 pub struct Failure {
     text: String,
-    status: u8,
+    pub status: u8,
+    /// True if the command was told to stop, and has done nothing.
+    pub is_interrupted: bool,
 }
 
 impl Failure {
@@ -41,6 +42,15 @@ impl Failure {
         Self {
             text: text.to_string(),
             status: 1,
+            is_interrupted: false,
+        }
+    }
+
+    /// Returns the failure of a command that was told to stop.
+    pub fn interrupted(text: impl fmt::Display) -> Self {
+        Self {
+            is_interrupted: true,
+            ..Self::new(text)
         }
     }
 
@@ -62,12 +72,6 @@ impl Failure {
         } else {
             self.with(RUN)
         }
-    }
-
-    /// Prints the failure's sentence on standard error, and returns the exit status.
-    pub fn report(&self) -> ExitCode {
-        super::output::note(&self.text);
-        ExitCode::from(self.status)
     }
 }
 

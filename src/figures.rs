@@ -3,24 +3,22 @@
 pub mod order;
 
 use super::above::Above;
-use super::changes::is_above;
 use super::groups::{self, Selection, View};
 use super::history;
 use super::nvml::Driver;
 use super::output;
+use super::sizes::{is_above, rule};
+pub use super::sizes::{bytes, size};
 use super::trend::Trend;
 use super::waiting::Waiters;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::{Size, gib};
 use gpulimit_group::Kind;
-use gpulimit_ledger::{Category, Compared, DeviceEntry, DeviceUsage, Ledger, ProcessUsage};
+use gpulimit_ledger::{Category, DeviceEntry, DeviceUsage, ProcessUsage};
 use gpulimit_limits::{Key, LimitSet, Options, Selector, Values};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
-
-/// The version of the schema of all JSON output of gpulimit.
-pub const SCHEMA: u32 = 1;
 
 /// The limits and the usage of a group.
 pub struct Figures {
@@ -86,26 +84,6 @@ pub struct Gpu {
     pub suspended: Option<u64>,
     /// The bytes that members hold on the GPU beyond their charges; `None` if NVML does not tell.
     pub uncovered: Option<u64>,
-}
-
-/// Returns the bytes of a GPU that members of a group hold beyond their charges; `None` if NVML
-/// does not tell.
-pub fn uncovered(
-    ledger: &Ledger,
-    counts_contexts: bool,
-    entry: &DeviceEntry,
-    driver: Option<&Driver>,
-) -> Option<u64> {
-    let driver = driver?;
-    if !ledger.has_live() {
-        return Some(0);
-    }
-    let compared = Compared {
-        ledger,
-        device: entry.index,
-        counts_contexts,
-    };
-    gpulimit_ledger::uncovered(&[compared], || driver.figures(&entry.id))?.pop()
 }
 
 /// Returns how a group's usage of a GPU grows. The last argument is the present usage in bytes.
@@ -452,30 +430,4 @@ fn above_all(view: &View) -> Option<(Size, String)> {
     }
     let (size, name) = smallest;
     Some((size, name?))
-}
-
-/// Returns the limits in `rules` that apply to a GPU.
-pub fn rule(rules: &LimitSet, id: DeviceId) -> Values {
-    let mut values = Values::default();
-    for key in Key::ALL {
-        values.set(key, rules.for_device(id, key));
-    }
-    values
-}
-
-/// Returns a size in bytes; `None` for "no limit", and for a percentage of unknown `capacity` (the
-/// GPU's memory).
-pub fn bytes(size: Option<Size>, capacity: Option<u64>) -> Option<u64> {
-    match (size?, capacity) {
-        (Size::Max, _) | (Size::Percent(_), None) => None,
-        (size, capacity) => Some(size.resolve(capacity.unwrap_or(0))),
-    }
-}
-
-/// Formats a size for a table.
-pub fn size(size: Size) -> String {
-    match size {
-        Size::Bytes(bytes) => gib(bytes).to_string(),
-        Size::Percent(_) | Size::Max => size.to_string(),
-    }
 }

@@ -1,8 +1,8 @@
 //! `gpulimit get`: prints a group's settings, for scripts.
 
 use super::failure::Failure;
-use super::figures::{Figures, Gpu, SCHEMA};
-use super::groups::{self, Purpose, View};
+use super::figures::{Figures, Gpu};
+use super::groups::{self, Purpose, SCHEMA, View};
 use super::nvml::Driver;
 use super::waiting::Waiters;
 use super::{gpu, output};

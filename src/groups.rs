@@ -4,7 +4,6 @@ use super::above::{Above, Shared};
 use super::beliefs;
 use super::budget::{LINE, Most, Purse};
 use super::failure::Failure;
-use super::figures::{SCHEMA, uncovered};
 use super::nvml::{Driver, Gpu};
 use super::{drained, env, output};
 use gpulimit_base::device::DeviceId;
@@ -12,7 +11,7 @@ use gpulimit_group::{
     Group, GroupError, Listing, MAX_USER_NAMES, Root, SYSTEM, WithoutCreateHint, check_name,
     effective_user, is_within, parent, upwards,
 };
-use gpulimit_ledger::{DeviceEntry, Ledger, LedgerError, NoWitness, ProcessUsage, Witness};
+use gpulimit_ledger::{Compared, DeviceEntry, Ledger, LedgerError, NoWitness, ProcessUsage, Witness};
 use gpulimit_limits::LimitSet;
 use gpulimit_policy::{self as policy, PolicyError};
 use serde_json::{Value, json};
@@ -25,6 +24,9 @@ use std::rc::Rc;
 use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
+
+/// The version of the schema of all JSON output of gpulimit.
+pub const SCHEMA: u32 = 1;
 
 /// Bounds for opening groups that lack a file: the attempts, the pause between them, and the total
 /// time.
@@ -475,7 +477,7 @@ impl View {
         driver: Option<&Driver>,
     ) -> Self {
         let processes = |ledger: &Ledger| ledger.processes(witness(driver));
-        let drained = ledger.as_ref().map(|ledger| drained::slots(ledger, driver));
+        let drained = ledger.as_ref().map(|ledger| drained::slots(ledger, witness(driver)));
         let drained = drained.unwrap_or_default();
         let mut processes = ledger.as_ref().map(processes).unwrap_or_default();
         processes.retain(|process| drained.binary_search(&process.slot).is_err());
@@ -550,6 +552,26 @@ pub fn witness(driver: Option<&Driver>) -> &dyn Witness {
         Some(driver) => driver,
         None => &NoWitness,
     }
+}
+
+/// Returns the bytes of a GPU that members of a group hold beyond their charges; `None` if NVML
+/// does not tell.
+pub fn uncovered(
+    ledger: &Ledger,
+    counts_contexts: bool,
+    entry: &DeviceEntry,
+    driver: Option<&Driver>,
+) -> Option<u64> {
+    let driver = driver?;
+    if !ledger.has_live() {
+        return Some(0);
+    }
+    let compared = Compared {
+        ledger,
+        device: entry.index,
+        counts_contexts,
+    };
+    gpulimit_ledger::uncovered(&[compared], || driver.figures(&entry.id))?.pop()
 }
 
 /// Returns whether the system denied access to a group's file.

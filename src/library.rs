@@ -5,9 +5,8 @@ mod load;
 use super::elf;
 use super::failure::Failure;
 use super::install::{FILE, Preload};
-use super::probe;
 use super::trust::Trusted;
-use gpulimit_base::version;
+use gpulimit_base::{proc, version};
 use gpulimit_group::effective_user;
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -209,7 +208,16 @@ fn parts(existing: Option<&OsStr>) -> impl Iterator<Item = &Path> {
 
 /// Returns whether this process has loaded the library.
 pub fn is_loaded() -> bool {
-    probe::mapped(NAME).is_some()
+    mapped(NAME).is_some()
+}
+
+/// Returns the path of a file that is mapped into this process and whose path contains `name`.
+pub fn mapped(name: &str) -> Option<String> {
+    let maps = proc::read("/proc/self/maps").ok()?;
+    let path = |line: &str| line.find('/').map(|at| line[at..].to_owned());
+    maps.lines()
+        .filter_map(path)
+        .find(|path| path.contains(name))
 }
 
 /// Returns whether a path names a copy of libgpulimit.so, judging by the name of the file.

@@ -3,7 +3,7 @@
 //! Such a read can block forever, even after SIGKILL. So a child process (`gpulimit __probe`)
 //! reads, and gpulimit does not wait for the child to end.
 
-use super::probe::VERB;
+use super::child::VERB;
 use gpulimit_base::patience;
 use gpulimit_ledger::MappedFile;
 use std::cell::Cell;

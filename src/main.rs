@@ -9,6 +9,7 @@ mod budget;
 mod cdi;
 mod changes;
 mod check;
+mod child;
 mod checkpoint;
 mod clock;
 mod completions;
@@ -163,7 +164,7 @@ enum Verb {
     /// Print a manual page, or write all of them
     Man(Later<man::Args>),
     /// Answers questions of other verbs, in a child process
-    #[command(name = probe::VERB, hide = true)]
+    #[command(name = child::VERB, hide = true)]
     Probe(Later<probe::Args>),
 }
 
@@ -214,16 +215,19 @@ fn main() -> ExitCode {
         Verb::K8sDevicePlugin(Later(args)) => k8s_device_plugin::k8s_device_plugin(args, &before),
         Verb::Completions(Later(args)) => completions::completions(&args),
         Verb::Man(Later(args)) => man::man(&args),
-        Verb::Probe(Later(args)) => probe::probe(&args),
+        Verb::Probe(Later(args)) => probe::probe(&args, doctor::look_at),
     };
-    done.unwrap_or_else(|failure| failure.report())
+    done.unwrap_or_else(|failure| {
+        output::note(&failure.to_string());
+        ExitCode::from(failure.status)
+    })
 }
 
 /// Restarts this program without a preloaded libgpulimit.so. With the library, the controller would
 /// be a member of the caller's group.
 fn restart_without_library(inherited: &signals::Inherited) {
     let mut arguments = std::env::args_os().skip(1).peekable();
-    let probe = arguments.peek().is_some_and(|verb| verb == probe::VERB);
+    let probe = arguments.peek().is_some_and(|verb| verb == child::VERB);
     let doctor = arguments.peek().is_some_and(|verb| verb == "doctor");
     let existing = env("LD_PRELOAD");
     if let Some(others) = library::without(existing.as_deref())

@@ -8,21 +8,18 @@
 
 use super::checkpoint::Checkpoints;
 use super::failure::Failure;
-use super::{doctor, install, look, obstacles, output};
+use super::library::mapped;
+use super::{install, look, obstacles, output};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
-use gpulimit_base::proc;
 use gpulimit_ledger::{MappedFile, Mappings};
-use gpulimit_policy as policy;
 use libloading::os::unix::Library;
+use serde_json::Value;
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
-use std::{env, fs, io};
-
-/// The name of the hidden verb with which gpulimit starts its child processes.
-pub const VERB: &str = "__probe";
+use std::process::ExitCode;
+use std::{fs, io};
 
 /// The arguments of the hidden verb `__probe`.
 #[derive(clap::Args)]
@@ -57,8 +54,8 @@ enum What {
     Contents,
 }
 
-/// Runs the probe.
-pub fn probe(args: &Args) -> Result<ExitCode, Failure> {
+/// Runs the probe. `look_at` returns what `gpulimit doctor --pid` finds.
+pub fn probe(args: &Args, look_at: impl Fn(u32) -> Value) -> Result<ExitCode, Failure> {
     let answer = match args.what {
         What::Driver => driver(),
         What::Gpus => gpus(),
@@ -72,7 +69,7 @@ pub fn probe(args: &Args) -> Result<ExitCode, Failure> {
             let pid = args.about.as_deref().and_then(Path::to_str);
             let pid = pid.and_then(|pid| pid.parse().ok());
             let pid = pid.ok_or_else(|| Failure::new("expected a pid"))?;
-            output::json(&doctor::look_at(pid))?;
+            output::json(&look_at(pid))?;
             return Ok(ExitCode::SUCCESS);
         }
         What::Member | What::Uses | What::Command | What::Contents => {
@@ -82,47 +79,6 @@ pub fn probe(args: &Args) -> Result<ExitCode, Failure> {
     };
     output::print(&answer)?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Runs `gpulimit __probe` in a child process and returns its `key value` lines. The error says how
-/// the child failed.
-pub fn ask(what: &str, preload: Option<&Path>) -> Result<Vec<(String, String)>, String> {
-    let own = env::current_exe().map_err(|error| error.to_string())?;
-    let mut command = Command::new(own);
-    command.arg(VERB).arg(what).stdin(Stdio::null());
-    // Remove the variables that select a group: a group's limits would change the answers about the
-    // driver and the library.
-    for name in policy::JOB_VARIABLES.iter().chain([&policy::GROUP]) {
-        command.env_remove(name);
-    }
-    match preload {
-        Some(library) => command.arg(library).env("LD_PRELOAD", library),
-        None => command.env_remove("LD_PRELOAD"),
-    };
-    let output = command.output().map_err(|error| error.to_string())?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        return Err(format!(
-            "{}{}{said}",
-            output.status,
-            if said.is_empty() { "" } else { ": " }
-        ));
-    }
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let pair = |line: &str| {
-        let (key, value) = line.split_once(' ')?;
-        Some((key.to_owned(), value.to_owned()))
-    };
-    Ok(text.lines().filter_map(pair).collect())
-}
-
-/// Returns the UUIDs of the GPUs that a CUDA program in this environment sees. Empty if the driver
-/// does not answer.
-pub fn visible_gpus() -> Vec<[u8; 16]> {
-    let answers = ask("gpus", None).unwrap_or_default().into_iter();
-    let gpus = answers.filter(|(key, _)| key == "gpu");
-    gpus.filter_map(|(_, id)| Some(id.parse::<DeviceId>().ok()?.uuid))
-        .collect()
 }
 
 /// Answers one question about each process whose pid is on standard input.
@@ -300,13 +256,4 @@ fn preload(library: Option<&Path>) -> String {
         let _ = writeln!(out, "contains {}", contains());
     }
     out
-}
-
-/// Returns the path of a file that is mapped into this process and whose path contains `name`.
-pub fn mapped(name: &str) -> Option<String> {
-    let maps = proc::read("/proc/self/maps").ok()?;
-    let path = |line: &str| line.find('/').map(|at| line[at..].to_owned());
-    maps.lines()
-        .filter_map(path)
-        .find(|path| path.contains(name))
 }

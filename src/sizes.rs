@@ -1,9 +1,10 @@
-//! Parses the sizes of limits on the command line: `--max 4G`, or `max=4G`.
+//! The sizes of limits: on the command line (`--max 4G`, or `max=4G`), compared, and as text.
 
 use super::failure::Failure;
 use super::output;
-use gpulimit_base::units::{Extent, Size};
-use gpulimit_limits::{Key, OptionKey, Setting};
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::units::{Extent, Size, gib};
+use gpulimit_limits::{Key, LimitSet, OptionKey, Setting, Values};
 
 /// The command line options for the sizes of a group's limits.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -72,4 +73,42 @@ pub fn together(options: &Sizes, words: &[String]) -> Result<Vec<Setting>, Failu
         output::note("warning: max=0 refuses all GPU memory; max=max is no limit");
     }
     Ok(settings)
+}
+
+/// Returns whether `size` is larger than `other`; false if they cannot be compared. `capacity` is
+/// the GPU's memory.
+pub fn is_above(size: Size, other: Size, capacity: Option<u64>) -> bool {
+    match (size, other, capacity) {
+        (size, other, Some(capacity)) => size.resolve(capacity) > other.resolve(capacity),
+        (Size::Bytes(size), Size::Bytes(other), None) => size > other,
+        (Size::Percent(size), Size::Percent(other), None) => size > other,
+        (Size::Max, other, None) => other != Size::Max,
+        _ => false,
+    }
+}
+
+/// Returns the limits in `rules` that apply to a GPU.
+pub fn rule(rules: &LimitSet, id: DeviceId) -> Values {
+    let mut values = Values::default();
+    for key in Key::ALL {
+        values.set(key, rules.for_device(id, key));
+    }
+    values
+}
+
+/// Returns a size in bytes; `None` for "no limit", and for a percentage of unknown `capacity` (the
+/// GPU's memory).
+pub fn bytes(size: Option<Size>, capacity: Option<u64>) -> Option<u64> {
+    match (size?, capacity) {
+        (Size::Max, _) | (Size::Percent(_), None) => None,
+        (size, capacity) => Some(size.resolve(capacity.unwrap_or(0))),
+    }
+}
+
+/// Formats a size for a table.
+pub fn size(size: Size) -> String {
+    match size {
+        Size::Bytes(bytes) => gib(bytes).to_string(),
+        Size::Percent(_) | Size::Max => size.to_string(),
+    }
 }

@@ -10,7 +10,7 @@ pub use abandoned::{groups_with, settle_abandoned};
 pub use bound::passed;
 pub use report::Report;
 pub use subjects::{Subject, Which, candidates, members};
-use world::{INTERRUPTED, report_lost};
+use world::report_lost;
 pub use world::{Machine, Stop, record};
 
 use super::checkpoint::Checkpoints;
@@ -146,7 +146,7 @@ fn undone(machine: &Machine<'_>, subjects: &[Subject], set: &[usize], failure: F
         output::note(&finish_it(subject));
     }
     let runs = |at: &usize| matches!(machine.state(*at), Ok(State::Running | State::Gone));
-    match failure.to_string() == INTERRUPTED {
+    match failure.is_interrupted {
         true if some => Failure::new("interrupted: not all processes are as they were before"),
         false if set.iter().all(runs) => nothing(failure),
         _ => failure,

@@ -1,10 +1,10 @@
 //! Warns about limits that are valid but probably unintended: too small for any program, larger
 //! than the GPU, or contradictory.
 
-use super::changes::is_above;
 use super::groups;
 use super::nvml::Driver;
 use super::output;
+use super::sizes::is_above;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::{Size, gib};
 use gpulimit_ledger::Ledger;

@@ -2,7 +2,7 @@
 
 use super::clock::Moment;
 use super::failure::Failure;
-use super::figures::SCHEMA;
+use super::groups::SCHEMA;
 use super::output::{self, Reader};
 use gpulimit_limits::parse_duration;
 use jiff::Timestamp;

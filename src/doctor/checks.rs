@@ -7,7 +7,7 @@ use crate::install::{self, Preload};
 use crate::library;
 use crate::nvml::Driver;
 use crate::output;
-use crate::probe::ask;
+use crate::child::ask;
 use crate::trust::Trusted;
 use gpulimit_base::units::gib;
 use gpulimit_policy::PolicyError;

@@ -4,7 +4,7 @@ use super::{Finding, history};
 use crate::accounts;
 use crate::budget::{Budget, LINE, VERB};
 use crate::env;
-use crate::figures;
+use crate::groups;
 use crate::nvml::Driver;
 use gpulimit_base::file_system::{self, FileSystem, Unsuitable};
 use gpulimit_base::units::gib;
@@ -190,7 +190,7 @@ fn uncovered(
     driver: Option<&Driver>,
 ) -> Vec<Finding> {
     let on = |entry: DeviceEntry| {
-        let found = figures::uncovered(ledger, counts_contexts, &entry, driver);
+        let found = groups::uncovered(ledger, counts_contexts, &entry, driver);
         let bytes = found.filter(|bytes| *bytes > 0)?;
         let text = format!(
             "processes of group {} hold {} of GPU {} beyond their charges: the group gets that \

@@ -4,7 +4,7 @@ use super::Finding;
 use super::process::Membership;
 use crate::nvml::Driver;
 use crate::obstacles::{self, Obstacle};
-use crate::probe::ask;
+use crate::child::ask;
 use crate::suspend::{Subject, members, passed};
 use gpulimit_base::identity::SeenProcess;
 use gpulimit_base::proc;

@@ -4,7 +4,8 @@ use super::reading::Reading;
 use super::worker::Sources;
 use crate::clock::Moment;
 use crate::failure::Failure;
-use crate::figures::{Figures, SCHEMA};
+use crate::figures::Figures;
+use crate::groups::SCHEMA;
 use serde_json::{Value, json};
 
 /// The state, and the part of it that changes only with the state.

@@ -2,8 +2,8 @@
 
 use super::{above_all, effective, max};
 use crate::failure::Failure;
-use crate::figures::{self, Figures, Gpu, SCHEMA};
-use crate::groups::{self, View};
+use crate::figures::{self, Figures, Gpu};
+use crate::groups::{self, SCHEMA, View};
 use crate::nvml::Driver;
 use crate::output::{self, Escaped};
 use crate::table::{Column, Table, UNKNOWN, figure};

@@ -2,7 +2,7 @@
 
 use super::Subject;
 use crate::failure::Failure;
-use crate::figures::SCHEMA;
+use crate::groups::SCHEMA;
 use crate::output::{self, Escaped};
 use gpulimit_base::units::gib;
 use gpulimit_ledger::Errand;

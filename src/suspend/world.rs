@@ -6,7 +6,7 @@ use crate::above::protected_in;
 use crate::checkpoint::{self, Checkpoints, Placeholder, Status};
 use crate::clock::rough_span;
 use crate::failure::Failure;
-use crate::figures;
+use crate::sizes;
 use crate::groups;
 use crate::nvml;
 use crate::obstacles::is_frozen;
@@ -45,8 +45,6 @@ const MOST_TRIES: u32 = 50;
 const MOST_UNCHARGED: u64 = 4 << 30;
 /// How long NVML may take to show freed memory.
 const FREEING: Duration = Duration::from_secs(1);
-/// The error of a command that is told to stop.
-pub const INTERRUPTED: &str = "interrupted: the processes are as they were before";
 /// How long a step waits for a stopped process: a tool may have stopped it for a moment.
 const STOPPED: Duration = Duration::from_secs(1);
 /// How long a call under way gets at least to end, however little time is left.
@@ -460,7 +458,7 @@ impl Arrival {
     /// limit, and of what `min` keeps for other groups. If `several` processes come back, fewer may
     /// have room.
     fn check(&self, gpus: &nvml::Driver, several: bool) -> Result<(), Failure> {
-        let bounds = |rules: &LimitSet| figures::rule(rules, self.id).resolve(self.capacity);
+        let bounds = |rules: &LimitSet| sizes::rule(rules, self.id).resolve(self.capacity);
         let max = bounds(&self.group.rules()?).max;
         let bytes = (self.bytes.values().copied()).fold(0, u64::saturating_add);
         let unused = protected_in(&self.group).into_iter().map(|(key, rules)| {
@@ -921,7 +919,9 @@ impl World for Machine<'_> {
 
     fn go_on(&self) -> Result<(), Failure> {
         match self.stop.is_asked() {
-            true => Err(Failure::new(INTERRUPTED)),
+            true => Err(Failure::interrupted(
+                "interrupted: the processes are as they were before",
+            )),
             false => Ok(()),
         }
     }

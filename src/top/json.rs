@@ -2,7 +2,8 @@
 
 use super::reader::Read;
 use crate::clock::Moment;
-use crate::figures::{Figures, SCHEMA};
+use crate::figures::Figures;
+use crate::groups::SCHEMA;
 use crate::nvml::Driver;
 use crate::output;
 use crate::snapshot::GpuMemory;
