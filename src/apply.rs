@@ -1,23 +1,21 @@
 //! `gpulimit apply`: changes the groups and the rules of this machine to match a policy file.
 
-mod difference;
-mod record;
+pub mod check;
 
 use super::failure::{Failure, cannot};
 use super::groups::end_of_leases;
 use super::nvml::Driver;
 use super::output::Escaped;
+use super::plan::difference::{self, Step};
+use super::plan::{record, rules_text, wanted};
 use super::trust::Trusted;
-use super::{accounts, check, gpu, install, output, warnings};
-use difference::Step;
-pub use difference::Wanted;
+use super::{accounts, output, preload, warnings};
 use gpulimit_base::text_file;
 use gpulimit_base::units::Size;
-use gpulimit_group::{Access, Garbage, Group, GroupError, Hold, Root, SYSTEM, effective_user};
+use gpulimit_group::{Garbage, Group, GroupError, Hold, Root, SYSTEM, effective_user};
 use gpulimit_ledger::NoWitness;
-use gpulimit_limits::{ExtentError, Key, LimitSet, Selector};
+use gpulimit_limits::{Key, LimitSet, Selector};
 use gpulimit_policy::compile::Plan;
-use gpulimit_policy::file::Mistake;
 use gpulimit_policy::rules;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -118,12 +116,12 @@ pub fn apply(args: &Args) -> Result<ExitCode, Failure> {
     } else {
         output::report(&shown.text());
     }
-    if !plan.rules.0.is_empty() && is_system && !install::is_installed() {
+    if !plan.rules.0.is_empty() && is_system && !preload::is_installed() {
         output::note(&format!(
             "warning: {} does not name the library, so the rules hold only for programs that are \
              started with the library: run `gpulimit install` to load the library into every \
              program",
-            install::FILE
+            preload::FILE
         ));
     }
     let mut status = match plan.left_out.is_empty() {
@@ -172,69 +170,6 @@ fn names_gpus(plan: &Plan) -> bool {
     groups.any(|group| !group.settings.sizes.is_empty())
 }
 
-/// Turns the policy's groups into limits for this machine's GPUs. Also returns mistakes, such as
-/// absent GPUs.
-pub fn wanted(
-    file: &Path,
-    plan: &Plan,
-    driver: Option<&Driver>,
-) -> Result<(Vec<Wanted>, Vec<Mistake>), Failure> {
-    let gpus = driver.map(Driver::capacities).unwrap_or_default();
-    let mut mistakes = Vec::new();
-    let mut all = Vec::new();
-    for group in &plan.groups {
-        let mut limits = LimitSet::default();
-        let mut sizes: Vec<_> = group.settings.sizes.iter().collect();
-        sizes.sort_by_key(|(_, gpu, _)| gpu.value != "all");
-        let mut seen: Vec<(Selector, Key)> = Vec::new();
-        for (key, gpu, extent) in sizes {
-            let mut wrong = |why: String, absent: bool| {
-                mistakes.push(Mistake {
-                    path: file.into(),
-                    line: gpu.line,
-                    why,
-                    absent,
-                })
-            };
-            let selector = match gpu.value.as_str() {
-                "all" => Selector::All,
-                text => match gpu::resolve(text, driver) {
-                    Ok(id) => Selector::Device(id),
-                    Err(failure) => {
-                        wrong(failure.to_string(), true);
-                        continue;
-                    }
-                },
-            };
-            if seen.contains(&(selector, *key)) {
-                let why = format!(
-                    "'{}' names a GPU that already has a value for {key}: give one value for each \
-                     GPU",
-                    gpu.value
-                );
-                wrong(why, true);
-            }
-            seen.push((selector, *key));
-            if let Err(error) = limits.set_extent(selector, *key, *extent, &gpus, false) {
-                let is_absent = matches!(error, ExtentError::Unknown { .. });
-                wrong(error.to_string(), is_absent);
-            }
-        }
-        for (key, value) in &group.settings.options {
-            limits.options.set(*key, value).map_err(Failure::new)?;
-        }
-        all.push(Wanted {
-            name: group.name.clone(),
-            limits,
-            access: Access {
-                owner: Some(group.owner.unwrap_or_else(effective_user)),
-                members: group.members,
-            },
-        });
-    }
-    Ok((all, mistakes))
-}
-
 /// Makes the directory of groups if necessary. Locks the directory, so that one `gpulimit apply` at
 /// a time changes it.
 fn prepare(root: &Root, plan: &Plan) -> Result<Hold, Failure> {
@@ -281,25 +216,6 @@ impl RulesStep {
             None => "removed",
         }
     }
-}
-
-/// Returns the text of the rules file, as libgpulimit.so reads it; `None` if the policy has no
-/// rules.
-pub fn rules_text(plan: &Plan) -> Result<Option<String>, Failure> {
-    let text = (!plan.rules.0.is_empty()).then(|| plan.rules.to_string());
-    match text {
-        Some(text) if text.len() as u64 > rules::LONGEST => Err(Failure::new(
-            "the rules name too many users for one file: name unix groups instead of users, or one \
-             group for all users instead of one for each",
-        )),
-        text => Ok(text),
-    }
-}
-
-/// Returns whether an `apply` would change, make or remove groups.
-pub fn differs(root: &Root, wanted: &[Wanted]) -> Result<bool, Failure> {
-    let steps = difference::steps(root, wanted, &record::read(root)?)?;
-    Ok(!steps.is_empty())
 }
 
 fn rules_step(root: &Root, plan: &Plan) -> Result<Option<RulesStep>, Failure> {

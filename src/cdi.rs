@@ -4,7 +4,8 @@
 mod name;
 
 use super::failure::Failure;
-use super::install::{FILE, make_directories, replace, write_named};
+use super::file::{make_directories, replace, write_named};
+use super::preload::FILE;
 use super::trust::Trusted;
 use super::{env, library, output};
 use clap::ValueEnum;

@@ -1,16 +1,19 @@
 //! The changes that `set`, `create` and `run` make to a group's limits: `--max 8G --device 1`.
 
-use super::above::Above;
+use super::above::{Above, Shared};
 use super::failure::Failure;
-use super::gpu;
-use super::groups;
+use super::groups::{self, Purpose, View};
+use super::notes::{Done, Notes};
 use super::nvml::Driver;
 use super::sizes::{self, bytes, is_above};
-use super::{child, env};
+use super::{child, env, gpu, warnings};
 use gpulimit_base::device::DeviceId;
-use gpulimit_base::units::{Extent, Size};
-use gpulimit_ledger::Ledger;
-use gpulimit_limits::{Capacity, ExtentError, Key, LimitSet, Selector, Setting};
+use gpulimit_base::identity::Identity;
+use gpulimit_base::units::{Extent, Size, gib};
+use gpulimit_group::{Group, GroupError};
+use gpulimit_ledger::{Details, DeviceEntry, EventKind, Happening, Ledger};
+use gpulimit_limits::{Capacity, ExtentError, Key, LimitSet, LimitsError, Selector, Setting};
+use std::io::ErrorKind;
 use std::rc::Rc;
 
 /// Settings for a group, and the GPUs to which their sizes apply. Each key occurs at most once.
@@ -101,6 +104,13 @@ impl Changes {
     pub fn has_max(&self) -> bool {
         let is_max = |setting: &Setting| matches!(setting, Setting::Size(Key::Max, _));
         self.settings.iter().any(is_max)
+    }
+
+    /// Returns a warning about `max=0`.
+    pub fn warning(&self) -> Option<String> {
+        let nothing = Setting::Size(Key::Max, Extent::Size(Size::Bytes(0)));
+        let is_nothing = self.settings.contains(&nothing);
+        is_nothing.then(|| "warning: max=0 refuses all GPU memory; max=max is no limit".into())
     }
 
     /// Describes the changes for people, in one line each.
@@ -244,6 +254,111 @@ fn leave_out_hidden(gpus: &mut Vec<Capacity>, settings: &[Setting]) {
 /// Returns whether a setting is a size that must be computed from the GPU's memory, such as -2G.
 pub fn depends_on_gpus(setting: &Setting) -> bool {
     matches!(setting, Setting::Size(_, Extent::AllBut(_)))
+}
+
+/// Changes the limits of the group that the caller means by `name`.
+pub fn set(name: &str, settings: Vec<Setting>, devices: &[String]) -> Result<Done, Failure> {
+    let driver = Driver::load().ok();
+    let driver = driver.as_ref();
+    let changes = Changes::new(settings, devices, driver)?;
+    let group = groups::find(name, Purpose::Change)?;
+    let now = group
+        .past_leases(groups::end_of_leases(), || {
+            // Cannot fail: [`Changes::new`] has already tried to apply the changes.
+            group.write_limits(|rules| drop(changes.apply(rules)))
+        })
+        .map_err(|error| refused(&group, error))?;
+    let name = group.name().to_owned();
+    let mut lines = changes.lines(&now, driver);
+    let mut notes = Notes::default();
+    notes.lines.extend(changes.warning());
+    if let Ok(ledger) = groups::readable(&group) {
+        // The ledger is `None` if the caller is allowed to change the group's limits, but not to
+        // read its ledger.
+        if let Some(ledger) = &ledger {
+            record(&group, ledger, &changes, &now);
+            // Remove the charges of dead processes, because the warnings show the group's usage.
+            group.clean_in(ledger, groups::witness(driver));
+        }
+        let view = View::of(
+            &mut Shared::default(),
+            group,
+            name.clone(),
+            now,
+            ledger,
+            driver,
+        );
+        lines.extend(changes.outranked(&view.rules, &view.above, view.ledger.as_ref(), driver));
+        lines.extend(above_max(&view, driver));
+        if changes.has_sizes() {
+            let gpus = warnings::capacities(driver, view.ledger.as_ref());
+            let lines = warnings::of(&view.rules, &gpus, driver);
+            notes.lines.extend(warnings::named(&name, lines));
+        }
+    }
+    let line = |line: String| format!("{name}: {line}\n");
+    let text = lines.into_iter().map(line).collect();
+    Ok(Done { text, notes })
+}
+
+fn refused(group: &Group, error: GroupError) -> Failure {
+    match error {
+        GroupError::Limits(LimitsError::Io { ref error, .. })
+            if error.kind() == ErrorKind::PermissionDenied =>
+        {
+            Failure::new(format_args!(
+                "you may not change the limits of group '{}': only the owner of {} may do that",
+                group.name(),
+                group.limits_path().display()
+            ))
+        }
+        error => error.into(),
+    }
+}
+
+/// Records the changes as an event in the ledger, if the caller may write the ledger. If the
+/// changes are for one GPU, the event contains the figures of that GPU.
+fn record(group: &Group, ledger: &Ledger, changes: &Changes, now: &LimitSet) {
+    let (device, max) = match changes.targets[..] {
+        [Selector::Device(id)] => (ledger.find_device(&id), now.for_device(id, Key::Max)),
+        _ => (None, now.get(Selector::All, Key::Max)),
+    };
+    let entry = device.and_then(|device| ledger.device_entry(device));
+    // In an event, the largest number stands for "no limit" or "unknown".
+    let max = max.filter(|_| changes.has_max());
+    let max = bytes(max, entry.map(|entry| entry.capacity)).unwrap_or(u64::MAX);
+    let happening = Happening {
+        kind: EventKind::Limits,
+        device,
+        process: Identity::of_self(),
+        bytes: max,
+        charged: device.map_or(0, |device| ledger.charged(device)),
+        max,
+    };
+    group.record(ledger, &happening, Details::default());
+}
+
+/// Returns a warning for each GPU on which the usage is above the new limit.
+fn above_max(view: &View, driver: Option<&Driver>) -> Vec<String> {
+    let Some(ledger) = &view.ledger else {
+        return Vec::new();
+    };
+    let line = |device: &DeviceEntry| {
+        let max = view.rules.for_device(device.id, Key::Max)?;
+        let max = max.resolve(device.capacity);
+        let usage = ledger.usage(device.index);
+        let usage = usage.charged.saturating_sub(usage.idle);
+        (usage > max).then(|| {
+            format!(
+                "applied; usage {usage} of GPU {gpu} is above the new max {max}: growth is refused \
+                 until the usage falls",
+                usage = gib(usage),
+                gpu = groups::label(device.id, driver),
+                max = gib(max)
+            )
+        })
+    };
+    view.devices.iter().filter_map(line).collect()
 }
 
 #[cfg(test)]

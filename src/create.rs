@@ -7,7 +7,7 @@ use super::groups::{self, Purpose};
 use super::nvml::Driver;
 use super::sizes::{self, Sizes};
 use super::{accounts, output, warnings};
-use gpulimit_group::{Access, GroupError, Kind, Members, Root, SYSTEM, effective_user, upwards};
+use gpulimit_group::{Access, GroupError, Members, Root, SYSTEM, effective_user, upwards};
 use gpulimit_limits::LimitSet;
 use std::io::ErrorKind;
 use std::process::ExitCode;
@@ -57,11 +57,12 @@ Examples:
 /// Makes the group.
 pub fn create(args: &Args) -> Result<ExitCode, Failure> {
     gpulimit_group::check_name(&args.group)?;
-    refuse_job_name(&args.group)?;
+    groups::refuse_job_name(&args.group)?;
     let driver = Driver::load().ok();
     let driver = driver.as_ref();
     let settings = sizes::together(&args.sizes, &args.changes)?;
     let changes = Changes::new(settings, &args.devices, driver)?;
+    changes.warning().iter().for_each(|line| output::note(line));
     let access = access(args)?;
     let (root, name) = groups::meant(&args.group, Purpose::Make)?;
     let name = &*name;
@@ -93,25 +94,14 @@ pub fn create(args: &Args) -> Result<ExitCode, Failure> {
         )));
     }
     let gpus = warnings::capacities(driver, None);
-    warnings::note(name, &warnings::of(&limits, &gpus, driver));
+    let odd = warnings::of(&limits, &gpus, driver);
+    output::notes(&warnings::named(name, odd));
     let mut lines = vec![format!("created, {limits}")];
     let above = Shared::default().above(&created.group);
     lines.extend(changes.outranked(&limits, &above, None, driver));
     let line = |line: String| format!("{name}: {line}\n");
     output::report(&lines.into_iter().map(line).collect::<String>());
     Ok(ExitCode::SUCCESS)
-}
-
-/// Refuses group names that are reserved for the groups of single jobs, because gpulimit removes
-/// such groups automatically.
-pub fn refuse_job_name(name: &str) -> Result<(), Failure> {
-    match Kind::of(name) {
-        Kind::Named => Ok(()),
-        Kind::Job => Err(Failure::usage(format_args!(
-            "the name '{name}' is reserved for the groups of single jobs, which are removed \
-             automatically: choose another name"
-        ))),
-    }
 }
 
 fn access(args: &Args) -> Result<Access, Failure> {

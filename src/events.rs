@@ -1,8 +1,7 @@
 //! `gpulimit events`: prints the events of groups.
 
-mod line;
-mod watch;
-
+use super::event::Line;
+use super::event::watch::{Scope, Watch};
 use super::failure::Failure;
 use super::groups::{self, Purpose, Selection};
 use super::nvml::Driver;
@@ -10,12 +9,9 @@ use super::output::{self, Escaped, Reader};
 use super::since;
 use super::{accounts, clock};
 use gpulimit_ledger::EventKind;
-pub use line::Line;
 use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
-use watch::Scope;
-pub use watch::Watch;
 
 /// Options of `events`.
 #[derive(clap::Args)]
@@ -132,7 +128,9 @@ pub fn events(args: &Args) -> Result<ExitCode, Failure> {
         (Err(failure), Some(scope)) => (Selection::gone(scope.root), Some(failure)),
     };
     loop {
+        watch.notes.lines.append(&mut selection.notes);
         let (lines, gone) = watch.round(&selection)?;
+        output::notes(&std::mem::take(&mut watch.notes.lines));
         if let Some(failure) = missing.take_if(|_| lines.is_empty() || args.follow) {
             return Err(failure);
         }
@@ -146,7 +144,7 @@ pub fn events(args: &Args) -> Result<ExitCode, Failure> {
         let lines = lines.into_iter().filter(|line| filter.admits(line));
         let text: String = lines.map(print).collect();
         if output::write(&text)? == Reader::Gone || !args.follow {
-            return Ok(ExitCode::from(u8::from(watch.broken)));
+            return Ok(watch.notes.status());
         }
         watch.drop_gone(&gone);
         thread::sleep(INTERVAL);

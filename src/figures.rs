@@ -4,11 +4,12 @@ pub mod order;
 
 use super::above::Above;
 use super::groups::{self, Selection, View};
-use super::history;
+use super::notes::Notes;
 use super::nvml::Driver;
-use super::output;
-use super::sizes::{is_above, rule};
+use super::past;
 pub use super::sizes::{bytes, size};
+use super::sizes::{is_above, rule};
+use super::text::shown_path;
 use super::trend::Trend;
 use super::waiting::Waiters;
 use gpulimit_base::device::DeviceId;
@@ -18,7 +19,6 @@ use gpulimit_ledger::{Category, DeviceEntry, DeviceUsage, ProcessUsage};
 use gpulimit_limits::{Key, LimitSet, Options, Selector, Values};
 use serde_json::{Value, json};
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 /// The limits and the usage of a group.
 pub struct Figures {
@@ -91,16 +91,15 @@ pub type Trends<'a> = dyn FnMut(&View, &DeviceEntry, u64) -> Option<Trend> + 'a;
 
 /// Reads how a group's usage of a GPU grows from its history.
 pub fn read_trend(view: &View, device: &DeviceEntry, usage: u64) -> Option<Trend> {
-    history::trend(view.ledger.as_ref()?, device.index, usage)
+    past::trend(view.ledger.as_ref()?, device.index, usage)
 }
 
 impl Figures {
-    /// Reads the figures of the selected groups. Reports groups that cannot be opened; the exit
-    /// status is then a failure.
-    pub fn all(selection: &Selection, driver: Option<&Driver>) -> (Vec<Self>, ExitCode) {
-        let (views, status) = selection.views(driver);
+    /// Reads the figures of the selected groups. The notes name groups that cannot be opened.
+    pub fn all(selection: &Selection, driver: Option<&Driver>) -> (Vec<Self>, Notes) {
+        let (views, notes) = selection.views(driver);
         let waiters = Waiters::of(&views, driver);
-        (Self::of_views(&views, &waiters, driver), status)
+        (Self::of_views(&views, &waiters, driver), notes)
     }
 
     /// Reads the figures of several groups.
@@ -213,7 +212,7 @@ impl Figures {
         });
         json!({
             "name": self.name,
-            "root": output::shown_path(&self.root),
+            "root": shown_path(&self.root),
             "kind": kind(&self.name),
             "limits": rules.collect::<Vec<_>>(),
             "options": options(&self.rules.options),

@@ -1,12 +1,15 @@
 //! `gpulimit gc`: removes stale groups and the charges of dead processes.
 
 use super::budget::{Budget, VERB};
+use super::contained::container::sweep;
 use super::failure::Failure;
 use super::groups::Selection;
 use super::nvml::Driver;
 use super::output::Escaped;
-use super::suspend::{candidates, finish_it, groups_with, settle_abandoned};
-use super::{env, groups, oci_hook, output};
+use super::suspension::abandoned::{groups_with, settle_abandoned};
+use super::suspension::settle::finish_it;
+use super::suspension::subjects::candidates;
+use super::{env, groups, output};
 use gpulimit_group::{Garbage, MAX_USER_NAMES, Root, Survey};
 use gpulimit_ledger::Ledger;
 use std::path::Path;
@@ -40,7 +43,7 @@ pub fn gc(_: &Args) -> Result<ExitCode, Failure> {
         for name in root.collect_garbage(Garbage::Everywhere)? {
             lines.push(format!("{name}: removed, its job has ended"));
         }
-        for name in oci_hook::sweep(&root)? {
+        for name in sweep(&root)? {
             lines.push(format!("{name}: removed, its container has ended"));
         }
         for path in root.remove_leftovers()? {

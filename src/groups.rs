@@ -4,14 +4,17 @@ use super::above::{Above, Shared};
 use super::beliefs;
 use super::budget::{LINE, Most, Purse};
 use super::failure::Failure;
+use super::notes::Notes;
 use super::nvml::{Driver, Gpu};
-use super::{drained, env, output};
+use super::{drained, env, text};
 use gpulimit_base::device::DeviceId;
 use gpulimit_group::{
-    Group, GroupError, Listing, MAX_USER_NAMES, Root, SYSTEM, WithoutCreateHint, check_name,
+    Group, GroupError, Kind, MAX_USER_NAMES, Root, SYSTEM, WithoutCreateHint, check_name,
     effective_user, is_within, parent, upwards,
 };
-use gpulimit_ledger::{Compared, DeviceEntry, Ledger, LedgerError, NoWitness, ProcessUsage, Witness};
+use gpulimit_ledger::{
+    Compared, DeviceEntry, Ledger, LedgerError, NoWitness, ProcessUsage, Witness,
+};
 use gpulimit_limits::LimitSet;
 use gpulimit_policy::{self as policy, PolicyError};
 use serde_json::{Value, json};
@@ -19,7 +22,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::rc::Rc;
 use std::sync::OnceLock;
 use std::thread;
@@ -85,6 +87,18 @@ pub fn meant(name: &str, purpose: Purpose) -> Result<(Root, String), Failure> {
     }
 }
 
+/// Refuses group names that are reserved for the groups of single jobs, because gpulimit removes
+/// such groups automatically.
+pub fn refuse_job_name(name: &str) -> Result<(), Failure> {
+    match Kind::of(name) {
+        Kind::Named => Ok(()),
+        Kind::Job => Err(Failure::usage(format_args!(
+            "the name '{name}' is reserved for the groups of single jobs, which are removed \
+             automatically: choose another name"
+        ))),
+    }
+}
+
 /// Finds and opens the group that the caller means by `name`.
 pub fn find(name: &str, purpose: Purpose) -> Result<Group, Failure> {
     let (root, name) = meant(name, purpose)?;
@@ -115,22 +129,16 @@ fn without_ended_jobs(groups: Vec<Group>) -> Vec<Group> {
     kept
 }
 
-/// Returns the groups of a listing. Reports on standard error each user's directory that was not
-/// read in full.
-pub fn reported(listing: Listing) -> Vec<Group> {
-    for path in &listing.cut_short {
-        output::note(&too_many(path));
-    }
-    listing.groups
-}
-
-/// Returns the message about a user's directory that was not read in full.
-pub fn too_many(path: &Path) -> String {
-    format!(
-        "{} belongs to a user and has more than {MAX_USER_NAMES} entries; the groups among the \
-         other entries are left out: ask that user to remove what is not needed",
-        path.to_string_lossy().escape_debug()
-    )
+/// Returns messages about users' directories that were not read in full.
+pub fn too_many(paths: &[PathBuf]) -> Vec<String> {
+    let line = |path: &PathBuf| {
+        format!(
+            "{} belongs to a user and has more than {MAX_USER_NAMES} entries; the groups among \
+             the other entries are left out: ask that user to remove what is not needed",
+            path.to_string_lossy().escape_debug()
+        )
+    };
+    paths.iter().map(line).collect()
 }
 
 /// The groups that could not be opened, with their places in a selection.
@@ -146,33 +154,27 @@ pub struct Selection {
     pub named: bool,
     /// The limits that were read while the groups were listed, by the paths of their files.
     limits: BTreeMap<OsString, LimitSet>,
+    /// A line for each user's directory that was not read in full.
+    pub notes: Vec<String>,
 }
 
 impl Selection {
     /// Selects the named group and the groups below it, or else all groups, with /run/gpulimit
     /// first.
     pub fn of(name: Option<&str>) -> Result<Self, Failure> {
-        let (roots, groups) = match name {
-            Some(name) => {
-                let (root, name) = meant(name, Purpose::Use)?;
-                let mut groups = vec![open(&root, &name, Purpose::Use)?];
-                let below = reported(root.list(Some(&groups[0]))?);
-                groups.extend(without_ended_jobs(below));
-                (vec![root], groups)
-            }
-            None => {
-                let (all, cut_short) = Self::all()?;
-                cut_short
-                    .iter()
-                    .for_each(|path| output::note(&too_many(path)));
-                return Ok(all);
-            }
+        let Some(name) = name else {
+            let (all, cut_short) = Self::all()?;
+            let notes = too_many(&cut_short);
+            return Ok(Self { notes, ..all });
         };
+        let (root, name) = meant(name, Purpose::Use)?;
+        let mut groups = vec![open(&root, &name, Purpose::Use)?];
+        let below = root.list(Some(&groups[0]))?;
+        groups.extend(without_ended_jobs(below.groups));
         Ok(Self {
             groups,
-            roots,
-            named: name.is_some(),
-            limits: BTreeMap::new(),
+            notes: too_many(&below.cut_short),
+            ..Self::gone(root)
         })
     }
 
@@ -194,6 +196,7 @@ impl Selection {
             roots,
             named: false,
             limits,
+            notes: Vec::new(),
         };
         Ok((all, cut_short))
     }
@@ -205,6 +208,7 @@ impl Selection {
             roots: vec![root],
             named: true,
             limits: BTreeMap::new(),
+            notes: Vec::new(),
         }
     }
 
@@ -221,13 +225,8 @@ impl Selection {
 
     /// Returns entries as JSON under this key. Adds the schema's version and the root's path.
     pub fn json(&self, key: &str, entries: Vec<Value>) -> Value {
-        let root = output::shown_path(self.root());
+        let root = text::shown_path(self.root());
         json!({ "schema": SCHEMA, "root": root, key: entries })
-    }
-
-    /// Prints entries as [`Self::json`] returns them.
-    pub fn print_json(&self, key: &str, entries: Vec<Value>) -> Result<(), Failure> {
-        output::json(&self.json(key, entries))
     }
 
     /// Returns a group's name for printing, with the root's path if the name could mean a group of
@@ -248,22 +247,21 @@ impl Selection {
         }
     }
 
-    /// Opens the selected groups for showing them. Reports groups that fail, and then returns a
-    /// failing exit status.
-    pub fn views(&self, driver: Option<&Driver>) -> (Vec<View>, ExitCode) {
+    /// Opens the selected groups for showing them. The notes name groups that fail.
+    pub fn views(&self, driver: Option<&Driver>) -> (Vec<View>, Notes) {
         let mut views = Vec::new();
-        let status = self.visit(driver, |at, mut view| {
+        let notes = self.visit(driver, |at, mut view| {
             // A caller with many views must not run out of descriptors.
             view.ledger.iter_mut().for_each(Ledger::close_file);
             views.push((at, view));
         });
         views.sort_by_key(|(at, _)| *at);
-        (views.into_iter().map(|(_, view)| view).collect(), status)
+        (views.into_iter().map(|(_, view)| view).collect(), notes)
     }
 
     /// Opens the selected groups one after the other, and passes each to `see` with its place in
-    /// [`Self::groups`]. Reports groups that fail, and then returns a failing exit status.
-    pub fn visit(&self, driver: Option<&Driver>, mut see: impl FnMut(usize, View)) -> ExitCode {
+    /// [`Self::groups`]. The notes name groups that fail.
+    pub fn visit(&self, driver: Option<&Driver>, mut see: impl FnMut(usize, View)) -> Notes {
         let mut shared = Shared::default();
         let mut failed = self.visit_with(&mut shared, driver, &mut see);
         let start = Instant::now();
@@ -287,13 +285,14 @@ impl Selection {
                 }
             });
         }
-        let mut unreadable = Unreadable::default();
-        for (_, error) in failed {
-            unreadable.note(&error.to_string());
-        }
-        let cut = shared.budget.cut();
-        cut.iter().for_each(|(_, text)| output::note(text));
-        ExitCode::from(u8::from(unreadable.end()))
+        let mut notes = Notes {
+            lines: self.notes.clone(),
+            is_failure: false,
+        };
+        let cut = shared.budget.cut().into_iter().map(|(_, text)| text);
+        notes.add_unopened(failed.iter().map(|(_, error)| error.to_string()).collect());
+        notes.lines.extend(cut);
+        notes
     }
 
     /// Opens the selected groups as [`Self::visit`] does, each only once and for a server's answer.
@@ -342,35 +341,6 @@ impl Selection {
     }
 }
 
-/// Reports groups that cannot be opened: prints a line for each of the first, counts the others.
-#[derive(Default)]
-pub struct Unreadable {
-    groups: usize,
-}
-
-impl Unreadable {
-    /// The number of groups that get a line of their own.
-    const LINES: usize = 8;
-
-    /// Reports why a group cannot be opened. After [`Self::LINES`] groups, only counts the group.
-    pub fn note(&mut self, why: &str) {
-        self.groups += 1;
-        if self.groups <= Self::LINES {
-            output::note(why);
-        }
-    }
-
-    /// Reports how many groups were only counted. Returns true if any group could not be opened.
-    pub fn end(&self) -> bool {
-        match self.groups.saturating_sub(Self::LINES) {
-            0 => {}
-            1 => output::note("1 more group cannot be opened"),
-            others => output::note(&format!("{others} more groups cannot be opened")),
-        }
-        self.groups > 0
-    }
-}
-
 /// An open group, with everything that verbs show about it.
 pub struct View {
     pub group: Group,
@@ -398,17 +368,16 @@ pub fn is_unrecorded(view: &View) -> bool {
     })
 }
 
-/// Names the groups that keep no history of a GPU that they have used. Returns whether there are
-/// such groups.
-pub fn note_unrecorded(titles: &[String]) -> bool {
-    if !titles.is_empty() {
-        output::note(&format!(
+/// Returns a line that names the groups with these titles, which keep no history of a GPU that they
+/// have used; `None` without such groups.
+pub fn unrecorded_note(titles: &[String]) -> Option<String> {
+    (!titles.is_empty()).then(|| {
+        format!(
             "no figures of a GPU, because its use is not recorded, in {}: `gpulimit doctor` says \
              why",
-            output::some(titles)
-        ));
-    }
-    !titles.is_empty()
+            text::some(titles)
+        )
+    })
 }
 
 /// Returns the titles of the groups of [`is_unrecorded`].
@@ -417,19 +386,11 @@ pub fn unrecorded(views: &[View]) -> Vec<String> {
     views.map(|view| view.title.clone()).collect()
 }
 
-/// Names the groups whose ledger could not be read to the end, so that figures are missing. Returns
-/// a failing exit status then, otherwise `status`.
-pub fn lost(views: &[View], status: ExitCode) -> ExitCode {
-    let mut unreadable = Unreadable::default();
-    for ledger in views.iter().filter_map(|view| view.ledger.as_ref()) {
-        if let Some(damage) = ledger.damage() {
-            unreadable.note(&damage.to_string());
-        }
-    }
-    match unreadable.end() {
-        true => ExitCode::FAILURE,
-        false => status,
-    }
+/// Returns why ledgers could not be read to the end, so that figures are missing.
+pub fn damages(views: &[View]) -> Vec<String> {
+    let ledgers = views.iter().filter_map(|view| view.ledger.as_ref());
+    let damages = ledgers.filter_map(Ledger::damage);
+    damages.map(|damage| damage.to_string()).collect()
 }
 
 impl View {
@@ -477,7 +438,9 @@ impl View {
         driver: Option<&Driver>,
     ) -> Self {
         let processes = |ledger: &Ledger| ledger.processes(witness(driver));
-        let drained = ledger.as_ref().map(|ledger| drained::slots(ledger, witness(driver)));
+        let drained = ledger
+            .as_ref()
+            .map(|ledger| drained::slots(ledger, witness(driver)));
         let drained = drained.unwrap_or_default();
         let mut processes = ledger.as_ref().map(processes).unwrap_or_default();
         processes.retain(|process| drained.binary_search(&process.slot).is_err());

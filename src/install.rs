@@ -1,27 +1,15 @@
 //! `gpulimit install` and `gpulimit uninstall`: make /etc/ld.so.preload load the library into every
 //! program of the machine, or undo this.
 
-mod file;
-mod preload;
-mod trial;
-
 use super::failure::Failure;
+use super::preload::{FILE, Preload};
 use super::trust::Trusted;
-use super::{library, output};
+use super::{file, library, output, trial};
 use gpulimit_group::{Root, SYSTEM};
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-
-pub use file::{make_directories, replace, write_named};
-pub use preload::{FILE, Preload};
-pub use trial::{uses, with};
-
-/// Returns whether /etc/ld.so.preload names libgpulimit.so.
-pub fn is_installed() -> bool {
-    Preload::read(Path::new(FILE)).is_ok_and(|preload| !preload.state().copies.is_empty())
-}
 
 /// Options of `install`.
 #[derive(clap::Args)]

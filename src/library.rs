@@ -4,7 +4,7 @@ mod load;
 
 use super::elf;
 use super::failure::Failure;
-use super::install::{FILE, Preload};
+use super::preload::{FILE, Preload};
 use super::trust::Trusted;
 use gpulimit_base::{proc, version};
 use gpulimit_group::effective_user;

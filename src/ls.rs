@@ -31,6 +31,7 @@ Examples:
 /// Lists the groups.
 pub fn ls(args: &Args) -> Result<ExitCode, Failure> {
     let selection = Selection::of(args.group.as_deref())?;
+    output::notes(&selection.notes);
     // `ls GROUP` lists only the groups below GROUP.
     let groups: Vec<&Group> = selection
         .groups
@@ -48,7 +49,7 @@ pub fn ls(args: &Args) -> Result<ExitCode, Failure> {
                 })
             })
             .collect();
-        selection.print_json("groups", groups)?;
+        output::json(&selection.json("groups", groups))?;
     } else {
         let line = |group: &&Group| selection.title(group) + "\n";
         output::print(&groups.iter().map(line).collect::<String>())?;

@@ -8,20 +8,23 @@ mod beliefs;
 mod budget;
 mod cdi;
 mod changes;
-mod check;
-mod child;
 mod checkpoint;
+mod child;
 mod clock;
 mod completions;
+mod contained;
 mod create;
 mod csv;
+mod curve;
 mod dlsym;
 mod doctor;
 mod drained;
 mod elf;
+mod event;
 mod events;
 mod failure;
 mod figures;
+mod file;
 mod gc;
 mod get;
 mod gpu;
@@ -29,21 +32,27 @@ mod groups;
 mod history;
 mod install;
 mod k8s_device_plugin;
+mod kept;
 mod kill;
 mod later;
 mod library;
 mod look;
 mod ls;
 mod man;
+mod notes;
 mod nvml;
 mod obstacles;
 mod oci_hook;
 mod order;
 mod output;
+mod past;
 mod pids;
+mod plan;
+mod preload;
 mod probe;
 mod processes;
 mod program;
+mod proven;
 mod ps;
 mod replace;
 mod report;
@@ -58,12 +67,15 @@ mod signals;
 mod since;
 mod sizes;
 mod snapshot;
+mod spans;
 mod suspend;
+mod suspension;
 mod table;
 mod terminal;
+mod text;
 mod top;
-mod tree;
 mod trend;
+mod trial;
 mod trust;
 mod waiting;
 mod warnings;
@@ -120,7 +132,7 @@ enum Verb {
     /// List the names of groups
     Ls(Later<ls::Args>),
     /// Show the group hierarchy, with usage and limit
-    Tree(Later<tree::Args>),
+    Tree(Later<show::tree::Args>),
     /// Show groups: limits, usage, peak, free memory and refusals on each GPU
     Show(Later<show::Args>),
     /// Show the processes in groups and their memory
@@ -146,7 +158,7 @@ enum Verb {
     /// Apply a policy file: make, change and remove groups and rules
     Apply(Later<apply::Args>),
     /// Check a policy file, without changing anything
-    Check(Later<check::Args>),
+    Check(Later<apply::check::Args>),
     /// Check this machine, and say how to fix what does not work
     Doctor(Later<doctor::Args>),
     /// Load the library into every program of the machine (/etc/ld.so.preload)
@@ -193,7 +205,7 @@ fn main() -> ExitCode {
         Verb::Get(Later(args)) => get::get(&args),
         Verb::Rm(Later(args)) => rm::rm(&args),
         Verb::Ls(Later(args)) => ls::ls(&args),
-        Verb::Tree(Later(args)) => tree::tree(&args),
+        Verb::Tree(Later(args)) => show::tree::tree(&args),
         Verb::Show(Later(args)) => show::show(&args),
         Verb::Ps(Later(args)) => ps::ps(&args),
         Verb::Top(Later(args)) => top::top(&args),
@@ -206,7 +218,7 @@ fn main() -> ExitCode {
         Verb::Resume(Later(args)) => resume::resume(&args),
         Verb::Gc(Later(args)) => gc::gc(&args),
         Verb::Apply(Later(args)) => apply::apply(&args),
-        Verb::Check(Later(args)) => check::check(&args),
+        Verb::Check(Later(args)) => apply::check::check(&args),
         Verb::Doctor(Later(args)) => doctor::doctor(&args),
         Verb::Install(Later(args)) => install::install(&args),
         Verb::Uninstall(Later(args)) => install::uninstall(&args),

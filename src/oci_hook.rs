@@ -1,22 +1,14 @@
 //! `gpulimit oci-hook`: called by OCI runtimes while they make a container, and after it has ended.
 
-mod container;
-mod mount;
-mod process;
-mod record;
-mod state;
-
+use super::contained::container::{self, Wanted};
+use super::contained::state::State;
 use super::env;
 use super::failure::Failure;
 use clap::ValueEnum;
-use container::Wanted;
 use gpulimit_base::units::Extent;
 use gpulimit_group::{Root, check_name};
-use state::State;
 use std::path::PathBuf;
 use std::process::ExitCode;
-
-pub use container::sweep;
 
 /// Options of `oci-hook`.
 #[derive(clap::Args)]

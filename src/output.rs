@@ -5,15 +5,14 @@
 //! commands and group names.
 
 use super::failure::Failure;
+use super::notes::{Done, Notes};
+pub use super::text::{shown_path, some, without_secrets};
 use super::{signals, terminal};
 pub use gpulimit_base::escaped::Escaped;
 use gpulimit_base::escaped::lines;
-use gpulimit_base::name::hide_secrets;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::cell::RefCell;
-use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
-use std::path::Path;
+use std::process::ExitCode;
 use std::time::Duration;
 
 /// The state of the program that reads standard output.
@@ -33,9 +32,6 @@ pub fn write(text: &str) -> Result<Reader, Failure> {
 /// Writes text in which foreign parts are already escaped, such as bold heads of tables.
 pub fn escaped(text: &str) -> Result<Reader, Failure> {
     let text = &without_secrets(text);
-    if captures(text) {
-        return Ok(Reader::There);
-    }
     // Rust's start-up code has opened /dev/null in its place.
     if !text.is_empty() && signals::was_closed(1) {
         return Err(Failure::new("cannot write to stdout: it is closed"));
@@ -48,24 +44,6 @@ pub fn escaped(text: &str) -> Result<Reader, Failure> {
         ))),
         Ok(()) => Ok(Reader::There),
     }
-}
-
-thread_local! {
-    /// The text of this thread since [`captured`] began; `None` while text is printed at once.
-    static CAPTURED: RefCell<Option<String>> = const { RefCell::new(None) };
-}
-
-/// Calls `work`, and returns what this thread would print meanwhile on both streams, escaped and
-/// without the prefix of messages. `work` must not call this function.
-pub fn captured<T>(work: impl FnOnce() -> T) -> (T, String) {
-    CAPTURED.set(Some(String::new()));
-    let done = work();
-    (done, CAPTURED.take().unwrap_or_default())
-}
-
-/// Keeps text for [`captured`]. Returns false if the text must be printed.
-fn captures(text: &str) -> bool {
-    CAPTURED.with_borrow_mut(|captured| captured.as_mut().map(|all| all.push_str(text)).is_some())
 }
 
 /// Waits for this time, or until the reader of standard output has closed the pipe.
@@ -105,52 +83,35 @@ pub fn report(text: &str) {
     }
 }
 
-/// Lists the first items, and the number of the others.
-pub fn some(all: &[impl Display]) -> String {
-    const SHOWN: usize = 5;
-    let shown: Vec<String> = all.iter().take(SHOWN).map(|one| one.to_string()).collect();
-    match all.len() - shown.len() {
-        0 => shown.join(", "),
-        more => format!("{} and {more} more", shown.join(", ")),
-    }
-}
-
 /// Writes JSON to standard output.
 pub fn json(value: &serde_json::Value) -> Result<(), Failure> {
     print(&format!("{value:#}\n"))
 }
 
-/// Returns a text without the secret names of jobs: see [`hide_secrets`].
-pub fn without_secrets(text: &str) -> String {
-    let mut bytes = text.as_bytes().to_vec();
-    let length = hide_secrets(&mut bytes);
-    bytes.truncate(length);
-    String::from_utf8(bytes).unwrap_or_default()
-}
-
-/// Returns a path for printing, without secret names.
-pub fn shown_path(path: &Path) -> String {
-    without_secrets(&path.to_string_lossy())
-}
-
 /// Writes a line to standard error. Ignores errors.
 pub fn note(text: &str) {
-    let text = &without_secrets(text);
-    if !captures(&format!("{}\n", Escaped(text))) {
-        write_note(text);
-    }
-}
-
-/// Writes the messages in captured text, a message a line, to standard error. Ignores errors.
-pub fn notes(captured: &str) {
-    captured.lines().for_each(write_note);
-}
-
-fn write_note(text: &str) {
-    let line = format!("gpulimit: {}", Escaped(text));
+    let line = format!("gpulimit: {}", Escaped(&without_secrets(text)));
     let line = terminal::fit(&line, 2, &io::stderr()) + "\n";
     // One system call writes the whole line, so lines of other programs cannot get into it.
     let _ = io::stderr().lock().write_all(line.as_bytes());
+}
+
+/// Writes lines to standard error. Ignores errors.
+pub fn notes(lines: &[String]) {
+    lines.iter().for_each(|line| note(line));
+}
+
+/// Prints notes on standard error, and returns their exit status.
+pub fn told(notes: &Notes) -> ExitCode {
+    self::notes(&notes.lines);
+    notes.status()
+}
+
+/// Prints what the verb has done, and returns its exit status.
+pub fn done(done: &Done) -> ExitCode {
+    let status = told(&done.notes);
+    report(&done.text);
+    status
 }
 
 /// Prints the output of the command line parser: help or an error message. Breaks long lines of

@@ -9,7 +9,7 @@
 use super::checkpoint::Checkpoints;
 use super::failure::Failure;
 use super::library::mapped;
-use super::{install, look, obstacles, output};
+use super::{look, obstacles, output, trial};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_ledger::{MappedFile, Mappings};
@@ -92,7 +92,7 @@ fn processes(what: What, about: PathBuf) -> Result<ExitCode, Failure> {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => look::DENIED.into(),
             is => yes(is.unwrap_or(false)),
         },
-        What::Uses => yes(install::uses(pid, &about)),
+        What::Uses => yes(trial::uses(pid, &about)),
         What::Contents => obstacles::answer(pid),
         _ => {
             let line = Identity::command_line(pid);

@@ -7,13 +7,13 @@ use super::failure::Failure;
 use super::groups::{self, Seen, Selection, View};
 use super::nvml::Driver;
 use super::processes::{Process, allocations, processes};
-use super::suspend::settle_abandoned;
+use super::suspension::abandoned::settle_abandoned;
 use super::table::{Column, Table, figure};
 use super::waiting::{Waiter, Waiters};
 use super::watch::{self, Round, Shown};
-use super::{accounts, gpu, output};
+use super::{accounts, gpu};
 use gpulimit_base::units::gib;
-use gpulimit_ledger::Category;
+use gpulimit_ledger::{Category, DeviceEntry};
 use gpulimit_limits::Selector;
 use std::process::ExitCode;
 use users::Use;
@@ -110,7 +110,7 @@ fn round(
     away: &[u32],
 ) -> Result<Round, Failure> {
     let selection = Selection::of(args.group.as_deref())?;
-    let (views, status) = selection.views(driver);
+    let (views, mut notes) = selection.views(driver);
     if selection.named
         && let [
             View {
@@ -123,7 +123,8 @@ fn round(
     {
         return Err(groups::unreadable(group.ledger_path()));
     }
-    views.iter().for_each(|view| note_uncovered(view, driver));
+    let uncovered = views.iter().flat_map(|view| uncovered(view, driver));
+    notes.lines.extend(uncovered);
     let waiters = Waiters::of(&views, driver);
     let seen: Vec<Seen> = views.into_iter().filter_map(View::into_seen).collect();
     let mut lines = processes(&selection, &seen, &waiters);
@@ -135,8 +136,8 @@ fn round(
         lines.retain(|line| line.gpu.as_ref().is_some_and(is_on));
     }
     let shown = if lines.is_empty() && !args.json {
-        if status == ExitCode::SUCCESS {
-            output::note(match devices.contains(&Selector::All) {
+        if !notes.is_failure {
+            notes.add(match devices.contains(&Selector::All) {
                 true => {
                     "no process uses a GPU in a group: `gpulimit run --max 4G -- COMMAND` starts \
                      such a process"
@@ -165,23 +166,21 @@ fn round(
             false => Shown::Text(table(&lines, driver).render(&NARROW)),
         }
     };
-    Ok(Round { shown, status })
+    Ok(Round { shown, notes })
 }
 
-/// Tells what members of a group hold beyond their charges.
-fn note_uncovered(view: &View, driver: Option<&Driver>) {
-    for entry in &view.devices {
-        let bytes = view.uncovered(entry, driver).unwrap_or(0);
-        if bytes > 0 {
-            output::note(&format!(
-                "processes of {} hold {} of GPU {} beyond their charges: `gpulimit doctor` says \
-                 more",
-                view.title,
-                gib(bytes),
-                groups::label(entry.id, driver)
-            ));
-        }
-    }
+/// Returns lines about what members of a group hold beyond their charges.
+fn uncovered(view: &View, driver: Option<&Driver>) -> Vec<String> {
+    let line = |entry: &DeviceEntry| {
+        let bytes = view.uncovered(entry, driver).filter(|bytes| *bytes > 0)?;
+        Some(format!(
+            "processes of {} hold {} of GPU {} beyond their charges: `gpulimit doctor` says more",
+            view.title,
+            gib(bytes),
+            groups::label(entry.id, driver)
+        ))
+    };
+    view.devices.iter().filter_map(line).collect()
 }
 
 fn table(lines: &[Process], driver: Option<&Driver>) -> Table {

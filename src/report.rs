@@ -8,7 +8,7 @@ mod uses;
 use super::beliefs;
 use super::budget::LINE;
 use super::failure::Failure;
-use super::groups::{self, Selection, Unreadable, View};
+use super::groups::{self, Selection, View};
 use super::nvml::Driver;
 use super::table::{Column, Table, figure};
 use super::{accounts, clock, csv, output};
@@ -115,7 +115,7 @@ pub fn report(args: &Args) -> Result<ExitCode, Failure> {
     found.sort_by_key(|(at, _)| *at);
     let lines: Vec<Line> = found.into_iter().flat_map(|(_, lines)| lines).collect();
     if args.json {
-        selection.print_json("uses", lines.iter().map(Line::json).collect())?;
+        output::json(&selection.json("uses", lines.iter().map(Line::json).collect()))?;
     } else if args.csv {
         let heads = HEADS.map(String::from);
         output::print(&csv::lines(
@@ -137,21 +137,19 @@ fn visit(
     driver: Option<&Driver>,
     mut see: impl FnMut(usize, &View),
 ) -> (ExitCode, bool) {
-    let (mut unrecorded, mut damaged) = (Vec::new(), Unreadable::default());
-    let status = selection.visit(driver, |at, view| {
+    let (mut unrecorded, mut damages) = (Vec::new(), Vec::new());
+    let mut notes = selection.visit(driver, |at, view| {
         see(at, &view);
         if let Some(damage) = view.ledger.as_ref().and_then(Ledger::damage) {
-            damaged.note(&damage.to_string());
+            damages.push(damage.to_string());
         }
         if groups::is_unrecorded(&view) {
             unrecorded.push(view.title);
         }
     });
-    let is_told = groups::note_unrecorded(&unrecorded);
-    match damaged.end() {
-        true => (ExitCode::FAILURE, is_told),
-        false => (status, is_told),
-    }
+    notes.lines.extend(groups::unrecorded_note(&unrecorded));
+    notes.add_unopened(damages);
+    (output::told(&notes), !unrecorded.is_empty())
 }
 
 /// Opens the selected groups. Fails if the caller has named a group and cannot read its ledger.
@@ -159,7 +157,8 @@ fn readable(
     selection: &Selection,
     driver: Option<&Driver>,
 ) -> Result<(Vec<View>, ExitCode), Failure> {
-    let (views, status) = selection.views(driver);
+    let (views, notes) = selection.views(driver);
+    let status = output::told(&notes);
     let first = views.first().filter(|_| selection.named);
     match first {
         Some(View {

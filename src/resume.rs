@@ -2,11 +2,11 @@
 
 use super::checkpoint::Checkpoints;
 use super::failure::Failure;
-use super::suspend::{
-    Machine, Report, Stop, Subject, Which, finish_it, freeze, record, settle_all, stays_suspended,
-    time,
-};
-use super::{kill, output};
+use super::suspension::report::Report;
+use super::suspension::settle::{finish_it, freeze, settle_all, stays_suspended};
+use super::suspension::subjects::{Subject, Which, time};
+use super::suspension::world::{Machine, Stop, record};
+use super::{output, proven};
 use gpulimit_ledger::{Errand, EventKind};
 use gpulimit_suspend::{State, World};
 use std::process::ExitCode;
@@ -115,7 +115,7 @@ pub fn resume(args: &Args) -> Result<ExitCode, Failure> {
 /// it has ended already.
 fn end(subject: &Subject) -> Option<u32> {
     let (ledger, target) = (subject.ledger(), &subject.target);
-    let sent = kill::send(
+    let sent = proven::send(
         &subject.group,
         ledger,
         &subject.usage,

@@ -2,7 +2,7 @@
 
 use super::failure::Failure;
 use super::groups::{self, Purpose};
-use super::kill::{end_all, proven, remaining};
+use super::proven::{end_all, proven, remaining};
 use super::{look, output};
 use gpulimit_base::patience;
 use gpulimit_group::{Group, GroupError, Kind, Root};
@@ -104,8 +104,9 @@ fn all(root: &Root, group: &Group, wait: &Cell<Duration>) -> Result<(), Failure>
         .into());
     }
     root.remove_jobs_within(group);
-    let below = groups::reported(root.list(Some(group))?);
-    for group in below.iter().rev().chain([group]) {
+    let below = root.list(Some(group))?;
+    output::notes(&groups::too_many(&below.cut_short));
+    for group in below.groups.iter().rev().chain([group]) {
         remove_one(root, group, wait)?;
     }
     Ok(())

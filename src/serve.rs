@@ -23,7 +23,6 @@ mod streams;
 #[cfg(test)]
 mod tests;
 mod token;
-pub mod trends;
 mod worker;
 
 use super::failure::Failure;

@@ -1,11 +1,13 @@
 //! `gpulimit show`: shows the limits and the usage of groups.
 
 mod mine;
+pub mod tree;
 
 use super::failure::Failure;
 use super::figures::{self, Figures, Gpu, order};
 use super::gpu;
 use super::groups::Selection;
+use super::notes::Notes;
 use super::nvml::Driver;
 use super::output::{self, Escaped};
 use super::table::{Column, Table, UNKNOWN, figure};
@@ -74,29 +76,29 @@ pub fn show(args: &Args) -> Result<ExitCode, Failure> {
 
 fn round(args: &Args, devices: &[Selector], driver: Option<&Driver>) -> Result<Round, Failure> {
     let selection = Selection::of(args.group.as_deref())?;
-    let (figures, status) = read(&selection, devices, &args.order, driver);
+    let (figures, mut notes) = read(&selection, devices, &args.order, driver);
     let shown = if args.json {
         let groups = figures.iter().map(Figures::json).collect();
         Shown::Json(selection.json("groups", groups))
     } else if figures.is_empty() {
-        Shown::Text(none(&selection, devices, status))
+        Shown::Text(none(&selection, devices, &mut notes))
     } else {
         Shown::Text(table(&figures).render(&NARROW) + &trends(&figures))
     };
-    Ok(Round { shown, status })
+    Ok(Round { shown, notes })
 }
 
 /// Reads the figures of the selected groups on these GPUs, in this order.
-pub fn read(
+fn read(
     selection: &Selection,
     devices: &[Selector],
     order: &order::Args,
     driver: Option<&Driver>,
-) -> (Vec<Figures>, ExitCode) {
-    let (mut figures, status) = Figures::all(selection, driver);
+) -> (Vec<Figures>, Notes) {
+    let (mut figures, notes) = Figures::all(selection, driver);
     figures.retain_mut(|group| group.keep_only(devices));
     order.sort(&mut figures);
-    (figures, status)
+    (figures, notes)
 }
 
 /// Returns a line for each group and GPU whose usage grows.
@@ -116,11 +118,11 @@ fn trends(groups: &[Figures]) -> String {
     groups.iter().flat_map(lines).collect()
 }
 
-/// Returns the empty output of a verb that found no groups. Prints the reason on standard error,
-/// unless an error has been printed already.
-pub fn none(selection: &Selection, devices: &[Selector], status: ExitCode) -> String {
-    if status == ExitCode::SUCCESS {
-        output::note(&match devices.contains(&Selector::All) {
+/// Returns the empty output of a verb that found no groups. Adds the reason to the notes, unless
+/// they have an error.
+fn none(selection: &Selection, devices: &[Selector], notes: &mut Notes) -> String {
+    if !notes.is_failure {
+        notes.add(match devices.contains(&Selector::All) {
             true => format!(
                 "no groups in {}: `gpulimit run --max 4G -- COMMAND` makes a group",
                 selection.root().display()
@@ -227,14 +229,14 @@ fn table(groups: &[Figures]) -> Table {
 }
 
 /// Formats the group's own `max` on a GPU.
-pub fn max(gpu: &Gpu) -> String {
+fn max(gpu: &Gpu) -> String {
     gpu.text(Key::Max)
         .unwrap_or_else(|| figures::size(Size::Max))
 }
 
 /// Formats the smallest `max` of the groups above this group; `None` if the group's own `max` is
 /// not larger.
-pub fn effective(group: &Figures, gpu: &Gpu) -> Option<String> {
+fn effective(group: &Figures, gpu: &Gpu) -> Option<String> {
     let (max, by) = gpu.effective.as_ref()?;
     (*by != group.name).then(|| format!("{} ({by})", gib(*max)))
 }

@@ -1,7 +1,6 @@
 //! The sizes of limits: on the command line (`--max 4G`, or `max=4G`), compared, and as text.
 
 use super::failure::Failure;
-use super::output;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::{Extent, Size, gib};
 use gpulimit_limits::{Key, LimitSet, OptionKey, Setting, Values};
@@ -68,9 +67,6 @@ pub fn together(options: &Sizes, words: &[String]) -> Result<Vec<Setting>, Failu
             )));
         }
         settings.push(setting);
-    }
-    if settings.contains(&Setting::Size(Key::Max, Extent::Size(Size::Bytes(0)))) {
-        output::note("warning: max=0 refuses all GPU memory; max=max is no limit");
     }
     Ok(settings)
 }

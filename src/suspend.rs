@@ -1,30 +1,20 @@
 //! `gpulimit suspend`: moves the GPU memory of processes to the host.
 
-mod abandoned;
-mod bound;
-mod report;
-mod subjects;
-mod world;
-
-pub use abandoned::{groups_with, settle_abandoned};
-pub use bound::passed;
-pub use report::Report;
-pub use subjects::{Subject, Which, candidates, members};
-use world::report_lost;
-pub use world::{Machine, Stop, record};
-
 use super::checkpoint::Checkpoints;
 use super::failure::Failure;
 use super::nvml::Driver;
-use super::obstacles::{self, Obstacle};
+use super::obstacles;
 use super::output;
+use super::suspension::bound::passed;
+use super::suspension::report::Report;
+use super::suspension::settle::{end_it, finish_it, freeze, settle_all, stays_suspended};
+use super::suspension::subjects::{Subject, Which, reason, time};
+use super::suspension::world::{Machine, Stop, record, report_lost};
 use gpulimit_ledger::{Errand, EventKind};
-use gpulimit_limits::parse_duration;
-use gpulimit_suspend::{State, World, settle};
+use gpulimit_suspend::{State, World};
 use std::fmt;
 use std::process::ExitCode;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Options of `suspend`.
 #[derive(clap::Args)]
@@ -65,11 +55,6 @@ Examples:
   gpulimit suspend lab/notebooks
   gpulimit suspend --pid 4711 --freeze
   gpulimit suspend lab --timeout 5m --json";
-
-/// Reads a time on the command line.
-pub fn time(text: &str) -> Result<Duration, &'static str> {
-    parse_duration(text).ok_or("expected a time such as 30s or 10m")
-}
 
 /// Suspends the processes, all or none.
 pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
@@ -158,47 +143,6 @@ fn nothing(error: impl fmt::Display) -> Failure {
     Failure::new(format_args!("{error}; nothing was suspended"))
 }
 
-/// Ends the work of an actor that has died on a process, and records what has become of it.
-fn settle_one(machine: &Machine<'_>, at: usize, subject: &Subject) -> Result<State, Failure> {
-    let (errand, had) = (subject.errand().0, subject.suspended());
-    let state = settle(machine, at)?;
-    let kind = match state {
-        State::Running if errand == Errand::Resume => EventKind::Resume,
-        // A process that was not brought back has an event already.
-        State::Checkpointed if errand == Errand::Suspend || had == 0 => EventKind::Suspend,
-        State::Failed => EventKind::Lost,
-        _ => return Ok(state),
-    };
-    record(subject, kind, &subject.moved_by_gpu());
-    Ok(state)
-}
-
-/// Ends the work of actors that have died, on the processes of a set, and charges those that
-/// another tool has brought back.
-///
-/// # Errors
-/// A process is stopped, so the driver does not answer.
-pub fn settle_all(machine: &Machine<'_>, subjects: &[Subject]) -> Result<(), Failure> {
-    for (at, subject) in subjects.iter().enumerate() {
-        if matches!(subject.errand().0, Errand::Suspend | Errand::Resume) {
-            subject.check_namespace()?;
-            settle_one(machine, at, subject)?;
-        } else if subject.is_suspended()
-            && subject.is_answered_for()
-            && matches!(machine.state(at), Ok(State::Running | State::Locked))
-        {
-            settle_one(machine, at, subject)?;
-        }
-    }
-    Ok(())
-}
-
-/// Returns an obstacle with its remedy, for one process or for all.
-fn reason(subject: Option<&Subject>, obstacle: &Obstacle) -> String {
-    let name = subject.map_or_else(String::new, |subject| format!("{}: ", subject.name()));
-    format!("{name}{obstacle}: {}", obstacle.remedy())
-}
-
 /// Looks at all processes of a set before anything is touched.
 ///
 /// # Errors
@@ -213,7 +157,7 @@ fn check(
     let sizes: Vec<(u32, u64)> = (wanted.iter())
         .map(|subject| (subject.target.pid, subject.bytes(Some(gpus))))
         .collect();
-    let mut reasons = bound::passed(&wanted)?;
+    let mut reasons = passed(&wanted)?;
     for (pid, obstacle) in obstacles::all(gpus, &sizes) {
         let mut all = wanted.iter().copied();
         let subject = all.find(|subject| Some(subject.target.pid) == pid);
@@ -243,55 +187,4 @@ fn check(
     };
     reasons.iter().for_each(|reason| output::note(reason));
     Err(nothing(last))
-}
-
-/// Returns how to bring back a process that the command leaves suspended.
-pub fn stays_suspended(subject: &Subject) -> String {
-    let (name, pid) = (subject.name(), subject.target.pid);
-    format!("{name} stays suspended: `gpulimit resume --pid {pid}` brings it back")
-}
-
-/// Returns how to end the work on a process that is left half-done.
-pub fn finish_it(subject: &Subject) -> String {
-    let (name, pid) = (subject.name(), subject.target.pid);
-    let how = match subject.check_runs() {
-        Ok(()) => format!(", or `kill -9 {pid}` ends it"),
-        Err(_) => " once it runs again".to_owned(),
-    };
-    format!(
-        "{name} is left half-done, its calls of CUDA wait: `gpulimit resume --pid {pid}` lets it \
-         go on{how}"
-    )
-}
-
-/// Returns how to end a lost process.
-pub fn end_it(subject: &Subject) -> String {
-    let pid = subject.target.pid;
-    format!("end it with `kill -9 {pid}` or `gpulimit resume --pid {pid} --kill-lost`")
-}
-
-/// Stops suspended processes, and waits until they stand still: the kernel stops a process a moment
-/// after the signal is sent.
-pub fn freeze<'a>(subjects: impl Iterator<Item = &'a Subject>) -> Result<(), Failure> {
-    const PATIENCE: Duration = Duration::from_secs(1);
-    let suspended: Vec<&Subject> = subjects.filter(|one| one.is_suspended()).collect();
-    for subject in &suspended {
-        // The mark comes first, so that `resume` continues the process in any case.
-        subject.set_errand(subject.errand().0, true);
-        match subject.target.send(libc::SIGSTOP) {
-            Err(error) if !subject.is_gone() => {
-                return Err(Failure::new(format_args!(
-                    "cannot stop {}, which is suspended: {error}",
-                    subject.name()
-                )));
-            }
-            _ => {}
-        }
-    }
-    let until = Instant::now() + PATIENCE;
-    let stands = |subject: &&Subject| subject.is_stopped() || subject.is_gone();
-    while !suspended.iter().all(stands) && Instant::now() < until {
-        thread::sleep(Duration::from_millis(1));
-    }
-    Ok(())
 }

@@ -202,14 +202,16 @@ fn print(args: &Args, view: &View) -> Result<ExitCode, Failure> {
         };
         plain::lines(&scene, &pen, width()).join("\n")
     };
-    let (mut gap, mut printed) = ("", String::new());
+    let (mut gap, mut printed) = ("", Vec::new());
     loop {
         let began = Instant::now();
-        let (read, said) = output::captured(|| source.read(None));
+        let read = source.read(None);
         // A message is printed only if it differs from that of the round before.
-        if said != printed {
-            output::notes(&said);
-            printed = said;
+        if let Ok(read) = &read
+            && read.notes != printed
+        {
+            output::notes(&read.notes);
+            printed.clone_from(&read.notes);
         }
         let status = match &read {
             Ok(read) => read.snapshot.status,
@@ -254,7 +256,7 @@ struct Program {
     view: View,
     seen: Seen,
     round: Round,
-    pasts: Option<(reader::Wanted, Vec<super::history::Past>)>,
+    pasts: Option<(reader::Wanted, Vec<super::past::Past>)>,
     reader: Reader,
     events: mpsc::Receiver<Event>,
     sender: mpsc::Sender<Event>,

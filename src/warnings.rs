@@ -3,7 +3,6 @@
 
 use super::groups;
 use super::nvml::Driver;
-use super::output;
 use super::sizes::is_above;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::{Size, gib};
@@ -130,11 +129,10 @@ fn contradictions(values: Values, capacity: Option<u64>) -> impl Iterator<Item =
         })
 }
 
-/// Prints warnings about a group's limits on standard error.
-pub fn note(group: &str, lines: &[String]) {
-    for line in lines {
-        output::note(&format!("warning: {group}: {line}"));
-    }
+/// Returns warnings with the name of the group that they are about.
+pub fn named(group: &str, lines: Vec<String>) -> Vec<String> {
+    let line = |line| format!("warning: {group}: {line}");
+    lines.into_iter().map(line).collect()
 }
 
 #[cfg(test)]

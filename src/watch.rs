@@ -3,6 +3,7 @@
 use super::clock::Moment;
 use super::failure::Failure;
 use super::groups::SCHEMA;
+use super::notes::Notes;
 use super::output::{self, Reader};
 use gpulimit_limits::parse_duration;
 use jiff::Timestamp;
@@ -38,8 +39,8 @@ fn interval(text: &str) -> Result<Duration, &'static str> {
 /// What a verb shows in one round.
 pub struct Round {
     pub shown: Shown,
-    /// The exit status of the verb if it ends after this round.
-    pub status: ExitCode,
+    /// What the verb says beside that, and its exit status if it ends after this round.
+    pub notes: Notes,
 }
 
 /// The figures of a round.
@@ -64,23 +65,26 @@ impl Args {
     ) -> Result<ExitCode, Failure> {
         let Some(interval) = self.watch else {
             let round = read()?;
+            let status = output::told(&round.notes);
             match round.shown {
                 Shown::Json(value) => output::json(&value)?,
                 Shown::Text(text) => output::table(&text)?,
             }
-            return Ok(round.status);
+            return Ok(status);
         };
-        let mut printed = String::new();
+        let mut printed = Vec::new();
         let mut is_first = true;
         loop {
-            let (round, said) = output::captured(&mut read);
-            if said != printed {
-                output::notes(&said);
-                printed = said;
-            }
-            let (mut value, status) = match round {
-                Ok(Round { shown, status }) => match shown {
-                    Shown::Json(value) => (value, status),
+            let (mut value, status) = match read() {
+                Ok(Round { shown, notes }) => match shown {
+                    Shown::Json(value) => {
+                        if notes.lines != printed {
+                            output::notes(&notes.lines);
+                        }
+                        let status = notes.status();
+                        printed = notes.lines;
+                        (value, status)
+                    }
                     Shown::Text(_) => return Err(Failure::usage(NO_SCREEN)),
                 },
                 Err(failure) if is_first => return Err(failure),

@@ -2,12 +2,13 @@
 
 use super::{Finding, policy, process, python, root, suspension};
 use crate::accounts::Database;
+use crate::child::ask;
 use crate::env;
-use crate::install::{self, Preload};
 use crate::library;
 use crate::nvml::Driver;
 use crate::output;
-use crate::child::ask;
+use crate::preload::{self, Preload};
+use crate::trial;
 use crate::trust::Trusted;
 use gpulimit_base::units::gib;
 use gpulimit_policy::PolicyError;
@@ -161,7 +162,7 @@ fn library(has_driver: bool) -> Result<Vec<Finding>, Finding> {
         CHECK,
         format!("{}, version {version}", library.display()),
     )];
-    if let Err(failure) = install::with(&library) {
+    if let Err(failure) = trial::with(&library) {
         findings.push(Finding::error("preload", failure.to_string(), ""));
     }
     match ask("preload", Some(&library)) {
@@ -179,7 +180,7 @@ fn library(has_driver: bool) -> Result<Vec<Finding>, Finding> {
 /// path that only root can change.
 pub(super) fn system_wide() -> Finding {
     const CHECK: &str = "system-wide";
-    let file = install::FILE;
+    let file = preload::FILE;
     let state = match Preload::read(Path::new(file)) {
         Ok(preload) => preload.state(),
         Err(failure) => return Finding::warning(CHECK, failure.to_string(), ""),

@@ -2,9 +2,9 @@
 
 use super::Finding;
 use crate::accounts::Database;
-use crate::apply;
 use crate::failure::Failure;
 use crate::nvml::Driver;
+use crate::plan;
 use gpulimit_base::text_file;
 use gpulimit_group::{Root, SYSTEM, effective_user};
 use gpulimit_policy::rules::{FILE, LONGEST, POLICY};
@@ -42,7 +42,7 @@ fn broken(why: &str) -> Finding {
 fn compare(path: &Path, text: &str) -> Result<Vec<Finding>, Failure> {
     let (plan, mut mistakes) = compile::compile(&file::parse(path, text), &Database);
     let driver = Driver::load().ok();
-    let (wanted, more) = apply::wanted(path, &plan, driver.as_ref())?;
+    let (wanted, more) = plan::wanted(path, &plan, driver.as_ref())?;
     mistakes.extend(more);
     if let Some(first) = mistakes.first() {
         return Ok(vec![broken(&first.to_string())]);
@@ -53,7 +53,7 @@ fn compare(path: &Path, text: &str) -> Result<Vec<Finding>, Failure> {
     };
     let mut findings = Vec::new();
     let there = text_file::read(&Path::new(SYSTEM).join(FILE), LONGEST).ok();
-    let rules = apply::rules_text(&plan)?;
+    let rules = plan::rules_text(&plan)?;
     if there.as_deref() != rules.as_deref().map(str::as_bytes) {
         findings.push(not_in_force(match there {
             None => format!("{SYSTEM} has no rules, as after a boot without `gpulimit apply`"),
@@ -73,7 +73,7 @@ fn compare(path: &Path, text: &str) -> Result<Vec<Finding>, Failure> {
         findings.push(not_in_force(format!(
             "{count} of its groups are missing, such as {first}"
         )));
-    } else if effective_user() == 0 && apply::differs(&root, &wanted)? {
+    } else if effective_user() == 0 && plan::differs(&root, &wanted)? {
         findings.push(Finding::warning(
             CHECK,
             format!("the groups of {SYSTEM} differ from {POLICY}"),

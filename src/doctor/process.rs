@@ -5,7 +5,7 @@ use super::{Finding, suspension};
 use crate::look;
 use crate::nvml::Driver;
 use crate::obstacles::{self, Obstacle};
-use crate::{accounts, env as own_env, groups, install, library};
+use crate::{accounts, env as own_env, groups, library, preload};
 use crate::{elf, program};
 use gpulimit_base::identity::SeenProcess;
 use gpulimit_base::proc;
@@ -170,13 +170,13 @@ impl Process {
 
     /// Returns the content of the /etc/ld.so.preload that the process sees; `None` if the file
     /// cannot be read.
-    fn preloads(&self) -> Option<install::Preload> {
+    fn preloads(&self) -> Option<preload::Preload> {
         let bytes = self
             .files
             .as_ref()?
-            .read(Path::new(install::FILE), LONGEST_PRELOAD);
+            .read(Path::new(preload::FILE), LONGEST_PRELOAD);
         let text = String::from_utf8_lossy(&bytes.ok()?).into_owned();
-        Some(install::Preload::of(text))
+        Some(preload::Preload::of(text))
     }
 
     /// Returns each path of libgpulimit.so in the process's LD_PRELOAD or /etc/ld.so.preload, with
@@ -187,7 +187,7 @@ impl Process {
         let variable = self.env("LD_PRELOAD").unwrap_or_default();
         let by_variable = library::copies_in(&variable).into_iter();
         everywhere
-            .map(|path| (path, install::FILE))
+            .map(|path| (path, preload::FILE))
             .chain(by_variable.map(|path| (path, "the process's LD_PRELOAD")))
             .collect()
     }
@@ -296,16 +296,16 @@ impl Process {
                     .into(),
             );
         }
-        let by_file = named.iter().find(|(_, by)| *by == install::FILE);
+        let by_file = named.iter().find(|(_, by)| *by == preload::FILE);
         if let Some((path, _)) = by_file {
-            let changed = about(Path::new(install::FILE)).and_then(|about| about.modified().ok());
+            let changed = about(Path::new(preload::FILE)).and_then(|about| about.modified().ok());
             let since = changed.zip(started(self.pid));
             if since.is_some_and(|(changed, started)| changed > started) {
                 return (
                     format!(
                         "the process started before {} was added to {}",
                         path.display(),
-                        install::FILE
+                        preload::FILE
                     ),
                     "restart the process".into(),
                 );
@@ -313,7 +313,7 @@ impl Process {
             return (
                 format!(
                     "{} names {}, but the dynamic linker did not load the library",
-                    install::FILE,
+                    preload::FILE,
                     path.display()
                 ),
                 "run `gpulimit doctor` to see whether the library loads; in a container, check \

@@ -2,10 +2,11 @@
 
 use super::Finding;
 use super::process::Membership;
+use crate::child::ask;
 use crate::nvml::Driver;
 use crate::obstacles::{self, Obstacle};
-use crate::child::ask;
-use crate::suspend::{Subject, members, passed};
+use crate::suspension::bound::passed;
+use crate::suspension::subjects::{Subject, members};
 use gpulimit_base::identity::SeenProcess;
 use gpulimit_base::proc;
 use gpulimit_base::units::gib;

@@ -8,7 +8,7 @@ use crate::figures::Gpu;
 use crate::groups::{self, Purpose, Selection, View};
 use crate::nvml::Driver;
 use crate::table::{Column, Table, figure};
-use crate::{csv, history, output, since};
+use crate::{csv, output, past, since};
 use gpulimit_base::units::gib;
 use gpulimit_group::is_within;
 use jiff::Timestamp;
@@ -73,7 +73,8 @@ pub fn report(args: &Args, since: &str) -> Result<ExitCode, Failure> {
     if until.is_none() {
         let (views, seen) = super::readable(&selection, driver)?;
         status = seen;
-        groups::note_unrecorded(&groups::unrecorded(&views));
+        let note = groups::unrecorded_note(&groups::unrecorded(&views));
+        note.iter().for_each(|note| output::note(note));
         views.iter().for_each(|view| span.add_view(view, driver));
     }
     let uses = span.uses();
@@ -174,7 +175,7 @@ fn recorded(view: &View, subject: &Subject, since: u64, driver: Option<&Driver>)
         .iter()
         .find(|device| device.id == subject.gpu)?;
     let usage = Gpu::of(view, subject.gpu, driver).usage.unwrap_or(0);
-    let sums = history::sums(ledger, device.index, since / 1_000, usage)?;
+    let sums = past::sums(ledger, device.index, since / 1_000, usage)?;
     Some(Use {
         from: Some(sums.from * 1_000),
         gib_hours: None,
@@ -194,7 +195,7 @@ fn print(
 ) -> Result<(), Failure> {
     if args.json {
         let json = |(subject, found): &(Subject, Use)| json(subject, found, span.until, driver);
-        return selection.print_json("uses", uses.iter().map(json).collect());
+        return output::json(&selection.json("uses", uses.iter().map(json).collect()));
     }
     if args.csv {
         let heads = std::iter::once(HEADS.map(String::from));

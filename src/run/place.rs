@@ -3,7 +3,6 @@
 use super::Args;
 use super::user::User;
 use crate::changes::{self, Changes};
-use crate::create::refuse_job_name;
 use crate::failure::Failure;
 use crate::groups::{self, Purpose};
 use crate::nvml::Driver;
@@ -46,7 +45,7 @@ impl Place {
     fn named(args: &Args, name: &str, asked: Asked, user: Option<&User>) -> Result<Self, Failure> {
         let limits = asked.limits()?;
         if limits.is_some() {
-            refuse_job_name(name)?;
+            groups::refuse_job_name(name)?;
         }
         let name = match &args.group {
             Some(parent) => format!("{parent}/{name}"),
@@ -264,6 +263,7 @@ impl Asked {
         let changes = Changes::of_command(settings, &args.devices, driver)?;
         let mut limits = LimitSet::default();
         changes.apply(&mut limits)?;
+        changes.warning().iter().for_each(|line| output::note(line));
         for line in warnings::of(&limits, &warnings::capacities(driver, None), driver) {
             output::note(&format!("warning: {line}"));
         }

@@ -4,9 +4,10 @@ use super::history::Trouble;
 use super::query;
 use super::reading::Public;
 use super::worker::Sources;
-use crate::events::{Line, Watch};
+use crate::event::Line;
+use crate::event::watch::Watch;
 use crate::groups::{SCHEMA, Selection};
-use crate::since;
+use crate::{output, since};
 use jiff::Zoned;
 use serde_json::{Value, json};
 
@@ -53,6 +54,7 @@ fn round(sources: &mut Sources, watch: &mut Watch) -> Result<Vec<Line>, Trouble>
     let failed = |failure: crate::failure::Failure| Trouble::Server(failure.to_string());
     let (selection, _) = Selection::all().map_err(failed)?;
     let (mut lines, gone) = watch.round(&selection).map_err(failed)?;
+    output::notes(&std::mem::take(&mut watch.notes.lines));
     watch.drop_gone(&gone);
     if sources.scope.public {
         let mut public = Public::default();

@@ -5,7 +5,7 @@ use super::reading::Public;
 use super::worker::Sources;
 use crate::budget::SCRAPE;
 use crate::groups::{SCHEMA, Selection, View};
-use crate::{gpu, history, since};
+use crate::{gpu, past, since};
 use gpulimit_base::device::DeviceId;
 use gpulimit_group::Root;
 use gpulimit_limits::Selector;
@@ -72,7 +72,7 @@ pub fn json(sources: &mut Sources, asked: &str) -> Result<Value, Trouble> {
     let (mut histories, mut periods) = (Vec::new(), 0);
     let (_, cut) = selection.visit_once(SCRAPE, driver, |_, view: View| {
         if periods <= MOST_PERIODS {
-            for one in history::json(&view, &[device], since, &now, driver) {
+            for one in past::json(&view, &[device], since, &now, driver) {
                 periods += one["periods"].as_array().map_or(0, Vec::len);
                 histories.push(one);
             }

@@ -3,12 +3,12 @@
 use super::Scope;
 use super::counters::{Counters, Events};
 use super::pressure::{WINDOWS, Waits};
-use super::trends::Kept;
 use crate::budget::{LINE, SCRAPE};
 use crate::clock::Moment;
 use crate::failure::Failure;
 use crate::figures::{Figures, Gpu};
 use crate::groups::{self, Seen, Selection, View};
+use crate::kept::Kept;
 use crate::nvml::Driver;
 use crate::output;
 use crate::processes::{Commands, Process, processes_with};
@@ -131,8 +131,8 @@ impl Reading {
     ) -> Result<Self, Failure> {
         let time = jiff::Timestamp::now();
         let (mut selection, cut_short) = Selection::all()?;
-        for path in &cut_short {
-            memory.tell(groups::too_many(path));
+        for text in groups::too_many(&cut_short) {
+            memory.tell(text);
         }
         let mut reader = Reader::default();
         let mut more = Vec::new();

@@ -4,7 +4,7 @@ use super::Scope;
 use super::exposition::Page;
 use super::reading::{Memory, Reading};
 use crate::env;
-use crate::events::Watch;
+use crate::event::watch::Watch;
 use crate::failure::Failure;
 use crate::nvml::Driver;
 use gpulimit_group::Root;

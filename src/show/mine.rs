@@ -4,6 +4,7 @@ use super::{above_all, effective, max};
 use crate::failure::Failure;
 use crate::figures::{self, Figures, Gpu};
 use crate::groups::{self, SCHEMA, View};
+use crate::notes::Notes;
 use crate::nvml::Driver;
 use crate::output::{self, Escaped};
 use crate::table::{Column, Table, UNKNOWN, figure};
@@ -19,7 +20,6 @@ use gpulimit_policy as policy;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::process::ExitCode;
 use std::slice;
 
 /// Reads the caller's limit on these GPUs.
@@ -55,8 +55,8 @@ pub fn mine(
         }
         Shown::Text(text)
     };
-    let status = ExitCode::SUCCESS;
-    Ok(Round { shown, status })
+    let notes = Notes::default();
+    Ok(Round { shown, notes })
 }
 
 /// The group that the caller's programs are in, and the reason for that.

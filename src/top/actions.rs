@@ -3,29 +3,38 @@
 use super::round::Name;
 use super::view::Act;
 use crate::failure::Failure;
-use crate::groups::{Purpose, meant};
-use crate::{kill, output, set};
+use crate::groups::{self, Purpose, meant};
+use crate::notes::Done;
+use crate::output::Escaped;
+use crate::{changes, proven};
 use gpulimit_base::units::Extent;
+use gpulimit_limits::{Key, Setting};
 
-/// Does what the user has confirmed, and returns what `set` or `kill` said. Can take a minute.
+/// Does what the user has confirmed, and returns what was done. Can take a minute.
 pub fn act(act: Act) -> String {
-    let (done, said) = output::captured(|| match act {
+    let done = match act {
         Act::Limit { group, max, gpu } => is_meant(&group).and_then(|()| {
             let max: Extent = max.parse().map_err(Failure::usage)?;
-            set::set(&set::Args::of_max(group.name, max, gpu)).map(drop)
+            let max = Setting::Size(Key::Max, max);
+            changes::set(&group.name, vec![max], gpu.as_slice())
         }),
         Act::Signal {
             group,
             process,
             signal,
-        } => is_meant(&group)
-            .and_then(|()| kill::kill(&kill::Args::of(group.name, process, signal)).map(drop)),
-        _ => Ok(()),
-    });
-    match done {
-        Ok(()) => joined(&said),
-        Err(failure) => output::Escaped(&failure.to_string()).to_string(),
-    }
+        } => is_meant(&group).and_then(|()| {
+            let pid = process.map(|process| process.pid);
+            let start_time = process.map(|process| process.start_time);
+            let group = groups::find(&group.name, Purpose::Use)?;
+            proven::kill(&group, pid.as_slice(), start_time, signal)
+        }),
+        _ => Ok(Done::default()),
+    };
+    let said = match done {
+        Ok(done) => joined(&(done.notes.lines.join("\n") + "\n" + &done.text)),
+        Err(failure) => failure.to_string(),
+    };
+    Escaped(&said).to_string()
 }
 
 /// Fails if the name means another group for `set` and `kill`: one in another root.

@@ -10,7 +10,7 @@ use super::rows::Rows;
 use super::tables::{Groups, Processes};
 use super::view::{Page, View};
 use crate::clock;
-use crate::history::Past;
+use crate::past::Past;
 use crate::signal;
 use gpulimit_base::device::DeviceId;
 use jiff::tz::TimeZone;

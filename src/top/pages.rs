@@ -4,6 +4,7 @@ use super::canvas::Canvas;
 use super::frame::{Scene, Seen};
 use super::reader::Wanted;
 use super::round::Usage;
+use crate::curve;
 use crate::output::Escaped;
 use gpulimit_base::units::gib;
 use ratatui::style::Style;
@@ -145,7 +146,7 @@ pub fn details(canvas: &Canvas<'_>, scene: &Scene<'_>, wanted: &Wanted) -> Vec<L
         }
         match (past, pasts) {
             (Some(past), _) => {
-                let curve = past.curve(scene.zone, canvas.width(), canvas.pen.unicode);
+                let curve = curve::of(past, scene.zone, canvas.width(), canvas.pen.unicode);
                 lines.extend(curve.iter().map(|line| plain(line)));
             }
             (None, None) => lines.push(plain("reading the history")),

@@ -1,8 +1,17 @@
 //! The questions that `top` asks before it changes something, and the lines that filter rows.
 
 use super::round::Name;
-use crate::kill::Seen;
 use ratatui::crossterm::event::KeyCode;
+
+/// A process that the caller has seen before. Its pid may belong to another process now, with
+/// another start time.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub struct Seen {
+    /// The pid in the caller's pid namespace.
+    pub pid: u32,
+    /// The start time in the process's slot, in clock ticks since boot; 0 if unknown.
+    pub start_time: u64,
+}
 
 /// A line that the user types. The cursor is at its end.
 #[derive(Clone, Debug, Default)]

@@ -6,11 +6,11 @@ use crate::accounts;
 use crate::failure::Failure;
 use crate::figures::Figures;
 use crate::groups::{Purpose, Selection, View, meant};
-use crate::history::{self, Past, Recent};
+use crate::kept::Kept;
 use crate::nvml::Driver;
-use crate::output::{self, Escaped};
+use crate::output::Escaped;
+use crate::past::{self, Past, Recent};
 use crate::processes::{Commands, Process};
-use crate::serve::trends::Kept;
 use crate::snapshot::{self, GpuMemory, Snapshot};
 use gpulimit_base::device::DeviceId;
 use gpulimit_limits::Selector;
@@ -78,6 +78,8 @@ pub struct Wanted {
 pub struct Read {
     pub selection: Selection,
     pub snapshot: Snapshot,
+    /// What the read says beside that.
+    pub notes: Vec<String>,
     /// The recent usage on each GPU of each group, in the snapshot's order.
     recents: Vec<Vec<Recent>>,
     /// The past usage of the group that is wanted.
@@ -113,7 +115,7 @@ impl Source {
         let selection = Selection::of(self.group.as_deref())?;
         let (mut reader, trends) = (snapshot::Reader::default(), &mut self.trends);
         let (mut recents, mut pasts) = (Vec::new(), Vec::new());
-        let status = selection.visit(driver, |at, view| {
+        let notes = selection.visit(driver, |at, view| {
             let mut trend = |view: &_, device: &_, usage| trends.trend(view, device, usage);
             let figures = Figures::read(&view, driver, &mut trend);
             let gpus = figures.gpus.iter();
@@ -129,7 +131,7 @@ impl Source {
         let snapshot = Snapshot::of(
             &selection,
             reader.end(driver),
-            status,
+            notes.status(),
             &mut self.commands,
             driver,
         );
@@ -140,6 +142,7 @@ impl Source {
         Ok(Read {
             selection,
             snapshot,
+            notes: notes.lines,
             recents: recents.into_iter().map(|(_, recent)| recent).collect(),
             pasts,
         })
@@ -160,7 +163,7 @@ impl Wanted {
 
     fn pasts(&self, view: &View, driver: Option<&Driver>) -> Vec<Past> {
         let now = Timestamp::now();
-        let since = history::second(now).saturating_sub(self.since.as_secs());
+        let since = past::second(now).saturating_sub(self.since.as_secs());
         Past::all(view, &[Selector::All], since, now, driver)
     }
 }
@@ -168,7 +171,7 @@ impl Wanted {
 fn recent(view: &View, gpu: DeviceId, usage: Option<u64>) -> Recent {
     let found = || {
         let entry = view.devices.iter().find(|device| device.id == gpu)?;
-        Some(history::recent(view.ledger.as_ref()?, entry.index, usage?))
+        Some(past::recent(view.ledger.as_ref()?, entry.index, usage?))
     };
     found().unwrap_or_default()
 }
@@ -276,8 +279,7 @@ fn run(
 }
 
 fn news(source: &mut Source, wanted: Option<&Wanted>) -> News {
-    let (read, said) = output::captured(|| source.read(wanted));
-    let mut read = match read {
+    let mut read = match source.read(wanted) {
         Ok(read) => read,
         Err(failure) => {
             let round = Round::failed(&failure);
@@ -285,7 +287,8 @@ fn news(source: &mut Source, wanted: Option<&Wanted>) -> News {
         }
     };
     let mut round = source.round(&mut read);
-    round.problem = said.lines().next().unwrap_or_default().to_owned();
+    let note = read.notes.first().map(|note| Escaped(note).to_string());
+    round.problem = note.unwrap_or_default();
     let pasts = wanted.map(|wanted| (wanted.clone(), read.pasts));
     News { round, pasts }
 }

@@ -1,10 +1,9 @@
 //! What the user of `top` sees and does: the state that keys change. Reads and writes nothing.
 
-use super::prompt::{Menu, Prompt, Question};
+use super::prompt::{Menu, Prompt, Question, Seen};
 use super::reader::Wanted;
 use super::round::{Name, Round};
 use super::rows::{Choice, Item, Rows};
-use crate::kill::Seen;
 use gpulimit_limits::Selector;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use std::time::Duration;

@@ -1,18 +1,19 @@
 //! The processes that `suspend` and `resume` act on.
 
-use super::reason;
 use crate::failure::Failure;
 use crate::groups::{self, Purpose, Selection};
-use crate::kill::{by_own_pid, proven, unproven};
 use crate::look;
 use crate::nvml;
 use crate::obstacles::{Obstacle, is_frozen};
+use crate::output;
+use crate::proven::{by_own_pid, proven, unproven};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::proc;
 use gpulimit_group::{Group, GroupError, Target};
 use gpulimit_ledger::{DeviceIndex, DeviceUsage, Errand, Ledger, NoWitness, ProcessUsage};
-use gpulimit_limits::LimitSet;
+use gpulimit_limits::{LimitSet, parse_duration};
+use std::time::Duration;
 
 /// Selects processes on the command line.
 #[derive(clap::Args, Debug)]
@@ -25,6 +26,11 @@ pub struct Which {
     /// more
     #[arg(long = "pid", value_name = "PID")]
     pub pids: Vec<u32>,
+}
+
+/// Reads a time on the command line.
+pub fn time(text: &str) -> Result<Duration, &'static str> {
+    parse_duration(text).ok_or("expected a time such as 30s or 10m")
 }
 
 /// A process of a group, proven to be a member of it.
@@ -48,6 +54,7 @@ impl Which {
             }
             None => Selection::of(None)?,
         };
+        output::notes(&selection.notes);
         let mut found = Vec::new();
         for group in &selection.groups {
             let wanted = (!self.pids.is_empty()).then_some(&*self.pids);
@@ -118,6 +125,12 @@ pub fn candidates(
         )))),
     });
     Ok(subjects.collect())
+}
+
+/// Returns an obstacle with its remedy, for one process or for all.
+pub fn reason(subject: Option<&Subject>, obstacle: &Obstacle) -> String {
+    let name = subject.map_or_else(String::new, |subject| format!("{}: ", subject.name()));
+    format!("{name}{obstacle}: {}", obstacle.remedy())
 }
 
 /// Opens the ledger of a group for writing.

@@ -1,9 +1,9 @@
 //! The file /etc/ld.so.preload, parsed like the dynamic linker does: paths between spaces, colons
 //! and line breaks, with comments.
 
-use super::super::failure::Failure;
-use super::super::library;
-use super::file::failed;
+use crate::failure::Failure;
+use crate::file::failed;
+use crate::library;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -24,6 +24,11 @@ pub struct State {
     pub copies: Vec<PathBuf>,
     /// True if the first library in the preload file is a copy of libgpulimit.so.
     pub first: bool,
+}
+
+/// Returns whether /etc/ld.so.preload names libgpulimit.so.
+pub fn is_installed() -> bool {
+    Preload::read(Path::new(FILE)).is_ok_and(|preload| !preload.state().copies.is_empty())
 }
 
 impl Preload {

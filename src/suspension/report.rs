@@ -1,6 +1,6 @@
 //! What `suspend` and `resume` print.
 
-use super::Subject;
+use super::subjects::Subject;
 use crate::failure::Failure;
 use crate::groups::SCHEMA;
 use crate::output::{self, Escaped};

@@ -1,7 +1,7 @@
 //! Tests whether programs start with libgpulimit.so, and finds the processes that have loaded it.
 
-use super::super::failure::Failure;
-use super::super::look::{self, Question};
+use crate::failure::Failure;
+use crate::look::{self, Question};
 use gpulimit_base::identity::SeenProcess;
 use std::fs;
 use std::io::{BufRead, BufReader};

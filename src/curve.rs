@@ -1,7 +1,9 @@
 //! Draws the past usage of a group on one GPU as lines of text.
 
-use super::past::Span;
+use super::past::Past;
+use super::spans::Span;
 use gpulimit_base::units::gib;
+use gpulimit_ledger::EventKind;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
@@ -16,8 +18,23 @@ const STEPS: [u64; 14] = [
     1, 5, 10, 30, 60, 120, 300, 900, 1_800, 3_600, 10_800, 21_600, 43_200, 86_400,
 ];
 
+/// Returns the curve of the past usage of a group on one GPU as lines. Without `unicode`, they have only characters of ASCII.
+pub fn of(past: &Past, zone: &TimeZone, width: usize, unicode: bool) -> Vec<String> {
+    let curve = Curve {
+        spans: &past.spans,
+        length: past.resolution.seconds(),
+        limit: past.gpu.limit(),
+        zone,
+        width,
+        unicode,
+        asked: &past.times(&[EventKind::Asked]),
+        moved: &past.times(&[EventKind::Suspend, EventKind::Resume, EventKind::Lost]),
+    };
+    curve.lines()
+}
+
 /// What to draw.
-pub struct Curve<'a> {
+struct Curve<'a> {
     /// Periods of equal length, oldest first.
     pub spans: &'a [Span],
     /// The length of a period in seconds.

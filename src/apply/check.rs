@@ -1,11 +1,11 @@
 //! `gpulimit check`: finds the mistakes in a policy file.
 
-use super::accounts::Database;
-use super::apply::Wanted;
-use super::changes::lower_max;
-use super::failure::Failure;
-use super::nvml::Driver;
-use super::{apply, output, warnings};
+use crate::accounts::Database;
+use crate::changes::lower_max;
+use crate::failure::Failure;
+use crate::nvml::Driver;
+use crate::plan::difference::Wanted;
+use crate::{output, plan, warnings};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::{Extent, Size};
 use gpulimit_group::upwards;
@@ -42,12 +42,12 @@ Exit status: 0 when the file has no mistakes, 1 when it has.";
 pub fn check(args: &Args) -> Result<ExitCode, Failure> {
     let found = read(&args.file, "")?;
     let driver = Driver::load().ok();
-    let (wanted, mistakes) = apply::wanted(&args.file, &found.plan, driver.as_ref())?;
+    let (wanted, mistakes) = plan::wanted(&args.file, &found.plan, driver.as_ref())?;
     let (mut absent, wrong): (Vec<_>, Vec<_>) = mistakes.into_iter().partition(|one| one.absent);
     if !wrong.is_empty() {
         return Err(refused(&args.file, &wrong, ""));
     }
-    apply::rules_text(&found.plan)?;
+    plan::rules_text(&found.plan)?;
     absent.extend(found.absent);
     tidy(&mut absent);
     // Report unknown users and GPUs, but do not fail: another machine may have them.

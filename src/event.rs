@@ -1,10 +1,12 @@
 //! An event as it is printed.
 
-use super::super::accounts;
-use super::super::clock::Moment;
-use super::super::groups;
-use super::super::nvml::Driver;
-use super::super::output;
+pub mod watch;
+
+use super::accounts;
+use super::clock::Moment;
+use super::groups;
+use super::nvml::Driver;
+use super::text;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::units::gib;
@@ -121,7 +123,7 @@ impl Line {
         json!({
             "time": self.time().to_string(),
             "group": self.group,
-            "root": output::shown_path(&self.root),
+            "root": text::shown_path(&self.root),
             "number": self.event.number,
             "event": what.kind.name(),
             "count": self.count(),

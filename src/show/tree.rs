@@ -1,12 +1,13 @@
 //! `gpulimit tree`: shows the hierarchy of groups.
 
-use super::failure::Failure;
-use super::figures::{self, Figures, Gpu, order};
-use super::groups::Selection;
-use super::nvml::Driver;
-use super::table::{Column, Table, figure};
-use super::watch::{self, Round, Shown};
-use super::{gpu, show};
+use super::{max, none, read};
+use crate::failure::Failure;
+use crate::figures::{self, Figures, Gpu, order};
+use crate::gpu;
+use crate::groups::Selection;
+use crate::nvml::Driver;
+use crate::table::{Column, Table, figure};
+use crate::watch::{self, Round, Shown};
 use gpulimit_base::units::gib;
 use gpulimit_group::{last_name, parent};
 use gpulimit_limits::{Key, Selector};
@@ -57,17 +58,17 @@ pub fn tree(args: &Args) -> Result<ExitCode, Failure> {
 
 fn round(args: &Args, devices: &[Selector], driver: Option<&Driver>) -> Result<Round, Failure> {
     let selection = Selection::of(args.group.as_deref())?;
-    let (figures, status) = show::read(&selection, devices, &args.order, driver);
+    let (figures, mut notes) = read(&selection, devices, &args.order, driver);
     let tops = Node::tops(&figures);
     let shown = if args.json {
         let groups = tops.iter().map(Node::json).collect();
         Shown::Json(selection.json("groups", groups))
     } else if tops.is_empty() {
-        Shown::Text(show::none(&selection, devices, status))
+        Shown::Text(none(&selection, devices, &mut notes))
     } else {
         Shown::Text(table(&tops).render(&[]))
     };
-    Ok(Round { shown, status })
+    Ok(Round { shown, notes })
 }
 
 fn table(tops: &[Node<'_>]) -> Table {
@@ -130,13 +131,7 @@ impl Node<'_> {
     /// precedes the names below.
     fn rows(&self, table: &mut Table, name: &str, edge: &str) {
         let figures = self.group;
-        let of_gpu = |gpu: &Gpu| {
-            (
-                gpu.label.clone(),
-                figure(gpu.usage.map(gib)),
-                show::max(gpu),
-            )
-        };
+        let of_gpu = |gpu: &Gpu| (gpu.label.clone(), figure(gpu.usage.map(gib)), max(gpu));
         let of_others = |others: &str| {
             let max = figures::size(figures.of_all(Key::Max));
             (others.to_owned(), figure(None::<u64>), max)

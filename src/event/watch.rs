@@ -1,10 +1,10 @@
 //! Reads the events of groups from their ledgers: from the ring of each group, and from trails.
 
-use super::super::budget::{Budget, LINE, Purse, VERB};
-use super::super::failure::Failure;
-use super::super::groups::{self, Selection, Unreadable};
-use super::super::output;
-use super::line::Line;
+use super::Line;
+use crate::budget::{Budget, LINE, Purse, VERB};
+use crate::failure::Failure;
+use crate::groups::{self, Selection};
+use crate::notes::Notes;
 use gpulimit_group::{Kind, Root, check_name, is_within, upwards};
 use gpulimit_ledger::{Event, Ledger, TrailEvent};
 use std::collections::{BTreeMap, BTreeSet};
@@ -50,7 +50,8 @@ pub struct Watch {
     several: Vec<Line>,
     /// Whether a round has read the events of the past.
     has_read: bool,
-    pub broken: bool,
+    /// What was found since the caller took the notes.
+    pub notes: Notes,
 }
 
 impl Watch {
@@ -64,7 +65,7 @@ impl Watch {
             printed: Printed::default(),
             several: Vec::new(),
             has_read: false,
-            broken: false,
+            notes: Notes::default(),
         }
     }
 
@@ -149,7 +150,7 @@ impl Watch {
     /// Opens the selected groups that are not open yet, and the trails where the events of their
     /// jobs go.
     fn add(&mut self, selection: &Selection, events: &mut Budget) -> Result<(), Failure> {
-        let mut unreadable = Unreadable::default();
+        let mut unreadable = Vec::new();
         let mut ledgers = Budget::new(VERB);
         for group in &selection.groups {
             let ledger = ledgers.of(group);
@@ -176,7 +177,7 @@ impl Watch {
                 Err(_) if !group.limits_path().exists() => {}
                 Err(error) => {
                     if self.failed.insert(path) {
-                        unreadable.note(&error.to_string());
+                        unreadable.push(error.to_string());
                     }
                 }
             }
@@ -194,7 +195,7 @@ impl Watch {
                 Ok(None) => {}
                 Err(error) => {
                     if self.failed.insert(path) {
-                        unreadable.note(&error.to_string());
+                        unreadable.push(error.to_string());
                     }
                 }
             }
@@ -211,16 +212,16 @@ impl Watch {
                 self.open(root.path().into(), Some(name), ledger, None);
             }
         }
-        self.broken |= unreadable.end();
+        self.notes.add_unopened(unreadable);
         self.tell_cut(&ledgers);
         Ok(())
     }
 
-    /// Reports the users of whom groups were left out.
+    /// Notes the users of whom groups were left out.
     fn tell_cut(&mut self, budget: &Budget) {
         for (uid, text) in budget.cut() {
             if self.cut.insert(uid) {
-                output::note(&text);
+                self.notes.add(text);
             }
         }
     }

@@ -1,8 +1,9 @@
 //! Processes on which a command was at work when it died, and suspended ones that another tool has
 //! brought back.
 
-use super::subjects::candidates;
-use super::{Machine, Stop, Subject, settle_one};
+use super::settle::settle_one;
+use super::subjects::{Subject, candidates};
+use super::world::{Machine, Stop};
 use crate::budget::{Budget, VERB};
 use crate::checkpoint::{self, Checkpoints};
 use crate::groups::Selection;
