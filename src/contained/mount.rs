@@ -2,7 +2,7 @@
 //! for groups.
 #![allow(unsafe_code)]
 
-use crate::failure::Failure;
+use crate::words::failure::Failure;
 use gpulimit_group::SYSTEM;
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};

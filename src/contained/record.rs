@@ -6,7 +6,7 @@
 //! ```
 
 use super::process::Process;
-use crate::failure::{Failure, cannot};
+use crate::words::failure::{Failure, cannot};
 use gpulimit_base::text_file;
 use gpulimit_group::{Directory, EntryKind, MAX_DEPTH, Root};
 use gpulimit_policy::rules;

@@ -1,7 +1,7 @@
 //! Parses the container's state, which the container runtime passes to a hook, and the
 //! configuration in the container's bundle.
 
-use crate::failure::Failure;
+use crate::words::failure::Failure;
 use serde::Deserialize;
 use std::fs;
 use std::io::Read;

@@ -1,13 +1,13 @@
 //! Processes on which a command was at work when it died, and suspended ones that another tool has
 //! brought back.
 
+use super::checkpoint::{self, Checkpoints};
 use super::settle::settle_one;
 use super::subjects::{Subject, candidates};
 use super::world::{Machine, Stop};
-use crate::budget::{Budget, VERB};
-use crate::checkpoint::{self, Checkpoints};
 use crate::groups::Selection;
-use crate::output;
+use crate::groups::budget::{Budget, VERB};
+use crate::shown::output;
 use gpulimit_group::Group;
 use gpulimit_ledger::Ledger;
 use gpulimit_suspend::State;

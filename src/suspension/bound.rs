@@ -1,7 +1,7 @@
 //! The key `suspended.max` of groups.
 
 use super::subjects::{Subject, moved};
-use crate::failure::Failure;
+use crate::words::failure::Failure;
 use gpulimit_base::units::gib;
 use gpulimit_group::Group;
 use gpulimit_ledger::{Errand, NoWitness};

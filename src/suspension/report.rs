@@ -1,9 +1,9 @@
 //! What `suspend` and `resume` print.
 
 use super::subjects::Subject;
-use crate::failure::Failure;
 use crate::groups::SCHEMA;
-use crate::output::{self, Escaped};
+use crate::shown::output::{self, Escaped};
+use crate::words::failure::Failure;
 use gpulimit_base::units::gib;
 use gpulimit_ledger::Errand;
 use serde_json::{Value, json};

@@ -2,7 +2,7 @@
 
 use super::subjects::Subject;
 use super::world::{Machine, record};
-use crate::failure::Failure;
+use crate::words::failure::Failure;
 use gpulimit_ledger::{Errand, EventKind};
 use gpulimit_suspend::{State, World, settle};
 use std::thread;

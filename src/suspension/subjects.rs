@@ -1,12 +1,11 @@
 //! The processes that `suspend` and `resume` act on.
 
-use crate::failure::Failure;
+use crate::groups::proven::{by_own_pid, proven, unproven};
 use crate::groups::{self, Purpose, Selection};
-use crate::look;
-use crate::nvml;
-use crate::obstacles::{Obstacle, is_frozen};
-use crate::output;
-use crate::proven::{by_own_pid, proven, unproven};
+use crate::machine::obstacles::{Obstacle, is_frozen};
+use crate::machine::{look, nvml};
+use crate::shown::output;
+use crate::words::failure::Failure;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::proc;
@@ -96,7 +95,7 @@ pub fn candidates(
         process.alive && process.below.is_empty() && !process.identity.is_same(&own)
     });
     if let Some(wanted) = pids {
-        let here = crate::pids::Pids::default();
+        let here = crate::machine::pids::Pids::default();
         processes.retain(|process| {
             here.here(&process.identity)
                 .is_some_and(|pid| wanted.contains(&pid))

@@ -1,16 +1,16 @@
 //! The machine, as the procedure of suspensions sees it: the driver, the ledgers, the GPUs.
 
 use super::bound;
+use super::checkpoint::{self, Checkpoints, Placeholder, Status};
 use super::subjects::{Subject, moved};
-use crate::above::protected_in;
-use crate::checkpoint::{self, Checkpoints, Placeholder, Status};
-use crate::clock::rough_span;
-use crate::failure::Failure;
 use crate::groups;
-use crate::nvml;
-use crate::obstacles::is_frozen;
-use crate::output;
-use crate::sizes;
+use crate::groups::above::protected_in;
+use crate::groups::sizes;
+use crate::machine::nvml;
+use crate::machine::obstacles::is_frozen;
+use crate::shown::output;
+use crate::words::clock::rough_span;
+use crate::words::failure::Failure;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::obstacle::Obstacle;
 use gpulimit_base::proc;
