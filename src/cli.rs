@@ -107,18 +107,10 @@ enum Verb {
 }
 
 impl Cli {
-    /// Reads the command line.
-    pub fn read() -> Result<Self, clap::Error> {
-        Self::try_parse().map_err(|mut error| {
-            drop_misleading_tip(&mut error);
-            error
-        })
-    }
-
     /// Runs the verb. `before` is the signal state with which gpulimit started.
     pub fn run(self, before: &Inherited) -> Result<ExitCode, Failure> {
         match self.verb {
-            Verb::Run(Later(args)) => run::run(args, &before),
+            Verb::Run(Later(args)) => run::run(args, before),
             Verb::Create(Later(args)) => create::create(&args),
             Verb::Set(Later(args)) => set::set(&args),
             Verb::Get(Later(args)) => get::get(&args),
@@ -144,7 +136,7 @@ impl Cli {
             Verb::Cdi(Later(args)) => cdi::cdi(&args),
             Verb::OciHook(Later(args)) => oci_hook::oci_hook(&args),
             Verb::K8sDevicePlugin(Later(args)) => {
-                k8s_device_plugin::k8s_device_plugin(args, &before)
+                k8s_device_plugin::k8s_device_plugin(args, before)
             }
             Verb::Completions(Later(args)) => completions::completions(&args),
             Verb::Man(Later(args)) => man::man(&args),
@@ -155,13 +147,14 @@ impl Cli {
 
 /// Removes clap's tip to pass an unknown option after `--`. `run` would take the option for the
 /// command.
-fn drop_misleading_tip(error: &mut clap::Error) {
+pub fn without_misleading_tip(mut error: clap::Error) -> clap::Error {
     if let Some(ContextValue::StyledStrs(mut tips)) = error.remove(ContextKind::Suggested) {
         tips.retain(|tip| !tip.to_string().contains("as a value"));
         if !tips.is_empty() {
             error.insert(ContextKind::Suggested, ContextValue::StyledStrs(tips));
         }
     }
+    error
 }
 
 /// Returns clap's definition of gpulimit's command line.

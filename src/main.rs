@@ -117,7 +117,6 @@ mod machine {
     pub mod pids;
     pub mod preload;
     pub mod program;
-    pub mod replace;
     pub mod signals;
     pub mod trial;
     pub mod trust;
@@ -136,6 +135,7 @@ mod words {
     pub mod text;
 }
 
+use clap::Parser;
 use cli::Cli;
 use machine::signals::{self, Inherited};
 use machine::{child, library};
@@ -149,7 +149,7 @@ use words::failure;
 fn main() -> ExitCode {
     let before = Inherited::read();
     restart_without_library(&before);
-    let cli = match Cli::read() {
+    let cli = match Cli::try_parse().map_err(cli::without_misleading_tip) {
         Ok(cli) => cli,
         Err(error) => {
             // Help goes to standard output, with status 0. Mistakes in the arguments go to standard

@@ -3,10 +3,8 @@
 pub mod watch;
 
 use crate::groups;
-use crate::machine::accounts;
-use crate::machine::nvml::Driver;
-use crate::words::clock::Moment;
-use crate::words::text;
+use crate::machine::{accounts, nvml::Driver};
+use crate::words::{clock::Moment, text};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::units::gib;

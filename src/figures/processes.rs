@@ -2,10 +2,8 @@
 
 use super::waiting::{Waiter, Waiters};
 use crate::groups::{self, Seen, Selection};
-use crate::machine::accounts;
 use crate::machine::look::{self, Question};
-use crate::machine::nvml::Driver;
-use crate::machine::pids::Pids;
+use crate::machine::{accounts, nvml::Driver, pids::Pids};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::proc;

@@ -1,7 +1,6 @@
 //! Decides which entries of a ledger the controller believes, where users can write the ledger.
 
-use crate::machine::accounts;
-use crate::machine::nvml::Driver;
+use crate::machine::{accounts, nvml::Driver};
 use gpulimit_base::device::DeviceId;
 use gpulimit_group::effective_user;
 use gpulimit_ledger::{Bill, DeviceEntry, DeviceIndex, Ledger};

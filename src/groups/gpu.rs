@@ -71,7 +71,7 @@ fn known_to_groups(text: &str, driver: Option<&Driver>) -> Option<DeviceId> {
     if is_index || driver.is_some_and(|driver| driver.gpus().iter().any(is_listed)) {
         return None;
     }
-    let (selection, _) = Selection::all().ok()?;
+    let selection = Selection::all().ok()?;
     let mut found = Vec::new();
     for group in &selection.groups {
         if let Ok(Some(ledger)) = groups::readable(group) {

@@ -1,13 +1,10 @@
 //! Sends signals to the processes that are proven to be members of a group.
 
 use crate::groups;
-use crate::machine::look;
-use crate::machine::nvml::Driver;
 use crate::machine::obstacles::{self, Denied};
-use crate::machine::pids::Pids;
-use crate::words::failure::Failure;
+use crate::machine::{look, nvml::Driver, pids::Pids};
 use crate::words::notes::{Done, Notes};
-use crate::words::{signal, text};
+use crate::words::{failure::Failure, signal, text};
 use gpulimit_base::identity::Identity;
 use gpulimit_base::proc;
 use gpulimit_group::{Group, Look, Target, Targets, system_log};

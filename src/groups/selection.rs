@@ -5,10 +5,7 @@ use super::beliefs;
 use super::budget::{LINE, Most, Purse};
 use super::drained;
 use crate::machine::nvml::{Driver, Gpu};
-use crate::words::environment::env;
-use crate::words::failure::Failure;
-use crate::words::notes::Notes;
-use crate::words::text;
+use crate::words::{environment::env, failure::Failure, notes::Notes, text};
 use gpulimit_base::device::DeviceId;
 use gpulimit_group::{
     Group, GroupError, Kind, MAX_USER_NAMES, Root, SYSTEM, WithoutCreateHint, check_name,
@@ -165,9 +162,7 @@ impl Selection {
     /// first.
     pub fn of(name: Option<&str>) -> Result<Self, Failure> {
         let Some(name) = name else {
-            let (all, cut_short) = Self::all()?;
-            let notes = too_many(&cut_short);
-            return Ok(Self { notes, ..all });
+            return Self::all();
         };
         let (root, name) = meant(name, Purpose::Use)?;
         let mut groups = vec![open(&root, &name, Purpose::Use)?];
@@ -180,9 +175,8 @@ impl Selection {
         })
     }
 
-    /// Selects all groups, with /run/gpulimit first. Also returns the users' directories that were
-    /// not read in full.
-    pub fn all() -> Result<(Self, Vec<PathBuf>), Failure> {
+    /// Selects all groups, with /run/gpulimit first.
+    pub fn all() -> Result<Self, Failure> {
         let roots = Root::locate_all(&env)?;
         let (mut groups, mut cut_short) = (Vec::new(), Vec::new());
         let mut limits = BTreeMap::new();
@@ -193,14 +187,13 @@ impl Selection {
             groups.extend(without_ended_jobs(listing.groups));
             cut_short.extend(listing.cut_short);
         }
-        let all = Self {
+        Ok(Self {
             groups,
             roots,
             named: false,
             limits,
-            notes: Vec::new(),
-        };
-        Ok((all, cut_short))
+            notes: too_many(&cut_short),
+        })
     }
 
     /// Selects no group of the root, where the caller has named a group that does not exist.
@@ -259,6 +252,16 @@ impl Selection {
         });
         views.sort_by_key(|(at, _)| *at);
         (views.into_iter().map(|(_, view)| view).collect(), notes)
+    }
+
+    /// Opens the selected groups as [`Self::views`] does. Fails if the caller has named a group and
+    /// cannot read its ledger.
+    pub fn readable(&self, driver: Option<&Driver>) -> Result<(Vec<View>, Notes), Failure> {
+        let (views, notes) = self.views(driver);
+        match views.first().filter(|_| self.named) {
+            Some(view) if view.ledger.is_none() => Err(unreadable(view.group.ledger_path())),
+            _ => Ok((views, notes)),
+        }
     }
 
     /// Opens the selected groups one after the other, and passes each to `see` with its place in

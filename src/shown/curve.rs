@@ -1,7 +1,6 @@
 //! Draws the past usage of a group on one GPU as lines of text.
 
-use crate::figures::past::Past;
-use crate::figures::spans::Span;
+use crate::figures::{past::Past, spans::Span};
 use gpulimit_base::units::gib;
 use gpulimit_ledger::EventKind;
 use jiff::Timestamp;
@@ -18,7 +17,8 @@ const STEPS: [u64; 14] = [
     1, 5, 10, 30, 60, 120, 300, 900, 1_800, 3_600, 10_800, 21_600, 43_200, 86_400,
 ];
 
-/// Returns the curve of the past usage of a group on one GPU as lines. Without `unicode`, they have only characters of ASCII.
+/// Returns the curve of the past usage of a group on one GPU as lines. Without `unicode`, they have
+/// only characters of ASCII.
 pub fn of(past: &Past, zone: &TimeZone, width: usize, unicode: bool) -> Vec<String> {
     let curve = Curve {
         spans: &past.spans,

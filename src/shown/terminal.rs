@@ -2,7 +2,7 @@
 
 use rustix::termios::{Winsize, tcgetwinsize};
 use std::env;
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
 use unicode_width::UnicodeWidthChar;
 
@@ -13,9 +13,24 @@ pub fn has_style(stream: &impl IsTerminal) -> bool {
 }
 
 /// Returns whether the stream is a terminal that obeys escape sequences (`TERM`).
-pub fn has_cursor(stream: &impl IsTerminal) -> bool {
+fn has_cursor(stream: &impl IsTerminal) -> bool {
     let knows = |term: &std::ffi::OsString| !term.is_empty() && term != "dumb";
     stream.is_terminal() && env::var_os("TERM").as_ref().is_some_and(knows)
+}
+
+/// Returns whether standard output is a terminal that obeys escape sequences.
+pub fn takes_screen() -> bool {
+    has_cursor(&io::stdout())
+}
+
+/// Returns whether standard error is a terminal.
+pub fn shows_notes() -> bool {
+    io::stderr().is_terminal()
+}
+
+/// Returns the width of standard output, as [`width`] does.
+pub fn output_width() -> Option<usize> {
+    width(&io::stdout())
 }
 
 /// Breaks a line between words at the terminal's width. Indents the following lines by `indent`

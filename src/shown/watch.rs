@@ -2,9 +2,7 @@
 
 use super::output::{self, Reader};
 use crate::groups::SCHEMA;
-use crate::words::clock::Moment;
-use crate::words::failure::Failure;
-use crate::words::notes::Notes;
+use crate::words::{clock::Moment, failure::Failure, notes::Notes};
 use gpulimit_limits::parse_duration;
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -76,17 +74,16 @@ impl Args {
         let mut is_first = true;
         loop {
             let (mut value, status) = match read() {
-                Ok(Round { shown, notes }) => match shown {
-                    Shown::Json(value) => {
-                        if notes.lines != printed {
-                            output::notes(&notes.lines);
-                        }
-                        let status = notes.status();
-                        printed = notes.lines;
-                        (value, status)
+                Ok(Round { shown, notes }) => {
+                    let Shown::Json(value) = shown else {
+                        return Err(Failure::usage(NO_SCREEN));
+                    };
+                    if notes.lines != printed {
+                        output::notes(&notes.lines);
                     }
-                    Shown::Text(_) => return Err(Failure::usage(NO_SCREEN)),
-                },
+                    printed.clone_from(&notes.lines);
+                    (value, notes.status())
+                }
                 Err(failure) if is_first => return Err(failure),
                 Err(failure) => (json_of(&failure), ExitCode::FAILURE),
             };

@@ -3,14 +3,10 @@
 use super::bound;
 use super::checkpoint::{self, Checkpoints, Placeholder, Status};
 use super::subjects::{Subject, moved};
-use crate::groups;
-use crate::groups::above::protected_in;
-use crate::groups::sizes;
-use crate::machine::nvml;
-use crate::machine::obstacles::is_frozen;
+use crate::groups::{self, above::protected_in, sizes};
+use crate::machine::{nvml, obstacles::is_frozen};
 use crate::shown::output;
-use crate::words::clock::rough_span;
-use crate::words::failure::Failure;
+use crate::words::{clock::rough_span, failure::Failure};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::obstacle::Obstacle;
 use gpulimit_base::proc;

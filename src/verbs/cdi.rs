@@ -4,12 +4,9 @@
 mod name;
 
 use crate::machine::file::{make_directories, replace, write_named};
-use crate::machine::library;
-use crate::machine::preload::FILE;
-use crate::machine::trust::Trusted;
+use crate::machine::{library, preload::FILE, trust::Trusted};
 use crate::shown::output;
-use crate::words::environment::env;
-use crate::words::failure::Failure;
+use crate::words::{environment::env, failure::Failure};
 use clap::ValueEnum;
 use gpulimit_base::units::Extent;
 use gpulimit_group::{Root, SYSTEM, check_name, effective_user};

@@ -1,14 +1,10 @@
 //! `gpulimit create`: makes a group that stays until it is removed.
 
-use crate::groups::above::Shared;
-use crate::groups::changes::Changes;
 use crate::groups::sizes::{self, Sizes};
-use crate::groups::{self, Purpose, warnings};
-use crate::machine::accounts;
-use crate::machine::nvml::Driver;
+use crate::groups::{self, Purpose, above::Shared, changes::Changes, warnings};
+use crate::machine::{accounts, nvml::Driver};
 use crate::shown::output;
-use crate::words::environment::env;
-use crate::words::failure::Failure;
+use crate::words::{environment::env, failure::Failure};
 use gpulimit_group::{Access, GroupError, Members, Root, SYSTEM, effective_user, upwards};
 use gpulimit_limits::LimitSet;
 use std::io::ErrorKind;

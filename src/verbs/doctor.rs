@@ -3,6 +3,7 @@
 mod checks;
 mod container;
 mod files;
+mod finding;
 mod history;
 mod policy;
 mod process;
@@ -16,8 +17,8 @@ use crate::groups::SCHEMA;
 use crate::machine::library;
 use crate::shown::output::{self, Escaped};
 use crate::words::failure::Failure;
+use finding::{Finding, Level};
 use serde_json::{Value, json};
-use std::borrow::Cow;
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::fs::File;
@@ -69,88 +70,6 @@ Examples:
 
 Exit status: 0 when limits can be applied, 1 when something prevents it (a line
 marked `error`).";
-
-/// How serious a finding is.
-#[derive(Copy, Clone, Debug, Eq, PartialEq)]
-enum Level {
-    /// Nothing is wrong.
-    Fine,
-    /// Limits can be applied, but something should be corrected.
-    Warning,
-    /// Limits cannot be applied.
-    Error,
-}
-
-impl Level {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Fine => "ok",
-            Self::Warning => "warning",
-            Self::Error => "error",
-        }
-    }
-
-    fn named(name: &str) -> Option<Self> {
-        let all = [Self::Fine, Self::Warning, Self::Error];
-        all.into_iter().find(|level| level.name() == name)
-    }
-}
-
-/// The result of a check.
-#[derive(Clone, Debug)]
-struct Finding {
-    /// The name of the check that made the finding.
-    check: Cow<'static, str>,
-    level: Level,
-    text: String,
-    /// How to solve the problem; empty if there is no problem.
-    remedy: String,
-}
-
-impl Finding {
-    fn fine(check: &'static str, text: impl Into<String>) -> Self {
-        Self {
-            check: check.into(),
-            level: Level::Fine,
-            text: text.into(),
-            remedy: String::new(),
-        }
-    }
-
-    fn warning(check: &'static str, text: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self {
-            level: Level::Warning,
-            remedy: remedy.into(),
-            ..Self::fine(check, text)
-        }
-    }
-
-    fn error(check: &'static str, text: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self {
-            level: Level::Error,
-            ..Self::warning(check, text, remedy)
-        }
-    }
-
-    fn json(&self) -> Value {
-        json!({
-            "check": self.check,
-            "level": self.level.name(),
-            "text": self.text,
-            "remedy": (!self.remedy.is_empty()).then_some(&self.remedy),
-        })
-    }
-
-    /// Parses a finding from the JSON that [`Finding::json`] makes.
-    fn from_json(value: &Value) -> Option<Self> {
-        Some(Self {
-            check: value["check"].as_str()?.to_owned().into(),
-            level: Level::named(value["level"].as_str()?)?,
-            text: value["text"].as_str()?.into(),
-            remedy: value["remedy"].as_str().unwrap_or_default().into(),
-        })
-    }
-}
 
 /// Checks a process and returns the findings as JSON. Call only in a child process, because reading
 /// may block forever.

@@ -3,11 +3,9 @@
 use crate::figures::event::Line;
 use crate::figures::event::watch::{Scope, Watch};
 use crate::groups::{self, Purpose, Selection};
-use crate::machine::accounts;
-use crate::machine::nvml::Driver;
+use crate::machine::{accounts, nvml::Driver};
 use crate::shown::output::{self, Escaped, Reader};
-use crate::words::failure::Failure;
-use crate::words::{clock, since};
+use crate::words::{clock, failure::Failure, since};
 use gpulimit_ledger::EventKind;
 use std::process::ExitCode;
 use std::thread;

@@ -6,10 +6,8 @@ use crate::groups::{self, Selection};
 use crate::machine::nvml::Driver;
 use crate::shown::output::{self, Escaped};
 use crate::suspension::abandoned::{groups_with, settle_abandoned};
-use crate::suspension::settle::finish_it;
-use crate::suspension::subjects::candidates;
-use crate::words::environment::env;
-use crate::words::failure::Failure;
+use crate::suspension::{settle::finish_it, subjects::candidates};
+use crate::words::{environment::env, failure::Failure};
 use gpulimit_group::{Garbage, MAX_USER_NAMES, Root, Survey};
 use gpulimit_ledger::Ledger;
 use std::path::Path;
@@ -34,7 +32,7 @@ Examples:
 pub fn gc(_: &Args) -> Result<ExitCode, Failure> {
     let driver = Driver::load().ok();
     let mut lines = Vec::new();
-    let all = Selection::all()?.0;
+    let all = Selection::all()?;
     settle_abandoned(&all);
     name_stopped(&all);
     for root in Root::locate_all(&env)? {

@@ -1,7 +1,6 @@
 //! `gpulimit get`: prints a group's settings, for scripts.
 
-use crate::figures::waiting::Waiters;
-use crate::figures::{Figures, Gpu};
+use crate::figures::{Figures, Gpu, waiting::Waiters};
 use crate::groups::{self, Purpose, SCHEMA, View, gpu};
 use crate::machine::nvml::Driver;
 use crate::shown::output;

@@ -4,10 +4,8 @@ use crate::figures::past::{Past, time};
 use crate::groups::{self, Selection, View, gpu};
 use crate::machine::nvml::Driver;
 use crate::shown::{csv, curve, output, terminal};
-use crate::words::failure::Failure;
-use crate::words::{clock, since};
+use crate::words::{clock, failure::Failure, since};
 use jiff::Zoned;
-use std::io;
 use std::process::ExitCode;
 
 /// Options of `history`.
@@ -59,16 +57,8 @@ pub fn history(args: &Args) -> Result<ExitCode, Failure> {
     let driver = Driver::load().ok();
     let driver = driver.as_ref();
     let devices = gpu::shown(&args.devices, driver)?;
-    let (views, mut notes) = selection.views(driver);
+    let (views, mut notes) = selection.readable(driver)?;
     let first = views.first().filter(|_| selection.named);
-    if let Some(View {
-        ledger: None,
-        group,
-        ..
-    }) = first
-    {
-        return Err(groups::unreadable(group.ledger_path()));
-    }
     let unrecorded = groups::unrecorded(&views);
     notes.lines.extend(groups::unrecorded_note(&unrecorded));
     notes.add_unopened(groups::damages(&views));
@@ -99,7 +89,7 @@ pub fn history(args: &Args) -> Result<ExitCode, Failure> {
 /// Returns a title and the curve.
 fn text(past: &Past, now: &Zoned) -> String {
     const WIDTH: usize = 80;
-    let width = terminal::width(&io::stdout()).unwrap_or(WIDTH);
+    let width = terminal::output_width().unwrap_or(WIDTH);
     let title = format!("{}  {}", past.title, past.usage_text());
     let mut lines = vec![output::fit(&title, 2)];
     lines.extend(past.gpu.trend_text().map(|trend| output::fit(&trend, 2)));

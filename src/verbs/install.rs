@@ -2,8 +2,7 @@
 //! program of the machine, or undo this.
 
 use crate::machine::preload::{FILE, Preload};
-use crate::machine::trust::Trusted;
-use crate::machine::{file, library, trial};
+use crate::machine::{file, library, trial, trust::Trusted};
 use crate::shown::output;
 use crate::words::failure::Failure;
 use gpulimit_group::{Root, SYSTEM};

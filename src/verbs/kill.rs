@@ -2,8 +2,7 @@
 
 use crate::groups::{self, Purpose, proven};
 use crate::shown::output;
-use crate::words::failure::Failure;
-use crate::words::signal;
+use crate::words::{failure::Failure, signal};
 use std::process::ExitCode;
 
 /// Options of `kill`.

@@ -2,8 +2,7 @@
 
 use crate::contained::container::{self, Wanted};
 use crate::contained::state::State;
-use crate::words::environment::env;
-use crate::words::failure::Failure;
+use crate::words::{environment::env, failure::Failure};
 use clap::ValueEnum;
 use gpulimit_base::units::Extent;
 use gpulimit_group::{Root, check_name};

@@ -6,8 +6,7 @@
 //! process.
 #![allow(unsafe_code)]
 
-use crate::machine::library::mapped;
-use crate::machine::{look, obstacles, trial};
+use crate::machine::{library::mapped, look, obstacles, trial};
 use crate::shown::output;
 use crate::suspension::checkpoint::Checkpoints;
 use crate::words::failure::Failure;

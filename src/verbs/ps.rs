@@ -6,8 +6,7 @@ mod users;
 use crate::figures::processes::{Process, allocations, processes};
 use crate::figures::waiting::{Waiter, Waiters};
 use crate::groups::{self, Seen, Selection, View, gpu};
-use crate::machine::accounts;
-use crate::machine::nvml::Driver;
+use crate::machine::{accounts, nvml::Driver};
 use crate::shown::table::{Column, Table, figure};
 use crate::shown::watch::{self, Round, Shown};
 use crate::suspension::abandoned::settle_abandoned;
@@ -16,7 +15,7 @@ use gpulimit_base::units::gib;
 use gpulimit_ledger::{Category, DeviceEntry};
 use gpulimit_limits::Selector;
 use std::process::ExitCode;
-use users::Use;
+use users::{SUSPENDED, Use};
 
 /// Options of `ps`.
 #[derive(clap::Args)]
@@ -87,9 +86,6 @@ const NARROW: [Column; 7] = [
     Column::Left("STATE"),
 ];
 
-/// The column of bytes on the host, shown only if there are any.
-const SUSPENDED: Column = Column::Right("SUSPENDED");
-
 /// Shows the processes.
 pub fn ps(args: &Args) -> Result<ExitCode, Failure> {
     if args.by == By::User {
@@ -110,19 +106,7 @@ fn round(
     away: &[u32],
 ) -> Result<Round, Failure> {
     let selection = Selection::of(args.group.as_deref())?;
-    let (views, mut notes) = selection.views(driver);
-    if selection.named
-        && let [
-            View {
-                ledger: None,
-                group,
-                ..
-            },
-            ..,
-        ] = &views[..]
-    {
-        return Err(groups::unreadable(group.ledger_path()));
-    }
+    let (views, mut notes) = selection.readable(driver)?;
     let uncovered = views.iter().flat_map(|view| uncovered(view, driver));
     notes.lines.extend(uncovered);
     let waiters = Waiters::of(&views, driver);

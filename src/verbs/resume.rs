@@ -2,11 +2,10 @@
 
 use crate::groups::proven;
 use crate::shown::output;
-use crate::suspension::checkpoint::Checkpoints;
-use crate::suspension::report::Report;
 use crate::suspension::settle::{finish_it, freeze, settle_all, stays_suspended};
 use crate::suspension::subjects::{Subject, Which, time};
 use crate::suspension::world::{Machine, Stop, record};
+use crate::suspension::{checkpoint::Checkpoints, report::Report};
 use crate::words::failure::Failure;
 use gpulimit_ledger::{Errand, EventKind};
 use gpulimit_suspend::{State, World};

@@ -5,9 +5,8 @@ mod stat;
 mod user;
 
 use crate::groups::sizes::{self, Sizes};
-use crate::machine::nvml::Driver;
 use crate::machine::signals::{self, End, Inherited};
-use crate::machine::{elf, library, program};
+use crate::machine::{elf, library, nvml::Driver, program};
 use crate::words::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, RUN};
 use gpulimit_limits::parse_duration;
 use gpulimit_policy as policy;

@@ -26,7 +26,7 @@ mod token;
 mod worker;
 
 use crate::words::failure::Failure;
-use access::Access;
+use access::{Access, Scope};
 use listen::Address;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -82,16 +82,6 @@ Examples:
   (umask 077; head -c 24 /dev/urandom | base64 > token)
   gpulimit serve --listen 127.0.0.1:900 --token-file token
   gpulimit serve --listen 127.0.0.1:13900 --public";
-
-/// What the server shows.
-#[derive(Copy, Clone, Debug)]
-pub struct Scope {
-    /// Whether users, processes, commands, and groups that belong to a user's private root are left
-    /// out.
-    pub public: bool,
-    /// Whether the metrics have a series for each process.
-    pub processes: bool,
-}
 
 /// Serves until a signal ends the server.
 pub fn serve(args: Args) -> Result<ExitCode, Failure> {

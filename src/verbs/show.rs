@@ -3,15 +3,13 @@
 mod mine;
 pub mod tree;
 
-use crate::figures::group::order;
-use crate::figures::{self, Figures, Gpu};
+use crate::figures::{self, Figures, Gpu, group::order};
 use crate::groups::{Selection, gpu};
 use crate::machine::nvml::Driver;
 use crate::shown::output::{self, Escaped};
 use crate::shown::table::{Column, Table, UNKNOWN, figure};
 use crate::shown::watch::{self, Round, Shown};
-use crate::words::failure::Failure;
-use crate::words::notes::Notes;
+use crate::words::{failure::Failure, notes::Notes};
 use gpulimit_base::units::{Size, gib};
 use gpulimit_limits::{Key, Selector};
 use std::process::ExitCode;

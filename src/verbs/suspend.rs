@@ -1,14 +1,11 @@
 //! `gpulimit suspend`: moves the GPU memory of processes to the host.
 
-use crate::machine::nvml::Driver;
-use crate::machine::obstacles;
+use crate::machine::{nvml::Driver, obstacles};
 use crate::shown::output;
-use crate::suspension::bound::passed;
-use crate::suspension::checkpoint::Checkpoints;
-use crate::suspension::report::Report;
 use crate::suspension::settle::{end_it, finish_it, freeze, settle_all, stays_suspended};
 use crate::suspension::subjects::{Subject, Which, reason, time};
 use crate::suspension::world::{Machine, Stop, record, report_lost};
+use crate::suspension::{bound::passed, checkpoint::Checkpoints, report::Report};
 use crate::words::failure::Failure;
 use gpulimit_ledger::{Errand, EventKind};
 use gpulimit_suspend::{State, World};

@@ -20,8 +20,7 @@ mod tables;
 mod view;
 
 use crate::groups::{Selection, gpu};
-use crate::machine::accounts;
-use crate::machine::nvml::Driver;
+use crate::machine::{accounts, nvml::Driver};
 use crate::shown::output::{self, Reader as Pipe};
 use crate::shown::screen::{self, Screen};
 use crate::shown::{terminal, watch};
@@ -37,7 +36,6 @@ use round::{Name, Round};
 use rows::{Choice, Sort};
 use signal_hook::consts::signal::SIGCONT;
 use std::collections::BTreeSet;
-use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -135,17 +133,10 @@ fn seconds(text: &str) -> Result<Duration, &'static str> {
 /// Shows the rounds.
 pub fn top(args: &Args) -> Result<ExitCode, Failure> {
     let view = view(args)?;
-    let out = io::stdout();
-    let is_screen = out.is_terminal() && !is_dumb() && !args.once && !args.batch && !args.json;
-    if is_screen {
+    if terminal::takes_screen() && !args.once && !args.batch && !args.json {
         return Program::new(args, view)?.run();
     }
     print(args, &view)
-}
-
-/// Returns whether the terminal cannot place a cursor.
-fn is_dumb() -> bool {
-    std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb")
 }
 
 /// Returns the state for the options.
@@ -237,7 +228,7 @@ fn print(args: &Args, view: &View) -> Result<ExitCode, Failure> {
 
 /// Returns the width of standard output in columns. Narrow terminals wrap lines that tables need.
 fn width() -> u16 {
-    let width = terminal::width(&io::stdout()).and_then(|width| u16::try_from(width).ok());
+    let width = terminal::output_width().and_then(|width| u16::try_from(width).ok());
     width.map_or(WIDTH, |width| width.max(frame::LEAST_WIDTH as u16))
 }
 

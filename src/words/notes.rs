@@ -23,10 +23,9 @@ impl Notes {
         self.is_failure |= !reasons.is_empty();
         let others = reasons.len().saturating_sub(Self::LINES);
         self.lines.extend(reasons.into_iter().take(Self::LINES));
-        match others {
-            0 => {}
-            1 => self.add("1 more group cannot be opened"),
-            others => self.add(format!("{others} more groups cannot be opened")),
+        if others > 0 {
+            let s = if others == 1 { "" } else { "s" };
+            self.add(format!("{others} more group{s} cannot be opened"));
         }
     }
 

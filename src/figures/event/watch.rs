@@ -3,8 +3,7 @@
 use super::Line;
 use crate::groups::budget::{Budget, LINE, Purse, VERB};
 use crate::groups::{self, Selection};
-use crate::words::failure::Failure;
-use crate::words::notes::Notes;
+use crate::words::{failure::Failure, notes::Notes};
 use gpulimit_group::{Kind, Root, check_name, is_within, upwards};
 use gpulimit_ledger::{Event, Ledger, TrailEvent};
 use std::collections::{BTreeMap, BTreeSet};

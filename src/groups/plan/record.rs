@@ -1,7 +1,7 @@
 //! The record of the groups that `gpulimit apply` made. `apply` removes a group only if the record
 //! lists it.
 
-use crate::machine::replace;
+use crate::machine::file;
 use crate::words::failure::{Failure, cannot};
 use gpulimit_base::text_file;
 use gpulimit_group::{Root, check_name};
@@ -55,7 +55,7 @@ pub fn write(root: &Root, names: &BTreeSet<String>) -> Result<(), Failure> {
 pub fn replace(path: &Path, text: &str) -> Result<(), Failure> {
     let mut draft = path.as_os_str().to_owned();
     draft.push(".new");
-    replace::replace(path, Path::new(&draft), text.as_bytes(), 0o644).map_err(cannot("write", path))
+    file::replace_by(path, Path::new(&draft), text.as_bytes(), 0o644).map_err(cannot("write", path))
 }
 
 /// Removes a file. A file that does not exist counts as removed.

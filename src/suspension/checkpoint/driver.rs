@@ -1,11 +1,138 @@
 //! The functions of the CUDA driver that suspending and resuming need, behind safe functions.
 #![allow(unsafe_code)]
 
-use super::{Missing, State, Status};
 use gpulimit_base::device::DeviceId;
 use libloading::os::unix::Library;
 use std::ffi::{c_int, c_uint, c_void};
+use std::fmt;
 use std::ptr;
+
+/// The state of a process, as the driver reports it (`CUprocessState`).
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub enum State {
+    /// The process runs.
+    Running,
+    /// The process's calls of the driver wait.
+    Locked,
+    /// The process's GPU memory is on the host, and its calls of the driver wait.
+    Checkpointed,
+    /// The process can never use its GPU memory again.
+    Failed,
+    /// The memory is on its way to the host. Drivers before CUDA 13.4 say `Locked`.
+    Checkpointing,
+    /// The memory is on its way back. Drivers before CUDA 13.4 say `Checkpointed`.
+    Restoring,
+    /// A state of a newer driver.
+    Other(i32),
+}
+
+impl State {
+    const fn of(number: i32) -> Self {
+        match number {
+            0 => Self::Running,
+            1 => Self::Locked,
+            2 => Self::Checkpointed,
+            3 => Self::Failed,
+            4 => Self::Checkpointing,
+            5 => Self::Restoring,
+            other => Self::Other(other),
+        }
+    }
+}
+
+/// An error of a driver function (`CUresult`).
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub struct Status(pub i32);
+
+impl Status {
+    pub const INVALID_VALUE: Self = Self(1);
+    pub const OUT_OF_MEMORY: Self = Self(2);
+    pub const NOT_INITIALIZED: Self = Self(3);
+    pub const INVALID_DEVICE: Self = Self(101);
+    pub const OPERATING_SYSTEM: Self = Self(304);
+    pub const NOT_READY: Self = Self(600);
+
+    /// Returns the driver's name of the status, and what the status means here.
+    const fn meaning(self) -> Option<(&'static str, &'static str)> {
+        Some(match self.0 {
+            1 => (
+                "CUDA_ERROR_INVALID_VALUE",
+                "the process has memory of another process, or peer access between GPUs",
+            ),
+            2 => ("CUDA_ERROR_OUT_OF_MEMORY", "the GPU does not have the room"),
+            3 => (
+                "CUDA_ERROR_NOT_INITIALIZED",
+                "the driver is not initialised, or the process does not use CUDA",
+            ),
+            100 => ("CUDA_ERROR_NO_DEVICE", "there is no GPU"),
+            101 => (
+                "CUDA_ERROR_INVALID_DEVICE",
+                "CUDA does not show this GPU to gpulimit",
+            ),
+            304 => (
+                "CUDA_ERROR_OPERATING_SYSTEM",
+                "the process has ended, belongs to another user, or an earlier restore has failed",
+            ),
+            401 => (
+                "CUDA_ERROR_ILLEGAL_STATE",
+                "the process is not in the state for this step",
+            ),
+            600 => ("CUDA_ERROR_NOT_READY", "the time is over"),
+            801 => (
+                "CUDA_ERROR_NOT_SUPPORTED",
+                "the driver cannot do this on this machine, or with memory of the process",
+            ),
+            803 => (
+                "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+                "libcuda.so.1 does not match the kernel module",
+            ),
+            999 => ("CUDA_ERROR_UNKNOWN", "the driver does not say why"),
+            _ => return None,
+        })
+    }
+}
+
+impl fmt::Display for Status {
+    /// Writes the number, and the name and meaning if they are known.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.meaning() {
+            Some((name, meaning)) => write!(f, "{} ({name}): {meaning}", self.0),
+            None => write!(f, "{}", self.0),
+        }
+    }
+}
+
+/// What this machine lacks to suspend and resume processes.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Missing {
+    /// The CUDA driver cannot be loaded: the linker's message.
+    Driver(String),
+    /// The driver lacks the function of this name.
+    Function(&'static str),
+    /// The driver does not start.
+    Init(Status),
+    /// NVML does not work: its message.
+    Nvml(String),
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Driver(why) => write!(f, "cannot load the CUDA driver: {why}"),
+            Self::Function(name) => write!(
+                f,
+                "this CUDA driver cannot suspend processes, because it has no function {name}: \
+                 install driver 570 or later"
+            ),
+            Self::Init(status) => write!(f, "cuInit fails with {status}: run `gpulimit doctor`"),
+            Self::Nvml(why) => write!(
+                f,
+                "NVML does not answer ({why}): install libnvidia-ml.so.1, a part of the NVIDIA \
+                 driver"
+            ),
+        }
+    }
+}
 
 /// A CUDA ordinal.
 pub(super) type Ordinal = c_int;

@@ -1,10 +1,8 @@
 //! `gpulimit check`: finds the mistakes in a policy file.
 
-use crate::groups::changes::lower_max;
-use crate::groups::plan::difference::Wanted;
-use crate::groups::{plan, warnings};
-use crate::machine::accounts::Database;
-use crate::machine::nvml::Driver;
+use crate::groups::plan::{self, difference::Wanted};
+use crate::groups::{changes::lower_max, warnings};
+use crate::machine::{accounts::Database, nvml::Driver};
 use crate::shown::output;
 use crate::words::failure::Failure;
 use gpulimit_base::device::DeviceId;

@@ -1,12 +1,11 @@
 //! Checks of the machine, such as its driver, its libgpulimit.so and its rules.
 
-use super::{Finding, policy, process, python, root, suspension};
-use crate::machine::accounts::Database;
-use crate::machine::child::ask;
-use crate::machine::nvml::Driver;
+use super::finding::Finding;
+use super::{policy, process, python, root, suspension};
 use crate::machine::preload::{self, Preload};
-use crate::machine::trust::Trusted;
-use crate::machine::{library, trial};
+use crate::machine::{
+    accounts::Database, child::ask, library, nvml::Driver, trial, trust::Trusted,
+};
 use crate::shown::output;
 use crate::words::environment::env;
 use gpulimit_base::units::gib;

@@ -1,6 +1,6 @@
 //! Finds the first process of a container by the container's id or name.
 
-use super::Finding;
+use super::finding::Finding;
 use gpulimit_base::identity::SeenProcess;
 use gpulimit_policy::containers_of;
 use std::process::{Command, Stdio};

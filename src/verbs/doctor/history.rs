@@ -1,6 +1,6 @@
 //! Checks whether lasting groups keep a history of the GPUs that they use, and their events.
 
-use super::Finding;
+use super::finding::Finding;
 use super::root::remedy;
 use gpulimit_group::{Group, Root};
 use gpulimit_ledger::Ledger;

@@ -1,9 +1,8 @@
 //! Checks whether the machine's policy file is in force.
 
-use super::Finding;
+use super::finding::Finding;
 use crate::groups::plan;
-use crate::machine::accounts::Database;
-use crate::machine::nvml::Driver;
+use crate::machine::{accounts::Database, nvml::Driver};
 use crate::words::failure::Failure;
 use gpulimit_base::text_file;
 use gpulimit_group::{Root, SYSTEM, effective_user};

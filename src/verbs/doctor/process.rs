@@ -1,11 +1,11 @@
 //! Checks a running process: whether it has loaded libgpulimit.so and which group it is in.
 
 use super::files::Files;
-use super::{Finding, suspension};
+use super::finding::Finding;
+use super::suspension;
 use crate::groups;
-use crate::machine::nvml::Driver;
 use crate::machine::obstacles::{self, Obstacle};
-use crate::machine::{accounts, elf, library, look, preload, program};
+use crate::machine::{accounts, elf, library, look, nvml::Driver, preload, program};
 use crate::words::environment::env as own_env;
 use gpulimit_base::identity::SeenProcess;
 use gpulimit_base::proc;

@@ -1,6 +1,6 @@
 //! Reports whether a program loads the library when it starts.
 
-use super::Finding;
+use super::finding::Finding;
 use crate::machine::{elf, program};
 use std::ffi::OsStr;
 use std::io;

@@ -1,6 +1,6 @@
 //! Checks whether another Python package has taken the place of the module `gpulimit`.
 
-use super::Finding;
+use super::finding::Finding;
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -79,7 +79,7 @@ fn version(folder: &Path, distribution: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verbs::doctor::Level;
+    use crate::verbs::doctor::finding::Level;
     use gpulimit_support::Scratch;
 
     #[test]

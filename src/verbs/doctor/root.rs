@@ -1,10 +1,10 @@
 //! Checks the directory of groups, the entries in it, and whether the caller can make groups.
 
-use super::{Finding, history};
+use super::finding::Finding;
+use super::history;
 use crate::groups;
 use crate::groups::budget::{Budget, LINE, VERB};
-use crate::machine::accounts;
-use crate::machine::nvml::Driver;
+use crate::machine::{accounts, nvml::Driver};
 use crate::words::environment::env;
 use gpulimit_base::file_system::{self, FileSystem, Unsuitable};
 use gpulimit_base::units::gib;

@@ -1,10 +1,9 @@
 //! Reports whether processes can be suspended. Limits do not need that, so no finding is a warning.
 
-use super::Finding;
+use super::finding::Finding;
 use super::process::Membership;
-use crate::machine::child::ask;
-use crate::machine::nvml::Driver;
 use crate::machine::obstacles::{self, Obstacle};
+use crate::machine::{child::ask, nvml::Driver};
 use crate::suspension::bound::passed;
 use crate::suspension::subjects::{Subject, members};
 use gpulimit_base::identity::SeenProcess;

@@ -1,6 +1,6 @@
 //! Reports the group that a user's programs get, and the rule that assigns this group.
 
-use super::{Finding, Level};
+use super::finding::{Finding, Level};
 use crate::machine::accounts::{self, Database};
 use gpulimit_policy::Facts;
 use gpulimit_policy::compile::Accounts;

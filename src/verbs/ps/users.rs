@@ -1,10 +1,8 @@
 //! The memory of users, each with all processes of the user on a GPU: `ps --by user`.
 
-use super::SUSPENDED;
 use crate::figures::processes::Process;
 use crate::groups;
-use crate::machine::accounts;
-use crate::machine::nvml::Driver;
+use crate::machine::{accounts, nvml::Driver};
 use crate::shown::table::{Column, Table, figure};
 use crate::words::clock;
 use gpulimit_base::device::DeviceId;
@@ -12,6 +10,9 @@ use gpulimit_base::units::gib;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::Duration;
+
+/// The column of bytes on the host, shown only if there are any.
+pub const SUSPENDED: Column = Column::Right("SUSPENDED");
 
 /// The processes and the memory of a user on a GPU: a row of `ps --by user`.
 pub struct Use {

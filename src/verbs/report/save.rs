@@ -4,8 +4,8 @@
 //! line count from the time when the group was made. So a missed line loses nothing, and the use in
 //! a time is the difference of two lines.
 
+use super::line::{By, HEADS, Line, visit};
 use super::saved::TIME;
-use super::{By, HEADS, Line};
 use crate::groups::Selection;
 use crate::machine::nvml::Driver;
 use crate::shown::{csv, output};
@@ -64,7 +64,7 @@ pub fn append(
             .iter()
             .for_each(|root| root.note_gpus(&gpus));
     }
-    let (status, _) = super::visit(selection, driver, |_, view| {
+    let (status, _) = visit(selection, driver, |_, view| {
         if written.is_ok() {
             let lines = [By::Group, By::User].map(|by| Line::of(view, by, driver));
             let rows = lines.iter().flatten();

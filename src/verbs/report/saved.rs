@@ -1,7 +1,7 @@
 //! Reads the files that `report --save` has written.
 
+use super::line::{Counts, HEADS, Subject, User};
 use super::span::Sample;
-use super::{Counts, HEADS, Subject, User};
 use crate::shown::output;
 use crate::words::failure::{Failure, cannot};
 use ::csv::{ReaderBuilder, StringRecord};

@@ -1,6 +1,6 @@
 //! The use of memory in a span of time: the differences of cumulative figures.
 
-use super::Counts;
+use super::line::Counts;
 use std::collections::BTreeSet;
 
 /// The cumulative figures of a group, or of a user in a group, at a point in time. They count from

@@ -1,16 +1,15 @@
 //! The report of a span of time, `--since`.
 
+use super::line::{By, Line, Subject, User, columns, waited};
 use super::span::{Sample, Samples, Use};
-use super::{Args, By, Line, Subject, User, columns, saved, waited};
-use crate::figures::Gpu;
-use crate::figures::past;
+use super::{Args, saved};
+use crate::figures::{Gpu, past};
 use crate::groups::{self, Purpose, Selection, View};
 use crate::machine::nvml::Driver;
 use crate::shown::table::{Column, Table, figure};
 use crate::shown::{csv, output};
 use crate::words::clock::{self, Moment};
-use crate::words::failure::Failure;
-use crate::words::since;
+use crate::words::{failure::Failure, since};
 use gpulimit_base::units::gib;
 use gpulimit_group::is_within;
 use jiff::Timestamp;
@@ -73,10 +72,11 @@ pub fn report(args: &Args, since: &str) -> Result<ExitCode, Failure> {
     }
     let mut status = ExitCode::SUCCESS;
     if until.is_none() {
-        let (views, seen) = super::readable(&selection, driver)?;
-        status = seen;
-        let note = groups::unrecorded_note(&groups::unrecorded(&views));
-        note.iter().for_each(|note| output::note(note));
+        let (views, mut notes) = selection.readable(driver)?;
+        notes
+            .lines
+            .extend(groups::unrecorded_note(&groups::unrecorded(&views)));
+        status = output::told(&notes);
         views.iter().for_each(|view| span.add_view(view, driver));
     }
     let uses = span.uses();

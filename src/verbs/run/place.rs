@@ -3,18 +3,15 @@
 use super::Args;
 use super::user::User;
 use crate::groups::changes::{self, Changes};
-use crate::groups::{self, Purpose};
-use crate::groups::{sizes, warnings};
+use crate::groups::{self, Purpose, sizes, warnings};
 use crate::machine::nvml::Driver;
-use crate::shown::output;
-use crate::words::environment::env;
-use crate::words::failure::Failure;
+use crate::shown::{output, terminal};
+use crate::words::{environment::env, failure::Failure};
 use gpulimit_base::identity::Identity;
 use gpulimit_group::{Access, Created, Garbage, Group, GroupError, Hold, MAX_DEPTH, Root};
 use gpulimit_ledger::Ledger;
 use gpulimit_limits::{LimitSet, OnLimit, Selector};
 use gpulimit_policy as policy;
-use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -257,7 +254,7 @@ impl Asked {
         }
         // NVML loads slowly. Load it only for limits that depend on the GPUs, and for warnings at a
         // terminal.
-        let driver = (io::stderr().is_terminal() && !settings.is_empty())
+        let driver = (terminal::shows_notes() && !settings.is_empty())
             || !args.devices.is_empty()
             || settings.iter().any(changes::depends_on_gpus);
         let driver = driver.then(|| Driver::load().ok()).flatten();

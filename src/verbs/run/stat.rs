@@ -2,11 +2,9 @@
 
 use crate::figures::Gpu;
 use crate::groups::{self, View};
-use crate::machine::nvml::Driver;
-use crate::machine::signals::End;
+use crate::machine::{nvml::Driver, signals::End};
 use crate::shown::output;
-use crate::words::clock::span;
-use crate::words::signal;
+use crate::words::{clock::span, signal};
 use gpulimit_base::units::gib;
 use gpulimit_group::Group;
 use gpulimit_ledger::{DeviceIndex, Ledger, Usage};

@@ -6,6 +6,16 @@ use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method, StatusCode, Version};
 use std::net::IpAddr;
 
+/// What the server shows.
+#[derive(Copy, Clone, Debug)]
+pub struct Scope {
+    /// Whether users, processes, commands, and groups that belong to a user's private root are left
+    /// out.
+    pub public: bool,
+    /// Whether the metrics have a series for each process.
+    pub processes: bool,
+}
+
 /// The name of the cookie that holds the token.
 const COOKIE_NAME: &str = "gpulimit-token";
 

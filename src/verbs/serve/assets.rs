@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn each_file_of_the_page_is_served() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/serve/page");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/verbs/serve/page");
         let names = |folder: &Path| -> BTreeSet<String> {
             let files = fs::read_dir(folder).expect("the folder exists");
             let files = files.map(|file| file.expect("an entry").path());

@@ -1,7 +1,7 @@
 //! Connections and their limits.
 
-use super::Scope;
 use super::access::Access;
+use super::access::Scope;
 use super::listen::{Listener, SocketFile};
 use super::peer::Peer;
 use super::places::{Lost, Place, Places};

@@ -4,8 +4,7 @@ use super::history::Trouble;
 use super::query;
 use super::reading::Public;
 use super::worker::Sources;
-use crate::figures::event::Line;
-use crate::figures::event::watch::Watch;
+use crate::figures::event::{Line, watch::Watch};
 use crate::groups::{SCHEMA, Selection};
 use crate::shown::output;
 use crate::words::since;
@@ -53,7 +52,7 @@ pub fn news(sources: &mut Sources) -> Vec<(String, Value)> {
 /// Reads the events that the scope shows.
 fn round(sources: &mut Sources, watch: &mut Watch) -> Result<Vec<Line>, Trouble> {
     let failed = |failure: crate::words::failure::Failure| Trouble::Server(failure.to_string());
-    let (selection, _) = Selection::all().map_err(failed)?;
+    let selection = Selection::all().map_err(failed)?;
     let (mut lines, gone) = watch.round(&selection).map_err(failed)?;
     output::notes(&std::mem::take(&mut watch.notes.lines));
     watch.drop_gone(&gone);

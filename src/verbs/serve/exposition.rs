@@ -2,7 +2,7 @@
 //!
 //! The text of many groups is long, so it is made in pieces while the client reads.
 
-use super::Scope;
+use super::access::Scope;
 use super::metrics::{METRICS, Metric, Values};
 use super::reading::Reading;
 use crate::figures::processes::Process;

@@ -4,9 +4,7 @@ use super::query;
 use super::reading::Public;
 use super::worker::Sources;
 use crate::figures::past;
-use crate::groups::budget::SCRAPE;
-use crate::groups::gpu;
-use crate::groups::{SCHEMA, Selection, View};
+use crate::groups::{SCHEMA, Selection, View, budget::SCRAPE, gpu};
 use crate::words::since;
 use gpulimit_base::device::DeviceId;
 use gpulimit_group::Root;
@@ -51,8 +49,7 @@ pub fn json(sources: &mut Sources, asked: &str) -> Result<Value, Trouble> {
         None => Selector::All,
     };
     let mut public = Public::default();
-    let (mut selection, _) =
-        Selection::all().map_err(|failure| Trouble::Server(failure.to_string()))?;
+    let mut selection = Selection::all().map_err(|failure| Trouble::Server(failure.to_string()))?;
     selection.groups.retain(|one| {
         group.as_deref().is_none_or(|name| name == one.name())
             && root

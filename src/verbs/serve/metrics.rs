@@ -1,12 +1,10 @@
 //! The table of metrics: the name and the meaning of each, and its values.
 
-use super::Scope;
+use super::access::Scope;
 use super::exposition::{Sample, Value};
 use super::pressure::WINDOWS;
 use super::reading::{Group, More, Reading};
-use crate::figures::processes::Process;
-use crate::figures::snapshot::GpuMemory;
-use crate::figures::{self, Gpu};
+use crate::figures::{self, Gpu, processes::Process, snapshot::GpuMemory};
 use gpulimit_ledger::{Category, EventKind};
 use gpulimit_limits::Key;
 

@@ -1,21 +1,16 @@
 //! Everything that the server shows of groups, read in one round.
 
-use super::Scope;
+use super::access::Scope;
 use super::counters::{Counters, Events};
 use super::pressure::{WINDOWS, Waits};
-use crate::figures::kept::Kept;
 use crate::figures::processes::{Commands, Process, processes_with};
 use crate::figures::snapshot::{self, GpuMemory, Reader};
-use crate::figures::waiting::Waiters;
-use crate::figures::{Figures, Gpu};
-use crate::groups::beliefs;
+use crate::figures::{Figures, Gpu, kept::Kept, waiting::Waiters};
 use crate::groups::budget::{LINE, SCRAPE};
-use crate::groups::{self, Seen, Selection, View};
-use crate::machine::accounts;
-use crate::machine::nvml::Driver;
+use crate::groups::{Seen, Selection, View, beliefs};
+use crate::machine::{accounts, nvml::Driver};
 use crate::shown::output;
-use crate::words::clock::Moment;
-use crate::words::failure::Failure;
+use crate::words::{clock::Moment, failure::Failure};
 use gpulimit_base::device::DeviceId;
 use gpulimit_group::pod::Pod;
 use gpulimit_group::{Kind, Root};
@@ -131,8 +126,8 @@ impl Reading {
         memory: &mut Memory,
     ) -> Result<Self, Failure> {
         let time = jiff::Timestamp::now();
-        let (mut selection, cut_short) = Selection::all()?;
-        for text in groups::too_many(&cut_short) {
+        let mut selection = Selection::all()?;
+        for text in std::mem::take(&mut selection.notes) {
             memory.tell(text);
         }
         let mut reader = Reader::default();

@@ -1,6 +1,6 @@
 //! What the server has at which path.
 
-use super::access::{Access, Admitted, Refusal};
+use super::access::{Access, Admitted, Refusal, Scope};
 use super::answer::{self, Answer, JSON};
 use super::assets;
 use super::body::Content;
@@ -11,7 +11,7 @@ use super::places::Place;
 use super::state::State;
 use super::streams::Streams;
 use super::worker::{Sources, Unanswered, Worker};
-use super::{Scope, events, history, query};
+use super::{events, history, query};
 use hyper::body::Bytes;
 use hyper::header::{ACCEPT, CACHE_CONTROL, HeaderValue, LOCATION, SET_COOKIE};
 use hyper::http::request::Parts;

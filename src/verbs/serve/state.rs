@@ -4,8 +4,7 @@ use super::reading::Reading;
 use super::worker::Sources;
 use crate::figures::Figures;
 use crate::groups::SCHEMA;
-use crate::words::clock::Moment;
-use crate::words::failure::Failure;
+use crate::words::{clock::Moment, failure::Failure};
 use serde_json::{Value, json};
 
 /// The state, and the part of it that changes only with the state.

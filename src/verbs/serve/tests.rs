@@ -1,7 +1,7 @@
 //! Thousands of scrapes, each with a reading of its own, do not make the server grow.
 
-use super::Scope;
 use super::access::Access;
+use super::access::Scope;
 use super::connections::connection;
 use super::peer::Peer;
 use super::places::Places;

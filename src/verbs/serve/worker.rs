@@ -1,12 +1,11 @@
 //! The one thread that reads groups and NVML, which can block for long.
 
-use super::Scope;
+use super::access::Scope;
 use super::exposition::Page;
 use super::reading::{Memory, Reading};
 use crate::figures::event::watch::Watch;
 use crate::machine::nvml::Driver;
-use crate::words::environment::env;
-use crate::words::failure::Failure;
+use crate::words::{environment::env, failure::Failure};
 use gpulimit_group::Root;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,17 +1,13 @@
 //! `gpulimit show --mine`: shows the limit of the caller's programs, and the users who share it.
 
 use super::{above_all, effective, max};
-use crate::figures::waiting::Waiters;
-use crate::figures::{self, Figures, Gpu};
+use crate::figures::{self, Figures, Gpu, waiting::Waiters};
 use crate::groups::{self, SCHEMA, View};
-use crate::machine::accounts;
-use crate::machine::nvml::Driver;
+use crate::machine::{accounts, nvml::Driver};
 use crate::shown::output::{self, Escaped};
 use crate::shown::table::{Column, Table, UNKNOWN, figure};
 use crate::shown::watch::{Round, Shown};
-use crate::words::environment::env;
-use crate::words::failure::Failure;
-use crate::words::notes::Notes;
+use crate::words::{environment::env, failure::Failure, notes::Notes};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::gib;
 use gpulimit_group::{Group, effective_user, is_within};

@@ -1,10 +1,8 @@
 //! `gpulimit tree`: shows the hierarchy of groups.
 
 use super::{max, none, read};
-use crate::figures::group::order;
-use crate::figures::{self, Figures, Gpu};
-use crate::groups::Selection;
-use crate::groups::gpu;
+use crate::figures::{self, Figures, Gpu, group::order};
+use crate::groups::{Selection, gpu};
 use crate::machine::nvml::Driver;
 use crate::shown::table::{Column, Table, figure};
 use crate::shown::watch::{self, Round, Shown};

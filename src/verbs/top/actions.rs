@@ -2,11 +2,9 @@
 
 use super::round::Name;
 use super::view::Act;
-use crate::groups::{self, Purpose, meant};
-use crate::groups::{changes, proven};
+use crate::groups::{self, Purpose, changes, meant, proven};
 use crate::shown::output::Escaped;
-use crate::words::failure::Failure;
-use crate::words::notes::Done;
+use crate::words::{failure::Failure, notes::Done};
 use gpulimit_base::units::Extent;
 use gpulimit_limits::{Key, Setting};
 

@@ -1,8 +1,7 @@
 //! Rounds of `top` as JSON, with the names of `show --json` and `ps --json`.
 
 use super::reader::Read;
-use crate::figures::Figures;
-use crate::figures::snapshot::GpuMemory;
+use crate::figures::{Figures, snapshot::GpuMemory};
 use crate::groups::SCHEMA;
 use crate::machine::nvml::Driver;
 use crate::shown::output;

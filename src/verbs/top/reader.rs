@@ -2,14 +2,12 @@
 
 use super::place;
 use super::round::{Name, Round};
-use crate::figures::Figures;
-use crate::figures::kept::Kept;
 use crate::figures::past::{self, Past, Recent};
 use crate::figures::processes::{Commands, Process};
 use crate::figures::snapshot::{self, GpuMemory, Snapshot};
+use crate::figures::{Figures, kept::Kept};
 use crate::groups::{Purpose, Selection, View, meant};
-use crate::machine::accounts;
-use crate::machine::nvml::Driver;
+use crate::machine::{accounts, nvml::Driver};
 use crate::shown::output::Escaped;
 use crate::words::failure::Failure;
 use gpulimit_base::device::DeviceId;

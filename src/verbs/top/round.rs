@@ -4,11 +4,9 @@
 
 use super::place;
 use super::reader::Known;
-use crate::figures::past::Recent;
 use crate::figures::processes::{self, Split};
 use crate::figures::snapshot::{GpuMemory, Snapshot};
-use crate::figures::waiting::Waiter;
-use crate::figures::{self, Figures};
+use crate::figures::{self, Figures, past::Recent, waiting::Waiter};
 use crate::groups;
 use crate::machine::nvml::Driver;
 use crate::shown::output::Escaped;

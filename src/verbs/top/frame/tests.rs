@@ -1,4 +1,5 @@
-//! Screens of several sizes, compared with the files in `src/top/frames`. `UPDATE=1` rewrites them.
+//! Screens of several sizes, compared with the files in `src/verbs/top/frames`. `UPDATE=1` rewrites
+//! them.
 #![allow(clippy::unwrap_used, reason = "a test that reads files")]
 
 use super::*;
@@ -17,7 +18,7 @@ use unicode_width::UnicodeWidthStr;
 #[track_caller]
 fn same(file: &str, lines: &[String]) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("src/top/frames")
+        .join("src/verbs/top/frames")
         .join(file);
     let text = lines.join("\n") + "\n";
     if std::env::var_os("UPDATE").is_some() {
