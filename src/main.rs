@@ -1,180 +1,157 @@
-//! The controller: runs programs in groups, shows groups and changes them. Each verb has a file;
-//! the other files are shared.
+//! The controller: runs programs in groups, shows groups and changes them.
+//!
+//! Its rooms from top to bottom: a room uses only rooms below it (`tests/tidy/controller.rs`).
 
-mod above;
-mod accounts;
-mod apply;
-mod beliefs;
-mod budget;
-mod cdi;
-mod changes;
-mod check;
-mod checkpoint;
-mod clock;
-mod completions;
-mod create;
-mod csv;
-mod dlsym;
-mod doctor;
-mod drained;
-mod elf;
-mod events;
-mod failure;
-mod figures;
-mod gc;
-mod get;
-mod gpu;
-mod groups;
-mod history;
-mod install;
-mod k8s_device_plugin;
-mod kill;
-mod later;
-mod library;
-mod look;
-mod ls;
-mod man;
-mod nvml;
-mod obstacles;
-mod oci_hook;
-mod order;
-mod output;
-mod pids;
-mod probe;
-mod processes;
-mod program;
-mod ps;
-mod replace;
-mod report;
-mod resume;
-mod rm;
-mod run;
-mod serve;
-mod set;
-mod show;
-mod signal;
-mod signals;
-mod since;
-mod sizes;
-mod snapshot;
-mod suspend;
-mod table;
-mod terminal;
-mod top;
-mod tree;
-mod trend;
-mod trust;
-mod waiting;
-mod warnings;
-mod watch;
+mod cli;
 
-use clap::error::{ContextKind, ContextValue};
-use clap::{CommandFactory, Parser, Subcommand};
-use later::Later;
+mod verbs {
+    //! A file or folder for each verb. No verb names another one.
+
+    pub mod apply;
+    pub mod cdi;
+    pub mod completions;
+    pub mod create;
+    pub mod doctor;
+    pub mod events;
+    pub mod gc;
+    pub mod get;
+    pub mod history;
+    pub mod install;
+    pub mod k8s_device_plugin;
+    pub mod kill;
+    pub mod ls;
+    pub mod man;
+    pub mod oci_hook;
+    pub mod probe;
+    pub mod ps;
+    pub mod report;
+    pub mod resume;
+    pub mod rm;
+    pub mod run;
+    pub mod serve;
+    pub mod set;
+    pub mod show;
+    pub mod suspend;
+    pub mod top;
+}
+
+mod contained {
+    //! Containers of OCI runtimes, and the group of each.
+
+    pub mod container;
+    mod mount;
+    mod process;
+    mod record;
+    pub mod state;
+}
+
+mod suspension {
+    //! Moves the GPU memory of processes to the host and back: which processes, what is checked
+    //! before, and who does it.
+
+    pub mod abandoned;
+    pub mod bound;
+    pub mod checkpoint;
+    pub mod report;
+    pub mod settle;
+    pub mod subjects;
+    pub mod world;
+}
+
+mod shown {
+    //! What people and programs see: tables, curves, JSON, the screen. The only room that prints.
+
+    pub mod csv;
+    pub mod curve;
+    pub mod output;
+    pub mod screen;
+    pub mod table;
+    pub mod terminal;
+    pub mod watch;
+}
+
+mod figures {
+    //! What is known of groups, GPUs and processes, now and in the past.
+
+    pub mod event;
+    pub mod group;
+    pub mod kept;
+    pub mod past;
+    pub mod processes;
+    pub mod snapshot;
+    pub mod spans;
+    pub mod trend;
+    pub mod waiting;
+    pub use group::*;
+}
+
+mod groups {
+    //! Which groups there are, which limits hold in them, and what the caller may do to them.
+
+    pub mod above;
+    pub mod beliefs;
+    pub mod budget;
+    pub mod changes;
+    pub mod drained;
+    pub mod gpu;
+    pub mod plan;
+    pub mod proven;
+    pub mod selection;
+    pub mod sizes;
+    pub mod warnings;
+    pub use selection::*;
+}
+
+mod machine {
+    //! This computer: GPUs, processes, users, libraries. Knows nothing of groups.
+
+    pub mod accounts;
+    pub mod child;
+    pub mod dlsym;
+    pub mod elf;
+    pub mod file;
+    pub mod library;
+    pub mod look;
+    pub mod nvml;
+    pub mod obstacles;
+    pub mod pids;
+    pub mod preload;
+    pub mod program;
+    pub mod signals;
+    pub mod trial;
+    pub mod trust;
+}
+
+mod words {
+    //! Failures, notes, times and other words, without a machine.
+
+    pub mod clock;
+    pub mod environment;
+    pub mod failure;
+    pub mod notes;
+    pub mod order;
+    pub mod signal;
+    pub mod since;
+    pub mod text;
+}
+
+use clap::Parser;
+use cli::Cli;
+use machine::signals::{self, Inherited};
+use machine::{child, library};
+use shown::output;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
-
-#[derive(Parser)]
-#[command(
-    name = "gpulimit",
-    version,
-    about = "Hard limits on GPU memory for groups of processes, without root and without a daemon.",
-    after_help = EXAMPLES,
-    term_width = 80,
-    arg_required_else_help = true
-)]
-struct Cli {
-    #[command(subcommand)]
-    verb: Verb,
-}
-
-const EXAMPLES: &str = "\
-Examples:
-  gpulimit run --max 4G -- python train.py      a program that sees 4 GiB
-  gpulimit run --max 50% --name lab -- ./a.out  runs of one name share a limit
-  gpulimit create lab/alice --max 8G            a group below lab
-  gpulimit show                                 limits and usage of groups
-  gpulimit set lab --max 8G                     change it while programs run
-  gpulimit doctor                               find and fix problems
-
-Sizes: bytes, or a number with K, M, G or T (base 1024); 50% (of the GPU); -2G
-(all but 2 GiB); or max (no limit). --max 4G and max=4G are the same.
-
-Groups are in $GPULIMIT_ROOT if it is set. Else they are in /run/gpulimit, for
-root and where an administrator lets you make groups, or in
-/dev/shm/gpulimit-<uid>.";
-
-#[derive(Subcommand)]
-enum Verb {
-    /// Run a command under a limit
-    Run(Later<run::Args>),
-    /// Make a group
-    Create(Later<create::Args>),
-    /// Change a group's limits while its programs run
-    Set(Later<set::Args>),
-    /// Print a group's settings, for scripts
-    Get(Later<get::Args>),
-    /// Remove groups
-    Rm(Later<rm::Args>),
-    /// List the names of groups
-    Ls(Later<ls::Args>),
-    /// Show the group hierarchy, with usage and limit
-    Tree(Later<tree::Args>),
-    /// Show groups: limits, usage, peak, free memory and refusals on each GPU
-    Show(Later<show::Args>),
-    /// Show the processes in groups and their memory
-    Ps(Later<ps::Args>),
-    /// Watch GPUs, groups and processes on the terminal
-    Top(Later<top::Args>),
-    /// Show events: refusals, waits, kills, changes of limits
-    Events(Later<events::Args>),
-    /// Show the usage of groups over time, as a curve
-    History(Later<history::Args>),
-    /// Serve a page, JSON and metrics for Prometheus over HTTP
-    Serve(Later<serve::Args>),
-    /// Show or save what groups and users have used over time
-    Report(Later<report::Args>),
-    /// Send a signal to the processes of a group
-    Kill(Later<kill::Args>),
-    /// Move the GPU memory of idle processes to the host
-    Suspend(Later<suspend::Args>),
-    /// Bring the GPU memory of suspended processes back
-    Resume(Later<resume::Args>),
-    /// Remove stale groups and the charges of dead processes
-    Gc(Later<gc::Args>),
-    /// Apply a policy file: make, change and remove groups and rules
-    Apply(Later<apply::Args>),
-    /// Check a policy file, without changing anything
-    Check(Later<check::Args>),
-    /// Check this machine, and say how to fix what does not work
-    Doctor(Later<doctor::Args>),
-    /// Load the library into every program of the machine (/etc/ld.so.preload)
-    Install(Later<install::Install>),
-    /// Remove the library from /etc/ld.so.preload again
-    Uninstall(Later<install::Uninstall>),
-    /// Describe limits and groups as devices for container engines (CDI)
-    Cdi(Later<cdi::Args>),
-    /// Make and remove the group of a container (called by OCI runtimes)
-    OciHook(Later<oci_hook::Args>),
-    /// Hand out GPU memory to the pods of a Kubernetes node
-    K8sDevicePlugin(Later<k8s_device_plugin::Args>),
-    /// Print the completion script for a shell
-    Completions(Later<completions::Args>),
-    /// Print a manual page, or write all of them
-    Man(Later<man::Args>),
-    /// Answers questions of other verbs, in a child process
-    #[command(name = probe::VERB, hide = true)]
-    Probe(Later<probe::Args>),
-}
+use words::environment::env;
+use words::failure;
 
 /// Runs the verb on the command line, and returns its exit status.
 fn main() -> ExitCode {
-    let before = signals::Inherited::read();
+    let before = Inherited::read();
     restart_without_library(&before);
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::try_parse().map_err(cli::without_misleading_tip) {
         Ok(cli) => cli,
-        Err(mut error) => {
-            drop_misleading_tip(&mut error);
+        Err(error) => {
             // Help goes to standard output, with status 0. Mistakes in the arguments go to standard
             // error, with status 2.
             output::parsing(&error);
@@ -185,45 +162,17 @@ fn main() -> ExitCode {
             });
         }
     };
-    let done = match cli.verb {
-        Verb::Run(Later(args)) => run::run(args, &before),
-        Verb::Create(Later(args)) => create::create(&args),
-        Verb::Set(Later(args)) => set::set(&args),
-        Verb::Get(Later(args)) => get::get(&args),
-        Verb::Rm(Later(args)) => rm::rm(&args),
-        Verb::Ls(Later(args)) => ls::ls(&args),
-        Verb::Tree(Later(args)) => tree::tree(&args),
-        Verb::Show(Later(args)) => show::show(&args),
-        Verb::Ps(Later(args)) => ps::ps(&args),
-        Verb::Top(Later(args)) => top::top(&args),
-        Verb::Events(Later(args)) => events::events(&args),
-        Verb::History(Later(args)) => history::history(&args),
-        Verb::Serve(Later(args)) => serve::serve(args),
-        Verb::Report(Later(args)) => report::report(&args),
-        Verb::Kill(Later(args)) => kill::kill(&args),
-        Verb::Suspend(Later(args)) => suspend::suspend(&args),
-        Verb::Resume(Later(args)) => resume::resume(&args),
-        Verb::Gc(Later(args)) => gc::gc(&args),
-        Verb::Apply(Later(args)) => apply::apply(&args),
-        Verb::Check(Later(args)) => check::check(&args),
-        Verb::Doctor(Later(args)) => doctor::doctor(&args),
-        Verb::Install(Later(args)) => install::install(&args),
-        Verb::Uninstall(Later(args)) => install::uninstall(&args),
-        Verb::Cdi(Later(args)) => cdi::cdi(&args),
-        Verb::OciHook(Later(args)) => oci_hook::oci_hook(&args),
-        Verb::K8sDevicePlugin(Later(args)) => k8s_device_plugin::k8s_device_plugin(args, &before),
-        Verb::Completions(Later(args)) => completions::completions(&args),
-        Verb::Man(Later(args)) => man::man(&args),
-        Verb::Probe(Later(args)) => probe::probe(&args),
-    };
-    done.unwrap_or_else(|failure| failure.report())
+    cli.run(&before).unwrap_or_else(|failure| {
+        output::note(&failure.to_string());
+        ExitCode::from(failure.status)
+    })
 }
 
 /// Restarts this program without a preloaded libgpulimit.so. With the library, the controller would
 /// be a member of the caller's group.
-fn restart_without_library(inherited: &signals::Inherited) {
+fn restart_without_library(inherited: &Inherited) {
     let mut arguments = std::env::args_os().skip(1).peekable();
-    let probe = arguments.peek().is_some_and(|verb| verb == probe::VERB);
+    let probe = arguments.peek().is_some_and(|verb| verb == child::VERB);
     let doctor = arguments.peek().is_some_and(|verb| verb == "doctor");
     let existing = env("LD_PRELOAD");
     if let Some(others) = library::without(existing.as_deref())
@@ -242,25 +191,4 @@ fn restart_without_library(inherited: &signals::Inherited) {
         // If the restart fails, for instance without /proc, continue with the library loaded.
         let _ = signals::become_command(&mut command, inherited);
     }
-}
-
-/// Removes clap's tip to pass an unknown option after `--`. `run` would take the option for the
-/// command.
-fn drop_misleading_tip(error: &mut clap::Error) {
-    if let Some(ContextValue::StyledStrs(mut tips)) = error.remove(ContextKind::Suggested) {
-        tips.retain(|tip| !tip.to_string().contains("as a value"));
-        if !tips.is_empty() {
-            error.insert(ContextKind::Suggested, ContextValue::StyledStrs(tips));
-        }
-    }
-}
-
-/// Reads an environment variable of this process.
-fn env(name: &str) -> Option<std::ffi::OsString> {
-    std::env::var_os(name)
-}
-
-/// Returns clap's definition of gpulimit's command line.
-fn command() -> clap::Command {
-    Cli::command()
 }

@@ -4,6 +4,8 @@
 //! `tests/gpu/signatures.txt` from the hook table.
 #![allow(clippy::unwrap_used, reason = "a test that reads files")]
 
+#[path = "tidy/controller.rs"]
+mod controller;
 #[path = "tidy/flakes.rs"]
 mod flakes;
 #[path = "tidy/rooms.rs"]

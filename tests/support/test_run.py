@@ -132,7 +132,7 @@ class Runs(unittest.TestCase):
 
     def test_quick_asks_cargo_what_depends_on_a_change(self) -> None:
         dependent = scripts_test.dependent
-        self.assertEqual(dependent(["src/ps.rs"]), ["gpulimit"])
+        self.assertEqual(dependent(["src/verbs/ps.rs"]), ["gpulimit"])
         self.assertEqual(dependent(["docs/faq.md"]), [])
         self.assertIn("gpulimit-programs", dependent(["shim/src/hook.rs"]))
         of_ledger = dependent(["crates/ledger/src/lib.rs"])

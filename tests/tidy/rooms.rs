@@ -32,10 +32,13 @@ const ROOMS: [&str; 14] = [
 const TURNING: [&str; 2] = ["account", "entry"];
 
 /// `["account", "pools", "lent"]` for `shim/src/account/pools/lent.rs`.
-type Module = Vec<String>;
+pub type Module = Vec<String>;
 
-fn module(path: &str) -> Option<Module> {
-    let name = path.strip_prefix("shim/src/")?.strip_suffix(".rs")?;
+/// The modules that each module uses.
+pub type Known = BTreeMap<Module, BTreeSet<Module>>;
+
+fn module(folder: &str, path: &str) -> Option<Module> {
+    let name = path.strip_prefix(folder)?.strip_suffix(".rs")?;
     Some(name.split('/').map(str::to_owned).collect())
 }
 
@@ -111,14 +114,18 @@ fn target(path: &[&str], here: &[String], modules: &BTreeSet<Module>) -> Option<
     Some(to)
 }
 
-/// Returns the modules that each module of the library uses.
-fn known() -> BTreeMap<Module, BTreeSet<Module>> {
+/// Returns the modules that each module in the folder uses. `inline` are modules without a file.
+pub fn known(folder: &str, inline: &[&str]) -> Known {
     let files = sources();
-    let modules: BTreeSet<Module> = files.iter().filter_map(|path| module(path)).collect();
-    assert!(modules.len() > 50, "the library's files are found");
+    let inline = inline.iter().map(|name| vec![(*name).to_owned()]);
+    let modules = files.iter().filter_map(|path| module(folder, path));
+    let modules: BTreeSet<Module> = modules.chain(inline).collect();
+    assert!(modules.len() > 50, "the files are found");
     let mut known = BTreeMap::new();
     for path in &files {
-        let Some(here) = module(path) else { continue };
+        let Some(here) = module(folder, path) else {
+            continue;
+        };
         let text = read(path).lines().map(code).collect::<Vec<_>>().join("\n");
         let (product, tests) = text.split_once("\nmod tests {").unwrap_or((&text, ""));
         let inside = [here.clone(), vec!["tests".to_owned()]].concat();
@@ -136,6 +143,28 @@ fn known() -> BTreeMap<Module, BTreeSet<Module>> {
     known
 }
 
+/// Returns each module that leads back to itself, with the others of its circles.
+pub fn circles(known: &Known) -> BTreeMap<&Module, BTreeSet<&Module>> {
+    let reached = |from: &Module| {
+        let (mut reached, mut next) = (BTreeSet::new(), vec![from]);
+        while let Some(module) = next.pop() {
+            for to in known.get(module).into_iter().flatten() {
+                if reached.insert(to) {
+                    next.push(to);
+                }
+            }
+        }
+        reached
+    };
+    let reached: BTreeMap<_, _> = known.keys().map(|from| (from, reached(from))).collect();
+    let back = |from: &Module, to: &Module| reached.get(to).is_some_and(|all| all.contains(from));
+    let circles = reached.iter().map(|(from, all)| {
+        let circle = all.iter().filter(|to| back(from, to)).copied();
+        (*from, circle.collect())
+    });
+    circles.collect()
+}
+
 fn name(module: &[String]) -> String {
     format!("shim/src/{}.rs", module.join("/"))
 }
@@ -144,7 +173,7 @@ fn name(module: &[String]) -> String {
 fn a_room_uses_only_rooms_below_it() {
     let place = |module: &Module| ROOMS.iter().position(|room| *room == module[0]);
     let mut found = Vec::new();
-    for (from, all) in known() {
+    for (from, all) in known("shim/src/", &[]) {
         if from[0] == "lib" {
             continue;
         }
@@ -166,23 +195,10 @@ fn a_room_uses_only_rooms_below_it() {
 
 #[test]
 fn files_of_different_rooms_have_no_cycle() {
-    let known = known();
-    let reached = |from: &Module| {
-        let (mut reached, mut next) = (BTreeSet::new(), vec![from]);
-        while let Some(module) = next.pop() {
-            for to in known.get(module).into_iter().flatten() {
-                if reached.insert(to) {
-                    next.push(to);
-                }
-            }
-        }
-        reached
-    };
-    let reached: BTreeMap<_, _> = known.keys().map(|from| (from, reached(from))).collect();
+    let known = known("shim/src/", &[]);
     let mut found = Vec::new();
-    for (from, all) in &known {
-        let back = all.iter().filter(|to| reached[*to].contains(from));
-        for to in back {
+    for (from, circle) in circles(&known) {
+        for to in circle.into_iter().filter(|to| known[from].contains(*to)) {
             if from[0] != to[0] || !TURNING.contains(&from[0].as_str()) {
                 found.push(format!("{} knows {}", name(from), name(to)));
             }

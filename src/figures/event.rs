@@ -1,0 +1,244 @@
+//! An event as it is printed.
+
+pub mod watch;
+
+use crate::groups;
+use crate::machine::{accounts, nvml::Driver};
+use crate::words::{clock::Moment, text};
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::identity::Identity;
+use gpulimit_base::units::gib;
+use gpulimit_ledger::{Cause, Event, EventKind, Holding, TrailEvent};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// An event, with the printed names of its group and GPU.
+#[derive(Clone)]
+pub struct Line {
+    pub group: String,
+    pub root: PathBuf,
+    pub title: String,
+    pub device: Option<DeviceId>,
+    pub event: Event,
+    /// What the trail stores of the event; `None` for an event that is only in its group's ring.
+    pub trail: Option<TrailEvent>,
+}
+
+impl Line {
+    pub fn time(&self) -> Moment {
+        Moment {
+            unix_ms: self.event.time_us / 1_000,
+        }
+    }
+
+    /// Returns the group's limit at the time of the event; `None` for no limit or an unknown one. A
+    /// process that gives back the memory of a dead one does not know the limit; earlier versions
+    /// recorded 0.
+    fn max(&self) -> Option<u64> {
+        let is_known = self.event.what.kind != EventKind::Reap;
+        known(self.event.what.max).filter(|_| is_known)
+    }
+
+    /// Returns the time of the last event that the line stands for, in microseconds since 1970.
+    pub fn last_us(&self) -> u64 {
+        let trail = self.trail.as_ref();
+        trail.map_or(self.event.time_us, |trail| trail.last_us)
+    }
+
+    /// Returns the number of events that the line stands for.
+    pub fn count(&self) -> u64 {
+        1 + self.trail.as_ref().map_or(0, |trail| trail.repeats)
+    }
+
+    /// Returns the time of the last event if the line stands for several.
+    fn until(&self) -> Option<Moment> {
+        let unix_ms = self.last_us() / 1_000;
+        (self.count() > 1).then_some(Moment { unix_ms })
+    }
+
+    /// Returns whether this line, which stands for several events, stands for the other line's. The
+    /// other line is of a ring.
+    pub fn includes(&self, other: &Self) -> bool {
+        let (own, others) = (&self.event.what, &other.event.what);
+        other.trail.is_none()
+            && (self.event.time_us..=self.last_us()).contains(&other.event.time_us)
+            && (own.kind, own.process.pid, own.process.pid_ns)
+                == (others.kind, others.process.pid, others.process.pid_ns)
+            && (&self.root, &self.group, self.device) == (&other.root, &other.group, other.device)
+    }
+
+    /// Makes the line stand for its first event alone.
+    pub fn forget_repeats(&mut self) {
+        if let Some(trail) = &mut self.trail {
+            trail.repeats = 0;
+            trail.last_us = self.event.time_us;
+        }
+    }
+
+    fn holders(&self) -> &[Holding] {
+        self.trail.as_ref().map_or(&[], |trail| &trail.holders)
+    }
+
+    fn function(&self) -> Option<&str> {
+        let trail = self.trail.as_ref();
+        let function = trail.map(|trail| &*trail.function);
+        function.filter(|function| !function.is_empty())
+    }
+
+    fn cause(&self) -> Option<Cause> {
+        self.trail.as_ref().and_then(|trail| trail.cause)
+    }
+
+    fn by(&self) -> Option<&Holding> {
+        self.trail.as_ref().and_then(|trail| trail.by.as_ref())
+    }
+
+    /// Returns the number that events of this kind alone have.
+    fn counted(&self, kind: EventKind) -> Option<u64> {
+        (self.event.what.kind == kind).then_some(self.event.count)
+    }
+
+    /// Returns the event as JSON. Unless `with_processes`, all that tells of processes and their
+    /// users is null.
+    pub fn json(&self, driver: Option<&Driver>, with_processes: bool) -> Value {
+        let what = &self.event.what;
+        let user = |process: &Identity| with_processes.then(|| accounts::user_name(process.uid));
+        let command = |process: &Identity| with_processes.then(|| process.command().to_string());
+        let holding = |Holding { process, bytes }: &Holding| {
+            json!({
+                "pid": process.pid,
+                "uid": process.uid,
+                "user": user(process),
+                "command": command(process),
+                "bytes": bytes,
+            })
+        };
+        let holders = match with_processes {
+            true => self.holders(),
+            false => &[],
+        };
+        json!({
+            "time": self.time().to_string(),
+            "group": self.group,
+            "root": text::shown_path(&self.root),
+            "number": self.event.number,
+            "event": what.kind.name(),
+            "count": self.count(),
+            "until": self.until().map(|time| time.to_string()),
+            "gpu": self.device.map(|id| json!({
+                "uuid": id.to_string(),
+                "index": groups::index(id, driver),
+            })),
+            "pid": with_processes.then_some(what.process.pid),
+            "uid": with_processes.then_some(what.process.uid),
+            "user": user(&what.process),
+            "command": command(&what.process),
+            "bytes": known(what.bytes),
+            "charged": what.charged,
+            "max": self.max(),
+            "function": self.function(),
+            "holders": holders.iter().map(holding).collect::<Vec<_>>(),
+            "processes": self.counted(EventKind::Asked),
+            "took_ms": self.counted(EventKind::Given),
+            "cause": self.cause().map(Cause::name),
+            "by": self.by().filter(|_| with_processes).map(holding),
+        })
+    }
+
+    pub fn text(&self, driver: Option<&Driver>) -> String {
+        let what = &self.event.what;
+        let who = format!("pid {} ({})", what.process.pid, what.process.command());
+        let bytes = gib(what.bytes);
+        let state = match self.max() {
+            Some(max) => format!("{} of {}", gib(what.charged).in_unit_of(max), gib(max)),
+            None => gib(what.charged).to_string(),
+        };
+        let said = match what.kind {
+            EventKind::Refusal => format!("{who} was refused {bytes}, with {state} charged"),
+            EventKind::Wait => format!("{who} waits for {bytes}, with {state} charged"),
+            EventKind::Granted => format!("{who} got the {bytes} that it waited for"),
+            EventKind::High => {
+                format!(
+                    "{who} exceeds the group's `high` by asking for {bytes}, with {state} charged"
+                )
+            }
+            EventKind::Reap => {
+                format!("{who} ended, and the {bytes} that it held were given back to the group")
+            }
+            EventKind::Kill => format!("{who} was killed or told to end while it used {bytes}"),
+            EventKind::Limits => format!("changed by {who}"),
+            EventKind::Oom => {
+                format!(
+                    "{who} asked for {bytes}, and processes are killed to make room; {state} \
+                     charged"
+                )
+            }
+            EventKind::Asked => {
+                let processes = match self.event.count {
+                    1 => "1 process was".to_owned(),
+                    count => format!("{count} processes were"),
+                };
+                format!("{processes} asked to give back {bytes} for {who}; {state} charged")
+            }
+            EventKind::Given => {
+                let seconds = Duration::from_millis(self.event.count).as_secs_f64();
+                format!("{bytes} came back in {seconds:.1} s after {who} had asked for memory")
+            }
+            EventKind::Suspend => format!("{bytes} of {who} suspended"),
+            EventKind::Resume => format!("{bytes} of {who} resumed"),
+            EventKind::Lost => {
+                format!("{who} is lost: the driver could not bring its {bytes} back")
+            }
+        };
+        let device = match self.device {
+            Some(id) => format!("GPU {}: ", groups::label(id, driver)),
+            None => String::new(),
+        };
+        format!(
+            "{time}  {kind:<7}  {group}  {device}{said}{details}",
+            time = self.time(),
+            kind = what.kind.name(),
+            group = self.title,
+            details = self.details()
+        )
+    }
+
+    /// Returns what the trail adds to the text.
+    fn details(&self) -> String {
+        let mut text = String::new();
+        if let Some(until) = self.until() {
+            text += &format!("; {} times until {until}", self.count());
+        }
+        if let Some(by) = self.by() {
+            let who = format!("pid {} ({})", by.process.pid, by.process.command());
+            text += &match (self.cause(), self.event.what.kind) {
+                (Some(Cause::Oom), _) => format!("; to make room for {} of {who}", gib(by.bytes)),
+                (_, EventKind::Suspend | EventKind::Resume) => format!(" by {who}"),
+                (_, EventKind::Lost) => format!("; resumed by {who}"),
+                _ => format!("; by {who}"),
+            };
+        }
+        if let Some(function) = self.function() {
+            text += &format!("; by {function}");
+        }
+        let holder = |Holding { process, bytes }: &Holding| {
+            format!(
+                "pid {} ({}) {}",
+                process.pid,
+                process.command(),
+                gib(*bytes)
+            )
+        };
+        let holders: Vec<String> = self.holders().iter().map(holder).collect();
+        match holders.is_empty() {
+            true => text,
+            false => format!("{text}; most used by {}", holders.join(", ")),
+        }
+    }
+}
+
+/// Returns an event's bytes; `None` for the largest number, which means "no limit" or "unknown".
+fn known(bytes: u64) -> Option<u64> {
+    (bytes != u64::MAX).then_some(bytes)
+}

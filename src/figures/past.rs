@@ -1,0 +1,302 @@
+//! The past usage of groups, as `history`, `top` and `serve` show it.
+
+use super::spans::{Span, Window};
+use super::trend::{self, Floors, Trend};
+use crate::figures::Gpu;
+use crate::groups::View;
+use crate::machine::nvml::Driver;
+use crate::words::clock::{self, Moment};
+use crate::words::text;
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::units::gib;
+use gpulimit_ledger::{DeviceEntry, DeviceIndex, EventKind, Ledger, Period, Resolution};
+use gpulimit_limits::Selector;
+use jiff::{Timestamp, Zoned};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The past usage of a group on one GPU.
+pub struct Past {
+    /// The group's name for printing.
+    pub title: String,
+    pub name: String,
+    pub root: PathBuf,
+    pub gpu: Gpu,
+    pub resolution: Resolution,
+    usage: u64,
+    pub spans: Vec<Span>,
+    marks: Vec<Mark>,
+}
+
+/// An event that moved memory, in the trail of the group.
+struct Mark {
+    unix_ms: u64,
+    kind: EventKind,
+    bytes: u64,
+}
+
+/// The kinds of events that are marks.
+const MARKS: [EventKind; 5] = [
+    EventKind::Asked,
+    EventKind::Given,
+    EventKind::Suspend,
+    EventKind::Resume,
+    EventKind::Lost,
+];
+
+/// Returns the marks of a group on one GPU since a time in seconds since 1970.
+fn marks(ledger: &Ledger, device: DeviceIndex, since: u64) -> Vec<Mark> {
+    let trail = ledger.trail(0).into_iter();
+    let own = trail.filter(|traced| traced.group.is_empty());
+    own.map(|traced| traced.event)
+        .filter(|event| MARKS.contains(&event.what.kind) && event.what.device == Some(device))
+        .map(|event| Mark {
+            unix_ms: event.time_us / 1_000,
+            kind: event.what.kind,
+            bytes: event.what.bytes,
+        })
+        .filter(|mark| mark.unix_ms >= since.saturating_mul(1_000))
+        .collect()
+}
+
+/// Returns the past usage of a group on these GPUs as JSON, an object for each GPU. `since` is in
+/// seconds since 1970.
+pub fn json(
+    view: &View,
+    devices: &[Selector],
+    since: u64,
+    now: &Zoned,
+    driver: Option<&Driver>,
+) -> Vec<Value> {
+    let pasts = Past::all(view, devices, since, now.timestamp(), driver);
+    pasts.iter().map(Past::json).collect()
+}
+
+/// Returns the trend of a group's usage of a GPU, whose present usage is `usage` bytes.
+pub fn trend(ledger: &Ledger, device: DeviceIndex, usage: u64) -> Option<Trend> {
+    if !ledger.records(device) {
+        return None;
+    }
+    let now = second(Timestamp::now());
+    let floors = Resolution::ALL.map(|resolution| {
+        let window = Window::whole(resolution, now, usage);
+        let spans = window.spans(|resolution| ledger.history(device, resolution));
+        Floors {
+            length: resolution.seconds(),
+            floors: spans.iter().map(Span::floor).collect(),
+        }
+    });
+    trend::trend(&floors)
+}
+
+/// The figures of a history, summed up since a time.
+pub struct Sums {
+    /// Begin of the first period, in seconds since 1970.
+    pub from: u64,
+    /// The highest usage in bytes.
+    pub peak: u64,
+    /// Number of refused requests; `None` if a period has more than it can count.
+    pub refusals: Option<u64>,
+    /// Seconds for which requests waited; `None` if a period has more than it can count.
+    pub waited: Option<u64>,
+}
+
+/// Returns what the history says of a GPU since a time in seconds since 1970. `usage` is the
+/// present usage in bytes. Returns `None` if the history does not reach back so far.
+///
+/// The highest usage is exact: the first change of a charge in a second records the usage before
+/// it, so that memory which was charged earlier is in it, too.
+pub fn sums(ledger: &Ledger, device: DeviceIndex, since: u64, usage: u64) -> Option<Sums> {
+    let window = Window::new(since, second(Timestamp::now()), usage);
+    if !ledger.records(device) || window.since > since {
+        return None;
+    }
+    let spans = window.spans(|resolution| ledger.history(device, resolution));
+    let sum = |count: fn(&Span) -> u32| {
+        let is_whole = spans.iter().all(|span| count(span) < Period::MOST);
+        is_whole.then(|| spans.iter().map(|span| u64::from(count(span))).sum())
+    };
+    let usages = spans.iter().filter_map(|span| span.known);
+    Some(Sums {
+        from: spans.first().map_or(since, |span| span.start),
+        peak: usages.map(|usage| usage.max).max().unwrap_or(usage),
+        refusals: sum(|span| span.refusals),
+        waited: sum(|span| span.waited),
+    })
+}
+
+/// The highest usage of a group on one GPU in each part of the last ten minutes, oldest first;
+/// `None` where the usage is unknown. Empty if the group keeps no history.
+pub type Recent = Vec<Option<u64>>;
+
+/// Returns the recent usage of a group on a GPU, whose present usage is `usage` bytes.
+pub fn recent(ledger: &Ledger, device: DeviceIndex, usage: u64) -> Recent {
+    /// Length of a part in seconds.
+    const PART: usize = 10;
+    if !ledger.records(device) {
+        return Vec::new();
+    }
+    let window = Window::whole(Resolution::Seconds, second(Timestamp::now()), usage);
+    let mut spans = window.spans(|resolution| ledger.history(device, resolution));
+    // The window begins in the middle of a period.
+    spans.drain(..spans.len() % PART);
+    let highest = |part: &[Span]| part.iter().filter_map(Span::highest).max();
+    spans.chunks(PART).map(highest).collect()
+}
+
+/// Returns a time in seconds since 1970.
+pub fn second(time: Timestamp) -> u64 {
+    u64::try_from(time.as_second()).unwrap_or(0)
+}
+
+impl Past {
+    /// Returns the past usage on each of these GPUs with a history. `since` is in seconds since
+    /// 1970.
+    pub fn all(
+        view: &View,
+        devices: &[Selector],
+        since: u64,
+        now: Timestamp,
+        driver: Option<&Driver>,
+    ) -> Vec<Self> {
+        let Some(ledger) = view.ledger.as_ref().filter(|ledger| ledger.keeps_history()) else {
+            return Vec::new();
+        };
+        let is_asked = |device: &&DeviceEntry| {
+            devices.contains(&Selector::All) || devices.contains(&Selector::Device(device.id))
+        };
+        let recorded = |device: &&DeviceEntry| ledger.records(device.index);
+        let asked = view.devices.iter().filter(is_asked).filter(recorded);
+        let mut all = Vec::new();
+        for device in asked {
+            if view.purse.is_open() || all.is_empty() {
+                let one = Self::of(view, ledger, device, since, now, driver);
+                view.purse.spend(one.spans.len());
+                all.push(one);
+            }
+        }
+        all
+    }
+
+    fn of(
+        view: &View,
+        ledger: &Ledger,
+        device: &DeviceEntry,
+        since: u64,
+        now: Timestamp,
+        driver: Option<&Driver>,
+    ) -> Self {
+        let gpu = Gpu::of(view, device.id, driver);
+        let usage = gpu.usage.unwrap_or(0);
+        let window = Window::new(since, second(now), usage);
+        Self {
+            title: view.title.clone(),
+            name: view.group.name().into(),
+            root: view.group.root().into(),
+            gpu,
+            resolution: window.resolution,
+            usage,
+            spans: window.spans(|resolution| ledger.history(device.index, resolution)),
+            marks: marks(ledger, device.index, window.since),
+        }
+    }
+
+    /// Returns the present usage, and what happened in this time, as a line.
+    pub fn usage_text(&self) -> String {
+        let sum = |count: fn(&Span) -> u32| {
+            let counts = self.spans.iter().map(|span| u64::from(count(span)));
+            counts.sum::<u64>()
+        };
+        let used = match self.gpu.limit() {
+            Some(max) => format!("{} of {}", gib(self.usage).in_unit_of(max), gib(max)),
+            None => gib(self.usage).to_string(),
+        };
+        let mut said = format!("GPU {}  {used} used", self.gpu.label);
+        if let Some(suspended) = self.gpu.suspended.filter(|bytes| *bytes > 0) {
+            said += &format!(", {} suspended", gib(suspended));
+        }
+        for (count, text) in [
+            (sum(|span| span.refusals), "refused"),
+            (sum(|span| span.kills), "killed"),
+        ] {
+            if count > 0 {
+                said += &format!(", {count} {text}");
+            }
+        }
+        let waited = Duration::from_secs(sum(|span| span.waited));
+        if !waited.is_zero() {
+            said += &format!(", waited {}", clock::span(waited));
+        }
+        let bytes = |kind| {
+            let of_kind = self.marks.iter().filter(|mark| mark.kind == kind);
+            let add = |sum: u64, mark: u64| sum.saturating_add(mark);
+            of_kind.map(|mark| mark.bytes).reduce(add)
+        };
+        if let Some(asked) = bytes(EventKind::Asked).filter(|bytes| *bytes > 0) {
+            said += &format!(", members asked for {}", gib(asked));
+        }
+        // Nothing measures what members give for `high`, because no request waits for it.
+        if let Some(given) = bytes(EventKind::Given) {
+            said += &format!(", gave {} to requests", gib(given));
+        }
+        said
+    }
+
+    /// Returns a sentence about how the usage grows; `None` if it does not.
+    pub fn trend_text(&self) -> Option<String> {
+        self.gpu.trend_text()
+    }
+
+    /// Returns the GPU.
+    pub fn gpu(&self) -> DeviceId {
+        self.gpu.id
+    }
+
+    /// Returns when marks of these kinds were made, in seconds since 1970.
+    pub fn times(&self, kinds: &[EventKind]) -> Vec<u64> {
+        let marks = self.marks.iter().filter(|mark| kinds.contains(&mark.kind));
+        marks.map(|mark| mark.unix_ms / 1_000).collect()
+    }
+
+    pub fn json(&self) -> Value {
+        let mark = |mark: &Mark| {
+            let unix_ms = mark.unix_ms;
+            json!({
+                "time": Moment { unix_ms }.to_string(),
+                "kind": mark.kind.name(),
+                "bytes": mark.bytes,
+            })
+        };
+        let period = |span: &Span| {
+            json!({
+                "time": time(span),
+                "max": span.known.map(|usage| usage.max),
+                "min": span.known.map(|usage| usage.min),
+                "at_most": span.at_most,
+                "at_least": span.at_least,
+                "refusals": span.refusals,
+                "waited_ms": u64::from(span.waited) * 1_000,
+                "kills": span.kills,
+            })
+        };
+        json!({
+            "name": self.name,
+            "root": text::shown_path(&self.root),
+            "gpu": self.gpu.name_json(),
+            "period_ms": self.resolution.seconds() * 1_000,
+            "effective_max": self.gpu.limit(),
+            "usage": self.usage,
+            "suspended": self.gpu.suspended,
+            "trend": self.gpu.trend_json(),
+            "events": self.marks.iter().map(mark).collect::<Vec<_>>(),
+            "periods": self.spans.iter().map(period).collect::<Vec<_>>(),
+        })
+    }
+}
+
+/// Returns the begin of a period for programs.
+pub fn time(span: &Span) -> String {
+    let unix_ms = span.start * 1_000;
+    Moment { unix_ms }.to_string()
+}

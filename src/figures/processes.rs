@@ -1,0 +1,345 @@
+//! The processes in groups that `ps` shows, each with its memory on each GPU.
+
+use super::waiting::{Waiter, Waiters};
+use crate::groups::{self, Seen, Selection};
+use crate::machine::look::{self, Question};
+use crate::machine::{accounts, nvml::Driver, pids::Pids};
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::identity::Identity;
+use gpulimit_base::proc;
+use gpulimit_group::{Group, is_within};
+use gpulimit_ledger::{Category, DeviceUsage, Errand, ProcessUsage};
+use serde_json::{Value, json};
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Returns the processes in these groups, sorted by group and then by pid. A process on several
+/// GPUs has an entry for each.
+pub fn processes(selection: &Selection, seen: &[Seen], waiters: &Waiters) -> Vec<Process> {
+    processes_with(
+        selection,
+        seen,
+        waiters,
+        &mut Commands::new(look::patience()),
+    )
+}
+
+/// Returns the processes as [`processes`] does, with command lines that may be known already.
+pub fn processes_with(
+    selection: &Selection,
+    seen: &[Seen],
+    waiters: &Waiters,
+    commands: &mut Commands,
+) -> Vec<Process> {
+    let outermost: Vec<&Seen> = outermost(seen).collect();
+    let pids = Pids::default();
+    commands.read(&outermost, &pids);
+    let mut found: Vec<Process> = outermost
+        .into_iter()
+        .flat_map(|seen| {
+            let processes = seen.processes.iter();
+            processes.flat_map(|process| of(selection, seen, process, (&pids, commands), waiters))
+        })
+        .collect();
+    found.sort_by(Process::by_group_and_pid);
+    found
+}
+
+/// Keeps only the outermost of these groups. A ledger also lists the processes of groups below, so
+/// each process appears once.
+pub fn outermost(seen: &[Seen]) -> impl Iterator<Item = &Seen> {
+    let mut last: Option<&Group> = None;
+    seen.iter().filter(move |seen| {
+        // Each group comes right after the group above it and that group's other groups.
+        let covers = |above: &Group| {
+            above.root() == seen.group.root() && is_within(seen.group.name(), above.name())
+        };
+        let is_outermost = !last.is_some_and(covers);
+        if is_outermost {
+            last = Some(&seen.group);
+        }
+        is_outermost
+    })
+}
+
+/// The command lines of live processes, read from `/proc` and kept for some seconds.
+pub struct Commands {
+    /// How long one reading may take.
+    patience: Duration,
+    known: BTreeMap<Key, (Instant, Line)>,
+}
+
+/// Identifies a program: the pid, the start time and the command that its ledger names. The last
+/// one changes when the process executes another program.
+type Key = (u32, u64, [u8; 64]);
+
+/// The command line of a process.
+enum Line {
+    Read([u8; 64]),
+    /// The caller may not read it, so the ledger's command is shown.
+    Denied,
+    /// It could not be read in time.
+    Late,
+}
+
+impl Commands {
+    /// How long a command line is kept. A process can change its own.
+    const AGE: Duration = Duration::from_secs(10);
+    /// How long a process is left alone whose command line could not be read in time.
+    const LATE: Duration = Duration::from_secs(60);
+
+    /// Returns no command lines. Each later reading takes at most `patience`.
+    pub fn new(patience: Duration) -> Self {
+        Self {
+            patience,
+            known: BTreeMap::new(),
+        }
+    }
+
+    /// Reads the command lines that are not known, and forgets those of processes that are gone.
+    fn read(&mut self, outermost: &[&Seen], pids: &Pids) {
+        let processes = outermost.iter().flat_map(|seen| &seen.processes);
+        let alive = processes.filter(|process| process.alive);
+        let keys: BTreeMap<Key, Identity> = alive
+            .map(|process| process.identity)
+            .filter_map(|identity| Some((key(pids.here(&identity)?, &identity), identity)))
+            .collect();
+        self.known.retain(|key, (since, line)| {
+            let age = match line {
+                Line::Late => Self::LATE,
+                _ => Self::AGE,
+            };
+            keys.contains_key(key) && since.elapsed() < age
+        });
+        let asked: Vec<(Key, Identity)> = keys
+            .into_iter()
+            .filter(|(key, _)| !self.known.contains_key(key))
+            .collect();
+        let numbers: Vec<u32> = asked.iter().map(|((pid, ..), _)| *pid).collect();
+        let lines = look::ask(Question::Command, &numbers, self.patience);
+        let now = Instant::now();
+        for (key, identity) in asked {
+            let line = match &lines {
+                Ok(lines) => match lines.get(&key.0).map(|line| digits(line)) {
+                    // The pid can belong to another process since the ledger was read.
+                    Some(Some(line)) => Line::Read(identity.with_command(key.0, line).command),
+                    Some(None) => Line::Denied,
+                    None => Line::Late,
+                },
+                Err(_) => Line::Denied,
+            };
+            self.known.insert(key, (now, line));
+        }
+    }
+
+    /// Returns the command line of a process; `None` if it could not be read in time.
+    fn command(&self, process: &ProcessUsage, pid: Option<u32>) -> Option<String> {
+        let identity = process.identity;
+        // The pid of a dead process may belong to another process now.
+        let pid = pid.filter(|_| process.alive);
+        let known = pid.and_then(|pid| self.known.get(&key(pid, &identity)));
+        let named = match known {
+            Some((_, Line::Late)) => return None,
+            Some((_, Line::Read(command))) => Identity {
+                command: *command,
+                ..identity
+            },
+            _ => identity,
+        };
+        Some(named.command().to_string())
+    }
+}
+
+fn key(pid: u32, identity: &Identity) -> Key {
+    (pid, identity.start_time, identity.command)
+}
+
+/// Decodes exactly 64 bytes from hexadecimal digits; `None` for any other length.
+fn digits(text: &str) -> Option<[u8; 64]> {
+    let pairs = text.as_bytes().chunks(2);
+    let byte = |pair| u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok();
+    let bytes: Option<Vec<u8>> = pairs.map(byte).collect();
+    bytes?.try_into().ok()
+}
+
+/// A process on one GPU, or a process that has not used a GPU yet: a row of `ps`.
+pub struct Process {
+    /// The path of the root that the group is in.
+    pub root: PathBuf,
+    pub group: String,
+    /// The group's name for printing.
+    pub title: String,
+    /// The pid in the caller's pid namespace; `None` if the process has no pid there.
+    pub pid: Option<u32>,
+    pub own_pid: u32,
+    /// The start time in the process's slot, in clock ticks since boot; 0 if unknown.
+    pub start_time: u64,
+    pub uid: u32,
+    /// The command line; `None` if it could not be read in time.
+    pub command: Option<String>,
+    pub alive: bool,
+    state: &'static str,
+    /// Whether the driver has confirmed the state; otherwise it is what the ledger says.
+    is_confirmed: bool,
+    pub gpu: Option<(DeviceId, Parts)>,
+    /// The request with which the process waits for memory of the GPU.
+    pub waits: Option<Waiter>,
+}
+
+/// The bytes that a process uses on a GPU: the total, and the part for each purpose.
+pub struct Parts {
+    pub total: u64,
+    /// The bytes for each purpose; `None` if the process has not recorded the purposes.
+    pub split: Option<Split>,
+    /// The bytes that are on the host while the process is suspended.
+    pub suspended: u64,
+}
+
+/// Bytes by category.
+pub type Split = [u64; Category::COUNT];
+
+/// Returns the bytes of linear memory, arrays, graphs and memory that the program maps itself.
+pub fn allocations(split: &Split) -> u64 {
+    use Category::{Arrays, Graphs, Linear, Vmm};
+    let parts = [Linear, Vmm, Arrays, Graphs].map(|category| split[category as usize]);
+    parts.into_iter().fold(0, u64::saturating_add)
+}
+
+impl Parts {
+    fn of(usage: &DeviceUsage) -> Self {
+        let total = usage.charged.saturating_sub(usage.idle);
+        let said = total == 0 || usage.by.iter().any(|bytes| *bytes != 0);
+        let split = said.then_some(usage.by);
+        Self {
+            total,
+            split,
+            suspended: usage.suspended,
+        }
+    }
+}
+
+fn of(
+    selection: &Selection,
+    seen: &Seen,
+    process: &ProcessUsage,
+    (pids, commands): (&Pids, &Commands),
+    waiters: &Waiters,
+) -> Vec<Process> {
+    let group = groups::of_process(&seen.group, process);
+    let is_it = |known: &&Group| known.root() == seen.group.root() && known.name() == group;
+    let known = || selection.groups.iter().find(is_it);
+    let title = match process.below.is_empty() {
+        true => seen.title.clone(),
+        false => known().map_or_else(|| group.clone(), |known| selection.title(known)),
+    };
+    let pid = pids.here(&process.identity);
+    let command = commands.command(process, pid);
+    let line = |gpu: Option<(DeviceId, Parts)>| Process {
+        root: seen.group.root().into(),
+        group: group.clone(),
+        title: title.clone(),
+        pid,
+        own_pid: process.identity.pid,
+        start_time: process.identity.start_time,
+        uid: process.identity.uid,
+        command: command.clone(),
+        alive: process.alive,
+        state: state(process, pid),
+        is_confirmed: false,
+        waits: (gpu.as_ref())
+            .and_then(|(id, _)| waiters.find(&seen.group, &process.identity, *id).cloned()),
+        gpu,
+    };
+    // A process may wait for memory of a GPU that it has not used yet.
+    let waits = waiters.gpus(&seen.group, &process.identity);
+    let mut lines: Vec<Process> = (seen.devices.iter())
+        .filter_map(|entry| {
+            let usage = process.on(entry.index);
+            let is_there = process.devices.contains(&usage) || waits.contains(&entry.id);
+            is_there.then(|| line(Some((entry.id, Parts::of(&usage)))))
+        })
+        .collect();
+    if lines.is_empty() {
+        lines.push(line(None));
+    }
+    lines
+}
+
+fn state(process: &ProcessUsage, pid: Option<u32>) -> &'static str {
+    // Somebody may have continued a process that `suspend --freeze` has stopped.
+    let is_stopped = || pid.and_then(proc::is_stopped).unwrap_or(true);
+    match process.errand {
+        _ if !process.alive => "draining",
+        Errand::Suspend => "suspending",
+        Errand::Resume => "resuming",
+        Errand::Lost => "lost",
+        Errand::None if process.is_suspended() && process.frozen && is_stopped() => "frozen",
+        Errand::None if process.is_suspended() => "suspended",
+        Errand::None => "running",
+    }
+}
+
+impl Process {
+    /// Sorts rows by group and then by pid. A group comes before the groups below it. Rows of the
+    /// same process are equal here, so a stable sort keeps the order of the process's GPUs.
+    fn by_group_and_pid(&self, other: &Self) -> Ordering {
+        let groups = self.group.split('/').cmp(other.group.split('/'));
+        let process = |line: &Self| (line.pid, line.own_pid);
+        groups
+            .then_with(|| self.title.cmp(&other.title))
+            .then_with(|| process(self).cmp(&process(other)))
+    }
+
+    /// Returns the state of the process: `running`, `suspending`, `suspended`, `frozen` (suspended
+    /// and stopped), `resuming`, `lost` or `draining`.
+    pub const fn state(&self) -> &'static str {
+        self.state
+    }
+
+    /// Notes which processes are suspended, as the driver says.
+    pub fn confirm(&mut self, away: &[u32]) {
+        self.is_confirmed = self.pid.is_some_and(|pid| away.contains(&pid));
+    }
+
+    /// Returns the state for printing: one with a question mark has only been read in the ledger.
+    pub fn shown_state(&self) -> String {
+        let is_doubtful = matches!(self.state, "suspended" | "frozen") && !self.is_confirmed;
+        self.state.to_owned() + if is_doubtful { "?" } else { "" }
+    }
+
+    /// Returns the process as JSON. Bytes are integers; unknown figures are null.
+    pub fn json(&self, driver: Option<&Driver>) -> Value {
+        let split = self
+            .gpu
+            .as_ref()
+            .and_then(|(_, parts)| parts.split.as_ref());
+        let part = |category| split.map(|split| split[category as usize]);
+        json!({
+            "pid": self.pid,
+            "own_pid": self.own_pid,
+            "uid": self.uid,
+            "user": accounts::user_name(self.uid),
+            "group": self.group,
+            "gpu": self.gpu.as_ref().map(|(id, _)| json!({
+                "uuid": id.to_string(),
+                "index": groups::index(*id, driver),
+            })),
+            "command": self.command,
+            "allocations": split.map(allocations),
+            "linear": part(Category::Linear),
+            "vmm": part(Category::Vmm),
+            "arrays": part(Category::Arrays),
+            "graphs": part(Category::Graphs),
+            "pools": part(Category::Pools),
+            "managed": part(Category::Managed),
+            "driver": part(Category::Driver),
+            "total": self.gpu.as_ref().map(|(_, parts)| parts.total),
+            "suspended": self.gpu.as_ref().map(|(_, parts)| parts.suspended),
+            "state": self.state(),
+            "state_by": if self.is_confirmed { "driver" } else { "ledger" },
+            "waits_for": self.waits.as_ref().map(Waiter::json),
+        })
+    }
+}

@@ -1,0 +1,231 @@
+//! Everything that `top` and `serve` show, read in one round.
+
+use super::processes::{Commands, Process, processes_with};
+use super::waiting::Waiters;
+use crate::figures::Figures;
+use crate::groups::{Seen, Selection, View};
+use crate::machine::nvml::Driver;
+use gpulimit_base::device::DeviceId;
+use gpulimit_group::upwards;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// The GPUs, the groups and the processes at one moment.
+pub struct Snapshot {
+    /// When the round was read.
+    pub time: jiff::Timestamp,
+    /// The machine's GPUs by NVML's index, then GPUs that only groups know.
+    pub gpus: Vec<GpuMemory>,
+    /// The groups. Each group comes before the groups below it.
+    pub groups: Vec<Figures>,
+    /// The processes in the groups, sorted by group and pid, with an entry for each GPU.
+    pub processes: Vec<Process>,
+    /// Whether all groups could be read. Problems have been reported on standard error.
+    pub status: ExitCode,
+}
+
+/// The memory of a GPU or of a MIG instance, in bytes.
+pub struct GpuMemory {
+    pub id: DeviceId,
+    /// NVML's index; `None` if NVML does not list the GPU.
+    pub index: Option<u32>,
+    /// The product's name; empty if unknown.
+    pub name: String,
+    /// The PCI bus id; empty if unknown.
+    pub bus: String,
+    /// The memory of the GPU; `None` if unknown.
+    pub total: Option<u64>,
+    /// The memory that NVML counts as used, by all processes and by the driver.
+    pub used: Option<u64>,
+    /// The memory that the top groups use, with managed memory.
+    pub grouped: u64,
+    /// The managed memory of the top groups, which NVML does not count as used.
+    pub managed: u64,
+    /// The sum of the limits of the top groups on this GPU; `None` if one of them has no limit, or
+    /// if there are no groups.
+    pub limits: Option<u64>,
+    /// Whether the groups are all groups of the machine.
+    pub is_whole: bool,
+}
+
+impl Snapshot {
+    /// Makes the snapshot of groups that a [`Reader`] has read. Some command lines may be known
+    /// already.
+    pub fn of(
+        selection: &Selection,
+        round: Round,
+        status: ExitCode,
+        commands: &mut Commands,
+        driver: Option<&Driver>,
+    ) -> Self {
+        Self {
+            time: jiff::Timestamp::now(),
+            gpus: gpus(&round.groups, !selection.named, driver),
+            processes: processes_with(selection, &round.seen, &round.waiters, commands),
+            groups: round.groups,
+            status,
+        }
+    }
+}
+
+/// Reads groups one after the other, each open only while it is read: a thousand open ledgers would
+/// take much memory.
+#[derive(Default)]
+pub struct Reader {
+    waiters: Waiters,
+    groups: Vec<(usize, Figures)>,
+    seen: Vec<(usize, Seen)>,
+}
+
+/// What a [`Reader`] has read.
+pub struct Round {
+    /// The groups. Each group comes before the groups below it.
+    pub groups: Vec<Figures>,
+    /// The members of the readable groups, in the same order.
+    pub seen: Vec<Seen>,
+    pub waiters: Waiters,
+}
+
+impl Reader {
+    /// Adds the group at this place of the selection, with its figures, and closes its ledger.
+    pub fn add(&mut self, at: usize, view: View, figures: Figures, driver: Option<&Driver>) {
+        self.waiters.add(&view, driver);
+        self.groups.push((at, figures));
+        self.seen.extend(view.into_seen().map(|seen| (at, seen)));
+    }
+
+    /// Returns the groups in the order of the selection.
+    pub fn end(mut self, driver: Option<&Driver>) -> Round {
+        for (_, seen) in &self.seen {
+            self.waiters.add_below(&seen.group, &seen.processes, driver);
+        }
+        let mut groups = in_order(self.groups);
+        for group in &mut groups {
+            group.count_waiting(&self.waiters);
+        }
+        Round {
+            groups,
+            seen: in_order(self.seen),
+            waiters: self.waiters,
+        }
+    }
+}
+
+fn in_order<T>(mut items: Vec<(usize, T)>) -> Vec<T> {
+    items.sort_by_key(|(at, _)| *at);
+    items.into_iter().map(|(_, item)| item).collect()
+}
+
+impl GpuMemory {
+    /// Returns the used memory that belongs to no shown group: other programs, the driver, and
+    /// groups that are not shown.
+    pub fn others(&self) -> Option<u64> {
+        // NVML counts no managed memory, so it is no part of what the groups use there.
+        let grouped = self.grouped.saturating_sub(self.managed);
+        Some(self.used?.saturating_sub(grouped))
+    }
+
+    /// Returns the used memory that belongs to no group; `None` if not all groups are shown.
+    pub fn outside(&self) -> Option<u64> {
+        self.others().filter(|_| self.is_whole)
+    }
+
+    /// Returns the memory as JSON. Bytes are integers; unknown figures are null.
+    pub fn json(&self) -> Value {
+        let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+        json!({
+            "uuid": self.id.to_string(),
+            "index": self.index,
+            "name": text(&self.name),
+            "bus": text(&self.bus),
+            "total": self.total,
+            "used": self.used,
+            "free": self.free(),
+            "groups": self.grouped,
+            "outside": self.outside(),
+            "limits": self.limits,
+        })
+    }
+
+    /// Returns the memory that nobody uses.
+    pub fn free(&self) -> Option<u64> {
+        Some(self.total?.saturating_sub(self.used?))
+    }
+}
+
+/// Returns the memory of the machine's GPUs and MIG instances, then of GPUs that only these groups
+/// know.
+pub fn gpus(groups: &[Figures], is_whole: bool, driver: Option<&Driver>) -> Vec<GpuMemory> {
+    let listed = driver.map(Driver::memory).unwrap_or_default();
+    let mut gpus: Vec<GpuMemory> = listed
+        .into_iter()
+        .map(|(gpu, id, memory)| GpuMemory {
+            id,
+            index: (id == gpu.id).then_some(gpu.index),
+            name: gpu.name.clone(),
+            bus: gpu.bus.clone(),
+            total: memory.as_ref().map(|memory| memory.total),
+            used: memory.as_ref().map(|memory| memory.used),
+            grouped: 0,
+            managed: 0,
+            limits: None,
+            is_whole,
+        })
+        .collect();
+    // The usage of a group whose ledger cannot be read is unknown; its child groups count instead.
+    let readable = names(groups.iter().filter(|group| group.processes.is_some()));
+    for group in groups {
+        let is_top = is_top(group, &readable);
+        for figures in &group.gpus {
+            let at = gpus.iter().position(|gpu| gpu.id == figures.id);
+            let at = at.unwrap_or_else(|| {
+                gpus.push(GpuMemory {
+                    id: figures.id,
+                    index: None,
+                    name: String::new(),
+                    bus: String::new(),
+                    total: figures.capacity,
+                    used: None,
+                    grouped: 0,
+                    managed: 0,
+                    limits: None,
+                    is_whole,
+                });
+                gpus.len() - 1
+            });
+            if is_top {
+                let gpu = &mut gpus[at];
+                gpu.grouped = gpu.grouped.saturating_add(figures.usage.unwrap_or(0));
+                gpu.managed = gpu.managed.saturating_add(figures.managed());
+            }
+        }
+    }
+    let names = names(groups);
+    let tops: Vec<&Figures> = (groups.iter())
+        .filter(|group| is_top(group, &names))
+        .collect();
+    for gpu in &mut gpus {
+        gpu.limits = limits(&tops, gpu);
+    }
+    gpus
+}
+
+fn names<'a>(groups: impl IntoIterator<Item = &'a Figures>) -> BTreeSet<(&'a str, &'a Path)> {
+    let name = |group: &'a Figures| (&*group.name, &*group.root);
+    groups.into_iter().map(name).collect()
+}
+
+/// Returns whether none of the groups above a group is among `names`.
+fn is_top(group: &Figures, names: &BTreeSet<(&str, &Path)>) -> bool {
+    let mut above = upwards(&group.name).skip(1);
+    !above.any(|name| names.contains(&(name, &*group.root)))
+}
+
+/// Returns the sum of the limits of the top groups on a GPU, whether they have used it or not, so
+/// that the sum is the same for all who look. Everybody may read limits.
+fn limits(tops: &[&Figures], gpu: &GpuMemory) -> Option<u64> {
+    let limits = tops.iter().map(|group| group.limit_on(gpu.id, gpu.total));
+    limits.reduce(|sum, limit| Some(sum?.saturating_add(limit?)))?
+}

@@ -1,0 +1,353 @@
+//! Draws the past usage of a group on one GPU as lines of text.
+
+use crate::figures::{past::Past, spans::Span};
+use gpulimit_base::units::gib;
+use gpulimit_ledger::EventKind;
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+
+/// Number of lines of the curve, without its axis.
+const ROWS: u64 = 8;
+/// Heights are counted in eighths of a line, because there are characters for these.
+const EIGHTHS: u64 = 8;
+/// Smallest distance of two marks on the time axis, in columns.
+const TICK_COLUMNS: u64 = 12;
+/// Distances of two marks on the time axis, in seconds.
+const STEPS: [u64; 14] = [
+    1, 5, 10, 30, 60, 120, 300, 900, 1_800, 3_600, 10_800, 21_600, 43_200, 86_400,
+];
+
+/// Returns the curve of the past usage of a group on one GPU as lines. Without `unicode`, they have
+/// only characters of ASCII.
+pub fn of(past: &Past, zone: &TimeZone, width: usize, unicode: bool) -> Vec<String> {
+    let curve = Curve {
+        spans: &past.spans,
+        length: past.resolution.seconds(),
+        limit: past.gpu.limit(),
+        zone,
+        width,
+        unicode,
+        asked: &past.times(&[EventKind::Asked]),
+        moved: &past.times(&[EventKind::Suspend, EventKind::Resume, EventKind::Lost]),
+    };
+    curve.lines()
+}
+
+/// What to draw.
+struct Curve<'a> {
+    /// Periods of equal length, oldest first.
+    pub spans: &'a [Span],
+    /// The length of a period in seconds.
+    pub length: u64,
+    /// The limit in bytes.
+    pub limit: Option<u64>,
+    /// The time zone of the axis.
+    pub zone: &'a TimeZone,
+    /// Width of the lines in columns.
+    pub width: usize,
+    /// Whether the terminal has other characters than those of ASCII.
+    pub unicode: bool,
+    /// When members were asked for memory, in seconds since 1970.
+    pub asked: &'a [u64],
+    /// When processes were suspended, resumed or lost, in seconds since 1970.
+    pub moved: &'a [u64],
+}
+
+/// The characters of a curve.
+struct Pen {
+    /// A cell that is filled up to one eighth, two eighths, … and in full.
+    filled: [char; EIGHTHS as usize],
+    varied: char,
+    uncertain: char,
+    limit: char,
+    side: char,
+    tick: char,
+    corner: char,
+    axis: char,
+    mark: char,
+}
+
+const UNICODE: Pen = Pen {
+    filled: ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'],
+    varied: '▒',
+    uncertain: '░',
+    limit: '─',
+    side: '│',
+    tick: '┤',
+    corner: '└',
+    axis: '─',
+    mark: '┬',
+};
+
+const ASCII: Pen = Pen {
+    filled: ['_', '_', '_', '#', '#', '#', '#', '#'],
+    varied: ':',
+    uncertain: '.',
+    limit: '-',
+    side: '|',
+    tick: '+',
+    corner: '+',
+    axis: '-',
+    mark: '+',
+};
+
+const UNKNOWN: char = '?';
+const REFUSED: char = 'R';
+const KILLED: char = 'K';
+const MOVED: char = 'S';
+const ASKED: char = 'A';
+
+/// One column of the curve: heights in eighths of a line.
+struct Column {
+    /// The usage was always at least this high.
+    floor: u64,
+    /// The usage was this high at some time.
+    reached: u64,
+    /// The usage was never higher.
+    most: u64,
+    /// Whether nothing at all is known.
+    unknown: bool,
+    /// The mark of the most important event.
+    event: Option<char>,
+}
+
+impl Curve<'_> {
+    /// Returns the lines of the curve: the limit, the usage, refusals and kills, the time axis, and
+    /// an explanation of the characters.
+    pub fn lines(&self) -> Vec<String> {
+        let pen = if self.unicode { &UNICODE } else { &ASCII };
+        let top = self.top();
+        let labels = Labels::new(top, self.limit);
+        let columns = self.columns(top, self.width.saturating_sub(labels.width + 2).max(1));
+        let mut lines = Vec::new();
+        let mut drawn = String::new();
+        let mut line = |label: &str, side: char, cells: String| {
+            let line = format!("{label:>0$} {side}{cells}", labels.width);
+            drawn += &cells;
+            line.trim_end().to_owned()
+        };
+        if self.limit == Some(top) {
+            let limit = String::from(pen.limit).repeat(columns.len());
+            lines.push(line(&gib(top).to_string(), pen.tick, limit));
+        }
+        for row in (0..ROWS).rev() {
+            let (label, is_limit) = labels.of(row);
+            let side = if label.is_empty() { pen.side } else { pen.tick };
+            let cell = |column: &Column| match column.cell(row, pen) {
+                ' ' if is_limit => pen.limit,
+                cell => cell,
+            };
+            lines.push(line(label, side, columns.iter().map(cell).collect()));
+        }
+        let (marks, times) = self.axis(columns.len(), labels.width + 2, pen);
+        lines.push(format!("{:>1$} {2}{marks}", 0, labels.width, pen.corner));
+        let event = |column: &Column| column.event.unwrap_or(' ');
+        let events: String = columns.iter().map(event).collect();
+        if !events.trim().is_empty() {
+            lines.push(format!("{:1$}{2}", "", labels.width + 2, events.trim_end()));
+            drawn += &events;
+        }
+        lines.push(times);
+        lines.extend(legend(&drawn, self.width, pen));
+        lines
+    }
+
+    /// Returns the usage at the top of the curve in bytes.
+    fn top(&self) -> u64 {
+        let highest = |span: &Span| {
+            let known = span.known.map_or(0, |usage| usage.max);
+            known.max(span.at_least).max(span.at_most.unwrap_or(0))
+        };
+        let highest = self.spans.iter().map(highest).max().unwrap_or(0);
+        highest.max(self.limit.unwrap_or(0)).max(1)
+    }
+
+    /// Returns the columns. If there are more periods than columns, a column shows several.
+    fn columns(&self, top: u64, width: usize) -> Vec<Column> {
+        let height = |bytes: u64| {
+            let eighths = u128::from(bytes) * u128::from(ROWS * EIGHTHS);
+            eighths.div_ceil(u128::from(top)) as u64
+        };
+        let count = self.spans.len();
+        let column = |at: usize| {
+            let first = at * count / width;
+            let spans = &self.spans[first..((at + 1) * count / width).max(first + 1)];
+            let reached = |span: &Span| span.known.map_or(span.at_least, |usage| usage.max);
+            let unknown = |span: &Span| span.known.is_none() && span.at_most.is_none();
+            let begin = spans.first().map_or(0, |span| span.start);
+            let end = spans.last().map_or(0, |span| span.start + self.length);
+            let has = |times: &[u64]| times.iter().any(|time| (begin..end).contains(time));
+            let event = [
+                (spans.iter().any(|span| span.kills > 0), KILLED),
+                (spans.iter().any(|span| span.refusals > 0), REFUSED),
+                (has(self.moved), MOVED),
+                (has(self.asked), ASKED),
+            ];
+            Column {
+                floor: height(spans.iter().map(|span| span.at_least).min().unwrap_or(0)),
+                reached: height(spans.iter().map(reached).max().unwrap_or(0)),
+                most: height(
+                    spans
+                        .iter()
+                        .filter_map(|span| span.at_most)
+                        .max()
+                        .unwrap_or(0),
+                ),
+                unknown: spans.iter().all(unknown),
+                event: event.iter().find(|(has, _)| *has).map(|(_, mark)| *mark),
+            }
+        };
+        match count {
+            0 => Vec::new(),
+            _ => (0..width).map(column).collect(),
+        }
+    }
+
+    /// Returns the marks of the time axis, and the line with its times.
+    fn axis(&self, width: usize, margin: usize, pen: &Pen) -> (String, String) {
+        let mut marks = vec![pen.axis; width];
+        let mut times = String::new();
+        for (column, text) in self.ticks(width) {
+            marks[column] = pen.mark;
+            if times.len() < margin + column && column + text.len() <= width {
+                times = format!("{times:<0$}{text}", margin + column);
+            }
+        }
+        (marks.into_iter().collect(), times)
+    }
+
+    /// Returns the marks of the time axis: the column, and the text of the time.
+    fn ticks(&self, width: usize) -> Vec<(usize, String)> {
+        let Some(first) = self.spans.first() else {
+            return Vec::new();
+        };
+        let total = self.length * self.spans.len() as u64;
+        let zoned = |second: u64| {
+            let second = i64::try_from(second).unwrap_or(0);
+            Timestamp::from_second(second)
+                .unwrap_or(Timestamp::UNIX_EPOCH)
+                .to_zoned(self.zone.clone())
+        };
+        // Marks are at round times of the zone.
+        let offset = i64::from(zoned(first.start + total).offset().seconds());
+        let columns_of = |step: &u64| step * width as u64 / total;
+        let step = STEPS
+            .into_iter()
+            .find(|step| columns_of(step) >= TICK_COLUMNS);
+        let step = step.unwrap_or(86_400);
+        let format = match (step, total) {
+            (0..60, _) => "%H:%M:%S",
+            (86_400.., _) => "%b %d",
+            (_, 0..=86_400) => "%H:%M",
+            _ => "%a %H:%M",
+        };
+        let round = |column: usize| {
+            let time = first.start + column as u64 * total / width as u64;
+            time.saturating_add_signed(offset) / step
+        };
+        (1..width)
+            .filter(|column| round(*column) != round(column - 1))
+            .map(|column| {
+                let time = (round(column) * step).saturating_add_signed(-offset);
+                (column, zoned(time).strftime(format).to_string())
+            })
+            .collect()
+    }
+}
+
+impl Column {
+    /// Returns the character of the cell in a row. Row 0 is the lowest.
+    fn cell(&self, row: u64, pen: &Pen) -> char {
+        let bottom = row * EIGHTHS;
+        let inside = |height: u64| height.saturating_sub(bottom).min(EIGHTHS);
+        let (floor, reached, most) = (inside(self.floor), inside(self.reached), inside(self.most));
+        let half = EIGHTHS / 2;
+        match reached {
+            0 if self.unknown && row == 0 => UNKNOWN,
+            0 if most > 0 => pen.uncertain,
+            0 => ' ',
+            EIGHTHS if floor < half => pen.varied,
+            // A part of the cell is filled, and the group may have used more.
+            1..EIGHTHS if floor == 0 && reached >= half => pen.varied,
+            _ => pen.filled[reached as usize - 1],
+        }
+    }
+}
+
+/// The figures to the left of the curve.
+struct Labels {
+    width: usize,
+    half: String,
+    /// The line of the top, if the limit is not there; and the limit's line, if it is below.
+    rows: Vec<(u64, String, bool)>,
+}
+
+impl Labels {
+    fn new(top: u64, limit: Option<u64>) -> Self {
+        let half = gib(top / 2).to_string();
+        let mut rows = Vec::new();
+        if limit != Some(top) {
+            rows.push((ROWS - 1, gib(top).to_string(), false));
+        }
+        if let Some(limit) = limit.filter(|limit| *limit < top) {
+            let row = u128::from(limit) * u128::from(ROWS) / u128::from(top);
+            rows.insert(0, (row as u64, gib(limit).to_string(), true));
+        }
+        let texts = rows.iter().map(|(_, text, _)| text.len());
+        Self {
+            width: texts
+                .chain([half.len(), gib(top).to_string().len()])
+                .max()
+                .unwrap_or(0),
+            half,
+            rows,
+        }
+    }
+
+    /// Returns the label of a row, and whether the limit's line is in this row.
+    fn of(&self, row: u64) -> (&str, bool) {
+        match self.rows.iter().find(|(at, ..)| *at == row) {
+            Some((_, text, is_limit)) => (text, *is_limit),
+            None if row + 1 == ROWS / 2 => (&self.half, false),
+            None => ("", false),
+        }
+    }
+}
+
+/// Explains those characters that were drawn.
+fn legend(drawn: &str, width: usize, pen: &Pen) -> Vec<String> {
+    const GAP: &str = "   ";
+    let full = pen.filled[EIGHTHS as usize - 1];
+    let texts = [
+        (full, "used"),
+        (pen.varied, "used at times"),
+        (pen.uncertain, "perhaps used"),
+        (UNKNOWN, "unknown"),
+        (pen.limit, "limit"),
+        (REFUSED, "refused"),
+        (KILLED, "killed"),
+        (MOVED, "suspended or resumed"),
+        (ASKED, "members asked for memory"),
+    ];
+    let mut lines: Vec<String> = Vec::new();
+    for (character, text) in texts {
+        let is_drawn = match character == full {
+            true => drawn.contains(pen.filled),
+            false => drawn.contains(character),
+        };
+        let text = format!("{character} {text}");
+        let columns = |text: &str| text.chars().count();
+        match lines.last_mut() {
+            _ if !is_drawn => {}
+            Some(line) if columns(line) + columns(GAP) + columns(&text) <= width => {
+                *line += GAP;
+                *line += &text;
+            }
+            _ => lines.push(text),
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests;

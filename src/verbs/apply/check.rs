@@ -1,0 +1,216 @@
+//! `gpulimit check`: finds the mistakes in a policy file.
+
+use crate::groups::plan::{self, difference::Wanted};
+use crate::groups::{changes::lower_max, warnings};
+use crate::machine::{accounts::Database, nvml::Driver};
+use crate::shown::output;
+use crate::words::failure::Failure;
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::units::{Extent, Size};
+use gpulimit_group::upwards;
+use gpulimit_limits::{Key, LimitSet, OptionKey, Options, Selector};
+use gpulimit_policy::compile::{self, Plan};
+use gpulimit_policy::file::{self, At, Mistake, Policy, Settings};
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Options of `check`.
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    /// The policy file
+    file: PathBuf,
+}
+
+const HELP: &str = "\
+Prints all mistakes in the file with their lines, and changes nothing. Also
+prints users, unix groups and GPUs that this machine does not have; they are not
+mistakes here, but `gpulimit apply` rejects them. Warns about limits and options
+that make no sense or have no effect, about users whose names clash with groups,
+and about users whom no rule covers.
+
+Examples:
+  gpulimit check /etc/gpulimit/gpulimit.toml
+
+Exit status: 0 when the file has no mistakes, 1 when it has.";
+
+/// Checks a policy file.
+pub fn check(args: &Args) -> Result<ExitCode, Failure> {
+    let found = read(&args.file, "")?;
+    let driver = Driver::load().ok();
+    let (wanted, mistakes) = plan::wanted(&args.file, &found.plan, driver.as_ref())?;
+    let (mut absent, wrong): (Vec<_>, Vec<_>) = mistakes.into_iter().partition(|one| one.absent);
+    if !wrong.is_empty() {
+        return Err(refused(&args.file, &wrong, ""));
+    }
+    plan::rules_text(&found.plan)?;
+    absent.extend(found.absent);
+    tidy(&mut absent);
+    // Report unknown users and GPUs, but do not fail: another machine may have them.
+    for mistake in &absent {
+        output::note(&format!(
+            "warning: {mistake} (may be valid on another machine)"
+        ));
+    }
+    warn(&args.file, &found.plan, &wanted, driver.as_ref());
+    output::print(&format!(
+        "{file}: {ok}groups: {groups}, rules: {rules}{rejected}\n",
+        file = args.file.display(),
+        ok = if absent.is_empty() { "ok, " } else { "" },
+        groups = found.policy.groups.len(),
+        rules = found.policy.rules.len(),
+        rejected = match absent.is_empty() {
+            true => "",
+            false => "; on this machine `gpulimit apply` rejects the policy",
+        }
+    ))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints warnings on standard error: about limits that are valid but probably unintended, and
+/// about users without a rule.
+pub fn warn(path: &Path, plan: &Plan, wanted: &[Wanted], driver: Option<&Driver>) {
+    let gpus = warnings::capacities(driver, None);
+    let left_out = plan.left_out.iter();
+    let mut lines: Vec<_> = left_out.map(|one| (one.line, one.why.clone())).collect();
+    let all: BTreeMap<&str, &LimitSet> = wanted
+        .iter()
+        .map(|group| (&*group.name, &group.limits))
+        .collect();
+    for (group, wanted) in plan.groups.iter().zip(wanted) {
+        let mut say = |line| lines.push((group.line, line));
+        let odd = warnings::of(&wanted.limits, &gpus, driver).into_iter();
+        odd.chain(outranked(wanted, &all, &gpus))
+            .chain(without_max(&group.settings, &wanted.limits.options))
+            .for_each(&mut say);
+        if let Some(members) = &group.widened {
+            let why = format!(
+                "members = \"{}\" has no effect, because groups below are for other users: all \
+                 users may run programs in the group; to close it, change the unix group and mode \
+                 of its directory (docs/security.md)",
+                members.value.escape_debug()
+            );
+            lines.push((members.line, why));
+        }
+    }
+    // One entry of the policy can describe many groups. Print the entry's warning only once.
+    lines.sort();
+    lines.dedup();
+    for (line, why) in lines {
+        output::note(&format!("{}:{line}: warning: {why}", path.display()));
+    }
+    let left = compile::uncovered(&plan.rules, &Database);
+    if !left.is_empty() {
+        output::note(&format!(
+            "{}: warning: no rule limits the programs of these users: {}; to limit all other \
+             users, add a last rule for them (user = \"*\")",
+            path.display(),
+            output::some(&left)
+        ));
+    }
+}
+
+/// Returns a warning for each GPU on which a group above `group` has a smaller `max` than `group`.
+fn outranked(
+    group: &Wanted,
+    all: &BTreeMap<&str, &LimitSet>,
+    gpus: &[(DeviceId, u64)],
+) -> Vec<String> {
+    // If no GPU is known, compare bytes only with bytes, and percentages only with percentages.
+    let unknown = gpus.is_empty().then_some(None);
+    let gpus = gpus.iter().map(|gpu| Some(*gpu)).chain(unknown);
+    gpus.filter_map(|gpu| {
+        let max = |limits: &LimitSet| match gpu {
+            Some((id, _)) => limits.for_device(id, Key::Max),
+            None => limits.get(Selector::All, Key::Max),
+        };
+        let above = upwards(&group.name).skip(1);
+        let above = above.filter_map(|name| Some((name, max(all.get(name)?)?)));
+        let capacity = gpu.map(|(_, capacity)| capacity);
+        lower_max(max(&group.limits)?, above, capacity)
+    })
+    .collect()
+}
+
+/// Warns about options that have no effect because the group has no `max`.
+fn without_max(settings: &Settings, options: &Options) -> Option<String> {
+    let limited = |(key, _, extent): &(Key, At<String>, Extent)| {
+        *key == Key::Max && *extent != Extent::Size(Size::Max)
+    };
+    let set: Vec<String> = [OptionKey::OnLimit, OptionKey::Oom]
+        .into_iter()
+        .map(|key| (key, options.get(key)))
+        .filter(|(key, value)| *value != Options::default().get(*key))
+        .map(|(key, value)| format!("{key}={value}"))
+        .collect();
+    (!set.is_empty() && !settings.sizes.iter().any(limited)).then(|| {
+        format!(
+            "{} has no effect, because the group has no max: when the limit of a group above is \
+             reached, the options of that group apply",
+            set.join(" ")
+        )
+    })
+}
+
+/// A policy file that was read and has no mistakes.
+pub struct Found {
+    /// The content of the policy file.
+    policy: Policy,
+    /// The policy's groups and rules, with the users and unix groups of this machine.
+    pub plan: Plan,
+    /// References to users, unix groups and GPUs that this machine does not have.
+    pub absent: Vec<Mistake>,
+}
+
+/// Reads a policy file. If it has mistakes, prints them, and ends the error message with `outcome`.
+pub fn read(path: &Path, outcome: &str) -> Result<Found, Failure> {
+    let text = fs::read_to_string(path).map_err(|error| {
+        let remedy = match error.kind() {
+            ErrorKind::NotFound => {
+                ": write a policy file (config/README.md shows how), or name another file"
+            }
+            _ => "",
+        };
+        Failure::new(format_args!(
+            "cannot read {}: {error}{remedy}",
+            path.display()
+        ))
+    })?;
+    let policy = file::parse(path, &text);
+    let (plan, mistakes) = compile::compile(&policy, &Database);
+    let (absent, wrong): (Vec<_>, Vec<_>) = mistakes.into_iter().partition(|one| one.absent);
+    if wrong.is_empty() {
+        Ok(Found {
+            policy,
+            plan,
+            absent,
+        })
+    } else {
+        Err(refused(path, &wrong, outcome))
+    }
+}
+
+/// Sorts mistakes by their line in the policy file, and removes duplicates.
+pub fn tidy(mistakes: &mut Vec<Mistake>) {
+    mistakes.sort_by(|a, b| (a.line, &a.why).cmp(&(b.line, &b.why)));
+    mistakes.dedup();
+}
+
+/// Prints all mistakes, and returns a failure with their number. `outcome` ends the failure's
+/// message.
+pub fn refused(path: &Path, mistakes: &[Mistake], outcome: &str) -> Failure {
+    for mistake in mistakes {
+        output::note(&mistake.to_string());
+    }
+    Failure::new(format_args!(
+        "{} has {}{outcome}",
+        path.display(),
+        match mistakes.len() {
+            1 => "1 mistake".to_owned(),
+            count => format!("{count} mistakes"),
+        }
+    ))
+}

@@ -1,0 +1,728 @@
+//! Checks a running process: whether it has loaded libgpulimit.so and which group it is in.
+
+use super::files::Files;
+use super::finding::Finding;
+use super::suspension;
+use crate::groups;
+use crate::machine::obstacles::{self, Obstacle};
+use crate::machine::{accounts, elf, library, look, nvml::Driver, preload, program};
+use crate::words::environment::env as own_env;
+use gpulimit_base::identity::SeenProcess;
+use gpulimit_base::proc;
+use gpulimit_base::units::gib;
+use gpulimit_group::{Group, Root, effective_user};
+use gpulimit_ledger::{NoWitness, ProcessUsage};
+use gpulimit_policy::rules::{Assigned, Rules, Source};
+use gpulimit_policy::{self as policy, Assignment, Facts};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
+use std::io::{ErrorKind, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+use std::{fs, io};
+
+/// The maximum number of bytes to read of a process's environment or memory map.
+const LONGEST: u64 = 16 << 20;
+/// The maximum number of bytes to read of an `ld.so.preload` file.
+const LONGEST_PRELOAD: u64 = 64 << 10;
+
+/// The facts about a process that the caller is allowed to read.
+pub(super) struct Process {
+    pid: u32,
+    uid: u32,
+    /// The files that the process sees; `None` if the caller cannot access them.
+    files: Option<Files>,
+    /// The environment with which the process started; `None` if the caller cannot read it.
+    environment: Option<Vec<(OsString, OsString)>>,
+    /// The paths of the files that the process has mapped; `None` if the caller cannot read the
+    /// process's memory map.
+    mapped: Option<Vec<String>>,
+}
+
+/// What a group's ledger says of a process.
+pub(super) struct Membership {
+    group: String,
+    /// The group itself, if it is in a group root of the caller.
+    pub home: Option<Group>,
+    /// The bytes that the process uses on all GPUs together.
+    bytes: u64,
+    /// The obstacles to a suspension of the process that the ledger of its group lists.
+    pub obstacles: Vec<Obstacle>,
+}
+
+/// Checks a process. Returns after a bounded time, even if the process's files cannot be read.
+pub(super) fn checks(pid: u32) -> Vec<Finding> {
+    let mut findings = look_in_child(pid).unwrap_or_else(|error| {
+        let (why, remedy) = match error.kind() {
+            ErrorKind::TimedOut => (
+                format!(
+                    "reading the process's memory map or files took more than {} seconds",
+                    look::patience().as_secs()
+                ),
+                "the process's user may delay such reads with a file system of their own; do not \
+                 trust the process",
+            ),
+            _ => (error.to_string(), ""),
+        };
+        let text = format!("cannot look at process {pid}: {why}");
+        vec![Finding::error("process", text, remedy)]
+    });
+    suspension::add_missing(&mut findings);
+    findings
+}
+
+/// Checks a process in a child process of gpulimit, because a read that blocks must not block
+/// gpulimit itself.
+fn look_in_child(pid: u32) -> io::Result<Vec<Finding>> {
+    let mut text = String::new();
+    let pid = pid.to_string();
+    let arguments = ["process".as_ref(), pid.as_ref()];
+    look::in_child(&arguments, String::new(), look::patience(), |line| {
+        text.push_str(&line);
+        true
+    })?;
+    let answer: Value = serde_json::from_str(&text)?;
+    let findings = answer.as_array().into_iter().flatten();
+    let findings = findings.map(Finding::from_json).collect::<Option<_>>();
+    findings.ok_or_else(|| {
+        io::Error::other("the child process that reads the process's files ended without an answer")
+    })
+}
+
+/// Checks a process. Reading the process's files may block this function forever.
+pub(super) fn look(pid: u32) -> Vec<Finding> {
+    const CHECK: &str = "process";
+    if let Some(process) = process_of_thread(pid) {
+        let thread = Finding::fine(CHECK, format!("{pid} is a thread of process {process}"));
+        return [vec![thread], look(process)].concat();
+    }
+    let process = match Process::read(pid) {
+        Ok(process) => process,
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            let text = format!("no process {pid} in this pid namespace");
+            let remedy = "give a pid that `ps` shows in this pid namespace";
+            return vec![Finding::error(CHECK, text, remedy)];
+        }
+        Err(error) => {
+            let text = format!("cannot look at process {pid}: {error}");
+            return vec![Finding::error(CHECK, text, "")];
+        }
+    };
+    let mut findings = vec![process.itself()];
+    if process.mapped.is_none() {
+        findings.push(Finding::warning(
+            CHECK,
+            "cannot read the process's memory map and environment: permission denied",
+            remedy_of_unreadable(effective_user()),
+        ));
+    }
+    let member = process.member_of();
+    let (belongs, wanted) = process.belongs(member.as_ref());
+    findings.extend(process.library(wanted));
+    findings.extend(process.preload());
+    findings.extend(process.driver());
+    if process.mapped.is_none() || process.cuda().is_some() {
+        findings.extend(suspension::of_process(pid, member.as_ref()));
+    }
+    findings.extend(belongs);
+    if wanted && member.is_none() {
+        findings.extend(process.uncounted());
+    }
+    findings
+}
+
+/// Finds the processes whose GPU memory no group counts, although they are to have a limit.
+pub(super) fn uncounted() -> Vec<Finding> {
+    let driver = Driver::load().ok();
+    let gpus = driver.iter().flat_map(Driver::gpus);
+    let listed = gpus.filter_map(|gpu| driver.as_ref()?.figures(&gpu.id));
+    let pids: BTreeSet<u32> = listed.flatten().map(|(pid, _)| pid).collect();
+    let until = Instant::now() + look::patience();
+    let looked = pids.into_iter().take_while(|_| Instant::now() < until);
+    let found = looked.flat_map(|pid| look_in_child(pid).unwrap_or_default());
+    found.filter(|found| found.check == UNCOUNTED).collect()
+}
+
+/// The check that finds memory of a process that no group counts.
+const UNCOUNTED: &str = "memory";
+
+impl Process {
+    fn read(pid: u32) -> io::Result<Self> {
+        let about = fs::metadata(format!("/proc/{pid}"))?;
+        let directory = proc::directory(pid);
+        let environment = start_of(&directory.join("environ")).ok();
+        let maps = start_of(&directory.join("maps")).ok();
+        Ok(Self {
+            pid,
+            uid: about.uid(),
+            files: Files::of(pid).ok(),
+            environment: environment.map(|bytes| variables(&bytes)),
+            mapped: maps.map(|maps| mapped(&String::from_utf8_lossy(&maps))),
+        })
+    }
+
+    fn path(&self, file: &str) -> PathBuf {
+        proc::directory(self.pid).join(file)
+    }
+
+    /// Returns the content of the /etc/ld.so.preload that the process sees; `None` if the file
+    /// cannot be read.
+    fn preloads(&self) -> Option<preload::Preload> {
+        let bytes = self
+            .files
+            .as_ref()?
+            .read(Path::new(preload::FILE), LONGEST_PRELOAD);
+        let text = String::from_utf8_lossy(&bytes.ok()?).into_owned();
+        Some(preload::Preload::of(text))
+    }
+
+    /// Returns each path of libgpulimit.so in the process's LD_PRELOAD or /etc/ld.so.preload, with
+    /// the place that names it.
+    fn named(&self) -> Vec<(PathBuf, &'static str)> {
+        let everywhere = self.preloads().map(|preload| preload.state().copies);
+        let everywhere = everywhere.unwrap_or_default().into_iter();
+        let variable = self.env("LD_PRELOAD").unwrap_or_default();
+        let by_variable = library::copies_in(&variable).into_iter();
+        everywhere
+            .map(|path| (path, preload::FILE))
+            .chain(by_variable.map(|path| (path, "the process's LD_PRELOAD")))
+            .collect()
+    }
+
+    fn env(&self, name: &str) -> Option<OsString> {
+        let all = self.environment.as_ref()?;
+        let found = all.iter().find(|(there, _)| there == name);
+        found.map(|(_, value)| value.clone())
+    }
+
+    /// Returns whether the process is in another mount namespace than the caller.
+    fn is_contained(&self) -> bool {
+        let of = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
+        let there = of(&self.pid.to_string());
+        there.is_some() && there != of("self")
+    }
+
+    fn itself(&self) -> Finding {
+        let name = proc::read(self.path("comm")).unwrap_or_default();
+        let place = if self.is_contained() {
+            ", which runs in its own mount namespace (in a container)"
+        } else {
+            ""
+        };
+        let user = accounts::user_name(self.uid);
+        Finding::fine(
+            "process",
+            format!(
+                "{pid} {name} of {user}{place}",
+                pid = self.pid,
+                name = name.trim_end()
+            ),
+        )
+    }
+
+    /// Reports whether the process has loaded libgpulimit.so. A missing library is an error if a
+    /// limit is `wanted`.
+    fn library(&self, wanted: bool) -> Vec<Finding> {
+        const CHECK: &str = "library";
+        let Some(mapped) = &self.mapped else {
+            return Vec::new();
+        };
+        let deleted = |path: &str| path.strip_suffix(" (deleted)").map(str::to_owned);
+        let is_library = |path: &&String| {
+            let path = deleted(path).unwrap_or_else(|| path.to_string());
+            library::is_library(Path::new(&path))
+        };
+        let mut copies: Vec<&String> = mapped.iter().filter(is_library).collect();
+        copies.dedup();
+        let Some(path) = copies.first() else {
+            let (why, remedy) = self.why_not();
+            let text = format!("the process has not loaded libgpulimit.so: {why}");
+            return vec![if wanted {
+                Finding::error(CHECK, text, remedy)
+            } else {
+                Finding::warning(CHECK, text, remedy)
+            }];
+        };
+        if copies.len() > 1 {
+            return vec![Finding::error(
+                CHECK,
+                format!(
+                    "the process has loaded two copies of the library: {path}, {}",
+                    copies[1]
+                ),
+                "name only one copy of the library in LD_PRELOAD and /etc/ld.so.preload: each \
+                 copy counts the same memory",
+            )];
+        }
+        if let Some(path) = deleted(path) {
+            return vec![Finding::warning(
+                CHECK,
+                format!(
+                    "the process has loaded {path}, and the file was replaced or removed since then"
+                ),
+                "no action needed while the group's limit holds; restart the process to load the \
+                 new library",
+            )];
+        }
+        vec![Finding::fine(
+            CHECK,
+            format!("the process has loaded {path}"),
+        )]
+    }
+
+    /// Returns why the process has not loaded libgpulimit.so, and the remedy.
+    fn why_not(&self) -> (String, String) {
+        let put_in = "start the program with `gpulimit run`, or load the library into every \
+                      program with `gpulimit install`; for containers see docs/containers.md";
+        let file = self.files.as_ref().and_then(|files| files.program().ok());
+        let kind = file.and_then(|file| elf::kind(&file).ok());
+        if let Some((why, remedy)) = kind.as_ref().and_then(program::unable) {
+            return (why, remedy.into());
+        }
+        let privileged = self.is_privileged();
+        let about = |path: &Path| self.files.as_ref()?.about(path).ok();
+        let named = self.named();
+        if let Some((path, by)) = named.iter().find(|(path, _)| about(path).is_none()) {
+            return (
+                format!(
+                    "{by} names {}, which does not exist in the process's file system",
+                    path.display()
+                ),
+                "put the library at that path (in a container, mount the library), or correct the \
+                 path"
+                    .into(),
+            );
+        }
+        let by_file = named.iter().find(|(_, by)| *by == preload::FILE);
+        if let Some((path, _)) = by_file {
+            let changed = about(Path::new(preload::FILE)).and_then(|about| about.modified().ok());
+            let since = changed.zip(started(self.pid));
+            if since.is_some_and(|(changed, started)| changed > started) {
+                return (
+                    format!(
+                        "the process started before {} was added to {}",
+                        path.display(),
+                        preload::FILE
+                    ),
+                    "restart the process".into(),
+                );
+            }
+            return (
+                format!(
+                    "{} names {}, but the dynamic linker did not load the library",
+                    preload::FILE,
+                    path.display()
+                ),
+                "run `gpulimit doctor` to see whether the library loads; in a container, check \
+                 that the container's glibc is 2.17 or later"
+                    .into(),
+            );
+        }
+        if let Some((path, _)) = named.first() {
+            let why = if privileged {
+                "the process's LD_PRELOAD is ignored, because the program has more rights than \
+                 the user who started it"
+            } else {
+                "the process's LD_PRELOAD names the library, but the dynamic linker did not load it"
+            };
+            return (
+                format!("{why} ({})", path.display()),
+                "load the library into every program with `gpulimit install`".into(),
+            );
+        }
+        (
+            "neither LD_PRELOAD in the process's environment nor /etc/ld.so.preload names the \
+             library"
+                .into(),
+            put_in.into(),
+        )
+    }
+
+    /// Returns whether the kernel told the process's dynamic linker to ignore the environment
+    /// (AT_SECURE), as it does for setuid programs.
+    fn is_privileged(&self) -> bool {
+        const WORD: usize = size_of::<u64>();
+        let words = fs::read(self.path("auxv")).unwrap_or_default();
+        let word = |bytes: &[u8]| bytes.try_into().map(u64::from_ne_bytes).unwrap_or(0);
+        words.chunks_exact(2 * WORD).any(|pair| {
+            let (kind, value) = pair.split_at(WORD);
+            word(kind) == libc::AT_SECURE && word(value) != 0
+        })
+    }
+
+    /// Returns the path of the CUDA driver that the process has loaded.
+    fn cuda(&self) -> Option<&String> {
+        let mut mapped = self.mapped.iter().flatten();
+        mapped.find(|path| path.contains("/libcuda.so"))
+    }
+
+    fn driver(&self) -> Option<Finding> {
+        self.mapped.as_ref()?;
+        Some(Finding::fine(
+            "driver",
+            match self.cuda() {
+                Some(path) => format!("the process has loaded {path}"),
+                None => {
+                    "the process has not loaded the CUDA driver; programs load it when they first \
+                     use a GPU"
+                        .into()
+                }
+            },
+        ))
+    }
+
+    /// Reports the process's group, and the group selected for it. Also returns whether the process
+    /// should have a limit.
+    fn belongs(&self, member: Option<&Membership>) -> (Vec<Finding>, bool) {
+        const CHECK: &str = "group";
+        let mut findings = Vec::new();
+        if let Some(Membership { group, bytes, .. }) = member {
+            let bytes = gib(*bytes);
+            findings.push(Finding::fine(
+                CHECK,
+                format!("the process is in group {group} and uses {bytes}"),
+            ));
+        }
+        let rule = match self.rule() {
+            Ok(rule) => rule,
+            Err(finding) => {
+                findings.push(*finding);
+                return (findings, true);
+            }
+        };
+        if let Some(rule) = &rule {
+            let text = format!(
+                "rule {} of the administrator's policy assigns the process to {}",
+                rule.rule, rule.group
+            );
+            findings.push(Finding::fine("rules", text));
+        }
+        if self.environment.is_none() && rule.is_none() {
+            return (findings, member.is_some());
+        }
+        let wanted = policy::assignment_by(rule, &|name| self.variable(name));
+        let wanted = match wanted {
+            Err(error) => {
+                let remedy = "correct the process's environment or the rules: until then, the \
+                              program gets no GPU memory";
+                findings.push(Finding::error(CHECK, error.to_string(), remedy));
+                return (findings, true);
+            }
+            Ok(wanted) => wanted,
+        };
+        let is_wanted = wanted.is_some() || member.is_some();
+        findings.extend(place(wanted.as_ref(), member.map(|member| &*member.group)));
+        (findings, is_wanted)
+    }
+
+    /// Reports the GPU memory that NVML shows for a process of no group. A program that uses CUDA
+    /// joins its group before it has any.
+    fn uncounted(&self) -> Option<Finding> {
+        let driver = Driver::load().ok()?;
+        let used = driver.gpus().iter();
+        let used = used.filter_map(|gpu| driver.used_by(self.pid, &gpu.id));
+        let bytes = used.fold(0, u64::saturating_add);
+        let text = format!(
+            "process {} has {} of GPU memory that no group counts",
+            self.pid,
+            gib(bytes)
+        );
+        let remedy = "the library has no hooks for OpenCL, Vulkan, OpenGL and video; where a \
+                      program of CUDA has not loaded the library, see `gpulimit doctor --pid`";
+        (bytes > 0).then(|| Finding::warning(UNCOUNTED, text, remedy))
+    }
+
+    /// Returns an environment variable of the process. A missing `GPULIMIT_ROOT` of another user
+    /// gets that user's default.
+    fn variable(&self, name: &str) -> Option<OsString> {
+        let value = self.env(name);
+        let own = fs::metadata("/proc/self").map(|about| about.uid()).ok();
+        if name == "GPULIMIT_ROOT" && value.is_none() && own != Some(self.uid) {
+            let default = format!("/dev/shm/gpulimit-{}", self.uid);
+            return (self.uid != 0).then(|| default.into());
+        }
+        value
+    }
+
+    fn rule(&self) -> Result<Option<Assigned>, Box<Finding>> {
+        let found = || {
+            let Some(rules) = Rules::load(&Source::system())? else {
+                return Ok(None);
+            };
+            rules.assigned(&Facts::of_process(self.pid, &rules)?)
+        };
+        found().map_err(|error: policy::rules::RulesError| {
+            Box::new(Finding::error("rules", error.to_string(), ""))
+        })
+    }
+
+    /// Returns the process's membership, if the process is in a group.
+    fn member_of(&self) -> Option<Membership> {
+        let seen = SeenProcess::by_pid(self.pid);
+        let roots = Root::locate_all(&own_env).unwrap_or_default();
+        if let Some(found) = roots.iter().find_map(|root| member_in(root, &seen)) {
+            return Some(found);
+        }
+        // The process's user may have made the directory in `GPULIMIT_ROOT`, so read this directory
+        // with the rights of that user.
+        let files = self.files.as_ref()?;
+        let path = PathBuf::from(self.variable("GPULIMIT_ROOT")?);
+        let _lowered = files.lower().ok()?;
+        let root = Root::at(files.path(&path)).ok()?;
+        let found = member_in(&root, &seen)?;
+        Some(Membership {
+            home: None,
+            ..found
+        })
+    }
+
+    /// Reports whether new programs in the process's container would load libgpulimit.so. Only
+    /// reads files, and starts no program.
+    fn preload(&self) -> Option<Finding> {
+        const CHECK: &str = "preload";
+        if !self.is_contained() {
+            return None;
+        }
+        let files = self.files.as_ref()?;
+        let named = self.named();
+        let Some((path, by)) = named.first() else {
+            let text = "neither LD_PRELOAD nor /etc/ld.so.preload of the process names the library";
+            return Some(Finding::fine(CHECK, text));
+        };
+        Some(match library_in(files, path, self.mapped.as_deref()) {
+            Ok(()) => Finding::fine(
+                CHECK,
+                format!(
+                    "programs that start in the container load {} ({by})",
+                    path.display()
+                ),
+            ),
+            Err(why) => Finding::error(
+                CHECK,
+                format!(
+                    "programs that start in the container cannot load {} ({by}): {why}",
+                    path.display()
+                ),
+                "mount the library read-only at that path; the container's glibc must be 2.17 or \
+                 later",
+            ),
+        })
+    }
+}
+
+/// Checks that a container's dynamic linker can load this libgpulimit.so. The error says why it
+/// cannot.
+fn library_in(files: &Files, path: &Path, mapped: Option<&[String]>) -> Result<(), String> {
+    /// The maximum size of a library file: far above that of libgpulimit.so or of any C library.
+    const LONGEST: u64 = 256 << 20;
+    /// The usual paths of the C library, for a process whose memory map does not name it.
+    const PLACES: [&str; 6] = [
+        "/lib/x86_64-linux-gnu/libc.so.6",
+        "/lib/aarch64-linux-gnu/libc.so.6",
+        "/lib64/libc.so.6",
+        "/usr/lib64/libc.so.6",
+        "/usr/lib/libc.so.6",
+        "/lib/libc.so.6",
+    ];
+    let bytes = files
+        .read(path, LONGEST)
+        .map_err(|error| error.to_string())?;
+    let needs = elf::Library::parse(&bytes)?.needs();
+    let is_libc = |path: &&String| path.ends_with("/libc.so.6") || path.contains("/libc-2.");
+    let own = mapped.into_iter().flatten().filter(is_libc);
+    let places = own.map(String::as_str).chain(PLACES);
+    let mut found = places.filter_map(|place| files.read(Path::new(place), LONGEST).ok());
+    let Some(libc) = found.next() else {
+        return Err("the container has no glibc".into());
+    };
+    let has = elf::Library::parse(&libc)?.has();
+    let lacks: Vec<&str> = needs.difference(&has).map(String::as_str).collect();
+    match lacks[..] {
+        [] => Ok(()),
+        _ => Err(format!("the container's glibc lacks {}", lacks.join(", "))),
+    }
+}
+
+/// Returns the process of a thread that is not the first one of its process.
+fn process_of_thread(id: u32) -> Option<u32> {
+    let status = proc::read(format!("/proc/{id}/status")).ok()?;
+    let process = proc::field(&status, "Tgid")?.parse().ok()?;
+    (process != id).then_some(process)
+}
+
+/// Returns a process's membership in a group of the directory `root`.
+fn member_in(root: &Root, seen: &SeenProcess) -> Option<Membership> {
+    let is_it = |process: &ProcessUsage| process.alive && seen.is(&process.identity);
+    let mut above = None;
+    for group in root.groups().unwrap_or_default() {
+        let Ok(ledger) = group.ledger() else {
+            continue;
+        };
+        let Some(process) = ledger.processes(&NoWitness).into_iter().find(is_it) else {
+            continue;
+        };
+        // The ledger of a group also lists the members of all groups below that group, but only the
+        // ledger of the process's own group has the obstacles.
+        let is_own = process.below.is_empty();
+        let bytes = process
+            .devices
+            .iter()
+            .fold(0u64, |sum, usage| sum.saturating_add(usage.in_use()));
+        let found = Membership {
+            group: groups::of_process(&group, &process),
+            obstacles: match is_own {
+                true => obstacles::of_word(ledger.obstacles_of(&process.identity)),
+                false => vec![Obstacle::UnreadLedger],
+            },
+            home: is_own.then_some(group),
+            bytes,
+        };
+        if is_own {
+            return Some(found);
+        }
+        above.get_or_insert(found);
+    }
+    above
+}
+
+/// Reports whether the process is in the group that the rules and the environment select.
+fn place(wanted: Option<&Assignment>, member: Option<&str>) -> Option<Finding> {
+    const CHECK: &str = "group";
+    let Some(assignment) = wanted else {
+        let text = "neither a rule nor the process's environment asks for a limit";
+        return member.is_none().then(|| Finding::fine(CHECK, text));
+    };
+    let group = &assignment.group;
+    match (&assignment.create, member) {
+        (Some(_), Some(_)) => None,
+        (Some(request), None) => Some(Finding::fine(
+            CHECK,
+            format!("{} asks for a separate group for the job", request.variable),
+        )),
+        (None, Some(member)) if member == group => None,
+        (None, Some(_)) => Some(Finding::warning(
+            CHECK,
+            format!(
+                "a process that starts now with the same environment would be in group {group}"
+            ),
+            "the rules have changed since the process started: restart the process",
+        )),
+        (None, None) => Some(match assignment.root.group(group) {
+            Ok(_) => Finding::fine(
+                CHECK,
+                format!("the process will join group {group} when it first uses a GPU"),
+            ),
+            Err(error) => Finding::error(
+                CHECK,
+                error.to_string(),
+                "until this error is corrected, the process gets no GPU memory",
+            ),
+        }),
+    }
+}
+
+/// Parses an environment as in `/proc/PID/environ`: `NAME=VALUE` entries that each end with a zero
+/// byte.
+fn variables(bytes: &[u8]) -> Vec<(OsString, OsString)> {
+    let pair = |text: &[u8]| {
+        let at = text.iter().position(|c| *c == b'=')?;
+        let (name, value) = text.split_at(at);
+        Some((
+            OsStr::from_bytes(name).into(),
+            OsStr::from_bytes(&value[1..]).into(),
+        ))
+    };
+    bytes.split(|c| *c == 0).filter_map(pair).collect()
+}
+
+/// Returns the paths in the text of `/proc/PID/maps`, each path once.
+fn mapped(maps: &str) -> Vec<String> {
+    let path = |line: &str| line.find('/').map(|at| line[at..].to_owned());
+    let mut paths: Vec<String> = maps.lines().filter_map(path).collect();
+    paths.dedup();
+    paths
+}
+
+/// Reads only the beginning of a `/proc` file. A process can make its files in `/proc` very long.
+fn start_of(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    fs::File::open(path)?
+        .take(LONGEST)
+        .read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Returns the start time of a process. The times of files in `/proc/PID` are those of the first
+/// access.
+fn started(pid: u32) -> Option<SystemTime> {
+    /// The clock ticks per second in `/proc`. This number is the same on every machine.
+    const TICKS_PER_SECOND: u64 = 100;
+    let since_boot =
+        Duration::from_millis(SeenProcess::by_pid(pid).start_time()? * 1000 / TICKS_PER_SECOND);
+    let uptime = fs::read_to_string("/proc/uptime").ok()?;
+    let uptime = uptime.split_whitespace().next()?.parse().ok()?;
+    let age = Duration::try_from_secs_f64(uptime)
+        .ok()?
+        .saturating_sub(since_boot);
+    SystemTime::now().checked_sub(age)
+}
+
+/// Returns the remedy for a caller, `user`, who is not allowed to read a process's memory map.
+const fn remedy_of_unreadable(user: u32) -> &'static str {
+    match user {
+        0 => {
+            "run `gpulimit doctor` outside the container, or where no security module denies \
+             root this access"
+        }
+        _ => "run `gpulimit doctor` as root, or as the user of the process",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpulimit_support::{Running, wait_until};
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn an_environment_is_parsed() {
+        let all = variables(b"A=1\0EMPTY=\0B=x=y\0broken\0");
+        let expected = [("A", "1"), ("EMPTY", ""), ("B", "x=y")];
+        let expected = expected.map(|(name, value)| (name.into(), value.into()));
+        assert_eq!(all, expected);
+    }
+
+    #[test]
+    fn a_child_started_after_this_process() {
+        // The computed time can be too early by two clock ticks. A pause of this process during
+        // the calculation makes the time later, so look again.
+        const TICKS: Duration = Duration::from_millis(20);
+        let mut own = SystemTime::now();
+        wait_until("this process is older than the child will be", || {
+            own = started(std::process::id()).expect("/proc");
+            own + 2 * TICKS < SystemTime::now()
+        });
+        let before = SystemTime::now();
+        let mut child = Command::new("cat");
+        let child = Running::start(child.stdin(Stdio::piped()));
+        let later = started(child.id()).expect("/proc");
+        assert!(later >= before - TICKS && later > own, "{own:?} {later:?}");
+    }
+
+    #[test]
+    fn mapped_files_are_listed_once() {
+        let maps = "7f0-7f1 r--p 0 08:01 1 /a/libgpulimit.so\n7f1-7f2 r-xp 0 08:01 1 \
+                    /a/libgpulimit.so\n\
+                    7f3-7f4 rw-p 0 00:00 0\n7f5-7f6 r--p 0 08:01 2 /b/x y (deleted)\n";
+        assert_eq!(mapped(maps), ["/a/libgpulimit.so", "/b/x y (deleted)"]);
+    }
+
+    #[test]
+    fn root_is_not_told_to_be_root() {
+        assert!(!remedy_of_unreadable(0).contains("as root"));
+        assert!(remedy_of_unreadable(1000).contains("as root"));
+    }
+}

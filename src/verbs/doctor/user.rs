@@ -1,0 +1,100 @@
+//! Reports the group that a user's programs get, and the rule that assigns this group.
+
+use super::finding::{Finding, Level};
+use crate::machine::accounts::{self, Database};
+use gpulimit_policy::Facts;
+use gpulimit_policy::compile::Accounts;
+use gpulimit_policy::rules::{Rule, Rules, Source};
+
+/// Reports which group the rules give to a user's programs.
+pub(super) fn checks(name: &str) -> Vec<Finding> {
+    const CHECK: &str = "rules";
+    let Some(uid) = accounts::user_id(name) else {
+        return vec![Finding::error(
+            CHECK,
+            format!("unknown user '{name}'"),
+            "give a name that `id` knows, or a number",
+        )];
+    };
+    let rules = match Rules::load(&Source::system()) {
+        Err(error) => return vec![Finding::error(CHECK, error.to_string(), "")],
+        Ok(None) => {
+            return vec![Finding::fine(
+                CHECK,
+                "this machine has no rules: a program's limit comes from its environment; \
+                 `gpulimit apply` makes rules",
+            )];
+        }
+        Ok(Some(rules)) => rules,
+    };
+    let known = Database.user(&accounts::user_name(uid));
+    let facts = Facts {
+        uid,
+        gids: known
+            .as_ref()
+            .map(accounts::unix_groups_of)
+            .unwrap_or_default(),
+        ..Facts::default()
+    };
+    // Rules affect only programs that load libgpulimit.so, so report if not all programs load it.
+    let mut findings = vec![super::checks::system_wide()];
+    findings.retain(|finding| finding.level != Level::Fine);
+    // Rules with further conditions, such as the cgroup, may fit only some processes, so list them
+    // separately.
+    let mut always = Vec::new();
+    for rule in rules.iter() {
+        let asks = asks(rule);
+        if asks.is_empty() {
+            always.push(rule.clone());
+            continue;
+        }
+        let mut alone = rule.clone();
+        alone.cgroup.clear();
+        alone.container.clear();
+        alone.executable.clear();
+        if let Ok(Some(assigned)) = Rules(vec![alone]).assigned(&facts) {
+            let text = format!(
+                "rule {number}: a process {conditions} joins {group}, if no earlier rule applies",
+                number = rule.number,
+                conditions = asks.join(" and "),
+                group = assigned.group
+            );
+            findings.push(Finding::fine(CHECK, text));
+        }
+    }
+    findings.push(match Rules(always).assigned(&facts) {
+        Ok(Some(assigned)) => Finding::fine(
+            CHECK,
+            format!(
+                "{name} is assigned to {group} by rule {rule}",
+                group = assigned.group,
+                rule = assigned.rule
+            ),
+        ),
+        Ok(None) => Finding::fine(
+            CHECK,
+            format!("no rule assigns {name}: a program's limit comes from its environment"),
+        ),
+        Err(error) => Finding::error(
+            CHECK,
+            error.to_string(),
+            "correct the policy and run `gpulimit apply` again",
+        ),
+    });
+    findings
+}
+
+/// Lists the conditions of a rule, except for the condition on the user.
+fn asks(rule: &Rule) -> Vec<String> {
+    let mut asks = Vec::new();
+    for (what, globs) in [
+        ("in cgroup", &rule.cgroup),
+        ("in container", &rule.container),
+        ("that runs", &rule.executable),
+    ] {
+        if !globs.is_empty() {
+            asks.push(format!("{what} {}", globs.join(" or ")));
+        }
+    }
+    asks
+}

@@ -1,0 +1,144 @@
+//! `gpulimit gc`: removes stale groups and the charges of dead processes.
+
+use crate::contained::container::sweep;
+use crate::groups::budget::{Budget, VERB};
+use crate::groups::{self, Selection};
+use crate::machine::nvml::Driver;
+use crate::shown::output::{self, Escaped};
+use crate::suspension::abandoned::{groups_with, settle_abandoned};
+use crate::suspension::{settle::finish_it, subjects::candidates};
+use crate::words::{environment::env, failure::Failure};
+use gpulimit_group::{Garbage, MAX_USER_NAMES, Root, Survey};
+use gpulimit_ledger::Ledger;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// Options of `gc`.
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {}
+
+const HELP: &str = "\
+Gives back the charges of dead processes, and removes the groups of ended jobs,
+incomplete groups, and the groups and files of ended containers. Ends what a
+killed `suspend` or `resume` has left half-done. Prints what it did. Leaves
+alone groups of other users and files that gpulimit did not make, and names them
+on standard error. `gpulimit run` also removes the groups of ended jobs.
+
+Examples:
+  gpulimit gc";
+
+/// Removes stale groups and the charges of dead processes, and prints what was removed.
+pub fn gc(_: &Args) -> Result<ExitCode, Failure> {
+    let driver = Driver::load().ok();
+    let mut lines = Vec::new();
+    let all = Selection::all()?;
+    settle_abandoned(&all);
+    name_stopped(&all);
+    for root in Root::locate_all(&env)? {
+        let survey = root.survey()?;
+        lines.extend(clean(&survey, driver.as_ref()));
+        for name in root.collect_garbage(Garbage::Everywhere)? {
+            lines.push(format!("{name}: removed, its job has ended"));
+        }
+        for name in sweep(&root)? {
+            lines.push(format!("{name}: removed, its container has ended"));
+        }
+        for path in root.remove_leftovers()? {
+            lines.push(format!(
+                "{path}: removed, it was not a complete group",
+                path = path.display()
+            ));
+        }
+        for path in root.remove_drafts(&survey) {
+            lines.push(format!(
+                "{path}: removed, because the process that made this draft was killed",
+                path = path.display()
+            ));
+        }
+        report(&root, &survey);
+    }
+    let line = |line: String| format!("{}\n", Escaped(&line));
+    output::print(&lines.into_iter().map(line).collect::<String>())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Names the processes on which a dead command was at work and that are stopped: the driver answers
+/// no question about them.
+fn name_stopped(selection: &Selection) {
+    for group in groups_with(selection, Ledger::has_abandoned) {
+        let subjects = candidates(&group, None).into_iter().flatten().flatten();
+        subjects
+            .filter(|subject| subject.is_abandoned() && subject.check_runs().is_err())
+            .for_each(|subject| output::note(&finish_it(&subject)));
+    }
+}
+
+/// Removes the charges of dead processes. Returns lines of text about the groups that had such
+/// charges.
+fn clean(survey: &Survey, driver: Option<&Driver>) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut budget = Budget::new(VERB);
+    for group in &survey.groups {
+        let clean = || group.clean(groups::witness(driver));
+        let done = match budget.of(group).within(group, clean) {
+            None => continue,
+            Some(Ok(done)) => done,
+            Some(Err(error)) => {
+                // Skip a group that cannot be opened, for instance another user's. Its own members
+                // remove the charges of dead processes.
+                if error.is_leased() {
+                    output::note(&error.to_string());
+                }
+                continue;
+            }
+        };
+        let (name, cleaned, draining) = (group.name(), done.cleaned, done.draining);
+        if cleaned > 0 {
+            lines.push(format!(
+                "{name}: memory of dead processes given back to the group ({cleaned})"
+            ));
+        }
+        if draining > 0 {
+            lines.push(format!(
+                "{name}: memory of dead processes still held by the driver ({draining})"
+            ));
+        }
+    }
+    let cut = budget.cut();
+    cut.iter().for_each(|(_, text)| output::note(text));
+    lines
+}
+
+/// Prints on standard error which files gpulimit did not remove, and why.
+fn report(root: &Root, survey: &Survey) {
+    const SHOWN: usize = 5;
+    let (shown, more) = match survey.foreign.len() {
+        0 => (0, String::new()),
+        count if count <= SHOWN => (count, String::new()),
+        Survey::MAX_FOREIGN => (SHOWN, " and many more".into()),
+        count => (SHOWN, format!(" and {} more", count - SHOWN)),
+    };
+    if shown > 0 {
+        let names = survey.foreign.iter().take(shown);
+        let names: Vec<_> = names.map(|path| format!("'{}'", escaped(path))).collect();
+        output::note(&format!(
+            "{} has files that gpulimit did not make and does not remove: {}{more}; move them \
+             elsewhere if this is the directory of your groups",
+            root.path().display(),
+            names.join(", ")
+        ));
+    }
+    for path in &survey.cut_short {
+        output::note(&format!(
+            "{} belongs to a user and has more than {MAX_USER_NAMES} entries; the other entries \
+             were not checked: ask that user to run `gpulimit gc`",
+            escaped(path)
+        ));
+    }
+}
+
+/// Escapes a path for printing, because other users may have chosen the file's name.
+fn escaped(path: &Path) -> String {
+    path.to_string_lossy().escape_debug().to_string()
+}

@@ -1,0 +1,197 @@
+//! `gpulimit get`: prints a group's settings, for scripts.
+
+use crate::figures::{Figures, Gpu, waiting::Waiters};
+use crate::groups::{self, Purpose, SCHEMA, View, gpu};
+use crate::machine::nvml::Driver;
+use crate::shown::output;
+use crate::words::failure::Failure;
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::units::Size;
+use gpulimit_limits::{Key, KeyError, LimitSet, OptionKey, Selector, Setting};
+use serde_json::json;
+use std::process::ExitCode;
+use std::slice;
+
+/// Options of `get`.
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    /// The group
+    group: String,
+
+    /// Print only the value of this key: max, high, low, min, on_limit, wait_timeout,
+    /// pressure_timeout, oom, count_context, suspended.max
+    #[arg(value_parser = key)]
+    key: Option<Name>,
+
+    /// The GPU whose values to print: index, UUID, start of the UUID, PCI bus id. Repeat for more
+    #[arg(long = "device", value_name = "GPU")]
+    devices: Vec<String>,
+
+    /// Take the groups above this group into account: print the smallest max of the group and the
+    /// groups above it
+    #[arg(long)]
+    effective: bool,
+
+    /// Print JSON: the group in the form of `show --json`
+    #[arg(long, conflicts_with_all = ["key", "devices", "effective"])]
+    json: bool,
+}
+
+const HELP: &str = "\
+Prints KEY=VALUE lines that `gpulimit set` accepts, with the GPU that a line is
+for. With KEY, prints only the value.
+
+Examples:
+  gpulimit get lab
+  gpulimit get lab max
+  gpulimit get lab/alice max --device 0 --effective
+  gpulimit get lab --json | jq '.group.gpus[0].effective_max'";
+
+/// A key of a size, such as `max`, or of an option, such as `oom`.
+#[derive(Copy, Clone)]
+enum Name {
+    Size(Key),
+    Option(OptionKey),
+}
+
+fn key(text: &str) -> Result<Name, String> {
+    all().find(|key| key.text() == text).ok_or_else(|| {
+        // The parser's error for unknown settings lists the known keys and suggests the closest.
+        match format!("{text}=").parse::<Setting>() {
+            Err(error @ KeyError::Unknown { .. }) => error.to_string(),
+            _ => "expected a key without a value".into(),
+        }
+    })
+}
+
+/// Returns all keys.
+fn all() -> impl Iterator<Item = Name> {
+    let sizes = Key::ALL.into_iter().map(Name::Size);
+    sizes.chain(OptionKey::ALL.into_iter().map(Name::Option))
+}
+
+impl Name {
+    const fn text(self) -> &'static str {
+        match self {
+            Self::Size(key) => key.name(),
+            Self::Option(key) => key.name(),
+        }
+    }
+}
+
+/// Prints the settings.
+pub fn get(args: &Args) -> Result<ExitCode, Failure> {
+    let group = groups::find(&args.group, Purpose::Use)?;
+    let driver = Driver::load().ok();
+    let driver = driver.as_ref();
+    let targets = gpu::selectors(&args.devices, driver)?;
+    let name = group.name().to_owned();
+    let view = View::cleaned(group, name, driver)?;
+    if args.json {
+        let figures = Figures::of(&view, &Waiters::of(slice::from_ref(&view), driver), driver);
+        output::json(&json!({
+            "schema": SCHEMA,
+            "root": view.group.root().to_string_lossy(),
+            "group": figures.json(),
+        }))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let asked = |key: &Name| args.key.is_none_or(|asked| asked.text() == key.text());
+    let mut out = String::new();
+    for key in all().filter(asked) {
+        for (selector, value) in values(&view, key, &targets, args, driver)? {
+            match args.key {
+                Some(_) => out += &value,
+                None => out += &format!("{}={value}", key.text()),
+            }
+            // If the caller named exactly one GPU, the line need not name it.
+            if let Selector::Device(id) = selector
+                && args.devices.len() != 1
+            {
+                out += &format!(" --device {id}");
+            }
+            out.push('\n');
+        }
+    }
+    output::print(&out)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the values of a key in this group. Each value comes with the GPUs that it applies to.
+fn values(
+    view: &View,
+    key: Name,
+    targets: &[Selector],
+    args: &Args,
+    driver: Option<&Driver>,
+) -> Result<Vec<(Selector, String)>, Failure> {
+    let key = match key {
+        Name::Size(key) => key,
+        Name::Option(key) => return Ok(vec![(Selector::All, view.rules.options.get(key))]),
+    };
+    if args.effective {
+        let named = targets.iter().filter_map(|target| match target {
+            Selector::Device(id) => Some(*id),
+            Selector::All => None,
+        });
+        let mut ids: Vec<DeviceId> = named.collect();
+        if ids.is_empty() {
+            let seen = view.devices.iter().map(|device| device.id);
+            let there = driver.into_iter().flat_map(Driver::gpus).map(|gpu| gpu.id);
+            for id in seen.chain(there) {
+                if !ids.contains(&id) {
+                    ids.push(id);
+                }
+            }
+        }
+        if ids.is_empty() {
+            return Err(Failure::new(
+                "no GPU found: name one by its full UUID with --device",
+            ));
+        }
+        let value = |id| Ok((Selector::Device(id), effective(view, key, id, driver)?));
+        return ids.into_iter().map(value).collect();
+    }
+    let of = |target: &Selector| {
+        let said = match target {
+            Selector::Device(id) => view.rules.for_device(*id, key),
+            Selector::All => view.rules.get(Selector::All, key),
+        };
+        (*target, said.unwrap_or(key.default()).to_string())
+    };
+    let mut values: Vec<(Selector, String)> = targets.iter().map(of).collect();
+    if args.devices.is_empty() {
+        let own = view.rules.rules.iter().filter_map(|(selector, values)| {
+            let size = values.get(key).filter(|_| *selector != Selector::All)?;
+            Some((*selector, size.to_string()))
+        });
+        values.extend(own);
+    }
+    Ok(values)
+}
+
+/// Returns the value of a key that applies to a GPU; for `max`, the smallest of the group and those
+/// above.
+fn effective(
+    view: &View,
+    key: Key,
+    id: DeviceId,
+    driver: Option<&Driver>,
+) -> Result<String, Failure> {
+    let gpu = Gpu::of(view, id, driver);
+    if key != Key::Max {
+        return Ok(gpu.rule.get(key).unwrap_or(key.default()).to_string());
+    }
+    let above = view.above.iter().map(|above| &above.rules);
+    let is_part = |rules: &LimitSet| matches!(rules.for_device(id, key), Some(Size::Percent(_)));
+    if gpu.capacity.is_none() && above.chain([&view.rules]).any(is_part) {
+        return Err(Failure::new(format_args!(
+            "cannot compute max of GPU {}: max is a percentage, and the GPU's memory is unknown \
+             here",
+            gpu.label
+        )));
+    }
+    let max = gpu.effective.map_or(Size::Max, |(max, _)| Size::Bytes(max));
+    Ok(max.to_string())
+}

@@ -1,0 +1,356 @@
+//! `gpulimit install` and `gpulimit uninstall`: make /etc/ld.so.preload load the library into every
+//! program of the machine, or undo this.
+
+use crate::machine::preload::{FILE, Preload};
+use crate::machine::{file, library, trial, trust::Trusted};
+use crate::shown::output;
+use crate::words::failure::Failure;
+use gpulimit_group::{Root, SYSTEM};
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Options of `install`.
+#[derive(clap::Args)]
+#[command(after_help = INSTALL_HELP)]
+pub struct Install {
+    /// The libgpulimit.so to install [default: the one that belongs to this program]
+    #[arg(long, value_name = "FILE")]
+    library: Option<PathBuf>,
+    #[command(flatten)]
+    place: Place,
+}
+
+/// Options of `uninstall`.
+#[derive(clap::Args)]
+#[command(after_help = UNINSTALL_HELP)]
+pub struct Uninstall {
+    /// Remove only this libgpulimit.so from /etc/ld.so.preload, and keep the file itself, which
+    /// belongs to a package
+    #[arg(long, value_name = "FILE", conflicts_with = "prefix")]
+    library: Option<PathBuf>,
+    #[command(flatten)]
+    place: Place,
+}
+
+#[derive(clap::Args)]
+struct Place {
+    /// The library is copied to DIR/lib/gpulimit
+    #[arg(long, value_name = "DIR", default_value = "/usr/local")]
+    prefix: PathBuf,
+    /// The root directory of the system to change, such as an image that is being built
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    root: PathBuf,
+    /// Only print what would be done
+    #[arg(long)]
+    dry_run: bool,
+}
+
+const INSTALL_HELP: &str = "\
+Copies the library to a place that all programs can read, and puts its path
+first into /etc/ld.so.preload, which the dynamic linker reads when it starts any
+program, whatever the environment says. Other entries of that file stay. First
+tests the library, and undoes everything if programs do not start with it.
+Running programs are not affected. A library in a system directory is not
+copied. Says which kinds of programs do not bear a preload, and what helps.
+
+Examples:
+  gpulimit install
+  gpulimit install --library ./libgpulimit.so --dry-run
+  gpulimit install --root /mnt/image
+
+Exit status: 0 on success, 1 on failure, 2 for a mistake in the options.";
+
+const UNINSTALL_HELP: &str = "\
+Removes the library from /etc/ld.so.preload. Other entries of that file stay.
+Removes the library's file as well, unless programs still use it; then
+`uninstall` says so, and can be run again later. Keeps the library that belongs
+to this program.
+
+Examples:
+  gpulimit uninstall
+  gpulimit uninstall --library /usr/lib/gpulimit/libgpulimit.so
+  gpulimit uninstall --root /mnt/image";
+
+/// The programs that do not bear a preload, and what helps.
+const UNFIT: &str = "\
+Every program that starts from now on loads the library. These kinds do not bear that:
+- with AddressSanitizer (gcc -fsanitize=address): ends at its start, unless ASAN_OPTIONS has
+  verify_asan_link_order=0; for login shells:
+  echo 'export ASAN_OPTIONS=\"${ASAN_OPTIONS:+$ASAN_OPTIONS:}verify_asan_link_order=0\"' \
+      >/etc/profile.d/gpulimit-asan.sh
+- for 32 bits: runs without a limit, and the dynamic linker prints a line at each start
+- static, or linked to musl: runs without a limit
+`gpulimit doctor PROGRAM` tells the kind of a program.
+";
+
+const NAME: &str = "libgpulimit.so";
+/// The directories for libraries of packages. A libgpulimit.so in one of them is not copied.
+const SYSTEM_DIRECTORIES: [&str; 4] = ["/usr/lib", "/usr/lib64", "/lib", "/lib64"];
+
+impl Place {
+    /// Checks the options. Fails if users other than root could change the path to an image.
+    fn checked(&self) -> Result<Self, Failure> {
+        for (option, path) in [("--prefix", &self.prefix), ("--root", &self.root)] {
+            if !path.is_absolute() {
+                return Err(Failure::usage(format_args!(
+                    "invalid {option} '{}': expected an absolute path",
+                    path.display()
+                )));
+            }
+        }
+        let root = fs::canonicalize(&self.root).map_err(file::failed("open", &self.root))?;
+        let place = Self {
+            root,
+            prefix: self.prefix.clone(),
+            dry_run: self.dry_run,
+        };
+        // Check the path as it was given: a link to / in it would lead to the running system.
+        if self.root != Path::new("/") {
+            trusted(Trusted::root().check(&self.root))?;
+        }
+        if !place.is_here() {
+            place.check(Path::new(FILE))?;
+        }
+        Ok(place)
+    }
+
+    /// Refuses a path that users other than root could change. In an image, refuses symbolic links,
+    /// which could lead out.
+    fn check(&self, inside: &Path) -> Result<(), Failure> {
+        let outside = self.outside(inside);
+        trusted(if self.is_here() {
+            Trusted::root().check_new(&outside)
+        } else {
+            Trusted::root().check_in_image(&self.root, &outside)
+        })
+    }
+
+    /// Returns true if the target is the running system, false if it is an image.
+    fn is_here(&self) -> bool {
+        self.root == Path::new("/")
+    }
+
+    /// Turns a path inside the target system into a path of the running system.
+    fn outside(&self, inside: &Path) -> PathBuf {
+        self.root.join(inside.strip_prefix("/").unwrap_or(inside))
+    }
+
+    /// Turns a path of the running system into a path inside the target system; `None` for a path
+    /// outside it.
+    fn inside(&self, outside: &Path) -> Option<PathBuf> {
+        let below = outside.strip_prefix(&self.root).ok()?;
+        Some(Path::new("/").join(below))
+    }
+
+    /// Returns the path in the target system to which libgpulimit.so is copied.
+    fn library(&self) -> PathBuf {
+        self.prefix.join("lib/gpulimit").join(NAME)
+    }
+
+    fn preload(&self) -> PathBuf {
+        self.outside(Path::new(FILE))
+    }
+
+    fn say(&self, done: &str, to_do: &str, what: impl std::fmt::Display) -> Result<(), Failure> {
+        let word = if self.dry_run { to_do } else { done };
+        output::print(&format!("{word} {what}\n"))
+    }
+}
+
+/// Explains why a path failed the check that only root can change it, and adds the remedy.
+fn trusted(checked: Result<(), String>) -> Result<(), Failure> {
+    checked.map_err(|why| {
+        Failure::new(format_args!(
+            "{why}: every program of the machine would run code from that path; let only root \
+             change the path (`chown root`, `chmod go-w`), replace links by directories, or name \
+             another place"
+        ))
+    })
+}
+
+/// Installs the library.
+pub fn install(args: &Install) -> Result<ExitCode, Failure> {
+    let place = &args.place.checked()?;
+    place.check(Path::new(FILE))?;
+    place.check(Path::new(SYSTEM))?;
+    place.check(&place.library())?;
+    let named = args.library.clone().map_or_else(library::own, Ok)?;
+    let opened = std::path::absolute(&named).and_then(|path| Ok((fs::canonicalize(&path)?, path)));
+    let (source, path) = opened.map_err(|error| {
+        Failure::new(format_args!(
+            "cannot open {}: {error}: name the library in --library",
+            named.display()
+        ))
+    })?;
+    trusted(Trusted::root().check(&path))?;
+    library::check(&source)?;
+    trial::with(&source)?;
+    if Preload::read(&place.preload())?.state().copies.is_empty() {
+        output::print(UNFIT)?;
+    }
+    let packaged = place.inside(&source).filter(|path| {
+        SYSTEM_DIRECTORIES
+            .iter()
+            .any(|system| path.starts_with(system))
+    });
+    let target = match packaged {
+        Some(path) => path,
+        None => {
+            let target = place.library();
+            let outside = place.outside(&target);
+            let bytes = fs::read(&source).map_err(file::failed("read", &source))?;
+            if fs::read(&outside).is_ok_and(|there| there == bytes) {
+                output::print(&format!("{} is up to date\n", target.display()))?;
+            } else {
+                if !place.dry_run {
+                    file::make_directories(&outside)?;
+                    place.check(&target)?;
+                    file::replace(&outside, &bytes, 0o755)?;
+                }
+                place.say("installed", "would install", target.display())?;
+            }
+            target
+        }
+    };
+    let outside = place.outside(&target);
+    if outside.exists() {
+        place.check(&target)?;
+        trial::with(&outside)?;
+    }
+    make_group_root(place)?;
+    enter(place, &target)
+}
+
+/// Adds the path of libgpulimit.so to /etc/ld.so.preload.
+fn enter(place: &Place, target: &Path) -> Result<ExitCode, Failure> {
+    let path = place.preload();
+    let preload = Preload::read(&path)?;
+    let text = preload.with(target)?;
+    if preload.text() == Some(text.as_str()) {
+        output::print(&format!("{FILE} already names the library\n"))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if !place.dry_run {
+        let check = || {
+            if place.is_here() {
+                trial::plain()
+            } else {
+                Ok(())
+            }
+        };
+        file::change(&path, preload.text(), &text, check)?;
+    }
+    let effect = if place.is_here() {
+        "programs that start from now on load the library"
+    } else {
+        "gpulimit did not test whether programs of the image still start"
+    };
+    place.say(
+        "added",
+        "would add",
+        format_args!("the library to {FILE}; {effect}"),
+    )?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Makes /run/gpulimit, the system's directory of groups.
+fn make_group_root(place: &Place) -> Result<(), Failure> {
+    let path = place.outside(Path::new(SYSTEM));
+    if !path.exists() {
+        if !place.dry_run {
+            file::make_directory(&path)?;
+        }
+        place.say(
+            "made",
+            "would make",
+            format_args!("{SYSTEM}; systemd-tmpfiles makes this directory at every boot"),
+        )?;
+    } else {
+        Root::at(&path)?;
+    }
+    Ok(())
+}
+
+/// Removes libgpulimit.so from /etc/ld.so.preload, and then deletes the library's file.
+pub fn uninstall(args: &Uninstall) -> Result<ExitCode, Failure> {
+    let place = &args.place.checked()?;
+    let path = place.preload();
+    let preload = Preload::read(&path)?;
+    let without = match &args.library {
+        Some(library) => preload.without(&|path| path == library),
+        None => preload.without(&library::is_library),
+    };
+    match without {
+        None => output::print(&format!("{FILE} does not name the library\n"))?,
+        Some(text) => {
+            if !place.dry_run {
+                if text.trim().is_empty() {
+                    fs::remove_file(&path).map_err(file::failed("remove", &path))?;
+                } else {
+                    file::change(&path, preload.text(), &text, || Ok(()))?;
+                }
+            }
+            place.say(
+                "removed",
+                "would remove",
+                format_args!("the library from {FILE}"),
+            )?;
+        }
+    }
+    match args.library {
+        Some(_) => Ok(ExitCode::SUCCESS),
+        None => remove_library(place),
+    }
+}
+
+fn remove_library(place: &Place) -> Result<ExitCode, Failure> {
+    let inside = place.library();
+    let library = place.outside(&inside);
+    let is_own = |own: PathBuf| fs::canonicalize(own).ok() == fs::canonicalize(&library).ok();
+    if !library.exists() || library::own().is_ok_and(is_own) {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let (users, silent) = if place.is_here() {
+        trial::users(&library)?
+    } else {
+        Default::default()
+    };
+    if !silent.is_empty() {
+        return Err(Failure::new(format_args!(
+            "{} stays: processes may use this file, but their memory maps cannot be read in time \
+             ({}); end these processes and run `gpulimit uninstall` again",
+            inside.display(),
+            output::some(&silent)
+        )));
+    }
+    if !users.is_empty() {
+        output::print(&format!(
+            "{} stays: processes use this file ({}); run `gpulimit uninstall` again when they have \
+             ended\n",
+            inside.display(),
+            output::some(&users)
+        ))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    place.check(&inside)?;
+    if !place.dry_run {
+        fs::remove_file(&library).map_err(file::failed("remove", &library))?;
+        if let Some(directory) = library.parent() {
+            match fs::remove_dir(directory) {
+                Err(error)
+                    if !matches!(
+                        error.kind(),
+                        ErrorKind::DirectoryNotEmpty | ErrorKind::NotFound
+                    ) =>
+                {
+                    return Err(file::failed("remove", directory)(error));
+                }
+                _ => {}
+            }
+        }
+    }
+    place.say("removed", "would remove", inside.display())?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,213 @@
+//! `gpulimit ps`: shows the processes in groups, and the memory of each.
+
+mod order;
+mod users;
+
+use crate::figures::processes::{Process, allocations, processes};
+use crate::figures::waiting::{Waiter, Waiters};
+use crate::groups::{self, Seen, Selection, View, gpu};
+use crate::machine::{accounts, nvml::Driver};
+use crate::shown::table::{Column, Table, figure};
+use crate::shown::watch::{self, Round, Shown};
+use crate::suspension::abandoned::settle_abandoned;
+use crate::words::failure::Failure;
+use gpulimit_base::units::gib;
+use gpulimit_ledger::{Category, DeviceEntry};
+use gpulimit_limits::Selector;
+use std::process::ExitCode;
+use users::{SUSPENDED, Use};
+
+/// Options of `ps`.
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    /// Show only the processes of this group and of the groups below it
+    group: Option<String>,
+
+    /// What gets a line: each process, or each user
+    #[arg(long, value_enum, default_value_t = By::Process)]
+    by: By,
+
+    #[command(flatten)]
+    devices: gpu::Args,
+
+    #[command(flatten)]
+    order: order::Args,
+
+    #[command(flatten)]
+    watch: watch::Args,
+
+    /// Print JSON: sizes are in bytes, and unknown figures are null
+    #[arg(long)]
+    json: bool,
+}
+
+const HELP: &str = "\
+TOTAL counts against the limit: allocations, pools, managed memory, and the
+driver's memory for contexts and code. nvidia-smi shows the same without managed
+memory. A `draining` process has ended, but the driver has not freed its memory
+yet; `waits for 2.0 GiB, 40 s` is a request that waits for room, and how long it
+has waited; `suspended?` is a process of which the driver could not be asked
+whether it is still suspended. ALLOCATIONS are plain and virtual memory, arrays and graphs; --json
+shows each. PID is the pid in the caller's pid namespace, and `-` for a process
+that is not visible there; `own_pid` in JSON is the pid in the process's own
+namespace. COMMAND has at most 64 bytes, also in JSON. It shows arguments only if
+the caller may read them in /proc, and `-` if reading them takes too long.
+
+With --by user, PROCESSES counts the live processes of a user on a GPU, WAITING
+those that wait for room, and WAITED is the longest wait. SUSPENDED is on the
+host.
+
+If the terminal is too narrow, these columns are left out, one after the other:
+MANAGED, ALLOCATIONS, POOLS, DRIVER, USER, COMMAND, STATE; columns of zeros or
+of the same `running` go first. Long texts are cut; in JSON they are not.
+
+Examples:
+  gpulimit ps
+  gpulimit ps lab --sort total
+  gpulimit ps --by user --device 0
+  gpulimit ps lab --json | jq '.processes[].total'";
+
+/// What gets a line.
+#[derive(Copy, Clone, Debug, Eq, PartialEq, clap::ValueEnum)]
+enum By {
+    Process,
+    User,
+}
+
+/// The columns that may be dropped on a narrow terminal. The first column is dropped first.
+const NARROW: [Column; 7] = [
+    Column::Right("MANAGED"),
+    Column::Right("ALLOCATIONS"),
+    Column::Right("POOLS"),
+    Column::Right("DRIVER"),
+    Column::Left("USER"),
+    Column::Left("COMMAND"),
+    Column::Left("STATE"),
+];
+
+/// Shows the processes.
+pub fn ps(args: &Args) -> Result<ExitCode, Failure> {
+    if args.by == By::User {
+        args.order.check_for_users()?;
+    }
+    let driver = Driver::load().ok();
+    let driver = driver.as_ref();
+    let devices = gpu::shown(&args.devices.names, driver)?;
+    let away = settle_abandoned(&Selection::of(args.group.as_deref())?);
+    args.watch.rounds(|| round(args, &devices, driver, &away))
+}
+
+/// `away`: the processes that are suspended, as the driver says.
+fn round(
+    args: &Args,
+    devices: &[Selector],
+    driver: Option<&Driver>,
+    away: &[u32],
+) -> Result<Round, Failure> {
+    let selection = Selection::of(args.group.as_deref())?;
+    let (views, mut notes) = selection.readable(driver)?;
+    let uncovered = views.iter().flat_map(|view| uncovered(view, driver));
+    notes.lines.extend(uncovered);
+    let waiters = Waiters::of(&views, driver);
+    let seen: Vec<Seen> = views.into_iter().filter_map(View::into_seen).collect();
+    let mut lines = processes(&selection, &seen, &waiters);
+    for line in &mut lines {
+        line.confirm(away);
+    }
+    if !devices.contains(&Selector::All) {
+        let is_on = |(id, _): &(_, _)| devices.contains(&Selector::Device(*id));
+        lines.retain(|line| line.gpu.as_ref().is_some_and(is_on));
+    }
+    let shown = if lines.is_empty() && !args.json {
+        if !notes.is_failure {
+            notes.add(match devices.contains(&Selector::All) {
+                true => {
+                    "no process uses a GPU in a group: `gpulimit run --max 4G -- COMMAND` starts \
+                     such a process"
+                }
+                false => "no process in a group uses such a GPU",
+            });
+        }
+        Shown::Text(String::new())
+    } else if args.by == By::User {
+        let mut uses = Use::of(&lines, driver);
+        args.order.sort_users(&mut uses);
+        match args.json {
+            true => {
+                let uses = uses.iter().map(|one| one.json(driver)).collect();
+                Shown::Json(selection.json("users", uses))
+            }
+            false => Shown::Text(users::table(&uses, driver).render(&[])),
+        }
+    } else {
+        args.order.sort(&mut lines);
+        match args.json {
+            true => {
+                let lines = lines.iter().map(|line| line.json(driver)).collect();
+                Shown::Json(selection.json("processes", lines))
+            }
+            false => Shown::Text(table(&lines, driver).render(&NARROW)),
+        }
+    };
+    Ok(Round { shown, notes })
+}
+
+/// Returns lines about what members of a group hold beyond their charges.
+fn uncovered(view: &View, driver: Option<&Driver>) -> Vec<String> {
+    let line = |entry: &DeviceEntry| {
+        let bytes = view.uncovered(entry, driver).filter(|bytes| *bytes > 0)?;
+        Some(format!(
+            "processes of {} hold {} of GPU {} beyond their charges: `gpulimit doctor` says more",
+            view.title,
+            gib(bytes),
+            groups::label(entry.id, driver)
+        ))
+    };
+    view.devices.iter().filter_map(line).collect()
+}
+
+fn table(lines: &[Process], driver: Option<&Driver>) -> Table {
+    let mut table = Table::new(&[
+        Column::Right("PID"),
+        Column::Left("USER"),
+        Column::Path("GROUP"),
+        Column::Left("GPU"),
+        Column::Right("ALLOCATIONS"),
+        Column::Right("POOLS"),
+        Column::Right("MANAGED"),
+        Column::Right("DRIVER"),
+        Column::Right("TOTAL"),
+        SUSPENDED,
+        Column::Left("STATE"),
+        Column::Left("COMMAND"),
+    ]);
+    let bytes = |bytes: Option<u64>| figure(bytes.map(gib));
+    for line in lines {
+        let parts = line.gpu.as_ref().map(|(_, parts)| parts);
+        let split = parts.and_then(|parts| parts.split.as_ref());
+        let part = |category| bytes(split.map(|split| split[category as usize]));
+        table.row(vec![
+            figure(line.pid),
+            accounts::user_name(line.uid),
+            line.title.clone(),
+            figure(line.gpu.as_ref().map(|(id, _)| groups::label(*id, driver))),
+            bytes(split.map(allocations)),
+            part(Category::Pools),
+            part(Category::Managed),
+            part(Category::Driver),
+            bytes(parts.map(|parts| parts.total)),
+            bytes(
+                parts
+                    .map(|parts| parts.suspended)
+                    .filter(|bytes| *bytes > 0),
+            ),
+            line.waits
+                .as_ref()
+                .map_or_else(|| line.shown_state(), Waiter::to_string),
+            figure(line.command.as_deref()),
+        ]);
+    }
+    table.without_empty(&[SUSPENDED]);
+    table
+}

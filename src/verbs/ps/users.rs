@@ -1,0 +1,116 @@
+//! The memory of users, each with all processes of the user on a GPU: `ps --by user`.
+
+use crate::figures::processes::Process;
+use crate::groups;
+use crate::machine::{accounts, nvml::Driver};
+use crate::shown::table::{Column, Table, figure};
+use crate::words::clock;
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::units::gib;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// The column of bytes on the host, shown only if there are any.
+pub const SUSPENDED: Column = Column::Right("SUSPENDED");
+
+/// The processes and the memory of a user on a GPU: a row of `ps --by user`.
+pub struct Use {
+    pub uid: u32,
+    pub user: String,
+    /// The GPU; `None` for processes that have not used a GPU yet.
+    pub gpu: Option<DeviceId>,
+    /// The live processes.
+    pub processes: usize,
+    /// The bytes of all processes, also of those whose memory the driver has not freed yet.
+    pub total: Option<u64>,
+    /// The bytes of suspended processes, on the host; no part of the total.
+    pub suspended: Option<u64>,
+    /// The processes that wait for memory of the GPU.
+    pub waiting: usize,
+    /// The longest time that one of them has waited.
+    pub waited: Option<Duration>,
+}
+
+impl Use {
+    /// Adds up the rows of each user and GPU. The result is sorted by user and GPU.
+    pub fn of(rows: &[Process], driver: Option<&Driver>) -> Vec<Self> {
+        let mut uses: BTreeMap<(u32, Option<DeviceId>), Self> = BTreeMap::new();
+        for row in rows {
+            let gpu = row.gpu.as_ref().map(|(id, _)| *id);
+            let sum = uses.entry((row.uid, gpu)).or_insert_with(|| Self {
+                uid: row.uid,
+                user: accounts::user_name(row.uid),
+                gpu,
+                processes: 0,
+                total: gpu.map(|_| 0),
+                suspended: gpu.map(|_| 0),
+                waiting: 0,
+                waited: None,
+            });
+            sum.processes += usize::from(row.alive);
+            if let Some((_, parts)) = &row.gpu {
+                let add = |sum: u64, bytes| sum.saturating_add(bytes);
+                sum.total = sum.total.map(|total| add(total, parts.total));
+                sum.suspended = sum.suspended.map(|bytes| add(bytes, parts.suspended));
+            }
+            if let Some(waiter) = &row.waits {
+                sum.waiting += 1;
+                sum.waited = sum.waited.max(Some(waiter.waited()));
+            }
+        }
+        let mut uses: Vec<Self> = uses.into_values().collect();
+        let place = |gpu: DeviceId| (groups::index(gpu, driver).unwrap_or(u32::MAX), gpu);
+        uses.sort_by_cached_key(|one| {
+            let gpu = one.gpu.map(place);
+            (one.user.clone(), one.uid, gpu.is_none(), gpu)
+        });
+        uses
+    }
+
+    /// Returns the row as JSON. Bytes and milliseconds are integers; unknown figures are null.
+    pub fn json(&self, driver: Option<&Driver>) -> Value {
+        let waited_ms = self.waited.map(|waited| u64::try_from(waited.as_millis()));
+        json!({
+            "uid": self.uid,
+            "user": self.user,
+            "gpu": self.gpu.map(|id| json!({
+                "uuid": id.to_string(),
+                "index": groups::index(id, driver),
+            })),
+            "processes": self.processes,
+            "total": self.total,
+            "suspended": self.suspended,
+            "waiting": self.waiting,
+            "waited_ms": waited_ms.and_then(Result::ok),
+        })
+    }
+}
+
+/// Returns the table of the users' memory.
+pub fn table(uses: &[Use], driver: Option<&Driver>) -> Table {
+    let optional = [SUSPENDED, Column::Right("WAITING"), Column::Right("WAITED")];
+    let [suspended, waiting, waited] = optional;
+    let mut table = Table::new(&[
+        Column::Left("USER"),
+        Column::Left("GPU"),
+        Column::Right("PROCESSES"),
+        Column::Right("TOTAL"),
+        suspended,
+        waiting,
+        waited,
+    ]);
+    for one in uses {
+        table.row(vec![
+            one.user.clone(),
+            figure(one.gpu.map(|id| groups::label(id, driver))),
+            one.processes.to_string(),
+            figure(one.total.map(gib)),
+            figure(one.suspended.filter(|bytes| *bytes > 0).map(gib)),
+            figure(Some(one.waiting).filter(|count| *count > 0)),
+            figure(one.waited.map(clock::rough_span)),
+        ]);
+    }
+    table.without_empty(&optional);
+    table
+}

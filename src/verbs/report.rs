@@ -1,0 +1,116 @@
+//! `gpulimit report`: shows how much memory groups and users have used over time.
+
+mod line;
+mod save;
+mod saved;
+mod span;
+mod uses;
+
+use crate::groups::{self, Selection};
+use crate::machine::nvml::Driver;
+use crate::shown::{csv, output};
+use crate::words::failure::Failure;
+use line::{By, HEADS, Line, table, visit};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Options of `report`.
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    /// Show only this group and the groups below it
+    group: Option<String>,
+
+    /// What gets a line: each group, or each user of a group
+    #[arg(long, value_enum, default_value_t = By::Group)]
+    by: By,
+
+    /// Print JSON: sizes are in bytes, and unknown figures are null
+    #[arg(long)]
+    json: bool,
+
+    /// Print CSV: sizes are in bytes, and unknown figures are empty
+    #[arg(long, conflicts_with = "json")]
+    csv: bool,
+
+    /// Show the use since this time: 2h, yesterday, 14:00, 2026-11-01. Without this option, since
+    /// each group was made
+    #[arg(long, value_name = "TIME")]
+    since: Option<String>,
+
+    /// Read the files that --save has written in this directory, for groups that are older than
+    /// --since or gone
+    #[arg(long, value_name = "DIR", requires = "since")]
+    from: Option<PathBuf>,
+
+    /// Show the use until this time, from the files alone
+    #[arg(long, value_name = "TIME", requires = "from")]
+    until: Option<String>,
+
+    /// Append the figures of all groups and users to the file of this day, YYYY-MM-DD.csv in UTC,
+    /// in this directory
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["json", "csv", "by", "since"])]
+    save: Option<PathBuf>,
+}
+
+const HELP: &str = "\
+All figures count from the time when the group was made: GIB-HOURS are memory
+times time, PEAK is the highest charge, REFUSED counts refused requests, and
+WAITED is the time for which requests waited. A group's figures include those of
+the groups below it, so do not add them up. Only named groups keep these
+figures. Those of a user are GIB-HOURS alone. \"1.0 (up to 3.0)\" is the use of
+killed processes whose death was found later: up to 1.0 they surely lived.
+
+With --since, a group that was made after TIME has all figures, from then on. An
+older one has PEAK (the highest usage), REFUSED and WAITED for up to a week, from
+its history; its GIB-HOURS are unknown, shown as \"-\". With --from, figures are
+differences of saved lines, over all groups that had the name, also before a
+reboot. They count from the last save before TIME or, if there is none, from the
+first one after it: see FROM. PEAK is \"-\" if it may be older. What a group used
+between its last save and its removal is missing.
+
+The lines of --save have the figures without --since, for a timer.
+
+Examples:
+  gpulimit report
+  gpulimit report lab --by user --since yesterday
+  gpulimit report --csv > all.csv
+  gpulimit report --save /var/log/gpulimit
+  gpulimit report --from /var/log/gpulimit --since 2026-11-01 --by user";
+
+/// Shows the report, or saves it.
+pub fn report(args: &Args) -> Result<ExitCode, Failure> {
+    if let Some(since) = &args.since {
+        return uses::report(args, since);
+    }
+    let selection = Selection::of(args.group.as_deref())?;
+    let driver = Driver::load().ok();
+    if let Some(directory) = &args.save {
+        return save::append(directory, &selection, driver.as_ref());
+    }
+    let (mut found, mut unreadable) = (Vec::new(), None);
+    let (status, is_told) = visit(&selection, driver.as_ref(), |at, view| {
+        if at == 0 && view.ledger.is_none() {
+            unreadable = Some(view.group.ledger_path());
+        }
+        found.push((at, Line::of(view, args.by, driver.as_ref())));
+    });
+    if let Some(path) = unreadable.filter(|_| selection.named) {
+        return Err(groups::unreadable(path));
+    }
+    found.sort_by_key(|(at, _)| *at);
+    let lines: Vec<Line> = found.into_iter().flat_map(|(_, lines)| lines).collect();
+    if args.json {
+        output::json(&selection.json("uses", lines.iter().map(Line::json).collect()))?;
+    } else if args.csv {
+        let heads = HEADS.map(String::from);
+        output::print(&csv::lines(
+            std::iter::once(heads).chain(lines.iter().map(Line::cells)),
+        )?)?;
+    } else if !lines.is_empty() {
+        output::table(&table(&lines, args.by).render(&[]))?;
+    } else if status == ExitCode::SUCCESS && !is_told {
+        output::note("no named group has used a GPU");
+    }
+    Ok(status)
+}

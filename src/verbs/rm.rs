@@ -1,0 +1,172 @@
+//! `gpulimit rm`: removes groups.
+
+use crate::groups::proven::{end_all, proven, remaining};
+use crate::groups::{self, Purpose};
+use crate::machine::look;
+use crate::shown::output;
+use crate::words::failure::Failure;
+use gpulimit_base::patience;
+use gpulimit_group::{Group, GroupError, Kind, Root};
+use gpulimit_ledger::Ledger;
+use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Options of `rm`.
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    /// The groups
+    #[arg(required = true)]
+    groups: Vec<String>,
+
+    /// Also remove the groups below the named groups
+    #[arg(long, short)]
+    recursive: bool,
+
+    /// First kill the programs that run in the groups
+    #[arg(long, short)]
+    force: bool,
+}
+
+const HELP: &str = "\
+A group in which programs run, or with groups below it, is not removed. Groups
+of ended jobs below a group are removed with it.
+
+Examples:
+  gpulimit rm lab
+  gpulimit rm --recursive lab
+  gpulimit rm --recursive --force lab/alice lab/bob";
+
+/// Returns how long `rm --force` waits in total for the killed processes of all groups to end.
+fn patience() -> Duration {
+    patience::of("GPULIMIT_DEBUG_RM_MS", Duration::from_secs(10))
+}
+
+/// Removes the named groups. If one of several groups cannot be removed, reports it and continues
+/// with the next.
+pub fn rm(args: &Args) -> Result<ExitCode, Failure> {
+    let mut status = ExitCode::SUCCESS;
+    let end = Instant::now() + patience();
+    let wait = Cell::new(LOCK_WAIT);
+    for name in &args.groups {
+        if let Err(failure) = remove(name, args, end, &wait) {
+            if args.groups.len() == 1 {
+                return Err(failure);
+            }
+            output::note(&failure.to_string());
+            status = ExitCode::FAILURE;
+        }
+    }
+    Ok(status)
+}
+
+fn remove(name: &str, args: &Args, end: Instant, wait: &Cell<Duration>) -> Result<(), Failure> {
+    let (root, name) = groups::meant(name, Purpose::Use)?;
+    let name = &*name;
+    let group = groups::open(&root, name, Purpose::Use)?;
+    if args.force {
+        if !args.recursive
+            && let below = root.groups_below(Some(&group))?
+            && let Some((first, _)) = below
+                .iter()
+                .zip(Group::ended(&below))
+                .find(|(_, ended)| !ended)
+        {
+            return Err(GroupError::HasGroups {
+                name: name.into(),
+                below: first.name().into(),
+            }
+            .into());
+        }
+        drain(&group, end)?;
+    }
+    if args.recursive {
+        all(&root, &group, wait)
+    } else {
+        remove_one(&root, &group, wait)
+    }
+}
+
+/// Removes a group and the groups below it. If a program runs in any of them, removes none.
+fn all(root: &Root, group: &Group, wait: &Cell<Duration>) -> Result<(), Failure> {
+    // A group's ledger also lists the members of all groups below it, so one ledger is enough.
+    let used = match group.past_leases(groups::end_of_leases(), || group.ledger()) {
+        Err(error) if error.is_leased() => return Err(error.into()),
+        Ok(ledger) => ledger.has_live(),
+        Err(_) => Ledger::is_used(&group.ledger_path()),
+    };
+    if used {
+        return Err(GroupError::InUse {
+            name: group.name().into(),
+        }
+        .into());
+    }
+    root.remove_jobs_within(group);
+    let below = root.list(Some(group))?;
+    output::notes(&groups::too_many(&below.cut_short));
+    for group in below.groups.iter().rev().chain([group]) {
+        remove_one(root, group, wait)?;
+    }
+    Ok(())
+}
+
+/// How long `rm` waits in total for other programs that make or remove the same groups.
+const LOCK_WAIT: Duration = Duration::from_secs(2);
+
+/// Removes a group. Tries again for the time `wait` while another program makes the group. Succeeds
+/// if the other program removes it.
+fn remove_one(root: &Root, group: &Group, wait: &Cell<Duration>) -> Result<(), Failure> {
+    loop {
+        let start = Instant::now();
+        match group.past_leases(groups::end_of_leases(), || root.remove(group.name())) {
+            Err(error) if error.is_missing() => return Ok(()),
+            // Another program uses the group for a moment, so try again. A running job's group is
+            // in use for longer.
+            Err(GroupError::InUse { .. })
+                if !Ledger::is_used(&group.ledger_path())
+                    && (group.kind() == Kind::Named || group.has_ended()) =>
+            {
+                if wait.get().is_zero() {
+                    let path = group.path().to_owned();
+                    return Err(GroupError::Held { path }.into());
+                }
+                thread::sleep(Duration::from_millis(5));
+                wait.set(wait.get().saturating_sub(start.elapsed()));
+            }
+            removed => return Ok(removed?),
+        }
+    }
+}
+
+/// Kills the processes of a group again and again, until all are dead or until the time `end`.
+fn drain(group: &Group, end: Instant) -> Result<(), Failure> {
+    let start = Instant::now();
+    let ledger = groups::to_signal(group)?;
+    // The wait for leases on the ledger must not shorten the time that killed programs have to end.
+    let end = end + start.elapsed();
+    let ledger = ledger.ok_or_else(|| groups::unreadable(group.ledger_path()))?;
+    let look = look::members();
+    let targets = proven(group, &ledger, &look)?;
+    let mut told = BTreeSet::new();
+    while ledger.has_live() {
+        // Check the time before the kills, not after them: slow kills may take until after `end`,
+        // and still end all processes.
+        let late = Instant::now() > end;
+        let killed = end_all(group, &ledger, &targets, &mut told);
+        if late && ledger.has_live() {
+            let remaining = remaining(&killed?);
+            let name = group.name();
+            return Err(match remaining.as_str() {
+                "" => GroupError::InUse { name: name.into() }.into(),
+                who => Failure::new(format_args!(
+                    "processes of group '{name}' were killed, but are not gone yet: {who}"
+                )),
+            });
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}

@@ -1,0 +1,185 @@
+//! Connections and their limits.
+
+use super::access::Access;
+use super::access::Scope;
+use super::listen::{Listener, SocketFile};
+use super::peer::Peer;
+use super::places::{Lost, Place, Places};
+use super::routes::Site;
+use super::streams::{self, Streams};
+use super::worker::Worker;
+use crate::shown::output;
+use crate::words::failure::Failure;
+use gpulimit_base::patience;
+use hyper::Request;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use std::convert::Infallible;
+use std::fs::File;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_io_timeout::TimeoutStream;
+
+/// The longest head of a request in bytes that is read. A longer one gets 431 without a reason.
+const HEAD: usize = 64 << 10;
+/// The most connections at a time that have not shown the token, and the most that have.
+const PLACES: usize = 64;
+/// The pause after a connection could not be accepted, for instance for want of descriptors.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// The descriptors that the server needs in order to start. The runtime panics without them.
+const DESCRIPTORS: usize = 16;
+
+/// Fails if too few descriptors can be opened.
+fn check_descriptors() -> Result<(), Failure> {
+    let spare = (0..DESCRIPTORS).map(|_| File::open("/dev/null"));
+    let opened: io::Result<Vec<File>> = spare.collect();
+    opened.map(drop).map_err(|error| {
+        Failure::new(format_args!(
+            "cannot open {DESCRIPTORS} files: {error}; raise the limit of open files, for instance \
+             with `ulimit -n 1024`"
+        ))
+    })
+}
+
+/// Serves until SIGTERM or SIGINT.
+pub fn run(listener: Listener, name: &str, access: Access, scope: Scope) -> Result<(), Failure> {
+    check_descriptors()?;
+    let failed = |error: io::Error| Failure::new(format_args!("cannot serve: {error}"));
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(failed)?;
+    let worker = Arc::new(Worker::start(scope)?);
+    let served = runtime.block_on(async {
+        let (mut term, mut int) = (
+            signal(SignalKind::terminate())?,
+            signal(SignalKind::interrupt())?,
+        );
+        // The file is removed at the end of this block.
+        let (sockets, _file) = Socket::of(listener)?;
+        let streams = Arc::new(Streams::default());
+        let news = tokio::spawn(streams::run(Arc::clone(&streams), Arc::clone(&worker)));
+        let site = Arc::new(Site {
+            access,
+            scope,
+            worker,
+            streams,
+        });
+        let places = Arc::new(Places::new(PLACES));
+        for socket in sockets {
+            tokio::spawn(accept(socket, Arc::clone(&site), Arc::clone(&places)));
+        }
+        output::note(&format!("serves at {name}"));
+        tokio::select! {
+            _ = term.recv() => {}
+            _ = int.recv() => {}
+            // Without news for its streams the server is of no use; a supervisor starts it anew.
+            _ = news => return Err(io::Error::other("the task that sends events has ended")),
+        }
+        Ok(())
+    });
+    // Neither open connections nor the worker, which may be stuck, delay the end.
+    runtime.shutdown_background();
+    served.map_err(failed)
+}
+
+/// A listening socket in the runtime.
+enum Socket {
+    Unix(UnixListener),
+    Tcp(TcpListener),
+}
+
+pub trait Stream: AsyncRead + AsyncWrite + Send {}
+impl<T: AsyncRead + AsyncWrite + Send> Stream for T {}
+
+impl Socket {
+    fn of(listener: Listener) -> io::Result<(Vec<Self>, Option<SocketFile>)> {
+        Ok(match listener {
+            Listener::Unix(listener, file) => {
+                (vec![Self::Unix(UnixListener::from_std(listener)?)], file)
+            }
+            Listener::Tcp { sockets, .. } => {
+                let tcp = |socket| TcpListener::from_std(socket).map(Self::Tcp);
+                (
+                    sockets.into_iter().map(tcp).collect::<io::Result<_>>()?,
+                    None,
+                )
+            }
+        })
+    }
+
+    async fn accept(&self) -> io::Result<(Box<dyn Stream>, Peer)> {
+        match self {
+            Self::Unix(listener) => {
+                let stream = listener.accept().await?.0;
+                let user = stream.peer_cred().ok().map(|peer| peer.uid());
+                Ok((Box::new(stream), Peer(user)))
+            }
+            Self::Tcp(listener) => {
+                let (stream, client) = listener.accept().await?;
+                let peer = Peer::of_tcp(client, stream.local_addr()?);
+                Ok((Box::new(stream), peer))
+            }
+        }
+    }
+}
+
+async fn accept(socket: Socket, site: Arc<Site>, places: Arc<Places>) {
+    loop {
+        let Ok((stream, peer)) = socket.accept().await else {
+            tokio::time::sleep(PAUSE).await;
+            continue;
+        };
+        let (site, places) = (Arc::clone(&site), Arc::clone(&places));
+        tokio::spawn(async move {
+            if let Some((place, lost)) = places.wait(peer).await {
+                connection(Box::into_pin(stream), site, place, lost).await;
+            }
+        });
+    }
+}
+
+/// Returns how long a client may take for the head of a request, or stay silent between two
+/// requests.
+fn head_time() -> Duration {
+    patience::of("GPULIMIT_DEBUG_HEAD_MS", Duration::from_secs(10))
+}
+
+/// Returns how long a client may take no byte of an answer.
+fn write_time() -> Duration {
+    patience::of("GPULIMIT_DEBUG_WRITE_MS", Duration::from_secs(20))
+}
+
+pub async fn connection(stream: Pin<Box<dyn Stream>>, site: Arc<Site>, place: Place, lost: Lost) {
+    let place = Arc::new(place);
+    let mut stream = TimeoutStream::new(stream);
+    stream.set_write_timeout(Some(write_time()));
+    let service = service_fn(move |request: Request<Incoming>| {
+        let (site, place) = (Arc::clone(&site), Arc::clone(&place));
+        async move {
+            let (head, _) = request.into_parts();
+            Ok::<_, Infallible>(site.answer(head, &place).await)
+        }
+    });
+    let served = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(head_time())
+        .max_buf_size(HEAD)
+        // A client may send nothing more after its request (`shutdown(SHUT_WR)`, `nc -N`). One that
+        // has closed its connection is noticed when the server writes.
+        .half_close(true)
+        .serve_connection(TokioIo::new(Box::pin(stream)), service);
+    // Nothing is to be said about clients that break the rules or go away.
+    tokio::select! {
+        _ = served => {}
+        _ = lost => {}
+    }
+}

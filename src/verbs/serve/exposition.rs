@@ -1,0 +1,388 @@
+//! The table of metrics as text, in Prometheus' format.
+//!
+//! The text of many groups is long, so it is made in pieces while the client reads.
+
+use super::access::Scope;
+use super::metrics::{METRICS, Metric, Values};
+use super::reading::Reading;
+use crate::figures::processes::Process;
+use crate::machine::accounts;
+use crate::shown::output::Escaped;
+use gpulimit_base::device::DeviceId;
+use std::fmt::Write;
+use std::sync::{Arc, Weak};
+
+/// The length in bytes from which a piece is sent.
+const PIECE: usize = 32 << 10;
+
+/// The media type of the text.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// The value of a series.
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub enum Value {
+    Integer(u64),
+    /// A finite number.
+    Real(f64),
+}
+
+impl From<u64> for Value {
+    fn from(value: u64) -> Self {
+        Self::Integer(value)
+    }
+}
+
+impl From<usize> for Value {
+    fn from(value: usize) -> Self {
+        Self::Integer(value as u64)
+    }
+}
+
+impl From<f64> for Value {
+    fn from(value: f64) -> Self {
+        Self::Real(value)
+    }
+}
+
+/// Writes the lines of a metric for one GPU, group or process.
+pub struct Sample<'a> {
+    out: &'a mut String,
+    /// The name of the series.
+    name: &'a str,
+    /// The labels that all lines have, as text in two parts. A part may be empty.
+    labels: [&'a str; 2],
+}
+
+impl Sample<'_> {
+    /// Writes a line with these labels beside the common ones.
+    pub fn put(&mut self, labels: &[(&str, &str)], value: impl Into<Value>) {
+        let out = &mut *self.out;
+        out.push_str(self.name);
+        let mut before = '{';
+        for part in self.labels.iter().filter(|part| !part.is_empty()) {
+            out.push(before);
+            out.push_str(part);
+            before = ',';
+        }
+        for (name, value) in labels {
+            out.push(before);
+            label(out, name, value);
+            before = ',';
+        }
+        if before == ',' {
+            out.push('}');
+        }
+        out.push(' ');
+        match value.into() {
+            Value::Integer(value) => integer(out, value),
+            // Most values are 0. The condition holds for whole numbers of 32 bits.
+            Value::Real(value) if value == f64::from(value as u32) => integer(out, value as u64),
+            // Writing to a `String` never fails.
+            Value::Real(value) => drop(write!(out, "{value}")),
+        }
+        out.push('\n');
+    }
+
+    /// Writes a line if the value is known.
+    pub fn put_known(&mut self, value: Option<impl Into<Value>>) {
+        if let Some(value) = value {
+            self.put(&[], value);
+        }
+    }
+}
+
+/// Writes a number, faster than the macros do: a text has tens of thousands of numbers.
+fn integer(out: &mut String, value: u64) {
+    if value >= 10 {
+        integer(out, value / 10);
+    }
+    out.push(char::from(b'0' + (value % 10) as u8));
+}
+
+/// Writes a label. Other users choose values, such as commands.
+fn label(out: &mut String, name: &str, value: &str) {
+    out.push_str(name);
+    out.push_str("=\"");
+    let mut rest = value;
+    while let Some(at) = rest.find(['\\', '"', '\n']) {
+        out.push_str(&rest[..at]);
+        out.push('\\');
+        out.push_str(if rest[at..].starts_with('\n') {
+            "n"
+        } else {
+            &rest[at..=at]
+        });
+        rest = &rest[at + 1..];
+    }
+    out.push_str(rest);
+    out.push('"');
+}
+
+/// Number of characters of a UUID that name a MIG instance, or a GPU that NVML does not list:
+/// `MIG-1a2b3c4d`.
+const SHORT: usize = 12;
+
+/// Returns labels as text.
+fn labels(pairs: &[(&str, &str)]) -> String {
+    let mut out = String::new();
+    for (name, value) in pairs {
+        if !out.is_empty() {
+            out.push(',');
+        }
+        label(&mut out, name, value);
+    }
+    out
+}
+
+/// A reading with the labels of its series. All clients that read its metrics share it.
+pub struct Page {
+    reading: Arc<Reading>,
+    scope: Scope,
+    labels: Labels,
+}
+
+/// The text of all metrics, in pieces.
+pub struct Text {
+    /// Weak, so that clients that do not read on keep no memory.
+    page: Weak<Page>,
+    /// The next metric of the table, and the next item of this metric.
+    next: (usize, usize),
+}
+
+/// The metrics were dropped, because the client read them too slowly.
+#[derive(Debug)]
+pub struct Dropped;
+
+/// The labels of all items, as text.
+struct Labels {
+    gpus: Vec<String>,
+    groups: Vec<String>,
+    processes: Vec<Option<String>>,
+}
+
+impl Labels {
+    fn of(reading: &Reading, scope: Scope) -> Self {
+        let of_gpu = |id: DeviceId| {
+            let gpu = reading.gpus.iter().find(|gpu| gpu.id == id);
+            let index = gpu.and_then(|gpu| gpu.index);
+            let uuid = id.to_string();
+            // Queries that group by `gpu` must not merge the MIG instances of a machine.
+            let short = || uuid.chars().take(SHORT).collect();
+            let name = index.map_or_else(short, |index| index.to_string());
+            labels(&[("gpu", &name), ("uuid", &uuid)])
+        };
+        let of_process = |process: &Process| {
+            // A process of another pid namespace has no number here.
+            let (pid, (id, _)) = (process.pid?, process.gpu.as_ref()?);
+            process.alive.then(|| {
+                let command = Escaped(process.command.as_deref().unwrap_or("")).to_string();
+                let gpu = of_gpu(*id);
+                let rest = labels(&[
+                    ("pid", &pid.to_string()),
+                    ("user", &accounts::user_name(process.uid)),
+                    ("command", &command),
+                ]);
+                format!("{},{gpu},{rest}", labels(&[("group", &process.title)]))
+            })
+        };
+        Self {
+            processes: match scope.processes {
+                true => reading.processes().iter().map(of_process).collect(),
+                false => Vec::new(),
+            },
+            groups: (reading.groups.iter())
+                .map(|group| labels(&[("group", &group.figures.title)]))
+                .collect(),
+            gpus: reading.gpus.iter().map(|gpu| of_gpu(gpu.id)).collect(),
+        }
+    }
+}
+
+impl Text {
+    pub fn new(page: Weak<Page>) -> Self {
+        Self { page, next: (0, 0) }
+    }
+
+    /// Returns the next piece; an empty one after the last one.
+    pub fn piece(&mut self) -> Result<String, Dropped> {
+        let mut out = String::new();
+        if self.next.0 < METRICS.len() {
+            let page = self.page.upgrade().ok_or(Dropped)?;
+            out.reserve(PIECE + 4096);
+            self.next = page.write(self.next, &mut out);
+        }
+        Ok(out)
+    }
+}
+
+impl Page {
+    /// Returns the metrics of a reading. Call in the thread that reads groups: the names of users
+    /// are looked up.
+    pub fn of(reading: Arc<Reading>, scope: Scope) -> Self {
+        Self {
+            labels: Labels::of(&reading, scope),
+            reading,
+            scope,
+        }
+    }
+
+    /// Returns whether these are the metrics of this reading.
+    pub fn is_of(&self, reading: &Arc<Reading>) -> bool {
+        Arc::ptr_eq(&self.reading, reading)
+    }
+
+    /// Writes a piece, from a metric of the table and an item of this metric on. Returns where the
+    /// next piece begins; beyond the table after the last one.
+    fn write(&self, (mut at, mut item): (usize, usize), out: &mut String) -> (usize, usize) {
+        while let Some(metric) = METRICS.get(at) {
+            if metric.is_shown(self.scope) {
+                if item == 0 {
+                    Self::head(metric, out);
+                }
+                while self.item(metric, item, out) {
+                    item += 1;
+                    if out.len() >= PIECE {
+                        return (at, item);
+                    }
+                }
+            }
+            (at, item) = (at + 1, 0);
+        }
+        (at, item)
+    }
+
+    /// Writes the lines about a metric itself.
+    fn head(Metric { name, help, .. }: &Metric, out: &mut String) {
+        let kind = match name.ends_with("_total") {
+            true => "counter",
+            false => "gauge",
+        };
+        let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    /// Writes the lines of one item of a metric. Returns false after the last item.
+    fn item(&self, metric: &Metric, item: usize, out: &mut String) -> bool {
+        let (reading, known, name) = (&*self.reading, &self.labels, metric.name);
+        let of_gpu = |id: DeviceId| {
+            // Every GPU of a group is in the list of GPUs.
+            let at = reading.gpus.iter().position(|gpu| gpu.id == id);
+            at.map_or("", |at| &*known.gpus[at])
+        };
+        let mut sample = |labels: [&str; 2], write: &dyn Fn(&mut Sample<'_>)| {
+            write(&mut Sample { out, name, labels });
+        };
+        match metric.values {
+            Values::Server(value) => {
+                if item == 0 {
+                    sample(["", ""], &value);
+                }
+                item == 0
+            }
+            Values::Gpus(value) => {
+                let Some(gpu) = reading.gpus.get(item) else {
+                    return false;
+                };
+                let labels = ["", &*known.gpus[item]];
+                sample(labels, &|sample| value(reading, gpu, sample));
+                true
+            }
+            Values::Groups(value) => {
+                let Some(group) = reading.groups.get(item) else {
+                    return false;
+                };
+                let labels = [&*known.groups[item], ""];
+                sample(labels, &|sample| value(group, sample));
+                true
+            }
+            Values::GroupGpus(value) => {
+                let Some(group) = reading.groups.get(item) else {
+                    return false;
+                };
+                for (gpu, more) in group.figures.gpus.iter().zip(&group.more) {
+                    let labels = [&*known.groups[item], of_gpu(gpu.id)];
+                    sample(labels, &|sample| value(gpu, more, sample));
+                }
+                true
+            }
+            Values::Counts(value) => {
+                let Some(group) = reading.groups.get(item) else {
+                    return false;
+                };
+                let used = group.figures.gpus.iter().zip(&group.more);
+                let used = used.map(|(gpu, more)| (gpu.id, value(gpu, more)));
+                let unused = group.unused.iter().map(|id| (*id, Some(Value::Integer(0))));
+                for (id, value) in used.chain(unused) {
+                    let labels = [&*known.groups[item], of_gpu(id)];
+                    sample(labels, &|sample| sample.put_known(value));
+                }
+                true
+            }
+            Values::Processes(value) => {
+                let Some(process) = reading.processes().get(item) else {
+                    return false;
+                };
+                if let Some(labels) = known.processes.get(item).and_then(Option::as_deref) {
+                    sample([labels, ""], &|sample| value(process, sample));
+                }
+                true
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn label_values_cannot_end_their_line() {
+        let mut out = String::new();
+        Sample {
+            out: &mut out,
+            name: "a",
+            labels: ["", "b=\"c\""],
+        }
+        .put(&[("d", "\"} 1\n\\")], 2u64);
+        assert_eq!(out, "a{b=\"c\",d=\"\\\"} 1\\n\\\\\"} 2\n");
+    }
+
+    #[test]
+    fn numbers_are_written_as_the_macros_write_them() {
+        let whole = [0, 9, 10, 907, u64::from(u32::MAX), u64::MAX].map(Value::Integer);
+        let real = [
+            0.0,
+            0.5,
+            1e-9,
+            12.0,
+            4_294_967_295.0,
+            4_294_967_296.0,
+            1e22,
+            3.25,
+        ];
+        for value in whole.into_iter().chain(real.map(Value::Real)) {
+            let (mut out, name, labels) = (String::new(), "a", ["", ""]);
+            let text = match value {
+                Value::Integer(value) => value.to_string(),
+                Value::Real(value) => value.to_string(),
+            };
+            Sample {
+                out: &mut out,
+                name,
+                labels,
+            }
+            .put(&[], value);
+            assert_eq!(out, format!("a {text}\n"));
+        }
+    }
+
+    #[test]
+    fn names_are_unique_and_help_needs_no_escapes() {
+        let names: BTreeSet<&str> = METRICS.iter().map(|metric| metric.name).collect();
+        assert_eq!(names.len(), METRICS.len());
+        for metric in METRICS {
+            assert!(metric.name.starts_with("gpulimit_"), "{}", metric.name);
+            assert!(!metric.help.contains(['\\', '\n', '"']), "{}", metric.help);
+        }
+    }
+}

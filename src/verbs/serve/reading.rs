@@ -1,0 +1,327 @@
+//! Everything that the server shows of groups, read in one round.
+
+use super::access::Scope;
+use super::counters::{Counters, Events};
+use super::pressure::{WINDOWS, Waits};
+use crate::figures::processes::{Commands, Process, processes_with};
+use crate::figures::snapshot::{self, GpuMemory, Reader};
+use crate::figures::{Figures, Gpu, kept::Kept, waiting::Waiters};
+use crate::groups::budget::{LINE, SCRAPE};
+use crate::groups::{Seen, Selection, View, beliefs};
+use crate::machine::{accounts, nvml::Driver};
+use crate::shown::output;
+use crate::words::{clock::Moment, failure::Failure};
+use gpulimit_base::device::DeviceId;
+use gpulimit_group::pod::Pod;
+use gpulimit_group::{Kind, Root};
+use gpulimit_ledger::{DeviceUsage, EventKind, Ledger, ProcessUsage, Resolution};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// The GPUs and the groups at one moment.
+pub struct Reading {
+    /// When the round was read.
+    pub time: jiff::Timestamp,
+    /// The memory of the GPUs.
+    pub gpus: Vec<GpuMemory>,
+    /// The version of the NVIDIA driver, if NVML tells it.
+    pub driver: Option<String>,
+    /// The groups. Each group comes before the groups below it.
+    pub groups: Vec<Group>,
+    selection: Selection,
+    seen: Vec<Seen>,
+    waiters: Waiters,
+    processes: OnceLock<Vec<Process>>,
+}
+
+/// A group with the figures that `show` prints, and with more for metrics.
+pub struct Group {
+    pub figures: Figures,
+    /// The more of each GPU of the figures, in the same order.
+    pub more: Vec<More>,
+    /// The number of events of each kind since the group was created; `None` if the ledger cannot
+    /// be read.
+    pub events: Option<Events>,
+    /// GPUs without figures, on which all counters of the group are 0.
+    pub unused: Vec<DeviceId>,
+    /// The container that the group was made for.
+    pub pod: Option<Pod>,
+}
+
+/// Figures of a group on a GPU that no table shows. All are zero if the group has not used the GPU.
+#[derive(Default)]
+pub struct More {
+    /// The number of live processes that have used the GPU.
+    pub running: usize,
+    /// The number of ended processes whose memory the driver has not freed yet.
+    pub draining: usize,
+    /// The longest time for which a process waits for memory at present.
+    pub oldest_wait: Duration,
+    /// The bytes times seconds that all users have used.
+    pub byte_seconds: f64,
+    /// The bytes times seconds that each user has used. The name is `(others)` for all users that
+    /// did not fit into the ledger's table.
+    pub users: Vec<(String, f64)>,
+    /// Milliseconds in which at least one request waited.
+    pub waited: u64,
+    /// The share of [`WINDOWS`] in which at least one request waited.
+    pub pressure: [f64; WINDOWS.len()],
+    waits: Waits,
+}
+
+/// What is kept between rounds.
+pub struct Memory {
+    commands: Commands,
+    trends: Kept,
+    counters: Counters,
+    /// The messages about groups that cannot be read. Each is printed once.
+    told: BTreeSet<String>,
+    /// The users of whom groups were left out.
+    cut: BTreeSet<u32>,
+}
+
+/// The most messages that are remembered.
+const MOST_TOLD: usize = 1_024;
+
+impl Default for Memory {
+    fn default() -> Self {
+        // A process whose command line cannot be read must not delay all answers.
+        const PATIENCE: Duration = Duration::from_secs(1);
+        Self {
+            commands: Commands::new(PATIENCE),
+            trends: Kept::default(),
+            counters: Counters::default(),
+            told: BTreeSet::new(),
+            cut: BTreeSet::new(),
+        }
+    }
+}
+
+impl Memory {
+    /// Prints a message, unless it has been printed.
+    pub fn tell(&mut self, text: String) {
+        if self.told.len() < MOST_TOLD && !self.told.contains(&text) {
+            output::note(&text);
+            self.told.insert(text);
+        }
+    }
+
+    /// Prints the lines about users whose groups were left out, once for each user.
+    pub fn tell_cut(&mut self, cut: Vec<(u32, String)>) {
+        for (uid, text) in cut {
+            if self.cut.len() < MOST_TOLD && self.cut.insert(uid) {
+                output::note(&text);
+            }
+        }
+    }
+}
+
+impl Reading {
+    /// Reads all groups that the scope shows.
+    pub fn take(
+        scope: Scope,
+        driver: Option<&Driver>,
+        memory: &mut Memory,
+    ) -> Result<Self, Failure> {
+        let time = jiff::Timestamp::now();
+        let mut selection = Selection::all()?;
+        for text in std::mem::take(&mut selection.notes) {
+            memory.tell(text);
+        }
+        let mut reader = Reader::default();
+        let mut more = Vec::new();
+        let (failed, cut) = selection.visit_once(SCRAPE, driver, |at, view| {
+            let mut trend = |view: &_, device: &_, usage| memory.trends.trend(view, device, usage);
+            let figures = Figures::read(&view, driver, &mut trend);
+            let of_group = OfGroup::of(&view, &figures);
+            let bills = of_group.bills.iter().map(Vec::len).sum::<usize>();
+            // Each listed GPU gets counters, also one without figures.
+            let lines = bills + driver.map_or(0, |driver| driver.gpus().len());
+            view.purse.spend(lines * (LINE + view.title.len()));
+            more.push((at, of_group));
+            reader.add(at, view, figures, driver);
+        });
+        for (at, error) in failed {
+            let group = &selection.groups[at];
+            memory.counters.keep(group.root(), group.name());
+            memory.tell(error.to_string());
+        }
+        memory.tell_cut(cut);
+        more.sort_by_key(|(at, _)| *at);
+        let round = reader.end(driver);
+        let gpus = snapshot::gpus(&round.groups, true, driver);
+        let now = Moment::from(time).unix_ms;
+        let listed: Vec<DeviceId> = (gpus.iter())
+            .filter(|gpu| gpu.total.is_some() && gpu.used.is_some())
+            .map(|gpu| gpu.id)
+            .collect();
+        let (mut groups, mut public) = (Vec::new(), Public::default());
+        for (figures, (_, of_group)) in round.groups.into_iter().zip(more) {
+            let is_shown = !scope.public || public.has(&figures.root, &figures.name);
+            let group = of_group.complete(figures, &listed, &round.waiters, memory, now);
+            groups.extend(is_shown.then_some(group));
+        }
+        memory.trends.end_round();
+        memory.counters.end_round();
+        Ok(Self {
+            time,
+            gpus,
+            driver: driver.and_then(Driver::version),
+            groups,
+            selection,
+            seen: match scope.public {
+                true => Vec::new(),
+                false => round.seen,
+            },
+            waiters: round.waiters,
+            processes: OnceLock::new(),
+        })
+    }
+
+    /// Finds out about the processes in the groups.
+    pub fn read_processes(&self, memory: &mut Memory) {
+        self.processes.get_or_init(|| {
+            let commands = &mut memory.commands;
+            processes_with(&self.selection, &self.seen, &self.waiters, commands)
+        });
+    }
+
+    /// Returns the processes in the groups; none before [`Self::read_processes`].
+    pub fn processes(&self) -> &[Process] {
+        self.processes.get().map_or(&[], Vec::as_slice)
+    }
+}
+
+/// The roots that every user may read, as one round finds them. The next round asks again, because
+/// a root can become private at any time.
+#[derive(Default)]
+pub struct Public(BTreeMap<PathBuf, bool>);
+
+impl Public {
+    /// Returns whether a group is shown to everybody: a group with a name of its own in a root that
+    /// every user may read. The name of a job can have a pid in it.
+    pub fn has(&mut self, root: &Path, group: &str) -> bool {
+        let known = self.0.entry(root.to_owned());
+        let is_public = || Root::at(root).is_ok_and(|root| root.is_public());
+        Kind::of(group) == Kind::Named && *known.or_insert_with(is_public)
+    }
+}
+
+/// What only the open ledger tells.
+struct OfGroup {
+    more: Vec<More>,
+    /// The byte-seconds of each user on each GPU.
+    bills: Vec<Vec<(Option<u32>, f64)>>,
+    events: Option<Events>,
+    /// The device and inode number of the ledger; `None` if it cannot be read.
+    ledger: Option<(u64, u64)>,
+    pod: Option<Pod>,
+}
+
+impl OfGroup {
+    fn of(view: &View, figures: &Figures) -> Self {
+        let ledger = view.ledger.as_ref();
+        let all_bills = ledger.map(beliefs::bills).unwrap_or_default();
+        let (mut more, mut bills) = (Vec::new(), Vec::new());
+        for gpu in &figures.gpus {
+            let (Some(entry), Some(ledger)) = (
+                view.devices.iter().find(|device| device.id == gpu.id),
+                ledger,
+            ) else {
+                more.push(More::default());
+                bills.push(Vec::new());
+                continue;
+            };
+            let has_used = |process: &&ProcessUsage| {
+                let is_it = |device: &DeviceUsage| device.device == entry.index;
+                process.devices.iter().any(is_it)
+            };
+            let on_it = || view.processes.iter().filter(has_used);
+            let its = all_bills.iter().filter(|bill| bill.device == entry.index);
+            bills.push(
+                its.map(|bill| (bill.uid, bill.byte_seconds as f64))
+                    .collect(),
+            );
+            more.push(More {
+                running: on_it().filter(|process| process.alive).count(),
+                draining: on_it().filter(|process| !process.alive).count(),
+                waits: match gpu.waits {
+                    Some(1..) => Waits::ended(&ledger.history(entry.index, Resolution::Seconds)),
+                    _ => Waits::default(),
+                },
+                ..More::default()
+            });
+        }
+        Self {
+            more,
+            bills,
+            events: ledger.map(|ledger| EventKind::ALL.map(|kind| ledger.event_count(kind))),
+            ledger: ledger.map(Ledger::file_id),
+            pod: Pod::of(&view.group),
+        }
+    }
+
+    fn complete(
+        mut self,
+        mut figures: Figures,
+        listed: &[DeviceId],
+        waiters: &Waiters,
+        memory: &mut Memory,
+        now: u64,
+    ) -> Group {
+        for (gpu, more) in figures.gpus.iter().zip(&mut self.more) {
+            for waiter in waiters.on(&figures.root, &figures.name, gpu.id) {
+                more.oldest_wait = more.oldest_wait.max(waiter.waited());
+                more.waits.add_present(waiter.waited(), now);
+            }
+            more.pressure = more.waits.ratios(now);
+        }
+        match self.ledger {
+            Some(ledger) => self.count(&mut figures, ledger, memory, now),
+            None => memory.counters.keep(&figures.root, &figures.name),
+        }
+        let is_used = |id: &DeviceId| figures.gpus.iter().any(|gpu: &Gpu| gpu.id == *id);
+        let counts = self.events.is_some() && Kind::of(&figures.name) == Kind::Named;
+        let unused = listed.iter().filter(|id| counts && !is_used(id)).copied();
+        Group {
+            unused: unused.collect(),
+            figures,
+            more: self.more,
+            events: self.events,
+            pod: self.pod,
+        }
+    }
+
+    /// Raises the counters to the highest ones so far.
+    fn count(&mut self, figures: &mut Figures, ledger: (u64, u64), memory: &mut Memory, now: u64) {
+        let kept = memory.counters.of(&figures.root, &figures.name, ledger);
+        if let Some(events) = &mut self.events {
+            kept.raise_events(events);
+        }
+        let shown: Vec<DeviceId> = figures.gpus.iter().map(|gpu| gpu.id).collect();
+        kept.keep_gpus(&shown);
+        let of_gpus = figures.gpus.iter_mut().zip(&mut self.more);
+        for ((gpu, more), bills) in of_gpus.zip(&mut self.bills) {
+            let kept = kept.gpu(gpu.id, now);
+            if let (Some(refusals), Some(waits), Some(waited_ms)) =
+                (&mut gpu.refusals, &mut gpu.waits, &mut gpu.waited_ms)
+            {
+                kept.raise(refusals, waits, waited_ms);
+            }
+            more.waited = kept.add_waits(&mut more.waits, now);
+            more.byte_seconds = kept.raise_users(bills);
+            for (uid, used) in &*bills {
+                let name = match uid {
+                    Some(uid) => accounts::user_name(*uid),
+                    None => "(others)".into(),
+                };
+                match more.users.iter_mut().find(|(known, _)| *known == name) {
+                    Some((_, sum)) => *sum += used,
+                    None => more.users.push((name, *used)),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! `gpulimit show`: shows the limits and the usage of groups.
+
+mod mine;
+pub mod tree;
+
+use crate::figures::{self, Figures, Gpu, group::order};
+use crate::groups::{Selection, gpu};
+use crate::machine::nvml::Driver;
+use crate::shown::output::{self, Escaped};
+use crate::shown::table::{Column, Table, UNKNOWN, figure};
+use crate::shown::watch::{self, Round, Shown};
+use crate::words::{failure::Failure, notes::Notes};
+use gpulimit_base::units::{Size, gib};
+use gpulimit_limits::{Key, Selector};
+use std::process::ExitCode;
+
+/// Options of `show`.
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    /// Show only this group and the groups below it
+    group: Option<String>,
+
+    /// Show your own limit instead: what you use, what is left, and who shares it
+    #[arg(long, conflicts_with_all = ["group", "sort"])]
+    mine: bool,
+
+    #[command(flatten)]
+    devices: gpu::Args,
+
+    #[command(flatten)]
+    order: order::Args,
+
+    #[command(flatten)]
+    watch: watch::Args,
+
+    /// Print JSON: sizes are in bytes, and unknown figures are null
+    #[arg(long)]
+    json: bool,
+}
+
+const HELP: &str = "\
+MAX is the group's own limit; EFFECTIVE is a smaller limit of a group above, and
+that group's name. USAGE is the memory that the processes of the group and of
+the groups below it use, with managed memory; FREE is how much more they can
+get; PEAK is the highest charge so far; REFUSED counts refused requests. Unknown
+figures are shown as -. EFFECTIVE, HIGH, LOW, MIN, WAITING and OPTIONS are shown
+only if a group has them. A line below the table says if the usage of a named
+group grows as that of a program with a leak.
+
+If the terminal is too narrow, these columns are left out, one after the other:
+OPTIONS, MIN, LOW, HIGH, PROCESSES, PEAK, REFUSED, EFFECTIVE. Long names are
+cut; `gpulimit ls` and JSON have them in full.
+
+--sort adds up the figures of a group over the GPUs that are shown.
+
+Examples:
+  gpulimit show
+  gpulimit show --mine
+  gpulimit show lab --watch --json
+  gpulimit show --device 0 --sort usage
+  gpulimit show lab --json | jq '.groups[].gpus[].usage'";
+
+/// Shows the groups.
+pub fn show(args: &Args) -> Result<ExitCode, Failure> {
+    let driver = Driver::load().ok();
+    let driver = driver.as_ref();
+    let devices = gpu::shown(&args.devices.names, driver)?;
+    args.watch.rounds(|| match args.mine {
+        true => mine::mine(&devices, driver, args.json),
+        false => round(args, &devices, driver),
+    })
+}
+
+fn round(args: &Args, devices: &[Selector], driver: Option<&Driver>) -> Result<Round, Failure> {
+    let selection = Selection::of(args.group.as_deref())?;
+    let (figures, mut notes) = read(&selection, devices, &args.order, driver);
+    let shown = if args.json {
+        let groups = figures.iter().map(Figures::json).collect();
+        Shown::Json(selection.json("groups", groups))
+    } else if figures.is_empty() {
+        Shown::Text(none(&selection, devices, &mut notes))
+    } else {
+        Shown::Text(table(&figures).render(&NARROW) + &trends(&figures))
+    };
+    Ok(Round { shown, notes })
+}
+
+/// Reads the figures of the selected groups on these GPUs, in this order.
+fn read(
+    selection: &Selection,
+    devices: &[Selector],
+    order: &order::Args,
+    driver: Option<&Driver>,
+) -> (Vec<Figures>, Notes) {
+    let (mut figures, notes) = Figures::all(selection, driver);
+    figures.retain_mut(|group| group.keep_only(devices));
+    order.sort(&mut figures);
+    (figures, notes)
+}
+
+/// Returns a line for each group and GPU whose usage grows.
+fn trends(groups: &[Figures]) -> String {
+    let line = |group: &Figures, gpu: &Gpu| {
+        let trend = gpu.trend_text()?;
+        let line = format!("{}  GPU {}  {trend}", group.title, gpu.label);
+        Some(output::fit(&Escaped(&line).to_string(), 2) + "\n")
+    };
+    let lines = |group: &Figures| -> Vec<String> {
+        group
+            .gpus
+            .iter()
+            .filter_map(|gpu| line(group, gpu))
+            .collect()
+    };
+    groups.iter().flat_map(lines).collect()
+}
+
+/// Returns the empty output of a verb that found no groups. Adds the reason to the notes, unless
+/// they have an error.
+fn none(selection: &Selection, devices: &[Selector], notes: &mut Notes) -> String {
+    if !notes.is_failure {
+        notes.add(match devices.contains(&Selector::All) {
+            true => format!(
+                "no groups in {}: `gpulimit run --max 4G -- COMMAND` makes a group",
+                selection.root().display()
+            ),
+            false => "no group has used such a GPU or has a limit for it".to_owned(),
+        });
+    }
+    String::new()
+}
+
+const OPTIONAL: [Column; 7] = [
+    Column::Right("SUSPENDED"),
+    Column::Right("WAITING"),
+    Column::Left("EFFECTIVE"),
+    Column::Right("HIGH"),
+    Column::Right("LOW"),
+    Column::Right("MIN"),
+    Column::Left("OPTIONS"),
+];
+
+/// The columns that may be dropped on a narrow terminal. The first column is dropped first.
+const NARROW: [Column; 8] = [
+    Column::Left("OPTIONS"),
+    Column::Right("MIN"),
+    Column::Right("LOW"),
+    Column::Right("HIGH"),
+    Column::Right("PROCESSES"),
+    Column::Right("PEAK"),
+    Column::Right("REFUSED"),
+    Column::Left("EFFECTIVE"),
+];
+
+fn table(groups: &[Figures]) -> Table {
+    let [suspended, waiting, smallest, high, low, min, options] = OPTIONAL;
+    let mut table = Table::new(&[
+        Column::Path("GROUP"),
+        Column::Left("GPU"),
+        Column::Right("MAX"),
+        smallest,
+        high,
+        low,
+        min,
+        Column::Right("USAGE"),
+        suspended,
+        Column::Right("PEAK"),
+        Column::Right("FREE"),
+        Column::Right("REFUSED"),
+        Column::Right("PROCESSES"),
+        waiting,
+        options,
+    ]);
+    let bytes = |bytes: Option<u64>| figure(bytes.map(gib));
+    for group in groups {
+        let options = match group.options_text() {
+            none if none.is_empty() => UNKNOWN.into(),
+            options => options,
+        };
+        for gpu in &group.gpus {
+            table.row(vec![
+                group.title.clone(),
+                gpu.label.clone(),
+                max(gpu),
+                figure(effective(group, gpu)),
+                figure(gpu.text(Key::High)),
+                figure(gpu.text(Key::Low)),
+                figure(gpu.text(Key::Min)),
+                bytes(gpu.usage),
+                bytes(gpu.suspended.filter(|bytes| *bytes > 0)),
+                bytes(gpu.peak),
+                bytes(gpu.free),
+                figure(gpu.refusals),
+                figure(gpu.processes),
+                figure(gpu.waiting.filter(|count| *count > 0)),
+                options.clone(),
+            ]);
+        }
+        if let Some(others) = group.others {
+            let said = |key: Key| match group.of_all(key) {
+                size if size == key.default() => UNKNOWN.into(),
+                size => figures::size(size),
+            };
+            let nothing = || UNKNOWN.to_owned();
+            table.row(vec![
+                group.title.clone(),
+                others.into(),
+                figures::size(group.of_all(Key::Max)),
+                figure(above_all(group)),
+                said(Key::High),
+                said(Key::Low),
+                said(Key::Min),
+                nothing(),
+                nothing(),
+                nothing(),
+                nothing(),
+                nothing(),
+                figure(group.processes.filter(|_| others == "all")),
+                nothing(),
+                options.clone(),
+            ]);
+        }
+    }
+    table.without_empty(&OPTIONAL);
+    table
+}
+
+/// Formats the group's own `max` on a GPU.
+fn max(gpu: &Gpu) -> String {
+    gpu.text(Key::Max)
+        .unwrap_or_else(|| figures::size(Size::Max))
+}
+
+/// Formats the smallest `max` of the groups above this group; `None` if the group's own `max` is
+/// not larger.
+fn effective(group: &Figures, gpu: &Gpu) -> Option<String> {
+    let (max, by) = gpu.effective.as_ref()?;
+    (*by != group.name).then(|| format!("{} ({by})", gib(*max)))
+}
+
+fn above_all(group: &Figures) -> Option<String> {
+    let (size, by) = group.above_all.as_ref()?;
+    Some(format!("{} ({by})", figures::size(*size)))
+}

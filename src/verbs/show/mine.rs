@@ -1,0 +1,290 @@
+//! `gpulimit show --mine`: shows the limit of the caller's programs, and the users who share it.
+
+use super::{above_all, effective, max};
+use crate::figures::{self, Figures, Gpu, waiting::Waiters};
+use crate::groups::{self, SCHEMA, View};
+use crate::machine::{accounts, nvml::Driver};
+use crate::shown::output::{self, Escaped};
+use crate::shown::table::{Column, Table, UNKNOWN, figure};
+use crate::shown::watch::{Round, Shown};
+use crate::words::{environment::env, failure::Failure, notes::Notes};
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::units::gib;
+use gpulimit_group::{Group, effective_user, is_within};
+use gpulimit_ledger::ProcessUsage;
+use gpulimit_limits::{Key, Selector};
+use gpulimit_policy as policy;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::slice;
+
+/// Reads the caller's limit on these GPUs.
+pub fn mine(
+    devices: &[Selector],
+    driver: Option<&Driver>,
+    as_json: bool,
+) -> Result<Round, Failure> {
+    let assigned = Assigned::to_caller()?;
+    let of = |group| Mine::of(group, devices, driver);
+    let mine = assigned.group.as_ref().map(of).transpose()?;
+    let shown = if as_json {
+        Shown::Json(json!({
+            "schema": SCHEMA,
+            "root": mine.as_ref().map(|mine| mine.figures.root.to_string_lossy()),
+            "by": assigned.by(),
+            "rule": assigned.rule,
+            "new_group": assigned.new,
+            "group": mine.as_ref().map(Mine::json),
+        }))
+    } else {
+        let assigned = Escaped(&assigned.to_string()).to_string();
+        let mut text = output::fit(&assigned, 2) + "\n";
+        if let Some(mine) = mine {
+            let own = mine.table();
+            if own.has_rows() {
+                text += &format!("\n{}", own.render(&[]));
+            }
+            let shares = mine.shares_table();
+            if shares.has_rows() {
+                text += &format!("\nShared with:\n{}", shares.render(&[]));
+            }
+        }
+        Shown::Text(text)
+    };
+    let notes = Notes::default();
+    Ok(Round { shown, notes })
+}
+
+/// The group that the caller's programs are in, and the reason for that.
+struct Assigned {
+    /// The group; `None` if the programs are in no group that exists.
+    group: Option<Group>,
+    /// The number of the policy's rule that assigns the group.
+    rule: Option<u32>,
+    /// The variable that gives each program that is started here a group of its own, with its
+    /// value.
+    new: Option<String>,
+}
+
+impl Assigned {
+    fn to_caller() -> Result<Self, Failure> {
+        let Some(assignment) = policy::assignment(&env)? else {
+            return Ok(Self {
+                group: None,
+                rule: None,
+                new: None,
+            });
+        };
+        let rule = assignment.rule.as_ref();
+        let (root, opened) = (&assignment.root, assignment.root.group(&assignment.group));
+        let (group, new) = match (opened, &assignment.create) {
+            (Err(error), Some(request)) if error.is_missing() => {
+                let value = env(&request.variable).unwrap_or_default();
+                let new = format!("{}={}", request.variable, value.to_string_lossy());
+                (
+                    rule.map(|rule| root.group(&rule.group)).transpose()?,
+                    Some(new),
+                )
+            }
+            (opened, _) => (Some(opened?), None),
+        };
+        Ok(Self {
+            group,
+            rule: rule.map(|rule| rule.rule),
+            new,
+        })
+    }
+
+    /// Returns what assigns the group, as in the JSON output.
+    fn by(&self) -> Option<&'static str> {
+        match (self.rule, &self.group, &self.new) {
+            (Some(_), ..) => Some("rule"),
+            (None, None, None) => None,
+            (None, ..) => Some("environment"),
+        }
+    }
+}
+
+/// Formats the assignment as sentences.
+impl fmt::Display for Assigned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(group) = &self.group {
+            write!(f, "your programs are in group {}", group.name())?;
+            match self.rule {
+                Some(rule) => write!(f, ", by rule {rule} of the administrator's policy"),
+                None => write!(f, ", by {}", policy::GROUP),
+            }?;
+        }
+        match (&self.group, &self.new) {
+            (None, None) => f.write_str(
+                "no group limits your programs: neither a rule nor the environment names one; \
+                 `gpulimit run --max 4G -- COMMAND` runs a command with a limit",
+            ),
+            (None, Some(new)) => write!(
+                f,
+                "{new} gives each program that you start here a group of its own; `gpulimit show` \
+                 lists these groups"
+            ),
+            (Some(_), Some(new)) => write!(f, "; {new} makes a group below it for each program"),
+            (Some(_), None) => Ok(()),
+        }
+    }
+}
+
+/// The figures of the caller's group, with the caller's part of them.
+struct Mine {
+    figures: Figures,
+    /// The caller's part of the usage, for each GPU of `figures`; `None` if the caller cannot read
+    /// the group's ledger.
+    used: Vec<Option<u64>>,
+    /// The users who share the limit, for each GPU of `figures`.
+    shares: Vec<Shares>,
+}
+
+/// The other users of a limit, on one GPU.
+struct Shares {
+    /// The outermost group with a limit on the GPU: the caller's group, or a group above it.
+    group: String,
+    /// The bytes that each user uses in this group. Leaves out the caller's processes in the
+    /// caller's group. `None` if the caller cannot read the group's ledger.
+    users: Option<BTreeMap<u32, u64>>,
+}
+
+impl Mine {
+    fn of(group: &Group, devices: &[Selector], driver: Option<&Driver>) -> Result<Self, Failure> {
+        let view = |group: Group| {
+            let name = group.name().to_owned();
+            View::cleaned(group, name, driver)
+        };
+        let own = view(group.clone())?;
+        let above: Vec<View> = (group.upwards().skip(1))
+            .filter_map(|group| view(group).ok())
+            .collect();
+        let waiters = Waiters::of(slice::from_ref(&own), driver);
+        let mut figures = Figures::of(&own, &waiters, driver);
+        for (id, _) in driver.iter().flat_map(|driver| driver.capacities()) {
+            if !figures.gpus.iter().any(|gpu| gpu.id == id) {
+                figures.gpus.push(Gpu::of(&own, id, driver));
+            }
+        }
+        figures
+            .gpus
+            .sort_by_key(|gpu| groups::index(gpu.id, driver));
+        figures.keep_only(devices);
+        let user = effective_user();
+        let used = |gpu: &Gpu| {
+            let users = users(&own, gpu.id, |process, _| process.identity.uid == user)?;
+            Some(users.into_values().fold(0, u64::saturating_add))
+        };
+        let shares = |gpu: &Gpu| {
+            let has_max = |view: &&View| {
+                let max = view.rules.for_device(gpu.id, Key::Max);
+                figures::bytes(max, gpu.capacity).is_some()
+            };
+            let outermost = above.iter().rev().find(has_max).unwrap_or(&own);
+            let is_other = |process: &ProcessUsage, group: &str| {
+                process.identity.uid != user || !is_within(group, own.group.name())
+            };
+            Shares {
+                group: outermost.group.name().into(),
+                users: users(outermost, gpu.id, is_other),
+            }
+        };
+        Ok(Self {
+            used: figures.gpus.iter().map(used).collect(),
+            shares: figures.gpus.iter().map(shares).collect(),
+            figures,
+        })
+    }
+
+    fn json(&self) -> Value {
+        let mut group = self.figures.json();
+        for (at, (used, shares)) in self.used.iter().zip(&self.shares).enumerate() {
+            let user = |(uid, bytes): (&u32, &u64)| {
+                let name = accounts::user_name(*uid);
+                json!({ "uid": uid, "user": name, "usage": bytes })
+            };
+            let users = shares.users.as_ref();
+            let gpu = &mut group["gpus"][at];
+            gpu["mine"] = json!(used);
+            gpu["shared_in"] = json!(shares.group);
+            gpu["users"] = json!(users.map(|users| users.iter().map(user).collect::<Vec<_>>()));
+        }
+        group
+    }
+
+    fn table(&self) -> Table {
+        let mut table = Table::new(&[
+            Column::Left("GPU"),
+            Column::Left("LIMIT"),
+            Column::Right("USAGE"),
+            Column::Right("MINE"),
+            Column::Right("FREE"),
+        ]);
+        let bytes = |bytes: Option<u64>| figure(bytes.map(gib));
+        for (gpu, used) in self.figures.gpus.iter().zip(&self.used) {
+            table.row(vec![
+                gpu.label.clone(),
+                effective(&self.figures, gpu).unwrap_or_else(|| max(gpu)),
+                bytes(gpu.usage),
+                bytes(*used),
+                bytes(gpu.free),
+            ]);
+        }
+        if let Some(others) = self.figures.others {
+            let own = || figures::size(self.figures.of_all(Key::Max));
+            let limit = above_all(&self.figures).unwrap_or_else(own);
+            let row = [others, &limit, UNKNOWN, UNKNOWN, UNKNOWN];
+            table.row(row.map(str::to_owned).into());
+        }
+        table
+    }
+
+    /// Formats the users who share the limit.
+    fn shares_table(&self) -> Table {
+        let mut table = Table::new(&[
+            Column::Left("USER"),
+            Column::Left("GPU"),
+            Column::Left("GROUP"),
+            Column::Right("USAGE"),
+        ]);
+        for (gpu, shares) in self.figures.gpus.iter().zip(&self.shares) {
+            let mut row = |user: String, usage: String| {
+                table.row(vec![user, gpu.label.clone(), shares.group.clone(), usage]);
+            };
+            match &shares.users {
+                None => row(UNKNOWN.into(), UNKNOWN.into()),
+                Some(users) => {
+                    for (uid, bytes) in users {
+                        row(accounts::user_name(*uid), gib(*bytes).to_string());
+                    }
+                }
+            }
+        }
+        table
+    }
+}
+
+/// Returns the bytes of a GPU that each user uses in the view's group, for the processes for which
+/// `counts` is true. `counts` gets a process and the name of its group. Returns `None` if the
+/// caller cannot read the group's ledger.
+fn users(
+    view: &View,
+    id: DeviceId,
+    counts: impl Fn(&ProcessUsage, &str) -> bool,
+) -> Option<BTreeMap<u32, u64>> {
+    view.ledger.as_ref()?;
+    let mut users = BTreeMap::new();
+    let Some(entry) = view.devices.iter().find(|entry| entry.id == id) else {
+        return Some(users);
+    };
+    for process in &view.processes {
+        let bytes = process.on(entry.index).in_use();
+        if bytes > 0 && counts(process, &groups::of_process(&view.group, process)) {
+            let sum: &mut u64 = users.entry(process.identity.uid).or_default();
+            *sum = sum.saturating_add(bytes);
+        }
+    }
+    Some(users)
+}

@@ -1,0 +1,157 @@
+//! `gpulimit tree`: shows the hierarchy of groups.
+
+use super::{max, none, read};
+use crate::figures::{self, Figures, Gpu, group::order};
+use crate::groups::{Selection, gpu};
+use crate::machine::nvml::Driver;
+use crate::shown::table::{Column, Table, figure};
+use crate::shown::watch::{self, Round, Shown};
+use crate::words::failure::Failure;
+use gpulimit_base::units::gib;
+use gpulimit_group::{last_name, parent};
+use gpulimit_limits::{Key, Selector};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::process::ExitCode;
+
+/// Options of `tree`.
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    /// Show only this group and the groups below it
+    group: Option<String>,
+
+    #[command(flatten)]
+    devices: gpu::Args,
+
+    #[command(flatten)]
+    order: order::Args,
+
+    #[command(flatten)]
+    watch: watch::Args,
+
+    /// Print JSON: each group has a list `groups` of the groups directly below it
+    #[arg(long)]
+    json: bool,
+}
+
+const HELP: &str = "\
+USAGE includes all groups below the group. A smaller limit of a group above
+applies as well. --sort sorts the groups below each group, by figures that are
+added up over the GPUs that are shown. On a narrow terminal no column is left
+out, but long names are cut.
+
+Examples:
+  gpulimit tree
+  gpulimit tree --sort usage
+  gpulimit tree lab --json";
+
+/// Shows the groups.
+pub fn tree(args: &Args) -> Result<ExitCode, Failure> {
+    let driver = Driver::load().ok();
+    let driver = driver.as_ref();
+    let devices = gpu::shown(&args.devices.names, driver)?;
+    args.watch.rounds(|| round(args, &devices, driver))
+}
+
+fn round(args: &Args, devices: &[Selector], driver: Option<&Driver>) -> Result<Round, Failure> {
+    let selection = Selection::of(args.group.as_deref())?;
+    let (figures, mut notes) = read(&selection, devices, &args.order, driver);
+    let tops = Node::tops(&figures);
+    let shown = if args.json {
+        let groups = tops.iter().map(Node::json).collect();
+        Shown::Json(selection.json("groups", groups))
+    } else if tops.is_empty() {
+        Shown::Text(none(&selection, devices, &mut notes))
+    } else {
+        Shown::Text(table(&tops).render(&[]))
+    };
+    Ok(Round { shown, notes })
+}
+
+fn table(tops: &[Node<'_>]) -> Table {
+    let mut table = Table::new(&[
+        Column::Left("GROUP"),
+        Column::Left("GPU"),
+        Column::Right("USAGE"),
+        Column::Right("MAX"),
+    ]);
+    for top in tops {
+        top.rows(&mut table, &top.group.title, "");
+    }
+    table
+}
+
+/// The groups directly below each group, which is given by its root and name.
+type Children<'a> = BTreeMap<(&'a Path, &'a str), Vec<&'a Figures>>;
+
+/// A node of the tree: a group and the groups directly below it.
+struct Node<'a> {
+    group: &'a Figures,
+    below: Vec<Node<'a>>,
+}
+
+impl<'a> Node<'a> {
+    fn of(group: &'a Figures, children: &Children<'a>) -> Self {
+        let below = children.get(&(&*group.root, &*group.name));
+        let below = below.into_iter().flatten();
+        Self {
+            group,
+            below: below.map(|below| Self::of(below, children)).collect(),
+        }
+    }
+
+    /// Returns the given groups as trees. A group is the top of a tree if its parent is not given.
+    fn tops(groups: &'a [Figures]) -> Vec<Self> {
+        let name = |group: &'a Figures| (&*group.root, &*group.name);
+        let given: BTreeSet<(&Path, &str)> = groups.iter().map(name).collect();
+        let (mut tops, mut children) = (Vec::new(), Children::new());
+        for group in groups {
+            let parent = parent(&group.name).map(|parent| (&*group.root, parent));
+            match parent.filter(|parent| given.contains(parent)) {
+                Some(parent) => children.entry(parent).or_default().push(group),
+                None => tops.push(group),
+            }
+        }
+        let trees = tops.into_iter().map(|top| Self::of(top, &children));
+        trees.collect()
+    }
+}
+
+impl Node<'_> {
+    fn json(&self) -> Value {
+        let mut json = self.group.json();
+        json["groups"] = self.below.iter().map(Node::json).collect();
+        json
+    }
+
+    /// Adds rows for this group and the groups below. `name` is this group's first cell; `edge`
+    /// precedes the names below.
+    fn rows(&self, table: &mut Table, name: &str, edge: &str) {
+        let figures = self.group;
+        let of_gpu = |gpu: &Gpu| (gpu.label.clone(), figure(gpu.usage.map(gib)), max(gpu));
+        let of_others = |others: &str| {
+            let max = figures::size(figures.of_all(Key::Max));
+            (others.to_owned(), figure(None::<u64>), max)
+        };
+        let lines = figures.gpus.iter().map(of_gpu);
+        let trunk = if self.below.is_empty() { " " } else { "│" };
+        for (at, (gpu, usage, max)) in lines.chain(figures.others.map(of_others)).enumerate() {
+            let name = match at {
+                0 => name.to_owned(),
+                _ => format!("{edge}{trunk}").trim_end().to_owned(),
+            };
+            table.row(vec![name, gpu, usage, max]);
+        }
+        for (at, node) in self.below.iter().enumerate() {
+            let (branch, further) = if at + 1 < self.below.len() {
+                ("├─ ", "│  ")
+            } else {
+                ("└─ ", "   ")
+            };
+            let name = format!("{edge}{branch}{}", last_name(&node.group.name));
+            node.rows(table, &name, &format!("{edge}{further}"));
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! `gpulimit suspend`: moves the GPU memory of processes to the host.
+
+use crate::machine::{nvml::Driver, obstacles};
+use crate::shown::output;
+use crate::suspension::settle::{end_it, finish_it, freeze, settle_all, stays_suspended};
+use crate::suspension::subjects::{Subject, Which, reason, time};
+use crate::suspension::world::{Machine, Stop, record, report_lost};
+use crate::suspension::{bound::passed, checkpoint::Checkpoints, report::Report};
+use crate::words::failure::Failure;
+use gpulimit_ledger::{Errand, EventKind};
+use gpulimit_suspend::{State, World};
+use std::fmt;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Options of `suspend`.
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    #[command(flatten)]
+    which: Which,
+
+    /// How long to wait for the work that the processes have under way on the GPUs
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
+    timeout: Duration,
+
+    /// Also stop the processes (SIGSTOP), so that they use no processor time
+    #[arg(long)]
+    freeze: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+const HELP: &str = "\
+The driver copies the GPU memory of the processes to the host, about 2 GiB a
+second, and frees it on the GPUs for other programs. The processes live on: a
+call of CUDA that they make waits until `gpulimit resume`. Either all processes
+are suspended or none; processes that are suspended already stay so.
+
+If the driver could not bring a process back, nothing is suspended, and the
+reasons are printed; `gpulimit doctor --pid PID` shows them at any time. What
+you need: driver 570 or newer on x86-64, the right to trace the processes (your
+own, or root), and free memory on the host. The key suspended.max of a group
+bounds how much may be there.
+
+Ctrl-C brings back what is down already. The exit status is 1 if nothing was
+suspended, as when all processes have ended meanwhile, or if a process is lost.
+
+Examples:
+  gpulimit suspend lab/notebooks
+  gpulimit suspend --pid 4711 --freeze
+  gpulimit suspend lab --timeout 5m --json";
+
+/// Suspends the processes, all or none.
+pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
+    let checkpoints = Checkpoints::load().map_err(Failure::new)?;
+    let subjects = args.which.subjects()?;
+    let stop = Stop::on_signals();
+    let mut machine = Machine::of(&checkpoints, &subjects, Some(args.timeout), stop)?;
+    settle_all(&machine, &subjects)?;
+    let before: Vec<u64> = subjects.iter().map(Subject::suspended).collect();
+    let gpus = checkpoints.gpus();
+    let mut set = Vec::new();
+    for (at, subject) in subjects.iter().enumerate() {
+        if subject.is_suspended() {
+            continue;
+        }
+        match subject.bytes(Some(gpus)) {
+            0 if subject.counts_contexts() => {
+                if !args.which.pids.is_empty() {
+                    output::note(&format!("{} has no memory on a GPU", subject.name()));
+                }
+            }
+            0 => output::note(&format!(
+                "{name} runs on: NVML shows no memory of it, and its group does not count contexts",
+                name = subject.name()
+            )),
+            _ => set.push(at),
+        }
+    }
+    check(gpus, &machine, &subjects, &set)?;
+    if let Err(failure) = gpulimit_suspend::suspend(&mut machine, &set) {
+        // The driver may have given up a process while its memory was on the GPUs.
+        let is_lost = |subject: &&Subject| subject.errand().0 == Errand::Lost;
+        let lost = set.iter().map(|at| &subjects[*at]).filter(is_lost);
+        lost.filter(|subject| !subject.is_suspended())
+            .for_each(|subject| report_lost(subject, &end_it(subject)));
+        return Err(undone(&machine, &subjects, &set, failure));
+    }
+    for subject in set.iter().map(|at| &subjects[*at]) {
+        if !subject.is_gone() {
+            record(subject, EventKind::Suspend, &subject.moved_by_gpu());
+        }
+    }
+    if args.freeze {
+        freeze(subjects.iter())?;
+    }
+    let status = Report::of(&subjects, &before, args.json).print(args.which.group.as_deref())?;
+    match !subjects.is_empty() && subjects.iter().all(Subject::is_gone) {
+        true => Err(nothing("all processes have ended meanwhile")),
+        false => Ok(status),
+    }
+}
+
+/// Returns the error of a suspension that has failed. Names the processes that stay suspended, as
+/// other programs have taken their room meanwhile, and records them. Names those that are left
+/// half-done.
+fn undone(machine: &Machine<'_>, subjects: &[Subject], set: &[usize], failure: Failure) -> Failure {
+    let is_down = |at: &&usize| {
+        subjects[**at].errand().0 == Errand::None
+            && matches!(machine.state(**at), Ok(State::Checkpointed))
+    };
+    let mut some = false;
+    for at in set.iter().filter(is_down) {
+        some = true;
+        let subject = &subjects[*at];
+        record(subject, EventKind::Suspend, &subject.moved_by_gpu());
+        output::note(&stays_suspended(subject));
+    }
+    for subject in set
+        .iter()
+        .map(|at| &subjects[*at])
+        .filter(|one| one.is_half_done())
+    {
+        some = true;
+        output::note(&finish_it(subject));
+    }
+    let runs = |at: &usize| matches!(machine.state(*at), Ok(State::Running | State::Gone));
+    match failure.is_interrupted {
+        true if some => Failure::new("interrupted: not all processes are as they were before"),
+        false if set.iter().all(runs) => nothing(failure),
+        _ => failure,
+    }
+}
+
+/// Adds to an error that it has kept all processes as they were.
+fn nothing(error: impl fmt::Display) -> Failure {
+    Failure::new(format_args!("{error}; nothing was suspended"))
+}
+
+/// Looks at all processes of a set before anything is touched.
+///
+/// # Errors
+/// All reasons why the set must not be suspended.
+fn check(
+    gpus: &Driver,
+    machine: &Machine<'_>,
+    subjects: &[Subject],
+    set: &[usize],
+) -> Result<(), Failure> {
+    let wanted: Vec<&Subject> = set.iter().map(|at| &subjects[*at]).collect();
+    let sizes: Vec<(u32, u64)> = (wanted.iter())
+        .map(|subject| (subject.target.pid, subject.bytes(Some(gpus))))
+        .collect();
+    let mut reasons = passed(&wanted)?;
+    for (pid, obstacle) in obstacles::all(gpus, &sizes) {
+        let mut all = wanted.iter().copied();
+        let subject = all.find(|subject| Some(subject.target.pid) == pid);
+        reasons.push(reason(subject, &obstacle));
+    }
+    for subject in wanted {
+        let own = obstacles::of_word(subject.ledger().obstacles_of(subject.identity()));
+        // A process that has ended has no obstacles.
+        if !subject.is_gone() {
+            reasons.extend(own.iter().map(|obstacle| reason(Some(subject), obstacle)));
+        }
+    }
+    // The driver answers no question about a process with some of these obstacles.
+    if reasons.is_empty() {
+        for at in set {
+            let (state, name) = (machine.state(*at).map_err(nothing)?, subjects[*at].name());
+            if state == State::Failed {
+                let end = end_it(&subjects[*at]);
+                reasons.push(format!("the driver has given up {name}: {end}"));
+            } else if machine.is_foreign(*at, state) {
+                reasons.push(format!("another program has locked or suspended {name}"));
+            }
+        }
+    }
+    let Some(last) = reasons.pop() else {
+        return Ok(());
+    };
+    reasons.iter().for_each(|reason| output::note(reason));
+    Err(nothing(last))
+}

@@ -1,0 +1,75 @@
+//! What `top` changes: by the very functions of `gpulimit set` and `gpulimit kill`.
+
+use super::round::Name;
+use super::view::Act;
+use crate::groups::{self, Purpose, changes, meant, proven};
+use crate::shown::output::Escaped;
+use crate::words::{failure::Failure, notes::Done};
+use gpulimit_base::units::Extent;
+use gpulimit_limits::{Key, Setting};
+
+/// Does what the user has confirmed, and returns what was done. Can take a minute.
+pub fn act(act: Act) -> String {
+    let done = match act {
+        Act::Limit { group, max, gpu } => is_meant(&group).and_then(|()| {
+            let max: Extent = max.parse().map_err(Failure::usage)?;
+            let max = Setting::Size(Key::Max, max);
+            changes::set(&group.name, vec![max], gpu.as_slice())
+        }),
+        Act::Signal {
+            group,
+            process,
+            signal,
+        } => is_meant(&group).and_then(|()| {
+            let pid = process.map(|process| process.pid);
+            let start_time = process.map(|process| process.start_time);
+            let group = groups::find(&group.name, Purpose::Use)?;
+            proven::kill(&group, pid.as_slice(), start_time, signal)
+        }),
+        _ => Ok(Done::default()),
+    };
+    let said = match done {
+        Ok(done) => joined(&(done.notes.lines.join("\n") + "\n" + &done.text)),
+        Err(failure) => failure.to_string(),
+    };
+    Escaped(&said).to_string()
+}
+
+/// Fails if the name means another group for `set` and `kill`: one in another root.
+fn is_meant(group: &Name) -> Result<(), Failure> {
+    let (root, name) = meant(&group.name, Purpose::Change)?;
+    if root.path() == group.root && name == group.name {
+        return Ok(());
+    }
+    Err(Failure::new(format_args!(
+        "the name {0} means a group in {1}: set GPULIMIT_ROOT={2} to change the one in {2}",
+        group.name,
+        root.path().display(),
+        group.root.display()
+    )))
+}
+
+/// Joins the lines of messages. A line that begins with a space continues the one before.
+fn joined(said: &str) -> String {
+    let mut text = String::new();
+    for line in said.lines() {
+        text += match (text.is_empty(), line.starts_with(' ')) {
+            (true, _) => "",
+            (false, true) => " ",
+            (false, false) => "; ",
+        };
+        text += line.trim();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_become_one_line() {
+        assert_eq!(joined("one\n  more\ntwo\n"), "one more; two");
+        assert_eq!(joined(""), "");
+    }
+}

@@ -1,0 +1,279 @@
+//! Screens of several sizes, compared with the files in `src/verbs/top/frames`. `UPDATE=1` rewrites
+//! them.
+#![allow(clippy::unwrap_used, reason = "a test that reads files")]
+
+use super::*;
+use crate::verbs::top::pen::Pen;
+use crate::verbs::top::plain;
+use crate::verbs::top::round::Round;
+use crate::verbs::top::rows::{Item, Sort};
+use crate::verbs::top::sample::{self, drawn, id, lines, name, scene, view};
+use ratatui::crossterm::event::KeyCode;
+use ratatui::style::{Color, Modifier};
+use std::fs;
+use std::path::Path;
+use unicode_width::UnicodeWidthStr;
+
+/// Compares lines with a file.
+#[track_caller]
+fn same(file: &str, lines: &[String]) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("src/verbs/top/frames")
+        .join(file);
+    let text = lines.join("\n") + "\n";
+    if std::env::var_os("UPDATE").is_some() {
+        fs::write(&path, &text).unwrap();
+    }
+    let expected = fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        text == expected,
+        "{file} is now (UPDATE=1 accepts it):\n{text}\nand was:\n{expected}"
+    );
+}
+
+fn bob() -> Item {
+    Item::Group(name("lab/bob"), Some(id(0)))
+}
+
+#[test]
+fn screens_of_several_sizes() {
+    let round = sample::round();
+    let mut view = view();
+    view.selected = Some(bob());
+    for (size, file) in [
+        ((80, 24), "80x24.txt"),
+        ((120, 40), "120x40.txt"),
+        ((200, 60), "200x60.txt"),
+        ((40, 12), "40x12.txt"),
+        ((31, 7), "31x7.txt"),
+    ] {
+        let (buffer, _) = drawn(&scene(&round, &view), size, true, false);
+        same(file, &lines(&buffer));
+    }
+    let (buffer, _) = drawn(&scene(&round, &view), (80, 24), false, false);
+    let ascii = lines(&buffer);
+    assert!(ascii.iter().all(|line| line.is_ascii()), "{ascii:#?}");
+    same("80x24-ascii.txt", &ascii);
+}
+
+#[test]
+fn eight_gpus_fit_and_rows_scroll() {
+    let round = sample::crowded();
+    let mut view = view();
+    let (buffer, seen) = drawn(&scene(&round, &view), (80, 24), true, false);
+    same("80x24-eight-gpus.txt", &lines(&buffer));
+    assert_eq!(seen.offsets, [0, 0]);
+    // The selected row is on the screen, and the row above it does not move.
+    view.selected = Some(Item::Group(name("group30"), Some(id(30 % 8))));
+    let (buffer, seen) = drawn(&scene(&round, &view), (80, 24), true, false);
+    let shown = lines(&buffer);
+    assert!(
+        shown.iter().any(|line| line.starts_with("group30 ")),
+        "{shown:#?}"
+    );
+    let offset = seen.offsets[0];
+    view.offsets = seen.offsets;
+    view.selected = Some(Item::Group(name("group28"), Some(id(28 % 8))));
+    let (_, seen) = drawn(&scene(&round, &view), (80, 24), true, false);
+    assert_eq!(seen.offsets[0], offset);
+    view.selected = Some(Item::Group(name("group00"), Some(id(0))));
+    let (_, seen) = drawn(&scene(&round, &view), (80, 24), true, false);
+    assert_eq!(seen.offsets[0], 0);
+}
+
+#[test]
+fn what_was_chosen_is_shown_beside_many_rows() {
+    let round = sample::crowded();
+    let mut view = view();
+    let head = |view: &View, width| {
+        let (buffer, _) = drawn(&scene(&round, view), (width, 24), true, false);
+        lines(&buffer).remove(0)
+    };
+    let of_groups = "gpulimit  14:13:20  40 groups (rows 1-8 of 40)";
+    let all = format!("{of_groups}  40 processes (rows 1-8 of 40)  every 1 s");
+    assert_eq!(head(&view, 120), all);
+    view.choice.filter = "group".into();
+    let short = "40 groups (1-8/40)  40 processes (1-8/40)  filter 'group'";
+    assert_eq!(head(&view, 80), format!("gpulimit  14:13:20  {short}"));
+    view.choice.sort = Sort::Usage;
+    view.choice.inverted = true;
+    view.choice.user = "dave".into();
+    let chosen = "by usage, inverted  user dave  filter 'group'";
+    assert_eq!(
+        head(&view, 80),
+        format!("gpulimit  14:13:20  40 groups  {chosen}")
+    );
+    assert_eq!(head(&view, 65), format!("gpulimit  14:13:20  {chosen}"));
+}
+
+#[test]
+fn questions_and_pages() {
+    let round = sample::round();
+    let mut view = view();
+    view.selected = Some(bob());
+    let screen = |view: &View| lines(&drawn(&scene(&round, view), (80, 24), true, false).0);
+    view.page = Page::Help;
+    same("80x24-help.txt", &screen(&view));
+    view.page = Page::Details(Wanted {
+        group: name("lab/bob"),
+        since: Duration::from_secs(7_200),
+    });
+    same("80x24-details.txt", &screen(&view));
+    view.page = Page::Tables;
+    view.message =
+        "lab/bob: max=8GiB applied to all GPUs; lab/bob: applied; usage 21.0 GiB of GPU \
+                    0 is above the new max 8.0 GiB: growth is refused until the usage falls"
+            .into();
+    let shown = screen(&view);
+    assert!(
+        shown[22].starts_with("lab/bob: max=8GiB applied"),
+        "{shown:#?}"
+    );
+    assert!(shown[23].contains("growth is refused"), "{shown:#?}");
+}
+
+#[test]
+fn a_chosen_gpu_that_has_disappeared_is_named() {
+    let mut round = sample::round();
+    let mut view = view();
+    view.choice.gpus = vec![id(0)];
+    let head = |round: &Round| {
+        let (buffer, _) = drawn(&scene(round, &view), (80, 24), true, false);
+        lines(&buffer).remove(0)
+    };
+    assert!(head(&round).contains("  GPU 0  "), "{}", head(&round));
+    round.gpus.remove(0);
+    let name = format!("  GPU {}  ", id(0).short());
+    assert!(head(&round).contains(&name), "{}", head(&round));
+}
+
+#[test]
+fn narrow_screens_show_whole_questions() {
+    let round = sample::round();
+    for (key, size, text) in [
+        ('k', (32, 8), "Esc does not. Command: nvidia-smi"),
+        (
+            's',
+            (32, 8),
+            "lab: max on all GPUs is 60.0 GiB. Esc changes nothing.",
+        ),
+        ('k', (40, 12), "Esc does not. Command: nvidia-smi"),
+    ] {
+        let mut view = view();
+        view.key(KeyCode::Tab.into(), &round, 5);
+        view.key(KeyCode::Char(key).into(), &round, 5);
+        let (buffer, _) = drawn(&scene(&round, &view), size, true, false);
+        let lines = lines(&buffer);
+        let shown = lines[..lines.len() - 1].join(" ");
+        assert!(shown.ends_with(text), "{key} {size:?}: {lines:#?}");
+    }
+    let (buffer, _) = drawn(&scene(&round, &view()), (12, 5), true, false);
+    let shown = lines(&buffer).join(" ");
+    assert_eq!(shown.trim_end(), "too small: 32x8 is needed, q quits");
+}
+
+#[test]
+fn every_size_is_drawn_without_a_wrapped_or_lost_line() {
+    let mut hostile = sample::round();
+    hostile.groups[3].title = "模型".repeat(40);
+    hostile.processes[1].command = "e\u{301}שלום\u{1f469}\u{fe0f}模".repeat(20);
+    hostile.processes[2].user = "長い名前".into();
+    for round in [
+        &sample::round(),
+        &sample::crowded(),
+        &Round::default(),
+        &hostile,
+    ] {
+        for page in [Page::Tables, Page::Help] {
+            let mut view = view();
+            view.page = page;
+            for width in (1..60).chain([79, 80, 81, 133, 300]) {
+                for height in [1, 2, 7, 8, 9, 24, 50] {
+                    let (buffer, seen) = drawn(&scene(round, &view), (width, height), true, true);
+                    let lines = lines(&buffer);
+                    let widest = lines.iter().map(|line| line.width()).max();
+                    assert!(widest <= Some(width.into()), "{width}x{height}: {lines:#?}");
+                    assert!(!lines[0].is_empty(), "{width}x{height}");
+                    assert!(seen.page > 0);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_selection_is_reversed_with_and_without_colours() {
+    let round = sample::round();
+    let mut view = view();
+    view.selected = Some(bob());
+    for colours in [true, false] {
+        let (buffer, _) = drawn(&scene(&round, &view), (80, 24), true, colours);
+        let reversed: Vec<u16> = (0..24)
+            .filter(|y| {
+                let is_reversed = |x| buffer[(x, *y)].modifier.contains(Modifier::REVERSED);
+                (0..80).all(is_reversed)
+            })
+            .collect();
+        let line = plain::line(&buffer, reversed[0]);
+        assert!(
+            reversed.len() == 1 && line.contains("bob"),
+            "{reversed:?} {line}"
+        );
+        let is_coloured = |y: u16, x: u16| buffer[(x, y)].fg != Color::Reset;
+        let any = (0..24).any(|y| (0..80).any(|x| is_coloured(y, x)));
+        assert_eq!(any, colours);
+        let heads = (0..24)
+            .find(|y| plain::line(&buffer, *y).starts_with("GROUP"))
+            .unwrap();
+        let bold = Modifier::BOLD | Modifier::UNDERLINED;
+        assert_eq!(buffer[(0, heads)].modifier, bold);
+        // A state that needs attention is bold as well as red.
+        let line = plain::line(&buffer, heads + 1);
+        let at = line.find("waits").map(|at| line[..at].width()).unwrap() as u16;
+        let cell = &buffer[(at, heads + 1)];
+        assert!(cell.modifier.contains(Modifier::BOLD));
+        assert_eq!(cell.fg == Color::Red, colours);
+    }
+}
+
+#[test]
+fn problems_are_shown() {
+    let mut round = Round::without("cannot read /run/gpulimit: it is gone".into());
+    let view = view();
+    let shown = lines(&drawn(&scene(&round, &view), (80, 24), true, false).0);
+    assert_eq!(shown[1], "cannot read /run/gpulimit: it is gone");
+    assert!(!shown.concat().contains("makes one"));
+    round.problem.clear();
+    let mut stuck = scene(&round, &view);
+    stuck.stuck = Some(Duration::from_secs(7));
+    let shown = lines(&drawn(&stuck, (80, 24), true, false).0);
+    assert!(shown[0].ends_with("no answer for 7 s"), "{}", shown[0]);
+    assert!(
+        shown
+            .concat()
+            .contains("`gpulimit run --max 4G -- COMMAND` makes one")
+    );
+}
+
+#[test]
+fn plain_text_has_all_rows() {
+    let round = sample::crowded();
+    let lines = plain::lines(&scene(&round, &view()), &Pen::new(true), 80);
+    assert_eq!(
+        lines
+            .iter()
+            .filter(|line| line.starts_with("group"))
+            .count(),
+        40
+    );
+    assert_eq!(
+        lines.iter().filter(|line| line.contains(" dave ")).count(),
+        40
+    );
+    same(
+        "plain-80.txt",
+        &plain::lines(&scene(&sample::round(), &view()), &Pen::new(true), 80),
+    );
+    let none = plain::lines(&scene(&Round::default(), &view()), &Pen::new(true), 80);
+    assert!(none[1].contains("no groups"), "{none:?}");
+}

@@ -1,0 +1,26 @@
+//! Rounds of `top` as JSON, with the names of `show --json` and `ps --json`.
+
+use super::reader::Read;
+use crate::figures::{Figures, snapshot::GpuMemory};
+use crate::groups::SCHEMA;
+use crate::machine::nvml::Driver;
+use crate::shown::output;
+use crate::words::clock::Moment;
+use gpulimit_base::device::DeviceId;
+use serde_json::{Value, json};
+
+/// Returns a round of the chosen GPUs as one object. `shows` returns whether a GPU was chosen.
+pub fn round(read: &Read, driver: Option<&Driver>, shows: impl Fn(DeviceId) -> bool) -> Value {
+    let snapshot = &read.snapshot;
+    let processes = snapshot.processes.iter();
+    let processes = processes.filter(|it| it.gpu.as_ref().is_none_or(|(id, _)| shows(*id)));
+    let gpus = snapshot.gpus.iter().filter(|gpu| shows(gpu.id));
+    json!({
+        "schema": SCHEMA,
+        "root": output::shown_path(read.selection.root()),
+        "time": Moment::from(snapshot.time).to_string(),
+        "gpus": gpus.map(GpuMemory::json).collect::<Vec<_>>(),
+        "groups": snapshot.groups.iter().map(Figures::json).collect::<Vec<_>>(),
+        "processes": processes.map(|it| it.json(driver)).collect::<Vec<_>>(),
+    })
+}

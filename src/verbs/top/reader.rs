@@ -1,0 +1,292 @@
+//! Reads the rounds of `top`, in a thread of its own. A read that blocks does not block the keys.
+
+use super::place;
+use super::round::{Name, Round};
+use crate::figures::past::{self, Past, Recent};
+use crate::figures::processes::{Commands, Process};
+use crate::figures::snapshot::{self, GpuMemory, Snapshot};
+use crate::figures::{Figures, kept::Kept};
+use crate::groups::{Purpose, Selection, View, meant};
+use crate::machine::{accounts, nvml::Driver};
+use crate::shown::output::Escaped;
+use crate::words::failure::Failure;
+use gpulimit_base::device::DeviceId;
+use gpulimit_limits::Selector;
+use jiff::Timestamp;
+use std::collections::BTreeMap;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long a loaded NVML is used before it is loaded again, which finds new GPUs.
+const RELOAD: Duration = Duration::from_secs(10);
+
+/// How long one round waits for the command lines of processes.
+const COMMANDS: Duration = Duration::from_secs(2);
+
+/// The names of users, containers and jobs that were already looked up.
+#[derive(Default)]
+pub struct Known {
+    users: BTreeMap<u32, String>,
+    /// By pid and by the process's own pid and user. A pid that is used again soon by the same user
+    /// can show an old place.
+    places: BTreeMap<(u32, u32, u32), Option<String>>,
+}
+
+impl Known {
+    /// The number of processes to remember.
+    const PLACES: usize = 1 << 16;
+
+    /// Returns the escaped name of a user.
+    pub fn user(&mut self, uid: u32) -> String {
+        let name = || Escaped(&accounts::user_name(uid)).to_string();
+        self.users.entry(uid).or_insert_with(name).clone()
+    }
+
+    /// Returns the container or the job of a live process.
+    pub fn place(&mut self, process: &Process) -> Option<String> {
+        let pid = process.pid.filter(|_| process.alive)?;
+        if self.places.len() > Self::PLACES {
+            self.places.clear();
+        }
+        let key = (pid, process.own_pid, process.uid);
+        let of_process = || place::of_process(pid);
+        self.places.entry(key).or_insert_with(of_process).clone()
+    }
+}
+
+/// Reads rounds one after the other, and keeps what need not be read anew.
+pub struct Source {
+    group: Option<String>,
+    driver: Option<(Driver, Instant)>,
+    known: Known,
+    trends: Kept,
+    commands: Commands,
+}
+
+/// A group whose curves are shown, and from when on.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Wanted {
+    pub group: Name,
+    pub since: Duration,
+}
+
+/// A snapshot, the groups that it is of, and what only their open ledgers tell.
+pub struct Read {
+    pub selection: Selection,
+    pub snapshot: Snapshot,
+    /// What the read says beside that.
+    pub notes: Vec<String>,
+    /// The recent usage on each GPU of each group, in the snapshot's order.
+    recents: Vec<Vec<Recent>>,
+    /// The past usage of the group that is wanted.
+    pasts: Vec<Past>,
+}
+
+impl Source {
+    pub fn new(group: Option<String>) -> Self {
+        Self {
+            group,
+            driver: None,
+            known: Known::default(),
+            trends: Kept::default(),
+            commands: Commands::new(COMMANDS),
+        }
+    }
+
+    /// Loads NVML, if it was not loaded recently, and returns it.
+    pub fn driver(&mut self) -> Option<&Driver> {
+        let is_recent = |(_, loaded): &(Driver, Instant)| loaded.elapsed() < RELOAD;
+        if !self.driver.as_ref().is_some_and(is_recent) {
+            // NVML notices a lost GPU only if the old handle is closed first.
+            self.driver = None;
+            self.driver = Driver::load().ok().map(|driver| (driver, Instant::now()));
+        }
+        self.driver.as_ref().map(|(driver, _)| driver)
+    }
+
+    /// Reads the groups, and the past usage of the group that is wanted.
+    pub fn read(&mut self, wanted: Option<&Wanted>) -> Result<Read, Failure> {
+        self.driver();
+        let driver = self.driver.as_ref().map(|(driver, _)| driver);
+        let selection = Selection::of(self.group.as_deref())?;
+        let (mut reader, trends) = (snapshot::Reader::default(), &mut self.trends);
+        let (mut recents, mut pasts) = (Vec::new(), Vec::new());
+        let notes = selection.visit(driver, |at, view| {
+            let mut trend = |view: &_, device: &_, usage| trends.trend(view, device, usage);
+            let figures = Figures::read(&view, driver, &mut trend);
+            let gpus = figures.gpus.iter();
+            let recent = gpus.map(|gpu| recent(&view, gpu.id, gpu.usage)).collect();
+            recents.push((at, recent));
+            if let Some(wanted) = wanted.filter(|wanted| wanted.is_of(&view)) {
+                pasts = wanted.pasts(&view, driver);
+            }
+            reader.add(at, view, figures, driver);
+        });
+        self.trends.end_round();
+        recents.sort_by_key(|(at, _): &(usize, Vec<Recent>)| *at);
+        let snapshot = Snapshot::of(
+            &selection,
+            reader.end(driver),
+            notes.status(),
+            &mut self.commands,
+            driver,
+        );
+        let is_lost = |gpu: &GpuMemory| gpu.index.is_some() && gpu.used.is_none();
+        if snapshot.gpus.iter().any(is_lost) {
+            self.driver = None;
+        }
+        Ok(Read {
+            selection,
+            snapshot,
+            notes: notes.lines,
+            recents: recents.into_iter().map(|(_, recent)| recent).collect(),
+            pasts,
+        })
+    }
+
+    /// Returns what to show of a read.
+    pub fn round(&mut self, read: &mut Read) -> Round {
+        let recents = std::mem::take(&mut read.recents);
+        let driver = self.driver.as_ref().map(|(driver, _)| driver);
+        Round::of(&read.snapshot, recents, &mut self.known, driver)
+    }
+}
+
+impl Wanted {
+    fn is_of(&self, view: &View) -> bool {
+        view.group.root() == self.group.root && view.group.name() == self.group.name
+    }
+
+    fn pasts(&self, view: &View, driver: Option<&Driver>) -> Vec<Past> {
+        let now = Timestamp::now();
+        let since = past::second(now).saturating_sub(self.since.as_secs());
+        Past::all(view, &[Selector::All], since, now, driver)
+    }
+}
+
+fn recent(view: &View, gpu: DeviceId, usage: Option<u64>) -> Recent {
+    let found = || {
+        let entry = view.devices.iter().find(|device| device.id == gpu)?;
+        Some(past::recent(view.ledger.as_ref()?, entry.index, usage?))
+    };
+    found().unwrap_or_default()
+}
+
+/// What the thread has read.
+pub struct News {
+    pub round: Round,
+    /// The curves that were asked for.
+    pub pasts: Option<(Wanted, Vec<Past>)>,
+}
+
+/// A request to the thread.
+#[derive(Debug)]
+pub enum Ask {
+    /// Read a round at once.
+    Now,
+    /// Read a round at this interval.
+    Interval(Duration),
+    /// Read no rounds until further notice, or go on.
+    Pause(bool),
+    /// Add the curves of this group to the rounds.
+    Curves(Option<Wanted>),
+}
+
+/// The thread that reads rounds.
+pub struct Reader {
+    asks: mpsc::Sender<Ask>,
+    began: Arc<Mutex<Option<Instant>>>,
+}
+
+impl Reader {
+    /// Starts the thread, which passes each round to `tell` until `tell` returns false.
+    pub fn start(
+        group: Option<String>,
+        interval: Duration,
+        tell: impl Fn(News) -> bool + Send + 'static,
+    ) -> Result<Self, Failure> {
+        // A name of a group means the same group in all rounds.
+        if let Some(name) = &group {
+            meant(name, Purpose::Use)?;
+        }
+        let (asks, asked) = mpsc::channel();
+        let began = Arc::new(Mutex::new(None));
+        let clock = Arc::clone(&began);
+        let work = move || run(&mut Source::new(group), interval, &asked, &clock, tell);
+        let thread = thread::Builder::new().name("reader".into()).spawn(work);
+        thread.map_err(|error| Failure::new(format_args!("cannot start a thread: {error}")))?;
+        Ok(Self { asks, began })
+    }
+
+    /// Asks the thread for something. If the thread has ended, does nothing.
+    pub fn ask(&self, ask: Ask) {
+        let _ = self.asks.send(ask);
+    }
+
+    /// Returns for how long the present round is being read; `None` between rounds.
+    pub fn reads_for(&self) -> Option<Duration> {
+        let began = self.began.lock().unwrap_or_else(PoisonError::into_inner);
+        began.map(|began| began.elapsed())
+    }
+}
+
+fn run(
+    source: &mut Source,
+    mut interval: Duration,
+    asked: &mpsc::Receiver<Ask>,
+    clock: &Mutex<Option<Instant>>,
+    tell: impl Fn(News) -> bool,
+) {
+    let set = |began| *clock.lock().unwrap_or_else(PoisonError::into_inner) = began;
+    let (mut wanted, mut paused) = (None, false);
+    loop {
+        let began = Instant::now();
+        set(Some(began));
+        let news = news(source, wanted.as_ref());
+        set(None);
+        if !tell(news) {
+            return;
+        }
+        // A machine on which a round takes long rests as long between rounds.
+        let end = Instant::now();
+        let rest = end + (end - began);
+        loop {
+            let next = (began + interval).max(rest);
+            let left = match paused {
+                true => Duration::from_secs(3_600),
+                false => next.saturating_duration_since(Instant::now()),
+            };
+            match asked.recv_timeout(left) {
+                Ok(Ask::Now) => break,
+                Ok(Ask::Interval(asked)) => interval = asked,
+                Ok(Ask::Pause(asked)) => paused = asked,
+                Ok(Ask::Curves(asked)) => {
+                    wanted = asked;
+                    if wanted.is_some() {
+                        break;
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) if paused => {}
+                Err(RecvTimeoutError::Timeout) => break,
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+}
+
+fn news(source: &mut Source, wanted: Option<&Wanted>) -> News {
+    let mut read = match source.read(wanted) {
+        Ok(read) => read,
+        Err(failure) => {
+            let round = Round::failed(&failure);
+            return News { round, pasts: None };
+        }
+    };
+    let mut round = source.round(&mut read);
+    let note = read.notes.first().map(|note| Escaped(note).to_string());
+    round.problem = note.unwrap_or_default();
+    let pasts = wanted.map(|wanted| (wanted.clone(), read.pasts));
+    News { round, pasts }
+}

@@ -1,0 +1,475 @@
+//! What a round of `top` shows: plain figures and texts, without open files.
+//!
+//! All texts of other users are already escaped.
+
+use super::place;
+use super::reader::Known;
+use crate::figures::processes::{self, Split};
+use crate::figures::snapshot::{GpuMemory, Snapshot};
+use crate::figures::{self, Figures, past::Recent, waiting::Waiter};
+use crate::groups;
+use crate::machine::nvml::Driver;
+use crate::shown::output::Escaped;
+use crate::words::failure::Failure;
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::units::gib;
+use gpulimit_group::{parent, upwards};
+use gpulimit_ledger::Category;
+use gpulimit_limits::{Key, Selector};
+use jiff::Timestamp;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+/// A round. Its order is that of the snapshot: groups before the groups below them.
+#[derive(Clone, Debug, Default)]
+pub struct Round {
+    pub time: Timestamp,
+    pub gpus: Vec<Gpu>,
+    pub groups: Vec<Group>,
+    pub processes: Vec<Process>,
+    /// What could not be read, and why; empty if all could be read.
+    pub problem: String,
+}
+
+/// A GPU's memory in bytes, for its bar.
+#[derive(Clone, Debug)]
+pub struct Gpu {
+    pub id: DeviceId,
+    /// NVML's index, or else the beginning of the UUID.
+    pub label: String,
+    /// The product's name; empty if unknown.
+    pub name: String,
+    pub total: Option<u64>,
+    pub used: Option<u64>,
+    pub free: Option<u64>,
+    /// The memory of other processes than those of the shown groups, and of the driver.
+    pub outside: Option<u64>,
+    /// Whether all groups are shown, so that these processes are outside all groups.
+    pub is_whole: bool,
+    /// The top groups that use memory.
+    pub parts: Vec<Part>,
+    /// The limits of the top groups together; `None` if one of them has no limit.
+    pub limits: Option<u64>,
+}
+
+/// The part of a GPU that a top group uses.
+#[derive(Clone, Debug)]
+pub struct Part {
+    pub title: String,
+    pub usage: u64,
+}
+
+/// A group's root and full name.
+#[derive(Clone, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
+pub struct Name {
+    pub root: PathBuf,
+    pub name: String,
+}
+
+/// A group, and its figures on each GPU.
+#[derive(Clone, Debug)]
+pub struct Group {
+    pub name: Name,
+    /// The name as it is shown without the tree.
+    pub title: String,
+    /// The group's settings as text.
+    pub settings: String,
+    /// One entry for each GPU, and one for all others; never empty.
+    pub usages: Vec<Usage>,
+    /// The figures of GPUs that have no entry of their own in `usages`.
+    pub unlisted: Usage,
+}
+
+/// A group's figures on one GPU, in bytes.
+#[derive(Clone, Debug)]
+pub struct Usage {
+    /// `None` for all GPUs that the group has not used.
+    pub gpu: Option<DeviceId>,
+    pub label: String,
+    /// Whether the group has a limit for this GPU alone.
+    pub own_limit: bool,
+    /// The group's own `max`; `None` without one, and for a part of a GPU of unknown size.
+    pub max: Option<u64>,
+    /// The group's own `max` as text; `-` without one.
+    pub max_text: String,
+    /// The limit that applies, which can be that of a group above.
+    pub limit: Option<u64>,
+    /// The group that has the limit that applies, if it is a group above.
+    pub limited_by: String,
+    pub high: Option<u64>,
+    pub usage: Option<u64>,
+    pub peak: Option<u64>,
+    pub free: Option<u64>,
+    pub refusals: Option<u64>,
+    pub processes: Option<usize>,
+    pub recent: Recent,
+    /// The unusual states: requests that wait, usage above a limit, suspended, uncovered and
+    /// draining memory, a leak.
+    pub states: Vec<String>,
+}
+
+/// A process on one GPU.
+#[derive(Clone, Debug)]
+pub struct Process {
+    pub group: Name,
+    pub title: String,
+    /// The pid in the caller's namespace; `None` if the process is not visible there.
+    pub pid: Option<u32>,
+    pub own_pid: u32,
+    /// The start time in the process's slot, which tells processes of one pid apart.
+    pub start_time: u64,
+    pub user: String,
+    /// The container or the job of the process; empty if it is in none.
+    pub place: String,
+    pub gpu: Option<DeviceId>,
+    pub label: String,
+    pub total: Option<u64>,
+    pub split: Option<Split>,
+    /// `suspended`, `draining`, or the request that waits; empty for a process that runs.
+    pub state: String,
+    /// The command line; `-` if it could not be read.
+    pub command: String,
+}
+
+impl Usage {
+    /// Returns figures that are all unknown.
+    pub const fn unknown() -> Self {
+        Self {
+            gpu: None,
+            label: String::new(),
+            own_limit: false,
+            max: None,
+            max_text: String::new(),
+            limit: None,
+            limited_by: String::new(),
+            high: None,
+            usage: None,
+            peak: None,
+            free: None,
+            refusals: None,
+            processes: None,
+            recent: Vec::new(),
+            states: Vec::new(),
+        }
+    }
+
+    /// Returns the used part of the limit in percent.
+    pub fn percent(&self) -> Option<u64> {
+        percent(self.usage?, self.limit?)
+    }
+}
+
+/// Returns a part in percent of a whole, rounded to the nearest; `None` if the whole is 0.
+pub fn percent(part: u64, whole: u64) -> Option<u64> {
+    let (part, whole) = (u128::from(part) * 100, u128::from(whole));
+    (whole > 0).then(|| u64::try_from((part + whole / 2) / whole).unwrap_or(u64::MAX))
+}
+
+impl Process {
+    /// Returns the bytes of one purpose.
+    pub fn part(&self, category: Category) -> Option<u64> {
+        Some(self.split?[category as usize])
+    }
+
+    /// Returns the bytes of linear memory, arrays, graphs and memory that the program maps.
+    pub fn allocations(&self) -> Option<u64> {
+        self.split.as_ref().map(processes::allocations)
+    }
+}
+
+/// The unusual things on a GPU that processes of a group do, with those of the groups below.
+#[derive(Default)]
+struct Doings {
+    longest: Option<Waiter>,
+    draining: bool,
+}
+
+impl Round {
+    /// Makes the round that shows a snapshot. `recents` has the recent usage of each group and GPU,
+    /// in the snapshot's order.
+    pub fn of(
+        snapshot: &Snapshot,
+        recents: Vec<Vec<Recent>>,
+        known: &mut Known,
+        driver: Option<&Driver>,
+    ) -> Self {
+        let doings = doings(snapshot);
+        let order: Vec<DeviceId> = snapshot.gpus.iter().map(|gpu| gpu.id).collect();
+        let groups: Vec<Group> = snapshot
+            .groups
+            .iter()
+            .zip(recents)
+            .map(|(figures, recents)| Group::of(figures, recents, &doings, &order, driver))
+            .collect();
+        let processes = snapshot.processes.iter();
+        Self {
+            time: snapshot.time,
+            gpus: (snapshot.gpus.iter())
+                .map(|gpu| Gpu::of(gpu, &groups))
+                .collect(),
+            processes: processes
+                .map(|process| Process::of(process, known, driver))
+                .collect(),
+            groups,
+            problem: String::new(),
+        }
+    }
+
+    /// Returns the round after a failure, which shows only its message.
+    pub fn failed(failure: &Failure) -> Self {
+        Self::without(Escaped(&failure.to_string()).to_string())
+    }
+
+    /// Returns a round that shows only why there is nothing to show.
+    pub fn without(why: String) -> Self {
+        Self {
+            time: Timestamp::now(),
+            problem: why,
+            ..Self::default()
+        }
+    }
+}
+
+/// Returns what processes do, by the name of the group and by GPU.
+fn doings(snapshot: &Snapshot) -> BTreeMap<(&Path, &str, DeviceId), Doings> {
+    let mut all = BTreeMap::<_, Doings>::new();
+    for process in &snapshot.processes {
+        let Some((id, parts)) = &process.gpu else {
+            continue;
+        };
+        let drains = !process.alive && parts.total > 0;
+        if !drains && process.waits.is_none() {
+            continue;
+        }
+        for name in upwards(&process.group) {
+            let doings = all.entry((process.root.as_path(), name, *id)).or_default();
+            doings.draining |= drains;
+            let waited = |waiter: &Waiter| waiter.waited();
+            if process.waits.as_ref().map(waited) > doings.longest.as_ref().map(waited) {
+                doings.longest = process.waits.clone();
+            }
+        }
+    }
+    all
+}
+
+/// Returns what is on the host, as text: `suspended 2.0 GiB`; `None` if nothing is.
+fn suspended(bytes: Option<u64>) -> Option<String> {
+    let bytes = bytes.filter(|bytes| *bytes > 0)?;
+    Some(format!("suspended {}", gib(bytes)))
+}
+
+/// Returns NVML's index of a GPU, or else the beginning of its UUID.
+fn label(id: DeviceId, driver: Option<&Driver>) -> String {
+    match groups::index(id, driver) {
+        Some(index) => index.to_string(),
+        None => id.short().to_string(),
+    }
+}
+
+impl Gpu {
+    fn of(gpu: &GpuMemory, groups: &[Group]) -> Self {
+        let names: BTreeSet<&Name> = groups.iter().map(|group| &group.name).collect();
+        let is_top = |group: &&Group| {
+            let above = parent(&group.name.name).map(|above| Name {
+                root: group.name.root.clone(),
+                name: above.into(),
+            });
+            above.is_none_or(|above| !names.contains(&above))
+        };
+        let mut parts = Vec::new();
+        for group in groups.iter().filter(is_top) {
+            let on = |usage: &&Usage| usage.gpu == Some(gpu.id);
+            let Some(usage) = group.usages.iter().find(on) else {
+                continue;
+            };
+            if let Some(bytes) = usage.usage.filter(|bytes| *bytes > 0) {
+                parts.push(Part {
+                    title: group.title.clone(),
+                    usage: bytes,
+                });
+            }
+        }
+        Self {
+            id: gpu.id,
+            label: match gpu.index {
+                Some(index) => index.to_string(),
+                None => gpu.id.short().to_string(),
+            },
+            name: Escaped(&gpu.name).to_string(),
+            total: gpu.total,
+            used: gpu.used,
+            free: gpu.free(),
+            outside: gpu.others(),
+            is_whole: gpu.is_whole,
+            parts,
+            limits: gpu.limits,
+        }
+    }
+}
+
+impl Group {
+    fn of(
+        figures: &Figures,
+        recents: Vec<Recent>,
+        doings: &BTreeMap<(&Path, &str, DeviceId), Doings>,
+        order: &[DeviceId],
+        driver: Option<&Driver>,
+    ) -> Self {
+        let name = Name {
+            root: figures.root.clone(),
+            name: figures.name.clone(),
+        };
+        let gpus = figures.gpus.iter().zip(recents);
+        let mut usages: Vec<Usage> = gpus
+            .map(|(gpu, recent)| {
+                let doings = doings.get(&(figures.root.as_path(), figures.name.as_str(), gpu.id));
+                Usage::of(figures, gpu, recent, doings, driver)
+            })
+            .collect();
+        let place = |usage: &Usage| order.iter().position(|id| usage.gpu == Some(*id));
+        usages.sort_by_key(|usage| place(usage).unwrap_or(usize::MAX));
+        let of_others = |label: &str| Usage {
+            label: label.into(),
+            max: figures::bytes(Some(figures.of_all(Key::Max)), None),
+            max_text: max_text(figures::size(figures.of_all(Key::Max))),
+            ..Usage::unknown()
+        };
+        if let Some(others) = figures.others {
+            usages.push(Usage {
+                processes: figures.processes.filter(|_| usages.is_empty()),
+                ..of_others(others)
+            });
+        }
+        if usages.is_empty() {
+            usages.push(Usage::unknown());
+        }
+        Self {
+            name,
+            title: Escaped(&figures.title).to_string(),
+            settings: settings(figures),
+            usages,
+            unlisted: match figures.limits_all() {
+                true => of_others("others"),
+                false => Usage::unknown(),
+            },
+        }
+    }
+}
+
+/// Returns the text of a limit; `-` for no limit.
+fn max_text(text: String) -> String {
+    if text == "max" { "-".into() } else { text }
+}
+
+/// Returns the settings of a group as text: `all GPUs max=8GiB; on_limit=wait`.
+fn settings(figures: &Figures) -> String {
+    let rules = figures.rules.rules.iter().map(|(selector, values)| {
+        let gpu = match selector {
+            Selector::All => "all GPUs".into(),
+            Selector::Device(id) => id.short().to_string(),
+        };
+        let sizes = values.iter().map(|(key, size)| format!(" {key}={size}"));
+        gpu + &sizes.collect::<String>()
+    });
+    let options = Some(figures.options_text()).filter(|text| !text.is_empty());
+    rules.chain(options).collect::<Vec<_>>().join("; ")
+}
+
+impl Usage {
+    fn of(
+        figures: &Figures,
+        gpu: &figures::Gpu,
+        recent: Recent,
+        doings: Option<&Doings>,
+        driver: Option<&Driver>,
+    ) -> Self {
+        let high = gpu.bytes(Key::High);
+        let above = |limit: Option<u64>| {
+            limit
+                .zip(gpu.usage)
+                .is_some_and(|(limit, usage)| usage > limit)
+        };
+        let mut states = Vec::new();
+        let waiting = gpu.waiting.unwrap_or(0);
+        match doings.and_then(|doings| doings.longest.as_ref()) {
+            Some(longest) if waiting > 1 => states.push(format!("{longest} (+{})", waiting - 1)),
+            Some(longest) => states.push(longest.to_string()),
+            None if waiting > 0 => states.push(format!("{waiting} wait")),
+            None => {}
+        }
+        if above(gpu.limit()) {
+            states.push("above max".into());
+        } else if above(high) {
+            states.push("above high".into());
+        }
+        states.extend(suspended(gpu.suspended));
+        let uncovered = gpu.uncovered.filter(|bytes| *bytes > 0);
+        states.extend(uncovered.map(|bytes| format!("uncovered {}", gib(bytes))));
+        if doings.is_some_and(|doings| doings.draining) {
+            states.push("draining".into());
+        }
+        if gpu.trend.is_some() {
+            states.push("may leak".into());
+        }
+        let limited_by = gpu.effective.as_ref().map(|(_, by)| by.clone());
+        Self {
+            gpu: Some(gpu.id),
+            label: label(gpu.id, driver),
+            own_limit: (figures.rules.rules.iter()).any(|(selector, values)| {
+                *selector == Selector::Device(gpu.id) && values.get(Key::Max).is_some()
+            }),
+            max: gpu.max,
+            max_text: gpu.text(Key::Max).map_or_else(|| "-".into(), max_text),
+            limit: gpu.limit(),
+            limited_by: limited_by
+                .filter(|by| *by != figures.name)
+                .unwrap_or_default(),
+            high,
+            usage: gpu.usage,
+            peak: gpu.peak,
+            free: gpu.free,
+            refusals: gpu.refusals,
+            processes: gpu.processes,
+            recent,
+            states,
+        }
+    }
+}
+
+impl Process {
+    fn of(process: &processes::Process, known: &mut Known, driver: Option<&Driver>) -> Self {
+        let (id, parts) = process.gpu.as_ref().map(|(id, parts)| (*id, parts)).unzip();
+        let on_host = parts.and_then(|parts| suspended(Some(parts.suspended)));
+        let state = match (&process.waits, process.state()) {
+            (Some(waits), _) => waits.to_string(),
+            (None, "running") => String::new(),
+            // On a GPU of which nothing is on the host, there is no figure.
+            (None, "suspended") => on_host.unwrap_or_else(|| "suspended".into()),
+            (None, state) => state.into(),
+        };
+        Self {
+            group: Name {
+                root: process.root.clone(),
+                name: process.group.clone(),
+            },
+            title: Escaped(&process.title).to_string(),
+            pid: process.pid,
+            own_pid: process.own_pid,
+            start_time: process.start_time,
+            user: known.user(process.uid),
+            place: place::of_group(&process.group)
+                .or_else(|| known.place(process))
+                .unwrap_or_default(),
+            gpu: id,
+            label: id.map_or_else(|| "-".into(), |id| label(id, driver)),
+            total: parts.map(|parts| parts.total),
+            split: parts.and_then(|parts| parts.split),
+            state,
+            command: match &process.command {
+                Some(command) => Escaped(command).to_string(),
+                None => "-".into(),
+            },
+        }
+    }
+}

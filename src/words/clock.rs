@@ -1,0 +1,125 @@
+//! Points in time and durations, formatted for people and for programs.
+
+use jiff::tz::TimeZone;
+use jiff::{Timestamp, Zoned};
+use std::fmt;
+use std::path::Path;
+use std::time::Duration;
+
+/// A point in time, shown as RFC 3339 in UTC: `2026-01-31T12:00:00.123Z`.
+#[derive(Copy, Clone)]
+pub struct Moment {
+    /// Milliseconds since the start of the year 1970 in UTC.
+    pub unix_ms: u64,
+}
+
+/// Times before 1970 count as the start of 1970.
+impl From<Timestamp> for Moment {
+    fn from(time: Timestamp) -> Self {
+        Self {
+            unix_ms: u64::try_from(time.as_millisecond()).unwrap_or(0),
+        }
+    }
+}
+
+impl fmt::Display for Moment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (seconds, millis) = (self.unix_ms / 1000, self.unix_ms % 1000);
+        let (days, second) = (seconds / 86_400, seconds % 86_400);
+        // Converts days to a date. Years begin on 1 March here, so that leap days come last.
+        let days = days + 719_468;
+        let (era, day) = (days / 146_097, days % 146_097);
+        let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+        let day = day - (365 * year + year / 4 - year / 100);
+        let month = (5 * day + 2) / 153;
+        let day = day - (153 * month + 2) / 5 + 1;
+        let (year, month) = match month {
+            0..10 => (year + 400 * era, month + 3),
+            _ => (year + 400 * era + 1, month - 9),
+        };
+        let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+        write!(
+            f,
+            "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z"
+        )
+    }
+}
+
+/// Returns the present time in the zone of the caller. In UTC if `TZ` names a device or a pipe:
+/// reading it could last for ever.
+pub fn now() -> Zoned {
+    let zone = super::environment::env("TZ").unwrap_or_default();
+    let zone = zone.to_string_lossy();
+    let path = Path::new(zone.strip_prefix(':').unwrap_or(&zone));
+    match path.is_absolute() && !path.is_file() {
+        true => Timestamp::now().to_zoned(TimeZone::UTC),
+        false => Zoned::now(),
+    }
+}
+
+/// Formats a duration for people: `0.42 s`, `3 min 20 s`, `2 h 5 min`.
+pub fn span(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match seconds {
+        0..60 => format!("{:.2} s", time.as_secs_f64()),
+        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        _ => format!("{} h {} min", seconds / 3600, seconds / 60 % 60),
+    }
+}
+
+/// Formats a duration in whole seconds, minutes or hours: `40 s`, `3 min`, `2 h 5 min`.
+pub fn rough_span(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3600 => format!("{} min", seconds / 60),
+        _ => span(time),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_are_shown_as_rfc_3339() {
+        for (seconds, text) in [
+            (0, "1970-01-01T00:00:00.007Z"),
+            (951_782_399, "2000-02-28T23:59:59.007Z"),
+            (951_782_400, "2000-02-29T00:00:00.007Z"),
+            (1_735_689_599, "2024-12-31T23:59:59.007Z"),
+            (1_772_323_200, "2026-03-01T00:00:00.007Z"),
+            (4_107_542_400, "2100-03-01T00:00:00.007Z"),
+        ] {
+            let unix_ms = seconds * 1000 + 7;
+            assert_eq!(Moment { unix_ms }.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn spans() {
+        for (millis, text) in [
+            (420, "0.42 s"),
+            (59_990, "59.99 s"),
+            (200_000, "3 min 20 s"),
+            (7_500_000, "2 h 5 min"),
+        ] {
+            assert_eq!(span(Duration::from_millis(millis)), text);
+        }
+    }
+
+    #[test]
+    fn rough_spans_have_whole_units() {
+        for (seconds, text) in [
+            (0, "0 s"),
+            (59, "59 s"),
+            (239, "3 min"),
+            (7_500, "2 h 5 min"),
+        ] {
+            assert_eq!(
+                rough_span(Duration::from_millis(seconds * 1000 + 999)),
+                text
+            );
+        }
+    }
+}

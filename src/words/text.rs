@@ -1,0 +1,28 @@
+//! Parts of texts for people.
+
+use gpulimit_base::name::hide_secrets;
+use std::fmt::Display;
+use std::path::Path;
+
+/// Lists the first items, and the number of the others.
+pub fn some(all: &[impl Display]) -> String {
+    const SHOWN: usize = 5;
+    let shown: Vec<String> = all.iter().take(SHOWN).map(|one| one.to_string()).collect();
+    match all.len() - shown.len() {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}
+
+/// Returns a text without the secret names of jobs: see [`hide_secrets`].
+pub fn without_secrets(text: &str) -> String {
+    let mut bytes = text.as_bytes().to_vec();
+    let length = hide_secrets(&mut bytes);
+    bytes.truncate(length);
+    String::from_utf8(bytes).unwrap_or_default()
+}
+
+/// Returns a path for printing, without secret names.
+pub fn shown_path(path: &Path) -> String {
+    without_secrets(&path.to_string_lossy())
+}
