@@ -133,7 +133,7 @@ impl Ledger {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use crate::MAX_DEVICES;
