@@ -5,6 +5,7 @@ use gpulimit_support::{Scratch, clean, executable, is_root, text};
 use std::fs::{self, File, Permissions};
 use std::io::Read;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -186,6 +187,21 @@ fn a_dry_run_changes_nothing() {
     let said = done(&place.gpulimit(&["uninstall", "--dry-run"]));
     assert_eq!(said.matches("would").count(), 2, "{said}");
     assert!(place.at(PRELOAD).exists() && place.at(LIBRARY).exists());
+}
+
+#[test]
+fn only_root_is_told_what_changes() {
+    let Some(_) = Place::new() else { return };
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gpulimit"));
+    let library = library("");
+    command
+        .args(["install", "--library"])
+        .arg(library)
+        .uid(40_001);
+    let output = clean(&mut command).output().expect("started");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(output.stdout.is_empty(), "{output:?}");
+    assert!(text(&output.stderr).contains("run the command as root"));
 }
 
 #[test]

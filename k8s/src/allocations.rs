@@ -20,6 +20,7 @@
 use crate::library::replace;
 use crate::units::{Share, Unit};
 use gpulimit_base::device::DeviceId;
+use gpulimit_base::text_file;
 use gpulimit_base::units::Size;
 use gpulimit_group::pod::{Pod, VIEWS};
 use gpulimit_group::{Access, Group, GroupError, Members, Root};
@@ -36,6 +37,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// The directory in the plugin's state directory that contains the records of allocations.
 const RECORDS: &str = "allocations";
+/// The length of the longest record that is read, in bytes. A record has 8 bytes for each unit.
+const LONGEST: u64 = 4 << 20;
 /// The longest time between the allocations of one pod's units to init containers and to other
 /// containers.
 const SAME_POD: Duration = Duration::from_secs(60);
@@ -289,7 +292,8 @@ impl Allocations {
         for entry in fs::read_dir(&self.records).map_err(&failed)? {
             let entry = entry.map_err(&failed)?;
             let read = || {
-                let record: Record = serde_json::from_slice(&fs::read(entry.path()).ok()?).ok()?;
+                let bytes = text_file::read(&entry.path(), LONGEST).ok()?;
+                let record: Record = serde_json::from_slice(&bytes).ok()?;
                 let time = entry.metadata().ok()?.modified().ok()?;
                 let name = entry.file_name().into_string().ok()?;
                 (record.name() == name).then_some((name, (record, time)))

@@ -236,6 +236,7 @@ fn of(
     };
     let pid = pids.here(&process.identity);
     let command = commands.command(process, pid);
+    let uid = user(process, pid);
     let line = |gpu: Option<(DeviceId, Parts)>| Process {
         root: seen.group.root().into(),
         group: group.clone(),
@@ -243,7 +244,7 @@ fn of(
         pid,
         own_pid: process.identity.pid,
         start_time: process.identity.start_time,
-        uid: process.identity.uid,
+        uid,
         command: command.clone(),
         alive: process.alive,
         state: state(process, pid),
@@ -265,6 +266,17 @@ fn of(
         lines.push(line(None));
     }
     lines
+}
+
+/// Returns the user of a living process as the caller sees it. The ledger has the number that the
+/// process has in its own user namespace, where users number themselves as they like.
+fn user(process: &ProcessUsage, pid: Option<u32>) -> u32 {
+    let seen = pid.filter(|_| process.alive).and_then(|pid| {
+        let status = proc::status(pid).ok()?;
+        let users = proc::field(&status, "Uid")?;
+        users.split_whitespace().next()?.parse().ok()
+    });
+    seen.unwrap_or(process.identity.uid)
 }
 
 fn state(process: &ProcessUsage, pid: Option<u32>) -> &'static str {

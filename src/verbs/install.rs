@@ -5,7 +5,7 @@ use crate::machine::preload::{FILE, Preload};
 use crate::machine::{file, library, trial, trust::Trusted};
 use crate::shown::output;
 use crate::words::failure::Failure;
-use gpulimit_group::{Root, SYSTEM};
+use gpulimit_group::{Root, SYSTEM, effective_user};
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -173,6 +173,10 @@ fn trusted(checked: Result<(), String>) -> Result<(), Failure> {
 /// Installs the library.
 pub fn install(args: &Install) -> Result<ExitCode, Failure> {
     let place = &args.place.checked()?;
+    if !place.dry_run && effective_user() != 0 {
+        let why = format_args!("only root can change {FILE}: run the command as root");
+        return Err(Failure::new(why));
+    }
     place.check(Path::new(FILE))?;
     place.check(Path::new(SYSTEM))?;
     place.check(&place.library())?;

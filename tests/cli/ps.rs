@@ -6,6 +6,7 @@ use crate::place::{
 };
 use gpulimit_base::units::Size;
 use gpulimit_group::{Insistence, Member};
+use gpulimit_ledger::NoWitness;
 use serde_json::Value;
 use std::process::Command;
 
@@ -110,6 +111,30 @@ fn ps_shows_the_callers_pid_of_a_process_in_a_container() {
     place.said(&["kill", "--signal", "KILL", "lab", &pid.to_string()]);
     inside.wait().expect("ended");
     assert_eq!(place.json(&["show", "--json"])["groups"][0]["processes"], 0);
+}
+
+#[test]
+fn ps_shows_the_callers_number_of_a_user_in_a_user_namespace() {
+    let options = ["--user", "--map-user=1234"];
+    if !may_unshare(&options) {
+        return;
+    }
+    let place = Place::new();
+    place.group("lab", Size::Max);
+    let mut command = Command::new("unshare");
+    command.args(options).args(["--fork", "--kill-child"]);
+    let mut inside = place.start_member("lab", Some(command));
+    let ledger = place.root().group("lab").expect("there").ledger();
+    let said = ledger.expect("readable").processes(&NoWitness);
+    assert_eq!(said[0].identity.uid, 1234, "it has this number inside");
+    let me = gpulimit_group::effective_user();
+    let process = &place.json(&["ps", "--json"])["processes"][0];
+    assert_eq!(process["uid"], me, "{process}");
+    let users = place.json(&["ps", "--by", "user", "--json"]);
+    assert_eq!(users["users"][0]["uid"], me, "{users}");
+    let pid = process["pid"].to_string();
+    place.said(&["kill", "--signal", "KILL", "lab", &pid]);
+    inside.wait().expect("ended");
 }
 
 /// A request waits in the line of the group that is full, perhaps a group above or below the one

@@ -3,9 +3,13 @@
 use super::client::{Answer, Place, Stream, chunk};
 use super::rig::{GIB, Rig, Server, charge, refuse};
 use gpulimit_base::units::Size;
-use gpulimit_support::{skip, wait_until};
+use gpulimit_support::{Running, is_root, skip, wait_until};
 use serde_json::Value;
-use std::io::Write;
+use std::fs::{self, Permissions};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
@@ -235,4 +239,73 @@ fn there_is_a_most_of_streams() {
         stream.write_all(head.as_bytes()).unwrap();
         Answer::head(&mut *stream).expect("a head").status == 200
     });
+}
+
+/// Opens 40 streams at a port or a Unix socket, and prints how many the server has accepted. When
+/// there is a line to read, waits for the end of the 16 oldest, and prints if others have ended.
+const FLOOD: &str = r#"
+import encodings.idna, socket, sys
+place, kept = sys.argv[1], []
+for number in range(40):
+    if place.isdigit():
+        s = socket.create_connection((["127.0.0.1", "::1"][number % 2], int(place)))
+    else:
+        s = socket.socket(socket.AF_UNIX)
+        s.connect(place)
+    s.sendall(f"GET /api/v1/events HTTP/1.1\r\nHost: {sys.argv[2]}\r\nConnection: close\r\n"
+              "Accept: text/event-stream\r\n\r\n".encode())
+    if s.recv(12) == b"HTTP/1.1 200":
+        kept.append(s)
+print(len(kept), flush=True)
+sys.stdin.readline()
+for s in kept[:16]:
+    while s.recv(1 << 20): pass
+for s in kept[16:]:
+    s.setblocking(False)
+    try:
+        while s.recv(1 << 20): pass
+        print("ended", flush=True)
+    except BlockingIOError:
+        pass
+print("the oldest have ended", flush=True)
+"#;
+
+/// A user who keeps all streams loses the oldest ones to users with fewer, and only those.
+#[test]
+fn the_streams_of_one_user_keep_no_other_out() {
+    if !is_root() {
+        skip("another user");
+        return;
+    }
+    let rig = Rig::new();
+    let unix = rig.unix(&[]);
+    let directory = rig.socket().parent().expect("a directory").to_owned();
+    fs::set_permissions(directory, Permissions::from_mode(0o755)).expect("set");
+    fs::set_permissions(rig.socket(), Permissions::from_mode(0o666)).expect("set");
+    for server in [unix, rig.tcp(&["--public"])] {
+        let place = match &server.place {
+            Place::Unix(path) => path.display().to_string(),
+            Place::Tcp(address) => address.port().to_string(),
+        };
+        let mut flood = Command::new("python3");
+        flood.args(["-c", FLOOD, &place, &server.place.host()]);
+        flood.uid(65_533).gid(65_533);
+        flood.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut flood = Running::start(&mut flood);
+        let mut said = BufReader::new(flood.stdout.take().expect("piped")).lines();
+        let mut line = || said.next().expect("a line").expect("readable");
+        assert_eq!(line(), "32", "{place}");
+        let mut own: Vec<Events> = (0..16).map(|_| Events::open(&server.place)).collect();
+        let stream = ["Accept: text/event-stream"];
+        let more = server.place.ask("GET", "/api/v1/events", &stream);
+        assert_eq!(more.status, 503, "as many as the other user has then");
+        flood
+            .stdin
+            .take()
+            .expect("piped")
+            .write_all(b"\n")
+            .expect("read");
+        assert_eq!(line(), "the oldest have ended", "{place}");
+        assert_eq!(own[0].next().kind, "state");
+    }
 }

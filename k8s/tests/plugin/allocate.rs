@@ -12,6 +12,7 @@ use gpulimit_support::wait_until;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 use tonic::Code;
@@ -404,8 +405,12 @@ fn after_a_reboot_groups_are_made_again_before_the_registration() {
     for mount in &edits.mounts[2..] {
         fs::create_dir_all(&mount.host_path).unwrap();
     }
-    // A damaged record must not keep the plugin from reading other records.
+    // Files that are not records must not keep the plugin from reading the records.
     fs::write(node.record("k8s-damaged"), "{").unwrap();
+    let long = fs::File::create(node.record("k8s-long")).unwrap();
+    long.set_len(64 << 30).unwrap();
+    let made = Command::new("mkfifo").arg(node.record("k8s-fifo")).status();
+    assert!(made.is_ok_and(|status| status.success()), "mkfifo");
     node.replace_plugin();
     assert!(limits(&node, &name).same_as(&only(card(&node, 1), 5)));
     assert!(limits(&node, &other).same_as(&only(card(&node, 0), 2)));
