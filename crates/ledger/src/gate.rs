@@ -6,7 +6,8 @@
 //! its own group. An actor closes the gate and waits until no such call is under way.
 //!
 //! Each thread marks its call in a *line*, which is a cache line of its own as long as there are
-//! enough. Threads that find no free line count their calls in the high half of the gate's word.
+//! enough. A thread remembers the line that it used last, in a word whose address is its mark: its
+//! *own* word. Threads that find no free line count their calls in the high half of the gate's word.
 //! The low half of the word says what the gate holds back, and is a futex.
 //!
 //! A thread marks its call and then reads the gate. An actor closes the gate and then reads the
@@ -64,9 +65,9 @@ impl Calls {
         }
     }
 
-    /// Returns the mark of a call of a thread, whose number is even.
-    const fn mark(self, thread: u64) -> u64 {
-        thread | matches!(self, Self::Waits) as u64
+    /// Returns the mark of a call of the thread with this own word.
+    fn mark(self, own: &AtomicU64) -> u64 {
+        thread(own) | matches!(self, Self::Waits) as u64
     }
 
     /// Returns whether a gate with this word holds such calls back.
@@ -138,15 +139,16 @@ pub trait Owner {
 #[repr(C)]
 pub struct Gate {
     word: AtomicU64,
-    /// The thread that used a line last. Only a hint.
-    threads: [AtomicU64; LINES],
+    /// Number of threads that have made a call.
+    threads: AtomicU64,
+    spare: [AtomicU64; LINES - 1],
     lines: [Line; LINES],
 }
 
 /// The mark of a call under way, or 0. Processors fetch cache lines in pairs.
 #[derive(Debug)]
 #[repr(C, align(128))]
-struct Line(AtomicU64);
+pub struct Line(AtomicU64);
 
 /// Where a call is marked: in a line, or in the gate's word. `None`: the thread has marked an outer
 /// call.
@@ -155,55 +157,57 @@ struct Line(AtomicU64);
 pub struct Place<'a>(Option<&'a AtomicU64>);
 
 impl Gate {
-    /// Begins a call. Fails if an actor holds such calls back: call [`Gate::wait`] then.
-    #[inline]
-    pub fn enter(&self, calls: Calls) -> Result<Place<'_>, Place<'_>> {
-        self.enter_as(os::thread(), calls)
+    /// Begins a call in the line that the thread used last. Fails where [`Gate::enter`] has to do
+    /// more than that.
+    #[inline(always)]
+    pub fn enter_line(&self, own: &AtomicU64, calls: Calls) -> Option<&Line> {
+        let last = own.load(Ordering::Relaxed).wrapping_sub(1);
+        let line = self.lines.get(last as usize)?;
+        if !line.take(calls.mark(own)) {
+            return None;
+        }
+        if calls.are_held(self.word.load(Ordering::SeqCst)) {
+            line.leave();
+            return None;
+        }
+        Some(line)
     }
 
-    #[inline]
-    fn enter_as(&self, thread: u64, calls: Calls) -> Result<Place<'_>, Place<'_>> {
-        let at = home(thread);
-        let is_own = |own: &AtomicU64| own.load(Ordering::Relaxed) == thread;
-        let place = match self.lines.get(at) {
-            Some(line) if is_own(&self.threads[at]) && line.take(calls.mark(thread)) => &line.0,
-            _ => match self.find_place(thread, calls) {
-                Some(place) => place,
-                None => return Ok(Place(None)),
-            },
-        };
-        match calls.are_held(self.word.load(Ordering::SeqCst)) {
-            true => Err(Place(Some(place))),
-            false => Ok(Place(Some(place))),
+    /// Begins a call. Fails if an actor holds such calls back: call [`Gate::wait`] then. `own` is 0
+    /// in a new thread, and no other living thread of the process has it.
+    pub fn enter(&self, own: &AtomicU64, calls: Calls) -> Result<Place<'_>, Place<'_>> {
+        if let Some(line) = self.enter_line(own, calls) {
+            return Ok(Place(Some(&line.0)));
+        }
+        let place = self.find_place(own, calls);
+        match place.is_some() && calls.are_held(self.word.load(Ordering::SeqCst)) {
+            true => Err(Place(place)),
+            false => Ok(Place(place)),
         }
     }
 
-    #[cold]
-    fn find_place(&self, thread: u64, calls: Calls) -> Option<&AtomicU64> {
-        let (home, mark) = (home(thread), calls.mark(thread));
-        let used_by = |thread: u64| {
-            let is_used = |at: &usize| self.threads[*at].load(Ordering::Relaxed) == thread;
-            (home..LINES).chain(0..home).find(is_used)
-        };
-        let take = |at: &usize| self.lines[*at].take(mark);
-        if let Some(at) = used_by(thread).filter(take) {
-            return Some(&self.lines[at].0);
-        }
-        let is_own = |line: &Line| line.0.load(Ordering::Relaxed) & !1 == thread;
+    fn find_place(&self, own: &AtomicU64, calls: Calls) -> Option<&AtomicU64> {
+        let is_own = |line: &Line| line.0.load(Ordering::Relaxed) & !1 == thread(own);
         if self.lines.iter().any(is_own) {
             return None;
         }
-        // The thread that used the line last may have ended. Otherwise it finds another line.
-        let Some(at) = used_by(0).into_iter().chain(0..LINES).find(take) else {
-            self.word.fetch_add(calls.one(), Ordering::SeqCst);
-            return Some(&self.word);
-        };
-        self.threads[at].store(thread, Ordering::Relaxed);
-        Some(&self.lines[at].0)
+        let first = match own.load(Ordering::Relaxed) {
+            0 => self.threads.fetch_add(1, Ordering::Relaxed),
+            last => last - 1,
+        } as usize
+            % LINES;
+        for at in (first..LINES).chain(0..first) {
+            // Before the mark: a signal handler that comes in between finds the mark here.
+            own.store(at as u64 + 1, Ordering::Relaxed);
+            if self.lines[at].take(calls.mark(own)) {
+                return Some(&self.lines[at].0);
+            }
+        }
+        self.word.fetch_add(calls.one(), Ordering::SeqCst);
+        Some(&self.word)
     }
 
     /// Ends a call.
-    #[inline]
     pub fn leave(&self, calls: Calls, place: Place<'_>) {
         match place.0 {
             Some(word) if std::ptr::eq(word, &self.word) => {
@@ -240,20 +244,26 @@ impl Gate {
     /// Opens the gate, and forgets all calls.
     pub(super) fn clear(&self) {
         let lines = self.lines.iter().map(|line| &line.0);
-        for word in lines.chain(&self.threads).chain([&self.word]) {
+        for word in lines.chain([&self.threads, &self.word]) {
             word.store(0, Ordering::Relaxed);
         }
     }
 
     /// Begins the call for which [`Gate::enter`] has failed, once the gate is open.
     #[cold]
-    pub fn wait(&self, calls: Calls, place: Place<'_>, owner: &dyn Owner) -> Place<'_> {
+    pub fn wait(
+        &self,
+        own: &AtomicU64,
+        calls: Calls,
+        place: Place<'_>,
+        owner: &dyn Owner,
+    ) -> Place<'_> {
         self.leave(calls, place);
         let (mut looked, mut seen, mut looks) = (os::now(), None, 0);
         loop {
             let word = self.word.load(Ordering::SeqCst);
             if !calls.are_held(word) {
-                match self.enter(calls) {
+                match self.enter(own, calls) {
                     Ok(place) => return place,
                     Err(place) => self.leave(calls, place),
                 }
@@ -315,13 +325,19 @@ impl Line {
         let (set, failed) = (Ordering::SeqCst, Ordering::Relaxed);
         self.0.compare_exchange(0, mark, set, failed).is_ok()
     }
+
+    /// Ends the call that [`Gate::enter_line`] has begun.
+    #[inline]
+    pub fn leave(&self) {
+        self.0.store(0, Ordering::Release);
+    }
 }
 
-/// Returns the line that a thread tries first.
+/// Returns a number of the thread with this own word, unlike those of the process's other living
+/// threads. It is even.
 #[inline]
-const fn home(thread: u64) -> usize {
-    let spread = thread.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-    ((spread * LINES as u64) >> 32) as usize
+fn thread(own: &AtomicU64) -> u64 {
+    std::ptr::from_ref(own).addr() as u64
 }
 
 impl Ledger {
@@ -388,6 +404,7 @@ mod tests {
     use super::*;
     use crate::scratch::Scratch;
     use gpulimit_support::wait_until;
+    use std::collections::BTreeSet;
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicBool, AtomicU32};
     use std::thread;
@@ -449,9 +466,12 @@ mod tests {
     /// Begins a call of another thread.
     #[track_caller]
     fn other(gate: &Gate, calls: Calls) -> Place<'_> {
-        static THREADS: AtomicU64 = AtomicU64::new(2);
-        let thread = THREADS.fetch_add(2, Ordering::Relaxed);
-        gate.enter_as(thread, calls).expect("the gate is open")
+        gate.enter(new_thread(), calls).expect("the gate is open")
+    }
+
+    /// Returns the own word of a new thread.
+    fn new_thread() -> &'static AtomicU64 {
+        Box::leak(Box::default())
     }
 
     #[test]
@@ -471,8 +491,9 @@ mod tests {
         let is_in = AtomicBool::new(false);
         thread::scope(|scope| {
             let entering = scope.spawn(|| {
-                let held = gate.enter(Calls::Short).expect_err("the gate is closed");
-                let _ = gate.wait(Calls::Short, held, &away);
+                let own = new_thread();
+                let held = gate.enter(own, Calls::Short).expect_err("closed");
+                let _ = gate.wait(own, Calls::Short, held, &away);
                 is_in.store(true, Ordering::SeqCst);
             });
             away.await_looks();
@@ -492,7 +513,7 @@ mod tests {
         let _waits = other(gate, Calls::Waits);
         let mark = scratch.close_gate(&own, Calls::Waits);
         let _short = other(gate, Calls::Short);
-        let _held = gate.enter(Calls::Waits).expect_err("held back");
+        let _held = (gate.enter(new_thread(), Calls::Waits)).expect_err("held back");
         let under_way = |calls| scratch.calls_under_way(&own, calls);
         assert_eq!((under_way(Calls::Waits), under_way(Calls::Short)), (2, 3));
         assert!(scratch.is_held_back(&own, mark));
@@ -517,9 +538,11 @@ mod tests {
             for calls in [Calls::Short, Calls::Waits, Calls::Short] {
                 let (away, down, over) = (&away, &down, &over);
                 scope.spawn(move || {
+                    let own = new_thread();
                     while !over.load(Ordering::SeqCst) {
-                        let entered = gate.enter(calls);
-                        let place = entered.unwrap_or_else(|held| gate.wait(calls, held, away));
+                        let entered = gate.enter(own, calls);
+                        let wait = |held| gate.wait(own, calls, held, away);
+                        let place = entered.unwrap_or_else(wait);
                         let crashes = down.load(Ordering::SeqCst);
                         gate.leave(calls, place);
                         assert!(!crashes, "a call is under way");
@@ -548,8 +571,9 @@ mod tests {
         for (says, is_locked) in [(Says::Runs, false), (Says::IsLocked, true)] {
             let process = Process::that(says);
             scratch.close_gate(&own, Calls::Short);
-            let held = gate.enter(Calls::Waits).expect_err("held back");
-            let place = gate.wait(Calls::Waits, held, &process);
+            let own = new_thread();
+            let held = gate.enter(own, Calls::Waits).expect_err("held back");
+            let place = gate.wait(own, Calls::Waits, held, &process);
             assert!(process.is_charged.load(Ordering::SeqCst));
             assert_eq!(process.is_unlocked.load(Ordering::SeqCst), is_locked);
             // Other calls go on.
@@ -570,9 +594,10 @@ mod tests {
         );
         scratch.close_gate(&own, Calls::Short);
         scratch.note_lock(&own, false);
-        let held = gate.enter(Calls::Short).expect_err("held back");
+        let thread = new_thread();
+        let held = gate.enter(thread, Calls::Short).expect_err("held back");
         thread::scope(|scope| {
-            let entering = scope.spawn(|| gate.wait(Calls::Short, held, &process));
+            let entering = scope.spawn(|| gate.wait(thread, Calls::Short, held, &process));
             process.await_looks();
             assert!(!process.is_unlocked.load(Ordering::SeqCst) && !entering.is_finished());
             process.set(Says::Runs);
@@ -615,10 +640,11 @@ mod tests {
         let slot = scratch.join();
         let (gate, own) = (slot.gate(), Identity::of_self());
         scratch.close_gate(&own, Calls::Short);
-        let held = gate.enter(Calls::Short).expect_err("held back");
+        let thread = new_thread();
+        let held = gate.enter(thread, Calls::Short).expect_err("held back");
         let process = Late(Process::that(Says::Runs), &scratch, AtomicBool::new(false));
         thread::scope(|scope| {
-            let entering = scope.spawn(|| gate.wait(Calls::Short, held, &process));
+            let entering = scope.spawn(|| gate.wait(thread, Calls::Short, held, &process));
             wait_until("the thread acts", || process.2.load(Ordering::SeqCst));
             process.0.await_looks();
             assert!(!entering.is_finished(), "the next actor is at work");
@@ -643,8 +669,9 @@ mod tests {
                 }
             });
             for calls in [Calls::Short, Calls::Waits] {
-                let entered = gate.enter(calls);
-                let place = entered.unwrap_or_else(|held| gate.wait(calls, held, &process));
+                let own = new_thread();
+                let entered = gate.enter(own, calls);
+                let place = entered.unwrap_or_else(|held| gate.wait(own, calls, held, &process));
                 gate.leave(calls, place);
             }
             over.store(true, Ordering::SeqCst);
@@ -657,10 +684,9 @@ mod tests {
         let scratch = Scratch::new();
         let slot = scratch.join();
         let (gate, own) = (slot.gate(), Identity::of_self());
-        let begin = |at: usize| {
+        let begin = |thread: &AtomicU64, at: usize| {
             let calls = [Calls::Short, Calls::Waits][at % 2];
-            let place = gate.enter_as(2 * at as u64 + 2, calls).expect("open");
-            (calls, place)
+            (calls, gate.enter(thread, calls).expect("open"))
         };
         let under_way = |calls| scratch.calls_under_way(&own, calls);
         let count = || (under_way(Calls::Waits), under_way(Calls::Short));
@@ -672,7 +698,7 @@ mod tests {
                     at > LINES,
                     "{round}"
                 );
-                begun.push(begin(round * 100 + at));
+                begun.push(begin(new_thread(), at));
                 assert_eq!(count(), (at.div_ceil(2) as u64, at as u64 + 1));
             }
             let lines = || gate.lines.iter().map(|line| line.0.load(Ordering::SeqCst));
@@ -684,19 +710,26 @@ mod tests {
             }
             assert!(!gate.has_calls());
         }
-        // Each thread finds its line again, also if another one comes first at its home.
+        // A thread that calls alone has a line of its own, and finds it again.
+        let threads: [_; LINES + 1] = std::array::from_fn(|_| new_thread());
         let lines = || {
-            let begun = [1, 2, 3].map(&begin);
-            begun.map(|(calls, place)| {
-                let line = place.0.map(std::ptr::from_ref);
+            threads.map(|thread| {
+                let (calls, place) = begin(thread, 0);
                 gate.leave(calls, place);
-                line
+                thread.load(Ordering::SeqCst)
             })
         };
-        assert_eq!(lines(), lines());
-        let is_known =
-            |thread| (gate.threads.iter()).any(|user| user.load(Ordering::SeqCst) == thread);
-        assert!([4, 6, 8].into_iter().all(is_known));
+        let before = lines();
+        assert_eq!(before.iter().collect::<BTreeSet<_>>().len(), LINES);
+        assert_eq!(before, lines());
+        // Two threads that have the same line part when they meet there.
+        let shared = [threads[0], threads[LINES]];
+        let both = shared.map(|thread| begin(thread, 0));
+        for (calls, place) in both {
+            gate.leave(calls, place);
+        }
+        let [one, other] = shared.map(|thread| thread.load(Ordering::SeqCst));
+        assert_ne!(one, other);
     }
 
     /// An actor waits for the outer call, which waits for the inner one.
@@ -705,18 +738,18 @@ mod tests {
         let scratch = Scratch::new();
         let slot = scratch.join();
         let (gate, own) = (slot.gate(), Identity::of_self());
-        let place = gate.enter(Calls::Waits).expect("open");
+        let thread = new_thread();
+        let place = gate.enter(thread, Calls::Waits).expect("open");
         scratch.close_gate(&own, Calls::Short);
         for calls in [Calls::Short, Calls::Waits] {
-            let inner = gate
-                .enter(calls)
-                .expect("the actor waits for the outer call");
+            let inner = gate.enter(thread, calls);
+            let inner = inner.expect("the actor waits for the outer call");
             gate.leave(calls, inner);
             assert_eq!(scratch.calls_under_way(&own, Calls::Short), 1);
         }
         gate.leave(Calls::Waits, place);
         assert_eq!(scratch.calls_under_way(&own, Calls::Short), 0);
-        assert!(gate.enter(Calls::Short).is_err());
+        assert!(gate.enter(thread, Calls::Short).is_err());
     }
 
     #[test]
@@ -724,15 +757,15 @@ mod tests {
         let scratch = Scratch::new();
         let slot = scratch.join();
         let own = Identity::of_self();
-        let (one, two) = (2, 4);
+        let [one, two] = [new_thread(), new_thread()];
         for thread in [one, two] {
-            let _place = slot.gate().enter_as(thread, Calls::Short).expect("open");
+            let _place = slot.gate().enter(thread, Calls::Short).expect("open");
         }
         scratch.close_gate(&own, Calls::Short);
         drop(slot);
         let slot = scratch.join();
         assert_eq!(scratch.calls_under_way(&own, Calls::Short), 0);
-        let _place = slot.gate().enter_as(two, Calls::Short).expect("open");
+        let _place = slot.gate().enter(two, Calls::Short).expect("open");
         assert_eq!(scratch.calls_under_way(&own, Calls::Short), 1);
     }
 }

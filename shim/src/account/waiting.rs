@@ -3,7 +3,7 @@
 use gpulimit_group::{Member, Undisturbed};
 use gpulimit_ledger::{Calls, Gate, Owner, Place, Says, Unmoved};
 
-use crate::driver::suspension;
+use crate::driver::{inside, suspension};
 
 /// This process, whose membership may be unknown.
 pub struct Own(pub Option<&'static Member>);
@@ -13,7 +13,7 @@ impl Own {
     #[cold]
     pub fn wait(self, gate: &'static Gate, calls: Calls, place: Place<'_>) -> Place<'static> {
         let _undisturbed = Undisturbed::new();
-        gate.wait(calls, place, &self)
+        gate.wait(inside::own(), calls, place, &self)
     }
 }
 

@@ -91,6 +91,8 @@ pub(crate) struct Scenario {
     books: Vec<&'static Arc<Ledger>>,
     device: DeviceIndex,
     watched: Vec<(Name, &'static AtomicU64)>,
+    /// The own word of each process's thread: see [`Gate::enter`].
+    threads: [AtomicU64; MAX_PROCESSES],
     suspends: bool,
 }
 
@@ -268,6 +270,7 @@ impl Scenario {
             books,
             device,
             watched,
+            threads: Default::default(),
             suspends,
         };
         scenario.watch();
@@ -544,8 +547,10 @@ impl Scenario {
 
     fn call(&self, process: usize, calls: Calls) {
         let (gate, waiter) = (self.gate(), Waiter(process));
-        let entered = gate.enter(calls);
-        let place = entered.unwrap_or_else(|held| gate.wait(calls, held, &waiter));
+        let own = &self.threads[process];
+        own.store_plain(0);
+        let entered = gate.enter(own, calls);
+        let place = entered.unwrap_or_else(|held| gate.wait(own, calls, held, &waiter));
         let begin = || {
             if DOWN.get() {
                 violation(format!(
@@ -557,7 +562,7 @@ impl Scenario {
         begin();
         explorer::step(Name::Idle, Effect::Write, || (), |()| 0);
         if super::is_deep() {
-            let (Ok(inner) | Err(inner)) = gate.enter(calls);
+            let (Ok(inner) | Err(inner)) = gate.enter(own, calls);
             gate.leave(calls, inner);
         }
         begin();
