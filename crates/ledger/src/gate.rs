@@ -1,5 +1,5 @@
 //! The gate of a process: calls of the driver that must not begin while the driver keeps the
-//! process's memory on the host.
+//! process's memory on the host. Other members also tell the process there to look at its charges.
 //!
 //! Most calls of a suspended process wait in the driver. Some do not, and crash the process or fail
 //! (measured, H100, driver 580.159.04). The process marks these calls in its slot, in the ledger of
@@ -43,7 +43,10 @@ const ALL: u64 = 1 << 1;
 const OURS: u64 = 1 << 2;
 const HELD: u64 = WAITS | ALL | OURS;
 const GENERATION: u64 = 1 << 3;
-const LOW: u64 = u32::MAX as u64;
+/// What actors write.
+const LOW: u64 = i32::MAX as u64;
+/// The process is to compare its charges with its own records: the next call does so, and goes on.
+const RESTORE: u64 = 1 << 31;
 /// One short call under way, and one that waits for work on the GPU.
 const SHORT: u64 = 1 << 32;
 const WAIT: u64 = 1 << 48;
@@ -68,6 +71,11 @@ impl Calls {
     /// Returns the mark of a call of the thread with this own word.
     fn mark(self, own: &AtomicU64) -> u64 {
         thread(own) | matches!(self, Self::Waits) as u64
+    }
+
+    /// Returns whether such calls do more at a gate with this word than to mark themselves.
+    const fn are_stopped(self, word: u64) -> bool {
+        self.are_held(word) || word & RESTORE != 0
     }
 
     /// Returns whether a gate with this word holds such calls back.
@@ -132,6 +140,8 @@ pub trait Owner {
     fn charge(&self, is_due: &dyn Fn() -> bool) -> bool;
     /// Asks the driver to unlock the process.
     fn unlock(&self);
+    /// Restores the charges that other processes have lowered. Takes no lock.
+    fn restore(&self);
 }
 
 /// The gate of a process, in its slot.
@@ -161,29 +171,35 @@ impl Gate {
     /// more than that.
     #[inline(always)]
     pub fn enter_line(&self, own: &AtomicU64, calls: Calls) -> Option<&Line> {
-        let last = own.load(Ordering::Relaxed).wrapping_sub(1);
-        let line = self.lines.get(last as usize)?;
-        if !line.take(calls.mark(own)) {
-            return None;
-        }
-        if calls.are_held(self.word.load(Ordering::SeqCst)) {
+        let line = self.take_last(own, calls)?;
+        if calls.are_stopped(self.word.load(Ordering::SeqCst)) {
             line.leave();
             return None;
         }
         Some(line)
     }
 
-    /// Begins a call. Fails if an actor holds such calls back: call [`Gate::wait`] then. `own` is 0
-    /// in a new thread, and no other living thread of the process has it.
+    /// Begins a call. Fails if an actor holds such calls back, or if the process is to restore its
+    /// charges: call [`Gate::wait`] then. `own` is 0 in a new thread, and no other living thread of
+    /// the process has it.
     pub fn enter(&self, own: &AtomicU64, calls: Calls) -> Result<Place<'_>, Place<'_>> {
-        if let Some(line) = self.enter_line(own, calls) {
-            return Ok(Place(Some(&line.0)));
+        let place = self.mark(own, calls);
+        match place.0.is_some() && calls.are_stopped(self.word.load(Ordering::SeqCst)) {
+            true => Err(place),
+            false => Ok(place),
         }
-        let place = self.find_place(own, calls);
-        match place.is_some() && calls.are_held(self.word.load(Ordering::SeqCst)) {
-            true => Err(Place(place)),
-            false => Ok(Place(place)),
-        }
+    }
+
+    fn mark(&self, own: &AtomicU64, calls: Calls) -> Place<'_> {
+        let last = self.take_last(own, calls).map(|line| &line.0);
+        Place(last.or_else(|| self.find_place(own, calls)))
+    }
+
+    #[inline(always)]
+    fn take_last(&self, own: &AtomicU64, calls: Calls) -> Option<&Line> {
+        let last = own.load(Ordering::Relaxed).wrapping_sub(1);
+        let line = self.lines.get(last as usize)?;
+        line.take(calls.mark(own)).then_some(line)
     }
 
     fn find_place(&self, own: &AtomicU64, calls: Calls) -> Option<&AtomicU64> {
@@ -249,7 +265,8 @@ impl Gate {
         }
     }
 
-    /// Begins the call for which [`Gate::enter`] has failed, once the gate is open.
+    /// Begins the call for which [`Gate::enter`] has failed, once the gate is open. Restores charges
+    /// first if that is asked for.
     #[cold]
     pub fn wait(
         &self,
@@ -262,11 +279,17 @@ impl Gate {
         let (mut looked, mut seen, mut looks) = (os::now(), None, 0);
         loop {
             let word = self.word.load(Ordering::SeqCst);
+            if word & RESTORE != 0 {
+                // First, so that a member which asks again meanwhile is heard.
+                self.word.fetch_and(!RESTORE, Ordering::SeqCst);
+                owner.restore();
+            }
             if !calls.are_held(word) {
-                match self.enter(own, calls) {
-                    Ok(place) => return place,
-                    Err(place) => self.leave(calls, place),
+                let place = self.mark(own, calls);
+                if place.0.is_none() || !calls.are_held(self.word.load(Ordering::SeqCst)) {
+                    return place;
                 }
+                self.leave(calls, place);
                 continue;
             }
             if os::now().duration_since(looked) < NAP {
@@ -393,6 +416,15 @@ impl Ledger {
         gate.map_or(0, |gate| gate.under_way(calls))
     }
 
+    /// Tells the members of the group to restore the charges that were lowered, at their next call
+    /// that passes the gate. Members of groups below have their gates elsewhere.
+    pub fn let_restore(&self) {
+        let slots = self.high_water() * usize::from(self.map.writable());
+        for page in &self.content().slots[..slots] {
+            page.gate.word.fetch_or(RESTORE, Ordering::SeqCst);
+        }
+    }
+
     fn gate_of(&self, process: &Identity) -> Option<&Gate> {
         let slot = self.slot_of(process).filter(|_| self.map.writable())?;
         Some(&self.content().slots[slot].gate)
@@ -416,6 +448,7 @@ mod tests {
         looks: AtomicU32,
         is_charged: AtomicBool,
         is_unlocked: AtomicBool,
+        restored: AtomicU32,
     }
 
     impl Process {
@@ -426,6 +459,7 @@ mod tests {
                 looks: AtomicU32::new(0),
                 is_charged: AtomicBool::new(false),
                 is_unlocked: AtomicBool::new(false),
+                restored: AtomicU32::new(0),
             }
         }
 
@@ -454,6 +488,10 @@ mod tests {
         fn charge(&self, is_due: &dyn Fn() -> bool) -> bool {
             self.is_charged.store(true, Ordering::SeqCst);
             is_due()
+        }
+
+        fn restore(&self) {
+            self.restored.fetch_add(1, Ordering::SeqCst);
         }
 
         fn unlock(&self) {
@@ -616,6 +654,39 @@ mod tests {
         }
     }
 
+    /// What a member asks for holds back no call, and says nothing of an actor.
+    #[test]
+    fn the_next_call_restores_charges_and_goes_on() {
+        let scratch = Scratch::new();
+        let slot = scratch.join();
+        let (gate, own, thread) = (slot.gate(), Identity::of_self(), new_thread());
+        let process = Process::that(Says::IsAway);
+        for calls in [Calls::Short, Calls::Waits] {
+            let mark = scratch.close_gate(&own, Calls::Waits);
+            scratch.let_restore();
+            assert!(scratch.is_held_back(&own, mark));
+            scratch.open_gate(&own);
+            assert!(gate.enter_line(thread, calls).is_none());
+            let stopped = gate.enter(thread, calls).expect_err("asked");
+            let place = gate.wait(thread, calls, stopped, &process);
+            gate.leave(calls, place);
+            let line = gate.enter_line(thread, calls).expect("asked once");
+            line.leave();
+        }
+        assert_eq!(process.restored.load(Ordering::SeqCst), 2);
+        // A call inside another one leaves it to the next.
+        let line = gate.enter_line(thread, Calls::Short).expect("open");
+        scratch.let_restore();
+        assert!(
+            gate.enter(thread, Calls::Short)
+                .expect("nested")
+                .0
+                .is_none()
+        );
+        line.leave();
+        let _stopped = gate.enter(thread, Calls::Short).expect_err("asked");
+    }
+
     /// A thread that has taken an actor for dead must not open the gate for the next one.
     #[test]
     fn the_close_of_the_next_actor_is_not_undone() {
@@ -635,6 +706,7 @@ mod tests {
                 true
             }
             fn unlock(&self) {}
+            fn restore(&self) {}
         }
         let scratch = Scratch::new();
         let slot = scratch.join();
@@ -665,7 +737,7 @@ mod tests {
         thread::scope(|scope| {
             scope.spawn(|| {
                 while !over.load(Ordering::SeqCst) {
-                    gate.word.fetch_or(ALL, Ordering::SeqCst);
+                    gate.word.fetch_or(ALL | RESTORE, Ordering::SeqCst);
                 }
             });
             for calls in [Calls::Short, Calls::Waits] {
@@ -748,6 +820,8 @@ mod tests {
             assert_eq!(scratch.calls_under_way(&own, Calls::Short), 1);
         }
         gate.leave(Calls::Waits, place);
+        assert_eq!(scratch.calls_under_way(&own, Calls::Short), 0);
+        assert!(gate.enter_line(thread, Calls::Short).is_none());
         assert_eq!(scratch.calls_under_way(&own, Calls::Short), 0);
         assert!(gate.enter(thread, Calls::Short).is_err());
     }

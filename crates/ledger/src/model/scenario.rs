@@ -62,6 +62,8 @@ pub(crate) enum Action {
     /// Closes the gate of the first process, suspends the process for a moment once no call is
     /// under way, and opens the gate.
     HoldBack,
+    /// Tells the first process to restore its charges.
+    Tell,
 }
 
 /// The part that one process plays in a scenario.
@@ -492,6 +494,7 @@ impl Scenario {
             Action::Depart => self.depart(process),
             Action::Call(calls) => self.call(process, calls),
             Action::HoldBack => self.hold_back(),
+            Action::Tell => self.books[0].let_restore(),
             Action::Idle => explorer::step(Name::Idle, Effect::Write, || (), |()| 0),
             Action::Limit { book, units } => self.set_limit(book, units),
         }
@@ -1164,6 +1167,7 @@ impl Owner for Waiter {
     }
 
     fn unlock(&self) {}
+    fn restore(&self) {}
 }
 
 struct AllFreed;
