@@ -6,9 +6,9 @@
 //! its own group. An actor closes the gate and waits until no such call is under way.
 //!
 //! Each thread marks its call in a *line*, which is a cache line of its own as long as there are
-//! enough. A thread remembers the line that it used last, in a word whose address is its mark: its
-//! *own* word. Threads that find no free line count their calls in the high half of the gate's word.
-//! The low half of the word says what the gate holds back, and is a futex.
+//! enough. A thread remembers the line that it used last in its *own* word, whose address is its
+//! mark. Threads that find no free line count their calls in the high half of the gate's word. The
+//! low half of the word says what the gate holds back, and is a futex.
 //!
 //! A thread marks its call and then reads the gate. An actor closes the gate and then reads the
 //! marks. So an actor that has closed the gate and sees no call knows that none begins. A call that
@@ -265,8 +265,8 @@ impl Gate {
         }
     }
 
-    /// Begins the call for which [`Gate::enter`] has failed, once the gate is open. Restores charges
-    /// first if that is asked for.
+    /// Begins the call for which [`Gate::enter`] has failed, once the gate is open. Restores
+    /// charges first if that is asked for.
     #[cold]
     pub fn wait(
         &self,
