@@ -68,9 +68,10 @@ impl Calls {
         }
     }
 
-    /// Returns the mark of a call of the thread with this own word.
+    /// Returns the mark of a call of the thread with this own word. No other living thread of the
+    /// process has that word, and its address is even.
     fn mark(self, own: &AtomicU64) -> u64 {
-        thread(own) | matches!(self, Self::Waits) as u64
+        std::ptr::from_ref(own).addr() as u64 | matches!(self, Self::Waits) as u64
     }
 
     /// Returns whether such calls do more at a gate with this word than to mark themselves.
@@ -203,7 +204,7 @@ impl Gate {
     }
 
     fn find_place(&self, own: &AtomicU64, calls: Calls) -> Option<&AtomicU64> {
-        let is_own = |line: &Line| line.0.load(Ordering::Relaxed) & !1 == thread(own);
+        let is_own = |line: &Line| line.0.load(Ordering::Relaxed) & !1 == Calls::Short.mark(own);
         if self.lines.iter().any(is_own) {
             return None;
         }
@@ -354,13 +355,6 @@ impl Line {
     pub fn leave(&self) {
         self.0.store(0, Ordering::Release);
     }
-}
-
-/// Returns a number of the thread with this own word, unlike those of the process's other living
-/// threads. It is even.
-#[inline]
-fn thread(own: &AtomicU64) -> u64 {
-    std::ptr::from_ref(own).addr() as u64
 }
 
 impl Ledger {

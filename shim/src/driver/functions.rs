@@ -178,19 +178,18 @@ macro_rules! functions {
         #[inline(always)]
         pub fn $name($($arg: $ty),*) -> Option<Status> {
             let address = ADDRESSES[Index::$name as usize].load(Ordering::Relaxed);
-            let call = || functions!(@call address ( $($arg : $ty),* ));
-            match address.is_null() {
-                true => None,
-                false => gate::pass_at_once(NAMES[Index::$name as usize], call),
+            if address.is_null() {
+                return None;
             }
+            let call = || functions!(@call address ( $($arg : $ty),* ));
+            gate::pass_at_once(NAMES[Index::$name as usize], call)
         }
     };
     (@at_once $ways:tt $name:ident $args:tt) => {};
 
     (@gate ( $(hot)? )) => { None::<Calls> };
     (@gate ( wait )) => { Some(Calls::Waits) };
-    (@gate ( $(hot)? gated )) => { Some(Calls::Short) };
-    (@gate ( gate )) => { Some(Calls::Short) };
+    (@gate ( $($gated:ident)+ )) => { Some(Calls::Short) };
 }
 
 table!(functions);

@@ -60,13 +60,9 @@ pub fn pass_at_once(symbol: &CStr, call: impl FnOnce() -> Status) -> Option<Stat
 
 /// For scripts/prove-hooks: a debug build leaves out the hook that this variable names.
 #[inline(always)]
-#[cfg_attr(not(debug_assertions), allow(unused_variables))]
 fn is_mutant(symbol: &CStr) -> bool {
-    #[cfg(debug_assertions)]
-    return std::env::var("GPULIMIT_DEBUG_MUTANT")
-        .is_ok_and(|name| name.as_bytes() == symbol.to_bytes());
-    #[cfg(not(debug_assertions))]
-    false
+    let is = |name: String| name.as_bytes() == symbol.to_bytes();
+    cfg!(debug_assertions) && std::env::var("GPULIMIT_DEBUG_MUTANT").is_ok_and(is)
 }
 
 /// Begins a call; `None` without a gate.
