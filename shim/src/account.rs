@@ -159,10 +159,7 @@ impl Process {
                 let _ = wiped.unwrap_or(&self.gate).set(member.gate());
                 let door = Door {
                     find: || Process::existing()?.gate.get(),
-                    wait: |gate, calls, place| {
-                        let member = || Process::existing()?.member.get()?.as_ref().ok();
-                        Own(member()).wait(gate, calls, place)
-                    },
+                    wait: |gate, calls, place| Own(Process::existing()).wait(gate, calls, place),
                 };
                 gate::reach_by(door, wiped);
             }

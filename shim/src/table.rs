@@ -18,7 +18,8 @@
 //!   function by the million. Only the handler's slow paths put cancellation off.
 //! - `as gated`, `as hot gated`: the function must not be called while the process is suspended.
 //!   Its calls pass the gate (`driver/gate.rs`).
-//! - `as gate`: gated, and the function takes no memory. `HANDLER` gets only the driver's call.
+//! - `as gate`: gated, and the function takes no memory. `HANDLER` gets only the driver's call, and
+//!   only where the export cannot make it at once.
 //! - `as wait`: gated, and the function waits for work on the GPU. The export calls the driver
 //!   first, without guard or lock. `HANDLER` runs afterwards and gets only the `Call`.
 //! - `unless CHECK: a`: if `CHECK(a)` is true, the export goes straight to the driver.

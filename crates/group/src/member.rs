@@ -465,6 +465,7 @@ impl Member {
             if before < now {
                 // A member whose charge was lowered restores it at its next call.
                 station.ledger.ask_members();
+                station.ledger.let_restore();
             }
         }
         made_room

@@ -1,13 +1,14 @@
 //! The gate of a process: calls of the driver that must not begin while the driver keeps the
-//! process's memory on the host.
+//! process's memory on the host. Other members also tell the process there to look at its charges.
 //!
 //! Most calls of a suspended process wait in the driver. Some do not, and crash the process or fail
 //! (measured, H100, driver 580.159.04). The process marks these calls in its slot, in the ledger of
 //! its own group. An actor closes the gate and waits until no such call is under way.
 //!
 //! Each thread marks its call in a *line*, which is a cache line of its own as long as there are
-//! enough. Threads that find no free line count their calls in the high half of the gate's word.
-//! The low half of the word says what the gate holds back, and is a futex.
+//! enough. A thread remembers the line that it used last in its *own* word, whose address is its
+//! mark. Threads that find no free line count their calls in the high half of the gate's word. The
+//! low half of the word says what the gate holds back, and is a futex.
 //!
 //! A thread marks its call and then reads the gate. An actor closes the gate and then reads the
 //! marks. So an actor that has closed the gate and sees no call knows that none begins. A call that
@@ -42,7 +43,10 @@ const ALL: u64 = 1 << 1;
 const OURS: u64 = 1 << 2;
 const HELD: u64 = WAITS | ALL | OURS;
 const GENERATION: u64 = 1 << 3;
-const LOW: u64 = u32::MAX as u64;
+/// What actors write.
+const LOW: u64 = i32::MAX as u64;
+/// The process is to compare its charges with its own records: the next call does so, and goes on.
+const RESTORE: u64 = 1 << 31;
 /// One short call under way, and one that waits for work on the GPU.
 const SHORT: u64 = 1 << 32;
 const WAIT: u64 = 1 << 48;
@@ -64,9 +68,15 @@ impl Calls {
         }
     }
 
-    /// Returns the mark of a call of a thread, whose number is even.
-    const fn mark(self, thread: u64) -> u64 {
-        thread | matches!(self, Self::Waits) as u64
+    /// Returns the mark of a call of the thread with this own word. No other living thread of the
+    /// process has that word, and its address is even.
+    fn mark(self, own: &AtomicU64) -> u64 {
+        std::ptr::from_ref(own).addr() as u64 | matches!(self, Self::Waits) as u64
+    }
+
+    /// Returns whether such calls do more at a gate with this word than to mark themselves.
+    const fn are_stopped(self, word: u64) -> bool {
+        self.are_held(word) || word & RESTORE != 0
     }
 
     /// Returns whether a gate with this word holds such calls back.
@@ -131,6 +141,8 @@ pub trait Owner {
     fn charge(&self, is_due: &dyn Fn() -> bool) -> bool;
     /// Asks the driver to unlock the process.
     fn unlock(&self);
+    /// Restores the charges that other processes have lowered. Takes no lock.
+    fn restore(&self);
 }
 
 /// The gate of a process, in its slot.
@@ -138,15 +150,16 @@ pub trait Owner {
 #[repr(C)]
 pub struct Gate {
     word: AtomicU64,
-    /// The thread that used a line last. Only a hint.
-    threads: [AtomicU64; LINES],
+    /// Number of threads that have made a call.
+    threads: AtomicU64,
+    spare: [AtomicU64; LINES - 1],
     lines: [Line; LINES],
 }
 
 /// The mark of a call under way, or 0. Processors fetch cache lines in pairs.
 #[derive(Debug)]
 #[repr(C, align(128))]
-struct Line(AtomicU64);
+pub struct Line(AtomicU64);
 
 /// Where a call is marked: in a line, or in the gate's word. `None`: the thread has marked an outer
 /// call.
@@ -155,55 +168,63 @@ struct Line(AtomicU64);
 pub struct Place<'a>(Option<&'a AtomicU64>);
 
 impl Gate {
-    /// Begins a call. Fails if an actor holds such calls back: call [`Gate::wait`] then.
-    #[inline]
-    pub fn enter(&self, calls: Calls) -> Result<Place<'_>, Place<'_>> {
-        self.enter_as(os::thread(), calls)
+    /// Begins a call in the line that the thread used last. Fails where [`Gate::enter`] has to do
+    /// more than that.
+    #[inline(always)]
+    pub fn enter_line(&self, own: &AtomicU64, calls: Calls) -> Option<&Line> {
+        let line = self.take_last(own, calls)?;
+        if calls.are_stopped(self.word.load(Ordering::SeqCst)) {
+            line.leave();
+            return None;
+        }
+        Some(line)
     }
 
-    #[inline]
-    fn enter_as(&self, thread: u64, calls: Calls) -> Result<Place<'_>, Place<'_>> {
-        let at = home(thread);
-        let is_own = |own: &AtomicU64| own.load(Ordering::Relaxed) == thread;
-        let place = match self.lines.get(at) {
-            Some(line) if is_own(&self.threads[at]) && line.take(calls.mark(thread)) => &line.0,
-            _ => match self.find_place(thread, calls) {
-                Some(place) => place,
-                None => return Ok(Place(None)),
-            },
-        };
-        match calls.are_held(self.word.load(Ordering::SeqCst)) {
-            true => Err(Place(Some(place))),
-            false => Ok(Place(Some(place))),
+    /// Begins a call. Fails if an actor holds such calls back, or if the process is to restore its
+    /// charges: call [`Gate::wait`] then. `own` is 0 in a new thread, and no other living thread of
+    /// the process has it.
+    pub fn enter(&self, own: &AtomicU64, calls: Calls) -> Result<Place<'_>, Place<'_>> {
+        let place = self.mark(own, calls);
+        match place.0.is_some() && calls.are_stopped(self.word.load(Ordering::SeqCst)) {
+            true => Err(place),
+            false => Ok(place),
         }
     }
 
-    #[cold]
-    fn find_place(&self, thread: u64, calls: Calls) -> Option<&AtomicU64> {
-        let (home, mark) = (home(thread), calls.mark(thread));
-        let used_by = |thread: u64| {
-            let is_used = |at: &usize| self.threads[*at].load(Ordering::Relaxed) == thread;
-            (home..LINES).chain(0..home).find(is_used)
-        };
-        let take = |at: &usize| self.lines[*at].take(mark);
-        if let Some(at) = used_by(thread).filter(take) {
-            return Some(&self.lines[at].0);
-        }
-        let is_own = |line: &Line| line.0.load(Ordering::Relaxed) & !1 == thread;
+    fn mark(&self, own: &AtomicU64, calls: Calls) -> Place<'_> {
+        let last = self.take_last(own, calls).map(|line| &line.0);
+        Place(last.or_else(|| self.find_place(own, calls)))
+    }
+
+    #[inline(always)]
+    fn take_last(&self, own: &AtomicU64, calls: Calls) -> Option<&Line> {
+        let last = own.load(Ordering::Relaxed).wrapping_sub(1);
+        let line = self.lines.get(last as usize)?;
+        line.take(calls.mark(own)).then_some(line)
+    }
+
+    fn find_place(&self, own: &AtomicU64, calls: Calls) -> Option<&AtomicU64> {
+        let is_own = |line: &Line| line.0.load(Ordering::Relaxed) & !1 == Calls::Short.mark(own);
         if self.lines.iter().any(is_own) {
             return None;
         }
-        // The thread that used the line last may have ended. Otherwise it finds another line.
-        let Some(at) = used_by(0).into_iter().chain(0..LINES).find(take) else {
-            self.word.fetch_add(calls.one(), Ordering::SeqCst);
-            return Some(&self.word);
-        };
-        self.threads[at].store(thread, Ordering::Relaxed);
-        Some(&self.lines[at].0)
+        let first = match own.load(Ordering::Relaxed) {
+            0 => self.threads.fetch_add(1, Ordering::Relaxed),
+            last => last - 1,
+        } as usize
+            % LINES;
+        for at in (first..LINES).chain(0..first) {
+            // Before the mark: a signal handler that comes in between finds the mark here.
+            own.store(at as u64 + 1, Ordering::Relaxed);
+            if self.lines[at].take(calls.mark(own)) {
+                return Some(&self.lines[at].0);
+            }
+        }
+        self.word.fetch_add(calls.one(), Ordering::SeqCst);
+        Some(&self.word)
     }
 
     /// Ends a call.
-    #[inline]
     pub fn leave(&self, calls: Calls, place: Place<'_>) {
         match place.0 {
             Some(word) if std::ptr::eq(word, &self.word) => {
@@ -240,23 +261,36 @@ impl Gate {
     /// Opens the gate, and forgets all calls.
     pub(super) fn clear(&self) {
         let lines = self.lines.iter().map(|line| &line.0);
-        for word in lines.chain(&self.threads).chain([&self.word]) {
+        for word in lines.chain([&self.threads, &self.word]) {
             word.store(0, Ordering::Relaxed);
         }
     }
 
-    /// Begins the call for which [`Gate::enter`] has failed, once the gate is open.
+    /// Begins the call for which [`Gate::enter`] has failed, once the gate is open. Restores
+    /// charges first if that is asked for.
     #[cold]
-    pub fn wait(&self, calls: Calls, place: Place<'_>, owner: &dyn Owner) -> Place<'_> {
+    pub fn wait(
+        &self,
+        own: &AtomicU64,
+        calls: Calls,
+        place: Place<'_>,
+        owner: &dyn Owner,
+    ) -> Place<'_> {
         self.leave(calls, place);
         let (mut looked, mut seen, mut looks) = (os::now(), None, 0);
         loop {
             let word = self.word.load(Ordering::SeqCst);
+            if word & RESTORE != 0 {
+                // First, so that a member which asks again meanwhile is heard.
+                self.word.fetch_and(!RESTORE, Ordering::SeqCst);
+                owner.restore();
+            }
             if !calls.are_held(word) {
-                match self.enter(calls) {
-                    Ok(place) => return place,
-                    Err(place) => self.leave(calls, place),
+                let place = self.mark(own, calls);
+                if place.0.is_none() || !calls.are_held(self.word.load(Ordering::SeqCst)) {
+                    return place;
                 }
+                self.leave(calls, place);
                 continue;
             }
             if os::now().duration_since(looked) < NAP {
@@ -315,13 +349,12 @@ impl Line {
         let (set, failed) = (Ordering::SeqCst, Ordering::Relaxed);
         self.0.compare_exchange(0, mark, set, failed).is_ok()
     }
-}
 
-/// Returns the line that a thread tries first.
-#[inline]
-const fn home(thread: u64) -> usize {
-    let spread = thread.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-    ((spread * LINES as u64) >> 32) as usize
+    /// Ends the call that [`Gate::enter_line`] has begun.
+    #[inline]
+    pub fn leave(&self) {
+        self.0.store(0, Ordering::Release);
+    }
 }
 
 impl Ledger {
@@ -377,6 +410,15 @@ impl Ledger {
         gate.map_or(0, |gate| gate.under_way(calls))
     }
 
+    /// Tells the members of the group to restore the charges that were lowered, at their next call
+    /// that passes the gate. Members of groups below have their gates elsewhere.
+    pub fn let_restore(&self) {
+        let slots = self.high_water() * usize::from(self.map.writable());
+        for page in &self.content().slots[..slots] {
+            page.gate.word.fetch_or(RESTORE, Ordering::SeqCst);
+        }
+    }
+
     fn gate_of(&self, process: &Identity) -> Option<&Gate> {
         let slot = self.slot_of(process).filter(|_| self.map.writable())?;
         Some(&self.content().slots[slot].gate)
@@ -388,6 +430,7 @@ mod tests {
     use super::*;
     use crate::scratch::Scratch;
     use gpulimit_support::wait_until;
+    use std::collections::BTreeSet;
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicBool, AtomicU32};
     use std::thread;
@@ -399,6 +442,7 @@ mod tests {
         looks: AtomicU32,
         is_charged: AtomicBool,
         is_unlocked: AtomicBool,
+        restored: AtomicU32,
     }
 
     impl Process {
@@ -409,6 +453,7 @@ mod tests {
                 looks: AtomicU32::new(0),
                 is_charged: AtomicBool::new(false),
                 is_unlocked: AtomicBool::new(false),
+                restored: AtomicU32::new(0),
             }
         }
 
@@ -439,6 +484,10 @@ mod tests {
             is_due()
         }
 
+        fn restore(&self) {
+            self.restored.fetch_add(1, Ordering::SeqCst);
+        }
+
         fn unlock(&self) {
             assert!(self.is_charged.load(Ordering::SeqCst), "charged first");
             self.is_unlocked.store(true, Ordering::SeqCst);
@@ -449,9 +498,12 @@ mod tests {
     /// Begins a call of another thread.
     #[track_caller]
     fn other(gate: &Gate, calls: Calls) -> Place<'_> {
-        static THREADS: AtomicU64 = AtomicU64::new(2);
-        let thread = THREADS.fetch_add(2, Ordering::Relaxed);
-        gate.enter_as(thread, calls).expect("the gate is open")
+        gate.enter(new_thread(), calls).expect("the gate is open")
+    }
+
+    /// Returns the own word of a new thread.
+    fn new_thread() -> &'static AtomicU64 {
+        Box::leak(Box::default())
     }
 
     #[test]
@@ -471,8 +523,9 @@ mod tests {
         let is_in = AtomicBool::new(false);
         thread::scope(|scope| {
             let entering = scope.spawn(|| {
-                let held = gate.enter(Calls::Short).expect_err("the gate is closed");
-                let _ = gate.wait(Calls::Short, held, &away);
+                let own = new_thread();
+                let held = gate.enter(own, Calls::Short).expect_err("closed");
+                let _ = gate.wait(own, Calls::Short, held, &away);
                 is_in.store(true, Ordering::SeqCst);
             });
             away.await_looks();
@@ -492,7 +545,7 @@ mod tests {
         let _waits = other(gate, Calls::Waits);
         let mark = scratch.close_gate(&own, Calls::Waits);
         let _short = other(gate, Calls::Short);
-        let _held = gate.enter(Calls::Waits).expect_err("held back");
+        let _held = (gate.enter(new_thread(), Calls::Waits)).expect_err("held back");
         let under_way = |calls| scratch.calls_under_way(&own, calls);
         assert_eq!((under_way(Calls::Waits), under_way(Calls::Short)), (2, 3));
         assert!(scratch.is_held_back(&own, mark));
@@ -517,9 +570,11 @@ mod tests {
             for calls in [Calls::Short, Calls::Waits, Calls::Short] {
                 let (away, down, over) = (&away, &down, &over);
                 scope.spawn(move || {
+                    let own = new_thread();
                     while !over.load(Ordering::SeqCst) {
-                        let entered = gate.enter(calls);
-                        let place = entered.unwrap_or_else(|held| gate.wait(calls, held, away));
+                        let entered = gate.enter(own, calls);
+                        let wait = |held| gate.wait(own, calls, held, away);
+                        let place = entered.unwrap_or_else(wait);
                         let crashes = down.load(Ordering::SeqCst);
                         gate.leave(calls, place);
                         assert!(!crashes, "a call is under way");
@@ -548,8 +603,9 @@ mod tests {
         for (says, is_locked) in [(Says::Runs, false), (Says::IsLocked, true)] {
             let process = Process::that(says);
             scratch.close_gate(&own, Calls::Short);
-            let held = gate.enter(Calls::Waits).expect_err("held back");
-            let place = gate.wait(Calls::Waits, held, &process);
+            let own = new_thread();
+            let held = gate.enter(own, Calls::Waits).expect_err("held back");
+            let place = gate.wait(own, Calls::Waits, held, &process);
             assert!(process.is_charged.load(Ordering::SeqCst));
             assert_eq!(process.is_unlocked.load(Ordering::SeqCst), is_locked);
             // Other calls go on.
@@ -570,9 +626,10 @@ mod tests {
         );
         scratch.close_gate(&own, Calls::Short);
         scratch.note_lock(&own, false);
-        let held = gate.enter(Calls::Short).expect_err("held back");
+        let thread = new_thread();
+        let held = gate.enter(thread, Calls::Short).expect_err("held back");
         thread::scope(|scope| {
-            let entering = scope.spawn(|| gate.wait(Calls::Short, held, &process));
+            let entering = scope.spawn(|| gate.wait(thread, Calls::Short, held, &process));
             process.await_looks();
             assert!(!process.is_unlocked.load(Ordering::SeqCst) && !entering.is_finished());
             process.set(Says::Runs);
@@ -589,6 +646,39 @@ mod tests {
             assert_eq!(step(FORGED - 1, is_ours, has_actor), Step::Wait);
             assert_eq!(step(FORGED, is_ours, has_actor), Step::Unlock, "forged");
         }
+    }
+
+    /// What a member asks for holds back no call, and says nothing of an actor.
+    #[test]
+    fn the_next_call_restores_charges_and_goes_on() {
+        let scratch = Scratch::new();
+        let slot = scratch.join();
+        let (gate, own, thread) = (slot.gate(), Identity::of_self(), new_thread());
+        let process = Process::that(Says::IsAway);
+        for calls in [Calls::Short, Calls::Waits] {
+            let mark = scratch.close_gate(&own, Calls::Waits);
+            scratch.let_restore();
+            assert!(scratch.is_held_back(&own, mark));
+            scratch.open_gate(&own);
+            assert!(gate.enter_line(thread, calls).is_none());
+            let stopped = gate.enter(thread, calls).expect_err("asked");
+            let place = gate.wait(thread, calls, stopped, &process);
+            gate.leave(calls, place);
+            let line = gate.enter_line(thread, calls).expect("asked once");
+            line.leave();
+        }
+        assert_eq!(process.restored.load(Ordering::SeqCst), 2);
+        // A call inside another one leaves it to the next.
+        let line = gate.enter_line(thread, Calls::Short).expect("open");
+        scratch.let_restore();
+        assert!(
+            gate.enter(thread, Calls::Short)
+                .expect("nested")
+                .0
+                .is_none()
+        );
+        line.leave();
+        let _stopped = gate.enter(thread, Calls::Short).expect_err("asked");
     }
 
     /// A thread that has taken an actor for dead must not open the gate for the next one.
@@ -610,15 +700,17 @@ mod tests {
                 true
             }
             fn unlock(&self) {}
+            fn restore(&self) {}
         }
         let scratch = Scratch::new();
         let slot = scratch.join();
         let (gate, own) = (slot.gate(), Identity::of_self());
         scratch.close_gate(&own, Calls::Short);
-        let held = gate.enter(Calls::Short).expect_err("held back");
+        let thread = new_thread();
+        let held = gate.enter(thread, Calls::Short).expect_err("held back");
         let process = Late(Process::that(Says::Runs), &scratch, AtomicBool::new(false));
         thread::scope(|scope| {
-            let entering = scope.spawn(|| gate.wait(Calls::Short, held, &process));
+            let entering = scope.spawn(|| gate.wait(thread, Calls::Short, held, &process));
             wait_until("the thread acts", || process.2.load(Ordering::SeqCst));
             process.0.await_looks();
             assert!(!entering.is_finished(), "the next actor is at work");
@@ -639,12 +731,13 @@ mod tests {
         thread::scope(|scope| {
             scope.spawn(|| {
                 while !over.load(Ordering::SeqCst) {
-                    gate.word.fetch_or(ALL, Ordering::SeqCst);
+                    gate.word.fetch_or(ALL | RESTORE, Ordering::SeqCst);
                 }
             });
             for calls in [Calls::Short, Calls::Waits] {
-                let entered = gate.enter(calls);
-                let place = entered.unwrap_or_else(|held| gate.wait(calls, held, &process));
+                let own = new_thread();
+                let entered = gate.enter(own, calls);
+                let place = entered.unwrap_or_else(|held| gate.wait(own, calls, held, &process));
                 gate.leave(calls, place);
             }
             over.store(true, Ordering::SeqCst);
@@ -657,10 +750,9 @@ mod tests {
         let scratch = Scratch::new();
         let slot = scratch.join();
         let (gate, own) = (slot.gate(), Identity::of_self());
-        let begin = |at: usize| {
+        let begin = |thread: &AtomicU64, at: usize| {
             let calls = [Calls::Short, Calls::Waits][at % 2];
-            let place = gate.enter_as(2 * at as u64 + 2, calls).expect("open");
-            (calls, place)
+            (calls, gate.enter(thread, calls).expect("open"))
         };
         let under_way = |calls| scratch.calls_under_way(&own, calls);
         let count = || (under_way(Calls::Waits), under_way(Calls::Short));
@@ -672,7 +764,7 @@ mod tests {
                     at > LINES,
                     "{round}"
                 );
-                begun.push(begin(round * 100 + at));
+                begun.push(begin(new_thread(), at));
                 assert_eq!(count(), (at.div_ceil(2) as u64, at as u64 + 1));
             }
             let lines = || gate.lines.iter().map(|line| line.0.load(Ordering::SeqCst));
@@ -684,19 +776,26 @@ mod tests {
             }
             assert!(!gate.has_calls());
         }
-        // Each thread finds its line again, also if another one comes first at its home.
+        // A thread that calls alone has a line of its own, and finds it again.
+        let threads: [_; LINES + 1] = std::array::from_fn(|_| new_thread());
         let lines = || {
-            let begun = [1, 2, 3].map(&begin);
-            begun.map(|(calls, place)| {
-                let line = place.0.map(std::ptr::from_ref);
+            threads.map(|thread| {
+                let (calls, place) = begin(thread, 0);
                 gate.leave(calls, place);
-                line
+                thread.load(Ordering::SeqCst)
             })
         };
-        assert_eq!(lines(), lines());
-        let is_known =
-            |thread| (gate.threads.iter()).any(|user| user.load(Ordering::SeqCst) == thread);
-        assert!([4, 6, 8].into_iter().all(is_known));
+        let before = lines();
+        assert_eq!(before.iter().collect::<BTreeSet<_>>().len(), LINES);
+        assert_eq!(before, lines());
+        // Two threads that have the same line part when they meet there.
+        let shared = [threads[0], threads[LINES]];
+        let both = shared.map(|thread| begin(thread, 0));
+        for (calls, place) in both {
+            gate.leave(calls, place);
+        }
+        let [one, other] = shared.map(|thread| thread.load(Ordering::SeqCst));
+        assert_ne!(one, other);
     }
 
     /// An actor waits for the outer call, which waits for the inner one.
@@ -705,18 +804,20 @@ mod tests {
         let scratch = Scratch::new();
         let slot = scratch.join();
         let (gate, own) = (slot.gate(), Identity::of_self());
-        let place = gate.enter(Calls::Waits).expect("open");
+        let thread = new_thread();
+        let place = gate.enter(thread, Calls::Waits).expect("open");
         scratch.close_gate(&own, Calls::Short);
         for calls in [Calls::Short, Calls::Waits] {
-            let inner = gate
-                .enter(calls)
-                .expect("the actor waits for the outer call");
+            let inner = gate.enter(thread, calls);
+            let inner = inner.expect("the actor waits for the outer call");
             gate.leave(calls, inner);
             assert_eq!(scratch.calls_under_way(&own, Calls::Short), 1);
         }
         gate.leave(Calls::Waits, place);
         assert_eq!(scratch.calls_under_way(&own, Calls::Short), 0);
-        assert!(gate.enter(Calls::Short).is_err());
+        assert!(gate.enter_line(thread, Calls::Short).is_none());
+        assert_eq!(scratch.calls_under_way(&own, Calls::Short), 0);
+        assert!(gate.enter(thread, Calls::Short).is_err());
     }
 
     #[test]
@@ -724,15 +825,15 @@ mod tests {
         let scratch = Scratch::new();
         let slot = scratch.join();
         let own = Identity::of_self();
-        let (one, two) = (2, 4);
+        let [one, two] = [new_thread(), new_thread()];
         for thread in [one, two] {
-            let _place = slot.gate().enter_as(thread, Calls::Short).expect("open");
+            let _place = slot.gate().enter(thread, Calls::Short).expect("open");
         }
         scratch.close_gate(&own, Calls::Short);
         drop(slot);
         let slot = scratch.join();
         assert_eq!(scratch.calls_under_way(&own, Calls::Short), 0);
-        let _place = slot.gate().enter_as(two, Calls::Short).expect("open");
+        let _place = slot.gate().enter(two, Calls::Short).expect("open");
         assert_eq!(scratch.calls_under_way(&own, Calls::Short), 1);
     }
 }

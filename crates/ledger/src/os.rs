@@ -6,7 +6,6 @@ use super::atomic::AtomicU64;
 use super::tick::Tick;
 use gpulimit_base::interrupted;
 pub(super) use gpulimit_base::process::pid_ns;
-use std::arch::asm;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -52,22 +51,6 @@ fn coarse(clock: libc::clockid_t) -> Tick {
     // SAFETY: the call writes one `timespec`. The coarse clocks exist since Linux 2.6.32.
     unsafe { libc::clock_gettime(clock, &raw mut now) };
     Tick::new(now.tv_sec as u64, now.tv_nsec as u64)
-}
-
-/// Returns a number of the calling thread, unlike those of the process's other living threads: its
-/// address, which is even.
-#[inline]
-pub(super) fn thread() -> u64 {
-    let thread: u64;
-    // SAFETY: reads the register that the C library keeps the thread's address in. On x86-64 the
-    // first word there is that address.
-    unsafe {
-        #[cfg(target_arch = "x86_64")]
-        asm!("mov {}, fs:0", out(reg) thread, options(nostack, preserves_flags, readonly));
-        #[cfg(target_arch = "aarch64")]
-        asm!("mrs {}, tpidr_el0", out(reg) thread, options(nomem, nostack, preserves_flags));
-    }
-    thread
 }
 
 /// Returns the time of the monotonic clock, which measures waits.

@@ -5,6 +5,7 @@
 )]
 
 use std::ffi::CStr;
+use std::sync::atomic::Ordering;
 
 use gpulimit_ledger::Calls;
 
@@ -92,6 +93,14 @@ macro_rules! functions {
                 );
             }
 
+            /// The straight calls of the functions that are `as gate`, where nothing but a mark in
+            /// the gate is to be done. `None`: nothing is done.
+            pub mod at_once {
+                #[allow(unused_imports, reason = "NVML has no such function")]
+                use super::*;
+                $( functions!(@at_once ( $($($way)+)? ) $name ( $($arg : $ty),* )); )*
+            }
+
             // Only CUDA calls the program. NVML calls some of its own functions by their exported
             // names.
             const VISITS: bool = matches!(stringify!($module).as_bytes(), b"cuda");
@@ -125,24 +134,19 @@ macro_rules! functions {
         )]
         pub fn $name($($arg: $ty),*) -> Status {
             let address = &ADDRESSES[Index::$name as usize];
-            let mut address = address.load(std::sync::atomic::Ordering::Relaxed);
+            let mut address = address.load(Ordering::Relaxed);
             if address.is_null() {
                 address = $library.address(Index::$name as usize);
                 if address.is_null() {
                     return $missing;
                 }
             }
-            // SAFETY: `address` is this driver function, and the row has the types of NVIDIA's
-            // header. Pointers come from the program or `Out::of`.
-            let call = || unsafe {
-                type Function = unsafe extern "C-unwind" fn($($ty),*) -> Status;
-                std::mem::transmute::<*mut std::ffi::c_void, Function>(address)($($arg),*)
-            };
+            let call = || functions!(@call address ( $($arg : $ty),* ));
             if $visits {
                 return inside::visit(call);
             }
             match const { functions!(@gate $ways) } {
-                Some(way) => gate::pass(NAMES[Index::$name as usize], way, call),
+                Some(calls) => gate::pass(NAMES[Index::$name as usize], calls, call),
                 None => call(),
             }
         }
@@ -161,11 +165,31 @@ macro_rules! functions {
         }
     )* };
 
-    (@gate ( $(hot)? )) => { None::<(Calls, bool)> };
-    (@gate ( wait )) => { Some((Calls::Waits, false)) };
-    (@gate ( gated )) => { Some((Calls::Short, false)) };
-    (@gate ( gate )) => { Some((Calls::Short, true)) };
-    (@gate ( hot gated )) => { Some((Calls::Short, true)) };
+    (@call $address:ident ( $($arg:ident : $ty:ty),* )) => {
+        // SAFETY: the address is that of this driver function, and the row has the types of
+        // NVIDIA's header. Pointers come from the program or `Out::of`.
+        unsafe {
+            type Function = unsafe extern "C-unwind" fn($($ty),*) -> Status;
+            std::mem::transmute::<*mut std::ffi::c_void, Function>($address)($($arg),*)
+        }
+    };
+
+    (@at_once ( gate ) $name:ident ( $($arg:ident : $ty:ty),* )) => {
+        #[inline(always)]
+        pub fn $name($($arg: $ty),*) -> Option<Status> {
+            let address = ADDRESSES[Index::$name as usize].load(Ordering::Relaxed);
+            if address.is_null() {
+                return None;
+            }
+            let call = || functions!(@call address ( $($arg : $ty),* ));
+            gate::pass_at_once(NAMES[Index::$name as usize], call)
+        }
+    };
+    (@at_once $ways:tt $name:ident $args:tt) => {};
+
+    (@gate ( $(hot)? )) => { None::<Calls> };
+    (@gate ( wait )) => { Some(Calls::Waits) };
+    (@gate ( $($gated:ident)+ )) => { Some(Calls::Short) };
 }
 
 table!(functions);

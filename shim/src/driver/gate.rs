@@ -7,6 +7,7 @@ use gpulimit_ledger::{Calls, Gate, Place};
 use once_cell::race::{OnceBox, OnceRef};
 
 use crate::abi::Status;
+use crate::driver::inside;
 
 /// How the calls of the driver reach the gate of this process.
 pub struct Door {
@@ -30,26 +31,13 @@ pub fn reach_by(door: Door, wiped: Option<&'static OnceRef<'static, Gate>>) {
 }
 
 /// Calls the driver, once this process's memory is not on the host. A cancelled thread can end in
-/// the call, so no value here is dropped: such a call counts as under way for ever. The begin of a
-/// call that is made by the million (`is_frequent`) is inlined.
+/// the call, so no value here is dropped: such a call counts as under way for ever.
 #[inline]
-#[cfg_attr(not(debug_assertions), allow(unused_variables))]
-pub fn pass(
-    symbol: &CStr,
-    (calls, is_frequent): (Calls, bool),
-    call: impl FnOnce() -> Status,
-) -> Status {
-    // For scripts/prove-hooks: a debug build leaves out the hook that this variable names.
-    #[cfg(debug_assertions)]
-    if std::env::var("GPULIMIT_DEBUG_MUTANT").is_ok_and(|name| name.as_bytes() == symbol.to_bytes())
-    {
+pub fn pass(symbol: &CStr, calls: Calls, call: impl FnOnce() -> Status) -> Status {
+    if is_mutant(symbol) {
         return call();
     }
-    let begun = match is_frequent {
-        true => begin(calls),
-        false => begin_by_call(calls),
-    };
-    let Some((gate, place)) = begun else {
+    let Some((gate, place)) = begin(calls) else {
         return call();
     };
     let status = call();
@@ -57,33 +45,37 @@ pub fn pass(
     status
 }
 
+/// Does the work of [`pass`], outside of a hook, for a call that is made by the million. Returns
+/// `None` where there is more to do than to mark the call: nothing is done then.
+#[inline(always)]
+pub fn pass_at_once(symbol: &CStr, call: impl FnOnce() -> Status) -> Option<Status> {
+    if inside::get() != 0 || is_mutant(symbol) {
+        return None;
+    }
+    let line = GATE.get()?.get()?.enter_line(inside::own(), Calls::Short)?;
+    let status = inside::outermost(call);
+    line.leave();
+    Some(status)
+}
+
+/// For scripts/prove-hooks: a debug build leaves out the hook that this variable names.
+#[inline(always)]
+fn is_mutant(symbol: &CStr) -> bool {
+    let is = |name: String| name.as_bytes() == symbol.to_bytes();
+    cfg!(debug_assertions) && std::env::var("GPULIMIT_DEBUG_MUTANT").is_ok_and(is)
+}
+
 /// Begins a call; `None` without a gate.
-#[inline]
+#[inline(never)]
 fn begin(calls: Calls) -> Option<(&'static Gate, Place<'static>)> {
-    let gate = GATE.get().map_or_else(find, OnceRef::get)?;
-    let entered = gate.enter(calls);
-    Some((
-        gate,
-        entered.unwrap_or_else(|place| wait(gate, calls, place)),
-    ))
-}
-
-#[inline(never)]
-fn begin_by_call(calls: Calls) -> Option<(&'static Gate, Place<'static>)> {
-    begin(calls)
-}
-
-#[cold]
-#[inline(never)]
-fn find() -> Option<&'static Gate> {
-    DOOR.get().and_then(|door| (door.find)())
-}
-
-#[cold]
-#[inline(never)]
-fn wait<'a>(gate: &'static Gate, calls: Calls, place: Place<'a>) -> Place<'a> {
-    match DOOR.get() {
+    let gate = match GATE.get() {
+        Some(place) => place.get(),
+        None => (DOOR.get()?.find)(),
+    }?;
+    let entered = gate.enter(inside::own(), calls);
+    let wait = |place| match DOOR.get() {
         Some(door) => (door.wait)(gate, calls, place),
         None => place,
-    }
+    };
+    Some((gate, entered.unwrap_or_else(wait)))
 }

@@ -2,10 +2,13 @@
 //! library makes. In such a call the program may run: a tool's callback, or a signal's handler.
 //!
 //! One word of each thread says it: the address of a word in the stack frame of the current hook,
-//! with marks in its lowest bits. `thread_local!` would call the dynamic linker at each use.
+//! with marks in its lowest bits. A second word belongs to the gate. `thread_local!` would call the
+//! dynamic linker at each use.
 #![allow(unsafe_code)]
 
 use std::arch::{asm, global_asm};
+use std::mem::MaybeUninit;
+use std::sync::atomic::AtomicU64;
 
 /// Marks a call of the driver that may run code of the program.
 pub const DRIVER: usize = 1;
@@ -22,11 +25,12 @@ global_asm!(
     ".hidden gpulimit_inside",
     ".globl gpulimit_inside",
     ".type gpulimit_inside, @object",
-    ".size gpulimit_inside, 8",
-    "gpulimit_inside: .zero 8",
+    ".size gpulimit_inside, 16",
+    "gpulimit_inside: .zero 16",
     ".popsection",
 );
 
+/// Returns the place of the thread's two words. That of the gate comes first.
 #[inline(always)]
 fn place() -> *mut usize {
     let place;
@@ -54,14 +58,36 @@ fn place() -> *mut usize {
 #[inline(always)]
 pub fn get() -> usize {
     // SAFETY: the word is this thread's own, and lives as long as the thread.
-    unsafe { place().read_volatile() }
+    unsafe { place().add(1).read_volatile() }
 }
 
 /// Sets the word.
 #[inline(always)]
 pub fn set(word: usize) {
     // SAFETY: as in `get`.
-    unsafe { place().write_volatile(word) }
+    unsafe { place().add(1).write_volatile(word) }
+}
+
+/// Returns this thread's own word of the gate: see `Gate::enter`. Do not keep the reference.
+#[inline(always)]
+pub fn own() -> &'static AtomicU64 {
+    // SAFETY: the word is this thread's own, and lives as long as the thread.
+    unsafe { AtomicU64::from_ptr(place().cast()) }
+}
+
+/// Makes a call of the driver outside of a hook: calls that the program makes inside of it are
+/// nested.
+#[inline(always)]
+pub fn outermost<T>(call: impl FnOnce() -> T) -> T {
+    let mut word = MaybeUninit::<usize>::uninit();
+    let here = word.as_mut_ptr().expose_provenance();
+    // SAFETY: writes to a local variable. The volatile write is necessary, because `hook/guard.rs`
+    // reads the variable by its address.
+    unsafe { word.as_mut_ptr().write_volatile(here) };
+    set(here | DRIVER);
+    let result = call();
+    set(0);
+    result
 }
 
 #[inline(always)]

@@ -84,7 +84,8 @@ macro_rules! exports {
     (@export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path, as gate) => {
         #[cfg_attr(not(test), unsafe(no_mangle))]
         pub extern "C-unwind" fn $name($($arg: $ty),*) -> Status {
-            $handler(|| crate::hook::visit(|| driver::straight::$name($($arg),*)))
+            let visit = || crate::hook::visit(|| driver::straight::$name($($arg),*));
+            driver::at_once::$name($($arg),*).unwrap_or_else(|| $handler(visit))
         }
     };
 

@@ -48,20 +48,14 @@ pub fn alone<T>(work: impl FnOnce(bool) -> T) -> Option<T> {
     Some(work(is_nested))
 }
 
-/// Makes a driver call outside of a hook: calls that the program makes inside of it are nested.
+/// Makes a driver call of a program. Outside of a hook, calls that the program makes inside of it
+/// are nested.
 #[inline]
 pub fn visit<T>(call: impl FnOnce() -> T) -> T {
-    if inside::get() != 0 {
-        return call();
+    match inside::get() {
+        0 => inside::outermost(call),
+        _ => call(),
     }
-    let mut word = MaybeUninit::<usize>::uninit();
-    let here = word.as_mut_ptr().expose_provenance();
-    // SAFETY: as in `alone`.
-    unsafe { word.as_mut_ptr().write_volatile(here) };
-    inside::set(here | DRIVER);
-    let result = call();
-    inside::set(0);
-    result
 }
 
 /// Returns the word for a call of which the thread's word is `before`, and the place on the stack

@@ -22,7 +22,7 @@ use super::fault::{self, Fault};
 use super::is_deep;
 use super::scenario::Action::{
     Call, Claim, Clean, Depart, Enter, Give, GiveEarly, GiveIdle, HoldBack, Idle, Leave, Limit,
-    Resume, Suspend, SuspendBoth, Take, TakeBy, Try,
+    Resume, Suspend, SuspendBoth, Take, TakeBy, Tell, Try,
 };
 use super::scenario::{Role, Scenario};
 
@@ -320,6 +320,14 @@ fn calls_beside_an_actor(deaths: u32) -> Scenario {
 #[test]
 fn no_call_is_under_way_while_a_process_is_suspended() {
     check_scenario(calls_beside_an_actor(1));
+}
+
+/// A member tells the process to restore its charges meanwhile.
+#[test]
+fn no_call_is_under_way_while_a_told_process_is_suspended() {
+    let thread = Role::member(0, &[Call(Calls::Short)]).immortal();
+    let roles = [&[Tell][..], &[HoldBack]].map(|actions| Role::member(0, actions));
+    check(&[10], [[thread].as_slice(), &roles].concat(), 1);
 }
 
 // Faulty systems and faulty processes. Each has one deliberate error, and the explorer must detect

@@ -10,11 +10,6 @@ pub(super) fn pid_ns() -> u64 {
     1
 }
 
-/// Processes of a model have one thread each.
-pub(super) fn thread() -> u64 {
-    2 * (explorer::process() as u64 + 1)
-}
-
 pub(super) fn boot_ms() -> u64 {
     explorer::clock()
 }

@@ -62,6 +62,8 @@ pub(crate) enum Action {
     /// Closes the gate of the first process, suspends the process for a moment once no call is
     /// under way, and opens the gate.
     HoldBack,
+    /// Tells the first process to restore its charges.
+    Tell,
 }
 
 /// The part that one process plays in a scenario.
@@ -91,6 +93,8 @@ pub(crate) struct Scenario {
     books: Vec<&'static Arc<Ledger>>,
     device: DeviceIndex,
     watched: Vec<(Name, &'static AtomicU64)>,
+    /// The own word of each process's thread: see [`Gate::enter`].
+    threads: [AtomicU64; MAX_PROCESSES],
     suspends: bool,
 }
 
@@ -268,6 +272,7 @@ impl Scenario {
             books,
             device,
             watched,
+            threads: Default::default(),
             suspends,
         };
         scenario.watch();
@@ -489,6 +494,7 @@ impl Scenario {
             Action::Depart => self.depart(process),
             Action::Call(calls) => self.call(process, calls),
             Action::HoldBack => self.hold_back(),
+            Action::Tell => self.books[0].let_restore(),
             Action::Idle => explorer::step(Name::Idle, Effect::Write, || (), |()| 0),
             Action::Limit { book, units } => self.set_limit(book, units),
         }
@@ -544,8 +550,10 @@ impl Scenario {
 
     fn call(&self, process: usize, calls: Calls) {
         let (gate, waiter) = (self.gate(), Waiter(process));
-        let entered = gate.enter(calls);
-        let place = entered.unwrap_or_else(|held| gate.wait(calls, held, &waiter));
+        let own = &self.threads[process];
+        own.store_plain(0);
+        let entered = gate.enter(own, calls);
+        let place = entered.unwrap_or_else(|held| gate.wait(own, calls, held, &waiter));
         let begin = || {
             if DOWN.get() {
                 violation(format!(
@@ -557,7 +565,7 @@ impl Scenario {
         begin();
         explorer::step(Name::Idle, Effect::Write, || (), |()| 0);
         if super::is_deep() {
-            let (Ok(inner) | Err(inner)) = gate.enter(calls);
+            let (Ok(inner) | Err(inner)) = gate.enter(own, calls);
             gate.leave(calls, inner);
         }
         begin();
@@ -1159,6 +1167,7 @@ impl Owner for Waiter {
     }
 
     fn unlock(&self) {}
+    fn restore(&self) {}
 }
 
 struct AllFreed;

@@ -133,7 +133,7 @@ pub(crate) fn end_weak_run() {
 
 #[repr(transparent)]
 #[derive(Debug, Default)]
-pub(crate) struct AtomicU64(Plain);
+pub struct AtomicU64(Plain);
 
 impl AtomicU64 {
     pub(crate) const fn new(value: u64) -> Self {

@@ -12,10 +12,15 @@ impl Device {
     /// Answers other members: restores this process's charge, if another process has lowered it,
     /// and uncharges unused bytes, unless `low` or `min` protects the group.
     pub fn give_back_unused(&self) {
-        self.book.member.restore(&self.book.device);
+        self.restore();
         if !self.book.member.is_low(&self.book.device) {
             self.reclaim(true);
         }
+    }
+
+    /// Restores this process's charge, if another process has lowered it.
+    pub fn restore(&self) {
+        self.book.member.restore(&self.book.device);
     }
 
     /// Uncharges the bytes that this process does not need. Returns true when there were such

@@ -141,6 +141,31 @@ fn memory_whose_charge_was_zeroed_is_given_to_no_other_program() {
     world.judge_end(CAP);
 }
 
+/// Many programs make no request while they compute.
+#[test]
+fn a_program_restores_its_charge_at_its_next_gated_call() {
+    for step in [
+        &[("query-event e", "0")][..],
+        &[("async p 1M", "0"), ("free-async p", "0")],
+    ] {
+        let world = World::new(CAP);
+        let mut program = world.on_gpu();
+        program.expect(&[("alloc a 2000M", "0"), ("event e", "0")]);
+        program.expect(&[("async p 1M", "0"), ("free-async p", "0")]);
+        zero(&ledger(&world));
+        program.expect(step);
+        assert!(world.usage(0).charged < world.machine().used(), "not told");
+        // The first look of a newcomer tells the program.
+        let newcomer = world.on_gpu();
+        program.expect(step);
+        assert!(world.usage(0).charged >= world.machine().used());
+        world.judge(CAP);
+        newcomer.end_quietly();
+        program.end_quietly();
+        world.judge_end(CAP);
+    }
+}
+
 /// OpenCL and Vulkan take memory inside the driver. Here a context that no hook sees does.
 #[test]
 fn memory_that_no_hook_sees_leaves_less_room_for_others() {
