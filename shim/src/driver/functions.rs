@@ -161,9 +161,9 @@ macro_rules! functions {
         }
     )* };
 
-    (@gate ( $(hot)? )) => { None::<(Calls, bool)> };
+    (@gate ( $(hot)? $(patched)? )) => { None::<(Calls, bool)> };
     (@gate ( wait )) => { Some((Calls::Waits, false)) };
-    (@gate ( gated )) => { Some((Calls::Short, false)) };
+    (@gate ( $(patched)? gated )) => { Some((Calls::Short, false)) };
     (@gate ( gate )) => { Some((Calls::Short, true)) };
     (@gate ( hot gated )) => { Some((Calls::Short, true)) };
 }
