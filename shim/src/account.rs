@@ -27,6 +27,7 @@ pub mod locks;
 pub mod managed;
 pub mod maps;
 pub mod obstacles;
+mod ongoing;
 pub mod openings;
 pub mod packed;
 pub mod peaks;

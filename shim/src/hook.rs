@@ -240,4 +240,4 @@ fn panicked(panic: Box<dyn Any + Send>, row: &Row) -> Status {
 
 pub use guard::visit;
 #[cfg(target_arch = "x86_64")]
-pub(crate) use pass::pass;
+pub(crate) use pass::{movable, pass};

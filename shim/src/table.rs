@@ -20,6 +20,8 @@
 //!   Its calls pass the gate (`driver/gate.rs`).
 //! - `as gate`: gated, and the function takes no memory. `HANDLER` gets only the driver's call, and
 //!   only where the export cannot make it at once.
+//! - `as patched`, `as patched gated`: tools that watch memory patch the function, as UCX does. So
+//!   the export begins with instructions that can be moved (`hook/pass.rs`). Those of `as hot` do.
 //! - `as wait`: gated, and the function waits for work on the GPU. The export calls the driver
 //!   first, without guard or lock. `HANDLER` runs afterwards and gets only the `Call`.
 //! - `unless CHECK: a`: if `CHECK(a)` is true, the export goes straight to the driver.
@@ -34,18 +36,18 @@ macro_rules! table {
             CUDA, c"libcuda.so.1", missing = CUDA_ERROR_NOT_FOUND, broken = CUDA_ERROR_UNKNOWN
         ) {
             hooks {
-                sized    cuMemAlloc(dptr: Out<DevicePtrV1>, bytesize: u32) => linear::alloc_v1, given (dptr, bytesize);
+                sized    cuMemAlloc(dptr: Out<DevicePtrV1>, bytesize: u32) => linear::alloc_v1, as patched, given (dptr, bytesize);
                 sized    cuMemAlloc_v2(dptr: Out<DevicePtr>, bytesize: usize) => linear::alloc, as hot;
-                sized    cuMemAllocPitch(dptr: Out<DevicePtrV1>, pitch: Out<u32>, width: u32, height: u32, element: u32) => linear::alloc_pitch_v1, given (dptr, pitch, width, height);
-                sized    cuMemAllocPitch_v2(dptr: Out<DevicePtr>, pitch: Out<usize>, width: usize, height: usize, element: u32) => linear::alloc_pitch, given (dptr, pitch, width, height);
-                sized    cuMemAllocManaged(dptr: Out<DevicePtr>, bytesize: usize, flags: u32) => managed::alloc, given (dptr, bytesize);
-                release  cuMemFree(dptr: DevicePtrV1) => linear::free_v1, given (dptr);
+                sized    cuMemAllocPitch(dptr: Out<DevicePtrV1>, pitch: Out<u32>, width: u32, height: u32, element: u32) => linear::alloc_pitch_v1, as patched, given (dptr, pitch, width, height);
+                sized    cuMemAllocPitch_v2(dptr: Out<DevicePtr>, pitch: Out<usize>, width: usize, height: usize, element: u32) => linear::alloc_pitch, as patched, given (dptr, pitch, width, height);
+                sized    cuMemAllocManaged(dptr: Out<DevicePtr>, bytesize: usize, flags: u32) => managed::alloc, as patched, given (dptr, bytesize);
+                release  cuMemFree(dptr: DevicePtrV1) => linear::free_v1, as patched, given (dptr);
                 release  cuMemFree_v2(dptr: DevicePtr) => linear::free, as hot;
 
                 sized    cuMemCreate(handle: Out<AllocationHandle>, size: usize, prop: In<AllocationProp>, flags: u64) => vmm::create, given (handle, size, prop);
                 release  cuMemRelease(handle: AllocationHandle) => vmm::release, given (handle);
-                track    cuMemMap(ptr: DevicePtr, size: usize, offset: usize, handle: AllocationHandle, flags: u64) => vmm::map, given (ptr, size, offset, handle);
-                release  cuMemUnmap(ptr: DevicePtr, size: usize) => vmm::unmap, given (ptr, size);
+                track    cuMemMap(ptr: DevicePtr, size: usize, offset: usize, handle: AllocationHandle, flags: u64) => vmm::map, as patched, given (ptr, size, offset, handle);
+                release  cuMemUnmap(ptr: DevicePtr, size: usize) => vmm::unmap, as patched, given (ptr, size);
                 track    cuMemRetainAllocationHandle(handle: Out<AllocationHandle>, address: Opaque) => vmm::retain, given (handle);
                 track    cuMemExportToShareableHandle(shareable: Opaque, handle: AllocationHandle, kind: i32, flags: u64) => vmm::export, given (handle);
                 track    cuMemImportFromShareableHandle(handle: Out<AllocationHandle>, os_handle: Opaque, kind: i32) => vmm::import, given (handle);
@@ -73,8 +75,8 @@ macro_rules! table {
 
                 pooled   cuMemAllocAsync(dptr: Out<DevicePtr>, bytesize: usize, stream: Stream) => pool::alloc, as hot gated;
                 pooled   cuMemAllocAsync_ptsz(dptr: Out<DevicePtr>, bytesize: usize, stream: Stream) => pool::alloc, as hot gated;
-                pooled   cuMemAllocFromPoolAsync(dptr: Out<DevicePtr>, bytesize: usize, pool: MemPool, stream: Stream) => pool::alloc_from, as gated;
-                pooled   cuMemAllocFromPoolAsync_ptsz(dptr: Out<DevicePtr>, bytesize: usize, pool: MemPool, stream: Stream) => pool::alloc_from, as gated;
+                pooled   cuMemAllocFromPoolAsync(dptr: Out<DevicePtr>, bytesize: usize, pool: MemPool, stream: Stream) => pool::alloc_from, as patched gated;
+                pooled   cuMemAllocFromPoolAsync_ptsz(dptr: Out<DevicePtr>, bytesize: usize, pool: MemPool, stream: Stream) => pool::alloc_from, as patched gated;
                 pooled   cuMemFreeAsync(dptr: DevicePtr, stream: Stream) => pool::free, as hot;
                 pooled   cuMemFreeAsync_ptsz(dptr: DevicePtr, stream: Stream) => pool::free, as hot;
                 track    cuMemPoolCreate(pool: Out<MemPool>, props: In<AllocationProp>) => pool::create, given (pool, props);
@@ -134,7 +136,7 @@ macro_rules! table {
                 measured cuLibraryLoadFromFile(library: Out<Opaque>, path: FileName, jit_options: Opaque, jit_values: Opaque, jit_count: u32, options: Opaque, values: Opaque, count: u32) => code::library_file, given (library, path);
                 release  cuLibraryUnload(library: Opaque) => code::unload_library, given (library);
                 measured cuLibraryGetModule(module: Out<Opaque>, library: Opaque) => code::library_module, given (module, library);
-                measured cuLibraryGetGlobal(dptr: Out<DevicePtr>, bytes: Out<usize>, library: Opaque, name: Opaque) => lazy::library, given (library);
+                measured cuLibraryGetGlobal(dptr: Out<DevicePtr>, bytes: Out<usize>, library: Opaque, name: Opaque) => lazy::library, as patched, given (library);
                 track    cuLibraryGetKernel(kernel: Out<Opaque>, library: Opaque, name: Opaque) => code::kernel, given (kernel, library);
                 track    cuLibraryEnumerateKernels(kernels: Out<Opaque>, count: u32, library: Opaque) => handles::kernels, given (kernels, count, library);
                 track    cuModuleEnumerateFunctions(functions: Out<Opaque>, count: u32, module: Opaque) => handles::functions, given (functions, count, module);

@@ -28,6 +28,9 @@ pub struct Handle {
 pub enum Memory {
     /// The array has this many bytes of device memory for itself.
     Own(u64),
+    /// The array is charged by this estimate, because NVML gave no figure. It may take fewer bytes,
+    /// and every measurement until its end counts them for the driver's own memory.
+    Estimated(u64),
     /// The array shares 2 MiB blocks, or its position is unknown. [`Packed`](super::packed::Packed)
     /// counts its memory: `least` to `most` bytes.
     Packed { least: u64, most: u64 },

@@ -33,13 +33,8 @@ struct State {
     paying: u32,
     /// Bytes of `held` that are kept for memory which contexts will take later.
     reserved: u64,
-    /// Estimates of calls that were not measured since the last measurement. Together they are at
-    /// most [`RESERVE`], which is not promised to other calls meanwhile.
+    /// Bytes of `held` that stay promised to ended calls until the next measurement.
     deferred: u64,
-    /// The number of such calls under way.
-    deferring: u32,
-    /// The number of measurements that had begun when the last such call ended.
-    deferred_at: u64,
     /// Whether the process has a context. NVML lists only processes that have one.
     alive: bool,
     /// The assumed sizes of the contexts that were made since the last measurement.
@@ -59,8 +54,7 @@ impl State {
     /// Returns the bytes to charge for the driver's own memory, including the bytes promised to
     /// calls or kept for contexts.
     fn needed(&self) -> u64 {
-        let unmeasured = if self.deferred > 0 { RESERVE } else { 0 };
-        self.counted() + self.prepaid + self.reserved + unmeasured
+        self.counted() + self.prepaid + self.reserved + self.deferred
     }
 
     /// Returns the bytes of [`State::needed`] that are not charged yet.
@@ -112,25 +106,6 @@ impl State {
     fn end_offer(&mut self, bytes: u64, taken: u64) {
         self.release(bytes);
         self.reserved += bytes.saturating_sub(taken);
-    }
-
-    /// Defers the measurement of a call of about `bytes`. Returns false if [`RESERVE`] does not pay
-    /// for it, too.
-    fn defer(&mut self, bytes: u64) -> bool {
-        let pays =
-            self.deferred + bytes <= RESERVE && (self.deferred > 0 || self.idle() >= RESERVE);
-        if pays {
-            self.deferred += bytes;
-            self.deferring += 1;
-        }
-        pays
-    }
-
-    /// Forgets the deferred estimates if the measurement with this number has seen their calls.
-    fn end_deferral(&mut self, number: u64) {
-        if self.deferring == 0 && number > self.deferred_at {
-            self.deferred = 0;
-        }
     }
 
     /// Returns the size of the driver's own memory according to the measurement `total`.
@@ -208,21 +183,6 @@ impl DriverPart {
     /// Returns the number of the latest measurement that was recorded.
     pub fn measured(&self) -> u64 {
         self.state.lock().measured
-    }
-
-    /// Begins a call of about `bytes` that is not measured afterwards: the next measurement sees
-    /// it. Returns false if it has to be measured, because [`RESERVE`] does not pay for all such
-    /// calls.
-    pub fn defer(&self, bytes: u64) -> bool {
-        self.state.lock().defer(bytes)
-    }
-
-    /// Ends a call for which [`DriverPart::defer`] returned true. `begun`: the number of
-    /// measurements that have begun.
-    pub fn end_deferred(&self, begun: u64) {
-        let mut state = self.state.lock();
-        state.deferring = state.deferring.saturating_sub(1);
-        state.deferred_at = begun;
     }
 
     /// Returns whether a call was not measured since the last measurement.
@@ -311,7 +271,7 @@ impl DriverPart {
             let (before, used) = (state.used, state.seen(total));
             state.alive = total.figure > 0;
             state.assumed.clear();
-            state.end_deferral(number);
+            state.deferred = 0;
             state.packed.measured(before, used);
             let overrun = self.enter(book, contexts, state, used);
             book.set_packed(state.packed.bytes());
@@ -419,28 +379,6 @@ mod tests {
         assert_eq!((state.excess(), state.short()), (0, BLOCK));
         state.used = 2 * BLOCK;
         assert_eq!((state.excess(), state.short()), (0, RESERVE));
-    }
-
-    #[test]
-    fn calls_are_measured_once_their_estimates_exceed_the_reserve() {
-        let mut state = State {
-            held: RESERVE - 1,
-            ..State::default()
-        };
-        assert!(!state.defer(1), "the reserve is not whole");
-        state.held = RESERVE;
-        assert!(state.defer(BLOCK) && state.defer(BLOCK) && !state.defer(1));
-        assert_eq!((state.idle(), state.promise(1)), (0, 0));
-        state.end_deferral(9);
-        assert_eq!(state.deferred, RESERVE, "the calls are under way");
-        (state.deferring, state.deferred_at) = (0, 9);
-        state.end_deferral(9);
-        assert_eq!(
-            state.deferred, RESERVE,
-            "the measurement began before their end"
-        );
-        state.end_deferral(10);
-        assert_eq!((state.deferred, state.idle()), (0, RESERVE));
     }
 
     #[test]

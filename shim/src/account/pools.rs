@@ -479,11 +479,9 @@ impl Pool {
         let mut headroom = book.pools.lock();
         state.lent += headroom.lend(grown.saturating_sub(state.lent));
         let paid = state.lent.min(grown);
-        let least = headroom.least();
         headroom.spend(paid);
         headroom.held += shrunk;
-        headroom.reserved = (headroom.reserved + current).saturating_sub(state.current());
-        book.adjust_headroom(headroom.least().wrapping_sub(least) as i64);
+        book.adjust_headroom(headroom.reserve(state.current(), current));
         drop(headroom);
         state.lent -= paid;
         (state.reserved, state.kept) = (reserved, reserved - current);
@@ -527,11 +525,9 @@ impl Pool {
         };
         let state = std::mem::replace(&mut *state, retired);
         let mut headroom = book.pools.lock();
-        let least = headroom.least();
         headroom.take_back(state.lent);
         headroom.end(state.takers);
-        headroom.reserved = headroom.reserved.saturating_sub(state.current());
-        book.adjust_headroom(headroom.least().wrapping_sub(least) as i64);
+        book.adjust_headroom(headroom.reserve(state.current(), 0));
         drop(headroom);
         book.remove(self.category(), state.reserved);
         book.add_idle(state.reserved);

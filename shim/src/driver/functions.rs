@@ -187,7 +187,7 @@ macro_rules! functions {
     };
     (@at_once $ways:tt $name:ident $args:tt) => {};
 
-    (@gate ( $(hot)? )) => { None::<Calls> };
+    (@gate ( $(hot)? $(patched)? )) => { None::<Calls> };
     (@gate ( wait )) => { Some(Calls::Waits) };
     (@gate ( $($gated:ident)+ )) => { Some(Calls::Short) };
 }

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use redirect::{Object, any_object};
 
 #[cfg(not(test))]
-pub use front::{give_way, take_precedence};
+pub use front::take_place;
 pub use hooked::Hooked;
 pub use redirect::hash;
 
@@ -25,15 +25,16 @@ use crate::account::limited::limited;
 use crate::driver::Library;
 use crate::entry::exports::{cuda, nvml};
 
+/// The libraries of the driver, with their hooks.
+const DRIVERS: [&Hooked; 2] = [&cuda::CUDA, &nvml::NVML];
+
 /// Returns the address of the hook of the driver function `real`; `None` if there is no hook or no
 /// limit.
 pub fn translate(real: *const c_void) -> Option<*const c_void> {
     if !limited() {
         return None;
     }
-    cuda::CUDA
-        .hook_of(real)
-        .or_else(|| nvml::NVML.hook_of(real))
+    DRIVERS.iter().find_map(|hooked| hooked.hook_of(real))
 }
 
 /// Redirects the driver's symbols to the hooks. A library opened with `RTLD_DEEPBIND` would
@@ -50,7 +51,7 @@ fn before_next() {
 
 fn redirect_where(there: fn(&Library) -> bool) {
     if limited() {
-        for hooked in [&cuda::CUDA, &nvml::NVML] {
+        for hooked in DRIVERS {
             if there(hooked.library()) {
                 hooked.redirect();
             }
@@ -81,13 +82,12 @@ fn before_driver() {
 fn keep_variables() {
     // Whoever keeps functions of the driver in variables keeps one of these.
     let names = [c"cuInit", c"nvmlInit_v2", c"nvmlInit"];
-    let drivers: [&Hooked; 2] = [&cuda::CUDA, &nvml::NVML];
     any_object(&mut |info| {
         if let Some(object) = Object::of(info)
             && names.iter().any(|name| object.has_variable(name))
         {
             object.keep_variables(info, |bound| {
-                drivers.iter().any(|hooked| hooked.is_hook(bound))
+                DRIVERS.iter().any(|hooked| hooked.is_hook(bound))
             });
         }
         false

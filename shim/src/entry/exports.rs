@@ -146,10 +146,9 @@ macro_rules! exports {
     };
 
     (
-        @export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, given $given:tt)?,
-        known by $register:ident $launched:ident
+        @naked $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, given $given:tt)?;
+        $body:ident ( $($before:tt)* )
     ) => {
-        /// Jumps straight to the driver if the same handle was launched before.
         #[cfg(target_arch = "x86_64")]
         #[cfg_attr(not(test), unsafe(no_mangle))]
         #[unsafe(naked)]
@@ -157,10 +156,28 @@ macro_rules! exports {
             extern "C-unwind" fn others($($arg: $ty),*) -> Status {
                 exports!(@enter $name ( $($arg : $ty),* ) => $handler $(, given $given)?)
             }
-            crate::hook::pass!(
-                $register, driver::ADDRESSES, driver::Index::$name as usize, others
-            )
+            crate::hook::$body!($($before)* others)
         }
+    };
+
+    (
+        @export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path,
+        as patched $(gated)? $(, given $given:tt)?
+    ) => {
+        exports!(@naked $name ( $($arg : $ty),* ) => $handler $(, given $given)?; movable());
+
+        #[cfg(not(target_arch = "x86_64"))]
+        exports!(@export $name ( $($arg : $ty),* ) => $handler $(, given $given)?);
+    };
+
+    (
+        @export $name:ident ( $($arg:ident : $ty:ty),* ) => $handler:path $(, given $given:tt)?,
+        known by $register:ident $launched:ident
+    ) => {
+        exports!(
+            @naked $name ( $($arg : $ty),* ) => $handler $(, given $given)?;
+            pass($register, driver::ADDRESSES, driver::Index::$name as usize,)
+        );
 
         #[cfg(not(target_arch = "x86_64"))]
         exports!(

@@ -14,8 +14,7 @@ ctor::declarative::ctor! {
     #[ctor(unsafe)]
     fn start() {
         let _ = std::panic::catch_unwind(|| {
-            super::door::take_precedence();
-            super::door::give_way();
+            super::door::take_place();
             super::door::keep_variables_at_start();
             crate::membership::at_start();
         });

@@ -242,7 +242,7 @@ impl Making {
                 });
                 paid.hand_over();
                 device.book.add(Category::Arrays, most);
-                self.enter(handle, context, Memory::Own(most));
+                self.enter(handle, context, Memory::Estimated(most));
                 return Ok(status);
             }
         };
@@ -295,13 +295,19 @@ fn end(call: Call, kind: Kind, array: Array, real: &dyn Real) -> Status {
         return real.call();
     };
     let status = match entry.memory {
-        Memory::Own(bytes) => {
+        Memory::Own(bytes) | Memory::Estimated(bytes) => {
             device.book.remove(Category::Arrays, bytes);
             let status = real.call();
-            if status == SUCCESS {
-                device.book.uncharge(bytes);
-            } else {
+            if status != SUCCESS {
                 device.book.add(Category::Arrays, bytes);
+            } else if matches!(entry.memory, Memory::Estimated(_)) && !device.is_unlisted() {
+                // Only a measurement tells what the driver has freed.
+                device.book.add_idle(bytes);
+                device.driver_part.keep(bytes);
+                device.measure();
+                return status;
+            } else {
+                device.book.uncharge(bytes);
             }
             device.renew(mark);
             status
@@ -330,7 +336,7 @@ fn end(call: Call, kind: Kind, array: Array, real: &dyn Real) -> Status {
 /// Forgets all arrays of the ended context. Calls `freed` for each array with blocks of its own.
 pub fn drain(call: Call, context: Context, freed: impl Fn(Ordinal, Category, u64)) {
     call.process.arrays.drain(context, |entry| {
-        if let Memory::Own(bytes) = entry.memory {
+        if let Memory::Own(bytes) | Memory::Estimated(bytes) = entry.memory {
             freed(entry.device, Category::Arrays, bytes);
         }
     });

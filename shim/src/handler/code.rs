@@ -8,11 +8,12 @@ use std::cell::Cell;
 use crate::abi::{
     Context, DevicePtr, FileName, Image, LOADING_EAGER, Opaque, Out, SUCCESS, Status,
 };
-use crate::account::BLOCK;
 use crate::account::book::RESERVE;
 use crate::account::contexts::current_context;
+use crate::account::driver_part::Prepaid;
 use crate::account::handles::{Kind, Origin};
 use crate::account::known_images::KnownImages;
+use crate::account::{BLOCK, round_up};
 use crate::driver::Real;
 use crate::driver::capture::relaxed;
 use crate::driver::cuda;
@@ -213,8 +214,8 @@ pub fn kernel_function(
     status
 }
 
-/// `cuModuleGetFunction`: The call can load the code of a lazily loaded module. Measures unless the
-/// reserve pays for all such code since the last measurement.
+/// `cuModuleGetFunction`: The call can load the code of a lazily loaded module. Small code stays
+/// charged by an estimate, and other code is measured.
 pub fn module_function(
     call: Call,
     real: &dyn Real,
@@ -234,8 +235,13 @@ pub fn module_function(
         });
         if let Ok(device) = call.process.current_device() {
             let code = call.process.variables.code_of(module, current_context());
-            let deferred = code.and_then(|most| device.defer(most, || ()));
-            if deferred.is_none() && device.measure_fails() {
+            let deferred = code.is_some_and(|most| {
+                // Functions whose sum is half as large fit into these bytes and one block more. The
+                // ledger counts pages.
+                let bytes = round_up(most.saturating_mul(2), 4096);
+                Prepaid::lend(device, bytes) && Prepaid::lent(device, bytes).defer().is_ok()
+            });
+            if !deferred && device.measure_fails() {
                 device.assume(RESERVE as i64);
             }
             call.process.launched.note_loaded(made);

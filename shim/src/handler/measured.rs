@@ -105,21 +105,20 @@ pub fn unknown(call: Call, most: Most<'_>, real: &dyn Real, undo: Option<&dyn Fn
     on(call, &call.process.devices_in_use(), most, real, undo)
 }
 
-/// The bytes that count for a stream until they are measured. The driver takes 0.55 MiB for each,
-/// in steps of 4 MiB at most, and no more than one such step for four streams (measured).
+/// The bytes that count for a stream while they cannot be measured. The driver takes 0.55 MiB for
+/// each, in steps of 4 MiB at most (measured).
 const STREAM: u64 = 1 << 20;
 
-/// `cuStreamCreate`, `cuStreamCreateWithPriority`: The reserve pays for up to four streams. For the
-/// next one an estimate of 4 MiB is charged, and measured. The driver keeps the memory of ended
-/// streams.
+/// `cuStreamCreate`, `cuStreamCreateWithPriority`: Charges an estimate of 4 MiB before the call.
+/// Measures after every fifth stream, and where the group has little room. The driver keeps the
+/// memory of ended streams.
 pub fn stream(call: Call, real: &dyn Real, stream: Out<Stream>) -> Status {
     let status = attempt(real, || {
         let device = call.process.current_device()?;
-        if let Some(status) = device.defer(STREAM, || real.call()) {
-            return Ok(status);
-        }
         let paid = Prepaid::pay(device, Request::insisting(call.symbol, RESERVE))?;
-        Ok(conclude(call, device, paid, RESERVE - STREAM, real, None))
+        let status = real.call();
+        let measure = |paid| conclude(call, device, paid, RESERVE - STREAM, &|| status, None);
+        Ok(paid.defer().map_or_else(measure, |()| status))
     });
     if let (SUCCESS, Some(stream)) = (status, stream.read()) {
         let handles = &call.process.handles;

@@ -1,4 +1,5 @@
-//! The fast path of kernel and graph launches: a tail jump to the driver on x86-64.
+//! Exports with a body of their own on x86-64: the fast path of kernel and graph launches, a tail
+//! jump to the driver, and functions that tools patch.
 //!
 //! An ordinary function would push the arguments of a launch once more. So the exported functions
 //! are naked, and use only registers that hold no argument. They jump to the driver if the table of
@@ -41,3 +42,20 @@ macro_rules! pass {
     };
 }
 pub(crate) use pass;
+
+/// The body of a naked exported function that tools patch: 15 bytes of instructions that every tool
+/// can move elsewhere, as in the driver's functions. Then jumps to the function `$others`.
+macro_rules! movable {
+    ($others:ident) => {
+        std::arch::naked_asm!(
+            "push rbp",
+            "mov rbp, rsp",
+            "mov eax, 0",
+            "pop rbp",
+            "mov eax, 0",
+            "jmp {others}",
+            others = sym $others,
+        )
+    };
+}
+pub(crate) use movable;

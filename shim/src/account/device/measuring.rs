@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use super::Device;
 use crate::abi::{Context, Opaque, Status};
 use crate::account::driver_part::{Measured, Total};
+use crate::account::ongoing::Ongoing;
 use crate::account::rounding::BLOCK;
 use crate::clock::monotonic_ms;
 use crate::driver::{figures, inside};
@@ -22,7 +23,7 @@ pub(super) const ATTEMPTS: u32 = 12;
 pub(super) struct Measuring {
     nvml: figures::Handle,
     /// The number of measurements of the driver's own memory that have begun.
-    begun: AtomicU64,
+    pub(super) begun: AtomicU64,
     /// The time of the last measurement, in milliseconds of the monotonic clock.
     pub at: AtomicU64,
     /// Whether the last measurement has failed, or may have overestimated the driver's own memory.
@@ -32,8 +33,6 @@ pub(super) struct Measuring {
     /// container, NVML may list no process at all. Then no later measurement would correct an
     /// estimate, and estimates would add up.
     unlisted: AtomicBool,
-    /// Whether NVML has ever given no figure. It may fail again, so no measurement is put off then.
-    failed: AtomicBool,
     /// The number of ended calls that took or freed memory or destroyed a context. A measurement
     /// notices such calls by this number.
     ended_calls: AtomicU64,
@@ -48,21 +47,6 @@ impl Device {
         let (number, total) = self.look();
         let part = &self.driver_part;
         Some(part.conclude(&self.book, &self.contexts, number, total?))
-    }
-
-    /// Runs `call`, which takes about `estimate` bytes of the driver's own memory, and leaves the
-    /// measurement to a later call. Returns `None`, without a call, if the reserve does not pay for
-    /// all calls since the last measurement.
-    pub fn defer<T>(&self, estimate: u64, call: impl FnOnce() -> T) -> Option<T> {
-        let has_failed = self.measuring.failed.load(Ordering::Relaxed);
-        let measures = !has_failed && !self.is_inexact() && !self.is_unlisted();
-        if !measures || !self.driver_part.defer(estimate) {
-            return None;
-        }
-        let result = call();
-        let begun = self.measuring.begun.load(Ordering::Acquire);
-        self.driver_part.end_deferred(begun);
-        Some(result)
     }
 
     /// Returns whether a measurement has begun since the start of this process.
@@ -104,9 +88,6 @@ impl Device {
                 ..total
             }
         });
-        self.measuring
-            .failed
-            .fetch_or(total.is_none(), Ordering::Relaxed);
         // A process that NVML does not list would otherwise measure in vain at every block.
         if total.is_none() && !self.is_unlisted() {
             self.measuring.inexact.store(true, Ordering::SeqCst);
@@ -151,7 +132,8 @@ impl Device {
     /// Runs `call`, which may destroy a context, and then `after`, which updates the account.
     /// Repeats a measurement that ran during `call`.
     pub fn tear_down(&self, call: impl FnOnce() -> Status, after: impl FnOnce(Status)) -> Status {
-        let teardown = Teardown::begin(&self.measuring.teardowns);
+        // Measurements made meanwhile are inexact.
+        let teardown = Ongoing::begin(&self.measuring.teardowns);
         let status = call();
         after(status);
         drop(teardown);
@@ -284,22 +266,5 @@ impl Device {
         if assumed > 0 {
             self.assume((assumed as i64).wrapping_neg());
         }
-    }
-}
-
-/// A call that destroys a context, as a guard. Measurements made while the guard exists are
-/// inexact.
-struct Teardown<'a>(&'a AtomicU32);
-
-impl<'a> Teardown<'a> {
-    fn begin(under_way: &'a AtomicU32) -> Self {
-        under_way.fetch_add(1, Ordering::AcqRel);
-        Teardown(under_way)
-    }
-}
-
-impl Drop for Teardown<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }

@@ -26,8 +26,7 @@ impl Device {
     /// Uncharges the bytes that this process does not need. Returns true when there were such
     /// bytes.
     fn reclaim(&self, trim: bool) -> bool {
-        // After a failed measurement the charge is an estimate, which may be too high. Deferred
-        // measurements keep the reserve from others.
+        // The charge of calls that were not measured is an estimate, which may be too high.
         let is_due = self.is_inexact() || self.driver_part.has_deferred();
         let measured = is_due && self.measure().is_some();
         let orphans = self.settle_orphans();

@@ -583,6 +583,51 @@ fn prepaid_bytes_go_back_by_themselves() {
 }
 
 #[test]
+fn a_call_that_is_not_measured_keeps_its_bytes_beside_the_reserve() {
+    let group = Scratch::new(&["max=40M"]);
+    let device = join(&group);
+    let defers = || {
+        let paid = Prepaid::pay(device, Request::insisting("a", 4 * MIB));
+        paid.expect("room").defer().is_ok()
+    };
+    let begin = || device.measuring.begun.fetch_add(1, Ordering::SeqCst) + 1;
+    let conclude = |number, figure| {
+        let total = Total {
+            figure,
+            named: 0,
+            at_least: false,
+        };
+        let Device { book, contexts, .. } = device;
+        device.driver_part.conclude(book, contexts, number, total);
+    };
+    assert!(!defers(), "there was no measurement");
+    conclude(begin(), 10 * MIB);
+    assert_eq!(charged(device), (14, 4));
+    for calls in 1..=4 {
+        assert!(defers());
+        assert_eq!(charged(device), (14 + 4 * calls, 4 + 4 * calls));
+    }
+    assert!(!defers(), "a measurement is due");
+    assert_eq!(charged(device), (30, 20));
+    let slow = begin();
+    conclude(begin(), 12 * MIB);
+    assert_eq!(charged(device), (16, 4));
+    assert!(defers());
+    conclude(slow, 0);
+    assert_eq!(
+        charged(device),
+        (20, 8),
+        "the figure is older than the call"
+    );
+    let under_way = begin();
+    assert!(!defers(), "the figure may be older than the call");
+    conclude(under_way, 12 * MIB);
+    assert!(charge(device, Request::trimming(21 * MIB)));
+    assert!(!defers(), "the reserve would not be whole");
+    assert_eq!(charged(device), (37, 4));
+}
+
+#[test]
 fn charges_for_a_call_go_back_by_themselves() {
     let group = Scratch::new(&["max=100M"]);
     let device = join(&group);

@@ -7,6 +7,9 @@ use crate::account::request::Request;
 use crate::account::rounding::BLOCK;
 use crate::refusal::Refused;
 
+/// The most bytes that stay promised to calls whose measurement is deferred: four streams' worth.
+const DEFERRED: u64 = 4 * RESERVE;
+
 /// Bytes for the driver's own memory that are charged and promised to one call.
 #[must_use = "dropping the guard uncharges its bytes"]
 pub struct Prepaid<'a> {
@@ -170,6 +173,26 @@ impl<'a> Prepaid<'a> {
         self.device.book.remove_idle(bytes);
     }
 
+    /// Ends the call and leaves its measurement to a later call, until which its bytes stay
+    /// promised. They must be the most that the call can have taken, and [`RESERVE`] must be whole
+    /// besides. Returns `Err(self)` if the call has to be measured now.
+    pub fn defer(mut self) -> Result<(), Self> {
+        let (device, part) = (self.device, self.part());
+        // The figure of a measurement under way may be older than the call.
+        let is_seen_later = device.has_measured() && !device.is_measuring();
+        let mut state = part.state.lock();
+        part.refill(&device.book, &mut state);
+        let deferred = state.deferred + self.bytes;
+        if !is_seen_later || deferred > DEFERRED || state.short() > 0 {
+            drop(state);
+            return Err(self);
+        }
+        self.release(&mut state, 0);
+        state.deferred = deferred;
+        part.settled.notify_all();
+        Ok(())
+    }
+
     /// Ends the call: measures the driver's own memory and corrects its charge. Where NVML gives no
     /// figure, returns `Err(self)`.
     pub fn settle(self) -> Result<Measured, Self> {
@@ -199,8 +222,7 @@ impl<'a> Prepaid<'a> {
         }
         let (Device { book, contexts, .. }, part) = (self.device, self.part());
         let mut state = part.state.lock();
-        let deferred = std::mem::take(&mut state.deferred);
-        let used = state.used + deferred + self.bytes.saturating_sub(known);
+        let used = state.used + self.bytes.saturating_sub(known);
         self.release(&mut state, 0);
         state.alive = true;
         part.enter(book, contexts, &mut state, used);

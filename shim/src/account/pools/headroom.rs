@@ -15,6 +15,7 @@ use std::time::Instant;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::STEP;
+use crate::account::ongoing::Ongoing;
 
 /// How long the steps stay that calls needed at once, in milliseconds.
 const STAY_MS: u64 = 1_000;
@@ -46,6 +47,14 @@ impl State {
     /// Returns the bytes that stay charged as long as pools have memory.
     pub(super) fn least(&self) -> u64 {
         if self.reserved > 0 { STEP } else { 0 }
+    }
+
+    /// Counts `after` reserved bytes of a pool instead of `before`. Returns the change of
+    /// [`State::least`].
+    pub(super) fn reserve(&mut self, before: u64, after: u64) -> i64 {
+        let least = self.least();
+        self.reserved = (self.reserved + after).saturating_sub(before);
+        self.least().wrapping_sub(least) as i64
     }
 
     /// Returns how many bytes of the headroom's last step are not charged.
@@ -140,7 +149,7 @@ impl Headroom {
     ///
     /// `look` looks at all pools of the device, which then keep only what calls under way have.
     pub(super) fn await_some(&self, bytes: u64, until: Instant, look: impl FnOnce()) -> u64 {
-        let _waits = Waits::begin(&self.waiting);
+        let _waits = Ongoing::begin(&self.waiting);
         look();
         let mut state = self.lock();
         while state.idle() < bytes.min(state.least()) && (state.lent > 0 || state.growing > 0) {
@@ -149,22 +158,6 @@ impl Headroom {
             }
         }
         state.lend(bytes)
-    }
-}
-
-/// A call that waits for headroom, as a guard.
-struct Waits<'a>(&'a AtomicU32);
-
-impl<'a> Waits<'a> {
-    fn begin(waiting: &'a AtomicU32) -> Self {
-        waiting.fetch_add(1, Ordering::SeqCst);
-        Waits(waiting)
-    }
-}
-
-impl Drop for Waits<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

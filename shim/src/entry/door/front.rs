@@ -8,32 +8,49 @@
 use std::cell::Cell;
 use std::ffi::c_void;
 
-use super::Hooked;
 use super::redirect::{Object, any_object, has_name, segment};
-use super::{dlopen, dlsym};
-use crate::entry::exports::{cuda, nvml};
+use super::{DRIVERS, dlopen, dlsym};
 
 /// Redirects all loaded libraries to gpulimit's functions if a library before `libgpulimit.so`
-/// defines a function such as `dlsym`.
-pub fn take_precedence() {
+/// defines a function such as `dlsym`. Leads the names of driver functions that a library between
+/// `libgpulimit.so` and the driver defines to that library, as they would lead without
+/// `libgpulimit.so`. Where such a library asks for the next definition, it gets the hook.
+pub fn take_place() {
     // Every driver version has `cuInit` and `nvmlInit_v2`, so they stand for the whole driver.
     let names = [c"dlsym", c"dlopen", c"cuInit", c"nvmlInit_v2"];
-    let (mut program, mut behind) = (true, false);
+    let (mut program, mut before, mut hidden, mut found) = (true, true, false, Vec::new());
     any_object(&mut |info| {
         // The dynamic linker always lists the program itself as the first object.
         if std::mem::replace(&mut program, false) {
-            return false;
+        } else if is_own(info) {
+            before = false;
+        } else if before {
+            hidden |= Object::of(info)
+                .is_some_and(|it| names.iter().any(|name| it.address_of(name).is_some()));
+        } else if !has_name(info, OTHERS)
+            && let Some(object) = Object::of(info)
+        {
+            for row in DRIVERS.iter().flat_map(|hooked| hooked.rows()) {
+                if let Some(function) = object.function(row.symbol, row.hash)
+                    && found.iter().all(|(hook, _)| *hook != row.hook)
+                {
+                    found.push((row.hook, function));
+                }
+            }
         }
-        if segment(info, take_precedence as *const () as usize).is_some() {
-            return true;
-        }
-        let object = Object::of(info);
-        behind = object.is_some_and(|it| names.iter().any(|name| it.address_of(name).is_some()));
-        behind
+        false
     });
-    if behind {
+    if hidden {
         replace();
     }
+    if !found.is_empty() {
+        give_way(&found);
+    }
+}
+
+/// Returns whether this is `libgpulimit.so`.
+fn is_own(info: &libc::dl_phdr_info) -> bool {
+    segment(info, take_place as *const () as usize).is_some()
 }
 
 #[cold]
@@ -59,8 +76,7 @@ fn replace() {
     dlopen::know(real_dlopen);
     // Looks up the loaded drivers and their addresses now, because it is forbidden to load a
     // library inside `any_object`.
-    let drivers: [&Hooked; 2] = [&cuda::CUDA, &nvml::NVML];
-    let loaded = drivers.map(|hooked| hooked.library().loaded());
+    let loaded = DRIVERS.map(|hooked| hooked.library().loaded());
     let target = |address: *const c_void| {
         if address == real_dlsym {
             return Some(dlsym::dlsym as *const c_void);
@@ -68,7 +84,7 @@ fn replace() {
         if address == real_dlopen {
             return Some(dlopen::dlopen as *const c_void);
         }
-        let mut known = drivers.iter().zip(loaded);
+        let mut known = DRIVERS.iter().zip(loaded);
         known.find_map(|(hooked, loaded)| loaded.then(|| hooked.hook_of(address))?)
     };
     any_object(&mut |info| {
@@ -93,30 +109,9 @@ const OTHERS: &[&[u8]] = &[
     b"ld-linux",
 ];
 
-/// Leads the names of driver functions that a library between `libgpulimit.so` and the driver
-/// defines to that library, as they would lead without `libgpulimit.so`. Where such a library asks
-/// for the next definition, it gets the hook.
-pub fn give_way() {
-    let drivers: [&Hooked; 2] = [&cuda::CUDA, &nvml::NVML];
-    let is_own = |info: &_| segment(info, give_way as *const () as usize).is_some();
-    let (mut is_behind, mut found) = (false, Vec::new());
-    any_object(&mut |info| {
-        if !is_behind || has_name(info, OTHERS) {
-            is_behind |= is_own(info);
-        } else if let Some(object) = Object::of(info) {
-            for row in drivers.iter().flat_map(|hooked| hooked.rows()) {
-                if let Some(function) = object.function(row.symbol, row.hash)
-                    && found.iter().all(|(hook, _)| *hook != row.hook)
-                {
-                    found.push((row.hook, function));
-                }
-            }
-        }
-        false
-    });
-    if found.is_empty() {
-        return;
-    }
+/// Leads the hooks to the functions `found` beside them.
+#[cold]
+fn give_way(found: &[(*const c_void, *const c_void)]) {
     let target = |bound| {
         let mut found = found.iter();
         found.find_map(|(hook, function)| (*hook == bound).then_some(*function))

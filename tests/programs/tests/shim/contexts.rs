@@ -267,10 +267,10 @@ fn a_single_gpu_is_known_without_asking_the_driver() {
     world.judge_end(CAP);
 }
 
-/// While NVML does not answer, the reserve pays for four streams, and for the code of small
+/// While NVML does not answer, estimates are charged for four streams, and for the code of small
 /// functions; the next stream is measured.
 #[test]
-fn streams_and_functions_are_measured_once_the_reserve_is_used_up() {
+fn streams_and_functions_are_measured_together() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     let nvml_takes = |time: &str| {
@@ -296,6 +296,30 @@ fn streams_and_functions_are_measured_once_the_reserve_is_used_up() {
     program.say("fill rest 2M");
     let free = CAP - world.usage(0).charged;
     assert!(free < BLOCK, "{free}");
+    world.judge(CAP);
+    program.end();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn a_stream_and_a_function_in_a_full_group_do_not_share_the_reserve() {
+    // 64 KiB and eight times the text's length are nearly 3 MiB; the code takes two blocks.
+    let text = format!(
+        ".version 7.0\n.target sm_52\n.address_size 64\n.visible .entry kernel()\n{{\n{} ret;\n\
+         }}\n",
+        " st.global.u32 [%rd1], 7;\n".repeat(14_000)
+    );
+    let world = World::new(CAP);
+    let image = world.file("code.ptx");
+    std::fs::write(&image, text).expect("written");
+    let mut program = world.on_gpu();
+    program.expect(&[
+        (&format!("image m {}", image.display()), "0"),
+        ("stream s", "0"),
+    ]);
+    program.say("fill rest 2M");
+    // The second stream takes a block.
+    program.expect(&[("get-function m", "0"), ("stream s", "2")]);
     world.judge(CAP);
     program.end();
     world.judge_end(CAP);

@@ -394,3 +394,49 @@ fn other_preloads_keep_working() {
         }
     }
 }
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn functions_that_tools_patch_are_charged_behind_the_patch() {
+    // As MPI libraries do by UCX, which can move few instructions.
+    let world = World::new(2048 * MIB);
+    let mut command = world.limited(world::program());
+    let preload = [world::shim(), world::library("patches", &["-ldl"])];
+    let preload = preload.map(|path| path.display().to_string()).join(":");
+    let report = world.file("report");
+    command.env("LD_PRELOAD", preload).env("PATCHES", &report);
+    let mut program = Session::start(command);
+    program.expect(&[("start", "0 0")]);
+    for call in [
+        "alloc a 100M",
+        "alloc-v1 b 20M",
+        "pitch c 1000 1000",
+        "pitch-v1 d 1000 1000",
+        "managed e 30M",
+        "async f 40M",
+        "pool p 0",
+        "async-from g p 40M",
+        "create h 50M 0",
+        "reserve r 50M",
+        "map r 0 h 50M",
+        "library l 5M",
+        "library-global l",
+    ] {
+        let answer = program.say(call);
+        assert!(answer.starts_with('0'), "{call}: {answer}");
+    }
+    world.judge(2048 * MIB);
+    program.expect(&[("alloc large 1500M", "2"), ("unmap r 0 50M", "0")]);
+    for freed in ["free a", "free-v1 b", "free-async f", "free-async g"] {
+        program.expect(&[(freed, "0")]);
+    }
+    world.judge(2048 * MIB);
+    program.end();
+    let report = std::fs::read_to_string(report).expect("a report");
+    for line in report.lines() {
+        let called = line.contains("_ptsz") || !line.ends_with(" 0");
+        assert!(called && !line.contains("not moved"), "{report}");
+    }
+    assert_eq!(report.lines().count(), 16, "{report}");
+    world.judge_end(2048 * MIB);
+}

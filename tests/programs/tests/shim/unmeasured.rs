@@ -73,6 +73,24 @@ fn no_failure_of_nvml_leaves_memory_uncharged() {
 }
 
 #[test]
+fn small_arrays_that_were_not_measured_are_charged_until_the_driver_frees_them() {
+    let world = World::new(CAP);
+    let mut program = world.on_gpu();
+    world.machine().knob("fail", &format!("{}:999", CALLS[2]));
+    // The driver packs the arrays into one block, and each is charged as one.
+    program.expect(&[("many-arrays a 5 100,0,0,1,1", "0 5")]);
+    world.machine().knob("fail", "none");
+    // Measures: the driver has less than the named arrays.
+    program.expect(&[("many-arrays b 1 100,0,0,1,1", "0 1")]);
+    program.expect(&[("destroy-arrays a", "0")]);
+    let (used, usage) = (world.machine().used(), world.usage(0));
+    assert!(usage.charged >= used, "{used}, {usage:?}");
+    world.judge(CAP);
+    program.end_quietly();
+    world.judge_end(CAP);
+}
+
+#[test]
 fn what_cannot_be_measured_is_refused_where_it_could_pass_the_limit() {
     for call in CALLS {
         let cap = CONTEXT + 200 * MIB;
