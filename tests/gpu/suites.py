@@ -45,7 +45,8 @@ def command(words: list[str], folder: Path, built: Path) -> list[str]:
     kind, *parts = words
     if kind == "pytest":
         found = [str(path) for part in parts for path in sorted(folder.glob(part))]
-        tests = found or ["--import-mode=importlib", "--pyargs", *parts]
+        modules = ["-p", "numba_fixture", "--import-mode=importlib", "--pyargs", *parts]
+        tests = found or modules
         return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
     source = folder / Path(*parts).name
     program = built / source.name

@@ -336,7 +336,7 @@ sys.exit(1)
         self.assertEqual({words[0] for words in listed}, {"pytest", "sample"})
         self.assertIn("numba.cuda.tests.cudadrv.test_emm_plugins", sum(listed, []))
         plain = suites.command(["pytest", "no.such"], self.folder, self.folder)
-        self.assertEqual(plain[-3:], ["--import-mode=importlib", "--pyargs", "no.such"])
+        self.assertEqual(plain[-2:], ["--pyargs", "no.such"])
         files = suites.command(["pytest", "py*.py"], self.folder, self.folder)
         self.assertEqual(files[-1], str(self.folder / "pytest.py"))
 
