@@ -1,17 +1,14 @@
 //! `gpulimit get`: prints a group's settings, for scripts.
 
 use super::failure::Failure;
-use super::figures::{Figures, Gpu, SCHEMA};
+use super::figures::Gpu;
 use super::groups::{self, Purpose, View};
 use super::nvml::Driver;
-use super::waiting::Waiters;
 use super::{gpu, output};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::Size;
 use gpulimit_limits::{Key, KeyError, LimitSet, OptionKey, Selector, Setting};
-use serde_json::json;
 use std::process::ExitCode;
-use std::slice;
 
 /// Options of `get`.
 #[derive(clap::Args)]
@@ -33,21 +30,16 @@ pub struct Args {
     /// groups above it
     #[arg(long)]
     effective: bool,
-
-    /// Print JSON: the group in the form of `show --json`
-    #[arg(long, conflicts_with_all = ["key", "devices", "effective"])]
-    json: bool,
 }
 
 const HELP: &str = "\
 Prints KEY=VALUE lines that `gpulimit set` accepts, with the GPU that a line is
-for. With KEY, prints only the value.
+for. With KEY, prints only the value. `gpulimit show --json` prints all figures.
 
 Examples:
   gpulimit get lab
   gpulimit get lab max
-  gpulimit get lab/alice max --device 0 --effective
-  gpulimit get lab --json | jq '.group.gpus[0].effective_max'";
+  gpulimit get lab/alice max --device 0 --effective";
 
 /// A key of a size, such as `max`, or of an option, such as `oom`.
 #[derive(Copy, Clone)]
@@ -89,15 +81,6 @@ pub fn get(args: &Args) -> Result<ExitCode, Failure> {
     let targets = gpu::selectors(&args.devices, driver)?;
     let name = group.name().to_owned();
     let view = View::cleaned(group, name, driver)?;
-    if args.json {
-        let figures = Figures::of(&view, &Waiters::of(slice::from_ref(&view), driver), driver);
-        output::json(&json!({
-            "schema": SCHEMA,
-            "root": view.group.root().to_string_lossy(),
-            "group": figures.json(),
-        }))?;
-        return Ok(ExitCode::SUCCESS);
-    }
     let asked = |key: &Name| args.key.is_none_or(|asked| asked.text() == key.text());
     let mut out = String::new();
     for key in all().filter(asked) {

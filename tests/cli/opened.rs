@@ -83,7 +83,7 @@ fn a_verb_reads_the_limits_of_each_group_once() {
         (&["tree"], 2),
         (&["history"], 2),
         (&["show", "lab/3"], 1),
-        (&["get", "lab/3", "--json"], 1),
+        (&["get", "lab/3"], 1),
     ] {
         opened.take();
         place.said(arguments);

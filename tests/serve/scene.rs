@@ -48,7 +48,6 @@ const COMMANDS: &[&str] = &[
     "report nosuch",
     "get lab",
     "get lab max",
-    "get lab --json",
     "get lab maxx",
     "get nosuch",
     "check FILE",
