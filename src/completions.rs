@@ -133,7 +133,7 @@ fn zsh(script: String) -> String {
         }
     };
     let groups = "\n_gpulimit_groups() {\n    \
-                  local -a groups=(${(f)\"$(gpulimit ls 2>/dev/null)\"})\n    \
+                  local -a groups=(${(f)\"$(gpulimit show --names 2>/dev/null)\"})\n    \
                   compadd -a groups\n}\n";
     let (head, rest) = script.split_once('\n').unwrap_or((&script, ""));
     format!(
@@ -147,9 +147,9 @@ fn fish(script: String) -> String {
     script
         + &format!(
             "complete -c gpulimit -n \"__fish_seen_subcommand_from {}\" \
-             -f -a \"(gpulimit ls 2>/dev/null)\"\n\
+             -f -a \"(gpulimit show --names 2>/dev/null)\"\n\
              complete -c gpulimit -n \"__fish_seen_subcommand_from run\" \
-             -l group -x -a \"(gpulimit ls 2>/dev/null)\"\n",
+             -l group -x -a \"(gpulimit show --names 2>/dev/null)\"\n",
             verbs().join(" ")
         )
 }

@@ -8,7 +8,6 @@ mod beliefs;
 mod budget;
 mod cdi;
 mod changes;
-mod check;
 mod checkpoint;
 mod clock;
 mod completions;
@@ -32,7 +31,6 @@ mod kill;
 mod later;
 mod library;
 mod look;
-mod ls;
 mod man;
 mod nvml;
 mod obstacles;
@@ -61,7 +59,6 @@ mod suspend;
 mod table;
 mod terminal;
 mod top;
-mod tree;
 mod trend;
 mod trust;
 mod waiting;
@@ -70,6 +67,7 @@ mod watch;
 
 use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, Parser, Subcommand};
+use failure::Failure;
 use later::Later;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
@@ -116,10 +114,6 @@ enum Verb {
     Get(Later<get::Args>),
     /// Remove groups
     Rm(Later<rm::Args>),
-    /// List the names of groups
-    Ls(Later<ls::Args>),
-    /// Show the group hierarchy, with usage and limit
-    Tree(Later<tree::Args>),
     /// Show groups: limits, usage, peak, free memory and refusals on each GPU
     Show(Later<show::Args>),
     /// Show the processes in groups and their memory
@@ -144,8 +138,6 @@ enum Verb {
     Gc(Later<gc::Args>),
     /// Apply a policy file: make, change and remove groups and rules
     Apply(Later<apply::Args>),
-    /// Check a policy file, without changing anything
-    Check(Later<check::Args>),
     /// Check this machine, and say how to fix what does not work
     Doctor(Later<doctor::Args>),
     /// Load the library into every program of the machine (/etc/ld.so.preload)
@@ -174,6 +166,9 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(mut error) => {
+            if let Some(now) = replaced(&error) {
+                return Failure::usage(now).report();
+            }
             drop_misleading_tip(&mut error);
             // Help goes to standard output, with status 0. Mistakes in the arguments go to standard
             // error, with status 2.
@@ -191,8 +186,6 @@ fn main() -> ExitCode {
         Verb::Set(Later(args)) => set::set(&args),
         Verb::Get(Later(args)) => get::get(&args),
         Verb::Rm(Later(args)) => rm::rm(&args),
-        Verb::Ls(Later(args)) => ls::ls(&args),
-        Verb::Tree(Later(args)) => tree::tree(&args),
         Verb::Show(Later(args)) => show::show(&args),
         Verb::Ps(Later(args)) => ps::ps(&args),
         Verb::Top(Later(args)) => top::top(&args),
@@ -205,7 +198,6 @@ fn main() -> ExitCode {
         Verb::Resume(Later(args)) => resume::resume(&args),
         Verb::Gc(Later(args)) => gc::gc(&args),
         Verb::Apply(Later(args)) => apply::apply(&args),
-        Verb::Check(Later(args)) => check::check(&args),
         Verb::Doctor(Later(args)) => doctor::doctor(&args),
         Verb::Install(Later(args)) => install::install(&args),
         Verb::Uninstall(Later(args)) => install::uninstall(&args),
@@ -217,6 +209,22 @@ fn main() -> ExitCode {
         Verb::Probe(Later(args)) => probe::probe(&args),
     };
     done.unwrap_or_else(|failure| failure.report())
+}
+
+/// The verbs of earlier versions, with what replaces them.
+const REPLACED: [(&str, &str); 3] = [
+    ("tree", "gpulimit show --tree"),
+    ("ls", "gpulimit show --names"),
+    ("check", "gpulimit apply --check"),
+];
+
+/// Returns what to use instead, if the command line has a verb of an earlier version.
+fn replaced(error: &clap::Error) -> Option<String> {
+    let Some(ContextValue::String(verb)) = error.get(ContextKind::InvalidSubcommand) else {
+        return None;
+    };
+    let (verb, now) = REPLACED.into_iter().find(|(old, _)| old == verb)?;
+    Some(format!("`gpulimit {verb}` is now `{now}`"))
 }
 
 /// Restarts this program without a preloaded libgpulimit.so. With the library, the controller would

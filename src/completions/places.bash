@@ -43,7 +43,7 @@ _gpulimit_with_groups() {
         fi
     fi
     if [[ $before = --group ]]; then
-        COMPREPLY=($(compgen -W "$(gpulimit ls 2>/dev/null)" -- "$word"))
+        COMPREPLY=($(compgen -W "$(gpulimit show --names 2>/dev/null)" -- "$word"))
         return
     fi
     [[ $word != -* && ! " @VALUES@ " =~ " $before " ]] || return
@@ -55,7 +55,7 @@ _gpulimit_with_groups() {
     done
     case $verb:$places in
         @GROUPS@)
-            COMPREPLY=($(compgen -W "$(gpulimit ls 2>/dev/null)" -- "$word")) ;;
+            COMPREPLY=($(compgen -W "$(gpulimit show --names 2>/dev/null)" -- "$word")) ;;
         create:0|kill:*) COMPREPLY=() ;;
         get:1) COMPREPLY=($(compgen -W "@KEYS@" -- "$word")) ;;
         set:*|create:*)

@@ -18,8 +18,6 @@ fn help_of_every_verb_has_examples() {
         "set",
         "get",
         "rm",
-        "ls",
-        "tree",
         "show",
         "ps",
         "top",
@@ -29,7 +27,6 @@ fn help_of_every_verb_has_examples() {
         "kill",
         "gc",
         "apply",
-        "check",
         "doctor",
         "install",
         "uninstall",
@@ -66,12 +63,34 @@ fn help_fits_a_terminal_of_80_columns() {
             .filter(|verb| *verb != "help")
             .map(|verb| place.said(&[verb, "--help"])),
     );
-    assert!(pages.len() > 20, "{help}");
+    assert!(pages.len() > 15, "{help}");
     for page in pages {
         for line in page.lines() {
             assert!(line.chars().count() <= 80, "{line}\n{page}");
         }
     }
+}
+
+#[test]
+fn a_verb_of_an_earlier_version_names_its_successor() {
+    let place = Place::new();
+    for (old, now) in [
+        (&["tree", "lab", "--json"][..], "gpulimit show --tree"),
+        (&["ls"], "gpulimit show --names"),
+        (&["check", "policy.toml"], "gpulimit apply --check"),
+        (&["help", "ls"], "gpulimit show --names"),
+    ] {
+        let error = place.refused(2, old);
+        assert!(
+            error.ends_with(&format!("is now `{now}`\n")) && error.lines().count() == 1,
+            "{error}"
+        );
+    }
+    let help = place.said(&["--help"]);
+    let of_verb = |line: &&str| {
+        ["tree", "ls", "check"].contains(&line.trim_start().split(' ').next().unwrap_or_default())
+    };
+    assert_eq!(help.lines().find(of_verb), None);
 }
 
 #[test]

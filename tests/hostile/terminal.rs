@@ -100,9 +100,9 @@ max = "\u001b[2J"
     );
     let broken = ground.write("broken.toml", format!("[group.{EVIL}]\n"), 0, 0o644);
     for arguments in [
-        &["ls"][..],
-        &["tree"],
-        &["tree", "--json"],
+        &["show", "--names"][..],
+        &["show", "--tree"],
+        &["show", "--tree", "--json"],
         &["show"],
         &["show", "--json"],
         &["show", EVIL],
@@ -124,9 +124,9 @@ max = "\u001b[2J"
         &["kill", "--signal", "CONT", "lab"],
         &["kill", "--signal", "CONT", "lab", "8388608"],
         &["kill", "--signal", EVIL, "lab"],
-        &["check", &policy.to_string_lossy()],
-        &["check", &broken.to_string_lossy()],
-        &["check", EVIL],
+        &["apply", "--check", &policy.to_string_lossy()],
+        &["apply", "--check", &broken.to_string_lossy()],
+        &["apply", "--check", EVIL],
         &["apply", &policy.to_string_lossy()],
         &["apply", EVIL],
         &["run", "--group", EVIL, "true"],
@@ -160,10 +160,10 @@ max = "\u001b[2J"
         OsStr::new(EVIL),
     ] {
         for arguments in [
-            &["ls"][..],
+            &["show", "--names"][..],
             &["show"],
             &["show", "lab"],
-            &["tree", "--json"],
+            &["show", "--tree", "--json"],
             &["ps", "--json"],
             &["get", "lab"],
             &["events"],

@@ -1,83 +1,29 @@
-//! `gpulimit tree`: shows the hierarchy of groups.
+//! `gpulimit show --tree`: the hierarchy of groups.
 
-use super::failure::Failure;
-use super::figures::{self, Figures, Gpu, order};
-use super::groups::Selection;
-use super::nvml::Driver;
-use super::table::{Column, Table, figure};
-use super::watch::{self, Round, Shown};
-use super::{gpu, show};
+use super::max;
+use crate::figures::{self, Figures, Gpu};
+use crate::table::{Column, Table, figure};
 use gpulimit_base::units::gib;
 use gpulimit_group::{last_name, parent};
-use gpulimit_limits::{Key, Selector};
+use gpulimit_limits::Key;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::process::ExitCode;
 
-/// Options of `tree`.
-#[derive(clap::Args)]
-#[command(after_help = HELP)]
-pub struct Args {
-    /// Show only this group and the groups below it
-    group: Option<String>,
-
-    #[command(flatten)]
-    devices: gpu::Args,
-
-    #[command(flatten)]
-    order: order::Args,
-
-    #[command(flatten)]
-    watch: watch::Args,
-
-    /// Print JSON: each group has a list `groups` of the groups directly below it
-    #[arg(long)]
-    json: bool,
+/// Returns the groups as JSON, each with a list of the groups directly below it.
+pub fn json(groups: &[Figures]) -> Vec<Value> {
+    Node::tops(groups).iter().map(Node::json).collect()
 }
 
-const HELP: &str = "\
-USAGE includes all groups below the group. A smaller limit of a group above
-applies as well. --sort sorts the groups below each group, by figures that are
-added up over the GPUs that are shown. On a narrow terminal no column is left
-out, but long names are cut.
-
-Examples:
-  gpulimit tree
-  gpulimit tree --sort usage
-  gpulimit tree lab --json";
-
-/// Shows the groups.
-pub fn tree(args: &Args) -> Result<ExitCode, Failure> {
-    let driver = Driver::load().ok();
-    let driver = driver.as_ref();
-    let devices = gpu::shown(&args.devices.names, driver)?;
-    args.watch.rounds(|| round(args, &devices, driver))
-}
-
-fn round(args: &Args, devices: &[Selector], driver: Option<&Driver>) -> Result<Round, Failure> {
-    let selection = Selection::of(args.group.as_deref())?;
-    let (figures, status) = show::read(&selection, devices, &args.order, driver);
-    let tops = Node::tops(&figures);
-    let shown = if args.json {
-        let groups = tops.iter().map(Node::json).collect();
-        Shown::Json(selection.json("groups", groups))
-    } else if tops.is_empty() {
-        Shown::Text(show::none(&selection, devices, status))
-    } else {
-        Shown::Text(table(&tops).render(&[]))
-    };
-    Ok(Round { shown, status })
-}
-
-fn table(tops: &[Node<'_>]) -> Table {
+/// Returns a table in which the names of groups are below that of their parent.
+pub fn table(groups: &[Figures]) -> Table {
     let mut table = Table::new(&[
         Column::Left("GROUP"),
         Column::Left("GPU"),
         Column::Right("USAGE"),
         Column::Right("MAX"),
     ]);
-    for top in tops {
+    for top in Node::tops(groups) {
         top.rows(&mut table, &top.group.title, "");
     }
     table
@@ -130,13 +76,7 @@ impl Node<'_> {
     /// precedes the names below.
     fn rows(&self, table: &mut Table, name: &str, edge: &str) {
         let figures = self.group;
-        let of_gpu = |gpu: &Gpu| {
-            (
-                gpu.label.clone(),
-                figure(gpu.usage.map(gib)),
-                show::max(gpu),
-            )
-        };
+        let of_gpu = |gpu: &Gpu| (gpu.label.clone(), figure(gpu.usage.map(gib)), max(gpu));
         let of_others = |others: &str| {
             let max = figures::size(figures.of_all(Key::Max));
             (others.to_owned(), figure(None::<u64>), max)
