@@ -8,7 +8,6 @@ use super::output::Escaped;
 use super::suspend::{candidates, finish_it, groups_with, settle_abandoned};
 use super::{env, groups, oci_hook, output};
 use gpulimit_group::{Garbage, MAX_USER_NAMES, Root, Survey};
-use gpulimit_ledger::Ledger;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -65,7 +64,7 @@ pub fn gc(_: &Args) -> Result<ExitCode, Failure> {
 /// Names the processes on which a dead command was at work and that are stopped: the driver answers
 /// no question about them.
 fn name_stopped(selection: &Selection) {
-    for group in groups_with(selection, Ledger::has_abandoned) {
+    for group in groups_with(selection, |ledger| !ledger.abandoned().is_empty()) {
         let subjects = candidates(&group, None).into_iter().flatten().flatten();
         subjects
             .filter(|subject| subject.is_abandoned() && subject.check_runs().is_err())

@@ -6,7 +6,7 @@ mod report;
 mod subjects;
 mod world;
 
-pub use abandoned::{groups_with, settle_abandoned};
+pub use abandoned::{confirmed, groups_with, settle_abandoned};
 pub use bound::passed;
 pub use report::Report;
 pub use subjects::{Subject, Which, candidates, members};

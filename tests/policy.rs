@@ -1,4 +1,4 @@
-//! The policy file and its effects: `gpulimit apply` with and without `--check`, the record of the groups
+//! The policy file and its effects: `apply` with and without `--check`, the record of the groups
 //! that `apply` made, and the rules that it writes.
 
 #[path = "groups/place.rs"]

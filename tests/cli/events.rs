@@ -388,7 +388,7 @@ fn a_suspended_process_is_named_with_the_process_that_moved_its_memory() {
     }
 }
 
-/// Removes the groups of ended jobs, until `gpulimit show --names` prints this. Dead processes stay charged
+/// Removes the groups of ended jobs, until `show --names` prints this. Dead processes stay charged
 /// for a while, and a child that another test starts keeps a member's lock until it runs its
 /// program.
 fn collect(place: &Place, left: &str) {
