@@ -4,7 +4,7 @@ use super::failure::Failure;
 use super::figures::Gpu;
 use super::groups::{self, Purpose, View};
 use super::nvml::Driver;
-use super::{gpu, output};
+use super::{gpu, output, sizes};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::Size;
 use gpulimit_limits::{Key, KeyError, LimitSet, OptionKey, Selector, Setting};
@@ -17,9 +17,7 @@ pub struct Args {
     /// The group
     group: String,
 
-    /// Print only the value of this key: max, high, low, min, on_limit, wait_timeout,
-    /// pressure_timeout, oom, count_context, suspended.max
-    #[arg(value_parser = key)]
+    #[arg(value_parser = key, help = format!("Print only the value of this key: {}", names()))]
     key: Option<Name>,
 
     /// The GPU whose values to print: index, UUID, start of the UUID, PCI bus id. Repeat for more
@@ -56,6 +54,11 @@ fn key(text: &str) -> Result<Name, String> {
             _ => "expected a key without a value".into(),
         }
     })
+}
+
+/// Returns the names of all keys, for help.
+fn names() -> String {
+    sizes::keys().collect::<Vec<_>>().join(", ")
 }
 
 /// Returns all keys.
