@@ -10,7 +10,6 @@ mod cdi;
 mod changes;
 mod checkpoint;
 mod clock;
-mod completions;
 mod create;
 mod csv;
 mod dlsym;
@@ -31,12 +30,13 @@ mod kill;
 mod later;
 mod library;
 mod look;
-mod man;
 mod nvml;
 mod obstacles;
 mod oci_hook;
 mod order;
 mod output;
+#[cfg(test)]
+mod pages;
 mod pids;
 mod probe;
 mod processes;
@@ -66,7 +66,7 @@ mod warnings;
 mod watch;
 
 use clap::error::{ContextKind, ContextValue};
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 use failure::Failure;
 use later::Later;
 use std::os::unix::process::CommandExt;
@@ -150,10 +150,6 @@ enum Verb {
     OciHook(Later<oci_hook::Args>),
     /// Hand out GPU memory to the pods of a Kubernetes node
     K8sDevicePlugin(Later<k8s_device_plugin::Args>),
-    /// Print the completion script for a shell
-    Completions(Later<completions::Args>),
-    /// Print a manual page, or write all of them
-    Man(Later<man::Args>),
     /// Answers questions of other verbs, in a child process
     #[command(name = probe::VERB, hide = true)]
     Probe(Later<probe::Args>),
@@ -204,27 +200,33 @@ fn main() -> ExitCode {
         Verb::Cdi(Later(args)) => cdi::cdi(&args),
         Verb::OciHook(Later(args)) => oci_hook::oci_hook(&args),
         Verb::K8sDevicePlugin(Later(args)) => k8s_device_plugin::k8s_device_plugin(args, &before),
-        Verb::Completions(Later(args)) => completions::completions(&args),
-        Verb::Man(Later(args)) => man::man(&args),
         Verb::Probe(Later(args)) => probe::probe(&args),
     };
     done.unwrap_or_else(|failure| failure.report())
 }
 
 /// The verbs of earlier versions, with what replaces them.
-const REPLACED: [(&str, &str); 3] = [
-    ("tree", "gpulimit show --tree"),
-    ("ls", "gpulimit show --names"),
-    ("check", "gpulimit apply --check"),
+const REPLACED: [(&str, &str); 5] = [
+    ("tree", "`gpulimit tree` is now `gpulimit show --tree`"),
+    ("ls", "`gpulimit ls` is now `gpulimit show --names`"),
+    ("check", "`gpulimit check` is now `gpulimit apply --check`"),
+    (
+        "man",
+        "packages contain the manual pages: `man gpulimit-run`, or `gpulimit run --help`",
+    ),
+    (
+        "completions",
+        "packages contain the completions of shells: `scripts/package tar` makes the files",
+    ),
 ];
 
 /// Returns what to use instead, if the command line has a verb of an earlier version.
-fn replaced(error: &clap::Error) -> Option<String> {
+fn replaced(error: &clap::Error) -> Option<&'static str> {
     let Some(ContextValue::String(verb)) = error.get(ContextKind::InvalidSubcommand) else {
         return None;
     };
-    let (verb, now) = REPLACED.into_iter().find(|(old, _)| old == verb)?;
-    Some(format!("`gpulimit {verb}` is now `{now}`"))
+    let mut all = REPLACED.into_iter();
+    all.find_map(|(old, now)| (old == verb).then_some(now))
 }
 
 /// Restarts this program without a preloaded libgpulimit.so. With the library, the controller would
@@ -266,9 +268,4 @@ fn drop_misleading_tip(error: &mut clap::Error) {
 /// Reads an environment variable of this process.
 fn env(name: &str) -> Option<std::ffi::OsString> {
     std::env::var_os(name)
-}
-
-/// Returns clap's definition of gpulimit's command line.
-fn command() -> clap::Command {
-    Cli::command()
 }

@@ -184,8 +184,6 @@ fn a_closed_pipe_is_not_a_failure() {
         &["show", "--names"],
         &["get", "lab"],
         &["events"],
-        &["completions", "bash"],
-        &["man"],
     ] {
         let mut command = place.gpulimit(arguments);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -218,7 +216,6 @@ fn a_closed_standard_output_is_a_failure() {
         &["top"],
         &["top", "--json"],
         &["get", "lab"],
-        &["completions", "bash"],
     ] {
         let (status, said) = closed(arguments);
         assert_eq!(status, Some(1), "{arguments:?}: {said}");

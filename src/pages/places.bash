@@ -12,9 +12,7 @@ _gpulimit_with_groups() {
         [[ $before != '=' ]] || key=${COMP_WORDS[COMP_CWORD-2]}
         [[ $word != '=' ]] || word=''
         case $key in
-            on_limit) values='fail wait' ;;
-            oom) values='none kill-largest kill-group' ;;
-            count_context) values='yes no' ;;
+            @WORDS@
         esac
         COMPREPLY=($(compgen -W "$values" -- "$word"))
         return

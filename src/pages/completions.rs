@@ -1,46 +1,24 @@
-//! `gpulimit completions`: prints a script with which a shell completes gpulimit's command lines.
+//! The completions of shells: verbs, options, the names of groups, and in bash also keys.
 
-use super::failure::Failure;
-use super::{output, sizes};
+use crate::sizes;
 use clap::Command;
 use clap_complete::Shell;
-use std::process::ExitCode;
+use gpulimit_limits::OptionKey;
 
-/// Options of `completions`.
-#[derive(clap::Args)]
-#[command(after_help = HELP)]
-pub struct Args {
-    /// The shell
-    shell: Kind,
-}
-
-const HELP: &str = "\
-Prints a script that completes verbs, options and the names of groups.
-
-Examples:
-  source <(gpulimit completions bash)                         in ~/.bashrc
-  gpulimit completions zsh > ~/.zfunc/_gpulimit
-  gpulimit completions fish > ~/.config/fish/completions/gpulimit.fish";
-
-#[derive(Copy, Clone, clap::ValueEnum)]
-enum Kind {
-    Bash,
-    Zsh,
-    Fish,
-}
-
-/// Prints the script.
-pub fn completions(args: &Args) -> Result<ExitCode, Failure> {
-    let (shell, add): (_, fn(String) -> String) = match args.shell {
-        Kind::Bash => (Shell::Bash, bash),
-        Kind::Zsh => (Shell::Zsh, zsh),
-        Kind::Fish => (Shell::Fish, fish),
+/// Returns the names of the shells, and their scripts.
+pub fn scripts() -> Vec<(&'static str, String)> {
+    let shells: [(_, _, fn(String) -> String); 3] = [
+        ("bash", Shell::Bash, bash),
+        ("zsh", Shell::Zsh, zsh),
+        ("fish", Shell::Fish, fish),
+    ];
+    let script = |(name, shell, add): (_, _, fn(String) -> String)| {
+        let mut script = Vec::new();
+        clap_complete::generate(shell, &mut visible(), "gpulimit", &mut script);
+        let script = without_hidden_option(&String::from_utf8_lossy(&script));
+        (name, add(script))
     };
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut visible(), "gpulimit", &mut script);
-    let script = without_hidden_option(&String::from_utf8_lossy(&script));
-    output::print(&add(script))?;
-    Ok(ExitCode::SUCCESS)
+    shells.map(script).into()
 }
 
 /// Removes `doctor`'s hidden option `--preloaded` from the script, because users never pass it.
@@ -105,11 +83,17 @@ fn bash(script: String) -> String {
         })
         .collect();
     let keys: Vec<&str> = sizes::keys().collect();
+    let words = OptionKey::ALL.map(|key| (key, sizes::about(key).0.join(" ")));
+    let words = words.into_iter().filter(|(_, words)| !words.is_empty());
+    let words: Vec<String> = words
+        .map(|(key, words)| format!("{key}) values='{words}' ;;"))
+        .collect();
     script
-        + &include_str!("completions/places.bash")
+        + &include_str!("places.bash")
             .replace("@VALUES@", &values.join(" "))
             .replace("@GROUPS@", &groups.join("|"))
             .replace("@KEYS@", &keys.join(" "))
+            .replace("@WORDS@", &words.join("\n            "))
 }
 
 /// Makes zsh complete the names of groups, in place of the file names that clap's script completes.
