@@ -5,8 +5,9 @@ use super::changes::Changes;
 use super::failure::Failure;
 use super::groups::{self, Purpose};
 use super::nvml::Driver;
+use super::output::Answer;
 use super::sizes::{self, Sizes};
-use super::{accounts, output, warnings};
+use super::{accounts, warnings};
 use gpulimit_group::{Access, GroupError, Kind, Members, Root, SYSTEM, effective_user, upwards};
 use gpulimit_limits::LimitSet;
 use std::io::ErrorKind;
@@ -41,6 +42,9 @@ pub struct Args {
     /// Also make the missing groups above this group
     #[arg(long)]
     parents: bool,
+
+    #[command(flatten)]
+    answer: Answer,
 }
 
 const HELP: &str = "\
@@ -97,8 +101,8 @@ pub fn create(args: &Args) -> Result<ExitCode, Failure> {
     let mut lines = vec![format!("created, {limits}")];
     let above = Shared::default().above(&created.group);
     lines.extend(changes.outranked(&limits, &above, None, driver));
-    let line = |line: String| format!("{name}: {line}\n");
-    output::report(&lines.into_iter().map(line).collect::<String>());
+    let done = lines.into_iter().map(|line| (name.to_owned(), line));
+    args.answer.tell(&done.collect::<Vec<_>>());
     Ok(ExitCode::SUCCESS)
 }
 

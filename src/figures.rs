@@ -19,8 +19,7 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// The version of the schema of all JSON output of gpulimit.
-pub const SCHEMA: u32 = 1;
+pub use super::output::SCHEMA;
 
 /// The limits and the usage of a group.
 pub struct Figures {

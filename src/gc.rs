@@ -4,7 +4,7 @@ use super::budget::{Budget, VERB};
 use super::failure::Failure;
 use super::groups::Selection;
 use super::nvml::Driver;
-use super::output::Escaped;
+use super::output::{Answer, Done};
 use super::suspend::{candidates, finish_it, groups_with, settle_abandoned};
 use super::{env, groups, oci_hook, output};
 use gpulimit_group::{Garbage, MAX_USER_NAMES, Root, Survey};
@@ -14,7 +14,10 @@ use std::process::ExitCode;
 /// Options of `gc`.
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
-pub struct Args {}
+pub struct Args {
+    #[command(flatten)]
+    answer: Answer,
+}
 
 const HELP: &str = "\
 Gives back the charges of dead processes, and removes the groups of ended jobs,
@@ -27,37 +30,32 @@ Examples:
   gpulimit gc";
 
 /// Removes stale groups and the charges of dead processes, and prints what was removed.
-pub fn gc(_: &Args) -> Result<ExitCode, Failure> {
+pub fn gc(args: &Args) -> Result<ExitCode, Failure> {
     let driver = Driver::load().ok();
-    let mut lines = Vec::new();
+    let mut done = Vec::new();
     let all = Selection::all()?.0;
     settle_abandoned(&all);
     name_stopped(&all);
     for root in Root::locate_all(&env)? {
         let survey = root.survey()?;
-        lines.extend(clean(&survey, driver.as_ref()));
+        done.extend(clean(&survey, driver.as_ref()));
         for name in root.collect_garbage(Garbage::Everywhere)? {
-            lines.push(format!("{name}: removed, its job has ended"));
+            done.push((name, "removed, its job has ended".into()));
         }
         for name in oci_hook::sweep(&root)? {
-            lines.push(format!("{name}: removed, its container has ended"));
+            done.push((name, "removed, its container has ended".into()));
         }
         for path in root.remove_leftovers()? {
-            lines.push(format!(
-                "{path}: removed, it was not a complete group",
-                path = path.display()
-            ));
+            let text = "removed, it was not a complete group";
+            done.push((path.display().to_string(), text.into()));
         }
         for path in root.remove_drafts(&survey) {
-            lines.push(format!(
-                "{path}: removed, because the process that made this draft was killed",
-                path = path.display()
-            ));
+            let text = "removed, because the process that made this draft was killed";
+            done.push((path.display().to_string(), text.into()));
         }
         report(&root, &survey);
     }
-    let line = |line: String| format!("{}\n", Escaped(&line));
-    output::print(&lines.into_iter().map(line).collect::<String>())?;
+    args.answer.tell(&done);
     Ok(ExitCode::SUCCESS)
 }
 
@@ -72,9 +70,8 @@ fn name_stopped(selection: &Selection) {
     }
 }
 
-/// Removes the charges of dead processes. Returns lines of text about the groups that had such
-/// charges.
-fn clean(survey: &Survey, driver: Option<&Driver>) -> Vec<String> {
+/// Removes the charges of dead processes. Returns what to tell of the groups that had such charges.
+fn clean(survey: &Survey, driver: Option<&Driver>) -> Vec<Done> {
     let mut lines = Vec::new();
     let mut budget = Budget::new(VERB);
     for group in &survey.groups {
@@ -93,14 +90,12 @@ fn clean(survey: &Survey, driver: Option<&Driver>) -> Vec<String> {
         };
         let (name, cleaned, draining) = (group.name(), done.cleaned, done.draining);
         if cleaned > 0 {
-            lines.push(format!(
-                "{name}: memory of dead processes given back to the group ({cleaned})"
-            ));
+            let text = format!("memory of dead processes given back to the group ({cleaned})");
+            lines.push((name.to_owned(), text));
         }
         if draining > 0 {
-            lines.push(format!(
-                "{name}: memory of dead processes still held by the driver ({draining})"
-            ));
+            let text = format!("memory of dead processes still held by the driver ({draining})");
+            lines.push((name.to_owned(), text));
         }
     }
     let cut = budget.cut();

@@ -4,6 +4,7 @@ use super::failure::Failure;
 use super::groups::{self, Purpose};
 use super::nvml::Driver;
 use super::obstacles::Denied;
+use super::output::Answer;
 use super::pids::Pids;
 use super::{look, obstacles, output, signal};
 use gpulimit_base::identity::Identity;
@@ -13,7 +14,6 @@ use gpulimit_ledger::{
     Cause, Details, EventKind, Happening, Holding, Ledger, NoWitness, ProcessUsage,
 };
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
 use std::io::{Error, ErrorKind};
 use std::process::ExitCode;
 use std::thread;
@@ -33,6 +33,9 @@ pub struct Args {
     /// The signal, by name or number
     #[arg(long, short, default_value = "TERM", value_parser = signal::parse)]
     signal: i32,
+
+    #[command(flatten)]
+    answer: Answer,
 
     /// The start time that the processes must have; `None` for any
     #[arg(skip)]
@@ -56,6 +59,7 @@ impl Args {
             group,
             pids: process.iter().map(|process| process.pid).collect(),
             signal,
+            answer: Answer::default(),
             start_time: process.map(|process| process.start_time),
         }
     }
@@ -121,10 +125,10 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
             group.name()
         ));
     }
-    let mut out = String::new();
+    let mut done = Vec::new();
     let name = signal::name(args.signal);
     let mut note = |group: &str, who: &str| {
-        let _ = writeln!(out, "{group}: {name} sent to {who}");
+        done.push((group.to_owned(), format!("{name} sent to {who}")));
     };
     let look = look::members();
     let targets = proven(&group, &ledger, &look)?;
@@ -176,7 +180,7 @@ pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
     {
         output::note(&note);
     }
-    output::report(&out);
+    args.answer.tell(&done);
     Ok(status)
 }
 

@@ -10,11 +10,15 @@ pub use gpulimit_base::escaped::Escaped;
 use gpulimit_base::escaped::lines;
 use gpulimit_base::name::hide_secrets;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 use std::time::Duration;
+
+/// The version of JSON objects.
+pub const SCHEMA: u32 = 1;
 
 /// The state of the program that reads standard output.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
@@ -100,8 +104,38 @@ pub fn fit(line: &str, indent: usize) -> String {
 /// work is done.
 pub fn report(text: &str) {
     let fitted = text.lines().map(|line| fit(line, 2) + "\n");
-    if let Err(failure) = print(&fitted.collect::<String>()) {
+    printed(print(&fitted.collect::<String>()));
+}
+
+fn printed(what_was_done: Result<(), Failure>) {
+    if let Err(failure) = what_was_done {
         note(&format!("done, but {failure}"));
+    }
+}
+
+/// A change that a verb has made: the name of a group or a file, and what was done.
+pub type Done = (String, String);
+
+/// The option `--json` of verbs that change something.
+#[derive(Copy, Clone, Debug, Default, clap::Args)]
+#[group(skip)]
+pub struct Answer {
+    /// Print what was done as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl Answer {
+    /// Prints what the verb has done, by the names of groups or files: a line for each, or JSON. If
+    /// printing fails, reports that as [`report`] does.
+    pub fn tell(&self, done: &[Done]) {
+        if !self.json {
+            let line = |(name, text): &Done| format!("{}: {}\n", Escaped(name), Escaped(text));
+            return report(&done.iter().map(line).collect::<String>());
+        }
+        let entry = |(name, text): &Done| json!({ "name": name, "text": text });
+        let done: Vec<Value> = done.iter().map(entry).collect();
+        printed(json(&json!({ "schema": SCHEMA, "done": done })));
     }
 }
 

@@ -3,6 +3,7 @@
 use super::failure::Failure;
 use super::groups::{self, Purpose};
 use super::kill::{end_all, proven, remaining};
+use super::output::{Answer, Done};
 use super::{look, output};
 use gpulimit_base::patience;
 use gpulimit_group::{Group, GroupError, Kind, Root};
@@ -28,6 +29,9 @@ pub struct Args {
     /// First kill the programs that run in the groups
     #[arg(long, short)]
     force: bool,
+
+    #[command(flatten)]
+    answer: Answer,
 }
 
 const HELP: &str = "\
@@ -50,8 +54,9 @@ pub fn rm(args: &Args) -> Result<ExitCode, Failure> {
     let mut status = ExitCode::SUCCESS;
     let end = Instant::now() + patience();
     let wait = Cell::new(LOCK_WAIT);
+    let mut done = Vec::new();
     for name in &args.groups {
-        if let Err(failure) = remove(name, args, end, &wait) {
+        if let Err(failure) = remove(name, args, end, &wait, &mut done) {
             if args.groups.len() == 1 {
                 return Err(failure);
             }
@@ -59,10 +64,19 @@ pub fn rm(args: &Args) -> Result<ExitCode, Failure> {
             status = ExitCode::FAILURE;
         }
     }
+    if args.answer.json {
+        args.answer.tell(&done);
+    }
     Ok(status)
 }
 
-fn remove(name: &str, args: &Args, end: Instant, wait: &Cell<Duration>) -> Result<(), Failure> {
+fn remove(
+    name: &str,
+    args: &Args,
+    end: Instant,
+    wait: &Cell<Duration>,
+    done: &mut Vec<Done>,
+) -> Result<(), Failure> {
     let (root, name) = groups::meant(name, Purpose::Use)?;
     let name = &*name;
     let group = groups::open(&root, name, Purpose::Use)?;
@@ -83,14 +97,19 @@ fn remove(name: &str, args: &Args, end: Instant, wait: &Cell<Duration>) -> Resul
         drain(&group, end)?;
     }
     if args.recursive {
-        all(&root, &group, wait)
+        all(&root, &group, wait, done)
     } else {
-        remove_one(&root, &group, wait)
+        remove_one(&root, &group, wait, done)
     }
 }
 
 /// Removes a group and the groups below it. If a program runs in any of them, removes none.
-fn all(root: &Root, group: &Group, wait: &Cell<Duration>) -> Result<(), Failure> {
+fn all(
+    root: &Root,
+    group: &Group,
+    wait: &Cell<Duration>,
+    done: &mut Vec<Done>,
+) -> Result<(), Failure> {
     // A group's ledger also lists the members of all groups below it, so one ledger is enough.
     let used = match group.past_leases(groups::end_of_leases(), || group.ledger()) {
         Err(error) if error.is_leased() => return Err(error.into()),
@@ -106,7 +125,7 @@ fn all(root: &Root, group: &Group, wait: &Cell<Duration>) -> Result<(), Failure>
     root.remove_jobs_within(group);
     let below = groups::reported(root.list(Some(group))?);
     for group in below.iter().rev().chain([group]) {
-        remove_one(root, group, wait)?;
+        remove_one(root, group, wait, done)?;
     }
     Ok(())
 }
@@ -116,7 +135,12 @@ const LOCK_WAIT: Duration = Duration::from_secs(2);
 
 /// Removes a group. Tries again for the time `wait` while another program makes the group. Succeeds
 /// if the other program removes it.
-fn remove_one(root: &Root, group: &Group, wait: &Cell<Duration>) -> Result<(), Failure> {
+fn remove_one(
+    root: &Root,
+    group: &Group,
+    wait: &Cell<Duration>,
+    done: &mut Vec<Done>,
+) -> Result<(), Failure> {
     loop {
         let start = Instant::now();
         match group.past_leases(groups::end_of_leases(), || root.remove(group.name())) {
@@ -134,7 +158,11 @@ fn remove_one(root: &Root, group: &Group, wait: &Cell<Duration>) -> Result<(), F
                 thread::sleep(Duration::from_millis(5));
                 wait.set(wait.get().saturating_sub(start.elapsed()));
             }
-            removed => return Ok(removed?),
+            removed => {
+                removed?;
+                done.push((group.name().into(), "removed".into()));
+                return Ok(());
+            }
         }
     }
 }

@@ -6,8 +6,9 @@ use super::failure::Failure;
 use super::figures::bytes;
 use super::groups::{self, Purpose, View};
 use super::nvml::Driver;
+use super::output::Answer;
 use super::sizes::{self, Sizes};
-use super::{output, warnings};
+use super::warnings;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::units::{Extent, gib};
 use gpulimit_group::{Group, GroupError};
@@ -34,6 +35,9 @@ pub struct Args {
     /// or all. Repeat for more
     #[arg(long = "device", value_name = "GPU")]
     devices: Vec<String>,
+
+    #[command(flatten)]
+    answer: Answer,
 }
 
 impl Args {
@@ -47,6 +51,7 @@ impl Args {
                 ..Sizes::default()
             },
             devices: gpu.into_iter().collect(),
+            answer: Answer::default(),
         }
     }
 }
@@ -118,8 +123,8 @@ pub fn set(args: &Args) -> Result<ExitCode, Failure> {
             warnings::note(&name, &warnings::of(&view.rules, &gpus, driver));
         }
     }
-    let line = |line: String| format!("{name}: {line}\n");
-    output::report(&lines.into_iter().map(line).collect::<String>());
+    let done = lines.into_iter().map(|line| (name.clone(), line));
+    args.answer.tell(&done.collect::<Vec<_>>());
     Ok(ExitCode::SUCCESS)
 }
 

@@ -4,6 +4,7 @@ use crate::place::{Place, executable, text};
 use gpulimit_base::units::Size;
 use gpulimit_ledger::EventKind;
 use gpulimit_support::clean;
+use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -180,6 +181,57 @@ fn a_change_is_made_even_if_it_cannot_be_printed() {
             "{error}"
         );
         assert_eq!(place.said(&["get", arguments[1], "max"]), "4GiB\n");
+    }
+}
+
+#[test]
+fn verbs_that_change_something_answer_in_json() {
+    let place = Place::new();
+    let text_of = |arguments: &[&str]| {
+        let json = place.json(&[arguments, &["--json"]].concat());
+        assert_eq!(json["schema"], 1, "{json}");
+        let done = json["done"].as_array().expect("a list");
+        let entry = |one: &Value| {
+            let [name, text] = ["name", "text"].map(|key| one[key].as_str().expect("text"));
+            format!("{name}: {text}")
+        };
+        done.iter().map(entry).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        text_of(&["create", "lab", "--max", "4G"]),
+        ["lab: created, max 4GiB"]
+    );
+    assert_eq!(
+        text_of(&["set", "lab", "max=2G"]),
+        ["lab: max=2GiB applied to all GPUs"]
+    );
+    let member = place.member("lab");
+    // The member is this process.
+    let killed = text_of(&["kill", "--signal", "CONT", "lab"]).join("\n");
+    let expected = format!("lab: SIGCONT sent to {} (", std::process::id());
+    assert!(killed.starts_with(&expected), "{killed}");
+    drop(member);
+    assert_eq!(text_of(&["gc"]), [] as [String; 0]);
+    place.said(&["create", "lab/alice"]);
+    assert_eq!(
+        text_of(&["rm", "--recursive", "lab"]),
+        ["lab/alice: removed", "lab: removed"]
+    );
+    for verb in [
+        "create",
+        "set",
+        "rm",
+        "kill",
+        "suspend",
+        "resume",
+        "gc",
+        "apply",
+        "install",
+        "uninstall",
+        "cdi",
+    ] {
+        let help = place.said(&[verb, "--help"]);
+        assert!(help.contains("--json"), "{verb}: {help}");
     }
 }
 
