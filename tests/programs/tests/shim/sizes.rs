@@ -203,8 +203,8 @@ fn run_considers_only_visible_gpus() {
     assert_eq!((&*max(0), &*max(1)), ("78GiB\n", "22GiB\n"));
 }
 
-/// `--check` reports what `apply` refuses: with status 1 if this machine's GPUs are too small, and in
-/// words what this machine lacks.
+/// `--check` reports what `apply` refuses: with status 1 if this machine's GPUs are too small, and
+/// in words what this machine lacks.
 #[test]
 fn check_reports_what_apply_refuses_on_this_machine() {
     let world = world(1);
