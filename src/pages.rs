@@ -21,8 +21,8 @@ fn write(folder: &Path) -> io::Result<()> {
     for (name, page) in man::pages(command())? {
         fs::write(folder.join("man1").join(name), page)?;
     }
-    let scripts = completions::scripts().into_iter();
-    scripts
-        .map(|(shell, script)| fs::write(folder.join(shell), script))
-        .collect()
+    for (shell, script) in completions::scripts() {
+        fs::write(folder.join(shell), script)?;
+    }
+    Ok(())
 }

@@ -6,19 +6,19 @@ use clap_complete::Shell;
 use gpulimit_limits::OptionKey;
 
 /// Returns the names of the shells, and their scripts.
-pub fn scripts() -> Vec<(&'static str, String)> {
-    let shells: [(_, _, fn(String) -> String); 3] = [
-        ("bash", Shell::Bash, bash),
-        ("zsh", Shell::Zsh, zsh),
-        ("fish", Shell::Fish, fish),
-    ];
-    let script = |(name, shell, add): (_, _, fn(String) -> String)| {
-        let mut script = Vec::new();
-        clap_complete::generate(shell, &mut visible(), "gpulimit", &mut script);
-        let script = without_hidden_option(&String::from_utf8_lossy(&script));
-        (name, add(script))
-    };
-    shells.map(script).into()
+pub fn scripts() -> [(&'static str, String); 3] {
+    [
+        ("bash", bash(script(Shell::Bash))),
+        ("zsh", zsh(script(Shell::Zsh))),
+        ("fish", fish(script(Shell::Fish))),
+    ]
+}
+
+/// Returns clap's script.
+fn script(shell: Shell) -> String {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut visible(), "gpulimit", &mut script);
+    without_hidden_option(&String::from_utf8_lossy(&script))
 }
 
 /// Removes `doctor`'s hidden option `--preloaded` from the script, because users never pass it.
