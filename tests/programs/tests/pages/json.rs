@@ -55,7 +55,7 @@ fn every_key_of_the_json_is_in_the_reference() {
         &["show"],
         &["show", "--mine"],
         &["show", "--tree"],
-        &["get", world::GROUP],
+        &["create", "page"],
         &["ps"],
         &["ps", "--by", "user"],
         &["top", "--once"],
