@@ -4,12 +4,12 @@ mod later;
 
 use crate::machine::{child, signals::Inherited};
 use crate::verbs::{
-    apply, cdi, completions, create, doctor, events, gc, get, history, install, k8s_device_plugin,
-    kill, ls, man, oci_hook, probe, ps, report, resume, rm, run, serve, set, show, suspend, top,
+    apply, cdi, create, doctor, events, gc, get, history, install, k8s_device_plugin, kill,
+    oci_hook, probe, ps, report, resume, rm, run, serve, set, show, suspend, top,
 };
 use crate::words::failure::Failure;
 use clap::error::{ContextKind, ContextValue};
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 use later::Later;
 use std::process::ExitCode;
 
@@ -55,10 +55,6 @@ enum Verb {
     Get(Later<get::Args>),
     /// Remove groups
     Rm(Later<rm::Args>),
-    /// List the names of groups
-    Ls(Later<ls::Args>),
-    /// Show the group hierarchy, with usage and limit
-    Tree(Later<show::tree::Args>),
     /// Show groups: limits, usage, peak, free memory and refusals on each GPU
     Show(Later<show::Args>),
     /// Show the processes in groups and their memory
@@ -83,8 +79,6 @@ enum Verb {
     Gc(Later<gc::Args>),
     /// Apply a policy file: make, change and remove groups and rules
     Apply(Later<apply::Args>),
-    /// Check a policy file, without changing anything
-    Check(Later<apply::check::Args>),
     /// Check this machine, and say how to fix what does not work
     Doctor(Later<doctor::Args>),
     /// Load the library into every program of the machine (/etc/ld.so.preload)
@@ -97,10 +91,6 @@ enum Verb {
     OciHook(Later<oci_hook::Args>),
     /// Hand out GPU memory to the pods of a Kubernetes node
     K8sDevicePlugin(Later<k8s_device_plugin::Args>),
-    /// Print the completion script for a shell
-    Completions(Later<completions::Args>),
-    /// Print a manual page, or write all of them
-    Man(Later<man::Args>),
     /// Answers questions of other verbs, in a child process
     #[command(name = child::VERB, hide = true)]
     Probe(Later<probe::Args>),
@@ -115,8 +105,6 @@ impl Cli {
             Verb::Set(Later(args)) => set::set(&args),
             Verb::Get(Later(args)) => get::get(&args),
             Verb::Rm(Later(args)) => rm::rm(&args),
-            Verb::Ls(Later(args)) => ls::ls(&args),
-            Verb::Tree(Later(args)) => show::tree::tree(&args),
             Verb::Show(Later(args)) => show::show(&args),
             Verb::Ps(Later(args)) => ps::ps(&args),
             Verb::Top(Later(args)) => top::top(&args),
@@ -129,7 +117,6 @@ impl Cli {
             Verb::Resume(Later(args)) => resume::resume(&args),
             Verb::Gc(Later(args)) => gc::gc(&args),
             Verb::Apply(Later(args)) => apply::apply(&args),
-            Verb::Check(Later(args)) => apply::check::check(&args),
             Verb::Doctor(Later(args)) => doctor::doctor(&args),
             Verb::Install(Later(args)) => install::install(&args),
             Verb::Uninstall(Later(args)) => install::uninstall(&args),
@@ -138,11 +125,33 @@ impl Cli {
             Verb::K8sDevicePlugin(Later(args)) => {
                 k8s_device_plugin::k8s_device_plugin(args, before)
             }
-            Verb::Completions(Later(args)) => completions::completions(&args),
-            Verb::Man(Later(args)) => man::man(&args),
             Verb::Probe(Later(args)) => probe::probe(&args, doctor::look_at),
         }
     }
+}
+
+/// The verbs of earlier versions, with what replaces them.
+const REPLACED: [(&str, &str); 5] = [
+    ("tree", "`gpulimit tree` is now `gpulimit show --tree`"),
+    ("ls", "`gpulimit ls` is now `gpulimit show --names`"),
+    ("check", "`gpulimit check` is now `gpulimit apply --check`"),
+    (
+        "man",
+        "packages contain the manual pages: `man gpulimit-run`, or `gpulimit run --help`",
+    ),
+    (
+        "completions",
+        "packages contain the completions of shells: `scripts/package tar` makes the files",
+    ),
+];
+
+/// Returns what to use instead, if the command line has a verb of an earlier version.
+pub fn replaced(error: &clap::Error) -> Option<&'static str> {
+    let Some(ContextValue::String(verb)) = error.get(ContextKind::InvalidSubcommand) else {
+        return None;
+    };
+    let mut all = REPLACED.into_iter();
+    all.find_map(|(old, now)| (old == verb).then_some(now))
 }
 
 /// Removes clap's tip to pass an unknown option after `--`. `run` would take the option for the
@@ -155,9 +164,4 @@ pub fn without_misleading_tip(mut error: clap::Error) -> clap::Error {
         }
     }
     error
-}
-
-/// Returns clap's definition of gpulimit's command line.
-pub fn command() -> clap::Command {
-    Cli::command()
 }

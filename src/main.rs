@@ -3,13 +3,14 @@
 //! Its rooms from top to bottom: a room uses only rooms below it (`tests/tidy/controller.rs`).
 
 mod cli;
+#[cfg(test)]
+mod pages;
 
 mod verbs {
     //! A file or folder for each verb. No verb names another one.
 
     pub mod apply;
     pub mod cdi;
-    pub mod completions;
     pub mod create;
     pub mod doctor;
     pub mod events;
@@ -19,8 +20,6 @@ mod verbs {
     pub mod install;
     pub mod k8s_device_plugin;
     pub mod kill;
-    pub mod ls;
-    pub mod man;
     pub mod oci_hook;
     pub mod probe;
     pub mod ps;
@@ -152,6 +151,10 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse().map_err(cli::without_misleading_tip) {
         Ok(cli) => cli,
         Err(error) => {
+            if let Some(now) = cli::replaced(&error) {
+                output::note(now);
+                return ExitCode::from(failure::USAGE);
+            }
             // Help goes to standard output, with status 0. Mistakes in the arguments go to standard
             // error, with status 2.
             output::parsing(&error);

@@ -2,6 +2,7 @@
 //! machine's own is `tests/programs/tests/shim/install.rs`.
 
 use gpulimit_support::{Scratch, clean, executable, is_root, text};
+use serde_json::Value;
 use std::fs::{self, File, Permissions};
 use std::io::Read;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
@@ -182,6 +183,22 @@ fn a_dry_run_changes_nothing() {
     let path = library.to_str().expect("text");
     let said = done(&place.gpulimit(&["install", "--dry-run", "--library", path]));
     assert_eq!(said.matches("would").count(), 3, "{said}");
+    let json = ["install", "--dry-run", "--json", "--library", path];
+    let json: Value = serde_json::from_str(&done(&place.gpulimit(&json))).expect("JSON");
+    let steps = json["done"].as_array().expect("a list");
+    let names: Vec<&str> = steps
+        .iter()
+        .filter_map(|step| step["name"].as_str())
+        .collect();
+    assert_eq!(
+        names,
+        [
+            "/etc/ld.so.preload",
+            &*format!("/{LIBRARY}"),
+            "/run/gpulimit",
+            "/etc/ld.so.preload"
+        ]
+    );
     assert!(!place.at(PRELOAD).exists() && !place.at("usr").exists() && !place.at("run").exists());
     done(&place.install(&library));
     let said = done(&place.gpulimit(&["uninstall", "--dry-run"]));

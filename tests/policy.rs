@@ -1,4 +1,4 @@
-//! The policy file and its effects: `gpulimit check`, `gpulimit apply`, the record of the groups
+//! The policy file and its effects: `apply` with and without `--check`, the record of the groups
 //! that `apply` made, and the rules that it writes.
 
 #[path = "groups/place.rs"]
@@ -28,7 +28,7 @@ impl Place {
     fn run(&self, verb: &str, policy: &str, more: &[&str]) -> Output {
         fs::write(self.policy(), policy).expect("written");
         let mut command = Command::new(GPULIMIT);
-        command.arg(verb).arg(self.policy()).args(more);
+        command.args(verb.split(' ')).arg(self.policy()).args(more);
         clean(&mut command).env("GPULIMIT_ROOT", self.root_path());
         command.output().expect("started")
     }
@@ -309,7 +309,7 @@ fn an_invalid_policy_changes_nothing() {
 fn check_finds_all_mistakes_and_changes_nothing() {
     let place = Place::new();
     let said = place.refused(
-        "check",
+        "apply --check",
         "[group.a]\nmax = 'x'\nmin = 'y'\n[group.b]\nkey = 1\n",
     );
     let lines: Vec<&str> = said.lines().collect();
@@ -318,14 +318,14 @@ fn check_finds_all_mistakes_and_changes_nothing() {
         assert!(line.contains(&format!("p.toml:{at}: ")), "{said}");
     }
     assert!(lines[3].ends_with("has 3 mistakes"), "{said}");
-    let good = place.run("check", TREE, &[]);
+    let good = place.run("apply --check", TREE, &[]);
     assert!(good.status.success(), "{good:?}");
     assert!(
         text(&good.stdout).contains("ok, groups: 3, rules: 0"),
         "{good:?}"
     );
     // The policy may be valid on another machine.
-    let there = place.run("check", "[group.a]\nowner = 'no such user'\n", &[]);
+    let there = place.run("apply --check", "[group.a]\nowner = 'no such user'\n", &[]);
     assert!(
         there.status.success() && text(&there.stderr).contains("another machine"),
         "{there:?}"
@@ -344,7 +344,7 @@ fn limits_and_options_without_effect_cause_warnings() {
     let place = Place::new();
     let policy = "[group.lab]\nmax = '4G'\noom = 'kill-largest'\n[group.'lab/a']\nmax = '8G'\n\
         [group.'lab/b']\noom = 'kill-group'\non_limit = 'wait'\n";
-    for verb in ["check", "apply"] {
+    for verb in ["apply --check", "apply"] {
         let output = place.run(verb, policy, &[]);
         assert!(output.status.success(), "{output:?}");
         let said = text(&output.stderr);
@@ -362,7 +362,7 @@ fn members_without_effect_cause_a_warning() {
     let place = Place::new();
     let policy = "[group.lab]\nmembers = '@root'\n[group.'lab/a']\nmembers = 'all'\n\
         [group.'lab/b']\nmembers = 'all'\n";
-    for verb in ["check", "apply"] {
+    for verb in ["apply --check", "apply"] {
         let output = place.run(verb, policy, &[]);
         assert!(output.status.success(), "{output:?}");
         let said = text(&output.stderr);
@@ -422,7 +422,7 @@ fn a_name_that_cannot_be_a_group_stops_nothing_else() {
     );
     assert_eq!(place.groups(), ["daemon", "root"]);
     assert_eq!(place.max("daemon"), Some(Size::Bytes(2 << 30)));
-    assert!(place.run("check", policy, &[]).status.success());
+    assert!(place.run("apply --check", policy, &[]).status.success());
 }
 
 #[test]
@@ -530,7 +530,7 @@ fn examples() -> Vec<PathBuf> {
 fn every_shipped_policy_is_valid() {
     for path in examples() {
         let mut command = Command::new(GPULIMIT);
-        clean(command.arg("check").arg(&path));
+        clean(command.args(["apply", "--check"]).arg(&path));
         let output = command.output().expect("started");
         assert!(output.status.success(), "{output:?}");
     }
@@ -625,7 +625,7 @@ group = "gone"
 user = "daemon"
 group = "{who}"
 "#;
-    let said = place.refused("check", policy);
+    let said = place.refused("apply --check", policy);
     let expected = [
         "p.toml:2: invalid group name 'bad name'",
         "p.toml:3: unknown key 'usr'",
@@ -648,7 +648,7 @@ group = "{who}"
 fn check_and_apply_warn_of_suspicious_values() {
     let place = Place::new();
     let policy = "[group.a]\nmax = 20\n[group.b]\nmax = '4G'\nhigh = '5G'\n";
-    for verb in ["check", "apply"] {
+    for verb in ["apply --check", "apply"] {
         let output = place.run(verb, policy, &[]);
         let said = text(&output.stderr);
         assert!(output.status.success(), "{output:?}");
@@ -679,7 +679,7 @@ mount --bind "$1/etc" /etc
 mount --bind "$1/run" /run
 printf '[group.a]\n[[rule]]\nuser = "alice"\ngroup = "a"\n' > /etc/p.toml
 set +e
-for verb in 'check /etc/p.toml' 'apply /etc/p.toml' doctor 'doctor --user alice'; do
+for verb in 'apply --check /etc/p.toml' 'apply /etc/p.toml' doctor 'doctor --user alice'; do
     echo "== $verb"
     $2 $verb
 done
@@ -713,7 +713,7 @@ fn policies_that_are_not_enforced_cause_warnings() {
     };
     let left = "no rule limits the programs of these users: bob";
     let unknown = "does not name the library";
-    let (check, apply) = (part("check"), part("apply"));
+    let (check, apply) = (part("apply --check"), part("apply"));
     assert!(check.contains(left) && !check.contains(unknown), "{said}");
     assert!(apply.contains(left) && apply.contains(unknown), "{said}");
     let (doctor, user) = (part("doctor"), part("doctor --user"));

@@ -1,4 +1,4 @@
-//! The figures of groups that `show`, `tree` and `get` print.
+//! The figures of groups that `show` and `get` print.
 
 pub mod order;
 

@@ -36,11 +36,16 @@ pub fn processes_with(
     let outermost: Vec<&Seen> = outermost(seen).collect();
     let pids = Pids::default();
     commands.read(&outermost, &pids);
+    let abandoned: Vec<&Identity> = seen.iter().flat_map(|seen| &seen.abandoned).collect();
     let mut found: Vec<Process> = outermost
         .into_iter()
         .flat_map(|seen| {
             let processes = seen.processes.iter();
-            processes.flat_map(|process| of(selection, seen, process, (&pids, commands), waiters))
+            processes.flat_map(|process| {
+                let is_abandoned = abandoned.iter().any(|one| one.is_same(&process.identity));
+                let state = state(process, is_abandoned, pids.here(&process.identity));
+                of(selection, seen, process, (&pids, commands), waiters, state)
+            })
         })
         .collect();
     found.sort_by(Process::by_group_and_pid);
@@ -226,6 +231,7 @@ fn of(
     process: &ProcessUsage,
     (pids, commands): (&Pids, &Commands),
     waiters: &Waiters,
+    state: &'static str,
 ) -> Vec<Process> {
     let group = groups::of_process(&seen.group, process);
     let is_it = |known: &&Group| known.root() == seen.group.root() && known.name() == group;
@@ -247,7 +253,7 @@ fn of(
         uid,
         command: command.clone(),
         alive: process.alive,
-        state: state(process, pid),
+        state,
         is_confirmed: false,
         waits: (gpu.as_ref())
             .and_then(|(id, _)| waiters.find(&seen.group, &process.identity, *id).cloned()),
@@ -279,11 +285,12 @@ fn user(process: &ProcessUsage, pid: Option<u32>) -> u32 {
     seen.unwrap_or(process.identity.uid)
 }
 
-fn state(process: &ProcessUsage, pid: Option<u32>) -> &'static str {
+fn state(process: &ProcessUsage, is_abandoned: bool, pid: Option<u32>) -> &'static str {
     // Somebody may have continued a process that `suspend --freeze` has stopped.
     let is_stopped = || pid.and_then(proc::is_stopped).unwrap_or(true);
     match process.errand {
         _ if !process.alive => "draining",
+        Errand::Suspend | Errand::Resume if is_abandoned => "abandoned",
         Errand::Suspend => "suspending",
         Errand::Resume => "resuming",
         Errand::Lost => "lost",
@@ -305,7 +312,8 @@ impl Process {
     }
 
     /// Returns the state of the process: `running`, `suspending`, `suspended`, `frozen` (suspended
-    /// and stopped), `resuming`, `lost` or `draining`.
+    /// and stopped), `resuming`, `abandoned` (a command that suspended or resumed it has died),
+    /// `lost` or `draining`.
     pub const fn state(&self) -> &'static str {
         self.state
     }

@@ -296,9 +296,8 @@ pub fn set(name: &str, settings: Vec<Setting>, devices: &[String]) -> Result<Don
             notes.lines.extend(warnings::named(&name, lines));
         }
     }
-    let line = |line: String| format!("{name}: {line}\n");
-    let text = lines.into_iter().map(line).collect();
-    Ok(Done { text, notes })
+    let changes = lines.into_iter().map(|line| (name.clone(), line)).collect();
+    Ok(Done { changes, notes })
 }
 
 fn refused(group: &Group, error: GroupError) -> Failure {

@@ -12,7 +12,6 @@ use gpulimit_ledger::{
     Cause, Details, EventKind, Happening, Holding, Ledger, NoWitness, ProcessUsage,
 };
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
 use std::io::{Error, ErrorKind};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -56,13 +55,13 @@ pub fn kill(
             )));
         }
     }
-    let (mut text, mut notes) = (String::new(), Notes::default());
+    let (mut changes, mut notes) = (Vec::new(), Notes::default());
     if processes.is_empty() {
         notes.add(format!("no process uses a GPU in group '{}'", group.name()));
     }
     let name = signal::name(signal);
     let mut sent = |group: &str, who: &str| {
-        let _ = writeln!(text, "{group}: {name} sent to {who}");
+        changes.push((group.to_owned(), format!("{name} sent to {who}")));
     };
     let look = look::members();
     let targets = proven(group, &ledger, &look)?;
@@ -111,7 +110,7 @@ pub fn kill(
     if missed.len() > found {
         notes.lines.extend(unseen(&silent));
     }
-    Ok(Done { text, notes })
+    Ok(Done { changes, notes })
 }
 
 /// Returns whether a process gets the signal by another of its slots, as a `resume` that waits has

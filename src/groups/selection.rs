@@ -7,6 +7,7 @@ use super::drained;
 use crate::machine::nvml::{Driver, Gpu};
 use crate::words::{environment::env, failure::Failure, notes::Notes, text};
 use gpulimit_base::device::DeviceId;
+use gpulimit_base::identity::Identity;
 use gpulimit_group::{
     Group, GroupError, Kind, MAX_USER_NAMES, Root, SYSTEM, WithoutCreateHint, check_name,
     effective_user, is_within, parent, upwards,
@@ -473,11 +474,12 @@ impl View {
 
     /// Closes the ledger, and returns what was read from it; `None` if the caller cannot read it.
     pub fn into_seen(self) -> Option<Seen> {
-        self.ledger.is_some().then_some(Seen {
+        self.ledger.map(|ledger| Seen {
             group: self.group,
             title: self.title,
             devices: self.devices,
             processes: self.processes,
+            abandoned: ledger.abandoned(),
         })
     }
 
@@ -502,6 +504,8 @@ pub struct Seen {
     pub devices: Vec<DeviceEntry>,
     /// The processes that are members of this group or of a group below it.
     pub processes: Vec<ProcessUsage>,
+    /// The processes of this group on which a command was at work when it died.
+    pub abandoned: Vec<Identity>,
 }
 
 /// Returns the name of a process's group: `group`, in whose ledger the process is listed, or a

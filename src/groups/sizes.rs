@@ -3,7 +3,7 @@
 use crate::words::failure::Failure;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::{Extent, Size, gib};
-use gpulimit_limits::{Key, LimitSet, OptionKey, Setting, Values};
+use gpulimit_limits::{Key, LimitSet, OptionKey, Options, Setting, Values};
 
 /// The command line options for the sizes of a group's limits.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -44,6 +44,56 @@ impl Sizes {
 pub fn keys() -> impl Iterator<Item = &'static str> {
     let sizes = Key::ALL.into_iter().map(Key::name);
     sizes.chain(OptionKey::ALL.into_iter().map(OptionKey::name))
+}
+
+/// Returns the words that are values of a key, if it has no other ones, and what `set --help` says
+/// of the key beside its default.
+pub const fn about(key: OptionKey) -> (&'static [&'static str], &'static str) {
+    match key {
+        OptionKey::OnLimit => (
+            &["fail", "wait"],
+            "or wait, until other processes give memory back",
+        ),
+        OptionKey::WaitTimeout => (&[], "how long a request waits, such as 30s or 10m"),
+        OptionKey::PressureTimeout => (
+            &[],
+            "how long a request waits for processes that were asked to\n\
+             give memory back; 0 asks none",
+        ),
+        OptionKey::Oom => (
+            &["none", "kill-largest", "kill-group"],
+            "kill-largest or kill-group before a request is refused",
+        ),
+        OptionKey::CountContext => (
+            &["yes", "no"],
+            "whether the memory of CUDA contexts counts, yes or no",
+        ),
+        OptionKey::SuspendedMax => (
+            &[],
+            "the most memory of suspended processes that may be on\n\
+             the host, such as 64G, or max (no limit of the group);\n\
+             contexts count as for --max; the default is what the\n\
+             host has available, less a tenth",
+        ),
+    }
+}
+
+/// Returns the keys that are no options of the command line, with their defaults, for help.
+pub fn table() -> String {
+    const INDENT: usize = 22;
+    let entry = |key: OptionKey| {
+        let mut line = format!("  {key}={}", Options::default().get(key));
+        for (at, text) in about(key).1.lines().enumerate() {
+            if at > 0 || line.len() >= INDENT {
+                line += "\n";
+            }
+            let column = line.len() - line.rfind('\n').map_or(0, |end| end + 1);
+            line += &" ".repeat(INDENT - column);
+            line += text;
+        }
+        line + "\n"
+    };
+    OptionKey::ALL.into_iter().map(entry).collect()
 }
 
 /// Returns whether a word has the form `KEY=VALUE` with a known key.

@@ -5,13 +5,15 @@
 //! commands and group names.
 
 use super::terminal;
+use crate::groups::SCHEMA;
 use crate::machine::signals;
 use crate::words::failure::Failure;
-use crate::words::notes::{Done, Notes};
+use crate::words::notes::{Change, Done, Notes};
 pub use crate::words::text::{shown_path, some, without_secrets};
 pub use gpulimit_base::escaped::Escaped;
 use gpulimit_base::escaped::lines;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde_json::{Value, json};
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -79,9 +81,48 @@ pub fn fit(line: &str, indent: usize) -> String {
 /// work is done.
 pub fn report(text: &str) {
     let fitted = text.lines().map(|line| fit(line, 2) + "\n");
-    if let Err(failure) = print(&fitted.collect::<String>()) {
+    printed(print(&fitted.collect::<String>()));
+}
+
+fn printed(what_was_done: Result<(), Failure>) {
+    if let Err(failure) = what_was_done {
         note(&format!("done, but {failure}"));
     }
+}
+
+/// The option `--json` of verbs that change something.
+#[derive(Copy, Clone, Debug, Default, clap::Args)]
+#[group(skip)]
+pub struct Answer {
+    /// Print what was done as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl Answer {
+    /// Prints what the verb has done, by the names of groups or files: a line for each, or JSON. If
+    /// printing fails, reports that as [`report`] does.
+    pub fn tell(&self, changes: &[Change]) {
+        if !self.json {
+            return report(&text(changes));
+        }
+        let entry = |(name, text): &Change| json!({ "name": name, "text": text });
+        let done: Vec<Value> = changes.iter().map(entry).collect();
+        printed(json(&json!({ "schema": SCHEMA, "done": done })));
+    }
+
+    /// Prints what the verb has done, and its notes. Returns its exit status.
+    pub fn done(&self, done: &Done) -> ExitCode {
+        let status = told(&done.notes);
+        self.tell(&done.changes);
+        status
+    }
+}
+
+/// Returns a line for each change.
+pub fn text(changes: &[Change]) -> String {
+    let line = |(name, text): &Change| format!("{}: {}\n", Escaped(name), Escaped(text));
+    changes.iter().map(line).collect()
 }
 
 /// Writes JSON to standard output.
@@ -106,13 +147,6 @@ pub fn notes(lines: &[String]) {
 pub fn told(notes: &Notes) -> ExitCode {
     self::notes(&notes.lines);
     notes.status()
-}
-
-/// Prints what the verb has done, and returns its exit status.
-pub fn done(done: &Done) -> ExitCode {
-    let status = told(&done.notes);
-    report(&done.text);
-    status
 }
 
 /// Prints the output of the command line parser: help or an error message. Breaks long lines of

@@ -22,52 +22,81 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Ends what dead commands have left half-done with processes of these groups: unlocks locked
 /// processes, and corrects the figures of suspended ones. Charges suspended processes again that
 /// another tool has brought back. Looks only at processes that the caller may suspend. Prints what
-/// was done on standard error. Returns the pids of the processes that are suspended, as the driver
-/// says. Call before this process starts threads.
-pub fn settle_abandoned(selection: &Selection) -> Vec<u32> {
-    let mut away = Vec::new();
+/// was done on standard error. Call before this process starts threads.
+pub fn settle_abandoned(selection: &Selection) {
+    let has_abandoned = |ledger: &Ledger| !ledger.abandoned().is_empty();
     let groups = groups_with(selection, |ledger| {
-        ledger.has_abandoned() || ledger.has_suspended()
+        has_abandoned(ledger) || ledger.has_suspended()
     });
     if groups.is_empty() {
-        return away;
+        return;
     }
-    let checkpoints = match Checkpoints::load() {
-        Ok(checkpoints) => checkpoints,
-        Err(_)
-            if !(groups.iter()).any(|group| group.ledger().is_ok_and(|it| it.has_abandoned())) =>
-        {
-            return away;
-        }
-        Err(missing) => {
-            output::note(&format!(
-                "cannot end what a killed `suspend` or `resume` has left half-done: {missing}"
-            ));
-            return away;
-        }
-    };
-    let (done, waits) = mpsc::channel();
-    thread::spawn(move || {
-        groups.iter().for_each(|group| {
-            for found in settle_in(group, &checkpoints) {
-                // The verb may have ended its wait.
-                let _ = done.send(found);
-            }
-        });
-    });
-    loop {
-        match waits.recv_timeout(PATIENCE) {
-            Ok(Found::Note(note)) => output::note(&note),
-            Ok(Found::Away(pid)) => away.push(pid),
-            Err(mpsc::RecvTimeoutError::Disconnected) => return away,
-            Err(mpsc::RecvTimeoutError::Timeout) => {
+    match Checkpoints::load() {
+        Ok(checkpoints) => {
+            if !ask(groups, checkpoints, settle_in, |note: String| {
+                output::note(&note)
+            }) {
                 output::note(
                     "the driver is still at work for a command that was killed: try again later",
                 );
-                return away;
+            }
+        }
+        Err(missing) => {
+            let mut ledgers = groups.iter().filter_map(|group| group.ledger().ok());
+            if ledgers.any(|ledger| has_abandoned(&ledger)) {
+                output::note(&format!(
+                    "cannot end what a killed `suspend` or `resume` has left half-done: {missing}"
+                ));
             }
         }
     }
+}
+
+/// Returns the pids of the processes of these groups that are suspended, as the driver says.
+/// Changes nothing. Call before this process starts threads.
+pub fn confirmed(selection: &Selection) -> Vec<u32> {
+    let mut away = Vec::new();
+    let groups = groups_with(selection, Ledger::has_suspended);
+    if !groups.is_empty()
+        && let Ok(checkpoints) = Checkpoints::load()
+    {
+        let is_away = |state| state == Some(checkpoint::State::Checkpointed);
+        let of = move |group: &Group, checkpoints: &Checkpoints| {
+            let away = subjects(group).filter(|one| is_away(driver_state(one, checkpoints)));
+            away.map(|one| one.target.pid).collect()
+        };
+        ask(groups, checkpoints, of, |pid| away.push(pid));
+    }
+    away
+}
+
+/// Asks the driver in a thread about the processes of each group, and tells what it finds. Returns
+/// false if the driver has not answered in time.
+fn ask<T: Send + 'static>(
+    groups: Vec<Group>,
+    checkpoints: Checkpoints,
+    of: impl Fn(&Group, &Checkpoints) -> Vec<T> + Send + 'static,
+    mut tell: impl FnMut(T),
+) -> bool {
+    let (done, waits) = mpsc::channel();
+    thread::spawn(move || {
+        for found in groups.iter().flat_map(|group| of(group, &checkpoints)) {
+            // The verb may have ended its wait.
+            let _ = done.send(found);
+        }
+    });
+    loop {
+        match waits.recv_timeout(PATIENCE) {
+            Ok(found) => tell(found),
+            Err(end) => return end == mpsc::RecvTimeoutError::Disconnected,
+        }
+    }
+}
+
+/// Returns the processes of a group that are proven to be members. One that cannot be proven, as of
+/// another user, does not keep the others.
+fn subjects(group: &Group) -> impl Iterator<Item = Subject> {
+    candidates(group, None).into_iter().flatten().flatten()
 }
 
 /// Returns the selected groups whose ledger is so, within the budgets of their owners.
@@ -80,14 +109,6 @@ pub fn groups_with(selection: &Selection, is_so: impl Fn(&Ledger) -> bool) -> Ve
     selection.groups.iter().filter(is_so).cloned().collect()
 }
 
-/// A result of the look at one process.
-enum Found {
-    /// A line about what was done.
-    Note(String),
-    /// The pid of a process whose memory is on the host.
-    Away(u32),
-}
-
 /// Returns the driver's state of a suspended process. Takes no lock: a command that resumes the
 /// process does not notice the look.
 fn driver_state(subject: &Subject, checkpoints: &Checkpoints) -> Option<checkpoint::State> {
@@ -96,16 +117,13 @@ fn driver_state(subject: &Subject, checkpoints: &Checkpoints) -> Option<checkpoi
     may_ask.then(|| checkpoints.state(subject.target.pid).ok())?
 }
 
-fn settle_in(group: &Group, checkpoints: &Checkpoints) -> Vec<Found> {
-    // One that cannot be proven to be a member, as of another user, does not keep the others.
-    let subjects = candidates(group, None).into_iter().flatten().flatten();
-    let found = subjects.filter_map(|subject| {
+/// Ends the work of dead commands on the processes of a group. Returns a line for each process.
+fn settle_in(group: &Group, checkpoints: &Checkpoints) -> Vec<String> {
+    let found = subjects(group).filter_map(|subject| {
         let is_abandoned = subject.is_abandoned() && subject.is_answered_for();
-        let state = driver_state(&subject, checkpoints);
-        match state {
+        match driver_state(&subject, checkpoints) {
             _ if is_abandoned => {}
             Some(checkpoint::State::Running | checkpoint::State::Locked) => {}
-            Some(checkpoint::State::Checkpointed) => return Some(Found::Away(subject.target.pid)),
             _ => return None,
         }
         let only = std::slice::from_ref(&subject);
@@ -117,14 +135,13 @@ fn settle_in(group: &Group, checkpoints: &Checkpoints) -> Vec<Found> {
             Ok(State::Locked) if !is_abandoned => "is locked",
             Ok(State::Locked | State::Moving) => "is not settled yet",
             Ok(State::Gone) => return None,
-            Err(failure) => return Some(Found::Note(failure.to_string())),
+            Err(failure) => return Some(failure.to_string()),
         };
         let why = match is_abandoned {
             true => "the command that suspended or resumed it was killed",
             false => "another program has resumed it, and its memory is charged again",
         };
-        let note = format!("{name} {now}: {why}", name = subject.name());
-        Some(Found::Note(note))
+        Some(format!("{name} {now}: {why}", name = subject.name()))
     });
     found.collect()
 }

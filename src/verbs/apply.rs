@@ -1,6 +1,6 @@
 //! `gpulimit apply`: changes the groups and the rules of this machine to match a policy file.
 
-pub mod check;
+mod check;
 
 use crate::groups::plan::difference::{self, Step};
 use crate::groups::plan::{record, rules_text, wanted};
@@ -34,6 +34,10 @@ pub struct Args {
     /// $XDG_CONFIG_HOME or ~/.config]
     file: Option<PathBuf>,
 
+    /// Print all mistakes in the file, with their lines, and change nothing
+    #[arg(long, conflicts_with_all = ["dry_run", "json"])]
+    check: bool,
+
     /// Only print what would be changed
     #[arg(long)]
     dry_run: bool,
@@ -51,7 +55,13 @@ Leaves alone other groups that were made by hand. Writes the rules last; they
 apply to programs that start to use a GPU from then on, whatever their
 environment says. Rules have an effect only in /run/gpulimit.
 
+With --check, users, unix groups and GPUs that this machine does not have are no
+mistakes, but are printed, too. Warnings name limits and options that make no
+sense or have no effect, users whose names clash with groups, and users whom no
+rule covers.
+
 Examples:
+  gpulimit apply --check ./gpulimit.toml
   gpulimit apply --dry-run
   gpulimit apply /etc/gpulimit/gpulimit.toml
 
@@ -73,6 +83,9 @@ pub fn apply(args: &Args) -> Result<ExitCode, Failure> {
         Some(file) => file.clone(),
         None => default_file()?,
     };
+    if args.check {
+        return check::check(&file);
+    }
     let check::Found { plan, absent, .. } = check::read(&file, UNCHANGED)?;
     let driver = names_gpus(&plan).then(|| Driver::load().ok()).flatten();
     let driver = driver.as_ref();

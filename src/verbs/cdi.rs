@@ -5,7 +5,7 @@ mod name;
 
 use crate::machine::file::{make_directories, replace, write_named};
 use crate::machine::{library, preload::FILE, trust::Trusted};
-use crate::shown::output;
+use crate::shown::output::{self, Answer};
 use crate::words::{environment::env, failure::Failure};
 use clap::ValueEnum;
 use gpulimit_base::units::Extent;
@@ -39,6 +39,9 @@ pub struct Args {
     /// The directory to which gpulimit writes the files that are mounted in all containers
     #[arg(long, value_name = "DIR", default_value = "/etc/gpulimit/container")]
     files: PathBuf,
+
+    #[command(flatten)]
+    answer: Answer,
 }
 
 #[derive(Copy, Clone, ValueEnum)]
@@ -171,11 +174,11 @@ fn generate(args: &Args) -> Result<ExitCode, Failure> {
     make_directories(&args.output)?;
     write_named(&args.output, text.as_bytes(), 0o644)?;
     let names: Vec<&str> = devices.iter().map(Device::name).collect();
-    output::report(&format!(
-        "wrote {}: {KIND}={}\n",
-        args.output.display(),
-        names.join(", ")
-    ));
+    let (file, devices) = (args.output.display(), names.join(", "));
+    match args.answer.json {
+        true => (args.answer).tell(&[(file.to_string(), format!("wrote {KIND}={devices}"))]),
+        false => output::report(&format!("wrote {file}: {KIND}={devices}\n")),
+    }
     Ok(ExitCode::SUCCESS)
 }
 

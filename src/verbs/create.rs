@@ -3,7 +3,7 @@
 use crate::groups::sizes::{self, Sizes};
 use crate::groups::{self, Purpose, above::Shared, changes::Changes, warnings};
 use crate::machine::{accounts, nvml::Driver};
-use crate::shown::output;
+use crate::shown::output::{self, Answer};
 use crate::words::{environment::env, failure::Failure};
 use gpulimit_group::{Access, GroupError, Members, Root, SYSTEM, effective_user, upwards};
 use gpulimit_limits::LimitSet;
@@ -39,6 +39,9 @@ pub struct Args {
     /// Also make the missing groups above this group
     #[arg(long)]
     parents: bool,
+
+    #[command(flatten)]
+    answer: Answer,
 }
 
 const HELP: &str = "\
@@ -97,8 +100,8 @@ pub fn create(args: &Args) -> Result<ExitCode, Failure> {
     let mut lines = vec![format!("created, {limits}")];
     let above = Shared::default().above(&created.group);
     lines.extend(changes.outranked(&limits, &above, None, driver));
-    let line = |line: String| format!("{name}: {line}\n");
-    output::report(&lines.into_iter().map(line).collect::<String>());
+    let done = lines.into_iter().map(|line| (name.to_owned(), line));
+    args.answer.tell(&done.collect::<Vec<_>>());
     Ok(ExitCode::SUCCESS)
 }
 

@@ -4,19 +4,21 @@ use crate::contained::container::sweep;
 use crate::groups::budget::{Budget, VERB};
 use crate::groups::{self, Selection};
 use crate::machine::nvml::Driver;
-use crate::shown::output::{self, Escaped};
+use crate::shown::output::{self, Answer};
 use crate::suspension::abandoned::{groups_with, settle_abandoned};
 use crate::suspension::{settle::finish_it, subjects::candidates};
-use crate::words::{environment::env, failure::Failure};
+use crate::words::{environment::env, failure::Failure, notes::Change};
 use gpulimit_group::{Garbage, MAX_USER_NAMES, Root, Survey};
-use gpulimit_ledger::Ledger;
 use std::path::Path;
 use std::process::ExitCode;
 
 /// Options of `gc`.
 #[derive(clap::Args)]
 #[command(after_help = HELP)]
-pub struct Args {}
+pub struct Args {
+    #[command(flatten)]
+    answer: Answer,
+}
 
 const HELP: &str = "\
 Gives back the charges of dead processes, and removes the groups of ended jobs,
@@ -29,44 +31,39 @@ Examples:
   gpulimit gc";
 
 /// Removes stale groups and the charges of dead processes, and prints what was removed.
-pub fn gc(_: &Args) -> Result<ExitCode, Failure> {
+pub fn gc(args: &Args) -> Result<ExitCode, Failure> {
     let driver = Driver::load().ok();
-    let mut lines = Vec::new();
+    let mut done = Vec::new();
     let all = Selection::all()?;
     settle_abandoned(&all);
     name_stopped(&all);
     for root in Root::locate_all(&env)? {
         let survey = root.survey()?;
-        lines.extend(clean(&survey, driver.as_ref()));
+        done.extend(clean(&survey, driver.as_ref()));
         for name in root.collect_garbage(Garbage::Everywhere)? {
-            lines.push(format!("{name}: removed, its job has ended"));
+            done.push((name, "removed, its job has ended".into()));
         }
         for name in sweep(&root)? {
-            lines.push(format!("{name}: removed, its container has ended"));
+            done.push((name, "removed, its container has ended".into()));
         }
         for path in root.remove_leftovers()? {
-            lines.push(format!(
-                "{path}: removed, it was not a complete group",
-                path = path.display()
-            ));
+            let text = "removed, it was not a complete group";
+            done.push((path.display().to_string(), text.into()));
         }
         for path in root.remove_drafts(&survey) {
-            lines.push(format!(
-                "{path}: removed, because the process that made this draft was killed",
-                path = path.display()
-            ));
+            let text = "removed, because the process that made this draft was killed";
+            done.push((path.display().to_string(), text.into()));
         }
         report(&root, &survey);
     }
-    let line = |line: String| format!("{}\n", Escaped(&line));
-    output::print(&lines.into_iter().map(line).collect::<String>())?;
+    args.answer.tell(&done);
     Ok(ExitCode::SUCCESS)
 }
 
 /// Names the processes on which a dead command was at work and that are stopped: the driver answers
 /// no question about them.
 fn name_stopped(selection: &Selection) {
-    for group in groups_with(selection, Ledger::has_abandoned) {
+    for group in groups_with(selection, |ledger| !ledger.abandoned().is_empty()) {
         let subjects = candidates(&group, None).into_iter().flatten().flatten();
         subjects
             .filter(|subject| subject.is_abandoned() && subject.check_runs().is_err())
@@ -74,9 +71,8 @@ fn name_stopped(selection: &Selection) {
     }
 }
 
-/// Removes the charges of dead processes. Returns lines of text about the groups that had such
-/// charges.
-fn clean(survey: &Survey, driver: Option<&Driver>) -> Vec<String> {
+/// Removes the charges of dead processes. Returns what to tell of the groups that had such charges.
+fn clean(survey: &Survey, driver: Option<&Driver>) -> Vec<Change> {
     let mut lines = Vec::new();
     let mut budget = Budget::new(VERB);
     for group in &survey.groups {
@@ -95,14 +91,12 @@ fn clean(survey: &Survey, driver: Option<&Driver>) -> Vec<String> {
         };
         let (name, cleaned, draining) = (group.name(), done.cleaned, done.draining);
         if cleaned > 0 {
-            lines.push(format!(
-                "{name}: memory of dead processes given back to the group ({cleaned})"
-            ));
+            let text = format!("memory of dead processes given back to the group ({cleaned})");
+            lines.push((name.to_owned(), text));
         }
         if draining > 0 {
-            lines.push(format!(
-                "{name}: memory of dead processes still held by the driver ({draining})"
-            ));
+            let text = format!("memory of dead processes still held by the driver ({draining})");
+            lines.push((name.to_owned(), text));
         }
     }
     let cut = budget.cut();

@@ -1,16 +1,14 @@
 //! `gpulimit get`: prints a group's settings, for scripts.
 
-use crate::figures::{Figures, Gpu, waiting::Waiters};
-use crate::groups::{self, Purpose, SCHEMA, View, gpu};
+use crate::figures::Gpu;
+use crate::groups::{self, Purpose, View, gpu, sizes};
 use crate::machine::nvml::Driver;
 use crate::shown::output;
 use crate::words::failure::Failure;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::Size;
 use gpulimit_limits::{Key, KeyError, LimitSet, OptionKey, Selector, Setting};
-use serde_json::json;
 use std::process::ExitCode;
-use std::slice;
 
 /// Options of `get`.
 #[derive(clap::Args)]
@@ -19,9 +17,7 @@ pub struct Args {
     /// The group
     group: String,
 
-    /// Print only the value of this key: max, high, low, min, on_limit, wait_timeout,
-    /// pressure_timeout, oom, count_context, suspended.max
-    #[arg(value_parser = key)]
+    #[arg(value_parser = key, help = format!("Print only the value of this key: {}", names()))]
     key: Option<Name>,
 
     /// The GPU whose values to print: index, UUID, start of the UUID, PCI bus id. Repeat for more
@@ -32,21 +28,16 @@ pub struct Args {
     /// groups above it
     #[arg(long)]
     effective: bool,
-
-    /// Print JSON: the group in the form of `show --json`
-    #[arg(long, conflicts_with_all = ["key", "devices", "effective"])]
-    json: bool,
 }
 
 const HELP: &str = "\
 Prints KEY=VALUE lines that `gpulimit set` accepts, with the GPU that a line is
-for. With KEY, prints only the value.
+for. With KEY, prints only the value. `gpulimit show --json` prints all figures.
 
 Examples:
   gpulimit get lab
   gpulimit get lab max
-  gpulimit get lab/alice max --device 0 --effective
-  gpulimit get lab --json | jq '.group.gpus[0].effective_max'";
+  gpulimit get lab/alice max --device 0 --effective";
 
 /// A key of a size, such as `max`, or of an option, such as `oom`.
 #[derive(Copy, Clone)]
@@ -63,6 +54,11 @@ fn key(text: &str) -> Result<Name, String> {
             _ => "expected a key without a value".into(),
         }
     })
+}
+
+/// Returns the names of all keys, for help.
+fn names() -> String {
+    sizes::keys().collect::<Vec<_>>().join(", ")
 }
 
 /// Returns all keys.
@@ -88,15 +84,6 @@ pub fn get(args: &Args) -> Result<ExitCode, Failure> {
     let targets = gpu::selectors(&args.devices, driver)?;
     let name = group.name().to_owned();
     let view = View::cleaned(group, name, driver)?;
-    if args.json {
-        let figures = Figures::of(&view, &Waiters::of(slice::from_ref(&view), driver), driver);
-        output::json(&json!({
-            "schema": SCHEMA,
-            "root": view.group.root().to_string_lossy(),
-            "group": figures.json(),
-        }))?;
-        return Ok(ExitCode::SUCCESS);
-    }
     let asked = |key: &Name| args.key.is_none_or(|asked| asked.text() == key.text());
     let mut out = String::new();
     for key in all().filter(asked) {

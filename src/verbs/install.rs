@@ -3,9 +3,10 @@
 
 use crate::machine::preload::{FILE, Preload};
 use crate::machine::{file, library, trial, trust::Trusted};
-use crate::shown::output;
-use crate::words::failure::Failure;
+use crate::shown::output::{self, Answer};
+use crate::words::{failure::Failure, notes::Change};
 use gpulimit_group::{Root, SYSTEM, effective_user};
+use std::cell::RefCell;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -45,6 +46,11 @@ struct Place {
     /// Only print what would be done
     #[arg(long)]
     dry_run: bool,
+    #[command(flatten)]
+    answer: Answer,
+    /// What was done, with the names of the files, for JSON.
+    #[arg(skip)]
+    done: RefCell<Vec<Change>>,
 }
 
 const INSTALL_HELP: &str = "\
@@ -105,6 +111,8 @@ impl Place {
             root,
             prefix: self.prefix.clone(),
             dry_run: self.dry_run,
+            answer: self.answer,
+            done: RefCell::default(),
         };
         // Check the path as it was given: a link to / in it would lead to the running system.
         if self.root != Path::new("/") {
@@ -153,9 +161,26 @@ impl Place {
         self.outside(Path::new(FILE))
     }
 
-    fn say(&self, done: &str, to_do: &str, what: impl std::fmt::Display) -> Result<(), Failure> {
+    /// Tells of a step, by the name of the file: at once, or at the end as JSON.
+    fn tell(&self, name: &Path, text: String) -> Result<(), Failure> {
+        if self.answer.json {
+            let name = name.display().to_string();
+            self.done.borrow_mut().push((name, text));
+            return Ok(());
+        }
+        output::print(&format!("{text}\n"))
+    }
+
+    fn say(&self, name: &Path, done: &str, to_do: &str, what: &str) -> Result<(), Failure> {
         let word = if self.dry_run { to_do } else { done };
-        output::print(&format!("{word} {what}\n"))
+        self.tell(name, format!("{word} {what}"))
+    }
+
+    fn end(&self) -> ExitCode {
+        if self.answer.json {
+            self.answer.tell(&self.done.borrow());
+        }
+        ExitCode::SUCCESS
     }
 }
 
@@ -172,11 +197,16 @@ fn trusted(checked: Result<(), String>) -> Result<(), Failure> {
 
 /// Installs the library.
 pub fn install(args: &Install) -> Result<ExitCode, Failure> {
-    let place = &args.place.checked()?;
+    let place = args.place.checked()?;
     if !place.dry_run && effective_user() != 0 {
         let why = format_args!("only root can change {FILE}: run the command as root");
         return Err(Failure::new(why));
     }
+    put(args, &place)?;
+    Ok(place.end())
+}
+
+fn put(args: &Install, place: &Place) -> Result<(), Failure> {
     place.check(Path::new(FILE))?;
     place.check(Path::new(SYSTEM))?;
     place.check(&place.library())?;
@@ -192,7 +222,7 @@ pub fn install(args: &Install) -> Result<ExitCode, Failure> {
     library::check(&source)?;
     trial::with(&source)?;
     if Preload::read(&place.preload())?.state().copies.is_empty() {
-        output::print(UNFIT)?;
+        place.tell(Path::new(FILE), UNFIT.trim_end().into())?;
     }
     let packaged = place.inside(&source).filter(|path| {
         SYSTEM_DIRECTORIES
@@ -206,14 +236,19 @@ pub fn install(args: &Install) -> Result<ExitCode, Failure> {
             let outside = place.outside(&target);
             let bytes = fs::read(&source).map_err(file::failed("read", &source))?;
             if fs::read(&outside).is_ok_and(|there| there == bytes) {
-                output::print(&format!("{} is up to date\n", target.display()))?;
+                place.tell(&target, format!("{} is up to date", target.display()))?;
             } else {
                 if !place.dry_run {
                     file::make_directories(&outside)?;
                     place.check(&target)?;
                     file::replace(&outside, &bytes, 0o755)?;
                 }
-                place.say("installed", "would install", target.display())?;
+                place.say(
+                    &target,
+                    "installed",
+                    "would install",
+                    &target.to_string_lossy(),
+                )?;
             }
             target
         }
@@ -228,13 +263,12 @@ pub fn install(args: &Install) -> Result<ExitCode, Failure> {
 }
 
 /// Adds the path of libgpulimit.so to /etc/ld.so.preload.
-fn enter(place: &Place, target: &Path) -> Result<ExitCode, Failure> {
+fn enter(place: &Place, target: &Path) -> Result<(), Failure> {
     let path = place.preload();
     let preload = Preload::read(&path)?;
     let text = preload.with(target)?;
     if preload.text() == Some(text.as_str()) {
-        output::print(&format!("{FILE} already names the library\n"))?;
-        return Ok(ExitCode::SUCCESS);
+        return place.tell(Path::new(FILE), format!("{FILE} already names the library"));
     }
     if !place.dry_run {
         let check = || {
@@ -251,12 +285,8 @@ fn enter(place: &Place, target: &Path) -> Result<ExitCode, Failure> {
     } else {
         "gpulimit did not test whether programs of the image still start"
     };
-    place.say(
-        "added",
-        "would add",
-        format_args!("the library to {FILE}; {effect}"),
-    )?;
-    Ok(ExitCode::SUCCESS)
+    let what = format!("the library to {FILE}; {effect}");
+    place.say(Path::new(FILE), "added", "would add", &what)
 }
 
 /// Makes /run/gpulimit, the system's directory of groups.
@@ -266,11 +296,8 @@ fn make_group_root(place: &Place) -> Result<(), Failure> {
         if !place.dry_run {
             file::make_directory(&path)?;
         }
-        place.say(
-            "made",
-            "would make",
-            format_args!("{SYSTEM}; systemd-tmpfiles makes this directory at every boot"),
-        )?;
+        let what = format!("{SYSTEM}; systemd-tmpfiles makes this directory at every boot");
+        place.say(Path::new(SYSTEM), "made", "would make", &what)?;
     } else {
         Root::at(&path)?;
     }
@@ -287,7 +314,7 @@ pub fn uninstall(args: &Uninstall) -> Result<ExitCode, Failure> {
         None => preload.without(&library::is_library),
     };
     match without {
-        None => output::print(&format!("{FILE} does not name the library\n"))?,
+        None => place.tell(Path::new(FILE), format!("{FILE} does not name the library"))?,
         Some(text) => {
             if !place.dry_run {
                 if text.trim().is_empty() {
@@ -296,25 +323,22 @@ pub fn uninstall(args: &Uninstall) -> Result<ExitCode, Failure> {
                     file::change(&path, preload.text(), &text, || Ok(()))?;
                 }
             }
-            place.say(
-                "removed",
-                "would remove",
-                format_args!("the library from {FILE}"),
-            )?;
+            let what = format!("the library from {FILE}");
+            place.say(Path::new(FILE), "removed", "would remove", &what)?;
         }
     }
-    match args.library {
-        Some(_) => Ok(ExitCode::SUCCESS),
-        None => remove_library(place),
+    if args.library.is_none() {
+        remove_library(place)?;
     }
+    Ok(place.end())
 }
 
-fn remove_library(place: &Place) -> Result<ExitCode, Failure> {
+fn remove_library(place: &Place) -> Result<(), Failure> {
     let inside = place.library();
     let library = place.outside(&inside);
     let is_own = |own: PathBuf| fs::canonicalize(own).ok() == fs::canonicalize(&library).ok();
     if !library.exists() || library::own().is_ok_and(is_own) {
-        return Ok(ExitCode::SUCCESS);
+        return Ok(());
     }
     let (users, silent) = if place.is_here() {
         trial::users(&library)?
@@ -330,13 +354,13 @@ fn remove_library(place: &Place) -> Result<ExitCode, Failure> {
         )));
     }
     if !users.is_empty() {
-        output::print(&format!(
+        let text = format!(
             "{} stays: processes use this file ({}); run `gpulimit uninstall` again when they have \
-             ended\n",
+             ended",
             inside.display(),
             output::some(&users)
-        ))?;
-        return Ok(ExitCode::SUCCESS);
+        );
+        return place.tell(&inside, text);
     }
     place.check(&inside)?;
     if !place.dry_run {
@@ -355,6 +379,10 @@ fn remove_library(place: &Place) -> Result<ExitCode, Failure> {
             }
         }
     }
-    place.say("removed", "would remove", inside.display())?;
-    Ok(ExitCode::SUCCESS)
+    place.say(
+        &inside,
+        "removed",
+        "would remove",
+        &inside.to_string_lossy(),
+    )
 }

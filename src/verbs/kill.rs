@@ -1,7 +1,7 @@
 //! `gpulimit kill`: sends a signal to the processes of a group.
 
 use crate::groups::{self, Purpose, proven};
-use crate::shown::output;
+use crate::shown::output::Answer;
 use crate::words::{failure::Failure, signal};
 use std::process::ExitCode;
 
@@ -19,6 +19,9 @@ pub struct Args {
     /// The signal, by name or number
     #[arg(long, short, default_value = "TERM", value_parser = signal::parse)]
     signal: i32,
+
+    #[command(flatten)]
+    answer: Answer,
 }
 
 const HELP: &str = "\
@@ -42,5 +45,5 @@ fn process(text: &str) -> Result<u32, &'static str> {
 pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
     let group = groups::find(&args.group, Purpose::Use)?;
     let done = proven::kill(&group, &args.pids, None, args.signal)?;
-    Ok(output::done(&done))
+    Ok(args.answer.done(&done))
 }

@@ -9,11 +9,12 @@ use crate::groups::{self, Seen, Selection, View, gpu};
 use crate::machine::{accounts, nvml::Driver};
 use crate::shown::table::{Column, Table, figure};
 use crate::shown::watch::{self, Round, Shown};
-use crate::suspension::abandoned::settle_abandoned;
-use crate::words::failure::Failure;
+use crate::suspension::abandoned::confirmed;
+use crate::words::{failure::Failure, text};
 use gpulimit_base::units::gib;
 use gpulimit_ledger::{Category, DeviceEntry};
 use gpulimit_limits::Selector;
+use std::collections::BTreeSet;
 use std::process::ExitCode;
 use users::{SUSPENDED, Use};
 
@@ -47,12 +48,14 @@ TOTAL counts against the limit: allocations, pools, managed memory, and the
 driver's memory for contexts and code. nvidia-smi shows the same without managed
 memory. A `draining` process has ended, but the driver has not freed its memory
 yet; `waits for 2.0 GiB, 40 s` is a request that waits for room, and how long it
-has waited; `suspended?` is a process of which the driver could not be asked
-whether it is still suspended. ALLOCATIONS are plain and virtual memory, arrays and graphs; --json
-shows each. PID is the pid in the caller's pid namespace, and `-` for a process
-that is not visible there; `own_pid` in JSON is the pid in the process's own
-namespace. COMMAND has at most 64 bytes, also in JSON. It shows arguments only if
-the caller may read them in /proc, and `-` if reading them takes too long.
+has waited; `suspended?` is a process of which the driver does not say that it is
+still suspended; `abandoned` is one that a killed `suspend` or `resume` has left
+half-done, which `gpulimit gc` ends. ALLOCATIONS are plain and virtual memory,
+arrays and graphs; --json shows each. PID is the pid in the caller's pid
+namespace, and `-` for a process that is not visible there; `own_pid` in JSON is
+the pid in the process's own namespace. COMMAND has at most 64 bytes, also in
+JSON. It shows arguments only if the caller may read them in /proc, and `-` if
+reading them takes too long.
 
 With --by user, PROCESSES counts the live processes of a user on a GPU, WAITING
 those that wait for room, and WAITED is the longest wait. SUSPENDED is on the
@@ -94,7 +97,7 @@ pub fn ps(args: &Args) -> Result<ExitCode, Failure> {
     let driver = Driver::load().ok();
     let driver = driver.as_ref();
     let devices = gpu::shown(&args.devices.names, driver)?;
-    let away = settle_abandoned(&Selection::of(args.group.as_deref())?);
+    let away = confirmed(&Selection::of(args.group.as_deref())?);
     args.watch.rounds(|| round(args, &devices, driver, &away))
 }
 
@@ -115,6 +118,7 @@ fn round(
     for line in &mut lines {
         line.confirm(away);
     }
+    notes.lines.extend(abandoned(&lines));
     if !devices.contains(&Selector::All) {
         let is_on = |(id, _): &(_, _)| devices.contains(&Selector::Device(*id));
         lines.retain(|line| line.gpu.as_ref().is_some_and(is_on));
@@ -165,6 +169,22 @@ fn uncovered(view: &View, driver: Option<&Driver>) -> Vec<String> {
         ))
     };
     view.devices.iter().filter_map(line).collect()
+}
+
+/// Returns a line that names the processes on which a command was at work when it died.
+fn abandoned(lines: &[Process]) -> Option<String> {
+    let abandoned = lines.iter().filter(|line| line.state() == "abandoned");
+    let pids: BTreeSet<u32> = abandoned
+        .map(|line| line.pid.unwrap_or(line.own_pid))
+        .collect();
+    let pids = Vec::from_iter(pids);
+    (!pids.is_empty()).then(|| {
+        format!(
+            "a killed `suspend` or `resume` has left processes half-done: {}; `gpulimit gc` ends \
+             its work",
+            text::some(&pids)
+        )
+    })
 }
 
 fn table(lines: &[Process], driver: Option<&Driver>) -> Table {

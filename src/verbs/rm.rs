@@ -3,8 +3,8 @@
 use crate::groups::proven::{end_all, proven, remaining};
 use crate::groups::{self, Purpose};
 use crate::machine::look;
-use crate::shown::output;
-use crate::words::failure::Failure;
+use crate::shown::output::{self, Answer};
+use crate::words::{failure::Failure, notes::Change};
 use gpulimit_base::patience;
 use gpulimit_group::{Group, GroupError, Kind, Root};
 use gpulimit_ledger::Ledger;
@@ -29,6 +29,9 @@ pub struct Args {
     /// First kill the programs that run in the groups
     #[arg(long, short)]
     force: bool,
+
+    #[command(flatten)]
+    answer: Answer,
 }
 
 const HELP: &str = "\
@@ -51,8 +54,9 @@ pub fn rm(args: &Args) -> Result<ExitCode, Failure> {
     let mut status = ExitCode::SUCCESS;
     let end = Instant::now() + patience();
     let wait = Cell::new(LOCK_WAIT);
+    let mut done = Vec::new();
     for name in &args.groups {
-        if let Err(failure) = remove(name, args, end, &wait) {
+        if let Err(failure) = remove(name, args, end, &wait, &mut done) {
             if args.groups.len() == 1 {
                 return Err(failure);
             }
@@ -60,10 +64,19 @@ pub fn rm(args: &Args) -> Result<ExitCode, Failure> {
             status = ExitCode::FAILURE;
         }
     }
+    if args.answer.json {
+        args.answer.tell(&done);
+    }
     Ok(status)
 }
 
-fn remove(name: &str, args: &Args, end: Instant, wait: &Cell<Duration>) -> Result<(), Failure> {
+fn remove(
+    name: &str,
+    args: &Args,
+    end: Instant,
+    wait: &Cell<Duration>,
+    done: &mut Vec<Change>,
+) -> Result<(), Failure> {
     let (root, name) = groups::meant(name, Purpose::Use)?;
     let name = &*name;
     let group = groups::open(&root, name, Purpose::Use)?;
@@ -84,14 +97,19 @@ fn remove(name: &str, args: &Args, end: Instant, wait: &Cell<Duration>) -> Resul
         drain(&group, end)?;
     }
     if args.recursive {
-        all(&root, &group, wait)
+        all(&root, &group, wait, done)
     } else {
-        remove_one(&root, &group, wait)
+        remove_one(&root, &group, wait, done)
     }
 }
 
 /// Removes a group and the groups below it. If a program runs in any of them, removes none.
-fn all(root: &Root, group: &Group, wait: &Cell<Duration>) -> Result<(), Failure> {
+fn all(
+    root: &Root,
+    group: &Group,
+    wait: &Cell<Duration>,
+    done: &mut Vec<Change>,
+) -> Result<(), Failure> {
     // A group's ledger also lists the members of all groups below it, so one ledger is enough.
     let used = match group.past_leases(groups::end_of_leases(), || group.ledger()) {
         Err(error) if error.is_leased() => return Err(error.into()),
@@ -108,7 +126,7 @@ fn all(root: &Root, group: &Group, wait: &Cell<Duration>) -> Result<(), Failure>
     let below = root.list(Some(group))?;
     output::notes(&groups::too_many(&below.cut_short));
     for group in below.groups.iter().rev().chain([group]) {
-        remove_one(root, group, wait)?;
+        remove_one(root, group, wait, done)?;
     }
     Ok(())
 }
@@ -118,7 +136,12 @@ const LOCK_WAIT: Duration = Duration::from_secs(2);
 
 /// Removes a group. Tries again for the time `wait` while another program makes the group. Succeeds
 /// if the other program removes it.
-fn remove_one(root: &Root, group: &Group, wait: &Cell<Duration>) -> Result<(), Failure> {
+fn remove_one(
+    root: &Root,
+    group: &Group,
+    wait: &Cell<Duration>,
+    done: &mut Vec<Change>,
+) -> Result<(), Failure> {
     loop {
         let start = Instant::now();
         match group.past_leases(groups::end_of_leases(), || root.remove(group.name())) {
@@ -136,7 +159,11 @@ fn remove_one(root: &Root, group: &Group, wait: &Cell<Duration>) -> Result<(), F
                 thread::sleep(Duration::from_millis(5));
                 wait.set(wait.get().saturating_sub(start.elapsed()));
             }
-            removed => return Ok(removed?),
+            removed => {
+                removed?;
+                done.push((group.name().into(), "removed".into()));
+                return Ok(());
+            }
         }
     }
 }

@@ -1,7 +1,7 @@
 //! `gpulimit show`: shows the limits and the usage of groups.
 
 mod mine;
-pub mod tree;
+mod tree;
 
 use crate::figures::{self, Figures, Gpu, group::order};
 use crate::groups::{Selection, gpu};
@@ -11,7 +11,9 @@ use crate::shown::table::{Column, Table, UNKNOWN, figure};
 use crate::shown::watch::{self, Round, Shown};
 use crate::words::{failure::Failure, notes::Notes};
 use gpulimit_base::units::{Size, gib};
+use gpulimit_group::Group;
 use gpulimit_limits::{Key, Selector};
+use serde_json::json;
 use std::process::ExitCode;
 
 /// Options of `show`.
@@ -24,6 +26,15 @@ pub struct Args {
     /// Show your own limit instead: what you use, what is left, and who shares it
     #[arg(long, conflicts_with_all = ["group", "sort"])]
     mine: bool,
+
+    /// Show the hierarchy of the groups, with usage and limit only; in JSON, each group has a list
+    /// `groups` of the groups directly below it
+    #[arg(long, conflicts_with = "mine")]
+    tree: bool,
+
+    /// Print only the full names, one per line; of a GROUP, those of the groups below it
+    #[arg(long = "names", conflicts_with_all = ["mine", "tree", "names", "sort", "watch"])]
+    only_names: bool,
 
     #[command(flatten)]
     devices: gpu::Args,
@@ -50,19 +61,25 @@ group grows as that of a program with a leak.
 
 If the terminal is too narrow, these columns are left out, one after the other:
 OPTIONS, MIN, LOW, HIGH, PROCESSES, PEAK, REFUSED, EFFECTIVE. Long names are
-cut; `gpulimit ls` and JSON have them in full.
+cut; --names and --json print them in full. --tree leaves out no column.
 
---sort adds up the figures of a group over the GPUs that are shown.
+--sort adds up the figures of a group over the GPUs that are shown. With --tree
+it sorts the groups below each group.
 
 Examples:
   gpulimit show
+  gpulimit show --tree
   gpulimit show --mine
   gpulimit show lab --watch --json
   gpulimit show --device 0 --sort usage
-  gpulimit show lab --json | jq '.groups[].gpus[].usage'";
+  gpulimit show lab --json | jq '.groups[].gpus[].usage'
+  gpulimit show --names --json | jq '.groups[] | select(.kind == \"job\")'";
 
 /// Shows the groups.
 pub fn show(args: &Args) -> Result<ExitCode, Failure> {
+    if args.only_names {
+        return names(args);
+    }
     let driver = Driver::load().ok();
     let driver = driver.as_ref();
     let devices = gpu::shown(&args.devices.names, driver)?;
@@ -76,14 +93,39 @@ fn round(args: &Args, devices: &[Selector], driver: Option<&Driver>) -> Result<R
     let selection = Selection::of(args.group.as_deref())?;
     let (figures, mut notes) = read(&selection, devices, &args.order, driver);
     let shown = if args.json {
-        let groups = figures.iter().map(Figures::json).collect();
+        let groups = match args.tree {
+            true => tree::json(&figures),
+            false => figures.iter().map(Figures::json).collect(),
+        };
         Shown::Json(selection.json("groups", groups))
     } else if figures.is_empty() {
         Shown::Text(none(&selection, devices, &mut notes))
+    } else if args.tree {
+        Shown::Text(tree::table(&figures).render(&[]))
     } else {
         Shown::Text(table(&figures).render(&NARROW) + &trends(&figures))
     };
     Ok(Round { shown, notes })
+}
+
+/// Prints the names of all groups, or of those below the group.
+fn names(args: &Args) -> Result<ExitCode, Failure> {
+    let selection = Selection::of(args.group.as_deref())?;
+    let groups = selection.groups.iter().skip(selection.named.into());
+    if args.json {
+        let entry = |group: &Group| {
+            json!({
+                "name": group.name(),
+                "root": group.root().to_string_lossy(),
+                "kind": figures::kind(group.name()),
+            })
+        };
+        output::json(&selection.json("groups", groups.map(entry).collect()))?;
+    } else {
+        let line = |group: &Group| selection.title(group) + "\n";
+        output::print(&groups.map(line).collect::<String>())?;
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Reads the figures of the selected groups on these GPUs, in this order.

@@ -35,9 +35,12 @@ impl Notes {
     }
 }
 
-/// What a verb has done: lines for standard output, and notes.
+/// A change that a verb has made: the name of a group or a file, and what was done.
+pub type Change = (String, String);
+
+/// What a verb has done, and notes.
 #[derive(Debug, Default)]
 pub struct Done {
-    pub text: String,
+    pub changes: Vec<Change>,
     pub notes: Notes,
 }

@@ -76,9 +76,9 @@ fn create_makes_parent_groups_only_on_request() {
     let place = Place::new();
     let error = place.refused(1, &["create", "a/b/c", "max=8G"]);
     assert!(error.contains("no group 'a/b'"), "{error}");
-    assert_eq!(place.said(&["ls"]), "");
+    assert_eq!(place.said(&["show", "--names"]), "");
     place.said(&["create", "a/b/c", "max=8G", "--parents"]);
-    assert_eq!(place.said(&["ls"]), "a\na/b\na/b/c\n");
+    assert_eq!(place.said(&["show", "--names"]), "a\na/b\na/b/c\n");
     assert_eq!(place.said(&["get", "a/b", "max"]), "max\n");
 }
 

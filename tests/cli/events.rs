@@ -388,12 +388,12 @@ fn a_suspended_process_is_named_with_the_process_that_moved_its_memory() {
     }
 }
 
-/// Removes the groups of ended jobs, until `gpulimit ls` prints this. Dead processes stay charged
+/// Removes the groups of ended jobs, until `show --names` prints this. Dead processes stay charged
 /// for a while, and a child that another test starts keeps a member's lock until it runs its
 /// program.
 fn collect(place: &Place, left: &str) {
     wait_until("no job stays", || {
-        let is_done = place.said(&["ls"]) == left;
+        let is_done = place.said(&["show", "--names"]) == left;
         if !is_done {
             place.said(&["gc"]);
         }

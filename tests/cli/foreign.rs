@@ -128,7 +128,7 @@ fn foreign_files_survive_every_command() {
         let policies = ["[group.lab]\nmax = \"4G\"\n", ""];
         let verbs: &[&[&str]] = &[
             &["gc"],
-            &["ls"],
+            &["show", "--names"],
             &["show"],
             &["doctor"],
             &["run", "--max", "4G", "--", "true"],
@@ -208,12 +208,12 @@ fn a_group_with_a_foreign_file_is_not_removed() {
             && error.contains("was not made by gpulimit"),
         "{error}"
     );
-    assert_eq!(place.said(&["ls"]), "lab\n");
+    assert_eq!(place.said(&["show", "--names"]), "lab\n");
     let limits = place.said(&["get", "lab"]);
     assert!(limits.contains("max=50%"), "{limits}");
     fs::remove_file(notes).expect("removed");
     place.said(&["rm", "lab"]);
-    assert_eq!(place.said(&["ls"]), "");
+    assert_eq!(place.said(&["show", "--names"]), "");
 }
 
 /// Makes the tree to which a link leads, with a record like gpulimit's own:
@@ -313,7 +313,7 @@ fn a_record_is_used_only_for_its_own_container() {
     fs::rename(victim(&place, "lab"), &tree).expect("moved");
     let output = place.output(&["gc"]);
     assert!(text(&output.stderr).contains("is damaged"), "{output:?}");
-    assert_eq!(place.said(&["ls"]), "lab\n");
+    assert_eq!(place.said(&["show", "--names"]), "lab\n");
 }
 
 #[test]

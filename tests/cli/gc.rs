@@ -36,7 +36,10 @@ fn gc_removes_and_reports_stale_groups() {
         out += &place.said(&["gc"]);
         lines.iter().all(|line| out.contains(line))
     });
-    assert_eq!(place.said(&["ls"]), "lab\nused\nused/run-7-8\n");
+    assert_eq!(
+        place.said(&["show", "--names"]),
+        "lab\nused\nused/run-7-8\n"
+    );
     assert_eq!(place.root().leftovers().expect("listed").len(), 0);
     assert_eq!(place.said(&["gc"]), "");
 }
@@ -78,7 +81,7 @@ fn gc_removes_drafts_of_killed_processes() {
     lock.unlock().expect("unlocked");
     place.said(&["gc"]);
     assert!(!at(&others[2]).exists());
-    assert_eq!(place.said(&["ls"]), "lab\nused\n");
+    assert_eq!(place.said(&["show", "--names"]), "lab\nused\n");
 }
 
 #[test]
@@ -87,7 +90,7 @@ fn gc_keeps_limits_without_a_ledger() {
     place.group("lab", Size::Percent(5000));
     fs::remove_file(place.root_path().join("lab/ledger")).expect("removed");
     assert_eq!(place.said(&["gc"]), "");
-    assert_eq!(place.said(&["ls"]), "lab\n");
+    assert_eq!(place.said(&["show", "--names"]), "lab\n");
 }
 
 #[test]

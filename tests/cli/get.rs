@@ -67,8 +67,8 @@ fn the_effective_limit_is_the_smallest_on_the_path() {
         place.said(&["get", "lab/alice", "high", "--effective", "--device", &uuid]),
         "5GiB\n"
     );
-    let json = place.json(&["get", "lab/alice", "--json"]);
-    let gpu = &json["group"]["gpus"][0];
+    let json = place.json(&["show", "lab/alice", "--json"]);
+    let gpu = &json["groups"][0]["gpus"][0];
     assert_eq!(
         (&gpu["max"], &gpu["effective_max"], &gpu["limited_by"]),
         (&(40 * GIB).into(), &(CAPACITY / 10).into(), &"lab".into())

@@ -4,6 +4,7 @@ use crate::place::{Place, executable, text};
 use gpulimit_base::units::Size;
 use gpulimit_ledger::EventKind;
 use gpulimit_support::clean;
+use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -18,8 +19,6 @@ fn help_of_every_verb_has_examples() {
         "set",
         "get",
         "rm",
-        "ls",
-        "tree",
         "show",
         "ps",
         "top",
@@ -29,13 +28,10 @@ fn help_of_every_verb_has_examples() {
         "kill",
         "gc",
         "apply",
-        "check",
         "doctor",
         "install",
         "uninstall",
         "k8s-device-plugin",
-        "completions",
-        "man",
     ] {
         let help = place.said(&[verb, "--help"]);
         assert!(help.contains("Usage:"), "{help}");
@@ -66,12 +62,37 @@ fn help_fits_a_terminal_of_80_columns() {
             .filter(|verb| *verb != "help")
             .map(|verb| place.said(&[verb, "--help"])),
     );
-    assert!(pages.len() > 20, "{help}");
+    assert!(pages.len() > 15, "{help}");
     for page in pages {
         for line in page.lines() {
             assert!(line.chars().count() <= 80, "{line}\n{page}");
         }
     }
+}
+
+#[test]
+fn a_verb_of_an_earlier_version_names_its_successor() {
+    let place = Place::new();
+    for (old, now) in [
+        (&["tree", "lab", "--json"][..], "gpulimit show --tree"),
+        (&["ls"], "gpulimit show --names"),
+        (&["check", "policy.toml"], "gpulimit apply --check"),
+        (&["help", "ls"], "gpulimit show --names"),
+        (&["man", "run"], "man gpulimit-run"),
+        (&["completions", "bash"], "scripts/package tar"),
+    ] {
+        let error = place.refused(2, old);
+        assert!(
+            error.contains(&format!("`{now}`")) && error.lines().count() == 1,
+            "{error}"
+        );
+    }
+    let help = place.said(&["--help"]);
+    let of_verb = |line: &&str| {
+        ["tree", "ls", "check", "man", "completions"]
+            .contains(&line.trim_start().split(' ').next().unwrap_or_default())
+    };
+    assert_eq!(help.lines().find(of_verb), None);
 }
 
 #[test]
@@ -160,6 +181,57 @@ fn a_change_is_made_even_if_it_cannot_be_printed() {
             "{error}"
         );
         assert_eq!(place.said(&["get", arguments[1], "max"]), "4GiB\n");
+    }
+}
+
+#[test]
+fn verbs_that_change_something_answer_in_json() {
+    let place = Place::new();
+    let text_of = |arguments: &[&str]| {
+        let json = place.json(&[arguments, &["--json"]].concat());
+        assert_eq!(json["schema"], 1, "{json}");
+        let done = json["done"].as_array().expect("a list");
+        let entry = |one: &Value| {
+            let [name, text] = ["name", "text"].map(|key| one[key].as_str().expect("text"));
+            format!("{name}: {text}")
+        };
+        done.iter().map(entry).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        text_of(&["create", "lab", "--max", "4G"]),
+        ["lab: created, max 4GiB"]
+    );
+    assert_eq!(
+        text_of(&["set", "lab", "max=2G"]),
+        ["lab: max=2GiB applied to all GPUs"]
+    );
+    let member = place.member("lab");
+    // The member is this process.
+    let killed = text_of(&["kill", "--signal", "CONT", "lab"]).join("\n");
+    let expected = format!("lab: SIGCONT sent to {} (", std::process::id());
+    assert!(killed.starts_with(&expected), "{killed}");
+    drop(member);
+    assert_eq!(text_of(&["gc"]), [] as [String; 0]);
+    place.said(&["create", "lab/alice"]);
+    assert_eq!(
+        text_of(&["rm", "--recursive", "lab"]),
+        ["lab/alice: removed", "lab: removed"]
+    );
+    for verb in [
+        "create",
+        "set",
+        "rm",
+        "kill",
+        "suspend",
+        "resume",
+        "gc",
+        "apply",
+        "install",
+        "uninstall",
+        "cdi",
+    ] {
+        let help = place.said(&[verb, "--help"]);
+        assert!(help.contains("--json"), "{verb}: {help}");
     }
 }
 

@@ -56,7 +56,7 @@ fn a_group_stays_for_a_command_that_uses_cuda_late() {
             place.said(&["run", "--max", "1G", "--", "true"]);
         }
         place.said(&["gc"]);
-        assert_eq!(place.said(&["ls"]), format!("{group}\n"));
+        assert_eq!(place.said(&["show", "--names"]), format!("{group}\n"));
         let error = place.refused(1, &["rm", &group]);
         assert!(error.contains("can still use group"), "{error}");
         let mut input = child.stdin.take().expect("piped");
@@ -75,13 +75,13 @@ fn ended_jobs_are_hidden_until_the_next_cleanup() {
     place.said(&["run", "--group", "lab", "--max", "4G", "--", "true"]);
     let jobs = place.root().groups().expect("listed").len() - 1;
     assert_eq!(jobs, 1, "no command has removed it yet");
-    assert_eq!(place.said(&["ls"]), "lab\n");
-    assert_eq!(place.said(&["ls", "lab"]), "");
+    assert_eq!(place.said(&["show", "--names"]), "lab\n");
+    assert_eq!(place.said(&["show", "--names", "lab"]), "");
     // Suggestions for a misspelt group leave out ended jobs.
     let error = place.refused(1, &["show", "lob"]);
     assert!(error.contains("(known: lab)"), "{error}");
-    for verb in ["show", "tree"] {
-        let out = place.said(&[verb]);
+    for arguments in [&["show"][..], &["show", "--tree"]] {
+        let out = place.said(arguments);
         assert!(out.contains("lab") && !out.contains("run-"), "{out}");
     }
     wait_until("the group is removed", || {
@@ -232,7 +232,7 @@ fn a_group_lives_as_long_as_its_process_in_any_namespace() {
             if is_told { &*expected } else { "" },
             "{job:?} {looker:?}"
         );
-        let left = place.said(&["ls"]);
+        let left = place.said(&["show", "--names"]);
         assert!(left.lines().any(|name| name == living), "{left}");
         drop(lives.stdin.take());
         lives.wait().expect("ended");

@@ -2,7 +2,6 @@
 //!
 //! The test process itself is the member whose figures are shown.
 
-mod completions;
 mod create;
 mod doctor;
 mod events;
@@ -14,7 +13,6 @@ mod history;
 mod job;
 mod kill;
 mod ls;
-mod man;
 mod mine;
 mod names;
 mod opened;

@@ -39,7 +39,7 @@ said alice run --name other true
 said inside day
 said inside dawn
 said alice rm evening
-said alice ls night
+said alice show --names night
 said admin create night max=5G
 said admin get night max
 "#;
@@ -80,7 +80,7 @@ said admin get night max
         make the group with `gpulimit create lab/65533/dawn`";
     expect("inside dawn", &[dawn]);
     expect("alice rm evening", &[]);
-    expect("alice ls night", &["\nlab/65533/night/late\n"]);
+    expect("alice show --names night", &["\nlab/65533/night/late\n"]);
     // Root administers the machine, and names groups in full.
     expect("admin create night", &["\nnight: created, max 5GiB"]);
     expect("admin get night", &["\n5GiB\n"]);

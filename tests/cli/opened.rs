@@ -80,10 +80,9 @@ fn a_verb_reads_the_limits_of_each_group_once() {
     for (arguments, expected) in [
         // To list the groups, the controller also opens each file to see what it is.
         (&["show"][..], 2),
-        (&["tree"], 2),
+        (&["show", "--tree"], 2),
         (&["history"], 2),
         (&["show", "lab/3"], 1),
-        (&["get", "lab/3", "--json"], 1),
     ] {
         opened.take();
         place.said(arguments);

@@ -1,7 +1,7 @@
 //! A root of groups for a test, and the controller that uses it.
 
 pub use gpulimit_support::{
-    Running, executable, have, is_root, may_mount, may_unshare, skip, text, wait_until,
+    Running, executable, is_root, may_mount, may_unshare, skip, text, wait_until,
 };
 #[path = "../groups/nothing.rs"]
 mod nothing;

@@ -16,9 +16,9 @@ fn rm_removes_empty_groups() {
         error.contains("no group 'x'") && error.contains("group 'a' has groups below it"),
         "{error}"
     );
-    assert_eq!(place.said(&["ls"]), "a\na/b\na/b/c\ne\n");
+    assert_eq!(place.said(&["show", "--names"]), "a\na/b\na/b/c\ne\n");
     assert_eq!(place.said(&["rm", "--recursive", "a"]), "");
-    assert_eq!(place.said(&["ls"]), "e\n");
+    assert_eq!(place.said(&["show", "--names"]), "e\n");
 }
 
 #[test]
@@ -26,13 +26,17 @@ fn rm_removes_groups_of_ended_jobs_with_their_parent() {
     let place = Place::new();
     place.group("lab", Size::Max);
     for arguments in [&["rm", "lab"][..], &["rm", "--force", "lab"]] {
-        if place.said(&["ls"]).is_empty() {
+        if place.said(&["show", "--names"]).is_empty() {
             place.group("lab", Size::Max);
         }
         place.said(&["run", "--group", "lab", "--", "true"]);
-        assert_eq!(place.said(&["ls"]), "lab\n", "the job is not shown");
+        assert_eq!(
+            place.said(&["show", "--names"]),
+            "lab\n",
+            "the job is not shown"
+        );
         assert_eq!(place.said(arguments), "");
-        assert_eq!(place.said(&["ls"]), "");
+        assert_eq!(place.said(&["show", "--names"]), "");
     }
 }
 
@@ -47,13 +51,13 @@ fn rm_refuses_a_group_with_running_programs() {
         let error = place.refused(1, arguments);
         assert!(error.contains("programs run in group"), "{error}");
     }
-    assert_eq!(place.said(&["ls"]), "a\na/b\na/c\n");
+    assert_eq!(place.said(&["show", "--names"]), "a\na/b\na/c\n");
     drop(member);
     // A child that another test starts keeps the member's lock until it runs its program.
     wait_until("a/b is not in use", || {
         place.output(&["rm", "-r", "a"]).status.success()
     });
-    assert_eq!(place.said(&["ls"]), "");
+    assert_eq!(place.said(&["show", "--names"]), "");
 }
 
 #[test]
@@ -75,7 +79,7 @@ fn rm_force_kills_the_programs_of_the_group() {
         std::os::unix::process::ExitStatusExt::signal(&inside.wait().expect("ended")),
         Some(9)
     );
-    assert_eq!(place.said(&["ls"]), "other\n");
+    assert_eq!(place.said(&["show", "--names"]), "other\n");
     assert!(outside.try_wait().expect("asked").is_none());
 }
 

@@ -37,7 +37,7 @@ fn a_group_is_given_only_to_users_who_can_find_it() {
         mkdir -m 700 /run/gpulimit
         admin create lab max=8G
         admin create lab/alice --owner 65533 2>&1 && exit 9
-        admin ls
+        admin show --names
         mkdir -m 700 /run/closed
         GPULIMIT_ROOT=/run/closed admin create lab --owner 65533 2>&1 && exit 9
         # A group of root itself is not given to another user.
@@ -46,7 +46,7 @@ fn a_group_is_given_only_to_users_who_can_find_it() {
         install -d -m 0755 /run/gpulimit
         admin create lab max=8G
         admin create lab/alice --owner 65533
-        alice ls";
+        alice show --names";
     let Some((out, _)) = on_empty_machine(&machine, script) else {
         return;
     };
@@ -77,7 +77,7 @@ fn root_uses_no_default_root_made_by_another_user() {
         admin create lab --max 4G >&2
         admin create lab/alice --owner 65533 >&2
         stat -c '%a %u' /run/gpulimit
-        alice ls lab
+        alice show --names lab
         alice run --max 4G -- echo without a limit 2>&1 || echo status $?
         # The same if /run cannot be written, and if the root is named.
         mount -o remount,ro /run
@@ -125,14 +125,14 @@ fn both_roots_are_listed_with_the_systems_first() {
         alice create mine max=1G >&2
         alice create lab/alice/job >&2
         GPULIMIT_ROOT=/dev/shm/gpulimit-65533 alice create lab max=1G >&2
-        alice ls
+        alice show --names
         alice get lab max
         alice ps
         alice show --json
         alice run --group lab/alice --max 1G -- sh -c 'echo $GPULIMIT_ROOT'
         alice run --max 1G -- sh -c 'echo $GPULIMIT_ROOT'
         alice rm lab/alice/job mine
-        alice ls";
+        alice show --names";
     let Some((out, _)) = on_empty_machine(&machine, script) else {
         return;
     };
@@ -160,7 +160,7 @@ fn without_a_system_root_only_the_users_is_listed() {
     };
     let script = "
         alice create mine max=1G
-        alice ls --json";
+        alice show --names --json";
     let Some((out, _)) = on_empty_machine(&machine, script) else {
         return;
     };

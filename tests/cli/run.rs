@@ -77,7 +77,10 @@ fn run_refuses_programs_for_musl_in_one_line() {
         let said = text(&output.stderr);
         assert_eq!(output.status.code(), Some(126), "{said}");
         assert!(said.contains("linked to musl (/lib/ld-musl") && said.lines().count() == 1);
-        assert!(place.said(&["ls"]).is_empty(), "no group is left");
+        assert!(
+            place.said(&["show", "--names"]).is_empty(),
+            "no group is left"
+        );
     }
 }
 
@@ -144,7 +147,7 @@ fn a_jobs_group_exists_only_while_its_command_runs() {
         group["limits"][0],
         serde_json::json!({ "gpu": "all", "max": "4GiB" })
     );
-    assert_eq!(place.said(&["ls"]), "");
+    assert_eq!(place.said(&["show", "--names"]), "");
     place.said(&["gc"]);
     assert_eq!(place.root().groups().expect("listed"), []);
     assert!(
@@ -308,7 +311,7 @@ fn a_jobs_group_is_below_the_named_or_the_callers_group() {
     assert_eq!(out.matches("/run-").count(), 2, "{out}");
     let error = place.refused(125, &["run", "--group", "lob", "--", "true"]);
     assert!(error.contains("no group 'lob'"), "{error}");
-    assert_eq!(place.said(&["ls"]), "lab\nlab/alice\n");
+    assert_eq!(place.said(&["show", "--names"]), "lab\nlab/alice\n");
 }
 
 #[test]
@@ -331,7 +334,7 @@ fn options_of_run_can_be_combined() {
     arguments.splice(9..9, ["--name", "stays"]);
     assert_eq!(place.said(&arguments), out);
     place.said(&arguments);
-    assert_eq!(place.said(&["ls"]), "lab\nlab/stays\n");
+    assert_eq!(place.said(&["show", "--names"]), "lab\nlab/stays\n");
     arguments[2] = "40%";
     let error = place.refused(125, &arguments);
     assert!(error.contains("group 'lab/stays' exists"), "{error}");

@@ -104,7 +104,7 @@ fn bold_letters_are_printed_only_on_capable_terminals() {
     place.said(&["set", "lab", "--max", "2G", "--device", &GPU.to_string()]);
     for arguments in [
         "show",
-        "tree",
+        "show --tree",
         "--help",
         "run --help",
         "kill lab abc",

@@ -17,7 +17,7 @@ fn tree_shows_groups_below_their_parents() {
         .charge(&device, GIB, &Nothing, Insistence::Full)
         .expect("fits");
     assert_eq!(
-        place.said(&["tree"]),
+        place.said(&["show", "--tree"]),
         "\
 GROUP       GPU          USAGE      MAX
 lab         GPU-1a2b…  1.0 GiB  8.0 GiB
@@ -27,12 +27,12 @@ lab         GPU-1a2b…  1.0 GiB  8.0 GiB
 z           all              -      max
 "
     );
-    let out = place.said(&["tree", "lab/alice"]);
+    let out = place.said(&["show", "--tree", "lab/alice"]);
     assert!(
         out.contains("\nlab/alice ") && !out.contains("bob"),
         "{out}"
     );
-    let json = place.json(&["tree", "--json"]);
+    let json = place.json(&["show", "--tree", "--json"]);
     let lab = &json["groups"][0];
     assert_eq!(
         (&lab["name"], &lab["gpus"][0]["usage"]),
@@ -62,7 +62,7 @@ fn groups_are_sorted_below_their_parents() {
         members.push((member, device));
     }
     let names = |arguments: &[&str]| -> Vec<String> {
-        let table = place.said(&[&["tree"], arguments].concat());
+        let table = place.said(&[&["show", "--tree"], arguments].concat());
         let first = |line: &str| {
             line.split("GPU-")
                 .next()
@@ -79,6 +79,6 @@ fn groups_are_sorted_below_their_parents() {
         "lab ├─ a ├─ c └─ b z",
         "equal figures stay sorted by name"
     );
-    let json = place.json(&["tree", "--sort", "peak", "--json"]);
+    let json = place.json(&["show", "--tree", "--sort", "peak", "--json"]);
     assert_eq!(json["groups"][1]["groups"][0]["name"], "lab/b", "{json}");
 }

@@ -95,8 +95,11 @@ fn users_see_all_groups_and_change_those_below_their_own() {
     place.group("lab", Size::Max);
     place.said(&["create", "lab/alice", "max=8G", "--owner", ALICE]);
     place.said(&["create", "lab/bob", "max=8G"]);
-    assert_eq!(machine.said(&["ls"]), "lab\nlab/alice\nlab/bob\n");
-    assert!(machine.said(&["tree"]).contains("bob"));
+    assert_eq!(
+        machine.said(&["show", "--names"]),
+        "lab\nlab/alice\nlab/bob\n"
+    );
+    assert!(machine.said(&["show", "--tree"]).contains("bob"));
     assert_eq!(machine.said(&["get", "lab/bob", "max"]), "8GiB\n");
 
     for arguments in [
@@ -148,7 +151,7 @@ fn users_see_all_groups_and_change_those_below_their_own() {
     ]);
     assert!(out.starts_with("lab/alice/run-"), "{out}");
     machine.said(&["rm", "lab/alice/job"]);
-    assert_eq!(place.said(&["ls", "lab/alice"]), "");
+    assert_eq!(place.said(&["show", "--names", "lab/alice"]), "");
     let error = machine.refused(&["run", "--group", "lab/bob", "--max", "1G", "--", "true"]);
     assert!(
         error.contains("you may not run in group 'lab/bob'"),
@@ -179,7 +182,7 @@ fn only_the_owner_makes_jobs_with_limits_in_a_shared_group() {
         "echo $GPULIMIT_GROUP",
     ]);
     assert_eq!(out, "lab\n");
-    assert_eq!(place.said(&["ls"]), "lab\n");
+    assert_eq!(place.said(&["show", "--names"]), "lab\n");
     assert_eq!(machine.said(&["events", "lab"]), "");
 }
 
@@ -198,7 +201,7 @@ fn only_root_gives_groups_to_other_users() {
     let error = machine.refused(&["create", "lab/gift", "--members", "@0"]);
     assert!(error.contains("can give a group to @0"), "{error}");
     machine.refused(&["create", "lab/a/b/gift", "--parents", "--owner", "0"]);
-    assert_eq!(place.said(&["ls", "lab"]), "");
+    assert_eq!(place.said(&["show", "--names", "lab"]), "");
     assert_eq!(place.root().leftovers().expect("listed").len(), 0);
     let mine = machine.said(&["create", "lab/mine", "--owner", ALICE]);
     assert!(mine.contains("created"), "{mine}");
@@ -216,7 +219,7 @@ fn a_program_of_roots_job_may_become_another_user() {
         alice() {{ setpriv --reuid {ALICE} --regid {ALICE} --clear-groups {program} \"$@\"; }}
         alice run -- sh -c 'echo joins $GPULIMIT_GROUP'
         alice show --json; alice show no-group; alice set $GPULIMIT_GROUP max=2G
-        admin ls; admin show --json; admin show no-group
+        admin show --names; admin show --json; admin show no-group
         (GPULIMIT_ROOT={root}; alice run -- true) && exit 9
         admin run --max 1G -- sh -c 'echo nested $GPULIMIT_ROOT $GPULIMIT_GROUP'
         admin run --name $GPULIMIT_GROUP -- sh -c 'echo named $GPULIMIT_GROUP'

@@ -1,4 +1,4 @@
-//! `--watch --json` of `show`, `tree` and `ps`.
+//! `--watch --json` of `show` and `ps`.
 
 use crate::place::{GIB, Nothing, Place, Running, text};
 use gpulimit_base::units::Size;
@@ -47,8 +47,8 @@ impl Watched {
 fn a_screen_is_the_work_of_top() {
     let place = Place::new();
     place.group("lab", Size::Bytes(GIB));
-    for verb in ["show", "tree", "ps"] {
-        let error = place.refused(2, &[verb, "--watch=100ms"]);
+    for verb in [&["show"][..], &["show", "--tree"], &["ps"]] {
+        let error = place.refused(2, &[verb, &["--watch=100ms"]].concat());
         assert!(
             error.contains("add --json") && error.contains("gpulimit top"),
             "{error}"
@@ -77,7 +77,7 @@ fn json_is_one_object_with_a_time_for_each_round() {
     for (arguments, key) in [
         ("show --watch=100ms --json", "groups"),
         ("show --mine --watch=100ms --json", "group"),
-        ("tree --watch=100ms --json", "groups"),
+        ("show --tree --watch=100ms --json", "groups"),
         ("ps --watch=100ms --json", "processes"),
         ("ps --by user --watch=100ms --json", "users"),
     ] {
@@ -123,7 +123,7 @@ fn a_group_that_disappears_and_comes_back_is_reported() {
 fn the_first_round_fails_as_without_watch() {
     let place = Place::new();
     place.group("lab", Size::Max);
-    for verb in ["show", "tree", "ps"] {
+    for verb in ["show", "ps"] {
         let error = place.refused(1, &[verb, "lba", "--watch"]);
         assert!(error.contains("did you mean lab?"), "{error}");
         for wrong in ["--watch=0", "--watch=99ms", "--watch=soon", "--watch=2000h"] {

@@ -127,7 +127,7 @@ fn policies_in_the_pages_are_valid() {
             let policy = block.strip_prefix("toml").unwrap_or(block);
             let place = Place::new();
             let file = place.write("policy.toml", policy);
-            let output = place.gpulimit(&["check", file.to_str().expect("UTF-8")]);
+            let output = place.gpulimit(&["apply", "--check", file.to_str().expect("UTF-8")]);
             assert!(output.status.success(), "{page}: {policy}: {output:?}");
             count += 1;
         }

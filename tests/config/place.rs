@@ -82,7 +82,7 @@ impl Place {
 
     /// Returns the names of the groups.
     pub fn groups(&self) -> Vec<String> {
-        let output = self.gpulimit(&["ls"]);
+        let output = self.gpulimit(&["show", "--names"]);
         assert!(output.status.success(), "{output:?}");
         text(&output.stdout).lines().map(str::to_owned).collect()
     }

@@ -48,7 +48,7 @@ fn system() -> Place {
         ("user", "user@.service"),
     ] {
         if drop_in != "user" {
-            let service = "[Service]\nExecStart=/usr/local/bin/gpulimit ls\n";
+            let service = "[Service]\nExecStart=/usr/local/bin/gpulimit show --names\n";
             place.write(&format!("etc/systemd/system/{unit}"), service);
         }
         let text = read(&format!("config/systemd/drop-in/{drop_in}.conf"));
@@ -321,7 +321,7 @@ fn the_pages_commands_set_up_a_machine() {
         stat -c '%a %U' /run/gpulimit; $(sed -n 's/^ExecStart=//p' \
         /etc/systemd/system/gpulimit-apply.service) >&2; \
         sed -n 's/^ExecStartPost=//p' \"$place/drop-in\" | sh -eux >&2; \
-        stat -c '%a %G' /run/gpulimit/lab; gpulimit ls; \
+        stat -c '%a %G' /run/gpulimit/lab; gpulimit show --names; \
         ls /run/gpulimit/.rules; findmnt -n -o SOURCE /run/gpulimit";
     if !may_mount() || !have("systemd-tmpfiles") {
         return;

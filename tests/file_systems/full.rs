@@ -88,8 +88,8 @@ impl Small {
             &["show"][..],
             &["show", "--json"],
             &["ps"],
-            &["ls"],
-            &["tree"],
+            &["show", "--names"],
+            &["show", "--tree"],
             &["history"],
             &["history", "--since", "3d", "--json"],
             &["report"],
@@ -294,7 +294,7 @@ fn a_file_system_without_inodes() {
         said.contains("cannot create") && said.contains("space"),
         "{said}"
     );
-    assert_eq!(small.said(&["ls"]), "lab\n");
+    assert_eq!(small.said(&["show", "--names"]), "lab\n");
     let said = small.doctor();
     assert!(
         said.contains("no inodes are left on the file system of the groups"),

@@ -49,10 +49,10 @@ fn links_in_circles_hold_up_no_command() {
     let policy = ground.write("policy.toml", "[group.lab]\n[group.new]\n", 0, 0o644);
     let policy = policy.to_str().expect("text");
     for arguments in [
-        &["ls"][..],
+        &["show", "--names"][..],
         &["show"],
         &["show", "lab"],
-        &["tree"],
+        &["show", "--tree"],
         &["ps"],
         &["events"],
         &["doctor"],
@@ -64,7 +64,7 @@ fn links_in_circles_hold_up_no_command() {
         let (_, said) = run(&mut ground.gpulimit(arguments));
         assert!(!said.contains("d1/d"), "{arguments:?}: {said}");
     }
-    let (status, said) = run(&mut ground.gpulimit(&["ls"]));
+    let (status, said) = run(&mut ground.gpulimit(&["show", "--names"]));
     assert_eq!(status, Some(0), "{said}");
     assert_eq!(said.lines().count(), 33, "{said}");
 }
@@ -73,7 +73,7 @@ fn links_in_circles_hold_up_no_command() {
 fn a_link_shows_no_directories_from_elsewhere() {
     let Some(ground) = Ground::new() else { return };
     lab(&ground, "mkdir d; ln -s ../../../../sub d/sub");
-    let (_, said) = run(&mut ground.gpulimit(&["ls"]));
+    let (_, said) = run(&mut ground.gpulimit(&["show", "--names"]));
     assert_eq!(said, "lab\nlab/alice\n");
     let (_, said) = run(&mut ground.gpulimit(&["show", "--json", "lab"]));
     assert_eq!(said.matches("lab/alice").count(), 1, "{said}");
@@ -94,7 +94,7 @@ fn a_wrong_name_lists_no_groups_in_a_program() {
 fn a_user_with_thousands_of_directories_delays_no_command() {
     let Some(ground) = Ground::new() else { return };
     lab(&ground, "seq -f d%.0f/sub/x 1 6000 | xargs mkdir -p");
-    let (status, said) = run(&mut ground.gpulimit(&["ls"]));
+    let (status, said) = run(&mut ground.gpulimit(&["show", "--names"]));
     assert_eq!(status, Some(0), "{said}");
     assert_eq!(said.matches("more than 4096 entries").count(), 1, "{said}");
     assert!(said.starts_with("lab\nlab/alice\n"), "{said}");

@@ -271,8 +271,8 @@ fn commands_that_read_only_files_do_not_wait() {
     let Some(scene) = Scene::new() else { return };
     for arguments in [
         &["show"][..],
-        &["tree"],
-        &["ls"],
+        &["show", "--tree"],
+        &["show", "--names"],
         &["events"],
         &["get", "lab"],
         &["set", "lab", "max=9G"],

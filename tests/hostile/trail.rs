@@ -145,7 +145,7 @@ fn other_files_in_the_place_of_a_trail_hold_up_no_command() {
     let root = Root::at(&place).expect("a root");
     for replace in replaced {
         replace();
-        for arguments in [&["events"][..], &["gc"], &["ls"], &["doctor"]] {
+        for arguments in [&["events"][..], &["gc"], &["show", "--names"], &["doctor"]] {
             let (_, said) = run(&mut ground.gpulimit(arguments));
             assert!(
                 !said.contains("cuMemAlloc") && !said.contains("secret"),

@@ -189,18 +189,20 @@ impl Ledger {
         (Errand::of(word), word & Errand::FROZEN != 0)
     }
 
-    /// Returns whether a slot says that an actor is at work, and no actor is. Reads only words if
-    /// no slot says so. Leaves out members of groups below: an actor has its lock in the ledger of
-    /// the member's own group.
-    pub fn has_abandoned(&self) -> bool {
+    /// Returns the living members whose slots say that an actor is at work, although no actor is.
+    /// Reads only words if no slot says so. Leaves out members of groups below: an actor has its
+    /// lock in the ledger of the member's own group.
+    pub fn abandoned(&self) -> Vec<Identity> {
         let is_at_work =
             |slot: &usize| matches!(self.errand(*slot).0, Errand::Suspend | Errand::Resume);
-        let mut slots = (0..self.high_water()).filter(is_at_work);
-        slots.any(|slot| {
-            slot::read_below(&self.content().slots[slot]).is_empty()
-                && !self.is_acted_on(slot)
-                && self.is_held(slot)
-        })
+        let slots = (0..self.high_water()).filter(is_at_work);
+        let owner = |slot: usize| {
+            let page = &self.content().slots[slot];
+            let is_own = slot::read_below(page).is_empty();
+            let is_left = is_own && !self.is_acted_on(slot) && self.is_held(slot);
+            is_left.then(|| page.owner.read())?
+        };
+        slots.filter_map(owner).collect()
     }
 
     /// Returns whether a slot has suspended bytes. Reads only words.

@@ -1,4 +1,4 @@
-//! The order of groups: the options `--sort` and `--reverse` of `show` and `tree`.
+//! The order of groups: the options `--sort` and `--reverse` of `show`.
 
 use super::{Figures, Gpu};
 use crate::words::order::{self, Direction};

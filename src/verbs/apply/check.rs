@@ -1,4 +1,4 @@
-//! `gpulimit check`: finds the mistakes in a policy file.
+//! `gpulimit apply --check`: finds the mistakes in a policy file.
 
 use crate::groups::plan::{self, difference::Wanted};
 use crate::groups::{changes::lower_max, warnings};
@@ -14,37 +14,17 @@ use gpulimit_policy::file::{self, At, Mistake, Policy, Settings};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
-/// Options of `check`.
-#[derive(clap::Args)]
-#[command(after_help = HELP)]
-pub struct Args {
-    /// The policy file
-    file: PathBuf,
-}
-
-const HELP: &str = "\
-Prints all mistakes in the file with their lines, and changes nothing. Also
-prints users, unix groups and GPUs that this machine does not have; they are not
-mistakes here, but `gpulimit apply` rejects them. Warns about limits and options
-that make no sense or have no effect, about users whose names clash with groups,
-and about users whom no rule covers.
-
-Examples:
-  gpulimit check /etc/gpulimit/gpulimit.toml
-
-Exit status: 0 when the file has no mistakes, 1 when it has.";
-
 /// Checks a policy file.
-pub fn check(args: &Args) -> Result<ExitCode, Failure> {
-    let found = read(&args.file, "")?;
+pub fn check(file: &Path) -> Result<ExitCode, Failure> {
+    let found = read(file, "")?;
     let driver = Driver::load().ok();
-    let (wanted, mistakes) = plan::wanted(&args.file, &found.plan, driver.as_ref())?;
+    let (wanted, mistakes) = plan::wanted(file, &found.plan, driver.as_ref())?;
     let (mut absent, wrong): (Vec<_>, Vec<_>) = mistakes.into_iter().partition(|one| one.absent);
     if !wrong.is_empty() {
-        return Err(refused(&args.file, &wrong, ""));
+        return Err(refused(file, &wrong, ""));
     }
     plan::rules_text(&found.plan)?;
     absent.extend(found.absent);
@@ -55,10 +35,10 @@ pub fn check(args: &Args) -> Result<ExitCode, Failure> {
             "warning: {mistake} (may be valid on another machine)"
         ));
     }
-    warn(&args.file, &found.plan, &wanted, driver.as_ref());
+    warn(file, &found.plan, &wanted, driver.as_ref());
     output::print(&format!(
         "{file}: {ok}groups: {groups}, rules: {rules}{rejected}\n",
-        file = args.file.display(),
+        file = file.display(),
         ok = if absent.is_empty() { "ok, " } else { "" },
         groups = found.policy.groups.len(),
         rules = found.policy.rules.len(),

@@ -34,7 +34,7 @@ fn broken(why: &str) -> Finding {
     Finding::error(
         CHECK,
         format!("{why}: `gpulimit apply` changes nothing, and after a boot no limit holds"),
-        format!("`gpulimit check {POLICY}` lists all mistakes"),
+        format!("`gpulimit apply --check {POLICY}` lists all mistakes"),
     )
 }
 

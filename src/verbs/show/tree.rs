@@ -1,83 +1,29 @@
-//! `gpulimit tree`: shows the hierarchy of groups.
+//! `gpulimit show --tree`: the hierarchy of groups.
 
-use super::{max, none, read};
-use crate::figures::{self, Figures, Gpu, group::order};
-use crate::groups::{Selection, gpu};
-use crate::machine::nvml::Driver;
+use super::max;
+use crate::figures::{self, Figures, Gpu};
 use crate::shown::table::{Column, Table, figure};
-use crate::shown::watch::{self, Round, Shown};
-use crate::words::failure::Failure;
 use gpulimit_base::units::gib;
 use gpulimit_group::{last_name, parent};
-use gpulimit_limits::{Key, Selector};
+use gpulimit_limits::Key;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::process::ExitCode;
 
-/// Options of `tree`.
-#[derive(clap::Args)]
-#[command(after_help = HELP)]
-pub struct Args {
-    /// Show only this group and the groups below it
-    group: Option<String>,
-
-    #[command(flatten)]
-    devices: gpu::Args,
-
-    #[command(flatten)]
-    order: order::Args,
-
-    #[command(flatten)]
-    watch: watch::Args,
-
-    /// Print JSON: each group has a list `groups` of the groups directly below it
-    #[arg(long)]
-    json: bool,
+/// Returns the groups as JSON, each with a list of the groups directly below it.
+pub fn json(groups: &[Figures]) -> Vec<Value> {
+    Node::tops(groups).iter().map(Node::json).collect()
 }
 
-const HELP: &str = "\
-USAGE includes all groups below the group. A smaller limit of a group above
-applies as well. --sort sorts the groups below each group, by figures that are
-added up over the GPUs that are shown. On a narrow terminal no column is left
-out, but long names are cut.
-
-Examples:
-  gpulimit tree
-  gpulimit tree --sort usage
-  gpulimit tree lab --json";
-
-/// Shows the groups.
-pub fn tree(args: &Args) -> Result<ExitCode, Failure> {
-    let driver = Driver::load().ok();
-    let driver = driver.as_ref();
-    let devices = gpu::shown(&args.devices.names, driver)?;
-    args.watch.rounds(|| round(args, &devices, driver))
-}
-
-fn round(args: &Args, devices: &[Selector], driver: Option<&Driver>) -> Result<Round, Failure> {
-    let selection = Selection::of(args.group.as_deref())?;
-    let (figures, mut notes) = read(&selection, devices, &args.order, driver);
-    let tops = Node::tops(&figures);
-    let shown = if args.json {
-        let groups = tops.iter().map(Node::json).collect();
-        Shown::Json(selection.json("groups", groups))
-    } else if tops.is_empty() {
-        Shown::Text(none(&selection, devices, &mut notes))
-    } else {
-        Shown::Text(table(&tops).render(&[]))
-    };
-    Ok(Round { shown, notes })
-}
-
-fn table(tops: &[Node<'_>]) -> Table {
+/// Returns a table in which the names of groups are below that of their parent.
+pub fn table(groups: &[Figures]) -> Table {
     let mut table = Table::new(&[
         Column::Left("GROUP"),
         Column::Left("GPU"),
         Column::Right("USAGE"),
         Column::Right("MAX"),
     ]);
-    for top in tops {
+    for top in Node::tops(groups) {
         top.rows(&mut table, &top.group.title, "");
     }
     table

@@ -3,7 +3,7 @@
 use super::round::Name;
 use super::view::Act;
 use crate::groups::{self, Purpose, changes, meant, proven};
-use crate::shown::output::Escaped;
+use crate::shown::output::{Escaped, text};
 use crate::words::{failure::Failure, notes::Done};
 use gpulimit_base::units::Extent;
 use gpulimit_limits::{Key, Setting};
@@ -29,7 +29,7 @@ pub fn act(act: Act) -> String {
         _ => Ok(Done::default()),
     };
     let said = match done {
-        Ok(done) => joined(&(done.notes.lines.join("\n") + "\n" + &done.text)),
+        Ok(done) => joined(&(done.notes.lines.join("\n") + "\n" + &text(&done.changes))),
         Err(failure) => failure.to_string(),
     };
     Escaped(&said).to_string()

@@ -63,7 +63,7 @@ const MEANINGS: [&str; 7] = [
     "ALLOC are plain and virtual memory, arrays and graphs. JOB is the container or the job that \
      the process is in.",
     "A group's limit for one GPU is changed only in that GPU's row.",
-    "The same in other verbs: gpulimit tree, show, ps, history, set, kill.",
+    "The same in other verbs: gpulimit show, ps, history, set, kill.",
 ];
 
 /// Returns the lines of the help.

@@ -178,7 +178,7 @@ fn a_controller_leaves_groups_of_the_other_version_alone() {
         inside.expect(&[("start", "0 0"), ("alloc a 200M", "0")]);
         for arguments in [
             &["show", "lab"][..],
-            &["tree", "lab"],
+            &["show", "--tree", "lab"],
             &["get", "lab", "max"],
             &["set", "lab", "max=4G"],
             &["events", "lab"],

@@ -51,11 +51,11 @@ fn every_key_of_the_json_is_in_the_reference() {
     fs::write(&policy, "[group.page]\nmax = \"1G\"\n").expect("written");
     let policy = policy.to_str().expect("UTF-8");
     let verbs: [&[&str]; 11] = [
-        &["ls"],
+        &["show", "--names"],
         &["show"],
         &["show", "--mine"],
-        &["tree"],
-        &["get", world::GROUP],
+        &["show", "--tree"],
+        &["create", "page"],
         &["ps"],
         &["ps", "--by", "user"],
         &["top", "--once"],

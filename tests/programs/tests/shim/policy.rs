@@ -821,7 +821,7 @@ fn every_shipped_policy_is_applied() {
                 assert!(output.status.success(), "{gpus}: {output:?}");
                 text(&output.stdout)
             };
-            assert!(run(&["check", path]).contains("ok, groups: "));
+            assert!(run(&["apply", "--check", path]).contains("ok, groups: "));
             let would = run(&["apply", "--dry-run", path]);
             assert_eq!(machine.world.root().groups().expect("groups").len(), 0);
             let does = run(&["apply", path]);

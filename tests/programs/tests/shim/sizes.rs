@@ -203,8 +203,8 @@ fn run_considers_only_visible_gpus() {
     assert_eq!((&*max(0), &*max(1)), ("78GiB\n", "22GiB\n"));
 }
 
-/// `check` reports what `apply` refuses: with status 1 if this machine's GPUs are too small, and in
-/// words what this machine lacks.
+/// `--check` reports what `apply` refuses: with status 1 if this machine's GPUs are too small, and
+/// in words what this machine lacks.
 #[test]
 fn check_reports_what_apply_refuses_on_this_machine() {
     let world = world(1);
@@ -212,8 +212,8 @@ fn check_reports_what_apply_refuses_on_this_machine() {
     let path = policy.display().to_string();
     let answers = |text_of_policy: &str| {
         std::fs::write(&policy, text_of_policy).expect("written");
-        ["check", "apply"].map(|verb| {
-            let output = controller(&world, &[verb, &path]);
+        [&["apply", "--check", &*path][..], &["apply", &path]].map(|arguments| {
+            let output = controller(&world, arguments);
             let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
             (output.status.code(), said)
         })
@@ -246,7 +246,7 @@ fn a_limit_too_small_for_a_context_is_reported() {
         &["create", "b", "--max=-81910M"],
         &["set", "a", "--max", "0.01%"],
         &["run", "--max", "10M", "--", "true"],
-        &["check", &policy],
+        &["apply", "--check", &policy],
         &["apply", &policy],
     ] {
         let output = controller(&world, arguments);
@@ -265,15 +265,15 @@ fn show_lists_every_gpu_with_a_limit() {
     let world = world(2);
     said(&world, &["create", "a", "--max", "4G"]);
     said(&world, &["set", "a", "--max", "2G", "--device", "1"]);
-    let figures = |verb: &str| {
-        let out = said(&world, &[verb, "a"]);
+    let figures = |option: &str| {
+        let out = said(&world, &["show", "a", option]);
         let lines = out.lines().skip(1).map(|line| {
             let words: Vec<&str> = line.split_whitespace().collect();
             words.join(" ")
         });
         lines.collect::<Vec<_>>()
     };
-    let [shown, tree] = ["show", "tree"].map(figures);
+    let [shown, tree] = ["--device=all", "--tree"].map(figures);
     for (lines, of) in [(&shown, "show"), (&tree, "tree")] {
         assert_eq!(lines.len(), 2, "{of}: {lines:?}");
         assert!(

@@ -144,7 +144,7 @@ impl Cluster {
     /// Returns the groups of jobs by number, with their limits on each GPU.
     #[track_caller]
     fn groups(&mut self) -> Vec<Value> {
-        let text = self.says(0, "gpulimit tree --json");
+        let text = self.says(0, "gpulimit show --tree --json");
         let tree: Value = serde_json::from_str(&text).expect("JSON");
         // The group of all jobs exists once a job has run.
         let tops = tree["groups"].as_array().expect("groups");

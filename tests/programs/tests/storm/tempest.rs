@@ -221,8 +221,8 @@ impl Storm {
         }
         let commands = [
             "ps",
-            "ls",
-            "tree",
+            "show --names",
+            "show --tree",
             "show",
             "events",
             "gc",

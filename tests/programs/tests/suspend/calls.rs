@@ -131,7 +131,7 @@ fn held_calls_go_on_after_another_tool_has_resumed_the_program() {
     assert_eq!(looker.say("restore-process", &program), "0");
     // The tool has not unlocked the program yet, and its lock is left alone.
     program.waits_on();
-    done(&world, &["ps"]);
+    done(&world, &["gc"]);
     assert_eq!(looker.state(&program), "0 1");
     assert_eq!(figures(&world), before, "charged by whoever looks");
     assert_eq!(looker.say("unlock-process", &program), "0");
@@ -146,7 +146,7 @@ fn held_calls_go_on_after_another_tool_has_resumed_the_program() {
 /// looks, also if others have its room by then.
 #[test]
 fn whoever_finds_a_program_resumed_by_another_tool_charges_it() {
-    for verb in ["ps", "gc", "resume", "resume that waits"] {
+    for verb in ["gc", "resume", "resume that waits"] {
         let world = World::new(CAP);
         let mut program = holder(&world, "2500M");
         let mut looker = Looker::new(&world);
@@ -211,6 +211,9 @@ fn a_program_goes_on_after_a_killed_command() {
         program.expect(&[("query", "0"), ("sync", "0")]);
         goes_on(&mut program);
         assert_eq!(figures(&world), before, "{order}");
+        // The mark of the command stays until a verb that changes something ends its work.
+        assert_eq!(shown(&world, &program)["state"], "abandoned", "{order}");
+        done(&world, &["gc"]);
         assert_eq!(shown(&world, &program)["state"], "running", "{order}");
         program.end();
         world.judge_end(CAP);

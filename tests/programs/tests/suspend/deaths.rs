@@ -27,7 +27,7 @@ const OF_RESUME: [&str; 9] = [
     "cuDeviceGetCount",
 ];
 /// The commands that end the work of a dead one.
-const ENDING: [&[&str]; 4] = [&["ps"], &["gc"], &["suspend", GROUP], &["resume", GROUP]];
+const ENDING: [&[&str]; 3] = [&["gc"], &["suspend", GROUP], &["resume", GROUP]];
 
 struct Scene {
     world: World,
@@ -75,7 +75,10 @@ impl Scene {
                 "{what}, {end:?}: {state} {ended:?}"
             );
         }
-        assert!(!self.world.ledger().has_abandoned(), "{what}, {end:?}");
+        assert!(
+            self.world.ledger().abandoned().is_empty(),
+            "{what}, {end:?}"
+        );
         done(&self.world, &["resume", GROUP]);
         for program in &mut self.programs {
             assert_eq!(self.looker.state(program), "0 0", "{what}, {end:?}");

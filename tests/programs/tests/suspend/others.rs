@@ -5,7 +5,9 @@ use serde_json::Value;
 use std::process::Command;
 
 use crate::refused::around;
-use crate::{CAP, await_line, begin, done, figures, finish, goes_on, holder, run, shown, verb};
+use crate::{
+    CAP, Looker, await_line, begin, done, figures, finish, goes_on, holder, run, shown, verb,
+};
 
 /// A process that waits to bring back two others, behind a third one.
 struct Waiting {
@@ -84,6 +86,46 @@ fn ps_marks_a_state_that_the_driver_does_not_confirm() {
     done(&world, &["resume", GROUP]);
     goes_on(&mut program);
     assert_eq!(shown(&world, &program)["state_by"], "ledger");
+    program.end();
+}
+
+/// The verbs that show leave the work of a dead command as it is, and `ps` names the one that ends
+/// it.
+#[test]
+fn verbs_that_show_leave_an_abandoned_suspension_as_it_is() {
+    let world = World::new(CAP);
+    let mut program = holder(&world, "300M");
+    let mut looker = Looker::new(&world);
+    let mut dying = verb(&world, &["suspend", GROUP]);
+    dying.env("GPULIMIT_SIM_KILL", "cuCheckpointProcessLock:after");
+    assert_eq!(finish(dying).status, None);
+    world.bury();
+    let before = figures(&world);
+    for shows in [
+        &["ps"][..],
+        &["ps", "--by", "user", "--json"],
+        &["show"],
+        &["top", "--once"],
+        &["events"],
+        &["report"],
+        &["history"],
+        &["doctor", "--pid", &program.pid().to_string()],
+    ] {
+        let shown = run(&world, shows);
+        assert_eq!(looker.state(&program), "0 1", "{shown:?}");
+        assert_eq!(figures(&world), before, "{shown:?}");
+        assert_eq!(world.ledger().abandoned().len(), 1, "{shown:?}");
+    }
+    assert_eq!(shown(&world, &program)["state"], "abandoned");
+    let left = format!("half-done: {}; `gpulimit gc` ends its work", program.pid());
+    let ps = done(&world, &["ps"]);
+    assert!(ps.errors.contains(&left), "{ps:?}");
+    let ended = done(&world, &["gc"]);
+    assert!(ended.errors.contains("runs: the command"), "{ended:?}");
+    assert_eq!(looker.state(&program), "0 0");
+    assert_eq!(shown(&world, &program)["state"], "running");
+    assert!(!done(&world, &["ps"]).errors.contains("half-done"));
+    goes_on(&mut program);
     program.end();
 }
 

@@ -249,7 +249,7 @@ fn killed_at_work(world: &World) {
     let mut dying = verb(world, &["suspend", GROUP]);
     dying.env("GPULIMIT_SIM_KILL", "cuCheckpointProcessCheckpoint:after");
     assert_eq!(crate::finish(dying).status, None);
-    done(world, &["ps"]);
+    done(world, &["gc"]);
 }
 
 /// Suspends a program with memory, of which at least `more` is not charged, and fills the GPU up to

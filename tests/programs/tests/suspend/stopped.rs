@@ -216,7 +216,7 @@ fn a_process_that_stays_locked_fails_the_command() {
     up.expect_failure("lets it go on once it runs again");
     assert_eq!(told(&up, &programs[0]), "locked");
     go_on(&programs[0]);
-    done(&world, &["ps"]);
+    done(&world, &["gc"]);
     world.judge(CAP);
     end(&world, programs);
 }

@@ -26,7 +26,7 @@ fn a_process_goes_down_and_comes_back() {
     assert_eq!(process["suspended"], suspended);
     let group = done(&world, &["show", GROUP, "--json"]).json()["groups"][0].clone();
     assert_eq!(group["gpus"][0]["suspended"], suspended, "{group}");
-    assert!(done(&world, &["tree"]).out.contains(GROUP));
+    assert!(done(&world, &["show", "--tree"]).out.contains(GROUP));
     done(&world, &["history", GROUP]);
     let event = world.events(EventKind::Suspend)[0].what;
     assert_eq!((event.process.pid, event.bytes), (program.pid(), suspended));

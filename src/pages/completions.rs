@@ -1,47 +1,24 @@
-//! `gpulimit completions`: prints a script with which a shell completes gpulimit's command lines.
+//! The completions of shells: verbs, options, the names of groups, and in bash also keys.
 
 use crate::groups::sizes;
-use crate::shown::output;
-use crate::words::failure::Failure;
 use clap::Command;
 use clap_complete::Shell;
-use std::process::ExitCode;
+use gpulimit_limits::OptionKey;
 
-/// Options of `completions`.
-#[derive(clap::Args)]
-#[command(after_help = HELP)]
-pub struct Args {
-    /// The shell
-    shell: Kind,
+/// Returns the names of the shells, and their scripts.
+pub fn scripts() -> [(&'static str, String); 3] {
+    [
+        ("bash", bash(script(Shell::Bash))),
+        ("zsh", zsh(script(Shell::Zsh))),
+        ("fish", fish(script(Shell::Fish))),
+    ]
 }
 
-const HELP: &str = "\
-Prints a script that completes verbs, options and the names of groups.
-
-Examples:
-  source <(gpulimit completions bash)                         in ~/.bashrc
-  gpulimit completions zsh > ~/.zfunc/_gpulimit
-  gpulimit completions fish > ~/.config/fish/completions/gpulimit.fish";
-
-#[derive(Copy, Clone, clap::ValueEnum)]
-enum Kind {
-    Bash,
-    Zsh,
-    Fish,
-}
-
-/// Prints the script.
-pub fn completions(args: &Args) -> Result<ExitCode, Failure> {
-    let (shell, add): (_, fn(String) -> String) = match args.shell {
-        Kind::Bash => (Shell::Bash, bash),
-        Kind::Zsh => (Shell::Zsh, zsh),
-        Kind::Fish => (Shell::Fish, fish),
-    };
+/// Returns clap's script.
+fn script(shell: Shell) -> String {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut visible(), "gpulimit", &mut script);
-    let script = without_hidden_option(&String::from_utf8_lossy(&script));
-    output::print(&add(script))?;
-    Ok(ExitCode::SUCCESS)
+    without_hidden_option(&String::from_utf8_lossy(&script))
 }
 
 /// Removes `doctor`'s hidden option `--preloaded` from the script, because users never pass it.
@@ -53,13 +30,13 @@ fn without_hidden_option(script: &str) -> String {
 
 /// Returns the definition of gpulimit's command line without hidden verbs.
 fn visible() -> Command {
-    let all = crate::cli::command();
+    let all = super::command();
     let verbs = all.get_subcommands().filter(|verb| !verb.is_hide_set());
     let mut visible = Command::new("gpulimit")
         .version(env!("CARGO_PKG_VERSION"))
         .disable_help_subcommand(true)
         .subcommands(verbs.cloned());
-    // Only then do the verbs have their options: see [`crate::cli::later`].
+    // Only then do the verbs have their options: see [`super::later`].
     visible.build();
     visible
 }
@@ -106,11 +83,17 @@ fn bash(script: String) -> String {
         })
         .collect();
     let keys: Vec<&str> = sizes::keys().collect();
+    let words = OptionKey::ALL.map(|key| (key, sizes::about(key).0.join(" ")));
+    let words = words.into_iter().filter(|(_, words)| !words.is_empty());
+    let words: Vec<String> = words
+        .map(|(key, words)| format!("{key}) values='{words}' ;;"))
+        .collect();
     script
-        + &include_str!("completions/places.bash")
+        + &include_str!("places.bash")
             .replace("@VALUES@", &values.join(" "))
             .replace("@GROUPS@", &groups.join("|"))
             .replace("@KEYS@", &keys.join(" "))
+            .replace("@WORDS@", &words.join("\n            "))
 }
 
 /// Makes zsh complete the names of groups, in place of the file names that clap's script completes.
@@ -134,7 +117,7 @@ fn zsh(script: String) -> String {
         }
     };
     let groups = "\n_gpulimit_groups() {\n    \
-                  local -a groups=(${(f)\"$(gpulimit ls 2>/dev/null)\"})\n    \
+                  local -a groups=(${(f)\"$(gpulimit show --names 2>/dev/null)\"})\n    \
                   compadd -a groups\n}\n";
     let (head, rest) = script.split_once('\n').unwrap_or((&script, ""));
     format!(
@@ -148,9 +131,9 @@ fn fish(script: String) -> String {
     script
         + &format!(
             "complete -c gpulimit -n \"__fish_seen_subcommand_from {}\" \
-             -f -a \"(gpulimit ls 2>/dev/null)\"\n\
+             -f -a \"(gpulimit show --names 2>/dev/null)\"\n\
              complete -c gpulimit -n \"__fish_seen_subcommand_from run\" \
-             -l group -x -a \"(gpulimit ls 2>/dev/null)\"\n",
+             -l group -x -a \"(gpulimit show --names 2>/dev/null)\"\n",
             verbs().join(" ")
         )
 }

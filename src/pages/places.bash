@@ -12,9 +12,7 @@ _gpulimit_with_groups() {
         [[ $before != '=' ]] || key=${COMP_WORDS[COMP_CWORD-2]}
         [[ $word != '=' ]] || word=''
         case $key in
-            on_limit) values='fail wait' ;;
-            oom) values='none kill-largest kill-group' ;;
-            count_context) values='yes no' ;;
+            @WORDS@
         esac
         COMPREPLY=($(compgen -W "$values" -- "$word"))
         return
@@ -43,7 +41,7 @@ _gpulimit_with_groups() {
         fi
     fi
     if [[ $before = --group ]]; then
-        COMPREPLY=($(compgen -W "$(gpulimit ls 2>/dev/null)" -- "$word"))
+        COMPREPLY=($(compgen -W "$(gpulimit show --names 2>/dev/null)" -- "$word"))
         return
     fi
     [[ $word != -* && ! " @VALUES@ " =~ " $before " ]] || return
@@ -55,7 +53,7 @@ _gpulimit_with_groups() {
     done
     case $verb:$places in
         @GROUPS@)
-            COMPREPLY=($(compgen -W "$(gpulimit ls 2>/dev/null)" -- "$word")) ;;
+            COMPREPLY=($(compgen -W "$(gpulimit show --names 2>/dev/null)" -- "$word")) ;;
         create:0|kill:*) COMPREPLY=() ;;
         get:1) COMPREPLY=($(compgen -W "@KEYS@" -- "$word")) ;;
         set:*|create:*)

@@ -1,76 +1,23 @@
-//! `gpulimit man`: writes the manual pages.
+//! The manual pages: one of gpulimit, and one of each verb, with the text of `--help`.
 
-use crate::shown::output;
-use crate::words::failure::Failure;
 use clap::Command;
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
-use std::fs;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
-use std::process::ExitCode;
 
-/// Options of `man`.
-#[derive(clap::Args)]
-#[command(after_help = HELP)]
-pub struct Args {
-    /// A verb: print its page. Or a directory: write the pages of gpulimit and of all verbs into
-    /// it. Without either, print the page of gpulimit itself
-    #[arg(value_name = "VERB|DIRECTORY", value_hint = clap::ValueHint::DirPath)]
-    what: Option<PathBuf>,
-}
-
-const HELP: &str = "\
-The pages have the text of --help: gpulimit.1, and one page for each verb, such
-as gpulimit-run.1. A new directory, or one with the name of a verb, is written
-with a slash, as ./run.
-
-Examples:
-  gpulimit man run | man -l -
-  gpulimit man /usr/local/share/man/man1";
-
-/// Writes the pages.
-pub fn man(args: &Args) -> Result<ExitCode, Failure> {
-    // clap adds the verb `help`, which needs no manual page.
-    let mut command = crate::cli::command().disable_help_subcommand(true);
+/// Returns the names of the files, and the pages.
+pub fn pages(mut command: Command) -> io::Result<Vec<(String, String)>> {
     command.build();
-    let verb = args
-        .what
-        .as_ref()
-        .and_then(|what| command.find_subcommand(what));
-    match (&args.what, verb) {
-        (None, _) => output::print(&page(command)?)?,
-        (_, Some(verb)) => output::print(&page(verb.clone())?)?,
-        (Some(directory), None) => {
-            let failed = |error: io::Error| {
-                Failure::new(format_args!(
-                    "cannot write manual pages to {}: {error}",
-                    directory.display()
-                ))
-            };
-            // A word without a slash is more likely a mistyped verb than a new directory.
-            if !directory.exists() && !directory.as_os_str().as_bytes().contains(&b'/') {
-                return Err(Failure::usage(format_args!(
-                    "there is no verb and no directory '{0}': write ./{0} to make a directory, or \
-                     see `gpulimit --help` for the verbs",
-                    directory.display()
-                )));
-            }
-            fs::create_dir_all(directory).map_err(failed)?;
-            let verbs = command.get_subcommands().filter(|verb| !verb.is_hide_set());
-            for one in verbs.chain([&command]) {
-                let name = one.get_display_name().unwrap_or(one.get_name());
-                let path = directory.join(format!("{name}.1"));
-                fs::write(path, page(one.clone())?).map_err(failed)?;
-            }
-        }
-    }
-    Ok(ExitCode::SUCCESS)
+    let verbs = command.get_subcommands().filter(|verb| !verb.is_hide_set());
+    let named = |one: &Command| {
+        let name = one.get_display_name().unwrap_or(one.get_name());
+        Ok((format!("{name}.1"), page(one.clone())?))
+    };
+    verbs.chain([&command]).map(named).collect()
 }
 
 /// Returns the manual page of gpulimit or of a verb. No section appears twice in it.
-fn page(command: Command) -> Result<String, Failure> {
+fn page(command: Command) -> io::Result<String> {
     let help = command.get_after_help().map(ToString::to_string);
     let help = Help::of(help.as_deref().unwrap_or_default());
     let has_verbs = command.has_subcommands();
@@ -90,7 +37,7 @@ fn page(command: Command) -> Result<String, Failure> {
         }
         help.rest().to_writer(&mut page)
     };
-    render().map_err(Failure::new)?;
+    render()?;
     Ok(String::from_utf8_lossy(&page).into_owned())
 }
 

@@ -1,21 +1,28 @@
-//! `completions`
+//! Every verb has a page, and shells complete what they should.
 
-use crate::place::{Place, Running, have, set_environment, text};
-use gpulimit_base::units::Size;
+use super::{command, completions, write};
+use gpulimit_support::{Running, Scratch, have, text};
+use std::fs;
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-const VERBS: [&str; 13] = [
-    "run", "create", "set", "get", "rm", "ls", "tree", "show", "ps", "events", "kill", "gc",
-    "doctor",
+const VERBS: [&str; 11] = [
+    "run", "create", "set", "get", "rm", "show", "ps", "events", "kill", "gc", "doctor",
 ];
 
-/// Returns what bash offers for a command line.
-fn offered(place: &Place, words: &[&str]) -> String {
-    let script = place.said(&["completions", "bash"]);
+fn script(shell: &str) -> String {
+    let mut scripts = completions::scripts().into_iter();
+    let found = scripts.find(|(name, _)| *name == shell);
+    found.expect("a shell").1
+}
+
+/// Returns what bash offers for a command line, where groups have these names.
+fn offered(words: &[&str]) -> String {
+    let script = script("bash");
     let line = words.join(" ");
     let ask = format!(
-        "{script}\nCOMP_WORDS=({}); COMP_CWORD={}; COMP_LINE='{line}'; COMP_POINT={}\n\
+        "gpulimit() {{ printf 'lab\\nlab/alice\\n'; }}\n{script}\n\
+         COMP_WORDS=({}); COMP_CWORD={}; COMP_LINE='{line}'; COMP_POINT={}\n\
          _gpulimit_with_groups gpulimit '{}' '{}'\nprintf '%s\\n' \"${{COMPREPLY[@]}}\"\n",
         words
             .iter()
@@ -26,18 +33,8 @@ fn offered(place: &Place, words: &[&str]) -> String {
         words[words.len() - 1],
         words[words.len() - 2],
     );
-    let binary = place.gpulimit(&[]);
-    let folder = std::path::Path::new(binary.get_program())
-        .parent()
-        .expect("in a folder");
-    let path = format!(
-        "{}:{}",
-        folder.display(),
-        std::env::var("PATH").expect("set")
-    );
     let mut bash = Command::new("bash");
-    set_environment(bash.args(["--norc", "-s"]), &binary);
-    bash.env("PATH", path).stdin(Stdio::piped());
+    bash.args(["--norc", "-s"]).stdin(Stdio::piped());
     let mut bash = Running::start(bash.stdout(Stdio::piped()));
     let input = bash.stdin.as_mut().expect("piped");
     input.write_all(ask.as_bytes()).expect("written");
@@ -48,10 +45,8 @@ fn offered(place: &Place, words: &[&str]) -> String {
 
 #[test]
 fn bash_offers_only_words_that_fit() {
-    let place = Place::new();
-    place.group("lab", Size::Max);
     let all = |words: &[&str]| {
-        offered(&place, words)
+        offered(words)
             .split_whitespace()
             .map(str::to_owned)
             .collect::<Vec<_>>()
@@ -59,7 +54,7 @@ fn bash_offers_only_words_that_fit() {
     let keys = "max= high= low= min= on_limit= wait_timeout= pressure_timeout= oom= count_context= \
                 suspended.max=";
     let keys: Vec<&str> = keys.split(' ').collect();
-    assert_eq!(all(&["gpulimit", "set", ""]), ["lab"]);
+    assert_eq!(all(&["gpulimit", "set", ""]), ["lab", "lab/alice"]);
     assert_eq!(all(&["gpulimit", "set", "lab", ""]), keys);
     assert_eq!(all(&["gpulimit", "set", "--device", "0", "lab", ""]), keys);
     assert_eq!(
@@ -68,7 +63,10 @@ fn bash_offers_only_words_that_fit() {
     );
     assert_eq!(all(&["gpulimit", "get", "lab", "o"]), ["on_limit", "oom"]);
     // The value of --watch is a part of its word, so a group can follow.
-    assert_eq!(all(&["gpulimit", "show", "--watch", ""]), ["lab"]);
+    assert_eq!(
+        all(&["gpulimit", "show", "--watch", ""]),
+        ["lab", "lab/alice"]
+    );
     // bash splits KEY=VALUE into three words.
     let values = ["none", "kill-largest", "kill-group"];
     assert_eq!(all(&["gpulimit", "set", "lab", "oom", "="]), values);
@@ -78,15 +76,14 @@ fn bash_offers_only_words_that_fit() {
         ["fail", "wait"]
     );
     assert!(all(&["gpulimit", "set", "lab", "max", "="]).is_empty());
-    assert_eq!(all(&["gpulimit", "rm", "--force", "l"]), ["lab"]);
+    assert_eq!(all(&["gpulimit", "rm", "--force", "lab/"]), ["lab/alice"]);
     assert!(all(&["gpulimit", "kill", "lab", ""]).is_empty());
 }
 
 #[test]
 fn bash_offers_files_for_the_command_of_run() {
-    let place = Place::new();
     let all = |words: &[&str]| {
-        offered(&place, words)
+        offered(words)
             .split_whitespace()
             .map(str::to_owned)
             .collect::<Vec<_>>()
@@ -112,17 +109,14 @@ fn bash_offers_files_for_the_command_of_run() {
 
 #[test]
 fn bash_offers_verbs_options_and_groups() {
-    let place = Place::new();
-    place.group("lab", Size::Max);
-    place.group("lab/alice", Size::Max);
-    let verbs = offered(&place, &["gpulimit", ""]);
+    let verbs = offered(&["gpulimit", ""]);
     for verb in VERBS {
         assert!(verbs.lines().any(|line| line == verb), "{verb}: {verbs}");
     }
     assert!(!verbs.contains("__probe"), "{verbs}");
-    assert!(offered(&place, &["gpulimit", "run", "--"]).contains("--stat"));
+    assert!(offered(&["gpulimit", "run", "--"]).contains("--stat"));
     let groups = |words: &[&str]| {
-        let out = offered(&place, words);
+        let out = offered(words);
         let lines = out.lines().filter(|line| line.starts_with("lab"));
         lines.map(str::to_owned).collect::<Vec<_>>()
     };
@@ -138,31 +132,43 @@ fn bash_offers_verbs_options_and_groups() {
 
 #[test]
 fn scripts_of_all_shells_offer_commands_and_groups() {
-    let place = Place::new();
     for shell in ["bash", "zsh", "fish"] {
-        let script = place.said(&["completions", shell]);
+        let script = script(shell);
         for verb in VERBS {
             assert!(script.contains(verb), "{shell} {verb}");
         }
-        assert!(script.contains("gpulimit ls"), "{shell}");
+        assert!(script.contains("gpulimit show --names"), "{shell}");
     }
-    let zsh = place.said(&["completions", "zsh"]);
+    let zsh = script("zsh");
     assert!(zsh.starts_with("#compdef gpulimit\n"), "{zsh}");
     assert!(
         zsh.contains("':group -- The group:_gpulimit_groups'"),
         "{zsh}"
     );
-    place.refused(2, &["completions", "csh"]);
 }
 
 #[test]
-fn shells_accept_their_scripts() {
-    let place = Place::new();
+fn hidden_options_are_not_offered() {
     for shell in ["bash", "zsh", "fish"] {
+        let script = script(shell);
+        assert!(!script.contains("preloaded") && script.contains("container"));
+    }
+}
+
+#[test]
+fn pages_and_scripts_are_written() {
+    let scratch = Scratch::new();
+    let mut folder = scratch.0.clone();
+    // scripts/package asks for the files.
+    if let Some(wanted) = std::env::var_os("GPULIMIT_PAGES") {
+        folder = wanted.into();
+    }
+    write(&folder).expect("written");
+    for shell in ["bash", "zsh", "fish"] {
+        let path = folder.join(shell);
         if !have(shell) {
             continue;
         }
-        let path = place.write(shell, &place.said(&["completions", shell]));
         let output = Command::new(shell).arg("-n").arg(&path).output();
         let output = output.expect("started");
         assert!(
@@ -170,13 +176,58 @@ fn shells_accept_their_scripts() {
             "{shell}: {output:?}"
         );
     }
-}
-
-#[test]
-fn hidden_options_are_not_offered() {
-    let place = Place::new();
-    for shell in ["bash", "zsh", "fish"] {
-        let script = place.said(&["completions", shell]);
-        assert!(!script.contains("preloaded") && script.contains("container"));
+    let folder = folder.join("man1");
+    let command = command();
+    let verbs = command.get_subcommands().filter(|verb| !verb.is_hide_set());
+    let verbs: Vec<&str> = verbs.map(|verb| verb.get_name()).collect();
+    assert!(verbs.len() >= 13, "{verbs:?}");
+    let first = fs::read_to_string(folder.join("gpulimit.1")).expect("a page");
+    for verb in &verbs {
+        assert!(
+            first.contains(&format!("gpulimit\\-{}", verb.replace('-', "\\-"))),
+            "{verb}: {first}"
+        );
+        let page = fs::read_to_string(folder.join(format!("gpulimit-{verb}.1"))).expect("a page");
+        // clap writes OPTIONS for commands that have options, and every command has --help.
+        for head in [
+            "NAME",
+            "SYNOPSIS",
+            "DESCRIPTION",
+            "OPTIONS",
+            "\"EXIT STATUS\"",
+            "ENVIRONMENT",
+            "FILES",
+            "EXAMPLES",
+        ] {
+            let line = format!(".SH {head}");
+            let count = page.lines().filter(|there| *there == line).count();
+            assert_eq!(count, 1, "{verb}: {head}\n{page}");
+        }
+        assert!(!page.contains(".SH NOTES"), "{page}");
+    }
+    assert_eq!(
+        fs::read_dir(&folder).expect("listed").count(),
+        verbs.len() + 1
+    );
+    assert!(!first.contains("help(1)"), "there is no such page: {first}");
+    if !have("groff") {
+        return;
+    }
+    for entry in fs::read_dir(&folder).expect("listed") {
+        let path = entry.expect("listed").path();
+        let output = Command::new("groff")
+            .args(["-ww", "-man", "-Tutf8", "-rLL=80n", "-P-cbou"])
+            .arg(&path)
+            .output()
+            .expect("groff");
+        assert!(
+            output.status.success() && output.stderr.is_empty(),
+            "{}: {output:?}",
+            path.display()
+        );
+        for line in text(&output.stdout).lines() {
+            let width = line.chars().count();
+            assert!(width <= 80, "{}: {line}", path.display());
+        }
     }
 }
