@@ -2,13 +2,11 @@
 
 mod actions;
 mod bars;
-mod canvas;
-mod columns;
 mod frame;
 mod job;
 mod json;
+mod look;
 mod pages;
-mod pen;
 mod place;
 mod plain;
 mod prompt;
@@ -26,11 +24,10 @@ use super::groups::Selection;
 use super::nvml::Driver;
 use super::output::{self, Reader as Pipe};
 use super::{accounts, gpu, terminal, watch};
-use canvas::Canvas;
 use frame::{Scene, Seen};
 use gpulimit_limits::Selector;
 use jiff::tz::TimeZone;
-use pen::{Pen, Theme};
+use look::Look;
 use ratatui::crossterm::event::{Event as Input, KeyEventKind};
 use reader::{Ask, News, Reader, Source};
 use round::{Name, Round};
@@ -191,7 +188,7 @@ fn view(args: &Args) -> Result<View, Failure> {
 fn print(args: &Args, view: &View) -> Result<ExitCode, Failure> {
     let mut source = Source::new(args.group.clone());
     let is_last = !(args.batch || args.json && !args.once);
-    let (zone, pen) = (TimeZone::system(), Pen::of_locale());
+    let (zone, look) = (TimeZone::system(), Look::of_terminal());
     let plain = |round: &Round| {
         let scene = Scene {
             round,
@@ -199,8 +196,9 @@ fn print(args: &Args, view: &View) -> Result<ExitCode, Failure> {
             pasts: None,
             stuck: None,
             zone: &zone,
+            look,
         };
-        plain::lines(&scene, &pen, width()).join("\n")
+        plain::lines(&scene, width()).join("\n")
     };
     let (mut gap, mut printed) = ("", String::new());
     loop {
@@ -219,7 +217,7 @@ fn print(args: &Args, view: &View) -> Result<ExitCode, Failure> {
             Err(failure) if is_last => return Err(failure),
             Err(failure) if args.json => watch::json_of(&failure).to_string(),
             Ok(read) if args.json => {
-                let shows = |gpu| view.choice.shows(gpu);
+                let shows = |gpu| view.choice.shows(Some(gpu));
                 json::round(&read, source.driver(), shows).to_string()
             }
             Err(failure) => format!("{gap}{}", plain(&Round::failed(&failure))),
@@ -237,7 +235,7 @@ fn print(args: &Args, view: &View) -> Result<ExitCode, Failure> {
 /// Returns the width of standard output in columns. Narrow terminals wrap lines that tables need.
 fn width() -> u16 {
     let width = terminal::width(&io::stdout()).and_then(|width| u16::try_from(width).ok());
-    width.map_or(WIDTH, |width| width.max(frame::LEAST_WIDTH as u16))
+    width.map_or(WIDTH, |width| width.max(frame::LEAST_WIDTH))
 }
 
 /// Something that the screen reacts to.
@@ -259,8 +257,7 @@ struct Program {
     events: mpsc::Receiver<Event>,
     sender: mpsc::Sender<Event>,
     screen: Screen,
-    pen: Pen,
-    theme: Theme,
+    look: Look,
     zone: TimeZone,
 }
 
@@ -287,8 +284,7 @@ impl Program {
             events,
             sender,
             screen,
-            pen: Pen::of_locale(),
-            theme: Theme::of_terminal(),
+            look: Look::of_terminal(),
             zone: TimeZone::system(),
         })
     }
@@ -327,18 +323,11 @@ impl Program {
             pasts: self.pasts.as_ref(),
             stuck: self.stuck(),
             zone: &self.zone,
+            look: self.look,
         };
         let mut seen = Seen::default();
-        self.screen.draw(|buffer| {
-            seen = frame::draw(
-                &mut Canvas {
-                    buffer,
-                    pen: &self.pen,
-                    theme: &self.theme,
-                },
-                &scene,
-            );
-        })?;
+        self.screen
+            .draw(|buffer| seen = frame::draw(&scene, buffer))?;
         self.seen = seen;
         (self.view.offsets, self.view.scroll) = (seen.offsets, seen.scroll);
         Ok(())

@@ -12,6 +12,7 @@ use crate::nvml::Driver;
 use crate::output::Escaped;
 use crate::processes::{self, Split};
 use crate::snapshot::{GpuMemory, Snapshot};
+use crate::table::figure;
 use crate::waiting::Waiter;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::gib;
@@ -68,6 +69,20 @@ pub struct Name {
     pub name: String,
 }
 
+impl Name {
+    fn new(root: &Path, name: &str) -> Self {
+        Self {
+            root: root.into(),
+            name: name.into(),
+        }
+    }
+
+    /// Returns the group above; `None` for a top group.
+    pub fn above(&self) -> Option<Self> {
+        parent(&self.name).map(|above| Self::new(&self.root, above))
+    }
+}
+
 /// A group, and its figures on each GPU.
 #[derive(Clone, Debug)]
 pub struct Group {
@@ -83,7 +98,7 @@ pub struct Group {
 }
 
 /// A group's figures on one GPU, in bytes.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Usage {
     /// `None` for all GPUs that the group has not used.
     pub gpu: Option<DeviceId>,
@@ -103,11 +118,21 @@ pub struct Usage {
     pub peak: Option<u64>,
     pub free: Option<u64>,
     pub refusals: Option<u64>,
-    pub processes: Option<usize>,
+    pub processes: Option<u64>,
     pub recent: Recent,
     /// The unusual states: requests that wait, usage above a limit, suspended, uncovered and
     /// draining memory, a leak.
     pub states: Vec<String>,
+}
+
+/// What tells processes apart, also if a pid is used again.
+#[derive(Copy, Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct Who {
+    /// The pid in the caller's namespace; `None` if the process is not visible there.
+    pub pid: Option<u32>,
+    pub own_pid: u32,
+    /// The start time in the process's slot.
+    pub start_time: u64,
 }
 
 /// A process on one GPU.
@@ -115,11 +140,7 @@ pub struct Usage {
 pub struct Process {
     pub group: Name,
     pub title: String,
-    /// The pid in the caller's namespace; `None` if the process is not visible there.
-    pub pid: Option<u32>,
-    pub own_pid: u32,
-    /// The start time in the process's slot, which tells processes of one pid apart.
-    pub start_time: u64,
+    pub who: Who,
     pub user: String,
     /// The container or the job of the process; empty if it is in none.
     pub place: String,
@@ -134,27 +155,6 @@ pub struct Process {
 }
 
 impl Usage {
-    /// Returns figures that are all unknown.
-    pub const fn unknown() -> Self {
-        Self {
-            gpu: None,
-            label: String::new(),
-            own_limit: false,
-            max: None,
-            max_text: String::new(),
-            limit: None,
-            limited_by: String::new(),
-            high: None,
-            usage: None,
-            peak: None,
-            free: None,
-            refusals: None,
-            processes: None,
-            recent: Vec::new(),
-            states: Vec::new(),
-        }
-    }
-
     /// Returns the used part of the limit in percent.
     pub fn percent(&self) -> Option<u64> {
         percent(self.usage?, self.limit?)
@@ -262,49 +262,30 @@ fn suspended(bytes: Option<u64>) -> Option<String> {
 }
 
 /// Returns NVML's index of a GPU, or else the beginning of its UUID.
-fn label(id: DeviceId, driver: Option<&Driver>) -> String {
-    match groups::index(id, driver) {
-        Some(index) => index.to_string(),
-        None => id.short().to_string(),
-    }
+fn label(index: Option<u32>, id: DeviceId) -> String {
+    index.map_or_else(|| id.short().to_string(), |index| index.to_string())
 }
 
 impl Gpu {
     fn of(gpu: &GpuMemory, groups: &[Group]) -> Self {
         let names: BTreeSet<&Name> = groups.iter().map(|group| &group.name).collect();
-        let is_top = |group: &&Group| {
-            let above = parent(&group.name.name).map(|above| Name {
-                root: group.name.root.clone(),
-                name: above.into(),
-            });
-            above.is_none_or(|above| !names.contains(&above))
+        let is_top = |group: &&Group| !group.name.above().is_some_and(|it| names.contains(&it));
+        let part = |group: &Group| {
+            let usage = group.usages.iter().find(|it| it.gpu == Some(gpu.id))?;
+            let usage = usage.usage.filter(|bytes| *bytes > 0)?;
+            let title = group.title.clone();
+            Some(Part { title, usage })
         };
-        let mut parts = Vec::new();
-        for group in groups.iter().filter(is_top) {
-            let on = |usage: &&Usage| usage.gpu == Some(gpu.id);
-            let Some(usage) = group.usages.iter().find(on) else {
-                continue;
-            };
-            if let Some(bytes) = usage.usage.filter(|bytes| *bytes > 0) {
-                parts.push(Part {
-                    title: group.title.clone(),
-                    usage: bytes,
-                });
-            }
-        }
         Self {
             id: gpu.id,
-            label: match gpu.index {
-                Some(index) => index.to_string(),
-                None => gpu.id.short().to_string(),
-            },
+            label: label(gpu.index, gpu.id),
             name: Escaped(&gpu.name).to_string(),
             total: gpu.total,
             used: gpu.used,
             free: gpu.free(),
             outside: gpu.others(),
             is_whole: gpu.is_whole,
-            parts,
+            parts: groups.iter().filter(is_top).filter_map(part).collect(),
             limits: gpu.limits,
         }
     }
@@ -318,10 +299,6 @@ impl Group {
         order: &[DeviceId],
         driver: Option<&Driver>,
     ) -> Self {
-        let name = Name {
-            root: figures.root.clone(),
-            name: figures.name.clone(),
-        };
         let gpus = figures.gpus.iter().zip(recents);
         let mut usages: Vec<Usage> = gpus
             .map(|(gpu, recent)| {
@@ -335,25 +312,28 @@ impl Group {
             label: label.into(),
             max: figures::bytes(Some(figures.of_all(Key::Max)), None),
             max_text: max_text(figures::size(figures.of_all(Key::Max))),
-            ..Usage::unknown()
+            ..Usage::default()
         };
         if let Some(others) = figures.others {
             usages.push(Usage {
-                processes: figures.processes.filter(|_| usages.is_empty()),
+                processes: figures
+                    .processes
+                    .filter(|_| usages.is_empty())
+                    .map(|it| it as u64),
                 ..of_others(others)
             });
         }
         if usages.is_empty() {
-            usages.push(Usage::unknown());
+            usages.push(Usage::default());
         }
         Self {
-            name,
+            name: Name::new(&figures.root, &figures.name),
             title: Escaped(&figures.title).to_string(),
             settings: settings(figures),
             usages,
             unlisted: match figures.limits_all() {
                 true => of_others("others"),
-                false => Usage::unknown(),
+                false => Usage::default(),
             },
         }
     }
@@ -417,7 +397,7 @@ impl Usage {
         let limited_by = gpu.effective.as_ref().map(|(_, by)| by.clone());
         Self {
             gpu: Some(gpu.id),
-            label: label(gpu.id, driver),
+            label: label(groups::index(gpu.id, driver), gpu.id),
             own_limit: (figures.rules.rules.iter()).any(|(selector, values)| {
                 *selector == Selector::Device(gpu.id) && values.get(Key::Max).is_some()
             }),
@@ -432,7 +412,7 @@ impl Usage {
             peak: gpu.peak,
             free: gpu.free,
             refusals: gpu.refusals,
-            processes: gpu.processes,
+            processes: gpu.processes.map(|count| count as u64),
             recent,
             states,
         }
@@ -451,27 +431,23 @@ impl Process {
             (None, state) => state.into(),
         };
         Self {
-            group: Name {
-                root: process.root.clone(),
-                name: process.group.clone(),
-            },
+            group: Name::new(&process.root, &process.group),
             title: Escaped(&process.title).to_string(),
-            pid: process.pid,
-            own_pid: process.own_pid,
-            start_time: process.start_time,
+            who: Who {
+                pid: process.pid,
+                own_pid: process.own_pid,
+                start_time: process.start_time,
+            },
             user: known.user(process.uid),
             place: place::of_group(&process.group)
                 .or_else(|| known.place(process))
                 .unwrap_or_default(),
             gpu: id,
-            label: id.map_or_else(|| "-".into(), |id| label(id, driver)),
+            label: figure(id.map(|id| label(groups::index(id, driver), id))),
             total: parts.map(|parts| parts.total),
             split: parts.and_then(|parts| parts.split),
             state,
-            command: match &process.command {
-                Some(command) => Escaped(command).to_string(),
-                None => "-".into(),
-            },
+            command: figure(process.command.as_deref().map(Escaped)),
         }
     }
 }

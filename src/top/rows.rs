@@ -2,14 +2,15 @@
 //!
 //! Rows with equal figures keep their order from round to round, because names decide then.
 
-use super::round::{Group, Name, Process, Round, Usage};
+use super::round::{Group, Name, Process, Round, Usage, Who};
+use clap::ValueEnum;
 use gpulimit_base::device::DeviceId;
-use gpulimit_group::{last_name, parent};
+use gpulimit_group::last_name;
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What the rows are sorted by.
-#[derive(Copy, Clone, Debug, Default, Eq, PartialEq, clap::ValueEnum)]
+#[derive(Copy, Clone, Debug, Default, Eq, PartialEq, ValueEnum)]
 pub enum Sort {
     /// Names of groups, then pids
     #[default]
@@ -29,26 +30,17 @@ pub enum Sort {
 }
 
 impl Sort {
-    /// All orders, in the order in which keys choose them, with their names.
-    pub const ALL: [(Self, &str); 7] = [
-        (Self::Group, "group"),
-        (Self::Usage, "usage"),
-        (Self::Percent, "percent"),
-        (Self::Max, "max"),
-        (Self::Peak, "peak"),
-        (Self::User, "user"),
-        (Self::Pid, "pid"),
-    ];
-
-    pub fn name(self) -> &'static str {
-        let named = Self::ALL.iter().find(|(sort, _)| *sort == self);
-        named.map_or("group", |(_, name)| name)
+    /// Returns the name that the option `--sort` has for it.
+    pub fn name(self) -> String {
+        let value = self.to_possible_value();
+        value.map_or_else(String::new, |value| value.get_name().into())
     }
 
-    /// Returns the order that is `steps` further in the list.
-    pub fn step(self, steps: usize) -> Self {
-        let at = Self::ALL.iter().position(|(sort, _)| *sort == self);
-        Self::ALL[(at.unwrap_or(0) + steps) % Self::ALL.len()].0
+    /// Returns the next order, or the one before.
+    pub fn other(self, forward: bool) -> Self {
+        let all = Self::value_variants();
+        let step = if forward { 1 } else { all.len() - 1 };
+        all[(self as usize + step) % all.len()]
     }
 }
 
@@ -75,22 +67,27 @@ impl Choice {
         self.folded.contains(name) != self.fold_all
     }
 
-    pub fn shows(&self, gpu: DeviceId) -> bool {
-        self.gpus.is_empty() || self.gpus.contains(&gpu)
+    /// Returns whether rows of this GPU are shown. A row can be of no GPU or of all others.
+    pub fn shows(&self, gpu: Option<DeviceId>) -> bool {
+        self.gpus.is_empty() || gpu.is_none_or(|gpu| self.gpus.contains(&gpu))
+    }
+
+    fn turned(&self, order: Ordering) -> Ordering {
+        if self.inverted {
+            order.reverse()
+        } else {
+            order
+        }
     }
 }
 
 /// What a row shows, whatever its place.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub enum Item {
-    Group(Name, Option<DeviceId>),
-    Process {
-        group: Name,
-        pid: Option<u32>,
-        own_pid: u32,
-        start_time: u64,
-        gpu: Option<DeviceId>,
-    },
+pub struct Item {
+    pub group: Name,
+    pub gpu: Option<DeviceId>,
+    /// The process, in the table of processes.
+    pub process: Option<Who>,
 }
 
 /// A row of the table of groups: a group on one GPU.
@@ -121,24 +118,22 @@ impl Rows {
     pub fn of(round: &Round, choice: &Choice) -> Self {
         let processes = processes(round, choice);
         let shown = shown(round, choice, &processes);
+        let names: BTreeSet<&Name> = round.groups.iter().map(|group| &group.name).collect();
         let mut tree = Tree {
             round,
             choice,
             below: BTreeMap::new(),
             rows: Vec::new(),
         };
-        let names: BTreeSet<&Name> = round.groups.iter().map(|group| &group.name).collect();
-        let mut tops = Vec::new();
-        for (at, group) in round.groups.iter().enumerate().filter(|(at, _)| shown[*at]) {
-            match above(&group.name).filter(|above| names.contains(above)) {
-                Some(above) => tree.below.entry(above).or_default().push(at),
-                None => tops.push(at),
-            }
+        for at in (0..round.groups.len()).filter(|at| shown[*at]) {
+            let above = round.groups[at].name.above();
+            let above = above.filter(|above| names.contains(above));
+            tree.below.entry(above).or_default().push(at);
         }
-        tree.sort(&mut tops);
-        for top in tops {
-            tree.add(top, &mut Vec::new());
+        for groups in tree.below.values_mut() {
+            groups.sort_by(|one, other| order(round, choice, *one, *other));
         }
+        tree.add(None, &mut Vec::new());
         Self {
             groups: tree.rows,
             processes,
@@ -147,20 +142,19 @@ impl Rows {
 
     /// Returns what a row shows. Rows of processes follow those of groups.
     pub fn item(&self, at: usize, round: &Round) -> Option<Item> {
-        if let Some(row) = self.groups.get(at) {
-            let group = round.groups.get(row.group)?;
-            let usage = row.usage.and_then(|usage| group.usages.get(usage));
-            let gpu = usage.and_then(|usage| usage.gpu);
-            return Some(Item::Group(group.name.clone(), gpu));
-        }
-        let process = *self.processes.get(at - self.groups.len())?;
-        let process = round.processes.get(process)?;
-        Some(Item::Process {
-            group: process.group.clone(),
-            pid: process.pid,
-            own_pid: process.own_pid,
-            start_time: process.start_time,
-            gpu: process.gpu,
+        let (group, gpu, process) = match self.groups.get(at) {
+            Some(row) => (&round.groups[row.group].name, row.usage(round).gpu, None),
+            None => {
+                let process = *self.processes.get(at - self.groups.len())?;
+                let process = &round.processes[process];
+                (&process.group, process.gpu, Some(process.who))
+            }
+        };
+        let group = group.clone();
+        Some(Item {
+            group,
+            gpu,
+            process,
         })
     }
 
@@ -174,11 +168,13 @@ impl Rows {
     }
 }
 
-fn above(name: &Name) -> Option<Name> {
-    parent(&name.name).map(|above| Name {
-        root: name.root.clone(),
-        name: above.into(),
-    })
+impl GroupRow {
+    /// Returns the figures that the row shows.
+    pub fn usage<'a>(&self, round: &'a Round) -> &'a Usage {
+        let group = &round.groups[self.group];
+        let usage = self.usage.and_then(|usage| group.usages.get(usage));
+        usage.unwrap_or(&group.unlisted)
+    }
 }
 
 /// Returns whether a text contains the filter, in any case.
@@ -189,7 +185,10 @@ fn contains(text: &str, filter: &str) -> bool {
 /// Returns the places of the processes to show, in their order.
 fn processes(round: &Round, choice: &Choice) -> Vec<usize> {
     let is_shown = |process: &Process| {
-        let pid = process.pid.map(|pid| pid.to_string()).unwrap_or_default();
+        let pid = process
+            .who
+            .pid
+            .map_or_else(String::new, |pid| pid.to_string());
         let texts = [
             &process.title,
             &process.user,
@@ -199,34 +198,21 @@ fn processes(round: &Round, choice: &Choice) -> Vec<usize> {
         ];
         (choice.filter.is_empty() || texts.iter().any(|text| contains(text, &choice.filter)))
             && (choice.user.is_empty() || process.user == choice.user)
-            && process.gpu.is_none_or(|gpu| choice.shows(gpu))
+            && choice.shows(process.gpu)
     };
-    let all = round.processes.iter().enumerate();
-    let mut found: Vec<usize> = all
-        .filter(|(_, process)| is_shown(process))
-        .map(|(at, _)| at)
-        .collect();
-    let of = |at: &usize| &round.processes[*at];
+    let all = 0..round.processes.len();
+    let mut found: Vec<usize> = all.filter(|at| is_shown(&round.processes[*at])).collect();
     found.sort_by(|one, other| {
-        let (one, other) = (of(one), of(other));
+        let [one, other] = [one, other].map(|at| &round.processes[*at]);
         let order = match choice.sort {
             Sort::Group => one.title.split('/').cmp(other.title.split('/')),
             Sort::User => one.user.cmp(&other.user),
-            Sort::Pid => one.pid.cmp(&other.pid),
+            Sort::Pid => one.who.pid.cmp(&other.who.pid),
             Sort::Usage | Sort::Percent | Sort::Max | Sort::Peak => other.total.cmp(&one.total),
         };
-        let key = |process: &Process| (process.pid, process.own_pid);
-        turned(order, choice).then_with(|| key(one).cmp(&key(other)))
+        choice.turned(order).then_with(|| one.who.cmp(&other.who))
     });
     found
-}
-
-fn turned(order: Ordering, choice: &Choice) -> Ordering {
-    if choice.inverted {
-        order.reverse()
-    } else {
-        order
-    }
 }
 
 /// Returns for each group whether it is shown: it, a group below it or one of its processes was
@@ -239,7 +225,7 @@ fn shown(round: &Round, choice: &Choice, processes: &[usize]) -> Vec<bool> {
     let mut add = |name: &Name| {
         let mut next = Some(name.clone());
         while let Some(name) = next.take() {
-            next = above(&name);
+            next = name.above();
             names.insert(name);
         }
     };
@@ -255,87 +241,78 @@ fn shown(round: &Round, choice: &Choice, processes: &[usize]) -> Vec<bool> {
     groups.map(|group| names.contains(&group.name)).collect()
 }
 
+/// Returns the order of two groups below the same group.
+fn order(round: &Round, choice: &Choice, one: usize, other: usize) -> Ordering {
+    let [one, other] = [one, other].map(|at| &round.groups[at]);
+    // A group's largest figure on the chosen GPUs.
+    let figure = |group: &Group, of: fn(&Usage) -> Option<u64>| {
+        let mut usages = group
+            .usages
+            .iter()
+            .filter(|it| choice.shows(it.gpu))
+            .peekable();
+        match usages.peek() {
+            Some(_) => usages.filter_map(of).max(),
+            None => of(&group.unlisted),
+        }
+    };
+    let figures = |of: fn(&Usage) -> Option<u64>| figure(other, of).cmp(&figure(one, of));
+    let by_name = || last_name(&one.name.name).cmp(last_name(&other.name.name));
+    let order = match choice.sort {
+        Sort::Group => by_name(),
+        Sort::Usage => figures(|usage| usage.usage),
+        Sort::Percent => figures(Usage::percent),
+        Sort::Max => figures(|usage| usage.limit),
+        Sort::Peak => figures(|usage| usage.peak),
+        Sort::User | Sort::Pid => Ordering::Equal,
+    };
+    let order = choice.turned(order).then_with(by_name);
+    order.then_with(|| one.name.root.cmp(&other.name.root))
+}
+
 /// The groups as a tree, while its rows are made.
 struct Tree<'a> {
     round: &'a Round,
     choice: &'a Choice,
-    /// The places of the groups directly below a group.
-    below: BTreeMap<Name, Vec<usize>>,
+    /// The places of the groups directly below a group, or at the top.
+    below: BTreeMap<Option<Name>, Vec<usize>>,
     rows: Vec<GroupRow>,
 }
 
 impl Tree<'_> {
-    fn sort(&self, groups: &mut [usize]) {
-        let of = |at: &usize| &self.round.groups[*at];
-        groups.sort_by(|one, other| {
-            let (one, other) = (of(one), of(other));
-            let by_name = || last_name(&one.name.name).cmp(last_name(&other.name.name));
-            let figures =
-                |of: fn(&Usage) -> Option<u64>| self.figure(other, of).cmp(&self.figure(one, of));
-            let order = match self.choice.sort {
-                Sort::Group => by_name(),
-                Sort::Usage => figures(|usage| usage.usage),
-                Sort::Percent => figures(Usage::percent),
-                Sort::Max => figures(|usage| usage.limit),
-                Sort::Peak => figures(|usage| usage.peak),
-                Sort::User | Sort::Pid => Ordering::Equal,
-            };
-            let order = turned(order, self.choice).then_with(by_name);
-            order.then_with(|| one.name.root.cmp(&other.name.root))
-        });
-    }
-
-    /// Returns a group's largest figure on the chosen GPUs.
-    fn figure(&self, group: &Group, of: fn(&Usage) -> Option<u64>) -> Option<u64> {
-        let usages = group.usages.iter();
-        let mut shown = usages
-            .filter(|usage| usage.gpu.is_none_or(|gpu| self.choice.shows(gpu)))
-            .peekable();
-        match shown.peek() {
-            Some(_) => shown.filter_map(of).max(),
-            None => of(&group.unlisted),
-        }
-    }
-
     /// Counts the groups below a group.
     fn count(&self, group: usize) -> usize {
-        let below = self.below.get(&self.round.groups[group].name);
+        let below = self.below.get(&Some(self.round.groups[group].name.clone()));
         let below = below.into_iter().flatten();
         below.map(|group| 1 + self.count(*group)).sum()
     }
 
-    /// Adds the rows of a group and of the groups below it.
-    fn add(&mut self, at: usize, levels: &mut Vec<bool>) {
-        let group = &self.round.groups[at];
-        let is_folded = self.choice.is_folded(&group.name);
-        let hidden = if is_folded { self.count(at) } else { 0 };
-        let is_shown = |usage: &Usage| usage.gpu.is_none_or(|gpu| self.choice.shows(gpu));
-        let usages = group.usages.iter().enumerate();
-        let mut usages: Vec<Option<usize>> = usages
-            .filter(|(_, usage)| is_shown(usage))
-            .map(|(at, _)| Some(at))
-            .collect();
-        if usages.is_empty() {
-            usages.push(None);
-        }
-        for (place, usage) in usages.into_iter().enumerate() {
-            self.rows.push(GroupRow {
+    /// Adds the rows of the groups below a group, or of those at the top.
+    fn add(&mut self, above: Option<Name>, levels: &mut Vec<bool>) {
+        let below = self.below.remove(&above).unwrap_or_default();
+        for (place, at) in below.iter().copied().enumerate() {
+            let group = &self.round.groups[at];
+            let is_folded = self.choice.is_folded(&group.name);
+            let hidden = if is_folded { self.count(at) } else { 0 };
+            levels.extend(above.is_some().then_some(place + 1 < below.len()));
+            let usages = group.usages.iter().enumerate();
+            let usages = usages.filter(|(_, usage)| self.choice.shows(usage.gpu));
+            let mut usages: Vec<_> = usages.map(|(at, _)| Some(at)).collect();
+            if usages.is_empty() {
+                usages.push(None);
+            }
+            let rows = usages.into_iter().enumerate();
+            self.rows.extend(rows.map(|(place, usage)| GroupRow {
                 group: at,
                 usage,
                 levels: levels.clone(),
                 first: place == 0,
                 hidden,
-            });
-        }
-        let mut below = match is_folded {
-            true => Vec::new(),
-            false => self.below.get(&group.name).cloned().unwrap_or_default(),
-        };
-        self.sort(&mut below);
-        for (place, group) in below.iter().enumerate() {
-            levels.push(place + 1 < below.len());
-            self.add(*group, levels);
-            levels.pop();
+            }));
+            if !is_folded {
+                self.add(Some(group.name.clone()), levels);
+            }
+            levels.truncate(levels.len() - usize::from(above.is_some()));
         }
     }
 }

@@ -1,10 +1,11 @@
 //! What the user of `top` sees and does: the state that keys change. Reads and writes nothing.
 
-use super::prompt::{Menu, Prompt, Question};
+use super::prompt::{Prompt, Question, SIGNALS};
 use super::reader::Wanted;
-use super::round::{Name, Round};
+use super::round::{Name, Round, Usage, Who};
 use super::rows::{Choice, Item, Rows};
 use crate::kill::Seen;
+use gpulimit_base::units::Extent;
 use gpulimit_limits::Selector;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use std::time::Duration;
@@ -54,12 +55,12 @@ pub enum Act {
 }
 
 /// The state of the screen.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct View {
     pub choice: Choice,
     pub page: Page,
     /// The line or the list that waits for an answer.
-    pub question: Option<Question>,
+    pub question: Option<Prompt>,
     pub selected: Option<Item>,
     /// The selected row when its item was last there.
     at: usize,
@@ -77,16 +78,9 @@ impl View {
     pub fn new(choice: Choice, interval: Duration, readonly: bool) -> Self {
         Self {
             choice,
-            page: Page::Tables,
-            question: None,
-            selected: None,
-            at: 0,
-            offsets: [0; 2],
-            scroll: 0,
-            paused: false,
             interval,
             readonly,
-            message: String::new(),
+            ..Self::default()
         }
     }
 
@@ -161,6 +155,7 @@ impl View {
     }
 
     fn key_of_tables(&mut self, key: KeyCode, round: &Round, page: usize) -> Option<Act> {
+        let choice = &mut self.choice;
         match key {
             KeyCode::Char('q') | KeyCode::F(10) => return Some(Act::Quit),
             KeyCode::Char('?' | 'h') | KeyCode::F(1) => {
@@ -170,23 +165,21 @@ impl View {
             KeyCode::Char('r') | KeyCode::F(5) => return Some(Act::Read),
             KeyCode::Char('+' | '=') => return Some(self.other_interval(true)),
             KeyCode::Char('-') => return Some(self.other_interval(false)),
-            KeyCode::Char('.' | '>') | KeyCode::F(6) => {
-                self.choice.sort = self.choice.sort.step(1);
-            }
-            KeyCode::Char(',' | '<') => {
-                self.choice.sort = self.choice.sort.step(super::rows::Sort::ALL.len() - 1);
-            }
-            KeyCode::Char('I') => self.choice.inverted = !self.choice.inverted,
+            KeyCode::Char('.' | '>') | KeyCode::F(6) => choice.sort = choice.sort.other(true),
+            KeyCode::Char(',' | '<') => choice.sort = choice.sort.other(false),
+            KeyCode::Char('I') => choice.inverted = !choice.inverted,
             KeyCode::Char('/') | KeyCode::F(4) => {
-                self.question = Some(Question::Filter(Prompt::new(&self.choice.filter)));
+                let filter = choice.filter.clone();
+                self.ask(Question::Filter, String::new(), &filter);
             }
             KeyCode::Char('u') => {
-                self.question = Some(Question::User(Prompt::new(&self.choice.user)));
+                let user = choice.user.clone();
+                self.ask(Question::User, String::new(), &user);
             }
             KeyCode::Char('d') => self.other_gpu(round),
             KeyCode::Char('T') => {
-                self.choice.fold_all = !self.choice.fold_all;
-                self.choice.folded.clear();
+                choice.fold_all = !choice.fold_all;
+                choice.folded.clear();
             }
             KeyCode::Char('t' | ' ') => self.fold(round),
             KeyCode::Enter => return self.details(round),
@@ -216,23 +209,17 @@ impl View {
             return;
         };
         let now = self.position(&rows, round);
-        let page = page.max(1);
-        let from = |now: Option<usize>, none: usize, moved: fn(usize, usize) -> usize, by| {
-            now.map_or(none, |now| moved(now, by))
-        };
+        let groups = rows.groups.len();
         let next = match key {
-            KeyCode::Down | KeyCode::Char('j' | 'J') => from(now, 0, usize::saturating_add, 1),
-            KeyCode::Up | KeyCode::Char('K') => from(now, last, usize::saturating_sub, 1),
-            KeyCode::PageDown => from(now, page - 1, usize::saturating_add, page),
-            KeyCode::PageUp => from(now, 0, usize::saturating_sub, page),
+            KeyCode::Down | KeyCode::Char('j' | 'J') => now.map_or(0, |now| now + 1),
+            KeyCode::Up | KeyCode::Char('K') => now.map_or(last, |now| now.saturating_sub(1)),
+            KeyCode::PageDown => now.map_or(page - 1, |now| now + page),
+            KeyCode::PageUp => now.unwrap_or(0).saturating_sub(page),
             KeyCode::Home | KeyCode::Char('g') => 0,
             KeyCode::End | KeyCode::Char('G') => last,
             // To the first row of the other table.
-            KeyCode::Tab | KeyCode::BackTab => match now {
-                Some(now) if now < rows.groups.len() => rows.groups.len(),
-                Some(_) => 0,
-                None => rows.groups.len(),
-            },
+            KeyCode::Tab | KeyCode::BackTab if now.is_some_and(|now| now >= groups) => 0,
+            KeyCode::Tab | KeyCode::BackTab => groups,
             _ => return,
         };
         self.at = next.min(last);
@@ -251,17 +238,15 @@ impl View {
     }
 
     fn fold(&mut self, round: &Round) {
-        let group = match self.chosen(round) {
-            Some(Item::Group(name, _) | Item::Process { group: name, .. }) => name,
-            None => return,
-        };
-        if !self.choice.folded.remove(&group) {
+        if let Some(Item { group, .. }) = self.chosen(round)
+            && !self.choice.folded.remove(&group)
+        {
             self.choice.folded.insert(group);
         }
     }
 
     fn details(&mut self, round: &Round) -> Option<Act> {
-        let (Item::Group(group, _) | Item::Process { group, .. }) = self.chosen(round)?;
+        let group = self.chosen(round)?.group;
         let since = Duration::from_secs(SPANS[0]);
         let wanted = Wanted { group, since };
         (self.page, self.scroll) = (Page::Details(wanted.clone()), 0);
@@ -294,91 +279,94 @@ impl View {
         self.choice.gpus = next.into_iter().collect();
     }
 
+    fn ask(&mut self, question: Question, about: String, text: &str) {
+        self.question = Some(Prompt::new(question, about, text));
+    }
+
     fn ask_limit(&mut self, round: &Round) {
-        let Some(item) = self.chosen(round) else {
+        let Some(Item {
+            group: name, gpu, ..
+        }) = self.chosen(round)
+        else {
             return;
         };
-        let (Item::Group(name, _) | Item::Process { group: name, .. }) = &item;
-        let Some(group) = round.groups.iter().find(|group| group.name == *name) else {
+        let Some(group) = round.groups.iter().find(|group| group.name == name) else {
             self.message = format!("group {} is not shown", name.name);
             return;
         };
-        let (Item::Group(_, gpu) | Item::Process { gpu, .. }) = &item;
-        let usages = group.usages.iter();
+        let find = |is: &dyn Fn(&Usage) -> bool| group.usages.iter().find(|usage| is(usage));
         // Only a limit for this GPU alone applies to a GPU that has one.
-        let own = usages
-            .clone()
-            .find(|usage| usage.gpu == *gpu && usage.own_limit);
-        let shown = own
-            .or_else(|| usages.clone().find(|usage| usage.gpu == *gpu))
-            .or_else(|| usages.clone().find(|usage| !usage.own_limit));
-        self.question = Some(Question::Limit {
-            group: name.clone(),
-            title: group.title.clone(),
+        let own = find(&|usage| usage.gpu == gpu && usage.own_limit);
+        let shown = own.or_else(|| find(&|usage| usage.gpu == gpu));
+        let shown = shown.or_else(|| find(&|usage| !usage.own_limit));
+        let scope = match own {
+            Some(usage) => format!("GPU {}", usage.label),
+            None => format!("{} GPUs", Selector::All),
+        };
+        let now = shown.map_or("-", |usage| &usage.max_text);
+        let about = format!(
+            "{}: max on {scope} is {now}. Esc changes nothing.",
+            group.title
+        );
+        let question = Question::Limit {
+            group: name,
             gpu: own.and_then(|usage| usage.gpu).map(|id| id.to_string()),
-            scope: match own {
-                Some(usage) => format!("GPU {}", usage.label),
-                None => format!("{} GPUs", Selector::All),
-            },
-            now: shown.map_or_else(|| "-".into(), |usage| usage.max_text.clone()),
-            prompt: Prompt::new(""),
-            typed: None,
-        });
+            max: None,
+        };
+        self.ask(question, about, "");
     }
 
     fn ask_signal(&mut self, round: &Round) {
-        self.question = match self.chosen(round) {
-            Some(Item::Group(group, _)) => Some(Question::Signal {
-                whom: format!("all processes of {}", group.name),
-                command: None,
-                group,
-                process: None,
-                menu: Menu::default(),
-            }),
-            Some(Item::Process {
+        let Some(Item { group, process, .. }) = self.chosen(round) else {
+            return;
+        };
+        let (whom, command, process) = match process {
+            None => ("all processes".into(), None, None),
+            Some(Who {
                 pid: None, own_pid, ..
             }) => {
                 self.message = format!("process {own_pid} is in another pid namespace");
-                None
+                return;
             }
-            Some(Item::Process {
-                group,
-                pid: Some(pid),
-                start_time,
-                ..
-            }) => Some(Question::Signal {
-                whom: format!("process {pid} of {}", group.name),
-                command: (round.processes.iter())
-                    .find(|process| {
-                        (process.pid, process.start_time) == (Some(pid), start_time)
-                            && process.group == group
-                    })
-                    .map(|process| process.command.clone()),
-                group,
-                process: Some(Seen { pid, start_time }),
-                menu: Menu::default(),
-            }),
-            None => None,
+            Some(
+                who @ Who {
+                    pid: Some(pid),
+                    start_time,
+                    ..
+                },
+            ) => {
+                let mut processes = round.processes.iter();
+                let process = processes.find(|it| it.who == who && it.group == group);
+                let command = process.map(|process| process.command.as_str());
+                (
+                    format!("process {pid}"),
+                    command,
+                    Some(Seen { pid, start_time }),
+                )
+            }
         };
+        let command = command.map_or_else(String::new, |command| format!(" Command: {command}"));
+        let name = &group.name;
+        let keys = "arrows choose, Enter sends, Esc does not.";
+        let about = format!("Signal to {whom} of {name}: {keys}{command}");
+        self.ask(Question::Signal { group, process }, about, "");
     }
 
     /// Passes a key to the question. An answer ends the question.
     fn answer(&mut self, key: KeyCode) -> Option<Act> {
-        let question = self.question.as_mut()?;
+        let prompt = self.question.as_mut()?;
         match key {
+            KeyCode::Enter => return self.accept(),
             KeyCode::Esc => {
-                if let Some(Question::Filter(_)) = self.question.take() {
+                if let Question::Filter = prompt.question {
                     self.choice.filter.clear();
                 }
-                None
+                self.question = None;
             }
-            KeyCode::Enter => self.accept(),
-            key => {
-                question.key(key);
-                self.follow_filter();
-                None
-            }
+            key => prompt.key(key),
         }
+        self.follow_filter();
+        None
     }
 
     /// Adds a pasted text to the line that the user types. A pasted text is never taken for keys.
@@ -393,60 +381,46 @@ impl View {
 
     /// Shows the rows of a filter while the user types it.
     fn follow_filter(&mut self) {
-        if let Some(Question::Filter(prompt)) = &self.question {
-            self.choice.filter.clone_from(&prompt.text);
+        if let Some(Prompt {
+            question: Question::Filter,
+            text,
+            ..
+        }) = &self.question
+        {
+            self.choice.filter.clone_from(text);
         }
     }
 
     fn accept(&mut self) -> Option<Act> {
-        match self.question.take()? {
-            Question::Filter(prompt) => self.choice.filter = prompt.text,
-            Question::User(prompt) => self.choice.user = prompt.text.trim().into(),
-            Question::Limit { prompt, .. } if prompt.text.trim().is_empty() => {}
+        let mut prompt = self.question.take()?;
+        let typed = prompt.text.trim().to_owned();
+        match prompt.question {
+            Question::Filter => self.choice.filter = prompt.text,
+            Question::User => self.choice.user = typed,
+            Question::Limit { max: None, .. } if typed.is_empty() => {}
             Question::Limit {
-                typed: None,
-                group,
-                title,
-                gpu,
-                scope,
-                now,
-                prompt,
-            } => {
-                let max = prompt.text.trim().to_owned();
-                match max.parse::<gpulimit_base::units::Extent>() {
-                    Err(error) => self.message = error.to_string(),
-                    Ok(_) => {
-                        self.question = Some(Question::Limit {
-                            group,
-                            title,
-                            gpu,
-                            scope,
-                            now,
-                            prompt: Prompt::new(""),
-                            typed: Some(max),
-                        });
-                    }
-                }
-            }
-            Question::Limit {
-                typed: Some(max),
-                group,
-                gpu,
-                prompt,
+                max: ref mut max @ None,
                 ..
-            } => {
-                if prompt.text.trim() == max {
-                    return Some(Act::Limit { group, max, gpu });
+            } => match typed.parse::<Extent>() {
+                Err(error) => self.message = error.to_string(),
+                Ok(_) => {
+                    *max = Some(typed);
+                    prompt.text.clear();
+                    self.question = Some(prompt);
                 }
+            },
+            Question::Limit {
+                group,
+                gpu,
+                max: Some(max),
+            } if typed == max => {
+                return Some(Act::Limit { group, max, gpu });
+            }
+            Question::Limit { max: Some(max), .. } => {
                 self.message = format!("'{}' is not '{max}': nothing changed", prompt.text);
             }
-            Question::Signal {
-                group,
-                process,
-                menu,
-                ..
-            } => {
-                let signal = menu.signal();
+            Question::Signal { group, process } => {
+                let signal = SIGNALS[prompt.at];
                 return Some(Act::Signal {
                     group,
                     process,

