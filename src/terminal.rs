@@ -58,6 +58,9 @@ fn size(stream: &(impl IsTerminal + AsFd)) -> Option<Winsize> {
     is_terminal.then(|| tcgetwinsize(stream).ok()).flatten()
 }
 
+/// A space at which [`wrap`] breaks no line.
+pub const NO_BREAK: &str = "\u{a0}";
+
 /// Breaks a line between words into lines of at most `width` columns, and indents the following
 /// lines. Longer words stay whole. Escape sequences of bold type take no columns.
 pub fn wrap<'a>(line: &'a str, indent: usize, width: usize) -> Vec<Cow<'a, str>> {

@@ -371,20 +371,12 @@ impl Program {
             Act::Quit => return Ok(Some(ExitCode::SUCCESS)),
             Act::Stop => self.screen.stop()?,
             Act::Redraw => self.screen.reopen()?,
-            Act::Read => self.reader.ask(Ask::Now),
-            Act::Interval(interval) => self.reader.ask(Ask::Interval(interval)),
-            Act::Pause(paused) => self.reader.ask(Ask::Pause(paused)),
-            Act::Curves(wanted) => self.reader.ask(Ask::Curves(wanted)),
-            Act::Limit { .. } | Act::Signal { .. } => {
+            Act::Ask(ask) => self.reader.ask(ask),
+            Act::Limit(..) | Act::Signal(..) => {
                 self.view.message = "working".into();
                 let done = self.sender.clone();
                 let work = move || _ = done.send(Event::Done(actions::act(act)));
-                thread::Builder::new()
-                    .name("action".into())
-                    .spawn(work)
-                    .map_err(|error| {
-                        Failure::new(format_args!("cannot start a thread: {error}"))
-                    })?;
+                screen::spawn("action", work)?;
             }
         }
         Ok(None)

@@ -10,15 +10,11 @@ use gpulimit_base::units::Extent;
 /// Does what the user has confirmed, and returns what `set` or `kill` said. Can take a minute.
 pub fn act(act: Act) -> String {
     let (done, said) = output::captured(|| match act {
-        Act::Limit { group, max, gpu } => is_meant(&group).and_then(|()| {
+        Act::Limit(group, max, gpu) => is_meant(&group).and_then(|()| {
             let max: Extent = max.parse().map_err(Failure::usage)?;
             set::set(&set::Args::of_max(group.name, max, gpu)).map(drop)
         }),
-        Act::Signal {
-            group,
-            process,
-            signal,
-        } => is_meant(&group)
+        Act::Signal(group, process, signal) => is_meant(&group)
             .and_then(|()| kill::kill(&kill::Args::of(group.name, process, signal)).map(drop)),
         _ => Ok(()),
     });
@@ -42,18 +38,9 @@ fn is_meant(group: &Name) -> Result<(), Failure> {
     )))
 }
 
-/// Joins the lines of messages. A line that begins with a space continues the one before.
+/// Joins the lines of messages. A line that begins with spaces continues the one before.
 fn joined(said: &str) -> String {
-    let mut text = String::new();
-    for line in said.lines() {
-        text += match (text.is_empty(), line.starts_with(' ')) {
-            (true, _) => "",
-            (false, true) => " ",
-            (false, false) => "; ",
-        };
-        text += line.trim();
-    }
-    text
+    said.trim_end().replace("\n  ", " ").replace('\n', "; ")
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! The bars of the GPUs: how much of each GPU's memory top groups and others use.
 
+use super::frame;
 use super::look::{FILLS, LIMIT, OUTSIDE, TITLE, WEAK};
 use super::round::{Gpu, percent};
-use super::tables::{fitted, short, short_or_unknown};
+use super::tables::{short, size};
 use crate::terminal::cut;
 use gpulimit_base::units::gib;
 use ratatui::buffer::Buffer;
@@ -58,13 +59,9 @@ impl Plan {
             let mut lines = column.rows();
             for gpu in gpus {
                 let Some(line) = lines.next() else { break };
-                let [left, middle, end] = Layout::horizontal([
-                    Constraint::Length(label),
-                    Constraint::Fill(1),
-                    Constraint::Length(figures),
-                ])
-                .spacing(1)
-                .areas(line);
+                let middle = line.width.saturating_sub(label + figures + 2);
+                let parts = Layout::horizontal([label, middle, figures]).spacing(1);
+                let [left, middle, end] = parts.areas(line);
                 Span::styled(&gpu.label, TITLE).render(left, buffer);
                 bar(gpu, middle, buffer);
                 Line::from(right(gpu)).right_aligned().render(end, buffer);
@@ -83,10 +80,8 @@ fn bar(gpu: &Gpu, area: Rect, buffer: &mut Buffer) {
     const LEAST_NAME: usize = 4;
     let inside = usize::from(area.width.saturating_sub(2));
     let grouped = grouped(gpu);
-    let whole = gpu
-        .total
-        .unwrap_or(gpu.limits.unwrap_or(0).max(grouped))
-        .max(1);
+    let known = gpu.limits.unwrap_or(0).max(grouped);
+    let whole = gpu.total.unwrap_or(known).max(1);
     // Returns the column at which `bytes` end, rounded to the nearest.
     let column = |bytes: u64| {
         let columns = u128::from(bytes.min(whole)) * inside as u128 + u128::from(whole / 2);
@@ -95,7 +90,7 @@ fn bar(gpu: &Gpu, area: Rect, buffer: &mut Buffer) {
     let mut spans = vec![Span::styled("[", WEAK)];
     let (mut sum, mut from) = (0_u64, 0);
     let parts = gpu.parts.iter().zip(FILLS.iter().cycle());
-    let parts = parts.map(|(part, fill)| (part.title.as_str(), part.usage, fill));
+    let parts = parts.map(|((title, bytes), fill)| (title.as_str(), *bytes, fill));
     for (title, usage, (fill, style)) in parts.chain([("", gpu.outside.unwrap_or(0), &OUTSIDE)]) {
         sum = sum.saturating_add(usage);
         let width = column(sum) - from;
@@ -114,18 +109,14 @@ fn bar(gpu: &Gpu, area: Rect, buffer: &mut Buffer) {
     Line::from(spans).render(area, buffer);
     if let Some(limits) = gpu.limits.filter(|limits| *limits < whole && inside > 0) {
         let at = column(limits).min(inside - 1) as u16;
-        let mark = Rect {
-            x: area.x + 1 + at,
-            width: 1,
-            ..area
-        };
+        let mark = Rect::new(area.x + 1 + at, area.y, 1, 1);
         Span::styled(LIMIT.0, LIMIT.1).render(mark, buffer);
     }
 }
 
 /// Returns what the top groups use.
 fn grouped(gpu: &Gpu) -> u64 {
-    let parts = gpu.parts.iter().map(|part| part.usage);
+    let parts = gpu.parts.iter().map(|(_, bytes)| *bytes);
     parts.fold(0, u64::saturating_add)
 }
 
@@ -148,27 +139,22 @@ fn figures(gpu: &Gpu, is_wide: bool) -> String {
 /// Draws a line with the bytes of each part of a bar.
 fn explain(gpu: &Gpu, area: Rect, label: u16, buffer: &mut Buffer) {
     let name = if gpu.is_whole { "outside" } else { "others" };
-    let outside = format!(" {name} {}  ", short_or_unknown(gpu.outside));
-    let free = format!("free {}", short_or_unknown(gpu.free));
+    let (outside, free) = (size(gpu.outside), size(gpu.free));
+    let outside = (OUTSIDE, format!(" {name} {outside}  free {free}"));
     let limits = gpu
         .limits
         .map(|limits| (LIMIT, format!(" limits {}", short(limits))));
     let parts = gpu.parts.iter().zip(FILLS.iter().cycle());
-    let parts = parts.map(|(part, fill)| (*fill, format!(" {} {}", part.title, short(part.usage))));
-    let mut line = Line::from_iter([Span::styled(OUTSIDE.0, OUTSIDE.1), (outside + &free).into()]);
-    for ((fill, style), text) in limits.into_iter().chain(parts) {
-        line.extend([Span::raw("  "), Span::styled(fill, style), text.into()]);
+    let parts = parts.map(|((title, bytes), fill)| (*fill, format!(" {title} {}", short(*bytes))));
+    let parts = [outside].into_iter().chain(limits).chain(parts);
+    let spans = parts
+        .flat_map(|((fill, style), text)| [Span::styled(fill, style), text.into(), "  ".into()]);
+    let (indent, width) = (label + 2, area.width - label - 2);
+    let area = Rect::new(area.x + indent, area.y, width, 1);
+    let line = Line::from_iter(spans);
+    if indent + width >= WIDEST && line.width() + gpu.name.width() <= width.into() {
+        let name = Line::styled(&gpu.name, WEAK);
+        name.right_aligned().render(area, buffer);
     }
-    let area = area.intersection(Rect {
-        x: area.x + label + 2,
-        ..area
-    });
-    let line = fitted(line, area.width.into());
-    if area.width + label + 2 >= WIDEST && line.width() + gpu.name.width() + 2 <= area.width.into()
-    {
-        Line::styled(&gpu.name, WEAK)
-            .right_aligned()
-            .render(area, buffer);
-    }
-    line.render(area, buffer);
+    frame::line(line, area, buffer);
 }

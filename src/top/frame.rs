@@ -16,10 +16,11 @@ use crate::terminal::cut;
 use gpulimit_base::device::DeviceId;
 use jiff::tz::TimeZone;
 use ratatui::buffer::Buffer;
-use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::layout::{Layout, Rect};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Clear, Paragraph, Widget};
 use std::collections::BTreeSet;
+use std::slice;
 use std::time::Duration;
 use unicode_width::UnicodeWidthStr;
 
@@ -82,12 +83,17 @@ pub fn draw(scene: &Scene<'_>, buffer: &mut Buffer) -> Seen {
     seen
 }
 
+/// Draws a line, cut to the width of the area.
+pub fn line(line: Line<'_>, area: Rect, buffer: &mut Buffer) {
+    fitted(line, area.width.into()).render(area, buffer);
+}
+
 /// Draws the lines of a page, from line `scroll` on.
 fn page(lines: Vec<Line<'_>>, scroll: usize, area: Rect, buffer: &mut Buffer) -> Seen {
     let page = usize::from(area.height);
     let scroll = scroll.min(lines.len().saturating_sub(page));
     for (line, row) in lines.into_iter().skip(scroll).zip(area.rows()) {
-        fitted(line, area.width.into()).render(row, buffer);
+        self::line(line, row, buffer);
     }
     Seen {
         page,
@@ -114,31 +120,33 @@ fn tables(scene: &Scene<'_>, area: Rect, buffer: &mut Buffer) -> Seen {
     let first = lengths[0].max(1);
     let first = first.min(room.saturating_sub(lengths[1].max(1)).max(room.div_ceil(2)));
     let rooms = [first, room - first];
-    let [head, bars, why, groups, processes] = Layout::vertical([
-        Constraint::Length(1),
-        Constraint::Length(plan.lines),
-        Constraint::Length(problem),
-        Constraint::Length(rooms[0] as u16 + 1),
-        Constraint::Length(rooms[1] as u16 + 1),
-    ])
-    .areas(area);
+    let [of_groups, of_processes] = rooms.map(|room| room as u16 + 1);
+    let heights = [1, plan.lines, problem, of_groups, of_processes];
+    let [head, bars, why, groups, processes] = Layout::vertical(heights).areas(area);
     plan.draw(&gpus, bars, buffer);
-    let why_not = Line::styled(&round.problem, ALARM);
-    fitted(why_not, area.width.into()).render(why, buffer);
-    let selected = view.position(&rows, round);
+    line(Line::styled(&round.problem, ALARM), why, buffer);
+    let selected = view.position(&rows);
     let of_groups = selected.filter(|at| *at < lengths[0]);
     let of_processes = selected.and_then(|at| at.checked_sub(lengths[0]));
     let offsets = [
         offset(view.offsets[0], rooms[0], lengths[0], of_groups),
         offset(view.offsets[1], rooms[1], lengths[1], of_processes),
     ];
-    tables::groups(round, &rows.groups).draw(groups, buffer, offsets[0], of_groups);
+    tables::groups(&rows).draw(groups, buffer, offsets[0], of_groups);
     if let (true, Some(row)) = (rows.groups.is_empty(), groups.rows().nth(1)) {
         without_groups(scene).render(row, buffer);
     }
-    tables::processes(round, &rows.processes).draw(processes, buffer, offsets[1], of_processes);
-    let shown = [0, 1].map(|at| (offsets[at], rooms[at], lengths[at]));
-    header(scene, &rows, shown, head, buffer);
+    tables::processes(&rows).draw(processes, buffer, offsets[1], of_processes);
+    let counts = counts(&rows);
+    let ranged = [0, 1].map(
+        |at| match (&counts[at], offsets[at], rooms[at], lengths[at]) {
+            (text, offset, room, rows) if rows > room => {
+                format!("{text} ({}-{} of {rows})", offset + 1, offset + room)
+            }
+            (text, ..) => text.clone(),
+        },
+    );
+    header(scene, [&ranged, &counts], head, buffer);
     Seen {
         offsets,
         page: rooms[usize::from(of_processes.is_some())],
@@ -165,54 +173,25 @@ fn offset(before: usize, room: usize, rows: usize, selected: Option<usize>) -> u
     offset.clamp((selected + 1).saturating_sub(room.max(1)), selected)
 }
 
-/// Draws the first line: the time, the numbers of rows and what the user chose.
-///
-/// `shown` has the first shown row, the shown rows and all rows of each table.
-fn header(
-    scene: &Scene<'_>,
-    rows: &Rows,
-    shown: [(usize, usize, usize); 2],
-    area: Rect,
-    buffer: &mut Buffer,
-) {
+/// Draws the first line: the time, the numbers of rows, with and without those that are shown, and
+/// what the user chose.
+fn header(scene: &Scene<'_>, counts: [&[String; 2]; 2], area: Rect, buffer: &mut Buffer) {
     let warning = match scene.stuck {
         Some(time) => format!(" no answer for {}", clock::rough_span(time)),
         None if scene.view.paused => " paused".into(),
         None => String::new(),
     };
     let room = usize::from(area.width).saturating_sub(warning.len());
-    let range = |(offset, room, rows): (usize, usize, usize), is_short: bool| {
-        let (first, last) = (offset + 1, (offset + room).min(rows));
-        match (rows > room, is_short) {
-            (true, false) => format!(" (rows {first}-{last} of {rows})"),
-            (true, true) => format!(" ({first}-{last}/{rows})"),
-            (false, _) => String::new(),
-        }
-    };
-    let plain = counts(scene.round, rows);
-    let [long, short] = [false, true].map(|is_short| {
-        let [of_groups, of_processes] = shown.map(|shown| range(shown, is_short));
-        [
-            plain[0].clone() + &of_groups,
-            plain[1].clone() + &of_processes,
-        ]
-    });
     // The user must see the chosen order and filter, so the row counts get the room that is left.
     let (time, chosen) = (time(scene), choices(scene));
-    let counts = [&long[..], &short, &plain, &short[..1], &plain[..1], &[]];
-    let mut texts = counts.map(|counts| {
-        let texts = [time.clone()]
-            .into_iter()
-            .chain(counts.to_vec())
-            .chain(chosen.clone());
-        texts.fold(String::new(), |text, next| text + "  " + &next)
+    let [ranged, plain] = counts;
+    let texts = [&ranged[..], plain, &ranged[..1], &plain[..1], &[]].map(|counts| {
+        let texts = [slice::from_ref(&time), counts, &chosen].concat();
+        "  ".to_owned() + &texts.join("  ")
     });
     let left = room.saturating_sub(8);
-    let fits = texts
-        .iter()
-        .position(|text| text.width() <= left)
-        .unwrap_or(5);
-    let mut text = std::mem::take(&mut texts[fits]);
+    let fits = texts.iter().position(|text| text.width() <= left);
+    let mut text = texts[fits.unwrap_or(4)].clone();
     let interval = format!("  every {} s", scene.view.interval.as_secs_f64());
     if text.width() + interval.len() <= left {
         text += &interval;
@@ -225,19 +204,13 @@ fn header(
 }
 
 /// Returns the numbers of groups and of processes as text. Each can have several rows.
-pub fn counts(round: &Round, rows: &Rows) -> [String; 2] {
+pub fn counts(rows: &Rows<'_>) -> [String; 2] {
     let groups = rows.groups.iter().filter(|row| row.first).count();
-    let processes = rows.processes.iter().map(|at| &round.processes[*at]);
-    let processes: BTreeSet<_> = processes
-        .map(|process| (&process.group, process.who))
-        .collect();
-    let counted = |count: usize, one: &str, several: &str| {
-        format!("{count} {}", if count == 1 { one } else { several })
-    };
-    [
-        counted(groups, "group", "groups"),
-        counted(processes.len(), "process", "processes"),
-    ]
+    let processes = rows.processes.iter().map(|it| (&it.group, it.who));
+    let processes: BTreeSet<_> = processes.collect();
+    let groups = format!("{groups} group{}", if groups == 1 { "" } else { "s" });
+    let several = if processes.len() == 1 { "" } else { "es" };
+    [groups, format!("{} process{several}", processes.len())]
 }
 
 /// Returns the time of the round in the caller's zone.
@@ -291,33 +264,21 @@ fn footer(scene: &Scene<'_>, area: Rect, buffer: &mut Buffer) {
 
 /// Returns the names of the most important keys, as many as fit.
 fn keys(view: &View, width: usize) -> Line<'static> {
-    let keys: &[[&str; 2]] = match view.page {
-        Page::Tables => &[
-            ["?", "help"],
-            ["q", "quit"],
-            ["/", "filter"],
-            [",.", "sort"],
-            ["Space", "fold"],
-            ["Enter", "details"],
-            ["s", "set"],
-            ["k", "signal"],
-            ["p", "pause"],
-        ],
-        Page::Help => &[["Esc", "back"], ["Up/Down", "scroll"]],
-        Page::Details(_) => &[
-            ["Esc", "back"],
-            ["[ ]", "other time"],
-            ["Up/Down", "scroll"],
-        ],
+    let keys = match view.page {
+        Page::Tables => {
+            "? help  q quit  / filter  ,. sort  Space fold  Enter details  s set  k signal  p pause"
+        }
+        Page::Help => "Esc back  Up/Down scroll",
+        Page::Details(_) => "Esc back  [] other time  Up/Down scroll",
     };
     let mut line = Line::default();
-    for [key, does] in keys {
+    for (key, does) in keys.split("  ").filter_map(|key| key.split_once(' ')) {
         if line.width() + key.len() + does.len() + 1 > width {
             break;
         }
-        if !(view.readonly && ["s", "k"].contains(key)) {
+        if !(view.readonly && ["s", "k"].contains(&key)) {
             let does = format!(" {does}  ");
-            line.extend([Span::styled(*key, KEY), does.into()]);
+            line.extend([Span::styled(key, KEY), does.into()]);
         }
     }
     line
@@ -330,9 +291,9 @@ fn answer(prompt: &Prompt, width: usize) -> Line<'static> {
     let asked = match &prompt.question {
         Question::Filter => "Filter (Esc clears): ".into(),
         Question::User => "User (empty: all): ".into(),
-        Question::Limit { max: None, .. } => "New max (4G, 50%, -2G, max): ".into(),
-        Question::Limit { max: Some(max), .. } => format!("Type {max} again to set it: "),
-        Question::Signal { .. } => {
+        Question::Limit(..) => "New max (4G, 50%, -2G, max): ".into(),
+        Question::Again(_, _, max) => format!("Type {max} again to set it: "),
+        Question::Signal(..) => {
             let names = SIGNALS.map(|signal| signal::name(signal).replace("SIG", ""));
             // On a narrow screen the list begins at the chosen signal.
             let all: usize = names.iter().map(|name| name.len() + 2).sum();

@@ -5,25 +5,25 @@ use ratatui::buffer::Buffer;
 use ratatui::style::{Color, Modifier, Style};
 use std::env;
 
-const NONE: Style = Style::new();
-pub const TITLE: Style = NONE.add_modifier(Modifier::BOLD);
+pub const PLAIN: Style = Style::new();
+pub const TITLE: Style = PLAIN.add_modifier(Modifier::BOLD);
 /// The heads of columns.
 pub const HEADS: Style = TITLE.add_modifier(Modifier::UNDERLINED);
-pub const SELECTED: Style = NONE.add_modifier(Modifier::REVERSED);
+pub const SELECTED: Style = PLAIN.add_modifier(Modifier::REVERSED);
 /// The names of keys.
 pub const KEY: Style = TITLE.fg(Color::Cyan);
-pub const WEAK: Style = NONE.add_modifier(Modifier::DIM);
+pub const WEAK: Style = PLAIN.add_modifier(Modifier::DIM);
 /// Something that needs attention.
 pub const ALARM: Style = TITLE.fg(Color::Red);
-pub const CURVE: Style = NONE.fg(Color::Green);
+pub const CURVE: Style = PLAIN.fg(Color::Green);
 /// The fillings of a bar for groups, in turn.
 pub const FILLS: [(&str, Style); 3] = [
-    ("█", NONE.fg(Color::Green)),
-    ("▓", NONE.fg(Color::Blue)),
-    ("▒", NONE.fg(Color::Magenta)),
+    ("█", PLAIN.fg(Color::Green)),
+    ("▓", PLAIN.fg(Color::Blue)),
+    ("▒", PLAIN.fg(Color::Magenta)),
 ];
 /// The filling of a bar for memory outside all groups.
-pub const OUTSIDE: (&str, Style) = ("░", NONE.fg(Color::Yellow));
+pub const OUTSIDE: (&str, Style) = ("░", PLAIN.fg(Color::Yellow));
 /// The mark of the limits in a bar.
 pub const LIMIT: (&str, Style) = ("│", ALARM);
 /// The heights of a curve in one line, from above 0 to the highest.

@@ -5,7 +5,7 @@ use super::look::{self, ALARM, TITLE};
 use super::reader::Wanted;
 use super::round::Usage;
 use crate::output::Escaped;
-use crate::terminal::wrap;
+use crate::terminal::{NO_BREAK, wrap};
 use gpulimit_base::units::gib;
 use ratatui::text::{Line, Span};
 use std::iter::once;
@@ -158,9 +158,6 @@ fn figures(usage: &Usage) -> Option<String> {
     let texts: Vec<String> = texts.into_iter().flatten().collect();
     (!texts.is_empty()).then(|| texts.join(", "))
 }
-
-/// A space at which no line is broken.
-const NO_BREAK: &str = "\u{a0}";
 
 #[cfg(test)]
 mod tests {

@@ -2,75 +2,64 @@
 
 use super::bars::Plan;
 use super::frame::{self, Scene};
+use super::look::Look;
 use super::rows::Rows;
-use super::tables::{self, Table, fitted};
+use super::tables::{self, Table};
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
-use ratatui::text::Line;
-use ratatui::widgets::Widget;
 use unicode_width::UnicodeWidthStr;
-
-/// Most GPUs of which each gets a line with the bytes of each group.
-const EXPLAINED: usize = 8;
 
 /// Returns the round as lines of at most `width` columns, with all rows.
 pub fn lines(scene: &Scene<'_>, width: u16) -> Vec<String> {
-    let (round, gpus) = (scene.round, frame::gpus(scene));
-    let rows = Rows::of(round, &scene.view.choice);
-    let each = if gpus.len() <= EXPLAINED { 2 } else { 1 };
+    let (mut text, gpus) = (Text(scene.look, width, Vec::new()), frame::gpus(scene));
+    let rows = Rows::of(scene.round, &scene.view.choice);
+    // Each of a few GPUs has a line with the bytes of each group.
+    let each = if gpus.len() <= 8 { 2 } else { 1 };
     let plan = Plan::new(gpus.len(), width, gpus.len() * each);
-    let [groups, processes] = frame::counts(round, &rows);
-    let title = format!("gpulimit  {}  {groups}  {processes}", frame::time(scene));
-    let text = |text: &str| {
-        let line = fitted(Line::raw(text), width.into());
-        drawn(scene, width, 1, |area, buffer| line.render(area, buffer))
-    };
-    let mut lines = text(&title);
-    let bars = |area, buffer: &mut _| plan.draw(&gpus, area, buffer);
-    lines.extend(drawn(scene, width, plan.lines, bars));
-    if !round.problem.is_empty() {
-        lines.extend(text(&round.problem));
+    let [groups, processes] = frame::counts(&rows);
+    text.line(&format!(
+        "gpulimit  {}  {groups}  {processes}",
+        frame::time(scene)
+    ));
+    text.draw(plan.lines, |area, buffer| plan.draw(&gpus, area, buffer));
+    if !scene.round.problem.is_empty() {
+        text.line(&scene.round.problem);
     }
-    match rows.groups.len() {
-        0 => lines.extend(text(frame::without_groups(scene))),
-        count => lines.extend(table(
-            scene,
-            width,
-            &tables::groups(round, &rows.groups),
-            count,
-        )),
+    if rows.groups.is_empty() {
+        text.line(frame::without_groups(scene));
     }
-    if !rows.processes.is_empty() {
-        let table_ = tables::processes(round, &rows.processes);
-        lines.extend(table(scene, width, &table_, rows.processes.len()));
-    }
-    lines
+    text.table(&tables::groups(&rows));
+    text.table(&tables::processes(&rows));
+    text.2
 }
 
-/// Returns the lines of a table. A buffer of all of its `count` rows could be large.
-fn table<R>(scene: &Scene<'_>, width: u16, table: &Table<'_, R>, count: usize) -> Vec<String> {
-    const ROWS: usize = 64;
-    let parts = (0..count).step_by(ROWS).flat_map(|first| {
-        let height = ROWS.min(count - first) as u16 + 1;
-        let draw = |area, buffer: &mut _| table.draw(area, buffer, first, None);
-        let lines = drawn(scene, width, height, draw);
-        lines.into_iter().skip(usize::from(first > 0))
-    });
-    parts.collect()
-}
+/// Lines of this look and width.
+struct Text(Look, u16, Vec<String>);
 
-/// Returns the lines of what is drawn.
-fn drawn(
-    scene: &Scene<'_>,
-    width: u16,
-    height: u16,
-    draw: impl FnOnce(Rect, &mut Buffer),
-) -> Vec<String> {
-    let area = Rect::new(0, 0, width, height);
-    let mut buffer = Buffer::empty(area);
-    draw(area, &mut buffer);
-    scene.look.apply(&mut buffer);
-    (0..height).map(|y| line(&buffer, y)).collect()
+impl Text {
+    fn draw(&mut self, height: u16, draw: impl FnOnce(Rect, &mut Buffer)) {
+        let mut buffer = Buffer::empty(Rect::new(0, 0, self.1, height));
+        draw(buffer.area, &mut buffer);
+        self.0.apply(&mut buffer);
+        self.2.extend((0..height).map(|y| line(&buffer, y)));
+    }
+
+    fn line(&mut self, text: &str) {
+        self.draw(1, |area, buffer| frame::line(text.into(), area, buffer));
+    }
+
+    /// Adds the rows of a table in parts, because a buffer of all rows could be large.
+    fn table<R: Copy>(&mut self, table: &Table<'_, R>) {
+        const ROWS: usize = 64;
+        for first in (0..table.rows.len()).step_by(ROWS) {
+            let (heads, rows) = (self.2.len(), ROWS.min(table.rows.len() - first));
+            let draw = |area, buffer: &mut _| table.draw(area, buffer, first, None);
+            self.draw(rows as u16 + 1, draw);
+            if first > 0 {
+                self.2.remove(heads);
+            }
+        }
+    }
 }
 
 /// Returns a line of a buffer as text.

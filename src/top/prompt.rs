@@ -2,6 +2,7 @@
 
 use super::round::Name;
 use crate::kill::Seen;
+use libc::{SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGSTOP, SIGTERM, SIGUSR1, SIGUSR2};
 use ratatui::crossterm::event::KeyCode;
 
 /// The longest line that can be typed, in bytes.
@@ -9,15 +10,7 @@ const LONGEST: usize = 256;
 
 /// The signals that can be chosen, the usual one first.
 pub const SIGNALS: [i32; 9] = [
-    libc::SIGTERM,
-    libc::SIGINT,
-    libc::SIGHUP,
-    libc::SIGQUIT,
-    libc::SIGKILL,
-    libc::SIGSTOP,
-    libc::SIGCONT,
-    libc::SIGUSR1,
-    libc::SIGUSR2,
+    SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGKILL, SIGSTOP, SIGCONT, SIGUSR1, SIGUSR2,
 ];
 
 /// What the user is asked.
@@ -25,19 +18,12 @@ pub const SIGNALS: [i32; 9] = [
 pub enum Question {
     Filter,
     User,
-    /// A new `max`, and then the same text again.
-    Limit {
-        group: Name,
-        /// The GPU whose limit is set; `None` for all GPUs.
-        gpu: Option<String>,
-        /// The new limit, once it was typed.
-        max: Option<String>,
-    },
+    /// A new `max` of a group, for one GPU or for all.
+    Limit(Name, Option<String>),
+    /// The same `max` again.
+    Again(Name, Option<String>, String),
     /// The signal for a process, or for all processes of a group.
-    Signal {
-        group: Name,
-        process: Option<Seen>,
-    },
+    Signal(Name, Option<Seen>),
 }
 
 /// A question, and the answer so far. Enter answers the question, and Esc drops it.
@@ -66,7 +52,7 @@ impl Prompt {
     /// Adds the first line of a pasted text to the line that the user types. Returns false if the
     /// question has no such line.
     pub fn paste(&mut self, text: &str) -> bool {
-        let is_line = !matches!(self.question, Question::Signal { .. });
+        let is_line = !matches!(self.question, Question::Signal(..));
         for c in text.lines().take(usize::from(is_line)).flat_map(str::chars) {
             self.key(KeyCode::Char(c));
         }
@@ -76,25 +62,19 @@ impl Prompt {
     /// Passes a key that neither answers nor drops the question.
     pub fn key(&mut self, key: KeyCode) {
         let last = SIGNALS.len() - 1;
-        match (&self.question, key) {
-            (Question::Signal { .. }, key) => {
-                self.at = match key {
-                    KeyCode::Down | KeyCode::Right | KeyCode::Tab | KeyCode::Char('j') => {
-                        last.min(self.at + 1)
-                    }
-                    KeyCode::Up | KeyCode::Left | KeyCode::BackTab | KeyCode::Char('k') => {
-                        self.at.saturating_sub(1)
-                    }
-                    KeyCode::Home => 0,
-                    KeyCode::End => last,
-                    _ => self.at,
-                }
+        let is_menu = matches!(self.question, Question::Signal(..));
+        match key {
+            KeyCode::Down | KeyCode::Right | KeyCode::Tab | KeyCode::Char('j') if is_menu => {
+                self.at = last.min(self.at + 1);
             }
-            (_, KeyCode::Char(c)) if self.text.len() < LONGEST && !c.is_control() => {
-                self.text.push(c);
+            KeyCode::Up | KeyCode::Left | KeyCode::BackTab | KeyCode::Char('k') if is_menu => {
+                self.at = self.at.saturating_sub(1);
             }
-            (_, KeyCode::Backspace) => _ = self.text.pop(),
-            (_, KeyCode::Delete) => self.text.clear(),
+            KeyCode::Home => self.at = 0,
+            KeyCode::End => self.at = last,
+            KeyCode::Char(c) if self.text.len() < LONGEST && !c.is_control() => self.text.push(c),
+            KeyCode::Backspace => _ = self.text.pop(),
+            KeyCode::Delete => self.text.clear(),
             _ => {}
         }
     }

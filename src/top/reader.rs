@@ -2,6 +2,7 @@
 
 use super::place;
 use super::round::{Name, Round};
+use super::screen;
 use crate::accounts;
 use crate::failure::Failure;
 use crate::figures::Figures;
@@ -18,7 +19,6 @@ use jiff::Timestamp;
 use std::collections::BTreeMap;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
 
 /// How long a loaded NVML is used before it is loaded again, which finds new GPUs.
@@ -112,27 +112,19 @@ impl Source {
         let driver = self.driver.as_ref().map(|(driver, _)| driver);
         let selection = Selection::of(self.group.as_deref())?;
         let (mut reader, trends) = (snapshot::Reader::default(), &mut self.trends);
-        let (mut recents, mut pasts) = (Vec::new(), Vec::new());
+        let (mut recents, mut pasts) = (BTreeMap::new(), Vec::new());
         let status = selection.visit(driver, |at, view| {
             let mut trend = |view: &_, device: &_, usage| trends.trend(view, device, usage);
             let figures = Figures::read(&view, driver, &mut trend);
             let gpus = figures.gpus.iter();
-            let recent = gpus.map(|gpu| recent(&view, gpu.id, gpu.usage)).collect();
-            recents.push((at, recent));
-            if let Some(wanted) = wanted.filter(|wanted| wanted.is_of(&view)) {
-                pasts = wanted.pasts(&view, driver);
-            }
+            let recent = gpus.map(|gpu| recent(&view, gpu.id, gpu.usage));
+            recents.insert(at, recent.collect());
+            pasts.extend(wanted.into_iter().flat_map(|it| it.pasts(&view, driver)));
             reader.add(at, view, figures, driver);
         });
         self.trends.end_round();
-        recents.sort_by_key(|(at, _): &(usize, Vec<Recent>)| *at);
-        let snapshot = Snapshot::of(
-            &selection,
-            reader.end(driver),
-            status,
-            &mut self.commands,
-            driver,
-        );
+        let (seen, commands) = (reader.end(driver), &mut self.commands);
+        let snapshot = Snapshot::of(&selection, seen, status, commands, driver);
         let is_lost = |gpu: &GpuMemory| gpu.index.is_some() && gpu.used.is_none();
         if snapshot.gpus.iter().any(is_lost) {
             self.driver = None;
@@ -140,7 +132,7 @@ impl Source {
         Ok(Read {
             selection,
             snapshot,
-            recents: recents.into_iter().map(|(_, recent)| recent).collect(),
+            recents: recents.into_values().collect(),
             pasts,
         })
     }
@@ -154,11 +146,11 @@ impl Source {
 }
 
 impl Wanted {
-    fn is_of(&self, view: &View) -> bool {
-        view.group.root() == self.group.root && view.group.name() == self.group.name
-    }
-
+    /// Returns the past usage, if this is the group.
     fn pasts(&self, view: &View, driver: Option<&Driver>) -> Vec<Past> {
+        if view.group.root() != self.group.root || view.group.name() != self.group.name {
+            return Vec::new();
+        }
         let now = Timestamp::now();
         let since = history::second(now).saturating_sub(self.since.as_secs());
         Past::all(view, &[Selector::All], since, now, driver)
@@ -181,7 +173,7 @@ pub struct News {
 }
 
 /// A request to the thread.
-#[derive(Debug)]
+#[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Ask {
     /// Read a round at once.
     Now,
@@ -214,8 +206,7 @@ impl Reader {
         let began = Arc::new(Mutex::new(None));
         let clock = Arc::clone(&began);
         let work = move || run(&mut Source::new(group), interval, &asked, &clock, tell);
-        let thread = thread::Builder::new().name("reader".into()).spawn(work);
-        thread.map_err(|error| Failure::new(format_args!("cannot start a thread: {error}")))?;
+        screen::spawn("reader", work)?;
         Ok(Self { asks, began })
     }
 
@@ -277,15 +268,17 @@ fn run(
 
 fn news(source: &mut Source, wanted: Option<&Wanted>) -> News {
     let (read, said) = output::captured(|| source.read(wanted));
-    let mut read = match read {
-        Ok(read) => read,
-        Err(failure) => {
-            let round = Round::failed(&failure);
-            return News { round, pasts: None };
-        }
-    };
-    let mut round = source.round(&mut read);
-    round.problem = said.lines().next().unwrap_or_default().to_owned();
-    let pasts = wanted.map(|wanted| (wanted.clone(), read.pasts));
-    News { round, pasts }
+    match read {
+        Err(failure) => News {
+            round: Round::failed(&failure),
+            pasts: None,
+        },
+        Ok(mut read) => News {
+            round: Round {
+                problem: said.lines().next().unwrap_or_default().into(),
+                ..source.round(&mut read)
+            },
+            pasts: wanted.map(|wanted| (wanted.clone(), read.pasts)),
+        },
+    }
 }

@@ -50,18 +50,12 @@ pub struct Gpu {
     /// Whether all groups are shown, so that these processes are outside all groups.
     pub is_whole: bool,
     /// The top groups that use memory.
-    pub parts: Vec<Part>,
+    pub parts: Vec<(String, u64)>,
     /// The limits of the top groups together; `None` if one of them has no limit.
     pub limits: Option<u64>,
 }
 
 /// The part of a GPU that a top group uses.
-#[derive(Clone, Debug)]
-pub struct Part {
-    pub title: String,
-    pub usage: u64,
-}
-
 /// A group's root and full name.
 #[derive(Clone, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Name {
@@ -179,12 +173,11 @@ impl Process {
     }
 }
 
-/// The unusual things on a GPU that processes of a group do, with those of the groups below.
-#[derive(Default)]
-struct Doings {
-    longest: Option<Waiter>,
-    draining: bool,
-}
+/// What processes of a group do on a GPU, with those of the groups below: the longest wait, and
+/// whether memory of a dead process is not free yet.
+type Doing = (Option<Waiter>, bool);
+/// By the root and the name of the group and by GPU.
+type Doings<'a> = BTreeMap<(&'a Path, &'a str, DeviceId), Doing>;
 
 impl Round {
     /// Makes the round that shows a snapshot. `recents` has the recent usage of each group and GPU,
@@ -196,22 +189,18 @@ impl Round {
         driver: Option<&Driver>,
     ) -> Self {
         let doings = doings(snapshot);
-        let order: Vec<DeviceId> = snapshot.gpus.iter().map(|gpu| gpu.id).collect();
-        let groups: Vec<Group> = snapshot
-            .groups
-            .iter()
-            .zip(recents)
-            .map(|(figures, recents)| Group::of(figures, recents, &doings, &order, driver))
-            .collect();
+        let groups = snapshot.groups.iter().zip(recents);
+        let groups = groups.map(|(it, recents)| Group::of(it, recents, &doings, driver));
+        let groups: Vec<Group> = groups.collect();
         let processes = snapshot.processes.iter();
         Self {
             time: snapshot.time,
-            gpus: (snapshot.gpus.iter())
-                .map(|gpu| Gpu::of(gpu, &groups))
+            gpus: snapshot
+                .gpus
+                .iter()
+                .map(|it| Gpu::of(it, &groups))
                 .collect(),
-            processes: processes
-                .map(|process| Process::of(process, known, driver))
-                .collect(),
+            processes: processes.map(|it| Process::of(it, known, driver)).collect(),
             groups,
             problem: String::new(),
         }
@@ -232,9 +221,9 @@ impl Round {
     }
 }
 
-/// Returns what processes do, by the name of the group and by GPU.
-fn doings(snapshot: &Snapshot) -> BTreeMap<(&Path, &str, DeviceId), Doings> {
-    let mut all = BTreeMap::<_, Doings>::new();
+/// Returns what processes do.
+fn doings(snapshot: &Snapshot) -> Doings<'_> {
+    let mut all = Doings::new();
     for process in &snapshot.processes {
         let Some((id, parts)) = &process.gpu else {
             continue;
@@ -244,21 +233,20 @@ fn doings(snapshot: &Snapshot) -> BTreeMap<(&Path, &str, DeviceId), Doings> {
             continue;
         }
         for name in upwards(&process.group) {
-            let doings = all.entry((process.root.as_path(), name, *id)).or_default();
-            doings.draining |= drains;
-            let waited = |waiter: &Waiter| waiter.waited();
-            if process.waits.as_ref().map(waited) > doings.longest.as_ref().map(waited) {
-                doings.longest = process.waits.clone();
+            let doing = all.entry((process.root.as_path(), name, *id)).or_default();
+            doing.1 |= drains;
+            if process.waits.as_ref().map(Waiter::waited) > doing.0.as_ref().map(Waiter::waited) {
+                doing.0 = process.waits.clone();
             }
         }
     }
     all
 }
 
-/// Returns what is on the host, as text: `suspended 2.0 GiB`; `None` if nothing is.
-fn suspended(bytes: Option<u64>) -> Option<String> {
+/// Returns a state with its bytes: `suspended 2.0 GiB`; `None` for none.
+fn sized(state: &str, bytes: Option<u64>) -> Option<String> {
     let bytes = bytes.filter(|bytes| *bytes > 0)?;
-    Some(format!("suspended {}", gib(bytes)))
+    Some(format!("{state} {}", gib(bytes)))
 }
 
 /// Returns NVML's index of a GPU, or else the beginning of its UUID.
@@ -272,9 +260,8 @@ impl Gpu {
         let is_top = |group: &&Group| !group.name.above().is_some_and(|it| names.contains(&it));
         let part = |group: &Group| {
             let usage = group.usages.iter().find(|it| it.gpu == Some(gpu.id))?;
-            let usage = usage.usage.filter(|bytes| *bytes > 0)?;
-            let title = group.title.clone();
-            Some(Part { title, usage })
+            let bytes = usage.usage.filter(|bytes| *bytes > 0)?;
+            Some((group.title.clone(), bytes))
         };
         Self {
             id: gpu.id,
@@ -295,19 +282,15 @@ impl Group {
     fn of(
         figures: &Figures,
         recents: Vec<Recent>,
-        doings: &BTreeMap<(&Path, &str, DeviceId), Doings>,
-        order: &[DeviceId],
+        doings: &Doings<'_>,
         driver: Option<&Driver>,
     ) -> Self {
         let gpus = figures.gpus.iter().zip(recents);
-        let mut usages: Vec<Usage> = gpus
-            .map(|(gpu, recent)| {
-                let doings = doings.get(&(figures.root.as_path(), figures.name.as_str(), gpu.id));
-                Usage::of(figures, gpu, recent, doings, driver)
-            })
-            .collect();
-        let place = |usage: &Usage| order.iter().position(|id| usage.gpu == Some(*id));
-        usages.sort_by_key(|usage| place(usage).unwrap_or(usize::MAX));
+        let usages = gpus.map(|(gpu, recent)| {
+            let doing = doings.get(&(figures.root.as_path(), &*figures.name, gpu.id));
+            Usage::of(figures, gpu, recent, doing, driver)
+        });
+        let mut usages: Vec<Usage> = usages.collect();
         let of_others = |label: &str| Usage {
             label: label.into(),
             max: figures::bytes(Some(figures.of_all(Key::Max)), None),
@@ -315,11 +298,9 @@ impl Group {
             ..Usage::default()
         };
         if let Some(others) = figures.others {
+            let processes = figures.processes.filter(|_| usages.is_empty());
             usages.push(Usage {
-                processes: figures
-                    .processes
-                    .filter(|_| usages.is_empty())
-                    .map(|it| it as u64),
+                processes: processes.map(|count| count as u64),
                 ..of_others(others)
             });
         }
@@ -363,44 +344,33 @@ impl Usage {
         figures: &Figures,
         gpu: &figures::Gpu,
         recent: Recent,
-        doings: Option<&Doings>,
+        doing: Option<&Doing>,
         driver: Option<&Driver>,
     ) -> Self {
         let high = gpu.bytes(Key::High);
-        let above = |limit: Option<u64>| {
-            limit
-                .zip(gpu.usage)
-                .is_some_and(|(limit, usage)| usage > limit)
-        };
-        let mut states = Vec::new();
+        let above = |limit: Option<u64>| limit.is_some() && gpu.usage > limit;
         let waiting = gpu.waiting.unwrap_or(0);
-        match doings.and_then(|doings| doings.longest.as_ref()) {
-            Some(longest) if waiting > 1 => states.push(format!("{longest} (+{})", waiting - 1)),
-            Some(longest) => states.push(longest.to_string()),
-            None if waiting > 0 => states.push(format!("{waiting} wait")),
-            None => {}
-        }
-        if above(gpu.limit()) {
-            states.push("above max".into());
-        } else if above(high) {
-            states.push("above high".into());
-        }
-        states.extend(suspended(gpu.suspended));
-        let uncovered = gpu.uncovered.filter(|bytes| *bytes > 0);
-        states.extend(uncovered.map(|bytes| format!("uncovered {}", gib(bytes))));
-        if doings.is_some_and(|doings| doings.draining) {
-            states.push("draining".into());
-        }
-        if gpu.trend.is_some() {
-            states.push("may leak".into());
-        }
+        let waits = match doing.and_then(|(longest, _)| longest.as_ref()) {
+            Some(longest) if waiting > 1 => Some(format!("{longest} (+{})", waiting - 1)),
+            Some(longest) => Some(longest.to_string()),
+            None => (waiting > 0).then(|| format!("{waiting} wait")),
+        };
+        let states = [
+            waits,
+            above(gpu.limit()).then(|| "above max".into()),
+            (above(high) && !above(gpu.limit())).then(|| "above high".into()),
+            sized("suspended", gpu.suspended),
+            sized("uncovered", gpu.uncovered),
+            doing
+                .filter(|(_, drains)| *drains)
+                .map(|_| "draining".into()),
+            gpu.trend.as_ref().map(|_| "may leak".into()),
+        ];
         let limited_by = gpu.effective.as_ref().map(|(_, by)| by.clone());
         Self {
             gpu: Some(gpu.id),
             label: label(groups::index(gpu.id, driver), gpu.id),
-            own_limit: (figures.rules.rules.iter()).any(|(selector, values)| {
-                *selector == Selector::Device(gpu.id) && values.get(Key::Max).is_some()
-            }),
+            own_limit: (figures.rules.get(Selector::Device(gpu.id), Key::Max)).is_some(),
             max: gpu.max,
             max_text: gpu.text(Key::Max).map_or_else(|| "-".into(), max_text),
             limit: gpu.limit(),
@@ -414,7 +384,7 @@ impl Usage {
             refusals: gpu.refusals,
             processes: gpu.processes.map(|count| count as u64),
             recent,
-            states,
+            states: states.into_iter().flatten().collect(),
         }
     }
 }
@@ -422,7 +392,7 @@ impl Usage {
 impl Process {
     fn of(process: &processes::Process, known: &mut Known, driver: Option<&Driver>) -> Self {
         let (id, parts) = process.gpu.as_ref().map(|(id, parts)| (*id, parts)).unzip();
-        let on_host = parts.and_then(|parts| suspended(Some(parts.suspended)));
+        let on_host = parts.and_then(|parts| sized("suspended", Some(parts.suspended)));
         let state = match (&process.waits, process.state()) {
             (Some(waits), _) => waits.to_string(),
             (None, "running") => String::new(),

@@ -3,11 +3,13 @@
 //! Rows with equal figures keep their order from round to round, because names decide then.
 
 use super::round::{Group, Name, Process, Round, Usage, Who};
+use crate::table::figure;
 use clap::ValueEnum;
 use gpulimit_base::device::DeviceId;
 use gpulimit_group::last_name;
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
+use std::iter::successors;
 
 /// What the rows are sorted by.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq, ValueEnum)]
@@ -63,20 +65,15 @@ pub struct Choice {
 }
 
 impl Choice {
-    pub fn is_folded(&self, name: &Name) -> bool {
-        self.folded.contains(name) != self.fold_all
-    }
-
     /// Returns whether rows of this GPU are shown. A row can be of no GPU or of all others.
     pub fn shows(&self, gpu: Option<DeviceId>) -> bool {
         self.gpus.is_empty() || gpu.is_none_or(|gpu| self.gpus.contains(&gpu))
     }
 
     fn turned(&self, order: Ordering) -> Ordering {
-        if self.inverted {
-            order.reverse()
-        } else {
-            order
+        match self.inverted {
+            true => order.reverse(),
+            false => order,
         }
     }
 }
@@ -91,12 +88,10 @@ pub struct Item {
 }
 
 /// A row of the table of groups: a group on one GPU.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct GroupRow {
-    /// The place of the group in the round.
-    pub group: usize,
-    /// The place of the figures in the group; `None` if the group has none of the chosen GPUs.
-    pub usage: Option<usize>,
+#[derive(Clone, Debug)]
+pub struct GroupRow<'a> {
+    pub group: &'a Group,
+    pub usage: &'a Usage,
     /// For each level above, whether another group follows on this level; the last entry is the
     /// group's own level. Empty for a top group.
     pub levels: Vec<bool>,
@@ -108,51 +103,79 @@ pub struct GroupRow {
 
 /// The rows of both tables.
 #[derive(Clone, Debug, Default)]
-pub struct Rows {
-    pub groups: Vec<GroupRow>,
-    /// The places of the processes in the round.
-    pub processes: Vec<usize>,
+pub struct Rows<'a> {
+    pub groups: Vec<GroupRow<'a>>,
+    pub processes: Vec<&'a Process>,
 }
 
-impl Rows {
-    pub fn of(round: &Round, choice: &Choice) -> Self {
-        let processes = processes(round, choice);
-        let shown = shown(round, choice, &processes);
-        let names: BTreeSet<&Name> = round.groups.iter().map(|group| &group.name).collect();
-        let mut tree = Tree {
-            round,
-            choice,
-            below: BTreeMap::new(),
-            rows: Vec::new(),
+/// The groups directly below a group, or at the top.
+type Below<'a> = BTreeMap<Option<Name>, Vec<&'a Group>>;
+
+impl<'a> Rows<'a> {
+    pub fn of(round: &'a Round, choice: &Choice) -> Self {
+        let mut rows = Self {
+            groups: Vec::new(),
+            processes: processes(round, choice),
         };
-        for at in (0..round.groups.len()).filter(|at| shown[*at]) {
-            let above = round.groups[at].name.above();
-            let above = above.filter(|above| names.contains(above));
-            tree.below.entry(above).or_default().push(at);
+        let shown = shown(round, choice, &rows.processes);
+        let names: BTreeSet<&Name> = round.groups.iter().map(|group| &group.name).collect();
+        let mut below = Below::new();
+        for group in &round.groups {
+            let above = group.name.above().filter(|above| names.contains(above));
+            if shown
+                .as_ref()
+                .is_none_or(|shown| shown.contains(&group.name))
+            {
+                below.entry(above).or_default().push(group);
+            }
         }
-        for groups in tree.below.values_mut() {
-            groups.sort_by(|one, other| order(round, choice, *one, *other));
+        for groups in below.values_mut() {
+            groups.sort_by(|one, other| order(choice, one, other));
         }
-        tree.add(None, &mut Vec::new());
-        Self {
-            groups: tree.rows,
-            processes,
+        rows.add(choice, &below, &None, &mut Vec::new());
+        rows
+    }
+
+    /// Adds the rows of the groups below a group, or of those at the top.
+    fn add(
+        &mut self,
+        choice: &Choice,
+        below: &Below<'a>,
+        above: &Option<Name>,
+        levels: &mut Vec<bool>,
+    ) {
+        let groups = below.get(above).map_or(&[][..], |groups| groups);
+        for (at, group) in groups.iter().enumerate() {
+            levels.extend(above.is_some().then_some(at + 1 < groups.len()));
+            let name = Some(group.name.clone());
+            let is_folded = choice.folded.contains(&group.name) != choice.fold_all;
+            let hidden = if is_folded { count(below, &name) } else { 0 };
+            let usages = usages(group, choice).into_iter().enumerate();
+            self.groups.extend(usages.map(|(at, usage)| GroupRow {
+                group,
+                usage,
+                levels: levels.clone(),
+                first: at == 0,
+                hidden,
+            }));
+            if !is_folded {
+                self.add(choice, below, &name, levels);
+            }
+            levels.truncate(levels.len() - usize::from(above.is_some()));
         }
     }
 
     /// Returns what a row shows. Rows of processes follow those of groups.
-    pub fn item(&self, at: usize, round: &Round) -> Option<Item> {
+    pub fn item(&self, at: usize) -> Option<Item> {
         let (group, gpu, process) = match self.groups.get(at) {
-            Some(row) => (&round.groups[row.group].name, row.usage(round).gpu, None),
+            Some(row) => (&row.group.name, row.usage.gpu, None),
             None => {
-                let process = *self.processes.get(at - self.groups.len())?;
-                let process = &round.processes[process];
+                let process = self.processes.get(at - self.groups.len())?;
                 (&process.group, process.gpu, Some(process.who))
             }
         };
-        let group = group.clone();
         Some(Item {
-            group,
+            group: group.clone(),
             gpu,
             process,
         })
@@ -163,18 +186,26 @@ impl Rows {
     }
 
     /// Returns the place of the row that shows an item.
-    pub fn position(&self, item: &Item, round: &Round) -> Option<usize> {
-        (0..self.len()).find(|at| self.item(*at, round).as_ref() == Some(item))
+    pub fn position(&self, item: &Item) -> Option<usize> {
+        (0..self.len()).find(|at| self.item(*at).as_ref() == Some(item))
     }
 }
 
-impl GroupRow {
-    /// Returns the figures that the row shows.
-    pub fn usage<'a>(&self, round: &'a Round) -> &'a Usage {
-        let group = &round.groups[self.group];
-        let usage = self.usage.and_then(|usage| group.usages.get(usage));
-        usage.unwrap_or(&group.unlisted)
+/// Counts the groups below a group.
+fn count(below: &Below<'_>, name: &Option<Name>) -> usize {
+    let groups = below.get(name).into_iter().flatten();
+    let counts = groups.map(|group| 1 + count(below, &Some(group.name.clone())));
+    counts.sum()
+}
+
+/// Returns a group's figures on the chosen GPUs; never empty.
+fn usages<'a>(group: &'a Group, choice: &Choice) -> Vec<&'a Usage> {
+    let usages = group.usages.iter();
+    let mut usages: Vec<_> = usages.filter(|it| choice.shows(it.gpu)).collect();
+    if usages.is_empty() {
+        usages.push(&group.unlisted);
     }
+    usages
 }
 
 /// Returns whether a text contains the filter, in any case.
@@ -182,28 +213,17 @@ fn contains(text: &str, filter: &str) -> bool {
     text.to_lowercase().contains(&filter.to_lowercase())
 }
 
-/// Returns the places of the processes to show, in their order.
-fn processes(round: &Round, choice: &Choice) -> Vec<usize> {
-    let is_shown = |process: &Process| {
-        let pid = process
-            .who
-            .pid
-            .map_or_else(String::new, |pid| pid.to_string());
-        let texts = [
-            &process.title,
-            &process.user,
-            &process.place,
-            &process.command,
-            &pid,
-        ];
+/// Returns the processes to show, in their order.
+fn processes<'a>(round: &'a Round, choice: &Choice) -> Vec<&'a Process> {
+    let is_shown = |it: &&Process| {
+        let pid = figure(it.who.pid);
+        let texts = [&it.title, &it.user, &it.place, &it.command, &pid];
         (choice.filter.is_empty() || texts.iter().any(|text| contains(text, &choice.filter)))
-            && (choice.user.is_empty() || process.user == choice.user)
-            && choice.shows(process.gpu)
+            && (choice.user.is_empty() || it.user == choice.user)
+            && choice.shows(it.gpu)
     };
-    let all = 0..round.processes.len();
-    let mut found: Vec<usize> = all.filter(|at| is_shown(&round.processes[*at])).collect();
+    let mut found: Vec<_> = round.processes.iter().filter(is_shown).collect();
     found.sort_by(|one, other| {
-        let [one, other] = [one, other].map(|at| &round.processes[*at]);
         let order = match choice.sort {
             Sort::Group => one.title.split('/').cmp(other.title.split('/')),
             Sort::User => one.user.cmp(&other.user),
@@ -215,48 +235,31 @@ fn processes(round: &Round, choice: &Choice) -> Vec<usize> {
     found
 }
 
-/// Returns for each group whether it is shown: it, a group below it or one of its processes was
-/// chosen.
-fn shown(round: &Round, choice: &Choice, processes: &[usize]) -> Vec<bool> {
+/// Returns the groups of which they, a group below or one of their processes was chosen; `None`
+/// for all.
+fn shown(round: &Round, choice: &Choice, processes: &[&Process]) -> Option<BTreeSet<Name>> {
     if choice.filter.is_empty() && choice.user.is_empty() {
-        return vec![true; round.groups.len()];
+        return None;
     }
-    let mut names = BTreeSet::new();
-    let mut add = |name: &Name| {
-        let mut next = Some(name.clone());
-        while let Some(name) = next.take() {
-            next = name.above();
-            names.insert(name);
-        }
-    };
-    for process in processes {
-        add(&round.processes[*process].group);
-    }
-    for group in &round.groups {
-        if choice.user.is_empty() && contains(&group.title, &choice.filter) {
-            add(&group.name);
-        }
-    }
-    let groups = round.groups.iter();
-    groups.map(|group| names.contains(&group.name)).collect()
+    let is_chosen = |it: &&Group| choice.user.is_empty() && contains(&it.title, &choice.filter);
+    let groups = round
+        .groups
+        .iter()
+        .filter(is_chosen)
+        .map(|group| &group.name);
+    let chosen = processes.iter().map(|process| &process.group).chain(groups);
+    let with_above = |name: &Name| successors(Some(name.clone()), Name::above);
+    Some(chosen.flat_map(with_above).collect())
 }
 
 /// Returns the order of two groups below the same group.
-fn order(round: &Round, choice: &Choice, one: usize, other: usize) -> Ordering {
-    let [one, other] = [one, other].map(|at| &round.groups[at]);
-    // A group's largest figure on the chosen GPUs.
-    let figure = |group: &Group, of: fn(&Usage) -> Option<u64>| {
-        let mut usages = group
-            .usages
-            .iter()
-            .filter(|it| choice.shows(it.gpu))
-            .peekable();
-        match usages.peek() {
-            Some(_) => usages.filter_map(of).max(),
-            None => of(&group.unlisted),
-        }
+fn order(choice: &Choice, one: &Group, other: &Group) -> Ordering {
+    // The largest figure first, of those on the chosen GPUs.
+    let figures = |of: fn(&Usage) -> Option<u64>| {
+        let [one, other] =
+            [one, other].map(|it| usages(it, choice).into_iter().filter_map(of).max());
+        other.cmp(&one)
     };
-    let figures = |of: fn(&Usage) -> Option<u64>| figure(other, of).cmp(&figure(one, of));
     let by_name = || last_name(&one.name.name).cmp(last_name(&other.name.name));
     let order = match choice.sort {
         Sort::Group => by_name(),
@@ -268,51 +271,4 @@ fn order(round: &Round, choice: &Choice, one: usize, other: usize) -> Ordering {
     };
     let order = choice.turned(order).then_with(by_name);
     order.then_with(|| one.name.root.cmp(&other.name.root))
-}
-
-/// The groups as a tree, while its rows are made.
-struct Tree<'a> {
-    round: &'a Round,
-    choice: &'a Choice,
-    /// The places of the groups directly below a group, or at the top.
-    below: BTreeMap<Option<Name>, Vec<usize>>,
-    rows: Vec<GroupRow>,
-}
-
-impl Tree<'_> {
-    /// Counts the groups below a group.
-    fn count(&self, group: usize) -> usize {
-        let below = self.below.get(&Some(self.round.groups[group].name.clone()));
-        let below = below.into_iter().flatten();
-        below.map(|group| 1 + self.count(*group)).sum()
-    }
-
-    /// Adds the rows of the groups below a group, or of those at the top.
-    fn add(&mut self, above: Option<Name>, levels: &mut Vec<bool>) {
-        let below = self.below.remove(&above).unwrap_or_default();
-        for (place, at) in below.iter().copied().enumerate() {
-            let group = &self.round.groups[at];
-            let is_folded = self.choice.is_folded(&group.name);
-            let hidden = if is_folded { self.count(at) } else { 0 };
-            levels.extend(above.is_some().then_some(place + 1 < below.len()));
-            let usages = group.usages.iter().enumerate();
-            let usages = usages.filter(|(_, usage)| self.choice.shows(usage.gpu));
-            let mut usages: Vec<_> = usages.map(|(at, _)| Some(at)).collect();
-            if usages.is_empty() {
-                usages.push(None);
-            }
-            let rows = usages.into_iter().enumerate();
-            self.rows.extend(rows.map(|(place, usage)| GroupRow {
-                group: at,
-                usage,
-                levels: levels.clone(),
-                first: place == 0,
-                hidden,
-            }));
-            if !is_folded {
-                self.add(Some(group.name.clone()), levels);
-            }
-            levels.truncate(levels.len() - usize::from(above.is_some()));
-        }
-    }
 }

@@ -3,7 +3,7 @@
 use super::frame::{Scene, Seen, draw};
 use super::look::Look;
 use super::plain;
-use super::round::{Gpu, Group, Name, Part, Process, Round, Usage, Who};
+use super::round::{Gpu, Group, Name, Process, Round, Usage, Who};
 use super::rows::{Choice, Item};
 use super::view::View;
 use gpulimit_base::device::DeviceId;
@@ -41,10 +41,7 @@ pub fn gpu(index: u8, parts: &[(&str, u64)], outside: u64, limits: Option<u64>) 
         outside: Some(outside * GIB),
         is_whole: true,
         parts: (parts.iter())
-            .map(|(title, usage)| Part {
-                title: (*title).into(),
-                usage: usage * GIB,
-            })
+            .map(|(title, usage)| ((*title).into(), usage * GIB))
             .collect(),
         limits: limits.map(|limits| limits * GIB),
     }

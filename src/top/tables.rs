@@ -1,111 +1,76 @@
 //! The tables of groups and of processes: their columns, and which of them a width has room for.
 
-use super::look::{ALARM, CURVE, HEADS, HEIGHTS, SELECTED};
-use super::round::{Process, Round, Usage};
-use super::rows::GroupRow;
+use super::look::{ALARM, CURVE, HEADS, HEIGHTS, PLAIN, SELECTED};
+use super::round::{Process, Usage};
+use super::rows::{GroupRow, Rows};
 use crate::table::figure;
 use crate::terminal::cut;
 use gpulimit_group::last_name;
 use gpulimit_ledger::Category;
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Alignment, Rect};
-use ratatui::style::Style;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{self, Row, Widget};
 
-/// The width of a size.
-const SIZE: usize = 6;
 /// Columns of this rank and more are shown only if all others have what they need.
 const EXTRA: u8 = 20;
 
-/// Formats a row's cell for a width.
-type Cell<'a, R> = Box<dyn Fn(&'a R, usize) -> Line<'a> + 'a>;
-
 /// A column that a table can have.
 struct Column<'a, R> {
-    head: Line<'static>,
+    head: &'static str,
+    align: Alignment,
     /// The least width, with which the column is shown at all; the width that the cells need; and
     /// the width up to which the column takes what is left.
     widths: [usize; 3],
     /// Columns of a low rank are shown on narrow screens, too.
     rank: u8,
-    cell: Cell<'a, R>,
+    /// Formats a row's cell for a width.
+    cell: Box<dyn Fn(R, usize) -> Line<'a> + 'a>,
 }
 
 /// A table with all columns that it can have.
 pub struct Table<'a, R> {
-    rows: &'a [R],
+    pub rows: Vec<R>,
     columns: Vec<Column<'a, R>>,
 }
 
-impl<'a, R> Table<'a, R> {
-    const fn new(rows: &'a [R]) -> Self {
+impl<'a, R: Copy> Table<'a, R> {
+    const fn new(rows: Vec<R>) -> Self {
         let columns = Vec::new();
         Self { rows, columns }
     }
 
-    /// Adds a column.
+    /// Adds a column. A `>` before the head aligns figures to the right, in a column of the least
+    /// width. A column of texts needs the width of the longest one, up to the second width.
     fn column<L: Into<Line<'a>>>(
         mut self,
         head: &'static str,
-        widths: [usize; 3],
+        [least, wanted, most]: [usize; 3],
         rank: u8,
-        cell: impl Fn(&'a R, usize) -> L + 'a,
+        cell: impl Fn(R, usize) -> L + 'a,
     ) -> Self {
+        let (widths, align) = match head.strip_prefix('>') {
+            Some(_) => ([least; 3], Alignment::Right),
+            None => {
+                let cells = self
+                    .rows
+                    .iter()
+                    .map(|row| cell(*row, wanted).into().width());
+                let wanted = cells.fold(head.len(), usize::max).min(wanted);
+                (
+                    [least.min(wanted), wanted, most.max(wanted)],
+                    Alignment::Left,
+                )
+            }
+        };
         self.columns.push(Column {
-            head: Span::styled(head, HEADS).into(),
+            head: head.trim_start_matches('>'),
+            align,
             widths,
             rank,
             cell: Box::new(move |row, width| cell(row, width).into()),
         });
         self
-    }
-
-    /// Adds a column of texts, which are cut to the least width on narrow screens, and always to
-    /// the largest width.
-    fn text<L: Into<Line<'a>>>(
-        self,
-        head: &'static str,
-        [least, most]: [usize; 2],
-        rank: u8,
-        text: impl Fn(&'a R, usize) -> L + 'a,
-    ) -> Self {
-        let cells = self.rows.iter().map(|row| text(row, most).into().width());
-        let wanted = cells.fold(head.len(), usize::max).min(most);
-        self.column(head, [least.min(wanted), wanted, wanted], rank, text)
-    }
-
-    /// Adds a column of figures.
-    fn figure(
-        self,
-        head: &'static str,
-        width: usize,
-        rank: u8,
-        figure: impl Fn(&'a R) -> String + 'a,
-    ) -> Self {
-        let cell = move |row, _| Line::from(figure(row)).right_aligned();
-        let mut table = self.column(head, [width.max(head.len()); 3], rank, cell);
-        let column = table.columns.last_mut();
-        column
-            .into_iter()
-            .for_each(|it| it.head.alignment = Some(Alignment::Right));
-        table
-    }
-
-    /// Adds a column of sizes.
-    fn size(self, head: &'static str, rank: u8, bytes: impl Fn(&'a R) -> Option<u64> + 'a) -> Self {
-        self.figure(head, SIZE, rank, move |row| short_or_unknown(bytes(row)))
-    }
-
-    /// Adds a column of numbers.
-    fn count(
-        self,
-        head: &'static str,
-        width: usize,
-        rank: u8,
-        count: impl Fn(&'a R) -> Option<u64> + 'a,
-    ) -> Self {
-        self.figure(head, width, rank, move |row| figure(count(row)))
     }
 
     /// Returns the widths of the columns, 0 for those that are not shown. Columns are chosen by
@@ -137,22 +102,23 @@ impl<'a, R> Table<'a, R> {
 
     /// Draws the heads, and below them the rows from `first` on.
     pub fn draw(&self, area: Rect, buffer: &mut Buffer, first: usize, selected: Option<usize>) {
-        let widths = self.widths(area.width.into());
-        let shown = self.columns.iter().zip(widths);
+        let shown = self.columns.iter().zip(self.widths(area.width.into()));
         let shown: Vec<_> = shown.filter(|(_, width)| *width > 0).collect();
         let end = self.rows.len().min(first + usize::from(area.height) - 1);
         let rows = (first..end).map(|at| {
             let cell = |(column, width): &(&Column<'a, R>, usize)| {
-                fitted((column.cell)(&self.rows[at], *width), *width)
+                fitted((column.cell)(self.rows[at], *width), *width).alignment(column.align)
             };
             let row = Row::new(shown.iter().map(cell));
             row.style(if selected == Some(at) {
                 SELECTED
             } else {
-                Style::new()
+                PLAIN
             })
         });
-        let heads = shown.iter().map(|(column, _)| column.head.clone());
+        let heads = shown.iter().map(|(column, _)| {
+            Line::from(Span::styled(column.head, HEADS)).alignment(column.align)
+        });
         widgets::Table::new(rows, shown.iter().map(|(_, width)| *width as u16))
             .header(Row::new(heads))
             .render(area, buffer);
@@ -171,35 +137,32 @@ pub fn fitted(mut line: Line<'_>, mut width: usize) -> Line<'_> {
 }
 
 /// Returns the table of groups.
-pub fn groups<'a>(round: &'a Round, rows: &'a [GroupRow]) -> Table<'a, GroupRow> {
-    let of = move |row: &'a GroupRow| row.usage(round);
-    let max = |usage: &Usage| usage.max.map_or_else(|| usage.max_text.clone(), short);
-    Table::new(rows)
-        .text("GROUP", [12, 32], 0, move |it, _| name(round, it))
-        .text("GPU", [9, 9], 3, move |it, _| of(it).label.as_str())
-        .size("USAGE", 1, move |it| of(it).usage)
-        .figure("MAX", SIZE, 2, move |it| max(of(it)))
-        .count("%", 3, 4, move |it| of(it).percent())
-        .size("PEAK", 6, move |it| of(it).peak)
-        .size("FREE", EXTRA, move |it| of(it).free)
-        .size("HIGH", EXTRA + 4, move |it| of(it).high)
-        .count("REFUSED", 7, EXTRA + 1, move |it| of(it).refusals)
-        .count("PROC", 4, EXTRA + 2, move |it| of(it).processes)
-        .text("LIMITED BY", [20, 20], EXTRA + 5, move |it, _| {
-            of(it).limited_by.as_str()
+pub fn groups<'a>(rows: &'a Rows<'a>) -> Table<'a, &'a GroupRow<'a>> {
+    let max = |it: &Usage| it.max.map_or_else(|| it.max_text.clone(), short);
+    Table::new(rows.groups.iter().collect())
+        .column("GROUP", [12, 32, 0], 0, |it, _| name(it))
+        .column("GPU", [9, 9, 0], 3, |it, _| it.usage.label.as_str())
+        .column(">USAGE", [6; 3], 1, |it, _| size(it.usage.usage))
+        .column(">MAX", [6; 3], 2, move |it, _| max(it.usage))
+        .column(">%", [3; 3], 4, |it, _| figure(it.usage.percent()))
+        .column(">PEAK", [6; 3], 6, |it, _| size(it.usage.peak))
+        .column(">FREE", [6; 3], 20, |it, _| size(it.usage.free))
+        .column(">HIGH", [6; 3], 24, |it, _| size(it.usage.high))
+        .column(">REFUSED", [7; 3], 21, |it, _| figure(it.usage.refusals))
+        .column(">PROC", [4; 3], 22, |it, _| figure(it.usage.processes))
+        .column("LIMITED BY", [20, 20, 0], 25, |it, _| &*it.usage.limited_by)
+        .column("10 MIN", [8, 8, 60], 7, |it, width| {
+            Line::styled(recent(it.usage, width), CURVE)
         })
-        .column("10 MIN", [8, 8, 60], 7, move |it, width| {
-            Line::styled(recent(of(it), width), CURVE)
-        })
-        .text("STATE", [8, 36], 5, move |it, _| {
-            Line::styled(of(it).states.join(", "), ALARM)
+        .column("STATE", [8, 36, 0], 5, |it, _| {
+            Line::styled(it.usage.states.join(", "), ALARM)
         })
 }
 
 /// Returns the name of a group behind the branches of the tree. Only the first row of a group has
 /// its name.
-fn name(round: &Round, row: &GroupRow) -> String {
-    let group = &round.groups[row.group];
+fn name(row: &GroupRow<'_>) -> String {
+    let group = row.group;
     let mut text = String::new();
     for (at, follows) in row.levels.iter().enumerate() {
         let is_own = at + 1 == row.levels.len() && row.first;
@@ -240,47 +203,56 @@ fn recent(usage: &Usage, width: usize) -> String {
     (0..columns).map(column).collect()
 }
 
-/// Returns the table of processes, which are at these places in the round.
-pub fn processes<'a>(round: &'a Round, rows: &'a [usize]) -> Table<'a, usize> {
-    let of = move |at: &usize| &round.processes[*at];
-    let all = || rows.iter().map(of);
+/// A part of what a process has, with its head and its rank.
+type Part = (&'static str, u8, fn(&Process) -> Option<u64>);
+
+const PARTS: [Part; 4] = [
+    (">ALLOC", 8, Process::allocations),
+    (">POOLS", 9, |it| it.part(Category::Pools)),
+    (">MANAGED", 10, |it| it.part(Category::Managed)),
+    (">DRIVER", 10, |it| it.part(Category::Driver)),
+];
+
+/// Returns the table of processes.
+pub fn processes<'a>(rows: &Rows<'a>) -> Table<'a, &'a Process> {
+    let rows = rows.processes.clone();
     // A column that says nothing new is for wide screens.
-    let has = |rank, is_new: &dyn Fn(&Process) -> bool| match all().any(is_new) {
+    let has = |rank, is_new: &dyn Fn(&Process) -> bool| match rows.iter().any(|it| is_new(it)) {
         true => rank,
         false => EXTRA + rank,
     };
-    let part = |rank, of: fn(&Process) -> Option<u64>| has(rank, &|it| of(it).unwrap_or(0) > 0);
-    let pools: fn(&Process) -> _ = |it| it.part(Category::Pools);
-    let managed: fn(&Process) -> _ = |it| it.part(Category::Managed);
-    let driver: fn(&Process) -> _ = |it| it.part(Category::Driver);
     // The group's name contains the name of a job of gpulimit.
-    let job = has(7, &|it| !it.title.contains(&it.place));
-    let job_width = all().any(|it| !it.place.is_empty()).then_some(22);
-    let pid = |it: &Process| figure(it.who.pid);
-    let longest = all().map(|it| pid(it).len()).fold(5, usize::max);
-    Table::new(rows)
-        .figure("PID", longest, 1, move |it| pid(of(it)))
-        .text("USER", [8, 10], 3, move |it, _| of(it).user.as_str())
-        .text("GROUP", [10, 28], 4, move |it, width| {
-            cut(&of(it).title, width, width)
+    let job_rank = has(7, &|it| !it.title.contains(&it.place));
+    let parts = PARTS.map(|(head, rank, of)| {
+        let rank = has(rank, &|it| of(it).unwrap_or(0) > 0);
+        (head, rank, of)
+    });
+    let pids = rows.iter().map(|it| figure(it.who.pid).len());
+    let pid = pids.fold(5, usize::max);
+    let job = if rows.iter().any(|it| !it.place.is_empty()) {
+        22
+    } else {
+        0
+    };
+    let mut table = Table::new(rows)
+        .column(">PID", [pid; 3], 1, |it, _| figure(it.who.pid))
+        .column("USER", [8, 10, 0], 3, |it, _| it.user.as_str())
+        .column("GROUP", [10, 28, 0], 4, |it, width| {
+            cut(&it.title, width, width)
         })
-        .text("JOB", [22, job_width.unwrap_or(0)], job, move |it, _| {
-            of(it).place.as_str()
-        })
-        .text("GPU", [9, 9], 6, move |it, _| of(it).label.as_str())
-        .size("TOTAL", 2, move |it| of(it).total)
-        .size("ALLOC", part(8, Process::allocations), move |it| {
-            of(it).allocations()
-        })
-        .size("POOLS", part(9, pools), move |it| pools(of(it)))
-        .size("MANAGED", part(10, managed), move |it| managed(of(it)))
-        .size("DRIVER", part(10, driver), move |it| driver(of(it)))
-        .column("COMMAND", [8, 32, usize::MAX], 5, move |it, _| {
-            let (state, command) = (of(it).state.as_str(), of(it).command.as_str());
-            let gap = if state.is_empty() { "" } else { " " };
-            let state = Span::styled(state, ALARM);
-            Line::from_iter([state, gap.into(), command.into()])
-        })
+        .column("JOB", [job, job, 0], job_rank, |it, _| it.place.as_str())
+        .column("GPU", [9, 9, 0], 6, |it, _| it.label.as_str())
+        .column(">TOTAL", [6; 3], 2, |it, _| size(it.total));
+    for (head, rank, of) in parts {
+        table = table.column(head, [head.len().max(7) - 1; 3], rank, move |it, _| {
+            size(of(it))
+        });
+    }
+    table.column("COMMAND", [8, 24, usize::MAX], 5, |it, _| {
+        let gap = if it.state.is_empty() { "" } else { " " };
+        let state = Span::styled(it.state.as_str(), ALARM);
+        Line::from_iter([state, gap.into(), it.command.as_str().into()])
+    })
 }
 
 /// Formats bytes in at most six columns: `23.8G`, `518.0M`, `17B`.
@@ -296,7 +268,7 @@ pub fn short(bytes: u64) -> String {
 }
 
 /// Formats bytes; `-` if unknown.
-pub fn short_or_unknown(bytes: Option<u64>) -> String {
+pub fn size(bytes: Option<u64>) -> String {
     figure(bytes.map(short))
 }
 
@@ -305,11 +277,12 @@ mod tests {
     use super::*;
 
     fn placed(width: usize) -> String {
-        let table = Table::new(&[()])
-            .column("a", [4, 8, 8], 1, |_, _| "")
-            .column("b", [3, 3, 3], 2, |_, _| "")
-            .column("x", [5, 5, 5], EXTRA, |_, _| "")
-            .column("c", [2, 4, 10], 0, |_, _| "");
+        let text = |length: usize| move |(), _| "-".repeat(length);
+        let table = Table::new(vec![()])
+            .column("a", [4, 8, 8], 1, text(8))
+            .column(">b", [3; 3], 2, text(3))
+            .column(">x", [5; 3], EXTRA, text(5))
+            .column("c", [2, 4, 10], 0, text(4));
         let widths = table.widths(width).into_iter().zip(&table.columns);
         let shown = widths.filter(|(width, _)| *width > 0);
         let texts = shown.map(|(width, column)| format!("{}{width}", column.head));
@@ -338,7 +311,7 @@ mod tests {
         assert_eq!(short(0), "0B");
         assert_eq!(short(518 << 20), "518.0M");
         assert_eq!(short((80 << 30) - 1), "80.0G");
-        assert_eq!(short_or_unknown(None), "-");
+        assert_eq!(size(None), "-");
         assert_eq!(short(999), "999B");
         assert_eq!(short(1_000), "1.0K");
         assert_eq!(short(1_023 << 20), "1.0G");

@@ -1,8 +1,8 @@
 //! What the user of `top` sees and does: the state that keys change. Reads and writes nothing.
 
 use super::prompt::{Prompt, Question, SIGNALS};
-use super::reader::Wanted;
-use super::round::{Name, Round, Usage, Who};
+use super::reader::{Ask, Wanted};
+use super::round::{Name, Process, Round, Usage};
 use super::rows::{Choice, Item, Rows};
 use crate::kill::Seen;
 use gpulimit_base::units::Extent;
@@ -35,23 +35,12 @@ pub enum Act {
     Stop,
     /// Draw the whole screen anew.
     Redraw,
-    /// Read a round now.
-    Read,
-    Interval(Duration),
-    Pause(bool),
-    Curves(Option<Wanted>),
-    /// Set a limit of a group, for one GPU or for all.
-    Limit {
-        group: Name,
-        max: String,
-        gpu: Option<String>,
-    },
+    /// Ask the thread that reads for something.
+    Ask(Ask),
+    /// Set the `max` of a group, for one GPU or for all.
+    Limit(Name, String, Option<String>),
     /// Send a signal to a process, or to all processes of a group.
-    Signal {
-        group: Name,
-        process: Option<Seen>,
-        signal: i32,
-    },
+    Signal(Name, Option<Seen>, i32),
 }
 
 /// The state of the screen.
@@ -86,10 +75,10 @@ impl View {
 
     /// Returns the place of the selected row; `None` if there are no rows or none is selected. If
     /// the selected item is gone, the row in its place is selected.
-    pub fn position(&self, rows: &Rows, round: &Round) -> Option<usize> {
+    pub fn position(&self, rows: &Rows<'_>) -> Option<usize> {
         let last = rows.len().checked_sub(1)?;
         let selected = self.selected.as_ref()?;
-        Some(rows.position(selected, round).unwrap_or(self.at.min(last)))
+        Some(rows.position(selected).unwrap_or(self.at.min(last)))
     }
 
     /// Changes the state for a key. `page` is the number of rows of a page.
@@ -103,12 +92,14 @@ impl View {
             KeyCode::Char(_) if is_control => return None,
             _ => {}
         }
-        if self.question.is_some() {
-            return self.answer(key.code);
-        }
-        match &self.page {
-            Page::Tables => self.key_of_tables(key.code, round, page),
-            Page::Help | Page::Details(_) => self.key_of_page(key.code, page),
+        match (&self.page, key.code) {
+            _ if self.question.is_some() => self.answer(key.code),
+            (_, KeyCode::Char('p' | 'Z')) => {
+                self.paused = !self.paused;
+                Some(Act::Ask(Ask::Pause(self.paused)))
+            }
+            (Page::Tables, key) => self.key_of_tables(key, round, page),
+            (Page::Help | Page::Details(_), key) => self.key_of_page(key, page),
         }
     }
 
@@ -120,38 +111,29 @@ impl View {
             KeyCode::PageUp => self.scroll = self.scroll.saturating_sub(page),
             KeyCode::Home => self.scroll = 0,
             KeyCode::Char('[' | ']') => return self.other_span(key == KeyCode::Char(']')),
-            KeyCode::Char('p') => return Some(self.pause()),
             KeyCode::Char('q') if matches!(self.page, Page::Details(_)) => return Some(Act::Quit),
-            KeyCode::Esc
-            | KeyCode::Enter
-            | KeyCode::Backspace
-            | KeyCode::Char('q' | '?' | 'h')
-            | KeyCode::F(1) => {
-                let had_curves = matches!(self.page, Page::Details(_));
-                self.page = Page::Tables;
-                return had_curves.then_some(Act::Curves(None));
-            }
+            KeyCode::Esc | KeyCode::Enter | KeyCode::Backspace => return self.leave(),
+            KeyCode::Char('q' | '?' | 'h') | KeyCode::F(1) => return self.leave(),
             _ => {}
         }
         None
+    }
+
+    /// Goes back to the tables.
+    fn leave(&mut self) -> Option<Act> {
+        let page = std::mem::take(&mut self.page);
+        matches!(page, Page::Details(_)).then_some(Act::Ask(Ask::Curves(None)))
     }
 
     fn other_span(&mut self, longer: bool) -> Option<Act> {
         let Page::Details(wanted) = &mut self.page else {
             return None;
         };
-        let at = SPANS
-            .iter()
-            .position(|span| *span == wanted.since.as_secs());
-        let at = at.unwrap_or(0);
+        let now = wanted.since.as_secs();
+        let at = SPANS.iter().position(|span| *span == now).unwrap_or(0);
         let next = if longer { at + 1 } else { at.saturating_sub(1) };
         wanted.since = Duration::from_secs(*SPANS.get(next)?);
-        Some(Act::Curves(Some(wanted.clone())))
-    }
-
-    fn pause(&mut self) -> Act {
-        self.paused = !self.paused;
-        Act::Pause(self.paused)
+        Some(Act::Ask(Ask::Curves(Some(wanted.clone()))))
     }
 
     fn key_of_tables(&mut self, key: KeyCode, round: &Round, page: usize) -> Option<Act> {
@@ -161,8 +143,7 @@ impl View {
             KeyCode::Char('?' | 'h') | KeyCode::F(1) => {
                 (self.page, self.scroll) = (Page::Help, 0);
             }
-            KeyCode::Char('p' | 'Z') => return Some(self.pause()),
-            KeyCode::Char('r') | KeyCode::F(5) => return Some(Act::Read),
+            KeyCode::Char('r') | KeyCode::F(5) => return Some(Act::Ask(Ask::Now)),
             KeyCode::Char('+' | '=') => return Some(self.other_interval(true)),
             KeyCode::Char('-') => return Some(self.other_interval(false)),
             KeyCode::Char('.' | '>') | KeyCode::F(6) => choice.sort = choice.sort.other(true),
@@ -170,11 +151,11 @@ impl View {
             KeyCode::Char('I') => choice.inverted = !choice.inverted,
             KeyCode::Char('/') | KeyCode::F(4) => {
                 let filter = choice.filter.clone();
-                self.ask(Question::Filter, String::new(), &filter);
+                return self.ask(Question::Filter, String::new(), &filter);
             }
             KeyCode::Char('u') => {
                 let user = choice.user.clone();
-                self.ask(Question::User, String::new(), &user);
+                return self.ask(Question::User, String::new(), &user);
             }
             KeyCode::Char('d') => self.other_gpu(round),
             KeyCode::Char('T') => {
@@ -183,24 +164,19 @@ impl View {
             }
             KeyCode::Char('t' | ' ') => self.fold(round),
             KeyCode::Enter => return self.details(round),
-            KeyCode::Char('s') if !self.readonly => self.ask_limit(round),
-            KeyCode::Char('k') | KeyCode::F(9) if !self.readonly => self.ask_signal(round),
+            KeyCode::Char('s') if !self.readonly => return self.ask_limit(round),
+            KeyCode::Char('k') | KeyCode::F(9) if !self.readonly => return self.ask_signal(round),
             KeyCode::Char('s' | 'k') | KeyCode::F(9) => {
                 self.message = "--readonly: limits and processes cannot be changed".into();
             }
-            KeyCode::Esc => self.reset(),
+            KeyCode::Esc if self.selected.take().is_none() => {
+                choice.filter.clear();
+                choice.user.clear();
+                choice.gpus.clear();
+            }
             key => self.move_selection(key, round, page),
         }
         None
-    }
-
-    /// Drops the selection; without one, the filters.
-    fn reset(&mut self) {
-        if self.selected.take().is_none() {
-            self.choice.filter.clear();
-            self.choice.user.clear();
-            self.choice.gpus.clear();
-        }
     }
 
     fn move_selection(&mut self, key: KeyCode, round: &Round, page: usize) {
@@ -208,7 +184,7 @@ impl View {
         let Some(last) = rows.len().checked_sub(1) else {
             return;
         };
-        let now = self.position(&rows, round);
+        let now = self.position(&rows);
         let groups = rows.groups.len();
         let next = match key {
             KeyCode::Down | KeyCode::Char('j' | 'J') => now.map_or(0, |now| now + 1),
@@ -223,18 +199,17 @@ impl View {
             _ => return,
         };
         self.at = next.min(last);
-        self.selected = rows.item(self.at, round);
+        self.selected = rows.item(self.at);
     }
 
     /// Returns the selected item. Without a selection, tells the user to select a row.
     fn chosen(&mut self, round: &Round) -> Option<Item> {
         let rows = Rows::of(round, &self.choice);
-        let item = self.position(&rows, round);
-        let item = item.and_then(|at| rows.item(at, round));
-        if item.is_none() {
+        let Some(at) = self.position(&rows) else {
             self.message = "select a row first, with the arrow keys".into();
-        }
-        item
+            return None;
+        };
+        rows.item(at)
     }
 
     fn fold(&mut self, round: &Round) {
@@ -250,106 +225,76 @@ impl View {
         let since = Duration::from_secs(SPANS[0]);
         let wanted = Wanted { group, since };
         (self.page, self.scroll) = (Page::Details(wanted.clone()), 0);
-        Some(Act::Curves(Some(wanted)))
+        Some(Act::Ask(Ask::Curves(Some(wanted))))
     }
 
     fn other_interval(&mut self, longer: bool) -> Act {
-        let now = self.interval.as_millis();
-        let is_next = |millis: &&u64| {
-            let millis = u128::from(**millis);
-            if longer { millis > now } else { millis < now }
-        };
+        let mut all = INTERVALS.map(Duration::from_millis).into_iter();
         let next = match longer {
-            true => INTERVALS.iter().find(is_next),
-            false => INTERVALS.iter().rev().find(is_next),
+            true => all.find(|next| *next > self.interval),
+            false => all.rfind(|next| *next < self.interval),
         };
-        if let Some(next) = next {
-            self.interval = Duration::from_millis(*next);
-        }
-        Act::Interval(self.interval)
+        self.interval = next.unwrap_or(self.interval);
+        Act::Ask(Ask::Interval(self.interval))
     }
 
     /// Shows only the next GPU, and after the last one all GPUs.
     fn other_gpu(&mut self, round: &Round) {
-        let ids = round.gpus.iter().map(|gpu| gpu.id);
-        let next = match self.choice.gpus.last() {
-            None => round.gpus.first().map(|gpu| gpu.id),
-            Some(now) => ids.skip_while(|id| id != now).nth(1),
-        };
-        self.choice.gpus = next.into_iter().collect();
+        let mut ids = round.gpus.iter().map(|gpu| gpu.id);
+        if let Some(now) = self.choice.gpus.last() {
+            ids.find(|id| id == now);
+        }
+        self.choice.gpus = ids.next().into_iter().collect();
     }
 
-    fn ask(&mut self, question: Question, about: String, text: &str) {
+    fn ask(&mut self, question: Question, about: String, text: &str) -> Option<Act> {
         self.question = Some(Prompt::new(question, about, text));
+        None
     }
 
-    fn ask_limit(&mut self, round: &Round) {
-        let Some(Item {
-            group: name, gpu, ..
-        }) = self.chosen(round)
-        else {
-            return;
-        };
-        let Some(group) = round.groups.iter().find(|group| group.name == name) else {
-            self.message = format!("group {} is not shown", name.name);
-            return;
+    fn ask_limit(&mut self, round: &Round) -> Option<Act> {
+        let item = self.chosen(round)?;
+        let mut groups = round.groups.iter();
+        let Some(group) = groups.find(|group| group.name == item.group) else {
+            self.message = format!("group {} is not shown", item.group.name);
+            return None;
         };
         let find = |is: &dyn Fn(&Usage) -> bool| group.usages.iter().find(|usage| is(usage));
         // Only a limit for this GPU alone applies to a GPU that has one.
-        let own = find(&|usage| usage.gpu == gpu && usage.own_limit);
-        let shown = own.or_else(|| find(&|usage| usage.gpu == gpu));
+        let own = find(&|usage| usage.gpu == item.gpu && usage.own_limit);
+        let shown = own.or_else(|| find(&|usage| usage.gpu == item.gpu));
         let shown = shown.or_else(|| find(&|usage| !usage.own_limit));
         let scope = match own {
             Some(usage) => format!("GPU {}", usage.label),
             None => format!("{} GPUs", Selector::All),
         };
-        let now = shown.map_or("-", |usage| &usage.max_text);
-        let about = format!(
-            "{}: max on {scope} is {now}. Esc changes nothing.",
-            group.title
-        );
-        let question = Question::Limit {
-            group: name,
-            gpu: own.and_then(|usage| usage.gpu).map(|id| id.to_string()),
-            max: None,
-        };
-        self.ask(question, about, "");
+        let (title, now) = (&group.title, shown.map_or("-", |usage| &usage.max_text));
+        let about = format!("{title}: max on {scope} is {now}. Esc changes nothing.");
+        let gpu = own.and_then(|usage| usage.gpu).map(|id| id.to_string());
+        self.ask(Question::Limit(item.group, gpu), about, "")
     }
 
-    fn ask_signal(&mut self, round: &Round) {
-        let Some(Item { group, process, .. }) = self.chosen(round) else {
-            return;
-        };
-        let (whom, command, process) = match process {
-            None => ("all processes".into(), None, None),
-            Some(Who {
-                pid: None, own_pid, ..
-            }) => {
-                self.message = format!("process {own_pid} is in another pid namespace");
-                return;
+    fn ask_signal(&mut self, round: &Round) -> Option<Act> {
+        let item = self.chosen(round)?;
+        let (mut whom, mut command, mut seen) = ("all processes".into(), String::new(), None);
+        if let Some(who) = item.process {
+            let Some(pid) = who.pid else {
+                let pid = who.own_pid;
+                self.message = format!("process {pid} is in another pid namespace");
+                return None;
+            };
+            let mut processes = round.processes.iter();
+            let is_it = |it: &&Process| it.who == who && it.group == item.group;
+            if let Some(process) = processes.find(is_it) {
+                command = format!(" Command: {}", process.command);
             }
-            Some(
-                who @ Who {
-                    pid: Some(pid),
-                    start_time,
-                    ..
-                },
-            ) => {
-                let mut processes = round.processes.iter();
-                let process = processes.find(|it| it.who == who && it.group == group);
-                let command = process.map(|process| process.command.as_str());
-                (
-                    format!("process {pid}"),
-                    command,
-                    Some(Seen { pid, start_time }),
-                )
-            }
-        };
-        let command = command.map_or_else(String::new, |command| format!(" Command: {command}"));
-        let name = &group.name;
+            let start_time = who.start_time;
+            (whom, seen) = (format!("process {pid}"), Some(Seen { pid, start_time }));
+        }
+        let whom = format!("{whom} of {}", item.group.name);
         let keys = "arrows choose, Enter sends, Esc does not.";
-        let about = format!("Signal to {whom} of {name}: {keys}{command}");
-        self.ask(Question::Signal { group, process }, about, "");
+        let about = format!("Signal to {whom}: {keys}{command}");
+        self.ask(Question::Signal(item.group, seen), about, "")
     }
 
     /// Passes a key to the question. An answer ends the question.
@@ -381,51 +326,31 @@ impl View {
 
     /// Shows the rows of a filter while the user types it.
     fn follow_filter(&mut self) {
-        if let Some(Prompt {
-            question: Question::Filter,
-            text,
-            ..
-        }) = &self.question
-        {
-            self.choice.filter.clone_from(text);
+        let mut prompts = self.question.iter();
+        if let Some(prompt) = prompts.find(|it| matches!(it.question, Question::Filter)) {
+            self.choice.filter.clone_from(&prompt.text);
         }
     }
 
     fn accept(&mut self) -> Option<Act> {
-        let mut prompt = self.question.take()?;
+        let prompt = self.question.take()?;
         let typed = prompt.text.trim().to_owned();
         match prompt.question {
             Question::Filter => self.choice.filter = prompt.text,
             Question::User => self.choice.user = typed,
-            Question::Limit { max: None, .. } if typed.is_empty() => {}
-            Question::Limit {
-                max: ref mut max @ None,
-                ..
-            } => match typed.parse::<Extent>() {
+            Question::Limit(..) if typed.is_empty() => {}
+            Question::Limit(group, gpu) => match typed.parse::<Extent>() {
                 Err(error) => self.message = error.to_string(),
-                Ok(_) => {
-                    *max = Some(typed);
-                    prompt.text.clear();
-                    self.question = Some(prompt);
-                }
+                Ok(_) => return self.ask(Question::Again(group, gpu, typed), prompt.about, ""),
             },
-            Question::Limit {
-                group,
-                gpu,
-                max: Some(max),
-            } if typed == max => {
-                return Some(Act::Limit { group, max, gpu });
+            Question::Again(group, gpu, max) if typed == max => {
+                return Some(Act::Limit(group, max, gpu));
             }
-            Question::Limit { max: Some(max), .. } => {
+            Question::Again(_, _, max) => {
                 self.message = format!("'{}' is not '{max}': nothing changed", prompt.text);
             }
-            Question::Signal { group, process } => {
-                let signal = SIGNALS[prompt.at];
-                return Some(Act::Signal {
-                    group,
-                    process,
-                    signal,
-                });
+            Question::Signal(group, process) => {
+                return Some(Act::Signal(group, process, SIGNALS[prompt.at]));
             }
         }
         None

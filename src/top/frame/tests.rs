@@ -92,12 +92,15 @@ fn what_was_chosen_is_shown_beside_many_rows() {
         let (buffer, _) = drawn(&scene(&round, view), (width, 24), true, false);
         lines(&buffer).remove(0)
     };
-    let of_groups = "gpulimit  14:13:20  40 groups (rows 1-8 of 40)";
-    let all = format!("{of_groups}  40 processes (rows 1-8 of 40)  every 1 s");
+    let of_groups = "gpulimit  14:13:20  40 groups (1-8 of 40)";
+    let all = format!("{of_groups}  40 processes (1-8 of 40)  every 1 s");
     assert_eq!(head(&view, 120), all);
     view.choice.filter = "group".into();
-    let short = "40 groups (1-8/40)  40 processes (1-8/40)  filter 'group'";
-    assert_eq!(head(&view, 80), format!("gpulimit  14:13:20  {short}"));
+    let short = "40 groups  40 processes  filter 'group'";
+    assert_eq!(
+        head(&view, 80),
+        format!("gpulimit  14:13:20  {short}  every 1 s")
+    );
     view.choice.sort = Sort::Usage;
     view.choice.inverted = true;
     view.choice.user = "dave".into();
