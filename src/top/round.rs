@@ -55,7 +55,6 @@ pub struct Gpu {
     pub limits: Option<u64>,
 }
 
-/// The part of a GPU that a top group uses.
 /// A group's root and full name.
 #[derive(Clone, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Name {

@@ -41,7 +41,8 @@ impl<'a, R: Copy> Table<'a, R> {
     }
 
     /// Adds a column. A `>` before the head aligns figures to the right, in a column of the least
-    /// width. A column of texts needs the width of the longest one, up to the second width.
+    /// width. A column that takes what is left needs the second width, and other columns need the
+    /// width of their longest text, up to the second width.
     fn column<L: Into<Line<'a>>>(
         mut self,
         head: &'static str,
@@ -49,24 +50,20 @@ impl<'a, R: Copy> Table<'a, R> {
         rank: u8,
         cell: impl Fn(R, usize) -> L + 'a,
     ) -> Self {
-        let (widths, align) = match head.strip_prefix('>') {
-            Some(_) => ([least; 3], Alignment::Right),
-            None => {
-                let cells = self
-                    .rows
-                    .iter()
-                    .map(|row| cell(*row, wanted).into().width());
-                let wanted = cells.fold(head.len(), usize::max).min(wanted);
-                (
-                    [least.min(wanted), wanted, most.max(wanted)],
-                    Alignment::Left,
-                )
+        let is_figure = head.starts_with('>');
+        let wanted = match (is_figure, most) {
+            (true, _) => least,
+            (false, 0) => {
+                let width = |row: &R| cell(*row, wanted).into().width();
+                let longest = self.rows.iter().map(width).max().unwrap_or(0);
+                longest.max(head.len()).min(wanted)
             }
+            (false, _) => wanted,
         };
         self.columns.push(Column {
             head: head.trim_start_matches('>'),
-            align,
-            widths,
+            align: [Alignment::Left, Alignment::Right][usize::from(is_figure)],
+            widths: [least.min(wanted), wanted, most.max(wanted)],
             rank,
             cell: Box::new(move |row, width| cell(row, width).into()),
         });
