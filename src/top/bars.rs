@@ -7,7 +7,7 @@ use super::tables::{short, size};
 use crate::terminal::cut;
 use gpulimit_base::units::gib;
 use ratatui::buffer::Buffer;
-use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::Widget;
 use unicode_width::UnicodeWidthStr;
@@ -48,26 +48,22 @@ impl Plan {
 
     /// Draws the bars. The first column has the first GPUs.
     pub fn draw(self, gpus: &[&Gpu], area: Rect, buffer: &mut Buffer) {
-        let columns = vec![Constraint::Fill(1); self.columns];
-        let columns = Layout::horizontal(columns).spacing(1).split(area);
-        let right = |gpu: &&Gpu| figures(gpu, columns[0].width >= WIDE);
+        let each = (area.width + 1) / self.columns as u16;
+        let right = |gpu: &&Gpu| figures(gpu, each > WIDE);
         let label = gpus.iter().map(|gpu| gpu.label.width()).max();
         let figures = gpus.iter().map(|gpu| right(gpu).len()).max();
         let [label, figures] = [label, figures].map(|width| width.unwrap_or(1) as u16);
         let rows = gpus.len().div_ceil(self.columns).max(1);
-        for (gpus, column) in gpus.chunks(rows).zip(columns.iter()) {
+        for (gpus, column) in gpus.chunks(rows).zip(0..) {
+            let column = Rect::new(area.x + column * each, area.y, each - 1, area.height);
             let mut lines = column.rows();
             for gpu in gpus {
                 let Some(line) = lines.next() else { break };
-                let middle = line.width.saturating_sub(label + figures + 2);
-                let parts = Layout::horizontal([label, middle, figures]).spacing(1);
-                let [left, middle, end] = parts.areas(line);
-                Span::styled(&gpu.label, TITLE).render(left, buffer);
-                bar(gpu, middle, buffer);
-                Line::from(right(gpu)).right_aligned().render(end, buffer);
-                if self.explained
-                    && let Some(line) = lines.next()
-                {
+                Span::styled(&gpu.label, TITLE).render(line, buffer);
+                Line::from(right(gpu)).right_aligned().render(line, buffer);
+                let width = line.width.saturating_sub(label + figures + 2);
+                bar(gpu, Rect::new(line.x + label + 1, line.y, width, 1), buffer);
+                if let Some(line) = self.explained.then(|| lines.next()).flatten() {
                     explain(gpu, line, label, buffer);
                 }
             }

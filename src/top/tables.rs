@@ -10,7 +10,7 @@ use gpulimit_ledger::Category;
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Alignment, Rect};
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{self, Row, Widget};
+use ratatui::widgets::Widget;
 
 /// Columns of this rank and more are shown only if all others have what they need.
 const EXTRA: u8 = 20;
@@ -97,28 +97,35 @@ impl<'a, R: Copy> Table<'a, R> {
         widths
     }
 
-    /// Draws the heads, and below them the rows from `first` on.
+    /// Draws the heads, and below them the rows from `first` on. ratatui's own table solves
+    /// equations for its columns, which takes as long as all else that `top --once` does.
     pub fn draw(&self, area: Rect, buffer: &mut Buffer, first: usize, selected: Option<usize>) {
-        let shown = self.columns.iter().zip(self.widths(area.width.into()));
-        let shown: Vec<_> = shown.filter(|(_, width)| *width > 0).collect();
-        let end = self.rows.len().min(first + usize::from(area.height) - 1);
-        let rows = (first..end).map(|at| {
-            let cell = |(column, width): &(&Column<'a, R>, usize)| {
-                fitted((column.cell)(self.rows[at], *width), *width).alignment(column.align)
-            };
-            let row = Row::new(shown.iter().map(cell));
-            row.style(if selected == Some(at) {
+        let widths = self.widths(area.width.into());
+        let mut lines = area.rows();
+        let mut draw = |cell: &dyn Fn(&Column<'a, R>, usize) -> Line<'a>, style| {
+            let Some(line) = lines.next() else { return };
+            let mut x = line.x;
+            for (column, width) in self
+                .columns
+                .iter()
+                .zip(&widths)
+                .filter(|(_, width)| **width > 0)
+            {
+                let cell = fitted(cell(column, *width), *width).alignment(column.align);
+                cell.render(Rect::new(x, line.y, *width as u16, 1), buffer);
+                x += *width as u16 + 1;
+            }
+            buffer.set_style(line, style);
+        };
+        draw(&|column, _| Span::styled(column.head, HEADS).into(), PLAIN);
+        for at in (first..self.rows.len()).take(area.height.saturating_sub(1).into()) {
+            let style = if selected == Some(at) {
                 SELECTED
             } else {
                 PLAIN
-            })
-        });
-        let heads = shown.iter().map(|(column, _)| {
-            Line::from(Span::styled(column.head, HEADS)).alignment(column.align)
-        });
-        widgets::Table::new(rows, shown.iter().map(|(_, width)| *width as u16))
-            .header(Row::new(heads))
-            .render(area, buffer);
+            };
+            draw(&|column, width| (column.cell)(self.rows[at], width), style);
+        }
     }
 }
 
