@@ -97,8 +97,8 @@ impl<'a, R: Copy> Table<'a, R> {
         widths
     }
 
-    /// Draws the heads, and below them the rows from `first` on. ratatui's own table solves
-    /// equations for its columns, which takes as long as all else that `top --once` does.
+    /// Draws the heads, and below them the rows from `first` on. The solver of ratatui's own table
+    /// would take a third of the time of `top --once` (measured).
     pub fn draw(&self, area: Rect, buffer: &mut Buffer, first: usize, selected: Option<usize>) {
         let widths = self.widths(area.width.into());
         let mut lines = area.rows();
