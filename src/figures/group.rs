@@ -361,6 +361,11 @@ impl Gpu {
         })
     }
 
+    /// Formats the group's own `max` for a table.
+    pub fn max_text(&self) -> String {
+        self.text(Key::Max).unwrap_or_else(|| size(Size::Max))
+    }
+
     /// Returns the GPU's names as JSON.
     pub fn name_json(&self) -> Value {
         json!({ "uuid": self.id.to_string(), "index": self.index })

@@ -1,5 +1,6 @@
 //! Draws the past usage of a group on one GPU as lines of text.
 
+use super::terminal::{self, NO_BREAK};
 use crate::figures::{past::Past, spans::Span};
 use gpulimit_base::units::gib;
 use gpulimit_ledger::EventKind;
@@ -53,49 +54,19 @@ struct Curve<'a> {
     pub moved: &'a [u64],
 }
 
-/// The characters of a curve.
-struct Pen {
-    /// A cell that is filled up to one eighth, two eighths, … and in full.
-    filled: [char; EIGHTHS as usize],
-    varied: char,
-    uncertain: char,
-    limit: char,
-    side: char,
-    tick: char,
-    corner: char,
-    axis: char,
-    mark: char,
-}
-
-const UNICODE: Pen = Pen {
-    filled: ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'],
-    varied: '▒',
-    uncertain: '░',
-    limit: '─',
-    side: '│',
-    tick: '┤',
-    corner: '└',
-    axis: '─',
-    mark: '┬',
-};
-
-const ASCII: Pen = Pen {
-    filled: ['_', '_', '_', '#', '#', '#', '#', '#'],
-    varied: ':',
-    uncertain: '.',
-    limit: '-',
-    side: '|',
-    tick: '+',
-    corner: '+',
-    axis: '-',
-    mark: '+',
-};
-
+/// A cell that is filled up to one eighth, two eighths, … and in full.
+const FILLED: [char; EIGHTHS as usize] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+const VARIED: char = '▒';
+const UNCERTAIN: char = '░';
+const LIMIT: char = '─';
 const UNKNOWN: char = '?';
 const REFUSED: char = 'R';
 const KILLED: char = 'K';
 const MOVED: char = 'S';
 const ASKED: char = 'A';
+
+/// The characters that are drawn, and what terminals without UTF-8 show instead.
+const DRAWN: [&str; 2] = ["▁▂▃▄▅▆▇█▒░─│┤└┬", "___#####:.-|+++"];
 
 /// One column of the curve: heights in eighths of a line.
 struct Column {
@@ -115,41 +86,54 @@ impl Curve<'_> {
     /// Returns the lines of the curve: the limit, the usage, refusals and kills, the time axis, and
     /// an explanation of the characters.
     pub fn lines(&self) -> Vec<String> {
-        let pen = if self.unicode { &UNICODE } else { &ASCII };
         let top = self.top();
         let labels = Labels::new(top, self.limit);
-        let columns = self.columns(top, self.width.saturating_sub(labels.width + 2).max(1));
+        let margin = labels.width + 2;
+        let columns = self.columns(top, self.width.saturating_sub(margin).max(1));
         let mut lines = Vec::new();
-        let mut drawn = String::new();
-        let mut line = |label: &str, side: char, cells: String| {
-            let line = format!("{label:>0$} {side}{cells}", labels.width);
-            drawn += &cells;
-            line.trim_end().to_owned()
+        let mut line = |label: &str, cells: String| {
+            let side = if label.is_empty() { '│' } else { '┤' };
+            lines.push(format!("{label:>0$} {side}{cells}", labels.width));
         };
         if self.limit == Some(top) {
-            let limit = String::from(pen.limit).repeat(columns.len());
-            lines.push(line(&gib(top).to_string(), pen.tick, limit));
+            line(
+                &gib(top).to_string(),
+                LIMIT.to_string().repeat(columns.len()),
+            );
         }
         for row in (0..ROWS).rev() {
             let (label, is_limit) = labels.of(row);
-            let side = if label.is_empty() { pen.side } else { pen.tick };
-            let cell = |column: &Column| match column.cell(row, pen) {
-                ' ' if is_limit => pen.limit,
+            let cell = |column: &Column| match column.cell(row) {
+                ' ' if is_limit => LIMIT,
                 cell => cell,
             };
-            lines.push(line(label, side, columns.iter().map(cell).collect()));
+            line(label, columns.iter().map(cell).collect());
         }
-        let (marks, times) = self.axis(columns.len(), labels.width + 2, pen);
-        lines.push(format!("{:>1$} {2}{marks}", 0, labels.width, pen.corner));
         let event = |column: &Column| column.event.unwrap_or(' ');
         let events: String = columns.iter().map(event).collect();
+        let drawn: String = lines
+            .iter()
+            .flat_map(|line| line.chars().skip(margin))
+            .collect();
+        let legend = legend(&(drawn + &events), self.width);
+        let (marks, times) = self.axis(columns.len(), margin);
+        lines.push(format!("{:>1$} └{marks}", 0, labels.width));
         if !events.trim().is_empty() {
-            lines.push(format!("{:1$}{2}", "", labels.width + 2, events.trim_end()));
-            drawn += &events;
+            lines.push(format!("{:margin$}{events}", ""));
         }
         lines.push(times);
-        lines.extend(legend(&drawn, self.width, pen));
-        lines
+        lines.extend(legend);
+        let shown = |line: String| -> String {
+            let line = line.trim_end().chars();
+            let ascii = |c| {
+                DRAWN[0]
+                    .chars()
+                    .position(|drawn| drawn == c && !self.unicode)
+            };
+            line.map(|c| ascii(c).map_or(c, |at| DRAWN[1].as_bytes()[at].into()))
+                .collect()
+        };
+        lines.into_iter().map(shown).collect()
     }
 
     /// Returns the usage at the top of the curve in bytes.
@@ -204,11 +188,11 @@ impl Curve<'_> {
     }
 
     /// Returns the marks of the time axis, and the line with its times.
-    fn axis(&self, width: usize, margin: usize, pen: &Pen) -> (String, String) {
-        let mut marks = vec![pen.axis; width];
+    fn axis(&self, width: usize, margin: usize) -> (String, String) {
+        let mut marks = vec!['─'; width];
         let mut times = String::new();
         for (column, text) in self.ticks(width) {
-            marks[column] = pen.mark;
+            marks[column] = '┬';
             if times.len() < margin + column && column + text.len() <= width {
                 times = format!("{times:<0$}{text}", margin + column);
             }
@@ -257,19 +241,19 @@ impl Curve<'_> {
 
 impl Column {
     /// Returns the character of the cell in a row. Row 0 is the lowest.
-    fn cell(&self, row: u64, pen: &Pen) -> char {
+    fn cell(&self, row: u64) -> char {
         let bottom = row * EIGHTHS;
         let inside = |height: u64| height.saturating_sub(bottom).min(EIGHTHS);
         let (floor, reached, most) = (inside(self.floor), inside(self.reached), inside(self.most));
         let half = EIGHTHS / 2;
         match reached {
             0 if self.unknown && row == 0 => UNKNOWN,
-            0 if most > 0 => pen.uncertain,
+            0 if most > 0 => UNCERTAIN,
             0 => ' ',
-            EIGHTHS if floor < half => pen.varied,
+            EIGHTHS if floor < half => VARIED,
             // A part of the cell is filled, and the group may have used more.
-            1..EIGHTHS if floor == 0 && reached >= half => pen.varied,
-            _ => pen.filled[reached as usize - 1],
+            1..EIGHTHS if floor == 0 && reached >= half => VARIED,
+            _ => FILLED[reached as usize - 1],
         }
     }
 }
@@ -315,38 +299,32 @@ impl Labels {
 }
 
 /// Explains those characters that were drawn.
-fn legend(drawn: &str, width: usize, pen: &Pen) -> Vec<String> {
-    const GAP: &str = "   ";
-    let full = pen.filled[EIGHTHS as usize - 1];
+fn legend(drawn: &str, width: usize) -> Vec<String> {
+    let full = FILLED[EIGHTHS as usize - 1];
     let texts = [
         (full, "used"),
-        (pen.varied, "used at times"),
-        (pen.uncertain, "perhaps used"),
+        (VARIED, "used at times"),
+        (UNCERTAIN, "perhaps used"),
         (UNKNOWN, "unknown"),
-        (pen.limit, "limit"),
+        (LIMIT, "limit"),
         (REFUSED, "refused"),
         (KILLED, "killed"),
         (MOVED, "suspended or resumed"),
         (ASKED, "members asked for memory"),
     ];
-    let mut lines: Vec<String> = Vec::new();
-    for (character, text) in texts {
-        let is_drawn = match character == full {
-            true => drawn.contains(pen.filled),
-            false => drawn.contains(character),
-        };
-        let text = format!("{character} {text}");
-        let columns = |text: &str| text.chars().count();
-        match lines.last_mut() {
-            _ if !is_drawn => {}
-            Some(line) if columns(line) + columns(GAP) + columns(&text) <= width => {
-                *line += GAP;
-                *line += &text;
-            }
-            _ => lines.push(text),
-        }
-    }
+    let is_drawn = |(c, _): &(char, &str)| match *c == full {
+        true => drawn.contains(FILLED),
+        false => drawn.contains(*c),
+    };
+    let texts = texts.into_iter().filter(is_drawn);
+    // A line break does not part an explanation.
+    let texts = texts.map(|(c, text)| format!("{c} {text}").replace(' ', NO_BREAK));
+    let text = texts.collect::<Vec<_>>().join("   ");
+    let lines = terminal::wrap(&text, 0, width);
     lines
+        .iter()
+        .map(|line| line.replace(NO_BREAK, " "))
+        .collect()
 }
 
 #[cfg(test)]

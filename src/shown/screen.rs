@@ -182,7 +182,8 @@ pub fn watch_input(tell: impl Fn(Option<event::Event>) + Send + 'static) -> Resu
     })
 }
 
-fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
+/// Starts a thread.
+pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Failure> {
     let thread = thread::Builder::new().name(name.into()).spawn(work);
     thread
         .map(drop)

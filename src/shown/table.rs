@@ -35,15 +35,11 @@ impl Column {
 
     /// Shortens a text of this column to at most `width` columns of the terminal.
     fn cut(self, text: &str, width: usize) -> String {
-        match self {
-            Self::Path(_) if text.width() > width => {
-                // Characters of paths are one column wide, but for marks such as `…`.
-                let tail = width.saturating_sub(1) / 2;
-                let start = text.chars().count().saturating_sub(tail);
-                terminal::cut(text, width - tail) + &text.chars().skip(start).collect::<String>()
-            }
-            _ => terminal::cut(text, width),
-        }
+        let tail = match self {
+            Self::Path(_) => width.saturating_sub(1) / 2,
+            Self::Left(_) | Self::Right(_) => 0,
+        };
+        terminal::cut(text, width, tail).into_owned()
     }
 }
 

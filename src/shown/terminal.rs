@@ -1,10 +1,13 @@
 //! Finds out how large a terminal is and whether it shows bold type. Breaks lines to fit.
 
 use rustix::termios::{Winsize, tcgetwinsize};
+use std::borrow::Cow;
 use std::env;
 use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
-use unicode_width::UnicodeWidthChar;
+use textwrap::WordSplitter;
+use unicode_truncate::UnicodeTruncateStr;
+use unicode_width::UnicodeWidthStr;
 
 /// Returns whether to print bold type: on a terminal with bold type (`TERM`), unless `NO_COLOR` is
 /// set.
@@ -37,7 +40,7 @@ pub fn output_width() -> Option<usize> {
 /// columns, on a narrow terminal by fewer. Other streams keep the line.
 pub fn fit(line: &str, indent: usize, stream: &(impl IsTerminal + AsFd)) -> String {
     match width(stream) {
-        Some(width) => wrap(line, indent, width),
+        Some(width) => wrap(line, indent, width).join("\n"),
         None => line.into(),
     }
 }
@@ -70,68 +73,35 @@ fn size(stream: &(impl IsTerminal + AsFd)) -> Option<Winsize> {
     is_terminal.then(|| tcgetwinsize(stream).ok()).flatten()
 }
 
-fn wrap(line: &str, indent: usize, width: usize) -> String {
-    let indent = indent.min(width / 2);
-    let mut out = String::with_capacity(line.len());
-    let (mut column, mut gap) = (0, 0);
-    // A single space separates words. Several spaces align columns, so keep them.
-    for word in line.split(' ') {
-        let length = columns(word);
-        if length > 0 && column > indent && column + gap + length > width {
-            out.push('\n');
-            out.extend(std::iter::repeat_n(' ', indent));
-            (column, gap) = (indent, 0);
-        }
-        if length > 0 {
-            out.extend(std::iter::repeat_n(' ', gap));
-            column += gap + length;
-            gap = 0;
-        }
-        out.push_str(word);
-        gap += 1;
-    }
-    out
+/// A space at which [`wrap`] breaks no line.
+pub const NO_BREAK: &str = "\u{a0}";
+
+/// Breaks a line between words into lines of at most `width` columns, and indents the following
+/// lines. Longer words stay whole. Escape sequences of bold type take no columns.
+pub fn wrap<'a>(line: &'a str, indent: usize, width: usize) -> Vec<Cow<'a, str>> {
+    let indent = " ".repeat(indent.min(width / 2));
+    let words = line.trim_start_matches(' ');
+    let options = textwrap::Options::new(width)
+        .initial_indent(&line[..line.len() - words.len()])
+        .subsequent_indent(&indent)
+        .break_words(false)
+        .word_splitter(WordSplitter::NoHyphenation);
+    textwrap::wrap(words, options)
 }
 
-/// Cuts a line to at most `width` columns. A line that was cut ends with `…`, and keeps its escape
-/// sequences, which end bold type.
-pub fn cut(line: &str, width: usize) -> String {
-    if columns(line) <= width {
-        return line.into();
+/// Cuts a text to at most `width` columns. A text that was cut has a `…`, and after that `tail`
+/// columns of its end.
+pub fn cut(text: &str, width: usize, tail: usize) -> Cow<'_, str> {
+    if text.width() <= width {
+        return text.into();
     }
-    let mut out = String::with_capacity(line.len());
-    let mut left = Some(width.saturating_sub(1));
-    for (c, columns) in measured(line) {
-        match (columns, left) {
-            (None, _) => out.push(c),
-            (Some(columns), Some(room)) if columns <= room => {
-                out.push(c);
-                left = Some(room - columns);
-            }
-            (Some(_), Some(_)) => {
-                out.push('…');
-                left = None;
-            }
-            (Some(_), None) => {}
-        }
-    }
-    out
-}
-
-/// Returns the width of a text in columns, without escape sequences for bold type (`ESC [ 1 m`).
-fn columns(text: &str) -> usize {
-    measured(text).filter_map(|(_, columns)| columns).sum()
-}
-
-/// Returns the characters of a text with their widths in columns; `None` for those of escape
-/// sequences.
-fn measured(text: &str) -> impl Iterator<Item = (char, Option<usize>)> {
-    let mut in_sequence = false;
-    text.chars().map(move |c| {
-        let is_escape = in_sequence || c == '\u{1b}';
-        in_sequence = is_escape && c != 'm';
-        (c, (!is_escape).then(|| c.width().unwrap_or(0)))
-    })
+    let Some(room) = width.checked_sub(1) else {
+        return "".into();
+    };
+    let tail = tail.min(room);
+    let (begin, _) = text.unicode_truncate(room - tail);
+    let (end, _) = text.unicode_truncate_start(tail);
+    format!("{begin}…{end}").into()
 }
 
 #[cfg(test)]
@@ -140,7 +110,7 @@ mod tests {
 
     #[test]
     fn lines_are_broken_between_words() {
-        let wrapped = |line: &str| wrap(line, 4, 20);
+        let wrapped = |line: &str| wrap(line, 4, 20).join("\n");
         assert_eq!(wrapped("short"), "short");
         assert_eq!(wrapped("exactly twenty chars"), "exactly twenty chars");
         assert_eq!(
@@ -154,15 +124,19 @@ mod tests {
         );
         // A word that is longer than a line is not broken.
         assert_eq!(
+            wrapped("  /a/path/that/is/longer"),
+            "  /a/path/that/is/longer"
+        );
+        assert_eq!(
             wrapped("see /a/path/that/is/longer here"),
-            "see /a/path/that/is/longer\n    here"
+            "see\n    /a/path/that/is/longer\n    here"
         );
         assert_eq!(
             wrapped("\u{1b}[1mfive\u{1b}[0m words that fit here"),
             "\u{1b}[1mfive\u{1b}[0m words that fit\n    here"
         );
         assert_eq!(
-            wrap("error  a word", 10, 8),
+            wrap("error  a word", 10, 8).join("\n"),
             "error  a\n    word",
             "the indent is at most half of the width"
         );
@@ -175,15 +149,24 @@ mod tests {
     }
 
     #[test]
-    fn cut_lines_end_with_a_mark() {
-        assert_eq!(cut("2.0 GiB", 7), "2.0 GiB");
-        assert_eq!(cut("2.0 GiB", 6), "2.0 G…");
-        assert_eq!(cut("2.0 GiB", 1), "…");
-        assert_eq!(
-            cut("\u{1b}[1mUSAGE\u{1b}[0m FREE", 3),
-            "\u{1b}[1mUS…\u{1b}[0m"
-        );
-        // A wide character that only fits in half is left out.
-        assert_eq!(cut("模型模型", 4), "模…");
+    fn texts_are_cut_to_columns() {
+        for (text, width, tail, expected) in [
+            ("2.0 GiB", 7, 0, "2.0 GiB"),
+            ("2.0 GiB", 6, 0, "2.0 G…"),
+            ("2.0 GiB", 1, 0, "…"),
+            ("2.0 GiB", 0, 0, ""),
+            // Wide characters are never cut in two.
+            ("模型训练", 8, 0, "模型训练"),
+            ("模型训练", 6, 0, "模型…"),
+            // A mark stays with its letter.
+            ("e\u{301}e\u{301}e\u{301}", 2, 0, "e\u{301}…"),
+            ("lab/alice/run-7", 10, 4, "lab/a…un-7"),
+            ("lab/alice/run-7", 6, 6, "…run-7"),
+            ("模型训练", 4, 4, "…练"),
+            ("lab", 0, 3, ""),
+        ] {
+            assert_eq!(cut(text, width, tail), expected, "{text} {width} {tail}");
+            assert!(cut(text, width, tail).width() <= width);
+        }
     }
 }

@@ -10,7 +10,7 @@ use crate::shown::output::{self, Escaped};
 use crate::shown::table::{Column, Table, UNKNOWN, figure};
 use crate::shown::watch::{self, Round, Shown};
 use crate::words::{failure::Failure, notes::Notes};
-use gpulimit_base::units::{Size, gib};
+use gpulimit_base::units::gib;
 use gpulimit_group::Group;
 use gpulimit_limits::{Key, Selector};
 use serde_json::json;
@@ -224,7 +224,7 @@ fn table(groups: &[Figures]) -> Table {
             table.row(vec![
                 group.title.clone(),
                 gpu.label.clone(),
-                max(gpu),
+                gpu.max_text(),
                 figure(effective(group, gpu)),
                 figure(gpu.text(Key::High)),
                 figure(gpu.text(Key::Low)),
@@ -266,12 +266,6 @@ fn table(groups: &[Figures]) -> Table {
     }
     table.without_empty(&OPTIONAL);
     table
-}
-
-/// Formats the group's own `max` on a GPU.
-fn max(gpu: &Gpu) -> String {
-    gpu.text(Key::Max)
-        .unwrap_or_else(|| figures::size(Size::Max))
 }
 
 /// Formats the smallest `max` of the groups above this group; `None` if the group's own `max` is

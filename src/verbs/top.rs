@@ -2,12 +2,10 @@
 
 mod actions;
 mod bars;
-mod canvas;
-mod columns;
 mod frame;
 mod json;
+mod look;
 mod pages;
-mod pen;
 mod place;
 mod plain;
 mod prompt;
@@ -25,11 +23,10 @@ use crate::shown::output::{self, Reader as Pipe};
 use crate::shown::screen::{self, Screen};
 use crate::shown::{terminal, watch};
 use crate::words::failure::Failure;
-use canvas::Canvas;
 use frame::{Scene, Seen};
 use gpulimit_limits::Selector;
 use jiff::tz::TimeZone;
-use pen::{Pen, Theme};
+use look::Look;
 use ratatui::crossterm::event::{Event as Input, KeyEventKind};
 use reader::{Ask, News, Reader, Source};
 use round::{Name, Round};
@@ -181,7 +178,7 @@ fn view(args: &Args) -> Result<View, Failure> {
 fn print(args: &Args, view: &View) -> Result<ExitCode, Failure> {
     let mut source = Source::new(args.group.clone());
     let is_last = !(args.batch || args.json && !args.once);
-    let (zone, pen) = (TimeZone::system(), Pen::of_locale());
+    let (zone, look) = (TimeZone::system(), Look::of_terminal());
     let plain = |round: &Round| {
         let scene = Scene {
             round,
@@ -189,8 +186,9 @@ fn print(args: &Args, view: &View) -> Result<ExitCode, Failure> {
             pasts: None,
             stuck: None,
             zone: &zone,
+            look,
         };
-        plain::lines(&scene, &pen, width()).join("\n")
+        plain::lines(&scene, width()).join("\n")
     };
     let (mut gap, mut printed) = ("", Vec::new());
     loop {
@@ -211,7 +209,7 @@ fn print(args: &Args, view: &View) -> Result<ExitCode, Failure> {
             Err(failure) if is_last => return Err(failure),
             Err(failure) if args.json => watch::json_of(&failure).to_string(),
             Ok(read) if args.json => {
-                let shows = |gpu| view.choice.shows(gpu);
+                let shows = |gpu| view.choice.shows(Some(gpu));
                 json::round(&read, source.driver(), shows).to_string()
             }
             Err(failure) => format!("{gap}{}", plain(&Round::failed(&failure))),
@@ -229,7 +227,7 @@ fn print(args: &Args, view: &View) -> Result<ExitCode, Failure> {
 /// Returns the width of standard output in columns. Narrow terminals wrap lines that tables need.
 fn width() -> u16 {
     let width = terminal::output_width().and_then(|width| u16::try_from(width).ok());
-    width.map_or(WIDTH, |width| width.max(frame::LEAST_WIDTH as u16))
+    width.map_or(WIDTH, |width| width.max(frame::LEAST_WIDTH))
 }
 
 /// Something that the screen reacts to.
@@ -251,8 +249,7 @@ struct Program {
     events: mpsc::Receiver<Event>,
     sender: mpsc::Sender<Event>,
     screen: Screen,
-    pen: Pen,
-    theme: Theme,
+    look: Look,
     zone: TimeZone,
 }
 
@@ -279,8 +276,7 @@ impl Program {
             events,
             sender,
             screen,
-            pen: Pen::of_locale(),
-            theme: Theme::of_terminal(),
+            look: Look::of_terminal(),
             zone: TimeZone::system(),
         })
     }
@@ -319,18 +315,11 @@ impl Program {
             pasts: self.pasts.as_ref(),
             stuck: self.stuck(),
             zone: &self.zone,
+            look: self.look,
         };
         let mut seen = Seen::default();
-        self.screen.draw(|buffer| {
-            seen = frame::draw(
-                &mut Canvas {
-                    buffer,
-                    pen: &self.pen,
-                    theme: &self.theme,
-                },
-                &scene,
-            );
-        })?;
+        self.screen
+            .draw(|buffer| seen = frame::draw(&scene, buffer))?;
         self.seen = seen;
         (self.view.offsets, self.view.scroll) = (seen.offsets, seen.scroll);
         Ok(())
@@ -374,20 +363,12 @@ impl Program {
             Act::Quit => return Ok(Some(ExitCode::SUCCESS)),
             Act::Stop => self.screen.stop()?,
             Act::Redraw => self.screen.reopen()?,
-            Act::Read => self.reader.ask(Ask::Now),
-            Act::Interval(interval) => self.reader.ask(Ask::Interval(interval)),
-            Act::Pause(paused) => self.reader.ask(Ask::Pause(paused)),
-            Act::Curves(wanted) => self.reader.ask(Ask::Curves(wanted)),
-            Act::Limit { .. } | Act::Signal { .. } => {
+            Act::Ask(ask) => self.reader.ask(ask),
+            Act::Limit(..) | Act::Signal(..) => {
                 self.view.message = "working".into();
                 let done = self.sender.clone();
                 let work = move || _ = done.send(Event::Done(actions::act(act)));
-                thread::Builder::new()
-                    .name("action".into())
-                    .spawn(work)
-                    .map_err(|error| {
-                        Failure::new(format_args!("cannot start a thread: {error}"))
-                    })?;
+                screen::spawn("action", work)?;
             }
         }
         Ok(None)

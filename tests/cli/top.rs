@@ -513,13 +513,7 @@ fn options_choose_rows() {
             .skip_while(|line| !line.starts_with("GROUP"))
             .skip(1);
         let names = rows.take_while(|line| !line.contains("PID"));
-        let name = |line: &str| {
-            line.split("  ")
-                .next()
-                .unwrap_or_default()
-                .trim()
-                .to_owned()
-        };
+        let name = |line: &str| words(line).first().copied().unwrap_or_default().to_owned();
         names.map(name).collect()
     };
     assert_eq!(groups(&["--filter", "NIGHT"]), ["night"]);

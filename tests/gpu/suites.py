@@ -109,7 +109,8 @@ def judge(words: list[str], folder: Path, built: Path) -> dict:
     differ = differences(bare, other)
     if "passed" not in bare.values() and bare["the program"] != "status 0":
         said = (built / "output").read_text(errors="replace").strip()[-400:]
-        return {**record, "verdict": "fail", "failures": [f"no test passes without a limit: {said}"]}
+        failure = f"no test passes without a limit: {said}"
+        return {**record, "verdict": "fail", "failures": [failure]}
     if differ:
         unstable = differences(bare, run(words, [], folder, built))
         differ = {name: pair for name, pair in differ.items() if name not in unstable}

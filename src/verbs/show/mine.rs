@@ -1,6 +1,6 @@
 //! `gpulimit show --mine`: shows the limit of the caller's programs, and the users who share it.
 
-use super::{above_all, effective, max};
+use super::{above_all, effective};
 use crate::figures::{self, Figures, Gpu, waiting::Waiters};
 use crate::groups::{self, SCHEMA, View};
 use crate::machine::{accounts, nvml::Driver};
@@ -226,7 +226,7 @@ impl Mine {
         for (gpu, used) in self.figures.gpus.iter().zip(&self.used) {
             table.row(vec![
                 gpu.label.clone(),
-                effective(&self.figures, gpu).unwrap_or_else(|| max(gpu)),
+                effective(&self.figures, gpu).unwrap_or_else(|| gpu.max_text()),
                 bytes(gpu.usage),
                 bytes(*used),
                 bytes(gpu.free),

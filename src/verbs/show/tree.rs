@@ -1,6 +1,5 @@
 //! `gpulimit show --tree`: the hierarchy of groups.
 
-use super::max;
 use crate::figures::{self, Figures, Gpu};
 use crate::shown::table::{Column, Table, figure};
 use gpulimit_base::units::gib;
@@ -76,7 +75,13 @@ impl Node<'_> {
     /// precedes the names below.
     fn rows(&self, table: &mut Table, name: &str, edge: &str) {
         let figures = self.group;
-        let of_gpu = |gpu: &Gpu| (gpu.label.clone(), figure(gpu.usage.map(gib)), max(gpu));
+        let of_gpu = |gpu: &Gpu| {
+            (
+                gpu.label.clone(),
+                figure(gpu.usage.map(gib)),
+                gpu.max_text(),
+            )
+        };
         let of_others = |others: &str| {
             let max = figures::size(figures.of_all(Key::Max));
             (others.to_owned(), figure(None::<u64>), max)

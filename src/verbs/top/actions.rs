@@ -11,16 +11,12 @@ use gpulimit_limits::{Key, Setting};
 /// Does what the user has confirmed, and returns what was done. Can take a minute.
 pub fn act(act: Act) -> String {
     let done = match act {
-        Act::Limit { group, max, gpu } => is_meant(&group).and_then(|()| {
+        Act::Limit(group, max, gpu) => is_meant(&group).and_then(|()| {
             let max: Extent = max.parse().map_err(Failure::usage)?;
             let max = Setting::Size(Key::Max, max);
             changes::set(&group.name, vec![max], gpu.as_slice())
         }),
-        Act::Signal {
-            group,
-            process,
-            signal,
-        } => is_meant(&group).and_then(|()| {
+        Act::Signal(group, process, signal) => is_meant(&group).and_then(|()| {
             let pid = process.map(|process| process.pid);
             let start_time = process.map(|process| process.start_time);
             let group = groups::find(&group.name, Purpose::Use)?;
@@ -49,18 +45,9 @@ fn is_meant(group: &Name) -> Result<(), Failure> {
     )))
 }
 
-/// Joins the lines of messages. A line that begins with a space continues the one before.
+/// Joins the lines of messages. A line that begins with spaces continues the one before.
 fn joined(said: &str) -> String {
-    let mut text = String::new();
-    for line in said.lines() {
-        text += match (text.is_empty(), line.starts_with(' ')) {
-            (true, _) => "",
-            (false, true) => " ",
-            (false, false) => "; ",
-        };
-        text += line.trim();
-    }
-    text
+    said.trim_end().replace("\n  ", " ").replace('\n', "; ")
 }
 
 #[cfg(test)]

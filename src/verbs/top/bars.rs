@@ -1,213 +1,156 @@
 //! The bars of the GPUs: how much of each GPU's memory top groups and others use.
 
-use super::canvas::{Align, Canvas};
-use super::columns::{short, short_or_unknown};
+use super::frame;
+use super::look::{FILLS, LIMIT, OUTSIDE, TITLE, WEAK};
 use super::round::{Gpu, percent};
+use super::tables::{short, size};
+use crate::shown::terminal::cut;
 use gpulimit_base::units::gib;
-use ratatui::style::Style;
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use ratatui::text::{Line, Span};
+use ratatui::widgets::Widget;
+use unicode_width::UnicodeWidthStr;
 
 /// The least columns of a bar with its figures.
-const LEAST: usize = 38;
+const LEAST: u16 = 38;
 /// From this many columns on, there are also figures of the memory that is free.
-const WIDE: usize = 100;
+const WIDE: u16 = 100;
 /// From this many columns on, there is room for the names of products.
-const WIDEST: usize = 120;
+const WIDEST: u16 = 120;
 
 /// How the bars are laid out.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct Plan {
     /// Number of bars in a line.
-    pub columns: usize,
+    columns: usize,
     /// Whether a line below each bar names the groups and their bytes.
-    pub explained: bool,
+    explained: bool,
     /// Number of lines.
-    pub lines: usize,
+    pub lines: u16,
 }
 
 impl Plan {
     /// Plans bars of this many GPUs for a screen of this many columns and at most `lines` lines.
-    pub fn new(gpus: usize, width: usize, lines: usize) -> Self {
-        let most = (width / LEAST).max(1);
-        let columns = (1..=most).find(|columns| gpus.div_ceil(*columns) <= lines);
+    pub fn new(gpus: usize, width: u16, lines: usize) -> Self {
+        let most = usize::from(width / LEAST).max(1);
+        let columns = (1..most).find(|columns| gpus.div_ceil(*columns) <= lines);
         let columns = columns.unwrap_or(most);
         let bars = gpus.div_ceil(columns);
         let explained = columns == 1 && 2 * bars <= lines;
+        let needed = if explained { 2 * bars } else { bars };
         Self {
             columns,
             explained,
-            lines: (bars * if explained { 2 } else { 1 }).min(lines),
+            lines: needed.min(lines).try_into().unwrap_or(u16::MAX),
+        }
+    }
+
+    /// Draws the bars. The first column has the first GPUs.
+    pub fn draw(self, gpus: &[&Gpu], area: Rect, buffer: &mut Buffer) {
+        let each = (area.width + 1) / self.columns as u16;
+        let right = |gpu: &&Gpu| figures(gpu, each > WIDE);
+        let label = gpus.iter().map(|gpu| gpu.label.width()).max();
+        let figures = gpus.iter().map(|gpu| right(gpu).len()).max();
+        let [label, figures] = [label, figures].map(|width| width.unwrap_or(1) as u16);
+        let rows = gpus.len().div_ceil(self.columns).max(1);
+        for (gpus, column) in gpus.chunks(rows).zip(0..) {
+            let column = Rect::new(area.x + column * each, area.y, each - 1, area.height);
+            let mut lines = column.rows();
+            for gpu in gpus {
+                let Some(line) = lines.next() else { break };
+                Span::styled(&gpu.label, TITLE).render(line, buffer);
+                Line::from(right(gpu)).right_aligned().render(line, buffer);
+                let width = line.width.saturating_sub(label + figures + 2);
+                bar(gpu, Rect::new(line.x + label + 1, line.y, width, 1), buffer);
+                if let Some(line) = self.explained.then(|| lines.next()).flatten() {
+                    explain(gpu, line, label, buffer);
+                }
+            }
         }
     }
 }
 
-/// Draws the bars from line `y` on.
-pub fn draw(canvas: &mut Canvas<'_>, y: usize, gpus: &[&Gpu], plan: Plan) {
-    let each = canvas.width() / plan.columns.max(1);
-    let lines = gpus.len().div_ceil(plan.columns);
-    let labels = gpus.iter().map(|gpu| gpu.label.chars().count());
-    let label = labels.max().unwrap_or(1);
-    let figures = gpus.iter().map(|gpu| figures(gpu, each >= WIDE).len());
-    let figures = figures.max().unwrap_or(0);
-    for (at, gpu) in gpus.iter().enumerate() {
-        // The first column has the first GPUs.
-        let (column, line) = (at / lines, at % lines);
-        let line = line * if plan.explained { 2 } else { 1 };
-        if line >= plan.lines {
-            continue;
-        }
-        let gap = usize::from(column + 1 < plan.columns);
-        bar(
-            canvas,
-            (column * each, y + line),
-            each - gap,
-            (label, figures),
-            gpu,
-        );
-        if plan.explained && line + 1 < plan.lines {
-            explain(canvas, y + line + 1, label, gpu);
-        }
+/// Draws a bar. Names of groups are in their parts where there is room.
+fn bar(gpu: &Gpu, area: Rect, buffer: &mut Buffer) {
+    const LEAST_NAME: usize = 4;
+    let inside = usize::from(area.width.saturating_sub(2));
+    let grouped = grouped(gpu);
+    let known = gpu.limits.unwrap_or(0).max(grouped);
+    let whole = gpu.total.unwrap_or(known).max(1);
+    // Returns the column at which `bytes` end, rounded to the nearest.
+    let column = |bytes: u64| {
+        let columns = u128::from(bytes.min(whole)) * inside as u128 + u128::from(whole / 2);
+        (columns / u128::from(whole)) as usize
+    };
+    let mut spans = vec![Span::styled("[", WEAK)];
+    let (mut sum, mut from) = (0_u64, 0);
+    let parts = gpu.parts.iter().zip(FILLS.iter().cycle());
+    let parts = parts.map(|((title, bytes), fill)| (title.as_str(), *bytes, fill));
+    for (title, usage, (fill, style)) in parts.chain([("", gpu.outside.unwrap_or(0), &OUTSIDE)]) {
+        sum = sum.saturating_add(usage);
+        let width = column(sum) - from;
+        from += width;
+        // A column of the filling separates the name from the next part.
+        let name = match width.saturating_sub(1) {
+            room if room >= LEAST_NAME.min(title.width()) => cut(title, room, 0),
+            _ => "".into(),
+        };
+        let rest = fill.repeat(width - name.width());
+        spans.push(Span::styled(name, style.patch(TITLE)));
+        spans.push(Span::styled(rest, *style));
+    }
+    spans.push(" ".repeat(inside - from).into());
+    spans.push(Span::styled("]", WEAK));
+    Line::from(spans).render(area, buffer);
+    if let Some(limits) = gpu.limits.filter(|limits| *limits < whole && inside > 0) {
+        let at = column(limits).min(inside - 1) as u16;
+        let mark = Rect::new(area.x + 1 + at, area.y, 1, 1);
+        Span::styled(LIMIT.0, LIMIT.1).render(mark, buffer);
     }
 }
 
-fn bar(
-    canvas: &mut Canvas<'_>,
-    (x, y): (usize, usize),
-    width: usize,
-    (label, figures_width): (usize, usize),
-    gpu: &Gpu,
-) {
-    let theme = canvas.theme;
-    let inside = width.saturating_sub(label + figures_width + 4);
-    canvas.text(x, y, label, &gpu.label, theme.title);
-    let left = x + label + 1;
-    canvas.text(left, y, 1, "[", theme.weak);
-    for (at, (fill, style)) in cells(canvas, gpu, inside).into_iter().enumerate() {
-        canvas.text(left + 1 + at, y, 1, fill.encode_utf8(&mut [0; 4]), style);
-    }
-    names(canvas, (left + 1, y), gpu, inside);
-    canvas.text(left + 1 + inside, y, 1, "]", theme.weak);
-    let right = left + inside + 3;
-    let text = figures(gpu, width + 1 >= WIDE);
-    let room = (x + width).saturating_sub(right);
-    canvas.aligned(right, y, room, (&text, Align::Right), theme.plain);
+/// Returns what the top groups use.
+fn grouped(gpu: &Gpu) -> u64 {
+    let parts = gpu.parts.iter().map(|(_, bytes)| *bytes);
+    parts.fold(0, u64::saturating_add)
 }
 
 /// Returns the figures to the right of a bar: `45.2/79.2 GiB  57%`.
 fn figures(gpu: &Gpu, is_wide: bool) -> String {
     let Some(total) = gpu.total else {
-        let used: u64 = gpu.parts.iter().map(|part| part.usage).sum();
-        return format!("{} in groups", gib(used));
+        return format!("{} in groups", gib(grouped(gpu)));
     };
-    let grouped = gpu
-        .parts
-        .iter()
-        .fold(0, |sum: u64, part| sum.saturating_add(part.usage));
-    let used = gpu.used.unwrap_or(grouped);
+    let used = gpu.used.unwrap_or_else(|| grouped(gpu));
     let share = percent(used, total).map_or_else(String::new, |share| format!(" {share:>3}%"));
-    let mut text = format!("{}/{}{share}", gib(used).in_unit_of(total), gib(total));
-    if let (true, Some(free)) = (is_wide, gpu.free) {
-        text = format!("{text}  free {}", gib(free));
-    }
-    text
+    let free = gpu.free.filter(|_| is_wide);
+    let free = free.map_or_else(String::new, |free| format!("  free {}", gib(free)));
+    format!(
+        "{}/{}{share}{free}",
+        gib(used).in_unit_of(total),
+        gib(total)
+    )
 }
 
-/// Returns the places in a bar where the parts of the groups and the memory outside end.
-fn ends(gpu: &Gpu, width: usize) -> Vec<usize> {
-    let mut sum = 0_u64;
-    let whole = whole(gpu);
-    let parts = gpu.parts.iter().map(|part| part.usage);
-    parts
-        .chain([gpu.outside.unwrap_or(0)])
-        .map(|bytes| {
-            sum = sum.saturating_add(bytes);
-            place(sum, whole, width)
-        })
-        .collect()
-}
-
-/// Returns the bytes that the whole bar stands for.
-fn whole(gpu: &Gpu) -> u64 {
-    let grouped = gpu
-        .parts
-        .iter()
-        .fold(0, |sum: u64, part| sum.saturating_add(part.usage));
-    gpu.total
-        .unwrap_or_else(|| gpu.limits.unwrap_or(0).max(grouped))
-}
-
-/// Returns the column of a bar at which `bytes` end, rounded to the nearest.
-fn place(bytes: u64, whole: u64, width: usize) -> usize {
-    let columns = u128::from(bytes.min(whole)) * width as u128 + u128::from(whole / 2);
-    // The quotient is at most `width`.
-    (columns / u128::from(whole.max(1))) as usize
-}
-
-fn cells(canvas: &Canvas<'_>, gpu: &Gpu, width: usize) -> Vec<(char, Style)> {
-    let (pen, theme) = (canvas.pen, canvas.theme);
-    let ends = ends(gpu, width);
-    let parts = gpu.parts.len();
-    let mut cells = Vec::with_capacity(width);
-    for at in 0..width {
-        cells.push(match ends.iter().position(|end| at < *end) {
-            Some(part) if part < parts => (pen.fills[part % 3], theme.fills[part % 3]),
-            Some(_) => (pen.outside, theme.outside),
-            None => (' ', theme.plain),
-        });
-    }
-    if let Some(limits) = gpu.limits.filter(|limits| *limits < whole(gpu))
-        && let Some(cell) = cells.get_mut(place(limits, whole(gpu), width))
-    {
-        *cell = (pen.limit, theme.limit);
-    }
-    cells
-}
-
-/// Writes the names of the groups into their parts of a bar, where there is room.
-fn names(canvas: &mut Canvas<'_>, (x, y): (usize, usize), gpu: &Gpu, width: usize) {
-    const LEAST: usize = 4;
-    let mut begin = 0;
-    for (at, (part, end)) in gpu.parts.iter().zip(ends(gpu, width)).enumerate() {
-        // A column of the filling separates the name from the next part.
-        let room = (end - begin).saturating_sub(1);
-        if room >= LEAST.min(part.title.chars().count()) {
-            let style = canvas.theme.fills[at % 3].patch(canvas.theme.title);
-            canvas.text(x + begin, y, room, &part.title, style);
-        }
-        begin = end;
-    }
-}
-
-/// Writes a line with the bytes of each part of a bar.
-fn explain(canvas: &mut Canvas<'_>, y: usize, label: usize, gpu: &Gpu) {
-    let (pen, theme) = (canvas.pen, canvas.theme);
-    let mut x = label + 2;
-    let width = canvas.width();
-    let mut write = |text: &str, style: Style| {
-        x += canvas.text(x, y, width.saturating_sub(x), text, style);
-    };
-    write(&format!("{} ", pen.outside), theme.outside);
+/// Draws a line with the bytes of each part of a bar.
+fn explain(gpu: &Gpu, area: Rect, label: u16, buffer: &mut Buffer) {
     let name = if gpu.is_whole { "outside" } else { "others" };
-    write(
-        &format!("{name} {}", short_or_unknown(gpu.outside)),
-        theme.plain,
-    );
-    write(
-        &format!("  free {}", short_or_unknown(gpu.free)),
-        theme.plain,
-    );
-    if let Some(limits) = gpu.limits {
-        write(&format!("  {} ", pen.limit), theme.limit);
-        write(&format!("limits {}", short(limits)), theme.plain);
+    let (outside, free) = (size(gpu.outside), size(gpu.free));
+    let outside = (OUTSIDE, format!(" {name} {outside}  free {free}"));
+    let limits = gpu
+        .limits
+        .map(|limits| (LIMIT, format!(" limits {}", short(limits))));
+    let parts = gpu.parts.iter().zip(FILLS.iter().cycle());
+    let parts = parts.map(|((title, bytes), fill)| (*fill, format!(" {title} {}", short(*bytes))));
+    let parts = [outside].into_iter().chain(limits).chain(parts);
+    let spans = parts
+        .flat_map(|((fill, style), text)| [Span::styled(fill, style), text.into(), "  ".into()]);
+    let (indent, width) = (label + 2, area.width - label - 2);
+    let area = Rect::new(area.x + indent, area.y, width, 1);
+    let line = Line::from_iter(spans);
+    if indent + width >= WIDEST && line.width() + gpu.name.width() <= width.into() {
+        let name = Line::styled(&gpu.name, WEAK);
+        name.right_aligned().render(area, buffer);
     }
-    for (at, part) in gpu.parts.iter().enumerate() {
-        write(&format!("  {} ", pen.fills[at % 3]), theme.fills[at % 3]);
-        write(
-            &format!("{} {}", part.title, short(part.usage)),
-            theme.plain,
-        );
-    }
-    if width >= WIDEST {
-        let room = width.saturating_sub(x + 2);
-        canvas.aligned(x + 2, y, room, (&gpu.name, Align::Right), theme.weak);
-    }
+    frame::line(line, area, buffer);
 }

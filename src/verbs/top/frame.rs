@@ -1,28 +1,34 @@
 //! Draws the whole screen: a pure function of what was read, what the user chose, and the size.
 
-use super::bars::{self, Plan};
-use super::canvas::{Align, Canvas};
-use super::pages;
+use super::bars::Plan;
+use super::look::{ALARM, KEY, Look, SELECTED, TITLE};
+use super::pages::{self, wrapped};
 use super::prompt::{Prompt, Question, SIGNALS};
 use super::reader::Wanted;
 use super::round::{Gpu, Round};
-use super::rows::Rows;
-use super::tables::{Groups, Processes};
+use super::rows::{Rows, Sort};
+use super::tables::{self, fitted};
 use super::view::{Page, View};
 use crate::figures::past::Past;
+use crate::shown::terminal::cut;
 use crate::words::{clock, signal};
 use gpulimit_base::device::DeviceId;
 use jiff::tz::TimeZone;
-use ratatui::style::Style;
+use ratatui::buffer::Buffer;
+use ratatui::layout::{Layout, Rect};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Clear, Paragraph, Widget};
 use std::collections::BTreeSet;
+use std::slice;
 use std::time::Duration;
 use unicode_width::UnicodeWidthStr;
 
 /// The smallest screen for tables.
-pub const LEAST_WIDTH: usize = 32;
-const LEAST_HEIGHT: usize = 8;
+pub const LEAST_WIDTH: u16 = 32;
+const LEAST_HEIGHT: u16 = 8;
 
 /// What is drawn.
+#[derive(Copy, Clone)]
 pub struct Scene<'a> {
     pub round: &'a Round,
     pub view: &'a View,
@@ -31,6 +37,7 @@ pub struct Scene<'a> {
     /// For how long there has been no answer, if that is unusual.
     pub stuck: Option<Duration>,
     pub zone: &'a TimeZone,
+    pub look: Look,
 }
 
 /// Where the tables were drawn, for the next key and the next frame.
@@ -45,110 +52,104 @@ pub struct Seen {
 }
 
 /// Draws the screen.
-pub fn draw(canvas: &mut Canvas<'_>, scene: &Scene<'_>) -> Seen {
-    let (width, height) = (canvas.width(), usize::from(canvas.area().height));
-    if width < LEAST_WIDTH || height < LEAST_HEIGHT {
+pub fn draw(scene: &Scene<'_>, buffer: &mut Buffer) -> Seen {
+    let area = buffer.area;
+    let mut seen = Seen::default();
+    if area.width < LEAST_WIDTH || area.height < LEAST_HEIGHT {
         let text = format!("too small: {LEAST_WIDTH}x{LEAST_HEIGHT} is needed, q quits");
-        for (y, line) in pages::broken(&text, width).iter().enumerate() {
-            canvas.text(0, y, width, line, canvas.theme.plain);
-        }
-        return Seen {
-            page: 1,
-            ..Seen::default()
+        page(wrapped(&text, area.width.into()).collect(), 0, area, buffer);
+    } else {
+        let body = Rect {
+            height: area.height - 1,
+            ..area
         };
+        let width = area.width.into();
+        seen = match &scene.view.page {
+            Page::Tables => tables(scene, body, buffer),
+            Page::Help => {
+                let lines = pages::help(width, scene.view.readonly);
+                page(lines, scene.view.scroll, body, buffer)
+            }
+            Page::Details(wanted) => {
+                let lines = pages::details(scene, wanted, width);
+                page(lines, scene.view.scroll, body, buffer)
+            }
+        };
+        footer(scene, area, buffer);
     }
-    let mut seen = match &scene.view.page {
-        Page::Tables => tables(canvas, scene),
-        Page::Help => {
-            let lines = pages::help(canvas, scene.view.readonly);
-            pages::draw(canvas, scene.view.scroll, &lines)
-        }
-        Page::Details(wanted) => {
-            let lines = pages::details(canvas, scene, wanted);
-            pages::draw(canvas, scene.view.scroll, &lines)
-        }
-    };
     seen.page = seen.page.max(1);
-    footer(canvas, scene);
+    scene.look.apply(buffer);
     seen
+}
+
+/// Draws a line, cut to the width of the area.
+pub fn line(line: Line<'_>, area: Rect, buffer: &mut Buffer) {
+    fitted(line, area.width.into()).render(area, buffer);
+}
+
+/// Draws the lines of a page, from line `scroll` on.
+fn page(lines: Vec<Line<'_>>, scroll: usize, area: Rect, buffer: &mut Buffer) -> Seen {
+    let page = usize::from(area.height);
+    let scroll = scroll.min(lines.len().saturating_sub(page));
+    for (line, row) in lines.into_iter().skip(scroll).zip(area.rows()) {
+        self::line(line, row, buffer);
+    }
+    Seen {
+        page,
+        scroll,
+        ..Seen::default()
+    }
 }
 
 /// Returns the GPUs that the user has chosen.
 pub fn gpus<'a>(scene: &Scene<'a>) -> Vec<&'a Gpu> {
     let gpus = scene.round.gpus.iter();
-    gpus.filter(|gpu| scene.view.choice.shows(gpu.id)).collect()
+    gpus.filter(|gpu| scene.view.choice.shows(Some(gpu.id)))
+        .collect()
 }
 
-fn tables(canvas: &mut Canvas<'_>, scene: &Scene<'_>) -> Seen {
-    let (width, height) = (canvas.width(), usize::from(canvas.area().height));
+fn tables(scene: &Scene<'_>, area: Rect, buffer: &mut Buffer) -> Seen {
     let (round, view) = (scene.round, scene.view);
-    let gpus = gpus(scene);
-    let plan = Plan::new(gpus.len(), width, ((height - 4) / 4).max(1));
-    bars::draw(canvas, 1, &gpus, plan);
-    let mut y = 1 + plan.lines;
-    if !round.problem.is_empty() {
-        canvas.text(0, y, width, &round.problem, canvas.theme.alarm);
-        y += 1;
-    }
-    let rows = Rows::of(round, &view.choice);
-    // Both heads and the footer take a line.
-    let room = height.saturating_sub(y + 3);
-    let wanted = [rows.groups.len().max(1), rows.processes.len().max(1)];
-    let half = room.div_ceil(2);
-    let first = wanted[0].min(room.saturating_sub(wanted[1]).max(half));
-    let rooms = [first, room - first];
-    let selected = view.position(&rows, round);
-    let at = |table: usize| match (table, selected) {
-        (0, Some(at)) => Some(at).filter(|at| *at < rows.groups.len()),
-        (_, Some(at)) => at.checked_sub(rows.groups.len()),
-        (_, None) => None,
-    };
+    let (gpus, rows) = (gpus(scene), Rows::of(round, &view.choice));
+    let plan = Plan::new(gpus.len(), area.width, usize::from(area.height - 3) / 4);
+    let problem = u16::from(!round.problem.is_empty());
+    // The first line and the heads of both tables take a line each.
+    let room = usize::from((area.height - 3).saturating_sub(plan.lines + problem));
     let lengths = [rows.groups.len(), rows.processes.len()];
-    let offset =
-        |table: usize| offset(view.offsets[table], rooms[table], lengths[table], at(table));
-    let offsets = [offset(0), offset(1)];
-
-    let groups = Groups::new(round, &rows, canvas.pen, width);
-    groups.heads(canvas, y);
-    y += 1;
-    let shown = |table: usize| rooms[table].min(lengths[table] - offsets[table]);
-    for line in 0..shown(0) {
-        groups.row(canvas, y + line, offsets[0] + line);
+    let first = lengths[0].max(1);
+    let first = first.min(room.saturating_sub(lengths[1].max(1)).max(room.div_ceil(2)));
+    let rooms = [first, room - first];
+    let [of_groups, of_processes] = rooms.map(|room| room as u16 + 1);
+    let heights = [1, plan.lines, problem, of_groups, of_processes];
+    let [head, bars, why, groups, processes] = Layout::vertical(heights).areas(area);
+    plan.draw(&gpus, bars, buffer);
+    line(Line::styled(&round.problem, ALARM), why, buffer);
+    let selected = view.position(&rows);
+    let of_groups = selected.filter(|at| *at < lengths[0]);
+    let of_processes = selected.and_then(|at| at.checked_sub(lengths[0]));
+    let offsets = [
+        offset(view.offsets[0], rooms[0], lengths[0], of_groups),
+        offset(view.offsets[1], rooms[1], lengths[1], of_processes),
+    ];
+    tables::groups(&rows).draw(groups, buffer, offsets[0], of_groups);
+    if let (true, Some(row)) = (rows.groups.is_empty(), groups.rows().nth(1)) {
+        without_groups(scene).render(row, buffer);
     }
-    mark(canvas, y, offsets[0], shown(0), at(0));
-    if lengths[0] == 0 {
-        canvas.text(0, y, width, without_groups(scene), canvas.theme.plain);
-    }
-    y += rooms[0];
-    let processes = Processes::new(round, &rows, width);
-    processes.heads(canvas, y);
-    y += 1;
-    for line in 0..shown(1) {
-        processes.row(canvas, y + line, offsets[1] + line);
-    }
-    mark(canvas, y, offsets[1], shown(1), at(1));
-    header(
-        canvas,
-        scene,
-        &rows,
-        [0, 1].map(|it| (offsets[it], rooms[it], lengths[it])),
+    tables::processes(&rows).draw(processes, buffer, offsets[1], of_processes);
+    let counts = counts(&rows);
+    let ranged = [0, 1].map(
+        |at| match (&counts[at], offsets[at], rooms[at], lengths[at]) {
+            (text, offset, room, rows) if rows > room => {
+                format!("{text} ({}-{} of {rows})", offset + 1, offset + room)
+            }
+            (text, ..) => text.clone(),
+        },
     );
+    header(scene, [&ranged, &counts], head, buffer);
     Seen {
         offsets,
-        page: match at(1) {
-            Some(_) => rooms[1],
-            None => rooms[0],
-        },
+        page: rooms[usize::from(of_processes.is_some())],
         scroll: 0,
-    }
-}
-
-/// Marks the selected row of a table that shows `count` rows from `first` on, from line `y` on.
-fn mark(canvas: &mut Canvas<'_>, y: usize, first: usize, count: usize, selected: Option<usize>) {
-    if let Some(line) = selected.and_then(|row| row.checked_sub(first))
-        && line < count
-    {
-        canvas.style_line(y + line, canvas.theme.selected);
     }
 }
 
@@ -166,94 +167,49 @@ pub fn without_groups(scene: &Scene<'_>) -> &'static str {
 
 /// Returns the first shown row, such that the selected row is shown.
 fn offset(before: usize, room: usize, rows: usize, selected: Option<usize>) -> usize {
-    let last = rows.saturating_sub(room);
-    let offset = before.min(last);
-    match selected {
-        Some(at) if at < offset => at,
-        Some(at) if room > 0 && at >= offset + room => at + 1 - room,
-        _ => offset,
-    }
+    let offset = before.min(rows.saturating_sub(room));
+    let selected = selected.unwrap_or(offset);
+    offset.clamp((selected + 1).saturating_sub(room.max(1)), selected)
 }
 
-/// Writes the first line: the time, the numbers of rows and what the user chose.
-///
-/// `shown` has the first shown row, the shown rows and all rows of each table.
-fn header(
-    canvas: &mut Canvas<'_>,
-    scene: &Scene<'_>,
-    rows: &Rows,
-    shown: [(usize, usize, usize); 2],
-) {
-    let width = canvas.width();
-    let theme = canvas.theme;
+/// Draws the first line: the time, the numbers of rows, with and without those that are shown, and
+/// what the user chose.
+fn header(scene: &Scene<'_>, counts: [&[String; 2]; 2], area: Rect, buffer: &mut Buffer) {
     let warning = match scene.stuck {
-        Some(time) => format!("no answer for {}", clock::rough_span(time)),
-        None if scene.view.paused => "paused".into(),
+        Some(time) => format!(" no answer for {}", clock::rough_span(time)),
+        None if scene.view.paused => " paused".into(),
         None => String::new(),
     };
-    let room = match warning.len() {
-        0 => width,
-        used => width.saturating_sub(used + 1),
-    };
-    canvas.aligned(room, 0, width - room, (&warning, Align::Right), theme.alarm);
-    let mut x = canvas.text(0, 0, room, "gpulimit", theme.title);
-    let range = |(offset, room, rows): (usize, usize, usize), is_short: bool| {
-        let (first, last) = (offset + 1, (offset + room).min(rows));
-        match (rows > room, is_short) {
-            (true, false) => format!(" (rows {first}-{last} of {rows})"),
-            (true, true) => format!(" ({first}-{last}/{rows})"),
-            (false, _) => String::new(),
-        }
-    };
-    let [groups, processes] = counts(scene.round, rows);
-    let groups = counted(groups, "group", "groups");
-    let processes = counted(processes, "process", "processes");
-    let ranged = |is_short| {
-        let [of_groups, of_processes] = shown.map(|shown| range(shown, is_short));
-        vec![
-            format!("{groups}{of_groups}"),
-            format!("{processes}{of_processes}"),
-        ]
-    };
+    let room = usize::from(area.width).saturating_sub(warning.len());
     // The user must see the chosen order and filter, so the row counts get the room that is left.
-    let chosen = choices(scene.view, scene);
-    let time = time(scene);
-    let used = |texts: &[String]| texts.iter().map(|text| text.width() + 2).sum::<usize>();
-    let left = room.saturating_sub(x + 2 + time.width() + used(&chosen));
-    let numbers = [
-        ranged(false),
-        ranged(true),
-        vec![groups.clone(), processes.clone()],
-        ranged(true).drain(..1).collect(),
-        vec![groups.clone()],
-    ];
-    let numbers = numbers.into_iter().find(|numbers| used(numbers) <= left);
-    let mut texts = vec![time];
-    texts.extend(numbers.into_iter().flatten());
-    texts.extend(chosen);
-    let interval = format!("every {} s", scene.view.interval.as_secs_f64());
-    if x + used(&texts) + 2 + interval.len() <= room {
-        texts.push(interval);
+    let (time, chosen) = (time(scene), choices(scene));
+    let [ranged, plain] = counts;
+    let texts = [&ranged[..], plain, &ranged[..1], &plain[..1], &[]].map(|counts| {
+        let texts = [slice::from_ref(&time), counts, &chosen].concat();
+        "  ".to_owned() + &texts.join("  ")
+    });
+    let left = room.saturating_sub(8);
+    let fits = texts.iter().position(|text| text.width() <= left);
+    let mut text = texts[fits.unwrap_or(4)].clone();
+    let interval = format!("  every {} s", scene.view.interval.as_secs_f64());
+    if text.width() + interval.len() <= left {
+        text += &interval;
     }
-    for text in texts {
-        x += 2;
-        x += canvas.text(x, 0, room.saturating_sub(x), &text, theme.plain);
-    }
+    let line = Line::from_iter([Span::styled("gpulimit", TITLE), text.into()]);
+    Line::styled(warning, ALARM)
+        .right_aligned()
+        .render(area, buffer);
+    fitted(line, room).render(area, buffer);
 }
 
-/// Returns the numbers of groups and of processes. Each can have several rows.
-pub fn counts(round: &Round, rows: &Rows) -> [usize; 2] {
+/// Returns the numbers of groups and of processes as text. Each can have several rows.
+pub fn counts(rows: &Rows<'_>) -> [String; 2] {
     let groups = rows.groups.iter().filter(|row| row.first).count();
-    let processes = rows.processes.iter().map(|at| &round.processes[*at]);
-    let processes: BTreeSet<_> = processes
-        .map(|process| (&process.group, process.pid, process.own_pid))
-        .collect();
-    [groups, processes.len()]
-}
-
-/// Returns a number of things as text.
-pub fn counted(count: usize, one: &str, several: &str) -> String {
-    format!("{count} {}", if count == 1 { one } else { several })
+    let processes = rows.processes.iter().map(|it| (&it.group, it.who));
+    let processes: BTreeSet<_> = processes.collect();
+    let groups = format!("{groups} group{}", if groups == 1 { "" } else { "s" });
+    let several = if processes.len() == 1 { "" } else { "es" };
+    [groups, format!("{} process{several}", processes.len())]
 }
 
 /// Returns the time of the round in the caller's zone.
@@ -263,165 +219,95 @@ pub fn time(scene: &Scene<'_>) -> String {
 }
 
 /// Describes what the user chose, if it is unusual.
-fn choices(view: &View, scene: &Scene<'_>) -> Vec<String> {
-    let choice = &view.choice;
-    let mut texts = Vec::new();
+fn choices(scene: &Scene<'_>) -> Vec<String> {
+    let choice = &scene.view.choice;
     let inverted = if choice.inverted { ", inverted" } else { "" };
-    if choice.sort != super::rows::Sort::Group || choice.inverted {
-        texts.push(format!("by {}{inverted}", choice.sort.name()));
-    }
-    if !choice.gpus.is_empty() {
-        // A chosen GPU that has disappeared has no index.
-        let label = |id: &DeviceId| {
-            let mut gpus = scene.round.gpus.iter();
-            gpus.find(|gpu| gpu.id == *id)
-                .map_or_else(|| id.short().to_string(), |gpu| gpu.label.clone())
-        };
-        let labels: Vec<String> = choice.gpus.iter().map(label).collect();
-        texts.push(format!("GPU {}", labels.join(",")));
-    }
-    if !choice.user.is_empty() {
-        texts.push(format!("user {}", choice.user));
-    }
-    if !choice.filter.is_empty() {
-        texts.push(format!("filter '{}'", choice.filter));
-    }
-    texts
+    // A chosen GPU that has disappeared has no index.
+    let label = |id: &DeviceId| {
+        let mut gpus = scene.round.gpus.iter();
+        let gpu = gpus.find(|gpu| gpu.id == *id);
+        gpu.map_or_else(|| id.short().to_string(), |gpu| gpu.label.clone())
+    };
+    let gpus: Vec<String> = choice.gpus.iter().map(label).collect();
+    let texts = [
+        (choice.sort != Sort::Group || choice.inverted)
+            .then(|| format!("by {}{inverted}", choice.sort.name())),
+        (!gpus.is_empty()).then(|| format!("GPU {}", gpus.join(","))),
+        (!choice.user.is_empty()).then(|| format!("user {}", choice.user)),
+        (!choice.filter.is_empty()).then(|| format!("filter '{}'", choice.filter)),
+    ];
+    texts.into_iter().flatten().collect()
 }
 
-/// Writes the last lines: a question, what the last action did, or the keys.
-fn footer(canvas: &mut Canvas<'_>, scene: &Scene<'_>) {
-    let (width, y) = (canvas.width(), usize::from(canvas.area().height) - 1);
-    let theme = canvas.theme;
-    let view = scene.view;
+/// Draws the last lines: a question, what the last action did, or the keys.
+fn footer(scene: &Scene<'_>, area: Rect, buffer: &mut Buffer) {
+    let (view, width) = (scene.view, usize::from(area.width));
+    let (about, style) = match &view.question {
+        Some(prompt) => (&prompt.about, TITLE),
+        None => (&view.message, ALARM),
+    };
+    let lines = wrapped(about, width).map(|line| line.style(style));
+    let mut lines: Vec<Line<'_>> = lines.collect();
+    lines.truncate(usize::from(area.height).div_ceil(2));
     match &view.question {
-        Some(question) => {
-            ask(canvas, question);
-            return;
-        }
-        None if !view.message.is_empty() => {
-            above(canvas, y + 1, &view.message, theme.alarm);
-            return;
-        }
+        Some(prompt) => lines.push(answer(prompt, width)),
+        None if view.message.is_empty() => lines = vec![keys(view, width)],
         None => {}
     }
-    let keys: &[(&str, &str)] = match view.page {
-        Page::Tables if view.readonly => &[
-            ("?", "help"),
-            ("q", "quit"),
-            ("/", "filter"),
-            (",.", "sort"),
-            ("Space", "fold"),
-            ("Enter", "details"),
-            ("p", "pause"),
-        ],
-        Page::Tables => &[
-            ("?", "help"),
-            ("q", "quit"),
-            ("/", "filter"),
-            (",.", "sort"),
-            ("Space", "fold"),
-            ("Enter", "details"),
-            ("s", "set"),
-            ("k", "signal"),
-            ("p", "pause"),
-        ],
-        Page::Help => &[("Esc", "back"), ("Up/Down", "scroll")],
-        Page::Details(_) => &[
-            ("Esc", "back"),
-            ("[ ]", "other time"),
-            ("Up/Down", "scroll"),
-        ],
+    let height = lines.len() as u16;
+    let y = area.bottom() - height;
+    let area = Rect { y, height, ..area };
+    Clear.render(area, buffer);
+    Paragraph::new(lines).render(area, buffer);
+}
+
+/// Returns the names of the most important keys, as many as fit.
+fn keys(view: &View, width: usize) -> Line<'static> {
+    let keys = match view.page {
+        Page::Tables => {
+            "? help  q quit  / filter  ,. sort  Space fold  Enter details  s set  k signal  p pause"
+        }
+        Page::Help => "Esc back  Up/Down scroll",
+        Page::Details(_) => "Esc back  [] other time  Up/Down scroll",
     };
-    let mut x = 0;
-    for (key, does) in keys {
-        // A key is shown only if its explanation fits.
-        if x + key.len() + does.len() + 1 > width {
+    let mut line = Line::default();
+    for (key, does) in keys.split("  ").filter_map(|key| key.split_once(' ')) {
+        if line.width() + key.len() + does.len() + 1 > width {
             break;
         }
-        x += canvas.text(x, y, width, key, theme.key) + 1;
-        x += canvas.text(x, y, width.saturating_sub(x), does, theme.plain) + 2;
-    }
-}
-
-/// Writes a text into the lines above line `end`, broken between words.
-fn above(canvas: &mut Canvas<'_>, end: usize, text: &str, style: Style) {
-    let lines = pages::broken(text, canvas.width());
-    let lines = &lines[..lines.len().min(end.div_ceil(2))];
-    for (line, y) in lines.iter().zip(end - lines.len()..) {
-        blank(canvas, y);
-        canvas.text(0, y, canvas.width(), line, style);
-    }
-}
-
-fn blank(canvas: &mut Canvas<'_>, y: usize) {
-    let width = canvas.width();
-    canvas.text(0, y, width, &" ".repeat(width), Style::reset());
-}
-
-fn ask(canvas: &mut Canvas<'_>, question: &Question) {
-    let (width, y) = (canvas.width(), usize::from(canvas.area().height) - 1);
-    match question {
-        Question::Filter(prompt) => line(canvas, y, "Filter (Esc clears): ", prompt),
-        Question::User(prompt) => line(canvas, y, "User (empty: all): ", prompt),
-        Question::Limit {
-            title,
-            scope,
-            now,
-            prompt,
-            typed,
-            ..
-        } => {
-            let (about, text) = match typed {
-                None => (
-                    format!("{title}: max on {scope} is {now}. Esc changes nothing."),
-                    "New max (4G, 50%, -2G, max): ".to_owned(),
-                ),
-                Some(max) => (
-                    format!("{title}: max on {scope} from {now} to {max}. Esc changes nothing."),
-                    format!("Type {max} again to set it: "),
-                ),
-            };
-            above(canvas, y, &about, canvas.theme.title);
-            line(canvas, y, &text, prompt);
+        if !(view.readonly && ["s", "k"].contains(&key)) {
+            let does = format!(" {does}  ");
+            line.extend([Span::styled(key, KEY), does.into()]);
         }
-        Question::Signal {
-            whom,
-            command,
-            menu,
-            ..
-        } => {
-            let mut text = format!("Signal to {whom}: arrows choose, Enter sends, Esc does not.");
-            if let Some(command) = command {
-                text += &format!(" Command: {command}");
-            }
-            above(canvas, y, &text, canvas.theme.title);
-            blank(canvas, y);
+    }
+    line
+}
+
+/// Returns the line in which the user answers: what they type, with a cursor at its end, or the
+/// list of signals.
+fn answer(prompt: &Prompt, width: usize) -> Line<'static> {
+    let cursor = Span::styled(" ", SELECTED);
+    let asked = match &prompt.question {
+        Question::Filter => "Filter (Esc clears): ".into(),
+        Question::User => "User (empty: all): ".into(),
+        Question::Limit(..) => "New max (4G, 50%, -2G, max): ".into(),
+        Question::Again(_, _, max) => format!("Type {max} again to set it: "),
+        Question::Signal(..) => {
             let names = SIGNALS.map(|signal| signal::name(signal).replace("SIG", ""));
             // On a narrow screen the list begins at the chosen signal.
-            let all: usize = names.iter().map(|name| name.len() + 3).sum();
-            let first = if all > width { menu.at } else { 0 };
-            let mut x = 0;
-            for (at, name) in names.iter().enumerate().skip(first) {
-                let (text, style) = match at == menu.at {
-                    true => (format!("[{name}]"), canvas.theme.selected),
-                    false => (format!(" {name} "), canvas.theme.plain),
-                };
-                x += canvas.text(x, y, width.saturating_sub(x), &text, style) + 1;
-            }
+            let all: usize = names.iter().map(|name| name.len() + 2).sum();
+            let first = if all > width { prompt.at } else { 0 };
+            let names = names.iter().enumerate().skip(first);
+            return Line::from_iter(names.map(|(at, name)| match at == prompt.at {
+                true => Span::styled(format!("[{name}]"), SELECTED),
+                false => format!(" {name} ").into(),
+            }));
         }
-    }
-}
-
-/// Writes a line that the user types, with a cursor at its end.
-fn line(canvas: &mut Canvas<'_>, y: usize, text: &str, prompt: &Prompt) {
-    let width = canvas.width();
-    blank(canvas, y);
-    let room = width.saturating_sub(12);
-    let mut x = canvas.text(0, y, room, text, canvas.theme.key);
-    let typed = (prompt.text.as_str(), Align::End);
-    x += canvas.aligned(x, y, width.saturating_sub(x + 1), typed, canvas.theme.plain);
-    canvas.text(x, y, 1, " ", canvas.theme.selected);
+    };
+    let asked = cut(&asked, width - 12, 0).into_owned();
+    let room = width - asked.width() - 1;
+    let typed = cut(&prompt.text, room, room).into_owned();
+    Line::from_iter([Span::styled(asked, KEY), typed.into(), cursor])
 }
 
 #[cfg(test)]

@@ -1,51 +1,41 @@
 //! The pages of `top` that are lines of text: the help, and the details of a group.
 
-use super::canvas::Canvas;
-use super::frame::{Scene, Seen};
+use super::frame::Scene;
+use super::look::{self, ALARM, TITLE};
 use super::reader::Wanted;
 use super::round::Usage;
+use crate::shown::terminal::{NO_BREAK, wrap};
 use crate::shown::{curve, output::Escaped};
 use gpulimit_base::units::gib;
-use ratatui::style::Style;
-use std::iter::{once, repeat};
-use unicode_width::UnicodeWidthStr;
+use ratatui::text::{Line, Span};
+use std::iter::once;
 
-/// A line of a page, in parts of one style each.
-pub type Line = Vec<(String, Style)>;
+/// The columns of the names of keys in [`KEYS`].
+const KEY: usize = 20;
 
 /// The keys, and what each does.
-const KEYS: [(&str, &str); 21] = [
-    ("Up Down j K", "select a row"),
-    ("PgUp PgDn Home End", "select a row further away"),
-    ("Tab", "select the first row of the other table"),
-    (
-        "Enter",
-        "details of the group, with curves; [ ] choose the time",
-    ),
-    ("Space t", "fold or unfold the group"),
-    ("T", "fold or unfold all groups (--fold)"),
-    (", . < > F6", "sort by another column (--sort)"),
-    ("I", "invert the order"),
-    (
-        "/ F4",
-        "filter names and commands; Esc clears the filter (--filter)",
-    ),
-    ("u", "show one user's processes (--user)"),
-    ("d", "show one GPU, the next one, all (--device)"),
-    ("Esc", "drop the selection; again: drop the filters"),
-    ("p Z", "pause, and go on"),
-    ("+ -", "longer or shorter interval (--interval)"),
-    ("r F5", "read now"),
-    ("Ctrl-L", "draw the screen anew"),
-    ("? h F1", "this page"),
-    ("q F10 Ctrl-C", "quit"),
-    ("Ctrl-Z", "stop; fg goes on"),
-    ("s", "set the limit of the group; asks twice"),
-    (
-        "k F9",
-        "send a signal to the process, or to the group's; asks first",
-    ),
-];
+const KEYS: &str = "\
+Up Down j K         select a row
+PgUp PgDn Home End  select a row further away
+Tab                 select the first row of the other table
+Enter               details of the group, with curves; [ ] choose the time
+Space t             fold or unfold the group
+T                   fold or unfold all groups (--fold)
+, . < > F6          sort by another column (--sort)
+I                   invert the order
+/ F4                filter names and commands; Esc clears the filter (--filter)
+u                   show one user's processes (--user)
+d                   show one GPU, the next one, all (--device)
+Esc                 drop the selection; again: drop the filters
+p Z                 pause, and go on
++ -                 longer or shorter interval (--interval)
+r F5                read now
+Ctrl-L              draw the screen anew
+? h F1              this page
+q F10 Ctrl-C        quit
+Ctrl-Z              stop; fg goes on
+s                   set the limit of the group; asks twice
+k F9                send a signal to the process, or to the group's; asks first";
 
 /// What the columns and characters mean.
 const MEANINGS: [&str; 7] = [
@@ -67,59 +57,47 @@ const MEANINGS: [&str; 7] = [
 ];
 
 /// Returns the lines of the help.
-pub fn help(canvas: &Canvas<'_>, readonly: bool) -> Vec<Line> {
-    const KEY: usize = 20;
-    let theme = canvas.theme;
-    let mut lines: Vec<Line> = Vec::new();
-    for (key, text) in KEYS {
-        let changes = ["s", "k F9"].contains(&key);
-        if changes && readonly {
-            continue;
-        }
-        let broken = broken(text, canvas.width().saturating_sub(KEY));
-        for (text, key) in broken.into_iter().zip(once(key).chain(repeat(""))) {
-            lines.push(vec![
-                (format!("{key:<KEY$}"), theme.key),
-                (text, theme.plain),
-            ]);
+pub fn help(width: usize, readonly: bool) -> Vec<Line<'static>> {
+    let changes = |line: &str| line.starts_with("s ") || line.starts_with("k F9");
+    let mut lines = Vec::new();
+    for key in KEYS.lines().filter(|line| !readonly || !changes(line)) {
+        for line in wrap(key, KEY, width) {
+            let (key, text) = line.split_at(KEY.min(line.len()));
+            let key = Span::styled(key.to_owned(), look::KEY);
+            lines.push(Line::from_iter([key, text.to_owned().into()]));
         }
     }
     for text in MEANINGS {
-        lines.push(Vec::new());
-        let broken = broken(text, canvas.width());
-        lines.extend(broken.into_iter().map(|line| vec![(line, theme.plain)]));
+        lines.push(Line::default());
+        lines.extend(wrapped(text, width));
     }
     lines
 }
 
+/// Breaks a text between words.
+pub fn wrapped(text: &str, width: usize) -> impl Iterator<Item = Line<'static>> {
+    let lines = wrap(text, 0, width).into_iter();
+    lines.map(|line| line.replace(NO_BREAK, " ").into())
+}
+
 /// Returns the lines of the details of a group.
-pub fn details(canvas: &Canvas<'_>, scene: &Scene<'_>, wanted: &Wanted) -> Vec<Line> {
-    let theme = canvas.theme;
-    let plain = |text: &str| vec![(text.to_owned(), theme.plain)];
-    let mut lines = Vec::new();
+pub fn details(scene: &Scene<'_>, wanted: &Wanted, width: usize) -> Vec<Line<'static>> {
     let mut groups = scene.round.groups.iter();
     let Some(group) = groups.find(|group| group.name == wanted.group) else {
-        lines.push(vec![(wanted.group.name.clone(), theme.title)]);
-        lines.push(plain(match scene.round.problem.as_str() {
+        let why = match scene.round.problem.as_str() {
             "" => "this group is gone",
             problem => problem,
-        }));
-        return lines;
+        };
+        let name = Line::styled(wanted.group.name.clone(), TITLE);
+        return once(name).chain(wrapped(why, width)).collect();
     };
-    let since = span(wanted.since.as_secs());
-    lines.push(vec![
-        (group.title.clone(), theme.title),
-        (format!("  the last {since}"), theme.plain),
-    ]);
-    let settings = Escaped(&group.settings).to_string();
-    lines.extend(
-        broken(&settings, canvas.width())
-            .iter()
-            .map(|line| plain(line)),
-    );
+    let mut lines = vec![Line::from_iter([
+        Span::styled(group.title.clone(), TITLE),
+        format!("  the last {}", span(wanted.since.as_secs())).into(),
+    ])];
+    lines.extend(wrapped(&Escaped(&group.settings).to_string(), width));
     let pasts = scene.pasts.filter(|(read, _)| read == wanted);
     for usage in &group.usages {
-        lines.push(Vec::new());
         let past = pasts.and_then(|(_, pasts)| {
             let mut pasts = pasts.iter();
             pasts.find(|past| Some(past.gpu()) == usage.gpu)
@@ -128,30 +106,22 @@ pub fn details(canvas: &Canvas<'_>, scene: &Scene<'_>, wanted: &Wanted) -> Vec<L
             Some(past) => Escaped(&past.usage_text()).to_string(),
             None => format!("GPU {}", usage.label),
         };
-        lines.push(vec![(title, theme.title)]);
-        for text in figures(usage)
-            .into_iter()
-            .chain(past.and_then(|past| past.trend_text()))
-        {
-            let broken = broken(&text, canvas.width());
-            lines.extend(
-                broken
-                    .iter()
-                    .map(|line| plain(&line.replace(NO_BREAK, " "))),
-            );
+        lines.extend([Line::default(), Line::styled(title, TITLE)]);
+        let trend = past.and_then(|past| past.trend_text());
+        for text in figures(usage).into_iter().chain(trend) {
+            lines.extend(wrapped(&text, width));
         }
-        for state in &usage.states {
-            lines.push(vec![(state.clone(), theme.alarm)]);
-        }
+        let states = usage.states.iter();
+        lines.extend(states.map(|state| Line::styled(state.clone(), ALARM)));
         match (past, pasts) {
             (Some(past), _) => {
-                let curve = curve::of(past, scene.zone, canvas.width(), canvas.pen.unicode);
-                lines.extend(curve.iter().map(|line| plain(line)));
+                let curve = curve::of(past, scene.zone, width, scene.look.unicode);
+                lines.extend(curve.into_iter().map(Line::from));
             }
-            (None, None) => lines.push(plain("reading the history")),
-            (None, Some(_)) => lines.push(plain(
-                "no history: the group is a job, or has not used this GPU",
-            )),
+            (None, None) => lines.push("reading the history".into()),
+            (None, Some(_)) => {
+                lines.push("no history: the group is a job, or has not used this GPU".into());
+            }
         }
     }
     lines
@@ -182,47 +152,11 @@ fn figures(usage: &Usage) -> Option<String> {
         bytes("high", usage.high),
         bytes("peak", usage.peak),
         bytes("free", usage.free),
-        count("processes", usage.processes.map(|count| count as u64)),
+        count("processes", usage.processes),
         count("refused", usage.refusals),
     ];
     let texts: Vec<String> = texts.into_iter().flatten().collect();
     (!texts.is_empty()).then(|| texts.join(", "))
-}
-
-/// Draws the lines of a page, from line `scroll` on. Leaves the last line of the screen free.
-pub fn draw(canvas: &mut Canvas<'_>, scroll: usize, lines: &[Line]) -> Seen {
-    let room = usize::from(canvas.area().height).saturating_sub(1);
-    let scroll = scroll.min(lines.len().saturating_sub(room));
-    for (y, line) in lines[scroll..].iter().take(room).enumerate() {
-        let mut x = 0;
-        for (text, style) in line {
-            let left = canvas.width().saturating_sub(x);
-            x += canvas.text(x, y, left, text, *style);
-        }
-    }
-    Seen {
-        page: room,
-        scroll,
-        ..Seen::default()
-    }
-}
-
-/// A space at which no line is broken.
-const NO_BREAK: &str = "\u{a0}";
-
-/// Breaks a text between words into lines of at most this many columns.
-pub fn broken(text: &str, width: usize) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    for word in text.split(' ').filter(|word| !word.is_empty()) {
-        match lines.last_mut() {
-            Some(line) if line.width() + 1 + word.width() <= width => {
-                line.push(' ');
-                line.push_str(word);
-            }
-            _ => lines.push(word.into()),
-        }
-    }
-    lines
 }
 
 #[cfg(test)]
@@ -236,11 +170,11 @@ mod tests {
             limit: Some(16 << 30),
             limited_by: "lab".into(),
             refusals: Some(0),
-            ..Usage::unknown()
+            ..Usage::default()
         };
         let text = figures(&usage).expect("figures");
         for width in 18..60 {
-            let lines = broken(&text, width);
+            let lines: Vec<_> = wrapped(&text, width).map(|line| line.to_string()).collect();
             let parts = |line: &String| line.starts_with(|c: char| c.is_ascii_digit());
             assert!(!lines.iter().any(parts), "{lines:?}");
         }

@@ -1,6 +1,7 @@
 //! The questions that `top` asks before it changes something, and the lines that filter rows.
 
 use super::round::Name;
+use libc::{SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGSTOP, SIGTERM, SIGUSR1, SIGUSR2};
 use ratatui::crossterm::event::KeyCode;
 
 /// A process that the caller has seen before. Its pid may belong to another process now, with
@@ -13,119 +14,77 @@ pub struct Seen {
     pub start_time: u64,
 }
 
-/// A line that the user types. The cursor is at its end.
-#[derive(Clone, Debug, Default)]
-pub struct Prompt {
-    pub text: String,
-}
-
 /// The longest line that can be typed, in bytes.
 const LONGEST: usize = 256;
 
-impl Prompt {
-    pub fn new(text: &str) -> Self {
-        Self { text: text.into() }
-    }
-
-    fn key(&mut self, key: KeyCode) {
-        match key {
-            KeyCode::Char(c) if self.text.len() < LONGEST && !c.is_control() => self.text.push(c),
-            KeyCode::Backspace => _ = self.text.pop(),
-            KeyCode::Delete => self.text.clear(),
-            _ => {}
-        }
-    }
-}
-
 /// The signals that can be chosen, the usual one first.
 pub const SIGNALS: [i32; 9] = [
-    libc::SIGTERM,
-    libc::SIGINT,
-    libc::SIGHUP,
-    libc::SIGQUIT,
-    libc::SIGKILL,
-    libc::SIGSTOP,
-    libc::SIGCONT,
-    libc::SIGUSR1,
-    libc::SIGUSR2,
+    SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGKILL, SIGSTOP, SIGCONT, SIGUSR1, SIGUSR2,
 ];
 
-/// The list of signals.
-#[derive(Clone, Debug, Default)]
-pub struct Menu {
+/// What the user is asked.
+#[derive(Clone, Debug)]
+pub enum Question {
+    Filter,
+    User,
+    /// A new `max` of a group, for one GPU or for all.
+    Limit(Name, Option<String>),
+    /// The same `max` again.
+    Again(Name, Option<String>, String),
+    /// The signal for a process, or for all processes of a group.
+    Signal(Name, Option<Seen>),
+}
+
+/// A question, and the answer so far. Enter answers the question, and Esc drops it.
+#[derive(Clone, Debug)]
+pub struct Prompt {
+    pub question: Question,
+    /// What stands above the answer.
+    pub about: String,
+    /// The line that the user types. The cursor is at its end.
+    pub text: String,
+    /// The place of the chosen signal.
     pub at: usize,
 }
 
-impl Menu {
-    fn key(&mut self, key: KeyCode) {
-        let last = SIGNALS.len() - 1;
-        self.at = match key {
-            KeyCode::Down | KeyCode::Right | KeyCode::Tab | KeyCode::Char('j') => self.at + 1,
-            KeyCode::Up | KeyCode::Left | KeyCode::BackTab | KeyCode::Char('k') => {
-                self.at.saturating_sub(1)
-            }
-            KeyCode::Home => 0,
-            KeyCode::End => last,
-            _ => self.at,
+impl Prompt {
+    /// Asks a question. `text` is the answer to begin with.
+    pub fn new(question: Question, about: String, text: &str) -> Self {
+        Self {
+            question,
+            about,
+            text: text.into(),
+            at: 0,
         }
-        .min(last);
     }
 
-    pub fn signal(&self) -> i32 {
-        SIGNALS[self.at]
-    }
-}
-
-/// A question to the user. Enter answers it, and Esc drops it.
-#[derive(Clone, Debug)]
-pub enum Question {
-    Filter(Prompt),
-    User(Prompt),
-    /// A new `max`, and then the same text again.
-    Limit {
-        group: Name,
-        title: String,
-        /// The GPU whose limit is set; `None` for all GPUs.
-        gpu: Option<String>,
-        scope: String,
-        /// The present limit.
-        now: String,
-        prompt: Prompt,
-        /// The new limit, once it was typed.
-        typed: Option<String>,
-    },
-    /// The signal for a process, or for all processes of a group.
-    Signal {
-        group: Name,
-        whom: String,
-        /// The command line of the process.
-        command: Option<String>,
-        process: Option<Seen>,
-        menu: Menu,
-    },
-}
-
-impl Question {
     /// Adds the first line of a pasted text to the line that the user types. Returns false if the
     /// question has no such line.
     pub fn paste(&mut self, text: &str) -> bool {
-        let (Self::Filter(prompt) | Self::User(prompt) | Self::Limit { prompt, .. }) = self else {
-            return false;
-        };
-        let line = text.lines().next().unwrap_or_default();
-        for c in line.chars() {
-            prompt.key(KeyCode::Char(c));
+        let is_line = !matches!(self.question, Question::Signal(..));
+        for c in text.lines().take(usize::from(is_line)).flat_map(str::chars) {
+            self.key(KeyCode::Char(c));
         }
-        true
+        is_line
     }
 
     /// Passes a key that neither answers nor drops the question.
     pub fn key(&mut self, key: KeyCode) {
-        match self {
-            Self::Filter(prompt) | Self::User(prompt) | Self::Limit { prompt, .. } => {
-                prompt.key(key);
+        let last = SIGNALS.len() - 1;
+        let is_menu = matches!(self.question, Question::Signal(..));
+        match key {
+            KeyCode::Down | KeyCode::Right | KeyCode::Tab | KeyCode::Char('j') if is_menu => {
+                self.at = last.min(self.at + 1);
             }
-            Self::Signal { menu, .. } => menu.key(key),
+            KeyCode::Up | KeyCode::Left | KeyCode::BackTab | KeyCode::Char('k') if is_menu => {
+                self.at = self.at.saturating_sub(1);
+            }
+            KeyCode::Home => self.at = 0,
+            KeyCode::End => self.at = last,
+            KeyCode::Char(c) if self.text.len() < LONGEST && !c.is_control() => self.text.push(c),
+            KeyCode::Backspace => _ = self.text.pop(),
+            KeyCode::Delete => self.text.clear(),
+            _ => {}
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::figures::snapshot::{self, GpuMemory, Snapshot};
 use crate::figures::{Figures, kept::Kept};
 use crate::groups::{Purpose, Selection, View, meant};
 use crate::machine::{accounts, nvml::Driver};
-use crate::shown::output::Escaped;
+use crate::shown::{output::Escaped, screen};
 use crate::words::failure::Failure;
 use gpulimit_base::device::DeviceId;
 use gpulimit_limits::Selector;
@@ -16,7 +16,6 @@ use jiff::Timestamp;
 use std::collections::BTreeMap;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
 
 /// How long a loaded NVML is used before it is loaded again, which finds new GPUs.
@@ -112,27 +111,19 @@ impl Source {
         let driver = self.driver.as_ref().map(|(driver, _)| driver);
         let selection = Selection::of(self.group.as_deref())?;
         let (mut reader, trends) = (snapshot::Reader::default(), &mut self.trends);
-        let (mut recents, mut pasts) = (Vec::new(), Vec::new());
+        let (mut recents, mut pasts) = (BTreeMap::new(), Vec::new());
         let notes = selection.visit(driver, |at, view| {
             let mut trend = |view: &_, device: &_, usage| trends.trend(view, device, usage);
             let figures = Figures::read(&view, driver, &mut trend);
             let gpus = figures.gpus.iter();
-            let recent = gpus.map(|gpu| recent(&view, gpu.id, gpu.usage)).collect();
-            recents.push((at, recent));
-            if let Some(wanted) = wanted.filter(|wanted| wanted.is_of(&view)) {
-                pasts = wanted.pasts(&view, driver);
-            }
+            let recent = gpus.map(|gpu| recent(&view, gpu.id, gpu.usage));
+            recents.insert(at, recent.collect());
+            pasts.extend(wanted.into_iter().flat_map(|it| it.pasts(&view, driver)));
             reader.add(at, view, figures, driver);
         });
         self.trends.end_round();
-        recents.sort_by_key(|(at, _): &(usize, Vec<Recent>)| *at);
-        let snapshot = Snapshot::of(
-            &selection,
-            reader.end(driver),
-            notes.status(),
-            &mut self.commands,
-            driver,
-        );
+        let (seen, commands) = (reader.end(driver), &mut self.commands);
+        let snapshot = Snapshot::of(&selection, seen, notes.status(), commands, driver);
         let is_lost = |gpu: &GpuMemory| gpu.index.is_some() && gpu.used.is_none();
         if snapshot.gpus.iter().any(is_lost) {
             self.driver = None;
@@ -141,7 +132,7 @@ impl Source {
             selection,
             snapshot,
             notes: notes.lines,
-            recents: recents.into_iter().map(|(_, recent)| recent).collect(),
+            recents: recents.into_values().collect(),
             pasts,
         })
     }
@@ -155,11 +146,11 @@ impl Source {
 }
 
 impl Wanted {
-    fn is_of(&self, view: &View) -> bool {
-        view.group.root() == self.group.root && view.group.name() == self.group.name
-    }
-
+    /// Returns the past usage, if this is the group.
     fn pasts(&self, view: &View, driver: Option<&Driver>) -> Vec<Past> {
+        if view.group.root() != self.group.root || view.group.name() != self.group.name {
+            return Vec::new();
+        }
         let now = Timestamp::now();
         let since = past::second(now).saturating_sub(self.since.as_secs());
         Past::all(view, &[Selector::All], since, now, driver)
@@ -182,7 +173,7 @@ pub struct News {
 }
 
 /// A request to the thread.
-#[derive(Debug)]
+#[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Ask {
     /// Read a round at once.
     Now,
@@ -215,8 +206,7 @@ impl Reader {
         let began = Arc::new(Mutex::new(None));
         let clock = Arc::clone(&began);
         let work = move || run(&mut Source::new(group), interval, &asked, &clock, tell);
-        let thread = thread::Builder::new().name("reader".into()).spawn(work);
-        thread.map_err(|error| Failure::new(format_args!("cannot start a thread: {error}")))?;
+        screen::spawn("reader", work)?;
         Ok(Self { asks, began })
     }
 

@@ -9,7 +9,7 @@ use crate::figures::snapshot::{GpuMemory, Snapshot};
 use crate::figures::{self, Figures, past::Recent, waiting::Waiter};
 use crate::groups;
 use crate::machine::nvml::Driver;
-use crate::shown::output::Escaped;
+use crate::shown::{output::Escaped, table::figure};
 use crate::words::failure::Failure;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::gib;
@@ -47,16 +47,9 @@ pub struct Gpu {
     /// Whether all groups are shown, so that these processes are outside all groups.
     pub is_whole: bool,
     /// The top groups that use memory.
-    pub parts: Vec<Part>,
+    pub parts: Vec<(String, u64)>,
     /// The limits of the top groups together; `None` if one of them has no limit.
     pub limits: Option<u64>,
-}
-
-/// The part of a GPU that a top group uses.
-#[derive(Clone, Debug)]
-pub struct Part {
-    pub title: String,
-    pub usage: u64,
 }
 
 /// A group's root and full name.
@@ -64,6 +57,20 @@ pub struct Part {
 pub struct Name {
     pub root: PathBuf,
     pub name: String,
+}
+
+impl Name {
+    fn new(root: &Path, name: &str) -> Self {
+        Self {
+            root: root.into(),
+            name: name.into(),
+        }
+    }
+
+    /// Returns the group above; `None` for a top group.
+    pub fn above(&self) -> Option<Self> {
+        parent(&self.name).map(|above| Self::new(&self.root, above))
+    }
 }
 
 /// A group, and its figures on each GPU.
@@ -81,7 +88,7 @@ pub struct Group {
 }
 
 /// A group's figures on one GPU, in bytes.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Usage {
     /// `None` for all GPUs that the group has not used.
     pub gpu: Option<DeviceId>,
@@ -101,11 +108,21 @@ pub struct Usage {
     pub peak: Option<u64>,
     pub free: Option<u64>,
     pub refusals: Option<u64>,
-    pub processes: Option<usize>,
+    pub processes: Option<u64>,
     pub recent: Recent,
     /// The unusual states: requests that wait, usage above a limit, suspended, uncovered and
     /// draining memory, a leak.
     pub states: Vec<String>,
+}
+
+/// What tells processes apart, also if a pid is used again.
+#[derive(Copy, Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct Who {
+    /// The pid in the caller's namespace; `None` if the process is not visible there.
+    pub pid: Option<u32>,
+    pub own_pid: u32,
+    /// The start time in the process's slot.
+    pub start_time: u64,
 }
 
 /// A process on one GPU.
@@ -113,11 +130,7 @@ pub struct Usage {
 pub struct Process {
     pub group: Name,
     pub title: String,
-    /// The pid in the caller's namespace; `None` if the process is not visible there.
-    pub pid: Option<u32>,
-    pub own_pid: u32,
-    /// The start time in the process's slot, which tells processes of one pid apart.
-    pub start_time: u64,
+    pub who: Who,
     pub user: String,
     /// The container or the job of the process; empty if it is in none.
     pub place: String,
@@ -132,27 +145,6 @@ pub struct Process {
 }
 
 impl Usage {
-    /// Returns figures that are all unknown.
-    pub const fn unknown() -> Self {
-        Self {
-            gpu: None,
-            label: String::new(),
-            own_limit: false,
-            max: None,
-            max_text: String::new(),
-            limit: None,
-            limited_by: String::new(),
-            high: None,
-            usage: None,
-            peak: None,
-            free: None,
-            refusals: None,
-            processes: None,
-            recent: Vec::new(),
-            states: Vec::new(),
-        }
-    }
-
     /// Returns the used part of the limit in percent.
     pub fn percent(&self) -> Option<u64> {
         percent(self.usage?, self.limit?)
@@ -177,12 +169,11 @@ impl Process {
     }
 }
 
-/// The unusual things on a GPU that processes of a group do, with those of the groups below.
-#[derive(Default)]
-struct Doings {
-    longest: Option<Waiter>,
-    draining: bool,
-}
+/// What processes of a group do on a GPU, with those of the groups below: the longest wait, and
+/// whether memory of a dead process is not free yet.
+type Doing = (Option<Waiter>, bool);
+/// By the root and the name of the group and by GPU.
+type Doings<'a> = BTreeMap<(&'a Path, &'a str, DeviceId), Doing>;
 
 impl Round {
     /// Makes the round that shows a snapshot. `recents` has the recent usage of each group and GPU,
@@ -194,22 +185,18 @@ impl Round {
         driver: Option<&Driver>,
     ) -> Self {
         let doings = doings(snapshot);
-        let order: Vec<DeviceId> = snapshot.gpus.iter().map(|gpu| gpu.id).collect();
-        let groups: Vec<Group> = snapshot
-            .groups
-            .iter()
-            .zip(recents)
-            .map(|(figures, recents)| Group::of(figures, recents, &doings, &order, driver))
-            .collect();
+        let groups = snapshot.groups.iter().zip(recents);
+        let groups = groups.map(|(it, recents)| Group::of(it, recents, &doings, driver));
+        let groups: Vec<Group> = groups.collect();
         let processes = snapshot.processes.iter();
         Self {
             time: snapshot.time,
-            gpus: (snapshot.gpus.iter())
-                .map(|gpu| Gpu::of(gpu, &groups))
+            gpus: snapshot
+                .gpus
+                .iter()
+                .map(|it| Gpu::of(it, &groups))
                 .collect(),
-            processes: processes
-                .map(|process| Process::of(process, known, driver))
-                .collect(),
+            processes: processes.map(|it| Process::of(it, known, driver)).collect(),
             groups,
             problem: String::new(),
         }
@@ -230,9 +217,9 @@ impl Round {
     }
 }
 
-/// Returns what processes do, by the name of the group and by GPU.
-fn doings(snapshot: &Snapshot) -> BTreeMap<(&Path, &str, DeviceId), Doings> {
-    let mut all = BTreeMap::<_, Doings>::new();
+/// Returns what processes do.
+fn doings(snapshot: &Snapshot) -> Doings<'_> {
+    let mut all = Doings::new();
     for process in &snapshot.processes {
         let Some((id, parts)) = &process.gpu else {
             continue;
@@ -242,67 +229,46 @@ fn doings(snapshot: &Snapshot) -> BTreeMap<(&Path, &str, DeviceId), Doings> {
             continue;
         }
         for name in upwards(&process.group) {
-            let doings = all.entry((process.root.as_path(), name, *id)).or_default();
-            doings.draining |= drains;
-            let waited = |waiter: &Waiter| waiter.waited();
-            if process.waits.as_ref().map(waited) > doings.longest.as_ref().map(waited) {
-                doings.longest = process.waits.clone();
+            let doing = all.entry((process.root.as_path(), name, *id)).or_default();
+            doing.1 |= drains;
+            if process.waits.as_ref().map(Waiter::waited) > doing.0.as_ref().map(Waiter::waited) {
+                doing.0 = process.waits.clone();
             }
         }
     }
     all
 }
 
-/// Returns what is on the host, as text: `suspended 2.0 GiB`; `None` if nothing is.
-fn suspended(bytes: Option<u64>) -> Option<String> {
+/// Returns a state with its bytes: `suspended 2.0 GiB`; `None` for none.
+fn sized(state: &str, bytes: Option<u64>) -> Option<String> {
     let bytes = bytes.filter(|bytes| *bytes > 0)?;
-    Some(format!("suspended {}", gib(bytes)))
+    Some(format!("{state} {}", gib(bytes)))
 }
 
 /// Returns NVML's index of a GPU, or else the beginning of its UUID.
-fn label(id: DeviceId, driver: Option<&Driver>) -> String {
-    match groups::index(id, driver) {
-        Some(index) => index.to_string(),
-        None => id.short().to_string(),
-    }
+fn label(index: Option<u32>, id: DeviceId) -> String {
+    index.map_or_else(|| id.short().to_string(), |index| index.to_string())
 }
 
 impl Gpu {
     fn of(gpu: &GpuMemory, groups: &[Group]) -> Self {
         let names: BTreeSet<&Name> = groups.iter().map(|group| &group.name).collect();
-        let is_top = |group: &&Group| {
-            let above = parent(&group.name.name).map(|above| Name {
-                root: group.name.root.clone(),
-                name: above.into(),
-            });
-            above.is_none_or(|above| !names.contains(&above))
+        let is_top = |group: &&Group| !group.name.above().is_some_and(|it| names.contains(&it));
+        let part = |group: &Group| {
+            let usage = group.usages.iter().find(|it| it.gpu == Some(gpu.id))?;
+            let bytes = usage.usage.filter(|bytes| *bytes > 0)?;
+            Some((group.title.clone(), bytes))
         };
-        let mut parts = Vec::new();
-        for group in groups.iter().filter(is_top) {
-            let on = |usage: &&Usage| usage.gpu == Some(gpu.id);
-            let Some(usage) = group.usages.iter().find(on) else {
-                continue;
-            };
-            if let Some(bytes) = usage.usage.filter(|bytes| *bytes > 0) {
-                parts.push(Part {
-                    title: group.title.clone(),
-                    usage: bytes,
-                });
-            }
-        }
         Self {
             id: gpu.id,
-            label: match gpu.index {
-                Some(index) => index.to_string(),
-                None => gpu.id.short().to_string(),
-            },
+            label: label(gpu.index, gpu.id),
             name: Escaped(&gpu.name).to_string(),
             total: gpu.total,
             used: gpu.used,
             free: gpu.free(),
             outside: gpu.others(),
             is_whole: gpu.is_whole,
-            parts,
+            parts: groups.iter().filter(is_top).filter_map(part).collect(),
             limits: gpu.limits,
         }
     }
@@ -312,46 +278,39 @@ impl Group {
     fn of(
         figures: &Figures,
         recents: Vec<Recent>,
-        doings: &BTreeMap<(&Path, &str, DeviceId), Doings>,
-        order: &[DeviceId],
+        doings: &Doings<'_>,
         driver: Option<&Driver>,
     ) -> Self {
-        let name = Name {
-            root: figures.root.clone(),
-            name: figures.name.clone(),
-        };
         let gpus = figures.gpus.iter().zip(recents);
-        let mut usages: Vec<Usage> = gpus
-            .map(|(gpu, recent)| {
-                let doings = doings.get(&(figures.root.as_path(), figures.name.as_str(), gpu.id));
-                Usage::of(figures, gpu, recent, doings, driver)
-            })
-            .collect();
-        let place = |usage: &Usage| order.iter().position(|id| usage.gpu == Some(*id));
-        usages.sort_by_key(|usage| place(usage).unwrap_or(usize::MAX));
+        let usages = gpus.map(|(gpu, recent)| {
+            let doing = doings.get(&(figures.root.as_path(), &*figures.name, gpu.id));
+            Usage::of(figures, gpu, recent, doing, driver)
+        });
+        let mut usages: Vec<Usage> = usages.collect();
         let of_others = |label: &str| Usage {
             label: label.into(),
             max: figures::bytes(Some(figures.of_all(Key::Max)), None),
             max_text: max_text(figures::size(figures.of_all(Key::Max))),
-            ..Usage::unknown()
+            ..Usage::default()
         };
         if let Some(others) = figures.others {
+            let processes = figures.processes.filter(|_| usages.is_empty());
             usages.push(Usage {
-                processes: figures.processes.filter(|_| usages.is_empty()),
+                processes: processes.map(|count| count as u64),
                 ..of_others(others)
             });
         }
         if usages.is_empty() {
-            usages.push(Usage::unknown());
+            usages.push(Usage::default());
         }
         Self {
-            name,
+            name: Name::new(&figures.root, &figures.name),
             title: Escaped(&figures.title).to_string(),
             settings: settings(figures),
             usages,
             unlisted: match figures.limits_all() {
                 true => of_others("others"),
-                false => Usage::unknown(),
+                false => Usage::default(),
             },
         }
     }
@@ -381,44 +340,33 @@ impl Usage {
         figures: &Figures,
         gpu: &figures::Gpu,
         recent: Recent,
-        doings: Option<&Doings>,
+        doing: Option<&Doing>,
         driver: Option<&Driver>,
     ) -> Self {
         let high = gpu.bytes(Key::High);
-        let above = |limit: Option<u64>| {
-            limit
-                .zip(gpu.usage)
-                .is_some_and(|(limit, usage)| usage > limit)
-        };
-        let mut states = Vec::new();
+        let above = |limit: Option<u64>| limit.is_some() && gpu.usage > limit;
         let waiting = gpu.waiting.unwrap_or(0);
-        match doings.and_then(|doings| doings.longest.as_ref()) {
-            Some(longest) if waiting > 1 => states.push(format!("{longest} (+{})", waiting - 1)),
-            Some(longest) => states.push(longest.to_string()),
-            None if waiting > 0 => states.push(format!("{waiting} wait")),
-            None => {}
-        }
-        if above(gpu.limit()) {
-            states.push("above max".into());
-        } else if above(high) {
-            states.push("above high".into());
-        }
-        states.extend(suspended(gpu.suspended));
-        let uncovered = gpu.uncovered.filter(|bytes| *bytes > 0);
-        states.extend(uncovered.map(|bytes| format!("uncovered {}", gib(bytes))));
-        if doings.is_some_and(|doings| doings.draining) {
-            states.push("draining".into());
-        }
-        if gpu.trend.is_some() {
-            states.push("may leak".into());
-        }
+        let waits = match doing.and_then(|(longest, _)| longest.as_ref()) {
+            Some(longest) if waiting > 1 => Some(format!("{longest} (+{})", waiting - 1)),
+            Some(longest) => Some(longest.to_string()),
+            None => (waiting > 0).then(|| format!("{waiting} wait")),
+        };
+        let states = [
+            waits,
+            above(gpu.limit()).then(|| "above max".into()),
+            (above(high) && !above(gpu.limit())).then(|| "above high".into()),
+            sized("suspended", gpu.suspended),
+            sized("uncovered", gpu.uncovered),
+            doing
+                .filter(|(_, drains)| *drains)
+                .map(|_| "draining".into()),
+            gpu.trend.as_ref().map(|_| "may leak".into()),
+        ];
         let limited_by = gpu.effective.as_ref().map(|(_, by)| by.clone());
         Self {
             gpu: Some(gpu.id),
-            label: label(gpu.id, driver),
-            own_limit: (figures.rules.rules.iter()).any(|(selector, values)| {
-                *selector == Selector::Device(gpu.id) && values.get(Key::Max).is_some()
-            }),
+            label: label(groups::index(gpu.id, driver), gpu.id),
+            own_limit: (figures.rules.get(Selector::Device(gpu.id), Key::Max)).is_some(),
             max: gpu.max,
             max_text: gpu.text(Key::Max).map_or_else(|| "-".into(), max_text),
             limit: gpu.limit(),
@@ -430,9 +378,9 @@ impl Usage {
             peak: gpu.peak,
             free: gpu.free,
             refusals: gpu.refusals,
-            processes: gpu.processes,
+            processes: gpu.processes.map(|count| count as u64),
             recent,
-            states,
+            states: states.into_iter().flatten().collect(),
         }
     }
 }
@@ -440,7 +388,7 @@ impl Usage {
 impl Process {
     fn of(process: &processes::Process, known: &mut Known, driver: Option<&Driver>) -> Self {
         let (id, parts) = process.gpu.as_ref().map(|(id, parts)| (*id, parts)).unzip();
-        let on_host = parts.and_then(|parts| suspended(Some(parts.suspended)));
+        let on_host = parts.and_then(|parts| sized("suspended", Some(parts.suspended)));
         let state = match (&process.waits, process.state()) {
             (Some(waits), _) => waits.to_string(),
             (None, "running") => String::new(),
@@ -449,27 +397,23 @@ impl Process {
             (None, state) => state.into(),
         };
         Self {
-            group: Name {
-                root: process.root.clone(),
-                name: process.group.clone(),
-            },
+            group: Name::new(&process.root, &process.group),
             title: Escaped(&process.title).to_string(),
-            pid: process.pid,
-            own_pid: process.own_pid,
-            start_time: process.start_time,
+            who: Who {
+                pid: process.pid,
+                own_pid: process.own_pid,
+                start_time: process.start_time,
+            },
             user: known.user(process.uid),
             place: place::of_group(&process.group)
                 .or_else(|| known.place(process))
                 .unwrap_or_default(),
             gpu: id,
-            label: id.map_or_else(|| "-".into(), |id| label(id, driver)),
+            label: figure(id.map(|id| label(groups::index(id, driver), id))),
             total: parts.map(|parts| parts.total),
             split: parts.and_then(|parts| parts.split),
             state,
-            command: match &process.command {
-                Some(command) => Escaped(command).to_string(),
-                None => "-".into(),
-            },
+            command: figure(process.command.as_deref().map(Escaped)),
         }
     }
 }

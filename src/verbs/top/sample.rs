@@ -1,11 +1,10 @@
 //! Rounds for tests, made by hand.
 
-use super::canvas::Canvas;
 use super::frame::{Scene, Seen, draw};
-use super::pen::{Pen, Theme};
+use super::look::Look;
 use super::plain;
-use super::round::{Gpu, Group, Name, Part, Process, Round, Usage};
-use super::rows::Choice;
+use super::round::{Gpu, Group, Name, Process, Round, Usage, Who};
+use super::rows::{Choice, Item};
 use super::view::View;
 use gpulimit_base::device::DeviceId;
 use gpulimit_ledger::Category;
@@ -42,10 +41,7 @@ pub fn gpu(index: u8, parts: &[(&str, u64)], outside: u64, limits: Option<u64>) 
         outside: Some(outside * GIB),
         is_whole: true,
         parts: (parts.iter())
-            .map(|(title, usage)| Part {
-                title: (*title).into(),
-                usage: usage * GIB,
-            })
+            .map(|(title, usage)| ((*title).into(), usage * GIB))
             .collect(),
         limits: limits.map(|limits| limits * GIB),
     }
@@ -67,7 +63,7 @@ pub fn usage(index: u8, usage: u64, max: Option<u64>) -> Usage {
         recent: (0..60)
             .map(|part| (part > 20).then_some(usage * GIB * part / 60))
             .collect(),
-        ..Usage::unknown()
+        ..Usage::default()
     }
 }
 
@@ -77,7 +73,7 @@ pub fn group(full: &str, usages: Vec<Usage>) -> Group {
         title: full.into(),
         settings: "all GPUs max=20GiB; on_limit=wait".into(),
         usages,
-        unlisted: Usage::unknown(),
+        unlisted: Usage::default(),
     }
 }
 
@@ -88,9 +84,11 @@ pub fn process(full: &str, pid: u32, user: &str, command: &str) -> Process {
     Process {
         group: name(full),
         title: full.into(),
-        pid: Some(pid),
-        own_pid: pid,
-        start_time: u64::from(pid) * 100,
+        who: Who {
+            pid: Some(pid),
+            own_pid: pid,
+            start_time: u64::from(pid) * 100,
+        },
         user: user.into(),
         place: String::new(),
         gpu: Some(id(0)),
@@ -187,20 +185,27 @@ pub fn scene<'a>(round: &'a Round, view: &'a View) -> Scene<'a> {
         pasts: None,
         stuck: None,
         zone: &ZONE,
+        look: Look {
+            unicode: true,
+            colours: false,
+        },
+    }
+}
+
+/// The row of a group on the first GPU.
+pub fn item(group: &str) -> Item {
+    Item {
+        group: name(group),
+        gpu: Some(id(0)),
+        process: None,
     }
 }
 
 /// Draws a screen of this size.
 pub fn drawn(scene: &Scene<'_>, size: (u16, u16), unicode: bool, colours: bool) -> (Buffer, Seen) {
     let mut buffer = Buffer::empty(Rect::new(0, 0, size.0, size.1));
-    let seen = draw(
-        &mut Canvas {
-            buffer: &mut buffer,
-            pen: &Pen::new(unicode),
-            theme: &Theme::new(colours),
-        },
-        scene,
-    );
+    let look = Look { unicode, colours };
+    let seen = draw(&Scene { look, ..*scene }, &mut buffer);
     (buffer, seen)
 }
 

@@ -1,362 +1,324 @@
-//! The tables of groups and of processes, row by row.
+//! The tables of groups and of processes: their columns, and which of them a width has room for.
 
-use super::canvas::{Align, Canvas};
-use super::columns::{Column, Placed, place, short, short_or_unknown};
-use super::pen::Pen;
-use super::round::{Process, Round, Usage};
+use super::look::{ALARM, CURVE, HEADS, HEIGHTS, PLAIN, SELECTED};
+use super::round::{Process, Usage};
 use super::rows::{GroupRow, Rows};
+use crate::shown::table::figure;
+use crate::shown::terminal::cut;
 use gpulimit_group::last_name;
 use gpulimit_ledger::Category;
-use ratatui::style::Style;
-use unicode_width::UnicodeWidthStr;
+use ratatui::buffer::Buffer;
+use ratatui::layout::{Alignment, Rect};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::Widget;
 
-/// The width of a size.
-const SIZE: usize = 6;
-/// The width that keeps `waits for 12.0 GiB, 40 min` whole.
-const STATE: usize = 26;
-/// Columns of this rank and more are only for wide screens.
+/// Columns of this rank and more are shown only if all others have what they need.
 const EXTRA: u8 = 20;
 
-#[derive(Copy, Clone, Debug, Eq, PartialEq)]
-enum OfGroup {
-    Name,
-    Gpu,
-    Usage,
-    Max,
-    Percent,
-    Peak,
-    Free,
-    High,
-    Refused,
-    Processes,
-    LimitedBy,
-    Recent,
-    State,
+/// A column that a table can have.
+struct Column<'a, R> {
+    head: &'static str,
+    align: Alignment,
+    /// The least width, with which the column is shown at all; the width that the cells need; and
+    /// the width up to which the column takes what is left.
+    widths: [usize; 3],
+    /// Columns of a low rank are shown on narrow screens, too.
+    rank: u8,
+    /// Formats a row's cell for a width.
+    cell: Box<dyn Fn(R, usize) -> Line<'a> + 'a>,
 }
 
-#[derive(Copy, Clone, Debug, Eq, PartialEq)]
-enum OfProcess {
-    Pid,
-    User,
-    Group,
-    Place,
-    Gpu,
-    Total,
-    Allocations,
-    Pools,
-    Managed,
-    Driver,
-    State,
-    Command,
+/// A table with all columns that it can have.
+pub struct Table<'a, R> {
+    pub rows: Vec<R>,
+    columns: Vec<Column<'a, R>>,
 }
 
-const fn text<T>(kind: T, head: &'static str, least: usize, wanted: usize, rank: u8) -> Column<T> {
-    Column {
-        kind,
-        head,
-        align: Align::Left,
-        least,
-        wanted,
-        most: wanted,
-        rank,
-    }
-}
-
-const fn figure<T>(kind: T, head: &'static str, width: usize, rank: u8) -> Column<T> {
-    Column {
-        kind,
-        head,
-        align: Align::Right,
-        least: width,
-        wanted: width,
-        most: width,
-        rank,
-    }
-}
-
-/// Returns the width of the longest text, within bounds.
-fn longest<T: AsRef<str>>(texts: impl Iterator<Item = T>, least: usize, most: usize) -> usize {
-    let longest = texts.map(|text| text.as_ref().width()).max().unwrap_or(0);
-    longest.clamp(least, most)
-}
-
-/// The table of groups.
-pub struct Groups<'a> {
-    round: &'a Round,
-    rows: &'a [GroupRow],
-    columns: Vec<Placed<OfGroup>>,
-}
-
-impl<'a> Groups<'a> {
-    pub fn new(round: &'a Round, rows: &'a Rows, pen: &Pen, width: usize) -> Self {
-        let rows = &rows.groups[..];
-        let of = |row: &GroupRow| usage(round, row);
-        let name = longest(rows.iter().map(|row| name(round, row, pen)), 14, 32);
-        let gpu = longest(rows.iter().map(|row| &of(row).label), 3, 9);
-        let state = longest(rows.iter().map(|row| state(of(row))), 12, 36);
-        let by = longest(rows.iter().map(|row| &of(row).limited_by), 10, 20);
-        let columns = [
-            text(OfGroup::Name, "GROUP", 12, name, 0),
-            text(OfGroup::Gpu, "GPU", gpu, gpu, 3),
-            figure(OfGroup::Usage, "USAGE", SIZE, 1),
-            figure(OfGroup::Max, "MAX", SIZE, 2),
-            figure(OfGroup::Percent, "%", 3, 4),
-            figure(OfGroup::Peak, "PEAK", SIZE, 6),
-            figure(OfGroup::Free, "FREE", SIZE, EXTRA),
-            figure(OfGroup::High, "HIGH", SIZE, EXTRA + 4),
-            figure(OfGroup::Refused, "REFUSED", 7, EXTRA + 1),
-            figure(OfGroup::Processes, "PROC", 4, EXTRA + 2),
-            text(OfGroup::LimitedBy, "LIMITED BY", by, by, EXTRA + 5),
-            Column {
-                most: 60,
-                ..text(OfGroup::Recent, "10 MIN", 8, 8, 7)
-            },
-            Column {
-                most: 60,
-                ..text(OfGroup::State, "STATE", 8, state, 5)
-            },
-        ];
-        Self {
-            round,
-            rows,
-            columns: place(&columns, width, EXTRA),
-        }
+impl<'a, R: Copy> Table<'a, R> {
+    const fn new(rows: Vec<R>) -> Self {
+        let columns = Vec::new();
+        Self { rows, columns }
     }
 
-    pub fn heads(&self, canvas: &mut Canvas<'_>, y: usize) {
-        heads(canvas, y, &self.columns);
-    }
-
-    pub fn row(&self, canvas: &mut Canvas<'_>, y: usize, at: usize) {
-        let row = &self.rows[at];
-        let usage = usage(self.round, row);
-        for placed in &self.columns {
-            let cell = self.cell(placed, row, usage, canvas);
-            let align = placed.column.align;
-            let style = match placed.column.kind {
-                OfGroup::State => canvas.theme.alarm,
-                OfGroup::Recent => canvas.theme.curve,
-                _ => canvas.theme.plain,
-            };
-            canvas.aligned(placed.x, y, placed.width, (&cell, align), style);
-        }
-    }
-
-    fn cell(
-        &self,
-        placed: &Placed<OfGroup>,
-        row: &GroupRow,
-        usage: &Usage,
-        canvas: &Canvas<'_>,
-    ) -> String {
-        let count = |count: Option<u64>| count.map_or_else(|| "-".into(), |it| it.to_string());
-        match placed.column.kind {
-            OfGroup::Name => name(self.round, row, canvas.pen),
-            OfGroup::Gpu => usage.label.clone(),
-            OfGroup::Usage => short_or_unknown(usage.usage),
-            OfGroup::Max => usage.max.map_or_else(|| usage.max_text.clone(), short),
-            OfGroup::Percent => count(usage.percent()),
-            OfGroup::Peak => short_or_unknown(usage.peak),
-            OfGroup::Free => short_or_unknown(usage.free),
-            OfGroup::High => short_or_unknown(usage.high),
-            OfGroup::Refused => count(usage.refusals),
-            OfGroup::Processes => count(usage.processes.map(|count| count as u64)),
-            OfGroup::LimitedBy => usage.limited_by.clone(),
-            OfGroup::Recent => recent(usage, placed.width, canvas.pen),
-            OfGroup::State => state(usage),
-        }
-    }
-}
-
-fn heads<T>(canvas: &mut Canvas<'_>, y: usize, columns: &[Placed<T>]) {
-    let style = canvas.theme.heads;
-    for Placed { column, x, width } in columns {
-        let align = match column.align {
-            Align::End => Align::Left,
-            align => align,
+    /// Adds a column. A `>` before the head aligns figures to the right, in a column of the least
+    /// width. A column that takes what is left needs the second width, and other columns need the
+    /// width of their longest text, up to the second width.
+    fn column<L: Into<Line<'a>>>(
+        mut self,
+        head: &'static str,
+        [least, wanted, most]: [usize; 3],
+        rank: u8,
+        cell: impl Fn(R, usize) -> L + 'a,
+    ) -> Self {
+        let is_figure = head.starts_with('>');
+        let wanted = match (is_figure, most) {
+            (true, _) => least,
+            (false, 0) => {
+                let width = |row: &R| cell(*row, wanted).into().width();
+                let longest = self.rows.iter().map(width).max().unwrap_or(0);
+                longest.max(head.len()).min(wanted)
+            }
+            (false, _) => wanted,
         };
-        canvas.aligned(*x, y, *width, (column.head, align), style);
+        self.columns.push(Column {
+            head: head.trim_start_matches('>'),
+            align: [Alignment::Left, Alignment::Right][usize::from(is_figure)],
+            widths: [least.min(wanted), wanted, most.max(wanted)],
+            rank,
+            cell: Box::new(move |row, width| cell(row, width).into()),
+        });
+        self
+    }
+
+    /// Returns the widths of the columns, 0 for those that are not shown. Columns are chosen by
+    /// rank, as many as fit. The remaining width goes to what cells need, then to columns that can
+    /// grow, in both cases to those of a high rank first.
+    fn widths(&self, width: usize) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..self.columns.len()).collect();
+        order.sort_by_key(|at| self.columns[*at].rank);
+        let is_usual = |at: &usize| self.columns[*at].rank < EXTRA;
+        let (usual, extra) = order.split_at(order.partition_point(is_usual));
+        let (mut widths, mut left) = (vec![0; order.len()], width + 1);
+        let mut give = |at: &usize, need: usize| {
+            let more = self.columns[*at].widths[need] - widths[*at];
+            // A new column is shown as a whole, and a gap precedes it.
+            let (more, gap) = match widths[*at] {
+                0 if need < 2 && more < left => (more, more.min(1)),
+                0 => (0, 0),
+                _ => (more.min(left), 0),
+            };
+            widths[*at] += more;
+            left -= more + gap;
+        };
+        usual.iter().for_each(|at| give(at, 0));
+        usual.iter().rev().for_each(|at| give(at, 1));
+        extra.iter().for_each(|at| give(at, 1));
+        order.iter().rev().for_each(|at| give(at, 2));
+        widths
+    }
+
+    /// Draws the heads, and below them the rows from `first` on. The solver of ratatui's own table
+    /// would take a third of the time of `top --once` (measured).
+    pub fn draw(&self, area: Rect, buffer: &mut Buffer, first: usize, selected: Option<usize>) {
+        let widths = self.widths(area.width.into());
+        let mut lines = area.rows();
+        let mut draw = |cell: &dyn Fn(&Column<'a, R>, usize) -> Line<'a>, style| {
+            let Some(line) = lines.next() else { return };
+            let mut x = line.x;
+            for (column, width) in self
+                .columns
+                .iter()
+                .zip(&widths)
+                .filter(|(_, width)| **width > 0)
+            {
+                let cell = fitted(cell(column, *width), *width).alignment(column.align);
+                cell.render(Rect::new(x, line.y, *width as u16, 1), buffer);
+                x += *width as u16 + 1;
+            }
+            buffer.set_style(line, style);
+        };
+        draw(&|column, _| Span::styled(column.head, HEADS).into(), PLAIN);
+        for at in (first..self.rows.len()).take(area.height.saturating_sub(1).into()) {
+            let style = if selected == Some(at) {
+                SELECTED
+            } else {
+                PLAIN
+            };
+            draw(&|column, width| (column.cell)(self.rows[at], width), style);
+        }
     }
 }
 
-/// Returns the figures of a row.
-fn usage<'a>(round: &'a Round, row: &GroupRow) -> &'a Usage {
-    let group = &round.groups[row.group];
-    let usage = row.usage.and_then(|usage| group.usages.get(usage));
-    usage.unwrap_or(&group.unlisted)
+/// Cuts a line to at most `width` columns.
+pub fn fitted(mut line: Line<'_>, mut width: usize) -> Line<'_> {
+    if line.width() > width {
+        for span in &mut line.spans {
+            span.content = cut(&span.content, width, 0).into_owned().into();
+            width -= span.width();
+        }
+    }
+    line
+}
+
+/// Returns the table of groups.
+pub fn groups<'a>(rows: &'a Rows<'a>) -> Table<'a, &'a GroupRow<'a>> {
+    let max = |it: &Usage| it.max.map_or_else(|| it.max_text.clone(), short);
+    Table::new(rows.groups.iter().collect())
+        .column("GROUP", [12, 32, 0], 0, |it, _| name(it))
+        .column("GPU", [9, 9, 0], 3, |it, _| it.usage.label.as_str())
+        .column(">USAGE", [6; 3], 1, |it, _| size(it.usage.usage))
+        .column(">MAX", [6; 3], 2, move |it, _| max(it.usage))
+        .column(">%", [3; 3], 4, |it, _| figure(it.usage.percent()))
+        .column(">PEAK", [6; 3], 6, |it, _| size(it.usage.peak))
+        .column(">FREE", [6; 3], 20, |it, _| size(it.usage.free))
+        .column(">HIGH", [6; 3], 24, |it, _| size(it.usage.high))
+        .column(">REFUSED", [7; 3], 21, |it, _| figure(it.usage.refusals))
+        .column(">PROC", [4; 3], 22, |it, _| figure(it.usage.processes))
+        .column("LIMITED BY", [20, 20, 0], 25, |it, _| &*it.usage.limited_by)
+        .column("10 MIN", [8, 8, 60], 7, |it, width| {
+            Line::styled(recent(it.usage, width), CURVE)
+        })
+        .column("STATE", [8, 36, 0], 5, |it, _| {
+            Line::styled(it.usage.states.join(", "), ALARM)
+        })
 }
 
 /// Returns the name of a group behind the branches of the tree. Only the first row of a group has
 /// its name.
-fn name(round: &Round, row: &GroupRow, pen: &Pen) -> String {
-    let group = &round.groups[row.group];
-    let [last, branch, trunk, gap] = pen.branches;
+fn name(row: &GroupRow<'_>) -> String {
+    let group = row.group;
     let mut text = String::new();
     for (at, follows) in row.levels.iter().enumerate() {
         let is_own = at + 1 == row.levels.len() && row.first;
         text += match (is_own, follows) {
-            (true, true) => branch,
-            (true, false) => last,
-            (false, true) => trunk,
-            (false, false) => gap,
+            (true, true) => "├─ ",
+            (true, false) => "└─ ",
+            (false, true) => "│  ",
+            (false, false) => "   ",
         };
     }
-    if !row.first {
-        return text;
-    }
-    if row.hidden > 0 {
-        text += pen.folded;
-    }
-    text += match row.levels.is_empty() {
+    let last = match row.levels.is_empty() {
         true => &group.title,
         false => last_name(&group.name.name),
     };
-    if row.hidden > 0 {
-        text += &format!(" (+{})", row.hidden);
+    match (row.first, row.hidden) {
+        (false, _) => text,
+        (true, 0) => text + last,
+        (true, hidden) => format!("{text}▸ {last} (+{hidden})"),
     }
-    text
-}
-
-fn state(usage: &Usage) -> String {
-    usage.states.join(", ")
 }
 
 /// Returns the recent usage as a curve of one line. The highest line is the limit, or else the
 /// peak.
-fn recent(usage: &Usage, width: usize, pen: &Pen) -> String {
+fn recent(usage: &Usage, width: usize) -> String {
     let whole = usage.limit.or(usage.peak).unwrap_or(0).max(1);
     let parts = usage.recent.len();
     let columns = width.min(parts);
-    let level = |column: usize| {
+    let column = |column: usize| {
         let parts = &usage.recent[column * parts / columns..(column + 1) * parts / columns];
-        let highest = parts.iter().flatten().max()?;
-        let steps = pen.heights.len() as u128;
-        let level = (u128::from(*highest) * steps).div_ceil(u128::from(whole));
-        Some(level.min(steps) as usize)
+        let highest = parts.iter().flatten().max().copied().unwrap_or(0);
+        let steps = HEIGHTS.len() as u128;
+        let level = (u128::from(highest) * steps).div_ceil(whole.into());
+        match level.min(steps) {
+            0 => " ",
+            level => HEIGHTS[level as usize - 1],
+        }
     };
-    let character = |column| match level(column) {
-        None | Some(0) => ' ',
-        Some(level) => pen.heights[level - 1],
+    (0..columns).map(column).collect()
+}
+
+/// A part of what a process has, with its head and its rank.
+type Part = (&'static str, u8, fn(&Process) -> Option<u64>);
+
+const PARTS: [Part; 4] = [
+    (">ALLOC", 8, Process::allocations),
+    (">POOLS", 9, |it| it.part(Category::Pools)),
+    (">MANAGED", 10, |it| it.part(Category::Managed)),
+    (">DRIVER", 10, |it| it.part(Category::Driver)),
+];
+
+/// Returns the table of processes.
+pub fn processes<'a>(rows: &Rows<'a>) -> Table<'a, &'a Process> {
+    let rows = rows.processes.clone();
+    // A column that says nothing new is for wide screens.
+    let has = |rank, is_new: &dyn Fn(&Process) -> bool| match rows.iter().any(|it| is_new(it)) {
+        true => rank,
+        false => EXTRA + rank,
     };
-    (0..columns).map(character).collect()
+    // The group's name contains the name of a job of gpulimit.
+    let job_rank = has(7, &|it| !it.title.contains(&it.place));
+    let parts = PARTS.map(|(head, rank, of)| {
+        let rank = has(rank, &|it| of(it).unwrap_or(0) > 0);
+        (head, rank, of)
+    });
+    let pids = rows.iter().map(|it| figure(it.who.pid).len());
+    let pid = pids.fold(5, usize::max);
+    let job = if rows.iter().any(|it| !it.place.is_empty()) {
+        22
+    } else {
+        0
+    };
+    let mut table = Table::new(rows)
+        .column(">PID", [pid; 3], 1, |it, _| figure(it.who.pid))
+        .column("USER", [8, 10, 0], 3, |it, _| it.user.as_str())
+        .column("GROUP", [10, 28, 0], 4, |it, width| {
+            cut(&it.title, width, width)
+        })
+        .column("JOB", [job, job, 0], job_rank, |it, _| it.place.as_str())
+        .column("GPU", [9, 9, 0], 6, |it, _| it.label.as_str())
+        .column(">TOTAL", [6; 3], 2, |it, _| size(it.total));
+    for (head, rank, of) in parts {
+        table = table.column(head, [head.len().max(7) - 1; 3], rank, move |it, _| {
+            size(of(it))
+        });
+    }
+    table.column("COMMAND", [8, 24, usize::MAX], 5, |it, _| {
+        let gap = if it.state.is_empty() { "" } else { " " };
+        let state = Span::styled(it.state.as_str(), ALARM);
+        Line::from_iter([state, gap.into(), it.command.as_str().into()])
+    })
 }
 
-/// The table of processes.
-pub struct Processes<'a> {
-    round: &'a Round,
-    rows: &'a [usize],
-    columns: Vec<Placed<OfProcess>>,
+/// Formats bytes in at most six columns: `23.8G`, `518.0M`, `17B`.
+pub fn short(bytes: u64) -> String {
+    const UNITS: [(char, u32); 5] = [('K', 10), ('M', 20), ('G', 30), ('T', 40), ('P', 50)];
+    if bytes < 1_000 {
+        return format!("{bytes}B");
+    }
+    let tenths = |shift: u32| (u128::from(bytes) * 10 + (1 << (shift - 1))) >> shift;
+    let fits = |(_, shift): &(char, u32)| tenths(*shift) < 10_000;
+    let (unit, shift) = UNITS.into_iter().find(fits).unwrap_or(UNITS[4]);
+    format!("{}.{}{unit}", tenths(shift) / 10, tenths(shift) % 10)
 }
 
-impl<'a> Processes<'a> {
-    pub fn new(round: &'a Round, rows: &'a Rows, width: usize) -> Self {
-        let rows = &rows.processes[..];
-        let all = || rows.iter().map(|at| &round.processes[*at]);
-        let pid = longest(all().map(pid), 5, 10);
-        let user = longest(all().map(|process| &process.user), 4, 10);
-        let group = longest(all().map(|process| &process.title), 8, 28);
-        let job = longest(all().map(|process| &process.place), 3, 22);
-        let gpu = longest(all().map(|process| &process.label), 3, 9);
-        let state = longest(all().map(|process| &process.state), 5, STATE);
-        let has = |part: fn(&Process) -> Option<u64>| all().any(|it| part(it).unwrap_or(0) > 0);
-        let part = |kind, head, part: fn(&Process) -> Option<u64>, rank| {
-            // A part of which all have none is for wide screens.
-            figure(
-                kind,
-                head,
-                SIZE.max(head.len()),
-                if has(part) { rank } else { EXTRA + rank },
-            )
-        };
-        let mut columns = vec![
-            figure(OfProcess::Pid, "PID", pid, 1),
-            text(OfProcess::User, "USER", user.min(8), user, 3),
-            Column {
-                align: Align::End,
-                ..text(OfProcess::Group, "GROUP", 10.min(group), group, 4)
-            },
-            text(OfProcess::Gpu, "GPU", gpu, gpu, 6),
-            figure(OfProcess::Total, "TOTAL", SIZE, 2),
-            part(OfProcess::Allocations, "ALLOC", Process::allocations, 8),
-            part(OfProcess::Pools, "POOLS", |it| it.part(Category::Pools), 9),
-            part(
-                OfProcess::Managed,
-                "MANAGED",
-                |it| it.part(Category::Managed),
-                10,
-            ),
-            part(
-                OfProcess::Driver,
-                "DRIVER",
-                |it| it.part(Category::Driver),
-                10,
-            ),
-            text(OfProcess::State, "STATE", state, state, EXTRA),
-            Column {
-                most: usize::MAX,
-                ..text(OfProcess::Command, "COMMAND", 8, 24, 5)
-            },
-        ];
-        if all().any(|process| !process.place.is_empty()) {
-            // The group's name contains the name of a job of gpulimit.
-            let is_new = |process: &Process| !process.title.contains(&process.place);
-            let rank = if all().any(is_new) { 7 } else { EXTRA };
-            columns.insert(3, text(OfProcess::Place, "JOB", job, job, rank));
-        }
-        Self {
-            round,
-            rows,
-            columns: place(&columns, width, EXTRA),
-        }
+/// Formats bytes; `-` if unknown.
+pub fn size(bytes: Option<u64>) -> String {
+    figure(bytes.map(short))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn placed(width: usize) -> String {
+        let text = |length: usize| move |(), _| "-".repeat(length);
+        let table = Table::new(vec![()])
+            .column("a", [4, 8, 8], 1, text(8))
+            .column(">b", [3; 3], 2, text(3))
+            .column(">x", [5; 3], EXTRA, text(5))
+            .column("c", [2, 4, 10], 0, text(4));
+        let widths = table.widths(width).into_iter().zip(&table.columns);
+        let shown = widths.filter(|(width, _)| *width > 0);
+        let texts = shown.map(|(width, column)| format!("{}{width}", column.head));
+        texts.collect::<Vec<_>>().join(" ")
     }
 
-    pub fn heads(&self, canvas: &mut Canvas<'_>, y: usize) {
-        heads(canvas, y, &self.columns);
-    }
-
-    pub fn row(&self, canvas: &mut Canvas<'_>, y: usize, at: usize) {
-        let process = &self.round.processes[self.rows[at]];
-        let is_state = |placed: &Placed<OfProcess>| placed.column.kind == OfProcess::State;
-        let has_state = self.columns.iter().any(is_state);
-        for placed in &self.columns {
-            let align = placed.column.align;
-            let (mut x, mut width) = (placed.x, placed.width);
-            let theme = canvas.theme;
-            // Without a column of its own, the state precedes the command.
-            if placed.column.kind == OfProcess::Command && !has_state && !process.state.is_empty() {
-                let used = canvas.text(x, y, width, &process.state, theme.alarm);
-                (x, width) = (x + used + 1, width.saturating_sub(used + 1));
-            }
-            let style: Style = match placed.column.kind {
-                OfProcess::State => theme.alarm,
-                _ => theme.plain,
-            };
-            let cell = cell(placed.column.kind, process);
-            canvas.aligned(x, y, width, (&cell, align), style);
+    #[test]
+    fn columns_are_chosen_by_rank_and_fit() {
+        for (width, expected) in [
+            (0, ""),
+            (2, "c2"),
+            (7, "a4 c2"),
+            (11, "a4 b3 c2"),
+            // What texts need comes before further columns.
+            (17, "a8 b3 c4"),
+            (22, "a8 b3 c9"),
+            (23, "a8 b3 x5 c4"),
+            (40, "a8 b3 x5 c10"),
+        ] {
+            assert_eq!(placed(width), expected, "{width}");
         }
     }
-}
 
-fn pid(process: &Process) -> String {
-    process
-        .pid
-        .map_or_else(|| "-".into(), |pid| pid.to_string())
-}
-
-fn cell(column: OfProcess, process: &Process) -> String {
-    let part = |category| short_or_unknown(process.part(category));
-    match column {
-        OfProcess::Pid => pid(process),
-        OfProcess::User => process.user.clone(),
-        OfProcess::Group => process.title.clone(),
-        OfProcess::Place => process.place.clone(),
-        OfProcess::Gpu => process.label.clone(),
-        OfProcess::Total => short_or_unknown(process.total),
-        OfProcess::Allocations => short_or_unknown(process.allocations()),
-        OfProcess::Pools => part(Category::Pools),
-        OfProcess::Managed => part(Category::Managed),
-        OfProcess::Driver => part(Category::Driver),
-        OfProcess::State => process.state.clone(),
-        OfProcess::Command => process.command.clone(),
+    #[test]
+    fn sizes_are_short() {
+        assert_eq!(short(0), "0B");
+        assert_eq!(short(518 << 20), "518.0M");
+        assert_eq!(short((80 << 30) - 1), "80.0G");
+        assert_eq!(size(None), "-");
+        assert_eq!(short(999), "999B");
+        assert_eq!(short(1_000), "1.0K");
+        assert_eq!(short(1_023 << 20), "1.0G");
+        assert_eq!(short(u64::MAX), "16384.0P");
     }
 }

@@ -1,9 +1,10 @@
 //! What the user of `top` sees and does: the state that keys change. Reads and writes nothing.
 
-use super::prompt::{Menu, Prompt, Question, Seen};
-use super::reader::Wanted;
-use super::round::{Name, Round};
+use super::prompt::{Prompt, Question, SIGNALS, Seen};
+use super::reader::{Ask, Wanted};
+use super::round::{Name, Process, Round, Usage};
 use super::rows::{Choice, Item, Rows};
+use gpulimit_base::units::Extent;
 use gpulimit_limits::Selector;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use std::time::Duration;
@@ -33,32 +34,21 @@ pub enum Act {
     Stop,
     /// Draw the whole screen anew.
     Redraw,
-    /// Read a round now.
-    Read,
-    Interval(Duration),
-    Pause(bool),
-    Curves(Option<Wanted>),
-    /// Set a limit of a group, for one GPU or for all.
-    Limit {
-        group: Name,
-        max: String,
-        gpu: Option<String>,
-    },
+    /// Ask the thread that reads for something.
+    Ask(Ask),
+    /// Set the `max` of a group, for one GPU or for all.
+    Limit(Name, String, Option<String>),
     /// Send a signal to a process, or to all processes of a group.
-    Signal {
-        group: Name,
-        process: Option<Seen>,
-        signal: i32,
-    },
+    Signal(Name, Option<Seen>, i32),
 }
 
 /// The state of the screen.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct View {
     pub choice: Choice,
     pub page: Page,
     /// The line or the list that waits for an answer.
-    pub question: Option<Question>,
+    pub question: Option<Prompt>,
     pub selected: Option<Item>,
     /// The selected row when its item was last there.
     at: usize,
@@ -76,25 +66,18 @@ impl View {
     pub fn new(choice: Choice, interval: Duration, readonly: bool) -> Self {
         Self {
             choice,
-            page: Page::Tables,
-            question: None,
-            selected: None,
-            at: 0,
-            offsets: [0; 2],
-            scroll: 0,
-            paused: false,
             interval,
             readonly,
-            message: String::new(),
+            ..Self::default()
         }
     }
 
     /// Returns the place of the selected row; `None` if there are no rows or none is selected. If
     /// the selected item is gone, the row in its place is selected.
-    pub fn position(&self, rows: &Rows, round: &Round) -> Option<usize> {
+    pub fn position(&self, rows: &Rows<'_>) -> Option<usize> {
         let last = rows.len().checked_sub(1)?;
         let selected = self.selected.as_ref()?;
-        Some(rows.position(selected, round).unwrap_or(self.at.min(last)))
+        Some(rows.position(selected).unwrap_or(self.at.min(last)))
     }
 
     /// Changes the state for a key. `page` is the number of rows of a page.
@@ -108,12 +91,14 @@ impl View {
             KeyCode::Char(_) if is_control => return None,
             _ => {}
         }
-        if self.question.is_some() {
-            return self.answer(key.code);
-        }
-        match &self.page {
-            Page::Tables => self.key_of_tables(key.code, round, page),
-            Page::Help | Page::Details(_) => self.key_of_page(key.code, page),
+        match (&self.page, key.code) {
+            _ if self.question.is_some() => self.answer(key.code),
+            (_, KeyCode::Char('p' | 'Z')) => {
+                self.paused = !self.paused;
+                Some(Act::Ask(Ask::Pause(self.paused)))
+            }
+            (Page::Tables, key) => self.key_of_tables(key, round, page),
+            (Page::Help | Page::Details(_), key) => self.key_of_page(key, page),
         }
     }
 
@@ -125,88 +110,72 @@ impl View {
             KeyCode::PageUp => self.scroll = self.scroll.saturating_sub(page),
             KeyCode::Home => self.scroll = 0,
             KeyCode::Char('[' | ']') => return self.other_span(key == KeyCode::Char(']')),
-            KeyCode::Char('p') => return Some(self.pause()),
             KeyCode::Char('q') if matches!(self.page, Page::Details(_)) => return Some(Act::Quit),
-            KeyCode::Esc
-            | KeyCode::Enter
-            | KeyCode::Backspace
-            | KeyCode::Char('q' | '?' | 'h')
-            | KeyCode::F(1) => {
-                let had_curves = matches!(self.page, Page::Details(_));
-                self.page = Page::Tables;
-                return had_curves.then_some(Act::Curves(None));
-            }
+            KeyCode::Esc | KeyCode::Enter | KeyCode::Backspace => return self.leave(),
+            KeyCode::Char('q' | '?' | 'h') | KeyCode::F(1) => return self.leave(),
             _ => {}
         }
         None
+    }
+
+    /// Goes back to the tables.
+    fn leave(&mut self) -> Option<Act> {
+        let page = std::mem::take(&mut self.page);
+        matches!(page, Page::Details(_)).then_some(Act::Ask(Ask::Curves(None)))
     }
 
     fn other_span(&mut self, longer: bool) -> Option<Act> {
         let Page::Details(wanted) = &mut self.page else {
             return None;
         };
-        let at = SPANS
-            .iter()
-            .position(|span| *span == wanted.since.as_secs());
-        let at = at.unwrap_or(0);
+        let now = wanted.since.as_secs();
+        let at = SPANS.iter().position(|span| *span == now).unwrap_or(0);
         let next = if longer { at + 1 } else { at.saturating_sub(1) };
         wanted.since = Duration::from_secs(*SPANS.get(next)?);
-        Some(Act::Curves(Some(wanted.clone())))
-    }
-
-    fn pause(&mut self) -> Act {
-        self.paused = !self.paused;
-        Act::Pause(self.paused)
+        Some(Act::Ask(Ask::Curves(Some(wanted.clone()))))
     }
 
     fn key_of_tables(&mut self, key: KeyCode, round: &Round, page: usize) -> Option<Act> {
+        let choice = &mut self.choice;
         match key {
             KeyCode::Char('q') | KeyCode::F(10) => return Some(Act::Quit),
             KeyCode::Char('?' | 'h') | KeyCode::F(1) => {
                 (self.page, self.scroll) = (Page::Help, 0);
             }
-            KeyCode::Char('p' | 'Z') => return Some(self.pause()),
-            KeyCode::Char('r') | KeyCode::F(5) => return Some(Act::Read),
+            KeyCode::Char('r') | KeyCode::F(5) => return Some(Act::Ask(Ask::Now)),
             KeyCode::Char('+' | '=') => return Some(self.other_interval(true)),
             KeyCode::Char('-') => return Some(self.other_interval(false)),
-            KeyCode::Char('.' | '>') | KeyCode::F(6) => {
-                self.choice.sort = self.choice.sort.step(1);
-            }
-            KeyCode::Char(',' | '<') => {
-                self.choice.sort = self.choice.sort.step(super::rows::Sort::ALL.len() - 1);
-            }
-            KeyCode::Char('I') => self.choice.inverted = !self.choice.inverted,
+            KeyCode::Char('.' | '>') | KeyCode::F(6) => choice.sort = choice.sort.other(true),
+            KeyCode::Char(',' | '<') => choice.sort = choice.sort.other(false),
+            KeyCode::Char('I') => choice.inverted = !choice.inverted,
             KeyCode::Char('/') | KeyCode::F(4) => {
-                self.question = Some(Question::Filter(Prompt::new(&self.choice.filter)));
+                let filter = choice.filter.clone();
+                return self.ask(Question::Filter, String::new(), &filter);
             }
             KeyCode::Char('u') => {
-                self.question = Some(Question::User(Prompt::new(&self.choice.user)));
+                let user = choice.user.clone();
+                return self.ask(Question::User, String::new(), &user);
             }
             KeyCode::Char('d') => self.other_gpu(round),
             KeyCode::Char('T') => {
-                self.choice.fold_all = !self.choice.fold_all;
-                self.choice.folded.clear();
+                choice.fold_all = !choice.fold_all;
+                choice.folded.clear();
             }
             KeyCode::Char('t' | ' ') => self.fold(round),
             KeyCode::Enter => return self.details(round),
-            KeyCode::Char('s') if !self.readonly => self.ask_limit(round),
-            KeyCode::Char('k') | KeyCode::F(9) if !self.readonly => self.ask_signal(round),
+            KeyCode::Char('s') if !self.readonly => return self.ask_limit(round),
+            KeyCode::Char('k') | KeyCode::F(9) if !self.readonly => return self.ask_signal(round),
             KeyCode::Char('s' | 'k') | KeyCode::F(9) => {
                 self.message = "--readonly: limits and processes cannot be changed".into();
             }
-            KeyCode::Esc => self.reset(),
+            KeyCode::Esc if self.selected.take().is_none() => {
+                choice.filter.clear();
+                choice.user.clear();
+                choice.gpus.clear();
+            }
             key => self.move_selection(key, round, page),
         }
         None
-    }
-
-    /// Drops the selection; without one, the filters.
-    fn reset(&mut self) {
-        if self.selected.take().is_none() {
-            self.choice.filter.clear();
-            self.choice.user.clear();
-            self.choice.gpus.clear();
-        }
     }
 
     fn move_selection(&mut self, key: KeyCode, round: &Round, page: usize) {
@@ -214,170 +183,134 @@ impl View {
         let Some(last) = rows.len().checked_sub(1) else {
             return;
         };
-        let now = self.position(&rows, round);
-        let page = page.max(1);
-        let from = |now: Option<usize>, none: usize, moved: fn(usize, usize) -> usize, by| {
-            now.map_or(none, |now| moved(now, by))
-        };
+        let now = self.position(&rows);
+        let groups = rows.groups.len();
         let next = match key {
-            KeyCode::Down | KeyCode::Char('j' | 'J') => from(now, 0, usize::saturating_add, 1),
-            KeyCode::Up | KeyCode::Char('K') => from(now, last, usize::saturating_sub, 1),
-            KeyCode::PageDown => from(now, page - 1, usize::saturating_add, page),
-            KeyCode::PageUp => from(now, 0, usize::saturating_sub, page),
+            KeyCode::Down | KeyCode::Char('j' | 'J') => now.map_or(0, |now| now + 1),
+            KeyCode::Up | KeyCode::Char('K') => now.map_or(last, |now| now.saturating_sub(1)),
+            KeyCode::PageDown => now.map_or(page - 1, |now| now + page),
+            KeyCode::PageUp => now.unwrap_or(0).saturating_sub(page),
             KeyCode::Home | KeyCode::Char('g') => 0,
             KeyCode::End | KeyCode::Char('G') => last,
             // To the first row of the other table.
-            KeyCode::Tab | KeyCode::BackTab => match now {
-                Some(now) if now < rows.groups.len() => rows.groups.len(),
-                Some(_) => 0,
-                None => rows.groups.len(),
-            },
+            KeyCode::Tab | KeyCode::BackTab if now.is_some_and(|now| now >= groups) => 0,
+            KeyCode::Tab | KeyCode::BackTab => groups,
             _ => return,
         };
         self.at = next.min(last);
-        self.selected = rows.item(self.at, round);
+        self.selected = rows.item(self.at);
     }
 
     /// Returns the selected item. Without a selection, tells the user to select a row.
     fn chosen(&mut self, round: &Round) -> Option<Item> {
         let rows = Rows::of(round, &self.choice);
-        let item = self.position(&rows, round);
-        let item = item.and_then(|at| rows.item(at, round));
-        if item.is_none() {
+        let Some(at) = self.position(&rows) else {
             self.message = "select a row first, with the arrow keys".into();
-        }
-        item
+            return None;
+        };
+        rows.item(at)
     }
 
     fn fold(&mut self, round: &Round) {
-        let group = match self.chosen(round) {
-            Some(Item::Group(name, _) | Item::Process { group: name, .. }) => name,
-            None => return,
-        };
-        if !self.choice.folded.remove(&group) {
+        if let Some(Item { group, .. }) = self.chosen(round)
+            && !self.choice.folded.remove(&group)
+        {
             self.choice.folded.insert(group);
         }
     }
 
     fn details(&mut self, round: &Round) -> Option<Act> {
-        let (Item::Group(group, _) | Item::Process { group, .. }) = self.chosen(round)?;
+        let group = self.chosen(round)?.group;
         let since = Duration::from_secs(SPANS[0]);
         let wanted = Wanted { group, since };
         (self.page, self.scroll) = (Page::Details(wanted.clone()), 0);
-        Some(Act::Curves(Some(wanted)))
+        Some(Act::Ask(Ask::Curves(Some(wanted))))
     }
 
     fn other_interval(&mut self, longer: bool) -> Act {
-        let now = self.interval.as_millis();
-        let is_next = |millis: &&u64| {
-            let millis = u128::from(**millis);
-            if longer { millis > now } else { millis < now }
-        };
+        let mut all = INTERVALS.map(Duration::from_millis).into_iter();
         let next = match longer {
-            true => INTERVALS.iter().find(is_next),
-            false => INTERVALS.iter().rev().find(is_next),
+            true => all.find(|next| *next > self.interval),
+            false => all.rfind(|next| *next < self.interval),
         };
-        if let Some(next) = next {
-            self.interval = Duration::from_millis(*next);
-        }
-        Act::Interval(self.interval)
+        self.interval = next.unwrap_or(self.interval);
+        Act::Ask(Ask::Interval(self.interval))
     }
 
     /// Shows only the next GPU, and after the last one all GPUs.
     fn other_gpu(&mut self, round: &Round) {
-        let ids = round.gpus.iter().map(|gpu| gpu.id);
-        let next = match self.choice.gpus.last() {
-            None => round.gpus.first().map(|gpu| gpu.id),
-            Some(now) => ids.skip_while(|id| id != now).nth(1),
-        };
-        self.choice.gpus = next.into_iter().collect();
+        let mut ids = round.gpus.iter().map(|gpu| gpu.id);
+        if let Some(now) = self.choice.gpus.last() {
+            ids.find(|id| id == now);
+        }
+        self.choice.gpus = ids.next().into_iter().collect();
     }
 
-    fn ask_limit(&mut self, round: &Round) {
-        let Some(item) = self.chosen(round) else {
-            return;
+    fn ask(&mut self, question: Question, about: String, text: &str) -> Option<Act> {
+        self.question = Some(Prompt::new(question, about, text));
+        None
+    }
+
+    fn ask_limit(&mut self, round: &Round) -> Option<Act> {
+        let item = self.chosen(round)?;
+        let mut groups = round.groups.iter();
+        let Some(group) = groups.find(|group| group.name == item.group) else {
+            self.message = format!("group {} is not shown", item.group.name);
+            return None;
         };
-        let (Item::Group(name, _) | Item::Process { group: name, .. }) = &item;
-        let Some(group) = round.groups.iter().find(|group| group.name == *name) else {
-            self.message = format!("group {} is not shown", name.name);
-            return;
-        };
-        let (Item::Group(_, gpu) | Item::Process { gpu, .. }) = &item;
-        let usages = group.usages.iter();
+        let find = |is: &dyn Fn(&Usage) -> bool| group.usages.iter().find(|usage| is(usage));
         // Only a limit for this GPU alone applies to a GPU that has one.
-        let own = usages
-            .clone()
-            .find(|usage| usage.gpu == *gpu && usage.own_limit);
-        let shown = own
-            .or_else(|| usages.clone().find(|usage| usage.gpu == *gpu))
-            .or_else(|| usages.clone().find(|usage| !usage.own_limit));
-        self.question = Some(Question::Limit {
-            group: name.clone(),
-            title: group.title.clone(),
-            gpu: own.and_then(|usage| usage.gpu).map(|id| id.to_string()),
-            scope: match own {
-                Some(usage) => format!("GPU {}", usage.label),
-                None => format!("{} GPUs", Selector::All),
-            },
-            now: shown.map_or_else(|| "-".into(), |usage| usage.max_text.clone()),
-            prompt: Prompt::new(""),
-            typed: None,
-        });
+        let own = find(&|usage| usage.gpu == item.gpu && usage.own_limit);
+        let shown = own.or_else(|| find(&|usage| usage.gpu == item.gpu));
+        let shown = shown.or_else(|| find(&|usage| !usage.own_limit));
+        let scope = match own {
+            Some(usage) => format!("GPU {}", usage.label),
+            None => format!("{} GPUs", Selector::All),
+        };
+        let (title, now) = (&group.title, shown.map_or("-", |usage| &usage.max_text));
+        let about = format!("{title}: max on {scope} is {now}. Esc changes nothing.");
+        let gpu = own.and_then(|usage| usage.gpu).map(|id| id.to_string());
+        self.ask(Question::Limit(item.group, gpu), about, "")
     }
 
-    fn ask_signal(&mut self, round: &Round) {
-        self.question = match self.chosen(round) {
-            Some(Item::Group(group, _)) => Some(Question::Signal {
-                whom: format!("all processes of {}", group.name),
-                command: None,
-                group,
-                process: None,
-                menu: Menu::default(),
-            }),
-            Some(Item::Process {
-                pid: None, own_pid, ..
-            }) => {
-                self.message = format!("process {own_pid} is in another pid namespace");
-                None
+    fn ask_signal(&mut self, round: &Round) -> Option<Act> {
+        let item = self.chosen(round)?;
+        let (mut whom, mut command, mut seen) = ("all processes".into(), String::new(), None);
+        if let Some(who) = item.process {
+            let Some(pid) = who.pid else {
+                let pid = who.own_pid;
+                self.message = format!("process {pid} is in another pid namespace");
+                return None;
+            };
+            let mut processes = round.processes.iter();
+            let is_it = |it: &&Process| it.who == who && it.group == item.group;
+            if let Some(process) = processes.find(is_it) {
+                command = format!(" Command: {}", process.command);
             }
-            Some(Item::Process {
-                group,
-                pid: Some(pid),
-                start_time,
-                ..
-            }) => Some(Question::Signal {
-                whom: format!("process {pid} of {}", group.name),
-                command: (round.processes.iter())
-                    .find(|process| {
-                        (process.pid, process.start_time) == (Some(pid), start_time)
-                            && process.group == group
-                    })
-                    .map(|process| process.command.clone()),
-                group,
-                process: Some(Seen { pid, start_time }),
-                menu: Menu::default(),
-            }),
-            None => None,
-        };
+            let start_time = who.start_time;
+            (whom, seen) = (format!("process {pid}"), Some(Seen { pid, start_time }));
+        }
+        let whom = format!("{whom} of {}", item.group.name);
+        let keys = "arrows choose, Enter sends, Esc does not.";
+        let about = format!("Signal to {whom}: {keys}{command}");
+        self.ask(Question::Signal(item.group, seen), about, "")
     }
 
     /// Passes a key to the question. An answer ends the question.
     fn answer(&mut self, key: KeyCode) -> Option<Act> {
-        let question = self.question.as_mut()?;
+        let prompt = self.question.as_mut()?;
         match key {
+            KeyCode::Enter => return self.accept(),
             KeyCode::Esc => {
-                if let Some(Question::Filter(_)) = self.question.take() {
+                if let Question::Filter = prompt.question {
                     self.choice.filter.clear();
                 }
-                None
+                self.question = None;
             }
-            KeyCode::Enter => self.accept(),
-            key => {
-                question.key(key);
-                self.follow_filter();
-                None
-            }
+            key => prompt.key(key),
         }
+        self.follow_filter();
+        None
     }
 
     /// Adds a pasted text to the line that the user types. A pasted text is never taken for keys.
@@ -392,65 +325,31 @@ impl View {
 
     /// Shows the rows of a filter while the user types it.
     fn follow_filter(&mut self) {
-        if let Some(Question::Filter(prompt)) = &self.question {
+        let mut prompts = self.question.iter();
+        if let Some(prompt) = prompts.find(|it| matches!(it.question, Question::Filter)) {
             self.choice.filter.clone_from(&prompt.text);
         }
     }
 
     fn accept(&mut self) -> Option<Act> {
-        match self.question.take()? {
-            Question::Filter(prompt) => self.choice.filter = prompt.text,
-            Question::User(prompt) => self.choice.user = prompt.text.trim().into(),
-            Question::Limit { prompt, .. } if prompt.text.trim().is_empty() => {}
-            Question::Limit {
-                typed: None,
-                group,
-                title,
-                gpu,
-                scope,
-                now,
-                prompt,
-            } => {
-                let max = prompt.text.trim().to_owned();
-                match max.parse::<gpulimit_base::units::Extent>() {
-                    Err(error) => self.message = error.to_string(),
-                    Ok(_) => {
-                        self.question = Some(Question::Limit {
-                            group,
-                            title,
-                            gpu,
-                            scope,
-                            now,
-                            prompt: Prompt::new(""),
-                            typed: Some(max),
-                        });
-                    }
-                }
+        let prompt = self.question.take()?;
+        let typed = prompt.text.trim().to_owned();
+        match prompt.question {
+            Question::Filter => self.choice.filter = prompt.text,
+            Question::User => self.choice.user = typed,
+            Question::Limit(..) if typed.is_empty() => {}
+            Question::Limit(group, gpu) => match typed.parse::<Extent>() {
+                Err(error) => self.message = error.to_string(),
+                Ok(_) => return self.ask(Question::Again(group, gpu, typed), prompt.about, ""),
+            },
+            Question::Again(group, gpu, max) if typed == max => {
+                return Some(Act::Limit(group, max, gpu));
             }
-            Question::Limit {
-                typed: Some(max),
-                group,
-                gpu,
-                prompt,
-                ..
-            } => {
-                if prompt.text.trim() == max {
-                    return Some(Act::Limit { group, max, gpu });
-                }
+            Question::Again(_, _, max) => {
                 self.message = format!("'{}' is not '{max}': nothing changed", prompt.text);
             }
-            Question::Signal {
-                group,
-                process,
-                menu,
-                ..
-            } => {
-                let signal = menu.signal();
-                return Some(Act::Signal {
-                    group,
-                    process,
-                    signal,
-                });
+            Question::Signal(group, process) => {
+                return Some(Act::Signal(group, process, SIGNALS[prompt.at]));
             }
         }
         None

@@ -3,11 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "a test that reads files")]
 
 use super::*;
-use crate::verbs::top::pen::Pen;
 use crate::verbs::top::plain;
 use crate::verbs::top::round::Round;
-use crate::verbs::top::rows::{Item, Sort};
-use crate::verbs::top::sample::{self, drawn, id, lines, name, scene, view};
+use crate::verbs::top::rows::Item;
+use crate::verbs::top::sample::{self, drawn, id, item, lines, name, scene, view};
 use ratatui::crossterm::event::KeyCode;
 use ratatui::style::{Color, Modifier};
 use std::fs;
@@ -31,15 +30,11 @@ fn same(file: &str, lines: &[String]) {
     );
 }
 
-fn bob() -> Item {
-    Item::Group(name("lab/bob"), Some(id(0)))
-}
-
 #[test]
 fn screens_of_several_sizes() {
     let round = sample::round();
     let mut view = view();
-    view.selected = Some(bob());
+    view.selected = Some(item("lab/bob"));
     for (size, file) in [
         ((80, 24), "80x24.txt"),
         ((120, 40), "120x40.txt"),
@@ -64,7 +59,10 @@ fn eight_gpus_fit_and_rows_scroll() {
     same("80x24-eight-gpus.txt", &lines(&buffer));
     assert_eq!(seen.offsets, [0, 0]);
     // The selected row is on the screen, and the row above it does not move.
-    view.selected = Some(Item::Group(name("group30"), Some(id(30 % 8))));
+    view.selected = Some(Item {
+        gpu: Some(id(30 % 8)),
+        ..item("group30")
+    });
     let (buffer, seen) = drawn(&scene(&round, &view), (80, 24), true, false);
     let shown = lines(&buffer);
     assert!(
@@ -73,10 +71,16 @@ fn eight_gpus_fit_and_rows_scroll() {
     );
     let offset = seen.offsets[0];
     view.offsets = seen.offsets;
-    view.selected = Some(Item::Group(name("group28"), Some(id(28 % 8))));
+    view.selected = Some(Item {
+        gpu: Some(id(28 % 8)),
+        ..item("group28")
+    });
     let (_, seen) = drawn(&scene(&round, &view), (80, 24), true, false);
     assert_eq!(seen.offsets[0], offset);
-    view.selected = Some(Item::Group(name("group00"), Some(id(0))));
+    view.selected = Some(Item {
+        gpu: Some(id(0)),
+        ..item("group00")
+    });
     let (_, seen) = drawn(&scene(&round, &view), (80, 24), true, false);
     assert_eq!(seen.offsets[0], 0);
 }
@@ -89,12 +93,15 @@ fn what_was_chosen_is_shown_beside_many_rows() {
         let (buffer, _) = drawn(&scene(&round, view), (width, 24), true, false);
         lines(&buffer).remove(0)
     };
-    let of_groups = "gpulimit  14:13:20  40 groups (rows 1-8 of 40)";
-    let all = format!("{of_groups}  40 processes (rows 1-8 of 40)  every 1 s");
+    let of_groups = "gpulimit  14:13:20  40 groups (1-8 of 40)";
+    let all = format!("{of_groups}  40 processes (1-8 of 40)  every 1 s");
     assert_eq!(head(&view, 120), all);
     view.choice.filter = "group".into();
-    let short = "40 groups (1-8/40)  40 processes (1-8/40)  filter 'group'";
-    assert_eq!(head(&view, 80), format!("gpulimit  14:13:20  {short}"));
+    let short = "40 groups  40 processes  filter 'group'";
+    assert_eq!(
+        head(&view, 80),
+        format!("gpulimit  14:13:20  {short}  every 1 s")
+    );
     view.choice.sort = Sort::Usage;
     view.choice.inverted = true;
     view.choice.user = "dave".into();
@@ -110,7 +117,7 @@ fn what_was_chosen_is_shown_beside_many_rows() {
 fn questions_and_pages() {
     let round = sample::round();
     let mut view = view();
-    view.selected = Some(bob());
+    view.selected = Some(item("lab/bob"));
     let screen = |view: &View| lines(&drawn(&scene(&round, view), (80, 24), true, false).0);
     view.page = Page::Help;
     same("80x24-help.txt", &screen(&view));
@@ -205,7 +212,7 @@ fn every_size_is_drawn_without_a_wrapped_or_lost_line() {
 fn the_selection_is_reversed_with_and_without_colours() {
     let round = sample::round();
     let mut view = view();
-    view.selected = Some(bob());
+    view.selected = Some(item("lab/bob"));
     for colours in [true, false] {
         let (buffer, _) = drawn(&scene(&round, &view), (80, 24), true, colours);
         let reversed: Vec<u16> = (0..24)
@@ -258,7 +265,7 @@ fn problems_are_shown() {
 #[test]
 fn plain_text_has_all_rows() {
     let round = sample::crowded();
-    let lines = plain::lines(&scene(&round, &view()), &Pen::new(true), 80);
+    let lines = plain::lines(&scene(&round, &view()), 80);
     assert_eq!(
         lines
             .iter()
@@ -272,8 +279,8 @@ fn plain_text_has_all_rows() {
     );
     same(
         "plain-80.txt",
-        &plain::lines(&scene(&sample::round(), &view()), &Pen::new(true), 80),
+        &plain::lines(&scene(&sample::round(), &view()), 80),
     );
-    let none = plain::lines(&scene(&Round::default(), &view()), &Pen::new(true), 80);
+    let none = plain::lines(&scene(&Round::default(), &view()), 80);
     assert!(none[1].contains("no groups"), "{none:?}");
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::verbs::top::rows::Sort;
-use crate::verbs::top::sample::{self, id, name, view};
+use crate::verbs::top::sample::{self, id, item, name, view};
 
 /// A view and its round, with keys pressed one after the other.
 struct Keys {
@@ -40,10 +40,10 @@ impl Keys {
     /// The place of the selected row.
     fn at(&self) -> Option<usize> {
         let rows = Rows::of(&self.round, &self.view.choice);
-        self.view.position(&rows, &self.round)
+        self.view.position(&rows)
     }
 
-    fn rows(&self) -> Rows {
+    fn rows(&self) -> Rows<'_> {
         Rows::of(&self.round, &self.view.choice)
     }
 
@@ -51,14 +51,12 @@ impl Keys {
     fn groups(&self) -> Vec<&str> {
         let rows = self.rows().groups;
         let first = rows.into_iter().filter(|row| row.first);
-        first
-            .map(|row| self.round.groups[row.group].name.name.as_str())
-            .collect()
+        first.map(|row| row.group.name.name.as_str()).collect()
     }
 
     fn pids(&self) -> Vec<u32> {
         let rows = self.rows().processes;
-        let pids = rows.iter().map(|at| self.round.processes[*at].own_pid);
+        let pids = rows.iter().map(|it| it.who.own_pid);
         pids.collect()
     }
 }
@@ -193,13 +191,13 @@ fn another_process_with_the_pid_is_not_selected() {
     let mut keys = Keys::new();
     keys.press(KeyCode::Tab).press(KeyCode::Down);
     let [first, second] = [1, 2].map(|at| keys.round.processes[at].clone());
-    keys.round.processes[2].pid = first.pid;
-    keys.round.processes[2].own_pid = first.own_pid;
+    keys.round.processes[2].who.pid = first.who.pid;
+    keys.round.processes[2].who.own_pid = first.who.own_pid;
     keys.round.processes[2].group = first.group.clone();
     keys.round.processes[1] = second;
     let rows = keys.rows();
     let item = keys.view.selected.clone().expect("selected");
-    assert_eq!(rows.position(&item, &keys.round), None);
+    assert_eq!(rows.position(&item), None);
 }
 
 #[test]
@@ -209,7 +207,7 @@ fn pasted_text_is_typed_and_never_taken_for_keys() {
     assert!(keys.view.question.is_none());
     assert!(keys.view.message.contains("pasted text"));
     keys.press(KeyCode::Char('k')).view.paste("\r");
-    assert!(matches!(keys.view.question, Some(Question::Signal { .. })));
+    assert!(keys.view.question.is_some());
     keys.press(KeyCode::Esc).press(KeyCode::Char('/'));
     keys.view.paste("b\u{1b}o\u{7}\nk\n");
     assert_eq!(keys.view.choice.filter, "bo", "one line, without controls");
@@ -281,11 +279,7 @@ fn a_limit_is_typed_twice() {
         .press(KeyCode::Enter);
     assert_eq!(keys.act, None, "not yet");
     keys.write("8G").press(KeyCode::Enter);
-    let limit = |gpu: Option<String>| Act::Limit {
-        group: name("lab"),
-        max: "8G".into(),
-        gpu,
-    };
+    let limit = |gpu: Option<String>| Act::Limit(name("lab"), "8G".into(), gpu);
     assert_eq!(keys.act, Some(limit(None)));
     // Only a limit for this GPU alone counts where there is one.
     keys.round.groups[0].usages[0].own_limit = true;
@@ -339,13 +333,8 @@ fn a_signal_is_chosen() {
         .press(KeyCode::Char('k'));
     assert_eq!(keys.act, None);
     keys.press(KeyCode::Down).press(KeyCode::Enter);
-    let signal = |process, signal| {
-        Some(Act::Signal {
-            group: name("lab/alice/run-4711-88"),
-            process,
-            signal,
-        })
-    };
+    let signal =
+        |process, signal| Some(Act::Signal(name("lab/alice/run-4711-88"), process, signal));
     let process = Seen {
         pid: 4711,
         start_time: 471_100,
@@ -354,7 +343,7 @@ fn a_signal_is_chosen() {
     assert_eq!(keys.press(KeyCode::Char('k')).press(KeyCode::Esc).act, None);
     assert!(keys.view.question.is_none());
     // In the row of a group, for all of its processes.
-    keys.view.selected = Some(Item::Group(name("lab/alice/run-4711-88"), Some(id(0))));
+    keys.view.selected = Some(item("lab/alice/run-4711-88"));
     keys.press(KeyCode::F(9)).press(KeyCode::Enter);
     assert_eq!(keys.act, signal(None, libc::SIGTERM));
 }
@@ -392,15 +381,18 @@ fn details_show_the_group_of_a_row() {
         .press(KeyCode::Down)
         .press(KeyCode::Enter);
     let wanted = |seconds| {
-        Some(Act::Curves(Some(Wanted {
+        Some(Act::Ask(Ask::Curves(Some(Wanted {
             group: name("lab/alice/run-4711-88"),
             since: Duration::from_secs(seconds),
-        })))
+        }))))
     };
     assert_eq!(keys.act, wanted(600));
     assert_eq!(keys.press(KeyCode::Char(']')).act, wanted(7_200));
     assert_eq!(keys.press(KeyCode::Char('[')).act, wanted(600));
-    assert_eq!(keys.press(KeyCode::Esc).act, Some(Act::Curves(None)));
+    assert_eq!(
+        keys.press(KeyCode::Esc).act,
+        Some(Act::Ask(Ask::Curves(None)))
+    );
     assert!(matches!(keys.view.page, Page::Tables));
 }
 
@@ -421,7 +413,7 @@ fn help_is_a_page() {
 #[test]
 fn the_interval_has_steps_and_ends() {
     let mut keys = Keys::new();
-    let interval = |millis| Some(Act::Interval(Duration::from_millis(millis)));
+    let interval = |millis| Some(Act::Ask(Ask::Interval(Duration::from_millis(millis))));
     assert_eq!(keys.press(KeyCode::Char('+')).act, interval(2_000));
     for _ in 0..9 {
         keys.press(KeyCode::Char('+'));
@@ -437,9 +429,15 @@ fn the_interval_has_steps_and_ends() {
 fn the_program_ends_stops_and_pauses() {
     let mut keys = Keys::new();
     assert_eq!(keys.press(KeyCode::Char('q')).act, Some(Act::Quit));
-    assert_eq!(keys.press(KeyCode::Char('p')).act, Some(Act::Pause(true)));
-    assert_eq!(keys.press(KeyCode::Char('p')).act, Some(Act::Pause(false)));
-    assert_eq!(keys.press(KeyCode::Char('r')).act, Some(Act::Read));
+    assert_eq!(
+        keys.press(KeyCode::Char('p')).act,
+        Some(Act::Ask(Ask::Pause(true)))
+    );
+    assert_eq!(
+        keys.press(KeyCode::Char('p')).act,
+        Some(Act::Ask(Ask::Pause(false)))
+    );
+    assert_eq!(keys.press(KeyCode::Char('r')).act, Some(Act::Ask(Ask::Now)));
     // Also while a question is open.
     keys.press(KeyCode::Char('/'));
     assert_eq!(keys.control('c'), Some(Act::Quit));
