@@ -22,13 +22,11 @@ pub fn lines(scene: &Scene<'_>, width: u16) -> Vec<String> {
         frame::time(scene)
     ));
     text.draw(plan.lines, |area, buffer| plan.draw(&gpus, area, buffer));
-    if !scene.round.problem.is_empty() {
-        text.line(&scene.round.problem);
+    text.line(&scene.round.problem);
+    match rows.groups.is_empty() {
+        true => text.line(frame::without_groups(scene)),
+        false => text.table(&tables::groups(&rows)),
     }
-    if rows.groups.is_empty() {
-        text.line(frame::without_groups(scene));
-    }
-    text.table(&tables::groups(&rows));
     text.table(&tables::processes(&rows));
     text.2
 }
@@ -44,17 +42,19 @@ impl Text {
         self.2.extend((0..height).map(|y| line(&buffer, y)));
     }
 
+    /// Adds a line, if there is a text.
     fn line(&mut self, text: &str) {
-        self.draw(1, |area, buffer| frame::line(text.into(), area, buffer));
+        let height = u16::from(!text.is_empty());
+        self.draw(height, |area, buffer| {
+            frame::line(text.into(), area, buffer)
+        });
     }
 
     /// Adds the rows of a table in parts, because a buffer of all rows could be large.
     fn table<R: Copy>(&mut self, table: &Table<'_, R>) {
-        const ROWS: usize = 64;
-        for first in (0..table.rows.len()).step_by(ROWS) {
-            let (heads, rows) = (self.2.len(), ROWS.min(table.rows.len() - first));
-            let draw = |area, buffer: &mut _| table.draw(area, buffer, first, None);
-            self.draw(rows as u16 + 1, draw);
+        for first in (0..table.rows.len()).step_by(64) {
+            let (heads, height) = (self.2.len(), 1 + 64.min(table.rows.len() - first) as u16);
+            self.draw(height, |area, buffer| table.draw(area, buffer, first, None));
             if first > 0 {
                 self.2.remove(heads);
             }
@@ -64,14 +64,12 @@ impl Text {
 
 /// Returns a line of a buffer as text.
 pub fn line(buffer: &Buffer, y: u16) -> String {
-    let mut text = String::new();
-    let mut x = 0;
+    let (mut text, mut x) = (String::new(), 0);
     while x < buffer.area.width {
         let symbol = buffer[(x, y)].symbol();
         text.push_str(symbol);
         // A wide character covers the cells to its right.
         x += symbol.width().max(1) as u16;
     }
-    text.truncate(text.trim_end().len());
-    text
+    text.trim_end().to_owned()
 }
