@@ -111,6 +111,7 @@ fn round(args: &Args, devices: &[Selector], driver: Option<&Driver>) -> Result<R
 /// Prints the names of all groups, or of those below the group.
 fn names(args: &Args) -> Result<ExitCode, Failure> {
     let selection = Selection::of(args.group.as_deref())?;
+    output::notes(&selection.notes);
     let groups = selection.groups.iter().skip(selection.named.into());
     if args.json {
         let entry = |group: &Group| {

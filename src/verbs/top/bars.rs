@@ -1,9 +1,8 @@
 //! The bars of the GPUs: how much of each GPU's memory top groups and others use.
 
-use super::frame;
 use super::look::{FILLS, LIMIT, OUTSIDE, TITLE, WEAK};
 use super::round::{Gpu, percent};
-use super::tables::{short, size};
+use super::tables::{self, short, size};
 use crate::shown::terminal::cut;
 use gpulimit_base::units::gib;
 use ratatui::buffer::Buffer;
@@ -152,5 +151,5 @@ fn explain(gpu: &Gpu, area: Rect, label: u16, buffer: &mut Buffer) {
         let name = Line::styled(&gpu.name, WEAK);
         name.right_aligned().render(area, buffer);
     }
-    frame::line(line, area, buffer);
+    tables::line(line, area, buffer);
 }

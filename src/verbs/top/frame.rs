@@ -82,17 +82,12 @@ pub fn draw(scene: &Scene<'_>, buffer: &mut Buffer) -> Seen {
     seen
 }
 
-/// Draws a line, cut to the width of the area.
-pub fn line(line: Line<'_>, area: Rect, buffer: &mut Buffer) {
-    fitted(line, area.width.into()).render(area, buffer);
-}
-
 /// Draws the lines of a page, from line `scroll` on.
 fn page(lines: Vec<Line<'_>>, scroll: usize, area: Rect, buffer: &mut Buffer) -> Seen {
     let page = usize::from(area.height);
     let scroll = scroll.min(lines.len().saturating_sub(page));
     for (line, row) in lines.into_iter().skip(scroll).zip(area.rows()) {
-        self::line(line, row, buffer);
+        tables::line(line, row, buffer);
     }
     Seen {
         page,
@@ -123,7 +118,7 @@ fn tables(scene: &Scene<'_>, area: Rect, buffer: &mut Buffer) -> Seen {
     let heights = [1, plan.lines, problem, of_groups, of_processes];
     let [head, bars, why, groups, processes] = Layout::vertical(heights).areas(area);
     plan.draw(&gpus, bars, buffer);
-    line(Line::styled(&round.problem, ALARM), why, buffer);
+    tables::line(Line::styled(&round.problem, ALARM), why, buffer);
     let selected = view.position(&rows);
     let of_groups = selected.filter(|at| *at < lengths[0]);
     let of_processes = selected.and_then(|at| at.checked_sub(lengths[0]));

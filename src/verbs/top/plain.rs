@@ -46,7 +46,7 @@ impl Text {
     fn line(&mut self, text: &str) {
         let height = u16::from(!text.is_empty());
         self.draw(height, |area, buffer| {
-            frame::line(text.into(), area, buffer)
+            tables::line(text.into(), area, buffer)
         });
     }
 

@@ -129,6 +129,11 @@ impl<'a, R: Copy> Table<'a, R> {
     }
 }
 
+/// Draws a line, cut to the width of the area.
+pub fn line(line: Line<'_>, area: Rect, buffer: &mut Buffer) {
+    fitted(line, area.width.into()).render(area, buffer);
+}
+
 /// Cuts a line to at most `width` columns.
 pub fn fitted(mut line: Line<'_>, mut width: usize) -> Line<'_> {
     if line.width() > width {
