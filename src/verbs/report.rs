@@ -108,7 +108,7 @@ pub fn report(args: &Args) -> Result<ExitCode, Failure> {
             std::iter::once(heads).chain(lines.iter().map(Line::cells)),
         )?)?;
     } else if !lines.is_empty() {
-        output::table(&table(&lines, args.by).render(&[]))?;
+        output::table(&table(&lines, args.by).render())?;
     } else if status == ExitCode::SUCCESS && !is_told {
         output::note("no named group has used a GPU");
     }

@@ -3,11 +3,12 @@
 mod mine;
 pub mod tree;
 
+use crate::figures::fields::{left, path, right};
 use crate::figures::{self, Figures, Gpu, group::order};
 use crate::groups::{Selection, gpu};
 use crate::machine::nvml::Driver;
 use crate::shown::output::{self, Escaped};
-use crate::shown::table::{Column, Table, UNKNOWN, figure};
+use crate::shown::table::{Table, UNKNOWN, figure};
 use crate::shown::watch::{self, Round, Shown};
 use crate::words::{failure::Failure, notes::Notes};
 use gpulimit_base::units::{Size, gib};
@@ -81,7 +82,7 @@ fn round(args: &Args, devices: &[Selector], driver: Option<&Driver>) -> Result<R
     } else if figures.is_empty() {
         Shown::Text(none(&selection, devices, &mut notes))
     } else {
-        Shown::Text(table(&figures).render(&NARROW) + &trends(&figures))
+        Shown::Text(table(&figures).render() + &trends(&figures))
     };
     Ok(Round { shown, notes })
 }
@@ -131,46 +132,23 @@ fn none(selection: &Selection, devices: &[Selector], notes: &mut Notes) -> Strin
     String::new()
 }
 
-const OPTIONAL: [Column; 7] = [
-    Column::Right("SUSPENDED"),
-    Column::Right("WAITING"),
-    Column::Left("EFFECTIVE"),
-    Column::Right("HIGH"),
-    Column::Right("LOW"),
-    Column::Right("MIN"),
-    Column::Left("OPTIONS"),
-];
-
-/// The columns that may be dropped on a narrow terminal. The first column is dropped first.
-const NARROW: [Column; 8] = [
-    Column::Left("OPTIONS"),
-    Column::Right("MIN"),
-    Column::Right("LOW"),
-    Column::Right("HIGH"),
-    Column::Right("PROCESSES"),
-    Column::Right("PEAK"),
-    Column::Right("REFUSED"),
-    Column::Left("EFFECTIVE"),
-];
-
 fn table(groups: &[Figures]) -> Table {
-    let [suspended, waiting, smallest, high, low, min, options] = OPTIONAL;
     let mut table = Table::new(&[
-        Column::Path("GROUP"),
-        Column::Left("GPU"),
-        Column::Right("MAX"),
-        smallest,
-        high,
-        low,
-        min,
-        Column::Right("USAGE"),
-        suspended,
-        Column::Right("PEAK"),
-        Column::Right("FREE"),
-        Column::Right("REFUSED"),
-        Column::Right("PROCESSES"),
-        waiting,
-        options,
+        path("GROUP"),
+        left("GPU"),
+        right("MAX"),
+        left("EFFECTIVE").narrow(8).sparse(),
+        right("HIGH").narrow(4).sparse(),
+        right("LOW").narrow(3).sparse(),
+        right("MIN").narrow(2).sparse(),
+        right("USAGE"),
+        right("SUSPENDED").sparse(),
+        right("PEAK").narrow(6),
+        right("FREE"),
+        right("REFUSED").narrow(7),
+        right("PROCESSES").narrow(5),
+        right("WAITING").sparse(),
+        left("OPTIONS").narrow(1).sparse(),
     ]);
     let bytes = |bytes: Option<u64>| figure(bytes.map(gib));
     for group in groups {
@@ -222,7 +200,6 @@ fn table(groups: &[Figures]) -> Table {
             ]);
         }
     }
-    table.without_empty(&OPTIONAL);
     table
 }
 

@@ -1,9 +1,10 @@
 //! The lines of a report: what groups and users have used since the groups were made.
 
+use crate::figures::fields::{Column, left, right};
 use crate::groups::{self, Selection, View, beliefs, budget::LINE};
 use crate::machine::{accounts, nvml::Driver};
 use crate::shown::output;
-use crate::shown::table::{Column, Table, figure};
+use crate::shown::table::{Table, figure};
 use crate::words::clock;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::gib;
@@ -256,15 +257,15 @@ fn hours(sure: u128, uncertain: u128) -> String {
 
 /// Returns the columns of a report.
 pub fn columns(by: By) -> Vec<Column> {
-    let mut columns = vec![Column::Left("GROUP"), Column::Left("GPU")];
+    let mut columns = vec![left("GROUP"), left("GPU")];
     columns.extend(match by {
         By::Group => vec![
-            Column::Right("GIB-HOURS"),
-            Column::Right("PEAK"),
-            Column::Right("REFUSED"),
-            Column::Right("WAITED"),
+            right("GIB-HOURS"),
+            right("PEAK"),
+            right("REFUSED"),
+            right("WAITED"),
         ],
-        By::User => vec![Column::Left("USER"), Column::Right("GIB-HOURS")],
+        By::User => vec![left("USER"), right("GIB-HOURS")],
     });
     columns
 }

@@ -3,10 +3,11 @@
 use super::line::{By, Line, Subject, User, columns, waited};
 use super::span::{Sample, Samples, Use};
 use super::{Args, saved};
+use crate::figures::fields::left;
 use crate::figures::{Gpu, past};
 use crate::groups::{self, Purpose, Selection, View};
 use crate::machine::nvml::Driver;
-use crate::shown::table::{Column, Table, figure};
+use crate::shown::table::{Table, figure};
 use crate::shown::{csv, output};
 use crate::words::clock::{self, Moment};
 use crate::words::{failure::Failure, since};
@@ -210,7 +211,7 @@ fn print(
         output::note("nothing is known of a use of GPUs in this time");
         return Ok(());
     }
-    output::table(&table(selection, uses, span, driver).render(&[]))?;
+    output::table(&table(selection, uses, span, driver).render())?;
     if uses.iter().any(|(_, found)| found.gib_hours.is_none()) {
         output::note(match args.from {
             None => {
@@ -291,7 +292,7 @@ fn table(
 ) -> Table {
     let mut columns = columns(span.by);
     let with_from = uses.iter().any(|(_, found)| span.begins_elsewhere(found));
-    columns.extend(with_from.then_some(Column::Left("FROM")));
+    columns.extend(with_from.then_some(left("FROM")));
     let mut table = Table::new(&columns);
     for (subject, found) in uses {
         let mut cells = vec![

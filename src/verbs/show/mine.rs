@@ -1,11 +1,12 @@
 //! `gpulimit show --mine`: shows the limit of the caller's programs, and the users who share it.
 
 use super::{above_all, effective, max};
+use crate::figures::fields::{left, right};
 use crate::figures::{self, Figures, Gpu, waiting::Waiters};
 use crate::groups::{self, SCHEMA, View};
 use crate::machine::{accounts, nvml::Driver};
 use crate::shown::output::{self, Escaped};
-use crate::shown::table::{Column, Table, UNKNOWN, figure};
+use crate::shown::table::{Table, UNKNOWN, figure};
 use crate::shown::watch::{Round, Shown};
 use crate::words::{environment::env, failure::Failure, notes::Notes};
 use gpulimit_base::device::DeviceId;
@@ -43,11 +44,11 @@ pub fn mine(
         if let Some(mine) = mine {
             let own = mine.table();
             if own.has_rows() {
-                text += &format!("\n{}", own.render(&[]));
+                text += &format!("\n{}", own.render());
             }
             let shares = mine.shares_table();
             if shares.has_rows() {
-                text += &format!("\nShared with:\n{}", shares.render(&[]));
+                text += &format!("\nShared with:\n{}", shares.render());
             }
         }
         Shown::Text(text)
@@ -216,11 +217,11 @@ impl Mine {
 
     fn table(&self) -> Table {
         let mut table = Table::new(&[
-            Column::Left("GPU"),
-            Column::Left("LIMIT"),
-            Column::Right("USAGE"),
-            Column::Right("MINE"),
-            Column::Right("FREE"),
+            left("GPU"),
+            left("LIMIT"),
+            right("USAGE"),
+            right("MINE"),
+            right("FREE"),
         ]);
         let bytes = |bytes: Option<u64>| figure(bytes.map(gib));
         for (gpu, used) in self.figures.gpus.iter().zip(&self.used) {
@@ -243,12 +244,7 @@ impl Mine {
 
     /// Formats the users who share the limit.
     fn shares_table(&self) -> Table {
-        let mut table = Table::new(&[
-            Column::Left("USER"),
-            Column::Left("GPU"),
-            Column::Left("GROUP"),
-            Column::Right("USAGE"),
-        ]);
+        let mut table = Table::new(&[left("USER"), left("GPU"), left("GROUP"), right("USAGE")]);
         for (gpu, shares) in self.figures.gpus.iter().zip(&self.shares) {
             let mut row = |user: String, usage: String| {
                 table.row(vec![user, gpu.label.clone(), shares.group.clone(), usage]);

@@ -1,10 +1,11 @@
 //! `gpulimit tree`: shows the hierarchy of groups.
 
 use super::{max, none, read};
+use crate::figures::fields::{left, right};
 use crate::figures::{self, Figures, Gpu, group::order};
 use crate::groups::{Selection, gpu};
 use crate::machine::nvml::Driver;
-use crate::shown::table::{Column, Table, figure};
+use crate::shown::table::{Table, figure};
 use crate::shown::watch::{self, Round, Shown};
 use crate::words::failure::Failure;
 use gpulimit_base::units::gib;
@@ -65,18 +66,13 @@ fn round(args: &Args, devices: &[Selector], driver: Option<&Driver>) -> Result<R
     } else if tops.is_empty() {
         Shown::Text(none(&selection, devices, &mut notes))
     } else {
-        Shown::Text(table(&tops).render(&[]))
+        Shown::Text(table(&tops).render())
     };
     Ok(Round { shown, notes })
 }
 
 fn table(tops: &[Node<'_>]) -> Table {
-    let mut table = Table::new(&[
-        Column::Left("GROUP"),
-        Column::Left("GPU"),
-        Column::Right("USAGE"),
-        Column::Right("MAX"),
-    ]);
+    let mut table = Table::new(&[left("GROUP"), left("GPU"), right("USAGE"), right("MAX")]);
     for top in tops {
         top.rows(&mut table, &top.group.title, "");
     }

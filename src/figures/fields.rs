@@ -1,0 +1,165 @@
+//! What is said of a row, declared once: a field is a column of tables and CSV, and a key of JSON.
+
+use crate::groups;
+use crate::machine::nvml::Driver;
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::units::gib;
+use serde_json::{Value, json};
+
+/// A field of rows of this type.
+pub struct Field<Row> {
+    /// The key in JSON; empty if the field is only in tables.
+    pub key: &'static str,
+    /// The column in tables.
+    pub column: Option<Column>,
+    pub cell: fn(&Row) -> Cell,
+}
+
+/// Declares the fields of a type, in their order in JSON: `KEY [COLUMN] => CELL;`.
+macro_rules! fields {
+    ($vis:vis $name:ident($row:ident: $type:ty):
+        $($key:literal $($column:expr)? => $cell:expr;)*) => {
+        $vis const $name: &[$crate::figures::fields::Field<$type>] = {
+            use $crate::figures::fields::{Cell, Field};
+            &[$(Field {
+                key: $key,
+                column: [$(Some($column),)? None][0],
+                cell: |$row: &$type| Cell::from($cell),
+            }),*]
+        };
+    };
+}
+pub(crate) use fields;
+
+/// A column of a table.
+#[derive(Copy, Clone)]
+pub struct Column {
+    pub head: &'static str,
+    pub look: Look,
+    /// The place in the order in which columns are left out on a narrow terminal; 0: never.
+    pub narrow: u8,
+    /// Whether zeros are left out, and the column if nothing is in it.
+    pub sparse: bool,
+    /// Whether the column comes after those that are declared later.
+    pub last: bool,
+}
+
+/// How a column looks.
+#[derive(Copy, Clone, Eq, PartialEq)]
+pub enum Look {
+    /// Text, aligned to the left.
+    Left,
+    /// Names of groups, aligned to the left. Both ends of a name tell groups apart.
+    Path,
+    /// Figures, aligned to the right.
+    Right,
+}
+
+/// Returns a column of text.
+pub const fn left(head: &'static str) -> Column {
+    Column {
+        head,
+        look: Look::Left,
+        narrow: 0,
+        sparse: false,
+        last: false,
+    }
+}
+
+/// Returns a column of names of groups.
+pub const fn path(head: &'static str) -> Column {
+    Column {
+        look: Look::Path,
+        ..left(head)
+    }
+}
+
+/// Returns a column of figures.
+pub const fn right(head: &'static str) -> Column {
+    Column {
+        look: Look::Right,
+        ..left(head)
+    }
+}
+
+impl Column {
+    pub const fn narrow(self, narrow: u8) -> Self {
+        Self { narrow, ..self }
+    }
+
+    pub const fn sparse(self) -> Self {
+        Self {
+            sparse: true,
+            ..self
+        }
+    }
+
+    pub const fn last(self) -> Self {
+        Self { last: true, ..self }
+    }
+}
+
+/// What a row says in one field. What is unknown is `-` in a table, empty in CSV and null in JSON.
+pub enum Cell {
+    /// A text or a number that is the same for people.
+    Plain(Value),
+    Bytes(Option<u64>),
+    Gpu(Option<DeviceId>),
+    /// A value for programs, and what people read.
+    Said(Value, Option<String>),
+}
+
+impl<T: Into<Value>> From<T> for Cell {
+    fn from(value: T) -> Self {
+        Self::Plain(value.into())
+    }
+}
+
+impl Cell {
+    pub fn said(value: impl Into<Value>, text: impl Into<String>) -> Self {
+        Self::Said(value.into(), Some(text.into()))
+    }
+
+    pub fn is_zero(&self) -> bool {
+        matches!(self, Self::Bytes(Some(0))) || matches!(self, Self::Plain(value) if *value == 0)
+    }
+
+    /// Formats the cell for people; `None` if it is unknown.
+    pub fn text(self, driver: Option<&Driver>) -> Option<String> {
+        match self {
+            Self::Plain(Value::Null) => None,
+            Self::Plain(Value::String(text)) => Some(text),
+            Self::Plain(value) => Some(value.to_string()),
+            Self::Bytes(bytes) => Some(gib(bytes?).to_string()),
+            Self::Gpu(id) => Some(groups::label(id?, driver)),
+            Self::Said(_, text) => text,
+        }
+    }
+
+    fn json(self, driver: Option<&Driver>) -> Value {
+        match self {
+            Self::Plain(value) | Self::Said(value, _) => value,
+            Self::Bytes(bytes) => bytes.into(),
+            Self::Gpu(id) => json!(id.map(|id| json!({
+                "uuid": id.to_string(),
+                "index": groups::index(id, driver),
+            }))),
+        }
+    }
+}
+
+/// Returns a row as JSON.
+pub fn json<Row>(fields: &[Field<Row>], row: &Row, driver: Option<&Driver>) -> Value {
+    let keys = fields.iter().filter(|field| !field.key.is_empty());
+    let pair = |field: &Field<Row>| (field.key.to_owned(), (field.cell)(row).json(driver));
+    keys.map(pair).collect()
+}
+
+/// Returns the heads of the columns that are left out on a narrow terminal, in their order.
+#[cfg(test)]
+pub fn narrow<Row>(fields: &[Field<Row>]) -> Vec<&'static str> {
+    let columns = fields.iter().filter_map(|field| field.column);
+    let mut narrow: Vec<Column> = columns.filter(|column| column.narrow > 0).collect();
+    narrow.sort_by_key(|column| column.narrow);
+    narrow.iter().map(|column| column.head).collect()
+}
