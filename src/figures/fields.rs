@@ -136,6 +136,20 @@ impl Cell {
         }
     }
 
+    fn csv(self) -> String {
+        match self {
+            Self::Gpu(id) => id.map_or_else(String::new, |id| id.to_string()),
+            cell => match cell.json(None) {
+                Value::Null => String::new(),
+                Value::String(text) => text,
+                value => match value.as_f64().filter(|_| value.is_f64()) {
+                    Some(figure) => format!("{figure:.6}"),
+                    None => value.to_string(),
+                },
+            },
+        }
+    }
+
     fn json(self, driver: Option<&Driver>) -> Value {
         match self {
             Self::Plain(value) | Self::Said(value, _) => value,
@@ -149,10 +163,30 @@ impl Cell {
 }
 
 /// Returns a row as JSON.
-pub fn json<Row>(fields: &[Field<Row>], row: &Row, driver: Option<&Driver>) -> Value {
-    let keys = fields.iter().filter(|field| !field.key.is_empty());
+pub fn json<'a, Row: 'a>(
+    fields: impl IntoIterator<Item = &'a Field<Row>>,
+    row: &Row,
+    driver: Option<&Driver>,
+) -> Value {
     let pair = |field: &Field<Row>| (field.key.to_owned(), (field.cell)(row).json(driver));
+    let keys = fields.into_iter().filter(|field| !field.key.is_empty());
     keys.map(pair).collect()
+}
+
+/// Returns the heads of CSV: the keys, but `group` for the name of a group.
+pub fn heads<'a, Row: 'a>(fields: impl IntoIterator<Item = &'a Field<Row>>) -> Vec<String> {
+    let head = |key| if key == "name" { "group" } else { key };
+    let keys = fields.into_iter().filter(|field| !field.key.is_empty());
+    keys.map(|field| head(field.key).to_owned()).collect()
+}
+
+/// Returns the cells of a row of CSV.
+pub fn cells<'a, Row: 'a>(
+    fields: impl IntoIterator<Item = &'a Field<Row>>,
+    row: &Row,
+) -> Vec<String> {
+    let keys = fields.into_iter().filter(|field| !field.key.is_empty());
+    keys.map(|field| (field.cell)(row).csv()).collect()
 }
 
 /// Returns the heads of the columns that are left out on a narrow terminal, in their order.

@@ -361,11 +361,6 @@ impl Gpu {
         })
     }
 
-    /// Returns the GPU's names as JSON.
-    pub fn name_json(&self) -> Value {
-        json!({ "uuid": self.id.to_string(), "index": self.index })
-    }
-
     fn json(&self) -> Value {
         let limit = self.effective.as_ref();
         json!({
