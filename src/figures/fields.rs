@@ -17,9 +17,9 @@ pub struct Field<Row> {
 
 /// Declares the fields of a type, in their order in JSON: `KEY [COLUMN] => CELL;`.
 macro_rules! fields {
-    ($vis:vis $name:ident($row:ident: $type:ty):
+    ($vis:vis $name:ident$(<$life:lifetime>)?($row:ident: $type:ty):
         $($key:literal $($column:expr)? => $cell:expr;)*) => {
-        $vis const $name: &[$crate::figures::fields::Field<$type>] = {
+        $vis const $name: &$($life)? [$crate::figures::fields::Field<$type>] = {
             use $crate::figures::fields::{Cell, Field};
             &[$(Field {
                 key: $key,

@@ -3,16 +3,15 @@
 mod mine;
 pub mod tree;
 
-use crate::figures::fields::{left, path, right};
-use crate::figures::{self, Figures, Gpu, group::order};
+use crate::figures::group::{Row, order};
+use crate::figures::{Figures, Gpu};
 use crate::groups::{Selection, gpu};
 use crate::machine::nvml::Driver;
 use crate::shown::output::{self, Escaped};
-use crate::shown::table::{Table, UNKNOWN, figure};
+use crate::shown::table::Table;
 use crate::shown::watch::{self, Round, Shown};
 use crate::words::{failure::Failure, notes::Notes};
-use gpulimit_base::units::{Size, gib};
-use gpulimit_limits::{Key, Selector};
+use gpulimit_limits::Selector;
 use std::process::ExitCode;
 
 /// Options of `show`.
@@ -82,7 +81,9 @@ fn round(args: &Args, devices: &[Selector], driver: Option<&Driver>) -> Result<R
     } else if figures.is_empty() {
         Shown::Text(none(&selection, devices, &mut notes))
     } else {
-        Shown::Text(table(&figures).render() + &trends(&figures))
+        let rows: Vec<Row<'_>> = figures.iter().flat_map(Figures::rows).collect();
+        let table = Table::of(Row::FIELDS, &rows, driver).render();
+        Shown::Text(table + &trends(&figures))
     };
     Ok(Round { shown, notes })
 }
@@ -132,91 +133,14 @@ fn none(selection: &Selection, devices: &[Selector], notes: &mut Notes) -> Strin
     String::new()
 }
 
-fn table(groups: &[Figures]) -> Table {
-    let mut table = Table::new(&[
-        path("GROUP"),
-        left("GPU"),
-        right("MAX"),
-        left("EFFECTIVE").narrow(8).sparse(),
-        right("HIGH").narrow(4).sparse(),
-        right("LOW").narrow(3).sparse(),
-        right("MIN").narrow(2).sparse(),
-        right("USAGE"),
-        right("SUSPENDED").sparse(),
-        right("PEAK").narrow(6),
-        right("FREE"),
-        right("REFUSED").narrow(7),
-        right("PROCESSES").narrow(5),
-        right("WAITING").sparse(),
-        left("OPTIONS").narrow(1).sparse(),
-    ]);
-    let bytes = |bytes: Option<u64>| figure(bytes.map(gib));
-    for group in groups {
-        let options = match group.options_text() {
-            none if none.is_empty() => UNKNOWN.into(),
-            options => options,
-        };
-        for gpu in &group.gpus {
-            table.row(vec![
-                group.title.clone(),
-                gpu.label.clone(),
-                max(gpu),
-                figure(effective(group, gpu)),
-                figure(gpu.text(Key::High)),
-                figure(gpu.text(Key::Low)),
-                figure(gpu.text(Key::Min)),
-                bytes(gpu.usage),
-                bytes(gpu.suspended.filter(|bytes| *bytes > 0)),
-                bytes(gpu.peak),
-                bytes(gpu.free),
-                figure(gpu.refusals),
-                figure(gpu.processes),
-                figure(gpu.waiting.filter(|count| *count > 0)),
-                options.clone(),
-            ]);
-        }
-        if let Some(others) = group.others {
-            let said = |key: Key| match group.of_all(key) {
-                size if size == key.default() => UNKNOWN.into(),
-                size => figures::size(size),
-            };
-            let nothing = || UNKNOWN.to_owned();
-            table.row(vec![
-                group.title.clone(),
-                others.into(),
-                figures::size(group.of_all(Key::Max)),
-                figure(above_all(group)),
-                said(Key::High),
-                said(Key::Low),
-                said(Key::Min),
-                nothing(),
-                nothing(),
-                nothing(),
-                nothing(),
-                nothing(),
-                figure(group.processes.filter(|_| others == "all")),
-                nothing(),
-                options.clone(),
-            ]);
-        }
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::figures::fields;
+
+    #[test]
+    fn the_help_lists_the_columns_in_the_order_in_which_they_go() {
+        let narrow = fields::narrow(Row::FIELDS).join(", ");
+        assert!(HELP.replace('\n', " ").contains(&narrow), "{narrow}");
     }
-    table
-}
-
-/// Formats the group's own `max` on a GPU.
-fn max(gpu: &Gpu) -> String {
-    gpu.text(Key::Max)
-        .unwrap_or_else(|| figures::size(Size::Max))
-}
-
-/// Formats the smallest `max` of the groups above this group; `None` if the group's own `max` is
-/// not larger.
-fn effective(group: &Figures, gpu: &Gpu) -> Option<String> {
-    let (max, by) = gpu.effective.as_ref()?;
-    (*by != group.name).then(|| format!("{} ({by})", gib(*max)))
-}
-
-fn above_all(group: &Figures) -> Option<String> {
-    let (size, by) = group.above_all.as_ref()?;
-    Some(format!("{} ({by})", figures::size(*size)))
 }

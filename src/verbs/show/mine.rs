@@ -1,6 +1,5 @@
 //! `gpulimit show --mine`: shows the limit of the caller's programs, and the users who share it.
 
-use super::{above_all, effective, max};
 use crate::figures::fields::{left, right};
 use crate::figures::{self, Figures, Gpu, waiting::Waiters};
 use crate::groups::{self, SCHEMA, View};
@@ -18,6 +17,7 @@ use gpulimit_policy as policy;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::iter;
 use std::slice;
 
 /// Reads the caller's limit on these GPUs.
@@ -224,20 +224,15 @@ impl Mine {
             right("FREE"),
         ]);
         let bytes = |bytes: Option<u64>| figure(bytes.map(gib));
-        for (gpu, used) in self.figures.gpus.iter().zip(&self.used) {
+        let used = self.used.iter().copied().chain(iter::repeat(None));
+        for (row, used) in self.figures.rows().zip(used) {
             table.row(vec![
-                gpu.label.clone(),
-                effective(&self.figures, gpu).unwrap_or_else(|| max(gpu)),
-                bytes(gpu.usage),
-                bytes(*used),
-                bytes(gpu.free),
+                row.label().to_owned(),
+                row.effective().unwrap_or_else(|| row.max()),
+                bytes(row.gpu.and_then(|gpu| gpu.usage)),
+                bytes(used),
+                bytes(row.gpu.and_then(|gpu| gpu.free)),
             ]);
-        }
-        if let Some(others) = self.figures.others {
-            let own = || figures::size(self.figures.of_all(Key::Max));
-            let limit = above_all(&self.figures).unwrap_or_else(own);
-            let row = [others, &limit, UNKNOWN, UNKNOWN, UNKNOWN];
-            table.row(row.map(str::to_owned).into());
         }
         table
     }

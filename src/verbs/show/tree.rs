@@ -1,8 +1,8 @@
 //! `gpulimit tree`: shows the hierarchy of groups.
 
-use super::{max, none, read};
+use super::{none, read};
 use crate::figures::fields::{left, right};
-use crate::figures::{self, Figures, Gpu, group::order};
+use crate::figures::{Figures, group::order};
 use crate::groups::{Selection, gpu};
 use crate::machine::nvml::Driver;
 use crate::shown::table::{Table, figure};
@@ -10,7 +10,7 @@ use crate::shown::watch::{self, Round, Shown};
 use crate::words::failure::Failure;
 use gpulimit_base::units::gib;
 use gpulimit_group::{last_name, parent};
-use gpulimit_limits::{Key, Selector};
+use gpulimit_limits::Selector;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -125,20 +125,14 @@ impl Node<'_> {
     /// Adds rows for this group and the groups below. `name` is this group's first cell; `edge`
     /// precedes the names below.
     fn rows(&self, table: &mut Table, name: &str, edge: &str) {
-        let figures = self.group;
-        let of_gpu = |gpu: &Gpu| (gpu.label.clone(), figure(gpu.usage.map(gib)), max(gpu));
-        let of_others = |others: &str| {
-            let max = figures::size(figures.of_all(Key::Max));
-            (others.to_owned(), figure(None::<u64>), max)
-        };
-        let lines = figures.gpus.iter().map(of_gpu);
         let trunk = if self.below.is_empty() { " " } else { "│" };
-        for (at, (gpu, usage, max)) in lines.chain(figures.others.map(of_others)).enumerate() {
+        for (at, row) in self.group.rows().enumerate() {
             let name = match at {
                 0 => name.to_owned(),
                 _ => format!("{edge}{trunk}").trim_end().to_owned(),
             };
-            table.row(vec![name, gpu, usage, max]);
+            let usage = figure(row.gpu.and_then(|gpu| gpu.usage).map(gib));
+            table.row(vec![name, row.label().to_owned(), usage, row.max()]);
         }
         for (at, node) in self.below.iter().enumerate() {
             let (branch, further) = if at + 1 < self.below.len() {
