@@ -169,15 +169,15 @@ pub fn json<'a, Row: 'a>(
     driver: Option<&Driver>,
 ) -> Value {
     let pair = |field: &Field<Row>| (field.key.to_owned(), (field.cell)(row).json(driver));
-    let keys = fields.into_iter().filter(|field| !field.key.is_empty());
-    keys.map(pair).collect()
+    keyed(fields).map(pair).collect()
 }
 
 /// Returns the heads of CSV: the keys, but `group` for the name of a group.
 pub fn heads<'a, Row: 'a>(fields: impl IntoIterator<Item = &'a Field<Row>>) -> Vec<String> {
     let head = |key| if key == "name" { "group" } else { key };
-    let keys = fields.into_iter().filter(|field| !field.key.is_empty());
-    keys.map(|field| head(field.key).to_owned()).collect()
+    keyed(fields)
+        .map(|field| head(field.key).to_owned())
+        .collect()
 }
 
 /// Returns the cells of a row of CSV.
@@ -185,8 +185,14 @@ pub fn cells<'a, Row: 'a>(
     fields: impl IntoIterator<Item = &'a Field<Row>>,
     row: &Row,
 ) -> Vec<String> {
-    let keys = fields.into_iter().filter(|field| !field.key.is_empty());
-    keys.map(|field| (field.cell)(row).csv()).collect()
+    keyed(fields).map(|field| (field.cell)(row).csv()).collect()
+}
+
+/// Returns the fields that are not only in tables.
+fn keyed<'a, Row: 'a>(
+    fields: impl IntoIterator<Item = &'a Field<Row>>,
+) -> impl Iterator<Item = &'a Field<Row>> {
+    fields.into_iter().filter(|field| !field.key.is_empty())
 }
 
 /// Returns the heads of the columns that are left out on a narrow terminal, in their order.
@@ -196,4 +202,15 @@ pub fn narrow<Row>(fields: &[Field<Row>]) -> Vec<&'static str> {
     let mut narrow: Vec<Column> = columns.filter(|column| column.narrow > 0).collect();
     narrow.sort_by_key(|column| column.narrow);
     narrow.iter().map(|column| column.head).collect()
+}
+
+/// Returns the keys that a row of the reference's tables does not name.
+#[cfg(test)]
+pub fn undocumented<Row>(fields: &[Field<Row>], row: &str) -> Vec<&'static str> {
+    let page = include_str!("../../docs/reference.md");
+    let begin = format!("| `{row}` |");
+    let row = page.lines().find(|line| line.starts_with(&begin));
+    let is_named = |key: &str| row.is_some_and(|row| row.contains(&format!("`{key}`")));
+    let keys = keyed(fields).map(|field| field.key);
+    keys.filter(|key| !is_named(key)).collect()
 }

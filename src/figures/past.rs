@@ -319,3 +319,14 @@ fn time(span: &Span) -> String {
     let unix_ms = span.start * 1_000;
     Moment { unix_ms }.to_string()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reference_names_all_keys() {
+        assert_eq!(fields::undocumented(FIELDS, "history --json"), [""; 0]);
+        assert_eq!(fields::undocumented(PERIOD, "history --json"), [""; 0]);
+    }
+}

@@ -245,4 +245,10 @@ mod tests {
         assert_eq!(text(1.0, 0.01).as_deref(), Some("1.0"));
         assert_eq!(text(1.0, 2.0).as_deref(), Some("1.0 (up to 3.0)"));
     }
+
+    #[test]
+    fn the_reference_names_all_keys() {
+        let undocumented = crate::figures::fields::undocumented;
+        assert_eq!(undocumented(FIELDS, "report --json"), ["from", "until"]);
+    }
 }
