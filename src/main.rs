@@ -73,6 +73,7 @@ mod figures {
     //! What is known of groups, GPUs and processes, now and in the past.
 
     pub mod event;
+    pub mod fields;
     pub mod group;
     pub mod kept;
     pub mod past;

@@ -2,6 +2,7 @@
 
 pub mod order;
 
+use super::fields::{self, Cell, fields, left, path, right};
 use super::past;
 use super::trend::Trend;
 use super::waiting::Waiters;
@@ -208,6 +209,16 @@ impl Figures {
             }
             rule
         });
+        let gpu = |gpu| {
+            fields::json(
+                Row::FIELDS,
+                &Row {
+                    group: self,
+                    gpu: Some(gpu),
+                },
+                None,
+            )
+        };
         json!({
             "name": self.name,
             "root": shown_path(&self.root),
@@ -215,8 +226,15 @@ impl Figures {
             "limits": rules.collect::<Vec<_>>(),
             "options": options(&self.rules.options),
             "processes": self.processes,
-            "gpus": self.gpus.iter().map(Gpu::json).collect::<Vec<_>>(),
+            "gpus": self.gpus.iter().map(gpu).collect::<Vec<_>>(),
         })
+    }
+
+    /// Returns the rows of the group in tables.
+    pub fn rows(&self) -> impl Iterator<Item = Row<'_>> {
+        let others = self.others.map(|_| None);
+        let gpus = self.gpus.iter().map(Some).chain(others);
+        gpus.map(|gpu| Row { group: self, gpu })
     }
 
     /// Returns a limit that is set for all GPUs.
@@ -341,6 +359,10 @@ impl Gpu {
         self.effective.as_ref().map(|(max, _)| *max)
     }
 
+    fn limited_by(&self) -> Option<&str> {
+        self.effective.as_ref().map(|(_, group)| &**group)
+    }
+
     /// Returns the managed memory in bytes, which NVML does not show; 0 if unknown.
     pub fn managed(&self) -> u64 {
         self.by.map_or(0, |by| by[Category::Managed as usize])
@@ -361,42 +383,6 @@ impl Gpu {
         })
     }
 
-    /// Formats the group's own `max` for a table.
-    pub fn max_text(&self) -> String {
-        self.text(Key::Max).unwrap_or_else(|| size(Size::Max))
-    }
-
-    /// Returns the GPU's names as JSON.
-    pub fn name_json(&self) -> Value {
-        json!({ "uuid": self.id.to_string(), "index": self.index })
-    }
-
-    fn json(&self) -> Value {
-        let limit = self.effective.as_ref();
-        json!({
-            "uuid": self.id.to_string(),
-            "index": self.index,
-            "capacity": self.capacity,
-            "max": self.max,
-            "high": self.bytes(Key::High),
-            "low": self.bytes(Key::Low),
-            "min": self.bytes(Key::Min),
-            "effective_max": limit.map(|(max, _)| max),
-            "limited_by": limit.map(|(_, group)| group),
-            "usage": self.usage,
-            "suspended": self.suspended,
-            "uncovered": self.uncovered,
-            "peak": self.peak,
-            "free": self.free,
-            "refusals": self.refusals,
-            "waits": self.waits,
-            "waited_ms": self.waited_ms,
-            "processes": self.processes,
-            "trend": self.trend_json(),
-            "waiting": self.waiting,
-        })
-    }
-
     /// Returns the trend as JSON; null if there is none.
     pub fn trend_json(&self) -> Value {
         let trend = self.trend.zip(self.usage);
@@ -408,6 +394,105 @@ impl Gpu {
     /// Returns the trend as a sentence for people.
     pub fn trend_text(&self) -> Option<String> {
         Some(self.trend?.text(self.usage?, self.limit()))
+    }
+}
+
+/// A group on one GPU, or on all GPUs that have no row of their own.
+pub struct Row<'a> {
+    pub group: &'a Figures,
+    pub gpu: Option<&'a Gpu>,
+}
+
+impl<'a> Row<'a> {
+    fields! { pub FIELDS<'a>(it: Row<'a>):
+        ""              path("GROUP")                        => &*it.group.title;
+        ""              left("GPU")                          => it.label();
+        "uuid"                                               => it.gpu.map(|gpu| gpu.id.to_string());
+        "index"                                              => it.of(|gpu| gpu.index);
+        "capacity"                                           => it.of(|gpu| gpu.capacity);
+        "max"           right("MAX")                         => it.own_max();
+        ""              left("EFFECTIVE").narrow(8).sparse() => it.effective();
+        "high"          right("HIGH").narrow(4).sparse()     => it.limit(Key::High);
+        "low"           right("LOW").narrow(3).sparse()      => it.limit(Key::Low);
+        "min"           right("MIN").narrow(2).sparse()      => it.limit(Key::Min);
+        "effective_max"                                      => it.of(Gpu::limit);
+        "limited_by"                                         => it.of(Gpu::limited_by);
+        "usage"         right("USAGE")                       => it.bytes(|gpu| gpu.usage);
+        "suspended"     right("SUSPENDED").sparse()          => it.bytes(|gpu| gpu.suspended);
+        "uncovered"                                          => it.of(|gpu| gpu.uncovered);
+        "peak"          right("PEAK").narrow(6)              => it.bytes(|gpu| gpu.peak);
+        "free"          right("FREE")                        => it.bytes(|gpu| gpu.free);
+        "refusals"      right("REFUSED").narrow(7)           => it.of(|gpu| gpu.refusals);
+        "waits"                                              => it.of(|gpu| gpu.waits);
+        "waited_ms"                                          => it.of(|gpu| gpu.waited_ms);
+        "processes"     right("PROCESSES").narrow(5)         => it.processes();
+        "trend"                                              => it.gpu.map(Gpu::trend_json);
+        "waiting"       right("WAITING").sparse()            => it.of(|gpu| gpu.waiting);
+        ""              left("OPTIONS").narrow(1).sparse()   => it.options();
+    }
+
+    fn of<T>(&self, figure: impl Fn(&'a Gpu) -> Option<T>) -> Option<T> {
+        figure(self.gpu?)
+    }
+
+    fn bytes(&self, figure: impl Fn(&'a Gpu) -> Option<u64>) -> Cell {
+        Cell::Bytes(self.of(figure))
+    }
+
+    /// Returns the name of the GPU, or `all` or `others`.
+    pub fn label(&self) -> &'a str {
+        let others = self.group.others.unwrap_or_default();
+        self.gpu.map_or(others, |gpu| &gpu.label)
+    }
+
+    /// Formats the group's own `max`.
+    pub fn max(&self) -> String {
+        match self.gpu {
+            Some(gpu) => gpu.text(Key::Max).unwrap_or_else(|| size(Size::Max)),
+            None => size(self.group.of_all(Key::Max)),
+        }
+    }
+
+    fn own_max(&self) -> Cell {
+        Cell::said(self.of(|gpu| gpu.max), self.max())
+    }
+
+    /// Formats the smallest `max` of the groups above this group; `None` if the group's own `max`
+    /// is not larger.
+    pub fn effective(&self) -> Option<String> {
+        let (max, by) = match self.gpu {
+            Some(gpu) => {
+                let (max, by) = gpu.effective.as_ref()?;
+                (gib(*max).to_string(), by)
+            }
+            None => {
+                let (max, by) = self.group.above_all.as_ref()?;
+                (size(*max), by)
+            }
+        };
+        (*by != self.group.name).then(|| format!("{max} ({by})"))
+    }
+
+    fn limit(&self, key: Key) -> Cell {
+        let text = match self.gpu {
+            Some(gpu) => gpu.text(key),
+            None => Some(self.group.of_all(key))
+                .filter(|size| *size != key.default())
+                .map(size),
+        };
+        Cell::Said(self.of(|gpu| gpu.bytes(key)).into(), text)
+    }
+
+    fn options(&self) -> Option<String> {
+        Some(self.group.options_text()).filter(|text| !text.is_empty())
+    }
+
+    fn processes(&self) -> Cell {
+        let count = match self.gpu {
+            Some(gpu) => gpu.processes,
+            None => self.group.processes.filter(|_| self.label() == "all"),
+        };
+        count.into()
     }
 }
 

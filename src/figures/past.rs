@@ -1,5 +1,6 @@
 //! The past usage of groups, as `history`, `top` and `serve` show it.
 
+use super::fields::{self, fields};
 use super::spans::{Span, Window};
 use super::trend::{self, Floors, Trend};
 use crate::figures::Gpu;
@@ -13,6 +14,7 @@ use gpulimit_ledger::{DeviceEntry, DeviceIndex, EventKind, Ledger, Period, Resol
 use gpulimit_limits::Selector;
 use jiff::{Timestamp, Zoned};
 use serde_json::{Value, json};
+use std::iter;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -70,7 +72,7 @@ pub fn json(
     driver: Option<&Driver>,
 ) -> Vec<Value> {
     let pasts = Past::all(view, devices, since, now.timestamp(), driver);
-    pasts.iter().map(Past::json).collect()
+    pasts.iter().map(|past| past.json(driver)).collect()
 }
 
 /// Returns the trend of a group's usage of a GPU, whose present usage is `usage` bytes.
@@ -259,7 +261,7 @@ impl Past {
         marks.map(|mark| mark.unix_ms / 1_000).collect()
     }
 
-    pub fn json(&self) -> Value {
+    pub fn json(&self, driver: Option<&Driver>) -> Value {
         let mark = |mark: &Mark| {
             let unix_ms = mark.unix_ms;
             json!({
@@ -268,35 +270,63 @@ impl Past {
                 "bytes": mark.bytes,
             })
         };
-        let period = |span: &Span| {
-            json!({
-                "time": time(span),
-                "max": span.known.map(|usage| usage.max),
-                "min": span.known.map(|usage| usage.min),
-                "at_most": span.at_most,
-                "at_least": span.at_least,
-                "refusals": span.refusals,
-                "waited_ms": u64::from(span.waited) * 1_000,
-                "kills": span.kills,
-            })
-        };
-        json!({
-            "name": self.name,
-            "root": text::shown_path(&self.root),
-            "gpu": self.gpu.name_json(),
-            "period_ms": self.resolution.seconds() * 1_000,
-            "effective_max": self.gpu.limit(),
-            "usage": self.usage,
-            "suspended": self.gpu.suspended,
-            "trend": self.gpu.trend_json(),
-            "events": self.marks.iter().map(mark).collect::<Vec<_>>(),
-            "periods": self.spans.iter().map(period).collect::<Vec<_>>(),
-        })
+        let mut json = fields::json(FIELDS, self, driver);
+        json["events"] = self.marks.iter().map(mark).collect();
+        let period = |span| fields::json(PERIOD, span, driver);
+        json["periods"] = self.spans.iter().map(period).collect();
+        json
+    }
+
+    /// Returns rows of CSV, one for each period, after one with the heads.
+    pub fn rows(pasts: &[Self]) -> impl Iterator<Item = Vec<String>> {
+        // A row begins with the time. The group, the GPU and the length of periods follow.
+        let row =
+            |past: &[String], period: Vec<String>| [&period[..1], past, &period[1..]].concat();
+        let heads = row(&fields::heads(&FIELDS[..4]), fields::heads(PERIOD));
+        let rows = pasts.iter().flat_map(move |past| {
+            let own = fields::cells(&FIELDS[..4], past);
+            let row = move |span| row(&own, fields::cells(PERIOD, span));
+            past.spans.iter().map(row)
+        });
+        iter::once(heads).chain(rows)
     }
 }
 
+fields! { FIELDS(it: Past):
+    "name"          => &*it.name;
+    "root"          => text::shown_path(&it.root);
+    "gpu"           => Cell::Gpu(Some(it.gpu.id));
+    "period_ms"     => it.resolution.seconds() * 1_000;
+    "effective_max" => it.gpu.limit();
+    "usage"         => it.usage;
+    "suspended"     => it.gpu.suspended;
+    "trend"         => it.gpu.trend_json();
+}
+
+fields! { PERIOD(it: Span):
+    "time"      => time(it);
+    "max"       => it.known.map(|usage| usage.max);
+    "min"       => it.known.map(|usage| usage.min);
+    "at_most"   => it.at_most;
+    "at_least"  => it.at_least;
+    "refusals"  => it.refusals;
+    "waited_ms" => u64::from(it.waited) * 1_000;
+    "kills"     => it.kills;
+}
+
 /// Returns the begin of a period for programs.
-pub fn time(span: &Span) -> String {
+fn time(span: &Span) -> String {
     let unix_ms = span.start * 1_000;
     Moment { unix_ms }.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reference_names_all_keys() {
+        assert_eq!(fields::undocumented(FIELDS, "history --json"), [""; 0]);
+        assert_eq!(fields::undocumented(PERIOD, "history --json"), [""; 0]);
+    }
 }

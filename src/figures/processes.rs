@@ -1,5 +1,6 @@
 //! The processes in groups that `ps` shows, each with its memory on each GPU.
 
+use super::fields::{self, Cell, fields, left, path, right};
 use super::waiting::{Waiter, Waiters};
 use crate::groups::{self, Seen, Selection};
 use crate::machine::look::{self, Question};
@@ -9,7 +10,7 @@ use gpulimit_base::identity::Identity;
 use gpulimit_base::proc;
 use gpulimit_group::{Group, is_within};
 use gpulimit_ledger::{Category, DeviceUsage, Errand, ProcessUsage};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -324,42 +325,58 @@ impl Process {
     }
 
     /// Returns the state for printing: one with a question mark has only been read in the ledger.
-    pub fn shown_state(&self) -> String {
+    fn state_text(&self) -> String {
         let is_doubtful = matches!(self.state, "suspended" | "frozen") && !self.is_confirmed;
-        self.state.to_owned() + if is_doubtful { "?" } else { "" }
+        let state = || self.state.to_owned() + if is_doubtful { "?" } else { "" };
+        self.waits.as_ref().map_or_else(state, Waiter::to_string)
+    }
+
+    fn state_by(&self) -> &'static str {
+        if self.is_confirmed {
+            "driver"
+        } else {
+            "ledger"
+        }
+    }
+
+    fn bytes(&self, of: impl Fn(&Parts) -> u64) -> Cell {
+        Cell::Bytes(self.gpu.as_ref().map(|(_, parts)| of(parts)))
+    }
+
+    fn split(&self, of: impl Fn(&Split) -> u64) -> Cell {
+        let split = |(_, parts): &(_, Parts)| parts.split.as_ref().map(of);
+        Cell::Bytes(self.gpu.as_ref().and_then(split))
+    }
+
+    fn part(&self, category: Category) -> Cell {
+        self.split(|split| split[category as usize])
     }
 
     /// Returns the process as JSON. Bytes are integers; unknown figures are null.
     pub fn json(&self, driver: Option<&Driver>) -> Value {
-        let split = self
-            .gpu
-            .as_ref()
-            .and_then(|(_, parts)| parts.split.as_ref());
-        let part = |category| split.map(|split| split[category as usize]);
-        json!({
-            "pid": self.pid,
-            "own_pid": self.own_pid,
-            "uid": self.uid,
-            "user": accounts::user_name(self.uid),
-            "group": self.group,
-            "gpu": self.gpu.as_ref().map(|(id, _)| json!({
-                "uuid": id.to_string(),
-                "index": groups::index(*id, driver),
-            })),
-            "command": self.command,
-            "allocations": split.map(allocations),
-            "linear": part(Category::Linear),
-            "vmm": part(Category::Vmm),
-            "arrays": part(Category::Arrays),
-            "graphs": part(Category::Graphs),
-            "pools": part(Category::Pools),
-            "managed": part(Category::Managed),
-            "driver": part(Category::Driver),
-            "total": self.gpu.as_ref().map(|(_, parts)| parts.total),
-            "suspended": self.gpu.as_ref().map(|(_, parts)| parts.suspended),
-            "state": self.state(),
-            "state_by": if self.is_confirmed { "driver" } else { "ledger" },
-            "waits_for": self.waits.as_ref().map(Waiter::json),
-        })
+        fields::json(FIELDS, self, driver)
     }
+}
+
+fields! { pub FIELDS(it: Process):
+    "pid"         right("PID")                     => it.pid;
+    "own_pid"                                      => it.own_pid;
+    "uid"                                          => it.uid;
+    "user"        left("USER").narrow(5)           => accounts::user_name(it.uid);
+    "group"       path("GROUP")                    => Cell::said(&*it.group, &*it.title);
+    "gpu"         left("GPU")                      => Cell::Gpu(it.gpu.as_ref().map(|(id, _)| *id));
+    "command"     left("COMMAND").narrow(6).last() => it.command.as_deref();
+    "allocations" right("ALLOCATIONS").narrow(2)   => it.split(allocations);
+    "linear"                                       => it.part(Category::Linear);
+    "vmm"                                          => it.part(Category::Vmm);
+    "arrays"                                       => it.part(Category::Arrays);
+    "graphs"                                       => it.part(Category::Graphs);
+    "pools"       right("POOLS").narrow(3)         => it.part(Category::Pools);
+    "managed"     right("MANAGED").narrow(1)       => it.part(Category::Managed);
+    "driver"      right("DRIVER").narrow(4)        => it.part(Category::Driver);
+    "total"       right("TOTAL")                   => it.bytes(|parts| parts.total);
+    "suspended"   right("SUSPENDED").sparse()      => it.bytes(|parts| parts.suspended);
+    "state"       left("STATE").narrow(7)          => Cell::said(it.state, it.state_text());
+    "state_by"                                     => it.state_by();
+    "waits_for"                                    => it.waits.as_ref().map(Waiter::json);
 }

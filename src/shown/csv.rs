@@ -5,9 +5,7 @@ use ::csv::WriterBuilder;
 use std::fmt::Display;
 
 /// Returns a line for each row.
-pub fn lines<Cell: AsRef<[u8]>, const N: usize>(
-    rows: impl IntoIterator<Item = [Cell; N]>,
-) -> Result<String, Failure> {
+pub fn lines(rows: impl IntoIterator<Item = Vec<String>>) -> Result<String, Failure> {
     let failure = |why: &dyn Display| Failure::new(format_args!("cannot format CSV: {why}"));
     let mut writer = WriterBuilder::new().from_writer(Vec::new());
     for row in rows {

@@ -3,6 +3,8 @@
 
 use super::output::Escaped;
 use super::terminal;
+use crate::figures::fields::{Column, Field, Look};
+use crate::machine::nvml::Driver;
 use std::fmt::Display;
 use std::io;
 use unicode_width::UnicodeWidthStr;
@@ -15,32 +17,13 @@ pub fn figure(figure: Option<impl Display>) -> String {
     figure.map_or_else(|| UNKNOWN.to_owned(), |figure| figure.to_string())
 }
 
-/// A column of a table, with its head.
-#[derive(Copy, Clone, Eq, PartialEq)]
-pub enum Column {
-    /// A column of text, aligned to the left.
-    Left(&'static str),
-    /// A column of names of groups, aligned to the left. Both ends of a name tell groups apart.
-    Path(&'static str),
-    /// A column of figures, aligned to the right.
-    Right(&'static str),
-}
-
-impl Column {
-    const fn head(self) -> &'static str {
-        match self {
-            Self::Left(head) | Self::Path(head) | Self::Right(head) => head,
-        }
-    }
-
-    /// Shortens a text of this column to at most `width` columns of the terminal.
-    fn cut(self, text: &str, width: usize) -> String {
-        let tail = match self {
-            Self::Path(_) => width.saturating_sub(1) / 2,
-            Self::Left(_) | Self::Right(_) => 0,
-        };
-        terminal::cut(text, width, tail).into_owned()
-    }
+/// Shortens a text of a column to at most `width` columns of the terminal.
+fn cut(look: Look, text: &str, width: usize) -> String {
+    let tail = match look {
+        Look::Path => width.saturating_sub(1) / 2,
+        Look::Left | Look::Right => 0,
+    };
+    terminal::cut(text, width, tail).into_owned()
 }
 
 /// Texts of up to this many columns are not cut. The names of GPUs are shorter.
@@ -61,6 +44,27 @@ impl Table {
         }
     }
 
+    /// Makes the table of rows, with the fields that have a column.
+    pub fn of<'a, Row: 'a>(
+        fields: impl IntoIterator<Item = &'a Field<Row>>,
+        rows: &[Row],
+        driver: Option<&Driver>,
+    ) -> Self {
+        let column = |field: &'a Field<Row>| Some((field.column?, field.cell));
+        let mut shown: Vec<_> = fields.into_iter().filter_map(column).collect();
+        shown.sort_by_key(|(column, _)| column.last);
+        let columns: Vec<Column> = shown.iter().map(|(column, _)| *column).collect();
+        let mut table = Self::new(&columns);
+        for row in rows {
+            let cells = shown.iter().map(|(column, cell)| match cell(row) {
+                cell if column.sparse && cell.is_zero() => UNKNOWN.to_owned(),
+                cell => figure(cell.text(driver)),
+            });
+            table.row(cells.collect());
+        }
+        table
+    }
+
     /// Adds a row, with one text for each column. Escapes the texts for printing.
     pub fn row(&mut self, row: Vec<String>) {
         let escaped = row.iter().map(|cell| Escaped(cell).to_string());
@@ -72,56 +76,52 @@ impl Table {
         !self.rows.is_empty()
     }
 
-    /// Drops optional columns in which every figure is unknown.
-    pub fn without_empty(&mut self, optional: &[Column]) {
-        for column in optional {
-            if self.says_only(*column, &[UNKNOWN]) {
-                self.drop_column(*column);
+    /// Returns whether every cell of a column has one of these texts.
+    fn says_only(&self, at: usize, texts: &[&str]) -> bool {
+        self.rows.iter().all(|row| texts.contains(&&*row[at]))
+    }
+
+    fn drop_column(&mut self, at: usize) {
+        self.columns.remove(at);
+        for row in &mut self.rows {
+            row.remove(at);
+        }
+    }
+
+    /// Drops sparse columns in which nothing is.
+    fn drop_sparse(&mut self) {
+        for at in (0..self.columns.len()).rev() {
+            if self.columns[at].sparse && self.says_only(at, &[UNKNOWN, ""]) {
+                self.drop_column(at);
             }
         }
     }
 
-    fn position(&self, column: Column) -> Option<usize> {
-        self.columns.iter().position(|there| *there == column)
-    }
-
-    /// Returns whether every cell of this column has one of these texts; false if the table has no
-    /// such column.
-    fn says_only(&self, column: Column, texts: &[&str]) -> bool {
-        let says = |at: usize| self.rows.iter().all(|row| texts.contains(&&*row[at]));
-        self.position(column).is_some_and(says)
-    }
-
-    fn drop_column(&mut self, column: Column) {
-        if let Some(at) = self.position(column) {
-            self.columns.remove(at);
-            for row in &mut self.rows {
-                row.remove(at);
-            }
-        }
-    }
-
-    /// Returns the table for standard output. On a narrow terminal, drops `optional` columns:
-    /// uninteresting ones first, then in the given order. Then cuts long texts, so that each row is
-    /// one line.
-    pub fn render(mut self, optional: &[Column]) -> String {
+    /// Returns the table for standard output. A narrow terminal drops columns: uninteresting ones
+    /// first, then in their declared order. Then cuts long texts, so that each row is one line.
+    pub fn render(mut self) -> String {
         let out = io::stdout();
+        self.drop_sparse();
         if let Some(width) = terminal::width(&out) {
-            self.narrow(optional, width);
+            self.narrow(width);
             self.shorten(width);
         }
         self.laid_out(terminal::has_style(&out))
     }
 
-    fn narrow(&mut self, optional: &[Column], width: usize) {
-        let mut order = optional.to_vec();
-        // Columns without an interesting cell come first. Otherwise, the columns keep the given
-        // order, because the sort is stable.
-        order.sort_by_key(|column| !self.says_only(*column, &["0 B", "running", UNKNOWN]));
-        for column in order {
-            if self.least_width() > width {
-                self.drop_column(column);
-            }
+    fn narrow(&mut self, width: usize) {
+        let next = |table: &Self| {
+            let can_go = |at: &usize| table.columns[*at].narrow > 0;
+            let order = |at: &usize| {
+                let is_dull = table.says_only(*at, &["0 B", "running", UNKNOWN]);
+                (!is_dull, table.columns[*at].narrow)
+            };
+            (0..table.columns.len()).filter(can_go).min_by_key(order)
+        };
+        while self.least_width() > width
+            && let Some(at) = next(self)
+        {
+            self.drop_column(at);
         }
     }
 
@@ -130,10 +130,8 @@ impl Table {
         let mut widths = self.widths();
         let whole = |widths: &[usize]| widths.iter().map(|width| width + 2).sum::<usize>();
         let longest = |widths: &[usize]| {
-            let texts = (0..widths.len()).filter(|at| match self.columns[*at] {
-                Column::Left(_) | Column::Path(_) => widths[*at] > UNCUT,
-                Column::Right(_) => false,
-            });
+            let is_long = |at: &usize| widths[*at] > UNCUT && self.columns[*at].look != Look::Right;
+            let texts = (0..widths.len()).filter(is_long);
             texts.max_by_key(|at| widths[*at])
         };
         while whole(&widths) > width + 2
@@ -143,7 +141,7 @@ impl Table {
         }
         for row in &mut self.rows {
             for ((cell, column), width) in row.iter_mut().zip(&self.columns).zip(&widths) {
-                *cell = column.cut(cell, *width);
+                *cell = cut(column.look, cell, *width);
             }
         }
     }
@@ -152,9 +150,9 @@ impl Table {
     /// cut, figures cannot.
     fn least_width(&self) -> usize {
         let columns = self.columns.iter().zip(self.widths());
-        let least = columns.map(|(column, width)| match column {
-            Column::Left(_) | Column::Path(_) => width.min(UNCUT) + 2,
-            Column::Right(_) => width + 2,
+        let least = columns.map(|(column, width)| match column.look {
+            Look::Left | Look::Path => width.min(UNCUT) + 2,
+            Look::Right => width + 2,
         });
         least.sum::<usize>().saturating_sub(2)
     }
@@ -166,15 +164,15 @@ impl Table {
             let mut line = String::new();
             for ((cell, column), width) in cells.zip(&self.columns).zip(&widths) {
                 let room = " ".repeat(width - cell.width());
-                line += &match column {
-                    Column::Left(_) | Column::Path(_) => format!("{cell}{room}  "),
-                    Column::Right(_) => format!("{room}{cell}  "),
+                line += &match column.look {
+                    Look::Left | Look::Path => format!("{cell}{room}  "),
+                    Look::Right => format!("{room}{cell}  "),
                 };
             }
             line.truncate(line.trim_end().len());
             line
         };
-        let mut text = line(&mut self.columns.iter().map(|column| column.head()));
+        let mut text = line(&mut self.columns.iter().map(|column| column.head));
         if bold {
             text = format!("\x1b[1m{text}\x1b[0m");
         }
@@ -190,7 +188,7 @@ impl Table {
     fn widths(&self) -> Vec<usize> {
         let width = |at: usize| {
             let cells = self.rows.iter().map(|row| row[at].width());
-            cells.fold(self.columns[at].head().width(), usize::max)
+            cells.fold(self.columns[at].head.width(), usize::max)
         };
         (0..self.columns.len()).map(width).collect()
     }
@@ -199,9 +197,10 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::figures::fields::{fields, left, path, right};
 
     fn table() -> Table {
-        let mut table = Table::new(&[Column::Left("NAME"), Column::Right("MAX")]);
+        let mut table = Table::new(&[left("NAME"), right("MAX")]);
         table.row(vec!["a".into(), "4.0 GiB".into()]);
         table.row(vec!["GPU-1a2b…".into(), "-".into()]);
         table
@@ -214,22 +213,25 @@ mod tests {
     }
 
     #[test]
-    fn optional_columns_without_figures_are_dropped() {
-        let columns = ["A", "B", "C"].map(Column::Right);
-        let mut table = Table::new(&columns);
-        table.row(["-", "-", "-"].map(String::from).into());
-        table.row(["-", "-", "1"].map(String::from).into());
-        table.without_empty(&columns[1..]);
-        assert_eq!(table.laid_out(false), "A  C\n-  -\n-  1\n");
+    fn sparse_columns_without_figures_are_dropped() {
+        fields! { FIELDS(it: [Option<u32>; 2]):
+            "a" right("A").last()   => it[0];
+            "b" right("B").sparse() => it[0].filter(|_| false);
+            ""  right("C").sparse() => it[1];
+            "d"                     => it[0];
+        }
+        let mut table = Table::of(FIELDS, &[[None, Some(0)], [Some(0), Some(1)]], None);
+        table.drop_sparse();
+        assert_eq!(table.laid_out(false), "C  A\n-  -\n1  0\n");
     }
 
     #[test]
     fn a_narrow_terminal_drops_columns() {
         let [name, zero, size, total] = [
-            Column::Left("NAME"),
-            Column::Right("ZERO"),
-            Column::Right("SIZE"),
-            Column::Right("TOTAL"),
+            left("NAME"),
+            right("ZERO").narrow(2),
+            right("SIZE").narrow(1),
+            right("TOTAL"),
         ];
         let shown = |width| {
             let mut table = Table::new(&[name, zero, size, total]);
@@ -238,7 +240,7 @@ mod tests {
                     .map(String::from)
                     .into(),
             );
-            table.narrow(&[size, zero], width);
+            table.narrow(width);
             assert!(
                 table
                     .laid_out(false)
@@ -248,7 +250,7 @@ mod tests {
             table
                 .columns
                 .iter()
-                .map(|column| column.head())
+                .map(|column| column.head)
                 .collect::<Vec<_>>()
                 .join(" ")
         };
@@ -259,11 +261,7 @@ mod tests {
 
     #[test]
     fn long_texts_are_cut_to_the_width_of_a_terminal() {
-        let mut table = Table::new(&[
-            Column::Path("GROUP"),
-            Column::Right("USAGE"),
-            Column::Left("COMMAND"),
-        ]);
+        let mut table = Table::new(&[path("GROUP"), right("USAGE"), left("COMMAND")]);
         let (group, command) = ("lab/a-long-name-of-a-group/run", "python train.py --a --b");
         table.row([group, "1018.0 MiB", command].map(String::from).into());
         table.shorten(53);
@@ -276,7 +274,7 @@ mod tests {
 
     #[test]
     fn wide_characters_take_two_columns() {
-        let mut table = Table::new(&[Column::Right("TOTAL"), Column::Left("COMMAND")]);
+        let mut table = Table::new(&[right("TOTAL"), left("COMMAND")]);
         table.row(["1.0 GiB", &"模型".repeat(10)].map(String::from).into());
         table.shorten(30);
         let text = table.laid_out(false);

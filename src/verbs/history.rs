@@ -1,6 +1,6 @@
 //! `gpulimit history`: shows the usage of groups over time.
 
-use crate::figures::past::{Past, time};
+use crate::figures::past::Past;
 use crate::groups::{self, Selection, View, gpu};
 use crate::machine::nvml::Driver;
 use crate::shown::{csv, curve, output, terminal};
@@ -66,11 +66,10 @@ pub fn history(args: &Args) -> Result<ExitCode, Failure> {
     let pasts: Vec<Past> = views.iter().flat_map(past).collect();
     let status = output::told(&notes);
     if args.json {
-        output::json(&selection.json("histories", pasts.iter().map(Past::json).collect()))?;
+        let json = |past: &Past| past.json(driver);
+        output::json(&selection.json("histories", pasts.iter().map(json).collect()))?;
     } else if args.csv {
-        let heads = HEADS.map(String::from);
-        let rows = std::iter::once(heads).chain(pasts.iter().flat_map(rows));
-        output::print(&csv::lines(rows)?)?;
+        output::print(&csv::lines(Past::rows(&pasts))?)?;
     } else if pasts.is_empty() && !notes.is_failure && unrecorded.is_empty() {
         output::note(match first {
             Some(View {
@@ -96,40 +95,3 @@ fn text(past: &Past, now: &Zoned) -> String {
     lines.extend(curve::of(past, now.time_zone(), width, terminal::is_utf8()));
     lines.join("\n") + "\n"
 }
-
-/// Returns the cells of the CSV output.
-fn rows(past: &Past) -> impl Iterator<Item = [String; HEADS.len()]> {
-    let known = |figure: Option<u64>| figure.map_or_else(String::new, |it| it.to_string());
-    past.spans.iter().map(move |span| {
-        [
-            time(span),
-            past.name.clone(),
-            past.root.to_string_lossy().into_owned(),
-            past.gpu.id.to_string(),
-            (past.resolution.seconds() * 1_000).to_string(),
-            known(span.known.map(|usage| usage.max)),
-            known(span.known.map(|usage| usage.min)),
-            known(span.at_most),
-            span.at_least.to_string(),
-            span.refusals.to_string(),
-            (u64::from(span.waited) * 1_000).to_string(),
-            span.kills.to_string(),
-        ]
-    })
-}
-
-/// The heads of the CSV output.
-const HEADS: [&str; 12] = [
-    "time",
-    "group",
-    "root",
-    "gpu",
-    "period_ms",
-    "max",
-    "min",
-    "at_most",
-    "at_least",
-    "refusals",
-    "waited_ms",
-    "kills",
-];

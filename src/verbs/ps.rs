@@ -3,20 +3,21 @@
 mod order;
 mod users;
 
-use crate::figures::processes::{Process, allocations, processes};
-use crate::figures::waiting::{Waiter, Waiters};
+use crate::figures::fields;
+use crate::figures::processes::{FIELDS, Process, processes};
+use crate::figures::waiting::Waiters;
 use crate::groups::{self, Seen, Selection, View, gpu};
-use crate::machine::{accounts, nvml::Driver};
-use crate::shown::table::{Column, Table, figure};
+use crate::machine::nvml::Driver;
+use crate::shown::table::Table;
 use crate::shown::watch::{self, Round, Shown};
 use crate::suspension::abandoned::confirmed;
 use crate::words::{failure::Failure, text};
 use gpulimit_base::units::gib;
-use gpulimit_ledger::{Category, DeviceEntry};
+use gpulimit_ledger::DeviceEntry;
 use gpulimit_limits::Selector;
 use std::collections::BTreeSet;
 use std::process::ExitCode;
-use users::{SUSPENDED, Use};
+use users::Use;
 
 /// Options of `ps`.
 #[derive(clap::Args)]
@@ -78,17 +79,6 @@ enum By {
     User,
 }
 
-/// The columns that may be dropped on a narrow terminal. The first column is dropped first.
-const NARROW: [Column; 7] = [
-    Column::Right("MANAGED"),
-    Column::Right("ALLOCATIONS"),
-    Column::Right("POOLS"),
-    Column::Right("DRIVER"),
-    Column::Left("USER"),
-    Column::Left("COMMAND"),
-    Column::Left("STATE"),
-];
-
 /// Shows the processes.
 pub fn ps(args: &Args) -> Result<ExitCode, Failure> {
     if args.by == By::User {
@@ -139,10 +129,10 @@ fn round(
         args.order.sort_users(&mut uses);
         match args.json {
             true => {
-                let uses = uses.iter().map(|one| one.json(driver)).collect();
-                Shown::Json(selection.json("users", uses))
+                let json = |one| fields::json(users::FIELDS, one, driver);
+                Shown::Json(selection.json("users", uses.iter().map(json).collect()))
             }
-            false => Shown::Text(users::table(&uses, driver).render(&[])),
+            false => Shown::Text(Table::of(users::FIELDS, &uses, driver).render()),
         }
     } else {
         args.order.sort(&mut lines);
@@ -151,7 +141,7 @@ fn round(
                 let lines = lines.iter().map(|line| line.json(driver)).collect();
                 Shown::Json(selection.json("processes", lines))
             }
-            false => Shown::Text(table(&lines, driver).render(&NARROW)),
+            false => Shown::Text(Table::of(FIELDS, &lines, driver).render()),
         }
     };
     Ok(Round { shown, notes })
@@ -187,47 +177,20 @@ fn abandoned(lines: &[Process]) -> Option<String> {
     })
 }
 
-fn table(lines: &[Process], driver: Option<&Driver>) -> Table {
-    let mut table = Table::new(&[
-        Column::Right("PID"),
-        Column::Left("USER"),
-        Column::Path("GROUP"),
-        Column::Left("GPU"),
-        Column::Right("ALLOCATIONS"),
-        Column::Right("POOLS"),
-        Column::Right("MANAGED"),
-        Column::Right("DRIVER"),
-        Column::Right("TOTAL"),
-        SUSPENDED,
-        Column::Left("STATE"),
-        Column::Left("COMMAND"),
-    ]);
-    let bytes = |bytes: Option<u64>| figure(bytes.map(gib));
-    for line in lines {
-        let parts = line.gpu.as_ref().map(|(_, parts)| parts);
-        let split = parts.and_then(|parts| parts.split.as_ref());
-        let part = |category| bytes(split.map(|split| split[category as usize]));
-        table.row(vec![
-            figure(line.pid),
-            accounts::user_name(line.uid),
-            line.title.clone(),
-            figure(line.gpu.as_ref().map(|(id, _)| groups::label(*id, driver))),
-            bytes(split.map(allocations)),
-            part(Category::Pools),
-            part(Category::Managed),
-            part(Category::Driver),
-            bytes(parts.map(|parts| parts.total)),
-            bytes(
-                parts
-                    .map(|parts| parts.suspended)
-                    .filter(|bytes| *bytes > 0),
-            ),
-            line.waits
-                .as_ref()
-                .map_or_else(|| line.shown_state(), Waiter::to_string),
-            figure(line.command.as_deref()),
-        ]);
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_help_lists_the_columns_in_the_order_in_which_they_go() {
+        let narrow = fields::narrow(FIELDS).join(", ");
+        assert!(HELP.replace('\n', " ").contains(&narrow), "{narrow}");
     }
-    table.without_empty(&[SUSPENDED]);
-    table
+
+    #[test]
+    fn the_reference_names_all_keys() {
+        assert_eq!(fields::undocumented(FIELDS, "ps --json"), [""; 0]);
+        let users = fields::undocumented(users::FIELDS, "ps --by user --json");
+        assert_eq!(users, [""; 0]);
+    }
 }

@@ -6,11 +6,14 @@ mod saved;
 mod span;
 mod uses;
 
+use crate::figures::fields;
 use crate::groups::{self, Selection};
 use crate::machine::nvml::Driver;
+use crate::shown::table::Table;
 use crate::shown::{csv, output};
 use crate::words::failure::Failure;
-use line::{By, HEADS, Line, table, visit};
+use line::{By, Line, csv_fields, visit};
+use std::iter;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -93,24 +96,46 @@ pub fn report(args: &Args) -> Result<ExitCode, Failure> {
         if at == 0 && view.ledger.is_none() {
             unreadable = Some(view.group.ledger_path());
         }
-        found.push((at, Line::of(view, args.by, driver.as_ref())));
+        found.push((at, Line::of(view, args.by)));
     });
     if let Some(path) = unreadable.filter(|_| selection.named) {
         return Err(groups::unreadable(path));
     }
     found.sort_by_key(|(at, _)| *at);
     let lines: Vec<Line> = found.into_iter().flat_map(|(_, lines)| lines).collect();
-    if args.json {
-        output::json(&selection.json("uses", lines.iter().map(Line::json).collect()))?;
-    } else if args.csv {
-        let heads = HEADS.map(String::from);
-        output::print(&csv::lines(
-            std::iter::once(heads).chain(lines.iter().map(Line::cells)),
-        )?)?;
-    } else if !lines.is_empty() {
-        output::table(&table(&lines, args.by).render(&[]))?;
-    } else if status == ExitCode::SUCCESS && !is_told {
+    let is_printed = print(args, &selection, &lines, driver.as_ref())?;
+    if !is_printed && status == ExitCode::SUCCESS && !is_told {
         output::note("no named group has used a GPU");
     }
     Ok(status)
+}
+
+/// Prints lines as the caller asked. Returns whether there was something to print.
+fn print(
+    args: &Args,
+    selection: &Selection,
+    lines: &[Line],
+    driver: Option<&Driver>,
+) -> Result<bool, Failure> {
+    let is_span = args.since.is_some();
+    if args.json {
+        let json = |line| fields::json(line::fields(is_span), line, driver);
+        output::json(&selection.json("uses", lines.iter().map(json).collect()))?;
+    } else if args.csv {
+        let fields = csv_fields(is_span);
+        let rows = lines
+            .iter()
+            .map(|line| fields::cells(fields.iter().copied(), line));
+        output::print(&csv::lines(
+            iter::once(fields::heads(fields.iter().copied())).chain(rows),
+        )?)?;
+    } else if !lines.is_empty() {
+        let shown = line::fields(is_span).filter(|field| match field.key {
+            "user" => args.by == By::User,
+            "peak" | "refusals" | "waited_ms" => args.by == By::Group,
+            _ => true,
+        });
+        output::table(&Table::of(shown, lines, driver).render())?;
+    }
+    Ok(args.json || args.csv || !lines.is_empty())
 }

@@ -3,16 +3,16 @@
 mod mine;
 mod tree;
 
-use crate::figures::{self, Figures, Gpu, group::order};
+use crate::figures::group::{Row, order};
+use crate::figures::{self, Figures, Gpu};
 use crate::groups::{Selection, gpu};
 use crate::machine::nvml::Driver;
 use crate::shown::output::{self, Escaped};
-use crate::shown::table::{Column, Table, UNKNOWN, figure};
+use crate::shown::table::Table;
 use crate::shown::watch::{self, Round, Shown};
 use crate::words::{failure::Failure, notes::Notes};
-use gpulimit_base::units::gib;
 use gpulimit_group::Group;
-use gpulimit_limits::{Key, Selector};
+use gpulimit_limits::Selector;
 use serde_json::json;
 use std::process::ExitCode;
 
@@ -101,9 +101,11 @@ fn round(args: &Args, devices: &[Selector], driver: Option<&Driver>) -> Result<R
     } else if figures.is_empty() {
         Shown::Text(none(&selection, devices, &mut notes))
     } else if args.tree {
-        Shown::Text(tree::table(&figures).render(&[]))
+        Shown::Text(tree::table(&figures).render())
     } else {
-        Shown::Text(table(&figures).render(&NARROW) + &trends(&figures))
+        let rows: Vec<Row<'_>> = figures.iter().flat_map(Figures::rows).collect();
+        let table = Table::of(Row::FIELDS, &rows, driver).render();
+        Shown::Text(table + &trends(&figures))
     };
     Ok(Round { shown, notes })
 }
@@ -174,109 +176,19 @@ fn none(selection: &Selection, devices: &[Selector], notes: &mut Notes) -> Strin
     String::new()
 }
 
-const OPTIONAL: [Column; 7] = [
-    Column::Right("SUSPENDED"),
-    Column::Right("WAITING"),
-    Column::Left("EFFECTIVE"),
-    Column::Right("HIGH"),
-    Column::Right("LOW"),
-    Column::Right("MIN"),
-    Column::Left("OPTIONS"),
-];
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::figures::fields;
 
-/// The columns that may be dropped on a narrow terminal. The first column is dropped first.
-const NARROW: [Column; 8] = [
-    Column::Left("OPTIONS"),
-    Column::Right("MIN"),
-    Column::Right("LOW"),
-    Column::Right("HIGH"),
-    Column::Right("PROCESSES"),
-    Column::Right("PEAK"),
-    Column::Right("REFUSED"),
-    Column::Left("EFFECTIVE"),
-];
-
-fn table(groups: &[Figures]) -> Table {
-    let [suspended, waiting, smallest, high, low, min, options] = OPTIONAL;
-    let mut table = Table::new(&[
-        Column::Path("GROUP"),
-        Column::Left("GPU"),
-        Column::Right("MAX"),
-        smallest,
-        high,
-        low,
-        min,
-        Column::Right("USAGE"),
-        suspended,
-        Column::Right("PEAK"),
-        Column::Right("FREE"),
-        Column::Right("REFUSED"),
-        Column::Right("PROCESSES"),
-        waiting,
-        options,
-    ]);
-    let bytes = |bytes: Option<u64>| figure(bytes.map(gib));
-    for group in groups {
-        let options = match group.options_text() {
-            none if none.is_empty() => UNKNOWN.into(),
-            options => options,
-        };
-        for gpu in &group.gpus {
-            table.row(vec![
-                group.title.clone(),
-                gpu.label.clone(),
-                gpu.max_text(),
-                figure(effective(group, gpu)),
-                figure(gpu.text(Key::High)),
-                figure(gpu.text(Key::Low)),
-                figure(gpu.text(Key::Min)),
-                bytes(gpu.usage),
-                bytes(gpu.suspended.filter(|bytes| *bytes > 0)),
-                bytes(gpu.peak),
-                bytes(gpu.free),
-                figure(gpu.refusals),
-                figure(gpu.processes),
-                figure(gpu.waiting.filter(|count| *count > 0)),
-                options.clone(),
-            ]);
-        }
-        if let Some(others) = group.others {
-            let said = |key: Key| match group.of_all(key) {
-                size if size == key.default() => UNKNOWN.into(),
-                size => figures::size(size),
-            };
-            let nothing = || UNKNOWN.to_owned();
-            table.row(vec![
-                group.title.clone(),
-                others.into(),
-                figures::size(group.of_all(Key::Max)),
-                figure(above_all(group)),
-                said(Key::High),
-                said(Key::Low),
-                said(Key::Min),
-                nothing(),
-                nothing(),
-                nothing(),
-                nothing(),
-                nothing(),
-                figure(group.processes.filter(|_| others == "all")),
-                nothing(),
-                options.clone(),
-            ]);
-        }
+    #[test]
+    fn the_help_lists_the_columns_in_the_order_in_which_they_go() {
+        let narrow = fields::narrow(Row::FIELDS).join(", ");
+        assert!(HELP.replace('\n', " ").contains(&narrow), "{narrow}");
     }
-    table.without_empty(&OPTIONAL);
-    table
-}
 
-/// Formats the smallest `max` of the groups above this group; `None` if the group's own `max` is
-/// not larger.
-fn effective(group: &Figures, gpu: &Gpu) -> Option<String> {
-    let (max, by) = gpu.effective.as_ref()?;
-    (*by != group.name).then(|| format!("{} ({by})", gib(*max)))
-}
-
-fn above_all(group: &Figures) -> Option<String> {
-    let (size, by) = group.above_all.as_ref()?;
-    Some(format!("{} ({by})", figures::size(*size)))
+    #[test]
+    fn the_reference_names_all_keys() {
+        assert_eq!(fields::undocumented(Row::FIELDS, "gpus"), [""; 0]);
+    }
 }

@@ -1,18 +1,13 @@
 //! The memory of users, each with all processes of the user on a GPU: `ps --by user`.
 
+use crate::figures::fields::{Cell, fields, left, right};
 use crate::figures::processes::Process;
 use crate::groups;
 use crate::machine::{accounts, nvml::Driver};
-use crate::shown::table::{Column, Table, figure};
 use crate::words::clock;
 use gpulimit_base::device::DeviceId;
-use gpulimit_base::units::gib;
-use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::Duration;
-
-/// The column of bytes on the host, shown only if there are any.
-pub const SUSPENDED: Column = Column::Right("SUSPENDED");
 
 /// The processes and the memory of a user on a GPU: a row of `ps --by user`.
 pub struct Use {
@@ -67,50 +62,20 @@ impl Use {
         });
         uses
     }
-
-    /// Returns the row as JSON. Bytes and milliseconds are integers; unknown figures are null.
-    pub fn json(&self, driver: Option<&Driver>) -> Value {
-        let waited_ms = self.waited.map(|waited| u64::try_from(waited.as_millis()));
-        json!({
-            "uid": self.uid,
-            "user": self.user,
-            "gpu": self.gpu.map(|id| json!({
-                "uuid": id.to_string(),
-                "index": groups::index(id, driver),
-            })),
-            "processes": self.processes,
-            "total": self.total,
-            "suspended": self.suspended,
-            "waiting": self.waiting,
-            "waited_ms": waited_ms.and_then(Result::ok),
-        })
-    }
 }
 
-/// Returns the table of the users' memory.
-pub fn table(uses: &[Use], driver: Option<&Driver>) -> Table {
-    let optional = [SUSPENDED, Column::Right("WAITING"), Column::Right("WAITED")];
-    let [suspended, waiting, waited] = optional;
-    let mut table = Table::new(&[
-        Column::Left("USER"),
-        Column::Left("GPU"),
-        Column::Right("PROCESSES"),
-        Column::Right("TOTAL"),
-        suspended,
-        waiting,
-        waited,
-    ]);
-    for one in uses {
-        table.row(vec![
-            one.user.clone(),
-            figure(one.gpu.map(|id| groups::label(id, driver))),
-            one.processes.to_string(),
-            figure(one.total.map(gib)),
-            figure(one.suspended.filter(|bytes| *bytes > 0).map(gib)),
-            figure(Some(one.waiting).filter(|count| *count > 0)),
-            figure(one.waited.map(clock::rough_span)),
-        ]);
-    }
-    table.without_empty(&optional);
-    table
+fields! { pub FIELDS(it: Use):
+    "uid"                                   => it.uid;
+    "user"      left("USER")                => &*it.user;
+    "gpu"       left("GPU")                 => Cell::Gpu(it.gpu);
+    "processes" right("PROCESSES")          => it.processes;
+    "total"     right("TOTAL")              => Cell::Bytes(it.total);
+    "suspended" right("SUSPENDED").sparse() => Cell::Bytes(it.suspended);
+    "waiting"   right("WAITING").sparse()   => it.waiting;
+    "waited_ms" right("WAITED").sparse()    => waited(it.waited);
+}
+
+fn waited(time: Option<Duration>) -> Cell {
+    let ms = time.and_then(|time| u64::try_from(time.as_millis()).ok());
+    Cell::Said(ms.into(), time.map(clock::rough_span))
 }

@@ -1,14 +1,14 @@
 //! The lines of a report: what groups and users have used since the groups were made.
 
+use super::span::{Counts, Use};
+use crate::figures::fields::{Cell, Field, fields, left, right};
 use crate::groups::{self, Selection, View, beliefs, budget::LINE};
 use crate::machine::{accounts, nvml::Driver};
 use crate::shown::output;
-use crate::shown::table::{Column, Table, figure};
 use crate::words::clock;
 use gpulimit_base::device::DeviceId;
-use gpulimit_base::units::gib;
 use gpulimit_ledger::Ledger;
-use serde_json::{Value, json};
+use jiff::Timestamp;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -43,41 +43,60 @@ pub fn visit(
     (output::told(&notes), !unrecorded.is_empty())
 }
 
-/// The heads of the CSV output.
-pub const HEADS: [&str; 12] = [
-    "group",
-    "root",
-    "gpu",
-    "uid",
-    "user",
-    "gib_hours",
-    "peak",
-    "refusals",
-    "waits",
-    "waited_ms",
-    "made",
-    "gib_hours_uncertain",
-];
-
-/// The use of one GPU by a group, or by a user in a group, since the group was made.
+/// The use of one GPU by a group, or by a user in a group: since the group was made, or in a span
+/// of time. Times are in milliseconds since 1970.
 pub struct Line {
-    pub group: String,
-    pub root: String,
+    pub subject: Subject,
     pub title: String,
-    pub gpu: DeviceId,
-    pub index: Option<u32>,
-    pub label: String,
-    /// The user; `None` if the line is about the whole group.
-    pub user: Option<User>,
-    pub byte_seconds: u128,
-    /// Byte-seconds of the time in which killed processes may have lived.
-    pub uncertain: u128,
+    pub used: Use,
+    /// GiB-hours of the time in which killed processes may have lived.
+    pub uncertain: f64,
     /// The figures of the whole group; `None` if the line is about a user.
     pub counts: Option<Counts>,
-    /// Time when the group was made, in milliseconds since 1970; `None` if the file system does not
-    /// tell.
+    /// Time when the group was made; `None` if the file system does not tell.
     pub made: Option<u64>,
+    /// The end of the span.
+    pub until: Option<u64>,
+    /// The begin of the figures, if it is not near the begin of the span.
+    pub late: Option<u64>,
 }
+
+fields! { FIELDS(it: Line):
+    "name"                left("GROUP")         => Cell::said(&*it.subject.group, &*it.title);
+    "root"                                      => &*it.subject.root;
+    "gpu"                 left("GPU")           => Cell::Gpu(Some(it.subject.gpu));
+    "uid"                                       => it.subject.user.and_then(User::id);
+    "user"                left("USER")          => it.subject.user.map(User::name);
+    "from"                                      => it.used.from.map(moment);
+    "until"                                     => it.until.map(moment);
+    "gib_hours"           right("GIB-HOURS")    => hours(it.used.gib_hours, it.uncertain);
+    "gib_hours_uncertain"                       => it.uncertain;
+    "peak"                right("PEAK")         => Cell::Bytes(it.used.peak);
+    "refusals"            right("REFUSED")      => it.used.refusals;
+    "waits"                                     => it.used.waits;
+    "waited_ms"           right("WAITED")       => waited(it.used.waited_ms);
+    "made"                                      => it.made.map(moment);
+    ""                    left("FROM").sparse() => it.late.map_or_else(String::new, local);
+}
+
+/// Returns the fields of a report, with `--since` or without it.
+pub fn fields(is_span: bool) -> impl Iterator<Item = &'static Field<Line>> {
+    FIELDS.iter().filter(move |field| match field.key {
+        "from" | "until" => is_span,
+        UNCERTAIN | "made" => !is_span,
+        _ => true,
+    })
+}
+
+/// Returns the fields of CSV. Files that older versions have saved lack the last one.
+pub fn csv_fields(is_span: bool) -> Vec<&'static Field<Line>> {
+    let mut fields: Vec<_> = fields(is_span).collect();
+    fields.sort_by_key(|field| field.key == UNCERTAIN);
+    fields
+}
+
+/// The head of the uncertain use.
+pub const UNCERTAIN: &str = "gib_hours_uncertain";
 
 /// The subject of a line: a group on one GPU, or a user in such a group.
 #[derive(Clone, Eq, Ord, PartialEq, PartialOrd)]
@@ -97,17 +116,9 @@ pub enum User {
     Others,
 }
 
-#[derive(Clone, Copy, Debug)]
-pub struct Counts {
-    pub peak: u64,
-    pub refusals: u64,
-    pub waits: u64,
-    pub waited_ms: u64,
-}
-
 impl Line {
     /// Returns the lines of a group: one for each GPU, or one for each GPU and user.
-    pub fn of(view: &View, by: By, driver: Option<&Driver>) -> Vec<Self> {
+    pub fn of(view: &View, by: By) -> Vec<Self> {
         let keeps = |ledger: &&Ledger| ledger.keeps_history();
         let Some(ledger) = view.ledger.as_ref().filter(keeps) else {
             return Vec::new();
@@ -124,7 +135,6 @@ impl Line {
             .iter()
             .filter(|device| ledger.records(device.index))
         {
-            let label = groups::label(device.id, driver);
             let mut users: BTreeMap<User, [u128; 2]> = BTreeMap::new();
             for bill in bills.iter().filter(|bill| bill.device == device.index) {
                 let user = bill.uid.map_or(User::Others, User::Id);
@@ -145,81 +155,24 @@ impl Line {
                     users.into_iter().map(of_user).collect()
                 }
             };
-            lines.extend(
-                figures
-                    .into_iter()
-                    .map(|(user, [byte_seconds, uncertain], counts)| Self {
-                        group: view.group.name().into(),
-                        root: view.group.root().to_string_lossy().into_owned(),
-                        title: view.title.clone(),
-                        gpu: device.id,
-                        index: groups::index(device.id, driver),
-                        label: label.clone(),
-                        user,
-                        byte_seconds,
-                        uncertain,
-                        counts,
-                        made,
-                    }),
-            );
+            let line = |(user, [sure, uncertain], counts): (_, [u128; 2], Option<Counts>)| Self {
+                subject: Subject {
+                    root: view.group.root().to_string_lossy().into_owned(),
+                    group: view.group.name().into(),
+                    gpu: device.id,
+                    user,
+                },
+                title: view.title.clone(),
+                used: Use::of(gib_hours(sure), counts),
+                uncertain: gib_hours(uncertain),
+                counts,
+                made,
+                until: None,
+                late: None,
+            };
+            lines.extend(figures.into_iter().map(line));
         }
         lines
-    }
-
-    pub fn subject(&self) -> Subject {
-        Subject {
-            root: self.root.clone(),
-            group: self.group.clone(),
-            gpu: self.gpu,
-            user: self.user,
-        }
-    }
-
-    pub fn gib_hours(&self) -> f64 {
-        gib_hours(self.byte_seconds)
-    }
-
-    pub fn json(&self) -> Value {
-        let counts = self.counts.as_ref();
-        json!({
-            "name": self.group,
-            "root": self.root,
-            "gpu": { "uuid": self.gpu.to_string(), "index": self.index },
-            "uid": self.user.and_then(User::id),
-            "user": self.user.map(User::name),
-            "gib_hours": self.gib_hours(),
-            "gib_hours_uncertain": gib_hours(self.uncertain),
-            "peak": counts.map(|counts| counts.peak),
-            "refusals": counts.map(|counts| counts.refusals),
-            "waits": counts.map(|counts| counts.waits),
-            "waited_ms": counts.map(|counts| counts.waited_ms),
-            "made": self.made(),
-        })
-    }
-
-    /// Returns the cells of the CSV output.
-    pub fn cells(&self) -> [String; HEADS.len()] {
-        let text = |figure: Option<u64>| figure.map_or_else(String::new, |it| it.to_string());
-        let counts = self.counts.as_ref();
-        [
-            self.group.clone(),
-            self.root.clone(),
-            self.gpu.to_string(),
-            text(self.user.and_then(User::id).map(u64::from)),
-            self.user.map_or_else(String::new, User::name),
-            format!("{:.6}", self.gib_hours()),
-            text(counts.map(|counts| counts.peak)),
-            text(counts.map(|counts| counts.refusals)),
-            text(counts.map(|counts| counts.waits)),
-            text(counts.map(|counts| counts.waited_ms)),
-            self.made().unwrap_or_default(),
-            format!("{:.6}", gib_hours(self.uncertain)),
-        ]
-    }
-
-    pub fn made(&self) -> Option<String> {
-        let unix_ms = self.made?;
-        Some(clock::Moment { unix_ms }.to_string())
     }
 }
 
@@ -244,53 +197,34 @@ fn gib_hours(byte_seconds: u128) -> f64 {
     byte_seconds as f64 / GIB_HOUR
 }
 
-/// Returns GiB-hours for a table: the sure ones, and the most if that looks different.
-fn hours(sure: u128, uncertain: u128) -> String {
-    let [sure, most] =
-        [sure, sure + uncertain].map(|byte_seconds| format!("{:.1}", gib_hours(byte_seconds)));
-    match sure == most {
-        true => sure,
-        false => format!("{sure} (up to {most})"),
-    }
-}
-
-/// Returns the columns of a report.
-pub fn columns(by: By) -> Vec<Column> {
-    let mut columns = vec![Column::Left("GROUP"), Column::Left("GPU")];
-    columns.extend(match by {
-        By::Group => vec![
-            Column::Right("GIB-HOURS"),
-            Column::Right("PEAK"),
-            Column::Right("REFUSED"),
-            Column::Right("WAITED"),
-        ],
-        By::User => vec![Column::Left("USER"), Column::Right("GIB-HOURS")],
+/// Returns GiB-hours, for people with the most that they may be if that looks different.
+fn hours(sure: Option<f64>, uncertain: f64) -> Cell {
+    let text = sure.map(|sure| {
+        let [sure, most] = [sure, sure + uncertain].map(|hours| format!("{hours:.1}"));
+        match sure == most {
+            true => sure,
+            false => format!("{sure} (up to {most})"),
+        }
     });
-    columns
+    Cell::Said(sure.into(), text)
 }
 
-/// Formats milliseconds for a table.
-pub fn waited(ms: u64) -> String {
-    clock::span(Duration::from_millis(ms))
+fn waited(ms: Option<u64>) -> Cell {
+    let text = ms.map(|ms| clock::span(Duration::from_millis(ms)));
+    Cell::Said(ms.into(), text)
 }
 
-pub fn table(lines: &[Line], by: By) -> Table {
-    let mut table = Table::new(&columns(by));
-    for line in lines {
-        let mut cells = vec![line.title.clone(), line.label.clone()];
-        let hours = hours(line.byte_seconds, line.uncertain);
-        cells.extend(match &line.counts {
-            Some(counts) => vec![
-                hours,
-                gib(counts.peak).to_string(),
-                counts.refusals.to_string(),
-                waited(counts.waited_ms),
-            ],
-            None => vec![figure(line.user.map(User::name)), hours],
-        });
-        table.row(cells);
-    }
-    table
+/// Formats a time in UTC.
+fn moment(unix_ms: u64) -> String {
+    clock::Moment { unix_ms }.to_string()
+}
+
+/// Formats a time in the zone of the caller.
+fn local(unix_ms: u64) -> String {
+    let time = Timestamp::from_millisecond(i64::try_from(unix_ms).unwrap_or(i64::MAX));
+    let time = time.unwrap_or(Timestamp::MAX);
+    let zoned = time.to_zoned(clock::now().time_zone().clone());
+    zoned.strftime("%F %R").to_string()
 }
 
 /// Returns the time when a group was made, in milliseconds since 1970.
@@ -306,9 +240,15 @@ mod tests {
 
     #[test]
     fn an_uncertain_use_is_shown_beside_the_sure_one() {
-        const GIB_HOUR: u128 = 3_600 << 30;
-        assert_eq!(hours(GIB_HOUR * 5 / 2, 0), "2.5");
-        assert_eq!(hours(GIB_HOUR, GIB_HOUR / 100), "1.0");
-        assert_eq!(hours(GIB_HOUR, GIB_HOUR * 2), "1.0 (up to 3.0)");
+        let text = |sure, uncertain| hours(Some(sure), uncertain).text(None);
+        assert_eq!(text(2.5, 0.0).as_deref(), Some("2.5"));
+        assert_eq!(text(1.0, 0.01).as_deref(), Some("1.0"));
+        assert_eq!(text(1.0, 2.0).as_deref(), Some("1.0 (up to 3.0)"));
+    }
+
+    #[test]
+    fn the_reference_names_all_keys() {
+        let undocumented = crate::figures::fields::undocumented;
+        assert_eq!(undocumented(FIELDS, "report --json"), ["from", "until"]);
     }
 }

@@ -4,8 +4,9 @@
 //! line count from the time when the group was made. So a missed line loses nothing, and the use in
 //! a time is the difference of two lines.
 
-use super::line::{By, HEADS, Line, visit};
+use super::line::{By, Line, csv_fields, visit};
 use super::saved::TIME;
+use crate::figures::fields;
 use crate::groups::Selection;
 use crate::machine::nvml::Driver;
 use crate::shown::{csv, output};
@@ -42,16 +43,10 @@ pub fn append(
     let path = directory.join(format!("{day}.csv"));
     let mut file = open(&path).map_err(cannot("open", &path))?;
     let is_locked = lock(&file).map_err(cannot("lock", &path))?;
-    let with_time = |first: &str, cells: [String; HEADS.len()]| {
-        let mut row: [String; HEADS.len() + 1] = Default::default();
-        let all = std::iter::once(first.to_owned()).chain(cells);
-        row.iter_mut()
-            .zip(all)
-            .for_each(|(cell, value)| *cell = value);
-        row
-    };
+    let fields = csv_fields(false);
+    let with_time = |time: &str, cells: Vec<String>| [vec![time.to_owned()], cells].concat();
     let length = file.metadata().map_err(cannot("read", &path))?.len();
-    let heads = (length == 0).then(|| with_time(TIME, HEADS.map(String::from)));
+    let heads = (length == 0).then(|| with_time(TIME, fields::heads(fields.iter().copied())));
     let mut text = csv::lines(heads)?;
     if !ends_a_line(&file, length).map_err(cannot("read", &path))? {
         text.insert(0, '\n');
@@ -66,9 +61,10 @@ pub fn append(
     }
     let (status, _) = visit(selection, driver, |_, view| {
         if written.is_ok() {
-            let lines = [By::Group, By::User].map(|by| Line::of(view, by, driver));
+            let lines = [By::Group, By::User].map(|by| Line::of(view, by));
             let rows = lines.iter().flatten();
-            let text = csv::lines(rows.map(|line| with_time(&time, line.cells())));
+            let cells = |line| with_time(&time, fields::cells(fields.iter().copied(), line));
+            let text = csv::lines(rows.map(cells));
             written = text
                 .map_err(|failure| Error::other(failure.to_string()))
                 .and_then(|text| file.write_all(text.as_bytes()));

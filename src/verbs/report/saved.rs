@@ -1,7 +1,8 @@
 //! Reads the files that `report --save` has written.
 
-use super::line::{Counts, HEADS, Subject, User};
-use super::span::Sample;
+use super::line::{Subject, UNCERTAIN, User, csv_fields};
+use super::span::{Counts, Sample};
+use crate::figures::fields;
 use crate::shown::output;
 use crate::words::failure::{Failure, cannot};
 use ::csv::{ReaderBuilder, StringRecord};
@@ -56,7 +57,7 @@ fn read_file(path: &Path, lines: &mut Vec<(Subject, Sample)>) -> std::io::Result
         .has_headers(false)
         .flexible(true)
         .from_reader(file);
-    let mut columns = None;
+    let mut heads = None;
     let mut wrong = 0;
     for row in reader.records() {
         let line = match row {
@@ -64,14 +65,14 @@ fn read_file(path: &Path, lines: &mut Vec<(Subject, Sample)>) -> std::io::Result
                 ::csv::ErrorKind::Io(error) => return Err(error),
                 _ => None,
             },
-            Ok(row) if columns.is_none() || row.get(0) == Some(TIME) => {
-                columns = Columns::of(&row);
-                match columns {
+            Ok(row) if heads.is_none() || row.get(0) == Some(TIME) => {
+                heads = Some(row).filter(are_heads);
+                match heads {
                     Some(_) => continue,
                     None => None,
                 }
             }
-            Ok(row) => columns.as_ref().and_then(|columns| columns.line(&row)),
+            Ok(row) => line(&row, heads.as_ref()),
         };
         match line {
             Some(line) => lines.push(line),
@@ -84,76 +85,69 @@ fn read_file(path: &Path, lines: &mut Vec<(Subject, Sample)>) -> std::io::Result
 /// The head of the first column.
 pub const TIME: &str = "time";
 
-/// Number of columns that are read: all but the last, the uncertain use.
-const NEEDED: usize = HEADS.len() - 1;
-
-/// Where the columns of a file are: that of the time, and the others in the order of [`HEADS`].
-struct Columns {
-    time: usize,
-    others: [usize; NEEDED],
+/// Returns whether a row has the heads of all columns that are read.
+fn are_heads(row: &StringRecord) -> bool {
+    let mut needed = fields::heads(csv_fields(false));
+    needed.retain(|head| head != UNCERTAIN);
+    needed.push(TIME.into());
+    needed
+        .iter()
+        .all(|head| row.iter().any(|there| there == head))
 }
 
-impl Columns {
-    /// Finds the columns in the first line of a file; `None` if one is missing.
-    fn of(heads: &StringRecord) -> Option<Self> {
-        let place = |name: &str| heads.iter().position(|head| head == name);
-        let mut others = [0; NEEDED];
-        for (other, head) in others.iter_mut().zip(HEADS) {
-            *other = place(head)?;
-        }
-        let time = place(TIME)?;
-        Some(Self { time, others })
-    }
+/// A line of a file.
+#[derive(serde::Deserialize)]
+struct Saved<'a> {
+    time: &'a str,
+    group: &'a str,
+    root: &'a str,
+    gpu: &'a str,
+    uid: Option<u32>,
+    user: &'a str,
+    gib_hours: f64,
+    peak: Option<u64>,
+    refusals: Option<u64>,
+    waits: Option<u64>,
+    waited_ms: Option<u64>,
+    made: &'a str,
+}
 
-    fn line(&self, row: &StringRecord) -> Option<(Subject, Sample)> {
-        let [
-            group,
-            root,
-            gpu,
-            uid,
-            user,
-            gib_hours,
-            peak,
-            refusals,
-            waits,
-            waited_ms,
-            made,
-        ] = self.others.map(|column| row.get(column));
-        let user = match (uid?, user?) {
-            ("", "") => None,
-            ("", _) => Some(User::Others),
-            (uid, _) => Some(User::Id(uid.parse().ok()?)),
-        };
-        let number = |text: Option<&str>| text?.parse::<u64>().ok();
-        let counts = match user {
-            Some(_) => None,
-            None => Some(Counts {
-                peak: number(peak)?,
-                refusals: number(refusals)?,
-                waits: number(waits)?,
-                waited_ms: number(waited_ms)?,
-            }),
-        };
-        let gib_hours = gib_hours?.parse().ok();
-        let subject = Subject {
-            root: root
-                .filter(|root| !root.contains(char::is_control))?
-                .to_owned(),
-            group: group.filter(|name| check_name(name).is_ok())?.to_owned(),
-            gpu: gpu?.parse().ok()?,
-            user,
-        };
-        let sample = Sample {
-            time: moment(row.get(self.time)?)?,
-            made: match made? {
-                "" => None,
-                made => Some(moment(made)?),
-            },
-            gib_hours: gib_hours.filter(|hours: &f64| hours.is_finite() && *hours >= 0.0)?,
-            counts,
-        };
-        Some((subject, sample))
-    }
+fn line(row: &StringRecord, heads: Option<&StringRecord>) -> Option<(Subject, Sample)> {
+    let saved: Saved<'_> = row.deserialize(heads).ok()?;
+    let user = match (saved.uid, saved.user) {
+        (None, "") => None,
+        (None, _) => Some(User::Others),
+        (Some(uid), _) => Some(User::Id(uid)),
+    };
+    let counts = match user {
+        Some(_) => None,
+        None => Some(Counts {
+            peak: saved.peak?,
+            refusals: saved.refusals?,
+            waits: saved.waits?,
+            waited_ms: saved.waited_ms?,
+        }),
+    };
+    let is_sound = check_name(saved.group).is_ok()
+        && !saved.root.contains(char::is_control)
+        && saved.gib_hours.is_finite()
+        && saved.gib_hours >= 0.0;
+    let subject = Subject {
+        root: saved.root.to_owned(),
+        group: saved.group.to_owned(),
+        gpu: saved.gpu.parse().ok()?,
+        user,
+    };
+    let sample = Sample {
+        time: moment(saved.time)?,
+        made: match saved.made {
+            "" => None,
+            made => Some(moment(made)?),
+        },
+        gib_hours: saved.gib_hours,
+        counts,
+    };
+    is_sound.then_some((subject, sample))
 }
 
 /// Returns a time in milliseconds since 1970.

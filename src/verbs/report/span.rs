@@ -1,7 +1,15 @@
 //! The use of memory in a span of time: the differences of cumulative figures.
 
-use super::line::Counts;
 use std::collections::BTreeSet;
+
+/// The figures of a group that its users do not have.
+#[derive(Clone, Copy, Debug)]
+pub struct Counts {
+    pub peak: u64,
+    pub refusals: u64,
+    pub waits: u64,
+    pub waited_ms: u64,
+}
 
 /// The cumulative figures of a group, or of a user in a group, at a point in time. They count from
 /// the time when the group was made.
@@ -29,6 +37,21 @@ pub struct Use {
     pub refusals: Option<u64>,
     pub waits: Option<u64>,
     pub waited_ms: Option<u64>,
+}
+
+impl Use {
+    /// Returns the use since a group was made.
+    pub fn of(gib_hours: f64, counts: Option<Counts>) -> Self {
+        let count = |of: fn(&Counts) -> u64| counts.as_ref().map(of);
+        Self {
+            from: None,
+            gib_hours: Some(gib_hours),
+            peak: count(|counts| counts.peak),
+            refusals: count(|counts| counts.refusals),
+            waits: count(|counts| counts.waits),
+            waited_ms: count(|counts| counts.waited_ms),
+        }
+    }
 }
 
 /// The sums of the differences so far.

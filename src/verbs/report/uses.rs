@@ -1,19 +1,15 @@
 //! The report of a span of time, `--since`.
 
-use super::line::{By, Line, Subject, User, columns, waited};
+use super::line::{By, Line, Subject};
 use super::span::{Sample, Samples, Use};
-use super::{Args, saved};
+use super::{Args, print, saved};
 use crate::figures::{Gpu, past};
 use crate::groups::{self, Purpose, Selection, View};
 use crate::machine::nvml::Driver;
-use crate::shown::table::{Column, Table, figure};
-use crate::shown::{csv, output};
+use crate::shown::output;
 use crate::words::clock::{self, Moment};
 use crate::words::{failure::Failure, since};
-use gpulimit_base::units::gib;
 use gpulimit_group::is_within;
-use jiff::Timestamp;
-use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::ExitCode;
@@ -79,8 +75,26 @@ pub fn report(args: &Args, since: &str) -> Result<ExitCode, Failure> {
         status = output::told(&notes);
         views.iter().for_each(|view| span.add_view(view, driver));
     }
-    let uses = span.uses();
-    print(args, &selection, &uses, &span, driver)?;
+    let lines = span.lines(&selection);
+    let is_printed = print(args, &selection, &lines, driver)?;
+    if args.json || args.csv {
+        return Ok(status);
+    }
+    if !is_printed {
+        output::note("nothing is known of a use of GPUs in this time");
+    }
+    if lines.iter().any(|line| line.used.gib_hours.is_none()) {
+        output::note(match args.from {
+            None => {
+                "\"-\" is unknown: figures of groups that are older than the begin need the files \
+                 of `gpulimit report --save`, in --from"
+            }
+            Some(_) => "\"-\" is unknown: no saved line tells the figures at the begin",
+        });
+    }
+    if lines.iter().any(|line| line.late.is_some()) {
+        output::note("lines with a time in FROM count from then");
+    }
     Ok(status)
 }
 
@@ -110,14 +124,14 @@ impl Span {
 
     /// Adds the present figures of a group, and what its history says.
     fn add_view(&mut self, view: &View, driver: Option<&Driver>) {
-        for line in Line::of(view, self.by, driver) {
+        for line in Line::of(view, self.by) {
             let sample = Sample {
                 time: self.until,
                 made: line.made,
-                gib_hours: line.gib_hours(),
+                gib_hours: line.used.gib_hours.unwrap_or(0.0),
                 counts: line.counts,
             };
-            let subject = line.subject();
+            let subject = line.subject;
             if self.by == By::Group
                 && let Some(recorded) = recorded(view, &subject, self.since, driver)
             {
@@ -127,17 +141,25 @@ impl Span {
         }
     }
 
-    /// Returns whether figures begin later than asked, or so much earlier that it matters. The last
-    /// save, and the period of a history, may begin a quarter of an hour earlier.
-    fn begins_elsewhere(&self, found: &Use) -> bool {
+    /// Returns a line for each subject. Tells the begin of figures that begin later than asked, or
+    /// so much earlier that it matters: the last save, and the period of a history, may begin a
+    /// quarter of an hour earlier.
+    fn lines(&mut self, selection: &Selection) -> Vec<Line> {
         const EARLY: u64 = 3_600_000;
         let near = self.since.saturating_sub(EARLY)..=self.since;
-        found.from.is_some_and(|from| !near.contains(&from))
-    }
-
-    fn uses(&mut self) -> Vec<(Subject, Use)> {
+        let until = Some(self.until);
+        let line = |subject: &Subject, used: Use| Line {
+            title: selection.title_of(&subject.group, Path::new(&subject.root)),
+            subject: subject.clone(),
+            uncertain: 0.0,
+            counts: None,
+            made: None,
+            until,
+            late: used.from.filter(|from| !near.contains(from)),
+            used,
+        };
         let none = BTreeSet::new();
-        let mut uses = Vec::new();
+        let mut lines = Vec::new();
         for (subject, samples) in &mut self.samples {
             samples.sort_by_key(|sample| sample.time);
             let saves = self.saves.get(&subject.root).unwrap_or(&none);
@@ -155,12 +177,12 @@ impl Span {
             // A group that is there is listed even if nothing is known of its use.
             let is_there = samples.last().is_some_and(|last| last.time == self.until);
             match found {
-                Some(found) => uses.push((subject.clone(), found)),
-                None if is_there => uses.push((subject.clone(), Use::default())),
+                Some(found) => lines.push(line(subject, found)),
+                None if is_there => lines.push(line(subject, Use::default())),
                 None => {}
             }
         }
-        uses
+        lines
     }
 }
 
@@ -186,146 +208,4 @@ fn recorded(view: &View, subject: &Subject, since: u64, driver: Option<&Driver>)
         waits: None,
         waited_ms: sums.waited.map(|seconds| seconds * 1_000),
     })
-}
-
-fn print(
-    args: &Args,
-    selection: &Selection,
-    uses: &[(Subject, Use)],
-    span: &Span,
-    driver: Option<&Driver>,
-) -> Result<(), Failure> {
-    if args.json {
-        let json = |(subject, found): &(Subject, Use)| json(subject, found, span.until, driver);
-        return output::json(&selection.json("uses", uses.iter().map(json).collect()));
-    }
-    if args.csv {
-        let heads = std::iter::once(HEADS.map(String::from));
-        let rows = uses
-            .iter()
-            .map(|(subject, found)| cells(subject, found, span.until));
-        return output::print(&csv::lines(heads.chain(rows))?);
-    }
-    if uses.is_empty() {
-        output::note("nothing is known of a use of GPUs in this time");
-        return Ok(());
-    }
-    output::table(&table(selection, uses, span, driver).render(&[]))?;
-    if uses.iter().any(|(_, found)| found.gib_hours.is_none()) {
-        output::note(match args.from {
-            None => {
-                "\"-\" is unknown: figures of groups that are older than the begin need the files \
-                 of `gpulimit report --save`, in --from"
-            }
-            Some(_) => "\"-\" is unknown: no saved line tells the figures at the begin",
-        });
-    }
-    if uses.iter().any(|(_, found)| span.begins_elsewhere(found)) {
-        output::note("lines with a time in FROM count from then");
-    }
-    Ok(())
-}
-
-fn json(subject: &Subject, found: &Use, until: u64, driver: Option<&Driver>) -> Value {
-    json!({
-        "name": subject.group,
-        "root": subject.root,
-        "gpu": {
-            "uuid": subject.gpu.to_string(),
-            "index": groups::index(subject.gpu, driver),
-        },
-        "uid": subject.user.and_then(User::id),
-        "user": subject.user.map(User::name),
-        "from": found.from.map(moment),
-        "until": moment(until),
-        "gib_hours": found.gib_hours,
-        "peak": found.peak,
-        "refusals": found.refusals,
-        "waits": found.waits,
-        "waited_ms": found.waited_ms,
-    })
-}
-
-/// The heads of the CSV output.
-const HEADS: [&str; 12] = [
-    "group",
-    "root",
-    "gpu",
-    "uid",
-    "user",
-    "from",
-    "until",
-    "gib_hours",
-    "peak",
-    "refusals",
-    "waits",
-    "waited_ms",
-];
-
-/// Returns the cells of the CSV output.
-fn cells(subject: &Subject, found: &Use, until: u64) -> [String; HEADS.len()] {
-    let text = |figure: Option<u64>| figure.map_or_else(String::new, |it| it.to_string());
-    [
-        subject.group.clone(),
-        subject.root.clone(),
-        subject.gpu.to_string(),
-        text(subject.user.and_then(User::id).map(u64::from)),
-        subject.user.map_or_else(String::new, User::name),
-        found.from.map_or_else(String::new, moment),
-        moment(until),
-        found
-            .gib_hours
-            .map_or_else(String::new, |hours| format!("{hours:.6}")),
-        text(found.peak),
-        text(found.refusals),
-        text(found.waits),
-        text(found.waited_ms),
-    ]
-}
-
-fn table(
-    selection: &Selection,
-    uses: &[(Subject, Use)],
-    span: &Span,
-    driver: Option<&Driver>,
-) -> Table {
-    let mut columns = columns(span.by);
-    let with_from = uses.iter().any(|(_, found)| span.begins_elsewhere(found));
-    columns.extend(with_from.then_some(Column::Left("FROM")));
-    let mut table = Table::new(&columns);
-    for (subject, found) in uses {
-        let mut cells = vec![
-            selection.title_of(&subject.group, Path::new(&subject.root)),
-            groups::label(subject.gpu, driver),
-        ];
-        let hours = figure(found.gib_hours.map(|hours| format!("{hours:.1}")));
-        cells.extend(match span.by {
-            By::Group => vec![
-                hours,
-                figure(found.peak.map(gib)),
-                figure(found.refusals),
-                figure(found.waited_ms.map(waited)),
-            ],
-            By::User => vec![figure(subject.user.map(User::name)), hours],
-        });
-        if with_from {
-            let from = found.from.filter(|_| span.begins_elsewhere(found));
-            cells.push(from.map_or_else(String::new, local));
-        }
-        table.row(cells);
-    }
-    table
-}
-
-/// Formats a time in milliseconds since 1970, in UTC.
-fn moment(unix_ms: u64) -> String {
-    Moment { unix_ms }.to_string()
-}
-
-/// Formats a time in milliseconds since 1970, in the zone of the caller.
-fn local(unix_ms: u64) -> String {
-    let time = Timestamp::from_millisecond(i64::try_from(unix_ms).unwrap_or(i64::MAX));
-    let time = time.unwrap_or(Timestamp::MAX);
-    let zoned = time.to_zoned(clock::now().time_zone().clone());
-    zoned.strftime("%F %R").to_string()
 }

@@ -1,11 +1,11 @@
 //! `gpulimit show --mine`: shows the limit of the caller's programs, and the users who share it.
 
-use super::{above_all, effective};
+use crate::figures::fields::{left, right};
 use crate::figures::{self, Figures, Gpu, waiting::Waiters};
 use crate::groups::{self, SCHEMA, View};
 use crate::machine::{accounts, nvml::Driver};
 use crate::shown::output::{self, Escaped};
-use crate::shown::table::{Column, Table, UNKNOWN, figure};
+use crate::shown::table::{Table, UNKNOWN, figure};
 use crate::shown::watch::{Round, Shown};
 use crate::words::{environment::env, failure::Failure, notes::Notes};
 use gpulimit_base::device::DeviceId;
@@ -17,6 +17,7 @@ use gpulimit_policy as policy;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::iter;
 use std::slice;
 
 /// Reads the caller's limit on these GPUs.
@@ -43,11 +44,11 @@ pub fn mine(
         if let Some(mine) = mine {
             let own = mine.table();
             if own.has_rows() {
-                text += &format!("\n{}", own.render(&[]));
+                text += &format!("\n{}", own.render());
             }
             let shares = mine.shares_table();
             if shares.has_rows() {
-                text += &format!("\nShared with:\n{}", shares.render(&[]));
+                text += &format!("\nShared with:\n{}", shares.render());
             }
         }
         Shown::Text(text)
@@ -216,39 +217,29 @@ impl Mine {
 
     fn table(&self) -> Table {
         let mut table = Table::new(&[
-            Column::Left("GPU"),
-            Column::Left("LIMIT"),
-            Column::Right("USAGE"),
-            Column::Right("MINE"),
-            Column::Right("FREE"),
+            left("GPU"),
+            left("LIMIT"),
+            right("USAGE"),
+            right("MINE"),
+            right("FREE"),
         ]);
         let bytes = |bytes: Option<u64>| figure(bytes.map(gib));
-        for (gpu, used) in self.figures.gpus.iter().zip(&self.used) {
+        let used = self.used.iter().copied().chain(iter::repeat(None));
+        for (row, used) in self.figures.rows().zip(used) {
             table.row(vec![
-                gpu.label.clone(),
-                effective(&self.figures, gpu).unwrap_or_else(|| gpu.max_text()),
-                bytes(gpu.usage),
-                bytes(*used),
-                bytes(gpu.free),
+                row.label().to_owned(),
+                row.effective().unwrap_or_else(|| row.max()),
+                bytes(row.gpu.and_then(|gpu| gpu.usage)),
+                bytes(used),
+                bytes(row.gpu.and_then(|gpu| gpu.free)),
             ]);
-        }
-        if let Some(others) = self.figures.others {
-            let own = || figures::size(self.figures.of_all(Key::Max));
-            let limit = above_all(&self.figures).unwrap_or_else(own);
-            let row = [others, &limit, UNKNOWN, UNKNOWN, UNKNOWN];
-            table.row(row.map(str::to_owned).into());
         }
         table
     }
 
     /// Formats the users who share the limit.
     fn shares_table(&self) -> Table {
-        let mut table = Table::new(&[
-            Column::Left("USER"),
-            Column::Left("GPU"),
-            Column::Left("GROUP"),
-            Column::Right("USAGE"),
-        ]);
+        let mut table = Table::new(&[left("USER"), left("GPU"), left("GROUP"), right("USAGE")]);
         for (gpu, shares) in self.figures.gpus.iter().zip(&self.shares) {
             let mut row = |user: String, usage: String| {
                 table.row(vec![user, gpu.label.clone(), shares.group.clone(), usage]);

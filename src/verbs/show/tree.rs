@@ -1,10 +1,10 @@
 //! `gpulimit show --tree`: the hierarchy of groups.
 
-use crate::figures::{self, Figures, Gpu};
-use crate::shown::table::{Column, Table, figure};
+use crate::figures::Figures;
+use crate::figures::fields::{left, right};
+use crate::shown::table::{Table, figure};
 use gpulimit_base::units::gib;
 use gpulimit_group::{last_name, parent};
-use gpulimit_limits::Key;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -16,12 +16,7 @@ pub fn json(groups: &[Figures]) -> Vec<Value> {
 
 /// Returns a table in which the names of groups are below that of their parent.
 pub fn table(groups: &[Figures]) -> Table {
-    let mut table = Table::new(&[
-        Column::Left("GROUP"),
-        Column::Left("GPU"),
-        Column::Right("USAGE"),
-        Column::Right("MAX"),
-    ]);
+    let mut table = Table::new(&[left("GROUP"), left("GPU"), right("USAGE"), right("MAX")]);
     for top in Node::tops(groups) {
         top.rows(&mut table, &top.group.title, "");
     }
@@ -74,26 +69,14 @@ impl Node<'_> {
     /// Adds rows for this group and the groups below. `name` is this group's first cell; `edge`
     /// precedes the names below.
     fn rows(&self, table: &mut Table, name: &str, edge: &str) {
-        let figures = self.group;
-        let of_gpu = |gpu: &Gpu| {
-            (
-                gpu.label.clone(),
-                figure(gpu.usage.map(gib)),
-                gpu.max_text(),
-            )
-        };
-        let of_others = |others: &str| {
-            let max = figures::size(figures.of_all(Key::Max));
-            (others.to_owned(), figure(None::<u64>), max)
-        };
-        let lines = figures.gpus.iter().map(of_gpu);
         let trunk = if self.below.is_empty() { " " } else { "│" };
-        for (at, (gpu, usage, max)) in lines.chain(figures.others.map(of_others)).enumerate() {
+        for (at, row) in self.group.rows().enumerate() {
             let name = match at {
                 0 => name.to_owned(),
                 _ => format!("{edge}{trunk}").trim_end().to_owned(),
             };
-            table.row(vec![name, gpu, usage, max]);
+            let usage = figure(row.gpu.and_then(|gpu| gpu.usage).map(gib));
+            table.row(vec![name, row.label().to_owned(), usage, row.max()]);
         }
         for (at, node) in self.below.iter().enumerate() {
             let (branch, further) = if at + 1 < self.below.len() {
