@@ -43,11 +43,13 @@ def outcomes(path: Path) -> dict[str, str]:
 def command(words: list[str], folder: Path, built: Path) -> list[str]:
     """Returns the command for a line. pytest runs below `folder`; a sample is built with nvcc."""
     kind, *parts = words
+    results = built / "results.xml"
     if kind == "pytest":
-        found = [str(path) for part in parts for path in sorted(folder.glob(part))]
-        modules = ["-p", "numba_fixture", "--import-mode=importlib", "--pyargs", *parts]
-        tests = found or modules
-        return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+        tests = [str(path) for part in parts for path in sorted(folder.glob(part))] or parts
+        options = ["-q", "-p", "no:cacheprovider", f"--junitxml={results}"]
+        return [sys.executable, "-m", "pytest", *options, *tests]
+    if kind == "unittest":
+        return [sys.executable, "-m", "xmlrunner", "--output-file", str(results), *parts]
     source = folder / Path(*parts).name
     program = built / source.name
     if not program.exists():
@@ -65,8 +67,6 @@ def run(words: list[str], prefix: list[str], folder: Path, built: Path) -> dict[
     results = built / "results.xml"
     results.unlink(missing_ok=True)
     words = command(words, folder, built)
-    if words[0] == sys.executable:
-        words = [*words, f"--junitxml={results}"]
     with open(built / "output", "w") as output:
         process = subprocess.Popen(
             [*prefix, *words],

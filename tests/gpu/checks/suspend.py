@@ -517,7 +517,7 @@ def stranger(outcome: Outcome) -> None:
 TRIES = 8
 MOMENTS = (1.0, 5.0, 10.0)
 """When the processes of killed actors are looked at, in seconds after the kill."""
-FINISHERS = ("ps", "gc", "resume")
+FINISHERS = ("gc", "resume")
 NAMES = {RUNNING: "running", LOCKED: "locked", CHECKPOINTED: "suspended", 3: "failed"}
 
 
