@@ -1,7 +1,7 @@
 //! Checks a running process: whether it has loaded libgpulimit.so and which group it is in.
 
 use super::files::Files;
-use super::finding::Finding;
+use super::finding::{Check, Finding};
 use super::suspension;
 use crate::groups;
 use crate::machine::obstacles::{self, Obstacle};
@@ -14,7 +14,6 @@ use gpulimit_group::{Group, Root, effective_user};
 use gpulimit_ledger::{NoWitness, ProcessUsage};
 use gpulimit_policy::rules::{Assigned, Rules, Source};
 use gpulimit_policy::{self as policy, Assignment, Facts};
-use serde_json::Value;
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::io::{ErrorKind, Read};
@@ -68,7 +67,7 @@ pub(super) fn checks(pid: u32) -> Vec<Finding> {
             _ => (error.to_string(), ""),
         };
         let text = format!("cannot look at process {pid}: {why}");
-        vec![Finding::error("process", text, remedy)]
+        vec![Check("process").error(text, remedy)]
     });
     suspension::add_missing(&mut findings);
     findings
@@ -84,19 +83,16 @@ fn look_in_child(pid: u32) -> io::Result<Vec<Finding>> {
         text.push_str(&line);
         true
     })?;
-    let answer: Value = serde_json::from_str(&text)?;
-    let findings = answer.as_array().into_iter().flatten();
-    let findings = findings.map(Finding::from_json).collect::<Option<_>>();
-    findings.ok_or_else(|| {
+    serde_json::from_str(&text).map_err(|_| {
         io::Error::other("the child process that reads the process's files ended without an answer")
     })
 }
 
 /// Checks a process. Reading the process's files may block this function forever.
 pub(super) fn look(pid: u32) -> Vec<Finding> {
-    const CHECK: &str = "process";
+    const CHECK: Check = Check("process");
     if let Some(process) = process_of_thread(pid) {
-        let thread = Finding::fine(CHECK, format!("{pid} is a thread of process {process}"));
+        let thread = CHECK.fine(format!("{pid} is a thread of process {process}"));
         return [vec![thread], look(process)].concat();
     }
     let process = match Process::read(pid) {
@@ -104,17 +100,16 @@ pub(super) fn look(pid: u32) -> Vec<Finding> {
         Err(error) if error.kind() == ErrorKind::NotFound => {
             let text = format!("no process {pid} in this pid namespace");
             let remedy = "give a pid that `ps` shows in this pid namespace";
-            return vec![Finding::error(CHECK, text, remedy)];
+            return vec![CHECK.error(text, remedy)];
         }
         Err(error) => {
             let text = format!("cannot look at process {pid}: {error}");
-            return vec![Finding::error(CHECK, text, "")];
+            return vec![CHECK.error(text, "")];
         }
     };
     let mut findings = vec![process.itself()];
     if process.mapped.is_none() {
-        findings.push(Finding::warning(
-            CHECK,
+        findings.push(CHECK.warning(
             "cannot read the process's memory map and environment: permission denied",
             remedy_of_unreadable(effective_user()),
         ));
@@ -143,11 +138,11 @@ pub(super) fn uncounted() -> Vec<Finding> {
     let until = Instant::now() + look::patience();
     let looked = pids.into_iter().take_while(|_| Instant::now() < until);
     let found = looked.flat_map(|pid| look_in_child(pid).unwrap_or_default());
-    found.filter(|found| found.check == UNCOUNTED).collect()
+    found.filter(|found| found.check == UNCOUNTED.0).collect()
 }
 
 /// The check that finds memory of a process that no group counts.
-const UNCOUNTED: &str = "memory";
+const UNCOUNTED: Check = Check("memory");
 
 impl Process {
     fn read(pid: u32) -> io::Result<Self> {
@@ -213,20 +208,17 @@ impl Process {
             ""
         };
         let user = accounts::user_name(self.uid);
-        Finding::fine(
-            "process",
-            format!(
-                "{pid} {name} of {user}{place}",
-                pid = self.pid,
-                name = name.trim_end()
-            ),
-        )
+        Check("process").fine(format!(
+            "{pid} {name} of {user}{place}",
+            pid = self.pid,
+            name = name.trim_end()
+        ))
     }
 
     /// Reports whether the process has loaded libgpulimit.so. A missing library is an error if a
     /// limit is `wanted`.
     fn library(&self, wanted: bool) -> Vec<Finding> {
-        const CHECK: &str = "library";
+        const CHECK: Check = Check("library");
         let Some(mapped) = &self.mapped else {
             return Vec::new();
         };
@@ -241,14 +233,13 @@ impl Process {
             let (why, remedy) = self.why_not();
             let text = format!("the process has not loaded libgpulimit.so: {why}");
             return vec![if wanted {
-                Finding::error(CHECK, text, remedy)
+                CHECK.error(text, remedy)
             } else {
-                Finding::warning(CHECK, text, remedy)
+                CHECK.warning(text, remedy)
             }];
         };
         if copies.len() > 1 {
-            return vec![Finding::error(
-                CHECK,
+            return vec![CHECK.error(
                 format!(
                     "the process has loaded two copies of the library: {path}, {}",
                     copies[1]
@@ -258,8 +249,7 @@ impl Process {
             )];
         }
         if let Some(path) = deleted(path) {
-            return vec![Finding::warning(
-                CHECK,
+            return vec![CHECK.warning(
                 format!(
                     "the process has loaded {path}, and the file was replaced or removed since then"
                 ),
@@ -267,10 +257,7 @@ impl Process {
                  new library",
             )];
         }
-        vec![Finding::fine(
-            CHECK,
-            format!("the process has loaded {path}"),
-        )]
+        vec![CHECK.fine(format!("the process has loaded {path}"))]
     }
 
     /// Returns why the process has not loaded libgpulimit.so, and the remedy.
@@ -361,30 +348,26 @@ impl Process {
 
     fn driver(&self) -> Option<Finding> {
         self.mapped.as_ref()?;
-        Some(Finding::fine(
-            "driver",
-            match self.cuda() {
+        Some(
+            Check("driver").fine(match self.cuda() {
                 Some(path) => format!("the process has loaded {path}"),
                 None => {
                     "the process has not loaded the CUDA driver; programs load it when they first \
                      use a GPU"
                         .into()
                 }
-            },
-        ))
+            }),
+        )
     }
 
     /// Reports the process's group, and the group selected for it. Also returns whether the process
     /// should have a limit.
     fn belongs(&self, member: Option<&Membership>) -> (Vec<Finding>, bool) {
-        const CHECK: &str = "group";
+        const CHECK: Check = Check("group");
         let mut findings = Vec::new();
         if let Some(Membership { group, bytes, .. }) = member {
             let bytes = gib(*bytes);
-            findings.push(Finding::fine(
-                CHECK,
-                format!("the process is in group {group} and uses {bytes}"),
-            ));
+            findings.push(CHECK.fine(format!("the process is in group {group} and uses {bytes}")));
         }
         let rule = match self.rule() {
             Ok(rule) => rule,
@@ -398,7 +381,7 @@ impl Process {
                 "rule {} of the administrator's policy assigns the process to {}",
                 rule.rule, rule.group
             );
-            findings.push(Finding::fine("rules", text));
+            findings.push(Check("rules").fine(text));
         }
         if self.environment.is_none() && rule.is_none() {
             return (findings, member.is_some());
@@ -408,7 +391,7 @@ impl Process {
             Err(error) => {
                 let remedy = "correct the process's environment or the rules: until then, the \
                               program gets no GPU memory";
-                findings.push(Finding::error(CHECK, error.to_string(), remedy));
+                findings.push(CHECK.error(error.to_string(), remedy));
                 return (findings, true);
             }
             Ok(wanted) => wanted,
@@ -432,7 +415,7 @@ impl Process {
         );
         let remedy = "the library has no hooks for OpenCL, Vulkan, OpenGL and video; where a \
                       program of CUDA has not loaded the library, see `gpulimit doctor --pid`";
-        (bytes > 0).then(|| Finding::warning(UNCOUNTED, text, remedy))
+        (bytes > 0).then(|| UNCOUNTED.warning(text, remedy))
     }
 
     /// Returns an environment variable of the process. A missing `GPULIMIT_ROOT` of another user
@@ -455,7 +438,7 @@ impl Process {
             rules.assigned(&Facts::of_process(self.pid, &rules)?)
         };
         found().map_err(|error: policy::rules::RulesError| {
-            Box::new(Finding::error("rules", error.to_string(), ""))
+            Box::new(Check("rules").error(error.to_string(), ""))
         })
     }
 
@@ -482,7 +465,7 @@ impl Process {
     /// Reports whether new programs in the process's container would load libgpulimit.so. Only
     /// reads files, and starts no program.
     fn preload(&self) -> Option<Finding> {
-        const CHECK: &str = "preload";
+        const CHECK: Check = Check("preload");
         if !self.is_contained() {
             return None;
         }
@@ -490,18 +473,14 @@ impl Process {
         let named = self.named();
         let Some((path, by)) = named.first() else {
             let text = "neither LD_PRELOAD nor /etc/ld.so.preload of the process names the library";
-            return Some(Finding::fine(CHECK, text));
+            return Some(CHECK.fine(text));
         };
         Some(match library_in(files, path, self.mapped.as_deref()) {
-            Ok(()) => Finding::fine(
-                CHECK,
-                format!(
-                    "programs that start in the container load {} ({by})",
-                    path.display()
-                ),
-            ),
-            Err(why) => Finding::error(
-                CHECK,
+            Ok(()) => CHECK.fine(format!(
+                "programs that start in the container load {} ({by})",
+                path.display()
+            )),
+            Err(why) => CHECK.error(
                 format!(
                     "programs that start in the container cannot load {} ({by}): {why}",
                     path.display()
@@ -590,33 +569,30 @@ fn member_in(root: &Root, seen: &SeenProcess) -> Option<Membership> {
 
 /// Reports whether the process is in the group that the rules and the environment select.
 fn place(wanted: Option<&Assignment>, member: Option<&str>) -> Option<Finding> {
-    const CHECK: &str = "group";
+    const CHECK: Check = Check("group");
     let Some(assignment) = wanted else {
         let text = "neither a rule nor the process's environment asks for a limit";
-        return member.is_none().then(|| Finding::fine(CHECK, text));
+        return member.is_none().then(|| CHECK.fine(text));
     };
     let group = &assignment.group;
     match (&assignment.create, member) {
         (Some(_), Some(_)) => None,
-        (Some(request), None) => Some(Finding::fine(
-            CHECK,
-            format!("{} asks for a separate group for the job", request.variable),
-        )),
+        (Some(request), None) => Some(CHECK.fine(format!(
+            "{} asks for a separate group for the job",
+            request.variable
+        ))),
         (None, Some(member)) if member == group => None,
-        (None, Some(_)) => Some(Finding::warning(
-            CHECK,
+        (None, Some(_)) => Some(CHECK.warning(
             format!(
                 "a process that starts now with the same environment would be in group {group}"
             ),
             "the rules have changed since the process started: restart the process",
         )),
         (None, None) => Some(match assignment.root.group(group) {
-            Ok(_) => Finding::fine(
-                CHECK,
-                format!("the process will join group {group} when it first uses a GPU"),
-            ),
-            Err(error) => Finding::error(
-                CHECK,
+            Ok(_) => CHECK.fine(format!(
+                "the process will join group {group} when it first uses a GPU"
+            )),
+            Err(error) => CHECK.error(
                 error.to_string(),
                 "until this error is corrected, the process gets no GPU memory",
             ),

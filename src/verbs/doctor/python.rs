@@ -1,11 +1,11 @@
 //! Checks whether another Python package has taken the place of the module `gpulimit`.
 
-use super::finding::Finding;
+use super::finding::{Check, Finding};
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const CHECK: &str = "python";
+const CHECK: Check = Check("python");
 
 /// The distribution that has this program, as pip writes it in file names.
 const OWN: &str = "gpulimit_cap";
@@ -52,15 +52,14 @@ fn check(folder: &Path) -> Option<Finding> {
     let own = version(folder, OWN)?;
     let place = folder.display();
     Some(match version(folder, OTHER) {
-        Some(other) => Finding::warning(
-            CHECK,
+        Some(other) => CHECK.warning(
             format!(
                 "the package {OTHER} {other} of PyPI in {place} has the same module name as \
                  gpulimit-cap {own}: `import gpulimit` may load the other one"
             ),
             "run `pip uninstall gpulimit`, then `pip install --force-reinstall gpulimit-cap`",
         ),
-        None => Finding::fine(CHECK, format!("gpulimit-cap {own} in {place}")),
+        None => CHECK.fine(format!("gpulimit-cap {own} in {place}")),
     })
 }
 

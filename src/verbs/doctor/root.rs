@@ -1,6 +1,6 @@
 //! Checks the directory of groups, the entries in it, and whether the caller can make groups.
 
-use super::finding::Finding;
+use super::finding::{Check, Finding};
 use super::history;
 use crate::groups;
 use crate::groups::budget::{Budget, LINE, VERB};
@@ -16,7 +16,7 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
-const CHECK: &str = "root";
+const CHECK: Check = Check("root");
 /// The maximum number of incomplete groups to list one by one. Users can make thousands.
 const SHOWN: usize = 8;
 /// The bytes of a user's budget that a finding takes.
@@ -26,26 +26,25 @@ const FINDING: usize = 8 * LINE;
 pub(super) fn checks() -> Vec<Finding> {
     let root = match Root::locate(&env) {
         Ok(root) => root,
-        Err(error) => return vec![Finding::error(CHECK, error.to_string(), "")],
+        Err(error) => return vec![CHECK.error(error.to_string(), "")],
     };
     let path = root.path().display();
     let on = match file_system(root.path()) {
         Ok(name) => name,
-        Err(unsuitable) => return vec![Finding::error(CHECK, unsuitable.to_string(), "")],
+        Err(unsuitable) => return vec![CHECK.error(unsuitable.to_string(), "")],
     };
     let tried = root.try_out();
     let Ok(about) = fs::metadata(root.path()) else {
         return vec![match tried {
-            Ok(_) => Finding::fine(
-                CHECK,
-                format!("{path}{on}; the directory will be made with the first group"),
-            ),
+            Ok(_) => CHECK.fine(format!(
+                "{path}{on}; the directory will be made with the first group"
+            )),
             Err(error) => unusable(&root, &error),
         }];
     };
     let Listing { groups, cut_short } = match root.list(None) {
         Ok(listing) => listing,
-        Err(error) => return vec![Finding::error(CHECK, error.to_string(), "")],
+        Err(error) => return vec![CHECK.error(error.to_string(), "")],
     };
     let about_it = format!(
         "{path}{on}, owner {owner}, mode {mode:04o}, groups: {count}",
@@ -53,31 +52,26 @@ pub(super) fn checks() -> Vec<Finding> {
         mode = about.permissions().mode() & 0o7777,
         count = groups.len()
     );
-    let mut findings = vec![Finding::fine(CHECK, about_it)];
+    let mut findings = vec![CHECK.fine(about_it)];
     match tried {
         Ok(true) => {}
-        Ok(false) if groups.is_empty() => findings.push(Finding::error(
-            CHECK,
+        Ok(false) if groups.is_empty() => findings.push(CHECK.error(
             format!(
                 "{path} has no groups in which to run programs, and you are not allowed to make one"
             ),
             "ask the owner of the directory for a group, or name a directory of your own in \
              GPULIMIT_ROOT",
         )),
-        Ok(false) => findings.push(Finding::fine(
-            CHECK,
-            format!(
-                "the space for more groups in {path} was not tested: you cannot make groups there"
-            ),
-        )),
+        Ok(false) => findings.push(CHECK.fine(format!(
+            "the space for more groups in {path} was not tested: you cannot make groups there"
+        ))),
         Err(error) => findings.push(unusable(&root, &error)),
     }
     if root.path() == Path::new(SYSTEM)
         && about.uid() == 0
         && !file_system::is_mount_point(root.path())
     {
-        findings.push(Finding::warning(
-            CHECK,
+        findings.push(CHECK.warning(
             format!(
                 "{path} is not a separate file system: members of its groups can fill the file \
                      system of /run"
@@ -88,8 +82,7 @@ pub(super) fn checks() -> Vec<Finding> {
     }
     for path in cut_short {
         let name = path.to_string_lossy();
-        findings.push(Finding::warning(
-            CHECK,
+        findings.push(CHECK.warning(
             format!(
                 "{} belongs to a user and has more than {MAX_USER_NAMES} entries; the groups among \
                  the other entries were not checked",
@@ -116,7 +109,7 @@ pub(super) fn checks() -> Vec<Finding> {
             Ok(found)
         };
         let purse = budget.of(&group);
-        let warning = |error: GroupError| vec![Finding::warning("group", error.to_string(), "")];
+        let warning = |error: GroupError| vec![Check("group").warning(error.to_string(), "")];
         if let Some(found) = purse.within(&group, &mut look) {
             let found = found.unwrap_or_else(warning);
             purse.spend(found.len() * FINDING);
@@ -124,28 +117,24 @@ pub(super) fn checks() -> Vec<Finding> {
         }
     }
     let cut = budget.cut().into_iter();
-    findings.extend(cut.map(|(_, text)| Finding::warning("group", text, "")));
+    findings.extend(cut.map(|(_, text)| Check("group").warning(text, "")));
     findings.extend(history::trails(&root, without_trail));
     if let Err(error) = root.trail() {
         let text = format!("new events of jobs outside named groups are lost: {error}");
-        findings.push(Finding::warning("events", text, ""));
+        findings.push(Check("events").warning(text, ""));
     }
     if !idle.is_empty() {
-        findings.push(Finding::fine(
-            "stale",
-            format!(
-                "job groups without programs: {} ({}); `gpulimit gc` and the next `gpulimit \
+        findings.push(Check("stale").fine(format!(
+            "job groups without programs: {} ({}); `gpulimit gc` and the next `gpulimit \
                      run` remove those whose command has ended",
-                idle.len(),
-                idle.join(", ")
-            ),
-        ));
+            idle.len(),
+            idle.join(", ")
+        )));
     }
     let leftovers = root.leftovers().unwrap_or_default();
     for left in leftovers.iter().take(SHOWN) {
         let name = left.to_string_lossy();
-        findings.push(Finding::warning(
-            "stale",
+        findings.push(Check("stale").warning(
             format!(
                 "{group} is not a complete group",
                 group = name.escape_debug()
@@ -159,7 +148,7 @@ pub(super) fn checks() -> Vec<Finding> {
             "{count} more groups are not complete",
             count = leftovers.len() - SHOWN
         );
-        findings.push(Finding::warning("stale", more, ""));
+        findings.push(Check("stale").warning(more, ""));
     }
     let survey = root.survey().unwrap_or_default();
     if let Some(first) = survey.foreign.first() {
@@ -169,8 +158,7 @@ pub(super) fn checks() -> Vec<Finding> {
             count => format!(" and {more} more files", more = count - 1),
         };
         let name = first.to_string_lossy();
-        findings.push(Finding::warning(
-            "root",
+        findings.push(Check("root").warning(
             format!(
                 "found files not made by gpulimit: {name}{more}",
                 name = name.escape_debug()
@@ -199,8 +187,7 @@ fn uncovered(
             gib(bytes),
             entry.id.short()
         );
-        Some(Finding::warning(
-            "uncovered",
+        Some(Check("uncovered").warning(
             text,
             "compare `nvidia-smi` with `gpulimit ps`: the process that has more has taken memory \
              without CUDA (OpenCL, Vulkan, video), or its charge was lowered by another member; \
@@ -233,8 +220,7 @@ fn unusable(root: &Root, error: &GroupError) -> Finding {
         GroupError::Ledger(LedgerError::NoSpace { .. }) => Some(ErrorKind::StorageFull),
         _ => cause.map(io::Error::kind),
     };
-    Finding::error(
-        CHECK,
+    CHECK.error(
         said,
         kind.map_or_else(String::new, |kind| remedy(path, kind)),
     )

@@ -1,6 +1,6 @@
 //! Reports the group that a user's programs get, and the rule that assigns this group.
 
-use super::finding::{Finding, Level};
+use super::finding::{Check, Finding, Level};
 use crate::machine::accounts::{self, Database};
 use gpulimit_policy::Facts;
 use gpulimit_policy::compile::Accounts;
@@ -8,19 +8,17 @@ use gpulimit_policy::rules::{Rule, Rules, Source};
 
 /// Reports which group the rules give to a user's programs.
 pub(super) fn checks(name: &str) -> Vec<Finding> {
-    const CHECK: &str = "rules";
+    const CHECK: Check = Check("rules");
     let Some(uid) = accounts::user_id(name) else {
-        return vec![Finding::error(
-            CHECK,
+        return vec![CHECK.error(
             format!("unknown user '{name}'"),
             "give a name that `id` knows, or a number",
         )];
     };
     let rules = match Rules::load(&Source::system()) {
-        Err(error) => return vec![Finding::error(CHECK, error.to_string(), "")],
+        Err(error) => return vec![CHECK.error(error.to_string(), "")],
         Ok(None) => {
-            return vec![Finding::fine(
-                CHECK,
+            return vec![CHECK.fine(
                 "this machine has no rules: a program's limit comes from its environment; \
                  `gpulimit apply` makes rules",
             )];
@@ -59,24 +57,19 @@ pub(super) fn checks(name: &str) -> Vec<Finding> {
                 conditions = asks.join(" and "),
                 group = assigned.group
             );
-            findings.push(Finding::fine(CHECK, text));
+            findings.push(CHECK.fine(text));
         }
     }
     findings.push(match Rules(always).assigned(&facts) {
-        Ok(Some(assigned)) => Finding::fine(
-            CHECK,
-            format!(
-                "{name} is assigned to {group} by rule {rule}",
-                group = assigned.group,
-                rule = assigned.rule
-            ),
-        ),
-        Ok(None) => Finding::fine(
-            CHECK,
-            format!("no rule assigns {name}: a program's limit comes from its environment"),
-        ),
-        Err(error) => Finding::error(
-            CHECK,
+        Ok(Some(assigned)) => CHECK.fine(format!(
+            "{name} is assigned to {group} by rule {rule}",
+            group = assigned.group,
+            rule = assigned.rule
+        )),
+        Ok(None) => CHECK.fine(format!(
+            "no rule assigns {name}: a program's limit comes from its environment"
+        )),
+        Err(error) => CHECK.error(
             error.to_string(),
             "correct the policy and run `gpulimit apply` again",
         ),
