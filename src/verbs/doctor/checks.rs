@@ -28,7 +28,7 @@ pub(super) fn all(loaded: bool) -> Vec<Finding> {
     }
     findings.push(system_wide());
     findings.extend(python::checks());
-    findings.extend(root::checks());
+    findings.extend(root::checks().unwrap_or_else(|finding| vec![finding]));
     findings.extend(policy::checks());
     findings.extend(rules());
     findings.extend(environment(loaded));
@@ -144,14 +144,18 @@ pub(super) fn system_wide() -> Finding {
         Err(failure) => return CHECK.warning(failure.to_string(), ""),
     };
     let Some(library) = state.copies.first() else {
-        let text = format!("the library is not in {file}: ");
-        if has_rules() {
-            return CHECK.warning(
-                text + "the policy's rules hold only for programs that are started with the library",
-                "run `gpulimit install` to load the library into every program",
-            );
+        if !has_rules() {
+            return CHECK.fine(format!(
+                "the library is not in {file}: programs get the library from `gpulimit run` or \
+                 LD_PRELOAD"
+            ));
         }
-        return CHECK.fine(text + "programs get the library from `gpulimit run` or LD_PRELOAD");
+        let text = format!(
+            "the library is not in {file}: the policy's rules hold only for programs that are \
+             started with the library"
+        );
+        let remedy = "run `gpulimit install` to load the library into every program";
+        return CHECK.warning(text, remedy);
     };
     let path = library.display();
     if let Err(why) = Trusted::root().check(library) {

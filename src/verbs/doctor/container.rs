@@ -16,7 +16,8 @@ pub(super) fn pid(name: &str) -> Result<(u32, Finding), Finding> {
     let Some(pid) = by_id(name).or_else(|| by_name(name)) else {
         let text = format!("found no process in a container with the id or name '{name}'");
         let remedy = "give the id of a container (at least 12 digits) or a name that docker, \
-                      podman or nerdctl knows, or check one of the container's processes with --pid";
+                      podman or nerdctl knows, or check one of the container's processes with \
+                      --pid";
         return Err(CHECK.error(text, remedy));
     };
     let text = format!("the first process of {name} is {pid}");

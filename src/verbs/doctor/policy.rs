@@ -53,14 +53,10 @@ fn compare(path: &Path, text: &str) -> Result<Vec<Finding>, Failure> {
     let there = text_file::read(&Path::new(SYSTEM).join(FILE), LONGEST).ok();
     let rules = plan::rules_text(&plan)?;
     if there.as_deref() != rules.as_deref().map(str::as_bytes) {
-        findings.push(not_in_force(match there {
-            None => format!("{SYSTEM} has no rules, as after a boot without `gpulimit apply`"),
-            Some(_) => {
-                "it was changed, or the machine's users were, after the last `gpulimit apply`, \
-                 which wrote other rules"
-                    .into()
-            }
-        }));
+        let none = format!("{SYSTEM} has no rules, as after a boot without `gpulimit apply`");
+        let other = "it was changed, or the machine's users were, after the last `gpulimit apply`, \
+                     which wrote other rules";
+        findings.push(not_in_force(there.map_or(none, |_| other.into())));
     }
     let root = Root::at(SYSTEM)?;
     let is_missing = |name: &&str| root.group(name).is_err_and(|error| error.is_missing());
@@ -68,18 +64,14 @@ fn compare(path: &Path, text: &str) -> Result<Vec<Finding>, Failure> {
     let missing: Vec<&str> = names.filter(is_missing).collect();
     if let Some(first) = missing.first() {
         let count = missing.len();
-        findings.push(not_in_force(format!(
-            "{count} of its groups are missing, such as {first}"
-        )));
+        let why = format!("{count} of its groups are missing, such as {first}");
+        findings.push(not_in_force(why));
     } else if effective_user() == 0 && plan::differs(&root, &wanted)? {
-        findings.push(CHECK.warning(
-            format!("the groups of {SYSTEM} differ from {POLICY}"),
-            "`gpulimit apply --dry-run` shows how",
-        ));
+        let text = format!("the groups of {SYSTEM} differ from {POLICY}");
+        findings.push(CHECK.warning(text, "`gpulimit apply --dry-run` shows how"));
     }
-    for one in &plan.left_out {
-        findings.push(CHECK.warning(one.to_string(), ""));
-    }
+    let left_out = plan.left_out.iter();
+    findings.extend(left_out.map(|one| CHECK.warning(one.to_string(), "")));
     if findings.is_empty() {
         findings.push(CHECK.fine(format!("{POLICY} is in force")));
     }

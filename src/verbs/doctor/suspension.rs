@@ -36,21 +36,18 @@ pub(super) fn of_machine(has_functions: bool) -> Vec<Finding> {
     if found.is_empty() && !has_functions {
         found.extend(gpus.version().map(Obstacle::Driver));
     }
-    let mut findings: Vec<Finding> = found
-        .iter()
-        .map(|obstacle| finding("processes", obstacle))
-        .collect();
-    if !findings.is_empty() {
-        return findings;
+    if !found.is_empty() {
+        let obstacles = found.iter();
+        return obstacles
+            .map(|obstacle| finding("processes", obstacle))
+            .collect();
     }
-    findings.push(CHECK.fine("processes can be suspended"));
+    let mut findings = vec![CHECK.fine("processes can be suspended")];
     let remark = |text: String, remedy: String| CHECK.found(Level::Fine, text, remedy);
     for gpu in gpus.gpus().iter().filter(|gpu| gpu.instances.is_some()) {
-        let text = format!(
-            "but not on GPU {}, which is split into MIG instances",
-            gpu.index
-        );
-        findings.push(remark(text, Obstacle::Mig(gpu.index).remedy()));
+        let index = gpu.index;
+        let text = format!("but not on GPU {index}, which is split into MIG instances");
+        findings.push(remark(text, Obstacle::Mig(index).remedy()));
     }
     if has_mps() {
         let text = "but not the clients of MPS, which runs here".to_owned();
@@ -90,20 +87,10 @@ pub(super) fn of_process(pid: u32, member: Option<&Membership>) -> Vec<Finding> 
         return vec![found];
     }
     let gpus = Driver::load().ok();
-    let used = |gpus: &Driver| {
-        let used = gpus
-            .gpus()
-            .iter()
-            .filter_map(|gpu| gpus.used_by(pid, &gpu.id));
-        used.fold(0, u64::saturating_add)
-    };
-    let bytes = gpus.as_ref().map_or(0, used);
+    let bytes = gpus.as_ref().map_or(0, |gpus| gpus.used(pid));
     let mut found = gpus.as_ref().map_or_else(Vec::new, obstacles::of_machine);
-    found.extend(obstacles::of_process(
-        pid,
-        gpus.as_ref(),
-        &obstacles::answer(pid),
-    ));
+    let answer = obstacles::answer(pid);
+    found.extend(obstacles::of_process(pid, gpus.as_ref(), &answer));
     found.extend(obstacles::of_memory(&[(pid, bytes)]));
     found.extend(member.iter().flat_map(|member| member.obstacles.clone()));
     let of_it = |obstacle| finding("the process", obstacle);
