@@ -11,9 +11,8 @@ const CHECK: Check = Check("program");
 
 /// Checks the program with this name or path.
 pub(super) fn checks(name: &OsStr) -> Vec<Finding> {
-    let shown = name.display();
     let Some(path) = program::find(name) else {
-        let text = format!("no such command in PATH: {shown}");
+        let text = format!("no such command in PATH: {}", name.display());
         return vec![CHECK.error(text, "check the spelling, or give a path")];
     };
     look(&path).unwrap_or_else(|error| {

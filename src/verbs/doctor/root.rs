@@ -174,8 +174,7 @@ fn uncovered(
 /// Returns the file system of the directory of groups, or of the closest directory above, in the
 /// form " on tmpfs".
 fn file_system(root: &Path) -> Result<String, Unsuitable> {
-    let place = root.ancestors().find(|place| place.exists());
-    let Some(place) = place else {
+    let Some(place) = root.ancestors().find(|place| place.exists()) else {
         return Ok(String::new());
     };
     file_system::check(place)?;
