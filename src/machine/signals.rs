@@ -84,14 +84,8 @@ static CLOSED: AtomicU8 = AtomicU8::new(0);
 #[unsafe(link_section = ".init_array")]
 static BEFORE_MAIN: extern "C" fn() = {
     extern "C" fn look() {
-        let mut pipe = MaybeUninit::<libc::sigaction>::zeroed();
-        // SAFETY: only reads the disposition of a signal into a local variable. All zeroes are a
-        // valid value.
-        let pipe = unsafe {
-            libc::sigaction(libc::SIGPIPE, ptr::null(), pipe.as_mut_ptr());
-            pipe.assume_init()
-        };
-        IGNORED_PIPE.store(pipe.sa_sigaction == libc::SIG_IGN, Ordering::Relaxed);
+        let pipe = disposition(libc::SIGPIPE).sa_sigaction;
+        IGNORED_PIPE.store(pipe == libc::SIG_IGN, Ordering::Relaxed);
         for descriptor in 0..3 {
             // SAFETY: only asks whether the descriptor is open.
             if unsafe { libc::fcntl(descriptor, libc::F_GETFD) } < 0 {
@@ -112,13 +106,11 @@ impl Inherited {
     /// a write returns an error instead. Whatever the umask, this process itself makes files that
     /// their owner can use and others cannot write.
     pub fn read() -> Self {
-        let mut mask = empty();
-        let mut child = MaybeUninit::<libc::sigaction>::zeroed();
-        // SAFETY: reads the mask and a disposition into local variables, ignores a signal, and
-        // changes the umask, a number.
+        let mut mask = set([]);
+        // SAFETY: reads the mask into a local variable, ignores a signal, and changes the umask, a
+        // number.
         let (umask, file_size) = unsafe {
             libc::sigprocmask(libc::SIG_BLOCK, ptr::null(), &mut mask);
-            libc::sigaction(libc::SIGCHLD, ptr::null(), child.as_mut_ptr());
             let umask = libc::umask(0o077);
             libc::umask(umask & 0o055 | 0o022);
             (umask, libc::signal(libc::SIGXFSZ, libc::SIG_IGN))
@@ -126,8 +118,7 @@ impl Inherited {
         Self {
             umask,
             mask,
-            // SAFETY: the call filled in `child`. If the call failed, the zeroes there are valid.
-            child: unsafe { child.assume_init() },
+            child: disposition(libc::SIGCHLD),
             pipe: match IGNORED_PIPE.load(Ordering::Relaxed) {
                 true => libc::SIG_IGN,
                 false => libc::SIG_DFL,
@@ -152,11 +143,7 @@ impl Inherited {
                 && libc::signal(libc::SIGXFSZ, self.file_size) != libc::SIG_ERR
                 && libc::sigprocmask(libc::SIG_SETMASK, &self.mask, ptr::null_mut()) == 0
         };
-        if done {
-            Ok(())
-        } else {
-            Err(io::Error::last_os_error())
-        }
+        done.then_some(()).ok_or_else(io::Error::last_os_error)
     }
 }
 
@@ -174,13 +161,10 @@ fn die_with(parent: Pid) -> io::Result<()> {
 /// Runs the command as a child process until the command ends. If this process is killed, the
 /// kernel kills the command.
 pub fn supervise(command: &mut Command, inherited: &Inherited) -> io::Result<End> {
-    let mut waited = empty();
+    let waited = set(forwarded().chain([libc::SIGCHLD]));
     // SAFETY: changes only the signal state of this process, which has one thread. Ignoring SIGCHLD
     // would make waiting for the child impossible.
     unsafe {
-        for signal in forwarded().chain([libc::SIGCHLD]) {
-            libc::sigaddset(&mut waited, signal);
-        }
         libc::sigprocmask(libc::SIG_BLOCK, &waited, ptr::null_mut());
         libc::signal(libc::SIGCHLD, libc::SIG_DFL);
     }
@@ -293,23 +277,36 @@ pub fn die_by(signal: libc::c_int) {
         rlim_cur: 0,
         rlim_max: 0,
     };
-    let mut only = empty();
+    let only = set([signal]);
     // SAFETY: changes only dispositions and limits of this process. A second core dump would
     // overwrite that of the child.
     unsafe {
         libc::setrlimit(libc::RLIMIT_CORE, &none);
         libc::signal(signal, libc::SIG_DFL);
-        libc::sigaddset(&mut only, signal);
         libc::sigprocmask(libc::SIG_UNBLOCK, &only, ptr::null_mut());
         libc::raise(signal);
     }
 }
 
-fn empty() -> libc::sigset_t {
+/// Returns the disposition of a signal in this process.
+fn disposition(signal: libc::c_int) -> libc::sigaction {
+    let mut found = MaybeUninit::zeroed();
+    // SAFETY: only reads the disposition into a local variable. All zeroes are a valid value.
+    unsafe {
+        libc::sigaction(signal, ptr::null(), found.as_mut_ptr());
+        found.assume_init()
+    }
+}
+
+/// Returns a set of these signals.
+fn set(signals: impl IntoIterator<Item = libc::c_int>) -> libc::sigset_t {
     let mut set = MaybeUninit::zeroed();
     // SAFETY: sigemptyset initializes the set.
     unsafe {
         libc::sigemptyset(set.as_mut_ptr());
+        for signal in signals {
+            libc::sigaddset(set.as_mut_ptr(), signal);
+        }
         set.assume_init()
     }
 }
