@@ -200,9 +200,13 @@ pub fn is_loaded() -> bool {
 /// Returns the path of a file that is mapped into this process and whose path contains `name`.
 pub fn mapped(name: &str) -> Option<String> {
     let maps = proc::read("/proc/self/maps").ok()?;
-    let path = |line: &str| line.find('/').map(|at| line[at..].to_owned());
-    let mut paths = maps.lines().filter_map(path);
-    paths.find(|path| path.contains(name))
+    let found = paths(&maps).find(|path| path.contains(name));
+    found.map(str::to_owned)
+}
+
+/// Returns the paths in the text of a memory map, `/proc/PID/maps`.
+pub fn paths(maps: &str) -> impl Iterator<Item = &str> {
+    maps.lines().filter_map(|line| line.get(line.find('/')?..))
 }
 
 /// Returns whether a path names a copy of libgpulimit.so, judging by the name of the file.

@@ -306,12 +306,11 @@ impl Process {
 
     fn driver(&self) -> Option<Finding> {
         self.mapped.as_ref()?;
-        let loaded = self
-            .cuda()
-            .map(|path| format!("the process has loaded {path}"));
+        let loaded = |path| format!("the process has loaded {path}");
         let not_yet = "the process has not loaded the CUDA driver; programs load it when they \
                        first use a GPU";
-        Some(Check("driver").fine(loaded.unwrap_or_else(|| not_yet.into())))
+        let text = self.cuda().map_or_else(|| not_yet.into(), loaded);
+        Some(Check("driver").fine(text))
     }
 
     /// Reports the process's group, and the group selected for it. Also returns whether the process
@@ -330,11 +329,9 @@ impl Process {
                 return (findings, true);
             }
         };
-        if let Some(rule) = &rule {
-            let text = format!(
-                "rule {} of the administrator's policy assigns the process to {}",
-                rule.rule, rule.group
-            );
+        if let Some(Assigned { rule, group, .. }) = &rule {
+            let text =
+                format!("rule {rule} of the administrator's policy assigns the process to {group}");
             findings.push(Check("rules").fine(text));
         }
         if self.environment.is_none() && rule.is_none() {
@@ -401,11 +398,9 @@ impl Process {
         let path = PathBuf::from(self.variable("GPULIMIT_ROOT")?);
         let _lowered = files.lower().ok()?;
         let root = Root::at(files.path(&path)).ok()?;
-        let found = member_in(&root, &seen)?;
-        Some(Membership {
-            home: None,
-            ..found
-        })
+        let mut found = member_in(&root, &seen)?;
+        found.home = None;
+        Some(found)
     }
 
     /// Reports whether new programs in the process's container would load libgpulimit.so. Only
@@ -447,9 +442,8 @@ fn library_in(files: &Files, path: &Path, mapped: Option<&[String]>) -> Result<(
         "/usr/lib/libc.so.6",
         "/lib/libc.so.6",
     ];
-    let bytes = files
-        .read(path, LONGEST)
-        .map_err(|error| error.to_string())?;
+    let bytes = files.read(path, LONGEST);
+    let bytes = bytes.map_err(|error| error.to_string())?;
     let needs = elf::Library::parse(&bytes)?.needs();
     let is_libc = |path: &&String| path.ends_with("/libc.so.6") || path.contains("/libc-2.");
     let own = mapped.into_iter().flatten().filter(is_libc);
@@ -552,8 +546,7 @@ fn variables(bytes: &[u8]) -> Vec<(OsString, OsString)> {
 
 /// Returns the paths in the text of `/proc/PID/maps`, each path once.
 fn mapped(maps: &str) -> Vec<String> {
-    let path = |line: &str| line.find('/').map(|at| line[at..].to_owned());
-    let mut paths: Vec<String> = maps.lines().filter_map(path).collect();
+    let mut paths: Vec<String> = library::paths(maps).map(str::to_owned).collect();
     paths.dedup();
     paths
 }
@@ -561,9 +554,8 @@ fn mapped(maps: &str) -> Vec<String> {
 /// Reads only the beginning of a `/proc` file. A process can make its files in `/proc` very long.
 fn start_of(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    fs::File::open(path)?
-        .take(LONGEST)
-        .read_to_end(&mut bytes)?;
+    let file = fs::File::open(path)?;
+    file.take(LONGEST).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
@@ -572,14 +564,12 @@ fn start_of(path: &Path) -> io::Result<Vec<u8>> {
 fn started(pid: u32) -> Option<SystemTime> {
     /// The clock ticks per second in `/proc`. This number is the same on every machine.
     const TICKS_PER_SECOND: u64 = 100;
-    let since_boot =
-        Duration::from_millis(SeenProcess::by_pid(pid).start_time()? * 1000 / TICKS_PER_SECOND);
+    let ticks = SeenProcess::by_pid(pid).start_time()?;
+    let since_boot = Duration::from_millis(ticks * 1000 / TICKS_PER_SECOND);
     let uptime = fs::read_to_string("/proc/uptime").ok()?;
     let uptime = uptime.split_whitespace().next()?.parse().ok()?;
-    let age = Duration::try_from_secs_f64(uptime)
-        .ok()?
-        .saturating_sub(since_boot);
-    SystemTime::now().checked_sub(age)
+    let uptime = Duration::try_from_secs_f64(uptime).ok()?;
+    SystemTime::now().checked_sub(uptime.saturating_sub(since_boot))
 }
 
 /// Returns the remedy for a caller, `user`, who is not allowed to read a process's memory map.
