@@ -41,12 +41,8 @@ impl Accounts for Database {
         // next `getpwent`.
         unsafe {
             libc::setpwent();
-            loop {
-                let entry = libc::getpwent();
-                if entry.is_null() {
-                    break;
-                }
-                users.push(user(&*entry));
+            while let Some(entry) = libc::getpwent().as_ref() {
+                users.push(user(entry));
             }
             libc::endpwent();
         }
@@ -78,8 +74,7 @@ pub fn known_name(uid: u32) -> Option<String> {
     if names.1.len() >= LOOKUPS && !names.1.contains_key(&uid) {
         return None;
     }
-    // SAFETY: `getpwuid_r` takes a number as its key, and every number is valid.
-    let ask = || unsafe { ask(libc::getpwuid_r, uid, user) }.map(|user| user.name);
+    let ask = || login(uid).map(|(user, _)| user.name);
     names.1.entry(uid).or_insert_with(ask).clone()
 }
 
@@ -154,17 +149,10 @@ unsafe fn ask<K: Copy, E, T>(lookup: Lookup<K, E>, key: K, read: impl Fn(&E) -> 
         let mut entry = MaybeUninit::<E>::uninit();
         let mut buffer: Vec<c_char> = vec![0; size];
         let mut found = ptr::null_mut();
+        let (to, texts) = (entry.as_mut_ptr(), buffer.as_mut_ptr());
         // SAFETY: the caller promises that `key` is valid. The other pointers point to local
         // values.
-        match unsafe {
-            lookup(
-                key,
-                entry.as_mut_ptr(),
-                buffer.as_mut_ptr(),
-                size,
-                &mut found,
-            )
-        } {
+        match unsafe { lookup(key, to, texts, size, &mut found) } {
             libc::ERANGE if size < 64 << 20 => size *= 4,
             // SAFETY: the lookup found an entry, so it filled in `entry`. The entry's pointers
             // point into `buffer`.
@@ -216,15 +204,10 @@ fn regular(text: &str) -> (u32, u32) {
         let line = text.lines().find_map(|line| line.trim().strip_prefix(key));
         line.and_then(|rest| rest.strip_prefix(char::is_whitespace)?.trim().parse().ok())
     };
-    let (first, last) = (
-        value("UID_MIN").unwrap_or(1000),
-        value("UID_MAX").unwrap_or(60_000),
-    );
-    if first <= last {
-        (first, last)
-    } else {
-        (1000, 60_000)
-    }
+    const USUAL: (u32, u32) = (1000, 60_000);
+    let first = value("UID_MIN").unwrap_or(USUAL.0);
+    let last = value("UID_MAX").unwrap_or(USUAL.1);
+    if first <= last { (first, last) } else { USUAL }
 }
 
 #[cfg(test)]

@@ -9,9 +9,26 @@ use std::process::{Command, Stdio};
 /// The name of the hidden verb with which gpulimit starts its child processes.
 pub const VERB: &str = "__probe";
 
-/// Runs `gpulimit __probe` in a child process and returns its `key value` lines. The error says how
-/// the child failed.
-pub fn ask(what: &str, preload: Option<&Path>) -> Result<Vec<(String, String)>, String> {
+/// The `key value` lines that a child process has written.
+#[derive(Default)]
+pub struct Answers(String);
+
+impl Answers {
+    /// Returns the value of the first line with this key.
+    pub fn get<'a>(&'a self, key: &'a str) -> Option<&'a str> {
+        self.all(key).next()
+    }
+
+    /// Returns the values of all lines with this key.
+    pub fn all<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a str> {
+        let lines = self.0.lines().filter_map(|line| line.split_once(' '));
+        lines.filter_map(move |(there, value)| (there == key).then_some(value))
+    }
+}
+
+/// Runs `gpulimit __probe` in a child process and returns its answers. The error says how the child
+/// failed.
+pub fn ask(what: &str, preload: Option<&Path>) -> Result<Answers, String> {
     let own = env::current_exe().map_err(|error| error.to_string())?;
     let mut command = Command::new(own);
     command.arg(VERB).arg(what).stdin(Stdio::null());
@@ -26,26 +43,21 @@ pub fn ask(what: &str, preload: Option<&Path>) -> Result<Vec<(String, String)>, 
     };
     let output = command.output().map_err(|error| error.to_string())?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        return Err(format!(
-            "{}{}{said}",
-            output.status,
-            if said.is_empty() { "" } else { ": " }
-        ));
+        let said = String::from_utf8_lossy(&output.stderr);
+        let (said, status) = (said.trim(), output.status);
+        let colon = if said.is_empty() { "" } else { ": " };
+        return Err(format!("{status}{colon}{said}"));
     }
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let pair = |line: &str| {
-        let (key, value) = line.split_once(' ')?;
-        Some((key.to_owned(), value.to_owned()))
-    };
-    Ok(text.lines().filter_map(pair).collect())
+    Ok(Answers(
+        String::from_utf8_lossy(&output.stdout).into_owned(),
+    ))
 }
 
 /// Returns the UUIDs of the GPUs that a CUDA program in this environment sees. Empty if the driver
 /// does not answer.
 pub fn visible_gpus() -> Vec<[u8; 16]> {
-    let answers = ask("gpus", None).unwrap_or_default().into_iter();
-    let gpus = answers.filter(|(key, _)| key == "gpu");
-    gpus.filter_map(|(_, id)| Some(id.parse::<DeviceId>().ok()?.uuid))
+    let answers = ask("gpus", None).unwrap_or_default();
+    let gpus = answers.all("gpu");
+    gpus.filter_map(|id| Some(id.parse::<DeviceId>().ok()?.uuid))
         .collect()
 }

@@ -7,6 +7,7 @@ use object::{Object, ObjectSection, ObjectSymbol};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::FileExt;
 
 /// The kind of a program.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -59,16 +60,14 @@ pub fn kind(mut file: &File) -> io::Result<Kind> {
         return Ok(Kind::Other(what));
     }
     let header = start.first_chunk::<HEADER>();
-    let header = *header.ok_or(io::ErrorKind::UnexpectedEof)?;
+    let header = header.ok_or(io::ErrorKind::UnexpectedEof)?;
     let short = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
-    let start = long(&header, 32);
-    let (size, count) = (short(54), short(56));
+    let (first, size, count) = (long(header, 32), short(54), short(56));
     for number in 0..u64::from(count) {
         let mut segment = [0; SEGMENT];
-        file.seek(SeekFrom::Start(start + number * u64::from(size)))?;
-        file.read_exact(&mut segment)?;
-        if u32::from_le_bytes([segment[0], segment[1], segment[2], segment[3]]) != elf::PT_INTERP.0
-        {
+        let at = first.saturating_add(number * u64::from(size));
+        file.read_exact_at(&mut segment, at)?;
+        if !segment.starts_with(&elf::PT_INTERP.0.to_le_bytes()) {
             continue;
         }
         let length = long(&segment, 32).min(4096);
@@ -89,9 +88,8 @@ pub fn libraries(bytes: &[u8]) -> Vec<String> {
         let (endian, sections) = (file.endian(), file.elf_section_table());
         let (entries, link) = sections.dynamic(endian, bytes).ok()??;
         let strings = sections.strings(endian, bytes, link).ok()?;
-        let needed = entries
-            .iter()
-            .filter(|it| it.d_tag.get(endian) == elf::DT_NEEDED);
+        let is_needed = |entry: &&elf::Dyn64<_>| entry.d_tag.get(endian) == elf::DT_NEEDED;
+        let needed = entries.iter().filter(is_needed);
         let at = needed.filter_map(|it| u32::try_from(it.d_val.get(endian)).ok());
         let name = |at| Some(String::from_utf8_lossy(strings.get(at).ok()?).into_owned());
         Some(at.take(MOST_NAMES).filter_map(name).collect())
@@ -128,9 +126,8 @@ impl<'data> Library<'data> {
     /// not libgpulimit.so.
     pub fn version(&self) -> Option<String> {
         let is_version = |name: object::Result<&[u8]>| name.is_ok_and(|name| name == VERSION);
-        let mut symbols = self.0.dynamic_symbols();
-        let symbol =
-            symbols.find(|symbol| symbol.is_definition() && is_version(symbol.name_bytes()))?;
+        let mut symbols = self.0.dynamic_symbols().filter(ObjectSymbol::is_definition);
+        let symbol = symbols.find(|symbol| is_version(symbol.name_bytes()))?;
         let section = self.0.section_by_index(symbol.section_index()?).ok()?;
         let size = symbol.size().min(LONGEST_VERSION);
         let bytes = section.data_range(symbol.address(), size).ok()??;
@@ -146,9 +143,8 @@ impl<'data> Library<'data> {
             let (endian, data, sections) = self.parts();
             let (entries, link) = sections.gnu_verneed(endian, data).ok()??;
             let strings = sections.strings(endian, data, link).ok()?;
-            let names = entries
-                .map_while(Result::ok)
-                .flat_map(|(_, names)| names.map_while(Result::ok));
+            let names = entries.map_while(Result::ok);
+            let names = names.flat_map(|(_, names)| names.map_while(Result::ok));
             let name = |entry: &elf::Vernaux<_>| glibc(entry.name(endian, strings).ok()?);
             Some(names.take(MOST_NAMES).filter_map(name).collect())
         };
@@ -164,9 +160,8 @@ impl<'data> Library<'data> {
             let strings = sections.strings(endian, data, link).ok()?;
             // A version definition contains first the name of the version itself, and then the
             // names of its parent versions.
-            let names = entries
-                .map_while(Result::ok)
-                .filter_map(|(_, mut names)| names.next().ok().flatten());
+            let names = entries.map_while(Result::ok);
+            let names = names.filter_map(|(_, mut names)| names.next().ok().flatten());
             let name = |entry: &elf::Verdaux<_>| glibc(entry.name(endian, strings).ok()?);
             Some(names.take(MOST_NAMES).filter_map(name).collect())
         };

@@ -9,13 +9,12 @@ use std::path::Path;
 /// Like [`cannot`], but adds the hint to run the command as root if access was denied.
 pub fn failed<'a>(what: &'a str, path: &'a Path) -> impl Fn(io::Error) -> Failure + 'a {
     move |error| {
-        let kind = error.kind();
+        use ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
+        let denied = matches!(error.kind(), PermissionDenied | ReadOnlyFilesystem);
         let failure = cannot(what, path)(error);
-        match kind {
-            ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
-                Failure::new(format_args!("{failure}: run the command as root"))
-            }
-            _ => failure,
+        match denied {
+            true => Failure::new(format_args!("{failure}: run the command as root")),
+            false => failure,
         }
     }
 }
@@ -81,14 +80,14 @@ fn write(draft: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
 pub fn write_named(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> {
     match fs::symlink_metadata(path) {
         Ok(about) if !about.is_file() => {
-            let mut options = OpenOptions::new();
             // Creates or truncates a file behind a symbolic link, but not a device or a pipe.
-            options.write(true).create(about.is_symlink()).mode(mode);
-            options
-                .truncate(about.is_symlink())
+            let link = about.is_symlink();
+            let mut options = OpenOptions::new();
+            options.write(true).create(link).truncate(link).mode(mode);
+            let written = options
                 .open(path)
-                .and_then(|mut file| file.write_all(bytes))
-                .map_err(failed("write", path))
+                .and_then(|mut file| file.write_all(bytes));
+            written.map_err(failed("write", path))
         }
         _ => replace(path, bytes, mode),
     }

@@ -37,7 +37,7 @@ pub fn own() -> Result<PathBuf, Failure> {
 
 fn first_of(places: Vec<PathBuf>) -> Result<PathBuf, Failure> {
     let given = env::var_os(VARIABLE).filter(|path| !path.is_empty());
-    let (places, remedy) = match &given {
+    let (places, remedy) = match given {
         Some(path) => (
             vec![PathBuf::from(path)],
             "set GPULIMIT_LIBRARY to the path of the library, or unset this variable",
@@ -48,10 +48,7 @@ fn first_of(places: Vec<PathBuf>) -> Result<PathBuf, Failure> {
         ),
     };
     let Some(path) = places.iter().find(|path| path.is_file()) else {
-        let tried: Vec<String> = places
-            .iter()
-            .map(|path| path.display().to_string())
-            .collect();
+        let tried: Vec<_> = places.iter().map(|path| path.to_string_lossy()).collect();
         return Err(Failure::new(format_args!(
             "cannot find {NAME} (tried {}): {remedy}",
             tried.join(", ")
@@ -65,19 +62,15 @@ fn first_of(places: Vec<PathBuf>) -> Result<PathBuf, Failure> {
 /// Returns the paths where libgpulimit.so may be: beside this program, in the directories of
 /// packages, and in cargo's target directories.
 fn places() -> Vec<PathBuf> {
-    let Ok(program) = env::current_exe() else {
-        return Vec::new();
-    };
+    let program = env::current_exe().unwrap_or_default();
     let Some(directory) = program.parent() else {
         return Vec::new();
     };
     let mut places = vec![directory.join(NAME)];
     if let Some(prefix) = directory.parent() {
-        places.push(prefix.join("lib/gpulimit").join(NAME));
-        places.push(prefix.join("lib").join(NAME));
         // This program and libgpulimit.so may be built with different cargo profiles.
-        places.push(prefix.join("release").join(NAME));
-        places.push(prefix.join("debug").join(NAME));
+        let folders = ["lib/gpulimit", "lib", "release", "debug"];
+        places.extend(folders.map(|folder| prefix.join(folder).join(NAME)));
     }
     places
 }
@@ -85,12 +78,8 @@ fn places() -> Vec<PathBuf> {
 /// Returns the library's version, read from its file. Refuses other file formats and, as root,
 /// files that other users could change.
 pub fn check(path: &Path) -> Result<String, Failure> {
-    if path
-        .as_os_str()
-        .as_bytes()
-        .iter()
-        .any(|c| matches!(c, b' ' | b':' | b'\t' | b'\n'))
-    {
+    let separates = |c: &u8| matches!(c, b' ' | b':' | b'\t' | b'\n');
+    if path.as_os_str().as_bytes().iter().any(separates) {
         return Err(Failure::new(format_args!(
             "the path of the library, '{}', has a space or a colon, which separate paths in \
              LD_PRELOAD: move the library, or set {VARIABLE} to a link whose path has neither",
@@ -185,11 +174,8 @@ pub fn asan_options(existing: Option<&OsStr>) -> OsString {
 pub fn without(existing: Option<&OsStr>) -> Option<OsString> {
     let (copies, others): (Vec<&Path>, Vec<&Path>) =
         parts(existing).partition(|part| is_library(part));
-    let others: Vec<&[u8]> = others
-        .iter()
-        .map(|part| part.as_os_str().as_bytes())
-        .collect();
-    (!copies.is_empty()).then(|| OsString::from_vec(others.join(&b':')))
+    let others: Vec<&OsStr> = others.iter().map(|part| part.as_os_str()).collect();
+    (!copies.is_empty()).then(|| others.join(OsStr::new(":")))
 }
 
 /// Returns the copies of libgpulimit.so that a value of `LD_PRELOAD` names.
@@ -214,10 +200,13 @@ pub fn is_loaded() -> bool {
 /// Returns the path of a file that is mapped into this process and whose path contains `name`.
 pub fn mapped(name: &str) -> Option<String> {
     let maps = proc::read("/proc/self/maps").ok()?;
-    let path = |line: &str| line.find('/').map(|at| line[at..].to_owned());
-    maps.lines()
-        .filter_map(path)
-        .find(|path| path.contains(name))
+    let found = paths(&maps).find(|path| path.contains(name));
+    found.map(str::to_owned)
+}
+
+/// Returns the paths in the text of a memory map, `/proc/PID/maps`.
+pub fn paths(maps: &str) -> impl Iterator<Item = &str> {
+    maps.lines().filter_map(|line| line.get(line.find('/')?..))
 }
 
 /// Returns whether a path names a copy of libgpulimit.so, judging by the name of the file.

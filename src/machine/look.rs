@@ -47,10 +47,10 @@ pub fn in_child(
     let read = move || {
         // Write all pids first, because the child reads all of them before it starts to work.
         to.map(|mut to| to.write_all(input.as_bytes()));
-        for line in from
+        let lines = from
             .into_iter()
-            .flat_map(|from| BufReader::new(from).lines())
-        {
+            .flat_map(|from| BufReader::new(from).lines());
+        for line in lines {
             if told.send(line).is_err() {
                 break;
             }
@@ -161,10 +161,7 @@ pub fn members() -> impl Fn(&MappedFile, &[u32]) -> Vec<io::Result<bool>> {
         let start = Instant::now();
         // Wait for at most half of the remaining time, because another call may follow.
         let answers = ask(Question::Member(file), pids, (left.get() / 2).max(least));
-        if answers
-            .as_ref()
-            .is_ok_and(|answers| answers.len() < pids.len())
-        {
+        if matches!(&answers, Ok(answers) if answers.len() < pids.len()) {
             left.set(left.get().saturating_sub(start.elapsed()));
         }
         let of = |pid: &u32| match &answers {

@@ -135,6 +135,15 @@ impl Driver {
             })
     }
 
+    /// Returns the bytes that a process has on all GPUs together, as far as NVML knows them.
+    pub fn used(&self, pid: u32) -> u64 {
+        let used = self
+            .gpus
+            .iter()
+            .filter_map(|gpu| self.used_by(pid, &gpu.id));
+        used.fold(0, u64::saturating_add)
+    }
+
     /// Returns whether NVML lists a process as a client of MPS.
     pub fn lists_in_mps(&self, pid: u32) -> bool {
         self.gpus.iter().any(|gpu| {

@@ -60,28 +60,20 @@ impl Preload {
     }
 
     fn lines(&self) -> impl Iterator<Item = (&str, Vec<&str>)> {
-        self.text
-            .as_deref()
-            .unwrap_or_default()
-            .lines()
-            .map(|line| {
-                let paths = line.split('#').next().unwrap_or_default();
-                let paths = paths
-                    .split([' ', '\t', ':'])
-                    .filter(|path| !path.is_empty());
-                (line, paths.collect())
-            })
+        self.text().unwrap_or_default().lines().map(|line| {
+            let paths = line.split('#').next().unwrap_or_default();
+            let paths = paths.split([' ', '\t', ':']);
+            (line, paths.filter(|path| !path.is_empty()).collect())
+        })
     }
 
     /// Finds the copies of libgpulimit.so that the preload file names.
     pub fn state(&self) -> State {
-        let all: Vec<&str> = self.lines().flat_map(|(_, paths)| paths).collect();
-        let is_copy = |path: &&&str| library::is_library(Path::new(path));
+        let all = self.lines().flat_map(|(_, paths)| paths).map(PathBuf::from);
+        let mut all = all.peekable();
         State {
-            copies: all.iter().filter(is_copy).map(PathBuf::from).collect(),
-            first: all
-                .first()
-                .is_some_and(|first| library::is_library(Path::new(first))),
+            first: all.peek().is_some_and(|first| library::is_library(first)),
+            copies: all.filter(|path| library::is_library(path)).collect(),
         }
     }
 
@@ -116,11 +108,8 @@ impl Preload {
                 continue;
             }
             let comment = line.find('#').map(|at| &line[at..]);
-            let others = paths
-                .into_iter()
-                .filter(|path| !is_one(path))
-                .chain(comment);
-            let others = others.collect::<Vec<_>>().join(" ");
+            let others = paths.into_iter().filter(|path| !is_one(path));
+            let others = others.chain(comment).collect::<Vec<_>>().join(" ");
             if !others.is_empty() {
                 text.push_str(&others);
                 text.push('\n');

@@ -9,6 +9,10 @@
 //! to the group (`kill -TERM -PGID`) reaches the child twice.
 #![allow(unsafe_code)]
 
+use rustix::process::{
+    Pid, Signal, WaitId, WaitIdOptions, WaitIdStatus, getpid, getppid, kill_process,
+    set_parent_process_death_signal, waitid,
+};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::unix::process::CommandExt;
@@ -80,14 +84,8 @@ static CLOSED: AtomicU8 = AtomicU8::new(0);
 #[unsafe(link_section = ".init_array")]
 static BEFORE_MAIN: extern "C" fn() = {
     extern "C" fn look() {
-        let mut pipe = MaybeUninit::<libc::sigaction>::zeroed();
-        // SAFETY: only reads the disposition of a signal into a local variable. All zeroes are a
-        // valid value.
-        let pipe = unsafe {
-            libc::sigaction(libc::SIGPIPE, ptr::null(), pipe.as_mut_ptr());
-            pipe.assume_init()
-        };
-        IGNORED_PIPE.store(pipe.sa_sigaction == libc::SIG_IGN, Ordering::Relaxed);
+        let pipe = disposition(libc::SIGPIPE).sa_sigaction;
+        IGNORED_PIPE.store(pipe == libc::SIG_IGN, Ordering::Relaxed);
         for descriptor in 0..3 {
             // SAFETY: only asks whether the descriptor is open.
             if unsafe { libc::fcntl(descriptor, libc::F_GETFD) } < 0 {
@@ -108,13 +106,11 @@ impl Inherited {
     /// a write returns an error instead. Whatever the umask, this process itself makes files that
     /// their owner can use and others cannot write.
     pub fn read() -> Self {
-        let mut mask = empty();
-        let mut child = MaybeUninit::<libc::sigaction>::zeroed();
-        // SAFETY: reads the mask and a disposition into local variables, ignores a signal, and
-        // changes the umask, a number.
+        let mut mask = set([]);
+        // SAFETY: reads the mask into a local variable, ignores a signal, and changes the umask, a
+        // number.
         let (umask, file_size) = unsafe {
             libc::sigprocmask(libc::SIG_BLOCK, ptr::null(), &mut mask);
-            libc::sigaction(libc::SIGCHLD, ptr::null(), child.as_mut_ptr());
             let umask = libc::umask(0o077);
             libc::umask(umask & 0o055 | 0o022);
             (umask, libc::signal(libc::SIGXFSZ, libc::SIG_IGN))
@@ -122,8 +118,7 @@ impl Inherited {
         Self {
             umask,
             mask,
-            // SAFETY: the call filled in `child`. If the call failed, the zeroes there are valid.
-            child: unsafe { child.assume_init() },
+            child: disposition(libc::SIGCHLD),
             pipe: match IGNORED_PIPE.load(Ordering::Relaxed) {
                 true => libc::SIG_IGN,
                 false => libc::SIG_DFL,
@@ -148,26 +143,17 @@ impl Inherited {
                 && libc::signal(libc::SIGXFSZ, self.file_size) != libc::SIG_ERR
                 && libc::sigprocmask(libc::SIG_SETMASK, &self.mask, ptr::null_mut()) == 0
         };
-        if done {
-            Ok(())
-        } else {
-            Err(io::Error::last_os_error())
-        }
+        done.then_some(()).ok_or_else(io::Error::last_os_error)
     }
 }
 
 /// Asks the kernel to kill this process when `parent` ends. Executing a setuid program cancels the
 /// request. Uses only calls allowed after fork.
-fn die_with(parent: libc::pid_t) -> io::Result<()> {
-    // SAFETY: the calls take only numbers.
-    unsafe {
-        if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // The parent may have ended before the request took effect.
-        if libc::getppid() != parent {
-            libc::raise(libc::SIGKILL);
-        }
+fn die_with(parent: Pid) -> io::Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    // The parent may have ended before the request took effect.
+    if getppid() != Some(parent) {
+        kill_process(getpid(), Signal::KILL)?;
     }
     Ok(())
 }
@@ -175,24 +161,19 @@ fn die_with(parent: libc::pid_t) -> io::Result<()> {
 /// Runs the command as a child process until the command ends. If this process is killed, the
 /// kernel kills the command.
 pub fn supervise(command: &mut Command, inherited: &Inherited) -> io::Result<End> {
-    let mut waited = empty();
+    let waited = set(forwarded().chain([libc::SIGCHLD]));
     // SAFETY: changes only the signal state of this process, which has one thread. Ignoring SIGCHLD
     // would make waiting for the child impossible.
     unsafe {
-        for signal in forwarded().chain([libc::SIGCHLD]) {
-            libc::sigaddset(&mut waited, signal);
-        }
         libc::sigprocmask(libc::SIG_BLOCK, &waited, ptr::null_mut());
         libc::signal(libc::SIGCHLD, libc::SIG_DFL);
     }
     let before = *inherited;
-    // SAFETY: getpid only returns a number.
-    let own = unsafe { libc::getpid() };
+    let own = getpid();
     // SAFETY: the closure makes only system calls that are allowed between fork and exec.
     unsafe { command.pre_exec(move || die_with(own).and_then(|()| before.restore())) };
     let child = match command.spawn() {
-        // The kernel's pids are positive and fit into `pid_t`, so this cast is exact.
-        Ok(child) => child.id() as libc::pid_t,
+        Ok(child) => Pid::from_child(&child),
         Err(error) => {
             inherited.restore()?;
             return Err(error);
@@ -214,7 +195,7 @@ pub fn supervise(command: &mut Command, inherited: &Inherited) -> io::Result<End
             signal if signal > 0 && is_for_child(signal, &info, child) => {
                 // SAFETY: this process has not waited for the child yet, so the pid is still the
                 // child's.
-                unsafe { libc::kill(child, signal) };
+                unsafe { libc::kill(child.as_raw_pid(), signal) };
             }
             _ => {}
         }
@@ -232,31 +213,32 @@ pub fn become_command(command: &mut Command, inherited: &Inherited) -> io::Error
 
 /// Returns whether to forward a signal to the child. The terminal's signals reach the child
 /// directly; the child's own are for gpulimit.
-fn is_for_child(signal: libc::c_int, info: &libc::siginfo_t, child: libc::pid_t) -> bool {
+fn is_for_child(signal: libc::c_int, info: &libc::siginfo_t, child: Pid) -> bool {
     if info.si_code > 0 {
         return !OF_TERMINALS.contains(&signal);
     }
     // SAFETY: the code is at most 0, so kill or a similar call sent the signal and set the sender's
     // pid.
-    unsafe { info.si_pid() != child }
+    unsafe { info.si_pid() != child.as_raw_pid() }
 }
 
 /// Reads the child's state changes from the kernel. Returns how the child ended, if it has.
-fn changed(child: libc::pid_t) -> io::Result<Option<End>> {
+fn changed(child: Pid) -> io::Result<Option<End>> {
     // Each round of this loop reads one state change, until the kernel reports no more.
-    loop {
-        let Some((code, status)) = state(child, libc::WEXITED | libc::WSTOPPED)? else {
-            return Ok(None);
-        };
-        match code {
-            libc::CLD_EXITED => return Ok(Some(End::Exit(status as u8))),
-            libc::CLD_KILLED | libc::CLD_DUMPED => return Ok(Some(End::Signal(status))),
-            libc::CLD_STOPPED if is_suspension(status) && has_terminal() => follow(child)?,
-            // A debugger may have stopped the child, or this process may have no terminal. Do not
-            // suspend this process then.
-            _ => {}
+    while let Some(state) = state(child, WaitIdOptions::EXITED | WaitIdOptions::STOPPED)? {
+        if let Some(status) = state.exit_status() {
+            return Ok(Some(End::Exit(status as u8)));
+        }
+        if let Some(signal) = state.terminating_signal() {
+            return Ok(Some(End::Signal(signal)));
+        }
+        // A debugger may have stopped the child, or this process may have no terminal. Do not
+        // suspend this process then.
+        if state.stopping_signal().is_some_and(is_suspension) && has_terminal() {
+            follow(child)?;
         }
     }
+    Ok(None)
 }
 
 /// Returns whether this process has a terminal. Without one, no shell would resume this process
@@ -271,33 +253,21 @@ const fn is_suspension(signal: libc::c_int) -> bool {
 
 /// Suspends this process, because the child was suspended. When this process gets SIGCONT, it
 /// forwards that signal to the child.
-fn follow(child: libc::pid_t) -> io::Result<()> {
+fn follow(child: Pid) -> io::Result<()> {
     // Wait a moment: somebody may be resuming the whole process group just now.
     std::thread::sleep(Duration::from_millis(2));
     // Suspend this process only if the child is still stopped. The kernel reports each stop only
     // once.
-    if state(child, libc::WCONTINUED)?.is_none() {
+    if state(child, WaitIdOptions::CONTINUED)?.is_none() {
         // SAFETY: sends a signal to this process.
         unsafe { libc::raise(libc::SIGSTOP) };
     }
     Ok(())
 }
 
-fn state(child: libc::pid_t, what: libc::c_int) -> io::Result<Option<(libc::c_int, libc::c_int)>> {
-    let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
-    let id = child as libc::id_t;
-    // SAFETY: `info` is a local variable. The call returns at once, so no signal can interrupt it.
-    let status = unsafe { libc::waitid(libc::P_PID, id, info.as_mut_ptr(), what | libc::WNOHANG) };
-    if status != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: if the child's state has changed, the call filled in the fields for a child.
-    // Otherwise `info` is still zeroes.
-    let (info, pid, status) = unsafe {
-        let info = info.assume_init();
-        (info, info.si_pid(), info.si_status())
-    };
-    Ok((pid != 0).then_some((info.si_code, status)))
+/// Returns the next change of the child's state, if there is one. Does not wait.
+fn state(child: Pid, what: WaitIdOptions) -> io::Result<Option<WaitIdStatus>> {
+    Ok(waitid(WaitId::Pid(child), what | WaitIdOptions::NOHANG)?)
 }
 
 /// Ends this process by the signal that ended the child. Returns if that signal does not end
@@ -307,23 +277,36 @@ pub fn die_by(signal: libc::c_int) {
         rlim_cur: 0,
         rlim_max: 0,
     };
-    let mut only = empty();
+    let only = set([signal]);
     // SAFETY: changes only dispositions and limits of this process. A second core dump would
     // overwrite that of the child.
     unsafe {
         libc::setrlimit(libc::RLIMIT_CORE, &none);
         libc::signal(signal, libc::SIG_DFL);
-        libc::sigaddset(&mut only, signal);
         libc::sigprocmask(libc::SIG_UNBLOCK, &only, ptr::null_mut());
         libc::raise(signal);
     }
 }
 
-fn empty() -> libc::sigset_t {
+/// Returns the disposition of a signal in this process.
+fn disposition(signal: libc::c_int) -> libc::sigaction {
+    let mut found = MaybeUninit::zeroed();
+    // SAFETY: only reads the disposition into a local variable. All zeroes are a valid value.
+    unsafe {
+        libc::sigaction(signal, ptr::null(), found.as_mut_ptr());
+        found.assume_init()
+    }
+}
+
+/// Returns a set of these signals.
+fn set(signals: impl IntoIterator<Item = libc::c_int>) -> libc::sigset_t {
     let mut set = MaybeUninit::zeroed();
     // SAFETY: sigemptyset initializes the set.
     unsafe {
         libc::sigemptyset(set.as_mut_ptr());
+        for signal in signals {
+            libc::sigaddset(set.as_mut_ptr(), signal);
+        }
         set.assume_init()
     }
 }

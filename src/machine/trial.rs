@@ -4,7 +4,7 @@ use super::look::{self, Question};
 use crate::words::failure::Failure;
 use gpulimit_base::identity::SeenProcess;
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -70,36 +70,30 @@ pub fn users(library: &Path) -> Result<(Vec<u32>, Vec<u32>), Failure> {
             library.display()
         ))
     })?;
-    let is_silent = |pid: &u32| {
-        let gone = || !Path::new(&format!("/proc/{pid}")).exists();
-        !answers.contains_key(pid) && !gone()
-    };
-    let mut users: Vec<u32> = answers
+    let runs = |pid: &u32| Path::new(&format!("/proc/{pid}")).exists();
+    let silent = pids
         .iter()
-        .filter_map(|(pid, answer)| (answer == "yes").then_some(*pid))
-        .collect();
-    users.sort_unstable();
-    Ok((users, pids.into_iter().filter(is_silent).collect()))
+        .filter(|pid| !answers.contains_key(pid) && runs(pid));
+    let users = answers.iter().filter(|(_, answer)| *answer == "yes");
+    Ok((
+        users.map(|(pid, _)| *pid).collect(),
+        silent.copied().collect(),
+    ))
 }
 
 /// Returns whether a process has mapped this library. May block forever, because the process's user
 /// can hold a lock.
-pub fn uses(pid: u32, library: &Path) -> bool {
-    let Ok(about) = fs::metadata(library) else {
-        return false;
-    };
-    let inode = about.ino().to_string();
+pub fn uses(pid: u32, library: &Path) -> io::Result<bool> {
+    let inode = fs::metadata(library)?.ino().to_string();
     let name = library.display().to_string();
-    let Ok(maps) = fs::File::open(format!("/proc/{pid}/maps")) else {
-        return false;
-    };
+    let maps = fs::File::open(format!("/proc/{pid}/maps"))?;
     // Read line by line, because the process's user decides how long the memory map is.
-    let lines = BufReader::new(maps).split(b'\n').map_while(Result::ok);
-    lines.into_iter().any(|line| {
+    let mut lines = BufReader::new(maps).split(b'\n').map_while(Result::ok);
+    Ok(lines.any(|line| {
         let line = String::from_utf8_lossy(&line);
         let mut fields = line.split_ascii_whitespace().skip(4);
         // A file that was replaced after it was mapped has another inode, and its path ends with
         // "(deleted)".
         fields.next() == Some(inode.as_str()) && fields.next() == Some(name.as_str())
-    })
+    }))
 }

@@ -17,7 +17,7 @@ use crate::groups::SCHEMA;
 use crate::machine::library;
 use crate::shown::output::{self, Escaped};
 use crate::words::failure::Failure;
-use finding::{Finding, Level};
+use finding::{Check, Finding, Level};
 use serde_json::{Value, json};
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -74,7 +74,7 @@ marked `error`).";
 /// Checks a process and returns the findings as JSON. Call only in a child process, because reading
 /// may block forever.
 pub fn look_at(pid: u32) -> Value {
-    process::look(pid).iter().map(Finding::json).collect()
+    json!(process::look(pid))
 }
 
 /// Returns an error if this process cannot open enough files: the checks would report wrong causes.
@@ -83,25 +83,17 @@ fn too_few_descriptors() -> Option<Finding> {
     /// process.
     const NEEDED: usize = 32;
     let mut open = Vec::with_capacity(NEEDED);
-    while open.len() < NEEDED {
-        match File::open("/") {
-            Ok(file) => open.push(file),
-            Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
-                return Some(Finding::error(
-                    "descriptors",
-                    format!(
-                        "cannot run the checks: only {} more files can be opened here, and \
-                         {NEEDED} are needed ({error})",
-                        open.len()
-                    ),
-                    "raise the limit on open files (`ulimit -n`)",
-                ));
-            }
-            // Any other error has another cause than a lack of file descriptors.
-            Err(_) => break,
-        }
+    let error = (0..NEEDED).find_map(|_| File::open("/").map(|file| open.push(file)).err())?;
+    if !matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) {
+        // The error has another cause than a lack of file descriptors.
+        return None;
     }
-    None
+    let text = format!(
+        "cannot run the checks: only {} more files can be opened here, and {NEEDED} are needed \
+         ({error})",
+        open.len()
+    );
+    Some(Check("descriptors").error(text, "raise the limit on open files (`ulimit -n`)"))
 }
 
 /// Runs the checks and prints the findings.
@@ -123,37 +115,41 @@ pub fn doctor(args: &Args) -> Result<ExitCode, Failure> {
     };
     let asked = (&args.container, args.pid, &args.user, &args.program);
     let here = matches!(asked, (None, None, None, None));
-    let doubtful = findings
-        .iter()
-        .any(|finding| finding.level == Level::Warning);
-    let broken = findings.iter().any(|finding| finding.level == Level::Error);
+    let worst = findings.iter().map(|finding| finding.level).max();
+    let worst = worst.unwrap_or(Level::Fine);
+    let broken = worst == Level::Error;
     if args.json {
-        let all: Vec<Value> = findings.iter().map(Finding::json).collect();
-        output::json(&json!({ "schema": SCHEMA, "ok": !broken, "findings": all }))?;
+        output::json(&json!({ "schema": SCHEMA, "ok": !broken, "findings": findings }))?;
     } else {
-        output::print(&text(&findings, broken, doubtful, here))?;
+        output::print(&text(&findings, worst, here))?;
     }
     Ok(ExitCode::from(u8::from(broken)))
 }
 
-/// Formats the findings for people. `here` is true if the findings describe this machine.
-fn text(findings: &[Finding], broken: bool, doubtful: bool, here: bool) -> String {
+/// Formats the findings for people. `worst` is the highest level among them; `here` is true if they
+/// describe this machine.
+fn text(findings: &[Finding], worst: Level, here: bool) -> String {
     let mut out = String::new();
-    for finding in findings {
-        let (level, text) = (finding.level.name(), Escaped(&finding.text));
-        let line = format!("{level:<8} {:<12} {text}", finding.check);
+    for Finding {
+        check,
+        level,
+        text,
+        remedy,
+    } in findings
+    {
+        let line = format!("{level:<8} {check:<12} {}", Escaped(text));
         let _ = writeln!(out, "{}", output::fit(&line, 22));
-        if !finding.remedy.is_empty() {
-            let line = format!("{:<21} -> {}", "", Escaped(&finding.remedy));
+        if let Some(remedy) = remedy {
+            let line = format!("{:<21} -> {}", "", Escaped(remedy));
             let _ = writeln!(out, "{}", output::fit(&line, 25));
         }
     }
-    out.push_str(match (broken, here) {
-        (true, true) => "\nLimits cannot be applied here: see the lines marked `error`.\n",
-        (true, false) => "\nThis limit cannot be applied: see the lines marked `error`.\n",
-        (false, true) if doubtful => "\nLimits can be applied; see the lines marked `warning`.\n",
-        (false, true) => "\nLimits can be applied.\n",
-        (false, false) => "",
+    out.push_str(match (worst, here) {
+        (Level::Error, true) => "\nLimits cannot be applied here: see the lines marked `error`.\n",
+        (Level::Error, false) => "\nThis limit cannot be applied: see the lines marked `error`.\n",
+        (Level::Warning, true) => "\nLimits can be applied; see the lines marked `warning`.\n",
+        (Level::Fine, true) => "\nLimits can be applied.\n",
+        (_, false) => "",
     });
     out
 }

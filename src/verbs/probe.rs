@@ -92,7 +92,7 @@ fn processes(what: What, about: PathBuf) -> Result<ExitCode, Failure> {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => look::DENIED.into(),
             is => yes(is.unwrap_or(false)),
         },
-        What::Uses => yes(trial::uses(pid, &about)),
+        What::Uses => yes(trial::uses(pid, &about).unwrap_or(false)),
         What::Contents => obstacles::answer(pid),
         _ => {
             let line = Identity::command_line(pid);

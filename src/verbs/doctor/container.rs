@@ -1,11 +1,11 @@
 //! Finds the first process of a container by the container's id or name.
 
-use super::finding::Finding;
+use super::finding::{Check, Finding};
 use gpulimit_base::identity::SeenProcess;
 use gpulimit_policy::containers_of;
 use std::process::{Command, Stdio};
 
-const CHECK: &str = "container";
+const CHECK: Check = Check("container");
 
 /// The length of the short container ids that container engines show.
 const SHORTEST: usize = 12;
@@ -13,17 +13,15 @@ const SHORTEST: usize = 12;
 /// Returns the pid of a container's first process. `name` is the beginning of an id, or a name
 /// known to an engine.
 pub(super) fn pid(name: &str) -> Result<(u32, Finding), Finding> {
-    let found = by_id(name).or_else(|| by_name(name));
-    let Some(pid) = found else {
-        return Err(Finding::error(
-            CHECK,
-            format!("found no process in a container with the id or name '{name}'"),
-            "give the id of a container (at least 12 digits) or a name that docker, podman or \
-             nerdctl knows, or check one of the container's processes with --pid",
-        ));
+    let Some(pid) = by_id(name).or_else(|| by_name(name)) else {
+        let text = format!("found no process in a container with the id or name '{name}'");
+        let remedy = "give the id of a container (at least 12 digits) or a name that docker, \
+                      podman or nerdctl knows, or check one of the container's processes with \
+                      --pid";
+        return Err(CHECK.error(text, remedy));
     };
     let text = format!("the first process of {name} is {pid}");
-    Ok((pid, Finding::fine(CHECK, text)))
+    Ok((pid, CHECK.fine(text)))
 }
 
 fn by_id(id: &str) -> Option<u32> {

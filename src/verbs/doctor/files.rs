@@ -5,7 +5,7 @@
 
 use gpulimit_base::proc;
 use gpulimit_group::{Lowered, Rights, effective_user};
-use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
@@ -94,7 +94,7 @@ fn read(found: BorrowedFd<'_>, most: u64) -> io::Result<Vec<u8>> {
 /// because opening them can block.
 fn regular(found: BorrowedFd<'_>) -> io::Result<(File, u64)> {
     let about = rustix::fs::fstat(found)?;
-    if rustix::fs::FileType::from_raw_mode(about.st_mode) != rustix::fs::FileType::RegularFile {
+    if FileType::from_raw_mode(about.st_mode) != FileType::RegularFile {
         let why = "the file is not a regular file";
         return Err(io::Error::new(ErrorKind::InvalidData, why));
     }
@@ -122,26 +122,20 @@ fn step_by_step(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let mut way = vec![root.try_clone_to_owned()?];
     for component in path.components() {
-        let name = match component {
-            Component::Normal(name) => name,
-            // As in the kernel, `..` in the root directory leads to the root directory.
-            Component::ParentDir => {
-                if way.len() > 1 {
-                    way.pop();
-                }
-                continue;
-            }
-            Component::RootDir | Component::CurDir | Component::Prefix(_) => continue,
+        // As in the kernel, `..` in the root directory leads to the root directory.
+        if component == Component::ParentDir && way.len() > 1 {
+            way.pop();
+        }
+        let Component::Normal(name) = component else {
+            continue;
         };
         let here = way.last().map_or(root, AsFd::as_fd);
         let found = rustix::fs::openat(here, name, flags, Mode::empty())?;
         let mode = rustix::fs::fstat(&found)?.st_mode;
-        if rustix::fs::FileType::from_raw_mode(mode) == rustix::fs::FileType::Symlink {
-            return Err(io::Error::new(
-                ErrorKind::Unsupported,
-                "the file's path has a symbolic link, which this kernel cannot follow safely \
-                 (openat2 needs Linux 5.6)",
-            ));
+        if FileType::from_raw_mode(mode) == FileType::Symlink {
+            let why = "the file's path has a symbolic link, which this kernel cannot follow safely \
+                       (openat2 needs Linux 5.6)";
+            return Err(io::Error::new(ErrorKind::Unsupported, why));
         }
         way.push(found);
     }
@@ -153,20 +147,18 @@ fn step_by_step(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
 fn rights(pid: u32) -> io::Result<Rights> {
     let status = proc::read(format!("/proc/{pid}/status"))?;
     let numbers = |key: &str| -> Vec<u32> {
-        let line = status.lines().find_map(|line| line.strip_prefix(key));
-        let words = line.unwrap_or_default().split_whitespace();
+        let words = proc::field(&status, key)
+            .unwrap_or_default()
+            .split_whitespace();
         words.filter_map(|word| word.parse().ok()).collect()
     };
-    let (users, unix_groups) = (numbers("Uid:"), numbers("Gid:"));
-    let (Some(&real), Some(&user), Some(&group)) =
-        (users.first(), users.get(3), unix_groups.first())
-    else {
+    let ([real, _, _, user], [group, ..]) = (&numbers("Uid")[..], &numbers("Gid")[..]) else {
         return Err(ErrorKind::InvalidData.into());
     };
     Ok(Rights {
-        user: if real == 0 { user } else { real },
-        group,
-        groups: numbers("Groups:"),
+        user: if *real == 0 { *user } else { *real },
+        group: *group,
+        groups: numbers("Groups"),
     })
 }
 

@@ -1,12 +1,15 @@
 //! What a check finds.
 
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
+use std::fmt;
 
 /// How serious a finding is.
-#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+#[derive(Copy, Clone, Debug, Eq, PartialEq, Ord, PartialOrd, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Level {
     /// Nothing is wrong.
+    #[serde(rename = "ok")]
     Fine,
     /// Limits can be applied, but something should be corrected.
     Warning,
@@ -14,77 +17,53 @@ pub enum Level {
     Error,
 }
 
-impl Level {
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Fine => "ok",
-            Self::Warning => "warning",
-            Self::Error => "error",
-        }
-    }
-
-    pub fn named(name: &str) -> Option<Self> {
-        let all = [Self::Fine, Self::Warning, Self::Error];
-        all.into_iter().find(|level| level.name() == name)
+/// Writes the name of the level, as in JSON.
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
     }
 }
 
 /// The result of a check.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Finding {
     /// The name of the check that made the finding.
     pub check: Cow<'static, str>,
     pub level: Level,
     pub text: String,
-    /// How to solve the problem; empty if there is no problem.
-    pub remedy: String,
+    /// How to solve the problem, if there is one.
+    pub remedy: Option<String>,
 }
 
-impl Finding {
-    pub fn fine(check: &'static str, text: impl Into<String>) -> Self {
-        Self {
-            check: check.into(),
-            level: Level::Fine,
-            text: text.into(),
-            remedy: String::new(),
-        }
+/// The name of a check.
+#[derive(Copy, Clone)]
+pub struct Check(pub &'static str);
+
+impl Check {
+    pub fn fine(self, text: impl Into<String>) -> Finding {
+        self.found(Level::Fine, text, "")
     }
 
-    pub fn warning(
-        check: &'static str,
+    pub fn warning(self, text: impl Into<String>, remedy: impl Into<String>) -> Finding {
+        self.found(Level::Warning, text, remedy)
+    }
+
+    pub fn error(self, text: impl Into<String>, remedy: impl Into<String>) -> Finding {
+        self.found(Level::Error, text, remedy)
+    }
+
+    /// Returns a finding. An empty `remedy` stands for none.
+    pub fn found(
+        self,
+        level: Level,
         text: impl Into<String>,
         remedy: impl Into<String>,
-    ) -> Self {
-        Self {
-            level: Level::Warning,
-            remedy: remedy.into(),
-            ..Self::fine(check, text)
+    ) -> Finding {
+        Finding {
+            check: self.0.into(),
+            level,
+            text: text.into(),
+            remedy: Some(remedy.into()).filter(|remedy| !remedy.is_empty()),
         }
-    }
-
-    pub fn error(check: &'static str, text: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self {
-            level: Level::Error,
-            ..Self::warning(check, text, remedy)
-        }
-    }
-
-    pub fn json(&self) -> Value {
-        json!({
-            "check": self.check,
-            "level": self.level.name(),
-            "text": self.text,
-            "remedy": (!self.remedy.is_empty()).then_some(&self.remedy),
-        })
-    }
-
-    /// Parses a finding from the JSON that [`Finding::json`] makes.
-    pub fn from_json(value: &Value) -> Option<Self> {
-        Some(Self {
-            check: value["check"].as_str()?.to_owned().into(),
-            level: Level::named(value["level"].as_str()?)?,
-            text: value["text"].as_str()?.into(),
-            remedy: value["remedy"].as_str().unwrap_or_default().into(),
-        })
     }
 }

@@ -1,6 +1,6 @@
 //! Checks whether lasting groups keep a history of the GPUs that they use, and their events.
 
-use super::finding::Finding;
+use super::finding::{Check, Finding};
 use super::root::remedy;
 use gpulimit_group::{Group, Root};
 use gpulimit_ledger::Ledger;
@@ -29,18 +29,14 @@ pub(super) fn check(group: &Group, ledger: &Ledger) -> Option<Finding> {
         group.name(),
         missing.join(", ")
     );
-    let begins = "the history begins when the next program uses the GPU";
-    Some(Finding::warning(
-        "history",
-        text,
-        match has_less(group.root(), SPACE) {
-            true => format!(
-                "{}; then {begins}",
-                remedy(group.root(), ErrorKind::StorageFull)
-            ),
-            false => begins.to_owned(),
-        },
-    ))
+    let mut todo = "the history begins when the next program uses the GPU".to_owned();
+    if has_less(group.root(), SPACE) {
+        todo = format!(
+            "{}; then {todo}",
+            remedy(group.root(), ErrorKind::StorageFull)
+        );
+    }
+    Some(Check("history").warning(text, todo))
 }
 
 /// Reports the trails that take no more events: the file system has no space left, and space is
@@ -59,7 +55,7 @@ pub(super) fn trails(root: &Root, mut names: Vec<String>) -> Option<Finding> {
         names.join(", ")
     );
     let remedy = remedy(root.path(), ErrorKind::StorageFull);
-    (!names.is_empty()).then(|| Finding::warning("events", text, remedy))
+    (!names.is_empty()).then(|| Check("events").warning(text, remedy))
 }
 
 /// Returns whether the file system has less than `space` bytes left.

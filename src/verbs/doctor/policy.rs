@@ -1,6 +1,6 @@
 //! Checks whether the machine's policy file is in force.
 
-use super::finding::Finding;
+use super::finding::{Check, Finding};
 use crate::groups::plan;
 use crate::machine::{accounts::Database, nvml::Driver};
 use crate::words::failure::Failure;
@@ -12,7 +12,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
-const CHECK: &str = "policy";
+const CHECK: Check = Check("policy");
 
 /// Compares the policy file, if there is one, with the groups and rules of the machine. Root's
 /// `gpulimit set` may change a limit until the next `apply`, so that is a warning.
@@ -31,8 +31,7 @@ pub(super) fn checks() -> Vec<Finding> {
 }
 
 fn broken(why: &str) -> Finding {
-    Finding::error(
-        CHECK,
+    CHECK.error(
         format!("{why}: `gpulimit apply` changes nothing, and after a boot no limit holds"),
         format!("`gpulimit apply --check {POLICY}` lists all mistakes"),
     )
@@ -48,20 +47,16 @@ fn compare(path: &Path, text: &str) -> Result<Vec<Finding>, Failure> {
     }
     let not_in_force = |why: String| {
         let remedy = "run `gpulimit apply` as root; docs/systemd.md has a unit for every boot";
-        Finding::error(CHECK, format!("{POLICY} is not in force: {why}"), remedy)
+        CHECK.error(format!("{POLICY} is not in force: {why}"), remedy)
     };
     let mut findings = Vec::new();
     let there = text_file::read(&Path::new(SYSTEM).join(FILE), LONGEST).ok();
     let rules = plan::rules_text(&plan)?;
     if there.as_deref() != rules.as_deref().map(str::as_bytes) {
-        findings.push(not_in_force(match there {
-            None => format!("{SYSTEM} has no rules, as after a boot without `gpulimit apply`"),
-            Some(_) => {
-                "it was changed, or the machine's users were, after the last `gpulimit apply`, \
-                 which wrote other rules"
-                    .into()
-            }
-        }));
+        let none = format!("{SYSTEM} has no rules, as after a boot without `gpulimit apply`");
+        let other = "it was changed, or the machine's users were, after the last `gpulimit apply`, \
+                     which wrote other rules";
+        findings.push(not_in_force(there.map_or(none, |_| other.into())));
     }
     let root = Root::at(SYSTEM)?;
     let is_missing = |name: &&str| root.group(name).is_err_and(|error| error.is_missing());
@@ -69,21 +64,16 @@ fn compare(path: &Path, text: &str) -> Result<Vec<Finding>, Failure> {
     let missing: Vec<&str> = names.filter(is_missing).collect();
     if let Some(first) = missing.first() {
         let count = missing.len();
-        findings.push(not_in_force(format!(
-            "{count} of its groups are missing, such as {first}"
-        )));
+        let why = format!("{count} of its groups are missing, such as {first}");
+        findings.push(not_in_force(why));
     } else if effective_user() == 0 && plan::differs(&root, &wanted)? {
-        findings.push(Finding::warning(
-            CHECK,
-            format!("the groups of {SYSTEM} differ from {POLICY}"),
-            "`gpulimit apply --dry-run` shows how",
-        ));
+        let text = format!("the groups of {SYSTEM} differ from {POLICY}");
+        findings.push(CHECK.warning(text, "`gpulimit apply --dry-run` shows how"));
     }
-    for one in &plan.left_out {
-        findings.push(Finding::warning(CHECK, one.to_string(), ""));
-    }
+    let left_out = plan.left_out.iter();
+    findings.extend(left_out.map(|one| CHECK.warning(one.to_string(), "")));
     if findings.is_empty() {
-        findings.push(Finding::fine(CHECK, format!("{POLICY} is in force")));
+        findings.push(CHECK.fine(format!("{POLICY} is in force")));
     }
     Ok(findings)
 }

@@ -1,7 +1,7 @@
 //! Checks a running process: whether it has loaded libgpulimit.so and which group it is in.
 
 use super::files::Files;
-use super::finding::Finding;
+use super::finding::{Check, Finding, Level};
 use super::suspension;
 use crate::groups;
 use crate::machine::obstacles::{self, Obstacle};
@@ -12,9 +12,8 @@ use gpulimit_base::proc;
 use gpulimit_base::units::gib;
 use gpulimit_group::{Group, Root, effective_user};
 use gpulimit_ledger::{NoWitness, ProcessUsage};
-use gpulimit_policy::rules::{Assigned, Rules, Source};
+use gpulimit_policy::rules::{Assigned, Rules, RulesError, Source};
 use gpulimit_policy::{self as policy, Assignment, Facts};
-use serde_json::Value;
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::io::{ErrorKind, Read};
@@ -56,11 +55,11 @@ pub(super) struct Membership {
 /// Checks a process. Returns after a bounded time, even if the process's files cannot be read.
 pub(super) fn checks(pid: u32) -> Vec<Finding> {
     let mut findings = look_in_child(pid).unwrap_or_else(|error| {
+        let seconds = look::patience().as_secs();
         let (why, remedy) = match error.kind() {
             ErrorKind::TimedOut => (
                 format!(
-                    "reading the process's memory map or files took more than {} seconds",
-                    look::patience().as_secs()
+                    "reading the process's memory map or files took more than {seconds} seconds"
                 ),
                 "the process's user may delay such reads with a file system of their own; do not \
                  trust the process",
@@ -68,7 +67,7 @@ pub(super) fn checks(pid: u32) -> Vec<Finding> {
             _ => (error.to_string(), ""),
         };
         let text = format!("cannot look at process {pid}: {why}");
-        vec![Finding::error("process", text, remedy)]
+        vec![Check("process").error(text, remedy)]
     });
     suspension::add_missing(&mut findings);
     findings
@@ -84,19 +83,16 @@ fn look_in_child(pid: u32) -> io::Result<Vec<Finding>> {
         text.push_str(&line);
         true
     })?;
-    let answer: Value = serde_json::from_str(&text)?;
-    let findings = answer.as_array().into_iter().flatten();
-    let findings = findings.map(Finding::from_json).collect::<Option<_>>();
-    findings.ok_or_else(|| {
+    serde_json::from_str(&text).map_err(|_| {
         io::Error::other("the child process that reads the process's files ended without an answer")
     })
 }
 
 /// Checks a process. Reading the process's files may block this function forever.
 pub(super) fn look(pid: u32) -> Vec<Finding> {
-    const CHECK: &str = "process";
+    const CHECK: Check = Check("process");
     if let Some(process) = process_of_thread(pid) {
-        let thread = Finding::fine(CHECK, format!("{pid} is a thread of process {process}"));
+        let thread = CHECK.fine(format!("{pid} is a thread of process {process}"));
         return [vec![thread], look(process)].concat();
     }
     let process = match Process::read(pid) {
@@ -104,17 +100,16 @@ pub(super) fn look(pid: u32) -> Vec<Finding> {
         Err(error) if error.kind() == ErrorKind::NotFound => {
             let text = format!("no process {pid} in this pid namespace");
             let remedy = "give a pid that `ps` shows in this pid namespace";
-            return vec![Finding::error(CHECK, text, remedy)];
+            return vec![CHECK.error(text, remedy)];
         }
         Err(error) => {
             let text = format!("cannot look at process {pid}: {error}");
-            return vec![Finding::error(CHECK, text, "")];
+            return vec![CHECK.error(text, "")];
         }
     };
     let mut findings = vec![process.itself()];
     if process.mapped.is_none() {
-        findings.push(Finding::warning(
-            CHECK,
+        findings.push(CHECK.warning(
             "cannot read the process's memory map and environment: permission denied",
             remedy_of_unreadable(effective_user()),
         ));
@@ -143,11 +138,11 @@ pub(super) fn uncounted() -> Vec<Finding> {
     let until = Instant::now() + look::patience();
     let looked = pids.into_iter().take_while(|_| Instant::now() < until);
     let found = looked.flat_map(|pid| look_in_child(pid).unwrap_or_default());
-    found.filter(|found| found.check == UNCOUNTED).collect()
+    found.filter(|found| found.check == UNCOUNTED.0).collect()
 }
 
 /// The check that finds memory of a process that no group counts.
-const UNCOUNTED: &str = "memory";
+const UNCOUNTED: Check = Check("memory");
 
 impl Process {
     fn read(pid: u32) -> io::Result<Self> {
@@ -168,22 +163,13 @@ impl Process {
         proc::directory(self.pid).join(file)
     }
 
-    /// Returns the content of the /etc/ld.so.preload that the process sees; `None` if the file
-    /// cannot be read.
-    fn preloads(&self) -> Option<preload::Preload> {
-        let bytes = self
-            .files
-            .as_ref()?
-            .read(Path::new(preload::FILE), LONGEST_PRELOAD);
-        let text = String::from_utf8_lossy(&bytes.ok()?).into_owned();
-        Some(preload::Preload::of(text))
-    }
-
-    /// Returns each path of libgpulimit.so in the process's LD_PRELOAD or /etc/ld.so.preload, with
-    /// the place that names it.
+    /// Returns each path of libgpulimit.so in the /etc/ld.so.preload that the process sees, and
+    /// then in its LD_PRELOAD, with the place that names it.
     fn named(&self) -> Vec<(PathBuf, &'static str)> {
-        let everywhere = self.preloads().map(|preload| preload.state().copies);
-        let everywhere = everywhere.unwrap_or_default().into_iter();
+        let read = |files: &Files| files.read(Path::new(preload::FILE), LONGEST_PRELOAD).ok();
+        let text = self.files.as_ref().and_then(read).unwrap_or_default();
+        let everywhere = preload::Preload::of(String::from_utf8_lossy(&text).into_owned());
+        let everywhere = everywhere.state().copies.into_iter();
         let variable = self.env("LD_PRELOAD").unwrap_or_default();
         let by_variable = library::copies_in(&variable).into_iter();
         everywhere
@@ -213,144 +199,103 @@ impl Process {
             ""
         };
         let user = accounts::user_name(self.uid);
-        Finding::fine(
-            "process",
-            format!(
-                "{pid} {name} of {user}{place}",
-                pid = self.pid,
-                name = name.trim_end()
-            ),
-        )
+        let (pid, name) = (self.pid, name.trim_end());
+        Check("process").fine(format!("{pid} {name} of {user}{place}"))
     }
 
     /// Reports whether the process has loaded libgpulimit.so. A missing library is an error if a
     /// limit is `wanted`.
-    fn library(&self, wanted: bool) -> Vec<Finding> {
-        const CHECK: &str = "library";
-        let Some(mapped) = &self.mapped else {
-            return Vec::new();
+    fn library(&self, wanted: bool) -> Option<Finding> {
+        const CHECK: Check = Check("library");
+        const DELETED: &str = " (deleted)";
+        let is_library = |path: &&str| {
+            library::is_library(Path::new(path.strip_suffix(DELETED).unwrap_or(path)))
         };
-        let deleted = |path: &str| path.strip_suffix(" (deleted)").map(str::to_owned);
-        let is_library = |path: &&String| {
-            let path = deleted(path).unwrap_or_else(|| path.to_string());
-            library::is_library(Path::new(&path))
-        };
-        let mut copies: Vec<&String> = mapped.iter().filter(is_library).collect();
+        let mapped = self.mapped.as_ref()?.iter().map(String::as_str);
+        let mut copies: Vec<&str> = mapped.filter(is_library).collect();
         copies.dedup();
-        let Some(path) = copies.first() else {
-            let (why, remedy) = self.why_not();
-            let text = format!("the process has not loaded libgpulimit.so: {why}");
-            return vec![if wanted {
-                Finding::error(CHECK, text, remedy)
-            } else {
-                Finding::warning(CHECK, text, remedy)
-            }];
-        };
-        if copies.len() > 1 {
-            return vec![Finding::error(
-                CHECK,
-                format!(
-                    "the process has loaded two copies of the library: {path}, {}",
-                    copies[1]
+        Some(match copies[..] {
+            [] => {
+                let (why, remedy) = self.why_not();
+                let level = if wanted { Level::Error } else { Level::Warning };
+                let text = format!("the process has not loaded libgpulimit.so: {why}");
+                CHECK.found(level, text, remedy)
+            }
+            [path] => match path.strip_suffix(DELETED) {
+                None => CHECK.fine(format!("the process has loaded {path}")),
+                Some(path) => CHECK.warning(
+                    format!(
+                        "the process has loaded {path}, and the file was replaced or removed since \
+                         then"
+                    ),
+                    "no action needed while the group's limit holds; restart the process to load \
+                     the new library",
                 ),
+            },
+            [path, another, ..] => CHECK.error(
+                format!("the process has loaded two copies of the library: {path}, {another}"),
                 "name only one copy of the library in LD_PRELOAD and /etc/ld.so.preload: each \
                  copy counts the same memory",
-            )];
-        }
-        if let Some(path) = deleted(path) {
-            return vec![Finding::warning(
-                CHECK,
-                format!(
-                    "the process has loaded {path}, and the file was replaced or removed since then"
-                ),
-                "no action needed while the group's limit holds; restart the process to load the \
-                 new library",
-            )];
-        }
-        vec![Finding::fine(
-            CHECK,
-            format!("the process has loaded {path}"),
-        )]
+            ),
+        })
     }
 
     /// Returns why the process has not loaded libgpulimit.so, and the remedy.
-    fn why_not(&self) -> (String, String) {
-        let put_in = "start the program with `gpulimit run`, or load the library into every \
-                      program with `gpulimit install`; for containers see docs/containers.md";
+    fn why_not(&self) -> (String, &'static str) {
         let file = self.files.as_ref().and_then(|files| files.program().ok());
         let kind = file.and_then(|file| elf::kind(&file).ok());
-        if let Some((why, remedy)) = kind.as_ref().and_then(program::unable) {
-            return (why, remedy.into());
+        if let Some(unable) = kind.as_ref().and_then(program::unable) {
+            return unable;
         }
-        let privileged = self.is_privileged();
         let about = |path: &Path| self.files.as_ref()?.about(path).ok();
         let named = self.named();
         if let Some((path, by)) = named.iter().find(|(path, _)| about(path).is_none()) {
+            let path = path.display();
             return (
-                format!(
-                    "{by} names {}, which does not exist in the process's file system",
-                    path.display()
-                ),
+                format!("{by} names {path}, which does not exist in the process's file system"),
                 "put the library at that path (in a container, mount the library), or correct the \
-                 path"
-                    .into(),
+                 path",
             );
         }
-        let by_file = named.iter().find(|(_, by)| *by == preload::FILE);
-        if let Some((path, _)) = by_file {
-            let changed = about(Path::new(preload::FILE)).and_then(|about| about.modified().ok());
-            let since = changed.zip(started(self.pid));
-            if since.is_some_and(|(changed, started)| changed > started) {
-                return (
-                    format!(
-                        "the process started before {} was added to {}",
-                        path.display(),
-                        preload::FILE
-                    ),
-                    "restart the process".into(),
-                );
-            }
-            return (
-                format!(
-                    "{} names {}, but the dynamic linker did not load the library",
-                    preload::FILE,
-                    path.display()
-                ),
-                "run `gpulimit doctor` to see whether the library loads; in a container, check \
-                 that the container's glibc is 2.17 or later"
-                    .into(),
-            );
-        }
-        if let Some((path, _)) = named.first() {
-            let why = if privileged {
+        let Some((path, by)) = named.first() else {
+            let text = "neither LD_PRELOAD in the process's environment nor /etc/ld.so.preload \
+                        names the library";
+            let remedy = "start the program with `gpulimit run`, or load the library into every \
+                          program with `gpulimit install`; for containers see docs/containers.md";
+            return (text.into(), remedy);
+        };
+        let path = path.display();
+        if *by != preload::FILE {
+            let why = if self.is_privileged() {
                 "the process's LD_PRELOAD is ignored, because the program has more rights than \
                  the user who started it"
             } else {
                 "the process's LD_PRELOAD names the library, but the dynamic linker did not load it"
             };
-            return (
-                format!("{why} ({})", path.display()),
-                "load the library into every program with `gpulimit install`".into(),
-            );
+            let remedy = "load the library into every program with `gpulimit install`";
+            return (format!("{why} ({path})"), remedy);
+        }
+        let changed = about(Path::new(by)).and_then(|about| about.modified().ok());
+        let since = changed.zip(started(self.pid));
+        if since.is_some_and(|(changed, started)| changed > started) {
+            let why = format!("the process started before {path} was added to {by}");
+            return (why, "restart the process");
         }
         (
-            "neither LD_PRELOAD in the process's environment nor /etc/ld.so.preload names the \
-             library"
-                .into(),
-            put_in.into(),
+            format!("{by} names {path}, but the dynamic linker did not load the library"),
+            "run `gpulimit doctor` to see whether the library loads; in a container, check that \
+             the container's glibc is 2.17 or later",
         )
     }
 
     /// Returns whether the kernel told the process's dynamic linker to ignore the environment
     /// (AT_SECURE), as it does for setuid programs.
     fn is_privileged(&self) -> bool {
-        const WORD: usize = size_of::<u64>();
-        let words = fs::read(self.path("auxv")).unwrap_or_default();
-        let word = |bytes: &[u8]| bytes.try_into().map(u64::from_ne_bytes).unwrap_or(0);
-        words.chunks_exact(2 * WORD).any(|pair| {
-            let (kind, value) = pair.split_at(WORD);
-            word(kind) == libc::AT_SECURE && word(value) != 0
-        })
+        let auxv = fs::read(self.path("auxv")).unwrap_or_default();
+        let words = auxv.as_chunks().0.iter();
+        let words: Vec<u64> = words.map(|word| u64::from_ne_bytes(*word)).collect();
+        let is_set = |pair: &[u64]| pair[0] == libc::AT_SECURE && pair[1] != 0;
+        words.chunks_exact(2).any(is_set)
     }
 
     /// Returns the path of the CUDA driver that the process has loaded.
@@ -361,44 +306,33 @@ impl Process {
 
     fn driver(&self) -> Option<Finding> {
         self.mapped.as_ref()?;
-        Some(Finding::fine(
-            "driver",
-            match self.cuda() {
-                Some(path) => format!("the process has loaded {path}"),
-                None => {
-                    "the process has not loaded the CUDA driver; programs load it when they first \
-                     use a GPU"
-                        .into()
-                }
-            },
-        ))
+        let loaded = |path| format!("the process has loaded {path}");
+        let not_yet = "the process has not loaded the CUDA driver; programs load it when they \
+                       first use a GPU";
+        let text = self.cuda().map_or_else(|| not_yet.into(), loaded);
+        Some(Check("driver").fine(text))
     }
 
     /// Reports the process's group, and the group selected for it. Also returns whether the process
     /// should have a limit.
     fn belongs(&self, member: Option<&Membership>) -> (Vec<Finding>, bool) {
-        const CHECK: &str = "group";
+        const CHECK: Check = Check("group");
         let mut findings = Vec::new();
         if let Some(Membership { group, bytes, .. }) = member {
             let bytes = gib(*bytes);
-            findings.push(Finding::fine(
-                CHECK,
-                format!("the process is in group {group} and uses {bytes}"),
-            ));
+            findings.push(CHECK.fine(format!("the process is in group {group} and uses {bytes}")));
         }
         let rule = match self.rule() {
             Ok(rule) => rule,
-            Err(finding) => {
-                findings.push(*finding);
+            Err(error) => {
+                findings.push(Check("rules").error(error.to_string(), ""));
                 return (findings, true);
             }
         };
-        if let Some(rule) = &rule {
-            let text = format!(
-                "rule {} of the administrator's policy assigns the process to {}",
-                rule.rule, rule.group
-            );
-            findings.push(Finding::fine("rules", text));
+        if let Some(Assigned { rule, group, .. }) = &rule {
+            let text =
+                format!("rule {rule} of the administrator's policy assigns the process to {group}");
+            findings.push(Check("rules").fine(text));
         }
         if self.environment.is_none() && rule.is_none() {
             return (findings, member.is_some());
@@ -408,7 +342,7 @@ impl Process {
             Err(error) => {
                 let remedy = "correct the process's environment or the rules: until then, the \
                               program gets no GPU memory";
-                findings.push(Finding::error(CHECK, error.to_string(), remedy));
+                findings.push(CHECK.error(error.to_string(), remedy));
                 return (findings, true);
             }
             Ok(wanted) => wanted,
@@ -421,10 +355,7 @@ impl Process {
     /// Reports the GPU memory that NVML shows for a process of no group. A program that uses CUDA
     /// joins its group before it has any.
     fn uncounted(&self) -> Option<Finding> {
-        let driver = Driver::load().ok()?;
-        let used = driver.gpus().iter();
-        let used = used.filter_map(|gpu| driver.used_by(self.pid, &gpu.id));
-        let bytes = used.fold(0, u64::saturating_add);
+        let bytes = Driver::load().ok()?.used(self.pid);
         let text = format!(
             "process {} has {} of GPU memory that no group counts",
             self.pid,
@@ -432,7 +363,7 @@ impl Process {
         );
         let remedy = "the library has no hooks for OpenCL, Vulkan, OpenGL and video; where a \
                       program of CUDA has not loaded the library, see `gpulimit doctor --pid`";
-        (bytes > 0).then(|| Finding::warning(UNCOUNTED, text, remedy))
+        (bytes > 0).then(|| UNCOUNTED.warning(text, remedy))
     }
 
     /// Returns an environment variable of the process. A missing `GPULIMIT_ROOT` of another user
@@ -447,16 +378,11 @@ impl Process {
         value
     }
 
-    fn rule(&self) -> Result<Option<Assigned>, Box<Finding>> {
-        let found = || {
-            let Some(rules) = Rules::load(&Source::system())? else {
-                return Ok(None);
-            };
-            rules.assigned(&Facts::of_process(self.pid, &rules)?)
+    fn rule(&self) -> Result<Option<Assigned>, RulesError> {
+        let Some(rules) = Rules::load(&Source::system())? else {
+            return Ok(None);
         };
-        found().map_err(|error: policy::rules::RulesError| {
-            Box::new(Finding::error("rules", error.to_string(), ""))
-        })
+        rules.assigned(&Facts::of_process(self.pid, &rules)?)
     }
 
     /// Returns the process's membership, if the process is in a group.
@@ -472,40 +398,29 @@ impl Process {
         let path = PathBuf::from(self.variable("GPULIMIT_ROOT")?);
         let _lowered = files.lower().ok()?;
         let root = Root::at(files.path(&path)).ok()?;
-        let found = member_in(&root, &seen)?;
-        Some(Membership {
-            home: None,
-            ..found
-        })
+        let mut found = member_in(&root, &seen)?;
+        found.home = None;
+        Some(found)
     }
 
     /// Reports whether new programs in the process's container would load libgpulimit.so. Only
     /// reads files, and starts no program.
     fn preload(&self) -> Option<Finding> {
-        const CHECK: &str = "preload";
-        if !self.is_contained() {
-            return None;
-        }
-        let files = self.files.as_ref()?;
+        const CHECK: Check = Check("preload");
+        let files = self.files.as_ref().filter(|_| self.is_contained())?;
         let named = self.named();
         let Some((path, by)) = named.first() else {
             let text = "neither LD_PRELOAD nor /etc/ld.so.preload of the process names the library";
-            return Some(Finding::fine(CHECK, text));
+            return Some(CHECK.fine(text));
         };
-        Some(match library_in(files, path, self.mapped.as_deref()) {
-            Ok(()) => Finding::fine(
-                CHECK,
-                format!(
-                    "programs that start in the container load {} ({by})",
-                    path.display()
-                ),
-            ),
-            Err(why) => Finding::error(
-                CHECK,
-                format!(
-                    "programs that start in the container cannot load {} ({by}): {why}",
-                    path.display()
-                ),
+        let loads = library_in(files, path, self.mapped.as_deref());
+        let path = path.display();
+        Some(match loads {
+            Ok(()) => CHECK.fine(format!(
+                "programs that start in the container load {path} ({by})"
+            )),
+            Err(why) => CHECK.error(
+                format!("programs that start in the container cannot load {path} ({by}): {why}"),
                 "mount the library read-only at that path; the container's glibc must be 2.17 or \
                  later",
             ),
@@ -527,9 +442,8 @@ fn library_in(files: &Files, path: &Path, mapped: Option<&[String]>) -> Result<(
         "/usr/lib/libc.so.6",
         "/lib/libc.so.6",
     ];
-    let bytes = files
-        .read(path, LONGEST)
-        .map_err(|error| error.to_string())?;
+    let bytes = files.read(path, LONGEST);
+    let bytes = bytes.map_err(|error| error.to_string())?;
     let needs = elf::Library::parse(&bytes)?.needs();
     let is_libc = |path: &&String| path.ends_with("/libc.so.6") || path.contains("/libc-2.");
     let own = mapped.into_iter().flatten().filter(is_libc);
@@ -567,10 +481,7 @@ fn member_in(root: &Root, seen: &SeenProcess) -> Option<Membership> {
         // The ledger of a group also lists the members of all groups below that group, but only the
         // ledger of the process's own group has the obstacles.
         let is_own = process.below.is_empty();
-        let bytes = process
-            .devices
-            .iter()
-            .fold(0u64, |sum, usage| sum.saturating_add(usage.in_use()));
+        let bytes = process.devices.iter().map(|usage| usage.in_use());
         let found = Membership {
             group: groups::of_process(&group, &process),
             obstacles: match is_own {
@@ -578,7 +489,7 @@ fn member_in(root: &Root, seen: &SeenProcess) -> Option<Membership> {
                 false => vec![Obstacle::UnreadLedger],
             },
             home: is_own.then_some(group),
-            bytes,
+            bytes: bytes.fold(0, u64::saturating_add),
         };
         if is_own {
             return Some(found);
@@ -590,38 +501,36 @@ fn member_in(root: &Root, seen: &SeenProcess) -> Option<Membership> {
 
 /// Reports whether the process is in the group that the rules and the environment select.
 fn place(wanted: Option<&Assignment>, member: Option<&str>) -> Option<Finding> {
-    const CHECK: &str = "group";
+    const CHECK: Check = Check("group");
     let Some(assignment) = wanted else {
         let text = "neither a rule nor the process's environment asks for a limit";
-        return member.is_none().then(|| Finding::fine(CHECK, text));
+        return member.is_none().then(|| CHECK.fine(text));
     };
     let group = &assignment.group;
-    match (&assignment.create, member) {
-        (Some(_), Some(_)) => None,
-        (Some(request), None) => Some(Finding::fine(
-            CHECK,
-            format!("{} asks for a separate group for the job", request.variable),
-        )),
-        (None, Some(member)) if member == group => None,
-        (None, Some(_)) => Some(Finding::warning(
-            CHECK,
+    Some(match (&assignment.create, member) {
+        (Some(_), Some(_)) => return None,
+        (None, Some(member)) if member == group => return None,
+        (Some(request), None) => {
+            let variable = &request.variable;
+            CHECK.fine(format!("{variable} asks for a separate group for the job"))
+        }
+        (None, Some(_)) => CHECK.warning(
             format!(
                 "a process that starts now with the same environment would be in group {group}"
             ),
             "the rules have changed since the process started: restart the process",
-        )),
-        (None, None) => Some(match assignment.root.group(group) {
-            Ok(_) => Finding::fine(
-                CHECK,
-                format!("the process will join group {group} when it first uses a GPU"),
-            ),
-            Err(error) => Finding::error(
-                CHECK,
-                error.to_string(),
-                "until this error is corrected, the process gets no GPU memory",
-            ),
-        }),
-    }
+        ),
+        (None, None) => match assignment.root.group(group) {
+            Ok(_) => {
+                let text = format!("the process will join group {group} when it first uses a GPU");
+                CHECK.fine(text)
+            }
+            Err(error) => {
+                let remedy = "until this error is corrected, the process gets no GPU memory";
+                CHECK.error(error.to_string(), remedy)
+            }
+        },
+    })
 }
 
 /// Parses an environment as in `/proc/PID/environ`: `NAME=VALUE` entries that each end with a zero
@@ -629,19 +538,15 @@ fn place(wanted: Option<&Assignment>, member: Option<&str>) -> Option<Finding> {
 fn variables(bytes: &[u8]) -> Vec<(OsString, OsString)> {
     let pair = |text: &[u8]| {
         let at = text.iter().position(|c| *c == b'=')?;
-        let (name, value) = text.split_at(at);
-        Some((
-            OsStr::from_bytes(name).into(),
-            OsStr::from_bytes(&value[1..]).into(),
-        ))
+        let part = |bytes| OsStr::from_bytes(bytes).to_owned();
+        Some((part(&text[..at]), part(&text[at + 1..])))
     };
     bytes.split(|c| *c == 0).filter_map(pair).collect()
 }
 
 /// Returns the paths in the text of `/proc/PID/maps`, each path once.
 fn mapped(maps: &str) -> Vec<String> {
-    let path = |line: &str| line.find('/').map(|at| line[at..].to_owned());
-    let mut paths: Vec<String> = maps.lines().filter_map(path).collect();
+    let mut paths: Vec<String> = library::paths(maps).map(str::to_owned).collect();
     paths.dedup();
     paths
 }
@@ -649,9 +554,8 @@ fn mapped(maps: &str) -> Vec<String> {
 /// Reads only the beginning of a `/proc` file. A process can make its files in `/proc` very long.
 fn start_of(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    fs::File::open(path)?
-        .take(LONGEST)
-        .read_to_end(&mut bytes)?;
+    let file = fs::File::open(path)?;
+    file.take(LONGEST).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
@@ -660,14 +564,12 @@ fn start_of(path: &Path) -> io::Result<Vec<u8>> {
 fn started(pid: u32) -> Option<SystemTime> {
     /// The clock ticks per second in `/proc`. This number is the same on every machine.
     const TICKS_PER_SECOND: u64 = 100;
-    let since_boot =
-        Duration::from_millis(SeenProcess::by_pid(pid).start_time()? * 1000 / TICKS_PER_SECOND);
+    let ticks = SeenProcess::by_pid(pid).start_time()?;
+    let since_boot = Duration::from_millis(ticks * 1000 / TICKS_PER_SECOND);
     let uptime = fs::read_to_string("/proc/uptime").ok()?;
     let uptime = uptime.split_whitespace().next()?.parse().ok()?;
-    let age = Duration::try_from_secs_f64(uptime)
-        .ok()?
-        .saturating_sub(since_boot);
-    SystemTime::now().checked_sub(age)
+    let uptime = Duration::try_from_secs_f64(uptime).ok()?;
+    SystemTime::now().checked_sub(uptime.saturating_sub(since_boot))
 }
 
 /// Returns the remedy for a caller, `user`, who is not allowed to read a process's memory map.

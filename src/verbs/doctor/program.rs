@@ -1,32 +1,23 @@
 //! Reports whether a program loads the library when it starts.
 
-use super::finding::Finding;
+use super::finding::{Check, Finding};
 use crate::machine::{elf, program};
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-const CHECK: &str = "program";
+const CHECK: Check = Check("program");
 
 /// Checks the program with this name or path.
 pub(super) fn checks(name: &OsStr) -> Vec<Finding> {
-    let shown = name.display();
     let Some(path) = program::find(name) else {
-        let text = format!("no such command in PATH: {shown}");
-        return vec![Finding::error(
-            CHECK,
-            text,
-            "check the spelling, or give a path",
-        )];
+        let text = format!("no such command in PATH: {}", name.display());
+        return vec![CHECK.error(text, "check the spelling, or give a path")];
     };
     look(&path).unwrap_or_else(|error| {
         let text = format!("cannot read {}: {error}", path.display());
-        vec![Finding::error(
-            CHECK,
-            text,
-            "check the path, and that you may read the file",
-        )]
+        vec![CHECK.error(text, "check the path, and that you may read the file")]
     })
 }
 
@@ -35,23 +26,21 @@ fn look(path: &Path) -> io::Result<Vec<Finding>> {
     let mut findings = Vec::new();
     if loaded != path {
         let text = format!("{} is a script of {}", path.display(), loaded.display());
-        findings.push(Finding::fine(CHECK, text));
+        findings.push(CHECK.fine(text));
     }
     if let Some((text, remedy)) = program::unable(&elf::kind(&file)?) {
-        findings.push(Finding::error(CHECK, text, remedy));
+        findings.push(CHECK.error(text, remedy));
         return Ok(findings);
     }
     if file.metadata()?.permissions().mode() & 0o6000 != 0 {
-        findings.push(Finding::warning(
-            CHECK,
+        findings.push(CHECK.warning(
             "the program runs with the rights of its owner, so the dynamic linker ignores \
              LD_PRELOAD",
             "load the library into every program with `gpulimit install`",
         ));
     }
     if let Some(runtime) = program::sanitizer(&file)? {
-        findings.push(Finding::warning(
-            CHECK,
+        findings.push(CHECK.warning(
             format!(
                 "the program has AddressSanitizer ({runtime}), which ends it at its start where a \
                  library is preloaded"
@@ -60,6 +49,6 @@ fn look(path: &Path) -> io::Result<Vec<Finding>> {
         ));
     }
     let text = format!("{} can load the library", loaded.display());
-    findings.push(Finding::fine(CHECK, text));
+    findings.push(CHECK.fine(text));
     Ok(findings)
 }

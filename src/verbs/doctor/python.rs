@@ -1,11 +1,12 @@
 //! Checks whether another Python package has taken the place of the module `gpulimit`.
 
-use super::finding::Finding;
+use super::finding::{Check, Finding};
+use std::collections::BTreeSet;
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const CHECK: &str = "python";
+const CHECK: Check = Check("python");
 
 /// The distribution that has this program, as pip writes it in file names.
 const OWN: &str = "gpulimit_cap";
@@ -15,11 +16,9 @@ const OTHER: &str = "gpulimit";
 
 /// Reports the Python packages beside this program; empty if pip did not install this program.
 pub(super) fn checks() -> Vec<Finding> {
-    let program = env::current_exe().ok();
-    let prefix = program
-        .as_deref()
-        .and_then(|program| program.parent()?.parent());
-    let folders = prefix.map(packages).unwrap_or_default();
+    let program = env::current_exe().unwrap_or_default();
+    // The program is in the folder bin of the environment.
+    let folders = program.ancestors().nth(2).map(packages).unwrap_or_default();
     folders.iter().filter_map(|folder| check(folder)).collect()
 }
 
@@ -34,13 +33,8 @@ fn packages(prefix: &Path) -> Vec<PathBuf> {
     }
     // In an environment /lib64 is often a link to /lib.
     folders.retain(|folder| folder.is_dir());
-    let mut folders: Vec<_> = folders
-        .iter()
-        .filter_map(|it| it.canonicalize().ok())
-        .collect();
-    folders.sort();
-    folders.dedup();
-    folders
+    let folders = folders.iter().filter_map(|it| it.canonicalize().ok());
+    BTreeSet::from_iter(folders).into_iter().collect()
 }
 
 fn entries(folder: &Path) -> Vec<PathBuf> {
@@ -52,15 +46,14 @@ fn check(folder: &Path) -> Option<Finding> {
     let own = version(folder, OWN)?;
     let place = folder.display();
     Some(match version(folder, OTHER) {
-        Some(other) => Finding::warning(
-            CHECK,
+        Some(other) => CHECK.warning(
             format!(
                 "the package {OTHER} {other} of PyPI in {place} has the same module name as \
                  gpulimit-cap {own}: `import gpulimit` may load the other one"
             ),
             "run `pip uninstall gpulimit`, then `pip install --force-reinstall gpulimit-cap`",
         ),
-        None => Finding::fine(CHECK, format!("gpulimit-cap {own} in {place}")),
+        None => CHECK.fine(format!("gpulimit-cap {own} in {place}")),
     })
 }
 
@@ -69,10 +62,10 @@ fn version(folder: &Path, distribution: &str) -> Option<String> {
     entries(folder).iter().find_map(|path| {
         let name = path.file_name()?.to_str()?;
         let rest = name.strip_prefix(distribution)?.strip_prefix('-')?;
-        let version = rest
-            .strip_suffix(".dist-info")
-            .or(rest.strip_suffix(".egg-info"))?;
-        Some(version.to_owned())
+        let endings = [".dist-info", ".egg-info"];
+        endings
+            .iter()
+            .find_map(|ending| Some(rest.strip_suffix(ending)?.to_owned()))
     })
 }
 

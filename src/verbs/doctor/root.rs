@@ -1,6 +1,6 @@
 //! Checks the directory of groups, the entries in it, and whether the caller can make groups.
 
-use super::finding::Finding;
+use super::finding::{Check, Finding};
 use super::history;
 use crate::groups;
 use crate::groups::budget::{Budget, LINE, VERB};
@@ -13,90 +13,68 @@ use gpulimit_ledger::{DeviceEntry, Ledger, LedgerError};
 use std::error::Error;
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-const CHECK: &str = "root";
+const CHECK: Check = Check("root");
+const STALE: Check = Check("stale");
 /// The maximum number of incomplete groups to list one by one. Users can make thousands.
 const SHOWN: usize = 8;
 /// The bytes of a user's budget that a finding takes.
 const FINDING: usize = 8 * LINE;
 
-/// Checks the directory in which the caller's groups are made.
-pub(super) fn checks() -> Vec<Finding> {
-    let root = match Root::locate(&env) {
-        Ok(root) => root,
-        Err(error) => return vec![Finding::error(CHECK, error.to_string(), "")],
-    };
+/// Checks the directory in which the caller's groups are made. Fails if it cannot be examined.
+pub(super) fn checks() -> Result<Vec<Finding>, Finding> {
+    let failed = |error: &dyn Error| CHECK.error(error.to_string(), "");
+    let root = Root::locate(&env).map_err(|error| failed(&error))?;
     let path = root.path().display();
-    let on = match file_system(root.path()) {
-        Ok(name) => name,
-        Err(unsuitable) => return vec![Finding::error(CHECK, unsuitable.to_string(), "")],
-    };
+    let on = file_system(root.path()).map_err(|error| failed(&error))?;
     let tried = root.try_out();
     let Ok(about) = fs::metadata(root.path()) else {
-        return vec![match tried {
-            Ok(_) => Finding::fine(
-                CHECK,
-                format!("{path}{on}; the directory will be made with the first group"),
-            ),
-            Err(error) => unusable(&root, &error),
-        }];
+        tried.map_err(|error| unusable(&root, &error))?;
+        let text = format!("{path}{on}; the directory will be made with the first group");
+        return Ok(vec![CHECK.fine(text)]);
     };
-    let Listing { groups, cut_short } = match root.list(None) {
-        Ok(listing) => listing,
-        Err(error) => return vec![Finding::error(CHECK, error.to_string(), "")],
-    };
-    let about_it = format!(
-        "{path}{on}, owner {owner}, mode {mode:04o}, groups: {count}",
-        owner = accounts::user_name(about.uid()),
-        mode = about.permissions().mode() & 0o7777,
-        count = groups.len()
-    );
-    let mut findings = vec![Finding::fine(CHECK, about_it)];
+    let listing = root.list(None).map_err(|error| failed(&error))?;
+    let Listing { groups, cut_short } = listing;
+    let (owner, mode) = (accounts::user_name(about.uid()), about.mode() & 0o7777);
+    let count = groups.len();
+    let text = format!("{path}{on}, owner {owner}, mode {mode:04o}, groups: {count}");
+    let mut findings = vec![CHECK.fine(text)];
     match tried {
         Ok(true) => {}
-        Ok(false) if groups.is_empty() => findings.push(Finding::error(
-            CHECK,
-            format!(
+        Ok(false) if groups.is_empty() => {
+            let text = format!(
                 "{path} has no groups in which to run programs, and you are not allowed to make one"
-            ),
-            "ask the owner of the directory for a group, or name a directory of your own in \
-             GPULIMIT_ROOT",
-        )),
-        Ok(false) => findings.push(Finding::fine(
-            CHECK,
-            format!(
-                "the space for more groups in {path} was not tested: you cannot make groups there"
-            ),
-        )),
+            );
+            let remedy = "ask the owner of the directory for a group, or name a directory of your \
+                          own in GPULIMIT_ROOT";
+            findings.push(CHECK.error(text, remedy));
+        }
+        Ok(false) => findings.push(CHECK.fine(format!(
+            "the space for more groups in {path} was not tested: you cannot make groups there"
+        ))),
         Err(error) => findings.push(unusable(&root, &error)),
     }
-    if root.path() == Path::new(SYSTEM)
-        && about.uid() == 0
-        && !file_system::is_mount_point(root.path())
-    {
-        findings.push(Finding::warning(
-            CHECK,
-            format!(
-                "{path} is not a separate file system: members of its groups can fill the file \
-                     system of /run"
-            ),
-            "mount a tmpfs at that directory before you make groups: docs/systemd.md has a unit \
-             for it",
-        ));
+    let is_system = root.path() == Path::new(SYSTEM) && about.uid() == 0;
+    if is_system && !file_system::is_mount_point(root.path()) {
+        let text = format!(
+            "{path} is not a separate file system: members of its groups can fill the file system \
+             of /run"
+        );
+        let remedy = "mount a tmpfs at that directory before you make groups: docs/systemd.md has \
+                      a unit for it";
+        findings.push(CHECK.warning(text, remedy));
     }
     for path in cut_short {
-        let name = path.to_string_lossy();
-        findings.push(Finding::warning(
-            CHECK,
-            format!(
-                "{} belongs to a user and has more than {MAX_USER_NAMES} entries; the groups among \
-                 the other entries were not checked",
-                name.escape_debug()
-            ),
-            "ask the owner of this directory to remove entries that are not needed",
-        ));
+        let path = path.to_string_lossy();
+        let text = format!(
+            "{} belongs to a user and has more than {MAX_USER_NAMES} entries; the groups among the \
+             other entries were not checked",
+            path.escape_debug()
+        );
+        let remedy = "ask the owner of this directory to remove entries that are not needed";
+        findings.push(CHECK.warning(text, remedy));
     }
     let (mut idle, mut without_trail) = (Vec::new(), Vec::new());
     let driver = Driver::load().ok();
@@ -116,7 +94,7 @@ pub(super) fn checks() -> Vec<Finding> {
             Ok(found)
         };
         let purse = budget.of(&group);
-        let warning = |error: GroupError| vec![Finding::warning("group", error.to_string(), "")];
+        let warning = |error: GroupError| vec![Check("group").warning(error.to_string(), "")];
         if let Some(found) = purse.within(&group, &mut look) {
             let found = found.unwrap_or_else(warning);
             purse.spend(found.len() * FINDING);
@@ -124,62 +102,46 @@ pub(super) fn checks() -> Vec<Finding> {
         }
     }
     let cut = budget.cut().into_iter();
-    findings.extend(cut.map(|(_, text)| Finding::warning("group", text, "")));
+    findings.extend(cut.map(|(_, text)| Check("group").warning(text, "")));
     findings.extend(history::trails(&root, without_trail));
     if let Err(error) = root.trail() {
         let text = format!("new events of jobs outside named groups are lost: {error}");
-        findings.push(Finding::warning("events", text, ""));
+        findings.push(Check("events").warning(text, ""));
     }
     if !idle.is_empty() {
-        findings.push(Finding::fine(
-            "stale",
-            format!(
-                "job groups without programs: {} ({}); `gpulimit gc` and the next `gpulimit \
-                     run` remove those whose command has ended",
-                idle.len(),
-                idle.join(", ")
-            ),
-        ));
+        let (count, names) = (idle.len(), idle.join(", "));
+        findings.push(STALE.fine(format!(
+            "job groups without programs: {count} ({names}); `gpulimit gc` and the next `gpulimit \
+             run` remove those whose command has ended"
+        )));
     }
     let leftovers = root.leftovers().unwrap_or_default();
     for left in leftovers.iter().take(SHOWN) {
         let name = left.to_string_lossy();
-        findings.push(Finding::warning(
-            "stale",
-            format!(
-                "{group} is not a complete group",
-                group = name.escape_debug()
-            ),
-            "`gpulimit gc` removes an incomplete group without limits; `gpulimit create` makes \
-             the group again",
-        ));
+        let text = format!("{} is not a complete group", name.escape_debug());
+        let remedy = "`gpulimit gc` removes an incomplete group without limits; `gpulimit create` \
+                      makes the group again";
+        findings.push(STALE.warning(text, remedy));
     }
     if leftovers.len() > SHOWN {
-        let more = format!(
-            "{count} more groups are not complete",
-            count = leftovers.len() - SHOWN
-        );
-        findings.push(Finding::warning("stale", more, ""));
+        let more = leftovers.len() - SHOWN;
+        findings.push(STALE.warning(format!("{more} more groups are not complete"), ""));
     }
-    let survey = root.survey().unwrap_or_default();
-    if let Some(first) = survey.foreign.first() {
-        let more = match survey.foreign.len() {
-            1 => String::new(),
-            2 => " and 1 more file".into(),
-            count => format!(" and {more} more files", more = count - 1),
+    let foreign = root.survey().unwrap_or_default().foreign;
+    if let Some(first) = foreign.first() {
+        let more = match foreign.len() - 1 {
+            0 => String::new(),
+            1 => " and 1 more file".into(),
+            more => format!(" and {more} more files"),
         };
         let name = first.to_string_lossy();
-        findings.push(Finding::warning(
-            "root",
-            format!(
-                "found files not made by gpulimit: {name}{more}",
-                name = name.escape_debug()
-            ),
-            "move such files elsewhere, or correct GPULIMIT_ROOT; gpulimit never changes or \
-             removes them",
-        ));
+        let name = name.escape_debug();
+        let text = format!("found files not made by gpulimit: {name}{more}");
+        let remedy = "move such files elsewhere, or correct GPULIMIT_ROOT; gpulimit never changes \
+                      or removes them";
+        findings.push(CHECK.warning(text, remedy));
     }
-    findings
+    Ok(findings)
 }
 
 /// Reports memory that members of a group hold beyond their charges.
@@ -199,8 +161,7 @@ fn uncovered(
             gib(bytes),
             entry.id.short()
         );
-        Some(Finding::warning(
-            "uncovered",
+        Some(Check("uncovered").warning(
             text,
             "compare `nvidia-smi` with `gpulimit ps`: the process that has more has taken memory \
              without CUDA (OpenCL, Vulkan, video), or its charge was lowered by another member; \
@@ -213,8 +174,7 @@ fn uncovered(
 /// Returns the file system of the directory of groups, or of the closest directory above, in the
 /// form " on tmpfs".
 fn file_system(root: &Path) -> Result<String, Unsuitable> {
-    let place = root.ancestors().find(|place| place.exists());
-    let Some(place) = place else {
+    let Some(place) = root.ancestors().find(|place| place.exists()) else {
         return Ok(String::new());
     };
     file_system::check(place)?;
@@ -224,8 +184,6 @@ fn file_system(root: &Path) -> Result<String, Unsuitable> {
 
 /// Reports why the caller cannot make groups in the directory `root`.
 fn unusable(root: &Root, error: &GroupError) -> Finding {
-    let path = root.path();
-    let said = format!("cannot make groups in {}: {error}", path.display());
     let cause = error
         .source()
         .and_then(<dyn Error>::downcast_ref::<io::Error>);
@@ -233,11 +191,9 @@ fn unusable(root: &Root, error: &GroupError) -> Finding {
         GroupError::Ledger(LedgerError::NoSpace { .. }) => Some(ErrorKind::StorageFull),
         _ => cause.map(io::Error::kind),
     };
-    Finding::error(
-        CHECK,
-        said,
-        kind.map_or_else(String::new, |kind| remedy(path, kind)),
-    )
+    let text = format!("cannot make groups in {}: {error}", root.path().display());
+    let remedy = kind.map(|kind| remedy(root.path(), kind));
+    CHECK.error(text, remedy.unwrap_or_default())
 }
 
 /// Returns a remedy for a system error such as a full file system, or an empty text.

@@ -1,6 +1,6 @@
 //! Reports whether processes can be suspended. Limits do not need that, so no finding is a warning.
 
-use super::finding::Finding;
+use super::finding::{Check, Finding, Level};
 use super::process::Membership;
 use crate::machine::obstacles::{self, Obstacle};
 use crate::machine::{child::ask, nvml::Driver};
@@ -12,16 +12,14 @@ use gpulimit_base::units::gib;
 use gpulimit_group::effective_user;
 use gpulimit_ledger::Errand;
 
-const CHECK: &str = "suspend";
+const CHECK: Check = Check("suspend");
 /// How the finding begins that says that no obstacle was found.
 const NOTHING: &str = "nothing";
 
 /// Returns a finding about `what` that an obstacle concerns.
 fn finding(what: &str, obstacle: &Obstacle) -> Finding {
-    Finding {
-        remedy: obstacle.remedy(),
-        ..Finding::fine(CHECK, format!("{what} cannot be suspended: {obstacle}"))
-    }
+    let text = format!("{what} cannot be suspended: {obstacle}");
+    CHECK.found(Level::Fine, text, obstacle.remedy())
 }
 
 /// Reports whether processes of this machine can be suspended. `has_functions` says whether the
@@ -31,31 +29,25 @@ pub(super) fn of_machine(has_functions: bool) -> Vec<Finding> {
         Ok(gpus) => gpus,
         Err(error) => {
             let text = format!("processes cannot be suspended: NVML does not answer ({error})");
-            return vec![Finding::fine(CHECK, text)];
+            return vec![CHECK.fine(text)];
         }
     };
     let mut found = obstacles::of_machine(&gpus);
     if found.is_empty() && !has_functions {
         found.extend(gpus.version().map(Obstacle::Driver));
     }
-    let mut findings: Vec<Finding> = found
-        .iter()
-        .map(|obstacle| finding("processes", obstacle))
-        .collect();
-    if !findings.is_empty() {
-        return findings;
+    if !found.is_empty() {
+        let obstacles = found.iter();
+        return obstacles
+            .map(|obstacle| finding("processes", obstacle))
+            .collect();
     }
-    findings.push(Finding::fine(CHECK, "processes can be suspended"));
-    let remark = |text: String, remedy: String| Finding {
-        remedy,
-        ..Finding::fine(CHECK, text)
-    };
+    let mut findings = vec![CHECK.fine("processes can be suspended")];
+    let remark = |text: String, remedy: String| CHECK.found(Level::Fine, text, remedy);
     for gpu in gpus.gpus().iter().filter(|gpu| gpu.instances.is_some()) {
-        let text = format!(
-            "but not on GPU {}, which is split into MIG instances",
-            gpu.index
-        );
-        findings.push(remark(text, Obstacle::Mig(gpu.index).remedy()));
+        let index = gpu.index;
+        let text = format!("but not on GPU {index}, which is split into MIG instances");
+        findings.push(remark(text, Obstacle::Mig(index).remedy()));
     }
     if has_mps() {
         let text = "but not the clients of MPS, which runs here".to_owned();
@@ -87,8 +79,7 @@ fn has_mps() -> bool {
 /// Reports whether a process that may have loaded the CUDA driver is suspended, or can be. Reading
 /// the process's files may block forever.
 pub(super) fn of_process(pid: u32, member: Option<&Membership>) -> Vec<Finding> {
-    let refused =
-        |why: String| Finding::fine(CHECK, format!("the process cannot be suspended: {why}"));
+    let refused = |why: String| CHECK.fine(format!("the process cannot be suspended: {why}"));
     let home = member.and_then(|member| member.home.as_ref());
     let proven = home.map_or_else(|| Ok(Vec::new()), |home| members(home, Some(&[pid])));
     let subjects: Vec<&Subject> = proven.iter().flatten().collect();
@@ -96,20 +87,10 @@ pub(super) fn of_process(pid: u32, member: Option<&Membership>) -> Vec<Finding> 
         return vec![found];
     }
     let gpus = Driver::load().ok();
-    let used = |gpus: &Driver| {
-        let used = gpus
-            .gpus()
-            .iter()
-            .filter_map(|gpu| gpus.used_by(pid, &gpu.id));
-        used.fold(0, u64::saturating_add)
-    };
-    let bytes = gpus.as_ref().map_or(0, used);
+    let bytes = gpus.as_ref().map_or(0, |gpus| gpus.used(pid));
     let mut found = gpus.as_ref().map_or_else(Vec::new, obstacles::of_machine);
-    found.extend(obstacles::of_process(
-        pid,
-        gpus.as_ref(),
-        &obstacles::answer(pid),
-    ));
+    let answer = obstacles::answer(pid);
+    found.extend(obstacles::of_process(pid, gpus.as_ref(), &answer));
     found.extend(obstacles::of_memory(&[(pid, bytes)]));
     found.extend(member.iter().flat_map(|member| member.obstacles.clone()));
     let of_it = |obstacle| finding("the process", obstacle);
@@ -130,7 +111,7 @@ pub(super) fn of_process(pid: u32, member: Option<&Membership>) -> Vec<Finding> 
              gpulimit suspends only members of groups"
         }
     };
-    vec![Finding::fine(CHECK, text)]
+    vec![CHECK.fine(text)]
 }
 
 /// Returns what `suspend` and `resume` have done with a member, or do at this moment.
@@ -169,28 +150,25 @@ fn under_way(subject: &Subject) -> Option<Finding> {
         }
         Errand::None => return None,
     };
-    Some(Finding {
-        remedy,
-        ..Finding::fine(CHECK, text)
-    })
+    Some(CHECK.found(Level::Fine, text, remedy))
 }
 
 /// Adds what the machine lacks to suspend processes to findings about a process that may have
 /// loaded the CUDA driver. Loads the driver in a child process, which takes seconds on some
 /// machines.
 pub(super) fn add_missing(findings: &mut Vec<Finding>) {
-    if !findings.iter().any(|finding| finding.check == CHECK) {
+    if !findings.iter().any(|finding| finding.check == CHECK.0) {
         return;
     }
     let why = match ask("checkpoints", None) {
-        Ok(answers) => answers.into_iter().map(|(_, why)| why).next(),
+        Ok(answers) => answers.get("missing").map(str::to_owned),
         Err(how) => Some(format!(
             "the child process that loads the CUDA driver ended with {how}"
         )),
     };
     if let Some(why) = why {
-        findings.retain(|found| found.check != CHECK || !found.text.starts_with(NOTHING));
+        findings.retain(|found| found.check != CHECK.0 || !found.text.starts_with(NOTHING));
         let text = format!("processes cannot be suspended here: {why}");
-        findings.push(Finding::fine(CHECK, text));
+        findings.push(CHECK.fine(text));
     }
 }

@@ -1,39 +1,32 @@
 //! Reports the group that a user's programs get, and the rule that assigns this group.
 
-use super::finding::{Finding, Level};
+use super::finding::{Check, Finding, Level};
 use crate::machine::accounts::{self, Database};
 use gpulimit_policy::Facts;
 use gpulimit_policy::compile::Accounts;
-use gpulimit_policy::rules::{Rule, Rules, Source};
+use gpulimit_policy::rules::{Assigned, Rule, Rules, Source};
 
 /// Reports which group the rules give to a user's programs.
 pub(super) fn checks(name: &str) -> Vec<Finding> {
-    const CHECK: &str = "rules";
+    const CHECK: Check = Check("rules");
     let Some(uid) = accounts::user_id(name) else {
-        return vec![Finding::error(
-            CHECK,
-            format!("unknown user '{name}'"),
-            "give a name that `id` knows, or a number",
-        )];
+        let remedy = "give a name that `id` knows, or a number";
+        return vec![CHECK.error(format!("unknown user '{name}'"), remedy)];
     };
     let rules = match Rules::load(&Source::system()) {
-        Err(error) => return vec![Finding::error(CHECK, error.to_string(), "")],
+        Err(error) => return vec![CHECK.error(error.to_string(), "")],
         Ok(None) => {
-            return vec![Finding::fine(
-                CHECK,
-                "this machine has no rules: a program's limit comes from its environment; \
-                 `gpulimit apply` makes rules",
-            )];
+            let text = "this machine has no rules: a program's limit comes from its environment; \
+                        `gpulimit apply` makes rules";
+            return vec![CHECK.fine(text)];
         }
         Ok(Some(rules)) => rules,
     };
     let known = Database.user(&accounts::user_name(uid));
+    let gids = known.as_ref().map(accounts::unix_groups_of);
     let facts = Facts {
         uid,
-        gids: known
-            .as_ref()
-            .map(accounts::unix_groups_of)
-            .unwrap_or_default(),
+        gids: gids.unwrap_or_default(),
         ..Facts::default()
     };
     // Rules affect only programs that load libgpulimit.so, so report if not all programs load it.
@@ -53,48 +46,39 @@ pub(super) fn checks(name: &str) -> Vec<Finding> {
         alone.container.clear();
         alone.executable.clear();
         if let Ok(Some(assigned)) = Rules(vec![alone]).assigned(&facts) {
-            let text = format!(
-                "rule {number}: a process {conditions} joins {group}, if no earlier rule applies",
-                number = rule.number,
-                conditions = asks.join(" and "),
-                group = assigned.group
-            );
-            findings.push(Finding::fine(CHECK, text));
+            let (number, group) = (rule.number, assigned.group);
+            let conditions = asks.join(" and ");
+            findings.push(CHECK.fine(format!(
+                "rule {number}: a process {conditions} joins {group}, if no earlier rule applies"
+            )));
         }
     }
     findings.push(match Rules(always).assigned(&facts) {
-        Ok(Some(assigned)) => Finding::fine(
-            CHECK,
-            format!(
-                "{name} is assigned to {group} by rule {rule}",
-                group = assigned.group,
-                rule = assigned.rule
-            ),
-        ),
-        Ok(None) => Finding::fine(
-            CHECK,
-            format!("no rule assigns {name}: a program's limit comes from its environment"),
-        ),
-        Err(error) => Finding::error(
-            CHECK,
-            error.to_string(),
-            "correct the policy and run `gpulimit apply` again",
-        ),
+        Ok(Some(Assigned { group, rule, .. })) => {
+            CHECK.fine(format!("{name} is assigned to {group} by rule {rule}"))
+        }
+        Ok(None) => CHECK.fine(format!(
+            "no rule assigns {name}: a program's limit comes from its environment"
+        )),
+        Err(error) => {
+            let remedy = "correct the policy and run `gpulimit apply` again";
+            CHECK.error(error.to_string(), remedy)
+        }
     });
     findings
 }
 
 /// Lists the conditions of a rule, except for the condition on the user.
 fn asks(rule: &Rule) -> Vec<String> {
-    let mut asks = Vec::new();
-    for (what, globs) in [
+    let conditions = [
         ("in cgroup", &rule.cgroup),
         ("in container", &rule.container),
         ("that runs", &rule.executable),
-    ] {
-        if !globs.is_empty() {
-            asks.push(format!("{what} {}", globs.join(" or ")));
-        }
-    }
-    asks
+    ];
+    let asked = conditions
+        .into_iter()
+        .filter(|(_, globs)| !globs.is_empty());
+    asked
+        .map(|(what, globs)| format!("{what} {}", globs.join(" or ")))
+        .collect()
 }
