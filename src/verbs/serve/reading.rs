@@ -69,6 +69,8 @@ pub struct More {
     /// The share of [`WINDOWS`] in which at least one request waited.
     pub pressure: [f64; WINDOWS.len()],
     waits: Waits,
+    /// The byte-seconds of each user in the ledger.
+    bills: Vec<(Option<u32>, f64)>,
 }
 
 /// What is kept between rounds.
@@ -118,6 +120,13 @@ impl Memory {
     }
 }
 
+impl Group {
+    /// Returns the figures of each GPU.
+    pub fn gpus(&self) -> impl Iterator<Item = (&Gpu, &More)> {
+        self.figures.gpus.iter().zip(&self.more)
+    }
+}
+
 impl Reading {
     /// Reads all groups that the scope shows.
     pub fn take(
@@ -136,7 +145,8 @@ impl Reading {
             let mut trend = |view: &_, device: &_, usage| memory.trends.trend(view, device, usage);
             let figures = Figures::read(&view, driver, &mut trend);
             let of_group = OfGroup::of(&view, &figures);
-            let bills = of_group.bills.iter().map(Vec::len).sum::<usize>();
+            let bills = of_group.more.iter().map(|more| more.bills.len());
+            let bills = bills.sum::<usize>();
             // Each listed GPU gets counters, also one without figures.
             let lines = bills + driver.map_or(0, |driver| driver.gpus().len());
             view.purse.spend(lines * (LINE + view.title.len()));
@@ -212,8 +222,6 @@ impl Public {
 /// What only the open ledger tells.
 struct OfGroup {
     more: Vec<More>,
-    /// The byte-seconds of each user on each GPU.
-    bills: Vec<Vec<(Option<u32>, f64)>>,
     events: Option<Events>,
     /// The device and inode number of the ledger; `None` if it cannot be read.
     ledger: Option<(u64, u64)>,
@@ -224,39 +232,31 @@ impl OfGroup {
     fn of(view: &View, figures: &Figures) -> Self {
         let ledger = view.ledger.as_ref();
         let all_bills = ledger.map(beliefs::bills).unwrap_or_default();
-        let (mut more, mut bills) = (Vec::new(), Vec::new());
-        for gpu in &figures.gpus {
-            let (Some(entry), Some(ledger)) = (
-                view.devices.iter().find(|device| device.id == gpu.id),
-                ledger,
-            ) else {
-                more.push(More::default());
-                bills.push(Vec::new());
-                continue;
-            };
+        let more = |gpu: &Gpu| {
+            let ledger = ledger?;
+            let entry = view.devices.iter().find(|device| device.id == gpu.id)?;
             let has_used = |process: &&ProcessUsage| {
                 let is_it = |device: &DeviceUsage| device.device == entry.index;
                 process.devices.iter().any(is_it)
             };
             let on_it = || view.processes.iter().filter(has_used);
             let its = all_bills.iter().filter(|bill| bill.device == entry.index);
-            bills.push(
-                its.map(|bill| (bill.uid, bill.byte_seconds as f64))
-                    .collect(),
-            );
-            more.push(More {
+            Some(More {
                 running: on_it().filter(|process| process.alive).count(),
                 draining: on_it().filter(|process| !process.alive).count(),
+                bills: its
+                    .map(|bill| (bill.uid, bill.byte_seconds as f64))
+                    .collect(),
                 waits: match gpu.waits {
                     Some(1..) => Waits::ended(&ledger.history(entry.index, Resolution::Seconds)),
                     _ => Waits::default(),
                 },
                 ..More::default()
-            });
-        }
+            })
+        };
+        let gpus = figures.gpus.iter();
         Self {
-            more,
-            bills,
+            more: gpus.map(|gpu| more(gpu).unwrap_or_default()).collect(),
             events: ledger.map(|ledger| EventKind::ALL.map(|kind| ledger.event_count(kind))),
             ledger: ledger.map(Ledger::file_id),
             pod: Pod::of(&view.group),
@@ -303,16 +303,16 @@ impl OfGroup {
         let shown: Vec<DeviceId> = figures.gpus.iter().map(|gpu| gpu.id).collect();
         kept.keep_gpus(&shown);
         let of_gpus = figures.gpus.iter_mut().zip(&mut self.more);
-        for ((gpu, more), bills) in of_gpus.zip(&mut self.bills) {
+        for (gpu, more) in of_gpus {
             let kept = kept.gpu(gpu.id, now);
             if let (Some(refusals), Some(waits), Some(waited_ms)) =
                 (&mut gpu.refusals, &mut gpu.waits, &mut gpu.waited_ms)
             {
-                kept.raise(refusals, waits, waited_ms);
+                kept.raise([refusals, waits, waited_ms]);
             }
             more.waited = kept.add_waits(&mut more.waits, now);
-            more.byte_seconds = kept.raise_users(bills);
-            for (uid, used) in &*bills {
+            more.byte_seconds = kept.raise_users(&mut more.bills);
+            for (uid, used) in &more.bills {
                 let name = match uid {
                     Some(uid) => accounts::user_name(*uid),
                     None => "(others)".into(),
