@@ -17,18 +17,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Returns the processes in these groups, sorted by group and then by pid. A process on several
-/// GPUs has an entry for each.
-pub fn processes(selection: &Selection, seen: &[Seen], waiters: &Waiters) -> Vec<Process> {
-    processes_with(
-        selection,
-        seen,
-        waiters,
-        &mut Commands::new(look::patience()),
-    )
-}
-
-/// Returns the processes as [`processes`] does, with command lines that may be known already.
-pub fn processes_with(
+/// GPUs has an entry for each. Some command lines may be known already.
+pub fn processes(
     selection: &Selection,
     seen: &[Seen],
     waiters: &Waiters,

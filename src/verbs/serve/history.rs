@@ -4,7 +4,7 @@ use super::query;
 use super::reading::Public;
 use super::refusal::Refusal;
 use super::worker::Sources;
-use crate::figures::past;
+use crate::figures::past::{self, Past};
 use crate::groups::{SCHEMA, Selection, View, budget::SCRAPE, gpu};
 use gpulimit_base::device::DeviceId;
 use gpulimit_group::Root;
@@ -66,9 +66,9 @@ pub fn json(sources: &mut Sources, asked: &str) -> Result<Value, Refusal> {
     let (mut histories, mut periods) = (Vec::new(), 0);
     let (_, cut) = selection.visit_once(SCRAPE, driver, |_, view: View| {
         if periods <= MOST_PERIODS {
-            for one in past::json(&view, &[device], since, &now, driver) {
-                periods += one["periods"].as_array().map_or(0, Vec::len);
-                histories.push(one);
+            for past in Past::all(&view, &[device], since, now.timestamp(), driver) {
+                periods += past.spans.len();
+                histories.push(past.json(driver));
             }
         }
     });

@@ -193,9 +193,10 @@ pub const METRICS: &[Metric] = &[
     metric(
         "gpulimit_oldest_wait_seconds",
         "For how long the oldest of these requests has waited; 0 if none waits.",
-        Values::GroupGpus(|gpu, more, sample| {
-            let waited = gpu.waiting.map(|_| more.oldest_wait.as_secs_f64());
-            sample.put_known(waited);
+        Values::GroupGpus(|gpu, _, sample| {
+            let longest = gpu.longest_wait.as_ref();
+            let waited = longest.map_or(0.0, |longest| longest.waited().as_secs_f64());
+            sample.put_known(gpu.waiting.map(|_| waited));
         }),
     ),
     metric(

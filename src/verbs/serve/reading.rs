@@ -3,7 +3,7 @@
 use super::access::Scope;
 use super::counters::{Counters, Events};
 use super::pressure::{WINDOWS, Waits};
-use crate::figures::processes::{Commands, Process, processes_with};
+use crate::figures::processes::{Commands, Process, processes};
 use crate::figures::snapshot::{self, GpuMemory, Reader};
 use crate::figures::{Figures, Gpu, kept::Kept, waiting::Waiters};
 use crate::groups::budget::{LINE, SCRAPE};
@@ -57,8 +57,6 @@ pub struct More {
     pub running: usize,
     /// The number of ended processes whose memory the driver has not freed yet.
     pub draining: usize,
-    /// The longest time for which a process waits for memory at present.
-    pub oldest_wait: Duration,
     /// The bytes times seconds that all users have used.
     pub byte_seconds: f64,
     /// The bytes times seconds that each user has used. The name is `(others)` for all users that
@@ -170,7 +168,7 @@ impl Reading {
         let (mut groups, mut public) = (Vec::new(), Public::default());
         for (figures, (_, of_group)) in round.groups.into_iter().zip(more) {
             let is_shown = !scope.public || public.has(&figures.root, &figures.name);
-            let group = of_group.complete(figures, &listed, &round.waiters, memory, now);
+            let group = of_group.complete(figures, &listed, memory, now);
             groups.extend(is_shown.then_some(group));
         }
         memory.trends.end_round();
@@ -194,7 +192,7 @@ impl Reading {
     pub fn read_processes(&self, memory: &mut Memory) {
         self.processes.get_or_init(|| {
             let commands = &mut memory.commands;
-            processes_with(&self.selection, &self.seen, &self.waiters, commands)
+            processes(&self.selection, &self.seen, &self.waiters, commands)
         });
     }
 
@@ -267,13 +265,11 @@ impl OfGroup {
         mut self,
         mut figures: Figures,
         listed: &[DeviceId],
-        waiters: &Waiters,
         memory: &mut Memory,
         now: u64,
     ) -> Group {
         for (gpu, more) in figures.gpus.iter().zip(&mut self.more) {
-            for waiter in waiters.on(&figures.root, &figures.name, gpu.id) {
-                more.oldest_wait = more.oldest_wait.max(waiter.waited());
+            if let Some(waiter) = &gpu.longest_wait {
                 more.waits.add_present(waiter.waited(), now);
             }
             more.pressure = more.waits.ratios(now);
