@@ -10,6 +10,7 @@ use crate::machine::accounts;
 use crate::shown::output::Escaped;
 use gpulimit_base::device::DeviceId;
 use std::fmt::{Display, Write};
+use std::io::{self, ErrorKind};
 use std::sync::{Arc, Weak};
 
 /// The length in bytes from which a piece is sent.
@@ -108,10 +109,6 @@ pub struct Text {
     next: (usize, usize),
 }
 
-/// The metrics were dropped, because the client read them too slowly.
-#[derive(Debug)]
-pub struct Dropped;
-
 /// The labels of all items, as text.
 struct Labels {
     gpus: Vec<String>,
@@ -162,11 +159,12 @@ impl Text {
         Self { page, next: (0, 0) }
     }
 
-    /// Returns the next piece; an empty one after the last one.
-    pub fn piece(&mut self) -> Result<String, Dropped> {
+    /// Returns the next piece; an empty one after the last one. Fails if the metrics were dropped,
+    /// because the client reads too slowly.
+    pub fn piece(&mut self) -> io::Result<String> {
         let mut out = String::new();
         if self.next.0 < METRICS.len() {
-            let page = self.page.upgrade().ok_or(Dropped)?;
+            let page = self.page.upgrade().ok_or(ErrorKind::TimedOut)?;
             out.reserve(PIECE + 4096);
             self.next = page.write(self.next, &mut out);
         }

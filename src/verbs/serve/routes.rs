@@ -103,7 +103,7 @@ impl Site {
 
     /// Sends a browser with the right token to the page, so that the token leaves the address.
     fn with_cookie(&self) -> Answer {
-        let mut answer = answer::data(JSON, Content::empty());
+        let mut answer = answer::data(JSON, Content::Whole(None));
         *answer.status_mut() = StatusCode::SEE_OTHER;
         let headers = answer.headers_mut();
         // Relative, because a reverse proxy may have the server at a path of its own.
@@ -119,7 +119,7 @@ impl Site {
     async fn stream(&self, is_head: bool, peer: Peer) -> Result<Answer, Refusal> {
         const KIND: &str = "text/event-stream";
         if is_head {
-            return Ok(answer::data(KIND, Content::empty()));
+            return Ok(answer::data(KIND, Content::Whole(None)));
         }
         let full = || Refusal::unavailable("too many event streams are open; close some");
         let place = self.streams.place(peer).ok_or_else(full)?;

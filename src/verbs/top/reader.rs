@@ -7,7 +7,7 @@ use crate::figures::processes::{Commands, Process, processes};
 use crate::figures::snapshot::{self, GpuMemory};
 use crate::figures::{Figures, kept::Kept};
 use crate::groups::{Purpose, Selection, View, meant};
-use crate::machine::{accounts, nvml::Driver};
+use crate::machine::nvml::Driver;
 use crate::shown::{output::Escaped, screen};
 use crate::words::{failure::Failure, notes::Notes};
 use gpulimit_base::device::DeviceId;
@@ -24,10 +24,9 @@ const RELOAD: Duration = Duration::from_secs(10);
 /// How long one round waits for the command lines of processes.
 const COMMANDS: Duration = Duration::from_secs(2);
 
-/// The names of users, containers and jobs that were already looked up.
+/// The containers and jobs that were already looked up.
 #[derive(Default)]
 pub struct Known {
-    users: BTreeMap<u32, String>,
     /// By pid and by the process's own pid and user. A pid that is used again soon by the same user
     /// can show an old place.
     places: BTreeMap<(u32, u32, u32), Option<String>>,
@@ -36,12 +35,6 @@ pub struct Known {
 impl Known {
     /// The number of processes to remember.
     const PLACES: usize = 1 << 16;
-
-    /// Returns the escaped name of a user.
-    pub fn user(&mut self, uid: u32) -> String {
-        let name = || Escaped(&accounts::user_name(uid)).to_string();
-        self.users.entry(uid).or_insert_with(name).clone()
-    }
 
     /// Returns the container or the job of a live process.
     pub fn place(&mut self, process: &Process) -> Option<String> {

@@ -8,7 +8,7 @@ use crate::figures::processes::{self, Split};
 use crate::figures::snapshot::GpuMemory;
 use crate::figures::{self, Figures, past::Recent};
 use crate::groups;
-use crate::machine::nvml::Driver;
+use crate::machine::{accounts, nvml::Driver};
 use crate::shown::{output::Escaped, table::figure};
 use crate::words::failure::Failure;
 use gpulimit_base::device::DeviceId;
@@ -357,7 +357,7 @@ impl Process {
                 own_pid: process.own_pid,
                 start_time: process.start_time,
             },
-            user: known.user(process.uid),
+            user: Escaped(&accounts::user_name(process.uid)).to_string(),
             place: place::of_group(&process.group)
                 .or_else(|| known.place(process))
                 .unwrap_or_default(),
