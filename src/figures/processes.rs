@@ -176,7 +176,9 @@ pub struct Process {
     /// The command line; `None` if it could not be read in time.
     pub command: Option<String>,
     pub alive: bool,
-    state: &'static str,
+    /// `running`, `suspending`, `suspended`, `frozen` (suspended and stopped), `resuming`,
+    /// `abandoned` (a command that suspended or resumed it has died), `lost` or `draining`.
+    pub state: &'static str,
     /// Whether the driver has confirmed the state; otherwise it is what the ledger says.
     is_confirmed: bool,
     pub gpu: Option<(DeviceId, Parts)>,
@@ -300,13 +302,6 @@ impl Process {
         groups
             .then_with(|| self.title.cmp(&other.title))
             .then_with(|| process(self).cmp(&process(other)))
-    }
-
-    /// Returns the state of the process: `running`, `suspending`, `suspended`, `frozen` (suspended
-    /// and stopped), `resuming`, `abandoned` (a command that suspended or resumed it has died),
-    /// `lost` or `draining`.
-    pub const fn state(&self) -> &'static str {
-        self.state
     }
 
     /// Notes which processes are suspended, as the driver says.

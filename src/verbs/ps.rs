@@ -164,7 +164,7 @@ fn uncovered(view: &View, driver: Option<&Driver>) -> Vec<String> {
 
 /// Returns a line that names the processes on which a command was at work when it died.
 fn abandoned(lines: &[Process]) -> Option<String> {
-    let abandoned = lines.iter().filter(|line| line.state() == "abandoned");
+    let abandoned = lines.iter().filter(|line| line.state == "abandoned");
     let pids: BTreeSet<u32> = abandoned
         .map(|line| line.pid.unwrap_or(line.own_pid))
         .collect();

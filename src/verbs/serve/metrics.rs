@@ -81,7 +81,7 @@ pub const METRICS: &[Metric] = &[
             let root = group.figures.root.to_string_lossy();
             // Empty labels, too, are written: with honor_labels Prometheus would put the labels of
             // the server's own pod in place of missing ones.
-            let (namespace, pod, container) = match &group.pod {
+            let (namespace, pod, container) = match &group.ledger.pod {
                 Some(pod) => (&*pod.namespace, &*pod.pod, &*pod.container),
                 None => ("", "", ""),
             };
@@ -251,7 +251,10 @@ pub const METRICS: &[Metric] = &[
         "gpulimit_events_total",
         "The events of the group by kind, without those of the groups below.",
         Values::Groups(|group, sample| {
-            for (kind, count) in EventKind::ALL.iter().zip(group.events.iter().flatten()) {
+            for (kind, count) in EventKind::ALL
+                .iter()
+                .zip(group.ledger.events.iter().flatten())
+            {
                 sample.put(&[("event", kind.name())], count);
             }
         }),

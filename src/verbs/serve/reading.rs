@@ -39,13 +39,20 @@ pub struct Reading {
 /// A group with the figures that `show` prints, and with more for metrics.
 pub struct Group {
     pub figures: Figures,
+    pub ledger: OfLedger,
+    /// GPUs without figures, on which all counters of the group are 0.
+    pub unused: Vec<DeviceId>,
+}
+
+/// What only the open ledger of a group tells.
+pub struct OfLedger {
+    /// The device and inode number of the ledger; `None` if it cannot be read.
+    id: Option<(u64, u64)>,
     /// The more of each GPU of the figures, in the same order.
-    pub more: Vec<More>,
+    more: Vec<More>,
     /// The number of events of each kind since the group was created; `None` if the ledger cannot
     /// be read.
     pub events: Option<Events>,
-    /// GPUs without figures, on which all counters of the group are 0.
-    pub unused: Vec<DeviceId>,
     /// The container that the group was made for.
     pub pod: Option<Pod>,
 }
@@ -121,7 +128,7 @@ impl Memory {
 impl Group {
     /// Returns the figures of each GPU.
     pub fn gpus(&self) -> impl Iterator<Item = (&Gpu, &More)> {
-        self.figures.gpus.iter().zip(&self.more)
+        self.figures.gpus.iter().zip(&self.ledger.more)
     }
 }
 
@@ -138,17 +145,17 @@ impl Reading {
             memory.tell(text);
         }
         let mut reader = Reader::default();
-        let mut more = Vec::new();
+        let mut ledgers = BTreeMap::new();
         let (failed, cut) = selection.visit_once(SCRAPE, driver, |at, view| {
             let mut trend = |view: &_, device: &_, usage| memory.trends.trend(view, device, usage);
             let figures = Figures::read(&view, driver, &mut trend);
-            let of_group = OfGroup::of(&view, &figures);
-            let bills = of_group.more.iter().map(|more| more.bills.len());
+            let ledger = OfLedger::of(&view, &figures);
+            let bills = ledger.more.iter().map(|more| more.bills.len());
             let bills = bills.sum::<usize>();
             // Each listed GPU gets counters, also one without figures.
             let lines = bills + driver.map_or(0, |driver| driver.gpus().len());
             view.purse.spend(lines * (LINE + view.title.len()));
-            more.push((at, of_group));
+            ledgers.insert(at, ledger);
             reader.add(at, view, figures, driver);
         });
         for (at, error) in failed {
@@ -157,7 +164,6 @@ impl Reading {
             memory.tell(error.to_string());
         }
         memory.tell_cut(cut);
-        more.sort_by_key(|(at, _)| *at);
         let round = reader.end(driver);
         let gpus = snapshot::gpus(&round.groups, true, driver);
         let now = Moment::from(time).unix_ms;
@@ -166,10 +172,19 @@ impl Reading {
             .map(|gpu| gpu.id)
             .collect();
         let (mut groups, mut public) = (Vec::new(), Public::default());
-        for (figures, (_, of_group)) in round.groups.into_iter().zip(more) {
-            let is_shown = !scope.public || public.has(&figures.root, &figures.name);
-            let group = of_group.complete(figures, &listed, memory, now);
-            groups.extend(is_shown.then_some(group));
+        for (mut figures, mut ledger) in round.groups.into_iter().zip(ledgers.into_values()) {
+            ledger.complete(&mut figures, memory, now);
+            if scope.public && !public.has(&figures.root, &figures.name) {
+                continue;
+            }
+            let counts = ledger.events.is_some() && Kind::of(&figures.name) == Kind::Named;
+            let is_used = |id: &DeviceId| figures.gpus.iter().any(|gpu| gpu.id == *id);
+            let unused = listed.iter().filter(|id| counts && !is_used(id)).copied();
+            groups.push(Group {
+                unused: unused.collect(),
+                figures,
+                ledger,
+            });
         }
         memory.trends.end_round();
         memory.counters.end_round();
@@ -217,16 +232,7 @@ impl Public {
     }
 }
 
-/// What only the open ledger tells.
-struct OfGroup {
-    more: Vec<More>,
-    events: Option<Events>,
-    /// The device and inode number of the ledger; `None` if it cannot be read.
-    ledger: Option<(u64, u64)>,
-    pod: Option<Pod>,
-}
-
-impl OfGroup {
+impl OfLedger {
     fn of(view: &View, figures: &Figures) -> Self {
         let ledger = view.ledger.as_ref();
         let all_bills = ledger.map(beliefs::bills).unwrap_or_default();
@@ -256,43 +262,28 @@ impl OfGroup {
         Self {
             more: gpus.map(|gpu| more(gpu).unwrap_or_default()).collect(),
             events: ledger.map(|ledger| EventKind::ALL.map(|kind| ledger.event_count(kind))),
-            ledger: ledger.map(Ledger::file_id),
+            id: ledger.map(Ledger::file_id),
             pod: Pod::of(&view.group),
         }
     }
 
-    fn complete(
-        mut self,
-        mut figures: Figures,
-        listed: &[DeviceId],
-        memory: &mut Memory,
-        now: u64,
-    ) -> Group {
+    /// Adds what the rest of the round and the rounds before tell.
+    fn complete(&mut self, figures: &mut Figures, memory: &mut Memory, now: u64) {
         for (gpu, more) in figures.gpus.iter().zip(&mut self.more) {
             if let Some(waiter) = &gpu.longest_wait {
                 more.waits.add_present(waiter.waited(), now);
             }
             more.pressure = more.waits.ratios(now);
         }
-        match self.ledger {
-            Some(ledger) => self.count(&mut figures, ledger, memory, now),
+        match self.id {
+            Some(id) => self.count(figures, id, memory, now),
             None => memory.counters.keep(&figures.root, &figures.name),
-        }
-        let is_used = |id: &DeviceId| figures.gpus.iter().any(|gpu: &Gpu| gpu.id == *id);
-        let counts = self.events.is_some() && Kind::of(&figures.name) == Kind::Named;
-        let unused = listed.iter().filter(|id| counts && !is_used(id)).copied();
-        Group {
-            unused: unused.collect(),
-            figures,
-            more: self.more,
-            events: self.events,
-            pod: self.pod,
         }
     }
 
     /// Raises the counters to the highest ones so far.
-    fn count(&mut self, figures: &mut Figures, ledger: (u64, u64), memory: &mut Memory, now: u64) {
-        let kept = memory.counters.of(&figures.root, &figures.name, ledger);
+    fn count(&mut self, figures: &mut Figures, id: (u64, u64), memory: &mut Memory, now: u64) {
+        let kept = memory.counters.of(&figures.root, &figures.name, id);
         if let Some(events) = &mut self.events {
             kept.raise_events(events);
         }

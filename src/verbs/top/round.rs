@@ -342,7 +342,7 @@ impl Process {
     fn of(process: &processes::Process, known: &mut Known, driver: Option<&Driver>) -> Self {
         let (id, parts) = process.gpu.as_ref().map(|(id, parts)| (*id, parts)).unzip();
         let on_host = parts.and_then(|parts| sized("suspended", Some(parts.suspended)));
-        let state = match (&process.waits, process.state()) {
+        let state = match (&process.waits, process.state) {
             (Some(waits), _) => waits.to_string(),
             (None, "running") => String::new(),
             // On a GPU of which nothing is on the host, there is no figure.
