@@ -23,16 +23,15 @@ pub fn value(query: &str, key: &str) -> Option<String> {
 /// otherwise: the answer would be that of a query without it.
 pub fn check(query: &str, known: &[&str]) -> Result<(), Refusal> {
     let mut keys = pairs(query).map(|(key, _)| key);
-    match keys.find(|key| !known.contains(&&**key)) {
-        None => Ok(()),
-        Some(key) if known.is_empty() => Err(Refusal::wrong(format!(
-            "unknown key '{key}' in the query: there are no keys at this path"
-        ))),
-        Some(key) => Err(Refusal::wrong(format!(
-            "unknown key '{key}' in the query: the keys at this path are {}",
-            known.join(", ")
-        ))),
-    }
+    let Some(key) = keys.find(|key| !known.contains(&&**key)) else {
+        return Ok(());
+    };
+    let keys = match known {
+        [] => "there are no keys at this path".into(),
+        known => format!("the keys at this path are {}", known.join(", ")),
+    };
+    let why = format!("unknown key '{key}' in the query: {keys}");
+    Err(Refusal::wrong(why))
 }
 
 /// Returns the time that the key `since` says, in seconds since 1970; `None` without the key.
