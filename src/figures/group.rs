@@ -5,7 +5,7 @@ pub mod order;
 use super::fields::{self, Cell, fields, left, path, right};
 use super::past;
 use super::trend::Trend;
-use super::waiting::Waiters;
+use super::waiting::{Waiter, Waiters};
 pub use crate::groups::sizes::{bytes, size};
 use crate::groups::sizes::{is_above, rule};
 use crate::groups::{self, Selection, View, above::Above};
@@ -77,6 +77,8 @@ pub struct Gpu {
     pub trend: Option<Trend>,
     /// The number of live processes in the group that wait for memory of this GPU.
     pub waiting: Option<usize>,
+    /// The request that has waited longest among these.
+    pub longest_wait: Option<Waiter>,
     /// The charged bytes by category, as the members published them.
     pub by: Option<[u64; Category::COUNT]>,
     /// The bytes of suspended processes, which are on the host. No part of the usage.
@@ -98,13 +100,8 @@ impl Figures {
     pub fn all(selection: &Selection, driver: Option<&Driver>) -> (Vec<Self>, Notes) {
         let (views, notes) = selection.views(driver);
         let waiters = Waiters::of(&views, driver);
-        (Self::of_views(&views, &waiters, driver), notes)
-    }
-
-    /// Reads the figures of several groups.
-    pub fn of_views(views: &[View], waiters: &Waiters, driver: Option<&Driver>) -> Vec<Self> {
-        let figures = views.iter().map(|view| Self::of(view, waiters, driver));
-        figures.collect()
+        let figures = views.iter().map(|view| Self::of(view, &waiters, driver));
+        (figures.collect(), notes)
     }
 
     /// Reads the figures of a group.
@@ -120,6 +117,7 @@ impl Figures {
         if self.processes.is_some() {
             for gpu in &mut self.gpus {
                 gpu.waiting = Some(waiters.count(&self.root, &self.name, gpu.id));
+                gpu.longest_wait = waiters.longest(&self.root, &self.name, gpu.id).cloned();
             }
         }
     }
@@ -145,6 +143,13 @@ impl Figures {
                 }
             }
         }
+        let mut gpu = |id| {
+            let mut gpu = Gpu::of(view, id, driver);
+            let mut devices = view.devices.iter();
+            let device = devices.find(|device| device.id == id);
+            gpu.trend = (|| trends(view, device?, gpu.usage?))();
+            gpu
+        };
         // GPUs that NVML does not list come last, in the order of the ledger.
         ids.sort_by_key(|id| groups::index(*id, driver).unwrap_or(u32::MAX));
         Self {
@@ -159,10 +164,7 @@ impl Figures {
                 (_, true) => Some("others"),
                 _ => None,
             },
-            gpus: ids
-                .into_iter()
-                .map(|id| Gpu::read(view, id, driver, trends))
-                .collect(),
+            gpus: ids.into_iter().map(&mut gpu).collect(),
         }
     }
 
@@ -281,19 +283,9 @@ fn options(options: &Options) -> Value {
 }
 
 impl Gpu {
-    /// Reads a group's figures for a GPU, except `waiting`. If the group has never used the GPU,
-    /// its usage is 0.
+    /// Reads a group's figures for a GPU, except the trend and what waits. If the group has never
+    /// used the GPU, its usage is 0.
     pub fn of(view: &View, id: DeviceId, driver: Option<&Driver>) -> Self {
-        Self::read(view, id, driver, &mut read_trend)
-    }
-
-    /// Does the same as [`Self::of`], with trends from `trends`.
-    pub fn read(
-        view: &View,
-        id: DeviceId,
-        driver: Option<&Driver>,
-        trends: &mut Trends<'_>,
-    ) -> Self {
         let entry = view.devices.iter().find(|device| device.id == id);
         let capacity = entry
             .map(|entry| entry.capacity)
@@ -346,8 +338,9 @@ impl Gpu {
             waits: usage.map(|usage| usage.waits),
             waited_ms: usage.map(|usage| usage.waited_ms),
             processes: view.count(uses),
-            trend: (|| trends(view, entry?, in_use?))(),
+            trend: None,
             waiting: None,
+            longest_wait: None,
             by: usage.map(|usage| usage.by),
             suspended: usage.map(|usage| usage.suspended),
             uncovered,

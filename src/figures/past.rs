@@ -8,11 +8,10 @@ use crate::groups::View;
 use crate::machine::nvml::Driver;
 use crate::words::clock::{self, Moment};
 use crate::words::text;
-use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::gib;
 use gpulimit_ledger::{DeviceEntry, DeviceIndex, EventKind, Ledger, Period, Resolution};
 use gpulimit_limits::Selector;
-use jiff::{Timestamp, Zoned};
+use jiff::Timestamp;
 use serde_json::{Value, json};
 use std::iter;
 use std::path::PathBuf;
@@ -60,19 +59,6 @@ fn marks(ledger: &Ledger, device: DeviceIndex, since: u64) -> Vec<Mark> {
         })
         .filter(|mark| mark.unix_ms >= since.saturating_mul(1_000))
         .collect()
-}
-
-/// Returns the past usage of a group on these GPUs as JSON, an object for each GPU. `since` is in
-/// seconds since 1970.
-pub fn json(
-    view: &View,
-    devices: &[Selector],
-    since: u64,
-    now: &Zoned,
-    driver: Option<&Driver>,
-) -> Vec<Value> {
-    let pasts = Past::all(view, devices, since, now.timestamp(), driver);
-    pasts.iter().map(|past| past.json(driver)).collect()
 }
 
 /// Returns the trend of a group's usage of a GPU, whose present usage is `usage` bytes.
@@ -189,7 +175,10 @@ impl Past {
         now: Timestamp,
         driver: Option<&Driver>,
     ) -> Self {
-        let gpu = Gpu::of(view, device.id, driver);
+        let mut gpu = Gpu::of(view, device.id, driver);
+        gpu.trend = gpu
+            .usage
+            .and_then(|usage| trend(ledger, device.index, usage));
         let usage = gpu.usage.unwrap_or(0);
         let window = Window::new(since, second(now), usage);
         Self {
@@ -243,16 +232,6 @@ impl Past {
             said += &format!(", gave {} to requests", gib(given));
         }
         said
-    }
-
-    /// Returns a sentence about how the usage grows; `None` if it does not.
-    pub fn trend_text(&self) -> Option<String> {
-        self.gpu.trend_text()
-    }
-
-    /// Returns the GPU.
-    pub fn gpu(&self) -> DeviceId {
-        self.gpu.id
     }
 
     /// Returns when marks of these kinds were made, in seconds since 1970.

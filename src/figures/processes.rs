@@ -17,18 +17,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Returns the processes in these groups, sorted by group and then by pid. A process on several
-/// GPUs has an entry for each.
-pub fn processes(selection: &Selection, seen: &[Seen], waiters: &Waiters) -> Vec<Process> {
-    processes_with(
-        selection,
-        seen,
-        waiters,
-        &mut Commands::new(look::patience()),
-    )
-}
-
-/// Returns the processes as [`processes`] does, with command lines that may be known already.
-pub fn processes_with(
+/// GPUs has an entry for each. Some command lines may be known already.
+pub fn processes(
     selection: &Selection,
     seen: &[Seen],
     waiters: &Waiters,
@@ -186,7 +176,9 @@ pub struct Process {
     /// The command line; `None` if it could not be read in time.
     pub command: Option<String>,
     pub alive: bool,
-    state: &'static str,
+    /// `running`, `suspending`, `suspended`, `frozen` (suspended and stopped), `resuming`,
+    /// `abandoned` (a command that suspended or resumed it has died), `lost` or `draining`.
+    pub state: &'static str,
     /// Whether the driver has confirmed the state; otherwise it is what the ledger says.
     is_confirmed: bool,
     pub gpu: Option<(DeviceId, Parts)>,
@@ -310,13 +302,6 @@ impl Process {
         groups
             .then_with(|| self.title.cmp(&other.title))
             .then_with(|| process(self).cmp(&process(other)))
-    }
-
-    /// Returns the state of the process: `running`, `suspending`, `suspended`, `frozen` (suspended
-    /// and stopped), `resuming`, `abandoned` (a command that suspended or resumed it has died),
-    /// `lost` or `draining`.
-    pub const fn state(&self) -> &'static str {
-        self.state
     }
 
     /// Notes which processes are suspended, as the driver says.

@@ -1,32 +1,17 @@
 //! Everything that `top` and `serve` show, read in one round.
 
-use super::processes::{Commands, Process, processes_with};
 use super::waiting::Waiters;
 use crate::figures::Figures;
-use crate::groups::{Seen, Selection, View};
+use crate::groups::{Seen, View};
 use crate::machine::nvml::Driver;
 use gpulimit_base::device::DeviceId;
 use gpulimit_group::upwards;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::process::ExitCode;
-
-/// The GPUs, the groups and the processes at one moment.
-pub struct Snapshot {
-    /// When the round was read.
-    pub time: jiff::Timestamp,
-    /// The machine's GPUs by NVML's index, then GPUs that only groups know.
-    pub gpus: Vec<GpuMemory>,
-    /// The groups. Each group comes before the groups below it.
-    pub groups: Vec<Figures>,
-    /// The processes in the groups, sorted by group and pid, with an entry for each GPU.
-    pub processes: Vec<Process>,
-    /// Whether all groups could be read. Problems have been reported on standard error.
-    pub status: ExitCode,
-}
 
 /// The memory of a GPU or of a MIG instance, in bytes.
+#[derive(Clone, Debug)]
 pub struct GpuMemory {
     pub id: DeviceId,
     /// NVML's index; `None` if NVML does not list the GPU.
@@ -48,26 +33,6 @@ pub struct GpuMemory {
     pub limits: Option<u64>,
     /// Whether the groups are all groups of the machine.
     pub is_whole: bool,
-}
-
-impl Snapshot {
-    /// Makes the snapshot of groups that a [`Reader`] has read. Some command lines may be known
-    /// already.
-    pub fn of(
-        selection: &Selection,
-        round: Round,
-        status: ExitCode,
-        commands: &mut Commands,
-        driver: Option<&Driver>,
-    ) -> Self {
-        Self {
-            time: jiff::Timestamp::now(),
-            gpus: gpus(&round.groups, !selection.named, driver),
-            processes: processes_with(selection, &round.seen, &round.waiters, commands),
-            groups: round.groups,
-            status,
-        }
-    }
 }
 
 /// Reads groups one after the other, each open only while it is read: a thousand open ledgers would

@@ -123,9 +123,12 @@ impl Waiters {
         processes.len()
     }
 
-    /// Returns the requests of processes in a group and in the groups below it for memory of the
-    /// GPU.
-    pub fn on(&self, root: &Path, group: &str, gpu: DeviceId) -> impl Iterator<Item = &Waiter> {
+    /// Returns the request that has waited longest among these.
+    pub fn longest(&self, root: &Path, group: &str, gpu: DeviceId) -> Option<&Waiter> {
+        self.on(root, group, gpu).max_by_key(|waiter| waiter.waited)
+    }
+
+    fn on(&self, root: &Path, group: &str, gpu: DeviceId) -> impl Iterator<Item = &Waiter> {
         let of_gpu = move |waiter: &&Waiter| waiter.gpu == gpu;
         self.within(root, group).filter(of_gpu)
     }

@@ -4,10 +4,10 @@ mod order;
 mod users;
 
 use crate::figures::fields;
-use crate::figures::processes::{FIELDS, Process, processes};
+use crate::figures::processes::{Commands, FIELDS, Process, processes};
 use crate::figures::waiting::Waiters;
 use crate::groups::{self, Seen, Selection, View, gpu};
-use crate::machine::nvml::Driver;
+use crate::machine::{look, nvml::Driver};
 use crate::shown::table::Table;
 use crate::shown::watch::{self, Round, Shown};
 use crate::suspension::abandoned::confirmed;
@@ -104,7 +104,8 @@ fn round(
     notes.lines.extend(uncovered);
     let waiters = Waiters::of(&views, driver);
     let seen: Vec<Seen> = views.into_iter().filter_map(View::into_seen).collect();
-    let mut lines = processes(&selection, &seen, &waiters);
+    let mut commands = Commands::new(look::patience());
+    let mut lines = processes(&selection, &seen, &waiters, &mut commands);
     for line in &mut lines {
         line.confirm(away);
     }
@@ -163,7 +164,7 @@ fn uncovered(view: &View, driver: Option<&Driver>) -> Vec<String> {
 
 /// Returns a line that names the processes on which a command was at work when it died.
 fn abandoned(lines: &[Process]) -> Option<String> {
-    let abandoned = lines.iter().filter(|line| line.state() == "abandoned");
+    let abandoned = lines.iter().filter(|line| line.state == "abandoned");
     let pids: BTreeSet<u32> = abandoned
         .map(|line| line.pid.unwrap_or(line.own_pid))
         .collect();

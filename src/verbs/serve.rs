@@ -17,6 +17,7 @@ mod places;
 mod pressure;
 mod query;
 mod reading;
+mod refusal;
 mod routes;
 mod state;
 mod streams;

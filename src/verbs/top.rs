@@ -196,13 +196,13 @@ fn print(args: &Args, view: &View) -> Result<ExitCode, Failure> {
         let read = source.read(None);
         // A message is printed only if it differs from that of the round before.
         if let Ok(read) = &read
-            && read.notes != printed
+            && read.notes.lines != printed
         {
-            output::notes(&read.notes);
-            printed.clone_from(&read.notes);
+            output::notes(&read.notes.lines);
+            printed.clone_from(&read.notes.lines);
         }
         let status = match &read {
-            Ok(read) => read.snapshot.status,
+            Ok(read) => read.notes.status(),
             Err(_) => ExitCode::FAILURE,
         };
         let text = match read {

@@ -1,5 +1,6 @@
 //! Who may see: decides about a request by its head.
 
+use super::refusal::Refusal;
 use super::token::Token;
 use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, COOKIE, HOST, TRANSFER_ENCODING};
 use hyper::http::request::Parts;
@@ -32,10 +33,6 @@ pub struct Access {
     pub hosts: Vec<String>,
 }
 
-/// Why a request is refused.
-#[derive(Copy, Clone, Debug, Eq, PartialEq)]
-pub struct Refusal(pub StatusCode, pub &'static str);
-
 /// An admitted request.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub enum Admitted {
@@ -50,14 +47,14 @@ impl Access {
     pub fn admit(&self, head: &Parts) -> Result<Admitted, Refusal> {
         // First the host: a page of another site must not learn anything, not even a status.
         if !self.is_for_here(head) {
-            return Err(Refusal(
+            return Err(Refusal::new(
                 StatusCode::FORBIDDEN,
                 "the request is for another host: use localhost or a loopback address, with the \
                  port of the server",
             ));
         }
         if head.method != Method::GET && head.method != Method::HEAD {
-            return Err(Refusal(
+            return Err(Refusal::new(
                 StatusCode::METHOD_NOT_ALLOWED,
                 "the server only reads: use GET or HEAD",
             ));
@@ -65,13 +62,13 @@ impl Access {
         let has_body = head.headers.contains_key(TRANSFER_ENCODING)
             || (head.headers.get_all(CONTENT_LENGTH).iter()).any(|length| length != "0");
         if has_body {
-            return Err(Refusal(
+            return Err(Refusal::new(
                 StatusCode::BAD_REQUEST,
                 "a request to this server has no body",
             ));
         }
         if length(head) > HEAD {
-            return Err(Refusal(
+            return Err(Refusal::new(
                 StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
                 "the address and the headers of the request have more than 16 KiB: send less; in a \
                  browser, delete the cookies of this host",
@@ -90,7 +87,7 @@ impl Access {
         if head.uri.path() == "/" && in_address.any(|(_, sent)| is_it(&sent)) {
             return Ok(Admitted::ByAddress);
         }
-        Err(Refusal(
+        Err(Refusal::new(
             StatusCode::UNAUTHORIZED,
             "the server needs its token: send `Authorization: Bearer TOKEN`, or open /?token=TOKEN \
              in a browser",

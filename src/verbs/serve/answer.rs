@@ -1,6 +1,7 @@
 //! Answers, with the headers that all answers have.
 
 use super::body::Content;
+use super::refusal::Refusal;
 use hyper::header::{
     ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName,
     HeaderValue, REFERRER_POLICY, RETRY_AFTER, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
@@ -17,15 +18,11 @@ pub type Answer = Response<Content>;
 
 pub const JSON: &str = "application/json";
 
-/// Returns an answer with data, which no cache keeps.
-pub fn data(kind: &'static str, content: Content) -> Answer {
-    with_headers(StatusCode::OK, kind, content)
-}
-
-/// Returns an error as JSON.
-pub fn error(status: StatusCode, text: &str) -> Answer {
-    let content = json!({ "error": text }).to_string();
-    let mut answer = with_headers(status, JSON, content.into());
+/// Returns a refusal as JSON.
+pub fn refused(Refusal(status, why): Refusal) -> Answer {
+    let content = json!({ "error": why }).to_string();
+    let mut answer = data(JSON, content.into());
+    *answer.status_mut() = status;
     let extra: Option<(HeaderName, &'static str)> = match status {
         StatusCode::METHOD_NOT_ALLOWED => Some((ALLOW, "GET, HEAD")),
         StatusCode::UNAUTHORIZED => Some((WWW_AUTHENTICATE, "Bearer")),
@@ -51,9 +48,9 @@ pub fn error(status: StatusCode, text: &str) -> Answer {
     answer
 }
 
-pub fn with_headers(status: StatusCode, kind: &'static str, content: Content) -> Answer {
+/// Returns an answer with data, which no cache keeps.
+pub fn data(kind: &'static str, content: Content) -> Answer {
     let mut answer = Response::new(content);
-    *answer.status_mut() = status;
     let headers = answer.headers_mut();
     for (name, value) in [
         (CONTENT_TYPE, kind),

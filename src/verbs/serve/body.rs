@@ -1,8 +1,8 @@
 //! The bodies of answers.
 
-use super::exposition::{Dropped, Text};
+use super::exposition::Text;
 use hyper::body::{Body, Bytes, Frame, SizeHint};
-use std::fmt;
+use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use tokio::sync::mpsc::Receiver;
@@ -16,32 +16,20 @@ pub enum Content {
     Events(Receiver<Bytes>),
 }
 
-impl Content {
-    pub fn empty() -> Self {
-        Self::Whole(None)
-    }
-}
-
-impl From<Vec<u8>> for Content {
-    fn from(bytes: Vec<u8>) -> Self {
-        Self::Whole(Some(bytes.into()))
-    }
-}
-
 impl From<String> for Content {
     fn from(text: String) -> Self {
-        text.into_bytes().into()
+        Self::Whole(Some(text.into()))
     }
 }
 
 impl Body for Content {
     type Data = Bytes;
-    type Error = Dropped;
+    type Error = io::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Dropped>>> {
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         let bytes = match &mut *self {
             Self::Whole(bytes) => bytes.take(),
             Self::Metrics(text) => match text.piece() {
@@ -70,11 +58,3 @@ impl Body for Content {
         }
     }
 }
-
-impl fmt::Display for Dropped {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the client reads too slowly")
-    }
-}
-
-impl std::error::Error for Dropped {}

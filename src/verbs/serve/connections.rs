@@ -1,7 +1,6 @@
 //! Connections and their limits.
 
-use super::access::Access;
-use super::access::Scope;
+use super::access::{Access, Scope};
 use super::listen::{Listener, SocketFile};
 use super::peer::Peer;
 use super::places::{Lost, Place, Places};
@@ -147,21 +146,14 @@ async fn accept(socket: Socket, site: Arc<Site>, places: Arc<Places>) {
     }
 }
 
-/// Returns how long a client may take for the head of a request, or stay silent between two
-/// requests.
-fn head_time() -> Duration {
-    patience::of("GPULIMIT_DEBUG_HEAD_MS", Duration::from_secs(10))
-}
-
-/// Returns how long a client may take no byte of an answer.
-fn write_time() -> Duration {
-    patience::of("GPULIMIT_DEBUG_WRITE_MS", Duration::from_secs(20))
-}
-
 pub async fn connection(stream: Pin<Box<dyn Stream>>, site: Arc<Site>, place: Place, lost: Lost) {
+    // How long a client may take for the head of a request, or stay silent between two requests.
+    let head_time = patience::of("GPULIMIT_DEBUG_HEAD_MS", Duration::from_secs(10));
+    // How long a client may take no byte of an answer.
+    let write_time = patience::of("GPULIMIT_DEBUG_WRITE_MS", Duration::from_secs(20));
     let place = Arc::new(place);
     let mut stream = TimeoutStream::new(stream);
-    stream.set_write_timeout(Some(write_time()));
+    stream.set_write_timeout(Some(write_time));
     let service = service_fn(move |request: Request<Incoming>| {
         let (site, place) = (Arc::clone(&site), Arc::clone(&place));
         async move {
@@ -171,7 +163,7 @@ pub async fn connection(stream: Pin<Box<dyn Stream>>, site: Arc<Site>, place: Pl
     });
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(head_time())
+        .header_read_timeout(head_time)
         .max_buf_size(HEAD)
         // A client may send nothing more after its request (`shutdown(SHUT_WR)`, `nc -N`). One that
         // has closed its connection is noticed when the server writes.

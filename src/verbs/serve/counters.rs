@@ -19,6 +19,7 @@ pub type Events = [u64; EventKind::ALL.len()];
 pub struct Counters(BTreeMap<(String, PathBuf), OfGroup>);
 
 /// The highest figures of a group so far.
+#[derive(Default)]
 pub struct OfGroup {
     /// The device and inode number of the ledger.
     ledger: (u64, u64),
@@ -29,10 +30,10 @@ pub struct OfGroup {
 }
 
 /// The highest figures of a group on a GPU so far.
+#[derive(Default)]
 pub struct OfGpu {
-    refusals: u64,
-    waits: u64,
-    waited_ms: u64,
+    /// The refusals, the waits and the milliseconds of waiting.
+    counts: [u64; 3],
     /// The byte-seconds of each user whom the last round has shown. `None` stands for all users
     /// whom the ledger does not tell.
     users: BTreeMap<Option<u32>, f64>,
@@ -50,9 +51,7 @@ impl Counters {
         let key = (group.to_owned(), root.to_owned());
         let new = || OfGroup {
             ledger,
-            events: Events::default(),
-            gpus: BTreeMap::new(),
-            is_seen: true,
+            ..OfGroup::default()
         };
         let kept = self.0.entry(key).or_insert_with(new);
         if kept.ledger != ledger {
@@ -78,9 +77,7 @@ impl Counters {
 impl OfGroup {
     /// Raises the numbers of events to the highest ones so far.
     pub fn raise_events(&mut self, events: &mut Events) {
-        for (highest, count) in self.events.iter_mut().zip(events) {
-            raise(highest, count);
-        }
+        raise(&mut self.events, events.each_mut());
     }
 
     /// Forgets all GPUs but these. Members can put any GPU into a ledger.
@@ -91,13 +88,8 @@ impl OfGroup {
     /// Returns the counters of a GPU at the time `now`, in milliseconds.
     pub fn gpu(&mut self, id: DeviceId, now: u64) -> &mut OfGpu {
         let new = || OfGpu {
-            refusals: 0,
-            waits: 0,
-            waited_ms: 0,
-            users: BTreeMap::new(),
-            byte_seconds: 0.0,
-            pressure_ms: 0,
             until: now,
+            ..OfGpu::default()
         };
         self.gpus.entry(id).or_insert_with(new)
     }
@@ -105,10 +97,8 @@ impl OfGroup {
 
 impl OfGpu {
     /// Raises the numbers of refusals and waits, and the waiting time, to the highest ones so far.
-    pub fn raise(&mut self, refusals: &mut u64, waits: &mut u64, waited_ms: &mut u64) {
-        raise(&mut self.refusals, refusals);
-        raise(&mut self.waits, waits);
-        raise(&mut self.waited_ms, waited_ms);
+    pub fn raise(&mut self, counts: [&mut u64; 3]) {
+        raise(&mut self.counts, counts);
     }
 
     /// Raises the byte-seconds of users to the highest ones so far, and returns the highest sum so
@@ -132,9 +122,11 @@ impl OfGpu {
     }
 }
 
-fn raise(highest: &mut u64, figure: &mut u64) {
-    *highest = (*highest).max(*figure);
-    *figure = *highest;
+fn raise<const N: usize>(highest: &mut [u64; N], figures: [&mut u64; N]) {
+    for (highest, figure) in highest.iter_mut().zip(figures) {
+        *highest = (*highest).max(*figure);
+        *figure = *highest;
+    }
 }
 
 #[cfg(test)]
@@ -156,7 +148,7 @@ mod tests {
             kept.raise_events(&mut events);
             let gpu = kept.gpu(GPU, NOW);
             let [mut refusals, mut waits, mut waited] = [figure, figure + 1, figure + 2];
-            gpu.raise(&mut refusals, &mut waits, &mut waited);
+            gpu.raise([&mut refusals, &mut waits, &mut waited]);
             let mut users = users.to_vec();
             let sum = gpu.raise_users(&mut users);
             assert_eq!(gpu.users.len(), users.len(), "no other user is kept");

@@ -1,24 +1,20 @@
 //! Events as JSON.
 
-use super::history::Trouble;
 use super::query;
 use super::reading::Public;
+use super::refusal::Refusal;
 use super::worker::Sources;
 use crate::figures::event::{Line, watch::Watch};
 use crate::groups::{SCHEMA, Selection};
 use crate::shown::output;
-use crate::words::since;
+use crate::words::failure::Failure;
 use jiff::Zoned;
 use serde_json::{Value, json};
 
 /// Returns the events that the query asks for.
-pub fn json(sources: &mut Sources, asked: &str) -> Result<Value, Trouble> {
-    query::check(asked, &["since"]).map_err(Trouble::Request)?;
-    let since = match query::value(asked, "since") {
-        Some(text) => since::parse(&text, &Zoned::now())
-            .map_err(|why| Trouble::Request(format!("invalid time '{text}': {why}")))?,
-        None => 0,
-    };
+pub fn json(sources: &mut Sources, asked: &str) -> Result<Value, Refusal> {
+    query::check(asked, &["since"])?;
+    let since = query::since(asked, &Zoned::now())?.unwrap_or(0);
     let mut lines = round(sources, &mut Watch::new(None, false))?;
     lines.retain(|line| line.event.time_us / 1_000_000 >= since);
     let events = values(sources, &lines);
@@ -50,10 +46,8 @@ pub fn news(sources: &mut Sources) -> Vec<(String, Value)> {
 }
 
 /// Reads the events that the scope shows.
-fn round(sources: &mut Sources, watch: &mut Watch) -> Result<Vec<Line>, Trouble> {
-    let failed = |failure: crate::words::failure::Failure| Trouble::Server(failure.to_string());
-    let selection = Selection::all().map_err(failed)?;
-    let (mut lines, gone) = watch.round(&selection).map_err(failed)?;
+fn round(sources: &mut Sources, watch: &mut Watch) -> Result<Vec<Line>, Failure> {
+    let (mut lines, gone) = watch.round(&Selection::all()?)?;
     output::notes(&std::mem::take(&mut watch.notes.lines));
     watch.drop_gone(&gone);
     if sources.scope.public {

@@ -9,7 +9,8 @@ use crate::figures::processes::Process;
 use crate::machine::accounts;
 use crate::shown::output::Escaped;
 use gpulimit_base::device::DeviceId;
-use std::fmt::Write;
+use std::fmt::{Display, Write};
+use std::io::{self, ErrorKind};
 use std::sync::{Arc, Weak};
 
 /// The length in bytes from which a piece is sent.
@@ -17,32 +18,6 @@ const PIECE: usize = 32 << 10;
 
 /// The media type of the text.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
-
-/// The value of a series.
-#[derive(Copy, Clone, Debug, PartialEq)]
-pub enum Value {
-    Integer(u64),
-    /// A finite number.
-    Real(f64),
-}
-
-impl From<u64> for Value {
-    fn from(value: u64) -> Self {
-        Self::Integer(value)
-    }
-}
-
-impl From<usize> for Value {
-    fn from(value: usize) -> Self {
-        Self::Integer(value as u64)
-    }
-}
-
-impl From<f64> for Value {
-    fn from(value: f64) -> Self {
-        Self::Real(value)
-    }
-}
 
 /// Writes the lines of a metric for one GPU, group or process.
 pub struct Sample<'a> {
@@ -55,7 +30,7 @@ pub struct Sample<'a> {
 
 impl Sample<'_> {
     /// Writes a line with these labels beside the common ones.
-    pub fn put(&mut self, labels: &[(&str, &str)], value: impl Into<Value>) {
+    pub fn put(&mut self, labels: &[(&str, &str)], value: impl Display) {
         let out = &mut *self.out;
         out.push_str(self.name);
         let mut before = '{';
@@ -72,31 +47,16 @@ impl Sample<'_> {
         if before == ',' {
             out.push('}');
         }
-        out.push(' ');
-        match value.into() {
-            Value::Integer(value) => integer(out, value),
-            // Most values are 0. The condition holds for whole numbers of 32 bits.
-            Value::Real(value) if value == f64::from(value as u32) => integer(out, value as u64),
-            // Writing to a `String` never fails.
-            Value::Real(value) => drop(write!(out, "{value}")),
-        }
-        out.push('\n');
+        // Writing to a `String` never fails.
+        let _ = writeln!(out, " {value}");
     }
 
     /// Writes a line if the value is known.
-    pub fn put_known(&mut self, value: Option<impl Into<Value>>) {
+    pub fn put_known(&mut self, value: Option<impl Display>) {
         if let Some(value) = value {
             self.put(&[], value);
         }
     }
-}
-
-/// Writes a number, faster than the macros do: a text has tens of thousands of numbers.
-fn integer(out: &mut String, value: u64) {
-    if value >= 10 {
-        integer(out, value / 10);
-    }
-    out.push(char::from(b'0' + (value % 10) as u8));
 }
 
 /// Writes a label. Other users choose values, such as commands.
@@ -149,10 +109,6 @@ pub struct Text {
     next: (usize, usize),
 }
 
-/// The metrics were dropped, because the client read them too slowly.
-#[derive(Debug)]
-pub struct Dropped;
-
 /// The labels of all items, as text.
 struct Labels {
     gpus: Vec<String>,
@@ -203,11 +159,12 @@ impl Text {
         Self { page, next: (0, 0) }
     }
 
-    /// Returns the next piece; an empty one after the last one.
-    pub fn piece(&mut self) -> Result<String, Dropped> {
+    /// Returns the next piece; an empty one after the last one. Fails if the metrics were dropped,
+    /// because the client reads too slowly.
+    pub fn piece(&mut self) -> io::Result<String> {
         let mut out = String::new();
         if self.next.0 < METRICS.len() {
-            let page = self.page.upgrade().ok_or(Dropped)?;
+            let page = self.page.upgrade().ok_or(ErrorKind::TimedOut)?;
             out.reserve(PIECE + 4096);
             self.next = page.write(self.next, &mut out);
         }
@@ -233,22 +190,22 @@ impl Page {
 
     /// Writes a piece, from a metric of the table and an item of this metric on. Returns where the
     /// next piece begins; beyond the table after the last one.
-    fn write(&self, (mut at, mut item): (usize, usize), out: &mut String) -> (usize, usize) {
-        while let Some(metric) = METRICS.get(at) {
+    fn write(&self, (first, mut item): (usize, usize), out: &mut String) -> (usize, usize) {
+        for (at, metric) in METRICS.iter().enumerate().skip(first) {
             if metric.is_shown(self.scope) {
                 if item == 0 {
                     Self::head(metric, out);
                 }
-                while self.item(metric, item, out) {
-                    item += 1;
+                for item in item..self.items(metric) {
+                    self.item(metric, item, out);
                     if out.len() >= PIECE {
-                        return (at, item);
+                        return (at, item + 1);
                     }
                 }
             }
-            (at, item) = (at + 1, 0);
+            item = 0;
         }
-        (at, item)
+        (METRICS.len(), 0)
     }
 
     /// Writes the lines about a metric itself.
@@ -260,71 +217,60 @@ impl Page {
         let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
-    /// Writes the lines of one item of a metric. Returns false after the last item.
-    fn item(&self, metric: &Metric, item: usize, out: &mut String) -> bool {
+    /// Returns the number of items that a metric has values of.
+    fn items(&self, metric: &Metric) -> usize {
+        match metric.values {
+            Values::Server(_) => 1,
+            Values::Gpus(_) => self.labels.gpus.len(),
+            Values::Groups(_) | Values::GroupGpus(_) | Values::Counts(_) => {
+                self.labels.groups.len()
+            }
+            Values::Processes(_) => self.labels.processes.len(),
+        }
+    }
+
+    /// Writes the lines of one item of a metric.
+    fn item(&self, metric: &Metric, at: usize, out: &mut String) {
         let (reading, known, name) = (&*self.reading, &self.labels, metric.name);
         let of_gpu = |id: DeviceId| {
             // Every GPU of a group is in the list of GPUs.
             let at = reading.gpus.iter().position(|gpu| gpu.id == id);
             at.map_or("", |at| &*known.gpus[at])
         };
-        let mut sample = |labels: [&str; 2], write: &dyn Fn(&mut Sample<'_>)| {
-            write(&mut Sample { out, name, labels });
-        };
+        let labels = ["", ""];
+        let mut sample = Sample { out, name, labels };
         match metric.values {
-            Values::Server(value) => {
-                if item == 0 {
-                    sample(["", ""], &value);
-                }
-                item == 0
-            }
+            Values::Server(value) => value(&mut sample),
             Values::Gpus(value) => {
-                let Some(gpu) = reading.gpus.get(item) else {
-                    return false;
-                };
-                let labels = ["", &*known.gpus[item]];
-                sample(labels, &|sample| value(reading, gpu, sample));
-                true
+                sample.labels[1] = &known.gpus[at];
+                value(reading, &reading.gpus[at], &mut sample);
             }
             Values::Groups(value) => {
-                let Some(group) = reading.groups.get(item) else {
-                    return false;
-                };
-                let labels = [&*known.groups[item], ""];
-                sample(labels, &|sample| value(group, sample));
-                true
+                sample.labels[0] = &known.groups[at];
+                value(&reading.groups[at], &mut sample);
             }
             Values::GroupGpus(value) => {
-                let Some(group) = reading.groups.get(item) else {
-                    return false;
-                };
-                for (gpu, more) in group.figures.gpus.iter().zip(&group.more) {
-                    let labels = [&*known.groups[item], of_gpu(gpu.id)];
-                    sample(labels, &|sample| value(gpu, more, sample));
+                sample.labels[0] = &known.groups[at];
+                for (gpu, more) in reading.groups[at].gpus() {
+                    sample.labels[1] = of_gpu(gpu.id);
+                    value(gpu, more, &mut sample);
                 }
-                true
             }
             Values::Counts(value) => {
-                let Some(group) = reading.groups.get(item) else {
-                    return false;
-                };
-                let used = group.figures.gpus.iter().zip(&group.more);
-                let used = used.map(|(gpu, more)| (gpu.id, value(gpu, more)));
-                let unused = group.unused.iter().map(|id| (*id, Some(Value::Integer(0))));
+                sample.labels[0] = &known.groups[at];
+                let used = reading.groups[at].gpus();
+                let used = used.map(|(gpu, _)| (gpu.id, value(gpu)));
+                let unused = reading.groups[at].unused.iter().map(|id| (*id, Some(0)));
                 for (id, value) in used.chain(unused) {
-                    let labels = [&*known.groups[item], of_gpu(id)];
-                    sample(labels, &|sample| sample.put_known(value));
+                    sample.labels[1] = of_gpu(id);
+                    sample.put_known(value);
                 }
-                true
             }
             Values::Processes(value) => {
-                let Some(process) = reading.processes().get(item) else {
-                    return false;
-                };
-                if let Some(labels) = known.processes.get(item).and_then(Option::as_deref) {
-                    sample([labels, ""], &|sample| value(process, sample));
+                if let Some(labels) = &known.processes[at] {
+                    sample.labels[0] = labels;
+                    value(&reading.processes()[at], &mut sample);
                 }
-                true
             }
         }
     }
@@ -345,35 +291,6 @@ mod tests {
         }
         .put(&[("d", "\"} 1\n\\")], 2u64);
         assert_eq!(out, "a{b=\"c\",d=\"\\\"} 1\\n\\\\\"} 2\n");
-    }
-
-    #[test]
-    fn numbers_are_written_as_the_macros_write_them() {
-        let whole = [0, 9, 10, 907, u64::from(u32::MAX), u64::MAX].map(Value::Integer);
-        let real = [
-            0.0,
-            0.5,
-            1e-9,
-            12.0,
-            4_294_967_295.0,
-            4_294_967_296.0,
-            1e22,
-            3.25,
-        ];
-        for value in whole.into_iter().chain(real.map(Value::Real)) {
-            let (mut out, name, labels) = (String::new(), "a", ["", ""]);
-            let text = match value {
-                Value::Integer(value) => value.to_string(),
-                Value::Real(value) => value.to_string(),
-            };
-            Sample {
-                out: &mut out,
-                name,
-                labels,
-            }
-            .put(&[], value);
-            assert_eq!(out, format!("a {text}\n"));
-        }
     }
 
     #[test]

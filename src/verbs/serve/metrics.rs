@@ -1,7 +1,7 @@
 //! The table of metrics: the name and the meaning of each, and its values.
 
 use super::access::Scope;
-use super::exposition::{Sample, Value};
+use super::exposition::Sample;
 use super::pressure::WINDOWS;
 use super::reading::{Group, More, Reading};
 use crate::figures::{self, Gpu, processes::Process, snapshot::GpuMemory};
@@ -30,7 +30,7 @@ pub enum Values {
     GroupGpus(fn(&Gpu, &More, &mut Sample<'_>)),
     /// A number of events on each GPU of a group. The GPUs that a group has not used yet have 0: a
     /// counter that first appears with 1 would not count as an increase.
-    Counts(fn(&Gpu, &More) -> Option<Value>),
+    Counts(fn(&Gpu) -> Option<u64>),
     /// Each live process and GPU.
     Processes(fn(&Process, &mut Sample<'_>)),
 }
@@ -58,7 +58,7 @@ pub const METRICS: &[Metric] = &[
         "gpulimit_build_info",
         "The version of gpulimit that serves.",
         Values::Server(|sample| {
-            sample.put(&[("version", env!("CARGO_PKG_VERSION"))], 1u64);
+            sample.put(&[("version", env!("CARGO_PKG_VERSION"))], 1);
         }),
     ),
     metric(
@@ -71,7 +71,7 @@ pub const METRICS: &[Metric] = &[
                 ("pci_bus_id", &*gpu.bus),
                 ("driver_version", driver),
             ];
-            sample.put(&labels, 1u64);
+            sample.put(&labels, 1);
         }),
     ),
     metric(
@@ -81,7 +81,7 @@ pub const METRICS: &[Metric] = &[
             let root = group.figures.root.to_string_lossy();
             // Empty labels, too, are written: with honor_labels Prometheus would put the labels of
             // the server's own pod in place of missing ones.
-            let (namespace, pod, container) = match &group.pod {
+            let (namespace, pod, container) = match &group.ledger.pod {
                 Some(pod) => (&*pod.namespace, &*pod.pod, &*pod.container),
                 None => ("", "", ""),
             };
@@ -92,7 +92,7 @@ pub const METRICS: &[Metric] = &[
                 ("pod", pod),
                 ("container", container),
             ];
-            sample.put(&labels, 1u64);
+            sample.put(&labels, 1);
         }),
     ),
     metric(
@@ -170,7 +170,7 @@ pub const METRICS: &[Metric] = &[
         "The charged memory of the group by category.",
         Values::GroupGpus(|gpu, _, sample| {
             for (category, bytes) in Category::ALL.iter().zip(gpu.by.iter().flatten()) {
-                sample.put(&[("category", category.name())], *bytes);
+                sample.put(&[("category", category.name())], bytes);
             }
         }),
     ),
@@ -193,9 +193,10 @@ pub const METRICS: &[Metric] = &[
     metric(
         "gpulimit_oldest_wait_seconds",
         "For how long the oldest of these requests has waited; 0 if none waits.",
-        Values::GroupGpus(|gpu, more, sample| {
-            let waited = gpu.waiting.map(|_| more.oldest_wait.as_secs_f64());
-            sample.put_known(waited);
+        Values::GroupGpus(|gpu, _, sample| {
+            let longest = gpu.longest_wait.as_ref();
+            let waited = longest.map_or(0.0, |longest| longest.waited().as_secs_f64());
+            sample.put_known(gpu.waiting.map(|_| waited));
         }),
     ),
     metric(
@@ -217,12 +218,12 @@ pub const METRICS: &[Metric] = &[
     metric(
         "gpulimit_refusals_total",
         "The requests for memory that were refused since the group was made.",
-        Values::Counts(|gpu, _| gpu.refusals.map(Value::from)),
+        Values::Counts(|gpu| gpu.refusals),
     ),
     metric(
         "gpulimit_waits_total",
         "The requests for memory that have waited since the group was made.",
-        Values::Counts(|gpu, _| gpu.waits.map(Value::from)),
+        Values::Counts(|gpu| gpu.waits),
     ),
     metric(
         "gpulimit_wait_seconds_total",
@@ -242,7 +243,7 @@ pub const METRICS: &[Metric] = &[
         "Memory times time of the processes of a user in the group.",
         Values::GroupGpus(|_, more, sample| {
             for (user, used) in &more.users {
-                sample.put(&[("user", user)], *used);
+                sample.put(&[("user", user)], used);
             }
         }),
     ),
@@ -250,8 +251,11 @@ pub const METRICS: &[Metric] = &[
         "gpulimit_events_total",
         "The events of the group by kind, without those of the groups below.",
         Values::Groups(|group, sample| {
-            for (kind, count) in EventKind::ALL.iter().zip(group.events.iter().flatten()) {
-                sample.put(&[("event", kind.name())], *count);
+            for (kind, count) in EventKind::ALL
+                .iter()
+                .zip(group.ledger.events.iter().flatten())
+            {
+                sample.put(&[("event", kind.name())], count);
             }
         }),
     ),
@@ -283,6 +287,6 @@ pub const METRICS: &[Metric] = &[
     ),
 ];
 
-fn seconds(ms: u64) -> Value {
-    Value::from(ms as f64 / 1_000.0)
+fn seconds(ms: u64) -> f64 {
+    ms as f64 / 1_000.0
 }

@@ -1,5 +1,9 @@
 //! The part of an address after the question mark.
 
+use super::refusal::Refusal;
+use crate::words::since;
+use jiff::Zoned;
+
 /// Returns the keys and values, decoded. A value that is not UTF-8 gets replacement characters.
 pub fn pairs(query: &str) -> impl Iterator<Item = (String, String)> {
     let parts = query.split('&').filter(|part| !part.is_empty());
@@ -17,18 +21,26 @@ pub fn value(query: &str, key: &str) -> Option<String> {
 
 /// Fails if the query has a key that is not among these. A mistyped key would not be noticed
 /// otherwise: the answer would be that of a query without it.
-pub fn check(query: &str, known: &[&str]) -> Result<(), String> {
+pub fn check(query: &str, known: &[&str]) -> Result<(), Refusal> {
     let mut keys = pairs(query).map(|(key, _)| key);
-    match keys.find(|key| !known.contains(&&**key)) {
-        None => Ok(()),
-        Some(key) if known.is_empty() => Err(format!(
-            "unknown key '{key}' in the query: there are no keys at this path"
-        )),
-        Some(key) => Err(format!(
-            "unknown key '{key}' in the query: the keys at this path are {}",
-            known.join(", ")
-        )),
-    }
+    let Some(key) = keys.find(|key| !known.contains(&&**key)) else {
+        return Ok(());
+    };
+    let keys = match known {
+        [] => "there are no keys at this path".into(),
+        known => format!("the keys at this path are {}", known.join(", ")),
+    };
+    let why = format!("unknown key '{key}' in the query: {keys}");
+    Err(Refusal::wrong(why))
+}
+
+/// Returns the time that the key `since` says, in seconds since 1970; `None` without the key.
+pub fn since(query: &str, now: &Zoned) -> Result<Option<u64>, Refusal> {
+    let parsed = |text: String| {
+        let wrong = |why| Refusal::wrong(format!("invalid time '{text}': {why}"));
+        since::parse(&text, now).map_err(wrong)
+    };
+    value(query, "since").map(parsed).transpose()
 }
 
 fn decoded(text: &str) -> String {
@@ -80,12 +92,12 @@ mod tests {
     fn unknown_keys_are_named_with_the_known_ones() {
         assert_eq!(check("since=1h&group=a&since", &["since", "group"]), Ok(()));
         assert_eq!(check("", &[]), Ok(()));
-        let why = check("since=1h&gruop=a", &["since", "group"]).expect_err("unknown");
+        let Refusal(_, why) = check("since=1h&gruop=a", &["since", "group"]).expect_err("unknown");
         assert!(
             why.contains("'gruop'") && why.ends_with("since, group"),
             "{why}"
         );
-        let why = check("=1", &[]).expect_err("unknown");
+        let Refusal(_, why) = check("=1", &[]).expect_err("unknown");
         assert!(why.contains("there are no keys"), "{why}");
     }
 }

@@ -3,7 +3,7 @@
 use super::access::Scope;
 use super::counters::{Counters, Events};
 use super::pressure::{WINDOWS, Waits};
-use crate::figures::processes::{Commands, Process, processes_with};
+use crate::figures::processes::{Commands, Process, processes};
 use crate::figures::snapshot::{self, GpuMemory, Reader};
 use crate::figures::{Figures, Gpu, kept::Kept, waiting::Waiters};
 use crate::groups::budget::{LINE, SCRAPE};
@@ -39,13 +39,20 @@ pub struct Reading {
 /// A group with the figures that `show` prints, and with more for metrics.
 pub struct Group {
     pub figures: Figures,
+    pub ledger: OfLedger,
+    /// GPUs without figures, on which all counters of the group are 0.
+    pub unused: Vec<DeviceId>,
+}
+
+/// What only the open ledger of a group tells.
+pub struct OfLedger {
+    /// The device and inode number of the ledger; `None` if it cannot be read.
+    id: Option<(u64, u64)>,
     /// The more of each GPU of the figures, in the same order.
-    pub more: Vec<More>,
+    more: Vec<More>,
     /// The number of events of each kind since the group was created; `None` if the ledger cannot
     /// be read.
     pub events: Option<Events>,
-    /// GPUs without figures, on which all counters of the group are 0.
-    pub unused: Vec<DeviceId>,
     /// The container that the group was made for.
     pub pod: Option<Pod>,
 }
@@ -57,8 +64,6 @@ pub struct More {
     pub running: usize,
     /// The number of ended processes whose memory the driver has not freed yet.
     pub draining: usize,
-    /// The longest time for which a process waits for memory at present.
-    pub oldest_wait: Duration,
     /// The bytes times seconds that all users have used.
     pub byte_seconds: f64,
     /// The bytes times seconds that each user has used. The name is `(others)` for all users that
@@ -69,6 +74,8 @@ pub struct More {
     /// The share of [`WINDOWS`] in which at least one request waited.
     pub pressure: [f64; WINDOWS.len()],
     waits: Waits,
+    /// The byte-seconds of each user in the ledger.
+    bills: Vec<(Option<u32>, f64)>,
 }
 
 /// What is kept between rounds.
@@ -118,6 +125,13 @@ impl Memory {
     }
 }
 
+impl Group {
+    /// Returns the figures of each GPU.
+    pub fn gpus(&self) -> impl Iterator<Item = (&Gpu, &More)> {
+        self.figures.gpus.iter().zip(&self.ledger.more)
+    }
+}
+
 impl Reading {
     /// Reads all groups that the scope shows.
     pub fn take(
@@ -131,16 +145,17 @@ impl Reading {
             memory.tell(text);
         }
         let mut reader = Reader::default();
-        let mut more = Vec::new();
+        let mut ledgers = BTreeMap::new();
         let (failed, cut) = selection.visit_once(SCRAPE, driver, |at, view| {
             let mut trend = |view: &_, device: &_, usage| memory.trends.trend(view, device, usage);
             let figures = Figures::read(&view, driver, &mut trend);
-            let of_group = OfGroup::of(&view, &figures);
-            let bills = of_group.bills.iter().map(Vec::len).sum::<usize>();
+            let ledger = OfLedger::of(&view, &figures);
+            let bills = ledger.more.iter().map(|more| more.bills.len());
+            let bills = bills.sum::<usize>();
             // Each listed GPU gets counters, also one without figures.
             let lines = bills + driver.map_or(0, |driver| driver.gpus().len());
             view.purse.spend(lines * (LINE + view.title.len()));
-            more.push((at, of_group));
+            ledgers.insert(at, ledger);
             reader.add(at, view, figures, driver);
         });
         for (at, error) in failed {
@@ -149,7 +164,6 @@ impl Reading {
             memory.tell(error.to_string());
         }
         memory.tell_cut(cut);
-        more.sort_by_key(|(at, _)| *at);
         let round = reader.end(driver);
         let gpus = snapshot::gpus(&round.groups, true, driver);
         let now = Moment::from(time).unix_ms;
@@ -158,10 +172,19 @@ impl Reading {
             .map(|gpu| gpu.id)
             .collect();
         let (mut groups, mut public) = (Vec::new(), Public::default());
-        for (figures, (_, of_group)) in round.groups.into_iter().zip(more) {
-            let is_shown = !scope.public || public.has(&figures.root, &figures.name);
-            let group = of_group.complete(figures, &listed, &round.waiters, memory, now);
-            groups.extend(is_shown.then_some(group));
+        for (mut figures, mut ledger) in round.groups.into_iter().zip(ledgers.into_values()) {
+            ledger.complete(&mut figures, memory, now);
+            if scope.public && !public.has(&figures.root, &figures.name) {
+                continue;
+            }
+            let counts = ledger.events.is_some() && Kind::of(&figures.name) == Kind::Named;
+            let is_used = |id: &DeviceId| figures.gpus.iter().any(|gpu| gpu.id == *id);
+            let unused = listed.iter().filter(|id| counts && !is_used(id)).copied();
+            groups.push(Group {
+                unused: unused.collect(),
+                figures,
+                ledger,
+            });
         }
         memory.trends.end_round();
         memory.counters.end_round();
@@ -184,7 +207,7 @@ impl Reading {
     pub fn read_processes(&self, memory: &mut Memory) {
         self.processes.get_or_init(|| {
             let commands = &mut memory.commands;
-            processes_with(&self.selection, &self.seen, &self.waiters, commands)
+            processes(&self.selection, &self.seen, &self.waiters, commands)
         });
     }
 
@@ -209,110 +232,74 @@ impl Public {
     }
 }
 
-/// What only the open ledger tells.
-struct OfGroup {
-    more: Vec<More>,
-    /// The byte-seconds of each user on each GPU.
-    bills: Vec<Vec<(Option<u32>, f64)>>,
-    events: Option<Events>,
-    /// The device and inode number of the ledger; `None` if it cannot be read.
-    ledger: Option<(u64, u64)>,
-    pod: Option<Pod>,
-}
-
-impl OfGroup {
+impl OfLedger {
     fn of(view: &View, figures: &Figures) -> Self {
         let ledger = view.ledger.as_ref();
         let all_bills = ledger.map(beliefs::bills).unwrap_or_default();
-        let (mut more, mut bills) = (Vec::new(), Vec::new());
-        for gpu in &figures.gpus {
-            let (Some(entry), Some(ledger)) = (
-                view.devices.iter().find(|device| device.id == gpu.id),
-                ledger,
-            ) else {
-                more.push(More::default());
-                bills.push(Vec::new());
-                continue;
-            };
+        let more = |gpu: &Gpu| {
+            let ledger = ledger?;
+            let entry = view.devices.iter().find(|device| device.id == gpu.id)?;
             let has_used = |process: &&ProcessUsage| {
                 let is_it = |device: &DeviceUsage| device.device == entry.index;
                 process.devices.iter().any(is_it)
             };
             let on_it = || view.processes.iter().filter(has_used);
             let its = all_bills.iter().filter(|bill| bill.device == entry.index);
-            bills.push(
-                its.map(|bill| (bill.uid, bill.byte_seconds as f64))
-                    .collect(),
-            );
-            more.push(More {
+            Some(More {
                 running: on_it().filter(|process| process.alive).count(),
                 draining: on_it().filter(|process| !process.alive).count(),
+                bills: its
+                    .map(|bill| (bill.uid, bill.byte_seconds as f64))
+                    .collect(),
                 waits: match gpu.waits {
                     Some(1..) => Waits::ended(&ledger.history(entry.index, Resolution::Seconds)),
                     _ => Waits::default(),
                 },
                 ..More::default()
-            });
-        }
+            })
+        };
+        let gpus = figures.gpus.iter();
         Self {
-            more,
-            bills,
+            more: gpus.map(|gpu| more(gpu).unwrap_or_default()).collect(),
             events: ledger.map(|ledger| EventKind::ALL.map(|kind| ledger.event_count(kind))),
-            ledger: ledger.map(Ledger::file_id),
+            id: ledger.map(Ledger::file_id),
             pod: Pod::of(&view.group),
         }
     }
 
-    fn complete(
-        mut self,
-        mut figures: Figures,
-        listed: &[DeviceId],
-        waiters: &Waiters,
-        memory: &mut Memory,
-        now: u64,
-    ) -> Group {
+    /// Adds what the rest of the round and the rounds before tell.
+    fn complete(&mut self, figures: &mut Figures, memory: &mut Memory, now: u64) {
         for (gpu, more) in figures.gpus.iter().zip(&mut self.more) {
-            for waiter in waiters.on(&figures.root, &figures.name, gpu.id) {
-                more.oldest_wait = more.oldest_wait.max(waiter.waited());
+            if let Some(waiter) = &gpu.longest_wait {
                 more.waits.add_present(waiter.waited(), now);
             }
             more.pressure = more.waits.ratios(now);
         }
-        match self.ledger {
-            Some(ledger) => self.count(&mut figures, ledger, memory, now),
+        match self.id {
+            Some(id) => self.count(figures, id, memory, now),
             None => memory.counters.keep(&figures.root, &figures.name),
-        }
-        let is_used = |id: &DeviceId| figures.gpus.iter().any(|gpu: &Gpu| gpu.id == *id);
-        let counts = self.events.is_some() && Kind::of(&figures.name) == Kind::Named;
-        let unused = listed.iter().filter(|id| counts && !is_used(id)).copied();
-        Group {
-            unused: unused.collect(),
-            figures,
-            more: self.more,
-            events: self.events,
-            pod: self.pod,
         }
     }
 
     /// Raises the counters to the highest ones so far.
-    fn count(&mut self, figures: &mut Figures, ledger: (u64, u64), memory: &mut Memory, now: u64) {
-        let kept = memory.counters.of(&figures.root, &figures.name, ledger);
+    fn count(&mut self, figures: &mut Figures, id: (u64, u64), memory: &mut Memory, now: u64) {
+        let kept = memory.counters.of(&figures.root, &figures.name, id);
         if let Some(events) = &mut self.events {
             kept.raise_events(events);
         }
         let shown: Vec<DeviceId> = figures.gpus.iter().map(|gpu| gpu.id).collect();
         kept.keep_gpus(&shown);
         let of_gpus = figures.gpus.iter_mut().zip(&mut self.more);
-        for ((gpu, more), bills) in of_gpus.zip(&mut self.bills) {
+        for (gpu, more) in of_gpus {
             let kept = kept.gpu(gpu.id, now);
             if let (Some(refusals), Some(waits), Some(waited_ms)) =
                 (&mut gpu.refusals, &mut gpu.waits, &mut gpu.waited_ms)
             {
-                kept.raise(refusals, waits, waited_ms);
+                kept.raise([refusals, waits, waited_ms]);
             }
             more.waited = kept.add_waits(&mut more.waits, now);
-            more.byte_seconds = kept.raise_users(bills);
-            for (uid, used) in &*bills {
+            more.byte_seconds = kept.raise_users(&mut more.bills);
+            for (uid, used) in &more.bills {
                 let name = match uid {
                     Some(uid) => accounts::user_name(*uid),
                     None => "(others)".into(),

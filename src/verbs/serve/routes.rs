@@ -1,13 +1,13 @@
 //! What the server has at which path.
 
-use super::access::{Access, Admitted, Refusal, Scope};
+use super::access::{Access, Admitted, Scope};
 use super::answer::{self, Answer, JSON};
 use super::assets;
 use super::body::Content;
 use super::exposition::{self, Text};
-use super::history::Trouble;
 use super::peer::Peer;
 use super::places::Place;
+use super::refusal::Refusal;
 use super::state::State;
 use super::streams::Streams;
 use super::worker::{Sources, Unanswered, Worker};
@@ -16,7 +16,6 @@ use hyper::body::Bytes;
 use hyper::header::{ACCEPT, CACHE_CONTROL, HeaderValue, LOCATION, SET_COOKIE};
 use hyper::http::request::Parts;
 use hyper::{Method, StatusCode};
-use serde_json::Value;
 use std::sync::Arc;
 
 /// What all connections share.
@@ -30,77 +29,81 @@ pub struct Site {
 impl Site {
     /// Answers a request.
     pub async fn answer(&self, head: Parts, place: &Place) -> Answer {
-        let admitted = match self.access.admit(&head) {
-            Ok(admitted) => admitted,
-            Err(Refusal(status, text)) => return answer::error(status, text),
-        };
+        let answer = self.find(&head, place).await;
+        answer.unwrap_or_else(answer::refused)
+    }
+
+    async fn find(&self, head: &Parts, place: &Place) -> Result<Answer, Refusal> {
+        let admitted = self.access.admit(head)?;
         if self.access.token.is_some() && !place.show_token() {
-            return answer::error(
-                StatusCode::SERVICE_UNAVAILABLE,
+            return Err(Refusal::unavailable(
                 "too many connections are open; close some",
-            );
+            ));
         }
         if admitted == Admitted::ByAddress {
-            return self.with_cookie();
+            return Ok(self.with_cookie());
         }
         let query = head.uri.query().unwrap_or("").to_owned();
-        match head.uri.path() {
-            "/metrics" => self.metrics().await,
-            "/api/v1/state" => match query::check(&query, &[]) {
-                Ok(()) => self.state().await,
-                Err(why) => answer::error(StatusCode::BAD_REQUEST, &why),
-            },
+        let json = |text: String| answer::data(JSON, text.into());
+        Ok(match head.uri.path() {
+            "/metrics" => {
+                let text = Text::new(self.ask(Sources::page).await?);
+                answer::data(exposition::CONTENT_TYPE, Content::Metrics(text))
+            }
+            "/api/v1/state" => {
+                query::check(&query, &[])?;
+                json(self.ask(State::read).await?.text())
+            }
             "/api/v1/history" => {
-                let ask = self
-                    .worker
-                    .ask(move |sources| history::json(sources, &query));
-                self.json(ask.await)
+                let asked = self.ask(move |sources| history::json(sources, &query));
+                json(asked.await?.to_string())
             }
-            "/api/v1/events" if accepts_events(&head) => match query::check(&query, &[]) {
-                Ok(()) => self.stream(head.method == Method::HEAD, place.peer).await,
-                Err(why) => answer::error(StatusCode::BAD_REQUEST, &why),
-            },
+            "/api/v1/events" if accepts_events(head) => {
+                query::check(&query, &[])?;
+                self.stream(head.method == Method::HEAD, place.peer).await?
+            }
             "/api/v1/events" => {
-                let ask = self
-                    .worker
-                    .ask(move |sources| events::json(sources, &query));
-                self.json(ask.await)
+                let asked = self.ask(move |sources| events::json(sources, &query));
+                json(asked.await?.to_string())
             }
-            path => match assets::at(path) {
-                Some(asset) => {
-                    let content = Content::Whole(Some(Bytes::from_static(asset.content)));
-                    let mut answer = answer::data(asset.kind, content);
-                    let ask_again = HeaderValue::from_static("no-cache");
-                    answer.headers_mut().insert(CACHE_CONTROL, ask_again);
-                    answer
+            path => {
+                let nothing =
+                    || Refusal::new(StatusCode::NOT_FOUND, "there is nothing at this path");
+                let asset = assets::at(path).ok_or_else(nothing)?;
+                let content = Content::Whole(Some(Bytes::from_static(asset.content)));
+                let mut answer = answer::data(asset.kind, content);
+                let ask_again = HeaderValue::from_static("no-cache");
+                answer.headers_mut().insert(CACHE_CONTROL, ask_again);
+                answer
+            }
+        })
+    }
+
+    /// Lets the worker answer a question.
+    async fn ask<T: Send + 'static, E: Into<Refusal> + Send + 'static>(
+        &self,
+        question: impl FnOnce(&mut Sources) -> Result<T, E> + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let why = match self.worker.ask(question).await {
+            Ok(Ok(answer)) => return Ok(answer),
+            Ok(Err(why)) => match why.into() {
+                // Everybody does not learn the path of a private root.
+                Refusal(StatusCode::SERVICE_UNAVAILABLE, _) if self.scope.public => {
+                    "the groups cannot be read; try again"
                 }
-                None => answer::error(StatusCode::NOT_FOUND, "there is nothing at this path"),
+                refusal => return Err(refusal),
             },
-        }
-    }
-
-    fn json(&self, answer: Result<Result<Value, Trouble>, Unanswered>) -> Answer {
-        match answer {
-            Ok(Ok(value)) => answer::data(JSON, value.to_string().into()),
-            Ok(Err(Trouble::Request(why))) => answer::error(StatusCode::BAD_REQUEST, &why),
-            Ok(Err(Trouble::Missing(why))) => answer::error(StatusCode::NOT_FOUND, &why),
-            Ok(Err(Trouble::Server(why))) => self.failed(&why),
-            Err(why) => unanswered(why),
-        }
-    }
-
-    /// Says why the groups cannot be read. Everybody does not learn the path of a private root.
-    fn failed(&self, why: &str) -> Answer {
-        let why = match self.scope.public {
-            true => "the groups cannot be read; try again",
-            false => why,
+            Err(Unanswered::Stuck) => "reading the groups or asking NVML takes too long; try again",
+            Err(Unanswered::Failed) => {
+                "reading the groups has failed; the log of the server says why"
+            }
         };
-        answer::error(StatusCode::SERVICE_UNAVAILABLE, why)
+        Err(Refusal::unavailable(why))
     }
 
     /// Sends a browser with the right token to the page, so that the token leaves the address.
     fn with_cookie(&self) -> Answer {
-        let mut answer = answer::data(JSON, Content::empty());
+        let mut answer = answer::data(JSON, Content::Whole(None));
         *answer.status_mut() = StatusCode::SEE_OTHER;
         let headers = answer.headers_mut();
         // Relative, because a reverse proxy may have the server at a path of its own.
@@ -113,48 +116,20 @@ impl Site {
         answer
     }
 
-    async fn metrics(&self) -> Answer {
-        match self.worker.ask(Sources::page).await {
-            Ok(Ok(page)) => {
-                answer::data(exposition::CONTENT_TYPE, Content::Metrics(Text::new(page)))
-            }
-            Ok(Err(failure)) => self.failed(&failure.to_string()),
-            Err(why) => unanswered(why),
-        }
-    }
-
-    async fn state(&self) -> Answer {
-        match self.worker.ask(State::read).await {
-            Ok(Ok(state)) => answer::data(JSON, state.text().into()),
-            Ok(Err(failure)) => self.failed(&failure.to_string()),
-            Err(why) => unanswered(why),
-        }
-    }
-
-    async fn stream(&self, is_head: bool, peer: Peer) -> Answer {
+    async fn stream(&self, is_head: bool, peer: Peer) -> Result<Answer, Refusal> {
         const KIND: &str = "text/event-stream";
         if is_head {
-            return answer::data(KIND, Content::empty());
+            return Ok(answer::data(KIND, Content::Whole(None)));
         }
-        let Some(place) = self.streams.place(peer) else {
-            return answer::error(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "too many event streams are open; close some",
-            );
-        };
+        let full = || Refusal::unavailable("too many event streams are open; close some");
+        let place = self.streams.place(peer).ok_or_else(full)?;
         // Events that come after the state are sent, so collect them from now on.
-        let state = self.worker.ask(|sources| {
+        let state = self.ask(|sources| {
             events::begin(sources);
             State::read(sources)
         });
-        match state.await {
-            Ok(Ok(state)) => {
-                let queue = self.streams.open(&state, place);
-                answer::data(KIND, Content::Events(queue))
-            }
-            Ok(Err(failure)) => self.failed(&failure.to_string()),
-            Err(why) => unanswered(why),
-        }
+        let queue = self.streams.open(&state.await?, place);
+        Ok(answer::data(KIND, Content::Events(queue)))
     }
 }
 
@@ -167,12 +142,4 @@ fn accepts_events(head: &Parts) -> bool {
             .map(str::trim)
             .any(|kind| kind.eq_ignore_ascii_case("text/event-stream"))
     })
-}
-
-fn unanswered(why: Unanswered) -> Answer {
-    let text = match why {
-        Unanswered::Stuck => "reading the groups or asking NVML takes too long; try again",
-        Unanswered::Failed => "reading the groups has failed; the log of the server says why",
-    };
-    answer::error(StatusCode::SERVICE_UNAVAILABLE, text)
 }

@@ -1,11 +1,10 @@
 //! The state as JSON: GPUs, groups and processes.
 
-use super::reading::Reading;
 use super::worker::Sources;
-use crate::figures::Figures;
+use crate::figures::{Figures, snapshot::GpuMemory};
 use crate::groups::SCHEMA;
 use crate::words::{clock::Moment, failure::Failure};
-use serde_json::{Value, json};
+use serde_json::json;
 
 /// The state, and the part of it that changes only with the state.
 pub struct State {
@@ -20,26 +19,18 @@ impl State {
         let reading = sources.reading_with_processes()?;
         let scope = sources.scope;
         let (driver, _) = sources.parts();
-        let processes: Vec<Value> = match scope.public {
-            true => Vec::new(),
-            false => {
-                let processes = reading.processes().iter();
-                processes.map(|process| process.json(driver)).collect()
-            }
-        };
-        let Reading {
-            time, gpus, groups, ..
-        } = &*reading;
-        let figures = groups.iter().map(|group| &group.figures);
+        // A public reading has no processes.
+        let processes = reading.processes().iter();
+        let figures = reading.groups.iter().map(|group| &group.figures);
         let rest = json!({
-            "gpus": gpus.iter().map(|gpu| gpu.json()).collect::<Vec<_>>(),
+            "gpus": reading.gpus.iter().map(GpuMemory::json).collect::<Vec<_>>(),
             "groups": figures.map(Figures::json).collect::<Vec<_>>(),
-            "processes": processes,
+            "processes": processes.map(|process| process.json(driver)).collect::<Vec<_>>(),
         });
         let head = json!({
             "schema": SCHEMA,
             "version": env!("CARGO_PKG_VERSION"),
-            "time": Moment::from(*time).to_string(),
+            "time": Moment::from(reading.time).to_string(),
             "public": scope.public,
         });
         let mut head = head.to_string();

@@ -1,7 +1,6 @@
 //! Thousands of scrapes, each with a reading of its own, do not make the server grow.
 
-use super::access::Access;
-use super::access::Scope;
+use super::access::{Access, Scope};
 use super::connections::connection;
 use super::peer::Peer;
 use super::places::Places;

@@ -74,9 +74,9 @@ impl Plan {
 fn bar(gpu: &Gpu, area: Rect, buffer: &mut Buffer) {
     const LEAST_NAME: usize = 4;
     let inside = usize::from(area.width.saturating_sub(2));
-    let grouped = grouped(gpu);
-    let known = gpu.limits.unwrap_or(0).max(grouped);
-    let whole = gpu.total.unwrap_or(known).max(1);
+    let (memory, grouped) = (&gpu.memory, grouped(gpu));
+    let known = memory.limits.unwrap_or(0).max(grouped);
+    let whole = memory.total.unwrap_or(known).max(1);
     // Returns the column at which `bytes` end, rounded to the nearest.
     let column = |bytes: u64| {
         let columns = u128::from(bytes.min(whole)) * inside as u128 + u128::from(whole / 2);
@@ -86,7 +86,8 @@ fn bar(gpu: &Gpu, area: Rect, buffer: &mut Buffer) {
     let (mut sum, mut from) = (0_u64, 0);
     let parts = gpu.parts.iter().zip(FILLS.iter().cycle());
     let parts = parts.map(|((title, bytes), fill)| (title.as_str(), *bytes, fill));
-    for (title, usage, (fill, style)) in parts.chain([("", gpu.outside.unwrap_or(0), &OUTSIDE)]) {
+    let outside = ("", memory.others().unwrap_or(0), &OUTSIDE);
+    for (title, usage, (fill, style)) in parts.chain([outside]) {
         sum = sum.saturating_add(usage);
         let width = column(sum) - from;
         from += width;
@@ -102,7 +103,8 @@ fn bar(gpu: &Gpu, area: Rect, buffer: &mut Buffer) {
     spans.push(" ".repeat(inside - from).into());
     spans.push(Span::styled("]", WEAK));
     Line::from(spans).render(area, buffer);
-    if let Some(limits) = gpu.limits.filter(|limits| *limits < whole && inside > 0) {
+    let limits = memory.limits.filter(|limits| *limits < whole);
+    if let Some(limits) = limits.filter(|_| inside > 0) {
         let at = column(limits).min(inside - 1) as u16;
         let mark = Rect::new(area.x + 1 + at, area.y, 1, 1);
         Span::styled(LIMIT.0, LIMIT.1).render(mark, buffer);
@@ -117,12 +119,12 @@ fn grouped(gpu: &Gpu) -> u64 {
 
 /// Returns the figures to the right of a bar: `45.2/79.2 GiB  57%`.
 fn figures(gpu: &Gpu, is_wide: bool) -> String {
-    let Some(total) = gpu.total else {
+    let Some(total) = gpu.memory.total else {
         return format!("{} in groups", gib(grouped(gpu)));
     };
-    let used = gpu.used.unwrap_or_else(|| grouped(gpu));
+    let used = gpu.memory.used.unwrap_or_else(|| grouped(gpu));
     let share = percent(used, total).map_or_else(String::new, |share| format!(" {share:>3}%"));
-    let free = gpu.free.filter(|_| is_wide);
+    let free = gpu.memory.free().filter(|_| is_wide);
     let free = free.map_or_else(String::new, |free| format!("  free {}", gib(free)));
     format!(
         "{}/{}{share}{free}",
@@ -133,10 +135,11 @@ fn figures(gpu: &Gpu, is_wide: bool) -> String {
 
 /// Draws a line with the bytes of each part of a bar.
 fn explain(gpu: &Gpu, area: Rect, label: u16, buffer: &mut Buffer) {
-    let name = if gpu.is_whole { "outside" } else { "others" };
-    let (outside, free) = (size(gpu.outside), size(gpu.free));
+    let memory = &gpu.memory;
+    let name = if memory.is_whole { "outside" } else { "others" };
+    let (outside, free) = (size(memory.others()), size(memory.free()));
     let outside = (OUTSIDE, format!(" {name} {outside}  free {free}"));
-    let limits = gpu
+    let limits = memory
         .limits
         .map(|limits| (LIMIT, format!(" limits {}", short(limits))));
     let parts = gpu.parts.iter().zip(FILLS.iter().cycle());
@@ -147,8 +150,8 @@ fn explain(gpu: &Gpu, area: Rect, label: u16, buffer: &mut Buffer) {
     let (indent, width) = (label + 2, area.width - label - 2);
     let area = Rect::new(area.x + indent, area.y, width, 1);
     let line = Line::from_iter(spans);
-    if indent + width >= WIDEST && line.width() + gpu.name.width() <= width.into() {
-        let name = Line::styled(&gpu.name, WEAK);
+    if indent + width >= WIDEST && line.width() + memory.name.width() <= width.into() {
+        let name = Line::styled(&memory.name, WEAK);
         name.right_aligned().render(area, buffer);
     }
     tables::line(line, area, buffer);

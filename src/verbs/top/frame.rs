@@ -99,7 +99,7 @@ fn page(lines: Vec<Line<'_>>, scroll: usize, area: Rect, buffer: &mut Buffer) ->
 /// Returns the GPUs that the user has chosen.
 pub fn gpus<'a>(scene: &Scene<'a>) -> Vec<&'a Gpu> {
     let gpus = scene.round.gpus.iter();
-    gpus.filter(|gpu| scene.view.choice.shows(Some(gpu.id)))
+    gpus.filter(|gpu| scene.view.choice.shows(Some(gpu.memory.id)))
         .collect()
 }
 
@@ -220,7 +220,7 @@ fn choices(scene: &Scene<'_>) -> Vec<String> {
     // A chosen GPU that has disappeared has no index.
     let label = |id: &DeviceId| {
         let mut gpus = scene.round.gpus.iter();
-        let gpu = gpus.find(|gpu| gpu.id == *id);
+        let gpu = gpus.find(|gpu| gpu.memory.id == *id);
         gpu.map_or_else(|| id.short().to_string(), |gpu| gpu.label.clone())
     };
     let gpus: Vec<String> = choice.gpus.iter().map(label).collect();

@@ -100,14 +100,14 @@ pub fn details(scene: &Scene<'_>, wanted: &Wanted, width: usize) -> Vec<Line<'st
     for usage in &group.usages {
         let past = pasts.and_then(|(_, pasts)| {
             let mut pasts = pasts.iter();
-            pasts.find(|past| Some(past.gpu()) == usage.gpu)
+            pasts.find(|past| Some(past.gpu.id) == usage.gpu)
         });
         let title = match past {
             Some(past) => Escaped(&past.usage_text()).to_string(),
             None => format!("GPU {}", usage.label),
         };
         lines.extend([Line::default(), Line::styled(title, TITLE)]);
-        let trend = past.and_then(|past| past.trend_text());
+        let trend = past.and_then(|past| past.gpu.trend_text());
         for text in figures(usage).into_iter().chain(trend) {
             lines.extend(wrapped(&text, width));
         }

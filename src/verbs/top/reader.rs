@@ -3,13 +3,13 @@
 use super::place;
 use super::round::{Name, Round};
 use crate::figures::past::{self, Past, Recent};
-use crate::figures::processes::{Commands, Process};
-use crate::figures::snapshot::{self, GpuMemory, Snapshot};
+use crate::figures::processes::{Commands, Process, processes};
+use crate::figures::snapshot::{self, GpuMemory};
 use crate::figures::{Figures, kept::Kept};
 use crate::groups::{Purpose, Selection, View, meant};
-use crate::machine::{accounts, nvml::Driver};
+use crate::machine::nvml::Driver;
 use crate::shown::{output::Escaped, screen};
-use crate::words::failure::Failure;
+use crate::words::{failure::Failure, notes::Notes};
 use gpulimit_base::device::DeviceId;
 use gpulimit_limits::Selector;
 use jiff::Timestamp;
@@ -24,10 +24,9 @@ const RELOAD: Duration = Duration::from_secs(10);
 /// How long one round waits for the command lines of processes.
 const COMMANDS: Duration = Duration::from_secs(2);
 
-/// The names of users, containers and jobs that were already looked up.
+/// The containers and jobs that were already looked up.
 #[derive(Default)]
 pub struct Known {
-    users: BTreeMap<u32, String>,
     /// By pid and by the process's own pid and user. A pid that is used again soon by the same user
     /// can show an old place.
     places: BTreeMap<(u32, u32, u32), Option<String>>,
@@ -36,12 +35,6 @@ pub struct Known {
 impl Known {
     /// The number of processes to remember.
     const PLACES: usize = 1 << 16;
-
-    /// Returns the escaped name of a user.
-    pub fn user(&mut self, uid: u32) -> String {
-        let name = || Escaped(&accounts::user_name(uid)).to_string();
-        self.users.entry(uid).or_insert_with(name).clone()
-    }
 
     /// Returns the container or the job of a live process.
     pub fn place(&mut self, process: &Process) -> Option<String> {
@@ -71,13 +64,18 @@ pub struct Wanted {
     pub since: Duration,
 }
 
-/// A snapshot, the groups that it is of, and what only their open ledgers tell.
+/// The GPUs, the groups and the processes at one moment.
 pub struct Read {
     pub selection: Selection,
-    pub snapshot: Snapshot,
-    /// What the read says beside that.
-    pub notes: Vec<String>,
-    /// The recent usage on each GPU of each group, in the snapshot's order.
+    pub time: Timestamp,
+    pub gpus: Vec<GpuMemory>,
+    /// Each group comes before the groups below it.
+    pub groups: Vec<Figures>,
+    /// Sorted by group and pid, with an entry for each GPU.
+    pub processes: Vec<Process>,
+    /// What could not be read.
+    pub notes: Notes,
+    /// The recent usage on each GPU of each group, in the order of the groups.
     recents: Vec<Vec<Recent>>,
     /// The past usage of the group that is wanted.
     pasts: Vec<Past>,
@@ -122,16 +120,22 @@ impl Source {
             reader.add(at, view, figures, driver);
         });
         self.trends.end_round();
-        let (seen, commands) = (reader.end(driver), &mut self.commands);
-        let snapshot = Snapshot::of(&selection, seen, notes.status(), commands, driver);
+        let round = reader.end(driver);
+        let time = Timestamp::now();
+        let gpus = snapshot::gpus(&round.groups, !selection.named, driver);
+        let commands = &mut self.commands;
+        let processes = processes(&selection, &round.seen, &round.waiters, commands);
         let is_lost = |gpu: &GpuMemory| gpu.index.is_some() && gpu.used.is_none();
-        if snapshot.gpus.iter().any(is_lost) {
+        if gpus.iter().any(is_lost) {
             self.driver = None;
         }
         Ok(Read {
             selection,
-            snapshot,
-            notes: notes.lines,
+            time,
+            gpus,
+            groups: round.groups,
+            processes,
+            notes,
             recents: recents.into_values().collect(),
             pasts,
         })
@@ -141,7 +145,7 @@ impl Source {
     pub fn round(&mut self, read: &mut Read) -> Round {
         let recents = std::mem::take(&mut read.recents);
         let driver = self.driver.as_ref().map(|(driver, _)| driver);
-        Round::of(&read.snapshot, recents, &mut self.known, driver)
+        Round::of(read, recents, &mut self.known, driver)
     }
 }
 
@@ -275,7 +279,11 @@ fn news(source: &mut Source, wanted: Option<&Wanted>) -> News {
         }
     };
     let mut round = source.round(&mut read);
-    let note = read.notes.first().map(|note| Escaped(note).to_string());
+    let note = read
+        .notes
+        .lines
+        .first()
+        .map(|note| Escaped(note).to_string());
     round.problem = note.unwrap_or_default();
     let pasts = wanted.map(|wanted| (wanted.clone(), read.pasts));
     News { round, pasts }

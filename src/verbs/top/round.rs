@@ -3,12 +3,12 @@
 //! All texts of other users are already escaped.
 
 use super::place;
-use super::reader::Known;
+use super::reader::{Known, Read};
 use crate::figures::processes::{self, Split};
-use crate::figures::snapshot::{GpuMemory, Snapshot};
-use crate::figures::{self, Figures, past::Recent, waiting::Waiter};
+use crate::figures::snapshot::GpuMemory;
+use crate::figures::{self, Figures, past::Recent};
 use crate::groups;
-use crate::machine::nvml::Driver;
+use crate::machine::{accounts, nvml::Driver};
 use crate::shown::{output::Escaped, table::figure};
 use crate::words::failure::Failure;
 use gpulimit_base::device::DeviceId;
@@ -17,10 +17,10 @@ use gpulimit_group::{parent, upwards};
 use gpulimit_ledger::Category;
 use gpulimit_limits::{Key, Selector};
 use jiff::Timestamp;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// A round. Its order is that of the snapshot: groups before the groups below them.
+/// A round. Groups come before the groups below them.
 #[derive(Clone, Debug, Default)]
 pub struct Round {
     pub time: Timestamp,
@@ -31,25 +31,14 @@ pub struct Round {
     pub problem: String,
 }
 
-/// A GPU's memory in bytes, for its bar.
+/// A GPU's memory, for its bar.
 #[derive(Clone, Debug)]
 pub struct Gpu {
-    pub id: DeviceId,
+    pub memory: GpuMemory,
     /// NVML's index, or else the beginning of the UUID.
     pub label: String,
-    /// The product's name; empty if unknown.
-    pub name: String,
-    pub total: Option<u64>,
-    pub used: Option<u64>,
-    pub free: Option<u64>,
-    /// The memory of other processes than those of the shown groups, and of the driver.
-    pub outside: Option<u64>,
-    /// Whether all groups are shown, so that these processes are outside all groups.
-    pub is_whole: bool,
-    /// The top groups that use memory.
+    /// The top groups that use memory, with their bytes.
     pub parts: Vec<(String, u64)>,
-    /// The limits of the top groups together; `None` if one of them has no limit.
-    pub limits: Option<u64>,
 }
 
 /// A group's root and full name.
@@ -169,33 +158,27 @@ impl Process {
     }
 }
 
-/// What processes of a group do on a GPU, with those of the groups below: the longest wait, and
-/// whether memory of a dead process is not free yet.
-type Doing = (Option<Waiter>, bool);
-/// By the root and the name of the group and by GPU.
-type Doings<'a> = BTreeMap<(&'a Path, &'a str, DeviceId), Doing>;
+/// The roots and names of groups in which a process has ended whose memory of the GPU is not free
+/// yet, in the group or below it.
+type Draining<'a> = BTreeSet<(&'a Path, &'a str, DeviceId)>;
 
 impl Round {
-    /// Makes the round that shows a snapshot. `recents` has the recent usage of each group and GPU,
-    /// in the snapshot's order.
+    /// Makes the round that shows what was read. `recents` has the recent usage of each group and
+    /// GPU, in the order of the groups.
     pub fn of(
-        snapshot: &Snapshot,
+        read: &Read,
         recents: Vec<Vec<Recent>>,
         known: &mut Known,
         driver: Option<&Driver>,
     ) -> Self {
-        let doings = doings(snapshot);
-        let groups = snapshot.groups.iter().zip(recents);
-        let groups = groups.map(|(it, recents)| Group::of(it, recents, &doings, driver));
+        let draining = draining(&read.processes);
+        let groups = read.groups.iter().zip(recents);
+        let groups = groups.map(|(it, recents)| Group::of(it, recents, &draining));
         let groups: Vec<Group> = groups.collect();
-        let processes = snapshot.processes.iter();
+        let processes = read.processes.iter();
         Self {
-            time: snapshot.time,
-            gpus: snapshot
-                .gpus
-                .iter()
-                .map(|it| Gpu::of(it, &groups))
-                .collect(),
+            time: read.time,
+            gpus: read.gpus.iter().map(|it| Gpu::of(it, &groups)).collect(),
             processes: processes.map(|it| Process::of(it, known, driver)).collect(),
             groups,
             problem: String::new(),
@@ -217,26 +200,14 @@ impl Round {
     }
 }
 
-/// Returns what processes do.
-fn doings(snapshot: &Snapshot) -> Doings<'_> {
-    let mut all = Doings::new();
-    for process in &snapshot.processes {
-        let Some((id, parts)) = &process.gpu else {
-            continue;
-        };
-        let drains = !process.alive && parts.total > 0;
-        if !drains && process.waits.is_none() {
-            continue;
-        }
-        for name in upwards(&process.group) {
-            let doing = all.entry((process.root.as_path(), name, *id)).or_default();
-            doing.1 |= drains;
-            if process.waits.as_ref().map(Waiter::waited) > doing.0.as_ref().map(Waiter::waited) {
-                doing.0 = process.waits.clone();
-            }
-        }
-    }
-    all
+fn draining(processes: &[processes::Process]) -> Draining<'_> {
+    let dead = processes.iter().filter(|process| !process.alive);
+    let of_groups = dead.flat_map(|process| {
+        let gpu = process.gpu.as_ref().filter(|(_, parts)| parts.total > 0);
+        let groups = move |id| upwards(&process.group).map(move |name| (&*process.root, name, id));
+        gpu.map(|(id, _)| groups(*id)).into_iter().flatten()
+    });
+    of_groups.collect()
 }
 
 /// Returns a state with its bytes: `suspended 2.0 GiB`; `None` for none.
@@ -259,32 +230,24 @@ impl Gpu {
             let bytes = usage.usage.filter(|bytes| *bytes > 0)?;
             Some((group.title.clone(), bytes))
         };
+        let name = Escaped(&gpu.name).to_string();
         Self {
-            id: gpu.id,
+            memory: GpuMemory {
+                name,
+                ..gpu.clone()
+            },
             label: label(gpu.index, gpu.id),
-            name: Escaped(&gpu.name).to_string(),
-            total: gpu.total,
-            used: gpu.used,
-            free: gpu.free(),
-            outside: gpu.others(),
-            is_whole: gpu.is_whole,
             parts: groups.iter().filter(is_top).filter_map(part).collect(),
-            limits: gpu.limits,
         }
     }
 }
 
 impl Group {
-    fn of(
-        figures: &Figures,
-        recents: Vec<Recent>,
-        doings: &Doings<'_>,
-        driver: Option<&Driver>,
-    ) -> Self {
+    fn of(figures: &Figures, recents: Vec<Recent>, draining: &Draining<'_>) -> Self {
         let gpus = figures.gpus.iter().zip(recents);
         let usages = gpus.map(|(gpu, recent)| {
-            let doing = doings.get(&(figures.root.as_path(), &*figures.name, gpu.id));
-            Usage::of(figures, gpu, recent, doing, driver)
+            let drains = draining.contains(&(&*figures.root, &*figures.name, gpu.id));
+            Usage::of(figures, gpu, recent, drains)
         });
         let mut usages: Vec<Usage> = usages.collect();
         let of_others = |label: &str| Usage {
@@ -336,36 +299,26 @@ fn settings(figures: &Figures) -> String {
 }
 
 impl Usage {
-    fn of(
-        figures: &Figures,
-        gpu: &figures::Gpu,
-        recent: Recent,
-        doing: Option<&Doing>,
-        driver: Option<&Driver>,
-    ) -> Self {
+    fn of(figures: &Figures, gpu: &figures::Gpu, recent: Recent, drains: bool) -> Self {
         let high = gpu.bytes(Key::High);
         let above = |limit: Option<u64>| limit.is_some() && gpu.usage > limit;
-        let waiting = gpu.waiting.unwrap_or(0);
-        let waits = match doing.and_then(|(longest, _)| longest.as_ref()) {
-            Some(longest) if waiting > 1 => Some(format!("{longest} (+{})", waiting - 1)),
-            Some(longest) => Some(longest.to_string()),
-            None => (waiting > 0).then(|| format!("{waiting} wait")),
-        };
+        let waits = gpu.longest_wait.as_ref().map(|longest| match gpu.waiting {
+            Some(waiting @ 2..) => format!("{longest} (+{})", waiting - 1),
+            _ => longest.to_string(),
+        });
         let states = [
             waits,
             above(gpu.limit()).then(|| "above max".into()),
             (above(high) && !above(gpu.limit())).then(|| "above high".into()),
             sized("suspended", gpu.suspended),
             sized("uncovered", gpu.uncovered),
-            doing
-                .filter(|(_, drains)| *drains)
-                .map(|_| "draining".into()),
+            drains.then(|| "draining".into()),
             gpu.trend.as_ref().map(|_| "may leak".into()),
         ];
         let limited_by = gpu.effective.as_ref().map(|(_, by)| by.clone());
         Self {
             gpu: Some(gpu.id),
-            label: label(groups::index(gpu.id, driver), gpu.id),
+            label: label(gpu.index, gpu.id),
             own_limit: (figures.rules.get(Selector::Device(gpu.id), Key::Max)).is_some(),
             max: gpu.max,
             max_text: gpu.text(Key::Max).map_or_else(|| "-".into(), max_text),
@@ -389,7 +342,7 @@ impl Process {
     fn of(process: &processes::Process, known: &mut Known, driver: Option<&Driver>) -> Self {
         let (id, parts) = process.gpu.as_ref().map(|(id, parts)| (*id, parts)).unzip();
         let on_host = parts.and_then(|parts| sized("suspended", Some(parts.suspended)));
-        let state = match (&process.waits, process.state()) {
+        let state = match (&process.waits, process.state) {
             (Some(waits), _) => waits.to_string(),
             (None, "running") => String::new(),
             // On a GPU of which nothing is on the host, there is no figure.
@@ -404,7 +357,7 @@ impl Process {
                 own_pid: process.own_pid,
                 start_time: process.start_time,
             },
-            user: known.user(process.uid),
+            user: Escaped(&accounts::user_name(process.uid)).to_string(),
             place: place::of_group(&process.group)
                 .or_else(|| known.place(process))
                 .unwrap_or_default(),

@@ -6,6 +6,7 @@ use super::plain;
 use super::round::{Gpu, Group, Name, Process, Round, Usage, Who};
 use super::rows::{Choice, Item};
 use super::view::View;
+use crate::figures::snapshot::GpuMemory;
 use gpulimit_base::device::DeviceId;
 use gpulimit_ledger::Category;
 use jiff::Timestamp;
@@ -32,18 +33,22 @@ pub fn gpu(index: u8, parts: &[(&str, u64)], outside: u64, limits: Option<u64>) 
     let grouped: u64 = parts.iter().map(|(_, usage)| usage * GIB).sum();
     let used = grouped + outside * GIB;
     Gpu {
-        id: id(index),
+        memory: GpuMemory {
+            id: id(index),
+            index: Some(index.into()),
+            name: "NVIDIA H100 80GB HBM3".into(),
+            bus: String::new(),
+            total: Some(TOTAL),
+            used: Some(used),
+            grouped,
+            managed: 0,
+            limits: limits.map(|limits| limits * GIB),
+            is_whole: true,
+        },
         label: index.to_string(),
-        name: "NVIDIA H100 80GB HBM3".into(),
-        total: Some(TOTAL),
-        used: Some(used),
-        free: Some(TOTAL - used),
-        outside: Some(outside * GIB),
-        is_whole: true,
         parts: (parts.iter())
             .map(|(title, usage)| ((*title).into(), usage * GIB))
             .collect(),
-        limits: limits.map(|limits| limits * GIB),
     }
 }
 

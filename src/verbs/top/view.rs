@@ -239,7 +239,7 @@ impl View {
 
     /// Shows only the next GPU, and after the last one all GPUs.
     fn other_gpu(&mut self, round: &Round) {
-        let mut ids = round.gpus.iter().map(|gpu| gpu.id);
+        let mut ids = round.gpus.iter().map(|gpu| gpu.memory.id);
         if let Some(now) = self.choice.gpus.last() {
             ids.find(|id| id == now);
         }
