@@ -43,6 +43,7 @@ fn doctor_works_without_a_driver() {
             .contains("install")
     );
     assert_eq!(find("library")[0]["level"], "ok");
+    assert_eq!(find("library")[0]["remedy"], Value::Null);
     assert_eq!(find("preload")[0]["level"], "ok");
     assert_eq!(find("root")[0]["level"], "ok");
     assert_eq!(
