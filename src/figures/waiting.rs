@@ -210,3 +210,38 @@ fn below(group: &Group, processes: &[ProcessUsage]) -> Vec<Group> {
         .filter_map(|name| root.group(name).ok())
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_wait_of_a_group_is_its_own_or_of_a_group_below() {
+        let gpus = [1, 2].map(|number| DeviceId::gpu([number; 16]));
+        let waiter = |group: &str, gpu, seconds| Waiter {
+            root: "/root".into(),
+            group: group.into(),
+            process: (1, 2, 3),
+            gpu,
+            bytes: 1 << 30,
+            waited: Duration::from_secs(seconds),
+            line: "lab".into(),
+        };
+        let waiters = Waiters {
+            waiters: vec![
+                waiter("lab", gpus[0], 5),
+                waiter("lab/alice", gpus[0], 9),
+                waiter("lab", gpus[1], 40),
+                waiter("laboratory", gpus[0], 50),
+            ],
+            ..Waiters::default()
+        };
+        let longest = |group, gpu| {
+            let longest = waiters.longest(Path::new("/root"), group, gpu);
+            longest.map(|longest| longest.waited().as_secs())
+        };
+        assert_eq!(longest("lab", gpus[0]), Some(9));
+        assert_eq!(longest("lab", gpus[1]), Some(40));
+        assert_eq!(longest("lab/alice", gpus[1]), None);
+    }
+}
