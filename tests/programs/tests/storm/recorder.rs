@@ -19,8 +19,8 @@ const CONTEXT: &str = "10485760";
 const EVERY: Duration = Duration::from_millis(10);
 /// A longer pause, for which the busy machine kept the sampler from looking, in milliseconds.
 const BLIND: u64 = 50;
-/// The history can be this much late, in milliseconds: it uses the coarse clock of the kernel, and on
-/// a busy machine a process may have to wait before it records a change.
+/// The history can be this much late, in milliseconds: it uses the kernel's coarse clock, and on a
+/// busy machine a process may have to wait before it records a change.
 const LATE: u64 = 100;
 
 /// One look of the sampler.
