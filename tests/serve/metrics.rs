@@ -304,6 +304,28 @@ fn memory_outside_all_groups_is_shown() {
 
 /// The figures of a ledger fall, as those of a killed process do for a moment.
 #[test]
+fn the_longest_wait_of_a_group_is_told() {
+    let rig = Rig::new();
+    rig.group("lab", Size::Bytes(2 * GIB));
+    let mut set = rig.gpulimit(&["set", "lab", "on_limit=wait", "wait_timeout=5m"]);
+    assert!(set.status().expect("started").success());
+    let (holder, held) = rig.member("lab", 2 * GIB);
+    let (member, device) = rig.member("lab", 0);
+    let server = rig.unix(&[]);
+    let oldest = || by_group(&parse(&text(&server)), "gpulimit_oldest_wait_seconds", 0)["lab"];
+    assert_eq!(oldest(), 0.0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| charge(&member, &device, GIB));
+        wait_until("the wait is told", || oldest() > 0.0);
+        let top = rig.gpulimit(&["top", "--once"]).output().expect("started");
+        let top = String::from_utf8_lossy(&top.stdout);
+        assert!(top.contains("waits for 1.0 GiB"), "{top}");
+        drop((holder, held));
+    });
+    wait_until("nobody waits", || oldest() == 0.0);
+}
+
+#[test]
 fn counters_never_fall() {
     let rig = Rig::new();
     rig.group("lab", Size::Bytes(4 * GIB));
