@@ -4,7 +4,7 @@
 
 mod cli;
 #[cfg(test)]
-mod pages;
+mod manual;
 
 mod verbs {
     //! A file or folder for each verb. No verb names another one.

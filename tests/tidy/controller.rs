@@ -14,7 +14,7 @@ const ROOMS: [&str; 10] = [
     "contained",
     "verbs",
     "cli",
-    "pages",
+    "manual",
 ];
 
 /// The files whose items are those of a room itself: `groups::Selection`.

@@ -1,4 +1,4 @@
-//! `ls`
+//! `show --names`
 
 use crate::place::Place;
 use gpulimit_base::units::Size;

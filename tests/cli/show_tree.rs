@@ -1,4 +1,4 @@
-//! `tree`
+//! `show --tree`
 
 use crate::place::{GIB, Nothing, Place};
 use gpulimit_base::units::Size;
