@@ -184,8 +184,8 @@ class Program(Case):
         self.assertIn("Usage: gpulimit", self.module("--help").stdout)
         self.assertIn("Usage: gpulimit", self.module().stdout)
         # Python cannot run this folder as a script.
-        (self.folder / "ls").mkdir()
-        self.assertEqual(self.module("ls").stdout, "")
+        (self.folder / "gc").mkdir()
+        self.assertEqual(self.module("gc").stdout, "")
         self.assertIn("Usage: gpulimit oci-hook", self.module("oci-hook", "--help").stdout)
         self.assertIn("Usage: gpulimit run", self.module("--maxx", "4G", "a.py", status=2).stderr)
 
