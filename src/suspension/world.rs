@@ -276,19 +276,24 @@ impl<'a> Machine<'a> {
     ) -> Result<(), Failure> {
         let device = member.device(id, capacity)?;
         let insistence = Insistence::Within(patience);
+        let subject = &self.subjects[process];
         let pressure = Resuming {
             gpus: self.checkpoints.gpus(),
             stop: &self.stop,
+            subject,
         };
         let Err(refusal) = member.charge(&device, bytes, &pressure, insistence) else {
             return Ok(());
         };
         self.go_on()?;
+        if subject.is_gone() {
+            return Ok(());
+        }
         Err(Failure::new(format_args!(
             "no room for the {bytes} of {name} on GPU {gpu}: {refusal}; free memory in the group \
              or raise its limit, then resume again",
             bytes = gib(bytes),
-            name = self.subjects[process].name(),
+            name = subject.name(),
             gpu = groups::label(id, Some(self.checkpoints.gpus())),
         )))
     }
@@ -550,6 +555,7 @@ fn refused(subject: &Subject, error: &Unmoved) -> Failure {
 struct Resuming<'a> {
     gpus: &'a nvml::Driver,
     stop: &'a Stop,
+    subject: &'a Subject,
 }
 
 impl Pressure for Resuming<'_> {
@@ -562,7 +568,7 @@ impl Pressure for Resuming<'_> {
     }
 
     fn is_needless(&self) -> bool {
-        self.stop.is_asked()
+        self.stop.is_asked() || self.subject.is_gone()
     }
 
     fn function(&self) -> &str {

@@ -675,10 +675,11 @@ impl Member {
 
     /// Returns the last measured size of a context in bytes, by any process; 0 where it is unknown.
     pub fn context_hint(&self, device: &MemberDevice) -> u64 {
-        match self.leaf().ledger.context_hint(device.index[0]) {
-            0 => context_size::read(&self.root, &device.id),
-            known => known,
-        }
+        // A new job's ledger has none, and its user may not write files in the root.
+        let told = self.stations(device);
+        let mut told = told.map(|(station, index)| station.ledger.context_hint(index));
+        let known = told.find(|bytes| *bytes > 0);
+        known.unwrap_or_else(|| context_size::read(&self.root, &device.id))
     }
 
     /// Publishes the size of a context for other processes.

@@ -449,6 +449,14 @@ fn the_size_of_a_context_is_known_to_the_next_member() {
     lab.0.levels[0].ledger.set_context_hint(lab.1.index[0], 600);
     assert_eq!((hint(&alice), hint(&lab)), (500, 600), "the group's own");
     assert_eq!(hint(&place.join("other")), 500, "the root stores the size");
+    let stored = place.0.path().join(format!(".context-{GPU}"));
+    fs::remove_file(stored).expect("removed");
+    place.group("lab/bob", &[]);
+    assert_eq!(
+        hint(&place.join("lab/bob")),
+        600,
+        "the group above knows it"
+    );
 }
 
 #[test]

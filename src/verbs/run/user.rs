@@ -106,8 +106,8 @@ impl User {
             };
             if !access.admits(self.uid) && !by_group {
                 return Err(Failure::new(format_args!(
-                    "user {} may not run in group '{}': let all users in with `gpulimit create {} \
-                     --members all`, or name another group",
+                    "user {} may not run in group '{}': name another group, or remove this one \
+                     and make it for all users with `gpulimit create {} --members all`",
                     self.name(),
                     group.name(),
                     above.name()

@@ -51,6 +51,23 @@ impl Waiting {
     }
 }
 
+/// A killed process needs no room, and those behind it in the line need not wait for it.
+#[test]
+fn a_resume_ends_when_its_process_is_killed() {
+    let world = World::new(CAP);
+    let program = holder(&world, "2000M");
+    let pid = program.pid().to_string();
+    done(&world, &["suspend", GROUP]);
+    let other = holder(&world, "2000M");
+    let actor = Session::start(verb(&world, &["resume", "--pid", &pid]));
+    await_line(&world, 1);
+    program.kill();
+    let (status, errors) = actor.end();
+    assert!(status.code().is_some(), "{errors}");
+    other.end();
+    world.judge_end(CAP);
+}
+
 /// `ps` says whether the driver or only the ledger tells of a suspended process.
 #[test]
 fn ps_marks_a_state_that_the_driver_does_not_confirm() {
