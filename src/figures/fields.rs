@@ -1,4 +1,4 @@
-//! What is said of a row, declared once: a field is a column of tables and CSV, and a key of JSON.
+//! Fields declare each figure of a row once: as a column of tables and CSV, and as a key of JSON.
 
 use crate::groups;
 use crate::machine::nvml::Driver;
@@ -99,7 +99,8 @@ impl Column {
     }
 }
 
-/// What a row says in one field. What is unknown is `-` in a table, empty in CSV and null in JSON.
+/// The value of a field in one row. If it is unknown, it is `-` in a table, empty in CSV and null
+/// in JSON.
 pub enum Cell {
     /// A text or a number that is the same for people.
     Plain(Value),

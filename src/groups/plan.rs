@@ -1,4 +1,4 @@
-//! What a policy file asks of this machine, and how the machine differs from that.
+//! The groups and rules that a policy file asks for, and how those of this machine differ.
 
 pub mod difference;
 pub mod record;

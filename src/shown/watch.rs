@@ -37,7 +37,7 @@ fn interval(text: &str) -> Result<Duration, &'static str> {
 /// What a verb shows in one round.
 pub struct Round {
     pub shown: Shown,
-    /// What the verb says beside that, and its exit status if it ends after this round.
+    /// Lines for standard error, and the exit status of the verb if it ends after this round.
     pub notes: Notes,
 }
 

@@ -27,7 +27,7 @@ impl Checkpoints {
     /// before this process starts threads, because the call changes the environment.
     ///
     /// # Errors
-    /// What is missing.
+    /// Names the library or the function that is missing.
     pub fn load() -> Result<Self, Missing> {
         let cuda = Cuda::load()?;
         let gpus = nvml::Driver::load().map_err(|error| Missing::Nvml(error.to_string()))?;

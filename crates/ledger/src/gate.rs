@@ -43,7 +43,7 @@ const ALL: u64 = 1 << 1;
 const OURS: u64 = 1 << 2;
 const HELD: u64 = WAITS | ALL | OURS;
 const GENERATION: u64 = 1 << 3;
-/// What actors write.
+/// The bits that only actors change: what the gate holds back, and the generation.
 const LOW: u64 = i32::MAX as u64;
 /// The process is to compare its charges with its own records: the next call does so, and goes on.
 const RESTORE: u64 = 1 << 31;
@@ -648,7 +648,8 @@ mod tests {
         }
     }
 
-    /// What a member asks for holds back no call, and says nothing of an actor.
+    /// The bit by which a member asks for restored charges holds back no call, and leaves the mark
+    /// of an actor as it is.
     #[test]
     fn the_next_call_restores_charges_and_goes_on() {
         let scratch = Scratch::new();

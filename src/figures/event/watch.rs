@@ -49,7 +49,7 @@ pub struct Watch {
     several: Vec<Line>,
     /// Whether a round has read the events of the past.
     has_read: bool,
-    /// What was found since the caller took the notes.
+    /// Notes for the caller, which takes them out after each round.
     pub notes: Notes,
 }
 
