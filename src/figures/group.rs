@@ -376,6 +376,13 @@ impl Gpu {
         })
     }
 
+    /// Leaves out which process makes the usage grow.
+    pub fn forget_process(&mut self) {
+        if let Some(trend) = &mut self.trend {
+            trend.process = None;
+        }
+    }
+
     /// Returns the trend as JSON; null if there is none.
     pub fn trend_json(&self) -> Value {
         let trend = self.trend.zip(self.usage);

@@ -93,6 +93,7 @@ mod tests {
                 Some(Trend {
                     time: Duration::from_secs(group as u64),
                     rate: 1.0,
+                    process: None,
                 })
             });
             let time = trend.map(|trend| trend.time.as_secs());

@@ -2,14 +2,14 @@
 
 use super::fields::{self, fields};
 use super::spans::{Span, Window};
-use super::trend::{self, Floors, Trend};
+use super::trend::{self, Grower, Series, Trend};
 use crate::figures::Gpu;
 use crate::groups::View;
 use crate::machine::nvml::Driver;
 use crate::words::clock::{self, Moment};
 use crate::words::text;
 use gpulimit_base::units::gib;
-use gpulimit_ledger::{DeviceEntry, DeviceIndex, EventKind, Ledger, Period, Resolution};
+use gpulimit_ledger::{DeviceEntry, DeviceIndex, EventKind, Ledger, NoWitness, Period, Resolution};
 use gpulimit_limits::Selector;
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -67,15 +67,33 @@ pub fn trend(ledger: &Ledger, device: DeviceIndex, usage: u64) -> Option<Trend> 
         return None;
     }
     let now = second(Timestamp::now());
-    let floors = Resolution::ALL.map(|resolution| {
+    let series = Resolution::ALL.map(|resolution| {
         let window = Window::whole(resolution, now, usage);
         let spans = window.spans(|resolution| ledger.history(device, resolution));
-        Floors {
+        Series {
             length: resolution.seconds(),
             floors: spans.iter().map(Span::floor).collect(),
+            tops: spans.iter().map(Span::highest).collect(),
         }
     });
-    trend::trend(&floors)
+    let trend = trend::trend(&series)?;
+    let process = grower(ledger, device).filter(|grower| grower.rate >= trend.rate / 2.0);
+    Some(Trend { process, ..trend })
+}
+
+/// Returns the member whose floor rises fastest.
+fn grower(ledger: &Ledger, device: DeviceIndex) -> Option<Grower> {
+    let growers = ledger
+        .processes(&NoWitness)
+        .into_iter()
+        .filter_map(|process| {
+            let mut floors = ledger.floors(process.slot, device);
+            if let Some((_, last)) = floors.last_mut() {
+                *last = process.on(device).charged.min(*last);
+            }
+            Grower::of(process.identity, &floors).filter(|_| process.alive)
+        });
+    growers.max_by(|one, other| one.rate.total_cmp(&other.rate))
 }
 
 /// The figures of a history, summed up since a time.

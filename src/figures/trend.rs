@@ -2,13 +2,16 @@
 //!
 //! The *floor* of a period is the smallest usage in it. Bursts and caches do not raise the floor,
 //! and a leak does. A window of the past is divided into six parts. The floor rises if it rises
-//! from each part to the next by at least a third of the mean rise, by half a GiB in all, and to
-//! more than the floor was at any time before the window. The last condition keeps a daily rhythm
-//! from being a leak each morning. Windows of several lengths are looked at; the longest one in
-//! which the floor rises counts.
+//! from each part to the next by at least a third of the mean rise, and by half a GiB in all.
+//! Windows of several lengths are looked at; the longest one in which the floor rises counts.
+//!
+//! Two more conditions must hold. The usage is higher than it ever was before the window, as far as
+//! a day back: a daily rhythm is no leak each morning. And it still moves: a usage that has stood
+//! still for ten minutes has stopped to grow.
 //!
 //! The rate is the median of the slopes between all pairs of floors in the window (Theil–Sen).
 
+use gpulimit_base::identity::Identity;
 use gpulimit_base::units::gib;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -22,14 +25,16 @@ const LEAST_RISE: u64 = 1 << 29;
 /// Shortest window in seconds.
 const SHORTEST: u64 = 600;
 
-/// The floors of periods of equal length.
+/// The usage in periods of equal length, in bytes, oldest first; `None` if unknown. The last period
+/// contains the present time.
 #[derive(Clone, Debug)]
-pub struct Floors {
+pub struct Series {
     /// The length of a period in seconds.
     pub length: u64,
-    /// The floor of each period in bytes, oldest first; `None` if unknown. The last period contains
-    /// the present time.
+    /// The smallest usage of each period.
     pub floors: Vec<Option<u64>>,
+    /// The largest usage of each period.
+    pub tops: Vec<Option<u64>>,
 }
 
 /// A floor that rises.
@@ -39,25 +44,75 @@ pub struct Trend {
     pub time: Duration,
     /// Bytes per second.
     pub rate: f64,
+    /// The process that makes the floor rise, and its own floor's trend; `None` if it is not one
+    /// process, or if this is unknown.
+    pub process: Option<Grower>,
+}
+
+/// A process whose floor rises.
+#[derive(Copy, Clone, Debug, PartialEq)]
+pub struct Grower {
+    pub process: Identity,
+    /// For how long its floor has risen, at most an hour.
+    pub time: Duration,
+    /// Bytes per second.
+    pub rate: f64,
+}
+
+impl Grower {
+    /// Returns how a process grows that has these floors: the begin of each period in seconds, and
+    /// the bytes, oldest first. `None` if the last three of them do not rise.
+    pub fn of(process: Identity, floors: &[(u64, u64)]) -> Option<Self> {
+        let fall = floors.windows(2).rposition(|pair| pair[1].1 <= pair[0].1);
+        // The process may have begun in the middle of the first period.
+        let [first, rising @ ..] = &floors[fall.map_or(0, |at| at + 1)..] else {
+            return None;
+        };
+        let time = Duration::from_secs(rising.last()?.0 - first.0);
+        let rate = slope(rising);
+        (rate > 0.0).then_some(Self {
+            process,
+            time,
+            rate,
+        })
+    }
+}
+
+/// Returns the median of the slopes between all pairs of points (Theil–Sen): bytes per second.
+fn slope(points: &[(u64, u64)]) -> f64 {
+    let mut slopes = Vec::new();
+    for (at, (time, floor)) in points.iter().enumerate() {
+        for (later, then) in &points[at + 1..] {
+            slopes.push((*then as f64 - *floor as f64) / (later - time) as f64);
+        }
+    }
+    slopes.sort_by(f64::total_cmp);
+    slopes.get(slopes.len() / 2).copied().unwrap_or(0.0)
 }
 
 /// Returns the trend; `None` if the floor does not rise, or if the history is too short to tell.
-/// The first series has the shortest periods.
-pub fn trend(series: &[Floors]) -> Option<Trend> {
-    let windows = series.iter().enumerate().flat_map(|(at, floors)| {
-        let all = floors.length * floors.floors.len() as u64;
+/// The series are those of seconds, of minutes and of quarters of an hour.
+pub fn trend(series: &[Series]) -> Option<Trend> {
+    let seconds = series.first()?;
+    let windows = series.iter().enumerate().flat_map(|(at, series)| {
+        let all = series.length * series.floors.len() as u64;
         // Each window is twice as long as the one before. The last window of a series is all of it.
         let lengths = std::iter::successors(Some(SHORTEST), |length| Some(length * 2));
         let lengths = lengths.take_while(move |length| *length < all).chain([all]);
+        // The last ten whole minutes are less than ten minutes.
+        let lengths = lengths.skip(usize::from(at > 0));
         lengths.map(move |length| (at, length))
     });
     let rising = windows.filter_map(|(at, length)| {
         let window = Window::of(&series[at], length)?;
-        let rise = window.rise()?;
-        let is_new = |floors: &Floors| floors.were_below(window.last(), rise, length);
-        series[at..].iter().all(is_new).then(|| Trend {
+        let rate = window.rises().then(|| slope(&window.floors))?;
+        // The seconds do not reach back before their shortest window.
+        let before = series[at.max(1).min(series.len() - 1)].highest_before(length);
+        let is_new = seconds.tops.last().copied().flatten() > before;
+        (is_new && !seconds.stands(rate)).then(|| Trend {
             time: Duration::from_secs(length),
-            rate: window.rate(),
+            rate,
+            process: None,
         })
     });
     rising.max_by_key(|trend| trend.time)
@@ -68,19 +123,23 @@ fn floor(floors: &[Option<u64>]) -> Option<u64> {
     floors.iter().copied().min().flatten()
 }
 
-impl Floors {
-    /// Returns whether all floors before a window that ends now were below the window's `last`
-    /// floor. `rise` is the rise of the floor in the window, which is this many seconds long.
-    fn were_below(&self, last: u64, rise: u64, window: u64) -> bool {
-        let part = window / PARTS as u64;
-        let count = self.count(part).max(1);
-        let before = &self.floors[..self.floors.len().saturating_sub(self.count(window))];
-        let highest = before.windows(count).filter_map(floor).max();
-        // Usage that has risen as fast and as high before had a floor that is lower by what it
-        // rises in the time of a floor, or in two periods if these are longer.
-        let time = part.max(2 * self.length);
-        let margin = u128::from(rise) * u128::from(time) / u128::from(window);
-        highest.is_none_or(|highest| u128::from(last) > u128::from(highest) + margin)
+impl Series {
+    /// Returns the largest usage before a window of this many seconds; `None` if it is unknown.
+    fn highest_before(&self, window: u64) -> Option<u64> {
+        let before = self.tops.len().saturating_sub(self.count(window));
+        self.tops[..before].iter().copied().flatten().max()
+    }
+
+    /// Returns whether the usage has moved in the last ten minutes by less than half of what it
+    /// would rise at this rate, in bytes per second.
+    fn stands(&self, rate: f64) -> bool {
+        let first = self.floors.len().saturating_sub(self.count(SHORTEST));
+        let lowest = self.floors[first..].iter().flatten().min();
+        let highest = self.tops[first..].iter().flatten().max();
+        let moved = highest
+            .zip(lowest)
+            .map(|(highest, lowest)| highest.saturating_sub(*lowest));
+        moved.is_some_and(|moved| (moved as f64) < rate * SHORTEST as f64 / 2.0)
     }
 
     /// Returns the number of periods in a time, rounded up.
@@ -98,7 +157,7 @@ struct Window {
 impl Window {
     /// Returns the window of this many seconds up to now. Returns `None` if it is too short, or if
     /// the history does not reach back so far.
-    fn of(series: &Floors, seconds: u64) -> Option<Self> {
+    fn of(series: &Series, seconds: u64) -> Option<Self> {
         let count = series.count(seconds);
         let first = series.floors.len().checked_sub(count)?;
         let periods = &series.floors[first..];
@@ -115,36 +174,21 @@ impl Window {
         Some(Self { floors })
     }
 
-    /// Returns by how many bytes the floor rises from the first part to the last one; `None` if it
-    /// does not rise from each part to the next.
-    fn rise(&self) -> Option<u64> {
+    /// Returns whether the floor rises from each part to the next.
+    fn rises(&self) -> bool {
         let floors: Vec<u64> = self.parts().collect();
-        let rise = self.last().saturating_sub(*floors.first()?);
+        let (Some(first), Some(last)) = (floors.first(), floors.last()) else {
+            return false;
+        };
+        let rise = last.saturating_sub(*first);
         let least = rise / (PARTS as u64 - 1) / 3;
         let rises = |pair: &[u64]| pair[1] >= pair[0].saturating_add(least);
-        (rise >= LEAST_RISE && floors.windows(2).all(rises)).then_some(rise)
-    }
-
-    /// Returns the floor of the last part.
-    fn last(&self) -> u64 {
-        self.parts().last().unwrap_or(0)
+        rise >= LEAST_RISE && floors.windows(2).all(rises)
     }
 
     fn parts(&self) -> impl Iterator<Item = u64> {
         let parts = self.floors.chunks(self.floors.len() / PARTS);
         parts.filter_map(|part| part.iter().map(|(_, floor)| *floor).min())
-    }
-
-    /// Returns the median of the slopes between all pairs of floors, in bytes per second.
-    fn rate(&self) -> f64 {
-        let mut slopes = Vec::new();
-        for (at, (time, floor)) in self.floors.iter().enumerate() {
-            for (later, then) in &self.floors[at + 1..] {
-                slopes.push((*then as f64 - *floor as f64) / (later - time) as f64);
-            }
-        }
-        slopes.sort_by(f64::total_cmp);
-        slopes.get(slopes.len() / 2).copied().unwrap_or(0.0)
     }
 }
 
@@ -165,22 +209,44 @@ impl Trend {
             "bytes_per_hour": (self.rate * 3_600.0) as i64,
             "rising_ms": ms(self.time),
             "full_in_ms": full.and_then(ms),
+            "process": self.process.map(|grower| json!({
+                "pid": grower.process.pid,
+                "uid": grower.process.uid,
+                "command": grower.process.command().to_string(),
+                "bytes_per_hour": (grower.rate * 3_600.0) as i64,
+                "rising_ms": ms(grower.time),
+            })),
         })
     }
 
     /// Returns a sentence for people.
     pub fn text(&self, usage: u64, limit: Option<u64>) -> String {
-        let rate = |seconds: f64| (self.rate.max(0.0) * seconds) as u64;
-        // Choose the unit of time in which the figure is at least 10 MiB.
-        let units = [(60.0, "min"), (3_600.0, "h"), (86_400.0, "day")];
-        let is_large = |(seconds, _): &(f64, &str)| rate(*seconds) >= 10 << 20;
-        let (seconds, unit) = units.into_iter().find(is_large).unwrap_or(units[2]);
-        let mut said = format!("grows {}/{unit}", gib(rate(seconds)));
+        let mut said = format!("grows {}", speed(self.rate));
         if let Some(time) = limit.and_then(|limit| self.full_in(usage, limit)) {
             said += &format!(", full in {}", coarse(time));
         }
-        said + &format!("; may leak: the floor has risen for {}", coarse(self.time))
+        said += &format!("; may leak: the floor has risen for {}", coarse(self.time));
+        if let Some(Grower {
+            process,
+            time,
+            rate,
+        }) = &self.process
+        {
+            let (pid, command) = (process.pid, process.command());
+            let (rate, time) = (speed(*rate), coarse(*time));
+            said += &format!("; pid {pid} ({command}) has grown {rate} for {time}");
+        }
+        said
     }
+}
+
+/// Formats bytes per second in the unit of time in which the figure is at least 10 MiB.
+fn speed(rate: f64) -> String {
+    let bytes = |seconds: f64| (rate.max(0.0) * seconds) as u64;
+    let units = [(60.0, "min"), (3_600.0, "h"), (86_400.0, "day")];
+    let is_large = |(seconds, _): &(f64, &str)| bytes(*seconds) >= 10 << 20;
+    let (seconds, unit) = units.into_iter().find(is_large).unwrap_or(units[2]);
+    format!("{}/{unit}", gib(bytes(seconds)))
 }
 
 /// Formats a duration in one unit: `34 min`, `5 h`, `3 days`.

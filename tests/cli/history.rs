@@ -223,6 +223,22 @@ pub fn write_growth(place: &Place, group: &str, ring: &Ring) {
     }
 }
 
+/// Writes floors of the first member of a group that rise by 128 MiB a minute, for half an hour.
+fn write_floors(place: &Place, group: &str) {
+    let path = place.root_path().join(group).join("ledger");
+    let ledger = File::options().write(true).open(path).expect("a ledger");
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .expect("after 1970");
+    let last = now.as_secs() / 300;
+    for ago in 0..6 {
+        let (period, units) = (last - ago, (5 - ago) * 5 * 32_768);
+        let word = ((period << 32) | units).to_le_bytes();
+        let at = (16 << 10) + (2 << 20) + 3_712 + period % 12 * 8;
+        ledger.write_all_at(&word, at).expect("written");
+    }
+}
+
 #[test]
 fn usage_that_grows_is_reported() {
     let place = Place::new();
@@ -238,6 +254,13 @@ fn usage_that_grows_is_reported() {
     for verb in verbs {
         let said = place.said(&verb);
         assert!(said.lines().any(|text| text.ends_with(line)), "{said}");
+    }
+    write_floors(&place, "lab");
+    let of_process = format!("{line}; pid {} (", std::process::id());
+    for verb in verbs {
+        let said = place.said(&verb);
+        assert!(said.contains(&of_process), "{said}");
+        assert!(said.contains(") has grown 128.0 MiB/min for "), "{said}");
     }
     let trends = [
         place.json(&["show", "--json"])["groups"][0]["gpus"][0]["trend"].take(),

@@ -34,6 +34,8 @@ pub(super) const LINE_DEVICES: usize = 4;
 /// Number of blocks of devices. In each slot, the charges of one block's devices share a cache
 /// line.
 pub(super) const BLOCKS: usize = MAX_DEVICES / LINE_DEVICES;
+/// Number of periods of which a slot keeps the owner's smallest charge.
+pub(super) const FLOORS: usize = 12;
 /// Length of the name of the owner's program in a slot, in 64-bit words.
 pub(super) const COMMAND_WORDS: usize = 8;
 /// Length of the name of the owner's group in a slot, in 64-bit words.
@@ -364,7 +366,8 @@ pub(super) struct SlotPage {
     pub job: AtomicU64,
     spare_low: [AtomicU64; 3],
     pub gate: Gate,
-    spare_high: [AtomicU64; 48],
+    /// The smallest charges of the last hour, by device and time: see `floors`.
+    pub floors: [[AtomicU64; FLOORS]; LINE_DEVICES],
     pub stats: [DeviceStats; MAX_DEVICES],
 }
 
@@ -564,6 +567,7 @@ const _: () = {
     assert!(offset_of!(SlotPage, below) == 256 && offset_of!(SlotPage, alive_at) == 832);
     assert!(offset_of!(SlotPage, obstacles) == 840 && offset_of!(SlotPage, errand) == 848);
     assert!(offset_of!(SlotPage, gate) == 896 && size_of::<Gate>() == 2816);
+    assert!(offset_of!(SlotPage, floors) == 3712);
     assert!(offset_of!(DeviceStats, by) == 0 && offset_of!(DeviceStats, peak) == 56);
     assert!(offset_of!(DeviceStats, refusals) == 64 && offset_of!(DeviceStats, reclaimable) == 72);
     assert!(offset_of!(DeviceStats, left) == 80 && offset_of!(DeviceStats, changed) == 88);

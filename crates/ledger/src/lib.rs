@@ -18,6 +18,7 @@ mod error;
 mod events;
 #[cfg_attr(all(test, loom), path = "model/file.rs")]
 mod file;
+mod floors;
 mod gate;
 mod gpu_table;
 mod history;

@@ -6,6 +6,7 @@
 
 use super::atomic::Ordering;
 use super::charge::{self, Charged};
+use super::floors;
 use super::layout::{Charge, DeviceStats, SlotPage};
 use super::lock::{self, Bytes, Description};
 use super::owner::is_dead;
@@ -247,8 +248,10 @@ pub(super) fn zero(ledger: &Ledger, slot: usize) {
         alive_at,
         ending_since,
         job,
+        floors,
         ..
     } = &ledger.content().slots[slot];
+    floors::clear(floors);
     for word in [&waiting.ticket, &waiting.asks_since, job] {
         word.store(0, Ordering::Relaxed);
     }

@@ -2,6 +2,7 @@
 
 use super::atomic::{AtomicU64, Ordering, fence};
 use super::charge;
+use super::floors;
 use super::history::{self, Count};
 use super::layout::{
     self, BELOW_WORDS, BLOCKS, DeviceStats, SlotPage, Waiting, load_bytes, store_bytes,
@@ -161,8 +162,9 @@ impl Slot {
         let before = timed.steady.fetch_max(steady, Ordering::Relaxed);
         let counted = stats.changed.load(Ordering::Relaxed);
         let is_own = timed.changed.swap(now.ms(), Ordering::Relaxed) == counted;
+        let units = charge::granted(self.word(device).load(Ordering::Relaxed));
+        floors::note(&self.page().floors, device, now.second(), units);
         if before != 0 {
-            let units = charge::granted(self.word(device).load(Ordering::Relaxed));
             // Whoever suspends or resumes this process counts the time up to then.
             let since = if is_own {
                 u64::MAX

@@ -66,7 +66,10 @@ pub fn json(sources: &mut Sources, asked: &str) -> Result<Value, Refusal> {
     let (mut histories, mut periods) = (Vec::new(), 0);
     let (_, cut) = selection.visit_once(SCRAPE, driver, |_, view: View| {
         if periods <= MOST_PERIODS {
-            for past in Past::all(&view, &[device], since, now.timestamp(), driver) {
+            for mut past in Past::all(&view, &[device], since, now.timestamp(), driver) {
+                if scope.public {
+                    past.gpu.forget_process();
+                }
                 periods += past.spans.len();
                 histories.push(past.json(driver));
             }

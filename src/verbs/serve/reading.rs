@@ -174,8 +174,11 @@ impl Reading {
         let (mut groups, mut public) = (Vec::new(), Public::default());
         for (mut figures, mut ledger) in round.groups.into_iter().zip(ledgers.into_values()) {
             ledger.complete(&mut figures, memory, now);
-            if scope.public && !public.has(&figures.root, &figures.name) {
-                continue;
+            if scope.public {
+                if !public.has(&figures.root, &figures.name) {
+                    continue;
+                }
+                figures.gpus.iter_mut().for_each(Gpu::forget_process);
             }
             let counts = ledger.events.is_some() && Kind::of(&figures.name) == Kind::Named;
             let is_used = |id: &DeviceId| figures.gpus.iter().any(|gpu| gpu.id == *id);
