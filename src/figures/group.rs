@@ -64,8 +64,8 @@ pub struct Gpu {
     pub usage: Option<u64>,
     /// The highest charge of the group on this GPU so far, in bytes.
     pub peak: Option<u64>,
-    /// The bytes that the group can still get, after all limits and the memory kept by `min` for
-    /// other groups.
+    /// The bytes that the group can still get, after all limits, the memory kept by `min` for other
+    /// groups, and the GPU's size.
     pub free: Option<u64>,
     /// The number of requests for memory of this GPU that were refused.
     pub refusals: Option<u64>,
@@ -310,13 +310,15 @@ impl Gpu {
         // closest group is reported.
         let limits = own.map(|max| (max, view.group.name())).into_iter();
         let limits = limits.chain(above.iter().map(|(max, above)| (*max, above.group.name())));
+        // A limit may be above what the GPU has.
+        let left_of = |max: u64, taken| max.min(capacity.unwrap_or(max)).saturating_sub(taken);
         // This group's free memory includes the memory that `min` keeps for groups below it.
         let own_left = own
             .zip(usage)
-            .map(|(max, usage)| max.saturating_sub(usage.charged));
+            .map(|(max, usage)| left_of(max, usage.charged));
         let left = above.iter().filter_map(|(max, above)| {
             let taken = above.taken(view.group.name(), id, capacity.unwrap_or(0))?;
-            Some(max.saturating_sub(taken))
+            Some(left_of(*max, taken))
         });
         let in_use = usage.map(|usage| usage.charged.saturating_sub(usage.idle));
         let uncovered = entry.and_then(|entry| view.uncovered(entry, driver));

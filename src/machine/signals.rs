@@ -147,8 +147,8 @@ impl Inherited {
     }
 }
 
-/// Asks the kernel to kill this process when `parent` ends. Executing a setuid program cancels the
-/// request. Uses only calls allowed after fork.
+/// Asks the kernel to kill this process when `parent` ends. A change of the process's user, such as
+/// by a setuid program, cancels the request. Uses only calls allowed after fork.
 fn die_with(parent: Pid) -> io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     // The parent may have ended before the request took effect.

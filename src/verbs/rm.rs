@@ -26,7 +26,7 @@ pub struct Args {
     #[arg(long, short)]
     recursive: bool,
 
-    /// First kill the programs that run in the groups
+    /// First kill the programs that use a GPU in the groups
     #[arg(long, short)]
     force: bool,
 
@@ -36,7 +36,9 @@ pub struct Args {
 
 const HELP: &str = "\
 A group in which programs run, or with groups below it, is not removed. Groups
-of ended jobs below a group are removed with it.
+of ended jobs below a group are removed with it. With --force, too, a job's
+group is not removed while a process of the job that has used no GPU could still
+join it: only proven members are killed. The message names the process.
 
 Examples:
   gpulimit rm lab

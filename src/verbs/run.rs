@@ -80,7 +80,7 @@ depends on the settings of that group.
 
 `run` replaces itself with the command, which keeps the pid, as `nice` and `env`
 do. With --stat, `run` stays as the parent and forwards signals; if it is
-killed, so is the command.
+killed, so is the command, unless that has become another user by itself.
 
 Examples:
   gpulimit run --max 4G -- python train.py

@@ -1,6 +1,7 @@
 //! `run` becomes the command, whose group stays as long as the command lives.
 
 use crate::place::{Place, Running, may_unshare, set_environment, started_by, text, wait_until};
+use gpulimit_base::units::Size;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -88,6 +89,15 @@ fn ended_jobs_are_hidden_until_the_next_cleanup() {
         place.said(&["gc"]).contains("removed, its job has ended")
     });
     assert_eq!(place.root().groups().expect("listed").len(), 1);
+    // Nor are jobs suggested whose memory the driver has yet to free.
+    place.group("run-1-2", Size::Max);
+    let mut member = place.start_member("run-1-2", None);
+    let error = place.refused(1, &["show", "lob"]);
+    assert!(error.contains("(known: lab, run-1-2)"), "{error}");
+    member.kill().expect("killed");
+    member.wait().expect("ended");
+    let error = place.refused(1, &["show", "lob"]);
+    assert!(error.contains("(known: lab)"), "{error}");
 }
 
 #[test]

@@ -298,6 +298,14 @@ fn show_names_the_group_of_the_smallest_limit() {
         "lab/alice GPU-1a2b… 8.0 GiB 4.0 GiB (lab) 3.0 GiB 1.0 GiB 1.0 GiB 1.0 GiB 2.0 GiB 0 1 \
          on_limit=wait wait_timeout=5s"
     );
+    // A limit above what the GPU has makes no memory.
+    place.said(&["set", "lab", "max=20T"]);
+    place.said(&["set", "lab/alice", "max=10T"]);
+    let json = place.json(&["show", "lab", "--json"]);
+    for (at, charged) in [(0, 2 * GIB), (1, 2 * GIB)] {
+        let gpu = &json["groups"][at]["gpus"][0];
+        assert_eq!(gpu["free"], CAPACITY - charged, "{gpu}");
+    }
 }
 
 #[test]

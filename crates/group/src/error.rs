@@ -164,10 +164,11 @@ impl GroupError {
     pub fn with_known(mut self) -> Self {
         if let Self::Missing { root, known, .. } = &mut self {
             let there = Root { path: root.clone() }.groups().unwrap_or_default();
-            // Do not suggest the groups of ended jobs.
-            let ended = Group::ended(&there);
-            let there = there.into_iter().zip(ended).filter(|(_, ended)| !ended);
-            *known = Some(there.map(|(group, _)| group.name().into()).collect());
+            // The only jobs to suggest are those that use a GPU.
+            let has_live = |group: &Group| group.ledger().is_ok_and(|ledger| ledger.has_live());
+            let there = there.iter();
+            let there = there.filter(|group| group.kind() == Kind::Named || has_live(group));
+            *known = Some(there.map(|group| group.name().into()).collect());
         }
         self
     }

@@ -40,6 +40,11 @@ enum Kind {
     Further,
 }
 
+/// Makes a context with the driver's function `real`, which writes the handle to `made`.
+///
+/// Where its size is unknown, the context is measured after the call. If it does not fit, `undo`
+/// destroys it, and the context is made once more with `size`, the measured bytes, charged before:
+/// that request cleans up, waits and is refused like all others. `size` is 0 at first.
 fn make(
     call: Call,
     kind: Kind,
@@ -47,6 +52,7 @@ fn make(
     real: &dyn Real,
     made: Out<Context>,
     undo: &dyn Fn(Context),
+    size: u64,
 ) -> Status {
     attempt(real, || {
         let device = call.process.device(ordinal)?;
@@ -58,8 +64,8 @@ fn make(
         if !is_nested {
             await_hint(device);
         }
-        let _entered = match device.contexts.count() {
-            0 if !is_nested => Some(device.enter_group(call.symbol, first_estimate(device))?),
+        let entered = match device.contexts.count() {
+            0 if !is_nested => Some(device.enter_group(call.symbol, first_estimate(device, size))?),
             _ => None,
         };
         let hint = Cell::new(0);
@@ -70,7 +76,7 @@ fn make(
             pay: &|_, paid| {
                 // The stored size of a context may be too small, because every member of the group
                 // can write it.
-                hint.set(match device.book.context_hint() {
+                hint.set(match device.book.context_hint().max(size) {
                     0 => 0,
                     known => known.max(device.least_context),
                 });
@@ -82,7 +88,7 @@ fn make(
             },
             is_due: &|_| !is_made(),
         };
-        let (_alone, paid) = payment.make(call, device, Prepaid::none(device))?;
+        let (alone, paid) = payment.make(call, device, Prepaid::none(device))?;
         if is_made() {
             return Ok(real.call());
         }
@@ -114,7 +120,7 @@ fn make(
                 return Ok(status);
             }
         };
-        let Some(context) = context.filter(|_| hint == 0) else {
+        let Some(context) = context.filter(|_| hint == 0 || size > 0) else {
             return Ok(status);
         };
         let grown = measured.used.saturating_sub(before);
@@ -130,6 +136,10 @@ fn make(
             }
             device.contexts.remove(context);
             device.measure();
+            if size == 0 && grown > 0 {
+                drop((alone, entered));
+                return Ok(make(call, kind, ordinal, real, made, undo, grown));
+            }
             device.refuse(call.symbol, grown);
             return Err(Aside::Refused);
         }
@@ -155,10 +165,11 @@ fn await_hint(device: &Device) {
     }
 }
 
-/// Returns the bytes that must be free for the first context of this process.
-fn first_estimate(device: &Device) -> u64 {
+/// Returns the bytes that must be free for the first context of this process. `size` as in
+/// [`make`].
+fn first_estimate(device: &Device, size: u64) -> u64 {
     match device.book.counts_contexts() {
-        true => estimate(device, device.book.context_hint()),
+        true => estimate(device, device.book.context_hint().max(size)),
         false => BLOCK,
     }
 }
@@ -309,9 +320,10 @@ pub fn retain_primary(
         }
         status
     };
-    make(call, Kind::Primary, ordinal, &retain, context, &|_| {
+    let undo = |_| {
         cuda::cuDevicePrimaryCtxRelease_v2(ordinal);
-    })
+    };
+    make(call, Kind::Primary, ordinal, &retain, context, &undo, 0)
 }
 
 /// `cuDevicePrimaryCtxRelease`, `cuDevicePrimaryCtxReset` and their `_v2`: If the call ends the
@@ -365,9 +377,10 @@ pub fn create(
     ordinal: Ordinal,
 ) -> Status {
     note_flags(flags);
-    make(call, Kind::Further, ordinal, real, context, &|context| {
+    let undo = |context| {
         cuda::cuCtxDestroy_v2(context);
-    })
+    };
+    make(call, Kind::Further, ordinal, real, context, &undo, 0)
 }
 
 /// `cuCtxDestroy`, `cuCtxDestroy_v2`, `cuCtxDetach`: Uncharges the context and all memory in it

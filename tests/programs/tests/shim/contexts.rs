@@ -1,6 +1,8 @@
 //! Every context counts as usage, from its first retain to its last release.
 
-use gpulimit_programs::world::{self, BLOCK, CONTEXT, HOUR, MIB, World};
+use gpulimit_ledger::EventKind;
+use gpulimit_programs::world::{self, BLOCK, CONTEXT, HOUR, MIB, Session, World, program};
+use gpulimit_support::wait_until;
 
 const CAP: u64 = 4096 * MIB;
 
@@ -126,6 +128,62 @@ fn a_limit_below_a_context_is_refused_with_a_message() {
     second.expect(&[("init", "0"), ("retain 0", "2")]);
     drop(second);
     world.judge_end(300 * MIB);
+}
+
+/// Starts a program in the group `world/NAME`, which makes a context there whose size it cannot
+/// measure: no group knows what a context takes.
+fn on_gpu_unmeasured(world: &World, name: &str) -> Session {
+    world.machine().knob("fail", "nvmlInit_v2:999");
+    world.below(name, &[]);
+    let program = world.on_gpu_in(name);
+    world.machine().knob("fail", "none");
+    program
+}
+
+/// Starts a program in the group `world/new`, which is about to make a context.
+fn about_to_start(world: &World) -> Session {
+    world.below("new", &[]);
+    let mut command = world.limited(program());
+    command.env("GPULIMIT_GROUP", "world/new");
+    let mut program = Session::start(command);
+    program.expect(&[("init", "0")]);
+    program
+}
+
+#[test]
+fn a_context_of_unknown_size_gets_the_room_of_the_dead() {
+    let cap = CONTEXT + 400 * MIB;
+    let world = World::new(cap);
+    on_gpu_unmeasured(&world, "dead").kill();
+    wait_until("the driver has freed it", || world.machine().used() == 0);
+    let mut program = about_to_start(&world);
+    program.expect(&[("retain 0", "0"), ("current 0", "0"), ("alloc a 350M", "0")]);
+    world.judge(cap);
+    program.end_quietly();
+    world.judge_end(cap);
+}
+
+/// The context is made, measured and destroyed, and waits without the memory.
+#[test]
+fn a_context_of_unknown_size_waits_for_room() {
+    let cap = 2 * CONTEXT + 100 * MIB;
+    let world = World::new(cap);
+    world.settings(&["on_limit=wait", "wait_timeout=1h"]);
+    let mut other = on_gpu_unmeasured(&world, "other");
+    other.expect(&[("alloc a 300M", "0")]);
+    let mut program = about_to_start(&world);
+    program.tell("retain 0");
+    program.waits_on();
+    assert_eq!(
+        world.machine().used(),
+        CONTEXT + 300 * MIB,
+        "nothing is above the limit"
+    );
+    other.expect(&[("free a", "0")]);
+    assert_eq!(program.answer(), "0");
+    assert_eq!(world.events(EventKind::Refusal).len(), 0);
+    drop((program, other));
+    world.settle();
 }
 
 #[test]
