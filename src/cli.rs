@@ -4,8 +4,8 @@ mod later;
 
 use crate::machine::{child, signals::Inherited};
 use crate::verbs::{
-    apply, cdi, create, doctor, events, gc, get, history, install, k8s_device_plugin, kill,
-    oci_hook, probe, ps, report, resume, rm, run, serve, set, show, suspend, top,
+    apply, cdi, create, doctor, events, gc, get, history, install, kill, oci_hook, probe, ps,
+    report, resume, rm, run, serve, set, show, suspend, top,
 };
 use crate::words::failure::Failure;
 use clap::error::{ContextKind, ContextValue};
@@ -89,8 +89,6 @@ enum Verb {
     Cdi(Later<cdi::Args>),
     /// Make and remove the group of a container (called by OCI runtimes)
     OciHook(Later<oci_hook::Args>),
-    /// Hand out GPU memory to the pods of a Kubernetes node
-    K8sDevicePlugin(Later<k8s_device_plugin::Args>),
     /// Answers questions of other verbs, in a child process
     #[command(name = child::VERB, hide = true)]
     Probe(Later<probe::Args>),
@@ -118,20 +116,17 @@ impl Cli {
             Verb::Gc(Later(args)) => gc::gc(&args),
             Verb::Apply(Later(args)) => apply::apply(&args),
             Verb::Doctor(Later(args)) => doctor::doctor(&args),
-            Verb::Install(Later(args)) => install::install(&args),
-            Verb::Uninstall(Later(args)) => install::uninstall(&args),
+            Verb::Install(Later(args)) => install::install(args),
+            Verb::Uninstall(Later(args)) => install::uninstall(args),
             Verb::Cdi(Later(args)) => cdi::cdi(&args),
             Verb::OciHook(Later(args)) => oci_hook::oci_hook(&args),
-            Verb::K8sDevicePlugin(Later(args)) => {
-                k8s_device_plugin::k8s_device_plugin(args, before)
-            }
             Verb::Probe(Later(args)) => probe::probe(&args, doctor::look_at),
         }
     }
 }
 
 /// The verbs of earlier versions, with what replaces them.
-const REPLACED: [(&str, &str); 5] = [
+const REPLACED: [(&str, &str); 6] = [
     ("tree", "`gpulimit tree` is now `gpulimit show --tree`"),
     ("ls", "`gpulimit ls` is now `gpulimit show --names`"),
     ("check", "`gpulimit check` is now `gpulimit apply --check`"),
@@ -142,6 +137,10 @@ const REPLACED: [(&str, &str); 5] = [
     (
         "completions",
         "packages contain the completions of shells: `scripts/package tar` makes the files",
+    ),
+    (
+        "k8s-device-plugin",
+        "`gpulimit k8s-device-plugin` is now the program `gpulimit-k8s-device-plugin`",
     ),
 ];
 

@@ -18,7 +18,6 @@ mod verbs {
     pub mod get;
     pub mod history;
     pub mod install;
-    pub mod k8s_device_plugin;
     pub mod kill;
     pub mod oci_hook;
     pub mod probe;

@@ -1,4 +1,4 @@
-//! `gpulimit-k8s-device-plugin`, the program behind `gpulimit k8s-device-plugin`.
+//! `gpulimit-k8s-device-plugin`, the device plugin of Kubernetes.
 
 use clap::Parser;
 use gpulimit_k8s::{node, options::Options, say};

@@ -96,8 +96,8 @@ takes them over. config/kubernetes/daemonset.yaml runs it on each node, as root;
 docs/kubernetes.md explains it.
 
 Examples:
-  gpulimit k8s-device-plugin
-  gpulimit k8s-device-plugin --unit 512Mi --reserve 1Gi --gpus cdi";
+  gpulimit-k8s-device-plugin
+  gpulimit-k8s-device-plugin --unit 512Mi --reserve 1Gi --gpus cdi";
 
 fn bytes(text: &str) -> Result<u64, String> {
     match text.parse::<Size>().map_err(|error| error.to_string())? {

@@ -5,7 +5,7 @@ use crate::figures::event::watch::{Scope, Watch};
 use crate::groups::{self, Purpose, Selection};
 use crate::machine::{accounts, nvml::Driver};
 use crate::shown::output::{self, Escaped, Reader};
-use crate::words::{clock, failure::Failure, since};
+use crate::words::{failure::Failure, since};
 use gpulimit_ledger::EventKind;
 use std::process::ExitCode;
 use std::thread;
@@ -19,8 +19,8 @@ pub struct Args {
     group: Option<String>,
 
     /// Show only events since this time: 2h, yesterday, 14:00, 2026-11-20
-    #[arg(long, value_name = "TIME")]
-    since: Option<String>,
+    #[arg(long, value_name = "TIME", value_parser = since::option)]
+    since: Option<u64>,
 
     /// Show only events of processes of this user, by name or number
     #[arg(long, value_name = "USER", value_parser = user)]
@@ -83,34 +83,18 @@ fn kind(text: &str) -> Result<EventKind, String> {
     })
 }
 
-/// The events that the caller asked for.
-struct Filter<'a> {
-    args: &'a Args,
-    /// In seconds since 1970.
-    since: u64,
-}
-
-impl<'a> Filter<'a> {
-    fn new(args: &'a Args) -> Result<Self, Failure> {
-        let parse = |text: &String| {
-            since::parse(text, &clock::now())
-                .map_err(|why| Failure::usage(format_args!("invalid time '{text}': {why}")))
-        };
-        let since = args.since.as_ref().map(parse).transpose()?.unwrap_or(0);
-        Ok(Self { args, since })
-    }
-
+impl Args {
+    /// Returns whether the caller asked for an event.
     fn admits(&self, line: &Line) -> bool {
         let what = &line.event.what;
-        line.last_us() / 1_000_000 >= self.since
-            && self.args.user.is_none_or(|uid| what.process.uid == uid)
-            && (self.args.kind.is_empty() || self.args.kind.contains(&what.kind))
+        line.last_us() / 1_000_000 >= self.since.unwrap_or(0)
+            && self.user.is_none_or(|uid| what.process.uid == uid)
+            && (self.kind.is_empty() || self.kind.contains(&what.kind))
     }
 }
 
 /// Prints the events.
 pub fn events(args: &Args) -> Result<ExitCode, Failure> {
-    let filter = Filter::new(args)?;
     let driver = Driver::load().ok();
     let driver = driver.as_ref();
     let scope = match &args.group {
@@ -139,7 +123,7 @@ pub fn events(args: &Args) -> Result<ExitCode, Failure> {
                 output::fit(&Escaped(&line.text(driver)).to_string(), 2) + "\n"
             }
         };
-        let lines = lines.into_iter().filter(|line| filter.admits(line));
+        let lines = lines.into_iter().filter(|line| args.admits(line));
         let text: String = lines.map(print).collect();
         if output::write(&text)? == Reader::Gone || !args.follow {
             return Ok(watch.notes.status());

@@ -11,7 +11,7 @@ use crate::groups::{self, Selection};
 use crate::machine::nvml::Driver;
 use crate::shown::table::Table;
 use crate::shown::{csv, output};
-use crate::words::failure::Failure;
+use crate::words::{failure::Failure, since};
 use line::{By, Line, csv_fields, visit};
 use std::iter;
 use std::path::PathBuf;
@@ -38,8 +38,8 @@ pub struct Args {
 
     /// Show the use since this time: 2h, yesterday, 14:00, 2026-11-01. Without this option, since
     /// each group was made
-    #[arg(long, value_name = "TIME")]
-    since: Option<String>,
+    #[arg(long, value_name = "TIME", value_parser = since::option)]
+    since: Option<u64>,
 
     /// Read the files that --save has written in this directory, for groups that are older than
     /// --since or gone
@@ -47,8 +47,8 @@ pub struct Args {
     from: Option<PathBuf>,
 
     /// Show the use until this time, from the files alone
-    #[arg(long, value_name = "TIME", requires = "from")]
-    until: Option<String>,
+    #[arg(long, value_name = "TIME", value_parser = since::option, requires = "from")]
+    until: Option<u64>,
 
     /// Append the figures of all groups and users to the file of this day, YYYY-MM-DD.csv in UTC,
     /// in this directory
@@ -83,7 +83,7 @@ Examples:
 
 /// Shows the report, or saves it.
 pub fn report(args: &Args) -> Result<ExitCode, Failure> {
-    if let Some(since) = &args.since {
+    if let Some(since) = args.since {
         return uses::report(args, since);
     }
     let selection = Selection::of(args.group.as_deref())?;

@@ -1,7 +1,13 @@
 //! Points in time on the command line: `--since 1h`, `--since yesterday`.
 
+use super::clock;
 use jiff::civil::{DateTime, Time};
 use jiff::{Span, Timestamp, ToSpan, Zoned};
+
+/// Parses a time on the command line: see [`parse`].
+pub fn option(text: &str) -> Result<u64, String> {
+    parse(text, &clock::now())
+}
 
 /// Returns the time that the text means, in seconds since 1970. Without a zone in the text, times
 /// are in the zone of `now`. Accepts a duration before now, `today`, `yesterday`, a time of day, a

@@ -248,7 +248,7 @@ fn events_are_selected_by_time_user_and_kind() {
     }
     let error = place.refused(2, &["events", "--since", "soon"]);
     assert!(
-        error.contains("invalid time 'soon': expected a time such as"),
+        error.contains("invalid value 'soon' for '--since <TIME>': expected a time such as"),
         "{error}"
     );
     let error = place.refused(2, &["events", "--kind", "death"]);

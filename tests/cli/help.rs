@@ -1,14 +1,11 @@
 //! Help, and messages about wrong arguments.
 
-use crate::place::{Place, executable, text};
+use crate::place::{Place, text};
 use gpulimit_base::units::Size;
 use gpulimit_ledger::EventKind;
-use gpulimit_support::clean;
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::Path;
-use std::process::Command;
 
 #[test]
 fn help_of_every_verb_has_examples() {
@@ -31,7 +28,6 @@ fn help_of_every_verb_has_examples() {
         "doctor",
         "install",
         "uninstall",
-        "k8s-device-plugin",
     ] {
         let help = place.said(&[verb, "--help"]);
         assert!(help.contains("Usage:"), "{help}");
@@ -80,6 +76,10 @@ fn a_verb_of_an_earlier_version_names_its_successor() {
         (&["help", "ls"], "gpulimit show --names"),
         (&["man", "run"], "man gpulimit-run"),
         (&["completions", "bash"], "scripts/package tar"),
+        (
+            &["k8s-device-plugin", "--unit", "1Gi"],
+            "gpulimit-k8s-device-plugin",
+        ),
     ] {
         let error = place.refused(2, old);
         assert!(
@@ -89,8 +89,15 @@ fn a_verb_of_an_earlier_version_names_its_successor() {
     }
     let help = place.said(&["--help"]);
     let of_verb = |line: &&str| {
-        ["tree", "ls", "check", "man", "completions"]
-            .contains(&line.trim_start().split(' ').next().unwrap_or_default())
+        [
+            "tree",
+            "ls",
+            "check",
+            "man",
+            "completions",
+            "k8s-device-plugin",
+        ]
+        .contains(&line.trim_start().split(' ').next().unwrap_or_default())
     };
     assert_eq!(help.lines().find(of_verb), None);
 }
@@ -233,33 +240,6 @@ fn verbs_that_change_something_answer_in_json() {
         let help = place.said(&[verb, "--help"]);
         assert!(help.contains("--json"), "{verb}: {help}");
     }
-}
-
-#[test]
-fn an_external_command_is_executed() {
-    let place = Place::new();
-    let folder = place.0.join("bin");
-    fs::create_dir_all(&folder).expect("made");
-    // The controller is copied, since cargo may have built the plugin beside the original.
-    let gpulimit = folder.join("gpulimit");
-    executable::copy(Path::new(env!("CARGO_BIN_EXE_gpulimit")), &gpulimit);
-    let run = |path: &str| {
-        let mut command = Command::new(&gpulimit);
-        clean(command.args(["k8s-device-plugin", "--unit", "a b", "--help"]));
-        command.env("PATH", path).output().expect("started")
-    };
-    let output = run("/nowhere");
-    let error = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(
-        error.contains("cannot find gpulimit-k8s-device-plugin"),
-        "{error}"
-    );
-    let plugin = folder.join("gpulimit-k8s-device-plugin");
-    executable::script(&plugin, "#!/bin/sh\necho \"$#: $*\"\nexit 7\n");
-    let output = run("/nowhere");
-    assert_eq!(text(&output.stdout), "3: --unit a b --help\n");
-    assert_eq!(output.status.code(), Some(7));
 }
 
 #[test]

@@ -528,7 +528,7 @@ fn figures_that_begin_late_say_so() {
     for (arguments, error) in [
         (&["--from", "x"][..], "--since"),
         (&["--since", "1h", "--until", "1h"], "--from"),
-        (&["--since", "soon"], "invalid time 'soon'"),
+        (&["--since", "soon"], "invalid value 'soon'"),
         (
             &["--since", "1h", "--from", &files.directory, "--until", "2h"],
             "not later",

@@ -1,14 +1,14 @@
 //! Checks the directory of groups, the entries in it, and whether the caller can make groups.
 
 use super::finding::{Check, Finding};
-use super::history;
 use crate::groups;
 use crate::groups::budget::{Budget, LINE, VERB};
 use crate::machine::{accounts, nvml::Driver};
+use crate::shown::output;
 use crate::words::environment::env;
 use gpulimit_base::file_system::{self, FileSystem, Unsuitable};
 use gpulimit_base::units::gib;
-use gpulimit_group::{Group, GroupError, Kind, Listing, MAX_USER_NAMES, Root, SYSTEM};
+use gpulimit_group::{Group, GroupError, Kind, Listing, Root, SYSTEM};
 use gpulimit_ledger::{DeviceEntry, Ledger, LedgerError};
 use std::error::Error;
 use std::fs;
@@ -18,8 +18,6 @@ use std::path::Path;
 
 const CHECK: Check = Check("root");
 const STALE: Check = Check("stale");
-/// The maximum number of incomplete groups to list one by one. Users can make thousands.
-const SHOWN: usize = 8;
 /// The bytes of a user's budget that a finding takes.
 const FINDING: usize = 8 * LINE;
 
@@ -66,32 +64,19 @@ pub(super) fn checks() -> Result<Vec<Finding>, Finding> {
                       a unit for it";
         findings.push(CHECK.warning(text, remedy));
     }
-    for path in cut_short {
-        let path = path.to_string_lossy();
-        let text = format!(
-            "{} belongs to a user and has more than {MAX_USER_NAMES} entries; the groups among the \
-             other entries were not checked",
-            path.escape_debug()
-        );
-        let remedy = "ask the owner of this directory to remove entries that are not needed";
-        findings.push(CHECK.warning(text, remedy));
-    }
-    let (mut idle, mut without_trail) = (Vec::new(), Vec::new());
+    let cut_short = groups::too_many(&cut_short).into_iter();
+    findings.extend(cut_short.map(|text| CHECK.warning(text, "")));
+    let mut idle = Vec::new();
     let driver = Driver::load().ok();
     let mut budget = Budget::new(VERB);
     for group in groups {
         let mut look = || -> Result<Vec<Finding>, GroupError> {
             let counts_contexts = group.limits()?.rules()?.options.count_context;
             let ledger = group.ledger()?;
-            let mut found = uncovered(&group, &ledger, counts_contexts, driver.as_ref());
             if group.kind() == Kind::Job && !ledger.has_live() {
                 idle.push(group.name().to_owned());
-            } else if ledger.keeps_history() {
-                found.extend(history::check(&group, &ledger));
-                let name = || format!("group {}", group.name());
-                without_trail.extend((!ledger.has_whole_trail()).then(name));
             }
-            Ok(found)
+            Ok(uncovered(&group, &ledger, counts_contexts, driver.as_ref()))
         };
         let purse = budget.of(&group);
         let warning = |error: GroupError| vec![Check("group").warning(error.to_string(), "")];
@@ -103,7 +88,6 @@ pub(super) fn checks() -> Result<Vec<Finding>, Finding> {
     }
     let cut = budget.cut().into_iter();
     findings.extend(cut.map(|(_, text)| Check("group").warning(text, "")));
-    findings.extend(history::trails(&root, without_trail));
     if let Err(error) = root.trail() {
         let text = format!("new events of jobs outside named groups are lost: {error}");
         findings.push(Check("events").warning(text, ""));
@@ -116,27 +100,18 @@ pub(super) fn checks() -> Result<Vec<Finding>, Finding> {
         )));
     }
     let leftovers = root.leftovers().unwrap_or_default();
-    for left in leftovers.iter().take(SHOWN) {
-        let name = left.to_string_lossy();
-        let text = format!("{} is not a complete group", name.escape_debug());
+    if !leftovers.is_empty() {
+        let text = format!("not complete groups: {}", output::some_paths(&leftovers));
         let remedy = "`gpulimit gc` removes an incomplete group without limits; `gpulimit create` \
                       makes the group again";
         findings.push(STALE.warning(text, remedy));
     }
-    if leftovers.len() > SHOWN {
-        let more = leftovers.len() - SHOWN;
-        findings.push(STALE.warning(format!("{more} more groups are not complete"), ""));
-    }
     let foreign = root.survey().unwrap_or_default().foreign;
-    if let Some(first) = foreign.first() {
-        let more = match foreign.len() - 1 {
-            0 => String::new(),
-            1 => " and 1 more file".into(),
-            more => format!(" and {more} more files"),
-        };
-        let name = first.to_string_lossy();
-        let name = name.escape_debug();
-        let text = format!("found files not made by gpulimit: {name}{more}");
+    if !foreign.is_empty() {
+        let text = format!(
+            "files not made by gpulimit: {}",
+            output::some_paths(&foreign)
+        );
         let remedy = "move such files elsewhere, or correct GPULIMIT_ROOT; gpulimit never changes \
                       or removes them";
         findings.push(CHECK.warning(text, remedy));
@@ -197,7 +172,7 @@ fn unusable(root: &Root, error: &GroupError) -> Finding {
 }
 
 /// Returns a remedy for a system error such as a full file system, or an empty text.
-pub(super) fn remedy(root: &Path, kind: ErrorKind) -> String {
+fn remedy(root: &Path, kind: ErrorKind) -> String {
     let place = root.ancestors().find(|place| place.exists());
     let place = place.unwrap_or(root);
     let mut above = place.ancestors();

@@ -7,25 +7,17 @@ use crate::figures::{Gpu, past};
 use crate::groups::{self, Purpose, Selection, View};
 use crate::machine::nvml::Driver;
 use crate::shown::output;
-use crate::words::clock::{self, Moment};
-use crate::words::{failure::Failure, since};
+use crate::words::{clock::Moment, failure::Failure};
 use gpulimit_group::is_within;
+use jiff::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::ExitCode;
 
 /// Shows what groups or users have used since the time.
-pub fn report(args: &Args, since: &str) -> Result<ExitCode, Failure> {
-    let now = clock::now();
-    let time = |text: &str| {
-        since::parse(text, &now)
-            .map_err(|why| Failure::usage(format_args!("invalid time '{text}': {why}")))
-    };
-    let since = time(since)? * 1_000;
-    let until = match &args.until {
-        Some(until) => Some(time(until)? * 1_000),
-        None => None,
-    };
+pub fn report(args: &Args, since: u64) -> Result<ExitCode, Failure> {
+    let since = since * 1_000;
+    let until = args.until.map(|until| until * 1_000);
     if until.is_some_and(|until| until <= since) {
         return Err(Failure::usage("--until is not later than --since"));
     }
@@ -46,7 +38,7 @@ pub fn report(args: &Args, since: &str) -> Result<ExitCode, Failure> {
     };
     let mut span = Span {
         since,
-        until: until.unwrap_or_else(|| Moment::from(now.timestamp()).unix_ms),
+        until: until.unwrap_or_else(|| Moment::from(Timestamp::now()).unix_ms),
         by: args.by,
         samples: BTreeMap::new(),
         saves: BTreeMap::new(),
