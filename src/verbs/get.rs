@@ -1,7 +1,7 @@
 //! `gpulimit get`: prints a group's settings, for scripts.
 
 use crate::figures::Gpu;
-use crate::groups::{self, Purpose, View, gpu, sizes};
+use crate::groups::{self, Purpose, View, gpu};
 use crate::machine::nvml::Driver;
 use crate::shown::output;
 use crate::words::failure::Failure;
@@ -19,7 +19,7 @@ pub struct Args {
     group: String,
 
     /// Print only the value of this key
-    #[arg(value_parser = PossibleValuesParser::new(sizes::keys()))]
+    #[arg(value_parser = PossibleValuesParser::new(gpulimit_limits::names()))]
     key: Option<String>,
 
     /// The GPU whose values to print: index, UUID, start of the UUID, PCI bus id. Repeat for more
