@@ -209,7 +209,7 @@ impl fmt::Display for Holders<'_> {
     }
 }
 
-/// A hint for users whose programs all wait for each other.
+/// A hint for users whose programs all wait for each other, or whose job does not begin.
 struct Stuck<'a>(&'a Refusal<'a>);
 
 impl fmt::Display for Stuck<'_> {
@@ -221,6 +221,9 @@ impl fmt::Display for Stuck<'_> {
                  which is kept free for it (`gpulimit run --group {} --max SIZE`)",
                 self.0.group
             ),
+            false if self.0.room > 0 => {
+                f.write_str(". A job with a limit of its own begins when its whole limit is free")
+            }
             false => Ok(()),
         }
     }

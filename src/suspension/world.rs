@@ -11,14 +11,14 @@ use gpulimit_base::device::DeviceId;
 use gpulimit_base::obstacle::Obstacle;
 use gpulimit_base::proc;
 use gpulimit_base::units::gib;
-use gpulimit_group::{Group, Insistence, Member, Root};
+use gpulimit_group::{Group, Insistence, Member, Root, job_of};
 use gpulimit_ledger::{
     Actor, Calls, DeviceIndex, Errand, EventKind, Pressure, Unmoved, Witness, child_key,
 };
-use gpulimit_limits::LimitSet;
+use gpulimit_limits::{LimitSet, OnLimit};
 use gpulimit_suspend::{State, World};
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -275,14 +275,17 @@ impl<'a> Machine<'a> {
         patience: Duration,
     ) -> Result<(), Failure> {
         let device = member.device(id, capacity)?;
-        let insistence = Insistence::Within(patience);
+        let until = Instant::now() + patience;
+        let left = || Insistence::Within(until.saturating_duration_since(Instant::now()));
         let subject = &self.subjects[process];
         let pressure = Resuming {
             gpus: self.checkpoints.gpus(),
             stop: &self.stop,
             subject,
         };
-        let Err(refusal) = member.charge(&device, bytes, &pressure, insistence) else {
+        let charge = || member.charge(&device, bytes, &pressure, left());
+        let entered = member.enter(&device, bytes, &pressure, left());
+        let Err(refusal) = entered.and_then(|()| charge()) else {
             return Ok(());
         };
         self.go_on()?;
@@ -292,7 +295,7 @@ impl<'a> Machine<'a> {
         Err(Failure::new(format_args!(
             "no room for the {bytes} of {name} on GPU {gpu}: {refusal}; free memory in the group \
              or raise its limit, then resume again",
-            bytes = gib(bytes),
+            bytes = gib(bytes.max(refusal.room)),
             name = subject.name(),
             gpu = groups::label(id, Some(self.checkpoints.gpus())),
         )))
@@ -342,14 +345,26 @@ impl<'a> Machine<'a> {
                 if usage.suspended == 0 || subject.is_gone() {
                     continue;
                 }
-                let mut below = None;
+                let mut below: Vec<(Group, u64)> = Vec::new();
                 for group in subject.group.upwards() {
-                    let key = child_key(group.name().rsplit('/').next().unwrap_or_default());
+                    let rules = group.rules()?;
+                    let max = sizes::rule(&rules, id).resolve(capacity).max;
                     let entry = all.entry((group.name().to_owned(), id));
-                    let arrival = entry.or_insert_with(|| Arrival::to(group, id, capacity));
+                    let arrival = entry.or_insert_with(|| Arrival::to(group.clone(), id, capacity));
+                    let makes_wait = rules.options.on_limit == OnLimit::Wait && max != u64::MAX;
+                    let groups = below.iter().map(|(group, max)| (group.name(), *max));
+                    let needed = match job_of(groups, max).filter(|_| makes_wait) {
+                        None => usage.suspended,
+                        Some((job, room)) if arrival.jobs.insert(job.to_owned()) => room,
+                        Some(_) => 0,
+                    };
+                    let part = |(group, _): &(Group, u64)| {
+                        child_key(group.name().rsplit('/').next().unwrap_or_default())
+                    };
                     // A member can have written any figure.
-                    let bytes = arrival.bytes.entry(below.replace(key)).or_default();
-                    *bytes = bytes.saturating_add(usage.suspended);
+                    let bytes = arrival.bytes.entry(below.last().map(part)).or_default();
+                    *bytes = bytes.saturating_add(needed);
+                    below.push((group, max));
                 }
             }
         }
@@ -443,15 +458,18 @@ struct Arrival {
     /// The bytes for each child group that they come back in, by the key of its name; `None` for
     /// the group's own processes.
     bytes: BTreeMap<Option<u64>, u64>,
+    /// The jobs that come back when their whole limit is free here.
+    jobs: BTreeSet<String>,
 }
 
 impl Arrival {
-    const fn to(group: Group, id: DeviceId, capacity: u64) -> Self {
+    fn to(group: Group, id: DeviceId, capacity: u64) -> Self {
         Self {
             group,
             id,
             capacity,
             bytes: BTreeMap::new(),
+            jobs: BTreeSet::new(),
         }
     }
 
@@ -483,8 +501,12 @@ impl Arrival {
             true => ", or resume fewer processes at once with --pid",
             false => ", and resume again",
         };
+        let counted = match self.jobs.is_empty() {
+            true => "",
+            false => ", the whole limits of jobs counted",
+        };
         Err(Failure::new(format_args!(
-            "{bytes} come back in group '{name}' on GPU {gpu}, more than {limit}{fewer}",
+            "{bytes} come back in group '{name}' on GPU {gpu}{counted}, more than {limit}{fewer}",
             bytes = gib(bytes),
             name = self.group.name(),
             gpu = groups::label(self.id, Some(gpus)),

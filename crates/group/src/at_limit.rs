@@ -462,6 +462,7 @@ impl<'a> Request<'a, '_> {
             charged: refused.charged,
             max: refused.max,
             kept: station.kept(self.device.index[refused.level]),
+            room: 0,
             is_stuck: self.is_stuck.get(),
         }
     }

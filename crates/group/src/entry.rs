@@ -2,9 +2,10 @@
 //!
 //! Processes that hold a context each, and wait for the memory beyond it, wait for each other. So
 //! first contexts enter one after the other: see `entry` of the ledger. A job with a limit of its
-//! own enters when the whole limit is free, and it is kept for the job.
+//! own enters when the whole limit is free, and it is kept for the job. A suspended job gives it up,
+//! and enters again when it is resumed.
 
-use super::at_limit::{ANEW, ANEW_MOST, Current, NAP, Request, Still};
+use super::at_limit::{ANEW, ANEW_MOST, Current, Insistence, NAP, Request, Still};
 use super::member::{Member, MemberDevice, Refusal, Spared};
 use super::name::Kind;
 use super::oom::Awaited;
@@ -19,12 +20,17 @@ use std::time::{Duration, Instant};
 
 impl Member {
     /// Waits until this process may make its first context on the device, where its groups make
-    /// requests wait. `bytes`: what the context takes. Call [`Member::stay`] when it is made.
+    /// requests wait. `bytes`: what the context takes. Call [`Member::stay`] when it is made, and
+    /// [`Member::turn_back`] if it is not.
+    ///
+    /// With [`Insistence::Within`], only waits for what is kept for the job of this process, and
+    /// keeps it as long as this membership lasts.
     pub fn enter(
         &self,
         device: &MemberDevice,
         bytes: u64,
         pressure: &dyn Pressure,
+        insistence: Insistence,
     ) -> Result<(), Refusal<'_>> {
         let _undisturbed = Undisturbed::new();
         let mut request = Request {
@@ -33,21 +39,32 @@ impl Member {
             bytes,
             pressure,
             idle: &(),
-            is_for_program: true,
+            is_for_program: insistence == Insistence::Full,
             is_stuck: Cell::new(false),
         };
         let levels = (0..self.levels.len()).rev();
         for level in levels.filter(|level| self.makes_wait(device, *level)) {
-            let job = request.job_below(level);
-            request.bytes = job.map_or(bytes, |(_, max)| max);
-            request
-                .enter(level, job.map(|(key, _)| key))
-                .map_err(|refused| {
-                    self.leave_entrance(device);
-                    request.refusal(refused)
-                })?;
+            if !request.is_for_program && request.job_below(level).is_none() {
+                continue;
+            }
+            let time = match insistence {
+                Insistence::Within(time) => time,
+                _ => request.options(level).wait_timeout,
+            };
+            if let Err(refused) = request.enter(level, bytes, time) {
+                let room = request.job_below(level).map_or(0, |(_, max)| max);
+                let refusal = request.refusal(refused);
+                return Err(Refusal { room, ..refusal });
+            }
         }
         Ok(())
+    }
+
+    /// Notes that this process makes no first context: it keeps nothing for its job, and the next
+    /// process enters.
+    pub fn turn_back(&self, device: &MemberDevice) {
+        self.each_slot(device, Slot::leave_room);
+        self.leave_entrance(device);
     }
 
     /// Returns whether the group at `level` has a limit, and makes requests wait.
@@ -69,17 +86,33 @@ impl Member {
     }
 }
 
+/// Returns the outermost job with a limit of its own among the groups `below` a group with the
+/// limit `max`: the names and limits, the outermost last. A limit above `max` counts as none.
+pub fn job_of<'a>(
+    below: impl DoubleEndedIterator<Item = (&'a str, u64)>,
+    max: u64,
+) -> Option<(&'a str, u64)> {
+    let mut outermost = below.rev();
+    outermost.find(|(name, own)| *own <= max && Kind::of(name) == Kind::Job)
+}
+
 impl Request<'_, '_> {
-    fn enter(&self, level: usize, job: Option<u64>) -> Result<(), Refused> {
+    /// Enters the group at `level` with a context of `context` bytes, within `time`.
+    fn enter(&mut self, level: usize, context: u64, time: Duration) -> Result<(), Refused> {
         let (station, index) = (self.station(level), self.device.index[level]);
         let signals = Deferred::new();
         let (began, options) = (Instant::now(), self.options(level));
-        let until = began + options.wait_timeout;
-        let mut line = Line::join_first(&station.slot, index, self.bytes, until);
+        let until = began + time;
+        let bytes = |job: Option<(u64, u64)>| job.map_or(context, |(_, max)| max);
+        let awaited = bytes(self.job_below(level));
+        let mut line = Line::join_first(&station.slot, index, awaited, until);
         let mut still = Still::of(self.member);
         let mut refused: Option<Refused> = None;
         let (mut asking, mut asked, mut pause) = (None, began, Duration::ZERO);
         loop {
+            // The limits may change meanwhile.
+            let job = self.job_below(level);
+            self.bytes = bytes(job);
             // The limit was lowered: what asks for the memory is refused, as in other groups.
             if self.bytes > station.bounds(self.device, index).max {
                 return Ok(());
@@ -89,8 +122,9 @@ impl Request<'_, '_> {
                 None if Instant::now() >= until => Turn::Over,
                 None => Turn::Yes,
             };
-            match self.try_to_enter(level, job, turn) {
-                Ok(true) => break,
+            match self.try_to_enter(level, job.map(|(key, _)| key), turn) {
+                Ok(true) if self.job_below(level) == job => break,
+                Ok(true) => continue,
                 Ok(false) => {}
                 Err(error) => {
                     if refused.is_none() {
@@ -110,7 +144,8 @@ impl Request<'_, '_> {
                 _ => false,
             };
             if turn == Turn::Over {
-                if self.make_room(level, options.oom, &mut Awaited::default()) {
+                let may_kill = self.is_for_program;
+                if may_kill && self.make_room(level, options.oom, &mut Awaited::default()) {
                     break;
                 }
                 return Err(last());
@@ -118,7 +153,7 @@ impl Request<'_, '_> {
             if signals.has_pending() || self.pressure.is_needless() {
                 return Err(last());
             }
-            if !asks && still.is_for_ever(station, index) {
+            if self.is_for_program && !asks && still.is_for_ever(station, index) {
                 self.is_stuck.set(true);
                 return Err(last());
             }
@@ -145,10 +180,8 @@ impl Request<'_, '_> {
                 .bounds(self.device, self.device.index[at])
                 .max
         };
-        let is_job = |at: &usize| Kind::of(&self.station(*at).name) == Kind::Job;
-        let mut jobs = (0..level).rev().filter(is_job);
-        let at = jobs.find(|at| max_at(*at) <= max_at(level))?;
-        Some((child_key(&self.station(at).name), max_at(at)))
+        let below = (0..level).map(|at| (&*self.station(at).name, max_at(at)));
+        job_of(below, max_at(level)).map(|(name, max)| (child_key(name), max))
     }
 
     /// Lets this process enter if the entrance is free and there is room for the context, or for

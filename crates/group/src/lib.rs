@@ -49,6 +49,7 @@ pub use access::{Access, Members};
 pub use at_limit::Insistence;
 pub use demand::{Demanded, Told};
 pub use directory::{Directory, Entry, EntryKind};
+pub use entry::job_of;
 pub use error::{Fault, GroupError, WithoutCreateHint};
 pub use hold::Hold;
 pub use images::ImageKey;
@@ -63,7 +64,7 @@ pub use undisturbed::{Errno, Undisturbed};
 pub use user::effective as effective_user;
 
 use descent::Descent;
-use gpulimit_ledger::Ledger;
+use gpulimit_ledger::{DeviceEntry, Ledger, child_key};
 use gpulimit_limits::{LimitSet, Limits};
 use std::ffi::OsString;
 use std::fs::File;
@@ -191,7 +192,24 @@ impl Group {
         if before || now.protects() {
             self.notify_parent();
         }
+        if self.kind() == Kind::Job {
+            self.bound_rooms();
+        }
         Ok(now)
+    }
+
+    /// Lowers what the groups above keep for this job to its limits. Without write access, they
+    /// keep it until the job ends.
+    fn bound_rooms(&self) {
+        let Ok(limits) = self.limits() else {
+            return;
+        };
+        let max = |device: &DeviceEntry| limits.bounds(&device.id, device.capacity).max;
+        for above in self.upwards().skip(1) {
+            if let Ok(ledger) = Ledger::open(&above.ledger_path()) {
+                ledger.bound_rooms(child_key(&self.name), max);
+            }
+        }
     }
 
     /// Tells the members of the parent group about changed protection. Without write access,

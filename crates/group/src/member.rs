@@ -111,6 +111,9 @@ pub struct Refusal<'a> {
     pub max: u64,
     /// The bytes that are kept for other groups: by `min`, or for jobs with a limit of their own.
     pub kept: u64,
+    /// The bytes that the job of the process needs at once, because its first context waits until
+    /// its whole limit is free; 0 for other requests.
+    pub room: u64,
     /// Whether the members of the group that hold memory wait for each other.
     pub is_stuck: bool,
 }

@@ -142,6 +142,7 @@ fn a_refusal_names_the_refusing_group_and_its_figures() {
         charged: charged * UNIT,
         max: max * UNIT,
         kept: 0,
+        room: 0,
         is_stuck: false,
     };
     let refusal = charge(&alices, 2).expect_err("the group lab is full");

@@ -9,7 +9,7 @@
 
 use super::atomic::{AtomicU64, Ordering};
 use super::charge::{UNIT, granted};
-use super::{DeviceIndex, Ledger, Slot, os, owner, wait};
+use super::{DeviceEntry, DeviceIndex, Ledger, Slot, os, owner, wait};
 
 /// The longest time that a process has for its first context, in milliseconds.
 const MOST_MS: u64 = 10_000;
@@ -46,10 +46,26 @@ impl Ledger {
         })
     }
 
-    /// Returns the bytes that are kept for the job of the slot's owner.
+    /// Returns the bytes that are kept for the job of the slot's owner. A suspended process keeps
+    /// none: it comes back when they are free again.
     pub(super) fn room(&self, slot: usize, device: DeviceIndex) -> u64 {
         let stats = &self.content().slots[slot].stats[device.get()];
-        stats.room.load(Ordering::Relaxed)
+        match self.suspended(slot, device) {
+            0 => stats.room.load(Ordering::Relaxed),
+            _ => 0,
+        }
+    }
+
+    /// Lowers what is kept for the job with this key to what `max` returns for a device.
+    pub fn bound_rooms(&self, job: u64, max: impl Fn(&DeviceEntry) -> u64) {
+        for device in self.devices() {
+            let slots = (0..self.high_water()).filter(|slot| self.job(*slot) == job);
+            for slot in slots {
+                let stats = &self.content().slots[slot].stats[device.index.get()];
+                stats.room.fetch_min(max(&device), Ordering::SeqCst);
+            }
+        }
+        wait::returned(self);
     }
 
     fn job(&self, slot: usize) -> u64 {
@@ -110,6 +126,12 @@ impl Slot {
         self.page().job.store(job, Ordering::Relaxed);
         self.stats(device).room.store(bytes, Ordering::Release);
         self.ledger().header().rooms.store(1, Ordering::SeqCst);
+    }
+
+    /// Gives up what this process keeps for its job.
+    pub fn leave_room(&self, device: DeviceIndex) {
+        self.stats(device).room.store(0, Ordering::Release);
+        wait::returned(self.ledger());
     }
 
     /// Returns whether memory is kept for the job of this process.
@@ -247,6 +269,34 @@ mod tests {
         assert_eq!(other.rooms_of_others(device), 10 * UNIT);
         drop(two);
         assert_eq!(other.rooms_of_others(device), 0);
+    }
+
+    #[test]
+    fn a_job_keeps_no_more_than_its_limit_and_nothing_while_it_is_suspended() {
+        let scratch = Scratch::new();
+        let (one, two, other) = (scratch.join(), scratch.join(), scratch.join());
+        let device = scratch.device;
+        let room = || other.rooms_of_others(device) / UNIT;
+        let away = |slot: &Slot, bytes| {
+            let suspended = &slot.stats(device).suspended;
+            suspended.store(bytes, Ordering::SeqCst);
+        };
+        one.keep_room(device, 7, 10 * UNIT);
+        scratch.bound_rooms(8, |_| 0);
+        assert_eq!(room(), 10, "another job");
+        scratch.bound_rooms(7, |_| 20 * UNIT);
+        assert_eq!(room(), 10, "a higher limit");
+        scratch.bound_rooms(7, |_| 6 * UNIT);
+        assert_eq!(room(), 6);
+        away(&one, UNIT);
+        assert!(!other.job_has_room(device, 7));
+        assert_eq!(room(), 0);
+        two.keep_room(device, 7, 6 * UNIT);
+        assert_eq!(room(), 6, "another process of the job runs");
+        two.leave_room(device);
+        assert_eq!(room(), 0);
+        away(&one, 0);
+        assert_eq!(room(), 6);
     }
 
     #[test]

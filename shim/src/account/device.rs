@@ -178,8 +178,10 @@ impl Device {
         let is_first = || self.contexts.count() == 0;
         let request = Request::insisting(symbol, bytes).as_long_as(&is_first);
         let Book { member, device, .. } = &self.book;
-        let entered = member.enter(device, bytes, &Reclaim::new(self, &request));
+        let pressure = Reclaim::new(self, &request);
+        let entered = member.enter(device, bytes, &pressure, request.insistence());
         if let (Err(refusal), true) = (entered, is_first()) {
+            member.turn_back(device);
             return Err(self.tell(&request, &refusal));
         }
         Ok(Entered(self))
@@ -268,6 +270,7 @@ impl Device {
             charged: member.charged(device),
             max: self.book.max(),
             kept: 0,
+            room: 0,
             is_stuck: false,
         };
         self.refused(symbol, bytes, &verdict)
@@ -276,6 +279,7 @@ impl Device {
     fn refused(&self, symbol: &'static str, bytes: u64, refusal: &Refusal<'_>) -> Refused {
         let _undisturbed = Undisturbed::new();
         let Book { member, device, .. } = &self.book;
+        let bytes = bytes.max(refusal.room);
         member.count_refusal(device, refusal::plain(symbol), bytes, refusal);
         let gpu = Gpu {
             ordinal: self.ordinal,
@@ -306,7 +310,7 @@ impl Drop for Entered<'_> {
     fn drop(&mut self) {
         let Device { book, contexts, .. } = self.0;
         match contexts.count() {
-            0 => book.member.leave_entrance(&book.device),
+            0 => book.member.turn_back(&book.device),
             _ => {
                 book.member.stay(&book.device);
                 self.0.has_entered.store(true, Ordering::Relaxed);

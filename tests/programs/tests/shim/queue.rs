@@ -171,6 +171,63 @@ fn a_job_with_a_limit_begins_when_the_limit_is_free_and_keeps_it() {
     world.judge_end(CAP);
 }
 
+/// Sets the limit of a job below the world's group.
+fn set_max(world: &World, job: &str, max: &str) {
+    let group = format!("{GROUP}/{job}");
+    let output = finish(controller(world, &["set", &group, "--max", max]));
+    assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_job_whose_limit_is_lowered_keeps_and_needs_no_more() {
+    let world = queue(CAP);
+    for job in ["run-1-1", "run-2-1"] {
+        world.below(job, &["max=3G"]);
+    }
+    let mut first = world.on_gpu_in("run-1-1");
+    let mut other = world.on_gpu();
+    other.tell("alloc b 1G");
+    other.waits_on();
+    set_max(&world, "run-1-1", "2G");
+    assert_eq!(other.answer(), "0");
+    let mut second = start_in(&world, &format!("{GROUP}/run-2-1"));
+    second.tell("start");
+    second.waits_on();
+    other.expect(&[("free b", "0")]);
+    second.waits_on();
+    set_max(&world, "run-2-1", "1G");
+    assert_eq!(second.answer(), "0 0");
+    first.expect(&[("alloc a 1G", "0")]);
+    second.expect(&[("alloc a 400M", "0")]);
+    for program in [first, second, other] {
+        program.end_quietly();
+    }
+    world.judge_end(CAP);
+}
+
+/// It enters the upper group, and not the lower one.
+#[test]
+fn a_job_whose_first_context_is_refused_keeps_nothing() {
+    let world = queue(CAP);
+    world.below("inner", &["max=3G", "on_limit=wait", "wait_timeout=300ms"]);
+    world.below("inner/run-1-1", &["max=2G"]);
+    let mut holder = world.on_gpu_in("inner");
+    holder.expect(&[("alloc a 1G", "0")]);
+    let mut job = start_in(&world, &format!("{GROUP}/inner/run-1-1"));
+    assert_eq!(job.say("start"), "0 2");
+    let mut other = world.on_gpu();
+    other.expect(&[("alloc a 1900M", "0")]);
+    for program in [holder, other] {
+        program.end_quietly();
+    }
+    let (_, line) = job.end();
+    let told = "refused cuDevicePrimaryCtxRetain of 2.0 GiB";
+    assert!(line.contains(told), "{line}");
+    let why = "A job with a limit of its own begins when its whole limit is free";
+    assert!(line.contains(why), "{line}");
+    world.judge_end(CAP);
+}
+
 #[test]
 fn of_programs_that_wait_for_each_other_the_last_one_is_refused() {
     let cap = 2 * CONTEXT + 600 * MIB;

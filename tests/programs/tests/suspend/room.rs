@@ -63,6 +63,98 @@ fn a_set_beyond_the_limit_does_not_wait() {
     world.judge_end(CAP);
 }
 
+/// Returns a queue with two jobs below it that do not fit together.
+fn queue() -> World {
+    let world = World::new(CAP);
+    world.settings(&["on_limit=wait", "wait_timeout=600s"]);
+    for job in ["run-1-1", "run-2-1"] {
+        world.below(job, &["max=3G"]);
+    }
+    world
+}
+
+fn start_in(world: &World, job: &str) -> Session {
+    let mut command = world.limited(world::program());
+    command.env("GPULIMIT_GROUP", format!("{GROUP}/{job}"));
+    let mut program = Session::start(command);
+    program.tell("start");
+    program
+}
+
+#[test]
+fn a_suspended_job_leaves_its_room_to_others_and_comes_back_when_its_limit_is_free() {
+    let world = queue();
+    let mut first = world.on_gpu_in("run-1-1");
+    first.expect(&[("alloc a 800M", "0")]);
+    let mut second = start_in(&world, "run-2-1");
+    second.waits_on();
+    done(&world, &["suspend", &format!("{GROUP}/run-1-1")]);
+    assert_eq!(second.answer(), "0 0");
+    // What comes back would fit, but not beside what is kept for the other job.
+    let late = run(&world, &["resume", GROUP, "--timeout", "300ms"]);
+    late.expect_failure("no room for the 3.0 GiB");
+    let actor = begin(&world, &["resume", GROUP]);
+    await_line(&world, 1);
+    second.expect(&[("alloc a 1G", "0"), ("alloc b 1G", "0")]);
+    second.end();
+    let (status, errors) = actor.end();
+    assert!(status.success(), "{errors}");
+    let waits = world.events(EventKind::Wait).len();
+    first.expect(&[("alloc b 1G", "0")]);
+    let mut second = start_in(&world, "run-2-1");
+    second.waits_on();
+    first.expect(&[("alloc c 500M", "0")]);
+    assert_eq!(world.events(EventKind::Wait).len(), waits + 1);
+    first.end();
+    assert_eq!(second.answer(), "0 0");
+    second.end();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn a_process_comes_back_into_the_room_that_another_one_of_its_job_keeps() {
+    let world = queue();
+    let mut pair = [(); 2].map(|()| world.on_gpu_in("run-1-1"));
+    pair[0].expect(&[("alloc a 800M", "0")]);
+    let pid = pair[0].pid().to_string();
+    done(&world, &["suspend", "--pid", &pid]);
+    let mut other = world.on_gpu();
+    other.tell("alloc a 1G");
+    other.waits_on();
+    done(&world, &["resume", "--pid", &pid]);
+    other.waits_on();
+    pair.iter_mut().for_each(goes_on);
+    for program in pair {
+        program.end();
+    }
+    assert_eq!(other.answer(), "0");
+    other.end();
+    world.judge_end(CAP);
+}
+
+#[test]
+fn jobs_whose_limits_do_not_fit_together_come_back_one_by_one() {
+    let world = queue();
+    let mut jobs = ["run-1-1", "run-2-1"].map(|job| {
+        let program = world.on_gpu_in(job);
+        done(&world, &["suspend", &format!("{GROUP}/{job}")]);
+        program
+    });
+    let refused = run(&world, &["resume", GROUP, "--timeout", "30s"]);
+    refused.expect_failure("6.0 GiB come back in group 'world'");
+    refused.expect_failure("the whole limits of jobs counted, more than its limit of 4.0 GiB");
+    for job in &mut jobs {
+        let pid = job.pid().to_string();
+        done(&world, &["resume", "--pid", &pid]);
+        goes_on(job);
+        done(&world, &["suspend", "--pid", &pid]);
+    }
+    for job in jobs {
+        job.kill();
+    }
+    world.judge_end(CAP);
+}
+
 /// The GPU that is full comes after one with room.
 #[test]
 fn a_process_beyond_the_limit_of_its_second_gpu_does_not_wait() {
