@@ -187,11 +187,4 @@ mod tests {
         let narrow = fields::narrow(FIELDS).join(", ");
         assert!(HELP.replace('\n', " ").contains(&narrow), "{narrow}");
     }
-
-    #[test]
-    fn the_reference_names_all_keys() {
-        assert_eq!(fields::undocumented(FIELDS, "ps --json"), [""; 0]);
-        let users = fields::undocumented(users::FIELDS, "ps --by user --json");
-        assert_eq!(users, [""; 0]);
-    }
 }

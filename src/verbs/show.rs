@@ -186,9 +186,4 @@ mod tests {
         let narrow = fields::narrow(Row::FIELDS).join(", ");
         assert!(HELP.replace('\n', " ").contains(&narrow), "{narrow}");
     }
-
-    #[test]
-    fn the_reference_names_all_keys() {
-        assert_eq!(fields::undocumented(Row::FIELDS, "gpus"), [""; 0]);
-    }
 }
