@@ -1,7 +1,5 @@
 //! The figures of groups that `show` and `get` print.
 
-pub mod order;
-
 use super::fields::{self, Cell, fields, left, path, right};
 use super::past::{self, Recent};
 use super::trend::Trend;

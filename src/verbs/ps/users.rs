@@ -1,5 +1,6 @@
 //! The memory of users, each with all processes of the user on a GPU: `ps --by user`.
 
+use super::millis;
 use crate::figures::fields::{Cell, fields, left, right};
 use crate::figures::processes::Process;
 use crate::groups;
@@ -84,6 +85,5 @@ fields! { pub FIELDS(it: Use):
 }
 
 fn waited(time: Option<Duration>) -> Cell {
-    let ms = time.and_then(|time| u64::try_from(time.as_millis()).ok());
-    Cell::Said(ms.into(), time.map(clock::rough_span))
+    Cell::Said(millis(time).into(), time.map(clock::rough_span))
 }

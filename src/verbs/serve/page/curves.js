@@ -303,7 +303,8 @@ function figuresOf(group, gpu, state) {
   facts.push(["Effective limit", limit, exact(gpu.effective_max)]);
   for (const { head, number, sort, sparse, text, hint } of FACTS) {
     const value = sort(gpu);
-    if (number && value != null && !(sparse && value === 0)) facts.push([head, text(gpu), hint?.(gpu)]);
+    const says = number && value != null && !(sparse && value === 0);
+    if (says) facts.push([head, text(gpu), hint?.(gpu)]);
   }
   if (gpu.waits)
     facts.push(["Waited", `${many(gpu.waits, "time")}, ${span(gpu.waited_ms)} in all`]);

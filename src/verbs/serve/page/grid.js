@@ -16,7 +16,11 @@ function name(cell, value) {
 
 /** What cells of a unit show. Other units are text. */
 const UNITS = {
-  Bytes: (value) => ({ number: true, text: (row) => size(value(row)), hint: (row) => exact(value(row)) }),
+  Bytes: (value) => ({
+    number: true,
+    text: (row) => size(value(row)),
+    hint: (row) => exact(value(row)),
+  }),
   Count: (value) => ({ number: true, text: (row) => count(value(row)) }),
 };
 
