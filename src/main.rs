@@ -79,6 +79,7 @@ mod figures {
     pub mod processes;
     pub mod snapshot;
     pub mod spans;
+    pub mod tree;
     pub mod trend;
     pub mod waiting;
     pub use group::*;

@@ -1,4 +1,5 @@
-//! Fields declare each figure of a row once: as a column of tables and CSV, and as a key of JSON.
+//! Fields declare each figure of a row once: as a column of tables, CSV, `top` and the page, and as a
+//! key of JSON and of its schema.
 
 use crate::groups;
 use crate::machine::nvml::Driver;
@@ -10,19 +11,47 @@ use serde_json::{Value, json};
 pub struct Field<Row> {
     /// The key in JSON; empty if the field is only in tables.
     pub key: &'static str,
+    pub unit: Unit,
+    /// What the figure is, in sentences.
+    pub says: &'static str,
     /// The column in tables.
     pub column: Option<Column>,
     pub cell: fn(&Row) -> Cell,
 }
 
-/// Declares the fields of a type, in their order in JSON: `KEY [COLUMN] => CELL;`.
+/// The unit or the type of a field's values.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub enum Unit {
+    Text,
+    Count,
+    Bytes,
+    /// Milliseconds.
+    Ms,
+    Number,
+    /// True or false.
+    Flag,
+    /// A time in UTC.
+    Time,
+    /// A GPU.
+    Device,
+    /// A JSON object or a list of such objects, of which the schema has a description of this name.
+    One(&'static str),
+    Many(&'static str),
+}
+
+/// Declares the fields of a type, in their order in JSON: `/// WHAT` and
+/// `KEY: UNIT [, COLUMN] => CELL;`.
 macro_rules! fields {
     ($vis:vis $name:ident$(<$life:lifetime>)?($row:ident: $type:ty):
-        $($key:literal $($column:expr)? => $cell:expr;)*) => {
+        $($(#[doc = $says:literal])*
+        $key:literal: $unit:expr $(, $column:expr)? => $cell:expr;)*) => {
         $vis const $name: &$($life)? [$crate::figures::fields::Field<$type>] = {
-            use $crate::figures::fields::{Cell, Field};
+            #[allow(unused_imports, reason = "not every type has fields of all units")]
+            use $crate::figures::fields::{Cell, Field, Unit::*};
             &[$(Field {
                 key: $key,
+                unit: $unit,
+                says: concat!($($says),*).trim_ascii_start(),
                 column: [$(Some($column),)? None][0],
                 cell: |$row: &$type| Cell::from($cell),
             }),*]
@@ -42,6 +71,10 @@ pub struct Column {
     pub sparse: bool,
     /// Whether the column comes after those that are declared later.
     pub last: bool,
+    /// The place in the order in which `top` chooses columns; 0: the column is not in `top`.
+    pub rank: u8,
+    /// The head in `top`.
+    pub short: &'static str,
 }
 
 /// How a column looks.
@@ -63,6 +96,8 @@ pub const fn left(head: &'static str) -> Column {
         narrow: 0,
         sparse: false,
         last: false,
+        rank: 0,
+        short: head,
     }
 }
 
@@ -97,14 +132,21 @@ impl Column {
     pub const fn last(self) -> Self {
         Self { last: true, ..self }
     }
+
+    pub const fn top(self, rank: u8) -> Self {
+        Self { rank, ..self }
+    }
+
+    pub const fn short(self, short: &'static str) -> Self {
+        Self { short, ..self }
+    }
 }
 
 /// The value of a field in one row. If it is unknown, it is `-` in a table, empty in CSV and null
 /// in JSON.
 pub enum Cell {
-    /// A text or a number that is the same for people.
+    /// A text, or a number of which the unit says what people read.
     Plain(Value),
-    Bytes(Option<u64>),
     Gpu(Option<DeviceId>),
     /// A value for programs, and what people read.
     Said(Value, Option<String>),
@@ -121,17 +163,35 @@ impl Cell {
         Self::Said(value.into(), Some(text.into()))
     }
 
-    pub fn is_zero(&self) -> bool {
-        matches!(self, Self::Bytes(Some(0))) || matches!(self, Self::Plain(value) if *value == 0)
+    /// Returns whether the cell is unknown or a zero.
+    pub fn is_dull(&self) -> bool {
+        match self {
+            Self::Plain(value) => value.is_null() || *value == 0,
+            Self::Gpu(id) => id.is_none(),
+            Self::Said(_, text) => text.is_none(),
+        }
+    }
+
+    /// Returns the cell, if it says something in this column.
+    pub fn known(self, column: Column) -> Option<Self> {
+        (!(column.sparse && self.is_dull())).then_some(self)
+    }
+
+    /// Returns the number for programs.
+    pub fn number(&self) -> Option<u64> {
+        match self {
+            Self::Plain(value) | Self::Said(value, _) => value.as_u64(),
+            Self::Gpu(_) => None,
+        }
     }
 
     /// Formats the cell for people; `None` if it is unknown.
-    pub fn text(self, driver: Option<&Driver>) -> Option<String> {
+    pub fn text(self, unit: Unit, driver: Option<&Driver>) -> Option<String> {
         match self {
             Self::Plain(Value::Null) => None,
             Self::Plain(Value::String(text)) => Some(text),
+            Self::Plain(value) if unit == Unit::Bytes => Some(gib(value.as_u64()?).to_string()),
             Self::Plain(value) => Some(value.to_string()),
-            Self::Bytes(bytes) => Some(gib(bytes?).to_string()),
             Self::Gpu(id) => Some(groups::label(id?, driver)),
             Self::Said(_, text) => text,
         }
@@ -154,7 +214,6 @@ impl Cell {
     fn json(self, driver: Option<&Driver>) -> Value {
         match self {
             Self::Plain(value) | Self::Said(value, _) => value,
-            Self::Bytes(bytes) => bytes.into(),
             Self::Gpu(id) => json!(id.map(|id| json!({
                 "uuid": id.to_string(),
                 "index": groups::index(id, driver),
@@ -173,6 +232,12 @@ pub fn json<'a, Row: 'a>(
     keyed(fields).map(pair).collect()
 }
 
+/// Returns rows as a list in JSON.
+pub fn list<'a, Row: 'a>(fields: &[Field<Row>], rows: impl IntoIterator<Item = &'a Row>) -> Value {
+    let rows = rows.into_iter();
+    rows.map(|row| json(fields, row, None)).collect()
+}
+
 /// Returns the heads of CSV: the keys, but `group` for the name of a group.
 pub fn heads<'a, Row: 'a>(fields: impl IntoIterator<Item = &'a Field<Row>>) -> Vec<String> {
     let head = |key| if key == "name" { "group" } else { key };
@@ -189,6 +254,25 @@ pub fn cells<'a, Row: 'a>(
     keyed(fields).map(|field| (field.cell)(row).csv()).collect()
 }
 
+/// Describes the columns with a key for the page.
+pub fn columns<Row>(fields: &[Field<Row>]) -> Value {
+    let mut shown: Vec<_> = keyed(fields)
+        .filter_map(|field| Some((field.column?, field)))
+        .collect();
+    shown.sort_by_key(|(column, _)| column.last);
+    let described = |(column, field): &(Column, &Field<Row>)| {
+        json!({
+            "key": field.key,
+            "head": column.head,
+            "unit": format!("{:?}", field.unit),
+            "says": field.says,
+            "goes": column.narrow > 0,
+            "sparse": column.sparse,
+        })
+    };
+    shown.iter().map(described).collect()
+}
+
 /// Returns the fields that are not only in tables.
 fn keyed<'a, Row: 'a>(
     fields: impl IntoIterator<Item = &'a Field<Row>>,
@@ -203,15 +287,4 @@ pub fn narrow<Row>(fields: &[Field<Row>]) -> Vec<&'static str> {
     let mut narrow: Vec<Column> = columns.filter(|column| column.narrow > 0).collect();
     narrow.sort_by_key(|column| column.narrow);
     narrow.iter().map(|column| column.head).collect()
-}
-
-/// Returns the keys that a row of the reference's tables does not name.
-#[cfg(test)]
-pub fn undocumented<Row>(fields: &[Field<Row>], row: &str) -> Vec<&'static str> {
-    let page = include_str!("../../docs/reference.md");
-    let begin = format!("| `{row}` |");
-    let row = page.lines().find(|line| line.starts_with(&begin));
-    let is_named = |key: &str| row.is_some_and(|row| row.contains(&format!("`{key}`")));
-    let keys = keyed(fields).map(|field| field.key);
-    keys.filter(|key| !is_named(key)).collect()
 }

@@ -1,9 +1,7 @@
 //! The figures of groups that `show` and `get` print.
 
-pub mod order;
-
 use super::fields::{self, Cell, fields, left, path, right};
-use super::past;
+use super::past::{self, Recent};
 use super::trend::Trend;
 use super::waiting::{Waiter, Waiters};
 pub use crate::groups::sizes::{bytes, size};
@@ -15,7 +13,7 @@ use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::{Size, gib};
 use gpulimit_group::Kind;
 use gpulimit_ledger::{Category, DeviceEntry, DeviceUsage, ProcessUsage};
-use gpulimit_limits::{Key, LimitSet, Options, Selector, Values};
+use gpulimit_limits::{Key, LimitSet, OptionKey, Options, Selector, Values};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -75,6 +73,10 @@ pub struct Gpu {
     pub processes: Option<usize>,
     /// How the usage grows; `None` if it does not, or if this is unknown.
     pub trend: Option<Trend>,
+    /// The usage of the last ten minutes, if somebody has read it.
+    pub recent: Recent,
+    /// The number of ended processes whose memory the driver has not freed yet.
+    pub draining: Option<usize>,
     /// The number of live processes in the group that wait for memory of this GPU.
     pub waiting: Option<usize>,
     /// The request that has waited longest among these.
@@ -202,34 +204,13 @@ impl Figures {
         own.into_iter().chain(bytes(above, capacity)).min()
     }
 
-    /// Returns the figures as JSON. Bytes and counts are integers; unknown figures are null.
     pub fn json(&self) -> Value {
-        let rules = self.rules.rules.iter().map(|(selector, values)| {
-            let mut rule = json!({ "gpu": selector.to_string() });
-            for (key, size) in values.iter() {
-                rule[key.name()] = size.to_string().into();
-            }
-            rule
-        });
-        let gpu = |gpu| {
-            fields::json(
-                Row::FIELDS,
-                &Row {
-                    group: self,
-                    gpu: Some(gpu),
-                },
-                None,
-            )
-        };
-        json!({
-            "name": self.name,
-            "root": shown_path(&self.root),
-            "kind": kind(&self.name),
-            "limits": rules.collect::<Vec<_>>(),
-            "options": options(&self.rules.options),
-            "processes": self.processes,
-            "gpus": self.gpus.iter().map(gpu).collect::<Vec<_>>(),
-        })
+        fields::json(FIELDS, self, None)
+    }
+
+    fn gpu_json(&self, gpu: &Gpu) -> Value {
+        let (group, gpu) = (self, Some(gpu));
+        fields::json(Row::FIELDS, &Row { group, gpu }, None)
     }
 
     /// Returns the rows of the group in tables.
@@ -267,19 +248,46 @@ pub fn kind(name: &str) -> &'static str {
     }
 }
 
-fn options(options: &Options) -> Value {
-    use gpulimit_limits::OptionKey::{OnLimit, Oom};
-    json!({
-        "on_limit": options.get(OnLimit),
-        "wait_timeout_ms": u64::try_from(options.wait_timeout.as_millis()).ok(),
-        "pressure_timeout_ms": u64::try_from(options.pressure_timeout.as_millis()).ok(),
-        "oom": options.get(Oom),
-        "count_context": options.count_context,
-        "suspended_max": match options.suspended_max {
-            Some(u64::MAX) => Size::Max.to_string().into(),
-            bytes => json!(bytes),
-        },
-    })
+fields! { pub FIELDS(it: Figures):
+    /// The full name of the group.
+    "name": Text           => &*it.name;
+    /// The group root.
+    "root": Text           => shown_path(&it.root);
+    /// `named`, which users remove, or `job`, which gpulimit removes with the job.
+    "kind": Text           => kind(&it.name);
+    /// The limits as they were set.
+    "limits": Many("rule") => it.rules.rules.iter().map(rule_json).collect::<Vec<_>>();
+    "options": One("options") => fields::json(OPTIONS, &it.rules.options, None);
+    /// The live processes.
+    "processes": Count     => it.processes;
+    /// The GPUs that processes have used or that have a limit of their own.
+    "gpus": Many("group_gpu") => it.gpus.iter().map(|gpu| it.gpu_json(gpu)).collect::<Vec<_>>();
+}
+
+fields! { pub OPTIONS(it: Options):
+    /// `deny` or `wait`.
+    "on_limit": Text         => it.get(OptionKey::OnLimit);
+    /// How long a request waits for room.
+    "wait_timeout_ms": Ms    => u64::try_from(it.wait_timeout.as_millis()).ok();
+    /// How long a request waits for members that give back memory.
+    "pressure_timeout_ms": Ms => u64::try_from(it.pressure_timeout.as_millis()).ok();
+    /// Who is killed to make room: `none`, `largest`, `kill-group` and so on.
+    "oom": Text              => it.get(OptionKey::Oom);
+    /// Whether the driver's memory for contexts counts.
+    "count_context": Flag    => it.count_context;
+    /// The most bytes of suspended processes, or `max`; null for the default.
+    "suspended_max": Bytes   => match it.suspended_max {
+        Some(u64::MAX) => Size::Max.to_string().into(),
+        bytes => json!(bytes),
+    };
+}
+
+fn rule_json((selector, values): &(Selector, Values)) -> Value {
+    let mut rule = json!({ "gpu": selector.to_string() });
+    for (key, size) in values.iter() {
+        rule[key.name()] = size.to_string().into();
+    }
+    rule
 }
 
 impl Gpu {
@@ -299,6 +307,10 @@ impl Gpu {
         let uses = |process: &ProcessUsage| {
             let on = |device: &DeviceUsage| entry.is_some_and(|entry| entry.index == device.device);
             process.alive && process.devices.iter().any(on)
+        };
+        let drains = |process: &ProcessUsage| {
+            let usage = entry.map(|entry| process.on(entry.index).in_use());
+            !process.alive && usage.is_some_and(|bytes| bytes > 0)
         };
         let above: Vec<(u64, &Above)> = (view.above.iter())
             .filter_map(|above| {
@@ -340,6 +352,8 @@ impl Gpu {
             waits: usage.map(|usage| usage.waits),
             waited_ms: usage.map(|usage| usage.waited_ms),
             processes: view.count(uses),
+            draining: view.count(drains),
+            recent: Recent::new(),
             trend: None,
             waiting: None,
             longest_wait: None,
@@ -352,6 +366,11 @@ impl Gpu {
     /// Returns the limit that applies to the group, in bytes.
     pub fn limit(&self) -> Option<u64> {
         self.effective.as_ref().map(|(max, _)| *max)
+    }
+
+    /// Returns the used part of the limit in percent.
+    pub fn percent(&self) -> Option<u64> {
+        percent(self.usage?, self.limit()?)
     }
 
     fn limited_by(&self) -> Option<&str> {
@@ -407,44 +426,70 @@ pub struct Row<'a> {
 
 impl<'a> Row<'a> {
     fields! { pub FIELDS<'a>(it: Row<'a>):
-        ""              path("GROUP")                        => &*it.group.title;
-        ""              left("GPU")                          => it.label();
-        "uuid"                                               => it.gpu.map(|gpu| gpu.id.to_string());
-        "index"                                              => it.of(|gpu| gpu.index);
-        "capacity"                                           => it.of(|gpu| gpu.capacity);
-        "max"           right("MAX")                         => it.own_max();
-        ""              left("EFFECTIVE").narrow(8).sparse() => it.effective();
-        "high"          right("HIGH").narrow(4).sparse()     => it.limit(Key::High);
-        "low"           right("LOW").narrow(3).sparse()      => it.limit(Key::Low);
-        "min"           right("MIN").narrow(2).sparse()      => it.limit(Key::Min);
-        "effective_max"                                      => it.of(Gpu::limit);
-        "limited_by"                                         => it.of(Gpu::limited_by);
-        "usage"         right("USAGE")                       => it.bytes(|gpu| gpu.usage);
-        "suspended"     right("SUSPENDED").sparse()          => it.bytes(|gpu| gpu.suspended);
-        "uncovered"                                          => it.of(|gpu| gpu.uncovered);
-        "peak"          right("PEAK").narrow(6)              => it.bytes(|gpu| gpu.peak);
-        "free"          right("FREE")                        => it.bytes(|gpu| gpu.free);
-        "refusals"      right("REFUSED").narrow(7)           => it.of(|gpu| gpu.refusals);
-        "waits"                                              => it.of(|gpu| gpu.waits);
-        "waited_ms"                                          => it.of(|gpu| gpu.waited_ms);
-        "processes"     right("PROCESSES").narrow(5)         => it.processes();
-        "trend"                                              => it.gpu.map(Gpu::trend_json);
-        "waiting"       right("WAITING").sparse()            => it.of(|gpu| gpu.waiting);
-        ""              left("OPTIONS").narrow(1).sparse()   => it.options();
+        "": Text, path("GROUP") => &*it.group.title;
+        "": Text, left("GPU") => it.label();
+        /// The UUID of the GPU.
+        "uuid": Text => it.gpu.map(|gpu| gpu.id.to_string());
+        /// NVML's index of the GPU.
+        "index": Count => it.of(|gpu| gpu.index);
+        /// The memory of the GPU.
+        "capacity": Bytes => it.of(|gpu| gpu.capacity);
+        /// The group's own limit; unknown without one.
+        "max": Bytes, right("MAX").top(2) => it.own_max();
+        "": Text, left("EFFECTIVE").narrow(8).sparse().top(25) => it.effective();
+        /// The usage above which members are asked to give back memory.
+        "high": Bytes, right("HIGH").narrow(4).sparse().top(24) => it.limit(Key::High);
+        /// The usage up to which members are not asked to give back memory for other groups.
+        "low": Bytes, right("LOW").narrow(3).sparse() => it.limit(Key::Low);
+        /// The memory that is kept for the group.
+        "min": Bytes, right("MIN").narrow(2).sparse() => it.limit(Key::Min);
+        /// The smallest limit of the group and of the groups above.
+        "effective_max": Bytes => it.of(Gpu::limit);
+        /// The group that has the effective limit.
+        "limited_by": Text => it.of(Gpu::limited_by);
+        /// The memory that the group and the groups below it use, with managed memory.
+        "usage": Bytes, right("USAGE").top(1) => it.of(|gpu| gpu.usage);
+        /// The memory of suspended processes, which is on the host; no part of the usage.
+        "suspended": Bytes, right("SUSPENDED").sparse() => it.of(|gpu| gpu.suspended);
+        /// The memory that processes hold by NVML beyond their charges; unknown if NVML does not
+        /// tell.
+        "uncovered": Bytes => it.of(|gpu| gpu.uncovered);
+        /// The highest charge so far.
+        "peak": Bytes, right("PEAK").narrow(6).top(6) => it.of(|gpu| gpu.peak);
+        /// What the group can still get.
+        "free": Bytes, right("FREE").top(20) => it.of(|gpu| gpu.free);
+        /// The refused requests so far.
+        "refusals": Count, right("REFUSED").narrow(7).top(21) => it.of(|gpu| gpu.refusals);
+        /// The requests that have waited so far.
+        "waits": Count => it.of(|gpu| gpu.waits);
+        /// How long these requests have waited.
+        "waited_ms": Ms => it.of(|gpu| gpu.waited_ms);
+        /// The live processes that have used the GPU.
+        "processes": Count, right("PROCESSES").narrow(5).top(22).short("PROC") => it.processes();
+        /// How the usage grows; null if it does not.
+        "trend": One("trend") => it.gpu.map(Gpu::trend_json);
+        /// The processes that wait for memory now.
+        "waiting": Count, right("WAITING").sparse() => it.of(|gpu| gpu.waiting);
+        "": Text, left("OPTIONS").narrow(1).sparse() => it.options();
     }
 
     fn of<T>(&self, figure: impl Fn(&'a Gpu) -> Option<T>) -> Option<T> {
         figure(self.gpu?)
     }
 
-    fn bytes(&self, figure: impl Fn(&'a Gpu) -> Option<u64>) -> Cell {
-        Cell::Bytes(self.of(figure))
-    }
-
     /// Returns the name of the GPU, or `all` or `others`.
     pub fn label(&self) -> &'a str {
-        let others = self.group.others.unwrap_or_default();
-        self.gpu.map_or(others, |gpu| &gpu.label)
+        self.gpu.map_or_else(|| self.others(), |gpu| &gpu.label)
+    }
+
+    /// Returns what the row stands for that is of no GPU.
+    fn others(&self) -> &'static str {
+        let limited = if self.group.limits_all() {
+            "others"
+        } else {
+            ""
+        };
+        self.group.others.unwrap_or(limited)
     }
 
     /// Formats the group's own `max`.
@@ -496,6 +541,12 @@ impl<'a> Row<'a> {
         };
         count.into()
     }
+}
+
+/// Returns a part in percent of a whole, rounded to the nearest; `None` if the whole is 0.
+pub fn percent(part: u64, whole: u64) -> Option<u64> {
+    let (part, whole) = (u128::from(part) * 100, u128::from(whole));
+    (whole > 0).then(|| u64::try_from((part + whole / 2) / whole).unwrap_or(u64::MAX))
 }
 
 /// Returns whether the group has limits for single GPUs and also limits for all other GPUs.

@@ -12,7 +12,7 @@ use gpulimit_base::units::gib;
 use gpulimit_ledger::{DeviceEntry, DeviceIndex, EventKind, Ledger, NoWitness, Period, Resolution};
 use gpulimit_limits::Selector;
 use jiff::Timestamp;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::iter;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -31,7 +31,7 @@ pub struct Past {
 }
 
 /// An event that moved memory, in the trail of the group.
-struct Mark {
+pub struct Mark {
     unix_ms: u64,
     kind: EventKind,
     bytes: u64,
@@ -259,19 +259,7 @@ impl Past {
     }
 
     pub fn json(&self, driver: Option<&Driver>) -> Value {
-        let mark = |mark: &Mark| {
-            let unix_ms = mark.unix_ms;
-            json!({
-                "time": Moment { unix_ms }.to_string(),
-                "kind": mark.kind.name(),
-                "bytes": mark.bytes,
-            })
-        };
-        let mut json = fields::json(FIELDS, self, driver);
-        json["events"] = self.marks.iter().map(mark).collect();
-        let period = |span| fields::json(PERIOD, span, driver);
-        json["periods"] = self.spans.iter().map(period).collect();
-        json
+        fields::json(FIELDS, self, driver)
     }
 
     /// Returns rows of CSV, one for each period, after one with the heads.
@@ -289,41 +277,58 @@ impl Past {
     }
 }
 
-fields! { FIELDS(it: Past):
-    "name"          => &*it.name;
-    "root"          => text::shown_path(&it.root);
-    "gpu"           => Cell::Gpu(Some(it.gpu.id));
-    "period_ms"     => it.resolution.seconds() * 1_000;
-    "effective_max" => it.gpu.limit();
-    "usage"         => it.usage;
-    "suspended"     => it.gpu.suspended;
-    "trend"         => it.gpu.trend_json();
+fields! { pub FIELDS(it: Past):
+    /// The full name of the group.
+    "name": Text => &*it.name;
+    /// The group root.
+    "root": Text => text::shown_path(&it.root);
+    "gpu": Device => Cell::Gpu(Some(it.gpu.id));
+    /// The length of a period.
+    "period_ms": Ms => it.resolution.seconds() * 1_000;
+    /// The smallest limit of the group and of the groups above.
+    "effective_max": Bytes => it.gpu.limit();
+    /// The present usage.
+    "usage": Bytes => it.usage;
+    /// The memory of suspended processes, which is on the host; no part of the usage.
+    "suspended": Bytes => it.gpu.suspended;
+    /// How the usage grows; null if it does not.
+    "trend": One("trend") => it.gpu.trend_json();
+    /// When members were asked for memory or gave it, and when processes were suspended, resumed or
+    /// lost.
+    "events": Many("mark") => fields::list(MARK, &it.marks);
+    /// What happened in each period, the oldest first.
+    "periods": Many("period") => fields::list(PERIOD, &it.spans);
 }
 
-fields! { PERIOD(it: Span):
-    "time"      => time(it);
-    "max"       => it.known.map(|usage| usage.max);
-    "min"       => it.known.map(|usage| usage.min);
-    "at_most"   => it.at_most;
-    "at_least"  => it.at_least;
-    "refusals"  => it.refusals;
-    "waited_ms" => u64::from(it.waited) * 1_000;
-    "kills"     => it.kills;
+fields! { pub MARK(it: Mark):
+    "time": Time => Moment { unix_ms: it.unix_ms }.to_string();
+    /// `asked`, `given`, `suspend`, `resume` or `lost`.
+    "kind": Text => it.kind.name();
+    "bytes": Bytes => it.bytes;
+}
+
+fields! { pub PERIOD(it: Span):
+    /// The begin of the period.
+    "time": Time => time(it);
+    /// The largest usage that is known; null if no member took memory in the period and the usage
+    /// is not known from before and after.
+    "max": Bytes => it.known.map(|usage| usage.max);
+    /// The smallest usage that is known.
+    "min": Bytes => it.known.map(|usage| usage.min);
+    /// The usage was at most this; null if no request before this period is recorded.
+    "at_most": Bytes => it.at_most;
+    /// The usage was at least this.
+    "at_least": Bytes => it.at_least;
+    /// The requests that were refused.
+    "refusals": Count => it.refusals;
+    /// How long requests waited.
+    "waited_ms": Ms => u64::from(it.waited) * 1_000;
+    /// The processes that were killed.
+    "kills": Count => it.kills;
 }
 
 /// Returns the begin of a period for programs.
 fn time(span: &Span) -> String {
     let unix_ms = span.start * 1_000;
     Moment { unix_ms }.to_string()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_reference_names_all_keys() {
-        assert_eq!(fields::undocumented(FIELDS, "history --json"), [""; 0]);
-        assert_eq!(fields::undocumented(PERIOD, "history --json"), [""; 0]);
-    }
 }

@@ -1,6 +1,6 @@
 //! The processes in groups that `ps` shows, each with its memory on each GPU.
 
-use super::fields::{self, Cell, fields, left, path, right};
+use super::fields::{self, fields, left, path, right};
 use super::waiting::{Waiter, Waiters};
 use crate::groups::{self, Seen, Selection};
 use crate::machine::look::{self, Question};
@@ -161,6 +161,7 @@ fn digits(text: &str) -> Option<[u8; 64]> {
 }
 
 /// A process on one GPU, or a process that has not used a GPU yet: a row of `ps`.
+#[derive(Clone)]
 pub struct Process {
     /// The path of the root that the group is in.
     pub root: PathBuf,
@@ -173,6 +174,10 @@ pub struct Process {
     /// The start time in the process's slot, in clock ticks since boot; 0 if unknown.
     pub start_time: u64,
     pub uid: u32,
+    /// The user's name, or number.
+    pub user: String,
+    /// The container or the job of the process, if somebody has looked for it.
+    pub place: String,
     /// The command line; `None` if it could not be read in time.
     pub command: Option<String>,
     pub alive: bool,
@@ -187,6 +192,7 @@ pub struct Process {
 }
 
 /// The bytes that a process uses on a GPU: the total, and the part for each purpose.
+#[derive(Clone)]
 pub struct Parts {
     pub total: u64,
     /// The bytes for each purpose; `None` if the process has not recorded the purposes.
@@ -236,6 +242,7 @@ fn of(
     let pid = pids.here(&process.identity);
     let command = commands.command(process, pid);
     let uid = user(process, pid);
+    let user = accounts::user_name(uid);
     let line = |gpu: Option<(DeviceId, Parts)>| Process {
         root: seen.group.root().into(),
         group: group.clone(),
@@ -244,6 +251,8 @@ fn of(
         own_pid: process.identity.pid,
         start_time: process.identity.start_time,
         uid,
+        user: user.clone(),
+        place: String::new(),
         command: command.clone(),
         alive: process.alive,
         state,
@@ -304,6 +313,28 @@ impl Process {
             .then_with(|| process(self).cmp(&process(other)))
     }
 
+    /// Returns a process for tests, which has used no GPU.
+    #[cfg(test)]
+    pub fn example(group: &str, pid: u32, user: &str, command: &str) -> Self {
+        Self {
+            root: "/run/gpulimit".into(),
+            group: group.into(),
+            title: group.into(),
+            pid: Some(pid),
+            own_pid: pid,
+            start_time: u64::from(pid) * 100,
+            uid: 1_000,
+            user: user.into(),
+            place: String::new(),
+            command: Some(command.into()),
+            alive: true,
+            state: "running",
+            is_confirmed: false,
+            gpu: None,
+            waits: None,
+        }
+    }
+
     /// Notes which processes are suspended, as the driver says.
     pub fn confirm(&mut self, away: &[u32]) {
         self.is_confirmed = self.pid.is_some_and(|pid| away.contains(&pid));
@@ -324,16 +355,16 @@ impl Process {
         }
     }
 
-    fn bytes(&self, of: impl Fn(&Parts) -> u64) -> Cell {
-        Cell::Bytes(self.gpu.as_ref().map(|(_, parts)| of(parts)))
+    fn bytes(&self, of: impl Fn(&Parts) -> u64) -> Option<u64> {
+        self.gpu.as_ref().map(|(_, parts)| of(parts))
     }
 
-    fn split(&self, of: impl Fn(&Split) -> u64) -> Cell {
+    fn split(&self, of: impl Fn(&Split) -> u64) -> Option<u64> {
         let split = |(_, parts): &(_, Parts)| parts.split.as_ref().map(of);
-        Cell::Bytes(self.gpu.as_ref().and_then(split))
+        self.gpu.as_ref().and_then(split)
     }
 
-    fn part(&self, category: Category) -> Cell {
+    fn part(&self, category: Category) -> Option<u64> {
         self.split(|split| split[category as usize])
     }
 
@@ -344,24 +375,46 @@ impl Process {
 }
 
 fields! { pub FIELDS(it: Process):
-    "pid"         right("PID")                     => it.pid;
-    "own_pid"                                      => it.own_pid;
-    "uid"                                          => it.uid;
-    "user"        left("USER").narrow(5)           => accounts::user_name(it.uid);
-    "group"       path("GROUP")                    => Cell::said(&*it.group, &*it.title);
-    "gpu"         left("GPU")                      => Cell::Gpu(it.gpu.as_ref().map(|(id, _)| *id));
-    "command"     left("COMMAND").narrow(6).last() => it.command.as_deref();
-    "allocations" right("ALLOCATIONS").narrow(2)   => it.split(allocations);
-    "linear"                                       => it.part(Category::Linear);
-    "vmm"                                          => it.part(Category::Vmm);
-    "arrays"                                       => it.part(Category::Arrays);
-    "graphs"                                       => it.part(Category::Graphs);
-    "pools"       right("POOLS").narrow(3)         => it.part(Category::Pools);
-    "managed"     right("MANAGED").narrow(1)       => it.part(Category::Managed);
-    "driver"      right("DRIVER").narrow(4)        => it.part(Category::Driver);
-    "total"       right("TOTAL")                   => it.bytes(|parts| parts.total);
-    "suspended"   right("SUSPENDED").sparse()      => it.bytes(|parts| parts.suspended);
-    "state"       left("STATE").narrow(7)          => Cell::said(it.state, it.state_text());
-    "state_by"                                     => it.state_by();
-    "waits_for"                                    => it.waits.as_ref().map(Waiter::json);
+    /// The pid in the caller's pid namespace; null if the process is not visible there.
+    "pid": Count, right("PID").top(1) => it.pid;
+    /// The pid in the process's own pid namespace.
+    "own_pid": Count => it.own_pid;
+    /// The number of the user.
+    "uid": Count => it.uid;
+    /// The name of the user, or the number.
+    "user": Text, left("USER").narrow(5).top(3) => &*it.user;
+    /// The full name of the group.
+    "group": Text, path("GROUP").top(4) => Cell::said(&*it.group, &*it.title);
+    /// The GPU; null for a process that has not used one yet.
+    "gpu": Device, left("GPU") => Cell::Gpu(it.gpu.as_ref().map(|(id, _)| *id));
+    /// The command line, of at most 64 bytes.
+    "command": Text, left("COMMAND").narrow(6).last() => it.command.as_deref();
+    /// Plain and virtual memory, arrays and graphs.
+    "allocations": Bytes, right("ALLOCATIONS").narrow(2).top(8).short("ALLOC")
+        => it.split(allocations);
+    /// Plain memory.
+    "linear": Bytes => it.part(Category::Linear);
+    /// Virtual memory that the program maps itself.
+    "vmm": Bytes => it.part(Category::Vmm);
+    /// Arrays.
+    "arrays": Bytes => it.part(Category::Arrays);
+    /// Memory of graphs.
+    "graphs": Bytes => it.part(Category::Graphs);
+    /// Memory that pools have reserved.
+    "pools": Bytes, right("POOLS").narrow(3).top(9) => it.part(Category::Pools);
+    /// Managed memory, which nvidia-smi does not show.
+    "managed": Bytes, right("MANAGED").narrow(1).top(10) => it.part(Category::Managed);
+    /// The driver's memory of contexts and code.
+    "driver": Bytes, right("DRIVER").narrow(4).top(10) => it.part(Category::Driver);
+    /// The memory that counts against the limit.
+    "total": Bytes, right("TOTAL").top(2) => it.bytes(|parts| parts.total);
+    /// The memory that is on the host while the process is suspended; no part of the total.
+    "suspended": Bytes, right("SUSPENDED").sparse() => it.bytes(|parts| parts.suspended);
+    /// `running`, `suspending`, `suspended`, `frozen`, `resuming`, `abandoned`, `lost` or
+    /// `draining`.
+    "state": Text, left("STATE").narrow(7) => Cell::said(it.state, it.state_text());
+    /// `driver` if the driver has said that the process is suspended, otherwise `ledger`.
+    "state_by": Text => it.state_by();
+    /// The request that waits for memory of the GPU; null if none waits.
+    "waits_for": One("wait") => it.waits.as_ref().map(Waiter::json);
 }

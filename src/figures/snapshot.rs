@@ -1,12 +1,13 @@
 //! Everything that `top` and `serve` show, read in one round.
 
+use super::fields::{self, fields};
 use super::waiting::Waiters;
 use crate::figures::Figures;
 use crate::groups::{Seen, View};
 use crate::machine::nvml::Driver;
 use gpulimit_base::device::DeviceId;
 use gpulimit_group::upwards;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -26,6 +27,8 @@ pub struct GpuMemory {
     pub used: Option<u64>,
     /// The memory that the top groups use, with managed memory.
     pub grouped: u64,
+    /// The top groups that use memory, as they are printed, with their bytes.
+    pub parts: Vec<(String, u64)>,
     /// The managed memory of the top groups, which NVML does not count as used.
     pub managed: u64,
     /// The sum of the limits of the top groups on this GPU; `None` if one of them has no limit, or
@@ -99,25 +102,37 @@ impl GpuMemory {
 
     /// Returns the memory as JSON. Bytes are integers; unknown figures are null.
     pub fn json(&self) -> Value {
-        let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
-        json!({
-            "uuid": self.id.to_string(),
-            "index": self.index,
-            "name": text(&self.name),
-            "bus": text(&self.bus),
-            "total": self.total,
-            "used": self.used,
-            "free": self.free(),
-            "groups": self.grouped,
-            "outside": self.outside(),
-            "limits": self.limits,
-        })
+        fields::json(FIELDS, self, None)
     }
 
     /// Returns the memory that nobody uses.
     pub fn free(&self) -> Option<u64> {
         Some(self.total?.saturating_sub(self.used?))
     }
+}
+
+fields! { pub FIELDS(it: GpuMemory):
+    "uuid": Text => it.id.to_string();
+    /// NVML's index.
+    "index": Count => it.index;
+    /// The name of the product.
+    "name": Text => some(&it.name);
+    /// The PCI bus id.
+    "bus": Text => some(&it.bus);
+    "total": Bytes => it.total;
+    /// The memory that NVML counts as used.
+    "used": Bytes => it.used;
+    "free": Bytes => it.free();
+    /// The usage of the top groups.
+    "groups": Bytes => it.grouped;
+    /// The memory outside all groups; null if not all groups are shown.
+    "outside": Bytes => it.outside();
+    /// The sum of the limits of the top groups; null if one of them has none.
+    "limits": Bytes => it.limits;
+}
+
+fn some(text: &str) -> Option<&str> {
+    Some(text).filter(|text| !text.is_empty())
 }
 
 /// Returns the memory of the machine's GPUs and MIG instances, then of GPUs that only these groups
@@ -134,6 +149,7 @@ pub fn gpus(groups: &[Figures], is_whole: bool, driver: Option<&Driver>) -> Vec<
             total: memory.as_ref().map(|memory| memory.total),
             used: memory.as_ref().map(|memory| memory.used),
             grouped: 0,
+            parts: Vec::new(),
             managed: 0,
             limits: None,
             is_whole,
@@ -154,6 +170,7 @@ pub fn gpus(groups: &[Figures], is_whole: bool, driver: Option<&Driver>) -> Vec<
                     total: figures.capacity,
                     used: None,
                     grouped: 0,
+                    parts: Vec::new(),
                     managed: 0,
                     limits: None,
                     is_whole,
@@ -161,8 +178,11 @@ pub fn gpus(groups: &[Figures], is_whole: bool, driver: Option<&Driver>) -> Vec<
                 gpus.len() - 1
             });
             if is_top {
-                let gpu = &mut gpus[at];
-                gpu.grouped = gpu.grouped.saturating_add(figures.usage.unwrap_or(0));
+                let (gpu, usage) = (&mut gpus[at], figures.usage.unwrap_or(0));
+                gpu.grouped = gpu.grouped.saturating_add(usage);
+                if usage > 0 {
+                    gpu.parts.push((group.title.clone(), usage));
+                }
                 gpu.managed = gpu.managed.saturating_add(figures.managed());
             }
         }

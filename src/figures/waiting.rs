@@ -3,6 +3,7 @@
 //! A request waits in the line of the group that is full: the process's own group, or a group above
 //! it. Only that group's ledger lists the request, so all these ledgers are read.
 
+use super::fields::{self, fields};
 use crate::groups::{self, View, of_process};
 use crate::machine::nvml::Driver;
 use crate::words::clock;
@@ -11,7 +12,7 @@ use gpulimit_base::identity::Identity;
 use gpulimit_base::units::gib;
 use gpulimit_group::{Group, Root, is_within, upwards};
 use gpulimit_ledger::{DeviceEntry, Ledger, ProcessUsage};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -161,14 +162,30 @@ impl Waiter {
         self.waited
     }
 
-    /// Returns the request as JSON. Bytes and milliseconds are integers.
     pub fn json(&self) -> Value {
-        json!({
-            "bytes": self.bytes,
-            "group": self.line,
-            "waited_ms": u64::try_from(self.waited.as_millis()).ok(),
-        })
+        fields::json(FIELDS, self, None)
     }
+
+    /// Returns a request for tests.
+    #[cfg(test)]
+    pub fn example(group: &str, gpu: DeviceId, bytes: u64, waited: Duration) -> Self {
+        Self {
+            root: "/root".into(),
+            group: group.into(),
+            process: (1, 2, 3),
+            gpu,
+            bytes,
+            waited,
+            line: "lab".into(),
+        }
+    }
+}
+
+fields! { pub FIELDS(it: Waiter):
+    "bytes": Bytes => it.bytes;
+    /// The full group.
+    "group": Text => &*it.line;
+    "waited_ms": Ms => u64::try_from(it.waited.as_millis()).ok();
 }
 
 /// Formats the request for a table: `waits for 2.0 GiB, 40 s`.
@@ -218,14 +235,8 @@ mod tests {
     #[test]
     fn the_longest_wait_of_a_group_is_its_own_or_of_a_group_below() {
         let gpus = [1, 2].map(|number| DeviceId::gpu([number; 16]));
-        let waiter = |group: &str, gpu, seconds| Waiter {
-            root: "/root".into(),
-            group: group.into(),
-            process: (1, 2, 3),
-            gpu,
-            bytes: 1 << 30,
-            waited: Duration::from_secs(seconds),
-            line: "lab".into(),
+        let waiter = |group, gpu, seconds| {
+            Waiter::example(group, gpu, 1 << 30, Duration::from_secs(seconds))
         };
         let waiters = Waiters {
             waiters: vec![

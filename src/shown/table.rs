@@ -50,15 +50,15 @@ impl Table {
         rows: &[Row],
         driver: Option<&Driver>,
     ) -> Self {
-        let column = |field: &'a Field<Row>| Some((field.column?, field.cell));
+        let column = |field: &'a Field<Row>| Some((field.column?, field));
         let mut shown: Vec<_> = fields.into_iter().filter_map(column).collect();
         shown.sort_by_key(|(column, _)| column.last);
         let columns: Vec<Column> = shown.iter().map(|(column, _)| *column).collect();
         let mut table = Self::new(&columns);
         for row in rows {
-            let cells = shown.iter().map(|(column, cell)| match cell(row) {
-                cell if column.sparse && cell.is_zero() => UNKNOWN.to_owned(),
-                cell => figure(cell.text(driver)),
+            let cells = shown.iter().map(|(column, field)| {
+                let cell = (field.cell)(row).known(*column);
+                figure(cell.and_then(|cell| cell.text(field.unit, driver)))
             });
             table.row(cells.collect());
         }
@@ -215,10 +215,10 @@ mod tests {
     #[test]
     fn sparse_columns_without_figures_are_dropped() {
         fields! { FIELDS(it: [Option<u32>; 2]):
-            "a" right("A").last()   => it[0];
-            "b" right("B").sparse() => it[0].filter(|_| false);
-            ""  right("C").sparse() => it[1];
-            "d"                     => it[0];
+            "a": Count, right("A").last()   => it[0];
+            "b": Count, right("B").sparse() => it[0].filter(|_| false);
+            "": Count, right("C").sparse()  => it[1];
+            "d": Count                      => it[0];
         }
         let mut table = Table::of(FIELDS, &[[None, Some(0)], [Some(0), Some(1)]], None);
         table.drop_sparse();

@@ -213,7 +213,7 @@ fn print(args: &Args, view: &View) -> Result<ExitCode, Failure> {
                 json::round(&read, source.driver(), shows).to_string()
             }
             Err(failure) => format!("{gap}{}", plain(&Round::failed(&failure))),
-            Ok(mut read) => format!("{gap}{}", plain(&source.round(&mut read))),
+            Ok(read) => format!("{gap}{}", plain(&source.shown(read.round))),
         };
         gap = "\n";
         let text = text + "\n";

@@ -1,43 +1,82 @@
-//! Sorts rows by a figure that can be unknown.
+//! The order of rows: the options `--sort` and `--reverse`.
 
+use clap::ValueEnum;
 use std::cmp::Reverse;
 
-/// The direction in which rows are sorted.
-#[derive(Copy, Clone)]
-pub enum Direction {
-    /// From small to large, or from A to Z.
-    Up,
+/// The options for the order of rows. `K` lists what rows can be sorted by.
+#[derive(clap::Args)]
+#[group(skip)]
+pub struct Args<K: ValueEnum + Send + Sync + 'static> {
+    /// Sort the rows: pids and names from small to large, figures from large to small
+    #[arg(long, value_name = "KEY", value_enum)]
+    pub sort: Option<K>,
+
+    /// Reverse the order of --sort; unknown figures stay last
+    #[arg(long, requires = "sort")]
+    reverse: bool,
+}
+
+/// What rows of this type are sorted by.
+pub trait Key<Row> {
+    /// Returns what decides the place of a row; `None` if it is unknown.
+    fn place(&self, row: &Row) -> Option<Place>;
+}
+
+/// What decides the place of a row.
+#[derive(Clone, Eq, Ord, PartialEq, PartialOrd)]
+pub enum Place {
+    /// From A to Z, part by part.
+    Name(Vec<String>),
+    /// From small to large.
+    Number(u32),
     /// From large to small.
-    Down,
+    Figure(Reverse<u64>),
 }
 
-impl Direction {
-    /// Returns the other direction if `reverse` is true.
-    pub fn reversed(self, reverse: bool) -> Self {
-        match (self, reverse) {
-            (Self::Up, false) | (Self::Down, true) => Self::Up,
-            (Self::Down, false) | (Self::Up, true) => Self::Down,
-        }
+impl Place {
+    /// Returns the place of a name, before the names below it.
+    pub fn name(name: &str) -> Option<Self> {
+        Some(Self::Name(name.split('/').map(str::to_owned).collect()))
+    }
+
+    pub fn figure(figure: Option<u64>) -> Option<Self> {
+        Some(Self::Figure(Reverse(figure?)))
     }
 }
 
-/// Sorts rows by a figure, with unknown figures last in both directions. Equal rows keep their
-/// order.
-pub fn sort<R, F: Ord>(rows: &mut [R], direction: Direction, figure: impl Fn(&R) -> Option<F>) {
-    match direction {
-        Direction::Up => rows.sort_by_cached_key(|row| unknown_last(figure(row))),
-        Direction::Down => rows.sort_by_cached_key(|row| unknown_last(figure(row).map(Reverse))),
+impl<K: ValueEnum + Send + Sync + 'static> Args<K> {
+    /// Sorts rows as the caller asked. Unknown figures are last in both directions, and equal rows
+    /// keep their order.
+    pub fn sort<Row>(&self, rows: &mut [Row])
+    where
+        K: Key<Row>,
+    {
+        let Some(key) = &self.sort else { return };
+        rows.sort_by_cached_key(|row| {
+            let place = key.place(row);
+            let [up, down] = match self.reverse {
+                false => [place.clone(), None],
+                true => [None, place.clone()],
+            };
+            (place.is_none(), up, Reverse(down))
+        });
     }
-}
-
-/// Returns a key by which unknown figures are sorted after all known ones.
-fn unknown_last<F>(figure: Option<F>) -> (bool, Option<F>) {
-    (figure.is_none(), figure)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[derive(Clone, ValueEnum)]
+    enum Second {
+        Second,
+    }
+
+    impl Key<(u32, Option<u64>)> for Second {
+        fn place(&self, row: &(u32, Option<u64>)) -> Option<Place> {
+            Place::figure(row.1)
+        }
+    }
 
     #[test]
     fn unknown_figures_are_last_and_equal_rows_keep_their_order() {
@@ -48,12 +87,10 @@ mod tests {
             (4, Some(5)),
             (5, None),
         ];
-        for (direction, expected) in [
-            (Direction::Up, [2, 4, 3, 1, 5]),
-            (Direction::Down, [3, 2, 4, 1, 5]),
-        ] {
+        for (reverse, expected) in [(true, [2, 4, 3, 1, 5]), (false, [3, 2, 4, 1, 5])] {
             let mut sorted = rows;
-            sort(&mut sorted, direction, |row| row.1);
+            let sort = Some(Second::Second);
+            Args { sort, reverse }.sort(&mut sorted);
             assert_eq!(sorted.map(|row| row.0), expected);
         }
     }

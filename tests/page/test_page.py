@@ -102,7 +102,7 @@ class Figures(PageTest):
             self.wait_for_cell(group["name"], "max", size(gpu["max"]))
             self.wait_for_cell(group["name"], "peak", size(gpu["peak"]))
             self.wait_for_cell(group["name"], "free", size(gpu["free"]))
-            self.wait_for_cell(group["name"], "refused", str(gpu["refusals"]))
+            self.wait_for_cell(group["name"], "refusals", str(gpu["refusals"]))
             place = f"[data-group='{group['name']}'] .meter-text"
             title = self.browser.one(place).get_attribute("title")
             self.assertIn(f"{gpu['usage']:,} bytes", title)

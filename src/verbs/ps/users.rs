@@ -1,9 +1,10 @@
 //! The memory of users, each with all processes of the user on a GPU: `ps --by user`.
 
+use super::millis;
 use crate::figures::fields::{Cell, fields, left, right};
 use crate::figures::processes::Process;
 use crate::groups;
-use crate::machine::{accounts, nvml::Driver};
+use crate::machine::nvml::Driver;
 use crate::words::clock;
 use gpulimit_base::device::DeviceId;
 use std::collections::BTreeMap;
@@ -35,7 +36,7 @@ impl Use {
             let gpu = row.gpu.as_ref().map(|(id, _)| *id);
             let sum = uses.entry((row.uid, gpu)).or_insert_with(|| Self {
                 uid: row.uid,
-                user: accounts::user_name(row.uid),
+                user: row.user.clone(),
                 gpu,
                 processes: 0,
                 total: gpu.map(|_| 0),
@@ -65,17 +66,24 @@ impl Use {
 }
 
 fields! { pub FIELDS(it: Use):
-    "uid"                                   => it.uid;
-    "user"      left("USER")                => &*it.user;
-    "gpu"       left("GPU")                 => Cell::Gpu(it.gpu);
-    "processes" right("PROCESSES")          => it.processes;
-    "total"     right("TOTAL")              => Cell::Bytes(it.total);
-    "suspended" right("SUSPENDED").sparse() => Cell::Bytes(it.suspended);
-    "waiting"   right("WAITING").sparse()   => it.waiting;
-    "waited_ms" right("WAITED").sparse()    => waited(it.waited);
+    /// The number of the user.
+    "uid": Count => it.uid;
+    /// The name of the user, or the number.
+    "user": Text, left("USER") => &*it.user;
+    /// The GPU; null for processes that have not used one yet.
+    "gpu": Device, left("GPU") => Cell::Gpu(it.gpu);
+    /// The live processes.
+    "processes": Count, right("PROCESSES") => it.processes;
+    /// The memory of all processes.
+    "total": Bytes, right("TOTAL") => it.total;
+    /// The memory of suspended processes, which is on the host; no part of the total.
+    "suspended": Bytes, right("SUSPENDED").sparse() => it.suspended;
+    /// The processes that wait now.
+    "waiting": Count, right("WAITING").sparse() => it.waiting;
+    /// The longest of these waits; null if none waits.
+    "waited_ms": Ms, right("WAITED").sparse() => waited(it.waited);
 }
 
 fn waited(time: Option<Duration>) -> Cell {
-    let ms = time.and_then(|time| u64::try_from(time.as_millis()).ok());
-    Cell::Said(ms.into(), time.map(clock::rough_span))
+    Cell::Said(millis(time).into(), time.map(clock::rough_span))
 }

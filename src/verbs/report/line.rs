@@ -61,22 +61,36 @@ pub struct Line {
     pub late: Option<u64>,
 }
 
-fields! { FIELDS(it: Line):
-    "name"                left("GROUP")         => Cell::said(&*it.subject.group, &*it.title);
-    "root"                                      => &*it.subject.root;
-    "gpu"                 left("GPU")           => Cell::Gpu(Some(it.subject.gpu));
-    "uid"                                       => it.subject.user.and_then(User::id);
-    "user"                left("USER")          => it.subject.user.map(User::name);
-    "from"                                      => it.used.from.map(moment);
-    "until"                                     => it.until.map(moment);
-    "gib_hours"           right("GIB-HOURS")    => hours(it.used.gib_hours, it.uncertain);
-    "gib_hours_uncertain"                       => it.uncertain;
-    "peak"                right("PEAK")         => Cell::Bytes(it.used.peak);
-    "refusals"            right("REFUSED")      => it.used.refusals;
-    "waits"                                     => it.used.waits;
-    "waited_ms"           right("WAITED")       => waited(it.used.waited_ms);
-    "made"                                      => it.made.map(moment);
-    ""                    left("FROM").sparse() => it.late.map_or_else(String::new, local);
+fields! { pub FIELDS(it: Line):
+    /// The full name of the group.
+    "name": Text, left("GROUP") => Cell::said(&*it.subject.group, &*it.title);
+    /// The group root.
+    "root": Text => &*it.subject.root;
+    "gpu": Device, left("GPU") => Cell::Gpu(Some(it.subject.gpu));
+    /// The number of the user; null for a group.
+    "uid": Count => it.subject.user.and_then(User::id);
+    /// The name of the user; null for a group.
+    "user": Text, left("USER") => it.subject.user.map(User::name);
+    /// From when on the figures count, with `--since`.
+    "from": Time => it.used.from.map(moment);
+    /// Until when the figures count, with `--since`.
+    "until": Time => it.until.map(moment);
+    /// The memory that was used, over time; null where only the history knows the group.
+    "gib_hours": Number, right("GIB-HOURS") => hours(it.used.gib_hours, it.uncertain);
+    /// What killed processes used beyond that at most: from their last sign of life until they were
+    /// found dead.
+    "gib_hours_uncertain": Number => it.uncertain;
+    /// The highest usage; null for a user, and if it may be older than `from`.
+    "peak": Bytes, right("PEAK") => it.used.peak;
+    /// The refused requests; null for a user, and for more than the history can count.
+    "refusals": Count, right("REFUSED") => it.used.refusals;
+    /// The requests that waited; null for a user, and where only the history knows the group.
+    "waits": Count => it.used.waits;
+    /// How long requests waited; null for a user, and for more than the history can count.
+    "waited_ms": Ms, right("WAITED") => waited(it.used.waited_ms);
+    /// When the group was made, without `--since`; null if the file system does not tell.
+    "made": Time => it.made.map(moment);
+    "": Text, left("FROM").sparse() => it.late.map_or_else(String::new, local);
 }
 
 /// Returns the fields of a report, with `--since` or without it.
@@ -237,18 +251,13 @@ fn made(ledger: &Ledger) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::figures::fields::Unit;
 
     #[test]
     fn an_uncertain_use_is_shown_beside_the_sure_one() {
-        let text = |sure, uncertain| hours(Some(sure), uncertain).text(None);
+        let text = |sure, uncertain| hours(Some(sure), uncertain).text(Unit::Number, None);
         assert_eq!(text(2.5, 0.0).as_deref(), Some("2.5"));
         assert_eq!(text(1.0, 0.01).as_deref(), Some("1.0"));
         assert_eq!(text(1.0, 2.0).as_deref(), Some("1.0 (up to 3.0)"));
-    }
-
-    #[test]
-    fn the_reference_names_all_keys() {
-        let undocumented = crate::figures::fields::undocumented;
-        assert_eq!(undocumented(FIELDS, "report --json"), ["from", "until"]);
     }
 }

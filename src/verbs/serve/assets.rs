@@ -1,6 +1,10 @@
 //! The files of the page, which are parts of the program.
 
+use crate::figures::{Row, fields, processes};
+use std::sync::LazyLock;
+
 /// A file of the page.
+#[derive(Clone, Copy)]
 pub struct Asset {
     /// The path in addresses.
     pub path: &'static str,
@@ -59,9 +63,24 @@ const ASSETS: &[Asset] = assets! {
     TEXT { "vendor/" "uPlot.LICENSE.txt" }
 };
 
+/// The path of the module that describes the columns of the page's tables.
+const COLUMNS: &str = "/assets/columns.js";
+
 /// Returns the file at this path.
-pub fn at(path: &str) -> Option<&'static Asset> {
-    ASSETS.iter().find(|asset| asset.path == path)
+pub fn at(path: &str) -> Option<Asset> {
+    static TEXT: LazyLock<String> = LazyLock::new(|| {
+        let groups = fields::columns(Row::FIELDS);
+        let processes = fields::columns(processes::FIELDS);
+        format!("export const GROUPS = {groups};\nexport const PROCESSES = {processes};\n")
+    });
+    if path == COLUMNS {
+        return Some(Asset {
+            path: COLUMNS,
+            kind: SCRIPT,
+            content: TEXT.as_bytes(),
+        });
+    }
+    ASSETS.iter().find(|asset| asset.path == path).copied()
 }
 
 #[cfg(test)]

@@ -1,8 +1,10 @@
 //! The bars of the GPUs: how much of each GPU's memory top groups and others use.
 
 use super::look::{FILLS, LIMIT, OUTSIDE, TITLE, WEAK};
-use super::round::{Gpu, percent};
+use super::round::label;
 use super::tables::{self, short, size};
+use crate::figures::percent;
+use crate::figures::snapshot::GpuMemory;
 use crate::shown::terminal::cut;
 use gpulimit_base::units::gib;
 use ratatui::buffer::Buffer;
@@ -46,10 +48,11 @@ impl Plan {
     }
 
     /// Draws the bars. The first column has the first GPUs.
-    pub fn draw(self, gpus: &[&Gpu], area: Rect, buffer: &mut Buffer) {
+    pub fn draw(self, gpus: &[&GpuMemory], area: Rect, buffer: &mut Buffer) {
         let each = (area.width + 1) / self.columns as u16;
-        let right = |gpu: &&Gpu| figures(gpu, each > WIDE);
-        let label = gpus.iter().map(|gpu| gpu.label.width()).max();
+        let right = |gpu: &&GpuMemory| figures(gpu, each > WIDE);
+        let name = |gpu: &&GpuMemory| label(gpu.index, gpu.id);
+        let label = gpus.iter().map(|gpu| name(gpu).width()).max();
         let figures = gpus.iter().map(|gpu| right(gpu).len()).max();
         let [label, figures] = [label, figures].map(|width| width.unwrap_or(1) as u16);
         let rows = gpus.len().div_ceil(self.columns).max(1);
@@ -58,7 +61,7 @@ impl Plan {
             let mut lines = column.rows();
             for gpu in gpus {
                 let Some(line) = lines.next() else { break };
-                Span::styled(&gpu.label, TITLE).render(line, buffer);
+                Span::styled(name(gpu), TITLE).render(line, buffer);
                 Line::from(right(gpu)).right_aligned().render(line, buffer);
                 let width = line.width.saturating_sub(label + figures + 2);
                 bar(gpu, Rect::new(line.x + label + 1, line.y, width, 1), buffer);
@@ -71,12 +74,11 @@ impl Plan {
 }
 
 /// Draws a bar. Names of groups are in their parts where there is room.
-fn bar(gpu: &Gpu, area: Rect, buffer: &mut Buffer) {
+fn bar(gpu: &GpuMemory, area: Rect, buffer: &mut Buffer) {
     const LEAST_NAME: usize = 4;
     let inside = usize::from(area.width.saturating_sub(2));
-    let (memory, grouped) = (&gpu.memory, grouped(gpu));
-    let known = memory.limits.unwrap_or(0).max(grouped);
-    let whole = memory.total.unwrap_or(known).max(1);
+    let known = gpu.limits.unwrap_or(0).max(gpu.grouped);
+    let whole = gpu.total.unwrap_or(known).max(1);
     // Returns the column at which `bytes` end, rounded to the nearest.
     let column = |bytes: u64| {
         let columns = u128::from(bytes.min(whole)) * inside as u128 + u128::from(whole / 2);
@@ -86,7 +88,7 @@ fn bar(gpu: &Gpu, area: Rect, buffer: &mut Buffer) {
     let (mut sum, mut from) = (0_u64, 0);
     let parts = gpu.parts.iter().zip(FILLS.iter().cycle());
     let parts = parts.map(|((title, bytes), fill)| (title.as_str(), *bytes, fill));
-    let outside = ("", memory.others().unwrap_or(0), &OUTSIDE);
+    let outside = ("", gpu.others().unwrap_or(0), &OUTSIDE);
     for (title, usage, (fill, style)) in parts.chain([outside]) {
         sum = sum.saturating_add(usage);
         let width = column(sum) - from;
@@ -103,7 +105,7 @@ fn bar(gpu: &Gpu, area: Rect, buffer: &mut Buffer) {
     spans.push(" ".repeat(inside - from).into());
     spans.push(Span::styled("]", WEAK));
     Line::from(spans).render(area, buffer);
-    let limits = memory.limits.filter(|limits| *limits < whole);
+    let limits = gpu.limits.filter(|limits| *limits < whole);
     if let Some(limits) = limits.filter(|_| inside > 0) {
         let at = column(limits).min(inside - 1) as u16;
         let mark = Rect::new(area.x + 1 + at, area.y, 1, 1);
@@ -111,20 +113,14 @@ fn bar(gpu: &Gpu, area: Rect, buffer: &mut Buffer) {
     }
 }
 
-/// Returns what the top groups use.
-fn grouped(gpu: &Gpu) -> u64 {
-    let parts = gpu.parts.iter().map(|(_, bytes)| *bytes);
-    parts.fold(0, u64::saturating_add)
-}
-
 /// Returns the figures to the right of a bar: `45.2/79.2 GiB  57%`.
-fn figures(gpu: &Gpu, is_wide: bool) -> String {
-    let Some(total) = gpu.memory.total else {
-        return format!("{} in groups", gib(grouped(gpu)));
+fn figures(gpu: &GpuMemory, is_wide: bool) -> String {
+    let Some(total) = gpu.total else {
+        return format!("{} in groups", gib(gpu.grouped));
     };
-    let used = gpu.memory.used.unwrap_or_else(|| grouped(gpu));
+    let used = gpu.used.unwrap_or(gpu.grouped);
     let share = percent(used, total).map_or_else(String::new, |share| format!(" {share:>3}%"));
-    let free = gpu.memory.free().filter(|_| is_wide);
+    let free = gpu.free().filter(|_| is_wide);
     let free = free.map_or_else(String::new, |free| format!("  free {}", gib(free)));
     format!(
         "{}/{}{share}{free}",
@@ -134,12 +130,11 @@ fn figures(gpu: &Gpu, is_wide: bool) -> String {
 }
 
 /// Draws a line with the bytes of each part of a bar.
-fn explain(gpu: &Gpu, area: Rect, label: u16, buffer: &mut Buffer) {
-    let memory = &gpu.memory;
-    let name = if memory.is_whole { "outside" } else { "others" };
-    let (outside, free) = (size(memory.others()), size(memory.free()));
+fn explain(gpu: &GpuMemory, area: Rect, label: u16, buffer: &mut Buffer) {
+    let name = if gpu.is_whole { "outside" } else { "others" };
+    let (outside, free) = (size(gpu.others()), size(gpu.free()));
     let outside = (OUTSIDE, format!(" {name} {outside}  free {free}"));
-    let limits = memory
+    let limits = gpu
         .limits
         .map(|limits| (LIMIT, format!(" limits {}", short(limits))));
     let parts = gpu.parts.iter().zip(FILLS.iter().cycle());
@@ -150,8 +145,8 @@ fn explain(gpu: &Gpu, area: Rect, label: u16, buffer: &mut Buffer) {
     let (indent, width) = (label + 2, area.width - label - 2);
     let area = Rect::new(area.x + indent, area.y, width, 1);
     let line = Line::from_iter(spans);
-    if indent + width >= WIDEST && line.width() + memory.name.width() <= width.into() {
-        let name = Line::styled(&memory.name, WEAK);
+    if indent + width >= WIDEST && line.width() + gpu.name.width() <= width.into() {
+        let name = Line::styled(&gpu.name, WEAK);
         name.right_aligned().render(area, buffer);
     }
     tables::line(line, area, buffer);

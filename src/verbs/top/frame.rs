@@ -5,11 +5,12 @@ use super::look::{ALARM, KEY, Look, SELECTED, TITLE};
 use super::pages::{self, wrapped};
 use super::prompt::{Prompt, Question, SIGNALS};
 use super::reader::Wanted;
-use super::round::{Gpu, Round};
+use super::round::{Name, Round, Who};
 use super::rows::{Rows, Sort};
 use super::tables::{self, fitted};
 use super::view::{Page, View};
 use crate::figures::past::Past;
+use crate::figures::snapshot::GpuMemory;
 use crate::shown::terminal::cut;
 use crate::words::{clock, signal};
 use gpulimit_base::device::DeviceId;
@@ -97,9 +98,9 @@ fn page(lines: Vec<Line<'_>>, scroll: usize, area: Rect, buffer: &mut Buffer) ->
 }
 
 /// Returns the GPUs that the user has chosen.
-pub fn gpus<'a>(scene: &Scene<'a>) -> Vec<&'a Gpu> {
+pub fn gpus<'a>(scene: &Scene<'a>) -> Vec<&'a GpuMemory> {
     let gpus = scene.round.gpus.iter();
-    gpus.filter(|gpu| scene.view.choice.shows(Some(gpu.memory.id)))
+    gpus.filter(|gpu| scene.view.choice.shows(Some(gpu.id)))
         .collect()
 }
 
@@ -130,7 +131,7 @@ fn tables(scene: &Scene<'_>, area: Rect, buffer: &mut Buffer) -> Seen {
     if let (true, Some(row)) = (rows.groups.is_empty(), groups.rows().nth(1)) {
         without_groups(scene).render(row, buffer);
     }
-    tables::processes(&rows).draw(processes, buffer, offsets[1], of_processes);
+    tables::processes(&rows, round).draw(processes, buffer, offsets[1], of_processes);
     let counts = counts(&rows);
     let ranged = [0, 1].map(
         |at| match (&counts[at], offsets[at], rooms[at], lengths[at]) {
@@ -200,7 +201,10 @@ fn header(scene: &Scene<'_>, counts: [&[String; 2]; 2], area: Rect, buffer: &mut
 /// Returns the numbers of groups and of processes as text. Each can have several rows.
 pub fn counts(rows: &Rows<'_>) -> [String; 2] {
     let groups = rows.groups.iter().filter(|row| row.first).count();
-    let processes = rows.processes.iter().map(|it| (&it.group, it.who));
+    let processes = rows
+        .processes
+        .iter()
+        .map(|it| (Name::of_process(it), Who::of(it)));
     let processes: BTreeSet<_> = processes.collect();
     let groups = format!("{groups} group{}", if groups == 1 { "" } else { "s" });
     let several = if processes.len() == 1 { "" } else { "es" };
@@ -217,12 +221,7 @@ pub fn time(scene: &Scene<'_>) -> String {
 fn choices(scene: &Scene<'_>) -> Vec<String> {
     let choice = &scene.view.choice;
     let inverted = if choice.inverted { ", inverted" } else { "" };
-    // A chosen GPU that has disappeared has no index.
-    let label = |id: &DeviceId| {
-        let mut gpus = scene.round.gpus.iter();
-        let gpu = gpus.find(|gpu| gpu.memory.id == *id);
-        gpu.map_or_else(|| id.short().to_string(), |gpu| gpu.label.clone())
-    };
+    let label = |id: &DeviceId| scene.round.label(Some(*id));
     let gpus: Vec<String> = choice.gpus.iter().map(label).collect();
     let texts = [
         (choice.sort != Sort::Group || choice.inverted)

@@ -11,15 +11,16 @@ use serde_json::{Value, json};
 
 /// Returns a round of the chosen GPUs as one object. `shows` returns whether a GPU was chosen.
 pub fn round(read: &Read, driver: Option<&Driver>, shows: impl Fn(DeviceId) -> bool) -> Value {
-    let processes = read.processes.iter();
+    let round = &read.round;
+    let processes = round.processes.iter();
     let processes = processes.filter(|it| it.gpu.as_ref().is_none_or(|(id, _)| shows(*id)));
-    let gpus = read.gpus.iter().filter(|gpu| shows(gpu.id));
+    let gpus = round.gpus.iter().filter(|gpu| shows(gpu.id));
     json!({
         "schema": SCHEMA,
         "root": output::shown_path(read.selection.root()),
-        "time": Moment::from(read.time).to_string(),
+        "time": Moment::from(round.time).to_string(),
         "gpus": gpus.map(GpuMemory::json).collect::<Vec<_>>(),
-        "groups": read.groups.iter().map(Figures::json).collect::<Vec<_>>(),
+        "groups": round.groups.iter().map(Figures::json).collect::<Vec<_>>(),
         "processes": processes.map(|it| it.json(driver)).collect::<Vec<_>>(),
     })
 }

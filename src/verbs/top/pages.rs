@@ -3,10 +3,12 @@
 use super::frame::Scene;
 use super::look::{self, ALARM, TITLE};
 use super::reader::Wanted;
-use super::round::Usage;
+use super::round::Name;
+use super::tables::states;
+use crate::figures::{Figures, Row};
 use crate::shown::terminal::{NO_BREAK, wrap};
 use crate::shown::{curve, output::Escaped};
-use gpulimit_base::units::gib;
+use gpulimit_limits::Selector;
 use ratatui::text::{Line, Span};
 use std::iter::once;
 
@@ -83,7 +85,7 @@ pub fn wrapped(text: &str, width: usize) -> impl Iterator<Item = Line<'static>> 
 /// Returns the lines of the details of a group.
 pub fn details(scene: &Scene<'_>, wanted: &Wanted, width: usize) -> Vec<Line<'static>> {
     let mut groups = scene.round.groups.iter();
-    let Some(group) = groups.find(|group| group.name == wanted.group) else {
+    let Some(group) = groups.find(|group| Name::of(group) == wanted.group) else {
         let why = match scene.round.problem.as_str() {
             "" => "this group is gone",
             problem => problem,
@@ -95,24 +97,24 @@ pub fn details(scene: &Scene<'_>, wanted: &Wanted, width: usize) -> Vec<Line<'st
         Span::styled(group.title.clone(), TITLE),
         format!("  the last {}", span(wanted.since.as_secs())).into(),
     ])];
-    lines.extend(wrapped(&Escaped(&group.settings).to_string(), width));
+    lines.extend(wrapped(&Escaped(&settings(group)).to_string(), width));
     let pasts = scene.pasts.filter(|(read, _)| read == wanted);
-    for usage in &group.usages {
+    for row in group.rows() {
         let past = pasts.and_then(|(_, pasts)| {
             let mut pasts = pasts.iter();
-            pasts.find(|past| Some(past.gpu.id) == usage.gpu)
+            pasts.find(|past| Some(past.gpu.id) == row.gpu.map(|gpu| gpu.id))
         });
         let title = match past {
             Some(past) => Escaped(&past.usage_text()).to_string(),
-            None => format!("GPU {}", usage.label),
+            None => format!("GPU {}", row.label()),
         };
         lines.extend([Line::default(), Line::styled(title, TITLE)]);
         let trend = past.and_then(|past| past.gpu.trend_text());
-        for text in figures(usage).into_iter().chain(trend) {
+        for text in [figures(&row)].into_iter().chain(trend) {
             lines.extend(wrapped(&text, width));
         }
-        let states = usage.states.iter();
-        lines.extend(states.map(|state| Line::styled(state.clone(), ALARM)));
+        let states = row.gpu.map(states).into_iter().flatten();
+        lines.extend(states.map(|state| Line::styled(state, ALARM)));
         match (past, pasts) {
             (Some(past), _) => {
                 let curve = curve::of(past, scene.zone, width, scene.look.unicode);
@@ -136,43 +138,43 @@ fn span(seconds: u64) -> String {
     }
 }
 
-/// Returns the figures of a group on one GPU as a line; `None` if all are unknown.
-fn figures(usage: &Usage) -> Option<String> {
-    // A line break does not part a figure from its name.
-    let text = |name: &str, figure: String| format!("{name} {figure}").replace(' ', NO_BREAK);
-    let bytes = |name: &str, bytes: Option<u64>| Some(text(name, gib(bytes?).to_string()));
-    let count = |name: &str, count: Option<u64>| Some(text(name, count?.to_string()));
-    let by = match usage.limited_by.as_str() {
-        "" => String::new(),
-        by => format!(" of {by}"),
-    };
-    let texts = [
-        bytes("usage", usage.usage),
-        bytes("limit", usage.limit).map(|text| text + &by),
-        bytes("high", usage.high),
-        bytes("peak", usage.peak),
-        bytes("free", usage.free),
-        count("processes", usage.processes),
-        count("refused", usage.refusals),
-    ];
-    let texts: Vec<String> = texts.into_iter().flatten().collect();
-    (!texts.is_empty()).then(|| texts.join(", "))
+/// Returns the settings of a group as text: `all GPUs max=8GiB; on_limit=wait`.
+fn settings(figures: &Figures) -> String {
+    let rules = figures.rules.rules.iter().map(|(selector, values)| {
+        let gpu = match selector {
+            Selector::All => "all GPUs".into(),
+            Selector::Device(id) => id.short().to_string(),
+        };
+        let sizes = values.iter().map(|(key, size)| format!(" {key}={size}"));
+        gpu + &sizes.collect::<String>()
+    });
+    let options = Some(figures.options_text()).filter(|text| !text.is_empty());
+    rules.chain(options).collect::<Vec<_>>().join("; ")
+}
+
+/// Returns the known figures of a group on one GPU as a line.
+fn figures(row: &Row<'_>) -> String {
+    // The title has the group and the GPU, and the settings have the options.
+    const ELSEWHERE: [&str; 3] = ["GROUP", "GPU", "OPTIONS"];
+    let texts = Row::FIELDS.iter().filter_map(|field| {
+        let column = field.column.filter(|it| !ELSEWHERE.contains(&it.head))?;
+        let cell = (field.cell)(row);
+        let text = cell.known(column)?.text(field.unit, None)?;
+        // A line break does not part a figure from its name.
+        Some(format!("{} {text}", column.head.to_lowercase()).replace(' ', NO_BREAK))
+    });
+    texts.collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verbs::top::sample;
 
     #[test]
     fn a_figure_stays_beside_its_name() {
-        let usage = Usage {
-            usage: Some(3 << 30),
-            limit: Some(16 << 30),
-            limited_by: "lab".into(),
-            refusals: Some(0),
-            ..Usage::default()
-        };
-        let text = figures(&usage).expect("figures");
+        let group = &sample::round().groups[0];
+        let text = figures(&group.rows().next().expect("a row"));
         for width in 18..60 {
             let lines: Vec<_> = wrapped(&text, width).map(|line| line.to_string()).collect();
             let parts = |line: &String| line.starts_with(|c: char| c.is_ascii_digit());

@@ -27,7 +27,7 @@ pub fn lines(scene: &Scene<'_>, width: u16) -> Vec<String> {
         true => text.line(frame::without_groups(scene)),
         false => text.table(&tables::groups(&rows)),
     }
-    text.table(&tables::processes(&rows));
+    text.table(&tables::processes(&rows, scene.round));
     text.2
 }
 
@@ -51,7 +51,7 @@ impl Text {
     }
 
     /// Adds the rows of a table in parts, because a buffer of all rows could be large.
-    fn table<R: Copy>(&mut self, table: &Table<'_, R>) {
+    fn table<'a, R: Copy + 'a>(&mut self, table: &Table<'a, R>) {
         for first in (0..table.rows.len()).step_by(64) {
             let (heads, height) = (self.2.len(), 1 + 64.min(table.rows.len() - first) as u16);
             self.draw(height, |area, buffer| table.draw(area, buffer, first, None));

@@ -64,19 +64,12 @@ pub struct Wanted {
     pub since: Duration,
 }
 
-/// The GPUs, the groups and the processes at one moment.
+/// What was read.
 pub struct Read {
     pub selection: Selection,
-    pub time: Timestamp,
-    pub gpus: Vec<GpuMemory>,
-    /// Each group comes before the groups below it.
-    pub groups: Vec<Figures>,
-    /// Sorted by group and pid, with an entry for each GPU.
-    pub processes: Vec<Process>,
+    pub round: Round,
     /// What could not be read.
     pub notes: Notes,
-    /// The recent usage on each GPU of each group, in the order of the groups.
-    recents: Vec<Vec<Recent>>,
     /// The past usage of the group that is wanted.
     pasts: Vec<Past>,
 }
@@ -109,43 +102,46 @@ impl Source {
         let driver = self.driver.as_ref().map(|(driver, _)| driver);
         let selection = Selection::of(self.group.as_deref())?;
         let (mut reader, trends) = (snapshot::Reader::default(), &mut self.trends);
-        let (mut recents, mut pasts) = (BTreeMap::new(), Vec::new());
+        let mut pasts = Vec::new();
         let notes = selection.visit(driver, |at, view| {
             let mut trend = |view: &_, device: &_, usage| trends.trend(view, device, usage);
-            let figures = Figures::read(&view, driver, &mut trend);
-            let gpus = figures.gpus.iter();
-            let recent = gpus.map(|gpu| recent(&view, gpu.id, gpu.usage));
-            recents.insert(at, recent.collect());
+            let mut figures = Figures::read(&view, driver, &mut trend);
+            for gpu in &mut figures.gpus {
+                gpu.recent = recent(&view, gpu.id, gpu.usage);
+            }
             pasts.extend(wanted.into_iter().flat_map(|it| it.pasts(&view, driver)));
             reader.add(at, view, figures, driver);
         });
         self.trends.end_round();
-        let round = reader.end(driver);
-        let time = Timestamp::now();
-        let gpus = snapshot::gpus(&round.groups, !selection.named, driver);
+        let read = reader.end(driver);
         let commands = &mut self.commands;
-        let processes = processes(&selection, &round.seen, &round.waiters, commands);
+        let round = Round {
+            time: Timestamp::now(),
+            gpus: snapshot::gpus(&read.groups, !selection.named, driver),
+            processes: processes(&selection, &read.seen, &read.waiters, commands),
+            groups: read.groups,
+            problem: String::new(),
+        };
         let is_lost = |gpu: &GpuMemory| gpu.index.is_some() && gpu.used.is_none();
-        if gpus.iter().any(is_lost) {
+        if round.gpus.iter().any(is_lost) {
             self.driver = None;
         }
         Ok(Read {
             selection,
-            time,
-            gpus,
-            groups: round.groups,
-            processes,
+            round,
             notes,
-            recents: recents.into_values().collect(),
             pasts,
         })
     }
 
-    /// Returns what to show of a read.
-    pub fn round(&mut self, read: &mut Read) -> Round {
-        let recents = std::mem::take(&mut read.recents);
-        let driver = self.driver.as_ref().map(|(driver, _)| driver);
-        Round::of(read, recents, &mut self.known, driver)
+    /// Returns a round that was read as it is shown to people.
+    pub fn shown(&mut self, mut round: Round) -> Round {
+        for process in &mut round.processes {
+            let place = place::of_group(&process.group).or_else(|| self.known.place(process));
+            process.place = place.unwrap_or_default();
+        }
+        round.escape();
+        round
     }
 }
 
@@ -271,14 +267,14 @@ fn run(
 }
 
 fn news(source: &mut Source, wanted: Option<&Wanted>) -> News {
-    let mut read = match source.read(wanted) {
+    let read = match source.read(wanted) {
         Ok(read) => read,
         Err(failure) => {
             let round = Round::failed(&failure);
             return News { round, pasts: None };
         }
     };
-    let mut round = source.round(&mut read);
+    let mut round = source.shown(read.round);
     let note = read
         .notes
         .lines

@@ -2,13 +2,16 @@
 //!
 //! Rows with equal figures keep their order from round to round, because names decide then.
 
-use super::round::{Group, Name, Process, Round, Usage, Who};
+use super::round::{Name, Round, Who};
+use crate::figures::processes::Process;
+use crate::figures::tree::Node;
+use crate::figures::{Figures, Gpu, Row};
 use crate::shown::table::figure;
 use clap::ValueEnum;
 use gpulimit_base::device::DeviceId;
 use gpulimit_group::last_name;
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::iter::successors;
 
 /// What the rows are sorted by.
@@ -70,6 +73,10 @@ impl Choice {
         self.gpus.is_empty() || gpu.is_none_or(|gpu| self.gpus.contains(&gpu))
     }
 
+    fn is_folded(&self, group: &Figures) -> bool {
+        self.folded.contains(&Name::of(group)) != self.fold_all
+    }
+
     fn turned(&self, order: Ordering) -> Ordering {
         match self.inverted {
             true => order.reverse(),
@@ -88,94 +95,68 @@ pub struct Item {
 }
 
 /// A row of the table of groups: a group on one GPU.
-#[derive(Clone, Debug)]
 pub struct GroupRow<'a> {
-    pub group: &'a Group,
-    pub usage: &'a Usage,
-    /// For each level above, whether another group follows on this level; the last entry is the
-    /// group's own level. Empty for a top group.
-    pub levels: Vec<bool>,
+    pub row: Row<'a>,
+    /// The group's name behind the branches of the tree; further rows of the group have none.
+    pub name: String,
     /// Whether this is the first row of the group.
     pub first: bool,
-    /// The number of groups that are hidden below.
-    pub hidden: usize,
 }
 
 /// The rows of both tables.
-#[derive(Clone, Debug, Default)]
 pub struct Rows<'a> {
     pub groups: Vec<GroupRow<'a>>,
     pub processes: Vec<&'a Process>,
 }
 
-/// The groups directly below a group, or at the top.
-type Below<'a> = BTreeMap<Option<Name>, Vec<&'a Group>>;
-
 impl<'a> Rows<'a> {
     pub fn of(round: &'a Round, choice: &Choice) -> Self {
-        let mut rows = Self {
-            groups: Vec::new(),
-            processes: processes(round, choice),
+        let processes = processes(round, choice);
+        let shown = shown(round, choice, &processes);
+        let is_shown = |group: &&Figures| {
+            let shown = shown.as_ref();
+            shown.is_none_or(|shown| shown.contains(&Name::of(group)))
         };
-        let shown = shown(round, choice, &rows.processes);
-        let names: BTreeSet<&Name> = round.groups.iter().map(|group| &group.name).collect();
-        let mut below = Below::new();
-        for group in &round.groups {
-            let above = group.name.above().filter(|above| names.contains(above));
-            if shown
-                .as_ref()
-                .is_none_or(|shown| shown.contains(&group.name))
-            {
-                below.entry(above).or_default().push(group);
-            }
+        let mut chosen: Vec<&Figures> = round.groups.iter().filter(is_shown).collect();
+        chosen.sort_by(|one, other| order(choice, one, other));
+        let mut groups = Vec::new();
+        for top in Node::tops(&chosen) {
+            top.walk(&mut |node, branch, further| {
+                let is_folded = choice.is_folded(node.group);
+                let hidden = if is_folded { node.count() } else { 0 };
+                for (at, row) in rows(node.group, choice).into_iter().enumerate() {
+                    let name = match (at, hidden) {
+                        (0, 0) => branch.to_owned() + node.name(branch),
+                        (0, _) => format!("{branch}▸ {} (+{hidden})", node.name(branch)),
+                        _ => further.into(),
+                    };
+                    groups.push(GroupRow {
+                        row,
+                        name,
+                        first: at == 0,
+                    });
+                }
+                !is_folded
+            });
         }
-        for groups in below.values_mut() {
-            groups.sort_by(|one, other| order(choice, one, other));
-        }
-        rows.add(choice, &below, &None, &mut Vec::new());
-        rows
-    }
-
-    /// Adds the rows of the groups below a group, or of those at the top.
-    fn add(
-        &mut self,
-        choice: &Choice,
-        below: &Below<'a>,
-        above: &Option<Name>,
-        levels: &mut Vec<bool>,
-    ) {
-        let groups = below.get(above).map_or(&[][..], |groups| groups);
-        for (at, group) in groups.iter().enumerate() {
-            levels.extend(above.is_some().then_some(at + 1 < groups.len()));
-            let name = Some(group.name.clone());
-            let is_folded = choice.folded.contains(&group.name) != choice.fold_all;
-            let hidden = if is_folded { count(below, &name) } else { 0 };
-            let usages = usages(group, choice).into_iter().enumerate();
-            self.groups.extend(usages.map(|(at, usage)| GroupRow {
-                group,
-                usage,
-                levels: levels.clone(),
-                first: at == 0,
-                hidden,
-            }));
-            if !is_folded {
-                self.add(choice, below, &name, levels);
-            }
-            levels.truncate(levels.len() - usize::from(above.is_some()));
-        }
+        Self { groups, processes }
     }
 
     /// Returns what a row shows. Rows of processes follow those of groups.
     pub fn item(&self, at: usize) -> Option<Item> {
         let (group, gpu, process) = match self.groups.get(at) {
-            Some(row) => (&row.group.name, row.usage.gpu, None),
+            Some(GroupRow { row, .. }) => (Name::of(row.group), row.gpu.map(|gpu| gpu.id), None),
             None => {
                 let process = self.processes.get(at - self.groups.len())?;
-                (&process.group, process.gpu, Some(process.who))
+                (
+                    Name::of_process(process),
+                    gpu_of(process),
+                    Some(Who::of(process)),
+                )
             }
         };
         Some(Item {
-            group: group.clone(),
+            group,
             gpu,
             process,
         })
@@ -191,21 +172,19 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Counts the groups below a group.
-fn count(below: &Below<'_>, name: &Option<Name>) -> usize {
-    let groups = below.get(name).into_iter().flatten();
-    let counts = groups.map(|group| 1 + count(below, &Some(group.name.clone())));
-    counts.sum()
+/// Returns the rows of a group on the chosen GPUs; never empty.
+fn rows<'a>(group: &'a Figures, choice: &Choice) -> Vec<Row<'a>> {
+    let is_shown = |row: &Row<'_>| choice.shows(row.gpu.map(|gpu| gpu.id));
+    let mut rows: Vec<_> = group.rows().filter(is_shown).collect();
+    if rows.is_empty() {
+        rows.push(Row { group, gpu: None });
+    }
+    rows
 }
 
-/// Returns a group's figures on the chosen GPUs; never empty.
-fn usages<'a>(group: &'a Group, choice: &Choice) -> Vec<&'a Usage> {
-    let usages = group.usages.iter();
-    let mut usages: Vec<_> = usages.filter(|it| choice.shows(it.gpu)).collect();
-    if usages.is_empty() {
-        usages.push(&group.unlisted);
-    }
-    usages
+/// Returns the GPU of a process.
+pub fn gpu_of(process: &Process) -> Option<DeviceId> {
+    process.gpu.as_ref().map(|(id, _)| *id)
 }
 
 /// Returns whether a text contains the filter, in any case.
@@ -216,21 +195,25 @@ fn contains(text: &str, filter: &str) -> bool {
 /// Returns the processes to show, in their order.
 fn processes<'a>(round: &'a Round, choice: &Choice) -> Vec<&'a Process> {
     let is_shown = |it: &&Process| {
-        let pid = figure(it.who.pid);
-        let texts = [&it.title, &it.user, &it.place, &it.command, &pid];
+        let (pid, command) = (figure(it.pid), figure(it.command.as_deref()));
+        let texts = [&it.title, &it.user, &it.place, &command, &pid];
         (choice.filter.is_empty() || texts.iter().any(|text| contains(text, &choice.filter)))
             && (choice.user.is_empty() || it.user == choice.user)
-            && choice.shows(it.gpu)
+            && choice.shows(gpu_of(it))
     };
     let mut found: Vec<_> = round.processes.iter().filter(is_shown).collect();
     found.sort_by(|one, other| {
         let order = match choice.sort {
             Sort::Group => one.title.split('/').cmp(other.title.split('/')),
             Sort::User => one.user.cmp(&other.user),
-            Sort::Pid => one.who.pid.cmp(&other.who.pid),
-            Sort::Usage | Sort::Percent | Sort::Max | Sort::Peak => other.total.cmp(&one.total),
+            Sort::Pid => one.pid.cmp(&other.pid),
+            Sort::Usage | Sort::Percent | Sort::Max | Sort::Peak => {
+                let [one, other] = [one, other].map(|it| it.gpu.as_ref().map(|(_, it)| it.total));
+                other.cmp(&one)
+            }
         };
-        choice.turned(order).then_with(|| one.who.cmp(&other.who))
+        let by_who = || Who::of(one).cmp(&Who::of(other));
+        choice.turned(order).then_with(by_who)
     });
     found
 }
@@ -241,34 +224,35 @@ fn shown(round: &Round, choice: &Choice, processes: &[&Process]) -> Option<BTree
     if choice.filter.is_empty() && choice.user.is_empty() {
         return None;
     }
-    let is_chosen = |it: &&Group| choice.user.is_empty() && contains(&it.title, &choice.filter);
-    let groups = round
-        .groups
+    let is_chosen = |it: &&Figures| choice.user.is_empty() && contains(&it.title, &choice.filter);
+    let groups = round.groups.iter().filter(is_chosen).map(Name::of);
+    let chosen = processes
         .iter()
-        .filter(is_chosen)
-        .map(|group| &group.name);
-    let chosen = processes.iter().map(|process| &process.group).chain(groups);
-    let with_above = |name: &Name| successors(Some(name.clone()), Name::above);
+        .map(|it| Name::of_process(it))
+        .chain(groups);
+    let with_above = |name: Name| successors(Some(name), Name::above);
     Some(chosen.flat_map(with_above).collect())
 }
 
 /// Returns the order of two groups below the same group.
-fn order(choice: &Choice, one: &Group, other: &Group) -> Ordering {
+fn order(choice: &Choice, one: &Figures, other: &Figures) -> Ordering {
     // The largest figure first, of those on the chosen GPUs.
-    let figures = |of: fn(&Usage) -> Option<u64>| {
-        let [one, other] =
-            [one, other].map(|it| usages(it, choice).into_iter().filter_map(of).max());
+    let figures = |of: fn(&Gpu) -> Option<u64>| {
+        let [one, other] = [one, other].map(|it| {
+            let gpus = it.gpus.iter().filter(|gpu| choice.shows(Some(gpu.id)));
+            gpus.filter_map(of).max()
+        });
         other.cmp(&one)
     };
-    let by_name = || last_name(&one.name.name).cmp(last_name(&other.name.name));
+    let by_name = || last_name(&one.name).cmp(last_name(&other.name));
     let order = match choice.sort {
         Sort::Group => by_name(),
-        Sort::Usage => figures(|usage| usage.usage),
-        Sort::Percent => figures(Usage::percent),
-        Sort::Max => figures(|usage| usage.limit),
-        Sort::Peak => figures(|usage| usage.peak),
+        Sort::Usage => figures(|gpu| gpu.usage),
+        Sort::Percent => figures(Gpu::percent),
+        Sort::Max => figures(Gpu::limit),
+        Sort::Peak => figures(|gpu| gpu.peak),
         Sort::User | Sort::Pid => Ordering::Equal,
     };
     let order = choice.turned(order).then_with(by_name);
-    order.then_with(|| one.name.root.cmp(&other.name.root))
+    order.then_with(|| one.root.cmp(&other.root))
 }

@@ -3,12 +3,18 @@
 use super::frame::{Scene, Seen, draw};
 use super::look::Look;
 use super::plain;
-use super::round::{Gpu, Group, Name, Process, Round, Usage, Who};
+use super::round::{Name, Round};
 use super::rows::{Choice, Item};
 use super::view::View;
+use crate::figures::processes::{Parts, Process};
 use crate::figures::snapshot::GpuMemory;
+use crate::figures::trend::Trend;
+use crate::figures::waiting::Waiter;
+use crate::figures::{Figures, Gpu};
 use gpulimit_base::device::DeviceId;
+use gpulimit_base::units::Size;
 use gpulimit_ledger::Category;
+use gpulimit_limits::{Key, LimitSet, Selector, Values};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use ratatui::buffer::Buffer;
@@ -29,56 +35,76 @@ pub fn name(name: &str) -> Name {
     }
 }
 
-pub fn gpu(index: u8, parts: &[(&str, u64)], outside: u64, limits: Option<u64>) -> Gpu {
+pub fn gpu(index: u8, parts: &[(&str, u64)], outside: u64, limits: Option<u64>) -> GpuMemory {
     let grouped: u64 = parts.iter().map(|(_, usage)| usage * GIB).sum();
     let used = grouped + outside * GIB;
-    Gpu {
-        memory: GpuMemory {
-            id: id(index),
-            index: Some(index.into()),
-            name: "NVIDIA H100 80GB HBM3".into(),
-            bus: String::new(),
-            total: Some(TOTAL),
-            used: Some(used),
-            grouped,
-            managed: 0,
-            limits: limits.map(|limits| limits * GIB),
-            is_whole: true,
-        },
-        label: index.to_string(),
+    GpuMemory {
+        id: id(index),
+        index: Some(index.into()),
+        name: "NVIDIA H100 80GB HBM3".into(),
+        bus: String::new(),
+        total: Some(TOTAL),
+        used: Some(used),
+        grouped,
         parts: (parts.iter())
             .map(|(title, usage)| ((*title).into(), usage * GIB))
             .collect(),
+        managed: 0,
+        limits: limits.map(|limits| limits * GIB),
+        is_whole: true,
     }
 }
 
 /// A group's figures on a GPU: usage and `max` in GiB.
-pub fn usage(index: u8, usage: u64, max: Option<u64>) -> Usage {
-    Usage {
-        gpu: Some(id(index)),
-        label: index.to_string(),
-        max: max.map(|max| max * GIB),
-        max_text: max.map_or_else(|| "-".into(), |max| format!("{max}.0 GiB")),
-        limit: max.map(|max| max * GIB),
+pub fn usage(index: u8, usage: u64, max: Option<u64>) -> Gpu {
+    let max = max.map(|max| max * GIB);
+    let mut rule = Values::default();
+    rule.set(Key::Max, max.map(Size::Bytes));
+    Gpu {
+        id: id(index),
+        label: format!("{index} (GPU)"),
+        index: Some(index.into()),
+        rule,
+        capacity: Some(TOTAL),
+        max,
+        effective: max.map(|max| (max, "lab".into())),
         usage: Some(usage * GIB),
         peak: Some((usage + 1) * GIB),
-        free: max.map(|max| max.saturating_sub(usage) * GIB),
+        free: max.map(|max| max.saturating_sub(usage * GIB)),
         refusals: Some(3),
+        waits: Some(0),
+        waited_ms: Some(0),
         processes: Some(2),
+        trend: None,
         recent: (0..60)
             .map(|part| (part > 20).then_some(usage * GIB * part / 60))
             .collect(),
-        ..Usage::default()
+        draining: Some(0),
+        waiting: Some(0),
+        longest_wait: None,
+        by: None,
+        suspended: Some(0),
+        uncovered: None,
     }
 }
 
-pub fn group(full: &str, usages: Vec<Usage>) -> Group {
-    Group {
-        name: name(full),
+pub fn group(full: &str, mut gpus: Vec<Gpu>) -> Figures {
+    for (limit, by) in gpus.iter_mut().filter_map(|gpu| gpu.effective.as_mut()) {
+        if *limit < 60 * GIB {
+            *by = full.into();
+        }
+    }
+    let mut rules = LimitSet::default();
+    rules.set(Selector::All, Key::Max, Size::Bytes(20 * GIB));
+    Figures {
+        name: full.into(),
         title: full.into(),
-        settings: "all GPUs max=20GiB; on_limit=wait".into(),
-        usages,
-        unlisted: Usage::default(),
+        root: "/run/gpulimit".into(),
+        rules,
+        processes: Some(2),
+        above_all: None,
+        others: None,
+        gpus,
     }
 }
 
@@ -86,41 +112,40 @@ pub fn process(full: &str, pid: u32, user: &str, command: &str) -> Process {
     let mut split = [0; Category::COUNT];
     split[Category::Linear as usize] = 3 * GIB;
     split[Category::Driver as usize] = GIB / 2;
-    Process {
-        group: name(full),
-        title: full.into(),
-        who: Who {
-            pid: Some(pid),
-            own_pid: pid,
-            start_time: u64::from(pid) * 100,
-        },
-        user: user.into(),
-        place: String::new(),
-        gpu: Some(id(0)),
-        label: "0".into(),
-        total: Some(7 * GIB / 2),
+    let parts = Parts {
+        total: 7 * GIB / 2,
         split: Some(split),
-        state: String::new(),
-        command: command.into(),
-    }
+        suspended: 0,
+    };
+    let mut process = Process::example(full, pid, user, command);
+    process.gpu = Some((id(0), parts));
+    process
+}
+
+fn wait() -> Option<Waiter> {
+    let waited = Duration::from_secs(40);
+    Some(Waiter::example("lab/bob", id(0), 2 * GIB, waited))
 }
 
 /// Two GPUs, some groups in each state, and processes of three users.
 pub fn round() -> Round {
     let mut lab = usage(0, 30, Some(60));
-    lab.states.push("waits for 2.0 GiB, 40 s".into());
+    lab.longest_wait = wait();
     let mut alice = usage(0, 9, Some(20));
-    alice.high = Some(8 * GIB);
-    alice.states.push("above high".into());
+    alice.rule.set(Key::High, Some(Size::Bytes(8 * GIB)));
     let mut bob = usage(0, 21, None);
-    (bob.limit, bob.limited_by) = (Some(60 * GIB), "lab".into());
-    bob.states = vec!["waits for 2.0 GiB, 40 s".into(), "may leak".into()];
+    bob.effective = Some((60 * GIB, "lab".into()));
+    bob.longest_wait = wait();
+    bob.trend = Some(Trend {
+        time: Duration::from_secs(3_600),
+        rate: 1e6,
+    });
     let mut job = usage(0, 9, Some(10));
     job.recent = Vec::new();
     let mut night = usage(1, 4, Some(10));
-    night.states.push("draining".into());
+    night.draining = Some(1);
     let mut waits = process("lab/bob", 4713, "bob", "python train.py --epochs 90");
-    waits.state = "waits for 2.0 GiB, 40 s".into();
+    waits.waits = wait();
     let mut contained = process(
         "lab/bob",
         4714,
@@ -128,11 +153,13 @@ pub fn round() -> Round {
         "tritonserver --model-repository /models",
     );
     contained.place = "4f2a0c6d8e1b".into();
-    contained.state = "suspended 2.0 GiB".into();
+    contained.state = "suspended";
+    contained.gpu.as_mut().expect("a GPU").1.suspended = 2 * GIB;
     let mut draining = process("night", 4715, "carol", "a.out");
-    (draining.state, draining.gpu, draining.label) = ("draining".into(), Some(id(1)), "1".into());
+    draining.state = "draining";
+    draining.gpu.as_mut().expect("a GPU").0 = id(1);
     let mut young = process("lab", 4716, "alice", "nvidia-smi");
-    (young.gpu, young.label, young.total, young.split) = (None, "-".into(), None, None);
+    young.gpu = None;
     Round {
         time: Timestamp::from_second(1_790_000_000).expect("a time"),
         gpus: vec![

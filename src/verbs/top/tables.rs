@@ -1,12 +1,16 @@
 //! The tables of groups and of processes: their columns, and which of them a width has room for.
 
 use super::look::{ALARM, CURVE, HEADS, HEIGHTS, PLAIN, SELECTED};
-use super::round::{Process, Usage};
-use super::rows::{GroupRow, Rows};
+use super::round::{Round, label};
+use super::rows::{GroupRow, Rows, gpu_of};
+use crate::figures::fields::{Field, Look, Unit};
+use crate::figures::processes::{self, Process};
+use crate::figures::{Gpu, Row};
+use crate::shown::output::Escaped;
 use crate::shown::table::figure;
 use crate::shown::terminal::cut;
-use gpulimit_group::last_name;
-use gpulimit_ledger::Category;
+use gpulimit_base::units::gib;
+use gpulimit_limits::Key;
 use ratatui::buffer::Buffer;
 use ratatui::layout::{Alignment, Rect};
 use ratatui::text::{Line, Span};
@@ -34,39 +38,74 @@ pub struct Table<'a, R> {
     columns: Vec<Column<'a, R>>,
 }
 
-impl<'a, R: Copy> Table<'a, R> {
+impl<'a, R: Copy + 'a> Table<'a, R> {
     const fn new(rows: Vec<R>) -> Self {
         let columns = Vec::new();
         Self { rows, columns }
     }
 
-    /// Adds a column. A `>` before the head aligns figures to the right, in a column of the least
-    /// width. A column that takes what is left needs the second width, and other columns need the
-    /// width of their longest text, up to the second width.
+    /// Adds a column. A column that takes what is left needs the second width, and other columns
+    /// need the width of their longest text, up to the second width.
     fn column<L: Into<Line<'a>>>(
         mut self,
-        head: &'static str,
+        (head, look): (&'static str, Look),
         [least, wanted, most]: [usize; 3],
         rank: u8,
         cell: impl Fn(R, usize) -> L + 'a,
     ) -> Self {
-        let is_figure = head.starts_with('>');
-        let wanted = match (is_figure, most) {
-            (true, _) => least,
-            (false, 0) => {
+        let wanted = match most {
+            0 => {
                 let width = |row: &R| cell(*row, wanted).into().width();
                 let longest = self.rows.iter().map(width).max().unwrap_or(0);
                 longest.max(head.len()).min(wanted)
             }
-            (false, _) => wanted,
+            _ => wanted,
         };
         self.columns.push(Column {
-            head: head.trim_start_matches('>'),
-            align: [Alignment::Left, Alignment::Right][usize::from(is_figure)],
+            head,
+            align: match look {
+                Look::Right => Alignment::Right,
+                Look::Left | Look::Path => Alignment::Left,
+            },
             widths: [least.min(wanted), wanted, most.max(wanted)],
             rank,
             cell: Box::new(move |row, width| cell(row, width).into()),
         });
+        self
+    }
+
+    /// Adds the columns of fields that have a place in `top`. One that says nothing is for wide
+    /// screens.
+    fn declared<F: 'a>(mut self, fields: &'a [Field<F>], of: fn(R) -> &'a F) -> Self {
+        for field in fields {
+            let Some(column) = field.column.filter(|column| column.rank > 0) else {
+                continue;
+            };
+            let is_dull = |row: &R| (field.cell)(of(*row)).is_dull();
+            let is_dull = self.rows.iter().all(is_dull);
+            if is_dull && column.sparse {
+                continue;
+            }
+            let goes = is_dull && column.narrow > 0 && column.rank < EXTRA;
+            let rank = column.rank + if goes { EXTRA } else { 0 };
+            let widths = match (column.look, field.unit) {
+                (Look::Right, Unit::Bytes) => [column.short.len().max(6); 3],
+                (Look::Right, _) => [10, 10, 0],
+                (Look::Left, _) => [8, 20, 0],
+                (Look::Path, _) => [10, 28, 0],
+            };
+            // The end of a name tells groups apart.
+            let is_path = column.look == Look::Path;
+            self = self.column(
+                (column.short, column.look),
+                widths,
+                rank,
+                move |row, width| {
+                    let text = text(field, of(row));
+                    cut(&text, width, if is_path { width } else { 0 }).into_owned()
+                },
+            );
+        }
         self
     }
 
@@ -145,58 +184,67 @@ pub fn fitted(mut line: Line<'_>, mut width: usize) -> Line<'_> {
     line
 }
 
+/// Formats a field of a row in few columns.
+fn text<F>(field: &Field<F>, row: &F) -> String {
+    let cell = (field.cell)(row);
+    match (field.unit, cell.number()) {
+        (Unit::Bytes, Some(bytes)) => short(bytes),
+        _ => Escaped(&figure(cell.text(field.unit, None))).to_string(),
+    }
+}
+
 /// Returns the table of groups.
 pub fn groups<'a>(rows: &'a Rows<'a>) -> Table<'a, &'a GroupRow<'a>> {
-    let max = |it: &Usage| it.max.map_or_else(|| it.max_text.clone(), short);
     Table::new(rows.groups.iter().collect())
-        .column("GROUP", [12, 32, 0], 0, |it, _| name(it))
-        .column("GPU", [9, 9, 0], 3, |it, _| it.usage.label.as_str())
-        .column(">USAGE", [6; 3], 1, |it, _| size(it.usage.usage))
-        .column(">MAX", [6; 3], 2, move |it, _| max(it.usage))
-        .column(">%", [3; 3], 4, |it, _| figure(it.usage.percent()))
-        .column(">PEAK", [6; 3], 6, |it, _| size(it.usage.peak))
-        .column(">FREE", [6; 3], 20, |it, _| size(it.usage.free))
-        .column(">HIGH", [6; 3], 24, |it, _| size(it.usage.high))
-        .column(">REFUSED", [7; 3], 21, |it, _| figure(it.usage.refusals))
-        .column(">PROC", [4; 3], 22, |it, _| figure(it.usage.processes))
-        .column("LIMITED BY", [20, 20, 0], 25, |it, _| &*it.usage.limited_by)
-        .column("10 MIN", [8, 8, 60], 7, |it, width| {
-            Line::styled(recent(it.usage, width), CURVE)
+        .column(("GROUP", Look::Left), [12, 32, 0], 0, |it, _| &*it.name)
+        .column(("GPU", Look::Left), [9, 9, 0], 3, |it, _| {
+            let label = |gpu: &Gpu| label(gpu.index, gpu.id);
+            it.row.gpu.map_or_else(|| it.row.label().into(), label)
         })
-        .column("STATE", [8, 36, 0], 5, |it, _| {
-            Line::styled(it.usage.states.join(", "), ALARM)
+        .declared(Row::FIELDS, |it| &it.row)
+        .column(("%", Look::Right), [3; 3], 4, |it, _| {
+            figure(it.row.gpu.and_then(Gpu::percent))
+        })
+        .column(("10 MIN", Look::Left), [8, 8, 60], 7, |it, width| {
+            let recent = it.row.gpu.map(|gpu| recent(gpu, width));
+            Line::styled(recent.unwrap_or_default(), CURVE)
+        })
+        .column(("STATE", Look::Left), [8, 36, 0], 5, |it, _| {
+            let states = it.row.gpu.map(states).unwrap_or_default();
+            Line::styled(states.join(", "), ALARM)
         })
 }
 
-/// Returns the name of a group behind the branches of the tree. Only the first row of a group has
-/// its name.
-fn name(row: &GroupRow<'_>) -> String {
-    let group = row.group;
-    let mut text = String::new();
-    for (at, follows) in row.levels.iter().enumerate() {
-        let is_own = at + 1 == row.levels.len() && row.first;
-        text += match (is_own, follows) {
-            (true, true) => "├─ ",
-            (true, false) => "└─ ",
-            (false, true) => "│  ",
-            (false, false) => "   ",
-        };
-    }
-    let last = match row.levels.is_empty() {
-        true => &group.title,
-        false => last_name(&group.name.name),
-    };
-    match (row.first, row.hidden) {
-        (false, _) => text,
-        (true, 0) => text + last,
-        (true, hidden) => format!("{text}▸ {last} (+{hidden})"),
-    }
+/// Returns the unusual states of a group on a GPU: requests that wait, usage above a limit,
+/// suspended, uncovered and draining memory, a leak.
+pub fn states(gpu: &Gpu) -> Vec<String> {
+    let above = |limit: Option<u64>| limit.is_some() && gpu.usage > limit;
+    let waits = gpu.longest_wait.as_ref().map(|longest| match gpu.waiting {
+        Some(waiting @ 2..) => format!("{longest} (+{})", waiting - 1),
+        _ => longest.to_string(),
+    });
+    let states = [
+        waits,
+        above(gpu.limit()).then(|| "above max".into()),
+        (above(gpu.bytes(Key::High)) && !above(gpu.limit())).then(|| "above high".into()),
+        sized("suspended", gpu.suspended),
+        sized("uncovered", gpu.uncovered),
+        (gpu.draining > Some(0)).then(|| "draining".into()),
+        gpu.trend.as_ref().map(|_| "may leak".into()),
+    ];
+    states.into_iter().flatten().collect()
+}
+
+/// Returns a state with its bytes: `suspended 2.0 GiB`; `None` for none.
+fn sized(state: &str, bytes: Option<u64>) -> Option<String> {
+    let bytes = bytes.filter(|bytes| *bytes > 0)?;
+    Some(format!("{state} {}", gib(bytes)))
 }
 
 /// Returns the recent usage as a curve of one line. The highest line is the limit, or else the
 /// peak.
-fn recent(usage: &Usage, width: usize) -> String {
-    let whole = usage.limit.or(usage.peak).unwrap_or(0).max(1);
+fn recent(usage: &Gpu, width: usize) -> String {
+    let whole = usage.limit().or(usage.peak).unwrap_or(0).max(1);
     let parts = usage.recent.len();
     let columns = width.min(parts);
     let column = |column: usize| {
@@ -212,56 +260,44 @@ fn recent(usage: &Usage, width: usize) -> String {
     (0..columns).map(column).collect()
 }
 
-/// A part of what a process has, with its head and its rank.
-type Part = (&'static str, u8, fn(&Process) -> Option<u64>);
-
-const PARTS: [Part; 4] = [
-    (">ALLOC", 8, Process::allocations),
-    (">POOLS", 9, |it| it.part(Category::Pools)),
-    (">MANAGED", 10, |it| it.part(Category::Managed)),
-    (">DRIVER", 10, |it| it.part(Category::Driver)),
-];
-
 /// Returns the table of processes.
-pub fn processes<'a>(rows: &Rows<'a>) -> Table<'a, &'a Process> {
+pub fn processes<'a>(rows: &Rows<'a>, round: &'a Round) -> Table<'a, &'a Process> {
     let rows = rows.processes.clone();
-    // A column that says nothing new is for wide screens.
-    let has = |rank, is_new: &dyn Fn(&Process) -> bool| match rows.iter().any(|it| is_new(it)) {
-        true => rank,
-        false => EXTRA + rank,
-    };
     // The group's name contains the name of a job of gpulimit.
-    let job_rank = has(7, &|it| !it.title.contains(&it.place));
-    let parts = PARTS.map(|(head, rank, of)| {
-        let rank = has(rank, &|it| of(it).unwrap_or(0) > 0);
-        (head, rank, of)
-    });
-    let pids = rows.iter().map(|it| figure(it.who.pid).len());
-    let pid = pids.fold(5, usize::max);
-    let job = if rows.iter().any(|it| !it.place.is_empty()) {
-        22
-    } else {
-        0
-    };
-    let mut table = Table::new(rows)
-        .column(">PID", [pid; 3], 1, |it, _| figure(it.who.pid))
-        .column("USER", [8, 10, 0], 3, |it, _| it.user.as_str())
-        .column("GROUP", [10, 28, 0], 4, |it, width| {
-            cut(&it.title, width, width)
+    let is_new = |it: &&Process| !it.title.contains(&it.place);
+    let job_rank = 7 + if rows.iter().any(is_new) { 0 } else { EXTRA };
+    let has_job = rows.iter().any(|it| !it.place.is_empty());
+    let job = if has_job { 22 } else { 0 };
+    let gpu = processes::FIELDS.iter().position(|it| it.key == "gpu");
+    let (before, after) = processes::FIELDS.split_at(gpu.unwrap_or(0));
+    Table::new(rows)
+        .declared(before, |it| it)
+        .column(("JOB", Look::Left), [job, job, 0], job_rank, |it, _| {
+            &*it.place
         })
-        .column("JOB", [job, job, 0], job_rank, |it, _| it.place.as_str())
-        .column("GPU", [9, 9, 0], 6, |it, _| it.label.as_str())
-        .column(">TOTAL", [6; 3], 2, |it, _| size(it.total));
-    for (head, rank, of) in parts {
-        table = table.column(head, [head.len().max(7) - 1; 3], rank, move |it, _| {
-            size(of(it))
-        });
+        .column(("GPU", Look::Left), [9, 9, 0], 6, |it, _| {
+            round.label(gpu_of(it))
+        })
+        .declared(after, |it| it)
+        .column(("COMMAND", Look::Left), [8, 24, usize::MAX], 5, |it, _| {
+            let (state, command) = (state(it), figure(it.command.as_deref()));
+            let gap = if state.is_empty() { "" } else { " " };
+            Line::from_iter([Span::styled(state, ALARM), gap.into(), command.into()])
+        })
+}
+
+/// Returns the state of a process, or the request that waits; empty for a process that runs.
+fn state(process: &Process) -> String {
+    let parts = process.gpu.as_ref().map(|(_, parts)| parts);
+    match (&process.waits, process.state) {
+        (Some(waits), _) => waits.to_string(),
+        (None, "running") => String::new(),
+        // On a GPU of which nothing is on the host, there is no figure.
+        (None, "suspended") => parts
+            .and_then(|parts| sized("suspended", Some(parts.suspended)))
+            .unwrap_or_else(|| "suspended".into()),
+        (None, state) => state.into(),
     }
-    table.column("COMMAND", [8, 24, usize::MAX], 5, |it, _| {
-        let gap = if it.state.is_empty() { "" } else { " " };
-        let state = Span::styled(it.state.as_str(), ALARM);
-        Line::from_iter([state, gap.into(), it.command.as_str().into()])
-    })
 }
 
 /// Formats bytes in at most six columns: `23.8G`, `518.0M`, `17B`.
@@ -288,10 +324,10 @@ mod tests {
     fn placed(width: usize) -> String {
         let text = |length: usize| move |(), _| "-".repeat(length);
         let table = Table::new(vec![()])
-            .column("a", [4, 8, 8], 1, text(8))
-            .column(">b", [3; 3], 2, text(3))
-            .column(">x", [5; 3], EXTRA, text(5))
-            .column("c", [2, 4, 10], 0, text(4));
+            .column(("a", Look::Left), [4, 8, 8], 1, text(8))
+            .column(("b", Look::Right), [3; 3], 2, text(3))
+            .column(("x", Look::Right), [5; 3], EXTRA, text(5))
+            .column(("c", Look::Left), [2, 4, 10], 0, text(4));
         let widths = table.widths(width).into_iter().zip(&table.columns);
         let shown = widths.filter(|(width, _)| *width > 0);
         let texts = shown.map(|(width, column)| format!("{}{width}", column.head));

@@ -2,10 +2,13 @@
 
 use super::prompt::{Prompt, Question, SIGNALS, Seen};
 use super::reader::{Ask, Wanted};
-use super::round::{Name, Process, Round, Usage};
+use super::round::{Name, Round, Who};
 use super::rows::{Choice, Item, Rows};
+use crate::figures::Row;
+use crate::figures::processes::Process;
+use crate::shown::table::figure;
 use gpulimit_base::units::Extent;
-use gpulimit_limits::Selector;
+use gpulimit_limits::{Key, Selector};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use std::time::Duration;
 
@@ -239,7 +242,7 @@ impl View {
 
     /// Shows only the next GPU, and after the last one all GPUs.
     fn other_gpu(&mut self, round: &Round) {
-        let mut ids = round.gpus.iter().map(|gpu| gpu.memory.id);
+        let mut ids = round.gpus.iter().map(|gpu| gpu.id);
         if let Some(now) = self.choice.gpus.last() {
             ids.find(|id| id == now);
         }
@@ -254,22 +257,29 @@ impl View {
     fn ask_limit(&mut self, round: &Round) -> Option<Act> {
         let item = self.chosen(round)?;
         let mut groups = round.groups.iter();
-        let Some(group) = groups.find(|group| group.name == item.group) else {
+        let Some(group) = groups.find(|group| Name::of(group) == item.group) else {
             self.message = format!("group {} is not shown", item.group.name);
             return None;
         };
-        let find = |is: &dyn Fn(&Usage) -> bool| group.usages.iter().find(|usage| is(usage));
         // Only a limit for this GPU alone applies to a GPU that has one.
-        let own = find(&|usage| usage.gpu == item.gpu && usage.own_limit);
-        let shown = own.or_else(|| find(&|usage| usage.gpu == item.gpu));
-        let shown = shown.or_else(|| find(&|usage| !usage.own_limit));
-        let scope = match own {
-            Some(usage) => format!("GPU {}", usage.label),
+        let has_own = |row: &Row<'_>| {
+            let own = |gpu| group.rules.get(Selector::Device(gpu), Key::Max);
+            row.gpu.is_some_and(|gpu| own(gpu.id).is_some())
+        };
+        let is_it = |row: &Row<'_>| row.gpu.map(|gpu| gpu.id) == item.gpu;
+        let own = group.rows().find(|row| is_it(row) && has_own(row));
+        let shown = group.rows().find(is_it);
+        let shown = shown.or_else(|| group.rows().find(|row| !has_own(row)));
+        let scope = match &own {
+            Some(row) => format!("GPU {}", round.label(row.gpu.map(|gpu| gpu.id))),
             None => format!("{} GPUs", Selector::All),
         };
-        let (title, now) = (&group.title, shown.map_or("-", |usage| &usage.max_text));
-        let about = format!("{title}: max on {scope} is {now}. Esc changes nothing.");
-        let gpu = own.and_then(|usage| usage.gpu).map(|id| id.to_string());
+        let now = figure(shown.map(|row| row.max()));
+        let about = format!(
+            "{}: max on {scope} is {now}. Esc changes nothing.",
+            group.title
+        );
+        let gpu = own.and_then(|row| Some(row.gpu?.id.to_string()));
         self.ask(Question::Limit(item.group, gpu), about, "")
     }
 
@@ -283,9 +293,9 @@ impl View {
                 return None;
             };
             let mut processes = round.processes.iter();
-            let is_it = |it: &&Process| it.who == who && it.group == item.group;
+            let is_it = |it: &&Process| Who::of(it) == who && Name::of_process(it) == item.group;
             if let Some(process) = processes.find(is_it) {
-                command = format!(" Command: {}", process.command);
+                command = format!(" Command: {}", figure(process.command.as_deref()));
             }
             let start_time = who.start_time;
             (whom, seen) = (format!("process {pid}"), Some(Seen { pid, start_time }));

@@ -2,6 +2,7 @@
 
 import { Chart } from "./chart.js";
 import { colour, palette } from "./colours.js";
+import { GROUPS } from "./columns.js";
 import { announce, attribute, byId, el, label, say } from "./dom.js";
 import {
   count,
@@ -15,6 +16,7 @@ import {
   size,
   span,
 } from "./format.js";
+import { declared } from "./grid.js";
 import { conditions, groupName } from "./groups.js";
 import { past } from "./history.js";
 import { State } from "./state.js";
@@ -289,25 +291,21 @@ function optionsOf(options) {
   return facts;
 }
 
+const FACTS = declared(GROUPS, {});
+
 function figuresOf(group, gpu, state) {
-  const facts = [["Usage", size(gpu.usage), exact(gpu.usage)]];
+  const facts = [];
   const by =
     gpu.limited_by == null || gpu.limited_by === group.name
       ? ""
       : `, of ${foreign(gpu.limited_by)}`;
   const limit = gpu.effective_max == null ? "none" : size(gpu.effective_max) + by;
   facts.push(["Effective limit", limit, exact(gpu.effective_max)]);
-  for (const [name, key] of [
-    ["Own limit", "max"],
-    ["High", "high"],
-    ["Low", "low"],
-    ["Min", "min"],
-  ]) {
-    if (gpu[key] != null) facts.push([name, size(gpu[key]), exact(gpu[key])]);
+  for (const { head, number, sort, sparse, text, hint } of FACTS) {
+    const value = sort(gpu);
+    const says = number && value != null && !(sparse && value === 0);
+    if (says) facts.push([head, text(gpu), hint?.(gpu)]);
   }
-  facts.push(["Peak", size(gpu.peak), exact(gpu.peak)]);
-  facts.push(["Free", size(gpu.free), exact(gpu.free)]);
-  facts.push(["Refused", many(gpu.refusals ?? 0, "request")]);
   if (gpu.waits)
     facts.push(["Waited", `${many(gpu.waits, "time")}, ${span(gpu.waited_ms)} in all`]);
   const now = conditions(group, gpu, state).map(([, text]) => text);

@@ -1,13 +1,46 @@
 // A table that only has elements for the rows in view, so that thousands of rows stay fast.
 
-import { attribute, el, keyed, label } from "./dom.js";
+import { attribute, el, keyed, label, say } from "./dom.js";
+import { UNKNOWN, count, exact, foreign, size } from "./format.js";
 
 /** Rows that are made beyond the visible ones, above and below. */
 const SPARE = 6;
 
+/** Shows text that other users wrote. */
+function name(cell, value) {
+  cell.name ??= cell.appendChild(el("bdi", {}));
+  const shown = value == null ? UNKNOWN : foreign(value);
+  say(cell.name, shown);
+  attribute(cell, "title", value == null ? null : shown);
+}
+
+/** What cells of a unit show. Other units are text. */
+const UNITS = {
+  Bytes: (value) => ({
+    number: true,
+    text: (row) => size(value(row)),
+    hint: (row) => exact(value(row)),
+  }),
+  Count: (value) => ({ number: true, text: (row) => count(value(row)) }),
+};
+
+/**
+ * Returns the columns that the program declares. `own` has what the page shows in another way, by
+ * key, and `of` returns the part of a row that has the values.
+ */
+export function declared(fields, own, of = (row) => row) {
+  return fields.map(({ key, head, unit, says, goes, sparse }) => {
+    const value = (row) => of(row)[key];
+    const shown = UNITS[unit]?.(value) ?? { fill: (cell, row) => name(cell, value(row)) };
+    const title = ["PID", "GPU"].includes(head) ? head : head[0] + head.slice(1).toLowerCase();
+    return { id: key, head: title, title: says, goes, sparse, sort: value, ...shown, ...own[key] };
+  });
+}
+
 /**
  * A table with sorting. A column has `id`, `head`, optionally `title` (of the head), `sort` (the
- * value of a row by which rows are sorted), `number` (aligned to the end), `fill` (sets a cell's
+ * value of a row by which rows are sorted), `number` (aligned to the end), `sparse` (hidden if all
+ * values are zero or unknown), `goes` (hidden where there is little room), and `fill` (sets a cell's
  * content) or `text` and `hint` (a cell's text and title).
  */
 export class Grid {
@@ -42,7 +75,7 @@ export class Grid {
   head(column) {
     const attributes = {
       role: "columnheader",
-      class: `cell cell-${column.id}${column.number ? " number" : ""}`,
+      class: classOf(column),
     };
     if (!column.sort)
       return el("div", attributes, el("span", { title: column.title }, column.head));
@@ -71,6 +104,10 @@ export class Grid {
   show(rows) {
     const { column, down } = this.sorted;
     this.rows = column === null ? rows : sort(rows, column.sort, down);
+    for (const column of this.columns.filter((it) => it.sparse)) {
+      column.isEmpty = !this.rows.some((row) => column.sort(row));
+      this.heads.get(column.id).hidden = column.isEmpty;
+    }
     attribute(this.table, "aria-rowcount", this.rows.length + 1);
     this.scroller.hidden = this.rows.length === 0;
     this.empty.hidden = this.rows.length > 0;
@@ -124,8 +161,7 @@ export class Grid {
     const row = el("div", { role: "row", class: "grid-row" });
     row.cells = new Map();
     for (const column of this.columns) {
-      const class_ = `cell cell-${column.id}${column.number ? " number" : ""}`;
-      const cell = el("div", { role: "cell", class: class_ });
+      const cell = el("div", { role: "cell", class: classOf(column) });
       row.cells.set(column.id, cell);
       row.append(cell);
     }
@@ -136,10 +172,15 @@ export class Grid {
     this.row(element, row);
     for (const column of this.columns) {
       const cell = element.cells.get(column.id);
+      cell.hidden = Boolean(column.isEmpty);
       if (column.fill) column.fill(cell, row);
       else label(cell, column.text(row), column.hint?.(row));
     }
   }
+}
+
+function classOf({ id, number, goes }) {
+  return `cell cell-${id}${number ? " number" : ""}${goes ? " goes" : ""}`;
 }
 
 /** Sorts a copy of the rows. Unknown values come last in both directions. */

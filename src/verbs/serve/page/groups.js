@@ -13,7 +13,8 @@ import {
   size,
   span,
 } from "./format.js";
-import { Grid } from "./grid.js";
+import { GROUPS } from "./columns.js";
+import { Grid, declared } from "./grid.js";
 import { lastHour } from "./history.js";
 
 /** Returns what is worth knowing about a group on a GPU: texts with the class of a tag. */
@@ -71,15 +72,8 @@ export class Groups {
   }
 
   columns() {
-    const bytes = (id, head, title, value) => ({
-      id,
-      head,
-      title,
-      number: true,
-      sort: ({ gpu }) => value(gpu),
-      text: ({ gpu }) => size(value(gpu)),
-      hint: ({ gpu }) => exact(value(gpu)),
-    });
+    const own = { max: { text: maxText }, usage: { fill: usage } };
+    const [max, ...figures] = declared(GROUPS, own, ({ gpu }) => gpu);
     return [
       {
         id: "name",
@@ -94,42 +88,17 @@ export class Groups {
         text: ({ gpu }) => (gpu.uuid == null ? "all" : gpuName(gpu)),
         hint: ({ gpu }) => gpu.uuid,
       },
+      max,
       {
-        id: "usage",
-        head: "Usage",
+        id: "effective",
+        head: "Effective",
+        title: "The smallest limit of the group and of the groups above.",
         number: true,
-        title: "Memory that the group and the groups below it use",
-        sort: ({ gpu }) => gpu.usage,
-        fill: usage,
-      },
-      { ...bytes("max", "Max", "The group's own limit", (gpu) => gpu.max), text: maxText },
-      {
-        ...bytes(
-          "effective",
-          "Effective",
-          "The smallest limit on the group's path",
-          (gpu) => gpu.effective_max,
-        ),
+        sort: ({ gpu }) => gpu.effective_max,
+        text: ({ gpu }) => size(gpu.effective_max),
         hint: effectiveHint,
       },
-      bytes("peak", "Peak", "The highest charge so far", (gpu) => gpu.peak),
-      bytes("free", "Free", "What the group can still get", (gpu) => gpu.free),
-      {
-        id: "refused",
-        head: "Refused",
-        title: "Refused requests so far",
-        number: true,
-        sort: ({ gpu }) => gpu.refusals,
-        text: ({ gpu }) => count(gpu.refusals),
-      },
-      {
-        id: "waiting",
-        head: "Waiting",
-        title: "Processes that wait for memory",
-        number: true,
-        sort: ({ gpu }) => gpu.waiting,
-        text: ({ gpu }) => count(gpu.waiting),
-      },
+      ...figures,
       {
         id: "state",
         head: "State",

@@ -1,23 +1,19 @@
 // The processes in groups, with the parts of their memory.
 
+import { PROCESSES } from "./columns.js";
 import { attribute, byId, el, label, say } from "./dom.js";
 import { UNKNOWN, count, exact, foreign, gpuName, many, size, span } from "./format.js";
-import { Grid } from "./grid.js";
+import { Grid, declared } from "./grid.js";
 import { processRow } from "./state.js";
 
-const PARTS = [
-  ["allocations", "Allocations"],
-  ["pools", "Pools"],
-  ["managed", "Managed"],
-  ["driver", "Driver"],
-];
+const PARTS = ["allocations", "pools", "managed", "driver"];
 
 export class Processes {
   constructor() {
     this.filter = "";
     this.grid = new Grid(byId("process-table"), {
       name: "Processes",
-      columns: columns(),
+      columns: declared(PROCESSES, OWN),
       key: processRow,
       row: (element, process) => attribute(element, "data-pid", process.pid),
       onSort: () => this.show(this.state),
@@ -61,72 +57,31 @@ function state({ waits_for: waits, state: said, suspended }) {
   return suspended > 0 ? `${said}, ${size(suspended)} on the host` : said;
 }
 
-function columns() {
-  const text = (id, head, value) => ({
-    id,
-    head,
-    sort: value,
-    fill: (cell, process) => name(cell, value(process)),
-  });
-  const bytes = (id, head, title) => ({
-    id,
-    head,
-    title,
-    number: true,
-    sort: (process) => process[id],
-    text: (process) => size(process[id]),
-    hint: (process) => exact(process[id]),
-  });
-  return [
-    {
-      id: "pid",
-      head: "PID",
-      number: true,
-      sort: (one) => one.pid,
-      text: (one) => (one.pid == null ? UNKNOWN : String(one.pid)),
-      hint: pidHint,
-    },
-    text("user", "User", (one) => one.user),
-    text("group", "Group", (one) => one.group),
-    {
-      id: "gpu",
-      head: "GPU",
-      sort: (one) => one.gpu?.index,
-      text: (one) => gpuName(one.gpu),
-      hint: (one) => one.gpu?.uuid,
-    },
-    { ...bytes("total", "Total", "Memory that counts against the limit"), fill: total },
-    bytes("allocations", "Allocations", "Plain and virtual memory, arrays and graphs"),
-    bytes("pools", "Pools", "Memory that pools have reserved"),
-    bytes("managed", "Managed", "Managed memory, which nvidia-smi does not show"),
-    bytes("driver", "Driver", "Memory of contexts and code"),
-    { id: "state", head: "State", sort: state, fill: stateCell },
-    text("command", "Command", (one) => one.command),
-  ];
-}
+/** What the page shows in its own way. */
+const OWN = {
+  pid: { text: ({ pid }) => (pid == null ? UNKNOWN : String(pid)), hint: pidHint },
+  gpu: {
+    sort: ({ gpu }) => gpu?.index,
+    fill: (cell, { gpu }) => label(cell, gpuName(gpu), gpu?.uuid),
+  },
+  total: { fill: total },
+  state: { sort: state, fill: stateCell },
+};
 
 function pidHint({ pid, own_pid: own }) {
   return own != null && own !== pid ? `pid ${own} in its own namespace` : null;
 }
 
-/** Shows text that other users wrote. */
-function name(cell, value) {
-  cell.name ??= cell.appendChild(el("bdi", {}));
-  const shown = value == null ? UNKNOWN : foreign(value);
-  say(cell.name, shown);
-  attribute(cell, "title", value == null ? null : shown);
-}
-
 function total(cell, process) {
   if (!cell.parts) {
     const bar = el("div", { class: "parts", "aria-hidden": "true" });
-    const pieces = PARTS.map(([id]) => bar.appendChild(el("div", { class: `piece piece-${id}` })));
+    const pieces = PARTS.map((id) => bar.appendChild(el("div", { class: `piece piece-${id}` })));
     cell.parts = { pieces, text: el("span", { class: "parts-text" }) };
     cell.append(cell.parts.text, bar);
   }
   const { pieces, text } = cell.parts;
   label(text, size(process.total), exact(process.total));
-  PARTS.forEach(([id], at) => {
+  PARTS.forEach((id, at) => {
     const share = process.total ? (process[id] ?? 0) / process.total : 0;
     pieces[at].style.inlineSize = `${Math.min(1, share) * 100}%`;
   });

@@ -183,7 +183,7 @@ fn narrow_screens_show_whole_questions() {
 fn every_size_is_drawn_without_a_wrapped_or_lost_line() {
     let mut hostile = sample::round();
     hostile.groups[3].title = "模型".repeat(40);
-    hostile.processes[1].command = "e\u{301}שלום\u{1f469}\u{fe0f}模".repeat(20);
+    hostile.processes[1].command = Some("e\u{301}שלום\u{1f469}\u{fe0f}模".repeat(20));
     hostile.processes[2].user = "長い名前".into();
     for round in [
         &sample::round(),

@@ -3,6 +3,7 @@
 use super::*;
 use crate::verbs::top::rows::Sort;
 use crate::verbs::top::sample::{self, id, item, name, view};
+use gpulimit_base::units::Size;
 
 /// A view and its round, with keys pressed one after the other.
 struct Keys {
@@ -51,12 +52,12 @@ impl Keys {
     fn groups(&self) -> Vec<&str> {
         let rows = self.rows().groups;
         let first = rows.into_iter().filter(|row| row.first);
-        first.map(|row| row.group.name.name.as_str()).collect()
+        first.map(|row| row.row.group.name.as_str()).collect()
     }
 
     fn pids(&self) -> Vec<u32> {
         let rows = self.rows().processes;
-        let pids = rows.iter().map(|it| it.who.own_pid);
+        let pids = rows.iter().map(|it| it.own_pid);
         pids.collect()
     }
 }
@@ -154,7 +155,10 @@ fn rows_of_equal_figures_keep_their_order() {
     keys.round.processes.reverse();
     assert_eq!(keys.pids(), before);
     for process in &mut keys.round.processes {
-        process.total = Some(1);
+        process
+            .gpu
+            .iter_mut()
+            .for_each(|(_, parts)| parts.total = 1);
     }
     assert_eq!(keys.pids(), [4711, 4713, 4714, 4715, 4716]);
 }
@@ -191,8 +195,8 @@ fn another_process_with_the_pid_is_not_selected() {
     let mut keys = Keys::new();
     keys.press(KeyCode::Tab).press(KeyCode::Down);
     let [first, second] = [1, 2].map(|at| keys.round.processes[at].clone());
-    keys.round.processes[2].who.pid = first.who.pid;
-    keys.round.processes[2].who.own_pid = first.who.own_pid;
+    keys.round.processes[2].pid = first.pid;
+    keys.round.processes[2].own_pid = first.own_pid;
     keys.round.processes[2].group = first.group.clone();
     keys.round.processes[1] = second;
     let rows = keys.rows();
@@ -235,7 +239,7 @@ fn keys_fold_groups() {
     let mut keys = Keys::new();
     keys.press(KeyCode::Down).press(KeyCode::Char(' '));
     assert_eq!(keys.groups(), ["lab", "night"]);
-    assert_eq!(keys.rows().groups[0].hidden, 3);
+    assert_eq!(keys.rows().groups[0].name, "▸ lab (+3)");
     keys.press(KeyCode::Char('t'));
     assert_eq!(keys.groups().len(), 5);
     keys.press(KeyCode::Char('T'));
@@ -282,7 +286,10 @@ fn a_limit_is_typed_twice() {
     let limit = |gpu: Option<String>| Act::Limit(name("lab"), "8G".into(), gpu);
     assert_eq!(keys.act, Some(limit(None)));
     // Only a limit for this GPU alone counts where there is one.
-    keys.round.groups[0].usages[0].own_limit = true;
+    let only = Selector::Device(id(0));
+    keys.round.groups[0]
+        .rules
+        .set(only, Key::Max, Size::Bytes(1));
     keys.press(KeyCode::Char('s'))
         .write("8G")
         .press(KeyCode::Enter);
