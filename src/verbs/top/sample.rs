@@ -139,6 +139,7 @@ pub fn round() -> Round {
     bob.trend = Some(Trend {
         time: Duration::from_secs(3_600),
         rate: 1e6,
+        process: None,
     });
     let mut job = usage(0, 9, Some(10));
     job.recent = Vec::new();

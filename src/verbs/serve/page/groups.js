@@ -309,8 +309,10 @@ function trendCell(cell, { group, gpu }) {
       : [];
   attribute(area, "points", [...points, ...ends].map((point) => point.join()).join(" "));
   const grows = gpu.trend ? `grows ${growth(gpu.trend)}` : "";
+  const grower = gpu.trend?.process;
+  const who = grower ? `, by pid ${grower.pid} (${foreign(grower.command)})` : "";
   const rising = gpu.trend
-    ? `${grows}; the floor has risen for ${span(gpu.trend.rising_ms)}`
+    ? `${grows}; the floor has risen for ${span(gpu.trend.rising_ms)}${who}`
     : null;
   label(text, gpu.trend ? growth(gpu.trend) : "", rising);
 }
