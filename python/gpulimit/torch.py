@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any, Callable, List, Tuple, Union
 
-from . import _library, _pressure, _report
+from . import _explain, _library, _pressure, _report
 from ._library import Error
 
 Report = Union[bool, str, "os.PathLike[str]", Callable[[str], object]]
@@ -106,6 +106,7 @@ def _observe(device: int, size: int, total: int, free: int) -> None:
     place of the out-of-memory error.
     """
     global _reported
+    _explain.observe(device, size, total, free)
     now = time.monotonic()
     # PyTorch also calls this for workspaces of cuDNN, and then goes on with smaller ones.
     if not _report_to or now - _reported < REST or _is_searching:

@@ -1,5 +1,6 @@
 //! `gpulimit run`: runs a command under a limit.
 
+mod explain;
 mod place;
 mod stat;
 mod user;
@@ -57,6 +58,10 @@ pub struct Args {
     #[arg(long)]
     stat: bool,
 
+    /// Let PyTorch note what it holds when it runs out of memory, for `gpulimit why`
+    #[arg(long, conflicts_with = "user")]
+    explain: bool,
+
     /// The program that runs the command as its script: `python -m gpulimit` passes its own
     #[arg(long, value_name = "PROGRAM", hide = true)]
     interpreter: Option<OsString>,
@@ -86,6 +91,7 @@ Examples:
   gpulimit run --max 4G -- python train.py
   gpulimit run --max 50% --device 0 --stat -- ./a.out
   gpulimit run --group lab --max 30% --high 20% -- python train.py
+  gpulimit run --max 8G --explain -- python train.py    for `gpulimit why`
   gpulimit run --max 8G --user app -- ./server       as root, for services
   gpulimit run --max 8G --name lab -- jupyter lab    makes or joins the group
   gpulimit run --name lab -- python eval.py          joins it
@@ -146,6 +152,8 @@ pub fn run(mut args: Args, inherited: &Inherited) -> Result<ExitCode, Failure> {
             .next()
             .map_or(OsStr::new(""), OsString::as_os_str),
     )?;
+    let explained = args.explain.then(explain::begin).transpose();
+    let explained = explained.map_err(Failure::of_run)?;
     let place = Place::of(&args, user.as_ref()).map_err(Failure::of_run)?;
     let stat = args.stat.then(|| Stat::begin(&place.group));
 
@@ -166,7 +174,8 @@ pub fn run(mut args: Args, inherited: &Inherited) -> Result<ExitCode, Failure> {
         .env(policy::GROUP, place.group.name())
         .env_remove(policy::MAX)
         .env_remove(policy::LIMITS)
-        .envs(policy::hand_down(&place.group).map(|limits| (policy::LIMITS, limits)));
+        .envs(policy::hand_down(&place.group).map(|limits| (policy::LIMITS, limits)))
+        .envs(explained.into_iter().flatten());
     if let Some(user) = &user {
         user.apply(&mut command);
     }

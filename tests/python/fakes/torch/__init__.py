@@ -136,6 +136,12 @@ class cuda:
         return _allocator.allocated
 
     @staticmethod
+    def memory_snapshot():
+        free = [{"size": size, "state": "inactive"} for size, _ in _allocator.free]
+        used = [{"size": _allocator.allocated, "state": "active_allocated"}]
+        return [{"device": 0, "is_expandable": False, "blocks": used + free}]
+
+    @staticmethod
     def max_memory_reserved(device=None):
         return _allocator.peak
 
