@@ -3,7 +3,7 @@
 use super::budget::{Budget, Most, VERB};
 use super::sizes;
 use gpulimit_base::device::DeviceId;
-use gpulimit_group::{Group, GroupError, Root};
+use gpulimit_group::{Group, GroupError, Root, job_key};
 use gpulimit_ledger::{Ledger, child_key};
 use gpulimit_limits::{LimitSet, Limits, LimitsError};
 use std::cell::{OnceCell, RefCell};
@@ -137,8 +137,8 @@ impl Above {
     }
 
     /// Returns the bytes of this group that processes of `leaf`, a group below, cannot get: the
-    /// charged ones, and those that `min` keeps for other child groups. `capacity` is the GPU's
-    /// memory in bytes. Returns `None` if the caller cannot read the ledger.
+    /// charged ones, and those that are kept for other child groups, by `min` or for jobs.
+    /// `capacity` is the GPU's memory in bytes. Returns `None` if the caller cannot read the ledger.
     pub fn taken(&self, leaf: &str, id: DeviceId, capacity: u64) -> Option<u64> {
         let ledger = self.ledger.as_ref()?;
         let mut taken = self.taken.borrow_mut();
@@ -148,6 +148,9 @@ impl Above {
         let own = child_key(below.split('/').next().unwrap_or_default());
         let own = taken.kept.get(&own).copied().unwrap_or(0);
         let kept = u64::try_from(taken.kept_in_all - u128::from(own)).unwrap_or(u64::MAX);
+        let job = job_key(self.group.name(), leaf);
+        let rooms = (ledger.find_device(&id)).map_or(0, |device| ledger.rooms_but(device, job));
+        let kept = kept.saturating_add(rooms);
         Some(taken.charged.saturating_add(kept))
     }
 

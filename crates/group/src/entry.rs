@@ -7,7 +7,7 @@
 
 use super::at_limit::{ANEW, ANEW_MOST, Current, Insistence, NAP, Request, Still};
 use super::member::{Member, MemberDevice, Refusal, Spared};
-use super::name::Kind;
+use super::name::{self, Kind};
 use super::oom::Awaited;
 use super::signals::Deferred;
 use super::undisturbed::Undisturbed;
@@ -84,6 +84,14 @@ impl Member {
     pub fn leave_entrance(&self, device: &MemberDevice) {
         self.each_slot(device, Slot::leave_entrance);
     }
+}
+
+/// Returns a key for the outermost job that the group `leaf` is in, below the group `above`; 0 if
+/// it is in none.
+pub fn job_key(above: &str, leaf: &str) -> u64 {
+    let below = name::upwards(leaf).take_while(|name| name.len() > above.len());
+    let jobs = below.filter(|name| Kind::of(name) == Kind::Job);
+    jobs.last().map_or(0, child_key)
 }
 
 /// Returns the outermost job with a limit of its own among the groups `below` a group with the
@@ -207,8 +215,15 @@ impl Request<'_, '_> {
         }
         let current = Current::new(self.member, self.pressure);
         let path = [station.level(self.device, level, Spared::Min)];
-        let idle = Trial { slot, index, bytes };
-        match ledger::charge_ahead(&path, bytes, &current, &idle) {
+        // The limits may have changed since other processes of the job entered.
+        let has = job.map_or(0, |job| station.ledger.charged_by_job(index, job));
+        let lacks = bytes.saturating_sub(has);
+        let idle = Trial {
+            slot,
+            index,
+            bytes: lacks,
+        };
+        match ledger::charge_ahead(&path, lacks, &current, &idle) {
             Ok(()) => {
                 let entered = match job {
                     Some(job) => {
@@ -217,7 +232,7 @@ impl Request<'_, '_> {
                     }
                     None => slot.take_entrance(index) || is_over,
                 };
-                ledger::uncharge_idle(&path, bytes, &idle);
+                ledger::uncharge_idle(&path, lacks, &idle);
                 Ok(entered)
             }
             // The request itself says what a process that is alone gets.

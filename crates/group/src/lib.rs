@@ -49,7 +49,7 @@ pub use access::{Access, Members};
 pub use at_limit::Insistence;
 pub use demand::{Demanded, Told};
 pub use directory::{Directory, Entry, EntryKind};
-pub use entry::job_of;
+pub use entry::{job_key, job_of};
 pub use error::{Fault, GroupError, WithoutCreateHint};
 pub use hold::Hold;
 pub use images::ImageKey;

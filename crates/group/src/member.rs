@@ -1,5 +1,6 @@
 //! The membership of this process in a group and in the groups above it.
 
+use super::entry::job_key;
 use super::protection::ProtectedGroups;
 use super::trail::{Traced, happening};
 use super::{Group, GroupError, Root, context_size};
@@ -742,6 +743,7 @@ impl Station {
         let ledger = Arc::new(Ledger::open(&group.ledger_path())?);
         let below = leaf.get(group.name().len() + 1..).unwrap_or_default();
         let slot = ledger.claim(&Identity::of_self(), below)?;
+        slot.belong_to(job_key(group.name(), leaf));
         let station = Self {
             name: group.name().into(),
             limits,

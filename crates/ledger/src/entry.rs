@@ -56,6 +56,13 @@ impl Ledger {
         }
     }
 
+    /// Returns the bytes that the processes of the job with this key have charged.
+    pub fn charged_by_job(&self, device: DeviceIndex, job: u64) -> u64 {
+        let slots = (0..self.high_water()).filter(|slot| self.job(*slot) == job);
+        let units = slots.map(|slot| granted(self.word(slot, device).load(Ordering::Acquire)));
+        units.sum::<u64>() * UNIT
+    }
+
     /// Lowers what is kept for the job with this key to what `max` returns for a device.
     pub fn bound_rooms(&self, job: u64, max: impl Fn(&DeviceEntry) -> u64) {
         for device in self.devices() {
@@ -120,10 +127,16 @@ impl Slot {
         }
     }
 
-    /// Keeps `bytes` of the device for the job with the key `job`, which this process belongs to,
-    /// as long as one of the processes for which they are kept lives. Their charges count in it.
-    pub fn keep_room(&self, device: DeviceIndex, job: u64, bytes: u64) {
+    /// Notes that this process belongs to the job with the key `job`: its charges count in what is
+    /// kept for the job. 0 is none.
+    pub fn belong_to(&self, job: u64) {
         self.page().job.store(job, Ordering::Relaxed);
+    }
+
+    /// Keeps `bytes` of the device for the job with the key `job`, which this process belongs to,
+    /// as long as one of the processes for which they are kept lives, and is not suspended.
+    pub fn keep_room(&self, device: DeviceIndex, job: u64, bytes: u64) {
+        self.belong_to(job);
         self.stats(device).room.store(bytes, Ordering::Release);
         self.ledger().header().rooms.store(1, Ordering::SeqCst);
     }
@@ -136,7 +149,7 @@ impl Slot {
 
     /// Returns whether memory is kept for the job of this process.
     pub fn has_room(&self, device: DeviceIndex) -> bool {
-        self.stats(device).room.load(Ordering::Relaxed) != 0
+        self.job_has_room(device, self.ledger().job(self.index()))
     }
 
     /// Returns whether memory is kept for the job with this key.
@@ -150,16 +163,20 @@ impl Slot {
     /// before a request is published: a request under way may take a part of a new room.
     #[inline]
     pub fn rooms_of_others(&self, device: DeviceIndex) -> u64 {
-        match self.ledger().header().rooms.load(Ordering::Relaxed) {
+        let ledger = self.ledger();
+        match ledger.header().rooms.load(Ordering::Relaxed) {
             0 => 0,
-            _ => self.add_up_rooms(device),
+            _ => ledger.rooms_but(device, ledger.job(self.index())),
         }
     }
+}
 
+impl Ledger {
+    /// Returns the bytes that are kept for jobs, but for the one with the key `own`, and not
+    /// charged.
     #[cold]
-    fn add_up_rooms(&self, device: DeviceIndex) -> u64 {
-        let ledger = self.ledger();
-        let own = ledger.job(self.index());
+    pub fn rooms_but(&self, device: DeviceIndex, own: u64) -> u64 {
+        let ledger = self;
         // The keys of other jobs, with their rooms.
         let (mut jobs, mut count) = ([(0, 0); MOST_ROOMS], 0);
         for slot in 0..ledger.high_water() {
@@ -297,6 +314,10 @@ mod tests {
         assert_eq!(room(), 0);
         away(&one, 0);
         assert_eq!(room(), 6);
+        // A process of the job for which nothing is kept.
+        assert_eq!(two.rooms_of_others(device), 0);
+        two.word(device).store(2, Ordering::SeqCst);
+        assert_eq!((room(), scratch.charged_by_job(device, 7)), (4, 2 * UNIT));
     }
 
     #[test]

@@ -205,6 +205,37 @@ fn a_job_whose_limit_is_lowered_keeps_and_needs_no_more() {
     world.judge_end(CAP);
 }
 
+#[test]
+fn a_process_of_a_job_that_began_without_waits_counts_in_the_limit_of_the_job() {
+    let world = World::new(CAP);
+    world.below("run-1-1", &["max=3G"]);
+    let mut first = world.on_gpu_in("run-1-1");
+    first.expect(&[("alloc a 1100M", "0")]);
+    world.settings(&["on_limit=wait", "wait_timeout=600s"]);
+    // There is room for the rest of the limit only.
+    let second = world.on_gpu_in("run-1-1");
+    world.below("inner", &[]);
+    let mut other = start_in(&world, &format!("{GROUP}/inner"));
+    assert_eq!(other.say("start"), "0 0");
+    other.expect(&[("alloc b 2M", "0")]);
+    let shown = finish(controller(
+        &world,
+        &["show", &format!("{GROUP}/inner"), "--json"],
+    ));
+    let shown: serde_json::Value = serde_json::from_str(&text(&shown.stdout)).expect("JSON");
+    let free = shown["groups"][0]["gpus"][0]["free"].as_u64();
+    assert!(free.is_some_and(|free| free < 600 * MIB), "{shown}");
+    other.tell("alloc a 600M");
+    other.waits_on();
+    first.expect(&[("alloc b 300M", "0")]);
+    for program in [first, second] {
+        program.end_quietly();
+    }
+    assert_eq!(other.answer(), "0");
+    other.end_quietly();
+    world.judge_end(CAP);
+}
+
 /// It enters the upper group, and not the lower one.
 #[test]
 fn a_job_whose_first_context_is_refused_keeps_nothing() {
