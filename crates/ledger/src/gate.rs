@@ -235,6 +235,12 @@ impl Gate {
         }
     }
 
+    /// Returns whether an actor holds calls back.
+    #[inline]
+    pub fn is_closed(&self) -> bool {
+        self.word.load(Ordering::SeqCst) & HELD != 0
+    }
+
     /// Returns whether calls are under way.
     pub fn has_calls(&self) -> bool {
         self.under_way(Calls::Short) > 0

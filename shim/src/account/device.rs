@@ -239,12 +239,13 @@ impl Device {
         }
     }
 
-    /// Returns whether this process is suspended: its charge has moved to its suspended bytes, and
-    /// the driver confirms that.
+    /// Returns whether this process is suspended: its charge has moved to its suspended bytes, or
+    /// may be about to move there, and the driver confirms that. Another process of the set may
+    /// have left its room already.
     #[inline]
     pub(super) fn is_away(&self) -> bool {
         let Book { member, device, .. } = &self.book;
-        member.has_suspended(device) && suspension::is_suspended()
+        (member.has_suspended(device) || member.gate().is_closed()) && suspension::is_suspended()
     }
 
     #[cold]

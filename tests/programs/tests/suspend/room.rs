@@ -43,6 +43,30 @@ fn a_full_group_makes_resume_wait() {
     world.judge_end(CAP);
 }
 
+/// The room that others leave on their way to the host is theirs: it is not granted to a request
+/// whose own process is on the host, and who comes back finds it.
+#[test]
+fn a_request_that_waits_gets_no_room_while_its_process_is_suspended() {
+    let world = World::new(CAP);
+    world.settings(&["on_limit=wait", "wait_timeout=1h"]);
+    let mut first = holder(&world, "1800M");
+    let mut second = world.on_gpu();
+    second.tell("alloc a 1800M");
+    await_line(&world, 1);
+    done(&world, &["suspend", GROUP]);
+    second.waits_on();
+    assert_eq!(figures(&world).0, 0, "nothing is charged");
+    done(&world, &["resume", GROUP]);
+    await_line(&world, 1);
+    first.expect(&[("free a", "0")]);
+    assert_eq!(second.answer(), "0");
+    world.judge(CAP);
+    for program in [first, second] {
+        program.end();
+    }
+    world.judge_end(CAP);
+}
+
 /// Waiting for room that can never be there would keep room from others.
 #[test]
 fn a_set_beyond_the_limit_does_not_wait() {
