@@ -32,6 +32,8 @@ pub enum Unit {
     Flag,
     /// A time in UTC.
     Time,
+    /// Bytes, or a word.
+    Setting,
     /// A GPU.
     Device,
     /// A JSON object or a list of such objects, of which the schema has a description of this name.

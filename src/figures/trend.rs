@@ -9,8 +9,9 @@
 //!
 //! The rate is the median of the slopes between all pairs of floors in the window (Theil–Sen).
 
+use super::fields::{self, fields};
 use gpulimit_base::units::gib;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::time::Duration;
 
 /// Number of parts of a window.
@@ -159,13 +160,7 @@ impl Trend {
 
     /// Returns the trend as JSON, for a group that uses `usage` bytes.
     pub fn json(&self, usage: u64, limit: Option<u64>) -> Value {
-        let full = limit.and_then(|limit| self.full_in(usage, limit));
-        let ms = |time: Duration| u64::try_from(time.as_millis()).ok();
-        json!({
-            "bytes_per_hour": (self.rate * 3_600.0) as i64,
-            "rising_ms": ms(self.time),
-            "full_in_ms": full.and_then(ms),
-        })
+        fields::json(FIELDS, &(*self, usage, limit), None)
     }
 
     /// Returns a sentence for people.
@@ -181,6 +176,18 @@ impl Trend {
         }
         said + &format!("; may leak: the floor has risen for {}", coarse(self.time))
     }
+}
+
+fields! { pub FIELDS(it: (Trend, u64, Option<u64>)):
+    "bytes_per_hour": Bytes => (it.0.rate * 3_600.0) as i64;
+    /// How long the floor of the usage has risen.
+    "rising_ms": Ms => ms(it.0.time);
+    /// How long until the limit is reached; null without a limit.
+    "full_in_ms": Ms => it.2.and_then(|limit| it.0.full_in(it.1, limit)).and_then(ms);
+}
+
+fn ms(time: Duration) -> Option<u64> {
+    u64::try_from(time.as_millis()).ok()
 }
 
 /// Formats a duration in one unit: `34 min`, `5 h`, `3 days`.
