@@ -1,5 +1,5 @@
-//! Fields declare each figure of a row once: as a column of tables, CSV, `top` and the page, and as a
-//! key of JSON and of its schema.
+//! Fields declare each figure of a row once: as a column of tables, CSV, `top` and the page, and as
+//! a key of JSON and of its schema.
 
 use crate::groups;
 use crate::machine::nvml::Driver;

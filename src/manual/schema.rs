@@ -5,7 +5,6 @@ use crate::figures::{self, Row, event, past, processes, snapshot, trend, waiting
 use crate::verbs::{ps, report};
 use gpulimit_limits::Key;
 use serde_json::{Value, json};
-use std::fmt::Write;
 
 /// The keys of an object, and what each is.
 type Object = Vec<(&'static str, Value)>;
@@ -45,11 +44,8 @@ fn schema() -> String {
         ("use", object(report::line::FIELDS)),
     ];
     let objects = objects.map(|(name, object)| {
-        let lines = object.iter().fold(String::new(), |mut text, (key, what)| {
-            let _ = write!(text, "      {key:?}: {what},\n");
-            text
-        });
-        let lines = lines.trim_end_matches(",\n");
+        let line = |(key, what): &(&str, Value)| format!("      {key:?}: {what}");
+        let lines = object.iter().map(line).collect::<Vec<_>>().join(",\n");
         format!("    {name:?}: {{ \"type\": \"object\", \"properties\": {{\n{lines}\n    }} }}")
     });
     let dialect = "https://json-schema.org/draft/2020-12/schema";

@@ -118,12 +118,10 @@ fn millis(time: Option<Duration>) -> Option<u64> {
 
 /// Shows the processes.
 pub fn ps(args: &Args) -> Result<ExitCode, Failure> {
-    if args.by == By::User {
-        if matches!(args.order.sort, Some(Key::Pid | Key::Group)) {
-            return Err(Failure::usage(
-                "--by user has no pids and groups: sort by user, total or waited",
-            ));
-        }
+    if args.by == By::User && matches!(args.order.sort, Some(Key::Pid | Key::Group)) {
+        return Err(Failure::usage(
+            "--by user has no pids and groups: sort by user, total or waited",
+        ));
     }
     let driver = Driver::load().ok();
     let driver = driver.as_ref();
