@@ -455,8 +455,6 @@ impl<'a> Row<'a> {
         "waits": Count => it.of(|gpu| gpu.waits);
         /// How long these requests have waited.
         "waited_ms": Ms => it.of(|gpu| gpu.waited_ms);
-        /// The used part of the effective limit, in percent.
-        "percent": Count, right("PERCENT").sparse().top(23) => it.of(Gpu::percent);
         /// The live processes that have used the GPU.
         "processes": Count, right("PROCESSES").narrow(5).top(22).short("PROC") => it.processes();
         /// How the usage grows; null if it does not.
