@@ -1,8 +1,10 @@
 //! The manual pages and the completions, which packages contain: `scripts/package` runs the test
 //! below, which writes them. The program itself has neither, and does not link what makes them.
+//! `schema.rs` makes docs/schema.json.
 
 mod completions;
 mod man;
+mod schema;
 mod tests;
 
 use clap::{Command, CommandFactory};

@@ -2,6 +2,7 @@
 
 pub mod watch;
 
+use super::fields::{self, fields};
 use crate::groups;
 use crate::machine::{accounts, nvml::Driver};
 use crate::words::{clock::Moment, text};
@@ -9,7 +10,7 @@ use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::units::gib;
 use gpulimit_ledger::{Cause, Event, EventKind, Holding, TrailEvent};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -102,48 +103,12 @@ impl Line {
     /// Returns the event as JSON. Unless `with_processes`, all that tells of processes and their
     /// users is null.
     pub fn json(&self, driver: Option<&Driver>, with_processes: bool) -> Value {
-        let what = &self.event.what;
-        let user = |process: &Identity| with_processes.then(|| accounts::user_name(process.uid));
-        let command = |process: &Identity| with_processes.then(|| process.command().to_string());
-        let holding = |Holding { process, bytes }: &Holding| {
-            json!({
-                "pid": process.pid,
-                "uid": process.uid,
-                "user": user(process),
-                "command": command(process),
-                "bytes": bytes,
-            })
+        let line = self;
+        let shown = Shown {
+            line,
+            with_processes,
         };
-        let holders = match with_processes {
-            true => self.holders(),
-            false => &[],
-        };
-        json!({
-            "time": self.time().to_string(),
-            "group": self.group,
-            "root": text::shown_path(&self.root),
-            "number": self.event.number,
-            "event": what.kind.name(),
-            "count": self.count(),
-            "until": self.until().map(|time| time.to_string()),
-            "gpu": self.device.map(|id| json!({
-                "uuid": id.to_string(),
-                "index": groups::index(id, driver),
-            })),
-            "pid": with_processes.then_some(what.process.pid),
-            "uid": with_processes.then_some(what.process.uid),
-            "user": user(&what.process),
-            "command": command(&what.process),
-            "bytes": known(what.bytes),
-            "charged": what.charged,
-            "max": self.max(),
-            "function": self.function(),
-            "holders": holders.iter().map(holding).collect::<Vec<_>>(),
-            "processes": self.counted(EventKind::Asked),
-            "took_ms": self.counted(EventKind::Given),
-            "cause": self.cause().map(Cause::name),
-            "by": self.by().filter(|_| with_processes).map(holding),
-        })
+        fields::json(Shown::FIELDS, &shown, driver)
     }
 
     pub fn text(&self, driver: Option<&Driver>) -> String {
@@ -241,4 +206,76 @@ impl Line {
 /// Returns an event's bytes; `None` for the largest number, which means "no limit" or "unknown".
 fn known(bytes: u64) -> Option<u64> {
     (bytes != u64::MAX).then_some(bytes)
+}
+
+/// A line, perhaps without what tells of processes.
+pub struct Shown<'a> {
+    line: &'a Line,
+    with_processes: bool,
+}
+
+impl<'a> Shown<'a> {
+    fields! { pub FIELDS<'a>(it: Shown<'a>):
+        "time": Time => it.line.time().to_string();
+        /// The full name of the group.
+        "group": Text => &*it.line.group;
+        /// The group root.
+        "root": Text => text::shown_path(&it.line.root);
+        /// The number of the event in its group.
+        "number": Count => it.line.event.number;
+        /// The kind: `gpulimit events --help` lists all.
+        "event": Text => it.line.event.what.kind.name();
+        /// The number of equal events that the line stands for; mostly 1.
+        "count": Count => it.line.count();
+        /// The time of the last of these; null for one.
+        "until": Time => it.line.until().map(|time| time.to_string());
+        "gpu": Device => Cell::Gpu(it.line.device);
+        "pid": Count => it.who(|process| process.pid);
+        "uid": Count => it.who(|process| process.uid);
+        "user": Text => it.who(|process| accounts::user_name(process.uid));
+        "command": Text => it.who(|process| process.command().to_string());
+        /// The memory that the event is about.
+        "bytes": Bytes => known(it.line.event.what.bytes);
+        /// The memory that was charged to the group.
+        "charged": Bytes => it.line.event.what.charged;
+        /// The limit of the group at this time.
+        "max": Bytes => it.line.max();
+        /// The function of the driver that asked for memory.
+        "function": Text => it.line.function();
+        /// The largest users of memory.
+        "holders": Many("holder") => fields::list(HOLDER, it.holders());
+        /// How many processes were asked for memory; only of `asked`.
+        "processes": Count => it.line.counted(EventKind::Asked);
+        /// How long it took until memory was given; only of `given`.
+        "took_ms": Ms => it.line.counted(EventKind::Given);
+        /// The cause of a kill: `oom` or `command`.
+        "cause": Text => it.line.cause().map(Cause::name);
+        /// The process that requested the kill, or suspended or resumed the process.
+        "by": One("holder") => it.by();
+    }
+
+    fn who<T>(&self, of: impl Fn(&Identity) -> T) -> Option<T> {
+        self.with_processes
+            .then(|| of(&self.line.event.what.process))
+    }
+
+    fn holders(&self) -> &[Holding] {
+        match self.with_processes {
+            true => self.line.holders(),
+            false => &[],
+        }
+    }
+
+    fn by(&self) -> Option<Value> {
+        let by = self.line.by().filter(|_| self.with_processes)?;
+        Some(fields::json(HOLDER, by, None))
+    }
+}
+
+fields! { pub HOLDER(it: Holding):
+    "pid": Count => it.process.pid;
+    "uid": Count => it.process.uid;
+    "user": Text => accounts::user_name(it.process.uid);
+    "command": Text => it.process.command().to_string();
+    "bytes": Bytes => it.bytes;
 }

@@ -1,5 +1,5 @@
-//! Fields declare each figure of a row once: as a column of tables, CSV, `top` and the page, and as a
-//! key of JSON and of its schema.
+//! Fields declare each figure of a row once: as a column of tables, CSV, `top` and the page, and as
+//! a key of JSON and of its schema.
 
 use crate::groups;
 use crate::machine::nvml::Driver;
@@ -32,6 +32,8 @@ pub enum Unit {
     Flag,
     /// A time in UTC.
     Time,
+    /// Bytes, or a word.
+    Setting,
     /// A GPU.
     Device,
     /// A JSON object or a list of such objects, of which the schema has a description of this name.

@@ -276,7 +276,7 @@ fields! { pub OPTIONS(it: Options):
     /// Whether the driver's memory for contexts counts.
     "count_context": Flag    => it.count_context;
     /// The most bytes of suspended processes, or `max`; null for the default.
-    "suspended_max": Bytes   => match it.suspended_max {
+    "suspended_max": Setting   => match it.suspended_max {
         Some(u64::MAX) => Size::Max.to_string().into(),
         bytes => json!(bytes),
     };

@@ -11,9 +11,10 @@
 //!
 //! The rate is the median of the slopes between all pairs of floors in the window (Theil–Sen).
 
+use super::fields::{self, fields};
 use gpulimit_base::identity::Identity;
 use gpulimit_base::units::gib;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::time::Duration;
 
 /// Number of parts of a window.
@@ -203,20 +204,7 @@ impl Trend {
 
     /// Returns the trend as JSON, for a group that uses `usage` bytes.
     pub fn json(&self, usage: u64, limit: Option<u64>) -> Value {
-        let full = limit.and_then(|limit| self.full_in(usage, limit));
-        let ms = |time: Duration| u64::try_from(time.as_millis()).ok();
-        json!({
-            "bytes_per_hour": (self.rate * 3_600.0) as i64,
-            "rising_ms": ms(self.time),
-            "full_in_ms": full.and_then(ms),
-            "process": self.process.map(|grower| json!({
-                "pid": grower.process.pid,
-                "uid": grower.process.uid,
-                "command": grower.process.command().to_string(),
-                "bytes_per_hour": (grower.rate * 3_600.0) as i64,
-                "rising_ms": ms(grower.time),
-            })),
-        })
+        fields::json(FIELDS, &(*self, usage, limit), None)
     }
 
     /// Returns a sentence for people.
@@ -247,6 +235,32 @@ fn speed(rate: f64) -> String {
     let is_large = |(seconds, _): &(f64, &str)| bytes(*seconds) >= 10 << 20;
     let (seconds, unit) = units.into_iter().find(is_large).unwrap_or(units[2]);
     format!("{}/{unit}", gib(bytes(seconds)))
+}
+
+fields! { pub FIELDS(it: (Trend, u64, Option<u64>)):
+    "bytes_per_hour": Bytes => per_hour(it.0.rate);
+    /// How long the floor of the usage has risen.
+    "rising_ms": Ms => ms(it.0.time);
+    /// How long until the limit is reached; null without a limit.
+    "full_in_ms": Ms => it.2.and_then(|limit| it.0.full_in(it.1, limit)).and_then(ms);
+    /// Makes the usage grow; null if it is not one process, and for callers who see no processes.
+    "process": One("grower") => it.0.process.map(|it| fields::json(GROWER, &it, None));
+}
+
+fields! { pub GROWER(it: Grower):
+    "pid": Count => it.process.pid;
+    "uid": Count => it.process.uid;
+    "command": Text => it.process.command().to_string();
+    "bytes_per_hour": Bytes => per_hour(it.rate);
+    "rising_ms": Ms => ms(it.time);
+}
+
+const fn per_hour(rate: f64) -> i64 {
+    (rate * 3_600.0) as i64
+}
+
+fn ms(time: Duration) -> Option<u64> {
+    u64::try_from(time.as_millis()).ok()
 }
 
 /// Formats a duration in one unit: `34 min`, `5 h`, `3 days`.

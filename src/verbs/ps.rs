@@ -1,6 +1,6 @@
 //! `gpulimit ps`: shows the processes in groups, and the memory of each.
 
-mod users;
+pub mod users;
 
 use crate::figures::fields;
 use crate::figures::processes::{Commands, FIELDS, Process, processes};

@@ -1,6 +1,6 @@
 //! `gpulimit report`: shows how much memory groups and users have used over time.
 
-mod line;
+pub mod line;
 mod save;
 mod saved;
 mod span;

@@ -11,4 +11,5 @@ mod odd;
 mod rig;
 mod scale;
 mod scene;
+mod schema;
 mod sockets;

@@ -5,6 +5,7 @@
 //! difference is what users see of a change. Times, pids and paths are left out.
 
 use super::rig::{GIB, Rig, charge, refuse};
+use super::schema;
 use gpulimit_base::units::Size;
 use gpulimit_ledger::Category;
 use gpulimit_limits::{Key, Selector};
@@ -83,6 +84,17 @@ const COMMANDS: &[&str] = &[
     "nosuch",
 ];
 
+/// Commands of the scene whose answers docs/schema.json describes, and the names there.
+const SCHEMAS: &[(&str, &str)] = &[
+    ("show --json", "show"),
+    ("ps --json", "ps"),
+    ("ps --by user --json", "ps --by user"),
+    ("top --once --json", "top"),
+    ("events --json", "events"),
+    ("history lab --device 1 --json", "history"),
+    ("report --json", "report"),
+];
+
 /// Keys of JSON whose numbers depend on the time or on the process.
 const UNSTEADY: &[&str] = &["byte_seconds", "gib_hours", "pid", "own_pid"];
 
@@ -125,6 +137,14 @@ fn every_verb_says_what_it_said() {
         let status = output.status.code().expect("a status");
         let _ = writeln!(scene, "$ gpulimit {line} ({status})");
         scene += &steady(&rig, &text(&output.stdout));
+        if let Some((_, command)) = SCHEMAS.iter().find(|(known, _)| known == line) {
+            let answers = serde_json::Deserializer::from_slice(&output.stdout);
+            let answers: Vec<Value> = answers.into_iter().collect::<Result<_, _>>().unwrap();
+            assert!(!answers.is_empty(), "{line}");
+            answers
+                .iter()
+                .for_each(|answer| schema::check(command, answer));
+        }
         if let Some(error) = text(&output.stderr).lines().next() {
             let _ = writeln!(scene, "! {}", steady(&rig, error).trim_end());
         }

@@ -153,7 +153,7 @@ fn settings(figures: &Figures) -> String {
 }
 
 /// Returns the known figures of a group on one GPU as a line.
-fn figures(row: &Row<'_>) -> String {
+pub fn figures(row: &Row<'_>) -> String {
     // The title has the group and the GPU, and the settings have the options.
     const ELSEWHERE: [&str; 3] = ["GROUP", "GPU", "OPTIONS"];
     let texts = Row::FIELDS.iter().filter_map(|field| {
@@ -164,21 +164,4 @@ fn figures(row: &Row<'_>) -> String {
         Some(format!("{} {text}", column.head.to_lowercase()).replace(' ', NO_BREAK))
     });
     texts.collect::<Vec<_>>().join(", ")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::verbs::top::sample;
-
-    #[test]
-    fn a_figure_stays_beside_its_name() {
-        let group = &sample::round().groups[0];
-        let text = figures(&group.rows().next().expect("a row"));
-        for width in 18..60 {
-            let lines: Vec<_> = wrapped(&text, width).map(|line| line.to_string()).collect();
-            let parts = |line: &String| line.starts_with(|c: char| c.is_ascii_digit());
-            assert!(!lines.iter().any(parts), "{lines:?}");
-        }
-    }
 }

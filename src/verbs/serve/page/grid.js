@@ -40,8 +40,8 @@ export function declared(fields, own, of = (row) => row) {
 /**
  * A table with sorting. A column has `id`, `head`, optionally `title` (of the head), `sort` (the
  * value of a row by which rows are sorted), `number` (aligned to the end), `sparse` (hidden if all
- * values are zero or unknown), `goes` (hidden where there is little room), and `fill` (sets a cell's
- * content) or `text` and `hint` (a cell's text and title).
+ * values are zero or unknown), `goes` (hidden where there is little room), and `fill` (sets a
+ * cell's content) or `text` and `hint` (a cell's text and title).
  */
 export class Grid {
   constructor(place, { name, columns, key, row, onSort, empty }) {

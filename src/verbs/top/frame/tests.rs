@@ -284,3 +284,14 @@ fn plain_text_has_all_rows() {
     let none = plain::lines(&scene(&Round::default(), &view()), 80);
     assert!(none[1].contains("no groups"), "{none:?}");
 }
+
+#[test]
+fn a_figure_stays_beside_its_name() {
+    let group = &sample::round().groups[0];
+    let text = pages::figures(&group.rows().next().unwrap());
+    for width in 18..60 {
+        let lines: Vec<_> = wrapped(&text, width).map(|line| line.to_string()).collect();
+        let parts = |line: &String| line.starts_with(|c: char| c.is_ascii_digit());
+        assert!(!lines.iter().any(parts), "{lines:?}");
+    }
+}
