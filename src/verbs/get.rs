@@ -5,9 +5,10 @@ use crate::groups::{self, Purpose, View, gpu, sizes};
 use crate::machine::nvml::Driver;
 use crate::shown::output;
 use crate::words::failure::Failure;
+use clap::builder::PossibleValuesParser;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::Size;
-use gpulimit_limits::{Key, KeyError, LimitSet, OptionKey, Selector, Setting};
+use gpulimit_limits::{Key, LimitSet, OptionKey, Selector};
 use std::process::ExitCode;
 
 /// Options of `get`.
@@ -17,8 +18,9 @@ pub struct Args {
     /// The group
     group: String,
 
-    #[arg(value_parser = key, help = format!("Print only the value of this key: {}", names()))]
-    key: Option<Name>,
+    /// Print only the value of this key
+    #[arg(value_parser = PossibleValuesParser::new(sizes::keys()))]
+    key: Option<String>,
 
     /// The GPU whose values to print: index, UUID, start of the UUID, PCI bus id. Repeat for more
     #[arg(long = "device", value_name = "GPU")]
@@ -39,43 +41,6 @@ Examples:
   gpulimit get lab max
   gpulimit get lab/alice max --device 0 --effective";
 
-/// A key of a size, such as `max`, or of an option, such as `oom`.
-#[derive(Copy, Clone)]
-enum Name {
-    Size(Key),
-    Option(OptionKey),
-}
-
-fn key(text: &str) -> Result<Name, String> {
-    all().find(|key| key.text() == text).ok_or_else(|| {
-        // The parser's error for unknown settings lists the known keys and suggests the closest.
-        match format!("{text}=").parse::<Setting>() {
-            Err(error @ KeyError::Unknown { .. }) => error.to_string(),
-            _ => "expected a key without a value".into(),
-        }
-    })
-}
-
-/// Returns the names of all keys, for help.
-fn names() -> String {
-    sizes::keys().collect::<Vec<_>>().join(", ")
-}
-
-/// Returns all keys.
-fn all() -> impl Iterator<Item = Name> {
-    let sizes = Key::ALL.into_iter().map(Name::Size);
-    sizes.chain(OptionKey::ALL.into_iter().map(Name::Option))
-}
-
-impl Name {
-    const fn text(self) -> &'static str {
-        match self {
-            Self::Size(key) => key.name(),
-            Self::Option(key) => key.name(),
-        }
-    }
-}
-
 /// Prints the settings.
 pub fn get(args: &Args) -> Result<ExitCode, Failure> {
     let group = groups::find(&args.group, Purpose::Use)?;
@@ -84,39 +49,44 @@ pub fn get(args: &Args) -> Result<ExitCode, Failure> {
     let targets = gpu::selectors(&args.devices, driver)?;
     let name = group.name().to_owned();
     let view = View::cleaned(group, name, driver)?;
-    let asked = |key: &Name| args.key.is_none_or(|asked| asked.text() == key.text());
     let mut out = String::new();
-    for key in all().filter(asked) {
-        for (selector, value) in values(&view, key, &targets, args, driver)? {
-            match args.key {
-                Some(_) => out += &value,
-                None => out += &format!("{}={value}", key.text()),
-            }
-            // If the caller named exactly one GPU, the line need not name it.
-            if let Selector::Device(id) = selector
-                && args.devices.len() != 1
-            {
-                out += &format!(" --device {id}");
-            }
-            out.push('\n');
+    let mut line = |key: &str, selector, value: String| {
+        match args.key {
+            Some(_) => out += &value,
+            None => out += &format!("{key}={value}"),
         }
+        // If the caller named exactly one GPU, the line need not name it.
+        if let Selector::Device(id) = selector
+            && args.devices.len() != 1
+        {
+            out += &format!(" --device {id}");
+        }
+        out.push('\n');
+    };
+    let is_asked = |key: &str| args.key.as_deref().is_none_or(|asked| asked == key);
+    for key in Key::ALL.into_iter().filter(|key| is_asked(key.name())) {
+        for (selector, value) in values(&view, key, &targets, args, driver)? {
+            line(key.name(), selector, value);
+        }
+    }
+    for key in OptionKey::ALL
+        .into_iter()
+        .filter(|key| is_asked(key.name()))
+    {
+        line(key.name(), Selector::All, view.rules.options.get(key));
     }
     output::print(&out)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the values of a key in this group. Each value comes with the GPUs that it applies to.
+/// Returns the values of a size in this group. Each value comes with the GPUs that it applies to.
 fn values(
     view: &View,
-    key: Name,
+    key: Key,
     targets: &[Selector],
     args: &Args,
     driver: Option<&Driver>,
 ) -> Result<Vec<(Selector, String)>, Failure> {
-    let key = match key {
-        Name::Size(key) => key,
-        Name::Option(key) => return Ok(vec![(Selector::All, view.rules.options.get(key))]),
-    };
     if args.effective {
         let named = targets.iter().filter_map(|target| match target {
             Selector::Device(id) => Some(*id),
