@@ -167,8 +167,8 @@ fn a_named_group_stays_and_keeps_its_limit() {
     place.said(&["run", "--name", "lab", "--max", "4096M", "--", "true"]);
     place.said(&["run", "--name", "lab", "--", "true"]);
     let error = place.refused(125, &["run", "--name", "lab", "--max", "8G", "--", "true"]);
-    assert!(error.contains("has max 4GiB, not max 8GiB"), "{error}");
-    assert!(error.contains("gpulimit set lab --max 8GiB"), "{error}");
+    assert!(error.contains("has max=4GiB, not max=8GiB"), "{error}");
+    assert!(error.contains("gpulimit set lab max=8GiB"), "{error}");
     let limits = place
         .root()
         .group("lab")
@@ -424,14 +424,14 @@ fn run_compares_only_the_given_limits_with_an_existing_group() {
     for (options, expected) in [
         (
             &["--wait", "10m"][..],
-            "has on_limit fail, not on_limit wait: leave these limits out to join it, or change it \
+            "has on_limit=fail, not on_limit=wait: leave these limits out to join it, or change it \
              with `gpulimit set lab on_limit=wait`",
         ),
         (
             &["--wait", "5m", "--max", "4GiB", "--high", "3G"],
-            "has no high, on_limit fail, wait_timeout 10m, not high 3GiB, on_limit wait, \
-             wait_timeout 5m: leave these limits out to join it, or change it with `gpulimit set \
-             lab --high 3GiB on_limit=wait wait_timeout=5m`",
+            "has no high, on_limit=fail, wait_timeout=10m, not high=3GiB, on_limit=wait, \
+             wait_timeout=5m: leave these limits out to join it, or change it with `gpulimit set \
+             lab high=3GiB on_limit=wait wait_timeout=5m`",
         ),
         (
             &[
@@ -440,9 +440,9 @@ fn run_compares_only_the_given_limits_with_an_existing_group() {
                 "--device",
                 "GPU-1a2b0304-0506-0708-090a-0b0c0d0e0f10",
             ],
-            "has max 4GiB of GPU-1a2b0304-0506-0708-090a-0b0c0d0e0f10, not max 2GiB of \
-             GPU-1a2b0304-0506-0708-090a-0b0c0d0e0f10: leave these limits out to join it, or \
-             change it with `gpulimit set lab --max 2GiB --device \
+            "has max=4GiB --device GPU-1a2b0304-0506-0708-090a-0b0c0d0e0f10, not max=2GiB \
+             --device GPU-1a2b0304-0506-0708-090a-0b0c0d0e0f10: leave these limits out to \
+             join it, or change it with `gpulimit set lab max=2GiB --device \
              GPU-1a2b0304-0506-0708-090a-0b0c0d0e0f10`",
         ),
     ] {

@@ -290,47 +290,35 @@ impl Asked {
     /// an option do not matter.
     fn agree(&self, name: &str, there: &LimitSet) -> Result<(), Failure> {
         let asked = self.applied_to(there)?;
-        let (mut has, mut wants, mut commands) = (Vec::new(), Vec::new(), Vec::new());
-        let set = format!("gpulimit set {name}");
-        let mut all = set.clone();
+        // Old and new settings, as `gpulimit set` takes them.
+        let (mut has, mut wants) = (Vec::new(), Vec::new());
         for (selector, values) in &asked.rules {
-            let of = match selector {
-                Selector::All => String::new(),
-                Selector::Device(id) => format!(" of {id}"),
-            };
-            let mut sizes = String::new();
             for (key, size) in values.iter() {
-                let old = match selector {
-                    Selector::All => there.get(Selector::All, key),
-                    Selector::Device(id) => there.for_device(*id, key),
+                let (old, of) = match selector {
+                    Selector::All => (there.get(Selector::All, key), String::new()),
+                    Selector::Device(id) => (there.for_device(*id, key), format!(" --device {id}")),
                 };
                 if old != Some(size) {
-                    let old = old.map_or(format!("no {key}"), |old| format!("{key} {old}"));
-                    has.push(old + &of);
-                    wants.push(format!("{key} {size}{of}"));
-                    sizes += &format!(" --{key} {size}");
+                    has.push(old.map_or(format!("no {key}"), |old| format!("{key}={old}")) + &of);
+                    wants.push(format!("{key}={size}{of}"));
                 }
-            }
-            match selector {
-                Selector::All => all += &sizes,
-                Selector::Device(_) if sizes.is_empty() => {}
-                Selector::Device(id) => commands.push(format!("{set}{sizes} --device {id}")),
             }
         }
         for (key, value) in asked.options.iter() {
             let old = there.options.get(key);
             if old != value {
-                has.push(format!("{key} {old}"));
-                all += &format!(" {key}={value}");
-                wants.push(format!("{key} {value}"));
+                has.push(format!("{key}={old}"));
+                wants.push(format!("{key}={value}"));
             }
         }
         if has.is_empty() {
             return Ok(());
         }
-        if all != set {
-            commands.insert(0, all);
-        }
+        let (of_gpus, of_all): (Vec<_>, Vec<_>) =
+            wants.iter().cloned().partition(|it| it.contains(' '));
+        let of_all = (!of_all.is_empty()).then(|| of_all.join(" "));
+        let set = |settings: String| format!("gpulimit set {name} {settings}");
+        let commands: Vec<String> = of_all.into_iter().chain(of_gpus).map(set).collect();
         Err(Failure::new(format_args!(
             "group '{name}' exists and has {}, not {}: leave these limits out to join it, or \
              change it with `{}`",
