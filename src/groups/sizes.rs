@@ -3,7 +3,7 @@
 use crate::words::failure::Failure;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::{Extent, Size, gib};
-use gpulimit_limits::{Key, LimitSet, OptionKey, Options, Setting, Values};
+use gpulimit_limits::{Key, LimitSet, OptionKey, Options, Setting, Values, names};
 
 /// The command line options for the sizes of a group's limits.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -38,12 +38,6 @@ impl Sizes {
         all.into_iter()
             .filter_map(|(key, extent)| Some(Setting::Size(key, extent?)))
     }
-}
-
-/// Returns the names of all keys of a group's limits and options.
-pub fn keys() -> impl Iterator<Item = &'static str> {
-    let sizes = Key::ALL.into_iter().map(Key::name);
-    sizes.chain(OptionKey::ALL.into_iter().map(OptionKey::name))
 }
 
 /// Returns the words that are values of a key, if it has no other ones, and what `set --help` says
@@ -99,7 +93,7 @@ pub fn table() -> String {
 /// Returns whether a word has the form `KEY=VALUE` with a known key.
 pub fn is_setting(word: &str) -> bool {
     word.split_once('=')
-        .is_some_and(|(key, _)| keys().any(|name| name == key))
+        .is_some_and(|(key, _)| names().any(|name| name == key))
 }
 
 /// Returns all settings, from options and from `KEY=VALUE` words. Fails if a key is given twice.

@@ -82,7 +82,7 @@ fn bash(script: String) -> String {
             verb => format!("{verb}:0"),
         })
         .collect();
-    let keys: Vec<&str> = sizes::keys().collect();
+    let keys: Vec<&str> = gpulimit_limits::names().collect();
     let words = OptionKey::ALL.map(|key| (key, sizes::about(key).0.join(" ")));
     let words = words.into_iter().filter(|(_, words)| !words.is_empty());
     let words: Vec<String> = words

@@ -1,7 +1,7 @@
 //! `gpulimit get`: prints a group's settings, for scripts.
 
 use crate::figures::Gpu;
-use crate::groups::{self, Purpose, View, gpu, sizes};
+use crate::groups::{self, Purpose, View, gpu};
 use crate::machine::nvml::Driver;
 use crate::shown::output;
 use crate::words::failure::Failure;
@@ -58,7 +58,7 @@ fn key(text: &str) -> Result<Name, String> {
 
 /// Returns the names of all keys, for help.
 fn names() -> String {
-    sizes::keys().collect::<Vec<_>>().join(", ")
+    gpulimit_limits::names().collect::<Vec<_>>().join(", ")
 }
 
 /// Returns all keys.

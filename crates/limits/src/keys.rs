@@ -429,7 +429,7 @@ impl fmt::Display for KeyError {
 impl Error for KeyError {}
 
 /// Iterates over the names of all keys.
-fn names() -> impl Iterator<Item = &'static str> {
+pub fn names() -> impl Iterator<Item = &'static str> {
     let sizes = Key::ALL.into_iter().map(Key::name);
     sizes.chain(OptionKey::ALL.into_iter().map(OptionKey::name))
 }

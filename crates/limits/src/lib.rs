@@ -10,7 +10,7 @@ mod map;
 pub use error::LimitsError;
 pub use extent::{Capacity, ExtentError};
 pub use keys::{
-    Bounds, Key, KeyError, OnLimit, Oom, OptionKey, Options, Setting, Values, is_near,
+    Bounds, Key, KeyError, OnLimit, Oom, OptionKey, Options, Setting, Values, is_near, names,
     parse_duration,
 };
 pub use layout::MAX_RULES;

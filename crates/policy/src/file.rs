@@ -1,21 +1,16 @@
 //! The policy file, `gpulimit.toml`, as an administrator writes it: groups with their limits, and
 //! rules that put processes into them.
 //!
-//! serde reads each stanza into a type, and this module checks its texts. So all mistakes are
-//! reported at once, each with its line.
-
-mod stanza;
+//! All mistakes are reported at once, each with its line.
 
 use super::rules::OnError;
 use gpulimit_base::units::Extent;
-use gpulimit_limits::{Key, OptionKey, Options, is_near};
-use serde::Deserialize;
-use stanza::{Amount, Defaults, GroupText, Keys, RuleText, Stanza, Word};
+use gpulimit_limits::{Key, OptionKey, Options, is_near, names};
 use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use toml::Spanned;
-use toml::de::{DeTable, DeValue, ValueDeserializer};
+use toml::de::{DeTable, DeValue};
 
 /// A mistake in a policy file, or a user, unix group or GPU that this machine does not have.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -103,6 +98,8 @@ pub struct Policy {
     pub path: PathBuf,
     /// The limits for keys that groups do not set themselves.
     pub defaults: Settings,
+    /// What happens to a program that cannot join the group of a rule that does not say it.
+    pub on_error: OnError,
     /// The stanzas of groups, in the order of the policy file.
     pub groups: Vec<GroupStanza>,
     /// The rules in the order of the policy file.
@@ -110,6 +107,8 @@ pub struct Policy {
     /// The mistakes in the policy file, each with its line.
     pub mistakes: Vec<Mistake>,
 }
+
+type Value<'a> = Spanned<DeValue<'a>>;
 
 /// The message for rules that are not written as a list of `[[rule]]` tables.
 const NO_RULE: &str = "'rule' must be a list: write [[rule]] above each rule";
@@ -133,20 +132,16 @@ struct Reader<'a> {
     mistakes: Vec<Mistake>,
 }
 
-impl<'a> Reader<'a> {
+impl Reader<'_> {
     fn line(&self, span: &Range<usize>) -> usize {
         let before = self.text.get(..span.start).unwrap_or(self.text);
         before.matches('\n').count() + 1
     }
 
     fn wrong(&mut self, span: &Range<usize>, why: impl fmt::Display) {
-        self.wrong_at(self.line(span), why);
-    }
-
-    fn wrong_at(&mut self, line: usize, why: impl fmt::Display) {
         self.mistakes.push(Mistake {
             path: self.path.into(),
-            line,
+            line: self.line(span),
             why: why.to_string(),
             absent: false,
         });
@@ -160,32 +155,19 @@ impl<'a> Reader<'a> {
         let (table, errors) = DeTable::parse_recoverable(self.text);
         for error in &errors {
             let span = error.span().unwrap_or_default();
-            let text = self
-                .text
-                .lines()
-                .nth(self.line(&span) - 1)
-                .unwrap_or_default();
-            self.wrong(
-                &span,
-                format_args!("'{}': {}", text.trim().escape_debug(), error.message()),
-            );
+            let text = self.text.lines().nth(self.line(&span) - 1);
+            let text = text.unwrap_or_default().trim().escape_debug();
+            self.wrong(&span, format_args!("'{text}': {}", error.message()));
         }
         if !errors.is_empty() {
             return policy;
         }
-        let mut on_error = OnError::default();
-        let mut rules = None;
-        for (key, value) in table.into_inner() {
-            let span = value.span();
-            match (key.get_ref().as_ref(), value.into_inner()) {
-                ("defaults", DeValue::Table(table)) => {
-                    let (table, keys) = self.split(table, "[defaults]", Defaults::NAMES);
-                    policy.defaults = self.settings(keys, &span);
-                    let defaults: Defaults = self.read(table, &span);
-                    on_error = defaults.on_error.unwrap_or_default();
-                }
+        let table = table.into_inner();
+        for (key, value) in &table {
+            match (key.get_ref().as_ref(), value.get_ref()) {
+                ("defaults", DeValue::Table(table)) => self.defaults(table, &mut policy),
                 ("group", DeValue::Table(groups)) => self.groups(groups, &mut policy),
-                ("rule", DeValue::Array(stanzas)) => rules = Some(stanzas),
+                ("rule", DeValue::Array(_)) => {}
                 ("defaults", _) => {
                     self.wrong(&key.span(), "'defaults' must be a table: write [defaults]");
                 }
@@ -202,70 +184,125 @@ impl<'a> Reader<'a> {
         }
         // Read the rules last: they use a default from `[defaults]`, which may follow them in the
         // file.
+        let rules = table
+            .get("rule")
+            .and_then(|rules| rules.get_ref().as_array());
         for stanza in rules.into_iter().flatten() {
-            let span = stanza.span();
-            match stanza.into_inner() {
-                DeValue::Table(table) => self.rule(table, &span, on_error, &mut policy),
-                _ => self.wrong(&span, NO_RULE),
+            match stanza.get_ref() {
+                DeValue::Table(table) => self.rule(table, &stanza.span(), &mut policy),
+                _ => self.wrong(&stanza.span(), NO_RULE),
             }
         }
         policy
     }
 
-    fn groups(&mut self, groups: DeTable<'a>, policy: &mut Policy) {
+    fn defaults(&mut self, table: &DeTable<'_>, policy: &mut Policy) {
+        for (name, span, value) in entries(table) {
+            if name == "on_error" {
+                policy.on_error = self.on_error(value).unwrap_or_default();
+            } else if !self.setting(&name, value, &mut policy.defaults) {
+                self.wrong(
+                    &span,
+                    unknown(&name, "[defaults]", &group_keys(&["on_error"])),
+                );
+            }
+        }
+    }
+
+    fn groups(&mut self, groups: &DeTable<'_>, policy: &mut Policy) {
         for (key, value) in groups {
-            let span = key.span();
-            let name = key.into_inner().into_owned();
-            let DeValue::Table(table) = value.into_inner() else {
+            let (span, group) = (key.span(), key.get_ref());
+            let DeValue::Table(table) = value.get_ref() else {
                 self.wrong(
                     &span,
                     format_args!(
-                        "'{}' must be a table: write [group.\"{name}\"] and its keys below",
-                        name.escape_debug()
+                        "'{}' must be a table: write [group.\"{group}\"] and its keys below",
+                        group.escape_debug()
                     ),
                 );
                 continue;
             };
-            let place = format!("group '{name}'");
             let before = self.mistakes.len();
-            let (table, keys) = self.split(table, &place, GroupText::NAMES);
-            let settings = self.settings(keys, &span);
-            let text: GroupText = self.read(table, &span);
-            let (users, unix_group) = (self.list(text.users), self.list(text.unix_group));
-            policy.groups.push(GroupStanza {
-                name: self.at(Spanned::new(span, name)),
-                settings,
-                owner: text.owner.map(|text| self.at(text)),
-                members: text.members.map(|text| self.at(text)),
-                users,
-                unix_group,
-                whole: self.mistakes.len() == before,
-            });
+            let mut stanza = GroupStanza {
+                name: self.at(group.to_string(), &span),
+                settings: Settings::default(),
+                owner: None,
+                members: None,
+                users: None,
+                unix_group: None,
+                whole: false,
+            };
+            for (name, span, value) in entries(table) {
+                match &*name {
+                    "owner" => stanza.owner = self.text(value),
+                    "members" => stanza.members = self.text(value),
+                    "users" => stanza.users = self.list(value),
+                    "unix_group" => stanza.unix_group = self.list(value),
+                    _ if self.setting(&name, value, &mut stanza.settings) => {}
+                    _ => {
+                        let keys = group_keys(&["owner", "members", "users", "unix_group"]);
+                        let mut why = unknown(&name, &format!("group '{group}'"), &keys);
+                        if value.get_ref().is_table() {
+                            why += &format!(
+                                "; a group below '{group}' is written [group.\"{group}/{name}\"]"
+                            );
+                        }
+                        self.wrong(&span, why);
+                    }
+                }
+            }
+            stanza.whole = self.mistakes.len() == before;
+            policy.groups.push(stanza);
         }
         policy.groups.sort_by_key(|group| group.name.line);
     }
 
-    fn rule(
-        &mut self,
-        table: DeTable<'a>,
-        span: &Range<usize>,
-        on_error: OnError,
-        policy: &mut Policy,
-    ) {
+    fn rule(&mut self, table: &DeTable<'_>, span: &Range<usize>, policy: &mut Policy) {
+        const KEYS: [&str; 7] = [
+            "user",
+            "unix_group",
+            "cgroup",
+            "executable",
+            "container",
+            "group",
+            "on_error",
+        ];
         let place = format!("rule {}", policy.rules.len() + 1);
-        let at_first = self.mistakes.len();
-        let (table, keys) = self.split(table, &place, RuleText::NAMES);
-        for (key, _) in &keys {
-            let why = format_args!(
-                "'{}' is a key of groups, not of {place}: set the key in the group's own stanza",
-                key.get_ref()
-            );
-            self.wrong(&key.span(), why);
-        }
         let before = self.mistakes.len();
-        let text: RuleText = self.read(table, span);
-        let nowhere = |group: &Spanned<String>| group.get_ref().is_empty();
-        if text.group.as_ref().is_none_or(nowhere) && self.mistakes.len() == before {
+        let mut rule = RuleStanza {
+            line: self.line(span),
+            user: None,
+            unix_group: None,
+            cgroup: None,
+            executable: None,
+            container: None,
+            group: self.at(String::new(), span),
+            on_error: policy.on_error,
+            whole: false,
+        };
+        for (name, span, value) in entries(table) {
+            match &*name {
+                "user" => rule.user = self.list(value),
+                "unix_group" => rule.unix_group = self.list(value),
+                "cgroup" => rule.cgroup = self.patterns(value),
+                "executable" => rule.executable = self.patterns(value),
+                "container" => rule.container = self.patterns(value),
+                "group" => rule.group = self.text(value).unwrap_or(rule.group),
+                "on_error" => rule.on_error = self.on_error(value).unwrap_or_default(),
+                _ if names().any(|known| known == name) => {
+                    let why = format_args!(
+                        "'{name}' is a key of groups, not of {place}: set the key in the group's \
+                         own stanza"
+                    );
+                    self.wrong(&span, why);
+                }
+                _ => self.wrong(&span, unknown(&name, &place, &KEYS)),
+            }
+        }
+        if table
+            .get("group")
+            .is_none_or(|group| group.get_ref().as_str() == Some(""))
+        {
             self.wrong(
                 span,
                 format_args!(
@@ -274,194 +311,170 @@ impl<'a> Reader<'a> {
                 ),
             );
         }
-        let line = self.line(span);
-        let nowhere = At {
-            value: String::new(),
-            line,
-        };
-        let mut rule = RuleStanza {
-            line,
-            user: self.list(text.user),
-            unix_group: self.list(text.unix_group),
-            cgroup: self.list(text.cgroup),
-            executable: self.list(text.executable),
-            container: self.list(text.container),
-            group: text.group.map_or(nowhere, |group| self.at(group)),
-            on_error: text.on_error.unwrap_or(on_error),
-            whole: false,
-        };
-        for globs in [&rule.cgroup, &rule.executable, &rule.container]
-            .into_iter()
-            .flatten()
-        {
-            let mut patterns = globs.value.iter();
-            if let Some(bad) = patterns.find(|glob| glob.contains(char::is_control)) {
-                let bad = bad.escape_debug();
-                let why = format!("invalid pattern '{bad}': the pattern has control characters");
-                self.wrong_at(globs.line, why);
-            }
-        }
-        rule.whole = self.mistakes.len() == at_first;
+        rule.whole = self.mistakes.len() == before;
         policy.rules.push(rule);
     }
 
-    /// Separates a stanza's keys of limits from its other keys. Reports unknown keys and leaves
-    /// them out.
-    fn split(
-        &mut self,
-        table: DeTable<'a>,
-        place: &str,
-        names: &[&str],
-    ) -> (DeTable<'a>, DeTable<'a>) {
-        let (mut own, mut keys) = (DeTable::new(), DeTable::new());
-        for (key, value) in table {
-            let name = key.get_ref().as_ref();
-            if names.contains(&name) {
-                own.insert(key, value);
-            } else if Keys::NAMES.iter().any(|known| is_key(known, name)) {
-                keys.insert(key, value);
-            } else {
-                let known: Vec<&str> = if place.starts_with("rule") {
-                    names.to_vec()
-                } else {
-                    [Keys::NAMES, names].concat()
-                };
-                let mut why = unknown(name, place, &known);
-                if let (DeValue::Table(_), Some(group)) =
-                    (value.get_ref(), place.strip_prefix("group '"))
-                {
-                    let group = group.trim_end_matches('\'');
-                    why +=
-                        &format!("; a group below '{group}' is written [group.\"{group}/{name}\"]");
-                }
-                self.wrong(&key.span(), why);
-            }
-        }
-        (own, keys)
-    }
-
-    fn read<'t, T: Default + Deserialize<'t>>(
-        &mut self,
-        table: DeTable<'t>,
-        span: &Range<usize>,
-    ) -> T {
-        let value = Spanned::new(span.clone(), DeValue::Table(table));
-        match T::deserialize(ValueDeserializer::from(value)) {
-            Ok(read) => read,
-            Err(error) => {
-                let span = error.span().unwrap_or(span.clone());
-                let text = self.text.get(span.clone()).unwrap_or_default();
-                let text = text.lines().next().unwrap_or_default().to_owned();
-                self.wrong(
-                    &span,
-                    format_args!("'{}': {}", text.escape_debug(), error.message()),
-                );
-                T::default()
-            }
-        }
-    }
-
-    fn at<T>(&self, text: Spanned<T>) -> At<T> {
+    fn at<T>(&self, value: T, span: &Range<usize>) -> At<T> {
         At {
-            line: self.line(&text.span()),
-            value: text.into_inner(),
+            value,
+            line: self.line(span),
         }
     }
 
-    fn list(&mut self, names: Option<Spanned<stanza::Names>>) -> Option<At<Vec<String>>> {
-        let names = names?;
-        let list = &names.get_ref().0;
-        if list.is_empty() {
+    fn unexpected(&mut self, value: &Value<'_>, expected: &str) {
+        let text = self.text.get(value.span()).unwrap_or_default();
+        let text = text.lines().next().unwrap_or_default().escape_debug();
+        self.wrong(
+            &value.span(),
+            format_args!("invalid value '{text}': expected {expected}"),
+        );
+    }
+
+    fn text(&mut self, value: &Value<'_>) -> Option<At<String>> {
+        let text = value.get_ref().as_str();
+        if text.is_none() {
+            self.unexpected(value, "a text");
+        }
+        text.map(|text| self.at(text.to_owned(), &value.span()))
+    }
+
+    /// Reads a text, a number, true or false.
+    fn word(&mut self, value: &Value<'_>, expected: &str) -> Option<String> {
+        match value.get_ref() {
+            DeValue::String(text) => Some(text.to_string()),
+            DeValue::Integer(number) => Some(number.to_string()),
+            DeValue::Boolean(so) => Some(so.to_string()),
+            _ => {
+                self.unexpected(value, expected);
+                None
+            }
+        }
+    }
+
+    fn on_error(&mut self, value: &Value<'_>) -> Option<OnError> {
+        let known = value.get_ref().as_str().and_then(OnError::of);
+        if known.is_none() {
+            self.unexpected(value, "\"closed\" or \"open\"");
+        }
+        known
+    }
+
+    /// Reads a text, or a list of texts.
+    fn list(&mut self, value: &Value<'_>) -> Option<At<Vec<String>>> {
+        let text = |value: &Value<'_>| value.get_ref().as_str().map(str::to_owned);
+        let texts: Option<Vec<String>> = match value.get_ref() {
+            DeValue::Array(list) => list.iter().map(text).collect(),
+            _ => text(value).map(|text| vec![text]),
+        };
+        let Some(texts) = texts else {
+            self.unexpected(value, "a text, or a list of texts such as [\"a\", \"b\"]");
+            return None;
+        };
+        if texts.is_empty() {
             self.wrong(
-                &names.span(),
+                &value.span(),
                 "the list [] is empty: add a name, or leave the key out",
             );
-        } else if list.iter().any(String::is_empty) {
+        } else if texts.iter().any(String::is_empty) {
             self.wrong(
-                &names.span(),
+                &value.span(),
                 "the text '' is empty: write a name or pattern, or leave '' out",
             );
         }
-        Some(At {
-            line: self.line(&names.span()),
-            value: names.into_inner().0,
-        })
+        Some(self.at(texts, &value.span()))
     }
 
-    fn settings(&mut self, keys: DeTable<'a>, span: &Range<usize>) -> Settings {
-        let mut settings = Settings::default();
-        for (key, value) in keys {
-            // Read the keys one by one, because serde stops at the first mistake of a table.
-            let one = DeTable::from_iter([(key, value)]);
-            let keys: Keys = self.read(one, span);
-            self.setting(keys, &mut settings);
+    fn patterns(&mut self, value: &Value<'_>) -> Option<At<Vec<String>>> {
+        let globs = self.list(value)?;
+        let mut patterns = globs.value.iter();
+        if let Some(bad) = patterns.find(|glob| glob.contains(char::is_control)) {
+            let bad = bad.escape_debug();
+            let why = format!("invalid pattern '{bad}': the pattern has control characters");
+            self.wrong(&value.span(), why);
         }
-        settings
+        Some(globs)
     }
 
-    fn setting(&mut self, keys: Keys, settings: &mut Settings) {
-        let sizes = [
-            (Key::Max, keys.max),
-            (Key::High, keys.high),
-            (Key::Low, keys.low),
-            (Key::Min, keys.min),
-        ];
-        for (key, amount) in sizes {
-            let Some(amount) = amount else { continue };
-            let span = amount.span();
-            match amount.into_inner() {
-                Amount::All(text) => {
-                    let all = Spanned::new(span.clone(), "all".to_owned());
-                    self.size(key, all, &Spanned::new(span, text), settings);
-                }
-                Amount::Each(each) => {
-                    for (gpu, text) in each {
-                        self.size(key, gpu, &text, settings);
+    /// Reads a key of a group's limits. Returns false if there is no such key.
+    fn setting(&mut self, name: &str, value: &Value<'_>, settings: &mut Settings) -> bool {
+        if let Some(key) = Key::ALL.into_iter().find(|key| key.name() == name) {
+            match value.get_ref() {
+                DeValue::Table(each) => {
+                    for (gpu, size) in each {
+                        self.size(key, gpu.get_ref(), &gpu.span(), size, settings);
                     }
                 }
+                _ => self.size(key, "all", &value.span(), value, settings),
+            }
+            return true;
+        }
+        let option = OptionKey::ALL.into_iter().find(|key| key.name() == name);
+        if let Some(key) = option
+            && let Some(text) = self.word(value, "a text such as \"wait\" or \"10m\"")
+        {
+            match Options::default().set(key, &text) {
+                Ok(()) => settings.options.push((key, text)),
+                Err(error) => self.wrong(&value.span(), error),
             }
         }
-        let words = [
-            (OptionKey::OnLimit, keys.on_limit),
-            (OptionKey::WaitTimeout, keys.wait_timeout),
-            (OptionKey::PressureTimeout, keys.pressure_timeout),
-            (OptionKey::Oom, keys.oom),
-            (OptionKey::CountContext, keys.count_context),
-            (
-                OptionKey::SuspendedMax,
-                keys.suspended.and_then(|keys| keys.max),
-            ),
-        ];
-        for (key, word) in words {
-            let Some(word) = word else { continue };
-            let Word(text) = word.get_ref();
-            match Options::default().set(key, text) {
-                Ok(()) => settings.options.push((key, text.clone())),
-                Err(error) => self.wrong(&word.span(), error),
-            }
-        }
+        option.is_some()
     }
 
     fn size(
         &mut self,
         key: Key,
-        gpu: Spanned<String>,
-        text: &Spanned<String>,
+        gpu: &str,
+        span: &Range<usize>,
+        value: &Value<'_>,
         settings: &mut Settings,
     ) {
-        if !is_gpu(gpu.get_ref()) {
+        if !is_gpu(gpu) {
             let why = format_args!(
                 "invalid GPU '{}': expected an index, a UUID or its beginning, a PCI bus id, or \
                  all",
-                gpu.get_ref().escape_debug()
+                gpu.escape_debug()
             );
-            self.wrong(&gpu.span(), why);
+            self.wrong(span, why);
         }
-        match text.get_ref().parse() {
-            Ok(size) => settings.sizes.push((key, self.at(gpu), size)),
-            Err(error) => self.wrong(&text.span(), format_args!("{key}: {error}")),
+        const EXPECTED: &str =
+            r#"a size such as "8G" or "20%", or a table such as { all = "8G", "0" = "4G" }"#;
+        match self.word(value, EXPECTED).map(|text| text.parse()) {
+            Some(Ok(size)) => {
+                settings
+                    .sizes
+                    .push((key, self.at(gpu.to_owned(), span), size));
+            }
+            Some(Err(error)) => self.wrong(&value.span(), format_args!("{key}: {error}")),
+            None => {}
         }
     }
+}
+
+/// Returns the keys of a table with their places and values. TOML takes a key with a dot, such as
+/// `suspended.max`, for a key of a table.
+fn entries<'t>(table: &'t DeTable<'t>) -> Vec<(String, Range<usize>, &'t Value<'t>)> {
+    let mut all = Vec::new();
+    for (key, value) in table {
+        let dot = format!("{}.", key.get_ref());
+        match value.get_ref() {
+            DeValue::Table(below) if names().any(|known| known.starts_with(&dot)) => {
+                let name = |rest: &str| dot.clone() + rest;
+                all.extend(
+                    below
+                        .iter()
+                        .map(|(rest, it)| (name(rest.get_ref()), rest.span(), it)),
+                );
+            }
+            _ => all.push((key.get_ref().to_string(), key.span(), value)),
+        }
+    }
+    all
+}
+
+/// Returns the keys of a group's limits, and these others.
+fn group_keys(others: &[&'static str]) -> Vec<&'static str> {
+    names().chain(others.iter().copied()).collect()
 }
 
 /// Returns whether the text has the form of a GPU's name: `all`, `0`, `GPU-1a2b`, `MIG-…`, `1a2b`,
@@ -473,13 +486,6 @@ fn is_gpu(text: &str) -> bool {
     let rest = kind.map_or(text, |kind| &text[kind.len()..]);
     let is_id = |c: u8| c.is_ascii_hexdigit() || b"-:.".contains(&c);
     text == "all" || (!rest.is_empty() && rest.bytes().all(is_id))
-}
-
-/// Returns whether `name` is the key `known`, or the part of a dotted key before the dot, which is
-/// a table in TOML.
-fn is_key(known: &str, name: &str) -> bool {
-    let rest = known.strip_prefix(name);
-    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 fn unknown(name: &str, place: &str, known: &[&str]) -> String {

@@ -27,11 +27,6 @@ pub const LONGEST: u64 = 4 << 20;
 
 /// What happens to a program that cannot join the group that a rule assigns.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
-#[cfg_attr(
-    feature = "file",
-    derive(serde::Deserialize),
-    serde(rename_all = "lowercase")
-)]
 pub enum OnError {
     /// The program gets no GPU memory.
     #[default]
@@ -47,6 +42,13 @@ impl OnError {
             Self::Closed => "closed",
             Self::Open => "open",
         }
+    }
+
+    /// Returns the value that administrators write as this text.
+    pub fn of(text: &str) -> Option<Self> {
+        [Self::Closed, Self::Open]
+            .into_iter()
+            .find(|it| it.name() == text)
     }
 }
 

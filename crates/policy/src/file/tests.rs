@@ -117,7 +117,7 @@ max = "lots"
 owner = 5
 [group."b"]
 on_limit = "never"
-high = { "0" = "4Q", "1" = 7 }
+high = { "0" = "4Q", "1" = [7] }
 [[rule]]
 usr = "alice"
 group = "lab"
@@ -134,12 +134,13 @@ user = []
         ),
         (5, "unknown key 'mx' in group 'lab', did you mean max?"),
         (6, "max: invalid size 'lots'"),
-        (7, "'5': invalid type: integer `5`, expected a string"),
+        (7, "invalid value '5': expected a text"),
         (
             9,
             "invalid value 'never' of on_limit: expected fail or wait",
         ),
-        (10, "'7': invalid type"),
+        (10, "high: invalid size '4Q'"),
+        (10, "invalid value '[7]': expected a size such as"),
         (12, "unknown key 'usr' in rule 1, did you mean user?"),
         (14, "rule 2 has no group"),
         (15, "'max' is a key of groups, not of rule 2"),
@@ -190,10 +191,18 @@ fn each_mistake_has_its_own_message() {
         ("[group.lab]\noom = 'kill'", 2, "kill-largest"),
         ("[group.lab]\ncount_context = 'maybe'", 2, "yes or no"),
         ("[group.lab]\nsuspended.max = '50%'", 2, "host memory"),
-        ("[group.lab]\nsuspended.mx = '5G'", 2, "expected `max`"),
-        ("[group.lab]\nsuspended = '5G'", 2, "the key suspended.max"),
+        ("[group.lab]\nsuspended.mx = '5G'", 2, "mean suspended.max?"),
+        (
+            "[group.lab]\nsuspended = '5G'",
+            2,
+            "unknown key 'suspended'",
+        ),
         ("[group.lab]\nsuspend.max = '5G'", 2, "suspended.max"),
-        ("[defaults]\non_error = 'maybe'", 2, "`closed` or `open`"),
+        (
+            "[defaults]\non_error = 'maybe'",
+            2,
+            "\"closed\" or \"open\"",
+        ),
         ("[[rule]]\nuser = 5\ngroup = 'a'", 2, "a list of texts"),
         ("[[rule]]\nuser = ['']\ngroup = 'a'", 2, "is empty"),
         (
@@ -208,21 +217,4 @@ fn each_mistake_has_its_own_message() {
             .any(|one| one.starts_with(&format!("p.toml:{line}: ")) && one.contains(why));
         assert!(found, "{text}\n{said:#?}");
     }
-}
-
-#[test]
-fn the_listed_keys_are_those_that_serde_reads() {
-    fn accepts<T: Stanza + Default + for<'a> Deserialize<'a>>() {
-        for name in T::NAMES {
-            let text = format!("{name} = \"closed\"");
-            let read = T::deserialize(toml::Deserializer::parse(&text).expect("TOML"));
-            assert!(read.is_ok(), "{name}");
-        }
-        let read = T::deserialize(toml::Deserializer::parse("other = 1").expect("TOML"));
-        assert!(read.is_err(), "unknown keys are refused");
-    }
-    accepts::<Keys>();
-    accepts::<Defaults>();
-    accepts::<GroupText>();
-    accepts::<RuleText>();
 }

@@ -141,11 +141,7 @@ impl Draft {
     fn new(head: &str) -> Option<Self> {
         let (number, on_error) = head.split_once(' ')?;
         let rule = Rule {
-            on_error: match on_error {
-                "closed" => OnError::Closed,
-                "open" => OnError::Open,
-                _ => return None,
-            },
+            on_error: OnError::of(on_error)?,
             ..Rule::of_everybody(number.parse().ok()?, Target::Each(Vec::new()))
         };
         Some(Self {
