@@ -1,7 +1,7 @@
 //! The machine, as the procedure of suspensions sees it: the driver, the ledgers, the GPUs.
 
 use super::bound;
-use super::checkpoint::{self, Checkpoints, Placeholder, Status};
+use super::checkpoint::{Checkpoints, Placeholder, Status};
 use super::subjects::{Subject, moved};
 use crate::groups::{self, above::protected_in, sizes};
 use crate::machine::{nvml, obstacles::is_frozen};
@@ -278,7 +278,7 @@ impl<'a> Machine<'a> {
         let insistence = Insistence::Within(patience);
         let subject = &self.subjects[process];
         let pressure = Resuming {
-            gpus: self.checkpoints.gpus(),
+            gpus: &self.checkpoints.gpus,
             stop: &self.stop,
             subject,
         };
@@ -294,7 +294,7 @@ impl<'a> Machine<'a> {
              or raise its limit, then resume again",
             bytes = gib(bytes),
             name = subject.name(),
-            gpu = groups::label(id, Some(self.checkpoints.gpus())),
+            gpu = groups::label(id, Some(&self.checkpoints.gpus)),
         )))
     }
 
@@ -354,7 +354,7 @@ impl<'a> Machine<'a> {
             }
         }
         for arrival in all.values() {
-            arrival.check(self.checkpoints.gpus(), self.wanted.len() > 1)?;
+            arrival.check(&self.checkpoints.gpus, self.wanted.len() > 1)?;
         }
         Ok(())
     }
@@ -362,7 +362,7 @@ impl<'a> Machine<'a> {
     /// Fails if several processes do not fit on a GPU together. One process does, because it was
     /// there before.
     fn check_gpu(&self, id: DeviceId, coming: &Coming) -> Result<(), Failure> {
-        let memory = self.checkpoints.gpus().memory_of(&id);
+        let memory = self.checkpoints.gpus.memory_of(&id);
         // What is used on an empty GPU is not for programs.
         let room = memory.map_or(u64::MAX, |now| match now.used <= MARGIN {
             true => now.free,
@@ -375,7 +375,7 @@ impl<'a> Machine<'a> {
             "{bytes} come back to GPU {gpu}, more than the {room} that it has: resume fewer \
              processes at once with --pid; all processes stay suspended",
             bytes = gib(coming.bytes),
-            gpu = groups::label(id, Some(self.checkpoints.gpus())),
+            gpu = groups::label(id, Some(&self.checkpoints.gpus)),
             room = gib(room),
         )))
     }
@@ -507,7 +507,7 @@ impl Machine<'_> {
     /// as in a container, writes down the most that the process can have, in case this process dies
     /// before [`Self::note_freed`], and returns these GPUs.
     fn note_resident(&self, subject: &Subject) -> Vec<Unseen> {
-        let (gpus, pid) = (self.checkpoints.gpus(), subject.target.pid);
+        let (gpus, pid) = (&self.checkpoints.gpus, subject.target.pid);
         let is_listed = gpus.lists(pid) == Some(true);
         let counts_contexts = subject.counts_contexts();
         let mut unseen = Vec::new();
@@ -539,7 +539,7 @@ impl Machine<'_> {
     fn note_freed(&self, subject: &Subject, unseen: &Unseen) {
         let mut freed = 0;
         self.wait_for(Some(Instant::now() + FREEING), || {
-            let now = self.checkpoints.free(&unseen.id).unwrap_or(0);
+            let now = self.checkpoints.gpus.free(&unseen.id).unwrap_or(0);
             freed = freed.max(now.saturating_sub(unseen.free));
             freed >= unseen.charge
         });
@@ -587,21 +587,11 @@ impl World for Machine<'_> {
         }
         self.ready(process)?;
         match self.checkpoints.state(subject.target.pid) {
-            Ok(checkpoint::State::Running) => Ok(State::Running),
-            Ok(checkpoint::State::Locked) => Ok(State::Locked),
-            Ok(checkpoint::State::Checkpointed) => Ok(State::Checkpointed),
-            Ok(checkpoint::State::Failed) => Ok(State::Failed),
-            Ok(checkpoint::State::Checkpointing | checkpoint::State::Restoring) => {
-                Ok(State::Moving)
-            }
+            Ok(state) => Ok(state),
             Err(status) if self.is_ending(process, status) => Ok(State::Gone),
             // The process has not started CUDA, although its slot may say that a command is at
             // work on it.
             Err(Status::NOT_INITIALIZED) if subject.suspended() == 0 => Ok(State::Running),
-            Ok(checkpoint::State::Other(number)) => Err(Failure::new(format_args!(
-                "the driver reports the unknown state {number} of {name}",
-                name = subject.name()
-            ))),
             Err(status) => Err(Failure::new(format_args!(
                 "cannot find out the state of {name}: the driver answers {status}",
                 name = subject.name()
@@ -738,7 +728,7 @@ impl World for Machine<'_> {
     fn await_absence(&self, process: usize) -> Result<(), Failure> {
         let subject = &self.subjects[process];
         let is_absent =
-            || subject.is_gone() || self.checkpoints.lists(subject.target.pid) == Some(false);
+            || subject.is_gone() || self.checkpoints.gpus.lists(subject.target.pid) == Some(false);
         let until = Instant::now() + PATIENCE;
         match self.wait_for(Some(until), is_absent) {
             true => Ok(()),
@@ -816,11 +806,11 @@ impl World for Machine<'_> {
     fn hold(&mut self, set: &[usize]) -> Result<(), Failure> {
         self.set = set.to_vec();
         for (id, coming) in self.coming(set.iter().copied()) {
-            let gpu = groups::label(id, Some(self.checkpoints.gpus()));
+            let gpu = groups::label(id, Some(&self.checkpoints.gpus));
             let (mut placeholder, mut tries) = (Ok(None), 0);
             let mut fits = Ok(());
             let has_room = || {
-                let memory = self.checkpoints.gpus().memory_of(&id);
+                let memory = self.checkpoints.gpus.memory_of(&id);
                 let (free, used) = memory.map_or((0, u64::MAX), |now| (now.free, now.used));
                 let mut held = coming.charged;
                 if free < coming.bytes {
@@ -853,7 +843,7 @@ impl World for Machine<'_> {
                     "GPU {gpu} has {free} free, and {coming} are needed: other programs, which \
                      `gpulimit top` and `nvidia-smi` show, use the rest; all processes stay \
                      suspended",
-                    free = gib(self.checkpoints.free(&id).unwrap_or(0)),
+                    free = gib(self.checkpoints.gpus.free(&id).unwrap_or(0)),
                     coming = gib(coming.bytes),
                 )));
             }

@@ -5,7 +5,7 @@ use crate::shown::output;
 use crate::suspension::settle::{finish_it, freeze, settle_all, stays_suspended};
 use crate::suspension::subjects::{Subject, Which, time};
 use crate::suspension::world::{Machine, Stop, record};
-use crate::suspension::{checkpoint::Checkpoints, report::Report};
+use crate::suspension::{checkpoint::Checkpoints, report::report};
 use crate::words::failure::Failure;
 use gpulimit_ledger::{Errand, EventKind};
 use gpulimit_suspend::{State, World};
@@ -105,9 +105,8 @@ pub fn resume(args: &Args) -> Result<ExitCode, Failure> {
             _ => record(subject, EventKind::Resume, &moved),
         }
     }
-    let status = Report::of(&subjects, &before, args.json)
-        .with_killed(killed)
-        .print(args.which.group.as_deref())?;
+    let group = args.which.group.as_deref();
+    let status = report(&subjects, &before, &killed, group, args.json)?;
     done.map(|()| status)
 }
 
