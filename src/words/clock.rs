@@ -24,23 +24,12 @@ impl From<Timestamp> for Moment {
 
 impl fmt::Display for Moment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (seconds, millis) = (self.unix_ms / 1000, self.unix_ms % 1000);
-        let (days, second) = (seconds / 86_400, seconds % 86_400);
-        // Converts days to a date. Years begin on 1 March here, so that leap days come last.
-        let days = days + 719_468;
-        let (era, day) = (days / 146_097, days % 146_097);
-        let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-        let day = day - (365 * year + year / 4 - year / 100);
-        let month = (5 * day + 2) / 153;
-        let day = day - (153 * month + 2) / 5 + 1;
-        let (year, month) = match month {
-            0..10 => (year + 400 * era, month + 3),
-            _ => (year + 400 * era + 1, month - 9),
-        };
-        let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+        let time = i64::try_from(self.unix_ms).map(Timestamp::from_millisecond);
+        // A member can write any number.
         write!(
             f,
-            "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z"
+            "{:.3}",
+            time.unwrap_or(Ok(Timestamp::MAX)).unwrap_or(Timestamp::MAX)
         )
     }
 }
@@ -90,6 +79,7 @@ mod tests {
             (1_735_689_599, "2024-12-31T23:59:59.007Z"),
             (1_772_323_200, "2026-03-01T00:00:00.007Z"),
             (4_107_542_400, "2100-03-01T00:00:00.007Z"),
+            (u64::MAX / 1000 - 1, "9999-12-30T22:00:00.999Z"),
         ] {
             let unix_ms = seconds * 1000 + 7;
             assert_eq!(Moment { unix_ms }.to_string(), text);
