@@ -1,7 +1,6 @@
 //! Users and unix groups for whom a template can make no group: their names cannot be part of a
 //! group's name, or the group is for others.
 
-use super::group::place;
 use super::template::{Binding, Holes, fill, prefixes};
 use super::{Compiler, NONE};
 use crate::file::{GroupStanza, Mistake};
@@ -10,27 +9,14 @@ use gpulimit_group::{Kind, check_name};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Why a template can make no group for somebody.
-#[derive(Copy, Clone, Eq, Ord, PartialEq, PartialOrd)]
-enum Clash {
-    Name,
-    Stanza,
-    Template,
-}
+type Clash = &'static str;
 
-impl Clash {
-    const fn why(self) -> &'static str {
-        match self {
-            Self::Name => {
-                "these names cannot be part of a group's name; {uid} in place of {user} always can"
-            }
-            Self::Stanza => {
-                "groups of these names have stanzas of their own: choose other names for those \
-                 groups, or name the user in the stanza's key owner (the unix group in members)"
-            }
-            Self::Template => "a template makes groups of these names for others as well",
-        }
-    }
-}
+const NAME: Clash =
+    "these names cannot be part of a group's name; {uid} in place of {user} always can";
+const STANZA: Clash = "groups of these names have stanzas of their own: choose other names for \
+                       those groups, or name the user in the stanza's key owner (the unix group in \
+                       members)";
+const TEMPLATE: Clash = "a template makes groups of these names for others as well";
 
 impl Compiler<'_> {
     /// Finds all for whom a template can make no group. Returns one message for each template and
@@ -38,16 +24,17 @@ impl Compiler<'_> {
     pub(super) fn find_clashes(&mut self) -> Vec<Mistake> {
         let policy = self.policy;
         let mut stanzas: Vec<(&GroupStanza, Holes)> = Vec::new();
-        let mut single: BTreeMap<Vec<String>, &GroupStanza> = BTreeMap::new();
+        let mut single: BTreeMap<&str, &GroupStanza> = BTreeMap::new();
         for stanza in &policy.groups {
             match Holes::of(&stanza.name.value) {
                 Some(holes) if holes.any() => stanzas.push((stanza, holes)),
-                Some(_) => drop(single.insert(place(&stanza.name.value), stanza)),
+                Some(_) => drop(single.insert(&stanza.name.value, stanza)),
                 None => {}
             }
         }
         // All templates at one level come before those below, whose groups go with the ones above.
-        stanzas.sort_by_key(|(stanza, _)| stanza.name.value.split('/').count());
+        let levels = |name: &str| name.split('/').count();
+        stanzas.sort_by_key(|(stanza, _)| levels(&stanza.name.value));
         let mut found: BTreeSet<(usize, String, Clash, Binding)> = BTreeSet::new();
         let mut made: BTreeMap<String, (&GroupStanza, Binding)> = BTreeMap::new();
         for (stanza, holes) in stanzas {
@@ -62,17 +49,17 @@ impl Compiler<'_> {
                     found.insert((stanza.name.line, template.clone(), clash, binding.clone()));
                     self.left_out.entry(template).or_default().insert(binding);
                 };
-                if !is_usable(&name) || place(&name).len() != place(template).len() {
-                    leave_out(stanza, Clash::Name, binding);
-                } else if let Some(own) = single.get(&place(&name))
+                if !is_usable(&name) || levels(&name) != levels(template) {
+                    leave_out(stanza, NAME, binding);
+                } else if let Some(own) = single.get(&*name)
                     && !self.names.is_meant(own, &binding)
                 {
-                    leave_out(stanza, Clash::Stanza, binding);
+                    leave_out(stanza, STANZA, binding);
                 } else if let Some((other, there)) = made.get(&name)
                     && !binding.is_for_same_user(there)
                 {
-                    leave_out(other, Clash::Template, there.clone());
-                    leave_out(stanza, Clash::Template, binding);
+                    leave_out(other, TEMPLATE, there.clone());
+                    leave_out(stanza, TEMPLATE, binding);
                 } else {
                     made.insert(name, (stanza, binding));
                 }
@@ -89,9 +76,8 @@ impl Compiler<'_> {
                 line,
                 why: format!(
                     "template '{template}' makes no group for {}, and rules that name it close \
-                     the GPU for them: {}",
-                    whom.join(", "),
-                    clash.why()
+                     the GPU for them: {clash}",
+                    whom.join(", ")
                 ),
                 absent: false,
             };
