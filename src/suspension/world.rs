@@ -57,11 +57,9 @@ pub struct Machine<'a> {
     subjects: &'a [Subject],
     /// The right to act on each process.
     _actors: Vec<Actor<'a>>,
-    /// The processes for which this process charges the room.
-    wanted: Vec<usize>,
     /// The memberships by which this process charges the room for each process.
     rooms: Vec<Option<Member>>,
-    /// The processes for which room is held on the GPUs.
+    /// The processes for which this process charges the room, and holds it on the GPUs.
     set: Vec<usize>,
     held: BTreeMap<DeviceId, Placeholder<'a>>,
     /// How long the caller wants to wait; `None` for as long as it takes.
@@ -121,7 +119,6 @@ impl<'a> Machine<'a> {
             checkpoints,
             subjects,
             _actors: actors,
-            wanted: Vec::new(),
             rooms: subjects.iter().map(|_| None).collect(),
             set: Vec::new(),
             held: BTreeMap::new(),
@@ -302,7 +299,7 @@ impl<'a> Machine<'a> {
     /// room is charged.
     fn charge_wanted(&mut self) -> Result<(), (Failure, bool)> {
         let mut holds_room = self.rooms.iter().any(Option::is_some);
-        for process in self.wanted.clone() {
+        for process in self.set.clone() {
             let subject = &self.subjects[process];
             let wanted = subject.devices().into_iter();
             let wanted: Vec<_> = wanted
@@ -332,11 +329,11 @@ impl<'a> Machine<'a> {
     /// Fails if what comes back in all can never fit on a GPU or in a group: waiting would not
     /// help, and would keep room from others.
     fn check_fits(&self) -> Result<(), Failure> {
-        for (id, coming) in self.coming(self.wanted.iter().copied()) {
+        for (id, coming) in self.coming(self.set.iter().copied()) {
             self.check_gpu(id, &coming)?;
         }
         let mut all: BTreeMap<(String, DeviceId), Arrival> = BTreeMap::new();
-        for process in &self.wanted {
+        for process in &self.set {
             let subject = &self.subjects[*process];
             for (id, capacity, usage) in subject.devices() {
                 if usage.suspended == 0 || subject.is_gone() {
@@ -346,7 +343,12 @@ impl<'a> Machine<'a> {
                 for group in subject.group.upwards() {
                     let key = child_key(group.name().rsplit('/').next().unwrap_or_default());
                     let entry = all.entry((group.name().to_owned(), id));
-                    let arrival = entry.or_insert_with(|| Arrival::to(group, id, capacity));
+                    let arrival = entry.or_insert_with(|| Arrival {
+                        group,
+                        id,
+                        capacity,
+                        bytes: BTreeMap::new(),
+                    });
                     // A member can have written any figure.
                     let bytes = arrival.bytes.entry(below.replace(key)).or_default();
                     *bytes = bytes.saturating_add(usage.suspended);
@@ -354,7 +356,7 @@ impl<'a> Machine<'a> {
             }
         }
         for arrival in all.values() {
-            arrival.check(&self.checkpoints.gpus, self.wanted.len() > 1)?;
+            arrival.check(&self.checkpoints.gpus, self.set.len() > 1)?;
         }
         Ok(())
     }
@@ -446,15 +448,6 @@ struct Arrival {
 }
 
 impl Arrival {
-    const fn to(group: Group, id: DeviceId, capacity: u64) -> Self {
-        Self {
-            group,
-            id,
-            capacity,
-            bytes: BTreeMap::new(),
-        }
-    }
-
     /// Fails if the group can never have room, also without its other processes: because of its
     /// limit, and of what `min` keeps for other groups. If `several` processes come back, fewer may
     /// have room.
@@ -787,7 +780,7 @@ impl World for Machine<'_> {
     }
 
     fn charge(&mut self, set: &[usize]) -> Result<(), Failure> {
-        self.wanted = set.to_vec();
+        self.set = set.to_vec();
         loop {
             self.check_fits()?;
             let Err((failure, holds_room)) = self.charge_wanted() else {
@@ -804,7 +797,6 @@ impl World for Machine<'_> {
     }
 
     fn hold(&mut self, set: &[usize]) -> Result<(), Failure> {
-        self.set = set.to_vec();
         for (id, coming) in self.coming(set.iter().copied()) {
             let gpu = groups::label(id, Some(&self.checkpoints.gpus));
             let (mut placeholder, mut tries) = (Ok(None), 0);
@@ -904,7 +896,7 @@ impl World for Machine<'_> {
 
     fn give_back(&mut self) {
         self.held.clear();
-        self.wanted.clear();
+        self.set.clear();
         // Dropping a membership uncharges what is left of the room.
         self.rooms.iter_mut().for_each(|room| *room = None);
     }
