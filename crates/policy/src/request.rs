@@ -216,8 +216,8 @@ fn said(error: SizeError) -> String {
     error.to_string()
 }
 
-const LIST: &str = "expected a size such as 4G, or GPU=SIZE separated by commas, where GPU is a CUDA \
-                    ordinal, a GPU-… UUID or its beginning, or all";
+const LIST: &str = "expected a size such as 4G, or GPU=SIZE separated by commas, where GPU is a \
+                    CUDA ordinal, a GPU-… UUID or its beginning, or all";
 
 /// Parses the value of `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT`: `0=2G,1=512M`.
 pub(super) fn mps(text: &str) -> Result<Vec<(RequestSelector, Extent)>, String> {
