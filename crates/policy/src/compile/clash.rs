@@ -9,14 +9,27 @@ use gpulimit_group::{Kind, check_name};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Why a template can make no group for somebody.
-type Clash = &'static str;
+#[derive(Copy, Clone, Eq, Ord, PartialEq, PartialOrd)]
+enum Clash {
+    Name,
+    Stanza,
+    Template,
+}
 
-const NAME: Clash =
-    "these names cannot be part of a group's name; {uid} in place of {user} always can";
-const STANZA: Clash = "groups of these names have stanzas of their own: choose other names for \
-                       those groups, or name the user in the stanza's key owner (the unix group in \
-                       members)";
-const TEMPLATE: Clash = "a template makes groups of these names for others as well";
+impl Clash {
+    const fn why(self) -> &'static str {
+        match self {
+            Self::Name => {
+                "these names cannot be part of a group's name; {uid} in place of {user} always can"
+            }
+            Self::Stanza => {
+                "groups of these names have stanzas of their own: choose other names for those \
+                 groups, or name the user in the stanza's key owner (the unix group in members)"
+            }
+            Self::Template => "a template makes groups of these names for others as well",
+        }
+    }
+}
 
 impl Compiler<'_> {
     /// Finds all for whom a template can make no group. Returns one message for each template and
@@ -50,16 +63,16 @@ impl Compiler<'_> {
                     self.left_out.entry(template).or_default().insert(binding);
                 };
                 if !is_usable(&name) || levels(&name) != levels(template) {
-                    leave_out(stanza, NAME, binding);
+                    leave_out(stanza, Clash::Name, binding);
                 } else if let Some(own) = single.get(&*name)
                     && !self.names.is_meant(own, &binding)
                 {
-                    leave_out(stanza, STANZA, binding);
+                    leave_out(stanza, Clash::Stanza, binding);
                 } else if let Some((other, there)) = made.get(&name)
                     && !binding.is_for_same_user(there)
                 {
-                    leave_out(other, TEMPLATE, there.clone());
-                    leave_out(stanza, TEMPLATE, binding);
+                    leave_out(other, Clash::Template, there.clone());
+                    leave_out(stanza, Clash::Template, binding);
                 } else {
                     made.insert(name, (stanza, binding));
                 }
@@ -76,8 +89,9 @@ impl Compiler<'_> {
                 line,
                 why: format!(
                     "template '{template}' makes no group for {}, and rules that name it close \
-                     the GPU for them: {clash}",
-                    whom.join(", ")
+                     the GPU for them: {}",
+                    whom.join(", "),
+                    clash.why()
                 ),
                 absent: false,
             };
