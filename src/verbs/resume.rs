@@ -54,7 +54,7 @@ Examples:
 
 /// Resumes the processes, all or none.
 pub fn resume(args: &Args) -> Result<ExitCode, Failure> {
-    let checkpoints = Checkpoints::load().map_err(Failure::new)?;
+    let checkpoints = Checkpoints::load()?;
     let subjects = args.which.subjects()?;
     let stop = Stop::on_signals();
     let mut machine = Machine::of(&checkpoints, &subjects, args.timeout, stop)?;

@@ -55,7 +55,7 @@ Examples:
 
 /// Suspends the processes, all or none.
 pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
-    let checkpoints = Checkpoints::load().map_err(Failure::new)?;
+    let checkpoints = Checkpoints::load()?;
     let subjects = args.which.subjects()?;
     let stop = Stop::on_signals();
     let mut machine = Machine::of(&checkpoints, &subjects, Some(args.timeout), stop)?;

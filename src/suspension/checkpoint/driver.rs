@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use crate::machine::nvml;
+use crate::words::failure::Failure;
 use gpulimit_base::device::DeviceId;
 use gpulimit_suspend::State;
 use libloading::os::unix::Library;
@@ -73,38 +74,6 @@ impl fmt::Display for Status {
     }
 }
 
-/// What this machine lacks to suspend and resume processes.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub enum Missing {
-    /// The CUDA driver cannot be loaded: the linker's message.
-    Driver(String),
-    /// The driver lacks the function of this name.
-    Function(&'static str),
-    /// The driver does not start.
-    Init(Status),
-    /// NVML does not work: its message.
-    Nvml(String),
-}
-
-impl fmt::Display for Missing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Driver(why) => write!(f, "cannot load the CUDA driver: {why}"),
-            Self::Function(name) => write!(
-                f,
-                "this CUDA driver cannot suspend processes, because it has no function {name}: \
-                 install driver 570 or later"
-            ),
-            Self::Init(status) => write!(f, "cuInit fails with {status}: run `gpulimit doctor`"),
-            Self::Nvml(why) => write!(
-                f,
-                "NVML does not answer ({why}): install libnvidia-ml.so.1, a part of the NVIDIA \
-                 driver"
-            ),
-        }
-    }
-}
-
 /// A CUDA ordinal.
 pub(super) type Ordinal = c_int;
 /// An address in device memory.
@@ -123,6 +92,14 @@ struct LockArgs {
 // (tests/headers.rs).
 const _: () = assert!(size_of::<LockArgs>() == 64);
 
+/// Returns the failure of a driver that lacks the function of this name.
+fn missing(name: &str) -> Failure {
+    Failure::new(format_args!(
+        "this CUDA driver cannot suspend processes, because it has no function {name}: install \
+         driver 570 or later"
+    ))
+}
+
 /// Declares the structure of the driver's functions, and how to look them up by their names.
 macro_rules! functions {
     ($($field:ident: $name:ident($($argument:ty),*);)*) => {
@@ -131,12 +108,12 @@ macro_rules! functions {
         }
 
         impl Functions {
-            fn find(library: &Library) -> Result<Self, Missing> {
+            fn find(library: &Library) -> Result<Self, Failure> {
                 $(
                     let name = stringify!($name);
                     // SAFETY: cuda.h declares the function with this type.
                     let found = unsafe { library.get(name.as_bytes()) };
-                    let $field = *found.map_err(|_| Missing::Function(name))?;
+                    let $field = *found.map_err(|_| missing(name))?;
                 )*
                 Ok(Self { $($field),* })
             }
@@ -184,10 +161,11 @@ impl Checkpoints {
     ///
     /// # Errors
     /// Names the library or the function that is missing.
-    pub fn load() -> Result<Self, Missing> {
+    pub fn load() -> Result<Self, Failure> {
         // SAFETY: loading runs the driver's constructors, as in every CUDA program.
         let library = unsafe { Library::new("libcuda.so.1") };
-        let library = library.map_err(|error| Missing::Driver(error.to_string()))?;
+        let no_driver = |error| Failure::new(format_args!("cannot load the CUDA driver: {error}"));
+        let library = library.map_err(no_driver)?;
         let functions = Functions::find(&library);
         // Do not unload the driver, because it may crash then.
         std::mem::forget(library);
@@ -195,8 +173,17 @@ impl Checkpoints {
         // SAFETY: the caller promises that no other thread reads the environment.
         unsafe { std::env::remove_var("CUDA_VISIBLE_DEVICES") };
         // SAFETY: cuInit has no requirements. The library stays loaded.
-        checked(unsafe { (cuda.init)(0) }).map_err(Missing::Init)?;
-        let gpus = nvml::Driver::load().map_err(|error| Missing::Nvml(error.to_string()))?;
+        checked(unsafe { (cuda.init)(0) }).map_err(|status| {
+            Failure::new(format_args!(
+                "cuInit fails with {status}: run `gpulimit doctor`"
+            ))
+        })?;
+        let gpus = nvml::Driver::load().map_err(|error| {
+            Failure::new(format_args!(
+                "NVML does not answer ({error}): install libnvidia-ml.so.1, a part of the NVIDIA \
+                 driver"
+            ))
+        })?;
         Ok(Self { cuda, gpus })
     }
 
