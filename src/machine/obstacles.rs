@@ -8,6 +8,7 @@ mod right;
 #[cfg(test)]
 mod tests;
 
+use super::library::paths;
 use super::look::{self, Question};
 use super::nvml;
 use gpulimit_base::obstacle::Obstacle as Inner;
@@ -305,10 +306,7 @@ fn tools(variables: &[&[u8]], maps: &str) -> Vec<String> {
         variables.iter().any(is_it)
     };
     let is_mapped = |library: &&str| {
-        let mut files = maps.lines().filter_map(|line| {
-            let path = Path::new(line.get(line.find('/')?..)?);
-            path.file_name()?.to_str()
-        });
+        let mut files = paths(maps).filter_map(|path| Path::new(path).file_name()?.to_str());
         files.any(|file| file.starts_with(*library))
     };
     let variables = VARIABLES.into_iter().filter(is_set);
