@@ -224,14 +224,10 @@ impl Plugin {
 fn refused(wrong: Wrong) -> Status {
     // Shorten the error message: it is also sent as an HTTP header, and kubelet accepts only a few
     // thousand bytes of headers.
-    let text = wrong
-        .to_string()
-        .chars()
-        .take(LONGEST_REFUSAL)
-        .collect::<String>();
+    let short = |text: String| text.chars().take(LONGEST_REFUSAL).collect::<String>();
     match wrong {
-        Wrong::Pieces { .. } | Wrong::Cards(_) => Status::resource_exhausted(text),
-        _ => Status::invalid_argument(text),
+        Wrong::Full(why) => Status::resource_exhausted(short(why)),
+        Wrong::Invalid(why) => Status::invalid_argument(short(why)),
     }
 }
 

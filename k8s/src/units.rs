@@ -37,47 +37,14 @@ impl Unit {
 /// Why the units in a request cannot be given to a container.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Wrong {
-    /// The list is empty.
-    None,
-    /// This text in the request is not the id of a unit.
-    Id(String),
-    /// This unit is in the request twice.
-    Twice(Unit),
-    /// The units are on more than one card. Contains these cards, each with its number of requested
-    /// units.
-    Cards(Vec<(DeviceId, usize)>),
-    /// No card has as many free units as the container needs.
-    Pieces {
-        /// The number of units that the container needs.
-        wanted: usize,
-        /// The card with the most free units, and the number of its free units. `None` if no card
-        /// has free units.
-        largest: Option<(DeviceId, usize)>,
-    },
+    /// The request is not valid.
+    Invalid(String),
+    /// No single card has the units.
+    Full(String),
 }
 
-impl fmt::Display for Wrong {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::None => f.write_str("the request has no units"),
-            Self::Id(id) => write!(f, "'{}' is not a unit of this plugin", id.escape_debug()),
-            Self::Twice(unit) => write!(f, "the request has unit {unit} twice"),
-            Self::Cards(cards) => {
-                f.write_str("a container's memory must be on one GPU, but the units are on ")?;
-                for (at, (card, count)) in cards.iter().enumerate() {
-                    write!(f, "{}{card} ({count})", if at == 0 { "" } else { " and " })?;
-                }
-                Ok(())
-            }
-            Self::Pieces { wanted, largest } => {
-                write!(f, "no GPU of this node has {wanted} units left")?;
-                match largest {
-                    Some((card, left)) => write!(f, "; {card} has the most units left: {left}"),
-                    None => Ok(()),
-                }
-            }
-        }
-    }
+fn no_units() -> Wrong {
+    Wrong::Invalid("the request has no units".into())
 }
 
 /// The units of one container, all on one GPU or MIG instance.
@@ -94,14 +61,17 @@ impl Share {
     pub fn of(ids: &[String]) -> Result<Self, Wrong> {
         let mut cards = sorted(ids)?;
         match cards.len() {
-            0 => Err(Wrong::None),
-            1 => {
-                let (card, numbers) = cards.pop_first().ok_or(Wrong::None)?;
+            0 | 1 => {
+                let (card, numbers) = cards.pop_first().ok_or_else(no_units)?;
                 Ok(Self { card, numbers })
             }
             _ => {
-                let counts = cards.iter().map(|(card, numbers)| (*card, numbers.len()));
-                Err(Wrong::Cards(counts.collect()))
+                let cards = cards.iter();
+                let cards = cards.map(|(card, numbers)| format!("{card} ({})", numbers.len()));
+                let cards = cards.collect::<Vec<_>>().join(" and ");
+                Err(Wrong::Full(format!(
+                    "a container's memory must be on one GPU, but the units are on {cards}"
+                )))
             }
         }
     }
@@ -119,10 +89,15 @@ impl Share {
 fn sorted(ids: &[String]) -> Result<BTreeMap<DeviceId, Vec<u32>>, Wrong> {
     let mut cards: BTreeMap<DeviceId, Vec<u32>> = BTreeMap::new();
     for id in ids {
-        let unit = Unit::read(id).ok_or_else(|| Wrong::Id(id.clone()))?;
+        let unit = Unit::read(id).ok_or_else(|| {
+            Wrong::Invalid(format!(
+                "'{}' is not a unit of this plugin",
+                id.escape_debug()
+            ))
+        })?;
         let numbers = cards.entry(unit.card).or_default();
         match numbers.binary_search(&unit.number) {
-            Ok(_) => return Err(Wrong::Twice(unit)),
+            Ok(_) => return Err(Wrong::Invalid(format!("the request has unit {unit} twice"))),
             Err(at) => numbers.insert(at, unit.number),
         }
     }
@@ -134,7 +109,7 @@ fn sorted(ids: &[String]) -> Result<BTreeMap<DeviceId, Vec<u32>>, Wrong> {
 pub fn prefer(choice: &Choice) -> Result<Vec<Unit>, Wrong> {
     let wanted = usize::try_from(choice.size).unwrap_or(0);
     if wanted == 0 {
-        return Err(Wrong::None);
+        return Err(no_units());
     }
     let must = match choice.must_include.is_empty() {
         true => None,
@@ -151,11 +126,12 @@ pub fn prefer(choice: &Choice) -> Result<Vec<Unit>, Wrong> {
     let needed = wanted.saturating_sub(had);
     let fits = cards.iter().filter(|(_, numbers)| numbers.len() >= needed);
     let Some((card, numbers)) = fits.min_by_key(|(_, numbers)| numbers.len()) else {
-        let largest = cards
-            .iter()
-            .map(|(card, numbers)| (*card, numbers.len() + had))
-            .max_by_key(|(_, left)| *left);
-        return Err(Wrong::Pieces { wanted, largest });
+        let largest = cards.iter().max_by_key(|(_, numbers)| numbers.len());
+        let largest = largest.map_or(String::new(), |(card, numbers)| {
+            format!("; {card} has the most units left: {}", numbers.len() + had)
+        });
+        let why = format!("no GPU of this node has {wanted} units left{largest}");
+        return Err(Wrong::Full(why));
     };
     let had = must.map(|must| must.numbers).unwrap_or_default();
     let numbers = had.into_iter().chain(numbers.iter().copied().take(needed));
@@ -223,15 +199,20 @@ mod tests {
     fn a_share_is_on_one_card() {
         let share = Share::of(&ids(1, [5, 2, 9])).expect("a share");
         assert_eq!((share.card, share.numbers), (card(1), vec![2, 5, 9]));
-        assert_eq!(Share::of(&[]), Err(Wrong::None));
+        assert_eq!(Share::of(&[]), Err(no_units()));
         let two = [ids(1, [0, 1]), ids(2, [0])].concat();
-        let wrong = Wrong::Cards(vec![(card(1), 2), (card(2), 1)]);
-        assert_eq!(Share::of(&two), Err(wrong));
+        let why = format!(
+            "a container's memory must be on one GPU, but the units are on {} (2) and {} (1)",
+            card(1),
+            card(2)
+        );
+        assert_eq!(Share::of(&two), Err(Wrong::Full(why)));
         let twice = Unit {
             card: card(1),
             number: 4,
         };
-        assert_eq!(Share::of(&ids(1, [4, 4])), Err(Wrong::Twice(twice)));
+        let why = format!("the request has unit {twice} twice");
+        assert_eq!(Share::of(&ids(1, [4, 4])), Err(Wrong::Invalid(why)));
     }
 
     #[test]
@@ -242,15 +223,15 @@ mod tests {
             assert_eq!(share.card, card(best), "{size}");
             assert_eq!(share.numbers.len(), size as usize);
         }
-        let largest = Some((card(1), 40));
-        let wanted = 41;
-        let wrong = Wrong::Pieces { wanted, largest };
-        assert_eq!(choose(&free, Vec::new(), 41), Err(wrong));
-        let (wanted, largest) = (1, None);
-        let wrong = Wrong::Pieces { wanted, largest };
-        assert_eq!(choose(&[], Vec::new(), 1), Err(wrong));
+        let full = |wanted, largest: &str| {
+            let why = format!("no GPU of this node has {wanted} units left{largest}");
+            Err(Wrong::Full(why))
+        };
+        let largest = format!("; {} has the most units left: 40", card(1));
+        assert_eq!(choose(&free, Vec::new(), 41), full(41, &largest));
+        assert_eq!(choose(&[], Vec::new(), 1), full(1, ""));
         for size in [0, -1, i32::MIN] {
-            assert_eq!(choose(&free, Vec::new(), size), Err(Wrong::None));
+            assert_eq!(choose(&free, Vec::new(), size), Err(no_units()));
         }
     }
 
@@ -266,9 +247,10 @@ mod tests {
             choose(&free, ids(1, 0..4), 4).expect("fits").numbers,
             [0, 1, 2, 3]
         );
-        let wanted = 11;
-        let largest = Some((card(1), 10));
-        let wrong = Wrong::Pieces { wanted, largest };
-        assert_eq!(choose(&free, ids(1, 0..4), 11), Err(wrong));
+        let why = format!(
+            "no GPU of this node has 11 units left; {} has the most units left: 10",
+            card(1)
+        );
+        assert_eq!(choose(&free, ids(1, 0..4), 11), Err(Wrong::Full(why)));
     }
 }

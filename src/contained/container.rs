@@ -224,12 +224,12 @@ pub fn remove(root: &Root, state: &State) -> Result<(), Failure> {
             // new container with the same id.
             return Ok(());
         }
-        let Err(stays) = take_away(root, &place, &record) else {
+        let Err((failure, patience)) = take_away(root, &place, &record) else {
             return Ok(());
         };
         drop(lock);
-        if start.elapsed() >= stays.patience() {
-            return Err(stays.into());
+        if start.elapsed() >= patience {
+            return Err(failure);
         }
         before = Some(record);
         thread::sleep(Duration::from_millis(10));
@@ -259,7 +259,7 @@ fn sweep_held(root: &Root) -> Result<Vec<String>, Failure> {
     for (name, place) in Place::all(root)? {
         let done = match place.read() {
             Ok(Some(record)) if record.init.lives() => continue,
-            Ok(Some(record)) => take_away(root, &place, &record).map_err(Failure::from),
+            Ok(Some(record)) => take_away(root, &place, &record).map_err(|(failure, _)| failure),
             // This directory has no record, because the process that made it was killed. So there
             // is no group.
             Ok(None) => place.remove_unrecorded(),
@@ -273,50 +273,25 @@ fn sweep_held(root: &Root) -> Result<Vec<String>, Failure> {
     Ok(removed)
 }
 
-/// The reason why a container's group cannot be removed.
-enum Stays {
-    /// The container's first process still runs.
-    Runs(Failure),
-    /// A process still uses the group.
-    Used(Failure),
-    /// The removal failed for another reason.
-    Fails(Failure),
-}
-
-impl Stays {
-    /// Returns how long to repeat the attempt before giving up.
-    fn patience(&self) -> Duration {
-        match self {
-            Self::Runs(_) => FIRST_END_WAIT,
-            Self::Used(_) => END_WAIT,
-            Self::Fails(_) => Duration::ZERO,
-        }
-    }
-}
-
-impl From<Stays> for Failure {
-    fn from(stays: Stays) -> Self {
-        match stays {
-            Stays::Runs(failure) | Stays::Used(failure) | Stays::Fails(failure) => failure,
-        }
-    }
-}
+/// Why a container's group cannot be removed, and how long to repeat the attempt before giving up.
+type Stays = (Failure, Duration);
 
 /// Removes a container's view and record, and also its group if the group was made for it alone.
 fn take_away(root: &Root, place: &Place, record: &Record) -> Result<(), Stays> {
     if record.init.lives() {
-        return Err(Stays::Runs(Failure::new(format_args!(
+        let why = format!(
             "container {} still runs and uses group {}",
             record.id, record.group
-        ))));
+        );
+        return Err((Failure::new(why), FIRST_END_WAIT));
     }
     let removed = match record.own {
         true => root.remove(&record.group),
         false => Ok(()),
     };
     match removed {
-        Err(error @ GroupError::InUse { .. }) => Err(Stays::Used(error.into())),
-        Err(error) if !error.is_missing() => Err(Stays::Fails(error.into())),
-        _ => place.remove().map_err(Stays::Fails),
+        Err(error @ GroupError::InUse { .. }) => Err((error.into(), END_WAIT)),
+        Err(error) if !error.is_missing() => Err((error.into(), Duration::ZERO)),
+        _ => place.remove().map_err(|failure| (failure, Duration::ZERO)),
     }
 }

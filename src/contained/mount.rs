@@ -1,19 +1,19 @@
 //! Mounts a container's view of the groups at /run/gpulimit, where the container's programs look
 //! for groups.
-#![allow(unsafe_code)]
 
 use crate::words::failure::Failure;
 use gpulimit_group::SYSTEM;
-use std::ffi::CString;
+use rustix::mount::{MountFlags, mount_bind, mount_remount};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
 
 /// The flags of the view's mounts: nothing in a view can be executed or used as a device.
-const QUIET: libc::c_ulong = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
+const QUIET: MountFlags = MountFlags::NOSUID
+    .union(MountFlags::NODEV)
+    .union(MountFlags::NOEXEC);
 
 /// Mounts `view` at [`SYSTEM`] in the container's file system `rootfs`. Only the files in
 /// `writable` can be written.
@@ -29,7 +29,7 @@ pub fn mount_view(view: &Path, writable: &[PathBuf], rootfs: &Path) -> Result<()
     let bound = place().and_then(|place| bind(view, &place));
     bound.map_err(|error| failed(view, &error))?;
     // Open the path again: only now it leads to the mounted view.
-    let closed = place().and_then(|place| remount(&place, QUIET | libc::MS_RDONLY));
+    let closed = place().and_then(|place| remount(&place, QUIET | MountFlags::RDONLY));
     closed.map_err(|error| failed(view, &error))?;
     for file in writable {
         let inside = file.strip_prefix(view).unwrap_or(file);
@@ -76,25 +76,14 @@ fn through(file: &File) -> PathBuf {
 }
 
 fn bind(source: &Path, target: &File) -> io::Result<()> {
-    mount(source, target, libc::MS_BIND)
+    Ok(mount_bind(source, through(target))?)
 }
 
 /// Changes the flags of a mount.
-fn remount(target: &File, flags: libc::c_ulong) -> io::Result<()> {
-    mount(
-        Path::new("none"),
-        target,
-        libc::MS_REMOUNT | libc::MS_BIND | flags,
-    )
-}
-
-fn mount(source: &Path, target: &File, flags: libc::c_ulong) -> io::Result<()> {
-    let source = CString::new(source.as_os_str().as_bytes())?;
-    let target = CString::new(through(target).into_os_string().as_bytes())?;
-    let none = std::ptr::null();
-    // SAFETY: both paths are C strings. The kernel ignores the other two pointers for a bind mount.
-    match unsafe { libc::mount(source.as_ptr(), target.as_ptr(), none, flags, none.cast()) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+fn remount(target: &File, flags: MountFlags) -> io::Result<()> {
+    Ok(mount_remount(
+        through(target),
+        MountFlags::BIND | flags,
+        "",
+    )?)
 }

@@ -3,11 +3,10 @@
 
 use gpulimit_base::identity::SeenProcess;
 use gpulimit_base::proc;
-use std::fmt;
-use std::str::FromStr;
+use serde::{Deserialize, Serialize};
 
 /// A process of this machine, identified by pid and start time.
-#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+#[derive(Copy, Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Process {
     pid: u32,
     /// The process's start time in clock ticks since boot.
@@ -28,24 +27,6 @@ impl Process {
     }
 }
 
-impl fmt::Display for Process {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.pid, self.start)
-    }
-}
-
-impl FromStr for Process {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        let (pid, start) = text.split_once(' ').ok_or(())?;
-        Ok(Self {
-            pid: pid.parse().map_err(drop)?,
-            start: start.parse().map_err(drop)?,
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -56,7 +37,6 @@ mod tests {
     fn dead_processes_and_reused_pids_are_not_alive() {
         let own = Process::living(std::process::id()).expect("alive");
         assert!(own.lives());
-        assert_eq!(own.to_string().parse(), Ok(own));
         let other = Process {
             start: own.start + 1,
             ..own

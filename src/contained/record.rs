@@ -10,6 +10,7 @@ use crate::words::failure::{Failure, cannot};
 use gpulimit_base::text_file;
 use gpulimit_group::{Directory, EntryKind, MAX_DEPTH, Root};
 use gpulimit_policy::rules;
+use serde::{Deserialize, Serialize};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -18,12 +19,12 @@ use std::path::{Path, PathBuf};
 const FOLDER: &str = ".containers";
 const RECORD: &str = "record";
 const DRAFT: &str = "record.new";
-const HEAD: &str = "gpulimit-container 1";
 /// The maximum length of a container's record in bytes; a longer record counts as damaged.
 const LONGEST: u64 = 1 << 16;
 
 /// The record of a container that has a group.
-#[derive(Debug, Eq, PartialEq)]
+#[derive(Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct Record {
     /// The container's id, as the container runtime knows it.
     pub id: String,
@@ -159,10 +160,10 @@ impl Place {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             read => read.map_err(cannot("read", &path))?,
         };
-        match std::str::from_utf8(&bytes).ok().and_then(parse) {
+        match serde_json::from_slice::<Record>(&bytes) {
             // A group made for the container alone has the directory's name. Any other name means
             // that the record is damaged.
-            Some(record) if !record.own || record.group == self.name => Ok(Some(record)),
+            Ok(record) if !record.own || record.group == self.name => Ok(Some(record)),
             _ => Err(Failure::new(format_args!(
                 "{} is damaged: remove {} when the container has ended",
                 path.display(),
@@ -173,30 +174,15 @@ impl Place {
 
     /// Writes the record.
     pub fn write(&self, record: &Record) -> Result<(), Failure> {
-        let text = format!(
-            "{HEAD}\n{}\n{}\n{}\n{}\n{}\n{}\n",
-            record.id,
-            record.init,
-            record.rootfs.display(),
-            record.wanted,
-            record.group,
-            if record.own { "own" } else { "shared" },
-        );
-        if parse(&text).as_ref() != Some(record) {
-            return Err(Failure::new(format_args!(
-                "the path of the container's file system, '{}', is not UTF-8 or has a line break: \
-                 move the file system",
-                record.rootfs.display()
-            )));
-        }
         let path = self.path().join(RECORD);
         let failed = cannot("write", &path);
+        let text = serde_json::to_vec(record).map_err(|error| failed(error.into()))?;
         let Some((_, place)) = self.open()? else {
             return Err(failed(ErrorKind::NotFound.into()));
         };
         gone(place.remove_file(DRAFT))
             .and_then(|()| place.create_file(DRAFT, 0o644))
-            .and_then(|mut file| file.write_all(text.as_bytes()))
+            .and_then(|mut file| file.write_all(&text))
             .and_then(|()| place.rename(DRAFT, RECORD))
             .map_err(failed)
     }
@@ -312,27 +298,6 @@ fn gone(removed: io::Result<()>) -> io::Result<()> {
     }
 }
 
-fn parse(text: &str) -> Option<Record> {
-    let mut lines = text.strip_suffix('\n')?.split('\n');
-    if lines.next()? != HEAD {
-        return None;
-    }
-    let mut next = || lines.next();
-    let record = Record {
-        id: next()?.to_owned(),
-        init: next()?.parse().ok()?,
-        rootfs: next()?.into(),
-        wanted: next()?.to_owned(),
-        group: next()?.to_owned(),
-        own: match next()? {
-            "own" => true,
-            "shared" => false,
-            _ => return None,
-        },
-    };
-    next().is_none().then_some(record)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -353,17 +318,19 @@ mod tests {
     fn a_truncated_record_is_rejected() {
         let record = Record {
             id: "a".into(),
-            init: "7 8".parse().expect("a process"),
-            rootfs: "/x y".into(),
+            init: Process::living(std::process::id()).expect("this process"),
+            rootfs: "/x y\n".into(),
             wanted: "max=8GiB".into(),
             group: "lab/a".into(),
             own: false,
         };
-        let text = format!("{HEAD}\na\n7 8\n/x y\nmax=8GiB\nlab/a\nshared\n");
+        let text = serde_json::to_string(&record).expect("written");
+        let parse = |text: &str| serde_json::from_str::<Record>(text).ok();
         assert_eq!(parse(&text), Some(record));
         for end in 0..text.len() {
             assert_eq!(parse(&text[..end]), None, "{end}");
         }
         assert_eq!(parse(&format!("{text}more\n")), None);
+        assert_eq!(parse(&text.replace("own", "one")), None);
     }
 }

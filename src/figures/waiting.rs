@@ -24,7 +24,7 @@ pub struct Waiter {
     root: PathBuf,
     /// The name of the process's group.
     group: String,
-    process: Key,
+    process: (u32, u64, u64),
     gpu: DeviceId,
     bytes: u64,
     waited: Duration,
@@ -101,7 +101,7 @@ impl Waiters {
 
     /// Returns the request of a process in `group` that has waited longest for memory of the GPU.
     pub fn find(&self, group: &Group, process: &Identity, gpu: DeviceId) -> Option<&Waiter> {
-        let is_its = |waiter: &&Waiter| waiter.gpu == gpu && waiter.process == key(process);
+        let is_its = |waiter: &&Waiter| waiter.gpu == gpu && waiter.process == process.key();
         self.within(group.root(), group.name())
             .filter(is_its)
             .max_by_key(|waiter| waiter.waited)
@@ -111,13 +111,13 @@ impl Waiters {
     pub fn gpus(&self, group: &Group, process: &Identity) -> BTreeSet<DeviceId> {
         let its = self
             .within(group.root(), group.name())
-            .filter(|waiter| waiter.process == key(process));
+            .filter(|waiter| waiter.process == process.key());
         its.map(|waiter| waiter.gpu).collect()
     }
 
     /// Counts the processes in a group and in the groups below it that wait for memory of the GPU.
     pub fn count(&self, root: &Path, group: &str, gpu: DeviceId) -> usize {
-        let processes: BTreeSet<Key> = self
+        let processes: BTreeSet<_> = self
             .on(root, group, gpu)
             .map(|waiter| waiter.process)
             .collect();
@@ -149,7 +149,7 @@ impl Waiter {
         Some(Self {
             root: group.root().into(),
             group: of_process(group, process),
-            process: key(&process.identity),
+            process: process.identity.key(),
             gpu: device.id,
             bytes: waits.bytes,
             waited: waits.waited(),
@@ -198,13 +198,6 @@ impl fmt::Display for Waiter {
             clock::rough_span(self.waited)
         )
     }
-}
-
-/// The pid, its namespace and the start time of a process.
-type Key = (u32, u64, u64);
-
-fn key(process: &Identity) -> Key {
-    (process.pid, process.pid_ns, process.start_time)
 }
 
 /// Returns the groups below `group` that have processes, and the groups between.

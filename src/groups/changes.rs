@@ -27,19 +27,9 @@ pub struct Changes {
 
 impl Changes {
     /// Combines the settings with the GPUs of --device. Computes sizes such as -2G from each GPU's
-    /// memory.
+    /// memory. Without --device, leaves out GPUs that are too small for such a size and that are
+    /// hidden from the caller.
     pub fn new(
-        settings: Vec<Setting>,
-        devices: &[String],
-        driver: Option<&Driver>,
-    ) -> Result<Self, Failure> {
-        let gpus = gpus(&settings, driver);
-        Self::worked_out(settings, devices, driver, gpus)
-    }
-
-    /// Like [`Changes::new`], but without --device leaves out hidden GPUs that are too small for a
-    /// size such as -2G.
-    pub fn of_command(
         settings: Vec<Setting>,
         devices: &[String],
         driver: Option<&Driver>,
@@ -48,15 +38,6 @@ impl Changes {
         if devices.is_empty() {
             leave_out_hidden(&mut gpus, &settings);
         }
-        Self::worked_out(settings, devices, driver, gpus)
-    }
-
-    fn worked_out(
-        settings: Vec<Setting>,
-        devices: &[String],
-        driver: Option<&Driver>,
-        gpus: Vec<Capacity>,
-    ) -> Result<Self, Failure> {
         let targets = gpu::selectors(devices, driver)?;
         if !devices.is_empty()
             && let Some(setting) = settings

@@ -79,8 +79,8 @@ pub fn kill(
             Some(pid) => format!("{pid} ({})", process.identity.command()),
             None => format!("({})", process.identity.command()),
         };
-        match send_to(group, &ledger, process, target, signal) {
-            Ok(_) => sent(&groups::of_process(group, process), &who),
+        match target.and_then(|target| send(group, &ledger, process, &target, signal)) {
+            Ok(()) => sent(&groups::of_process(group, process), &who),
             // The process ended before it got the signal. That is no error.
             Err(_) if ends(&targets, process, until) => {}
             Err(error) => missed.push((who, error, &process.identity)),
@@ -175,13 +175,11 @@ fn is_elsewhere(process: &Identity) -> bool {
 /// Explains why a process is not proven to be a member of a group, and so gets no signal.
 pub fn unproven(error: &Error, process: &Identity) -> String {
     if error.raw_os_error() == Some(libc::EACCES) {
-        let why = Pids::default()
-            .here(process)
-            .map_or(Denied::Other, Denied::for_process);
+        let why = Denied::of(Pids::default().here(process));
         return format!(
             "you may not read the process's memory map, which shows its group: {cause}; {remedy}",
-            cause = why.cause(),
-            remedy = why.remedy()
+            cause = why.cause,
+            remedy = why.remedy
         );
     }
     match error.kind() {
@@ -209,18 +207,6 @@ pub fn unproven(error: &Error, process: &Identity) -> String {
 fn unseen(silent: &[u32]) -> Option<String> {
     let why = "could not find out in time whether these processes are members of the group";
     (!silent.is_empty()).then(|| format!("{why}: {}", text::some(silent)))
-}
-
-fn send_to(
-    group: &Group,
-    ledger: &Ledger,
-    process: &ProcessUsage,
-    target: std::io::Result<Target>,
-    signal: i32,
-) -> std::io::Result<Target> {
-    let target = target?;
-    send(group, ledger, process, &target, signal)?;
-    Ok(target)
 }
 
 /// Sends a signal to a process of a group. If the signal is SIGTERM or SIGKILL, records it as an
@@ -323,9 +309,7 @@ pub fn end_all(
 /// them from ending. Empty if all have ended.
 pub fn remaining(killed: &[Target]) -> String {
     fn field<'a>(status: &'a str, key: &str) -> &'a str {
-        let mut lines = status.lines();
-        let value = lines.find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
-        value.unwrap_or_default().trim()
+        proc::field(status, key).unwrap_or_default()
     }
     let described = |target: &Target| {
         let threads = target.threads();

@@ -1,7 +1,7 @@
 //! Warns about limits that are valid but probably unintended: too small for any program, larger
 //! than the GPU, or contradictory.
 
-use super::sizes::is_above;
+use super::sizes::{is_above, rule};
 use crate::groups;
 use crate::machine::nvml::Driver;
 use gpulimit_base::device::DeviceId;
@@ -67,11 +67,7 @@ pub fn of(limits: &LimitSet, gpus: &[(DeviceId, u64)], driver: Option<&Driver>) 
         }
         let counts = match selector {
             Selector::All => *own,
-            Selector::Device(_) => limits
-                .rules
-                .iter()
-                .find(|(there, _)| *there == Selector::All)
-                .map_or(*own, |(_, all)| own.or(*all)),
+            Selector::Device(id) => rule(limits, *id),
         };
         let concerned: Vec<&(DeviceId, u64)> = gpus
             .iter()

@@ -2,11 +2,10 @@
 #![allow(unsafe_code)]
 
 use gpulimit_policy::compile::{Accounts, UnixGroup, User};
+use nix::unistd::{self, Gid, Group, Uid, getgrouplist};
 use std::collections::BTreeMap;
-use std::ffi::{CStr, CString, c_char, c_int};
+use std::ffi::CString;
 use std::fs;
-use std::mem::MaybeUninit;
-use std::ptr;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,15 +20,16 @@ pub struct Database;
 
 impl Accounts for Database {
     fn user(&self, name: &str) -> Option<User> {
-        let name = CString::new(name).ok()?;
-        // SAFETY: `name` is a C string.
-        unsafe { ask(libc::getpwnam_r, name.as_ptr(), user) }
+        unistd::User::from_name(name).ok()?.map(user)
     }
 
     fn unix_group(&self, name: &str) -> Option<UnixGroup> {
-        let name = CString::new(name).ok()?;
-        // SAFETY: `name` is a C string.
-        unsafe { ask(libc::getgrnam_r, name.as_ptr(), unix_group) }
+        let group = Group::from_name(name).ok()??;
+        Some(UnixGroup {
+            name: group.name,
+            gid: group.gid.as_raw(),
+            members: group.mem,
+        })
     }
 
     fn users(&self) -> Vec<User> {
@@ -37,12 +37,12 @@ impl Accounts for Database {
         static LIST: Mutex<()> = Mutex::new(());
         let _alone = LIST.lock();
         let mut users = Vec::new();
-        // SAFETY: the lock keeps other threads off the list. `user` copies the entry before the
-        // next `getpwent`.
+        // SAFETY: the lock keeps other threads off the list. The entry is copied before the next
+        // `getpwent`.
         unsafe {
             libc::setpwent();
             while let Some(entry) = libc::getpwent().as_ref() {
-                users.push(user(entry));
+                users.push(user(entry.into()));
             }
             libc::endpwent();
         }
@@ -80,9 +80,9 @@ pub fn known_name(uid: u32) -> Option<String> {
 
 /// Returns a user, with the user's home directory; `None` if the database does not know the user.
 pub fn login(uid: u32) -> Option<(User, String)> {
-    let read = |entry: &libc::passwd| (user(entry), text(entry.pw_dir));
-    // SAFETY: `getpwuid_r` takes a number as its key, and every number is valid.
-    unsafe { ask(libc::getpwuid_r, uid, read) }
+    let found = unistd::User::from_uid(Uid::from_raw(uid)).ok()??;
+    let home = found.dir.to_string_lossy().into_owned();
+    Some((user(found), home))
 }
 
 /// Returns the number of a user, given by name or number.
@@ -106,96 +106,26 @@ fn number(text: &str) -> Option<u32> {
 
 /// Returns all unix groups of a user: those that the user's login session would get.
 pub fn unix_groups_of(user: &User) -> Vec<u32> {
-    let Ok(name) = CString::new(user.name.as_str()) else {
-        return Vec::new();
-    };
-    let mut gids: Vec<libc::gid_t> = vec![0; 64];
-    loop {
-        let mut count = libc::c_int::try_from(gids.len()).unwrap_or(libc::c_int::MAX);
-        // SAFETY: `gids` has room for `count` ids of groups.
-        let whole = unsafe {
-            libc::getgrouplist(name.as_ptr(), user.gid, gids.as_mut_ptr(), &raw mut count)
-        };
-        let count = usize::try_from(count).unwrap_or(0);
-        if whole >= 0 {
-            gids.truncate(count);
-            return gids;
-        }
-        if gids.len() > 1 << 16 {
-            return vec![user.gid];
-        }
-        gids.resize(count.max(2 * gids.len()), 0);
-    }
+    let name = CString::new(user.name.as_str()).unwrap_or_default();
+    let gids = getgrouplist(&name, Gid::from_raw(user.gid));
+    gids.map_or_else(
+        |_| vec![user.gid],
+        |gids| gids.into_iter().map(Gid::as_raw).collect(),
+    )
 }
 
 /// Returns the name of a unix group, or the number if the group has no name.
 pub fn unix_group_name(gid: u32) -> String {
-    // SAFETY: `getgrgid_r` takes a number as its key, and every number is valid.
-    let found = unsafe { ask(libc::getgrgid_r, gid, unix_group) };
+    let found = Group::from_gid(Gid::from_raw(gid)).ok().flatten();
     found.map_or_else(|| gid.to_string(), |group| group.name)
 }
 
-/// The type of functions such as getpwnam_r. Arguments: key, entry to fill, text buffer and its
-/// size, found entry.
-type Lookup<K, E> = unsafe extern "C" fn(K, *mut E, *mut c_char, usize, *mut *mut E) -> c_int;
-
-/// Looks up an entry of the user database, with a buffer that grows until the entry fits.
-///
-/// # Safety
-/// A pointer `key` must point to a C string.
-unsafe fn ask<K: Copy, E, T>(lookup: Lookup<K, E>, key: K, read: impl Fn(&E) -> T) -> Option<T> {
-    let mut size = 16 * 1024;
-    loop {
-        let mut entry = MaybeUninit::<E>::uninit();
-        let mut buffer: Vec<c_char> = vec![0; size];
-        let mut found = ptr::null_mut();
-        let (to, texts) = (entry.as_mut_ptr(), buffer.as_mut_ptr());
-        // SAFETY: the caller promises that `key` is valid. The other pointers point to local
-        // values.
-        match unsafe { lookup(key, to, texts, size, &mut found) } {
-            libc::ERANGE if size < 64 << 20 => size *= 4,
-            // SAFETY: the lookup found an entry, so it filled in `entry`. The entry's pointers
-            // point into `buffer`.
-            0 if !found.is_null() => return Some(read(unsafe { &*found })),
-            _ => return None,
-        }
-    }
-}
-
-fn user(entry: &libc::passwd) -> User {
+fn user(found: unistd::User) -> User {
     User {
-        name: text(entry.pw_name),
-        uid: entry.pw_uid,
-        gid: entry.pw_gid,
+        name: found.name,
+        uid: found.uid.as_raw(),
+        gid: found.gid.as_raw(),
     }
-}
-
-fn unix_group(entry: &libc::group) -> UnixGroup {
-    let mut members = Vec::new();
-    let mut at = entry.gr_mem;
-    // SAFETY: `gr_mem` is an array of C strings that ends with a null pointer.
-    unsafe {
-        while !at.is_null() && !(*at).is_null() {
-            members.push(text(*at));
-            at = at.add(1);
-        }
-    }
-    UnixGroup {
-        name: text(entry.gr_name),
-        gid: entry.gr_gid,
-        members,
-    }
-}
-
-/// Copies a C string of a database entry.
-fn text(from: *const c_char) -> String {
-    if from.is_null() {
-        return String::new();
-    }
-    // SAFETY: `from` is a C string of a database entry, and lives as long as that entry.
-    unsafe { CStr::from_ptr(from) }
-        .to_string_lossy()
-        .into_owned()
 }
 
 /// Parses UID_MIN and UID_MAX, the range of regular users, from the text of `/etc/login.defs`.

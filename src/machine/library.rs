@@ -6,14 +6,12 @@ use super::elf;
 use super::preload::{FILE, Preload};
 use super::trust::Trusted;
 use crate::words::failure::Failure;
-use gpulimit_base::{proc, version};
+use gpulimit_base::{proc, text_file, version};
 use gpulimit_group::effective_user;
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::fs::OpenOptions;
-use std::io::{self, ErrorKind, Read};
+use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 const NAME: &str = "libgpulimit.so";
@@ -128,18 +126,7 @@ fn unfit(path: &Path, why: &dyn std::fmt::Display) -> Failure {
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     /// More bytes than libgpulimit.so has with all debug information.
     const LONGEST: u64 = 1 << 30;
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
-        .open(path)?;
-    let about = file.metadata()?;
-    if !about.is_file() || about.len() > LONGEST {
-        let why = "the file is not a regular file, or is larger than 1 GiB";
-        return Err(io::Error::new(ErrorKind::InvalidData, why));
-    }
-    let mut bytes = Vec::new();
-    file.take(LONGEST).read_to_end(&mut bytes)?;
-    Ok(bytes)
+    text_file::read(&path.canonicalize()?, LONGEST)
 }
 
 /// Returns a value of `LD_PRELOAD` that names this library first and keeps the other entries,

@@ -8,16 +8,17 @@ mod right;
 #[cfg(test)]
 mod tests;
 
+use super::library::paths;
 use super::look::{self, Question};
 use super::nvml;
 use gpulimit_base::obstacle::Obstacle as Inner;
 use gpulimit_base::proc::{self, field};
-use gpulimit_base::units::gib;
+use std::borrow::Cow;
 use std::fmt;
 use std::fs;
 use std::path::Path;
 
-pub use memory::{Place, of_memory};
+pub use memory::of_memory;
 pub use right::Denied;
 
 /// The first driver with the functions that suspend processes.
@@ -25,134 +26,101 @@ const FIRST_DRIVER: u32 = 570;
 
 /// A reason why a process, or every process of this machine, cannot be suspended.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub enum Obstacle {
-    /// The driver can suspend processes on x86-64 only.
-    Architecture,
-    /// The driver of this version is too old.
-    Driver(String),
-    /// The GPU with this index is a virtual GPU.
-    Virtual(u32),
-    /// The process uses the GPU with this index, which is split into MIG instances.
-    Mig(u32),
-    /// The process is a client of MPS.
-    Mps,
-    /// The process is in another pid namespace than the caller.
-    PidNamespace,
-    /// The caller may not trace the process.
-    Denied(Denied),
-    /// Another process traces the process: its pid.
-    Traced(u32),
-    /// A profiler or sanitizer is in the process: the variable or library that shows it.
-    Tool(String),
-    /// No process can be looked at: the system's error.
-    Blind(String),
-    /// The memory map or environment of the process cannot be read.
-    Unreadable,
-    /// The process is a 32-bit program.
-    Bits32,
-    /// The process is stopped by a signal.
-    Stopped,
-    /// The process's cgroup is frozen.
-    Frozen,
-    /// The process has ended, or is ending.
-    Ended,
-    /// The host has too little memory for the GPU memory.
-    Memory {
-        /// The bytes of GPU memory.
-        needed: u64,
-        /// The bytes that may be used.
-        room: u64,
-        /// What limits the memory.
-        place: Place,
-    },
-    /// An obstacle that the library of the process has found.
-    Own {
-        /// The obstacle, as a text that follows the name of the process.
-        text: &'static str,
-        /// Whether the obstacle lasts until the process ends.
-        lasts: bool,
-    },
-    /// The library of the process is of a version that does not know its obstacles.
-    OldLibrary,
-    /// The ledger of the process's group cannot be read, which has the process's own obstacles.
-    UnreadLedger,
+pub struct Obstacle {
+    text: Cow<'static, str>,
+    /// What the user can do about the obstacle.
+    pub remedy: Cow<'static, str>,
 }
 
 impl fmt::Display for Obstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Architecture => f.write_str("the driver suspends processes only on x86-64"),
-            Self::Driver(version) => write!(f, "the driver {version} cannot suspend processes"),
-            Self::Virtual(index) => write!(f, "GPU {index} is a virtual GPU"),
-            Self::Mig(index) => write!(
-                f,
-                "the process uses GPU {index}, which is split into MIG instances"
-            ),
-            Self::Mps => f.write_str("the process is a client of MPS"),
-            Self::PidNamespace => {
-                f.write_str("the process is in another pid namespace (in a container)")
-            }
-            Self::Denied(why) => why.fmt(f),
-            Self::Traced(by) => write!(f, "the process with pid {by} traces the process"),
-            Self::Tool(what) => write!(f, "a profiler or sanitizer is in the process ({what})"),
-            Self::Blind(error) => write!(f, "cannot look at the processes: {error}"),
-            Self::Unreadable => {
-                f.write_str("the process's memory map and environment cannot be read")
-            }
-            Self::Bits32 => f.write_str("the process is a 32-bit program"),
-            Self::Stopped => f.write_str("the process is stopped"),
-            Self::Frozen => f.write_str("the process's cgroup is frozen"),
-            Self::Ended => f.write_str("the process has ended, or is ending"),
-            Self::Memory {
-                needed,
-                room,
-                place,
-            } => write!(
-                f,
-                "the GPU memory ({}) does not fit into the host's memory: {place} leaves {}",
-                gib(*needed),
-                gib(*room)
-            ),
-            Self::Own { text, .. } => write!(f, "the process {text}"),
-            Self::OldLibrary => {
-                f.write_str("the process has a library that does not know suspensions")
-            }
-            Self::UnreadLedger => f.write_str("the ledger of the process's group cannot be read"),
-        }
+        f.write_str(&self.text)
     }
 }
 
 impl Obstacle {
-    /// Returns what the user can do about the obstacle.
-    pub fn remedy(&self) -> String {
-        match self {
-            Self::Architecture => "use an x86-64 machine to suspend processes",
-            Self::Driver(_) => return format!("install driver {FIRST_DRIVER} or later"),
-            Self::Virtual(_) => "use a machine with a whole GPU to suspend processes",
-            Self::Mig(_) => "use a GPU without MIG to suspend processes",
-            Self::Mps => "start the program without MPS",
-            Self::PidNamespace => "run gpulimit in the container of the process",
-            Self::Denied(why) => return why.remedy(),
-            Self::Traced(_) => "detach the debugger or tracer",
-            Self::Tool(_) => "start the program without the tool",
-            Self::Blind(_) => {
-                "raise the limits on open files and processes (`ulimit -n`, `ulimit -u`)"
-            }
-            Self::Unreadable => "run gpulimit as root, or as the user of the process",
-            Self::Bits32 => "use a 64-bit build of the program",
-            Self::Stopped => "continue it with SIGCONT",
-            Self::Frozen => "thaw the process's cgroup or container",
-            Self::Ended => "remove the process from the command line",
-            Self::Memory { place, .. } => return place.remedy(),
-            Self::Own { lasts: false, .. } => "wait until that is over, or change the program",
-            Self::Own { lasts: true, .. } => {
-                "that lasts until the process ends: change the program, and start it again"
-            }
-            Self::OldLibrary => "start the program again",
-            Self::UnreadLedger => "run gpulimit as root, or as a member of the group",
+    const fn of(text: &'static str, remedy: &'static str) -> Self {
+        Self {
+            text: Cow::Borrowed(text),
+            remedy: Cow::Borrowed(remedy),
         }
-        .to_owned()
     }
+
+    fn new(text: String, remedy: impl Into<Cow<'static, str>>) -> Self {
+        Self {
+            text: text.into(),
+            remedy: remedy.into(),
+        }
+    }
+
+    /// Returns the obstacle that the driver, as the caller, may not trace the process.
+    pub fn denied(Denied { cause, remedy }: Denied) -> Self {
+        let text = "the kernel does not let you trace the process, as the driver asks for";
+        Self::new(format!("{text}: {cause}"), remedy)
+    }
+}
+
+/// The driver can suspend processes on x86-64 only.
+const ARCHITECTURE: Obstacle = Obstacle::of(
+    "the driver suspends processes only on x86-64",
+    "use an x86-64 machine to suspend processes",
+);
+/// The process is a client of MPS.
+pub const MPS: Obstacle = Obstacle::of(
+    "the process is a client of MPS",
+    "start the program without MPS",
+);
+/// The process is in another pid namespace than the caller.
+const PID_NAMESPACE: Obstacle = Obstacle::of(
+    "the process is in another pid namespace (in a container)",
+    "run gpulimit in the container of the process",
+);
+/// The memory map or environment of the process cannot be read.
+const UNREADABLE: Obstacle = Obstacle::of(
+    "the process's memory map and environment cannot be read",
+    "run gpulimit as root, or as the user of the process",
+);
+const BITS_32: Obstacle = Obstacle::of(
+    "the process is a 32-bit program",
+    "use a 64-bit build of the program",
+);
+/// The process is stopped by a signal.
+const STOPPED: Obstacle = Obstacle::of("the process is stopped", "continue it with SIGCONT");
+/// The process's cgroup is frozen.
+pub const FROZEN: Obstacle = Obstacle::of(
+    "the process's cgroup is frozen",
+    "thaw the process's cgroup or container",
+);
+const ENDED: Obstacle = Obstacle::of(
+    "the process has ended, or is ending",
+    "remove the process from the command line",
+);
+/// The library of the process is of a version that does not know its obstacles.
+const OLD_LIBRARY: Obstacle = Obstacle::of(
+    "the process has a library that does not know suspensions",
+    "start the program again",
+);
+/// The ledger of the process's group cannot be read, which has the process's own obstacles.
+pub const UNREAD_LEDGER: Obstacle = Obstacle::of(
+    "the ledger of the process's group cannot be read",
+    "run gpulimit as root, or as a member of the group",
+);
+
+/// Returns the obstacle that the driver of this version cannot suspend processes.
+pub fn driver(version: &str) -> Obstacle {
+    Obstacle::new(
+        format!("the driver {version} cannot suspend processes"),
+        format!("install driver {FIRST_DRIVER} or later"),
+    )
+}
+
+/// Returns the obstacle that the process uses the GPU with this index, which is split into MIG
+/// instances.
+pub fn mig(index: u32) -> Obstacle {
+    Obstacle::new(
+        format!("the process uses GPU {index}, which is split into MIG instances"),
+        "use a GPU without MIG to suspend processes",
+    )
 }
 
 /// An obstacle, and the process that it concerns; `None` for all processes.
@@ -167,13 +135,15 @@ pub fn all(gpus: &nvml::Driver, processes: &[(u32, u64)]) -> Vec<Found> {
     let mut contents = match look::ask(Question::Contents, &pids, look::patience()) {
         Ok(contents) => contents,
         Err(error) => {
-            found.push((None, Obstacle::Blind(error.to_string())));
+            let remedy = "raise the limits on open files and processes (`ulimit -n`, `ulimit -u`)";
+            let text = format!("cannot look at the processes: {error}");
+            found.push((None, Obstacle::new(text, remedy)));
             return found;
         }
     };
     for pid in pids {
         let contents = contents.remove(&pid);
-        let of_it = of_process(pid, Some(gpus), contents.as_deref().unwrap_or(UNREADABLE));
+        let of_it = of_process(pid, Some(gpus), contents.as_deref().unwrap_or(NOT_READ));
         found.extend(of_it.into_iter().map(|obstacle| (Some(pid), obstacle)));
     }
     let memory = of_memory(processes).into_iter();
@@ -184,9 +154,15 @@ pub fn all(gpus: &nvml::Driver, processes: &[(u32, u64)]) -> Vec<Found> {
 /// Returns the obstacles that the library of a living process has written into the ledger of the
 /// process's own group; `None` is the word of a library that writes none.
 pub fn of_word(word: Option<u64>) -> Vec<Obstacle> {
-    let own = |(text, lasts)| Obstacle::Own { text, lasts };
+    let own = |(text, lasts)| {
+        let remedy = match lasts {
+            false => "wait until that is over, or change the program",
+            true => "that lasts until the process ends: change the program, and start it again",
+        };
+        Obstacle::new(format!("the process {text}"), remedy)
+    };
     word.map_or_else(
-        || vec![Obstacle::OldLibrary],
+        || vec![OLD_LIBRARY],
         |word| Inner::told(word).map(own).collect(),
     )
 }
@@ -195,42 +171,48 @@ pub fn of_word(word: Option<u64>) -> Vec<Obstacle> {
 pub fn of_machine(gpus: &nvml::Driver) -> Vec<Obstacle> {
     let mut found = Vec::new();
     if cfg!(not(target_arch = "x86_64")) {
-        found.push(Obstacle::Architecture);
+        found.push(ARCHITECTURE);
     }
-    found.extend(gpus.version().and_then(of_version));
-    found.extend(gpus.virtual_gpus().into_iter().map(Obstacle::Virtual));
+    found.extend(gpus.version().and_then(|version| of_version(&version)));
+    found.extend(gpus.virtual_gpus().into_iter().map(|index| {
+        let remedy = "use a machine with a whole GPU to suspend processes";
+        Obstacle::new(format!("GPU {index} is a virtual GPU"), remedy)
+    }));
     found
 }
 
 /// Returns the obstacle of a driver version such as `550.54.14`.
-fn of_version(version: String) -> Option<Obstacle> {
+fn of_version(version: &str) -> Option<Obstacle> {
     let major: u32 = version.split('.').next()?.parse().ok()?;
-    (major < FIRST_DRIVER).then_some(Obstacle::Driver(version))
+    (major < FIRST_DRIVER).then(|| driver(version))
 }
 
 /// Returns the obstacles of a process. Does not look into the process's memory and environment,
 /// which may block the reader forever: `contents` is what [`answer`] has found there.
 pub fn of_process(pid: u32, gpus: Option<&nvml::Driver>, contents: &str) -> Vec<Obstacle> {
     let Ok(status) = proc::status(pid) else {
-        return vec![Obstacle::Ended];
+        return vec![ENDED];
     };
     let mut found: Vec<Obstacle> = of_status(&status).into_iter().collect();
-    if found.contains(&Obstacle::Ended) {
+    if found.contains(&ENDED) {
         return found;
     }
     if namespaces(&status) > 1 {
-        found.push(Obstacle::PidNamespace);
+        found.push(PID_NAMESPACE);
     }
-    found.extend(of_answer(contents, || right::reason(pid, &status)));
-    found.extend(tracer(pid).map(Obstacle::Traced));
+    found.extend(of_answer(contents, pid));
+    found.extend(tracer(pid).map(|by| {
+        let text = format!("the process with pid {by} traces the process");
+        Obstacle::new(text, "detach the debugger or tracer")
+    }));
     if is_frozen(pid) {
-        found.push(Obstacle::Frozen);
+        found.push(FROZEN);
     }
     if let Some(gpus) = gpus {
         if gpus.lists_in_mps(pid) {
-            found.push(Obstacle::Mps);
+            found.push(MPS);
         }
-        found.extend(gpus.split_gpus_of(pid).into_iter().map(Obstacle::Mig));
+        found.extend(gpus.split_gpus_of(pid).into_iter().map(mig));
     }
     found
 }
@@ -238,8 +220,8 @@ pub fn of_process(pid: u32, gpus: Option<&nvml::Driver>, contents: &str) -> Vec<
 /// Returns whether the text of `/proc/PID/status` shows a process that does not run.
 fn of_status(status: &str) -> Option<Obstacle> {
     match field(status, "State")?.chars().next()? {
-        _ if proc::has_ended(status) || proc::is_killed(status) => Some(Obstacle::Ended),
-        'T' => Some(Obstacle::Stopped),
+        _ if proc::has_ended(status) || proc::is_killed(status) => Some(ENDED),
+        'T' => Some(STOPPED),
         _ => None,
     }
 }
@@ -264,11 +246,10 @@ fn tracer(pid: u32) -> Option<u32> {
     })
 }
 
-/// The words in an answer that stand for [`Obstacle::Bits32`], [`Obstacle::Denied`] and
-/// [`Obstacle::Unreadable`].
-const BITS_32: &str = "32-bit";
+/// The words in an answer that stand for [`BITS_32`], [`Denied`] and [`UNREADABLE`].
+const SHORT: &str = "32-bit";
 const DENIED: &str = "denied";
-const UNREADABLE: &str = "unreadable";
+const NOT_READ: &str = "unreadable";
 
 /// Returns the obstacles in a process's memory, memory map and environment as words, for a child
 /// process that answers [`Question::Contents`]. May block forever.
@@ -279,25 +260,28 @@ pub fn answer(pid: u32) -> String {
     let directory = proc::directory(pid);
     let read = |file: &str| fs::read(directory.join(file));
     let (Ok(environment), Ok(maps)) = (read("environ"), read("maps")) else {
-        return UNREADABLE.to_owned();
+        return NOT_READ.to_owned();
     };
     let variables: Vec<&[u8]> = environment.split(|byte| *byte == 0).collect();
     let mut words = tools(&variables, &String::from_utf8_lossy(&maps));
     if is_32_bit(&String::from_utf8_lossy(&maps)) {
-        words.push(BITS_32.to_owned());
+        words.push(SHORT.to_owned());
     }
     words.join(" ")
 }
 
-/// Returns the obstacles that [`answer`] has written. `reason` says why a right is denied.
-fn of_answer(answer: &str, reason: impl Fn() -> Denied) -> Vec<Obstacle> {
+/// Returns the obstacles that [`answer`] has written.
+fn of_answer(answer: &str, pid: u32) -> Vec<Obstacle> {
     let words = answer.split_ascii_whitespace();
     words
         .map(|word| match word {
-            BITS_32 => Obstacle::Bits32,
-            DENIED => Obstacle::Denied(reason()),
-            UNREADABLE => Obstacle::Unreadable,
-            tool => Obstacle::Tool(tool.to_owned()),
+            SHORT => BITS_32,
+            DENIED => Obstacle::denied(Denied::of(Some(pid))),
+            NOT_READ => UNREADABLE,
+            tool => Obstacle::new(
+                format!("a profiler or sanitizer is in the process ({tool})"),
+                "start the program without the tool",
+            ),
         })
         .collect()
 }
@@ -322,10 +306,7 @@ fn tools(variables: &[&[u8]], maps: &str) -> Vec<String> {
         variables.iter().any(is_it)
     };
     let is_mapped = |library: &&str| {
-        let mut files = maps.lines().filter_map(|line| {
-            let path = Path::new(line.get(line.find('/')?..)?);
-            path.file_name()?.to_str()
-        });
+        let mut files = paths(maps).filter_map(|path| Path::new(path).file_name()?.to_str());
         files.any(|file| file.starts_with(*library))
     };
     let variables = VARIABLES.into_iter().filter(is_set);

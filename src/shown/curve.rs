@@ -87,13 +87,15 @@ impl Curve<'_> {
     /// an explanation of the characters.
     pub fn lines(&self) -> Vec<String> {
         let top = self.top();
-        let labels = Labels::new(top, self.limit);
-        let margin = labels.width + 2;
+        let labels: Vec<(String, bool)> = (0..ROWS).map(|row| self.label(top, row)).collect();
+        let widths = labels.iter().map(|(text, _)| text.len());
+        let width = widths.fold(gib(top).to_string().len(), usize::max);
+        let margin = width + 2;
         let columns = self.columns(top, self.width.saturating_sub(margin).max(1));
         let mut lines = Vec::new();
         let mut line = |label: &str, cells: String| {
             let side = if label.is_empty() { '│' } else { '┤' };
-            lines.push(format!("{label:>0$} {side}{cells}", labels.width));
+            lines.push(format!("{label:>width$} {side}{cells}"));
         };
         if self.limit == Some(top) {
             line(
@@ -101,10 +103,9 @@ impl Curve<'_> {
                 LIMIT.to_string().repeat(columns.len()),
             );
         }
-        for row in (0..ROWS).rev() {
-            let (label, is_limit) = labels.of(row);
-            let cell = |column: &Column| match column.cell(row) {
-                ' ' if is_limit => LIMIT,
+        for (row, (label, is_limit)) in labels.iter().enumerate().rev() {
+            let cell = |column: &Column| match column.cell(row as u64) {
+                ' ' if *is_limit => LIMIT,
                 cell => cell,
             };
             line(label, columns.iter().map(cell).collect());
@@ -117,7 +118,7 @@ impl Curve<'_> {
             .collect();
         let legend = legend(&(drawn + &events), self.width);
         let (marks, times) = self.axis(columns.len(), margin);
-        lines.push(format!("{:>1$} └{marks}", 0, labels.width));
+        lines.push(format!("{:>width$} └{marks}", 0));
         if !events.trim().is_empty() {
             lines.push(format!("{:margin$}{events}", ""));
         }
@@ -144,6 +145,19 @@ impl Curve<'_> {
         };
         let highest = self.spans.iter().map(highest).max().unwrap_or(0);
         highest.max(self.limit.unwrap_or(0)).max(1)
+    }
+
+    /// Returns the text to the left of a row, and whether the limit's line is in the row.
+    fn label(&self, top: u64, row: u64) -> (String, bool) {
+        let row_of = |bytes: u64| u128::from(bytes) * u128::from(ROWS) / u128::from(top);
+        match self.limit {
+            Some(limit) if limit < top && row_of(limit) == u128::from(row) => {
+                (gib(limit).to_string(), true)
+            }
+            limit if row + 1 == ROWS && limit != Some(top) => (gib(top).to_string(), false),
+            _ if row + 1 == ROWS / 2 => (gib(top / 2).to_string(), false),
+            _ => (String::new(), false),
+        }
     }
 
     /// Returns the columns. If there are more periods than columns, a column shows several.
@@ -254,46 +268,6 @@ impl Column {
             // A part of the cell is filled, and the group may have used more.
             1..EIGHTHS if floor == 0 && reached >= half => VARIED,
             _ => FILLED[reached as usize - 1],
-        }
-    }
-}
-
-/// The figures to the left of the curve.
-struct Labels {
-    width: usize,
-    half: String,
-    /// The line of the top, if the limit is not there; and the limit's line, if it is below.
-    rows: Vec<(u64, String, bool)>,
-}
-
-impl Labels {
-    fn new(top: u64, limit: Option<u64>) -> Self {
-        let half = gib(top / 2).to_string();
-        let mut rows = Vec::new();
-        if limit != Some(top) {
-            rows.push((ROWS - 1, gib(top).to_string(), false));
-        }
-        if let Some(limit) = limit.filter(|limit| *limit < top) {
-            let row = u128::from(limit) * u128::from(ROWS) / u128::from(top);
-            rows.insert(0, (row as u64, gib(limit).to_string(), true));
-        }
-        let texts = rows.iter().map(|(_, text, _)| text.len());
-        Self {
-            width: texts
-                .chain([half.len(), gib(top).to_string().len()])
-                .max()
-                .unwrap_or(0),
-            half,
-            rows,
-        }
-    }
-
-    /// Returns the label of a row, and whether the limit's line is in this row.
-    fn of(&self, row: u64) -> (&str, bool) {
-        match self.rows.iter().find(|(at, ..)| *at == row) {
-            Some((_, text, is_limit)) => (text, *is_limit),
-            None if row + 1 == ROWS / 2 => (&self.half, false),
-            None => ("", false),
         }
     }
 }

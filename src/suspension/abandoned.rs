@@ -1,7 +1,7 @@
 //! Processes on which a command was at work when it died, and suspended ones that another tool has
 //! brought back.
 
-use super::checkpoint::{self, Checkpoints};
+use super::checkpoint::Checkpoints;
 use super::settle::settle_one;
 use super::subjects::{Subject, candidates};
 use super::world::{Machine, Stop};
@@ -60,7 +60,7 @@ pub fn confirmed(selection: &Selection) -> Vec<u32> {
     if !groups.is_empty()
         && let Ok(checkpoints) = Checkpoints::load()
     {
-        let is_away = |state| state == Some(checkpoint::State::Checkpointed);
+        let is_away = |state| state == Some(State::Checkpointed);
         let of = move |group: &Group, checkpoints: &Checkpoints| {
             let away = subjects(group).filter(|one| is_away(driver_state(one, checkpoints)));
             away.map(|one| one.target.pid).collect()
@@ -111,7 +111,7 @@ pub fn groups_with(selection: &Selection, is_so: impl Fn(&Ledger) -> bool) -> Ve
 
 /// Returns the driver's state of a suspended process. Takes no lock: a command that resumes the
 /// process does not notice the look.
-fn driver_state(subject: &Subject, checkpoints: &Checkpoints) -> Option<checkpoint::State> {
+fn driver_state(subject: &Subject, checkpoints: &Checkpoints) -> Option<State> {
     let is_left = subject.is_suspended() && !subject.ledger().has_actor(subject.identity());
     let may_ask = is_left && subject.is_answered_for();
     may_ask.then(|| checkpoints.state(subject.target.pid).ok())?
@@ -123,7 +123,7 @@ fn settle_in(group: &Group, checkpoints: &Checkpoints) -> Vec<String> {
         let is_abandoned = subject.is_abandoned() && subject.is_answered_for();
         match driver_state(&subject, checkpoints) {
             _ if is_abandoned => {}
-            Some(checkpoint::State::Running | checkpoint::State::Locked) => {}
+            Some(State::Running | State::Locked) => {}
             _ => return None,
         }
         let only = std::slice::from_ref(&subject);

@@ -10,79 +10,60 @@ use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-/// The processes of a set after the work, in text or JSON.
-pub struct Report<'a> {
-    subjects: &'a [Subject],
-    /// The suspended bytes of each process before the work.
-    before: &'a [u64],
-    /// The pids of the processes that were lost and killed.
-    killed: Vec<u32>,
+/// Prints the state of each process of a set after the work, in text or JSON. `before` are their
+/// suspended bytes before the work, `killed` the pids of lost processes that were killed, and
+/// `group` is the group that the caller named. The exit status is 1 if a process is lost or locked.
+pub fn report(
+    subjects: &[Subject],
+    before: &[u64],
+    killed: &[u32],
+    group: Option<&str>,
     json: bool,
-}
-
-impl<'a> Report<'a> {
-    pub const fn of(subjects: &'a [Subject], before: &'a [u64], json: bool) -> Self {
-        Self {
-            subjects,
-            before,
-            killed: Vec::new(),
-            json,
+) -> Result<ExitCode, Failure> {
+    let mut lines = String::new();
+    let mut entries = Vec::new();
+    let mut status = ExitCode::SUCCESS;
+    for (subject, before) in subjects.iter().zip(before) {
+        let state = match killed.contains(&subject.target.pid) {
+            true => "killed",
+            false => state(subject),
+        };
+        let bytes = subject.suspended().max(*before);
+        if matches!(state, "locked" | "lost" | "killed") {
+            status = ExitCode::FAILURE;
         }
-    }
-
-    /// Tells of these processes, given by pid, that they were killed because they were lost.
-    pub fn with_killed(self, killed: Vec<u32>) -> Self {
-        Self { killed, ..self }
-    }
-
-    /// Prints a line for each process. `group` is the group that the caller named. The exit status
-    /// is 1 if a process is lost or locked.
-    pub fn print(&self, group: Option<&str>) -> Result<ExitCode, Failure> {
-        let mut lines = String::new();
-        let mut entries = Vec::new();
-        let mut status = ExitCode::SUCCESS;
-        for (subject, before) in self.subjects.iter().zip(self.before) {
-            let state = match self.killed.contains(&subject.target.pid) {
-                true => "killed",
-                false => state(subject),
-            };
-            let bytes = subject.suspended().max(*before);
-            if matches!(state, "locked" | "lost" | "killed") {
-                status = ExitCode::FAILURE;
-            }
-            if state == "lost" {
-                // Any member can write that a process is lost. `--kill-lost` asks the driver.
-                output::note(&format!(
-                    "{name} is lost: `gpulimit resume --pid {pid} --kill-lost` ends it, unless the \
-                     driver brings it back after all",
-                    name = subject.name(),
-                    pid = subject.target.pid
-                ));
-            }
-            let _ = writeln!(
-                lines,
-                "{group}: {name}: {state}{bytes}",
-                group = subject.group.name(),
-                name = Escaped(&subject.name()),
-                // A process that was not suspended has no bytes to tell of.
-                bytes = match bytes {
-                    0 => String::new(),
-                    bytes => format!(", {}", gib(bytes)),
-                }
-            );
-            entries.push(entry(subject, state, bytes));
+        if state == "lost" {
+            // Any member can write that a process is lost. `--kill-lost` asks the driver.
+            output::note(&format!(
+                "{name} is lost: `gpulimit resume --pid {pid} --kill-lost` ends it, unless the \
+                 driver brings it back after all",
+                name = subject.name(),
+                pid = subject.target.pid
+            ));
         }
-        match (self.json, group) {
-            (true, _) => {
-                output::json(&json!({ "schema": SCHEMA, "processes": entries }))?;
+        let _ = writeln!(
+            lines,
+            "{group}: {name}: {state}{bytes}",
+            group = subject.group.name(),
+            name = Escaped(&subject.name()),
+            // A process that was not suspended has no bytes to tell of.
+            bytes = match bytes {
+                0 => String::new(),
+                bytes => format!(", {}", gib(bytes)),
             }
-            (false, Some(group)) if self.subjects.is_empty() => {
-                output::note(&format!("no process uses a GPU in group '{group}'"));
-            }
-            (false, _) => output::print(&lines)?,
-        }
-        Ok(status)
+        );
+        entries.push(entry(subject, state, bytes));
     }
+    match (json, group) {
+        (true, _) => {
+            output::json(&json!({ "schema": SCHEMA, "processes": entries }))?;
+        }
+        (false, Some(group)) if subjects.is_empty() => {
+            output::note(&format!("no process uses a GPU in group '{group}'"));
+        }
+        (false, _) => output::print(&lines)?,
+    }
+    Ok(status)
 }
 
 /// Returns the state of a process: `running`, `suspended`, `frozen`, `locked`, `lost` or `ended`.

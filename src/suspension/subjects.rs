@@ -2,7 +2,7 @@
 
 use crate::groups::proven::{by_own_pid, proven, unproven};
 use crate::groups::{self, Purpose, Selection};
-use crate::machine::obstacles::{Obstacle, is_frozen};
+use crate::machine::obstacles::{FROZEN, Obstacle, is_frozen};
 use crate::machine::{look, nvml};
 use crate::shown::output;
 use crate::words::failure::Failure;
@@ -129,7 +129,7 @@ pub fn candidates(
 /// Returns an obstacle with its remedy, for one process or for all.
 pub fn reason(subject: Option<&Subject>, obstacle: &Obstacle) -> String {
     let name = subject.map_or_else(String::new, |subject| format!("{}: ", subject.name()));
-    format!("{name}{obstacle}: {}", obstacle.remedy())
+    format!("{name}{obstacle}: {}", obstacle.remedy)
 }
 
 /// Opens the ledger of a group for writing.
@@ -280,7 +280,7 @@ impl Subject {
             )));
         }
         match is_frozen(pid) {
-            true => Err(Failure::new(reason(Some(self), &Obstacle::Frozen))),
+            true => Err(Failure::new(reason(Some(self), &FROZEN))),
             false => Ok(()),
         }
     }

@@ -1,7 +1,7 @@
 //! The machine, as the procedure of suspensions sees it: the driver, the ledgers, the GPUs.
 
 use super::bound;
-use super::checkpoint::{self, Checkpoints, Placeholder, Status};
+use super::checkpoint::{Checkpoints, Placeholder, Status};
 use super::subjects::{Subject, moved};
 use crate::groups::{self, above::protected_in, sizes};
 use crate::machine::{nvml, obstacles::is_frozen};
@@ -57,11 +57,9 @@ pub struct Machine<'a> {
     subjects: &'a [Subject],
     /// The right to act on each process.
     _actors: Vec<Actor<'a>>,
-    /// The processes for which this process charges the room.
-    wanted: Vec<usize>,
     /// The memberships by which this process charges the room for each process.
     rooms: Vec<Option<Member>>,
-    /// The processes for which room is held on the GPUs.
+    /// The processes for which this process charges the room, and holds it on the GPUs.
     set: Vec<usize>,
     held: BTreeMap<DeviceId, Placeholder<'a>>,
     /// How long the caller wants to wait; `None` for as long as it takes.
@@ -121,7 +119,6 @@ impl<'a> Machine<'a> {
             checkpoints,
             subjects,
             _actors: actors,
-            wanted: Vec::new(),
             rooms: subjects.iter().map(|_| None).collect(),
             set: Vec::new(),
             held: BTreeMap::new(),
@@ -279,7 +276,7 @@ impl<'a> Machine<'a> {
         let left = || Insistence::Within(until.saturating_duration_since(Instant::now()));
         let subject = &self.subjects[process];
         let pressure = Resuming {
-            gpus: self.checkpoints.gpus(),
+            gpus: &self.checkpoints.gpus,
             stop: &self.stop,
             subject,
         };
@@ -297,7 +294,7 @@ impl<'a> Machine<'a> {
              or raise its limit, then resume again",
             bytes = gib(bytes.max(refusal.room)),
             name = subject.name(),
-            gpu = groups::label(id, Some(self.checkpoints.gpus())),
+            gpu = groups::label(id, Some(&self.checkpoints.gpus)),
         )))
     }
 
@@ -305,7 +302,7 @@ impl<'a> Machine<'a> {
     /// room is charged.
     fn charge_wanted(&mut self) -> Result<(), (Failure, bool)> {
         let mut holds_room = self.rooms.iter().any(Option::is_some);
-        for process in self.wanted.clone() {
+        for process in self.set.clone() {
             let subject = &self.subjects[process];
             let wanted = subject.devices().into_iter();
             let wanted: Vec<_> = wanted
@@ -335,11 +332,11 @@ impl<'a> Machine<'a> {
     /// Fails if what comes back in all can never fit on a GPU or in a group: waiting would not
     /// help, and would keep room from others.
     fn check_fits(&self) -> Result<(), Failure> {
-        for (id, coming) in self.coming(self.wanted.iter().copied()) {
+        for (id, coming) in self.coming(self.set.iter().copied()) {
             self.check_gpu(id, &coming)?;
         }
         let mut all: BTreeMap<(String, DeviceId), Arrival> = BTreeMap::new();
-        for process in &self.wanted {
+        for process in &self.set {
             let subject = &self.subjects[*process];
             for (id, capacity, usage) in subject.devices() {
                 if usage.suspended == 0 || subject.is_gone() {
@@ -350,7 +347,13 @@ impl<'a> Machine<'a> {
                     let rules = group.rules()?;
                     let max = sizes::rule(&rules, id).resolve(capacity).max;
                     let entry = all.entry((group.name().to_owned(), id));
-                    let arrival = entry.or_insert_with(|| Arrival::to(group.clone(), id, capacity));
+                    let arrival = entry.or_insert_with(|| Arrival {
+                        group: group.clone(),
+                        id,
+                        capacity,
+                        bytes: BTreeMap::new(),
+                        jobs: BTreeSet::new(),
+                    });
                     let makes_wait = rules.options.on_limit == OnLimit::Wait && max != u64::MAX;
                     let groups = below.iter().map(|(group, max)| (group.name(), *max));
                     let needed = match job_of(groups, max).filter(|_| makes_wait) {
@@ -369,7 +372,7 @@ impl<'a> Machine<'a> {
             }
         }
         for arrival in all.values() {
-            arrival.check(self.checkpoints.gpus(), self.wanted.len() > 1)?;
+            arrival.check(&self.checkpoints.gpus, self.set.len() > 1)?;
         }
         Ok(())
     }
@@ -377,7 +380,7 @@ impl<'a> Machine<'a> {
     /// Fails if several processes do not fit on a GPU together. One process does, because it was
     /// there before.
     fn check_gpu(&self, id: DeviceId, coming: &Coming) -> Result<(), Failure> {
-        let memory = self.checkpoints.gpus().memory_of(&id);
+        let memory = self.checkpoints.gpus.memory_of(&id);
         // What is used on an empty GPU is not for programs.
         let room = memory.map_or(u64::MAX, |now| match now.used <= MARGIN {
             true => now.free,
@@ -390,7 +393,7 @@ impl<'a> Machine<'a> {
             "{bytes} come back to GPU {gpu}, more than the {room} that it has: resume fewer \
              processes at once with --pid; all processes stay suspended",
             bytes = gib(coming.bytes),
-            gpu = groups::label(id, Some(self.checkpoints.gpus())),
+            gpu = groups::label(id, Some(&self.checkpoints.gpus)),
             room = gib(room),
         )))
     }
@@ -463,16 +466,6 @@ struct Arrival {
 }
 
 impl Arrival {
-    fn to(group: Group, id: DeviceId, capacity: u64) -> Self {
-        Self {
-            group,
-            id,
-            capacity,
-            bytes: BTreeMap::new(),
-            jobs: BTreeSet::new(),
-        }
-    }
-
     /// Fails if the group can never have room, also without its other processes: because of its
     /// limit, and of what `min` keeps for other groups. If `several` processes come back, fewer may
     /// have room.
@@ -529,7 +522,7 @@ impl Machine<'_> {
     /// as in a container, writes down the most that the process can have, in case this process dies
     /// before [`Self::note_freed`], and returns these GPUs.
     fn note_resident(&self, subject: &Subject) -> Vec<Unseen> {
-        let (gpus, pid) = (self.checkpoints.gpus(), subject.target.pid);
+        let (gpus, pid) = (&self.checkpoints.gpus, subject.target.pid);
         let is_listed = gpus.lists(pid) == Some(true);
         let counts_contexts = subject.counts_contexts();
         let mut unseen = Vec::new();
@@ -561,7 +554,7 @@ impl Machine<'_> {
     fn note_freed(&self, subject: &Subject, unseen: &Unseen) {
         let mut freed = 0;
         self.wait_for(Some(Instant::now() + FREEING), || {
-            let now = self.checkpoints.free(&unseen.id).unwrap_or(0);
+            let now = self.checkpoints.gpus.free(&unseen.id).unwrap_or(0);
             freed = freed.max(now.saturating_sub(unseen.free));
             freed >= unseen.charge
         });
@@ -609,21 +602,11 @@ impl World for Machine<'_> {
         }
         self.ready(process)?;
         match self.checkpoints.state(subject.target.pid) {
-            Ok(checkpoint::State::Running) => Ok(State::Running),
-            Ok(checkpoint::State::Locked) => Ok(State::Locked),
-            Ok(checkpoint::State::Checkpointed) => Ok(State::Checkpointed),
-            Ok(checkpoint::State::Failed) => Ok(State::Failed),
-            Ok(checkpoint::State::Checkpointing | checkpoint::State::Restoring) => {
-                Ok(State::Moving)
-            }
+            Ok(state) => Ok(state),
             Err(status) if self.is_ending(process, status) => Ok(State::Gone),
             // The process has not started CUDA, although its slot may say that a command is at
             // work on it.
             Err(Status::NOT_INITIALIZED) if subject.suspended() == 0 => Ok(State::Running),
-            Ok(checkpoint::State::Other(number)) => Err(Failure::new(format_args!(
-                "the driver reports the unknown state {number} of {name}",
-                name = subject.name()
-            ))),
             Err(status) => Err(Failure::new(format_args!(
                 "cannot find out the state of {name}: the driver answers {status}",
                 name = subject.name()
@@ -760,7 +743,7 @@ impl World for Machine<'_> {
     fn await_absence(&self, process: usize) -> Result<(), Failure> {
         let subject = &self.subjects[process];
         let is_absent =
-            || subject.is_gone() || self.checkpoints.lists(subject.target.pid) == Some(false);
+            || subject.is_gone() || self.checkpoints.gpus.lists(subject.target.pid) == Some(false);
         let until = Instant::now() + PATIENCE;
         match self.wait_for(Some(until), is_absent) {
             true => Ok(()),
@@ -819,7 +802,7 @@ impl World for Machine<'_> {
     }
 
     fn charge(&mut self, set: &[usize]) -> Result<(), Failure> {
-        self.wanted = set.to_vec();
+        self.set = set.to_vec();
         loop {
             self.check_fits()?;
             let Err((failure, holds_room)) = self.charge_wanted() else {
@@ -836,13 +819,12 @@ impl World for Machine<'_> {
     }
 
     fn hold(&mut self, set: &[usize]) -> Result<(), Failure> {
-        self.set = set.to_vec();
         for (id, coming) in self.coming(set.iter().copied()) {
-            let gpu = groups::label(id, Some(self.checkpoints.gpus()));
+            let gpu = groups::label(id, Some(&self.checkpoints.gpus));
             let (mut placeholder, mut tries) = (Ok(None), 0);
             let mut fits = Ok(());
             let has_room = || {
-                let memory = self.checkpoints.gpus().memory_of(&id);
+                let memory = self.checkpoints.gpus.memory_of(&id);
                 let (free, used) = memory.map_or((0, u64::MAX), |now| (now.free, now.used));
                 let mut held = coming.charged;
                 if free < coming.bytes {
@@ -875,7 +857,7 @@ impl World for Machine<'_> {
                     "GPU {gpu} has {free} free, and {coming} are needed: other programs, which \
                      `gpulimit top` and `nvidia-smi` show, use the rest; all processes stay \
                      suspended",
-                    free = gib(self.checkpoints.free(&id).unwrap_or(0)),
+                    free = gib(self.checkpoints.gpus.free(&id).unwrap_or(0)),
                     coming = gib(coming.bytes),
                 )));
             }
@@ -936,7 +918,7 @@ impl World for Machine<'_> {
 
     fn give_back(&mut self) {
         self.held.clear();
-        self.wanted.clear();
+        self.set.clear();
         // Dropping a membership uncharges what is left of the room.
         self.rooms.iter_mut().for_each(|room| *room = None);
     }

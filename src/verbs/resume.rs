@@ -5,7 +5,7 @@ use crate::shown::output;
 use crate::suspension::settle::{finish_it, freeze, settle_all, stays_suspended};
 use crate::suspension::subjects::{Subject, Which, time};
 use crate::suspension::world::{Machine, Stop, record};
-use crate::suspension::{checkpoint::Checkpoints, report::Report};
+use crate::suspension::{checkpoint::Checkpoints, report::report};
 use crate::words::failure::Failure;
 use gpulimit_ledger::{Errand, EventKind};
 use gpulimit_suspend::{State, World};
@@ -54,7 +54,7 @@ Examples:
 
 /// Resumes the processes, all or none.
 pub fn resume(args: &Args) -> Result<ExitCode, Failure> {
-    let checkpoints = Checkpoints::load().map_err(Failure::new)?;
+    let checkpoints = Checkpoints::load()?;
     let subjects = args.which.subjects()?;
     let stop = Stop::on_signals();
     let mut machine = Machine::of(&checkpoints, &subjects, args.timeout, stop)?;
@@ -105,9 +105,8 @@ pub fn resume(args: &Args) -> Result<ExitCode, Failure> {
             _ => record(subject, EventKind::Resume, &moved),
         }
     }
-    let status = Report::of(&subjects, &before, args.json)
-        .with_killed(killed)
-        .print(args.which.group.as_deref())?;
+    let group = args.which.group.as_deref();
+    let status = report(&subjects, &before, &killed, group, args.json)?;
     done.map(|()| status)
 }
 

@@ -5,7 +5,7 @@ use crate::shown::output;
 use crate::suspension::settle::{end_it, finish_it, freeze, settle_all, stays_suspended};
 use crate::suspension::subjects::{Subject, Which, reason, time};
 use crate::suspension::world::{Machine, Stop, record, report_lost};
-use crate::suspension::{bound::passed, checkpoint::Checkpoints, report::Report};
+use crate::suspension::{bound::passed, checkpoint::Checkpoints, report::report};
 use crate::words::failure::Failure;
 use gpulimit_ledger::{Errand, EventKind};
 use gpulimit_suspend::{State, World};
@@ -55,13 +55,13 @@ Examples:
 
 /// Suspends the processes, all or none.
 pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
-    let checkpoints = Checkpoints::load().map_err(Failure::new)?;
+    let checkpoints = Checkpoints::load()?;
     let subjects = args.which.subjects()?;
     let stop = Stop::on_signals();
     let mut machine = Machine::of(&checkpoints, &subjects, Some(args.timeout), stop)?;
     settle_all(&machine, &subjects)?;
     let before: Vec<u64> = subjects.iter().map(Subject::suspended).collect();
-    let gpus = checkpoints.gpus();
+    let gpus = &checkpoints.gpus;
     let mut set = Vec::new();
     for (at, subject) in subjects.iter().enumerate() {
         if subject.is_suspended() {
@@ -97,7 +97,8 @@ pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
     if args.freeze {
         freeze(subjects.iter())?;
     }
-    let status = Report::of(&subjects, &before, args.json).print(args.which.group.as_deref())?;
+    let group = args.which.group.as_deref();
+    let status = report(&subjects, &before, &[], group, args.json)?;
     match !subjects.is_empty() && subjects.iter().all(Subject::is_gone) {
         true => Err(nothing("all processes have ended meanwhile")),
         false => Ok(status),

@@ -2,20 +2,13 @@
 
 use signal_hook::low_level::signal_name;
 
-/// The largest number of a signal.
-const MOST: i32 = 64;
-
 /// Parses a signal, given as `TERM`, `SIGTERM` or `15`.
 pub fn parse(text: &str) -> Result<i32, &'static str> {
     let name = text.to_ascii_uppercase();
-    let name = format!("SIG{}", name.strip_prefix("SIG").unwrap_or(&name));
-    let known = (1..=MOST).find(|number| signal_name(*number) == Some(&name));
-    known
-        .or_else(|| {
-            text.parse()
-                .ok()
-                .filter(|number| (1..=MOST).contains(number))
-        })
+    let name = name.strip_prefix("SIG").unwrap_or(&name);
+    let is_it = |known: &str| known.strip_prefix("SIG") == Some(name);
+    let mut all = 1..=64;
+    all.find(|number| signal_name(*number).is_some_and(is_it) || text.parse() == Ok(*number))
         .ok_or("unknown signal: expected a name such as TERM, or a number from 1 to 64")
 }
 

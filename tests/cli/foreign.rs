@@ -225,7 +225,10 @@ fn victim(place: &Place, group: &str) -> PathBuf {
     fs::write(container.join("view/precious"), "theirs").expect("written");
     fs::create_dir(tree.join("other")).expect("made");
     fs::write(tree.join("other/precious"), "theirs").expect("written");
-    let record = format!("gpulimit-container 1\nweb\n4000000 1\n/nowhere\ncap 1G\n{group}\nown\n");
+    let record = format!(
+        r#"{{"id":"web","init":{{"pid":4000000,"start":1}},"rootfs":"/nowhere","wanted":"cap 1G",
+            "group":"{group}","own":true}}"#
+    );
     fs::write(container.join("record"), record).expect("written");
     tree
 }

@@ -96,21 +96,6 @@ impl LimitSet {
         };
         self.rules.iter().any(|(_, values)| values.iter().any(kept))
     }
-
-    /// Returns whether both sets of limits have the same rules, in any order, and the same options.
-    pub fn same_as(&self, other: &Self) -> bool {
-        let value = |set: &Self, rule: &Selector| {
-            set.rules
-                .iter()
-                .find_map(|(there, values)| (there == rule).then_some(*values))
-        };
-        self.options == other.options
-            && self.rules.len() == other.rules.len()
-            && self
-                .rules
-                .iter()
-                .all(|(rule, values)| value(other, rule) == Some(*values))
-    }
 }
 
 impl fmt::Display for LimitSet {

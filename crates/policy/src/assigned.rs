@@ -2,10 +2,7 @@
 
 use super::facts::Facts;
 use super::rules::{Assigned, Rules, Source};
-use super::{
-    Asked, Assignment, Environment, LIMITS, PolicyError, group_variable, is_job,
-    own_job_group_name, requests, text,
-};
+use super::{Assignment, Environment, LIMITS, PolicyError, asked, text};
 use gpulimit_group::{GroupError, MAX_DEPTH, Root, check_name, is_within};
 
 /// Returns the group to which the rules in `source` assign this process, if they assign one.
@@ -25,20 +22,11 @@ pub(super) fn below(
     env: &Environment<'_>,
 ) -> Result<Assignment, PolicyError> {
     let root = Root::at(source.root.clone())?;
-    let (group, create) = match group_variable(env)? {
-        Some(name) if !is_job(&name) => (existing(&root, &rule, name)?, None),
-        name => match requests(env)? {
-            Asked::Limits(request) => {
-                let name = name.unwrap_or_else(own_job_group_name);
-                (relative(&rule, &name)?, Some(request))
-            }
-            // Another tool's variable says "no limit"; the limit of the rule's group still holds.
-            Asked::NoLimit => (rule.group.clone(), None),
-            Asked::Unset => match name {
-                Some(name) => (existing(&root, &rule, name)?, None),
-                None => (rule.group.clone(), None),
-            },
-        },
+    let (group, create) = match asked(env)? {
+        Some((name, None)) => (existing(&root, &rule, name)?, None),
+        Some((name, request)) => (relative(&rule, &name)?, request),
+        // The limit of the rule's group holds also if another tool's variable says "no limit".
+        None => (rule.group.clone(), None),
     };
     Ok(Assignment {
         root,

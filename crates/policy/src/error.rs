@@ -2,50 +2,15 @@
 //! environment variables ask for this group.
 
 use super::rules::{Assigned, RulesError};
-use gpulimit_base::device::DeviceId;
-use gpulimit_base::units::SizeError;
 use gpulimit_group::GroupError;
-use gpulimit_limits::ExtentError;
 use std::error::Error;
 use std::fmt;
 
 /// The reason why the limit that an environment variable or a rule asks for cannot be applied.
 #[derive(Debug)]
 pub enum PolicyError {
-    /// The value of an environment variable is invalid.
-    Value {
-        /// The name of the variable.
-        variable: String,
-        /// The value of the variable.
-        text: String,
-        /// The reason why the value is not valid, and the values that are accepted.
-        why: Why,
-    },
-    /// An environment variable sets a limit for a GPU that this process does not see.
-    UnknownGpu {
-        /// The name of the variable.
-        variable: String,
-        /// The GPU as the variable names it.
-        gpu: String,
-        /// The GPUs that this process sees.
-        known: Vec<(u32, DeviceId)>,
-    },
-    /// An environment variable names a GPU ambiguously, or sets two limits for one GPU.
-    Ambiguous {
-        /// The name of the variable.
-        variable: String,
-        /// The GPU as the variable names it.
-        gpu: String,
-        /// The GPUs that the text `gpu` fits, or the GPU that already has a limit.
-        matches: Vec<(u32, DeviceId)>,
-    },
-    /// A limit that depends on the size of a GPU ("all but 2 GiB") cannot be turned into bytes.
-    Extent {
-        /// The name of the variable.
-        variable: String,
-        /// The reason why the limit cannot be turned into bytes.
-        error: ExtentError,
-    },
+    /// The limit that an environment variable asks for cannot be applied: the variable, and why.
+    Variable(String),
     /// The root or the group that the process should join cannot be used.
     Group(GroupError),
     /// The administrator's rules cannot be read or applied.
@@ -71,63 +36,10 @@ pub enum PolicyError {
     },
 }
 
-/// The reason why the value of an environment variable is not valid.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub enum Why {
-    /// The value is empty. The string says what to set instead.
-    Empty(&'static str),
-    /// The value is not UTF-8.
-    NotText,
-    /// A size in the value is invalid.
-    Size(SizeError),
-    /// The value has the wrong form. The string describes the expected form.
-    Form(&'static str),
-}
-
-impl fmt::Display for Why {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Empty(remedy) => write!(f, "the value is empty: {remedy}"),
-            Self::NotText => f.write_str("the value is not UTF-8"),
-            Self::Size(error) => error.fmt(f),
-            Self::Form(expected) => write!(f, "expected {expected}"),
-        }
-    }
-}
-
 impl fmt::Display for PolicyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Value {
-                variable,
-                text,
-                why,
-            } => {
-                write!(f, "{variable}='{}': {why}", text.escape_debug())
-            }
-            Self::UnknownGpu {
-                variable,
-                gpu,
-                known,
-            } => write!(
-                f,
-                "{variable} has a limit for GPU '{}', which this process does not see; visible \
-                 GPUs{}",
-                gpu.escape_debug(),
-                seen(known)
-            ),
-            Self::Ambiguous {
-                variable,
-                gpu,
-                matches,
-            } => write!(
-                f,
-                "{variable}: '{}' fits several GPUs, or a GPU for which {variable} already has a \
-                 limit{}",
-                gpu.escape_debug(),
-                seen(matches)
-            ),
-            Self::Extent { variable, error } => write!(f, "{variable}: {error}"),
+            Self::Variable(why) => f.write_str(why),
             Self::Group(error) => error.fmt(f),
             Self::Rules(error) => error.fmt(f),
             Self::NotBelow {
@@ -182,15 +94,6 @@ impl fmt::Display for PolicyError {
                 }
             }
         }
-    }
-}
-
-/// Formats the GPUs that a message lists, each with its CUDA ordinal.
-fn seen(gpus: &[(u32, DeviceId)]) -> String {
-    let gpu = |(ordinal, id): &(u32, DeviceId)| format!("{ordinal} = {id}");
-    match gpus.iter().map(gpu).collect::<Vec<_>>().join(", ") {
-        none if none.is_empty() => ": none".into(),
-        some => format!(": {some}"),
     }
 }
 

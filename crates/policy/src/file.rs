@@ -437,9 +437,9 @@ impl Reader<'_> {
             );
             self.wrong(span, why);
         }
-        let expected = "a size such as \"8G\" or \"20%\", or a table such as { all = \"8G\", \"0\" = \
-                        \"4G\" }";
-        match self.word(value, expected).map(|text| text.parse()) {
+        const EXPECTED: &str =
+            r#"a size such as "8G" or "20%", or a table such as { all = "8G", "0" = "4G" }"#;
+        match self.word(value, EXPECTED).map(|text| text.parse()) {
             Some(Ok(size)) => {
                 settings
                     .sizes

@@ -3,7 +3,7 @@
 //! `gpulimit run` hands the limits of its group down beside the group's name. If the group is gone
 //! when a program needs it, as after somebody has emptied its root, the program makes it again.
 
-use super::{PolicyError, Why, value};
+use super::{PolicyError, value};
 use gpulimit_group::{Created, Group, Kind, Root};
 use gpulimit_limits::LimitSet;
 
@@ -49,7 +49,7 @@ pub(super) fn make_again(
                 value(
                     LIMITS,
                     handed,
-                    Why::Form("limits as `gpulimit run` writes them"),
+                    "expected limits as `gpulimit run` writes them",
                 )
             };
             let limits = LimitSet::parse(limits).ok_or_else(wrong)?;

@@ -20,7 +20,7 @@ mod namespace;
 mod request;
 pub mod rules;
 
-pub use error::{PolicyError, Why};
+pub use error::PolicyError;
 pub use facts::{Facts, containers_of};
 pub use handed::{LIMITS, hand_down};
 pub use request::{LimitRequest, RequestSelector};
@@ -102,34 +102,36 @@ pub fn assignment_by(
 }
 
 fn by_environment(env: &Environment<'_>) -> Result<Option<Assignment>, PolicyError> {
-    let group = group_variable(env)?;
-    let job = group.as_deref().is_none_or(is_job);
-    if !job {
-        let group = group.unwrap_or_default();
-        return Ok(Some(Assignment {
-            root: Root::locate_group(env, &group)?,
-            group,
-            create: None,
-            handed: text(env, LIMITS)?,
-            rule: None,
-        }));
-    }
-    let asked = requests(env)?;
-    let create = match asked {
-        Asked::Limits(request) => Some(request),
-        // A variable of another tool says that this process has no limit.
-        Asked::NoLimit => return Ok(None),
-        Asked::Unset if group.is_none() => return Ok(None),
-        Asked::Unset => None,
+    let Some((group, create)) = asked(env)? else {
+        return Ok(None);
     };
-    let group = group.unwrap_or_else(own_job_group_name);
+    let is_named = create.is_none() && !is_job(&group);
     Ok(Some(Assignment {
-        root: Root::locate(env)?,
+        root: match is_named {
+            true => Root::locate_group(env, &group)?,
+            false => Root::locate(env)?,
+        },
+        handed: text(env, LIMITS)?.filter(|_| is_named),
         group,
         create,
-        handed: None,
         rule: None,
     }))
+}
+
+/// Returns the name of the group that the environment asks for, and the limits with which it is
+/// made if that is a group for this job alone. Returns `None` if the environment asks for no group,
+/// or a variable of another tool says that this process has no limit.
+fn asked(env: &Environment<'_>) -> Result<Option<(String, Option<LimitRequest>)>, PolicyError> {
+    Ok(match group_variable(env)? {
+        Some(name) if !is_job(&name) => Some((name, None)),
+        name => match requests(env)? {
+            Asked::Limits(request) => {
+                Some((name.unwrap_or_else(own_job_group_name), Some(request)))
+            }
+            Asked::NoLimit => None,
+            Asked::Unset => name.map(|name| (name, None)),
+        },
+    })
 }
 
 /// Returns the group that the variable [`GROUP`] names.
@@ -140,7 +142,7 @@ fn group_variable(env: &Environment<'_>) -> Result<Option<String>, PolicyError> 
             return Err(value(
                 GROUP,
                 name,
-                Why::Empty("name a group, or unset the variable"),
+                "the value is empty: name a group, or unset the variable",
             ));
         }
         check_name(name)?;
@@ -338,10 +340,10 @@ fn requests(env: &Environment<'_>) -> Result<Asked, PolicyError> {
             return Err(value(
                 MAX,
                 &text,
-                Why::Empty("give a size such as 4G, or unset the variable"),
+                "the value is empty: give a size such as 4G, or unset the variable",
             ));
         }
-        let rules = request::list(&text).map_err(|why| value(MAX, &text, why))?;
+        let rules = request::list(&text).map_err(|why| value(MAX, &text, &why))?;
         return request(MAX, rules, false);
     }
     let mut none = false;
@@ -378,7 +380,7 @@ fn requests(env: &Environment<'_>) -> Result<Asked, PolicyError> {
 fn other_tool<T>(
     env: &Environment<'_>,
     name: &str,
-    parse: impl FnOnce(&str) -> Result<T, Why>,
+    parse: impl FnOnce(&str) -> Result<T, String>,
 ) -> Result<Option<T>, PolicyError> {
     let Some(text) = text(env, name)? else {
         return Ok(None);
@@ -388,12 +390,12 @@ fn other_tool<T>(
         return Err(value(
             name,
             &text,
-            Why::Empty("give a size, or unset the variable"),
+            "the value is empty: give a size, or unset the variable",
         ));
     }
     parse(trimmed)
         .map(Some)
-        .map_err(|why| value(name, &text, why))
+        .map_err(|why| value(name, &text, &why))
 }
 
 fn text(env: &Environment<'_>, name: &str) -> Result<Option<String>, PolicyError> {
@@ -402,13 +404,9 @@ fn text(env: &Environment<'_>, name: &str) -> Result<Option<String>, PolicyError
     };
     raw.into_string()
         .map(Some)
-        .map_err(|raw| value(name, &raw.to_string_lossy(), Why::NotText))
+        .map_err(|raw| value(name, &raw.to_string_lossy(), "the value is not UTF-8"))
 }
 
-fn value(variable: &str, text: &str, why: Why) -> PolicyError {
-    PolicyError::Value {
-        variable: variable.into(),
-        text: text.into(),
-        why,
-    }
+fn value(variable: &str, text: &str, why: &str) -> PolicyError {
+    PolicyError::Variable(format!("{variable}='{}': {why}", text.escape_debug()))
 }

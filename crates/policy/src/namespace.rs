@@ -7,7 +7,6 @@
 use libc::{EMFILE, ENFILE, ENOMEM};
 use std::fs::File;
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 
@@ -54,13 +53,7 @@ pub(super) fn is_initial() -> io::Result<bool> {
 /// Returns the magic number of the file system that `file` is on; `None` if that file system cannot
 /// hold namespaces.
 fn file_system(file: &File) -> Option<u64> {
-    let mut about = MaybeUninit::<libc::statfs>::uninit();
-    // SAFETY: the descriptor is open, and `about` has room for the answer.
-    if unsafe { libc::fstatfs(file.as_raw_fd(), about.as_mut_ptr()) } != 0 {
-        return None;
-    }
-    // SAFETY: the call has succeeded, so the kernel has filled `about` in.
-    let magic = unsafe { about.assume_init() }.f_type as u64;
+    let magic = rustix::fs::fstatfs(file).ok()?.f_type as u64;
     matches!(magic, NSFS | PROC).then_some(magic)
 }
 

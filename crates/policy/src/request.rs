@@ -1,8 +1,8 @@
 //! The limits that an environment variable asks for, before the process knows its GPUs.
 
-use super::error::{PolicyError, Why};
+use super::error::PolicyError;
 use gpulimit_base::device::DeviceId;
-use gpulimit_base::units::{Extent, Size};
+use gpulimit_base::units::{Extent, Size, SizeError};
 use gpulimit_limits::{Capacity, Key, LimitSet, Selector};
 
 /// The GPUs that a requested limit is for, as a user writes them.
@@ -113,18 +113,16 @@ impl LimitRequest {
             named.push(target);
             // Ask for a rule for each GPU, because another process of the job may see other GPUs.
             set.set_extent(target, Key::Max, *extent, &capacities, true)
-                .map_err(|error| PolicyError::Extent {
-                    variable: self.variable.clone(),
-                    error,
-                })?;
+                .map_err(|error| PolicyError::Variable(format!("{}: {error}", self.variable)))?;
         }
         match unknown {
             Some(selector) if !self.lenient || set.rules.is_empty() => {
-                Err(PolicyError::UnknownGpu {
-                    variable: self.variable.clone(),
-                    gpu: selector.text(),
-                    known: gpus.to_vec(),
-                })
+                Err(PolicyError::Variable(format!(
+                    "{} has a limit for GPU '{}', which this process does not see; visible GPUs{}",
+                    self.variable,
+                    selector.text().escape_debug(),
+                    seen(gpus)
+                )))
             }
             _ => Ok(set),
         }
@@ -166,27 +164,38 @@ impl LimitRequest {
     }
 
     fn ambiguous(&self, gpu: &RequestSelector, matches: Vec<(u32, DeviceId)>) -> PolicyError {
-        PolicyError::Ambiguous {
-            variable: self.variable.clone(),
-            gpu: gpu.text(),
-            matches,
-        }
+        let (variable, gpu) = (&self.variable, gpu.text());
+        PolicyError::Variable(format!(
+            "{variable}: '{}' fits several GPUs, or a GPU for which {variable} already has a \
+             limit{}",
+            gpu.escape_debug(),
+            seen(&matches)
+        ))
+    }
+}
+
+/// Formats the GPUs that a message lists, each with its CUDA ordinal.
+fn seen(gpus: &[(u32, DeviceId)]) -> String {
+    let gpu = |(ordinal, id): &(u32, DeviceId)| format!("{ordinal} = {id}");
+    match gpus.iter().map(gpu).collect::<Vec<_>>().join(", ") {
+        none if none.is_empty() => ": none".into(),
+        some => format!(": {some}"),
     }
 }
 
 /// Parses the value of `GPULIMIT_MAX`: a size for all GPUs, or `GPU=SIZE` for some GPUs, separated
 /// by commas.
-pub(super) fn list(text: &str) -> Result<Vec<(RequestSelector, Extent)>, Why> {
+pub(super) fn list(text: &str) -> Result<Vec<(RequestSelector, Extent)>, String> {
     let mut rules: Vec<(RequestSelector, Extent)> = Vec::new();
     for part in text.split(',') {
         let (selector, size) = match part.split_once('=') {
             None => (RequestSelector::All, part),
             Some((selector, size)) => {
-                let selector = RequestSelector::parse(selector.trim()).ok_or(Why::Form(LIST))?;
+                let selector = RequestSelector::parse(selector.trim()).ok_or(LIST)?;
                 (selector, size)
             }
         };
-        add(&mut rules, selector, size.parse().map_err(Why::Size)?)?;
+        add(&mut rules, selector, size.parse().map_err(said)?)?;
     }
     Ok(rules)
 }
@@ -195,39 +204,43 @@ fn add(
     rules: &mut Vec<(RequestSelector, Extent)>,
     selector: RequestSelector,
     size: Extent,
-) -> Result<(), Why> {
+) -> Result<(), String> {
     if rules.iter().any(|(there, _)| *there == selector) {
-        return Err(Why::Form("one size for each GPU"));
+        return Err("expected one size for each GPU".into());
     }
     rules.push((selector, size));
     Ok(())
 }
 
-const LIST: &str = "a size such as 4G, or GPU=SIZE separated by commas, where GPU is a CUDA \
-                    ordinal, a GPU-… UUID or its beginning, or all";
+fn said(error: SizeError) -> String {
+    error.to_string()
+}
+
+const LIST: &str = "expected a size such as 4G, or GPU=SIZE separated by commas, where GPU is a \
+                    CUDA ordinal, a GPU-… UUID or its beginning, or all";
 
 /// Parses the value of `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT`: `0=2G,1=512M`.
-pub(super) fn mps(text: &str) -> Result<Vec<(RequestSelector, Extent)>, Why> {
+pub(super) fn mps(text: &str) -> Result<Vec<(RequestSelector, Extent)>, String> {
     const FORM: &str =
-        "ORDINAL=SIZE separated by commas, each size with its unit, such as 0=2G,1=512M";
+        "expected ORDINAL=SIZE separated by commas, each size with its unit, such as 0=2G,1=512M";
     let mut rules: Vec<(RequestSelector, Extent)> = Vec::new();
     for part in text.split(',') {
-        let (ordinal, size) = part.split_once('=').ok_or(Why::Form(FORM))?;
+        let (ordinal, size) = part.split_once('=').ok_or(FORM)?;
         let selector = match RequestSelector::parse(ordinal.trim()) {
             Some(selector @ RequestSelector::Ordinal(_)) => selector,
-            _ => return Err(Why::Form(FORM)),
+            _ => return Err(FORM.into()),
         };
         if !size.trim_end().ends_with(|c: char| c.is_ascii_alphabetic()) {
-            return Err(Why::Form(FORM));
+            return Err(FORM.into());
         }
-        let size: Size = size.parse().map_err(Why::Size)?;
+        let size: Size = size.parse().map_err(said)?;
         add(&mut rules, selector, size.into())?;
     }
     Ok(rules)
 }
 
 /// Parses the value of `NVIDIA_GPU_MEMORY_LIMIT`: whole MiB.
-pub(super) fn mebibytes(text: &str) -> Result<Size, Why> {
+pub(super) fn mebibytes(text: &str) -> Result<Size, String> {
     let digits = !text.is_empty() && text.bytes().all(|c| c.is_ascii_digit());
     let bytes = digits
         .then(|| text.parse::<u64>().ok())
@@ -235,13 +248,13 @@ pub(super) fn mebibytes(text: &str) -> Result<Size, Why> {
         .and_then(|mebibytes| mebibytes.checked_mul(1 << 20));
     bytes
         .map(Size::Bytes)
-        .ok_or(Why::Form("a whole number of MiB, such as 4096"))
+        .ok_or_else(|| "expected a whole number of MiB, such as 4096".into())
 }
 
 /// Parses the value of `CUDA_DEVICE_MEMORY_LIMIT` and its numbered forms: a size, where 0 means no
 /// limit.
-pub(super) fn or_zero(text: &str) -> Result<Option<Size>, Why> {
-    match text.parse().map_err(Why::Size)? {
+pub(super) fn or_zero(text: &str) -> Result<Option<Size>, String> {
+    match text.parse().map_err(said)? {
         Size::Bytes(0) => Ok(None),
         size => Ok(Some(size)),
     }

@@ -7,7 +7,7 @@
 mod error;
 mod text;
 
-pub use error::{Fault, RulesError};
+pub use error::RulesError;
 
 use super::namespace;
 use std::fs::{self, File, OpenOptions};
@@ -187,11 +187,12 @@ impl Rules {
             (&path, &about, about.is_file()),
         ] {
             let why = if !kind {
-                Fault::Kind
+                "is not a plain file or directory".into()
             } else if about.uid() != owner {
-                Fault::Owner(about.uid())
+                format!("belongs to user {} and not to root", about.uid())
             } else if about.mode() & 0o022 != 0 {
-                Fault::Writable(about.mode() & 0o7777)
+                let mode = about.mode() & 0o7777;
+                format!("can be written by other users (mode {mode:04o})")
             } else {
                 continue;
             };

@@ -59,7 +59,7 @@ fn a_container_gets_a_group_a_view_and_the_library() {
     let edits = node.kubelet.allocate(&node.ids(1, 3..11)).expect("granted");
     let (name, gpu) = (group_of(&edits), card(&node, 1));
     assert!(name.starts_with(&format!("k8s-{}-8GiB-", &gpu.to_string()[4..12])));
-    assert!(limits(&node, &name).same_as(&only(gpu, 8)));
+    assert_eq!(limits(&node, &name), only(gpu, 8));
     assert_eq!(edits.variables["NVIDIA_VISIBLE_DEVICES"], gpu.to_string());
     assert_eq!((edits.variables.len(), edits.cdi.len()), (2, 0));
 
@@ -125,7 +125,7 @@ fn each_container_of_a_request_gets_its_own_group() {
         .expect("granted");
     let names: Vec<String> = answer.containers.iter().map(group_of).collect();
     for (name, (gpu, units)) in names.iter().zip([(0, 2), (0, 4), (1, 1)]) {
-        assert!(limits(&node, name).same_as(&only(card(&node, gpu), units)));
+        assert_eq!(limits(&node, name), only(card(&node, gpu), units));
     }
 }
 
@@ -412,8 +412,8 @@ fn after_a_reboot_groups_are_made_again_before_the_registration() {
     let made = Command::new("mkfifo").arg(node.record("k8s-fifo")).status();
     assert!(made.is_ok_and(|status| status.success()), "mkfifo");
     node.replace_plugin();
-    assert!(limits(&node, &name).same_as(&only(card(&node, 1), 5)));
-    assert!(limits(&node, &other).same_as(&only(card(&node, 0), 2)));
+    assert_eq!(limits(&node, &name), only(card(&node, 1), 5));
+    assert_eq!(limits(&node, &other), only(card(&node, 0), 2));
     let view = Path::new(&mount_at(&edits, "/run/gpulimit").host_path);
     assert!(view.join(".rules").is_file());
     let ledger = view.join(&name).join("ledger");

@@ -3,56 +3,10 @@
 
 use super::Obstacle;
 use gpulimit_base::proc::{self, field};
+use gpulimit_base::units::gib;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
-
-/// What limits the memory of the host that a process may use.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub enum Place {
-    /// The memory that the host has available.
-    Host,
-    /// The host's limit on memory that programs may ask for, without overcommitment.
-    Commit,
-    /// The limit of a memory cgroup: its directory.
-    Cgroup(PathBuf),
-    /// A resource limit of the process, as `ulimit` shows it.
-    Process {
-        /// The pid of the process.
-        pid: u32,
-        /// The option of `ulimit` that shows the limit.
-        option: char,
-    },
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Host => f.write_str("the host"),
-            Self::Commit => f.write_str("the host (vm.overcommit_memory is 2)"),
-            Self::Cgroup(path) => write!(f, "the memory cgroup {}", path.display()),
-            Self::Process { pid, option } => {
-                write!(f, "the limit of process {pid} (`ulimit -{option}`)")
-            }
-        }
-    }
-}
-
-impl Place {
-    pub(super) fn remedy(&self) -> String {
-        match self {
-            Self::Host => "end programs that use the host's memory, or suspend fewer processes",
-            Self::Commit => "raise vm.overcommit_ratio, or suspend fewer processes",
-            Self::Cgroup(_) => "raise the limit of the cgroup, container or job",
-            Self::Process { pid, option } => {
-                let name = if *option == 'v' { "as" } else { "data" };
-                return format!("raise the limit: `prlimit --pid {pid} --{name}=unlimited`");
-            }
-        }
-        .to_owned()
-    }
-}
 
 /// Returns the places that have too little memory for the GPU memory of these processes, given as
 /// pids and bytes. A tenth of every place stays free.
@@ -61,7 +15,7 @@ pub fn of_memory(processes: &[(u32, u64)]) -> Vec<Obstacle> {
     let meminfo = read("/proc/meminfo");
     let strict = read("/proc/sys/vm/overcommit_memory").trim() == "2";
     let mounts = Mounts::parse(&read("/proc/self/mountinfo"));
-    // The places with the bytes that they need and have.
+    // The places with the bytes that they need and have, and what helps.
     let mut places = Vec::new();
     let sum = |bytes: &mut u64, more: u64| *bytes = bytes.saturating_add(more);
     let mut all = 0;
@@ -75,33 +29,42 @@ pub fn of_memory(processes: &[(u32, u64)]) -> Vec<Obstacle> {
             read(&format!("/proc/{pid}/limits")),
             read(&format!("/proc/{pid}/status")),
         );
-        for (name, used, option) in [
-            ("Max address space", "VmSize", 'v'),
-            ("Max data size", "VmData", 'd'),
+        for (name, used, option, resource) in [
+            ("Max address space", "VmSize", 'v', "as"),
+            ("Max data size", "VmData", 'd', "data"),
         ] {
             let room = limit(&limits, name).zip(kibibytes(&status, used));
             let room = room.map(|(limit, used)| limit.saturating_sub(used));
-            places.push((*bytes, room, Place::Process { pid: *pid, option }));
+            let place = format!("the limit of process {pid} (`ulimit -{option}`)");
+            let remedy = format!("raise the limit: `prlimit --pid {pid} --{resource}=unlimited`");
+            places.push((*bytes, room, place, remedy));
         }
     }
-    places.push((all, kibibytes(&meminfo, "MemAvailable"), Place::Host));
+    let room = kibibytes(&meminfo, "MemAvailable");
+    let remedy = "end programs that use the host's memory, or suspend fewer processes";
+    places.push((all, room, "the host".into(), remedy.into()));
     if strict {
         let limit = kibibytes(&meminfo, "CommitLimit").zip(kibibytes(&meminfo, "Committed_AS"));
         let room = limit.map(|(limit, used)| limit.saturating_sub(used));
-        places.push((all, room, Place::Commit));
+        let place = "the host (vm.overcommit_memory is 2)";
+        let remedy = "raise vm.overcommit_ratio, or suspend fewer processes";
+        places.push((all, room, place.into(), remedy.into()));
     }
     for ((path, kind), bytes) in cgroups {
-        places.push((bytes, kind.room(&path), Place::Cgroup(path)));
+        let place = format!("the memory cgroup {}", path.display());
+        let remedy = "raise the limit of the cgroup, container or job";
+        places.push((bytes, kind.room(&path), place, remedy.into()));
     }
-    let too_small = |(needed, room, place): (u64, Option<u64>, Place)| {
+    let too_small = |(needed, room, place, remedy): (u64, Option<u64>, String, String)| {
         let room = room
             .map(|room| room - room / 10)
             .filter(|room| *room < needed)?;
-        Some(Obstacle::Memory {
-            needed,
-            room,
-            place,
-        })
+        let text = format!(
+            "the GPU memory ({}) does not fit into the host's memory: {place} leaves {}",
+            gib(needed),
+            gib(room)
+        );
+        Some(Obstacle::new(text, remedy))
     };
     places.into_iter().filter_map(too_small).collect()
 }
@@ -374,15 +337,10 @@ mod tests {
         let own = std::process::id();
         assert_eq!(of_memory(&[(own, 1)]), []);
         let found = of_memory(&[(own, 1 << 60), (own, 1 << 60)]);
-        let host = found.iter().find_map(|obstacle| match obstacle {
-            Obstacle::Memory {
-                needed,
-                room,
-                place: Place::Host,
-            } => Some((*needed, *room)),
-            _ => None,
-        });
-        let (needed, room) = host.expect("the host is too small");
-        assert!(needed == 1 << 61 && room > 0);
+        let mut found = found.iter().map(Obstacle::to_string);
+        let is_host = |text: &String| text.contains(": the host leaves ");
+        let host = found.find(is_host).expect("the host is too small");
+        assert!(host.contains(&format!("({})", gib(1 << 61))), "{host}");
+        assert!(!host.ends_with(" 0 B"), "{host}");
     }
 }

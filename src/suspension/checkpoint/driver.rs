@@ -1,44 +1,15 @@
 //! The functions of the CUDA driver that suspending and resuming need, behind safe functions.
 #![allow(unsafe_code)]
 
+use crate::machine::nvml;
+use crate::words::failure::Failure;
 use gpulimit_base::device::DeviceId;
+use gpulimit_suspend::State;
 use libloading::os::unix::Library;
 use std::ffi::{c_int, c_uint, c_void};
 use std::fmt;
 use std::ptr;
-
-/// The state of a process, as the driver reports it (`CUprocessState`).
-#[derive(Copy, Clone, Debug, Eq, PartialEq)]
-pub enum State {
-    /// The process runs.
-    Running,
-    /// The process's calls of the driver wait.
-    Locked,
-    /// The process's GPU memory is on the host, and its calls of the driver wait.
-    Checkpointed,
-    /// The process can never use its GPU memory again.
-    Failed,
-    /// The memory is on its way to the host. Drivers before CUDA 13.4 say `Locked`.
-    Checkpointing,
-    /// The memory is on its way back. Drivers before CUDA 13.4 say `Checkpointed`.
-    Restoring,
-    /// A state of a newer driver.
-    Other(i32),
-}
-
-impl State {
-    const fn of(number: i32) -> Self {
-        match number {
-            0 => Self::Running,
-            1 => Self::Locked,
-            2 => Self::Checkpointed,
-            3 => Self::Failed,
-            4 => Self::Checkpointing,
-            5 => Self::Restoring,
-            other => Self::Other(other),
-        }
-    }
-}
+use std::time::Duration;
 
 /// An error of a driver function (`CUresult`).
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
@@ -51,6 +22,7 @@ impl Status {
     pub const INVALID_DEVICE: Self = Self(101);
     pub const OPERATING_SYSTEM: Self = Self(304);
     pub const NOT_READY: Self = Self(600);
+    pub const UNKNOWN: Self = Self(999);
 
     /// Returns the driver's name of the status, and what the status means here.
     const fn meaning(self) -> Option<(&'static str, &'static str)> {
@@ -102,38 +74,6 @@ impl fmt::Display for Status {
     }
 }
 
-/// What this machine lacks to suspend and resume processes.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub enum Missing {
-    /// The CUDA driver cannot be loaded: the linker's message.
-    Driver(String),
-    /// The driver lacks the function of this name.
-    Function(&'static str),
-    /// The driver does not start.
-    Init(Status),
-    /// NVML does not work: its message.
-    Nvml(String),
-}
-
-impl fmt::Display for Missing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Driver(why) => write!(f, "cannot load the CUDA driver: {why}"),
-            Self::Function(name) => write!(
-                f,
-                "this CUDA driver cannot suspend processes, because it has no function {name}: \
-                 install driver 570 or later"
-            ),
-            Self::Init(status) => write!(f, "cuInit fails with {status}: run `gpulimit doctor`"),
-            Self::Nvml(why) => write!(
-                f,
-                "NVML does not answer ({why}): install libnvidia-ml.so.1, a part of the NVIDIA \
-                 driver"
-            ),
-        }
-    }
-}
-
 /// A CUDA ordinal.
 pub(super) type Ordinal = c_int;
 /// An address in device memory.
@@ -152,6 +92,14 @@ struct LockArgs {
 // (tests/headers.rs).
 const _: () = assert!(size_of::<LockArgs>() == 64);
 
+/// Returns the failure of a driver that lacks the function of this name.
+fn missing(name: &str) -> Failure {
+    Failure::new(format_args!(
+        "this CUDA driver cannot suspend processes, because it has no function {name}: install \
+         driver 570 or later"
+    ))
+}
+
 /// Declares the structure of the driver's functions, and how to look them up by their names.
 macro_rules! functions {
     ($($field:ident: $name:ident($($argument:ty),*);)*) => {
@@ -160,12 +108,12 @@ macro_rules! functions {
         }
 
         impl Functions {
-            fn find(library: &Library) -> Result<Self, Missing> {
+            fn find(library: &Library) -> Result<Self, Failure> {
                 $(
                     let name = stringify!($name);
                     // SAFETY: cuda.h declares the function with this type.
                     let found = unsafe { library.get(name.as_bytes()) };
-                    let $field = *found.map_err(|_| Missing::Function(name))?;
+                    let $field = *found.map_err(|_| missing(name))?;
                 )*
                 Ok(Self { $($field),* })
             }
@@ -190,8 +138,14 @@ functions! {
     free: cuMemFree_v2(u64);
 }
 
-/// The initialised CUDA driver.
-pub(super) struct Cuda(Functions);
+/// The CUDA driver and NVML, ready to suspend and resume processes.
+///
+/// All calls block until the driver has done the work, and cannot be cancelled.
+pub struct Checkpoints {
+    cuda: Functions,
+    /// NVML, which knows the machine's GPUs.
+    pub gpus: nvml::Driver,
+}
 
 fn checked(status: c_int) -> Result<(), Status> {
     match status {
@@ -200,68 +154,118 @@ fn checked(status: c_int) -> Result<(), Status> {
     }
 }
 
-impl Cuda {
-    /// Loads and initialises the driver. Removes `CUDA_VISIBLE_DEVICES` from the environment of
-    /// this process, because a suspended process may use GPUs that the variable hides. Call before
-    /// this process starts threads.
-    pub(super) fn load() -> Result<Self, Missing> {
+impl Checkpoints {
+    /// Loads and initialises the CUDA driver and NVML. Takes seconds on some machines. Removes
+    /// `CUDA_VISIBLE_DEVICES` from the environment of this process, because a suspended process may
+    /// use GPUs that the variable hides. Call before this process starts threads.
+    ///
+    /// # Errors
+    /// Names the library or the function that is missing.
+    pub fn load() -> Result<Self, Failure> {
         // SAFETY: loading runs the driver's constructors, as in every CUDA program.
         let library = unsafe { Library::new("libcuda.so.1") };
-        let library = library.map_err(|error| Missing::Driver(error.to_string()))?;
+        let no_driver = |error| Failure::new(format_args!("cannot load the CUDA driver: {error}"));
+        let library = library.map_err(no_driver)?;
         let functions = Functions::find(&library);
         // Do not unload the driver, because it may crash then.
         std::mem::forget(library);
-        let functions = functions?;
+        let cuda = functions?;
         // SAFETY: the caller promises that no other thread reads the environment.
         unsafe { std::env::remove_var("CUDA_VISIBLE_DEVICES") };
         // SAFETY: cuInit has no requirements. The library stays loaded.
-        checked(unsafe { (functions.init)(0) }).map_err(Missing::Init)?;
-        Ok(Self(functions))
+        checked(unsafe { (cuda.init)(0) }).map_err(|status| {
+            Failure::new(format_args!(
+                "cuInit fails with {status}: run `gpulimit doctor`"
+            ))
+        })?;
+        let gpus = nvml::Driver::load().map_err(|error| {
+            Failure::new(format_args!(
+                "NVML does not answer ({error}): install libnvidia-ml.so.1, a part of the NVIDIA \
+                 driver"
+            ))
+        })?;
+        Ok(Self { cuda, gpus })
     }
 
-    pub(super) fn state(&self, pid: u32) -> Result<State, Status> {
+    /// Returns the state of a process of this pid namespace (`CUprocessState`). Changes nothing.
+    /// Waits while the driver moves the memory of the process, and while the process is stopped.
+    ///
+    /// # Errors
+    /// [`Status::OPERATING_SYSTEM`] for a pid without a process and for a process of another user,
+    /// [`Status::NOT_INITIALIZED`] for a process without CUDA, [`Status::UNKNOWN`] for a state of a
+    /// newer driver.
+    pub fn state(&self, pid: u32) -> Result<State, Status> {
         let mut state = 0;
         // SAFETY: the driver writes to a local variable of the right type.
-        checked(unsafe { (self.0.state)(number(pid)?, &mut state) })?;
-        Ok(State::of(state))
+        checked(unsafe { (self.cuda.state)(number(pid)?, &mut state) })?;
+        Ok(match state {
+            0 => State::Running,
+            1 => State::Locked,
+            2 => State::Checkpointed,
+            3 => State::Failed,
+            // To the host, and back. Drivers before CUDA 13.4 say `Locked` and `Checkpointed`.
+            4 | 5 => State::Moving,
+            _ => return Err(Status::UNKNOWN),
+        })
     }
 
-    /// Locks a process. A `timeout_ms` of 0 means no timeout.
-    pub(super) fn lock(&self, pid: u32, timeout_ms: u32) -> Result<(), Status> {
+    /// Makes the driver calls of a running process wait until [`Self::unlock`]. Waits at most
+    /// `timeout` for the calls under way; a timeout of less than a millisecond is a millisecond. Of
+    /// a stopped process, waits until the process is continued, whatever the timeout is.
+    ///
+    /// # Errors
+    /// After any error the process runs on. [`Status::NOT_READY`]: the time is over.
+    pub fn lock(&self, pid: u32, timeout: Duration) -> Result<(), Status> {
+        let timeout = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
         let mut arguments = LockArgs {
-            timeout_ms,
+            // For the driver, 0 means that there is no timeout.
+            timeout_ms: timeout.max(1),
             ..LockArgs::default()
         };
         // SAFETY: the argument has the driver's layout and lives during the call.
-        checked(unsafe { (self.0.lock)(number(pid)?, &mut arguments) })
+        checked(unsafe { (self.cuda.lock)(number(pid)?, &mut arguments) })
     }
 
-    pub(super) fn checkpoint(&self, pid: u32) -> Result<(), Status> {
+    /// Moves all GPU memory of a locked process to the host.
+    ///
+    /// # Errors
+    /// Ask for the state after an error. A process with managed memory stays locked and intact
+    /// (status 801).
+    pub fn checkpoint(&self, pid: u32) -> Result<(), Status> {
         // SAFETY: the second argument is optional.
-        checked(unsafe { (self.0.checkpoint)(number(pid)?, ptr::null_mut()) })
+        checked(unsafe { (self.cuda.checkpoint)(number(pid)?, ptr::null_mut()) })
     }
 
-    pub(super) fn restore(&self, pid: u32) -> Result<(), Status> {
+    /// Moves the memory of a checkpointed process back to the GPUs. The process is locked then.
+    ///
+    /// # Errors
+    /// After any error but 401 the process is lost: it stays checkpointed,
+    /// and every later restore fails.
+    pub fn restore(&self, pid: u32) -> Result<(), Status> {
         // SAFETY: the second argument is optional.
-        checked(unsafe { (self.0.restore)(number(pid)?, ptr::null_mut()) })
+        checked(unsafe { (self.cuda.restore)(number(pid)?, ptr::null_mut()) })
     }
 
-    pub(super) fn unlock(&self, pid: u32) -> Result<(), Status> {
+    /// Lets the waiting calls of a locked process go on.
+    ///
+    /// # Errors
+    /// Status 401 unless the process is locked.
+    pub fn unlock(&self, pid: u32) -> Result<(), Status> {
         // SAFETY: the second argument is optional.
-        checked(unsafe { (self.0.unlock)(number(pid)?, ptr::null_mut()) })
+        checked(unsafe { (self.cuda.unlock)(number(pid)?, ptr::null_mut()) })
     }
 
     /// Returns the ordinal of a GPU.
     pub(super) fn ordinal(&self, device: &DeviceId) -> Result<Ordinal, Status> {
         let mut count = 0;
         // SAFETY: the driver writes to a local variable of the right type.
-        checked(unsafe { (self.0.count)(&mut count) })?;
+        checked(unsafe { (self.cuda.count)(&mut count) })?;
         for index in 0..count {
             let (mut ordinal, mut uuid) = (0, [0; 16]);
             // SAFETY: the driver writes to local variables of the right types.
-            checked(unsafe { (self.0.device)(&mut ordinal, index) })?;
+            checked(unsafe { (self.cuda.device)(&mut ordinal, index) })?;
             // SAFETY: as above.
-            checked(unsafe { (self.0.uuid)(&mut uuid, ordinal) })?;
+            checked(unsafe { (self.cuda.uuid)(&mut uuid, ordinal) })?;
             if uuid == device.uuid {
                 return Ok(ordinal);
             }
@@ -273,9 +277,9 @@ impl Cuda {
     pub(super) fn enter(&self, ordinal: Ordinal) -> Result<(), Status> {
         let mut context = ptr::null_mut();
         // SAFETY: the driver writes to a local variable of the right type.
-        checked(unsafe { (self.0.retain)(&mut context, ordinal) })?;
+        checked(unsafe { (self.cuda.retain)(&mut context, ordinal) })?;
         // SAFETY: the driver has just returned this context.
-        checked(unsafe { (self.0.set_current)(context) }).inspect_err(|_| {
+        checked(unsafe { (self.cuda.set_current)(context) }).inspect_err(|_| {
             let _ = self.leave(ordinal);
         })
     }
@@ -284,9 +288,9 @@ impl Cuda {
     /// thread has no current context afterwards.
     pub(super) fn leave(&self, ordinal: Ordinal) -> Result<(), Status> {
         // SAFETY: null means no context.
-        let left = checked(unsafe { (self.0.set_current)(ptr::null_mut()) });
+        let left = checked(unsafe { (self.cuda.set_current)(ptr::null_mut()) });
         // SAFETY: the driver checks the ordinal. This process keeps no memory of the context.
-        left.and(checked(unsafe { (self.0.release)(ordinal) }))
+        left.and(checked(unsafe { (self.cuda.release)(ordinal) }))
     }
 
     /// Allocates memory in the current context.
@@ -294,14 +298,14 @@ impl Cuda {
         let mut address = 0;
         let bytes = usize::try_from(bytes).map_err(|_| Status::OUT_OF_MEMORY)?;
         // SAFETY: the driver writes to a local variable of the right type.
-        checked(unsafe { (self.0.allocate)(&mut address, bytes) })?;
+        checked(unsafe { (self.cuda.allocate)(&mut address, bytes) })?;
         Ok(address)
     }
 
     /// Frees memory of the current context.
     pub(super) fn free(&self, address: Address) -> Result<(), Status> {
         // SAFETY: the address is from `allocate`. No code of this process accesses the memory.
-        checked(unsafe { (self.0.free)(address) })
+        checked(unsafe { (self.cuda.free)(address) })
     }
 }
 

@@ -1,8 +1,7 @@
 //! Memory that keeps room on a GPU free of other programs until a suspended process comes back.
 
-use super::driver::{Address, Cuda, Ordinal};
+use super::driver::{Address, Ordinal};
 use super::{Checkpoints, Status};
-use crate::machine::nvml;
 use gpulimit_base::device::DeviceId;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,8 +17,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 ///
 /// The calls of one value must come from one thread.
 pub struct Placeholder<'a> {
-    cuda: &'a Cuda,
-    gpus: &'a nvml::Driver,
+    driver: &'a Checkpoints,
     device: DeviceId,
     held: Option<Held>,
 }
@@ -42,11 +40,10 @@ impl Checkpoints {
     /// # Errors
     /// The status of the driver, such as [`Status::OUT_OF_MEMORY`].
     pub fn hold(&self, device: &DeviceId, bytes: u64) -> Result<Placeholder<'_>, Status> {
-        let ordinal = self.cuda.ordinal(device)?;
+        let ordinal = self.ordinal(device)?;
         let own = std::process::id();
         let mut placeholder = Placeholder {
-            cuda: &self.cuda,
-            gpus: &self.gpus,
+            driver: self,
             device: *device,
             held: None,
         };
@@ -58,7 +55,7 @@ impl Checkpoints {
             // A context without bytes is one that NVML does not show, as in some containers.
             Some(used.saturating_sub(before)).filter(|held| *held > 0)
         };
-        self.cuda.enter(ordinal)?;
+        self.enter(ordinal)?;
         // From here on, dropping the placeholder releases the context.
         placeholder.held = Some(Held {
             ordinal,
@@ -77,7 +74,7 @@ impl Checkpoints {
             if wanted == 0 {
                 break;
             }
-            let memory = self.cuda.allocate(wanted)?;
+            let memory = self.allocate(wanted)?;
             match figure() {
                 Some(held) if held <= bytes => {
                     taken = (Some(memory), held);
@@ -85,7 +82,7 @@ impl Checkpoints {
                 }
                 // The driver takes more than was asked for.
                 held => {
-                    self.cuda.free(memory)?;
+                    self.free(memory)?;
                     let excess = held.map_or(wanted, |held| held - bytes);
                     wanted = wanted.saturating_sub(excess.next_multiple_of(BLOCK));
                 }
@@ -107,21 +104,21 @@ impl Placeholder<'_> {
 
     /// Gives back what is held beyond `bytes`, all of it if `bytes` is smaller than the context.
     pub fn shrink(&mut self, bytes: u64) {
-        let (gpus, device) = (self.gpus, self.device);
         let Some(held) = self.held.as_mut().filter(|held| held.bytes > bytes) else {
             return;
         };
         if let Some(memory) = held.memory.take() {
-            let _ = self.cuda.free(memory);
+            let _ = self.driver.free(memory);
         }
-        let context = gpus.used_by(std::process::id(), &device);
+        let gpus = &self.driver.gpus;
+        let context = gpus.used_by(std::process::id(), &self.device);
         held.bytes = context.map_or(u64::MAX, |used| used.saturating_sub(held.before));
         match bytes.checked_sub(held.bytes) {
             Some(rest) if rest < BLOCK => {}
             // Allocations of whole blocks take exactly their size.
             Some(rest) => {
                 let wanted = rest - rest % BLOCK;
-                held.memory = self.cuda.allocate(wanted).ok();
+                held.memory = self.driver.allocate(wanted).ok();
                 held.bytes += held.memory.map_or(0, |_| wanted);
             }
             None => self.give_back(),
@@ -136,12 +133,12 @@ impl Placeholder<'_> {
         };
         if let Some(memory) = held.memory {
             // Releasing the context frees the memory as well.
-            let _ = self.cuda.free(memory);
+            let _ = self.driver.free(memory);
         }
-        if self.cuda.leave(held.ordinal).is_err() {
+        if self.driver.leave(held.ordinal).is_err() {
             return;
         }
-        let own = || self.gpus.used_by(std::process::id(), &self.device);
+        let own = || self.driver.gpus.used_by(std::process::id(), &self.device);
         let until = Instant::now() + PATIENCE;
         while own().is_some_and(|used| used > held.before) && Instant::now() < until {
             thread::sleep(PAUSE);

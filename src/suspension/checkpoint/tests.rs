@@ -27,7 +27,7 @@ fn obeys() {
         }
     };
     println!("load = done");
-    let device = checkpoints.gpus().gpus()[0].id;
+    let device = checkpoints.gpus.gpus()[0].id;
     let mut placeholder: Option<Placeholder<'_>> = None;
     for line in io::stdin().lines() {
         let line = line.expect("readable");
@@ -46,9 +46,9 @@ fn obeys() {
             "checkpoint" => code(checkpoints.checkpoint(pid)),
             "restore" => code(checkpoints.restore(pid)),
             "unlock" => code(checkpoints.unlock(pid)),
-            "lists" => format!("{:?}", checkpoints.lists(pid)),
-            "used" => figure(checkpoints.gpus().used_by(pid, &device)),
-            "free" => figure(checkpoints.free(&device)),
+            "lists" => format!("{:?}", checkpoints.gpus.lists(pid)),
+            "used" => figure(checkpoints.gpus.used_by(pid, &device)),
+            "free" => figure(checkpoints.gpus.free(&device)),
             "hold" => match checkpoints.hold(&device, number) {
                 Ok(held) => placeholder.insert(held).bytes().to_string(),
                 Err(status) => format!("error {status}"),

@@ -486,7 +486,7 @@ fn member_in(root: &Root, seen: &SeenProcess) -> Option<Membership> {
             group: groups::of_process(&group, &process),
             obstacles: match is_own {
                 true => obstacles::of_word(ledger.obstacles_of(&process.identity)),
-                false => vec![Obstacle::UnreadLedger],
+                false => vec![obstacles::UNREAD_LEDGER],
             },
             home: is_own.then_some(group),
             bytes: bytes.fold(0, u64::saturating_add),

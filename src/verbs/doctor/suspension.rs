@@ -16,7 +16,7 @@ const NOTHING: &str = "nothing";
 /// Returns a finding about `what` that an obstacle concerns.
 fn finding(what: &str, obstacle: &Obstacle) -> Finding {
     let text = format!("{what} cannot be suspended: {obstacle}");
-    CHECK.found(Level::Fine, text, obstacle.remedy())
+    CHECK.found(Level::Fine, text, obstacle.remedy.as_ref())
 }
 
 /// Reports whether processes of this machine can be suspended. `has_functions` says whether the
@@ -31,7 +31,7 @@ pub(super) fn of_machine(has_functions: bool) -> Vec<Finding> {
     };
     let mut found = obstacles::of_machine(&gpus);
     if found.is_empty() && !has_functions {
-        found.extend(gpus.version().map(Obstacle::Driver));
+        found.extend(gpus.version().map(|version| obstacles::driver(&version)));
     }
     if !found.is_empty() {
         let obstacles = found.iter();
@@ -42,18 +42,18 @@ pub(super) fn of_machine(has_functions: bool) -> Vec<Finding> {
     let mut findings = vec![
         CHECK.fine("processes can be suspended; for one process, see `gpulimit doctor --pid PID`"),
     ];
-    let remark = |text: String, remedy: String| CHECK.found(Level::Fine, text, remedy);
+    let remark = |text: String, remedy: &str| CHECK.found(Level::Fine, text, remedy);
     for gpu in gpus.gpus().iter().filter(|gpu| gpu.instances.is_some()) {
         let index = gpu.index;
         let text = format!("but not on GPU {index}, which is split into MIG instances");
-        findings.push(remark(text, Obstacle::Mig(index).remedy()));
+        findings.push(remark(text, &obstacles::mig(index).remedy));
     }
     for index in gpus.without_persistence() {
         let text = format!(
             "GPU {index} is not in persistence mode: resuming a process takes seconds longer while \
              no other program uses the GPU"
         );
-        findings.push(remark(text, "run `nvidia-smi -pm 1` as root".to_owned()));
+        findings.push(remark(text, "run `nvidia-smi -pm 1` as root"));
     }
     findings
 }

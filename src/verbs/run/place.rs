@@ -259,7 +259,7 @@ impl Asked {
             || settings.iter().any(changes::depends_on_gpus);
         let driver = driver.then(|| Driver::load().ok()).flatten();
         let driver = driver.as_ref();
-        let changes = Changes::of_command(settings, &args.devices, driver)?;
+        let changes = Changes::new(settings, &args.devices, driver)?;
         let mut limits = LimitSet::default();
         changes.apply(&mut limits)?;
         changes.warning().iter().for_each(|line| output::note(line));

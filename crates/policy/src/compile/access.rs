@@ -1,7 +1,7 @@
 //! The users who may run programs in each group of a policy.
 
 use super::Compiler;
-use super::group::{Planned, place};
+use super::group::Planned;
 use crate::file::At;
 use crate::rules::{Range, Rule, Target};
 use gpulimit_group::{Members, upwards};
@@ -20,7 +20,7 @@ struct Assigned {
     all: bool,
 }
 
-type Groups = BTreeMap<Vec<String>, Planned>;
+type Groups = BTreeMap<String, Planned>;
 
 /// Sets which users may run programs in each group: the key `members`, or else the users whom the
 /// rules put there.
@@ -121,7 +121,7 @@ fn widen(groups: &mut Groups) {
     let below: Vec<_> = groups.values().map(described).collect();
     for (name, owner, members) in below {
         for above in upwards(&name).skip(1) {
-            if let Some(planned) = groups.get_mut(&place(above)) {
+            if let Some(planned) = groups.get_mut(above) {
                 let group = &mut planned.group;
                 let foreign = owner.is_some_and(|owner| owner != 0 && group.owner != Some(owner));
                 let others = members != Members::Owner && members != group.members;

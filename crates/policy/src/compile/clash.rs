@@ -1,7 +1,6 @@
 //! Users and unix groups for whom a template can make no group: their names cannot be part of a
 //! group's name, or the group is for others.
 
-use super::group::place;
 use super::template::{Binding, Holes, fill, prefixes};
 use super::{Compiler, NONE};
 use crate::file::{GroupStanza, Mistake};
@@ -38,16 +37,17 @@ impl Compiler<'_> {
     pub(super) fn find_clashes(&mut self) -> Vec<Mistake> {
         let policy = self.policy;
         let mut stanzas: Vec<(&GroupStanza, Holes)> = Vec::new();
-        let mut single: BTreeMap<Vec<String>, &GroupStanza> = BTreeMap::new();
+        let mut single: BTreeMap<&str, &GroupStanza> = BTreeMap::new();
         for stanza in &policy.groups {
             match Holes::of(&stanza.name.value) {
                 Some(holes) if holes.any() => stanzas.push((stanza, holes)),
-                Some(_) => drop(single.insert(place(&stanza.name.value), stanza)),
+                Some(_) => drop(single.insert(&stanza.name.value, stanza)),
                 None => {}
             }
         }
         // All templates at one level come before those below, whose groups go with the ones above.
-        stanzas.sort_by_key(|(stanza, _)| stanza.name.value.split('/').count());
+        let levels = |name: &str| name.split('/').count();
+        stanzas.sort_by_key(|(stanza, _)| levels(&stanza.name.value));
         let mut found: BTreeSet<(usize, String, Clash, Binding)> = BTreeSet::new();
         let mut made: BTreeMap<String, (&GroupStanza, Binding)> = BTreeMap::new();
         for (stanza, holes) in stanzas {
@@ -62,9 +62,9 @@ impl Compiler<'_> {
                     found.insert((stanza.name.line, template.clone(), clash, binding.clone()));
                     self.left_out.entry(template).or_default().insert(binding);
                 };
-                if !is_usable(&name) || place(&name).len() != place(template).len() {
+                if !is_usable(&name) || levels(&name) != levels(template) {
                     leave_out(stanza, Clash::Name, binding);
-                } else if let Some(own) = single.get(&place(&name))
+                } else if let Some(own) = single.get(&*name)
                     && !self.names.is_meant(own, &binding)
                 {
                     leave_out(stanza, Clash::Stanza, binding);

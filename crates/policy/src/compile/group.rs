@@ -91,8 +91,8 @@ impl Compiler<'_> {
         }
     }
 
-    pub(super) fn groups(&mut self) -> BTreeMap<Vec<String>, Planned> {
-        let mut planned: BTreeMap<Vec<String>, Planned> = BTreeMap::new();
+    pub(super) fn groups(&mut self) -> BTreeMap<String, Planned> {
+        let mut planned: BTreeMap<String, Planned> = BTreeMap::new();
         // Templates come first, because the stanza of a single group replaces a group of the same
         // name from a template.
         let mut stanzas: Vec<&GroupStanza> = self.policy.groups.iter().collect();
@@ -132,7 +132,7 @@ impl Compiler<'_> {
                     template: template.clone(),
                     members: stanza.members.clone(),
                 };
-                if let Some(there) = planned.insert(place(&name), new)
+                if let Some(there) = planned.insert(name.clone(), new)
                     && Holes::of(&there.template).is_some_and(|holes| holes.any())
                     && Holes::of(template).is_some_and(|holes| holes.any())
                 {
@@ -175,7 +175,7 @@ impl Compiler<'_> {
 
     /// Reports stanzas whose parent group is not in the policy file: at most one mistake per
     /// stanza.
-    fn check_parents(&mut self, planned: &BTreeMap<Vec<String>, Planned>) {
+    fn check_parents(&mut self, planned: &BTreeMap<String, Planned>) {
         let policy = self.policy;
         for stanza in &policy.groups {
             let template = &stanza.name.value;
@@ -194,7 +194,7 @@ impl Compiler<'_> {
             } else {
                 let is_orphan = |group: &&Planned| {
                     let above = parent(&group.group.name);
-                    above.is_some_and(|above| !planned.contains_key(&place(above)))
+                    above.is_some_and(|above| !planned.contains_key(above))
                 };
                 made.iter().any(is_orphan)
             };
@@ -276,7 +276,7 @@ impl Compiler<'_> {
     }
 
     /// Reports rules whose group is not in the policy file: one mistake per rule.
-    pub(super) fn check_targets(&mut self, groups: &BTreeMap<Vec<String>, Planned>) {
+    pub(super) fn check_targets(&mut self, groups: &BTreeMap<String, Planned>) {
         let policy = self.policy;
         for (number, stanza) in (1..).zip(&policy.rules) {
             let template = &stanza.group.value;
@@ -297,10 +297,10 @@ impl Compiler<'_> {
                 match names.peek() {
                     // The rule makes no group on this machine: look for its stanza instead.
                     None => !is_written,
-                    Some(_) => names.any(|name| !groups.contains_key(&place(&name))),
+                    Some(_) => names.any(|name| !groups.contains_key(&name)),
                 }
             } else {
-                !is_written && !groups.contains_key(&place(template))
+                !is_written && !groups.contains_key(template)
             };
             if !is_missing {
                 continue;
@@ -332,11 +332,6 @@ pub(super) fn parts(groups: Vec<UnixGroup>, holes: Holes) -> Vec<(Option<String>
         }
         false => vec![(None, groups)],
     }
-}
-
-/// Returns the parts of a group's name, which are separated by `/`.
-pub(super) fn place(name: &str) -> Vec<String> {
-    name.split('/').map(str::to_owned).collect()
 }
 
 /// Returns the settings `own`, completed by `defaults` for keys that `own` does not set.

@@ -20,7 +20,7 @@ pub enum RulesError {
         /// The path of the root or of the file with the rules.
         path: PathBuf,
         /// The reason why the file or directory is unsafe.
-        why: Fault,
+        why: String,
     },
     /// The content of the rules file is not what `gpulimit apply` writes.
     Damaged {
@@ -62,18 +62,6 @@ pub enum RulesError {
     },
 }
 
-/// The reason why a rules file or its directory is not trusted.
-#[derive(Copy, Clone, Debug, Eq, PartialEq)]
-pub enum Fault {
-    /// The rules file is not a regular file, or its directory is not a plain directory.
-    Kind,
-    /// The rules file or its directory belongs to this user, not to root.
-    Owner(u32),
-    /// Users other than the owner may write the rules file or its directory, which has these
-    /// permissions.
-    Writable(u32),
-}
-
 impl RulesError {
     /// Returns a function that builds the error for a property that cannot be read from the file
     /// `what`.
@@ -91,21 +79,11 @@ impl fmt::Display for RulesError {
                 "cannot read the administrator's rules in {}: {error}",
                 path.display()
             ),
-            Self::Unsafe { path, why } => {
-                write!(
-                    f,
-                    "the administrator's rules are not safe: {} ",
-                    path.display()
-                )?;
-                match why {
-                    Fault::Kind => f.write_str("is not a plain file or directory")?,
-                    Fault::Owner(uid) => write!(f, "belongs to user {uid} and not to root")?,
-                    Fault::Writable(mode) => {
-                        write!(f, "can be written by other users (mode {mode:04o})")?;
-                    }
-                }
-                write!(f, ": {AGAIN}")
-            }
+            Self::Unsafe { path, why } => write!(
+                f,
+                "the administrator's rules are not safe: {} {why}: {AGAIN}",
+                path.display()
+            ),
             Self::Damaged { path, line: 0 } => {
                 write!(
                     f,

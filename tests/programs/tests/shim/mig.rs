@@ -218,7 +218,7 @@ fn the_controller_names_the_instances_of_a_split_gpu() {
         }
     }
     let rules = || world.group().limits().expect("limits").rules();
-    assert!(rules().expect("rules").same_as(&before));
+    assert_eq!(rules().expect("rules"), before);
     // A limit can be set for the instance itself, by its UUID or the beginning of the UUID.
     for name in [&*uuids[3], &uuids[3][..12]] {
         let output = controller(&["set", GROUP, max, "--device", name]);
