@@ -94,8 +94,8 @@ mod groups {
     pub mod changes;
     pub mod drained;
     pub mod gpu;
+    pub mod kill;
     pub mod plan;
-    pub mod proven;
     pub mod selection;
     pub mod sizes;
     pub mod warnings;

@@ -501,7 +501,8 @@ impl<'a> Row<'a> {
     }
 
     fn own_max(&self) -> Cell {
-        Cell::said(self.of(|gpu| gpu.max), self.max())
+        let of_all = || bytes(Some(self.group.of_all(Key::Max)), None);
+        Cell::said(self.gpu.map_or_else(of_all, |gpu| gpu.max), self.max())
     }
 
     /// Formats the smallest `max` of the groups above this group; `None` if the group's own `max`

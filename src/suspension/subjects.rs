@@ -1,6 +1,6 @@
 //! The processes that `suspend` and `resume` act on.
 
-use crate::groups::proven::{by_own_pid, proven, unproven};
+use crate::groups::kill::{by_own_pid, proven, unproven};
 use crate::groups::{self, Purpose, Selection};
 use crate::machine::obstacles::{FROZEN, Obstacle, is_frozen};
 use crate::machine::{look, nvml};

@@ -1,6 +1,6 @@
 //! `gpulimit kill`: sends a signal to the processes of a group.
 
-use crate::groups::{self, Purpose, proven};
+use crate::groups::{self, Purpose, kill};
 use crate::shown::output::Answer;
 use crate::words::{failure::Failure, signal};
 use std::process::ExitCode;
@@ -44,6 +44,6 @@ fn process(text: &str) -> Result<u32, &'static str> {
 /// Sends the signal.
 pub fn kill(args: &Args) -> Result<ExitCode, Failure> {
     let group = groups::find(&args.group, Purpose::Use)?;
-    let done = proven::kill(&group, &args.pids, None, args.signal)?;
+    let done = kill::kill(&group, &args.pids, None, args.signal)?;
     Ok(args.answer.done(&done))
 }

@@ -1,6 +1,6 @@
 //! `gpulimit resume`: brings the GPU memory of suspended processes back.
 
-use crate::groups::proven;
+use crate::groups::kill;
 use crate::shown::output;
 use crate::suspension::settle::{finish_it, freeze, settle_all, stays_suspended};
 use crate::suspension::subjects::{Subject, Which, time};
@@ -114,7 +114,7 @@ pub fn resume(args: &Args) -> Result<ExitCode, Failure> {
 /// it has ended already.
 fn end(subject: &Subject) -> Option<u32> {
     let (ledger, target) = (subject.ledger(), &subject.target);
-    let sent = proven::send(
+    let sent = kill::send(
         &subject.group,
         ledger,
         &subject.usage,

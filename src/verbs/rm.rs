@@ -1,6 +1,6 @@
 //! `gpulimit rm`: removes groups.
 
-use crate::groups::proven::{end_all, proven, remaining};
+use crate::groups::kill::{end_all, proven, remaining};
 use crate::groups::{self, Purpose};
 use crate::machine::look;
 use crate::shown::output::{self, Answer};

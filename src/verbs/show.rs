@@ -164,6 +164,10 @@ fn read(
 ) -> (Vec<Figures>, Notes) {
     let (mut figures, notes) = Figures::all(selection, driver);
     figures.retain_mut(|group| group.keep_only(devices));
+    if order.sort.is_some() {
+        // Groups with equal figures are in the order of their names, also those of several roots.
+        figures.sort_by_cached_key(|group| Place::name(&group.name));
+    }
     order.sort(&mut figures);
     (figures, notes)
 }

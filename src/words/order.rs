@@ -45,22 +45,27 @@ impl Place {
 }
 
 impl<K: ValueEnum + Send + Sync + 'static> Args<K> {
-    /// Sorts rows as the caller asked. Unknown figures are last in both directions, and equal rows
-    /// keep their order.
+    /// Sorts rows as the caller asked.
     pub fn sort<Row>(&self, rows: &mut [Row])
     where
         K: Key<Row>,
     {
-        let Some(key) = &self.sort else { return };
-        rows.sort_by_cached_key(|row| {
-            let place = key.place(row);
-            let [up, down] = match self.reverse {
-                false => [place.clone(), None],
-                true => [None, place.clone()],
-            };
-            (place.is_none(), up, Reverse(down))
-        });
+        if let Some(key) = &self.sort {
+            sort(rows, self.reverse, |row| key.place(row));
+        }
     }
+}
+
+/// Sorts rows. Unknown places are last in both directions, and equal rows keep their order.
+pub fn sort<Row>(rows: &mut [Row], reverse: bool, place: impl Fn(&Row) -> Option<Place>) {
+    rows.sort_by_cached_key(|row| {
+        let place = place(row);
+        let [up, down] = match reverse {
+            false => [place.clone(), None],
+            true => [None, place.clone()],
+        };
+        (place.is_none(), up, Reverse(down))
+    });
 }
 
 #[cfg(test)]

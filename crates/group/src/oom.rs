@@ -1,8 +1,8 @@
 //! The killing of processes for a request that does not fit: the option `oom`.
 
 use super::at_limit::Request;
-use super::kill::Targets;
 use super::look;
+use super::proven::Targets;
 use super::trail::happening;
 use super::{system_log, user};
 use gpulimit_base::identity::Identity;

@@ -27,7 +27,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_io_timeout::TimeoutStream;
 
 /// The longest head of a request in bytes that is read. A longer one gets 431 without a reason.
-const HEAD: usize = 64 << 10;
+const BUFFER: usize = 64 << 10;
 /// The most connections at a time that have not shown the token, and the most that have.
 const PLACES: usize = 64;
 /// The pause after a connection could not be accepted, for instance for want of descriptors.
@@ -164,7 +164,7 @@ pub async fn connection(stream: Pin<Box<dyn Stream>>, site: Arc<Site>, place: Pl
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(head_time)
-        .max_buf_size(HEAD)
+        .max_buf_size(BUFFER)
         // A client may send nothing more after its request (`shutdown(SHUT_WR)`, `nc -N`). One that
         // has closed its connection is noticed when the server writes.
         .half_close(true)

@@ -2,7 +2,7 @@
 
 use super::round::Name;
 use super::view::Act;
-use crate::groups::{self, Purpose, changes, meant, proven};
+use crate::groups::{self, Purpose, changes, kill, meant};
 use crate::shown::output::{Escaped, text};
 use crate::words::{failure::Failure, notes::Done};
 use gpulimit_base::units::Extent;
@@ -20,7 +20,7 @@ pub fn act(act: Act) -> String {
             let pid = process.map(|process| process.pid);
             let start_time = process.map(|process| process.start_time);
             let group = groups::find(&group.name, Purpose::Use)?;
-            proven::kill(&group, pid.as_slice(), start_time, signal)
+            kill::kill(&group, pid.as_slice(), start_time, signal)
         }),
         _ => Ok(Done::default()),
     };

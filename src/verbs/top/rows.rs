@@ -7,10 +7,10 @@ use crate::figures::processes::Process;
 use crate::figures::tree::Node;
 use crate::figures::{Figures, Gpu, Row};
 use crate::shown::table::figure;
+use crate::words::order::{self, Place};
 use clap::ValueEnum;
 use gpulimit_base::device::DeviceId;
 use gpulimit_group::last_name;
-use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::iter::successors;
 
@@ -77,10 +77,29 @@ impl Choice {
         self.folded.contains(&Name::of(group)) != self.fold_all
     }
 
-    fn turned(&self, order: Ordering) -> Ordering {
-        match self.inverted {
-            true => order.reverse(),
-            false => order,
+    /// Returns the place of a group below the group above it.
+    fn place(&self, group: &Figures) -> Option<Place> {
+        let figure: fn(&Gpu) -> Option<u64> = match self.sort {
+            Sort::Group => return Place::name(last_name(&group.name)),
+            Sort::Usage => |gpu| gpu.usage,
+            Sort::Percent => Gpu::percent,
+            Sort::Max => Gpu::limit,
+            Sort::Peak => |gpu| gpu.peak,
+            Sort::User | Sort::Pid => return None,
+        };
+        // The largest figure of those on the chosen GPUs.
+        let gpus = group.gpus.iter().filter(|gpu| self.shows(Some(gpu.id)));
+        Place::figure(gpus.filter_map(figure).max())
+    }
+
+    fn place_of_process(&self, process: &Process) -> Option<Place> {
+        match self.sort {
+            Sort::Group => Place::name(&process.title),
+            Sort::User => Place::name(&process.user),
+            Sort::Pid => process.pid.map(Place::Number),
+            Sort::Usage | Sort::Percent | Sort::Max | Sort::Peak => {
+                Place::figure(process.gpu.as_ref().map(|(_, parts)| parts.total))
+            }
         }
     }
 }
@@ -118,7 +137,8 @@ impl<'a> Rows<'a> {
             shown.is_none_or(|shown| shown.contains(&Name::of(group)))
         };
         let mut chosen: Vec<&Figures> = round.groups.iter().filter(is_shown).collect();
-        chosen.sort_by(|one, other| order(choice, one, other));
+        chosen.sort_by_key(|group| (last_name(&group.name), &group.root));
+        order::sort(&mut chosen, choice.inverted, |group| choice.place(group));
         let mut groups = Vec::new();
         for top in Node::tops(&chosen) {
             top.walk(&mut |node, branch, further| {
@@ -202,18 +222,9 @@ fn processes<'a>(round: &'a Round, choice: &Choice) -> Vec<&'a Process> {
             && choice.shows(gpu_of(it))
     };
     let mut found: Vec<_> = round.processes.iter().filter(is_shown).collect();
-    found.sort_by(|one, other| {
-        let order = match choice.sort {
-            Sort::Group => one.title.split('/').cmp(other.title.split('/')),
-            Sort::User => one.user.cmp(&other.user),
-            Sort::Pid => one.pid.cmp(&other.pid),
-            Sort::Usage | Sort::Percent | Sort::Max | Sort::Peak => {
-                let [one, other] = [one, other].map(|it| it.gpu.as_ref().map(|(_, it)| it.total));
-                other.cmp(&one)
-            }
-        };
-        let by_who = || Who::of(one).cmp(&Who::of(other));
-        choice.turned(order).then_with(by_who)
+    found.sort_by_key(|process| Who::of(process));
+    order::sort(&mut found, choice.inverted, |it| {
+        choice.place_of_process(it)
     });
     found
 }
@@ -232,27 +243,4 @@ fn shown(round: &Round, choice: &Choice, processes: &[&Process]) -> Option<BTree
         .chain(groups);
     let with_above = |name: Name| successors(Some(name), Name::above);
     Some(chosen.flat_map(with_above).collect())
-}
-
-/// Returns the order of two groups below the same group.
-fn order(choice: &Choice, one: &Figures, other: &Figures) -> Ordering {
-    // The largest figure first, of those on the chosen GPUs.
-    let figures = |of: fn(&Gpu) -> Option<u64>| {
-        let [one, other] = [one, other].map(|it| {
-            let gpus = it.gpus.iter().filter(|gpu| choice.shows(Some(gpu.id)));
-            gpus.filter_map(of).max()
-        });
-        other.cmp(&one)
-    };
-    let by_name = || last_name(&one.name).cmp(last_name(&other.name));
-    let order = match choice.sort {
-        Sort::Group => by_name(),
-        Sort::Usage => figures(|gpu| gpu.usage),
-        Sort::Percent => figures(Gpu::percent),
-        Sort::Max => figures(Gpu::limit),
-        Sort::Peak => figures(|gpu| gpu.peak),
-        Sort::User | Sort::Pid => Ordering::Equal,
-    };
-    let order = choice.turned(order).then_with(by_name);
-    order.then_with(|| one.root.cmp(&other.root))
 }

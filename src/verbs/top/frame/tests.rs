@@ -295,3 +295,20 @@ fn a_figure_stays_beside_its_name() {
         assert!(!lines.iter().any(parts), "{lines:?}");
     }
 }
+
+#[test]
+fn texts_of_other_users_are_escaped() {
+    let mut round = sample::round();
+    let hostile = "a\u{202e}b".to_owned();
+    round.gpus[0].name = hostile.clone();
+    round.gpus[0].parts[0].0 = hostile.clone();
+    round.groups[0].title = hostile.clone();
+    round.processes[1].user = hostile.clone();
+    round.processes[1].place = hostile.clone();
+    round.processes[1].command = Some(hostile.clone());
+    round.processes[1].title = hostile;
+    round.escape();
+    let shown = lines(&drawn(&scene(&round, &view()), (200, 60), true, false).0).concat();
+    assert!(!shown.contains('\u{202e}'), "{shown}");
+    assert_eq!(shown.matches("a\\u202eb").count(), 8, "{shown}");
+}

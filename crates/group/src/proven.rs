@@ -1,4 +1,4 @@
-//! Sends signals to the processes that hold slots of a ledger, and only to these processes.
+//! Proves which processes hold slots of a ledger, and sends signals to these processes only.
 //!
 //! A member can write any pid into the ledger, so only a process whose memory map shows a member's
 //! two mappings gets a signal. Root also checks that the group's owner could signal the process, or

@@ -1,4 +1,4 @@
-//! Sends signals to the processes that are proven to be members of a group.
+//! Sends signals to the processes of a group that are proven to be its members.
 
 use crate::groups;
 use crate::machine::obstacles::{self, Denied};
