@@ -138,7 +138,8 @@ impl Above {
 
     /// Returns the bytes of this group that processes of `leaf`, a group below, cannot get: the
     /// charged ones, and those that are kept for other child groups, by `min` or for jobs.
-    /// `capacity` is the GPU's memory in bytes. Returns `None` if the caller cannot read the ledger.
+    /// `capacity` is the GPU's memory in bytes. Returns `None` if the caller cannot read the
+    /// ledger.
     pub fn taken(&self, leaf: &str, id: DeviceId, capacity: u64) -> Option<u64> {
         let ledger = self.ledger.as_ref()?;
         let mut taken = self.taken.borrow_mut();

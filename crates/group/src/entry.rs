@@ -2,8 +2,8 @@
 //!
 //! Processes that hold a context each, and wait for the memory beyond it, wait for each other. So
 //! first contexts enter one after the other: see `entry` of the ledger. A job with a limit of its
-//! own enters when the whole limit is free, and it is kept for the job. A suspended job gives it up,
-//! and enters again when it is resumed.
+//! own enters when the whole limit is free, and it is kept for the job. A suspended job gives it
+//! up, and enters again when it is resumed.
 
 use super::at_limit::{ANEW, ANEW_MOST, Current, Insistence, NAP, Request, Still};
 use super::member::{Member, MemberDevice, Refusal, Spared};

@@ -50,8 +50,8 @@ impl Ledger {
     /// none: it comes back when they are free again.
     pub(super) fn room(&self, slot: usize, device: DeviceIndex) -> u64 {
         let stats = &self.content().slots[slot].stats[device.get()];
-        match self.suspended(slot, device) {
-            0 => stats.room.load(Ordering::Relaxed),
+        match stats.room.load(Ordering::Relaxed) {
+            room if room != 0 && self.suspended(slot, device) == 0 => room,
             _ => 0,
         }
     }

@@ -242,6 +242,11 @@ impl AtomicU64 {
         )
     }
 
+    pub(crate) fn fetch_min(&self, value: u64, order: Ordering) -> u64 {
+        self.fetch_update(order, Ordering::Relaxed, |before| Some(before.min(value)))
+            .unwrap_or_default()
+    }
+
     pub(crate) fn fetch_or(&self, value: u64, order: Ordering) -> u64 {
         self.fetch_update(order, Ordering::Relaxed, |before| Some(before | value))
             .unwrap_or_default()
