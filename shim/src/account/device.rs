@@ -239,12 +239,13 @@ impl Device {
 
     /// Returns whether this process is suspended, or is about to be, and the driver confirms that.
     /// Before its charge has moved to its suspended bytes, the gate is closed; other processes may
-    /// have left their room then.
+    /// have left their room then. A call inside of another one is not held back by the gate: a lock
+    /// under way may wait for the outer call, and the driver's answer for the lock.
     #[inline]
     pub(super) fn is_away(&self) -> bool {
         let Book { member, device, .. } = &self.book;
-        let may_be = member.has_suspended(device) || member.gate().is_closed();
-        may_be && suspension::says() != Says::Runs
+        let is_held = || member.gate().is_closed() && !inside::is_nested();
+        (member.has_suspended(device) || is_held()) && suspension::says() != Says::Runs
     }
 
     #[cold]
