@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use gpulimit_base::device::DeviceId;
 use gpulimit_group::{Insistence, Member, Refusal, Undisturbed};
-use gpulimit_ledger::Pressure;
+use gpulimit_ledger::{Pressure, Says};
 
 use super::book::Book;
 use super::charged::Charged;
@@ -239,13 +239,15 @@ impl Device {
         }
     }
 
-    /// Returns whether this process is suspended: its charge has moved to its suspended bytes, or
-    /// may be about to move there, and the driver confirms that. Another process of the set may
-    /// have left its room already.
+    /// Returns whether this process is suspended, or is about to be, and the driver confirms that.
+    /// Before its charge has moved to its suspended bytes, the gate is closed; other processes may
+    /// have left their room then. A call inside of another one is not held back by the gate: a lock
+    /// under way may wait for the outer call, and the driver's answer for the lock.
     #[inline]
     pub(super) fn is_away(&self) -> bool {
         let Book { member, device, .. } = &self.book;
-        (member.has_suspended(device) || member.gate().is_closed()) && suspension::is_suspended()
+        let is_held = || member.gate().is_closed() && !inside::is_nested();
+        (member.has_suspended(device) || is_held()) && suspension::says() != Says::Runs
     }
 
     #[cold]

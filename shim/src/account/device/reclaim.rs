@@ -74,7 +74,9 @@ impl<'a> Reclaim<'a> {
 
 impl Pressure for Reclaim<'_> {
     fn reclaim(&self, _: DeviceIndex) -> bool {
-        self.device.reclaim(self.request.trims) || self.device.recheck_others()
+        // Calls of the driver would wait until the process is back.
+        !self.device.is_away()
+            && (self.device.reclaim(self.request.trims) || self.device.recheck_others())
     }
 
     fn witness(&self) -> &dyn Witness {

@@ -173,7 +173,9 @@ fn a_context_of_unknown_size_waits_for_room() {
     other.expect(&[("alloc a 300M", "0")]);
     let mut program = about_to_start(&world);
     program.tell("retain 0");
-    program.waits_on();
+    wait_until("the context waits", || {
+        !world.events(EventKind::Wait).is_empty()
+    });
     assert_eq!(
         world.machine().used(),
         CONTEXT + 300 * MIB,

@@ -51,9 +51,17 @@ fn a_request_that_waits_gets_no_room_while_its_process_is_suspended() {
     world.settings(&["on_limit=wait", "wait_timeout=1h"]);
     let mut first = holder(&world, "1800M");
     let mut second = world.on_gpu();
+    // A process in line looks what its pools could give back.
+    second.expect(&[("async pool 2M", "0"), ("free-async pool", "0")]);
     second.tell("alloc a 1800M");
     await_line(&world, 1);
-    done(&world, &["suspend", GROUP]);
+    let takes_long = format!("cuCheckpointProcessCheckpoint:{HOUR}");
+    world.machine().knob("delay", &takes_long);
+    let actor = begin(&world, &["suspend", GROUP]);
+    await_line(&world, 0);
+    world.machine().knob("delay", "0");
+    let (status, errors) = actor.end();
+    assert!(status.success(), "{errors}");
     second.waits_on();
     assert_eq!(figures(&world).0, 0, "nothing is charged");
     done(&world, &["resume", GROUP]);
