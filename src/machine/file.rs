@@ -1,10 +1,11 @@
 //! Changes files that every program depends on. Each file is changed as a whole, or not at all.
 
 use crate::words::failure::{Failure, cannot};
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Like [`cannot`], but adds the hint to run the command as root if access was denied.
 pub fn failed<'a>(what: &'a str, path: &'a Path) -> impl Fn(io::Error) -> Failure + 'a {
@@ -17,6 +18,15 @@ pub fn failed<'a>(what: &'a str, path: &'a Path) -> impl Fn(io::Error) -> Failur
             false => failure,
         }
     }
+}
+
+/// Returns a parser of absolute paths on the command line.
+pub fn absolute() -> impl TypedValueParser<Value = PathBuf> {
+    let check = |path: PathBuf| match path.is_absolute() {
+        true => Ok(path),
+        false => Err("expected an absolute path"),
+    };
+    PathBufValueParser::new().try_map(check)
 }
 
 /// Makes the directory of a file, and the directories above it.

@@ -3,7 +3,7 @@
 
 mod name;
 
-use crate::machine::file::{make_directories, replace, write_named};
+use crate::machine::file::{absolute, make_directories, replace, write_named};
 use crate::machine::{library, preload::FILE, trust::Trusted};
 use crate::shown::output::{self, Answer};
 use crate::words::{environment::env, failure::Failure};
@@ -37,7 +37,12 @@ pub struct Args {
     output: PathBuf,
 
     /// The directory to which gpulimit writes the files that are mounted in all containers
-    #[arg(long, value_name = "DIR", default_value = "/etc/gpulimit/container")]
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "/etc/gpulimit/container",
+        value_parser = absolute()
+    )]
     files: PathBuf,
 
     #[command(flatten)]
@@ -92,12 +97,6 @@ pub fn cdi(args: &Args) -> Result<ExitCode, Failure> {
 /// Writes the CDI file, and the files that are mounted in containers with a gpulimit device.
 fn generate(args: &Args) -> Result<ExitCode, Failure> {
     let devices = devices(args)?;
-    if !args.files.is_absolute() {
-        return Err(Failure::usage(format_args!(
-            "invalid --files '{}': expected an absolute path",
-            args.files.display()
-        )));
-    }
     let library = library::find()?;
     let program = std::env::current_exe().map_err(|error| {
         Failure::new(format_args!(

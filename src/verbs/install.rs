@@ -6,9 +6,7 @@ use crate::machine::{file, library, trial, trust::Trusted};
 use crate::shown::output::{self, Answer};
 use crate::words::{failure::Failure, notes::Change};
 use gpulimit_group::{Root, SYSTEM, effective_user};
-use std::cell::RefCell;
 use std::fs;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -38,19 +36,16 @@ pub struct Uninstall {
 #[derive(clap::Args)]
 struct Place {
     /// The library is copied to DIR/lib/gpulimit
-    #[arg(long, value_name = "DIR", default_value = "/usr/local")]
+    #[arg(long, value_name = "DIR", default_value = "/usr/local", value_parser = file::absolute())]
     prefix: PathBuf,
     /// The root directory of the system to change, such as an image that is being built
-    #[arg(long, value_name = "DIR", default_value = "/")]
+    #[arg(long, value_name = "DIR", default_value = "/", value_parser = file::absolute())]
     root: PathBuf,
     /// Only print what would be done
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
     answer: Answer,
-    /// What was done, with the names of the files, for JSON.
-    #[arg(skip)]
-    done: RefCell<Vec<Change>>,
 }
 
 const INSTALL_HELP: &str = "\
@@ -96,32 +91,18 @@ const NAME: &str = "libgpulimit.so";
 const SYSTEM_DIRECTORIES: [&str; 4] = ["/usr/lib", "/usr/lib64", "/lib", "/lib64"];
 
 impl Place {
-    /// Checks the options. Fails if users other than root could change the path to an image.
-    fn checked(&self) -> Result<Self, Failure> {
-        for (option, path) in [("--prefix", &self.prefix), ("--root", &self.root)] {
-            if !path.is_absolute() {
-                return Err(Failure::usage(format_args!(
-                    "invalid {option} '{}': expected an absolute path",
-                    path.display()
-                )));
-            }
-        }
+    /// Finds the root directory. Fails if users other than root could change the path to an image.
+    fn find(&mut self) -> Result<(), Failure> {
         let root = fs::canonicalize(&self.root).map_err(file::failed("open", &self.root))?;
-        let place = Self {
-            root,
-            prefix: self.prefix.clone(),
-            dry_run: self.dry_run,
-            answer: self.answer,
-            done: RefCell::default(),
-        };
         // Check the path as it was given: a link to / in it would lead to the running system.
         if self.root != Path::new("/") {
             trusted(Trusted::root().check(&self.root))?;
         }
-        if !place.is_here() {
-            place.check(Path::new(FILE))?;
+        self.root = root;
+        match self.is_here() {
+            true => Ok(()),
+            false => self.check(Path::new(FILE)),
         }
-        Ok(place)
     }
 
     /// Refuses a path that users other than root could change. In an image, refuses symbolic links,
@@ -161,27 +142,20 @@ impl Place {
         self.outside(Path::new(FILE))
     }
 
-    /// Tells of a step, by the name of the file: at once, or at the end as JSON.
-    fn tell(&self, name: &Path, text: String) -> Result<(), Failure> {
-        if self.answer.json {
-            let name = name.display().to_string();
-            self.done.borrow_mut().push((name, text));
-            return Ok(());
-        }
-        output::print(&format!("{text}\n"))
+    /// Returns what begins the text about a change, which `--dry-run` does not make.
+    fn would_be(&self) -> &'static str {
+        if self.dry_run { "would be " } else { "" }
     }
 
-    fn say(&self, name: &Path, done: &str, to_do: &str, what: &str) -> Result<(), Failure> {
-        let word = if self.dry_run { to_do } else { done };
-        self.tell(name, format!("{word} {what}"))
+    /// Prints what was done, also before a failure.
+    fn end(&self, done: &[Change], result: Result<(), Failure>) -> Result<ExitCode, Failure> {
+        self.answer.tell(done);
+        result.map(|()| ExitCode::SUCCESS)
     }
+}
 
-    fn end(&self) -> ExitCode {
-        if self.answer.json {
-            self.answer.tell(&self.done.borrow());
-        }
-        ExitCode::SUCCESS
-    }
+fn change(file: &Path, text: impl Into<String>) -> Change {
+    (file.display().to_string(), text.into())
 }
 
 /// Explains why a path failed the check that only root can change it, and adds the remedy.
@@ -196,21 +170,23 @@ fn trusted(checked: Result<(), String>) -> Result<(), Failure> {
 }
 
 /// Installs the library.
-pub fn install(args: &Install) -> Result<ExitCode, Failure> {
-    let place = args.place.checked()?;
+pub fn install(args: Install) -> Result<ExitCode, Failure> {
+    let mut place = args.place;
+    place.find()?;
     if !place.dry_run && effective_user() != 0 {
         let why = format_args!("only root can change {FILE}: run the command as root");
         return Err(Failure::new(why));
     }
-    put(args, &place)?;
-    Ok(place.end())
+    let mut done = Vec::new();
+    let result = put(args.library, &place, &mut done);
+    place.end(&done, result)
 }
 
-fn put(args: &Install, place: &Place) -> Result<(), Failure> {
+fn put(library: Option<PathBuf>, place: &Place, done: &mut Vec<Change>) -> Result<(), Failure> {
     place.check(Path::new(FILE))?;
     place.check(Path::new(SYSTEM))?;
     place.check(&place.library())?;
-    let named = args.library.clone().map_or_else(library::own, Ok)?;
+    let named = library.map_or_else(library::own, Ok)?;
     let opened = std::path::absolute(&named).and_then(|path| Ok((fs::canonicalize(&path)?, path)));
     let (source, path) = opened.map_err(|error| {
         Failure::new(format_args!(
@@ -221,8 +197,8 @@ fn put(args: &Install, place: &Place) -> Result<(), Failure> {
     trusted(Trusted::root().check(&path))?;
     library::check(&source)?;
     trial::with(&source)?;
-    if Preload::read(&place.preload())?.state().copies.is_empty() {
-        place.tell(Path::new(FILE), UNFIT.trim_end().into())?;
+    if !place.answer.json && Preload::read(&place.preload())?.state().copies.is_empty() {
+        output::print(UNFIT)?;
     }
     let packaged = place.inside(&source).filter(|path| {
         SYSTEM_DIRECTORIES
@@ -233,23 +209,7 @@ fn put(args: &Install, place: &Place) -> Result<(), Failure> {
         Some(path) => path,
         None => {
             let target = place.library();
-            let outside = place.outside(&target);
-            let bytes = fs::read(&source).map_err(file::failed("read", &source))?;
-            if fs::read(&outside).is_ok_and(|there| there == bytes) {
-                place.tell(&target, format!("{} is up to date", target.display()))?;
-            } else {
-                if !place.dry_run {
-                    file::make_directories(&outside)?;
-                    place.check(&target)?;
-                    file::replace(&outside, &bytes, 0o755)?;
-                }
-                place.say(
-                    &target,
-                    "installed",
-                    "would install",
-                    &target.to_string_lossy(),
-                )?;
-            }
+            done.push(copy(place, &source, &target)?);
             target
         }
     };
@@ -258,92 +218,112 @@ fn put(args: &Install, place: &Place) -> Result<(), Failure> {
         place.check(&target)?;
         trial::with(&outside)?;
     }
-    make_group_root(place)?;
-    enter(place, &target)
+    done.extend(make_group_root(place)?);
+    done.push(enter(place, &target)?);
+    Ok(())
+}
+
+/// Copies the library to its place in the target system.
+fn copy(place: &Place, source: &Path, target: &Path) -> Result<Change, Failure> {
+    let outside = place.outside(target);
+    let bytes = fs::read(source).map_err(file::failed("read", source))?;
+    if fs::read(&outside).is_ok_and(|there| there == bytes) {
+        return Ok(change(target, "is up to date"));
+    }
+    if !place.dry_run {
+        file::make_directories(&outside)?;
+        place.check(target)?;
+        file::replace(&outside, &bytes, 0o755)?;
+    }
+    Ok(change(target, format!("{}installed", place.would_be())))
 }
 
 /// Adds the path of libgpulimit.so to /etc/ld.so.preload.
-fn enter(place: &Place, target: &Path) -> Result<(), Failure> {
+fn enter(place: &Place, target: &Path) -> Result<Change, Failure> {
+    let file = Path::new(FILE);
     let path = place.preload();
     let preload = Preload::read(&path)?;
     let text = preload.with(target)?;
     if preload.text() == Some(text.as_str()) {
-        return place.tell(Path::new(FILE), format!("{FILE} already names the library"));
+        return Ok(change(file, "already names the library"));
     }
     if !place.dry_run {
-        let check = || {
-            if place.is_here() {
-                trial::plain()
-            } else {
-                Ok(())
-            }
+        let check = || match place.is_here() {
+            true => trial::plain(),
+            false => Ok(()),
         };
         file::change(&path, preload.text(), &text, check)?;
     }
-    let effect = if place.is_here() {
-        "programs that start from now on load the library"
-    } else {
-        "gpulimit did not test whether programs of the image still start"
+    let effect = match place.is_here() {
+        true => "programs that start from now on load the library",
+        false => "gpulimit did not test whether programs of the image still start",
     };
-    let what = format!("the library to {FILE}; {effect}");
-    place.say(Path::new(FILE), "added", "would add", &what)
+    let would_be = place.would_be();
+    Ok(change(
+        file,
+        format!("the library {would_be}added; {effect}"),
+    ))
 }
 
 /// Makes /run/gpulimit, the system's directory of groups.
-fn make_group_root(place: &Place) -> Result<(), Failure> {
+fn make_group_root(place: &Place) -> Result<Option<Change>, Failure> {
     let path = place.outside(Path::new(SYSTEM));
-    if !path.exists() {
-        if !place.dry_run {
-            file::make_directory(&path)?;
-        }
-        let what = format!("{SYSTEM}; systemd-tmpfiles makes this directory at every boot");
-        place.say(Path::new(SYSTEM), "made", "would make", &what)?;
-    } else {
+    if path.exists() {
         Root::at(&path)?;
+        return Ok(None);
     }
-    Ok(())
+    if !place.dry_run {
+        file::make_directory(&path)?;
+    }
+    let would_be = place.would_be();
+    let text = format!("{would_be}made; systemd-tmpfiles makes this directory at every boot");
+    Ok(Some(change(Path::new(SYSTEM), text)))
 }
 
 /// Removes libgpulimit.so from /etc/ld.so.preload, and then deletes the library's file.
-pub fn uninstall(args: &Uninstall) -> Result<ExitCode, Failure> {
-    let place = &args.place.checked()?;
-    let path = place.preload();
+pub fn uninstall(args: Uninstall) -> Result<ExitCode, Failure> {
+    let mut place = args.place;
+    place.find()?;
+    let mut done = Vec::new();
+    let result = remove(args.library.as_deref(), &place, &mut done);
+    place.end(&done, result)
+}
+
+fn remove(only: Option<&Path>, place: &Place, done: &mut Vec<Change>) -> Result<(), Failure> {
+    let (file, path) = (Path::new(FILE), place.preload());
     let preload = Preload::read(&path)?;
-    let without = match &args.library {
+    let without = match only {
         Some(library) => preload.without(&|path| path == library),
         None => preload.without(&library::is_library),
     };
-    match without {
-        None => place.tell(Path::new(FILE), format!("{FILE} does not name the library"))?,
-        Some(text) => {
-            if !place.dry_run {
-                if text.trim().is_empty() {
-                    fs::remove_file(&path).map_err(file::failed("remove", &path))?;
-                } else {
-                    file::change(&path, preload.text(), &text, || Ok(()))?;
-                }
-            }
-            let what = format!("the library from {FILE}");
-            place.say(Path::new(FILE), "removed", "would remove", &what)?;
+    let text = match &without {
+        None => "does not name the library".into(),
+        Some(_) => format!("the library {}removed", place.would_be()),
+    };
+    match without.filter(|_| !place.dry_run) {
+        None => {}
+        Some(rest) if rest.trim().is_empty() => {
+            fs::remove_file(&path).map_err(file::failed("remove", &path))?;
         }
+        Some(rest) => file::change(&path, preload.text(), &rest, || Ok(()))?,
     }
-    if args.library.is_none() {
-        remove_library(place)?;
+    done.push(change(file, text));
+    match only {
+        Some(_) => Ok(()),
+        None => remove_library(place, done),
     }
-    Ok(place.end())
 }
 
-fn remove_library(place: &Place) -> Result<(), Failure> {
+fn remove_library(place: &Place, done: &mut Vec<Change>) -> Result<(), Failure> {
     let inside = place.library();
     let library = place.outside(&inside);
     let is_own = |own: PathBuf| fs::canonicalize(own).ok() == fs::canonicalize(&library).ok();
     if !library.exists() || library::own().is_ok_and(is_own) {
         return Ok(());
     }
-    let (users, silent) = if place.is_here() {
-        trial::users(&library)?
-    } else {
-        Default::default()
+    let (users, silent) = match place.is_here() {
+        true => trial::users(&library)?,
+        false => Default::default(),
     };
     if !silent.is_empty() {
         return Err(Failure::new(format_args!(
@@ -355,34 +335,20 @@ fn remove_library(place: &Place) -> Result<(), Failure> {
     }
     if !users.is_empty() {
         let text = format!(
-            "{} stays: processes use this file ({}); run `gpulimit uninstall` again when they have \
+            "stays: processes use this file ({}); run `gpulimit uninstall` again when they have \
              ended",
-            inside.display(),
             output::some(&users)
         );
-        return place.tell(&inside, text);
+        done.push(change(&inside, text));
+        return Ok(());
     }
     place.check(&inside)?;
     if !place.dry_run {
         fs::remove_file(&library).map_err(file::failed("remove", &library))?;
-        if let Some(directory) = library.parent() {
-            match fs::remove_dir(directory) {
-                Err(error)
-                    if !matches!(
-                        error.kind(),
-                        ErrorKind::DirectoryNotEmpty | ErrorKind::NotFound
-                    ) =>
-                {
-                    return Err(file::failed("remove", directory)(error));
-                }
-                _ => {}
-            }
-        }
+        // The directory stays if it has other files.
+        let _ = library.parent().map(fs::remove_dir);
     }
-    place.say(
-        &inside,
-        "removed",
-        "would remove",
-        &inside.to_string_lossy(),
-    )
+    let text = format!("{}removed", place.would_be());
+    done.push(change(&inside, text));
+    Ok(())
 }

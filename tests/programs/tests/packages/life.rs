@@ -154,7 +154,7 @@ pub fn system_wide(
     quiet();
     let said = remove();
     assert!(
-        said.contains("removed the library from /etc/ld.so.preload"),
+        said.contains("/etc/ld.so.preload: the library removed"),
         "{said}"
     );
     assert_eq!(preload(), others);
