@@ -143,7 +143,6 @@ unsafe fn function<F: Copy>(library: &Library, name: &[u8]) -> Option<F> {
 /// - `missing WHY`: there is no driver, and no other line.
 /// - `file PATH` and `version N`.
 /// - `init N`: the result of cuInit.
-/// - `native true`: the driver can limit cgroups itself.
 /// - `suspends true`: the driver has the functions that suspend processes.
 fn driver() -> String {
     let mut out = String::new();
@@ -168,9 +167,6 @@ fn driver() -> String {
     // SAFETY: the symbol is looked up, but not called.
     let suspends = unsafe { function::<Init>(&library, b"cuCheckpointProcessLock\0") }.is_some();
     let _ = writeln!(out, "suspends {suspends}");
-    if let Some(yes) = has_native_limits() {
-        let _ = writeln!(out, "native {yes}");
-    }
     // Do not unload the driver, because it may crash then. This process ends soon anyway.
     std::mem::forget(library);
     out
@@ -207,17 +203,6 @@ fn gpus() -> String {
     // Do not unload the driver, because it may crash then.
     std::mem::forget(library);
     out
-}
-
-/// Returns whether the NVIDIA driver can limit the memory of cgroups itself; `None` without NVML.
-fn has_native_limits() -> Option<bool> {
-    // SAFETY: loading runs NVML's constructors, as in every program with NVML.
-    let library = unsafe { Library::new("libnvidia-ml.so.1") }.ok()?;
-    // SAFETY: the symbol is looked up, but not called.
-    let found =
-        unsafe { library.get::<extern "C" fn()>(b"nvmlDeviceSetMemoryLimits_v1\0") }.is_ok();
-    std::mem::forget(library);
-    Some(found)
 }
 
 /// Returns the version of the C library, such as `2.36`.

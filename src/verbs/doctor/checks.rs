@@ -11,7 +11,6 @@ use gpulimit_base::units::gib;
 use gpulimit_policy::PolicyError;
 use gpulimit_policy::compile::uncovered;
 use gpulimit_policy::rules::{Assigned, Rules, Source};
-use std::fs;
 use std::path::Path;
 
 const PRELOAD: Check = Check("preload");
@@ -68,26 +67,9 @@ fn driver() -> Result<Vec<Finding>, Finding> {
         return Err(CHECK.error(format!("{text}: cuInit fails ({code})"), remedy));
     }
     let mut findings = vec![CHECK.fine(text)];
-    findings.extend(answers.get("native").map(|can| native(can == "true")));
     let has_functions = answers.get("suspends") == Some("true");
     findings.extend(suspension::of_machine(has_functions));
     Ok(findings)
-}
-
-/// Reports whether the NVIDIA driver can limit the memory of cgroups itself, as drivers from
-/// version 615 on can.
-fn native(can: bool) -> Finding {
-    let controllers = fs::read_to_string("/sys/fs/cgroup/cgroup.controllers").unwrap_or_default();
-    let mut controllers = controllers.split_whitespace();
-    Check("native").fine(if !can {
-        "this driver cannot limit cgroups itself (drivers from 615 on can)"
-    } else if controllers.any(|there| matches!(there, "dmem" | "misc")) {
-        "the driver can also limit a cgroup itself: root can set this second limit with \
-         `nvidia-smi memory-limits`"
-    } else {
-        "the driver can limit cgroups itself, but this machine lacks the cgroup controller for \
-         that: cgroup v2 with dmem (Linux 6.14) or misc (Linux 5.13)"
-    })
 }
 
 fn nvml() -> Result<Vec<Finding>, Finding> {
