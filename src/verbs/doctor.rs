@@ -17,11 +17,10 @@ use crate::groups::SCHEMA;
 use crate::machine::library;
 use crate::shown::output::{self, Escaped};
 use crate::words::failure::Failure;
-use finding::{Check, Finding, Level};
+use finding::{Finding, Level};
 use serde_json::{Value, json};
 use std::ffi::OsString;
 use std::fmt::Write as _;
-use std::fs::File;
 use std::process::ExitCode;
 
 /// Options of `doctor`.
@@ -77,29 +76,9 @@ pub fn look_at(pid: u32) -> Value {
     json!(process::look(pid))
 }
 
-/// Returns an error if this process cannot open enough files: the checks would report wrong causes.
-fn too_few_descriptors() -> Option<Finding> {
-    /// More file descriptors than any check has open at a time, in this process or in a child
-    /// process.
-    const NEEDED: usize = 32;
-    let mut open = Vec::with_capacity(NEEDED);
-    let error = (0..NEEDED).find_map(|_| File::open("/").map(|file| open.push(file)).err())?;
-    if !matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) {
-        // The error has another cause than a lack of file descriptors.
-        return None;
-    }
-    let text = format!(
-        "cannot run the checks: only {} more files can be opened here, and {NEEDED} are needed \
-         ({error})",
-        open.len()
-    );
-    Some(Check("descriptors").error(text, "raise the limit on open files (`ulimit -n`)"))
-}
-
 /// Runs the checks and prints the findings.
 pub fn doctor(args: &Args) -> Result<ExitCode, Failure> {
     let findings = match (&args.container, args.pid, &args.user) {
-        _ if let Some(found) = too_few_descriptors() => vec![found],
         (Some(name), ..) => match container::pid(name) {
             Ok((pid, found)) => [vec![found], process::checks(pid)].concat(),
             Err(found) => vec![found],

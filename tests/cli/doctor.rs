@@ -219,35 +219,6 @@ fn doctor_names_problems_in_the_root() {
     );
 }
 
-#[test]
-fn doctor_reports_a_shortage_of_descriptors() {
-    let place = Place::new();
-    let with = |limit: u32, about: &str| {
-        let script = format!("ulimit -n {limit}; exec \"$0\" \"$@\" {about}");
-        let mut shell = Command::new("sh");
-        shell.args(["-c", &script]);
-        let output = started_by(shell, &place.gpulimit(&["doctor", "--json"])).output();
-        let output = output.expect("started");
-        text(&output.stdout)
-    };
-    for limit in [4, 6, 8, 16] {
-        for about in ["", "--pid 1", "--user root"] {
-            let said = with(limit, about);
-            let json: Value = serde_json::from_str(&said).expect("JSON");
-            let findings = json["findings"].as_array().expect("findings");
-            assert_eq!((&json["ok"], findings.len()), (&false.into(), 1), "{said}");
-            assert_eq!(findings[0]["check"], "descriptors", "{said}");
-        }
-    }
-    // 40 descriptors suffice for everything that `doctor` does.
-    let said = with(40, "");
-    assert!(said.contains("\"root\""), "{said}");
-    assert!(
-        !said.contains("descriptors") && !said.contains("os error 24"),
-        "{said}"
-    );
-}
-
 /// A process that `doctor` inspects.
 struct Looked(Running);
 
