@@ -1,11 +1,9 @@
-//! A user prepares the directory where root saves reports: root writes to no other file, and waits
-//! for nobody.
+//! A user prepares the directory where root saves reports: root writes to no other file.
 
 use crate::{ALICE, Ground, run};
 use gpulimit_base::device::DeviceId;
 use gpulimit_group::Root;
 use gpulimit_ledger::Ledger;
-use rustix::fs::{FlockOperation, flock};
 use std::cell::Cell;
 use std::fs::{self, File};
 use std::io::Read;
@@ -100,20 +98,6 @@ fn a_report_is_saved_in_no_other_file_than_that_of_the_day() {
     });
     assert_eq!(status, Some(1), "{said}");
     assert!(said.contains("no regular file"), "{said}");
-}
-
-#[test]
-fn a_lock_of_a_reader_holds_up_no_report() {
-    let Some(ground) = Ground::new() else { return };
-    group(&ground);
-    let locked = Cell::new(None);
-    let (status, said) = save_on_one_day(&ground, 0, &|path| {
-        assert_eq!(save(&ground, path.parent().expect("above")).0, Some(0));
-        let file = File::open(path).expect("opened");
-        flock(&file, FlockOperation::LockExclusive).expect("locked");
-        locked.set(Some(file));
-    });
-    assert_eq!(status, Some(0), "{said}");
 }
 
 #[test]

@@ -13,22 +13,17 @@ use crate::shown::{csv, output};
 use crate::words::clock::Moment;
 use crate::words::failure::{Failure, cannot};
 use jiff::Timestamp;
-use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, File};
 use std::io::{self, Error, ErrorKind, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::process::ExitCode;
-use std::thread;
-use std::time::{Duration, Instant};
-
-/// How long to wait for the lock on the file.
-const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Appends the lines of groups and users to the file of this day, with the present time. Makes the
 /// directory and the file if they are missing; a new file begins with the heads of its columns.
 /// Writes after each group, so that the lines of thousands of groups take no memory. Of lines that
-/// do not fit on the file system, none is left in the file.
+/// do not fit on the file system, none is left in the file; nor are those of another report that is
+/// saved at that moment. Two reports at once may both write the heads, which a reader takes.
 ///
 /// Makes only the last directory of the path, and says so: a timer with a mistyped path would save
 /// where its user does not look.
@@ -42,7 +37,6 @@ pub fn append(
     make(directory)?;
     let path = directory.join(format!("{day}.csv"));
     let mut file = open(&path).map_err(cannot("open", &path))?;
-    let is_locked = lock(&file).map_err(cannot("lock", &path))?;
     let fields = csv_fields(false);
     let with_time = |time: &str, cells: Vec<String>| [vec![time.to_owned()], cells].concat();
     let length = file.metadata().map_err(cannot("read", &path))?.len();
@@ -71,10 +65,8 @@ pub fn append(
         }
     });
     written.map_err(|error| {
-        if is_locked {
-            // If this fails, the next report still begins a line of its own.
-            let _ = file.set_len(length);
-        }
+        // If this fails, the next report still begins a line of its own.
+        let _ = file.set_len(length);
         cannot("write", &path)(error)
     })?;
     Ok(status)
@@ -116,20 +108,6 @@ fn open(path: &Path) -> io::Result<File> {
     match about.is_file() && about.nlink() == 1 {
         true => Ok(file),
         false => Err(other()),
-    }
-}
-
-/// Locks the file, so that two processes that save at once write the heads once. Returns false if
-/// another process keeps the lock: every user who can read the file can lock it.
-fn lock(file: &File) -> io::Result<bool> {
-    let until = Instant::now() + PATIENCE;
-    loop {
-        match flock(file, FlockOperation::NonBlockingLockExclusive).map_err(Error::from) {
-            Ok(()) => return Ok(true),
-            Err(error) if error.kind() != ErrorKind::WouldBlock => return Err(error),
-            Err(_) if Instant::now() > until => return Ok(false),
-            Err(_) => thread::sleep(Duration::from_millis(20)),
-        }
     }
 }
 
