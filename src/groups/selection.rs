@@ -379,8 +379,8 @@ pub fn is_unrecorded(view: &View) -> bool {
 pub fn unrecorded_note(titles: &[String]) -> Option<String> {
     (!titles.is_empty()).then(|| {
         format!(
-            "no figures of a GPU, because its use is not recorded, in {}: `gpulimit doctor` says \
-             why",
+            "no figures of a GPU in {}: the file system of the groups had no space for its \
+             history, which begins when the next program uses the GPU",
             text::some(titles)
         )
     })

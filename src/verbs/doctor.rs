@@ -4,7 +4,6 @@ mod checks;
 mod container;
 mod files;
 mod finding;
-mod history;
 mod policy;
 mod process;
 mod program;

@@ -202,12 +202,6 @@ impl Ledger {
         Some(())
     }
 
-    /// Returns whether space is reserved for all entries of the trail, so that a full file system
-    /// keeps no event out.
-    pub fn has_whole_trail(&self) -> bool {
-        self.header().trail_reserved.load(Ordering::Relaxed) >= TRAIL as u64
-    }
-
     /// Returns the number of events in the trail so far.
     pub fn trail_head(&self) -> u64 {
         self.header().trail_head.load(Ordering::Acquire)

@@ -1,7 +1,6 @@
 //! Checks the directory of groups, the entries in it, and whether the caller can make groups.
 
 use super::finding::{Check, Finding};
-use super::history;
 use crate::groups;
 use crate::groups::budget::{Budget, LINE, VERB};
 use crate::machine::{accounts, nvml::Driver};
@@ -76,22 +75,17 @@ pub(super) fn checks() -> Result<Vec<Finding>, Finding> {
         let remedy = "ask the owner of this directory to remove entries that are not needed";
         findings.push(CHECK.warning(text, remedy));
     }
-    let (mut idle, mut without_trail) = (Vec::new(), Vec::new());
+    let mut idle = Vec::new();
     let driver = Driver::load().ok();
     let mut budget = Budget::new(VERB);
     for group in groups {
         let mut look = || -> Result<Vec<Finding>, GroupError> {
             let counts_contexts = group.limits()?.rules()?.options.count_context;
             let ledger = group.ledger()?;
-            let mut found = uncovered(&group, &ledger, counts_contexts, driver.as_ref());
             if group.kind() == Kind::Job && !ledger.has_live() {
                 idle.push(group.name().to_owned());
-            } else if ledger.keeps_history() {
-                found.extend(history::check(&group, &ledger));
-                let name = || format!("group {}", group.name());
-                without_trail.extend((!ledger.has_whole_trail()).then(name));
             }
-            Ok(found)
+            Ok(uncovered(&group, &ledger, counts_contexts, driver.as_ref()))
         };
         let purse = budget.of(&group);
         let warning = |error: GroupError| vec![Check("group").warning(error.to_string(), "")];
@@ -103,7 +97,6 @@ pub(super) fn checks() -> Result<Vec<Finding>, Finding> {
     }
     let cut = budget.cut().into_iter();
     findings.extend(cut.map(|(_, text)| Check("group").warning(text, "")));
-    findings.extend(history::trails(&root, without_trail));
     if let Err(error) = root.trail() {
         let text = format!("new events of jobs outside named groups are lost: {error}");
         findings.push(Check("events").warning(text, ""));
@@ -197,7 +190,7 @@ fn unusable(root: &Root, error: &GroupError) -> Finding {
 }
 
 /// Returns a remedy for a system error such as a full file system, or an empty text.
-pub(super) fn remedy(root: &Path, kind: ErrorKind) -> String {
+fn remedy(root: &Path, kind: ErrorKind) -> String {
     let place = root.ancestors().find(|place| place.exists());
     let place = place.unwrap_or(root);
     let mut above = place.ancestors();
