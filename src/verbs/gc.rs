@@ -8,8 +8,7 @@ use crate::shown::output::{self, Answer};
 use crate::suspension::abandoned::{groups_with, settle_abandoned};
 use crate::suspension::{settle::finish_it, subjects::candidates};
 use crate::words::{environment::env, failure::Failure, notes::Change};
-use gpulimit_group::{Garbage, MAX_USER_NAMES, Root, Survey};
-use std::path::Path;
+use gpulimit_group::{Garbage, Root, Survey};
 use std::process::ExitCode;
 
 /// Options of `gc`.
@@ -106,33 +105,13 @@ fn clean(survey: &Survey, driver: Option<&Driver>) -> Vec<Change> {
 
 /// Prints on standard error which files gpulimit did not remove, and why.
 fn report(root: &Root, survey: &Survey) {
-    const SHOWN: usize = 5;
-    let (shown, more) = match survey.foreign.len() {
-        0 => (0, String::new()),
-        count if count <= SHOWN => (count, String::new()),
-        Survey::MAX_FOREIGN => (SHOWN, " and many more".into()),
-        count => (SHOWN, format!(" and {} more", count - SHOWN)),
-    };
-    if shown > 0 {
-        let names = survey.foreign.iter().take(shown);
-        let names: Vec<_> = names.map(|path| format!("'{}'", escaped(path))).collect();
+    if !survey.foreign.is_empty() {
         output::note(&format!(
-            "{} has files that gpulimit did not make and does not remove: {}{more}; move them \
-             elsewhere if this is the directory of your groups",
+            "{} has files that gpulimit did not make and does not remove: {}; move them elsewhere \
+             if this is the directory of your groups",
             root.path().display(),
-            names.join(", ")
+            output::some_paths(&survey.foreign)
         ));
     }
-    for path in &survey.cut_short {
-        output::note(&format!(
-            "{} belongs to a user and has more than {MAX_USER_NAMES} entries; the other entries \
-             were not checked: ask that user to run `gpulimit gc`",
-            escaped(path)
-        ));
-    }
-}
-
-/// Escapes a path for printing, because other users may have chosen the file's name.
-fn escaped(path: &Path) -> String {
-    path.to_string_lossy().escape_debug().to_string()
+    output::notes(&groups::too_many(&survey.cut_short));
 }

@@ -14,6 +14,17 @@ pub fn some(all: &[impl Display]) -> String {
     }
 }
 
+/// Lists the first paths as [`some`] does, in quotes: other users may have chosen the names.
+pub fn some_paths(all: &[impl AsRef<Path>]) -> String {
+    let escaped = |path: &_| {
+        format!(
+            "'{}'",
+            AsRef::<Path>::as_ref(path).to_string_lossy().escape_debug()
+        )
+    };
+    some(&all.iter().map(escaped).collect::<Vec<_>>())
+}
+
 /// Returns a text without the secret names of jobs: see [`hide_secrets`].
 pub fn without_secrets(text: &str) -> String {
     let mut bytes = text.as_bytes().to_vec();

@@ -196,10 +196,14 @@ fn doctor_names_problems_in_the_root() {
         out.contains("cannot find libgpulimit.so (tried /nowhere.so)"),
         "{out}"
     );
-    assert!(out.contains("half is not a complete group"), "{out}");
+    let half = format!(
+        "not complete groups: '{}/half'",
+        place.root_path().display()
+    );
+    assert!(out.contains(&half), "{out}");
     assert!(
         out.contains(&format!(
-            "not made by gpulimit: {}/README",
+            "not made by gpulimit: '{}/README'",
             place.root_path().display()
         )),
         "{out}"

@@ -123,7 +123,7 @@ fn doctor_ignores_lost_found_of_a_file_system() {
     fs::create_dir_all(place.root_path().join("lost+found")).expect("created");
     let (_, out) = doctor(&place, &place.root_path());
     let path = place.root_path().join("lost+found");
-    let line = format!("not made by gpulimit: {}", path.display());
+    let line = format!("not made by gpulimit: '{}'", path.display());
     assert!(out.contains(&line), "{out}");
 }
 

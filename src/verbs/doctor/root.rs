@@ -4,10 +4,11 @@ use super::finding::{Check, Finding};
 use crate::groups;
 use crate::groups::budget::{Budget, LINE, VERB};
 use crate::machine::{accounts, nvml::Driver};
+use crate::shown::output;
 use crate::words::environment::env;
 use gpulimit_base::file_system::{self, FileSystem, Unsuitable};
 use gpulimit_base::units::gib;
-use gpulimit_group::{Group, GroupError, Kind, Listing, MAX_USER_NAMES, Root, SYSTEM};
+use gpulimit_group::{Group, GroupError, Kind, Listing, Root, SYSTEM};
 use gpulimit_ledger::{DeviceEntry, Ledger, LedgerError};
 use std::error::Error;
 use std::fs;
@@ -17,8 +18,6 @@ use std::path::Path;
 
 const CHECK: Check = Check("root");
 const STALE: Check = Check("stale");
-/// The maximum number of incomplete groups to list one by one. Users can make thousands.
-const SHOWN: usize = 8;
 /// The bytes of a user's budget that a finding takes.
 const FINDING: usize = 8 * LINE;
 
@@ -65,16 +64,8 @@ pub(super) fn checks() -> Result<Vec<Finding>, Finding> {
                       a unit for it";
         findings.push(CHECK.warning(text, remedy));
     }
-    for path in cut_short {
-        let path = path.to_string_lossy();
-        let text = format!(
-            "{} belongs to a user and has more than {MAX_USER_NAMES} entries; the groups among the \
-             other entries were not checked",
-            path.escape_debug()
-        );
-        let remedy = "ask the owner of this directory to remove entries that are not needed";
-        findings.push(CHECK.warning(text, remedy));
-    }
+    let cut_short = groups::too_many(&cut_short).into_iter();
+    findings.extend(cut_short.map(|text| CHECK.warning(text, "")));
     let mut idle = Vec::new();
     let driver = Driver::load().ok();
     let mut budget = Budget::new(VERB);
@@ -109,27 +100,18 @@ pub(super) fn checks() -> Result<Vec<Finding>, Finding> {
         )));
     }
     let leftovers = root.leftovers().unwrap_or_default();
-    for left in leftovers.iter().take(SHOWN) {
-        let name = left.to_string_lossy();
-        let text = format!("{} is not a complete group", name.escape_debug());
+    if !leftovers.is_empty() {
+        let text = format!("not complete groups: {}", output::some_paths(&leftovers));
         let remedy = "`gpulimit gc` removes an incomplete group without limits; `gpulimit create` \
                       makes the group again";
         findings.push(STALE.warning(text, remedy));
     }
-    if leftovers.len() > SHOWN {
-        let more = leftovers.len() - SHOWN;
-        findings.push(STALE.warning(format!("{more} more groups are not complete"), ""));
-    }
     let foreign = root.survey().unwrap_or_default().foreign;
-    if let Some(first) = foreign.first() {
-        let more = match foreign.len() - 1 {
-            0 => String::new(),
-            1 => " and 1 more file".into(),
-            more => format!(" and {more} more files"),
-        };
-        let name = first.to_string_lossy();
-        let name = name.escape_debug();
-        let text = format!("found files not made by gpulimit: {name}{more}");
+    if !foreign.is_empty() {
+        let text = format!(
+            "files not made by gpulimit: {}",
+            output::some_paths(&foreign)
+        );
         let remedy = "move such files elsewhere, or correct GPULIMIT_ROOT; gpulimit never changes \
                       or removes them";
         findings.push(CHECK.warning(text, remedy));
