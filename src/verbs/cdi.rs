@@ -8,9 +8,8 @@ use crate::machine::{library, preload::FILE, trust::Trusted};
 use crate::shown::output::{self, Answer};
 use crate::words::{environment::env, failure::Failure};
 use clap::ValueEnum;
-use gpulimit_base::units::Extent;
-use gpulimit_group::{Root, SYSTEM, check_name, effective_user};
-use name::{Device, is_device};
+use gpulimit_group::{Root, SYSTEM, effective_user};
+use name::Device;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -24,13 +23,18 @@ pub struct Args {
 
     /// Make a device that gives each container its own limit of SIZE. NAME, if given, is the
     /// device's name. Repeat for more devices
-    #[arg(long = "cap", value_name = "[NAME=]SIZE", allow_hyphen_values = true)]
-    caps: Vec<String>,
+    #[arg(
+        long = "cap",
+        value_name = "[NAME=]SIZE",
+        allow_hyphen_values = true,
+        value_parser = Device::cap
+    )]
+    caps: Vec<Device>,
 
     /// Make a device for an existing group, which containers share with each other and with the
     /// host. Repeat for more devices
-    #[arg(long = "group", value_name = "NAME")]
-    groups: Vec<String>,
+    #[arg(long = "group", value_name = "NAME", value_parser = Device::group)]
+    groups: Vec<Device>,
 
     /// The file to write; - for standard output
     #[arg(long, value_name = "FILE", default_value = "/etc/cdi/gpulimit.json")]
@@ -194,26 +198,12 @@ fn utf8(path: &Path) -> Result<&str, Failure> {
 /// Returns the devices for the options --cap and --group. Without these options, returns a device
 /// for each default size.
 fn devices(args: &Args) -> Result<Vec<Device>, Failure> {
-    let ladder = args.caps.is_empty() && args.groups.is_empty();
-    let sizes = DEFAULT_SIZES
-        .iter()
-        .filter(|_| ladder)
-        .map(|size| (*size).into());
-    let mut devices: Vec<Device> = Vec::new();
-    for text in args.caps.iter().cloned().chain(sizes) {
-        let device = Device::cap(&text)?;
-        if !is_device(device.name()) {
-            return Err(Failure::usage(format_args!(
-                "invalid device name '{}': name the cap with letters, digits, dots, dashes and \
-                 underscores, as in half=50%",
-                device.name().escape_debug()
-            )));
-        }
-        devices.push(device);
-    }
-    for name in &args.groups {
-        check_name(name)?;
-        devices.push(Device::group(name));
+    let mut devices = [&args.caps[..], &args.groups].concat();
+    if devices.is_empty() {
+        let sizes = DEFAULT_SIZES
+            .iter()
+            .filter_map(|size| Device::cap(size).ok());
+        devices.extend(sizes);
     }
     for (index, device) in devices.iter().enumerate() {
         if devices[..index]
@@ -228,14 +218,4 @@ fn devices(args: &Args) -> Result<Vec<Device>, Failure> {
         }
     }
     Ok(devices)
-}
-
-/// Parses the size of a cap.
-fn size(text: &str) -> Result<Extent, Failure> {
-    text.parse().map_err(|error| {
-        Failure::usage(format_args!(
-            "invalid --cap '{}': {error}",
-            text.escape_debug()
-        ))
-    })
 }

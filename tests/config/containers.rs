@@ -165,7 +165,7 @@ fn generated_devices_match_the_options() {
     // The command prints the file, and makes no other.
     assert!(!place.at("files").exists());
     for (arguments, why) in [
-        (&["--cap", "lots"][..], "invalid --cap 'lots'"),
+        (&["--cap", "lots"][..], "invalid value 'lots' for '--cap"),
         (&["--cap", "50%"], "name the cap with letters"),
         (&["--cap", "a b=4g"], "name the cap with letters"),
         (&["--cap", "4g", "--cap", "4G"], "two devices"),

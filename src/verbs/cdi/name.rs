@@ -1,10 +1,11 @@
 //! The names of CDI devices. Each name stands for a limit or a group.
 
-use super::size;
-use crate::words::failure::Failure;
+use gpulimit_base::units::Extent;
+use gpulimit_group::{GroupError, check_name};
 
 /// A CDI device: its name, and the option that the device's hook passes to `gpulimit oci-hook
 /// create`.
+#[derive(Clone)]
 pub struct Device {
     name: String,
     option: &'static str,
@@ -13,12 +14,19 @@ pub struct Device {
 
 impl Device {
     /// Parses the value of `--cap`: a size, or a name and a size (`8g`, `half=50%`).
-    pub fn cap(text: &str) -> Result<Self, Failure> {
+    pub fn cap(text: &str) -> Result<Self, String> {
         let (name, value) = match text.split_once('=') {
             Some((name, value)) => (name.to_owned(), value),
             None => (text.to_ascii_lowercase(), text),
         };
-        size(value)?;
+        let size: Result<Extent, _> = value.parse();
+        size.map_err(|error| error.to_string())?;
+        if !is_device(&name) {
+            return Err(
+                "name the cap with letters, digits, dots, dashes and underscores, as in half=50%"
+                    .into(),
+            );
+        }
         Ok(Self {
             name,
             option: "--cap",
@@ -28,12 +36,13 @@ impl Device {
 
     /// Makes the device for a group. A device's name cannot have slashes, so the group `lab/alice`
     /// gets the device `lab.alice`.
-    pub fn group(name: &str) -> Self {
-        Self {
+    pub fn group(name: &str) -> Result<Self, GroupError> {
+        check_name(name)?;
+        Ok(Self {
             name: name.replace('/', "."),
             option: "--group",
             value: name.to_owned(),
-        }
+        })
     }
 
     /// Returns the device's name, as users of containers write it.
@@ -48,7 +57,7 @@ impl Device {
 }
 
 /// Returns whether all container engines accept the text as the name of a device.
-pub fn is_device(name: &str) -> bool {
+fn is_device(name: &str) -> bool {
     let ends = |c: Option<u8>| c.is_some_and(|c| c.is_ascii_alphanumeric());
     let inner = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'.' | b'_' | b'-');
     ends(name.bytes().next()) && ends(name.bytes().next_back()) && name.bytes().all(inner)
