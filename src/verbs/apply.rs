@@ -3,7 +3,7 @@
 mod check;
 
 use crate::groups::plan::difference::{self, Step};
-use crate::groups::plan::{record, rules_text, wanted};
+use crate::groups::plan::{record, rules_text};
 use crate::groups::{end_of_leases, warnings};
 use crate::machine::{accounts, nvml::Driver, preload, trust::Trusted};
 use crate::shown::output::{self, Escaped};
@@ -86,16 +86,13 @@ pub fn apply(args: &Args) -> Result<ExitCode, Failure> {
     if args.check {
         return check::check(&file);
     }
-    let check::Found { plan, absent, .. } = check::read(&file, UNCHANGED)?;
-    let driver = names_gpus(&plan).then(|| Driver::load().ok()).flatten();
-    let driver = driver.as_ref();
-    let (wanted, mut mistakes) = wanted(&file, &plan, driver)?;
-    mistakes.extend(absent);
-    if !mistakes.is_empty() {
-        check::tidy(&mut mistakes);
-        return Err(check::refused(&file, &mistakes, UNCHANGED));
+    let driver = Driver::load().ok();
+    let found = check::read(&file, driver.as_ref(), UNCHANGED)?;
+    if !found.absent.is_empty() {
+        return Err(check::refused(&file, &found.absent, UNCHANGED));
     }
-    check::warn(&file, &plan, &wanted, driver);
+    check::warn(&file, &found, driver.as_ref());
+    let check::Found { plan, wanted, .. } = found;
     let root = root()?;
     let is_system = root.path() == Path::new(SYSTEM) && effective_user() == 0;
     if !plan.rules.0.is_empty() && !is_system {
@@ -174,12 +171,6 @@ fn root() -> Result<Root, Failure> {
         return Ok(Root::at(SYSTEM)?);
     }
     Ok(Root::locate(&env)?)
-}
-
-/// Returns whether the plan sets any sizes. Sizes depend on the GPUs of this machine.
-fn names_gpus(plan: &Plan) -> bool {
-    let mut groups = plan.groups.iter();
-    groups.any(|group| !group.settings.sizes.is_empty())
 }
 
 /// Makes the directory of groups if necessary. Locks the directory, so that one `gpulimit apply` at
@@ -366,14 +357,10 @@ fn shrink(group: &Group) -> Result<String, GroupError> {
     group.write_limits(|set| *set = bounded.clone())?;
     let processes = ledger.processes(&NoWitness);
     let users: BTreeSet<u32> = processes.iter().map(|one| one.identity.uid).collect();
-    let users: Vec<u32> = users.into_iter().collect();
-    let (shown, more) = users.split_at(users.len().min(5));
-    let names = shown.iter().map(|uid| accounts::user_name(*uid));
-    let more = (!more.is_empty()).then(|| format!("{} more", more.len()));
-    let names: Vec<String> = names.chain(more).collect();
+    let users: Vec<String> = users.into_iter().map(accounts::user_name).collect();
     Ok(format!(
         "; users: {}; its max is now its usage, so that it only shrinks",
-        names.join(", ")
+        output::some(&users)
     ))
 }
 

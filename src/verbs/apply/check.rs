@@ -19,40 +19,33 @@ use std::process::ExitCode;
 
 /// Checks a policy file.
 pub fn check(file: &Path) -> Result<ExitCode, Failure> {
-    let found = read(file, "")?;
     let driver = Driver::load().ok();
-    let (wanted, mistakes) = plan::wanted(file, &found.plan, driver.as_ref())?;
-    let (mut absent, wrong): (Vec<_>, Vec<_>) = mistakes.into_iter().partition(|one| one.absent);
-    if !wrong.is_empty() {
-        return Err(refused(file, &wrong, ""));
-    }
+    let found = read(file, driver.as_ref(), "")?;
     plan::rules_text(&found.plan)?;
-    absent.extend(found.absent);
-    tidy(&mut absent);
     // Report unknown users and GPUs, but do not fail: another machine may have them.
-    for mistake in &absent {
+    for mistake in &found.absent {
         output::note(&format!(
             "warning: {mistake} (may be valid on another machine)"
         ));
     }
-    warn(file, &found.plan, &wanted, driver.as_ref());
+    warn(file, &found, driver.as_ref());
+    let (ok, rejected) = match found.absent.is_empty() {
+        true => ("ok, ", ""),
+        false => ("", "; on this machine `gpulimit apply` rejects the policy"),
+    };
     output::print(&format!(
         "{file}: {ok}groups: {groups}, rules: {rules}{rejected}\n",
         file = file.display(),
-        ok = if absent.is_empty() { "ok, " } else { "" },
         groups = found.policy.groups.len(),
         rules = found.policy.rules.len(),
-        rejected = match absent.is_empty() {
-            true => "",
-            false => "; on this machine `gpulimit apply` rejects the policy",
-        }
     ))?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Prints warnings on standard error: about limits that are valid but probably unintended, and
 /// about users without a rule.
-pub fn warn(path: &Path, plan: &Plan, wanted: &[Wanted], driver: Option<&Driver>) {
+pub fn warn(path: &Path, found: &Found, driver: Option<&Driver>) {
+    let Found { plan, wanted, .. } = found;
     let gpus = warnings::capacities(driver, None);
     let left_out = plan.left_out.iter();
     let mut lines: Vec<_> = left_out.map(|one| (one.line, one.why.clone())).collect();
@@ -141,12 +134,15 @@ pub struct Found {
     policy: Policy,
     /// The policy's groups and rules, with the users and unix groups of this machine.
     pub plan: Plan,
-    /// References to users, unix groups and GPUs that this machine does not have.
+    /// The groups, with limits for the GPUs of this machine.
+    pub wanted: Vec<Wanted>,
+    /// References to users, unix groups and GPUs that this machine does not have, in the order of
+    /// their lines.
     pub absent: Vec<Mistake>,
 }
 
 /// Reads a policy file. If it has mistakes, prints them, and ends the error message with `outcome`.
-pub fn read(path: &Path, outcome: &str) -> Result<Found, Failure> {
+pub fn read(path: &Path, driver: Option<&Driver>, outcome: &str) -> Result<Found, Failure> {
     let text = fs::read_to_string(path).map_err(|error| {
         let remedy = match error.kind() {
             ErrorKind::NotFound => {
@@ -160,23 +156,21 @@ pub fn read(path: &Path, outcome: &str) -> Result<Found, Failure> {
         ))
     })?;
     let policy = file::parse(path, &text);
-    let (plan, mistakes) = compile::compile(&policy, &Database);
-    let (absent, wrong): (Vec<_>, Vec<_>) = mistakes.into_iter().partition(|one| one.absent);
-    if wrong.is_empty() {
-        Ok(Found {
-            policy,
-            plan,
-            absent,
-        })
-    } else {
-        Err(refused(path, &wrong, outcome))
-    }
-}
-
-/// Sorts mistakes by their line in the policy file, and removes duplicates.
-pub fn tidy(mistakes: &mut Vec<Mistake>) {
+    let (plan, mut mistakes) = compile::compile(&policy, &Database);
+    let (wanted, more) = plan::wanted(path, &plan, driver)?;
+    mistakes.extend(more);
     mistakes.sort_by(|a, b| (a.line, &a.why).cmp(&(b.line, &b.why)));
     mistakes.dedup();
+    let (absent, wrong): (Vec<_>, Vec<_>) = mistakes.into_iter().partition(|one| one.absent);
+    if !wrong.is_empty() {
+        return Err(refused(path, &wrong, outcome));
+    }
+    Ok(Found {
+        policy,
+        plan,
+        wanted,
+        absent,
+    })
 }
 
 /// Prints all mistakes, and returns a failure with their number. `outcome` ends the failure's
