@@ -1,6 +1,6 @@
 //! The lines of a report: what groups and users have used since the groups were made.
 
-use super::span::{Counts, Use};
+use super::span::Use;
 use crate::figures::fields::{Cell, Field, fields, left, right};
 use crate::groups::{self, Selection, View, beliefs, budget::LINE};
 use crate::machine::{accounts, nvml::Driver};
@@ -51,8 +51,6 @@ pub struct Line {
     pub used: Use,
     /// GiB-hours of the time in which killed processes may have lived.
     pub uncertain: f64,
-    /// The figures of the whole group; `None` if the line is about a user.
-    pub counts: Option<Counts>,
     /// Time when the group was made; `None` if the file system does not tell.
     pub made: Option<u64>,
     /// The end of the span.
@@ -141,21 +139,16 @@ impl Line {
                 users.insert(user, [bill.byte_seconds, bill.uncertain]);
             }
             let usage = ledger.usage(device.index);
-            let counts = Counts {
-                peak: usage.peak,
-                refusals: usage.refusals,
-                waits: usage.waits,
-                waited_ms: usage.waited_ms,
-            };
             let all = [0, 1].map(|at| users.values().map(|one| one[at]).sum());
             let figures = match by {
-                By::Group => vec![(None, all, Some(counts))],
-                By::User => {
-                    let of_user = |(user, one)| (Some(user), one, None);
-                    users.into_iter().map(of_user).collect()
-                }
+                By::Group => vec![(None, all)],
+                By::User => users
+                    .into_iter()
+                    .map(|(user, one)| (Some(user), one))
+                    .collect(),
             };
-            let line = |(user, [sure, uncertain], counts): (_, [u128; 2], Option<Counts>)| Self {
+            let of_group = |count: u64| (by == By::Group).then_some(count);
+            let line = |(user, [sure, uncertain]): (_, [u128; 2])| Self {
                 subject: Subject {
                     root: view.group.root().to_string_lossy().into_owned(),
                     group: view.group.name().into(),
@@ -163,9 +156,15 @@ impl Line {
                     user,
                 },
                 title: view.title.clone(),
-                used: Use::of(gib_hours(sure), counts),
+                used: Use {
+                    from: None,
+                    gib_hours: Some(gib_hours(sure)),
+                    peak: of_group(usage.peak),
+                    refusals: of_group(usage.refusals),
+                    waits: of_group(usage.waits),
+                    waited_ms: of_group(usage.waited_ms),
+                },
                 uncertain: gib_hours(uncertain),
-                counts,
                 made,
                 until: None,
                 late: None,

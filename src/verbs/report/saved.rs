@@ -1,7 +1,7 @@
 //! Reads the files that `report --save` has written.
 
 use super::line::{Subject, UNCERTAIN, User, csv_fields};
-use super::span::{Counts, Sample};
+use super::span::{Sample, Use};
 use crate::figures::fields;
 use crate::shown::output;
 use crate::words::failure::{Failure, cannot};
@@ -119,19 +119,12 @@ fn line(row: &StringRecord, heads: Option<&StringRecord>) -> Option<(Subject, Sa
         (None, _) => Some(User::Others),
         (Some(uid), _) => Some(User::Id(uid)),
     };
-    let counts = match user {
-        Some(_) => None,
-        None => Some(Counts {
-            peak: saved.peak?,
-            refusals: saved.refusals?,
-            waits: saved.waits?,
-            waited_ms: saved.waited_ms?,
-        }),
-    };
+    let counts = [saved.peak, saved.refusals, saved.waits, saved.waited_ms];
     let is_sound = check_name(saved.group).is_ok()
         && !saved.root.contains(char::is_control)
         && saved.gib_hours.is_finite()
-        && saved.gib_hours >= 0.0;
+        && saved.gib_hours >= 0.0
+        && counts.iter().all(|count| count.is_some() == user.is_none());
     let subject = Subject {
         root: saved.root.to_owned(),
         group: saved.group.to_owned(),
@@ -144,8 +137,14 @@ fn line(row: &StringRecord, heads: Option<&StringRecord>) -> Option<(Subject, Sa
             "" => None,
             made => Some(moment(made)?),
         },
-        gib_hours: saved.gib_hours,
-        counts,
+        used: Use {
+            from: None,
+            gib_hours: Some(saved.gib_hours),
+            peak: saved.peak,
+            refusals: saved.refusals,
+            waits: saved.waits,
+            waited_ms: saved.waited_ms,
+        },
     };
     is_sound.then_some((subject, sample))
 }

@@ -2,15 +2,6 @@
 
 use std::collections::BTreeSet;
 
-/// The figures of a group that its users do not have.
-#[derive(Clone, Copy, Debug)]
-pub struct Counts {
-    pub peak: u64,
-    pub refusals: u64,
-    pub waits: u64,
-    pub waited_ms: u64,
-}
-
 /// The cumulative figures of a group, or of a user in a group, at a point in time. They count from
 /// the time when the group was made.
 #[derive(Clone, Debug)]
@@ -20,12 +11,11 @@ pub struct Sample {
     /// Time when the group was made, in milliseconds since 1970; `None` if the file system does not
     /// tell.
     pub made: Option<u64>,
-    pub gib_hours: f64,
-    /// `None` for a user.
-    pub counts: Option<Counts>,
+    pub used: Use,
 }
 
-/// The use of memory in a span of time. A figure is `None` if it is unknown.
+/// The use of memory since a group was made, or in a span of time. A figure is `None` if it is
+/// unknown; a user has only the GiB-hours.
 #[derive(Copy, Clone, Debug, Default, PartialEq)]
 pub struct Use {
     /// Time from which the figures count, in milliseconds since 1970. Later than the begin of the
@@ -40,55 +30,25 @@ pub struct Use {
 }
 
 impl Use {
-    /// Returns the use since a group was made.
-    pub fn of(gib_hours: f64, counts: Option<Counts>) -> Self {
-        let count = |of: fn(&Counts) -> u64| counts.as_ref().map(of);
-        Self {
-            from: None,
-            gib_hours: Some(gib_hours),
-            peak: count(|counts| counts.peak),
-            refusals: count(|counts| counts.refusals),
-            waits: count(|counts| counts.waits),
-            waited_ms: count(|counts| counts.waited_ms),
-        }
-    }
-}
-
-/// The sums of the differences so far.
-#[derive(Default)]
-struct Sums {
-    from: Option<u64>,
-    gib_hours: f64,
-    refusals: u64,
-    waits: u64,
-    waited_ms: u64,
-    /// The highest peak that is certainly in the span.
-    peak: u64,
-    /// The highest peak that is perhaps before the span.
-    peak_at_most: u64,
-    are_any: bool,
-}
-
-impl Sums {
     /// Adds what was used from one sample to a later one of the same group. Without an earlier
-    /// sample, adds what was used since the group was made.
-    fn add(&mut self, before: Option<&Sample>, after: &Sample) {
-        self.are_any = true;
-        let hours = after.gib_hours - before.map_or(0.0, |before| before.gib_hours);
-        self.gib_hours += hours.max(0.0);
-        let Some(counts) = &after.counts else {
-            return;
+    /// sample, adds what was used since the group was made. `old_peak` becomes the highest peak
+    /// that is perhaps before the span.
+    fn add(&mut self, before: Option<&Self>, after: &Self, old_peak: &mut Option<u64>) {
+        let hours = |used: &Self| used.gib_hours.unwrap_or(0.0);
+        let more = hours(after) - before.map_or(0.0, hours);
+        self.gib_hours = Some(hours(self) + more.max(0.0));
+        let more = |of: fn(&Self) -> Option<u64>| {
+            Some(of(after)?.saturating_sub(before.and_then(of).unwrap_or(0)))
         };
-        let before = before.and_then(|before| before.counts.as_ref());
-        let more = |of: fn(&Counts) -> u64| of(counts).saturating_sub(before.map_or(0, of));
-        let add = |sum: &mut u64, more: u64| *sum = sum.saturating_add(more);
-        add(&mut self.refusals, more(|counts| counts.refusals));
-        add(&mut self.waits, more(|counts| counts.waits));
-        add(&mut self.waited_ms, more(|counts| counts.waited_ms));
+        let add =
+            |sum: Option<u64>, more: Option<u64>| Some(sum.unwrap_or(0).saturating_add(more?));
+        self.refusals = add(self.refusals, more(|used| used.refusals));
+        self.waits = add(self.waits, more(|used| used.waits));
+        self.waited_ms = add(self.waited_ms, more(|used| used.waited_ms));
         // A peak that has risen is of the time between the samples.
-        match more(|counts| counts.peak) {
-            0 => self.peak_at_most = self.peak_at_most.max(counts.peak),
-            _ => self.peak = self.peak.max(counts.peak),
+        match more(|used| used.peak) {
+            Some(0) if after.peak > Some(0) => *old_peak = after.peak.max(*old_peak),
+            _ => self.peak = after.peak.max(self.peak),
         }
     }
 }
@@ -100,7 +60,7 @@ impl Sample {
         match (self.made, later.made) {
             (Some(made), Some(other)) => made == other,
             // Without the time, figures that fall tell a new group.
-            _ => later.gib_hours >= self.gib_hours,
+            _ => later.used.gib_hours >= self.used.gib_hours,
         }
     }
 }
@@ -120,7 +80,7 @@ impl Samples<'_> {
     /// The figures begin at the last sample before `since`, or at 0 if the group was made later or
     /// first used later. Otherwise they begin at the first sample after `since`.
     pub fn after(&self, since: u64) -> Option<Use> {
-        let mut sums = Sums::default();
+        let (mut used, mut old_peak) = (Use::default(), None);
         let mut last: Option<&Sample> = None;
         for sample in self.samples {
             let before = last.replace(sample);
@@ -129,28 +89,20 @@ impl Samples<'_> {
             }
             match before.filter(|before| before.goes_on_in(sample)) {
                 Some(before) => {
-                    sums.from.get_or_insert(before.time);
-                    sums.add(Some(before), sample);
+                    used.from.get_or_insert(before.time);
+                    used.add(Some(&before.used), &sample.used, &mut old_peak);
                 }
                 None if self.begins_at_0(since, before, sample) => {
-                    sums.from.get_or_insert(self.known_from(since, sample));
-                    sums.add(None, sample);
+                    used.from.get_or_insert(self.known_from(since, sample));
+                    used.add(None, &sample.used, &mut old_peak);
                 }
                 // What the group used before this sample is unknown. The next sample goes on from
                 // it.
-                None => sums.from = sums.from.max(Some(sample.time)),
+                None => used.from = used.from.max(Some(sample.time)),
             }
         }
-        let is_group = last.is_some_and(|last| last.counts.is_some());
-        let count = |figure: u64| is_group.then_some(figure);
-        sums.are_any.then(|| Use {
-            from: sums.from,
-            gib_hours: Some(sums.gib_hours),
-            peak: count(sums.peak).filter(|peak| *peak >= sums.peak_at_most),
-            refusals: count(sums.refusals),
-            waits: count(sums.waits),
-            waited_ms: count(sums.waited_ms),
-        })
+        used.peak = used.peak.filter(|_| used.peak >= old_peak);
+        used.gib_hours.is_some().then_some(used)
     }
 
     /// Returns the time from which the figures of a name are known whose first group was made after
@@ -186,13 +138,14 @@ mod tests {
         Sample {
             time,
             made: (made > 0).then_some(made),
-            gib_hours: figure as f64,
-            counts: Some(Counts {
-                peak,
-                refusals: 2 * figure,
-                waits: 3 * figure,
-                waited_ms: 4 * figure,
-            }),
+            used: Use {
+                from: None,
+                gib_hours: Some(figure as f64),
+                peak: Some(peak),
+                refusals: Some(2 * figure),
+                waits: Some(3 * figure),
+                waited_ms: Some(4 * figure),
+            },
         }
     }
 
@@ -313,10 +266,13 @@ mod tests {
         ];
         assert_eq!(after(&all, &[]), found(900, 2, Some(8)));
         let mut user = all.map(|sample| Sample {
-            counts: None,
+            used: Use {
+                gib_hours: sample.used.gib_hours,
+                ..Use::default()
+            },
             ..sample
         });
-        user[1].gib_hours = 10.5;
+        user[1].used.gib_hours = Some(10.5);
         let only = Use {
             from: Some(900),
             gib_hours: Some(1.0),

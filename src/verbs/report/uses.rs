@@ -120,8 +120,7 @@ impl Span {
             let sample = Sample {
                 time: self.until,
                 made: line.made,
-                gib_hours: line.used.gib_hours.unwrap_or(0.0),
-                counts: line.counts,
+                used: line.used,
             };
             let subject = line.subject;
             if self.by == By::Group
@@ -144,7 +143,6 @@ impl Span {
             title: selection.title_of(&subject.group, Path::new(&subject.root)),
             subject: subject.clone(),
             uncertain: 0.0,
-            counts: None,
             made: None,
             until,
             late: used.from.filter(|from| !near.contains(from)),
