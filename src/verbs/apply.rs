@@ -113,18 +113,7 @@ pub fn apply(args: &Args) -> Result<ExitCode, Failure> {
         carry_out(&root, &mut steps, &recorded, rules.as_ref())?;
     }
     drop(alone);
-    let shown = Shown {
-        file: &file,
-        root: &root,
-        steps: &steps,
-        rules: rules.as_ref(),
-        dry_run: args.dry_run,
-    };
-    if args.json {
-        output::json(&shown.json())?;
-    } else {
-        output::report(&shown.text());
-    }
+    tell(args, &file, &root, &steps, rules.as_ref())?;
     if !plan.rules.0.is_empty() && is_system && !preload::is_installed() {
         output::note(&format!(
             "warning: {} does not name the library, so the rules hold only for programs that are \
@@ -377,47 +366,41 @@ fn fail(root: &Root, step: &mut Step, error: GroupError) -> Result<(), GroupErro
     Ok(())
 }
 
-/// The result of `gpulimit apply`, for printing.
-struct Shown<'a> {
-    file: &'a Path,
-    root: &'a Root,
-    steps: &'a [Step],
-    rules: Option<&'a RulesStep>,
-    dry_run: bool,
-}
-
-impl Shown<'_> {
-    fn text(&self) -> String {
-        let mut out = String::new();
-        for step in self.steps {
-            for line in step.lines(!self.dry_run) {
-                let _ = writeln!(out, "{}", Escaped(&line));
-            }
-        }
-        if let Some(rules) = self.rules {
-            let count = rules.text.as_ref().map(|_| format!("{} ", rules.count));
-            let (count, action) = (count.unwrap_or_default(), rules.action());
-            let would = if self.dry_run { "would be " } else { "" };
-            let _ = writeln!(out, "rules: {count}{would}{action}");
-        }
-        if out.is_empty() && self.steps.is_empty() {
-            out += "nothing to change\n";
-        } else if !out.is_empty() && self.dry_run {
-            out += "dry run: nothing was changed\n";
-        }
-        out
-    }
-
-    fn json(&self) -> Value {
-        let rules = self.rules;
+/// Prints what was done or would be done.
+fn tell(
+    args: &Args,
+    file: &Path,
+    root: &Root,
+    steps: &[Step],
+    rules: Option<&RulesStep>,
+) -> Result<(), Failure> {
+    if args.json {
+        let groups: Vec<Value> = steps.iter().map(Step::json).collect();
         let rules = rules.map(|step| json!({ "action": step.action(), "count": step.count }));
-        json!({
-            "file": self.file.display().to_string(),
-            "root": self.root.path().display().to_string(),
-            "dry_run": self.dry_run,
-            "changed": !self.steps.is_empty() || self.rules.is_some(),
-            "groups": self.steps.iter().map(Step::json).collect::<Vec<_>>(),
+        return output::json(&json!({
+            "file": file.display().to_string(),
+            "root": root.path().display().to_string(),
+            "dry_run": args.dry_run,
+            "changed": !groups.is_empty() || rules.is_some(),
+            "groups": groups,
             "rules": rules,
-        })
+        }));
     }
+    let mut out = String::new();
+    for line in steps.iter().flat_map(|step| step.lines(!args.dry_run)) {
+        let _ = writeln!(out, "{}", Escaped(&line));
+    }
+    if let Some(rules) = rules {
+        let count = rules.text.as_ref().map(|_| format!("{} ", rules.count));
+        let (count, action) = (count.unwrap_or_default(), rules.action());
+        let would = if args.dry_run { "would be " } else { "" };
+        let _ = writeln!(out, "rules: {count}{would}{action}");
+    }
+    if out.is_empty() && steps.is_empty() {
+        out += "nothing to change\n";
+    } else if !out.is_empty() && args.dry_run {
+        out += "dry run: nothing was changed\n";
+    }
+    output::report(&out);
+    Ok(())
 }
