@@ -14,9 +14,10 @@ const STYLE: &str = "text/css; charset=utf-8";
 const PICTURE: &str = "image/svg+xml";
 const TEXT: &str = "text/plain; charset=utf-8";
 
-/// Lists files of the folder `page` by kind. Their addresses are `/assets/` and the name.
+/// Lists files of the folder `page` by kind and folder. Their addresses are `/assets/` and the
+/// name.
 macro_rules! assets {
-    ($($kind:ident { $($folder:literal $name:literal),* $(,)? })*) => {
+    ($($kind:ident $folder:literal [$($name:literal)*])*) => {
         &[
             Asset {
                 path: "/",
@@ -33,30 +34,16 @@ macro_rules! assets {
 }
 
 const ASSETS: &[Asset] = assets! {
-    SCRIPT {
-        "" "app.js",
-        "" "chart.js",
-        "" "colours.js",
-        "" "connection.js",
-        "" "curves.js",
-        "" "dom.js",
-        "" "events.js",
-        "" "format.js",
-        "" "gpus.js",
-        "" "grid.js",
-        "" "groups.js",
-        "" "history.js",
-        "" "keys.js",
-        "" "processes.js",
-        "" "state.js",
-        "" "stream.js",
-        "" "theme.js",
-        "" "waiters.js",
-        "vendor/" "uPlot.iife.min.js",
-    }
-    STYLE { "" "style.css", "vendor/" "uPlot.min.css" }
-    PICTURE { "" "icon.svg" }
-    TEXT { "vendor/" "uPlot.LICENSE.txt" }
+    SCRIPT "" [
+        "app.js" "chart.js" "colours.js" "connection.js" "curves.js" "dom.js" "events.js"
+        "format.js" "gpus.js" "grid.js" "groups.js" "history.js" "keys.js" "processes.js"
+        "state.js" "stream.js" "theme.js" "waiters.js"
+    ]
+    SCRIPT "vendor/" ["uPlot.iife.min.js"]
+    STYLE "" ["style.css"]
+    STYLE "vendor/" ["uPlot.min.css"]
+    PICTURE "" ["icon.svg"]
+    TEXT "vendor/" ["uPlot.LICENSE.txt"]
 };
 
 /// Returns the file at this path.
