@@ -15,6 +15,7 @@ use stat::Stat;
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::io::{self, ErrorKind};
+use std::mem;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 use user::User;
@@ -139,18 +140,13 @@ pub fn run(mut args: Args, inherited: &Inherited) -> Result<ExitCode, Failure> {
     }
     let library = library::find().map_err(Failure::of_run)?;
     library::try_to_load(&library).map_err(Failure::of_run)?;
-    let words = args.interpreter.iter().chain(&args.command);
-    refuse_musl(
-        words
-            .into_iter()
-            .next()
-            .map_or(OsStr::new(""), OsString::as_os_str),
-    )?;
+    let command = mem::take(&mut args.command);
+    let mut words = args.interpreter.take().into_iter().chain(command);
+    let program = words.next().unwrap_or_default();
+    refuse_musl(&program)?;
     let place = Place::of(&args, user.as_ref()).map_err(Failure::of_run)?;
     let stat = args.stat.then(|| Stat::begin(&place.group));
 
-    let mut words = args.interpreter.into_iter().chain(args.command);
-    let program = words.next().unwrap_or_default();
     let mut command = Command::new(&program);
     command
         .args(words)
