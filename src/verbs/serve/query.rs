@@ -3,6 +3,7 @@
 use super::refusal::Refusal;
 use crate::words::since;
 use jiff::Zoned;
+use percent_encoding::percent_decode_str;
 
 /// Returns the keys and values, decoded. A value that is not UTF-8 gets replacement characters.
 pub fn pairs(query: &str) -> impl Iterator<Item = (String, String)> {
@@ -44,24 +45,8 @@ pub fn since(query: &str, now: &Zoned) -> Result<Option<u64>, Refusal> {
 }
 
 fn decoded(text: &str) -> String {
-    let bytes = text.as_bytes();
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    while let Some(byte) = bytes.get(at) {
-        let hex = bytes.get(at + 1..at + 3).and_then(|hex| {
-            let is_hex = hex.iter().all(u8::is_ascii_hexdigit);
-            let text = str::from_utf8(hex).ok().filter(|_| is_hex)?;
-            u8::from_str_radix(text, 16).ok()
-        });
-        let (decoded, length) = match (byte, hex) {
-            (b'%', Some(hex)) => (hex, 3),
-            (b'+', _) => (b' ', 1),
-            (byte, _) => (*byte, 1),
-        };
-        out.push(decoded);
-        at += length;
-    }
-    String::from_utf8_lossy(&out).into_owned()
+    let text = text.replace('+', " ");
+    percent_decode_str(&text).decode_utf8_lossy().into_owned()
 }
 
 #[cfg(test)]
