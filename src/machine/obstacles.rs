@@ -18,7 +18,7 @@ use std::fs;
 use std::path::Path;
 
 pub use memory::{Place, of_memory};
-pub use right::{Denied, yama};
+pub use right::Denied;
 
 /// The first driver with the functions that suspend processes.
 const FIRST_DRIVER: u32 = 570;

@@ -95,7 +95,7 @@ pub(super) fn reason(pid: u32, status: &str) -> Denied {
 }
 
 /// Returns the value of `kernel.yama.ptrace_scope`; `None` without Yama.
-pub fn yama() -> Option<u8> {
+fn yama() -> Option<u8> {
     let value = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").ok()?;
     value.trim().parse().ok()
 }

@@ -6,10 +6,7 @@ use crate::machine::obstacles::{self, Obstacle};
 use crate::machine::{child::ask, nvml::Driver};
 use crate::suspension::bound::passed;
 use crate::suspension::subjects::{Subject, members};
-use gpulimit_base::identity::SeenProcess;
-use gpulimit_base::proc;
 use gpulimit_base::units::gib;
-use gpulimit_group::effective_user;
 use gpulimit_ledger::Errand;
 
 const CHECK: Check = Check("suspend");
@@ -42,22 +39,14 @@ pub(super) fn of_machine(has_functions: bool) -> Vec<Finding> {
             .map(|obstacle| finding("processes", obstacle))
             .collect();
     }
-    let mut findings = vec![CHECK.fine("processes can be suspended")];
+    let mut findings = vec![
+        CHECK.fine("processes can be suspended; for one process, see `gpulimit doctor --pid PID`"),
+    ];
     let remark = |text: String, remedy: String| CHECK.found(Level::Fine, text, remedy);
     for gpu in gpus.gpus().iter().filter(|gpu| gpu.instances.is_some()) {
         let index = gpu.index;
         let text = format!("but not on GPU {index}, which is split into MIG instances");
         findings.push(remark(text, Obstacle::Mig(index).remedy()));
-    }
-    if has_mps() {
-        let text = "but not the clients of MPS, which runs here".to_owned();
-        findings.push(remark(text, Obstacle::Mps.remedy()));
-    }
-    let scope = obstacles::yama().filter(|scope| *scope > 0);
-    if let Some(scope) = scope.filter(|scope| *scope > 2 || effective_user() != 0) {
-        let denied = obstacles::Denied::Yama(scope);
-        let text = format!("but {denied}");
-        findings.push(remark(text, denied.remedy()));
     }
     for index in gpus.without_persistence() {
         let text = format!(
@@ -67,13 +56,6 @@ pub(super) fn of_machine(has_functions: bool) -> Vec<Finding> {
         findings.push(remark(text, "run `nvidia-smi -pm 1` as root".to_owned()));
     }
     findings
-}
-
-/// Returns whether the control daemon or a server of MPS runs.
-fn has_mps() -> bool {
-    // The kernel cuts `nvidia-cuda-mps-server` after 15 bytes.
-    let is_it = |name: String| name.trim_end() == "nvidia-cuda-mps";
-    SeenProcess::numbers().any(|pid| proc::read(format!("/proc/{pid}/comm")).is_ok_and(is_it))
 }
 
 /// Reports whether a process that may have loaded the CUDA driver is suspended, or can be. Reading
