@@ -6,7 +6,8 @@ use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
-/// A point in time, shown as RFC 3339 in UTC: `2026-01-31T12:00:00.123Z`.
+/// A point in time, shown as RFC 3339 in UTC: `2026-01-31T12:00:00.123Z`. Times after the year 9999
+/// are shown as its end.
 #[derive(Copy, Clone)]
 pub struct Moment {
     /// Milliseconds since the start of the year 1970 in UTC.
@@ -24,24 +25,9 @@ impl From<Timestamp> for Moment {
 
 impl fmt::Display for Moment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (seconds, millis) = (self.unix_ms / 1000, self.unix_ms % 1000);
-        let (days, second) = (seconds / 86_400, seconds % 86_400);
-        // Converts days to a date. Years begin on 1 March here, so that leap days come last.
-        let days = days + 719_468;
-        let (era, day) = (days / 146_097, days % 146_097);
-        let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-        let day = day - (365 * year + year / 4 - year / 100);
-        let month = (5 * day + 2) / 153;
-        let day = day - (153 * month + 2) / 5 + 1;
-        let (year, month) = match month {
-            0..10 => (year + 400 * era, month + 3),
-            _ => (year + 400 * era + 1, month - 9),
-        };
-        let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-        write!(
-            f,
-            "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z"
-        )
+        let ms = i64::try_from(self.unix_ms).unwrap_or(i64::MAX);
+        let time = Timestamp::from_millisecond(ms).unwrap_or(Timestamp::MAX);
+        write!(f, "{time:.3}")
     }
 }
 
