@@ -1,44 +1,27 @@
 //! The names of signals.
 
-/// The names of the signals that people send.
-const NAMES: [(&str, i32); 14] = [
-    ("TERM", libc::SIGTERM),
-    ("KILL", libc::SIGKILL),
-    ("INT", libc::SIGINT),
-    ("QUIT", libc::SIGQUIT),
-    ("HUP", libc::SIGHUP),
-    ("STOP", libc::SIGSTOP),
-    ("CONT", libc::SIGCONT),
-    ("TSTP", libc::SIGTSTP),
-    ("USR1", libc::SIGUSR1),
-    ("USR2", libc::SIGUSR2),
-    ("ABRT", libc::SIGABRT),
-    ("SEGV", libc::SIGSEGV),
-    ("BUS", libc::SIGBUS),
-    ("PIPE", libc::SIGPIPE),
-];
+use signal_hook::low_level::signal_name;
+
+/// The largest number of a signal.
+const MOST: i32 = 64;
 
 /// Parses a signal, given as `TERM`, `SIGTERM` or `15`.
-pub fn parse(text: &str) -> Result<i32, String> {
+pub fn parse(text: &str) -> Result<i32, &'static str> {
     let name = text.to_ascii_uppercase();
-    let name = name.strip_prefix("SIG").unwrap_or(&name);
-    let known = NAMES.iter().find(|(known, _)| *known == name);
-    let number = || text.parse().ok().filter(|number| (1..=64).contains(number));
+    let name = format!("SIG{}", name.strip_prefix("SIG").unwrap_or(&name));
+    let known = (1..=MOST).find(|number| signal_name(*number) == Some(&name));
     known
-        .map(|(_, number)| *number)
-        .or_else(number)
-        .ok_or_else(|| {
-            let names: Vec<&str> = NAMES.iter().map(|(name, _)| *name).collect();
-            format!("unknown signal: expected 1 to 64, or {}", names.join(", "))
+        .or_else(|| {
+            text.parse()
+                .ok()
+                .filter(|number| (1..=MOST).contains(number))
         })
+        .ok_or("unknown signal: expected a name such as TERM, or a number from 1 to 64")
 }
 
 /// Returns the name of a signal, such as `SIGTERM`. An unlisted signal is named by its number.
 pub fn name(signal: i32) -> String {
-    match NAMES.iter().find(|(_, number)| *number == signal) {
-        Some((name, _)) => format!("SIG{name}"),
-        None => format!("signal {signal}"),
-    }
+    signal_name(signal).map_or_else(|| format!("signal {signal}"), str::to_owned)
 }
 
 #[cfg(test)]
