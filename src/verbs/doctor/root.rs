@@ -8,7 +8,7 @@ use crate::shown::output;
 use crate::words::environment::env;
 use gpulimit_base::file_system::{self, FileSystem, Unsuitable};
 use gpulimit_base::units::gib;
-use gpulimit_group::{Group, GroupError, Kind, Listing, Root, SYSTEM};
+use gpulimit_group::{Group, GroupError, Listing, Root, SYSTEM};
 use gpulimit_ledger::{DeviceEntry, Ledger, LedgerError};
 use std::error::Error;
 use std::fs;
@@ -66,21 +66,17 @@ pub(super) fn checks() -> Result<Vec<Finding>, Finding> {
     }
     let cut_short = groups::too_many(&cut_short).into_iter();
     findings.extend(cut_short.map(|text| CHECK.warning(text, "")));
-    let mut idle = Vec::new();
     let driver = Driver::load().ok();
     let mut budget = Budget::new(VERB);
     for group in groups {
-        let mut look = || -> Result<Vec<Finding>, GroupError> {
+        let look = || -> Result<Vec<Finding>, GroupError> {
             let counts_contexts = group.limits()?.rules()?.options.count_context;
             let ledger = group.ledger()?;
-            if group.kind() == Kind::Job && !ledger.has_live() {
-                idle.push(group.name().to_owned());
-            }
             Ok(uncovered(&group, &ledger, counts_contexts, driver.as_ref()))
         };
         let purse = budget.of(&group);
         let warning = |error: GroupError| vec![Check("group").warning(error.to_string(), "")];
-        if let Some(found) = purse.within(&group, &mut look) {
+        if let Some(found) = purse.within(&group, look) {
             let found = found.unwrap_or_else(warning);
             purse.spend(found.len() * FINDING);
             findings.extend(found);
@@ -91,13 +87,6 @@ pub(super) fn checks() -> Result<Vec<Finding>, Finding> {
     if let Err(error) = root.trail() {
         let text = format!("new events of jobs outside named groups are lost: {error}");
         findings.push(Check("events").warning(text, ""));
-    }
-    if !idle.is_empty() {
-        let (count, names) = (idle.len(), idle.join(", "));
-        findings.push(STALE.fine(format!(
-            "job groups without programs: {count} ({names}); `gpulimit gc` and the next `gpulimit \
-             run` remove those whose command has ended"
-        )));
     }
     let leftovers = root.leftovers().unwrap_or_default();
     if !leftovers.is_empty() {
