@@ -18,7 +18,8 @@ const STYLE: &str = "text/css; charset=utf-8";
 const PICTURE: &str = "image/svg+xml";
 const TEXT: &str = "text/plain; charset=utf-8";
 
-/// Lists files of the folder `page` by kind and folder. Their addresses are `/assets/` and the name.
+/// Lists files of the folder `page` by kind and folder. Their addresses are `/assets/` and the
+/// name.
 macro_rules! assets {
     ($($kind:ident $folder:literal [$($name:literal)*])*) => {
         &[
@@ -38,9 +39,9 @@ macro_rules! assets {
 
 const ASSETS: &[Asset] = assets! {
     SCRIPT "" [
-        "app.js" "chart.js" "colours.js" "connection.js" "curves.js" "dom.js" "events.js" "format.js"
-        "gpus.js" "grid.js" "groups.js" "history.js" "keys.js" "processes.js" "state.js" "stream.js"
-        "theme.js" "waiters.js"
+        "app.js" "chart.js" "colours.js" "connection.js" "curves.js" "dom.js" "events.js"
+        "format.js" "gpus.js" "grid.js" "groups.js" "history.js" "keys.js" "processes.js"
+        "state.js" "stream.js" "theme.js" "waiters.js"
     ]
     SCRIPT "vendor/" ["uPlot.iife.min.js"]
     STYLE "" ["style.css"]

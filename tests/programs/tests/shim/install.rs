@@ -126,7 +126,7 @@ alone "$PROGRAM"
             "quiet",
             &format!("ok       system-wide  {library}"),
             "1",
-            &format!("removed {library}"),
+            &format!("{library}: removed"),
             &free,
         ]
     );
