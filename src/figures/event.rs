@@ -90,6 +90,12 @@ impl Line {
         self.trail.as_ref().and_then(|trail| trail.cause)
     }
 
+    /// Returns the trail's record of a refusal.
+    fn refusal(&self) -> Option<&TrailEvent> {
+        let trail = self.trail.as_ref();
+        trail.filter(|_| self.event.what.kind == EventKind::Refusal)
+    }
+
     fn by(&self) -> Option<&Holding> {
         self.trail.as_ref().and_then(|trail| trail.by.as_ref())
     }
@@ -146,6 +152,8 @@ impl Line {
             "processes": self.counted(EventKind::Asked),
             "took_ms": self.counted(EventKind::Given),
             "cause": self.cause().map(Cause::name),
+            "left": self.refusal().and_then(|refusal| known(refusal.left)),
+            "outside": self.refusal().map(|refusal| refusal.outside),
             "by": self.by().filter(|_| with_processes).map(holding),
         })
     }
@@ -214,6 +222,19 @@ impl Line {
         let mut text = String::new();
         if let Some(until) = self.until() {
             text += &format!("; {} times until {until}", self.count());
+        }
+        if let Some(refusal) = self.refusal() {
+            text += &match refusal.cause {
+                Some(Cause::Standstill) => "; its programs wait for each other".to_owned(),
+                Some(Cause::Context) => "; a CUDA context needs more than the limit".to_owned(),
+                Some(Cause::Capacity) => "; larger than the GPU".to_owned(),
+                Some(Cause::Host) => "; by the driver, with room on the GPU".to_owned(),
+                Some(Cause::Outside) => {
+                    let (left, outside) = (gib(refusal.left), gib(refusal.outside));
+                    format!("; by the driver, with {left} left and {outside} used outside")
+                }
+                _ => String::new(),
+            };
         }
         if let Some(by) = self.by() {
             let who = format!("pid {} ({})", by.process.pid, by.process.command());

@@ -57,6 +57,10 @@ pub struct Args {
     #[arg(long)]
     stat: bool,
 
+    /// Let a program of the command that was refused memory and fails not say so at its end
+    #[arg(long)]
+    quiet: bool,
+
     /// The program that runs the command as its script: `python -m gpulimit` passes its own
     #[arg(long, value_name = "PROGRAM", hide = true)]
     interpreter: Option<OsString>,
@@ -167,6 +171,9 @@ pub fn run(mut args: Args, inherited: &Inherited) -> Result<ExitCode, Failure> {
         .env_remove(policy::MAX)
         .env_remove(policy::LIMITS)
         .envs(policy::hand_down(&place.group).map(|limits| (policy::LIMITS, limits)));
+    if args.quiet {
+        command.env("GPULIMIT_QUIET", "1");
+    }
     if let Some(user) = &user {
         user.apply(&mut command);
     }

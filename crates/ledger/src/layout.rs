@@ -202,7 +202,10 @@ pub(super) struct Header {
     pub looked_at: AtomicU64,
     /// Not 0 once a room was kept for a job: see `entry`.
     pub rooms: AtomicU64,
-    spare_low: [AtomicU64; 11],
+    /// Time when a process of the group last said at its end that it was refused, in milliseconds
+    /// since boot; 0 if none has.
+    pub explained: AtomicU64,
+    spare_low: [AtomicU64; 10],
     /// The largest recorded usage of each device, in bytes.
     pub peaks: [AtomicU64; MAX_DEVICES],
     /// Number of refused requests for each device since the group was created.

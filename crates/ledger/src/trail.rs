@@ -74,7 +74,7 @@ impl Cause {
 }
 
 /// A process and its bytes.
-#[derive(Copy, Clone, Debug)]
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub struct Holding {
     /// The process. In an event that was read, the command is cut off after 16 bytes, and the pid
     /// namespace and the start time are 0.
@@ -102,6 +102,15 @@ impl Holding {
     }
 }
 
+/// What lies on a device outside of a process's groups.
+#[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
+pub struct Outside {
+    /// Bytes in use.
+    pub bytes: u64,
+    /// The largest processes as far as they are known, with what NVML says that they use.
+    pub holders: [Option<Holding>; HOLDERS],
+}
+
 /// What the trail stores of an event besides the event itself.
 #[derive(Copy, Clone, Debug, Default)]
 pub struct Details<'a> {
@@ -111,7 +120,7 @@ pub struct Details<'a> {
     /// The name of the function that made the request; empty if unknown.
     pub function: &'a str,
     /// The processes that used the most memory of the device at the time of the event: members of
-    /// the group, or for [`Cause::Outside`] processes outside, with what NVML says that they use.
+    /// the group, or for [`Cause::Outside`] those of [`Outside`].
     pub holders: [Option<Holding>; HOLDERS],
     /// Why a process was killed, or a request refused.
     pub cause: Option<Cause>,
