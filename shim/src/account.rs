@@ -47,6 +47,7 @@ mod waiting;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use gpulimit_base::order;
+use gpulimit_base::units::gib;
 use gpulimit_group::{Member, Undisturbed};
 use gpulimit_ledger::Gate;
 use once_cell::race::{OnceBox, OnceRef};
@@ -62,6 +63,7 @@ use crate::driver::dlsym::real_dlsym;
 use crate::driver::gate::{self, Door};
 use crate::driver::{answer, cuda, devices, inside, suspension};
 use crate::membership::{self, Failed};
+use crate::message;
 use arrays::Arrays;
 use blocks::Blocks;
 use captures::Captures;
@@ -242,6 +244,27 @@ impl Process {
     /// Returns the devices that this process has opened so far.
     pub fn devices(&'static self) -> impl Iterator<Item = &'static Device> {
         self.devices.0.iter().filter_map(OnceBox::get)
+    }
+
+    /// Says on standard error that this program, which ends with `status`, was refused memory and
+    /// has not got as much since. Only the first program of a job says so.
+    fn explain_end(&'static self, status: i32) {
+        let time = |device: &&Device| device.unrecovered.at.load(Ordering::Relaxed);
+        let last = self.devices().max_by_key(time);
+        let Some(device) = last.filter(|device| time(device) != 0) else {
+            return;
+        };
+        let is_first = || device.book.member().is_first_to_explain();
+        if membership::is_quiet() || !is_first() {
+            return;
+        }
+        message::line(format_args!(
+            "ended with status {status} after a refusal: it needed {} on GPU {}. `gpulimit why \
+             --pid {}` says what had the memory, and what to do",
+            gib(device.unrecovered.bytes.load(Ordering::Relaxed)),
+            device.gpu(),
+            std::process::id(),
+        ));
     }
 
     /// Returns the number of CUDA contexts that this process has.

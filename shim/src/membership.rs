@@ -129,6 +129,11 @@ pub fn join(
     })
 }
 
+/// Returns whether the user wants no lines at the end of a program.
+pub fn is_quiet() -> bool {
+    variable("GPULIMIT_QUIET").is_some_and(|value| !value.is_empty())
+}
+
 /// Returns the limit and the charged bytes of a device for a process that cannot join yet; `None`
 /// without a limit. See [`Assignment::outlook`].
 pub fn outlook(device: DeviceId, ordinal: Option<u32>, capacity: u64) -> Option<(u64, u64)> {

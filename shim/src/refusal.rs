@@ -1,15 +1,17 @@
 //! The line on standard error that tells a user why a request for GPU memory was refused.
 
+mod users;
+
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use gpulimit_base::device::DeviceId;
-use gpulimit_base::process;
 use gpulimit_base::units::gib;
-use gpulimit_group::{Holder, Member, MemberDevice, Refusal};
-use gpulimit_ledger::{Category, Witness};
+use gpulimit_group::{Holder, Refusal};
+use gpulimit_ledger::{Category, Cause, Outside};
 
 use crate::{clock, message};
+use users::Users;
 
 /// The error for a request without room in the group: the program gets the driver's out-of-memory
 /// code.
@@ -26,6 +28,11 @@ const NAMED: usize = 3;
 /// The current time window: its start in milliseconds (48 bits) and the lines written in it (16
 /// bits).
 static WINDOW: AtomicU64 = AtomicU64::new(0);
+
+/// Returns whether another line may be written now. Counts the line if it may.
+pub fn may_tell() -> bool {
+    allowed(&WINDOW, clock::monotonic_ms())
+}
 
 /// Returns whether another line may be written at the time `now` (milliseconds). Counts the line if
 /// it may.
@@ -44,262 +51,149 @@ fn allowed(window: &AtomicU64, now: u64) -> bool {
     verdict
 }
 
-/// The GPU on which a request for memory was refused.
-pub struct Gpu<'a> {
-    /// The CUDA ordinal: the number by which the program knows this GPU.
-    pub ordinal: i32,
-    pub id: &'a DeviceId,
-    /// Returns the least bytes that a CUDA context takes on this GPU; 0 where that size is unknown.
-    pub context: &'a dyn Fn() -> u64,
+/// A GPU by the number that all verbs of gpulimit use for it: `0 (GPU-1a2b…)`.
+#[derive(Clone, Copy)]
+pub struct Gpu {
+    /// NVML's index; `None` for a MIG instance, and where NVML does not answer.
+    pub index: Option<u32>,
+    pub id: DeviceId,
+}
+
+impl fmt::Display for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.index {
+            Some(index) => write!(f, "{index} ({})", self.id.short()),
+            None => self.id.short().fmt(f),
+        }
+    }
 }
 
 /// Returns the name of a CUDA function without the version and the kind of default stream.
 pub fn plain(symbol: &str) -> &str {
-    symbol
-        .split("_v")
-        .next()
-        .unwrap_or(symbol)
-        .trim_end_matches("_ptsz")
+    let end = symbol.bytes().position(|byte| byte == b'_');
+    end.and_then(|end| symbol.get(..end)).unwrap_or(symbol)
 }
 
-/// Writes a line about a refused request for memory to standard error, at most [`LINES`] lines per
-/// second.
-pub fn report(
-    gpu: Gpu<'_>,
-    member: &Member,
-    member_device: &MemberDevice,
-    witness: &dyn Witness,
-    symbol: &str,
-    bytes: u64,
-    refusal: &Refusal<'_>,
-) {
-    if !allowed(&WINDOW, clock::monotonic_ms()) {
-        return;
-    }
-    let name = plain(symbol);
-    if let Some(damage) = member.damage() {
-        message::line(format_args!(
-            "refused {name} of {} on GPU {} ({}): {damage}",
-            gib(bytes),
-            gpu.ordinal,
-            gpu.id.short(),
-        ));
-        return;
-    }
-    let holders = member.holders(member_device, refusal.group, witness);
-    let context = (gpu.context)();
-    let hint = Hint {
-        max: refusal.max,
-        context,
-    };
-    let next = Next {
-        group: refusal.group,
-        told: hint.is_due() || holders.is_empty() || TOLD.swap(true, Ordering::Relaxed),
-    };
+/// What is known of a refusal besides the [`Refusal`].
+pub struct Circumstances<'a> {
+    pub gpu: Gpu,
+    /// The size of the GPU's memory in bytes.
+    pub capacity: u64,
+    /// The least bytes that a CUDA context takes on this GPU; 0 where that size is unknown.
+    pub context: u64,
+    /// The processes that use the group's memory, the largest first.
+    pub members: &'a [Holder],
+}
+
+/// Writes a line about a refused request for memory to standard error.
+pub fn report(symbol: &str, bytes: u64, refusal: &Refusal<'_>, seen: &Circumstances<'_>) {
     message::line(format_args!(
-        "refused {name} of {} on GPU {} ({}): group {} uses {}{}{hint}{}{next}",
+        "refused {} of {} on GPU {}: {}. `gpulimit why` explains it",
+        plain(symbol),
         gib(bytes),
-        gpu.ordinal,
-        gpu.id.short(),
-        refusal.group,
-        Usage {
-            charged: refusal.charged,
-            reserve: member.reserve(member_device, refusal.group),
-            max: refusal.max,
-            kept: refusal.kept,
-            uncovered: member.uncovered(member_device, refusal.group),
-        },
-        Holders {
-            holders: &holders,
-            own_uid: process::uid(),
-        },
-        Stuck(refusal),
+        seen.gpu,
+        Why(refusal, seen),
     ));
 }
 
-/// The group's usage as in `gpulimit show`: `0.5 of 4.0 GiB`.
-///
-/// Names charged bytes beyond the usage: `520.0 of 524.0 MiB and keeps 4.0 MiB in reserve`. Also
-/// names what is kept for other groups: by `min`, or for jobs with a limit of their own.
-struct Usage {
-    charged: u64,
-    reserve: u64,
-    max: u64,
-    kept: u64,
-    uncovered: u64,
-}
+struct Why<'a>(&'a Refusal<'a>, &'a Circumstances<'a>);
 
-impl fmt::Display for Usage {
+impl fmt::Display for Why<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            charged,
-            reserve,
-            max,
-            kept,
-            uncovered,
-        } = *self;
-        let used = charged.saturating_sub(reserve);
-        write!(f, "{} of {}", gib(used).in_unit_of(max), gib(max))?;
-        if !gib(used).in_unit_of(max).shows_as(charged) {
-            write!(f, " and keeps {} in reserve", gib(reserve))?;
-        }
-        if kept > 0 {
-            write!(f, " and keeps {} for other groups", gib(kept))?;
-        }
-        match uncovered {
-            0 => Ok(()),
-            bytes => write!(
-                f,
-                ", and processes hold {} beyond their charges",
-                gib(bytes)
+        let Self(refusal, seen) = *self;
+        match refusal.cause {
+            Cause::Capacity => write!(f, "the GPU has {}", gib(seen.capacity)),
+            Cause::Host => f.write_str(
+                "the group and the GPU have room. The driver lacks memory of the host, or a limit \
+                 such as `ulimit -v` or that of a container is reached",
             ),
-        }
-    }
-}
-
-/// The processes that use the group's memory, the largest first: `; pid 4711 (python) 3.6 GiB:
-/// allocations 3.1, driver 0.5`. A process of another user has that user's id: `(python, uid
-/// 1001)`.
-///
-/// The id stands there and not the name: `getpwuid` can load modules into the program, take locks
-/// that the calling thread holds already, and ask a server. `USER` in the environment could only
-/// name this process's own user, and its processes need no name.
-struct Holders<'a> {
-    holders: &'a [Holder],
-    own_uid: u32,
-}
-
-impl fmt::Display for Holders<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for holder in self.holders.iter().take(NAMED) {
-            let total = holder.usage.in_use();
-            let process = &holder.identity;
-            write!(f, "; pid {} ({}", process.pid, process.command())?;
-            if process.uid != self.own_uid {
-                write!(f, ", uid {}", process.uid)?;
+            Cause::Outside => {
+                let (left, capacity) = (gib(refusal.left), gib(seen.capacity));
+                write!(f, "{left} left of {capacity} on the GPU")?;
+                match refusal.outside {
+                    Some(outside) => outsiders(f, refusal.group, outside),
+                    None => Ok(()),
+                }
             }
-            if !holder.alive {
-                f.write_str(", ended")?;
-            }
-            write!(f, ") {}:", gib(total))?;
-            let parts = [
-                ("allocations", holder.usage.allocations()),
-                ("pools", holder.usage.of(Category::Pools)),
-                ("managed", holder.usage.of(Category::Managed)),
-                ("driver", holder.usage.of(Category::Driver)),
-            ];
-            for (at, (name, bytes)) in parts
-                .into_iter()
-                .filter(|(_, bytes)| *bytes > 0)
-                .enumerate()
-            {
-                write!(
-                    f,
-                    "{} {name} {}",
-                    if at == 0 { "" } else { "," },
-                    gib(bytes).in_unit_of(total)
-                )?;
+            _ => {
+                write!(f, "{refusal}")?;
+                if refusal.kept > 0 {
+                    write!(f, ", with {} kept for other groups", gib(refusal.kept))?;
+                }
+                let rest = refusal.charged.saturating_add(refusal.kept);
+                let rest = rest.saturating_add(refusal.left);
+                if let beyond @ 1.. = refusal.max.saturating_sub(rest) {
+                    let beyond = gib(beyond);
+                    write!(f, ", and processes hold {beyond} beyond their charges")?;
+                }
+                members(f, seen.members)?;
+                match refusal.cause {
+                    Cause::Context => write!(
+                        f,
+                        ". A CUDA context on this GPU takes at least {}: raise the limit",
+                        gib(seen.context)
+                    ),
+                    Cause::Standstill => f.write_str(
+                        ". All its programs wait for each other's memory: give each a limit of \
+                         its own",
+                    ),
+                    _ if refusal.room > 0 => f.write_str(
+                        ". A job with a limit of its own begins when its whole limit is free",
+                    ),
+                    _ => Ok(()),
+                }
             }
         }
-        match self.holders.len().saturating_sub(NAMED) {
-            0 => Ok(()),
-            1 => f.write_str("; and 1 other process"),
-            others => write!(f, "; and {others} other processes"),
+    }
+}
+
+/// Writes the largest members: `; pid 4711 (python) 3.6 GiB: allocations 3.1, driver 0.5`. A
+/// process of another user has that user's name: `(python, alice)`.
+fn members(f: &mut fmt::Formatter<'_>, holders: &[Holder]) -> fmt::Result {
+    let named = holders.iter().take(NAMED);
+    let users = Users::of(named.clone().map(|holder| holder.identity.uid));
+    for holder in named {
+        let total = holder.usage.in_use();
+        let ended = if holder.alive { "" } else { ", ended" };
+        let process = users.process(&holder.identity);
+        write!(f, "; {process}{ended}) {}:", gib(total))?;
+        let parts = [
+            ("allocations", holder.usage.allocations()),
+            ("pools", holder.usage.of(Category::Pools)),
+            ("managed", holder.usage.of(Category::Managed)),
+            ("driver", holder.usage.of(Category::Driver)),
+        ];
+        let parts = parts.into_iter().filter(|(_, bytes)| *bytes > 0);
+        for (at, (name, bytes)) in parts.enumerate() {
+            let comma = if at == 0 { "" } else { "," };
+            write!(f, "{comma} {name} {}", gib(bytes).in_unit_of(total))?;
         }
     }
-}
-
-/// A hint for users whose programs all wait for each other, or whose job does not begin.
-struct Stuck<'a>(&'a Refusal<'a>);
-
-impl fmt::Display for Stuck<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.is_stuck {
-            true => write!(
-                f,
-                ". All its programs wait for each other's memory: give each a limit of its own, \
-                 which is kept free for it (`gpulimit run --group {} --max SIZE`)",
-                self.0.group
-            ),
-            false if self.0.room > 0 => {
-                f.write_str(". A job with a limit of its own begins when its whole limit is free")
-            }
-            false => Ok(()),
-        }
+    match holders.len().saturating_sub(NAMED) {
+        0 => Ok(()),
+        1 => f.write_str("; and 1 other process"),
+        others => write!(f, "; and {others} other processes"),
     }
 }
 
-/// A hint for users whose limit is smaller than the memory of one CUDA context.
-struct Hint {
-    max: u64,
-    context: u64,
-}
-
-impl Hint {
-    fn is_due(&self) -> bool {
-        self.context > self.max
+/// Writes what lies outside of the group: `; 70.0 GiB outside of group lab: pid 4711 (python,
+/// alice) 60.0 GiB, others 10.0 GiB`.
+fn outsiders(f: &mut fmt::Formatter<'_>, group: &str, outside: &Outside) -> fmt::Result {
+    let named = outside.holders.iter().flatten().take(NAMED);
+    let users = Users::of(named.clone().map(|holding| holding.process.uid));
+    write!(f, "; {} outside of group {group}:", gib(outside.bytes))?;
+    let mut others = outside.bytes;
+    for holding in named {
+        let process = users.process(&holding.process);
+        write!(f, " {process}) {},", gib(holding.bytes))?;
+        others = others.saturating_sub(holding.bytes);
     }
-}
-
-impl fmt::Display for Hint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.is_due() {
-            write!(
-                f,
-                ". A CUDA context on this GPU takes at least {}: raise the limit",
-                gib(self.context)
-            )?;
-        }
-        Ok(())
-    }
-}
-
-/// Set when this process has named the command that lists the holders: see [`Next`].
-static TOLD: AtomicBool = AtomicBool::new(false);
-
-/// What a user can do next. Only the first refusal of a process says it.
-struct Next<'a> {
-    group: &'a str,
-    told: bool,
-}
-
-impl fmt::Display for Next<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.told {
-            true => Ok(()),
-            false => write!(f, ". `gpulimit ps {}` shows all holders", self.group),
-        }
-    }
+    write!(f, " others {}", gib(others))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn usage_matches_show_and_names_the_reserve() {
-        const MIB: u64 = 1 << 20;
-        let keeps = |charged, reserve, max, kept| {
-            Usage {
-                charged: charged * MIB,
-                reserve: reserve * MIB,
-                max: max * MIB,
-                kept: kept * MIB,
-                uncovered: 0,
-            }
-            .to_string()
-        };
-        let said = |charged, reserve, max| keeps(charged, reserve, max, 0);
-        assert_eq!(
-            said(524, 4, 524),
-            "520.0 of 524.0 MiB and keeps 4.0 MiB in reserve"
-        );
-        assert_eq!(said(524, 0, 524), "524.0 of 524.0 MiB");
-        assert_eq!(said(1536, 4, 2048), "1.5 of 2.0 GiB");
-        assert_eq!(said(2, 4, 8), "0.0 of 8.0 MiB and keeps 4.0 MiB in reserve");
-        let said = "1.0 of 2.0 GiB and keeps 512.0 MiB for other groups";
-        assert_eq!(keeps(1024, 0, 2048, 512), said);
-    }
 
     #[test]
     fn at_most_a_few_lines_per_second() {

@@ -292,6 +292,7 @@ macro_rules! table {
                 nvmlDeviceGetCount_v2(count: Out<u32>);
                 nvmlDeviceGetHandleByIndex_v2(index: u32, device: Out<NvmlDevice>);
                 nvmlDeviceGetHandleByUUID(uuid: Opaque, device: Out<NvmlDevice>);
+                nvmlDeviceGetIndex(device: NvmlDevice, index: Out<u32>);
                 nvmlDeviceGetUUID(device: NvmlDevice, uuid: Opaque, length: u32);
                 nvmlDeviceGetConfComputeMemSizeInfo(device: NvmlDevice, info: Opaque);
                 nvmlDeviceGetMigMode(device: NvmlDevice, current: Out<u32>, pending: Out<u32>);

@@ -91,6 +91,12 @@ impl Line {
         self.trail.as_ref().and_then(|trail| trail.cause)
     }
 
+    /// Returns the trail's record of a refusal.
+    fn refusal(&self) -> Option<&TrailEvent> {
+        let trail = self.trail.as_ref();
+        trail.filter(|_| self.event.what.kind == EventKind::Refusal)
+    }
+
     fn by(&self) -> Option<&Holding> {
         self.trail.as_ref().and_then(|trail| trail.by.as_ref())
     }
@@ -152,6 +158,7 @@ impl Line {
             }
             EventKind::Suspend => format!("{bytes} of {who} suspended"),
             EventKind::Resume => format!("{bytes} of {who} resumed"),
+            EventKind::Recovered => format!("{who} got {bytes} after all"),
             EventKind::Lost => {
                 format!("{who} is lost: the driver could not bring its {bytes} back")
             }
@@ -175,6 +182,19 @@ impl Line {
         if let Some(until) = self.until() {
             text += &format!("; {} times until {until}", self.count());
         }
+        if let Some(refusal) = self.refusal() {
+            text += &match refusal.cause {
+                Some(Cause::Standstill) => "; its programs wait for each other".to_owned(),
+                Some(Cause::Context) => "; a CUDA context needs more than the limit".to_owned(),
+                Some(Cause::Capacity) => "; larger than the GPU".to_owned(),
+                Some(Cause::Host) => "; by the driver, with room on the GPU".to_owned(),
+                Some(Cause::Outside) => {
+                    let (left, outside) = (gib(refusal.left), gib(refusal.outside));
+                    format!("; by the driver, with {left} left and {outside} used outside")
+                }
+                _ => String::new(),
+            };
+        }
         if let Some(by) = self.by() {
             let who = format!("pid {} ({})", by.process.pid, by.process.command());
             text += &match (self.cause(), self.event.what.kind) {
@@ -187,13 +207,10 @@ impl Line {
         if let Some(function) = self.function() {
             text += &format!("; by {function}");
         }
-        let holder = |Holding { process, bytes }: &Holding| {
-            format!(
-                "pid {} ({}) {}",
-                process.pid,
-                process.command(),
-                gib(*bytes)
-            )
+        let holder = |held: &Holding| {
+            let process = &held.process;
+            let bytes = gib(held.bytes);
+            format!("pid {} ({}) {bytes}", process.pid, process.command())
         };
         let holders: Vec<String> = self.holders().iter().map(holder).collect();
         match holders.is_empty() {
@@ -248,8 +265,12 @@ impl<'a> Shown<'a> {
         "processes": Count => it.line.counted(EventKind::Asked);
         /// How long it took until memory was given; only of `given`.
         "took_ms": Ms => it.line.counted(EventKind::Given);
-        /// The cause of a kill: `oom` or `command`.
+        /// The cause of a kill or of a refusal ([concepts.md](concepts.md#events)).
         "cause": Text => it.line.cause().map(Cause::name);
+        /// What was left for a refused request: of the limit, or of the GPU; only of `refusal`.
+        "left": Bytes => it.line.refusal().and_then(|refusal| known(refusal.left));
+        /// What was used on the GPU outside of the process's groups; only of `refusal`.
+        "outside": Bytes => it.line.refusal().map(|refusal| refusal.outside);
         /// The process that requested the kill, or suspended or resumed the process.
         "by": One("holder") => it.by();
     }
@@ -277,5 +298,11 @@ fields! { pub HOLDER(it: Holding):
     "uid": Count => it.process.uid;
     "user": Text => accounts::user_name(it.process.uid);
     "command": Text => it.process.command().to_string();
+    /// In use.
     "bytes": Bytes => it.bytes;
+    /// Charged and not in use.
+    "reserve": Bytes => it.reserve;
+    "suspended": Bytes => it.suspended;
+    /// Whether the process can be asked for memory that it uses.
+    "registered": Flag => it.is_registered;
 }

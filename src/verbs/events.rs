@@ -48,7 +48,8 @@ groups are kept in the file .trail in the directory of the groups, such as
 ten minutes share a line with their number and the figures of the first. With
 --follow, a line tells of the new ones of about a second.
 
-  refusal  a request was refused
+  refusal  a request was refused, by the group or by the driver
+  recovered  a process got as much as it was refused a second before
   wait     a request began to wait
   granted  a request that waited was granted
   high     usage went above high

@@ -63,6 +63,10 @@ pub struct Args {
     #[arg(long, conflicts_with = "user")]
     explain: bool,
 
+    /// Let a program of the command that was refused memory and fails not say so at its end
+    #[arg(long)]
+    quiet: bool,
+
     /// The program that runs the command as its script: `python -m gpulimit` passes its own
     #[arg(long, value_name = "PROGRAM", hide = true)]
     interpreter: Option<OsString>,
@@ -171,7 +175,8 @@ pub fn run(mut args: Args, inherited: &Inherited) -> Result<ExitCode, Failure> {
         .env_remove(policy::MAX)
         .env_remove(policy::LIMITS)
         .envs(policy::hand_down(&place.group).map(|limits| (policy::LIMITS, limits)))
-        .envs(explained.into_iter().flatten());
+        .envs(explained.into_iter().flatten())
+        .envs(args.quiet.then_some(("GPULIMIT_QUIET", "1")));
     if let Some(user) = &user {
         user.apply(&mut command);
     }

@@ -264,8 +264,9 @@ class Refusal(Case):
 
     def test_the_line_as_documented(self) -> None:
         line = (
-            "gpulimit: refused cuMemAlloc of 2.0 GiB on GPU 0 (GPU-1a2b…): group train uses 3.6 of"
-            " 4.0 GiB; pid 4711 (python) 3.6 GiB: allocations 3.1, driver 0.5"
+            "gpulimit: refused cuMemAlloc of 2.0 GiB on GPU 0 (GPU-1a2b…): 500.0 MiB left"
+            " of 4.0 GiB in train; pid 4711 (python) 3.6 GiB: allocations 3.1, driver 0.5."
+            " `gpulimit why` explains it"
         )
         found = LINE.match(line)
         self.assertIsNotNone(found)

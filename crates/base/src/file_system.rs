@@ -197,9 +197,10 @@ fn mounted_as(path: &Path) -> Option<String> {
 /// Returns the file system's name from a line of `mountinfo` (first field after ` - `), if the
 /// third field is `device`.
 fn name_in<'a>(line: &'a str, device: &str) -> Option<&'a str> {
-    let (mount, file_system) = line.split_once(" - ")?;
-    (mount.split(' ').nth(2)? == device).then_some(())?;
-    file_system.split(' ').next()
+    let mut fields = line.split(' ');
+    (fields.nth(2)? == device).then_some(())?;
+    fields.find(|field| *field == "-")?;
+    fields.next()
 }
 
 impl fmt::Display for Unsuitable {

@@ -41,6 +41,20 @@ impl Identity {
         }
     }
 
+    /// Returns the name and the user of another process of this pid namespace, as `/proc` shows
+    /// them: the owner of its directory there. The other fields are 0.
+    pub fn of_other(pid: u32) -> Self {
+        let mut name = [0; 64];
+        let name = head(format!("/proc/{pid}/comm"), &mut name);
+        Self {
+            pid,
+            pid_ns: 0,
+            start_time: 0,
+            uid: fs::metadata(format!("/proc/{pid}")).map_or(u32::MAX, |about| about.uid()),
+            command: program(&[], name),
+        }
+    }
+
     /// Returns the start time of the calling process, as in [`Identity::start_time`].
     pub fn own_start_time() -> u64 {
         let mut stat = [0; 1024];

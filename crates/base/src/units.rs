@@ -317,12 +317,9 @@ impl Gib {
         }
     }
 
-    fn tenths(self, shift: u32) -> u128 {
-        if shift == 0 {
-            u128::from(self.0) * 10
-        } else {
-            (u128::from(self.0) * 10 + (1 << (shift - 1))) >> shift
-        }
+    /// Returns this byte count in tenths of a unit of at least 16 bytes, rounded.
+    fn tenths(self, shift: u32) -> u64 {
+        ((u128::from(self.0) * 10 + (1 << (shift - 1))) >> shift) as u64
     }
 
     /// Returns the name and the power of two of the unit in which this byte count is displayed.
@@ -349,14 +346,6 @@ impl fmt::Display for Gib {
 pub struct Figure {
     bytes: u64,
     like: u64,
-}
-
-impl Figure {
-    /// Returns whether `bytes` is displayed as the same text as this byte count.
-    pub fn shows_as(self, bytes: u64) -> bool {
-        let (_, shift) = Gib(self.like).unit();
-        Gib(self.bytes).tenths(shift) == Gib(bytes).tenths(shift)
-    }
 }
 
 impl fmt::Display for Figure {

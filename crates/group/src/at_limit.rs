@@ -15,7 +15,7 @@ use super::signals::Deferred;
 use super::trail::{Traced, happening};
 use super::undisturbed::Undisturbed;
 use gpulimit_ledger::{
-    self as ledger, DeviceIndex, EventKind, Idle, Line, Pressure, Refused, Standstill, Turn,
+    self as ledger, Cause, DeviceIndex, EventKind, Idle, Line, Pressure, Refused, Standstill, Turn,
     Witness,
 };
 use gpulimit_limits::{OnLimit, Options};
@@ -457,13 +457,21 @@ impl<'a> Request<'a, '_> {
 
     pub(super) fn refusal(&self, refused: Refused) -> Refusal<'a> {
         let station = self.station(refused.level);
+        let index = self.device.index[refused.level];
+        let kept = station.kept(index);
+        let taken = kept.saturating_add(station.beyond(index));
         Refusal {
             group: &station.name,
             charged: refused.charged,
             max: refused.max,
-            kept: station.kept(self.device.index[refused.level]),
+            kept,
+            left: (refused.max.saturating_sub(refused.charged)).saturating_sub(taken),
             room: 0,
-            is_stuck: self.is_stuck.get(),
+            cause: match self.is_stuck.get() {
+                true => Cause::Standstill,
+                false => Cause::Limit,
+            },
+            outside: None,
         }
     }
 }

@@ -3,14 +3,15 @@
 use super::entry::job_key;
 use super::protection::ProtectedGroups;
 use super::trail::{Traced, happening};
-use super::{Group, GroupError, Root, context_size};
+use super::{Group, GroupError, Kind, Root, context_size};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::file_system;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::order;
 use gpulimit_ledger::{
-    self as ledger, Category, Compared, DeviceIndex, DeviceUsage, EventKind, Figures, Gate,
-    Happening, Idle, Ledger, Level, MAX_DEVICES, NoWitness, ProcessUsage, Slot, Unmoved, Witness,
+    self as ledger, Category, Cause, Compared, Details, DeviceIndex, DeviceUsage, EventKind,
+    Figures, Gate, Happening, Idle, Ledger, Level, MAX_DEVICES, NoWitness, Outside, ProcessUsage,
+    Slot, Unmoved, Witness,
 };
 use gpulimit_limits::{Bounds, Limits};
 use once_cell::race::OnceBox;
@@ -34,6 +35,8 @@ pub struct Member {
     pub(super) root: Box<Path>,
     /// The trail of the root, opened for the first event that belongs there.
     pub(super) root_trail: OnceBox<Option<Ledger>>,
+    /// The trail of the own root of the process's user: see [`Member::users_trail`].
+    pub(super) users_trail: OnceBox<Option<Ledger>>,
 }
 
 /// A device on which a member is charged. Cheap to copy; may be used only with the [`Member`] that
@@ -112,18 +115,22 @@ pub struct Refusal<'a> {
     pub max: u64,
     /// The bytes that are kept for other groups: by `min`, or for jobs with a limit of their own.
     pub kept: u64,
+    /// The bytes that the group could still charge.
+    pub left: u64,
     /// The bytes that the job of the process needs at once, because its first context waits until
     /// its whole limit is free; 0 for other requests.
     pub room: u64,
-    /// Whether the members of the group that hold memory wait for each other.
-    pub is_stuck: bool,
+    /// Why the request was refused.
+    pub cause: Cause,
+    /// What lies outside the process's groups, if the driver refused for lack of memory.
+    pub outside: Option<&'a Outside>,
 }
 
 impl fmt::Display for Refusal<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         use gpulimit_base::units::gib;
-        let (charged, max) = (gib(self.charged), gib(self.max));
-        write!(f, "group {} uses {charged} of {max}", self.group)
+        let (left, max) = (gib(self.left), gib(self.max));
+        write!(f, "{left} left of {max} in {}", self.group)
     }
 }
 
@@ -160,6 +167,7 @@ impl Member {
                         levels,
                         root: root.path().into(),
                         root_trail: OnceBox::new(),
+                        users_trail: OnceBox::new(),
                     });
                 }
             }
@@ -481,14 +489,6 @@ impl Member {
         self.stations(device).any(has)
     }
 
-    /// Returns the bytes that members of `group`, the process's group or one above it, held beyond
-    /// their charges when this process last looked.
-    pub fn uncovered(&self, device: &MemberDevice, group: &str) -> u64 {
-        let mut stations = self.stations(device);
-        let station = stations.find(|(station, _)| *station.name == *group);
-        station.map_or(0, |(station, index)| station.beyond(index))
-    }
-
     /// Restores this process's charge on the device where another process has lowered it.
     pub fn restore(&self, device: &MemberDevice) {
         self.on_path(device, Spared::Nothing, ledger::restore);
@@ -506,14 +506,6 @@ impl Member {
             Some((_, charged)) => charged,
             None => self.leaf().ledger.charged(device.index[0]),
         }
-    }
-
-    /// Returns the bytes that are charged but not in use in `group`, the process's group or one
-    /// above it.
-    pub fn reserve(&self, device: &MemberDevice, group: &str) -> u64 {
-        let mut stations = self.stations(device);
-        let station = stations.find(|(station, _)| *station.name == *group);
-        station.map_or(0, |(station, index)| station.ledger.usage(index).idle)
     }
 
     /// Returns the free and the charged bytes of the group with the least free memory; `None`
@@ -659,22 +651,62 @@ impl Member {
     }
 
     /// Counts a refusal in the process's group and in every group above it. Records it as an event
-    /// in the group that refused. `function` is the function that made the request.
+    /// in the group that refused, and returns that group's level. `function` is the function that
+    /// made the request.
     pub fn count_refusal(
         &self,
         device: &MemberDevice,
         function: &str,
         bytes: u64,
         refusal: &Refusal<'_>,
-    ) {
+    ) -> usize {
+        let mut level = 0;
         for (at, (station, index)) in self.stations(device).enumerate() {
             station.slot.count_refusal(index);
             if *station.name == *refusal.group {
-                let Refusal { charged, max, .. } = *refusal;
-                let refused = happening(EventKind::Refusal, index, bytes, charged, max);
-                self.record(at, &refused, function);
+                level = at;
             }
         }
+        let Refusal { charged, max, .. } = *refusal;
+        let index = device.index[level];
+        let refused = happening(EventKind::Refusal, index, bytes, charged, max);
+        let outside = refusal.outside.copied().unwrap_or_default();
+        let details = Details {
+            function,
+            cause: Some(refusal.cause),
+            left: refusal.left,
+            outside: outside.bytes,
+            holders: outside.holders,
+            ..Details::default()
+        };
+        self.record_with(level, &refused, details);
+        level
+    }
+
+    /// Records that this process was granted `bytes` shortly after the group at `level` had refused
+    /// as much.
+    pub fn record_recovered(
+        &self,
+        device: &MemberDevice,
+        level: usize,
+        bytes: u64,
+        function: &str,
+    ) {
+        let Some(station) = self.levels.get(level) else {
+            return;
+        };
+        let index = device.index[level];
+        let charged = station.ledger.charged(index);
+        let max = station.bounds(device, index).max;
+        let granted = happening(EventKind::Recovered, index, bytes, charged, max);
+        self.record(level, &granted, function);
+    }
+
+    /// Returns whether this process is the first of its job to say at its end that it was refused.
+    /// A lasting group has several jobs, which can only be told apart by time.
+    pub fn is_first_to_explain(&self) -> bool {
+        let lasts = Kind::of(self.group()) == Kind::Named;
+        self.leaf().ledger.take_explanation(lasts)
     }
 
     /// Returns the last measured size of a context in bytes, by any process; 0 where it is unknown.

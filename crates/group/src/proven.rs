@@ -248,7 +248,7 @@ impl Target {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.number_in_proc()));
         let statuses = tasks.into_iter().flatten().filter_map(|task| {
             let status = proc::read(task.ok()?.path().join("status")).ok()?;
-            (!status.contains("\nState:\tZ")).then_some(status)
+            (!proc::has_ended(&status)).then_some(status)
         });
         let statuses = statuses.collect();
         // Signal 0 checks that the process still exists. Otherwise the statuses may be another

@@ -76,6 +76,12 @@ impl Root {
         Self::at(path)
     }
 
+    /// Returns the default root of the calling user, unchecked.
+    pub(super) fn of_user() -> Self {
+        let path = own_default();
+        Self { path }
+    }
+
     /// Finds the root of the group `name`: [`SYSTEM`] if it has the group's topmost directory and
     /// `GPULIMIT_ROOT` is not set, else as [`Root::locate`].
     pub fn locate_group(

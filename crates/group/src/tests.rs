@@ -4,7 +4,9 @@ use super::descent::Descent;
 use super::*;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::Size;
-use gpulimit_ledger::{Category, DeviceIndex, EventKind, Happening, NoWitness, Pressure, Witness};
+use gpulimit_ledger::{
+    Category, Cause, DeviceIndex, EventKind, Happening, NoWitness, Pressure, Witness,
+};
 use gpulimit_limits::{Key, OnLimit, Oom, Selector};
 use gpulimit_support::{Running, Scratch, patience, wait_until};
 use std::cell::Cell;
@@ -142,19 +144,20 @@ fn a_refusal_names_the_refusing_group_and_its_figures() {
         charged: charged * UNIT,
         max: max * UNIT,
         kept: 0,
+        left: (max - charged) * UNIT,
         room: 0,
-        is_stuck: false,
+        cause: Cause::Limit,
+        outside: None,
     };
     let refusal = charge(&alices, 2).expect_err("the group lab is full");
     assert_eq!(refusal, refused("lab", 9, 10));
-    alices
-        .0
-        .count_refusal(&alices.1, "cuMemAlloc", 2 * UNIT, &refusal);
+    let level = (alices.0).count_refusal(&alices.1, "cuMemAlloc", 2 * UNIT, &refusal);
+    assert_eq!(level, 1);
     assert_eq!(charge(&alices, 4), Err(refused("lab/alice", 5, 8)));
     assert_eq!(units(&alices), [5, 5]);
     assert_eq!(
         refused("lab", 1 << 18, 1 << 19).to_string(),
-        "group lab uses 1.0 GiB of 2.0 GiB"
+        "1.0 GiB left of 2.0 GiB in lab"
     );
     let refusals = |group: &Group| {
         let ledger = group.ledger().expect("there");

@@ -9,7 +9,7 @@
 
 use super::directory::Directory;
 use super::member::{Member, Station};
-use super::{Access, Group, GroupError, Kind, Members, Root, contents, user};
+use super::{Access, Group, GroupError, Kind, Members, Root, SYSTEM, contents, user};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_ledger::{
@@ -22,6 +22,8 @@ use std::path::Path;
 
 /// The name of the file in a root. The names of groups do not begin with a dot.
 const TRAIL: &str = ".trail";
+/// The owner of the system root.
+const SYSTEMS_OWNER: u32 = 0;
 
 impl Root {
     /// Makes the root's trail, if the group's events go there and the root is the caller's own. A
@@ -35,12 +37,23 @@ impl Root {
         if lasting.is_some_and(|above| is_as_private(above.access().ok(), group.access().ok())) {
             return;
         }
+        self.make_trail_file();
+    }
+
+    fn make_trail_file(&self) {
         let path = self.path.join(TRAIL);
         if let Err(LedgerError::Version { .. }) = Ledger::open_readonly(&path) {
             // Another build of gpulimit has made the file, and this build cannot use it.
             let _ = fs::remove_file(&path);
         }
         let _ = Ledger::create_with_history(&path, 0o600);
+    }
+
+    /// Opens this root's trail for writing. The root and its trail are made if they are missing.
+    fn own_trail(&self) -> Option<Ledger> {
+        self.make().ok()?;
+        self.make_trail_file();
+        open(&self.path, true).ok().flatten()
     }
 
     /// Opens the root's trail for reading. Returns `None` if there is none, or if the caller may
@@ -63,8 +76,7 @@ impl Root {
         if !owner.is_ok_and(|owner| owner == user::effective()) {
             return;
         }
-        let _ = Ledger::create_with_history(&self.path.join(TRAIL), 0o600);
-        if let Ok(Some(trail)) = open(&self.path, true) {
+        if let Some(trail) = self.own_trail() {
             for (id, capacity) in gpus {
                 let _ = trail.device(*id, capacity.unwrap_or(0));
             }
@@ -234,7 +246,14 @@ impl Member {
             Some(above) => (Some(&*above.ledger), relative(&own.name, &above.name)),
             None => (self.root_trail(), &*own.name),
         };
+        let is_for_user = matches!(happening.kind, EventKind::Refusal | EventKind::Recovered);
+        let of_user = match trail.is_none() && is_for_user {
+            true => self.users_trail(),
+            false => None,
+        };
         let holders = match (happening.kind, happening.device) {
+            // These holders are no members.
+            _ if details.cause == Some(Cause::Outside) => details.holders,
             (EventKind::Refusal | EventKind::Oom | EventKind::Kill, Some(index)) => {
                 own.ledger.largest(index)
             }
@@ -243,14 +262,26 @@ impl Member {
         let details = Details {
             group,
             holders,
+            owner: of_user.map(|_| SYSTEMS_OWNER),
             ..details
         };
-        own.ledger.record_in(trail, happening, &details);
+        own.ledger.record_in(of_user.or(trail), happening, &details);
     }
 
     fn root_trail(&self) -> Option<&Ledger> {
         let open = || Box::new(open(&self.root, true).ok().flatten());
         self.root_trail.get_or_init(open).as_ref()
+    }
+
+    /// Returns the trail of the own root of this process's user, who cannot read the trail of the
+    /// system root.
+    fn users_trail(&self) -> Option<&Ledger> {
+        let open = || {
+            let is_system = *self.root == *Path::new(SYSTEM);
+            let is_foreign = is_system && user::effective() != SYSTEMS_OWNER;
+            is_foreign.then(|| Root::of_user().own_trail()).flatten()
+        };
+        self.users_trail.get_or_init(|| Box::new(open())).as_ref()
     }
 }
 
@@ -305,10 +336,7 @@ impl Group {
             max: u64::MAX,
         };
         let details = Details {
-            by: Some(Holding {
-                process: Identity::of_self(),
-                bytes: 0,
-            }),
+            by: Some(Holding::new(Identity::of_self(), 0)),
             ..Details::default()
         };
         self.record(ledger, &happening, details);

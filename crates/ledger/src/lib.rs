@@ -69,7 +69,7 @@ pub use reap::{NoWitness, Witness};
 pub use removal::Removal;
 pub use slot::Slot;
 pub use suspension::{Actor, Errand, Unmoved, hand_over};
-pub use trail::{Cause, Details, Holding, TrailEvent};
+pub use trail::{Cause, Details, Holding, Outside, TrailEvent};
 #[cfg(not(all(test, loom)))]
 pub use uncovered::{Compared, Figures, uncovered};
 pub use usage::{DeviceUsage, ProcessUsage, Usage, Waits};
@@ -397,6 +397,21 @@ impl Ledger {
             && self.map.writable()
             && noted
                 .compare_exchange(before, now, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+    }
+
+    /// Returns whether the calling process is to say at its end that it was refused: the first of
+    /// the group's processes, or in a group that `lasts` the first of ten seconds.
+    pub fn take_explanation(&self, lasts: bool) -> bool {
+        const APART_MS: u64 = 10_000;
+        let explained = &self.header().explained;
+        let (before, now) = (explained.load(Ordering::Relaxed), os::boot_ms().max(1));
+        let is_due = before == 0 || lasts && now.abs_diff(before) >= APART_MS;
+        let (order, write) = (Ordering::Relaxed, self.map.writable());
+        is_due
+            && write
+            && explained
+                .compare_exchange(before, now, order, order)
                 .is_ok()
     }
 

@@ -335,10 +335,10 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
 
 /// Formats a time in its shortest exact form, which [`parse_duration`] reads back.
 fn duration_text(time: Duration) -> String {
-    let millis = time.as_millis();
-    let exact = |(_, unit): &&(&str, u64)| millis.is_multiple_of(u128::from(*unit));
+    let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let exact = |(_, unit): &&(&str, u64)| millis.is_multiple_of(*unit);
     match TIMES.iter().find(exact) {
-        Some((name, unit)) if millis != 0 => format!("{}{name}", millis / u128::from(*unit)),
+        Some((name, unit)) if millis != 0 => format!("{}{name}", millis / unit),
         _ => "0s".into(),
     }
 }

@@ -151,9 +151,9 @@ fn containers(path: &str) -> impl Iterator<Item = &str> {
 fn mounted(text: &str) -> impl Iterator<Item = &str> {
     text.lines().filter_map(|line| {
         let source = line.split(' ').nth(3)?;
-        let (_, rest) = source.rsplit_once("containers/")?;
-        let id = rest.split('/').next()?;
-        is_id(id).then_some(id)
+        let mut parts = source.split('/').zip(source.split('/').skip(1));
+        let is_container = |(above, id): &(&str, &str)| above.ends_with("containers") && is_id(id);
+        parts.find(is_container).map(|(_, id)| id)
     })
 }
 

@@ -62,6 +62,10 @@ impl Book {
         }
     }
 
+    pub fn member(&self) -> &'static Member {
+        self.member
+    }
+
     /// Returns the smallest limit of the group and its ancestors, in bytes; `u64::MAX` without a
     /// limit.
     pub fn max(&self) -> u64 {

@@ -9,7 +9,7 @@
 #![allow(unsafe_code)]
 
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use gpulimit_group::Undisturbed;
 use gpulimit_ledger::Gate;
@@ -54,6 +54,31 @@ pub fn note_end_at_exit() {
     // SAFETY: the function is never unloaded, as it belongs to a preloaded library. A program
     // without room for another function only leaves no note.
     unsafe { libc::atexit(note) };
+}
+
+/// Makes this program say at its end that it was refused: see [`Process::explain_end`]. Registered
+/// at the first refusal. A child that is forked afterwards keeps the function, but has no account
+/// until it uses a GPU itself.
+pub fn explain_at_exit() {
+    unsafe extern "C" {
+        // The libc crate does not declare this function of glibc.
+        fn on_exit(
+            function: extern "C" fn(libc::c_int, *mut libc::c_void),
+            argument: *mut libc::c_void,
+        ) -> libc::c_int;
+    }
+    extern "C" fn explain(status: libc::c_int, _: *mut libc::c_void) {
+        // The parent of the program sees only these bits.
+        if let (1.., Some(process)) = (status & 0xff, Process::existing()) {
+            process.explain_end(status & 0xff);
+        }
+    }
+    static REGISTERED: AtomicBool = AtomicBool::new(false);
+    if !REGISTERED.swap(true, Ordering::Relaxed) {
+        // SAFETY: the function is never unloaded, as it belongs to a library that is linked with
+        // `nodelete`. A program without room for another function only says nothing.
+        unsafe { on_exit(explain, null_mut()) };
+    }
 }
 
 impl Process {

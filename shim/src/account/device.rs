@@ -2,18 +2,19 @@
 //! the book's figures.
 //!
 //! Operations across these parts: charging ([`Device::charge`]), giving bytes back ([`reclaim`]),
-//! measuring ([`measuring`]) and shared memory ([`inherited`]).
+//! measuring ([`measuring`]), shared memory ([`inherited`]) and refusals ([`refusals`]).
 
 mod inherited;
 mod measuring;
 mod others;
 mod reclaim;
+mod refusals;
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use gpulimit_base::device::DeviceId;
-use gpulimit_group::{Insistence, Member, Refusal, Undisturbed};
+use gpulimit_group::{Insistence, Member, Refusal};
 use gpulimit_ledger::{Pressure, Says};
 
 use super::book::Book;
@@ -30,13 +31,14 @@ use crate::abi::{
     CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_UNKNOWN, Device as Ordinal, Out, SUCCESS, Status,
 };
 use crate::clock;
-use crate::driver::figures::{self, Former, ProcessList};
+use crate::driver::figures::{self, Former};
 use crate::driver::{answer, cuda, devices, inside, suspension};
 use crate::message;
-use crate::refusal::{self, Gpu, Refused};
+use crate::refusal::Refused;
 use measuring::Measuring;
 use others::Others;
 use reclaim::Reclaim;
+use refusals::Unrecovered;
 
 /// How often a thread of a suspended process looks whether its process is back.
 const LOOK: Duration = Duration::from_millis(50);
@@ -66,6 +68,9 @@ pub struct Device {
     /// whose requests wait.
     has_entered: AtomicBool,
     others: Others,
+    pub unrecovered: Unrecovered,
+    /// NVML's index of the GPU plus 1; 0 while it is unknown.
+    index: AtomicU32,
 }
 
 impl Device {
@@ -114,6 +119,8 @@ impl Device {
             measuring: Measuring::default(),
             has_entered: AtomicBool::new(false),
             others: Others::default(),
+            unrecovered: Unrecovered::default(),
+            index: AtomicU32::new(0),
         })
     }
 
@@ -263,34 +270,6 @@ impl Device {
             Some((symbol, asked)) if !request.is_needless() => self.refused(symbol, asked, refusal),
             _ => Refused,
         }
-    }
-
-    /// Counts and reports a refusal that was decided without trying to charge the bytes.
-    pub fn refuse(&self, symbol: &'static str, bytes: u64) -> Refused {
-        let Book { member, device, .. } = &self.book;
-        let verdict = Refusal {
-            group: member.group(),
-            charged: member.charged(device),
-            max: self.book.max(),
-            kept: 0,
-            room: 0,
-            is_stuck: false,
-        };
-        self.refused(symbol, bytes, &verdict)
-    }
-
-    fn refused(&self, symbol: &'static str, bytes: u64, refusal: &Refusal<'_>) -> Refused {
-        let _undisturbed = Undisturbed::new();
-        let Book { member, device, .. } = &self.book;
-        let bytes = bytes.max(refusal.room);
-        member.count_refusal(device, refusal::plain(symbol), bytes, refusal);
-        let gpu = Gpu {
-            ordinal: self.ordinal,
-            id: &self.id,
-            context: &|| self.book.context_hint().max(self.least_context),
-        };
-        refusal::report(gpu, member, device, &ProcessList, symbol, bytes, refusal);
-        Refused
     }
 
     /// Returns the pool from which `cuMemAllocAsync` takes memory on this device; `None` if the

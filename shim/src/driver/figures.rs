@@ -5,7 +5,7 @@ use std::ffi::CString;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use gpulimit_base::device::DeviceId;
+use gpulimit_base::device::{DeviceId, DeviceKind};
 use gpulimit_base::identity::Identity;
 use gpulimit_base::process;
 use gpulimit_group::Undisturbed;
@@ -93,6 +93,13 @@ pub fn find(id: &DeviceId) -> Option<NvmlDevice> {
         Err(NVML_ERROR_UNINITIALIZED) if start() => find().ok(),
         found => found.ok(),
     }
+}
+
+/// Returns NVML's index of a whole GPU.
+pub fn index(id: &DeviceId) -> Option<u32> {
+    let device = (id.kind == DeviceKind::Gpu).then(|| find(id)).flatten()?;
+    let _undisturbed = Undisturbed::new();
+    answer(|index| nvml::nvmlDeviceGetIndex(device, index)).ok()
 }
 
 /// Returns the identity of the device behind an NVML handle that the program has passed.

@@ -61,6 +61,7 @@ macro_rules! functions {
             /// first.
             #[repr(usize)]
             #[derive(Clone, Copy)]
+            #[allow(clippy::enum_variant_names, reason = "functions keep their names")]
             pub enum Index { $( $name, )* $( $call, )* Count }
 
             const COUNT: usize = Index::Count as usize;

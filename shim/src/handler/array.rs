@@ -197,6 +197,7 @@ impl Making {
             }
             None => drop(charged),
         }
+        device.note_answer(self.call.symbol, bytes, status);
         device.renew(mark);
         Ok(status)
     }

@@ -96,6 +96,7 @@ fn make(
         let before = device.driver_part.used();
         let status = real.call();
         let context = made.read().filter(|_| status == SUCCESS);
+        device.note_failure(call.symbol, hint.max(device.least_context), status);
         if let Some(context) = context {
             device.contexts.insert(context);
             call.process.launched.forget_kernels();
@@ -333,7 +334,7 @@ pub fn release_primary(call: Call, real: &dyn Real, ordinal: Ordinal) -> Status 
     let Ok(device) = call.process.device(ordinal) else {
         return real.call();
     };
-    if device.contexts.is_last_release() || call.symbol.contains("Reset") {
+    if device.contexts.is_last_release() || call.symbol.starts_with("cuDevicePrimaryCtxReset") {
         // The driver can reuse the freed handles for new code, whose first launch must be charged.
         let context = device.contexts.primary.load(Ordering::Acquire);
         call.process.forget_launches(context);

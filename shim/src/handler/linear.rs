@@ -110,13 +110,24 @@ fn allocate(
 ) -> Status {
     let device = match device_for(call, estimate) {
         Ok(device) => device,
-        Err(aside) => return aside.answer(&real),
+        Err(aside) => return answer(call, estimate, aside, &real),
     };
     if estimate <= BLOCK {
         small(call, device, estimate, real, result)
     } else {
         large(call, device, estimate, real, result)
     }
+}
+
+/// Returns the driver's answer to a request that it gets as it is. More bytes than the GPU has are
+/// a refusal.
+#[cold]
+fn answer(call: Call, bytes: u64, aside: Aside, real: &dyn Real) -> Status {
+    let status = aside.answer(real);
+    if let Ok(device) = call.process.current_device() {
+        device.note_failure(call.symbol, bytes, status);
+    }
+    status
 }
 
 #[inline(always)]
@@ -144,6 +155,7 @@ fn small(
         let status = real();
         let (SUCCESS, (Some(address), size)) = (status, result()) else {
             paid.give_back();
+            device.note_failure(call.symbol, estimate, status);
             return status;
         };
         let size = size.unwrap_or(estimate);
@@ -216,6 +228,7 @@ fn large(
         }
         _ => drop(charged),
     }
+    device.note_answer(call.symbol, estimate, status);
     device.renew(mark);
     status
 }

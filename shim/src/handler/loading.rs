@@ -165,13 +165,21 @@ pub fn run(
     let (alone, mut paid) = paid?;
     let (growth, runtime) = extra.get();
     paid.add_some(more);
+    let real = &|| {
+        let status = real.call();
+        // A launch on several devices fails with code 2 to try again.
+        if !launches {
+            device.note_failure(call.symbol, large + growth, status);
+        }
+        status
+    };
     if alone.is_none() {
         return Ok(measured::conclude(call, device, paid, large, real, undo));
     }
     runtime.keep(&mut paid, &memory);
     let heap = kept();
     let before = paid.offer(heap);
-    let status = real.call();
+    let status = real();
     // The driver refuses to set the heap limit once the heap exists. So setting the limit shows
     // whether the heap exists.
     let needed = heap > 0 && status == SUCCESS && is_in_use(context, LIMIT_MALLOC_HEAP_SIZE);

@@ -61,6 +61,7 @@ fn take(
         }
         _ => drop(charged),
     }
+    device.note_answer(call.symbol, bytes, status);
     Ok(status)
 }
 

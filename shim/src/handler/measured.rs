@@ -26,7 +26,14 @@ pub fn run(
     undo: Option<&dyn Fn()>,
 ) -> Status {
     match Prepaid::pay(device, Request::insisting(call.symbol, estimate)) {
-        Ok(paid) => conclude(call, device, paid, 0, real, undo),
+        Ok(paid) => {
+            let real = || {
+                let status = real.call();
+                device.note_failure(call.symbol, estimate, status);
+                status
+            };
+            conclude(call, device, paid, 0, &real, undo)
+        }
         Err(Refused) => CUDA_ERROR_OUT_OF_MEMORY,
     }
 }
@@ -117,6 +124,7 @@ pub fn stream(call: Call, real: &dyn Real, stream: Out<Stream>) -> Status {
         let device = call.process.current_device()?;
         let paid = Prepaid::pay(device, Request::insisting(call.symbol, RESERVE))?;
         let status = real.call();
+        device.note_failure(call.symbol, RESERVE, status);
         let measure = |paid| conclude(call, device, paid, RESERVE - STREAM, &|| status, None);
         Ok(paid.defer().map_or_else(measure, |()| status))
     });

@@ -228,7 +228,7 @@ fn allocate(
         false => device.may_hold(bytes),
     };
     if !pool.counted || !may_hold {
-        return real.call();
+        return unpaid(call, device, pool, bytes, &real);
     }
     let allocation = Allocation {
         call,
@@ -243,9 +243,22 @@ fn allocate(
         return allocation.insist(None, &real);
     }
     match allocation.make(&real) {
-        (status, true) => status,
+        (SUCCESS, true) => SUCCESS,
+        (status, true) => allocation.failed(status),
         (status, false) => allocation.insist(Some(status), &real),
     }
+}
+
+/// Returns the driver's answer to a request that it gets as it is. More bytes than the GPU has are
+/// a refusal.
+#[cold]
+#[inline(never)]
+fn unpaid(call: Call, device: &Device, pool: &Pool, bytes: u64, real: &dyn Real) -> Status {
+    let status = real.call();
+    if pool.counted {
+        device.note_failure(call.symbol, bytes, status);
+    }
+    status
 }
 
 /// An allocation from a pool.
@@ -277,12 +290,35 @@ impl Allocation {
         (status, whole)
     }
 
+    #[cold]
+    #[inline(never)]
+    fn failed(self, status: Status) -> Status {
+        let Self {
+            call,
+            device,
+            bytes,
+            ..
+        } = self;
+        device.note_failure(call.symbol, bytes, status);
+        status
+    }
+
     /// Allocates where the pool's headroom does not suffice. `made` is the status if the driver's
     /// call exceeded the payment.
     #[cold]
     #[inline(never)]
     fn insist(self, made: Option<Status>, real: &dyn Real) -> Status {
-        attempt(real, || self.try_again(made, real))
+        attempt(real, || {
+            let status = self.try_again(made, real)?;
+            let Self {
+                call,
+                device,
+                bytes,
+                ..
+            } = self;
+            device.note_answer(call.symbol, bytes, status);
+            Ok(status)
+        })
     }
 
     fn try_again(self, mut made: Option<Status>, real: &dyn Real) -> Result<Status, Aside> {

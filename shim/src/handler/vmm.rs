@@ -16,7 +16,7 @@ use crate::driver::capture::relaxed;
 use crate::driver::cuda;
 use crate::fault;
 use crate::handler::Call;
-use crate::handler::aside::{Aside, attempt, size_on};
+use crate::handler::aside::{Aside, attempt};
 
 /// `cuMemCreate`: Charges whole blocks before the call, on the device that the allocation's
 /// properties name, whichever context is current.
@@ -30,7 +30,13 @@ pub fn create(
     attempt(real, || {
         let device = prop.read().and_then(|prop| prop.location.device());
         let device = call.process.device(device.ok_or(Aside::NothingToCharge)?)?;
-        let bytes = round_up(size_on(device, size as u64)?, BLOCK);
+        let asked = size as u64;
+        if !device.may_hold(asked) {
+            let status = real.call();
+            device.note_failure(call.symbol, asked, status);
+            return Ok(status);
+        }
+        let bytes = round_up(asked, BLOCK);
         let mark = call.process.mark();
         let charged = device.charge(Request::insisting(call.symbol, bytes))?;
         fault::point("vmm");
@@ -43,6 +49,7 @@ pub fn create(
             }
             _ => drop(charged),
         }
+        device.note_answer(call.symbol, asked, status);
         device.renew(mark);
         Ok(status)
     })

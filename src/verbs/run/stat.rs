@@ -54,6 +54,7 @@ impl Stat {
         if view.devices.is_empty() {
             output::note(&format!("{name}: no GPU was used"));
         }
+        let mut refused = 0;
         for device in &view.devices {
             let gpu = Gpu::of(&view, device.id, driver);
             let limit = match &gpu.effective {
@@ -74,9 +75,17 @@ impl Stat {
                 gpu = groups::label(device.id, driver),
                 peak = gib(usage.peak)
             ));
+            refused += refusals;
+        }
+        // A program that ends by itself has said so.
+        if let (End::Signal(_), 1..) = (end, refused) {
+            output::note(&format!(
+                "{name}: `gpulimit why {name}` explains the refusals"
+            ));
         }
     }
 }
+
 /// Returns how often requests waited for memory, and how long in total; empty if no request waited.
 fn waited(count: u64, time: Duration) -> String {
     let time = span(time);

@@ -10,8 +10,8 @@ SIZE = r"[\d.]+ (?:GiB|MiB|KiB|B|bytes)"
 LINE = re.compile(
     rf"^gpulimit: refused (?P<call>\w+) of (?P<size>{SIZE}) on GPU (?P<gpu>\d+)"
     r" \((?P<uuid>(?:GPU|MIG)-[0-9a-f]+…?[^)]*)\): "
-    rf"group (?P<group>[\w.-]+) uses (?P<used>[\d.]+(?: \w+)?) of (?P<max>{SIZE})(?: and keeps"
-    rf" {SIZE} in reserve)?; pid (?P<pid>\d+) \((?P<command>.+?)\) (?P<own>{SIZE}): "
+    rf"(?P<left>{SIZE}) left of (?P<max>{SIZE}) in (?P<group>[\w.-]+); "
+    rf"pid (?P<pid>\d+) \((?P<command>.+?)\) (?P<own>{SIZE}): "
     r"(?P<parts>.*allocations [\d.]+.*driver [\d.]+.*)$"
 )
 

@@ -3,6 +3,7 @@
 
 use std::mem::ManuallyDrop;
 
+use crate::abi::SUCCESS;
 use crate::account::BLOCK;
 use crate::account::device::Device;
 use crate::account::driver_part::Prepaid;
@@ -102,6 +103,7 @@ impl<'a> Block<'a> {
 fn find<'a>(device: &'a Device, symbol: &'static str) -> Result<Means<'a>, Refused> {
     if let Ok(charged) = device.charge(Request::trimming(BLOCK)) {
         charged.spend();
+        device.note_answer(symbol, BLOCK, SUCCESS);
         return Ok(Means::Charged);
     }
     if let Some(spare) = device.spares.take_any() {

@@ -30,12 +30,12 @@ fn the_level_without_room_refuses_and_is_named() {
     world.judge(cap);
     let holder = format!("; pid {} (gpu-script) ", a.pid());
     let (_, errors) = a.end();
-    assert!(errors.contains("group world/a uses"), "{errors}");
+    assert!(errors.contains(" in world/a; pid"), "{errors}");
     let (_, errors) = b.end();
-    assert!(errors.contains("group world uses"), "{errors}");
-    // The line names the holders in the group that is full, and the command that shows them.
+    assert!(errors.contains(" in world; pid"), "{errors}");
+    // The line names the holders in the group that is full, and the command that explains it.
     assert!(errors.contains(&holder), "{errors}");
-    let next = ". `gpulimit ps world` shows all holders\n";
+    let next = ". `gpulimit why` explains it\n";
     assert!(errors.ends_with(next), "{errors}");
     world.judge_end(cap);
     let group = world.root().group("world/a").expect("there");

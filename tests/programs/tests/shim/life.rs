@@ -131,7 +131,7 @@ fn same_life(program: &Path, arguments: &[&str]) {
 
 /// Returns the lines of standard error other than the library's reports of refusals.
 fn without_refusals(errors: &str) -> String {
-    let is_ours = |line: &&str| line.starts_with("gpulimit: ") && line.contains("refused");
+    let is_ours = |line: &&str| line.starts_with("gpulimit: ") && line.contains("refus");
     let rest = errors.lines().filter(|line| !is_ours(line));
     rest.map(|line| format!("{line}\n")).collect()
 }

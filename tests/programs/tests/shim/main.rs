@@ -38,6 +38,7 @@ mod pressure;
 mod process_lists;
 mod queue;
 mod random;
+mod reasons;
 mod refusal;
 mod runtime;
 mod sanitized;

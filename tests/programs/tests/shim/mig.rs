@@ -79,7 +79,7 @@ fn every_instance_has_the_limit_of_its_uuid() {
         let (_, errors) = program.end();
         let short = &uuids(&world)[instance][..8];
         assert!(
-            errors.contains(&format!("on GPU 0 ({short}\u{2026})")),
+            errors.contains(&format!("on GPU {short}\u{2026}: ")),
             "{errors}"
         );
         world.settle();

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -12,9 +13,9 @@ use std::sync::Arc;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::units::Size;
-use gpulimit_group::Members;
+use gpulimit_group::{Access, Members};
 use gpulimit_ledger::{EventKind, Ledger, Level, NoWitness, charge_unchecked};
-use gpulimit_limits::Key;
+use gpulimit_limits::{Key, LimitSet};
 use gpulimit_policy::rules;
 use gpulimit_programs::world::{self, CONTEXT, MIB, Session, World, repository, text};
 use gpulimit_support::{is_root, skip};
@@ -63,7 +64,10 @@ impl Machine {
     /// world's root at the machine's place. The environment holds only these variables, those of
     /// the simulated driver and those of scripts/mutants.
     fn command(&self, uid: u32, program: &Path, variables: &[(&str, &str)]) -> Command {
-        const ENTER: &str = "mount -t tmpfs tmpfs /run && mkdir /run/gpulimit \
+        const ENTER: &str = "mount -t tmpfs tmpfs /run && mkdir /run/gpulimit /run/world \
+            && mount --bind \"$1\" /run/world && mkdir -p \"$1/shm\" && chmod 1777 \"$1/shm\" \
+            && mount --bind \"$1/shm\" /dev/shm && mkdir -p \"$1\" \
+            && mount --bind /run/world \"$1\" \
             && mount --bind \"$1/root\" /run/gpulimit \
             && if [ -e \"$1/policy.toml\" ]; then { [ -e \"$1/etc\" ] || cp -a /etc \"$1/etc\"; } \
             && mkdir -p \"$1/etc/gpulimit\" \
@@ -185,9 +189,9 @@ fn an_empty_environment_is_limited_by_a_rule() {
         ("alloc a 400M", "0"),
     ]);
     let (_, errors) = bob.end();
-    assert!(errors.contains("group lab uses"), "{errors}");
+    assert!(errors.contains(" in lab; pid"), "{errors}");
     let (_, errors) = alice.end();
-    assert!(errors.contains("group lab/alice uses"), "{errors}");
+    assert!(errors.contains(" in lab/alice; pid"), "{errors}");
     assert!(machine.world.machine().peak() <= 3000 * MIB);
     // The policy exempts root.
     let mut root = machine.start(0, &[]);
@@ -354,7 +358,7 @@ fn a_renamed_rules_old_group_keeps_what_it_has_and_no_more() {
     assert_eq!(apply(), [bytes(usage.charged + usage.suspended), bytes(0)]);
 }
 
-/// The line of a refusal names the users who hold the memory of the full group, by id.
+/// The line of a refusal names the users who hold the memory of the full group.
 #[test]
 fn a_refusal_names_the_other_users() {
     if !may_run() {
@@ -368,14 +372,54 @@ fn a_refusal_names_the_other_users() {
     bob.expect(&[("start", "0 0"), ("alloc a 600M", "2")]);
     let (own, other) = (bob.pid(), alice.pid());
     let (_, errors) = bob.end();
-    assert!(errors.contains(": group lab uses "), "{errors}");
+    assert!(errors.contains(" in lab; pid"), "{errors}");
     for holder in [
-        format!("; pid {other} (gpu-script, uid {ALICE}) 1.9 GiB: "),
+        format!("; pid {other} (gpu-script, alice) 1.9 GiB: "),
         format!("; pid {own} (gpu-script) 518.0 MiB: "),
     ] {
         assert!(errors.contains(&holder), "{holder}: {errors}");
     }
     alice.end_quietly();
+}
+
+/// The trail of the system root is root's. So the refusals of a job there are in the trail of its
+/// user's own root.
+#[test]
+fn users_can_read_the_refusals_of_their_jobs_in_the_system_root() {
+    if !may_run() {
+        return;
+    }
+    let machine = Machine::new(1);
+    let limits = LimitSet::all(Size::Bytes(1000 * MIB));
+    let access = Access {
+        members: Members::All,
+        ..Access::default()
+    };
+    let (root, job) = (machine.world.root(), "run-1-2");
+    let created = root.create_for(job, &limits, access).expect("created");
+    let mut bob = machine.start(BOB, &[("GPULIMIT_GROUP", job)]);
+    bob.expect(&[
+        ("start", "0 0"),
+        ("alloc a 600M", "2"),
+        ("alloc a 100M", "0"),
+    ]);
+    bob.end();
+    drop(created);
+    root.remove(job).expect("removed");
+    let own = machine.world.file(&format!("shm/gpulimit-{BOB}"));
+    let trail = Ledger::open_readonly(&own.join(".trail")).expect("made");
+    let events = trail.trail(0);
+    assert_eq!(events.len(), 1, "{events:?}");
+    let refusal = &events[0];
+    assert_eq!((&*refusal.group, refusal.owner), (job, Some(0)));
+    assert_eq!(refusal.event.what.kind, EventKind::Refusal);
+    assert_eq!(refusal.event.what.process.uid, BOB);
+    for (path, mode) in [(own.clone(), 0o700), (own.join(".trail"), 0o600)] {
+        let about = fs::metadata(path).expect("made");
+        assert_eq!((about.uid(), about.mode() & 0o777), (BOB, mode));
+    }
+    let roots = root.trail().expect("readable").expect("made");
+    assert_eq!(roots.trail(0).len(), 0);
 }
 
 #[test]

@@ -20,14 +20,14 @@ fn check(line: &str, call: &str, pid: u32) {
     assert!(amount.parse::<f64>().is_ok(), "{line}");
     assert!(["GiB", "MiB", "KiB", "bytes"].contains(&unit), "{line}");
     let (uuid, rest) = rest
-        .split_once("\u{2026}): group world uses ")
+        .split_once("\u{2026}): ")
         .unwrap_or_else(|| panic!("{line}"));
     assert!(
         uuid.len() == 4 && uuid.bytes().all(|c| c.is_ascii_hexdigit()),
         "{line}"
     );
     let (_, rest) = rest
-        .split_once(" of 1.0 GiB; ")
+        .split_once(" left of 1.0 GiB in world; ")
         .unwrap_or_else(|| panic!("{line}"));
     let holder = format!("pid {pid} (gpu-script) ");
     let figures = rest
@@ -164,7 +164,10 @@ fn a_failed_call_is_uncharged() {
                 },
             )]);
             world.judge(4096 * MIB);
-            program.end_quietly();
+            match code {
+                "2" => drop(program.end()),
+                _ => program.end_quietly(),
+            }
             world.judge_end(4096 * MIB);
         }
     }
@@ -220,29 +223,26 @@ fn the_parts_in_a_refusal_add_up() {
             .split_once(&format!("pid {pid} (gpu-script) "))
             .expect(line);
         let parts = "602.0 MiB: allocations 20.0, pools 64.0, driver 518.0";
-        let next = match Some(line) == errors.lines().next() {
-            true => ". `gpulimit ps world` shows all holders",
-            false => "",
-        };
+        let next = ". `gpulimit why` explains it";
         assert_eq!(figures, format!("{parts}{next}"), "{line}");
     }
     assert_eq!(errors.lines().count(), 2, "{errors}");
     world.judge_end(CAP);
 }
 
-/// The usage named in a refusal is the one that `gpulimit show` prints: memory that is only kept in
-/// reserve is shown separately.
+/// What is left is what the process could still get: its charged reserve is not.
 #[test]
-fn a_refusal_names_the_same_usage_as_show() {
-    // The cap has room for the context and the driver's reserve.
-    let cap = CONTEXT + 4 * MIB;
+fn a_refusal_says_what_is_left() {
+    // The cap has room for the context, the driver's reserve and 96 MiB.
+    let cap = CONTEXT + 100 * MIB;
     let world = World::new(cap);
     let mut program = world.on_gpu();
-    program.expect(&[("alloc a 100M", "2")]);
+    program.expect(&[("alloc a 98M", "2"), ("alloc a 96M", "0")]);
     let usage = world.usage(0);
-    assert_eq!(usage.charged - usage.idle, CONTEXT);
+    assert_eq!(usage.charged, cap);
+    assert_eq!(usage.charged - usage.idle, CONTEXT + 96 * MIB);
     let (_, errors) = program.end();
-    let said = "uses 518.0 of 522.0 MiB and keeps 4.0 MiB in reserve; pid";
+    let said = ": 96.0 MiB left of 618.0 MiB in world; pid";
     assert!(errors.contains(said), "{errors}");
 }
 

@@ -1,0 +1,214 @@
+//! Refusals on one GPU: by a group, or by the driver although the group had room. Remembers the
+//! last one until a request for as much is granted.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use gpulimit_base::identity::Identity;
+use gpulimit_base::process;
+use gpulimit_group::{Refusal, Undisturbed};
+use gpulimit_ledger::{Cause, Holding, Outside};
+
+use super::Device;
+use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, SUCCESS, Status};
+use crate::account::book::Book;
+use crate::account::current;
+use crate::account::pools::STEP;
+use crate::driver::figures::{self, ProcessList};
+use crate::refusal::{self, Circumstances, Gpu, Refused};
+use crate::{clock, message};
+
+/// The longest time from a refusal to the grant by which the program has recovered, milliseconds.
+const RECOVERY_MS: u64 = 1_000;
+
+/// The last refusal from which the program has not recovered.
+#[derive(Default)]
+pub struct Unrecovered {
+    /// The time of the refusal in milliseconds; 0 without one, and once the program can no longer
+    /// recover from it. The other fields keep their values then.
+    since: AtomicU64,
+    /// The time of the refusal in milliseconds; 0 if the program has recovered.
+    pub at: AtomicU64,
+    pub bytes: AtomicU64,
+    level: AtomicU64,
+}
+
+impl Device {
+    /// Notes the driver's answer to a request for `bytes`: a refusal, or that the program has
+    /// recovered from one. Call where a request has reached the ledger or has failed.
+    #[inline]
+    pub fn note_answer(&self, symbol: &'static str, bytes: u64, status: Status) {
+        if status != SUCCESS || self.unrecovered.since.load(Ordering::Relaxed) != 0 {
+            self.look_at_answer(symbol, bytes, status);
+        }
+    }
+
+    /// Notes the driver's answer to a request for about `bytes`, if the answer is a refusal. The
+    /// refusal of an unknown need, 0 bytes, is not noted.
+    #[inline]
+    pub fn note_failure(&self, symbol: &'static str, bytes: u64, status: Status) {
+        if status != SUCCESS && bytes > 0 {
+            self.look_at_answer(symbol, bytes, status);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn look_at_answer(&self, symbol: &'static str, bytes: u64, status: Status) {
+        match status {
+            SUCCESS => self.note_recovery(symbol, bytes),
+            CUDA_ERROR_OUT_OF_MEMORY => self.refused_by_driver(symbol, bytes),
+            _ => {}
+        }
+    }
+
+    fn note_recovery(&self, symbol: &'static str, bytes: u64) {
+        let Unrecovered { since, at, .. } = &self.unrecovered;
+        let refused = since.load(Ordering::Relaxed);
+        let is_over = clock::monotonic_ms().saturating_sub(refused) > RECOVERY_MS;
+        let is_enough = bytes >= self.unrecovered.bytes.load(Ordering::Relaxed);
+        if refused == 0 || !(is_over || is_enough) || since.swap(0, Ordering::Relaxed) == 0 {
+            return;
+        }
+        if !is_over {
+            let _undisturbed = Undisturbed::new();
+            at.store(0, Ordering::Relaxed);
+            let level = self.unrecovered.level.load(Ordering::Relaxed) as usize;
+            let Book { member, device, .. } = &self.book;
+            member.record_recovered(device, level, bytes, refusal::plain(symbol));
+        }
+    }
+
+    /// Reports that the driver has refused `bytes` although the group had room.
+    fn refused_by_driver(&self, symbol: &'static str, bytes: u64) {
+        let _undisturbed = Undisturbed::new();
+        let used = figures::used(&self.id, self.capacity);
+        let free = used.map(|used| self.capacity.saturating_sub(used));
+        let (cause, left) = match free {
+            _ if bytes > self.capacity => (Cause::Capacity, self.capacity),
+            // The driver may need a step more than the program asks for.
+            Some(free) if free < bytes.saturating_add(STEP) => (Cause::Outside, free),
+            _ => (Cause::Host, self.book.group_free()),
+        };
+        let outside = match (cause, used) {
+            (Cause::Outside, Some(used)) => Some(self.outside(used)),
+            _ => None,
+        };
+        let verdict = Refusal {
+            left,
+            cause,
+            outside: outside.as_ref(),
+            ..self.verdict()
+        };
+        self.refused(symbol, bytes, &verdict);
+    }
+
+    /// Returns what lies outside this process's groups on the GPU, where `used` bytes are in use.
+    fn outside(&self, used: u64) -> Outside {
+        let Book { member, device, .. } = &self.book;
+        let members = member.all_living(device);
+        let mut listed = figures::processes(&self.id).unwrap_or_default();
+        // Other pids than those of this process's namespace are of unknown processes.
+        let own = std::process::id();
+        let is_ours =
+            process::pid_ns() == process::FIRST_PID_NS || listed.iter().any(|(pid, _)| *pid == own);
+        // A member may hold more than its charge for a moment.
+        let held = |pid| listed.iter().find(|it| it.0 == pid).map_or(0, |it| it.1);
+        let inside = members.iter().map(|member| match is_ours {
+            true => held(member.identity.pid).max(member.usage.in_use()),
+            false => member.usage.in_use(),
+        });
+        let inside: u64 = inside.sum();
+        let is_member = |pid| pid == own || members.iter().any(|it| it.identity.pid == pid);
+        listed.retain(|(pid, _)| is_ours && !is_member(*pid));
+        let mut largest = || {
+            let sizes = listed.iter().map(|(_, bytes)| bytes).enumerate();
+            let (at, _) = sizes.max_by_key(|(_, bytes)| *bytes)?;
+            let (pid, bytes) = listed.swap_remove(at);
+            Some(Holding::new(Identity::of_other(pid), bytes))
+        };
+        Outside {
+            bytes: used.saturating_sub(inside),
+            holders: std::array::from_fn(|_| largest()),
+        }
+    }
+
+    /// Returns a refusal that was decided without trying to charge the bytes.
+    fn verdict(&self) -> Refusal<'static> {
+        let Book { member, device, .. } = &self.book;
+        Refusal {
+            group: member.group(),
+            charged: member.charged(device),
+            max: self.book.max(),
+            kept: 0,
+            left: self.book.group_free(),
+            room: 0,
+            cause: Cause::Limit,
+            outside: None,
+        }
+    }
+
+    /// Counts and reports a refusal that was decided without trying to charge the bytes.
+    pub fn refuse(&self, symbol: &'static str, bytes: u64) -> Refused {
+        self.refused(symbol, bytes, &self.verdict())
+    }
+
+    /// Counts, records, remembers and reports a refusal.
+    pub(super) fn refused(
+        &self,
+        symbol: &'static str,
+        bytes: u64,
+        refusal: &Refusal<'_>,
+    ) -> Refused {
+        let _undisturbed = Undisturbed::new();
+        let Book { member, device, .. } = &self.book;
+        let context = self.book.context_hint().max(self.least_context);
+        let cause = match refusal.cause {
+            Cause::Limit if context > refusal.max => Cause::Context,
+            cause => cause,
+        };
+        let refusal = Refusal { cause, ..*refusal };
+        let bytes = bytes.max(refusal.room);
+        let level = member.count_refusal(device, refusal::plain(symbol), bytes, &refusal);
+        let now = clock::monotonic_ms().max(1);
+        let Unrecovered { since, at, .. } = &self.unrecovered;
+        for (word, value) in [
+            (&self.unrecovered.bytes, bytes),
+            (&self.unrecovered.level, level as u64),
+            (at, now),
+            (since, now),
+        ] {
+            word.store(value, Ordering::Relaxed);
+        }
+        current::explain_at_exit();
+        if !refusal::may_tell() {
+            return Refused;
+        }
+        let gpu = self.gpu();
+        if let Some(damage) = member.damage() {
+            let name = refusal::plain(symbol);
+            message::line(format_args!("refused {name} on GPU {gpu}: {damage}"));
+            return Refused;
+        }
+        let holders = match cause {
+            Cause::Capacity | Cause::Outside | Cause::Host => Vec::new(),
+            _ => member.holders(device, refusal.group, &ProcessList),
+        };
+        let seen = Circumstances {
+            gpu,
+            capacity: self.capacity,
+            context,
+            members: &holders,
+        };
+        refusal::report(symbol, bytes, &refusal, &seen);
+        Refused
+    }
+
+    /// Returns the GPU for display. NVML is asked for its index until it answers.
+    pub fn gpu(&self) -> Gpu {
+        let known = self.index.load(Ordering::Relaxed);
+        let index = known.checked_sub(1).or_else(|| figures::index(&self.id));
+        let word = index.map_or(0, |index| index.saturating_add(1));
+        self.index.store(word, Ordering::Relaxed);
+        Gpu { index, id: self.id }
+    }
+}
