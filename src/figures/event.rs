@@ -105,13 +105,17 @@ impl Line {
         let what = &self.event.what;
         let user = |process: &Identity| with_processes.then(|| accounts::user_name(process.uid));
         let command = |process: &Identity| with_processes.then(|| process.command().to_string());
-        let holding = |Holding { process, bytes }: &Holding| {
+        let holding = |holding: &Holding| {
+            let process = &holding.process;
             json!({
                 "pid": process.pid,
                 "uid": process.uid,
                 "user": user(process),
                 "command": command(process),
-                "bytes": bytes,
+                "bytes": holding.bytes,
+                "reserve": holding.reserve,
+                "suspended": holding.suspended,
+                "registered": holding.is_registered,
             })
         };
         let holders = match with_processes {
@@ -187,6 +191,7 @@ impl Line {
             }
             EventKind::Suspend => format!("{bytes} of {who} suspended"),
             EventKind::Resume => format!("{bytes} of {who} resumed"),
+            EventKind::Recovered => format!("{who} got {bytes} after all"),
             EventKind::Lost => {
                 format!("{who} is lost: the driver could not bring its {bytes} back")
             }
@@ -222,13 +227,10 @@ impl Line {
         if let Some(function) = self.function() {
             text += &format!("; by {function}");
         }
-        let holder = |Holding { process, bytes }: &Holding| {
-            format!(
-                "pid {} ({}) {}",
-                process.pid,
-                process.command(),
-                gib(*bytes)
-            )
+        let holder = |held: &Holding| {
+            let process = &held.process;
+            let bytes = gib(held.bytes);
+            format!("pid {} ({}) {bytes}", process.pid, process.command())
         };
         let holders: Vec<String> = self.holders().iter().map(holder).collect();
         match holders.is_empty() {

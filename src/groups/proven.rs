@@ -263,10 +263,7 @@ fn record(group: &Group, ledger: &Ledger, process: &ProcessUsage, signal: i32) {
     ));
     let details = Details {
         cause: Some(Cause::Command),
-        by: Some(Holding {
-            process: own,
-            bytes: 0,
-        }),
+        by: Some(Holding::new(own, 0)),
         ..Details::default()
     };
     group.record(ledger, &happening, details);

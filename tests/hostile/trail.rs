@@ -23,8 +23,9 @@ fn forge(ledger: &Ledger) {
     process.command = [0; 64];
     process.command[..EVIL.len()].copy_from_slice(EVIL);
     let holding = Holding {
-        process,
-        bytes: u64::MAX,
+        reserve: u64::MAX,
+        suspended: u64::MAX,
+        ..Holding::new(process, u64::MAX)
     };
     let happening = Happening {
         kind: EventKind::Kill,
@@ -51,10 +52,13 @@ fn forge(ledger: &Ledger) {
         let details = Details {
             group,
             function: "cuMemAlloc",
-            holders: [Some(holding); 3],
+            holders: [Some(holding); 5],
             cause: Some(Cause::Oom),
             by: Some(holding),
             count: u64::MAX,
+            left: u64::MAX,
+            outside: u64::MAX,
+            owner: Some(u32::MAX),
         };
         ledger.record_in(Some(ledger), &happening, &details);
     }

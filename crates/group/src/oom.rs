@@ -176,10 +176,7 @@ impl Request<'_, '_> {
             Names(victims),
             oom.name(),
         ));
-        let by = Holding {
-            process: *own,
-            bytes: self.bytes,
-        };
+        let by = Holding::new(*own, self.bytes);
         for (_, process) in victims {
             let kill = Happening {
                 process: process.identity,

@@ -305,10 +305,7 @@ impl Group {
             max: u64::MAX,
         };
         let details = Details {
-            by: Some(Holding {
-                process: Identity::of_self(),
-                bytes: 0,
-            }),
+            by: Some(Holding::new(Identity::of_self(), 0)),
             ..Details::default()
         };
         self.record(ledger, &happening, details);

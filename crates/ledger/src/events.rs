@@ -40,11 +40,13 @@ pub enum EventKind {
     Resume = 12,
     /// The driver could not bring the memory of a suspended process back, and never will.
     Lost = 13,
+    /// A process was granted as much as it was refused within the second before.
+    Recovered = 14,
 }
 
 impl EventKind {
     /// All kinds.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Refusal,
         Self::Wait,
         Self::Granted,
@@ -58,6 +60,7 @@ impl EventKind {
         Self::Suspend,
         Self::Resume,
         Self::Lost,
+        Self::Recovered,
     ];
 
     /// Returns the word `count` of an event; 0 for kinds that do not have it.
@@ -84,6 +87,7 @@ impl EventKind {
             Self::Suspend => "suspend",
             Self::Resume => "resume",
             Self::Lost => "lost",
+            Self::Recovered => "recovered",
         }
     }
 }

@@ -7,7 +7,7 @@
 //! +2 MiB     slots: two pages each: identity, requests; statistics
 //! +32 MiB    users: the byte-seconds of ended processes, by user
 //! +64 KiB    history: 64 KiB for each device
-//! +2 MiB     trail: the events of the group and of the groups below it, in pages of 8 events
+//! +2 MiB     trail: the events of the group and of the groups below it, in pages of 4 events
 //! ```
 //!
 //! A charge on a device reads the words of all slots for that device, and a look at the usage reads
@@ -409,7 +409,7 @@ pub(super) struct DeviceHistory {
 /// Number of events in the trail.
 pub(super) const TRAIL: usize = 4_096;
 /// Number of processes that an event of the trail names as the largest holders of memory.
-pub(super) const HOLDERS: usize = 3;
+pub(super) const HOLDERS: usize = 5;
 /// Length of the name of the driver function in an event of the trail, in 64-bit words.
 pub(super) const FUNCTION_WORDS: usize = 4;
 /// Length of the name of the group in an event of the trail, in 64-bit words.
@@ -420,8 +420,11 @@ pub(super) const TRAIL_GROUP_WORDS: usize = 16;
 pub(super) struct Holder {
     pub pid: AtomicU64,
     pub uid: AtomicU64,
-    /// Bytes in use: charged and not idle. For the requester of a kill, the requested bytes.
+    /// The figures of [`super::Holding`].
     pub bytes: AtomicU64,
+    pub reserve: AtomicU64,
+    pub suspended: AtomicU64,
+    pub registered: AtomicU64,
     pub command: [AtomicU64; 2],
 }
 
@@ -450,16 +453,18 @@ pub(super) struct TrailEntry {
     pub holders: [Holder; HOLDERS],
     /// The event's number in the ring of the group where the event happened.
     pub in_ring: AtomicU64,
-    /// For a kill, why the process was killed: see [`super::Cause`].
+    /// Why the request was refused or the process was killed: see [`super::Cause`].
     pub cause: AtomicU64,
     /// For a kill, the process that requested it. The pid is 0 if there is none.
     pub by: Holder,
-    /// Later equal events that share the entry: see `trail::repeats`. An older build leaves the
-    /// word of an earlier event.
+    /// Later equal events that share the entry: see `trail::repeats`.
     pub repeats: AtomicU64,
-    /// See [`super::Details::count`]. Older builds leave the word of an earlier event.
+    /// These three are of [`super::Details`]; the owner is stored plus 1, and 0 is none.
     pub count: AtomicU64,
-    spare: [AtomicU64; 7],
+    pub left: AtomicU64,
+    pub outside: AtomicU64,
+    pub owner: AtomicU64,
+    spare: [AtomicU64; 40],
 }
 
 /// The events of a group and of the groups below it. A group that keeps no history has no trail.
@@ -581,11 +586,11 @@ const _: () = {
     assert!(offset_of!(DeviceHistory, minutes) == 14_400);
     assert!(offset_of!(DeviceHistory, quarters) == 48_960);
     assert!(offset_of!(DeviceHistory, uncertain) == 65_088);
-    assert!(size_of::<TrailEntry>() == 512 && offset_of!(TrailEntry, command) == 72);
+    assert!(size_of::<TrailEntry>() == 1024 && offset_of!(TrailEntry, command) == 72);
     assert!(offset_of!(TrailEntry, group) == 136 && offset_of!(TrailEntry, holders) == 264);
-    assert!(offset_of!(TrailEntry, in_ring) == 384 && offset_of!(TrailEntry, by) == 400);
-    assert!(offset_of!(TrailEntry, repeats) == 440);
-    assert!(size_of::<Content>() == (4 + 512 + 8192 + 16 + 512 + 512) * PAGE);
+    assert!(offset_of!(TrailEntry, in_ring) == 584 && offset_of!(TrailEntry, by) == 600);
+    assert!(offset_of!(TrailEntry, repeats) == 664);
+    assert!(size_of::<Content>() == (4 + 512 + 8192 + 16 + 512 + 1024) * PAGE);
 };
 
 #[cfg(all(test, not(loom)))]
@@ -595,7 +600,7 @@ mod tests {
 
     #[test]
     fn the_preface_of_this_version_does_not_change() {
-        let sizes = [16_384, 2 << 20, 8192, 4096, 32, 39_927_808];
+        let sizes = [16_384, 2 << 20, 8192, 4096, 32, 42_024_960];
         assert_eq!(
             preface()[2..],
             sizes,

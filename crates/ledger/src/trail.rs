@@ -16,7 +16,7 @@ use super::{DeviceIndex, Event, Happening, Ledger, charge, os, stamp};
 use gpulimit_base::identity::Identity;
 use repeats::Repeats;
 
-/// Why a process was killed.
+/// Why a process was killed, or a request refused.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 #[repr(u64)]
 pub enum Cause {
@@ -24,6 +24,21 @@ pub enum Cause {
     Oom = 1,
     /// A user has sent a signal to the process.
     Command = 2,
+    /// The request did not fit in the group's limit.
+    Limit = 3,
+    /// The request did not fit in the group's limit, and the processes that hold the memory wait
+    /// for each other.
+    Standstill = 4,
+    /// The group's limit is smaller than a CUDA context.
+    Context = 5,
+    /// The request was larger than the GPU.
+    Capacity = 6,
+    /// The group had room, and the GPU had not: processes outside this process's groups hold the
+    /// memory.
+    Outside = 7,
+    /// The group and the GPU had room, and the driver refused: memory of the host, an address space
+    /// or a container was full.
+    Host = 8,
 }
 
 impl Cause {
@@ -32,12 +47,29 @@ impl Cause {
         match self {
             Self::Oom => "oom",
             Self::Command => "command",
+            Self::Limit => "limit",
+            Self::Standstill => "standstill",
+            Self::Context => "context",
+            Self::Capacity => "capacity",
+            Self::Outside => "outside",
+            Self::Host => "host",
         }
     }
 
+    /// All causes.
+    pub const ALL: [Self; 8] = [
+        Self::Oom,
+        Self::Command,
+        Self::Limit,
+        Self::Standstill,
+        Self::Context,
+        Self::Capacity,
+        Self::Outside,
+        Self::Host,
+    ];
+
     fn of(word: u64) -> Option<Self> {
-        let mut known = [Self::Oom, Self::Command].into_iter();
-        known.find(|cause| *cause as u64 == word)
+        Self::ALL.into_iter().find(|cause| *cause as u64 == word)
     }
 }
 
@@ -49,6 +81,25 @@ pub struct Holding {
     pub process: Identity,
     /// Bytes that the process uses, or has requested.
     pub bytes: u64,
+    /// Bytes that are charged to the process, and that it does not use.
+    pub reserve: u64,
+    /// Bytes of the process that lie on the host while it is suspended.
+    pub suspended: u64,
+    /// Whether the process gives memory in use back when it is asked.
+    pub is_registered: bool,
+}
+
+impl Holding {
+    /// Returns a process with bytes in use, and nothing else.
+    pub const fn new(process: Identity, bytes: u64) -> Self {
+        Self {
+            process,
+            bytes,
+            reserve: 0,
+            suspended: 0,
+            is_registered: false,
+        }
+    }
 }
 
 /// What the trail stores of an event besides the event itself.
@@ -59,15 +110,25 @@ pub struct Details<'a> {
     pub group: &'a str,
     /// The name of the function that made the request; empty if unknown.
     pub function: &'a str,
-    /// The processes that used the most memory at the time of the event.
+    /// The processes that used the most memory of the device at the time of the event: members of
+    /// the group, or for [`Cause::Outside`] processes outside, with what NVML says that they use.
     pub holders: [Option<Holding>; HOLDERS],
-    /// Why a process was killed.
+    /// Why a process was killed, or a request refused.
     pub cause: Option<Cause>,
     /// The process that requested a kill, or that has suspended or resumed the process.
     pub by: Option<Holding>,
     /// The number of processes that were asked ([`super::EventKind::Asked`]), or the milliseconds
     /// since then ([`super::EventKind::Given`]).
     pub count: u64,
+    /// For a refusal, the bytes of the device that were left: of the group's limit, or for
+    /// [`Cause::Outside`] and [`Cause::Capacity`] of the GPU.
+    pub left: u64,
+    /// For a refusal by the driver, the bytes of the device that are used outside this process's
+    /// groups.
+    pub outside: u64,
+    /// The owner of the root where the group is, for the trail of another root: that of the
+    /// process's own user, who cannot read the trail where the event is too.
+    pub owner: Option<u32>,
 }
 
 /// An event that was read from a trail.
@@ -84,12 +145,18 @@ pub struct TrailEvent {
     pub group: String,
     /// The name of the function that made the request; empty if unknown.
     pub function: String,
-    /// The processes that used the most memory, the largest first.
+    /// See [`Details::holders`]; the largest first.
     pub holders: Vec<Holding>,
-    /// Why a process was killed.
+    /// Why a process was killed, or a request refused.
     pub cause: Option<Cause>,
     /// The process that requested a kill, or that has suspended or resumed the process.
     pub by: Option<Holding>,
+    /// See [`Details::left`].
+    pub left: u64,
+    /// See [`Details::outside`].
+    pub outside: u64,
+    /// See [`Details::owner`].
+    pub owner: Option<u32>,
     /// Number of later events that share the entry: equal ones of the same process, which may have
     /// other figures.
     pub repeats: u64,
@@ -100,6 +167,7 @@ pub struct TrailEvent {
 /// The properties that equal events share, in the form in which an entry stores them.
 struct Key<'a> {
     what: u64,
+    cause: u64,
     process: &'a Identity,
     function: [u8; FUNCTION_BYTES],
     group: [u8; GROUP_BYTES],
@@ -141,6 +209,7 @@ impl Ledger {
         };
         let key = Key {
             what: pack(happening.kind, device),
+            cause: details.cause.map_or(0, |cause| cause as u64),
             process: &happening.process,
             function: padded(details.function.as_bytes()),
             group: end_of(details.group.as_bytes()),
@@ -164,9 +233,12 @@ impl Ledger {
             happening.charged,
             happening.max,
             in_ring,
-            details.cause.map_or(0, |cause| cause as u64),
+            key.cause,
             Repeats::default().word(number),
             details.count,
+            details.left,
+            details.outside,
+            details.owner.map_or(0, |owner| u64::from(owner) + 1),
         ];
         stamp::write(&entry.stamp, number, || {
             for (word, value) in words(entry).into_iter().zip(values) {
@@ -252,6 +324,9 @@ impl Ledger {
             cause,
             repeats,
             count,
+            left,
+            outside,
+            owner,
         ] = numbers;
         let (kind, device) = unpack(what)?;
         let process = Identity {
@@ -284,6 +359,9 @@ impl Ledger {
             holders,
             cause: Cause::of(cause),
             by,
+            left,
+            outside,
+            owner: owner.checked_sub(1).and_then(|uid| uid.try_into().ok()),
             repeats: repeats.count,
             last_us: repeats.last_us(time_us),
         })
@@ -305,7 +383,15 @@ impl Ledger {
         }
         most.map(|(bytes, slot)| {
             let process = (bytes > 0).then(|| self.owner(slot)).flatten()?;
-            Some(Holding { process, bytes })
+            let page = &self.content().slots[slot];
+            let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
+            Some(Holding {
+                process,
+                bytes,
+                reserve: load(&self.charge(slot, device).idle),
+                suspended: load(&page.stats[device.get()].suspended),
+                is_registered: load(&page.pressure.registered) != 0,
+            })
         })
     }
 }
@@ -329,30 +415,52 @@ pub(super) fn take_number(
 
 impl Holder {
     fn store(&self, holding: Option<&Holding>) {
-        let (pid, uid, bytes) = holding.map_or((0, 0, 0), |Holding { process, bytes }| {
-            (u64::from(process.pid), u64::from(process.uid), *bytes)
+        let values = holding.map_or([0; 6], |holding| {
+            [
+                u64::from(holding.process.pid),
+                u64::from(holding.process.uid),
+                holding.bytes,
+                holding.reserve,
+                holding.suspended,
+                u64::from(holding.is_registered),
+            ]
         });
-        self.pid.store(pid, Ordering::Relaxed);
-        self.uid.store(uid, Ordering::Relaxed);
-        self.bytes.store(bytes, Ordering::Relaxed);
+        for (word, value) in self.words().into_iter().zip(values) {
+            word.store(value, Ordering::Relaxed);
+        }
         let command = holding.map_or(&[][..], |holding| &holding.process.command);
         store_bytes(&self.command, command);
     }
 
     /// Returns the process and its bytes; `None` if there is none.
     fn load(&self) -> Option<Holding> {
-        let number = |word: &AtomicU64| u32::try_from(word.load(Ordering::Relaxed)).ok();
-        let pid = number(&self.pid).filter(|pid| *pid != 0)?;
+        let words = self.words().map(|word| word.load(Ordering::Relaxed));
+        let [pid, uid, bytes, reserve, suspended, registered] = words;
+        let pid = u32::try_from(pid).ok().filter(|pid| *pid != 0)?;
         Some(Holding {
             process: Identity {
                 pid,
                 pid_ns: 0,
                 start_time: 0,
-                uid: number(&self.uid)?,
+                uid: uid.try_into().ok()?,
                 command: load_bytes(&self.command),
             },
-            bytes: self.bytes.load(Ordering::Relaxed),
+            bytes,
+            reserve,
+            suspended,
+            is_registered: registered != 0,
         })
+    }
+
+    fn words(&self) -> [&AtomicU64; 6] {
+        [
+            &self.pid,
+            &self.uid,
+            &self.bytes,
+            &self.reserve,
+            &self.suspended,
+            &self.registered,
+        ]
     }
 }
 
@@ -364,7 +472,7 @@ const fn place(number: u64) -> usize {
     (number % TRAIL as u64) as usize
 }
 
-fn words(entry: &TrailEntry) -> [&AtomicU64; 12] {
+fn words(entry: &TrailEntry) -> [&AtomicU64; 15] {
     [
         &entry.time,
         &entry.what,
@@ -378,6 +486,9 @@ fn words(entry: &TrailEntry) -> [&AtomicU64; 12] {
         &entry.cause,
         &entry.repeats,
         &entry.count,
+        &entry.left,
+        &entry.outside,
+        &entry.owner,
     ]
 }
 

@@ -84,7 +84,7 @@ impl EventKind {
     /// Returns whether a process can cause such events one after the other, as fast as it runs.
     pub(super) const fn repeats(self) -> bool {
         match self {
-            Self::Refusal | Self::Wait | Self::Granted | Self::High => true,
+            Self::Refusal | Self::Recovered | Self::Wait | Self::Granted | Self::High => true,
             Self::Reap | Self::Kill | Self::Limits | Self::Oom => false,
             // Each has figures of its own, and a process is asked five times a second at most.
             Self::Asked | Self::Given => false,
@@ -121,6 +121,7 @@ impl Ledger {
 fn is_equal(entry: &TrailEntry, key: &Key<'_>) -> bool {
     let is = |word: &AtomicU64, value: u64| word.load(Ordering::Relaxed) == value;
     is(&entry.what, key.what)
+        && is(&entry.cause, key.cause)
         && is(&entry.pid, u64::from(key.process.pid))
         && is(&entry.pid_ns, key.process.pid_ns)
         && load_bytes::<{ 8 * layout::FUNCTION_WORDS }>(&entry.function) == key.function
@@ -158,7 +159,7 @@ fn extend(entry: &TrailEntry, number: u64, time_us: u64) -> bool {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::super::tests::{happening, numbers};
-    use super::super::{Details, TrailEvent};
+    use super::super::{Cause, Details, TrailEvent};
     use super::*;
     use crate::Happening;
     use crate::scratch::Scratch;
@@ -212,6 +213,10 @@ mod tests {
             ..Details::default()
         };
         let usual = details("a", "cuMemAlloc");
+        let host = Details {
+            cause: Some(Cause::Host),
+            ..usual
+        };
         let device = Some(scratch.device);
         let other = Identity {
             pid: 78,
@@ -240,13 +245,14 @@ mod tests {
                 usual,
             ),
             (kind(EventKind::Wait), usual),
+            (refusal(1), host),
         ];
         for _ in 0..3 {
             for (happening, details) in &different {
                 scratch.record_in(Some(&scratch), happening, details);
             }
         }
-        assert_eq!(counts(&scratch.trail(0)), [2; 6]);
+        assert_eq!(counts(&scratch.trail(0)), [2; 7]);
         for single in [
             EventKind::Kill,
             EventKind::Oom,
@@ -256,7 +262,7 @@ mod tests {
             scratch.record(&kind(single));
             scratch.record(&kind(single));
         }
-        assert_eq!(counts(&scratch.trail(6)), [0; 8]);
+        assert_eq!(counts(&scratch.trail(7)), [0; 8]);
     }
 
     #[test]

@@ -51,15 +51,23 @@ fn an_event_of_a_group_below_is_read_as_it_was_written() {
     };
     let held = |pid, bytes| {
         let process = process(pid, b"a-name-of-more-than-16-bytes");
-        Some(Holding { process, bytes })
+        Some(Holding {
+            reserve: 4,
+            suspended: u64::MAX,
+            is_registered: pid == 1,
+            ..Holding::new(process, bytes)
+        })
     };
     let details = Details {
         group: "alice/run-1-2",
         function: "cuMemAllocFromPoolAsync",
-        holders: [held(1, 5), held(2, u64::MAX), None],
+        holders: [held(1, 5), held(2, u64::MAX), None, None, None],
         cause: Some(Cause::Oom),
         by: held(u32::MAX, 6),
         count: 0,
+        left: 7,
+        outside: u64::MAX,
+        owner: Some(u32::MAX),
     };
     below.record_in(Some(&lasting), &kill, &details);
     assert_eq!(below.events(0).len(), 2, "the ring of the group has both");
@@ -85,6 +93,12 @@ fn an_event_of_a_group_below_is_read_as_it_was_written() {
         holders,
         [(1, 4_000_000_000, 5), (2, 4_000_000_000, u64::MAX)]
     );
+    let first = &event.holders[0];
+    let others = event.holders.iter().map(|held| held.is_registered);
+    assert_eq!((first.reserve, first.suspended), (4, u64::MAX));
+    assert!(others.eq([true, false]));
+    assert_eq!((event.left, event.outside), (7, u64::MAX));
+    assert_eq!(event.owner, Some(u32::MAX));
     let name = event.holders[0].process.command().to_string();
     assert_eq!(name, "a-name-of-more-t");
     assert_eq!(
@@ -132,7 +146,7 @@ fn space_is_reserved_page_by_page() {
     let scratch = Scratch::with_history();
     let reserved = || scratch.header().trail_reserved.load(Ordering::Relaxed);
     assert_eq!(reserved(), 0, "an unused trail takes no space");
-    for (events, expected) in [(1, 8), (7, 8), (1, 16)] {
+    for (events, expected) in [(1, 4), (3, 4), (1, 8)] {
         for _ in 0..events {
             scratch.record(&happening(1));
         }
@@ -141,11 +155,11 @@ fn space_is_reserved_page_by_page() {
     // A ledger file that is gone cannot get more space: events are left out, and nothing else
     // happens to them. A full file system ends the same way.
     std::fs::remove_file(&scratch.place.path).expect("removed");
-    for _ in 0..20 {
+    for _ in 0..10 {
         scratch.record(&happening(2));
     }
-    assert_eq!((scratch.trail(0).len(), scratch.trail_head()), (16, 16));
-    assert_eq!(scratch.events(0).len(), 29);
+    assert_eq!((scratch.trail(0).len(), scratch.trail_head()), (8, 8));
+    assert_eq!(scratch.events(0).len(), 15);
 }
 
 #[test]
@@ -191,11 +205,13 @@ fn impossible_entries_are_left_out() {
     set(&event.what, EventKind::Refusal as u64 | u64::MAX << 32);
     set(&event.bytes, u64::MAX);
     set(&event.cause, u64::MAX);
+    set(&event.owner, u64::MAX);
     set(&event.holders[0].pid, u64::MAX);
     let events = scratch.trail(0);
     assert_eq!(numbers(&events), [9]);
     assert_eq!(events[0].event.what.device, None, "of {MAX_DEVICES}");
     assert_eq!((events[0].cause, events[0].holders.len()), (None, 0));
+    assert_eq!(events[0].owner, None);
 }
 
 #[test]
@@ -229,8 +245,11 @@ fn the_largest_holders_are_found() {
         let held = scratch.largest(device);
         held.map(|held| held.map(|held| held.bytes / charge::UNIT))
     };
-    assert_eq!(used(scratch.device), [Some(5), Some(4), Some(3)]);
-    assert_eq!(used(scratch.other), [None; 3]);
+    assert_eq!(
+        used(scratch.device),
+        [Some(5), Some(4), Some(3), Some(1), None]
+    );
+    assert_eq!(used(scratch.other), [None; 5]);
     let own = std::process::id();
     let held = scratch.largest(scratch.device)[0].expect("held");
     assert_eq!(held.process.pid, own);
