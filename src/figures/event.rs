@@ -76,17 +76,32 @@ impl Line {
         }
     }
 
-    fn holders(&self) -> &[Holding] {
+    pub fn holders(&self) -> &[Holding] {
         self.trail.as_ref().map_or(&[], |trail| &trail.holders)
     }
 
-    fn function(&self) -> Option<&str> {
+    /// Returns what the process of the event held at most. If it was not one of the largest
+    /// holders, it held no more than the smallest of these; if they are unknown, no more than its
+    /// group.
+    pub fn held(&self) -> u64 {
+        let process = &self.event.what.process;
+        let mut all = self.holders().iter();
+        let own = all.find(|one| one.process.pid == process.pid && one.process.uid == process.uid);
+        // A driver that finds the GPU full is shown with processes outside of the group.
+        let last = self.holders().last();
+        let known = own.or(last.filter(|_| self.cause() != Some(Cause::Outside)));
+        known.map_or(self.event.what.charged, |one| {
+            one.bytes.saturating_add(one.reserve)
+        })
+    }
+
+    pub fn function(&self) -> Option<&str> {
         let trail = self.trail.as_ref();
         let function = trail.map(|trail| &*trail.function);
         function.filter(|function| !function.is_empty())
     }
 
-    fn cause(&self) -> Option<Cause> {
+    pub fn cause(&self) -> Option<Cause> {
         self.trail.as_ref().and_then(|trail| trail.cause)
     }
 

@@ -154,6 +154,10 @@ fn figures(usage: &Usage) -> Option<String> {
         bytes("free", usage.free),
         count("processes", usage.processes),
         count("refused", usage.refusals),
+        usage
+            .refusals
+            .filter(|count| *count > 0)
+            .map(|_| text("why:", "gpulimit why".into())),
     ];
     let texts: Vec<String> = texts.into_iter().flatten().collect();
     (!texts.is_empty()).then(|| texts.join(", "))

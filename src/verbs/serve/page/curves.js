@@ -307,7 +307,8 @@ function figuresOf(group, gpu, state) {
   }
   facts.push(["Peak", size(gpu.peak), exact(gpu.peak)]);
   facts.push(["Free", size(gpu.free), exact(gpu.free)]);
-  facts.push(["Refused", many(gpu.refusals ?? 0, "request")]);
+  const why = gpu.refusals ? `: gpulimit why ${foreign(group.name)}` : "";
+  facts.push(["Refused", many(gpu.refusals ?? 0, "request") + why]);
   if (gpu.waits)
     facts.push(["Waited", `${many(gpu.waits, "time")}, ${span(gpu.waited_ms)} in all`]);
   const now = conditions(group, gpu, state).map(([, text]) => text);

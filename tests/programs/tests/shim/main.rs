@@ -54,4 +54,5 @@ mod unmeasured;
 mod updates;
 mod view;
 mod waiting;
+mod why;
 mod wrong_input;
