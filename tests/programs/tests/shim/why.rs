@@ -674,3 +674,66 @@ fn what_fits_is_granted_to_pools_and_to_programs_that_start_again() {
     };
     differ(case, Case { holds: 300, ..case });
 }
+
+const WHOLE: &[(&str, u32, &str)] = &[("lab", ALICE, "max=20G")];
+
+#[test]
+fn a_gpu_that_others_fill_is_freed_by_their_users() {
+    let case = Case {
+        groups: WHOLE,
+        asks: 4000,
+        never: &["raise"],
+        ..CASE
+    };
+    differ(
+        Case {
+            first: "end",
+            others: &[("", ALICE, 5000)],
+            ..case
+        },
+        Case {
+            first: "wait",
+            others: &[("", BOB, 5000)],
+            never: &["raise", "end"],
+            ..case
+        },
+    );
+    let case = Case {
+        later: Later::Ends,
+        first: "end",
+        others: &[("", ALICE, 5000)],
+        ..case
+    };
+    let others = &[("", ALICE, 5500)];
+    differ(case, Case { others, ..case });
+}
+
+#[test]
+fn nothing_smaller_is_advised_than_a_context() {
+    let case = Case {
+        groups: &[("lab", ALICE, "max=5M")],
+        first: "raise",
+        never: &["smaller"],
+        call: CONTEXTS,
+        ..CASE
+    };
+    differ(
+        case,
+        Case {
+            groups: &[("lab", ALICE, "max=6M")],
+            ..case
+        },
+    );
+}
+
+#[test]
+fn a_request_larger_than_the_gpu_is_made_smaller() {
+    let case = Case {
+        groups: WHOLE,
+        asks: 9000,
+        first: "smaller",
+        never: &["raise"],
+        ..CASE
+    };
+    differ(case, Case { gpu: 7000, ..case });
+}
