@@ -5,7 +5,7 @@ mod later;
 use crate::machine::{child, signals::Inherited};
 use crate::verbs::{
     apply, cdi, create, doctor, events, gc, get, history, install, kill, oci_hook, probe, ps,
-    report, resume, rm, run, serve, set, show, suspend, top,
+    report, resume, rm, run, serve, set, show, suspend, top, why,
 };
 use crate::words::failure::Failure;
 use clap::error::{ContextKind, ContextValue};
@@ -63,6 +63,8 @@ enum Verb {
     Top(Later<top::Args>),
     /// Show events: refusals, waits, kills, changes of limits
     Events(Later<events::Args>),
+    /// Say why a program got no memory, and what to do now
+    Why(Later<why::Args>),
     /// Show the usage of groups over time, as a curve
     History(Later<history::Args>),
     /// Serve a page, JSON and metrics for Prometheus over HTTP
@@ -107,6 +109,7 @@ impl Cli {
             Verb::Ps(Later(args)) => ps::ps(&args),
             Verb::Top(Later(args)) => top::top(&args),
             Verb::Events(Later(args)) => events::events(&args),
+            Verb::Why(Later(args)) => why::why(&args),
             Verb::History(Later(args)) => history::history(&args),
             Verb::Serve(Later(args)) => serve::serve(args),
             Verb::Report(Later(args)) => report::report(&args),

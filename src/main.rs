@@ -31,6 +31,7 @@ mod verbs {
     pub mod show;
     pub mod suspend;
     pub mod top;
+    pub mod why;
 }
 
 mod contained {
@@ -82,6 +83,7 @@ mod figures {
     pub mod tree;
     pub mod trend;
     pub mod waiting;
+    pub mod why;
     pub use group::*;
 }
 

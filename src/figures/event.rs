@@ -2,7 +2,7 @@
 
 pub mod watch;
 
-use super::fields::{self, fields};
+use super::fields::{self, fields, left, right};
 use crate::groups;
 use crate::machine::{accounts, nvml::Driver};
 use crate::words::{clock::Moment, text};
@@ -77,17 +77,32 @@ impl Line {
         }
     }
 
-    fn holders(&self) -> &[Holding] {
+    pub fn holders(&self) -> &[Holding] {
         self.trail.as_ref().map_or(&[], |trail| &trail.holders)
     }
 
-    fn function(&self) -> Option<&str> {
+    /// Returns what the process of the event held at most. If it was not one of the largest
+    /// holders, it held no more than the smallest of these; if they are unknown, no more than its
+    /// group.
+    pub fn held(&self) -> u64 {
+        let process = &self.event.what.process;
+        let mut all = self.holders().iter();
+        let own = all.find(|one| one.process.pid == process.pid && one.process.uid == process.uid);
+        // A driver that finds the GPU full is shown with processes outside of the group.
+        let last = self.holders().last();
+        let known = own.or(last.filter(|_| self.cause() != Some(Cause::Outside)));
+        known.map_or(self.event.what.charged, |one| {
+            one.bytes.saturating_add(one.reserve)
+        })
+    }
+
+    pub fn function(&self) -> Option<&str> {
         let trail = self.trail.as_ref();
         let function = trail.map(|trail| &*trail.function);
         function.filter(|function| !function.is_empty())
     }
 
-    fn cause(&self) -> Option<Cause> {
+    pub fn cause(&self) -> Option<Cause> {
         self.trail.as_ref().and_then(|trail| trail.cause)
     }
 
@@ -294,15 +309,17 @@ impl<'a> Shown<'a> {
 }
 
 fields! { pub HOLDER(it: Holding):
-    "pid": Count => it.process.pid;
+    "pid": Count, right("PID") => it.process.pid;
     "uid": Count => it.process.uid;
-    "user": Text => accounts::user_name(it.process.uid);
-    "command": Text => it.process.command().to_string();
-    /// In use.
-    "bytes": Bytes => it.bytes;
+    "user": Text, left("USER") => accounts::user_name(it.process.uid);
+    "command": Text, left("COMMAND").last() => it.process.command().to_string();
+    "bytes": Bytes, right("IN USE") => it.bytes;
     /// Charged and not in use.
-    "reserve": Bytes => it.reserve;
-    "suspended": Bytes => it.suspended;
+    "reserve": Bytes, right("RESERVE").sparse() => it.reserve;
+    "suspended": Bytes, right("SUSPENDED").sparse() => it.suspended;
     /// Whether the process can be asked for memory that it uses.
-    "registered": Flag => it.is_registered;
+    "registered": Flag, left("GIVES BACK").sparse() => Cell::Said(
+        it.is_registered.into(),
+        it.is_registered.then(|| "yes".into()),
+    );
 }

@@ -2,7 +2,7 @@
 
 use crate::groups::kill::{by_own_pid, proven, unproven};
 use crate::groups::{self, Purpose, Selection};
-use crate::machine::obstacles::{FROZEN, Obstacle, is_frozen};
+use crate::machine::obstacles::{self, FROZEN, Obstacle, is_frozen};
 use crate::machine::{look, nvml};
 use crate::shown::output;
 use crate::words::failure::Failure;
@@ -124,6 +124,20 @@ pub fn candidates(
         )))),
     });
     Ok(subjects.collect())
+}
+
+/// Returns whether nothing keeps the caller from suspending a running process of the group.
+pub fn may_suspend(group: &Group, pid: u32, gpus: &nvml::Driver) -> bool {
+    let found = members(group, Some(&[pid])).unwrap_or_default();
+    let [subject] = &found[..] else {
+        return false;
+    };
+    let own = obstacles::of_word(subject.ledger().obstacles_of(subject.identity()));
+    own.is_empty()
+        && !subject.is_suspended()
+        && !subject.is_half_done()
+        && super::bound::passed(&[subject]).is_ok_and(|reasons| reasons.is_empty())
+        && obstacles::all(gpus, &[(pid, subject.bytes(Some(gpus)))]).is_empty()
 }
 
 /// Returns an obstacle with its remedy, for one process or for all.

@@ -20,6 +20,7 @@ fn help_of_every_verb_has_examples() {
         "ps",
         "top",
         "events",
+        "why",
         "history",
         "report",
         "kill",

@@ -140,17 +140,20 @@ fn a_job_has_a_group_from_prolog_to_epilog() {
     });
 }
 
-/// Removes the group of the job, and returns what the Epilog says of its use.
+/// Removes the group of the job, and returns what the Epilog says of its use, in lines.
 fn used(node: &Node<'_>) -> String {
     let output = node.run("epilog", &[("SLURM_JOB_GPUS", "0")]);
     assert!(output.status.success(), "{output:?}");
     let said = text(&output.stderr);
-    // The system log has the same line.
-    let line = said.trim_end().strip_prefix("gpulimit: job 1: ");
-    let line = line.unwrap_or_default().to_owned();
-    let logged = format!("Slurm job 1: {line}\n");
-    assert!(node.log().ends_with(&logged), "{said}{}", node.log());
-    line
+    let lines = said
+        .lines()
+        .map(|line| line.strip_prefix("gpulimit: job 1: "));
+    let lines: Vec<&str> = lines.map(Option::unwrap_or_default).collect();
+    // The system log has the same lines.
+    let log = node.log();
+    let is_logged = |line: &&str| log.contains(&format!("Slurm job 1: {line}\n"));
+    assert!(lines.iter().all(is_logged), "{said}{log}");
+    lines.join("\n")
 }
 
 #[test]
@@ -170,9 +173,21 @@ fn the_epilog_logs_what_the_job_has_used() {
             member.count_refusal(&device, "cuMemAlloc", 5 << 30, &refusal);
         }
         drop(member);
+        let said = used(&node);
+        let (figures, why) = said.split_once('\n').expect("two lines");
         assert_eq!(
-            used(&node),
+            figures,
             "used 0.00 GiB-hours on 2 GPUs, peak 3.0 GiB on one, 2 requests refused, 0.0 s waited"
+        );
+        let asked = format!("refused: pid {} (", std::process::id());
+        assert!(why.starts_with(&asked), "{why}");
+        assert!(
+            why.contains("asked for 5.0 GiB by cuMemAlloc on GPU "),
+            "{why}"
+        );
+        assert!(
+            why.contains("; slurm/1 had ") && why.ends_with(" of 4.0 GiB"),
+            "{why}"
         );
         node.clean();
         // The figures are those of the job's own group, which has those of the groups below it.

@@ -3,8 +3,8 @@
 use super::Line;
 use crate::groups::budget::{Budget, LINE, Purse, VERB};
 use crate::groups::{self, Selection};
-use crate::words::{failure::Failure, notes::Notes};
-use gpulimit_group::{Kind, Root, check_name, is_within, upwards};
+use crate::words::{environment::env, failure::Failure, notes::Notes};
+use gpulimit_group::{Kind, Root, SYSTEM, check_name, effective_user, is_within, upwards};
 use gpulimit_ledger::{Event, Ledger, TrailEvent};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -38,6 +38,9 @@ const EVENT: usize = 8;
 pub struct Watch {
     scope: Option<Scope>,
     follows: bool,
+    /// Whether the copies of refusals in the trail of the user's own root are read: refusals of
+    /// groups of the system root, whose trail the user cannot read.
+    pub copies: bool,
     sources: Vec<Source>,
     /// The files that could not be opened. Each is reported only once, and tried again each round.
     failed: BTreeSet<PathBuf>,
@@ -58,6 +61,7 @@ impl Watch {
         Self {
             scope,
             follows,
+            copies: false,
             sources: Vec::new(),
             failed: BTreeSet::new(),
             cut: BTreeSet::new(),
@@ -98,6 +102,10 @@ impl Watch {
             let trail = source.trail.take(trail, |one| one.number);
             source.purse.spend(trail.len() * EVENT);
             for traced in trail {
+                let is_copy = traced.owner.is_some();
+                if is_copy && (!self.copies || source.group.is_some()) {
+                    continue;
+                }
                 let Some(group) = source.place_of(&traced) else {
                     continue;
                 };
@@ -108,7 +116,10 @@ impl Watch {
                 {
                     continue;
                 }
-                let line = source.line(group, traced.event, Some(traced), selection);
+                let mut line = source.line(group, traced.event, Some(traced), selection);
+                if is_copy {
+                    line.root = SYSTEM.into();
+                }
                 // Other users may write the trail of a common group. The group's own ring counts
                 // more.
                 match lines.get_mut(&key(&line)) {
@@ -181,7 +192,9 @@ impl Watch {
                 }
             }
         }
-        for root in selection.roots() {
+        let own = Root::at(format!("/dev/shm/gpulimit-{}", effective_user())).ok();
+        let own = own.filter(|_| self.copies && env("GPULIMIT_ROOT").is_none());
+        for root in selection.roots().iter().chain(&own) {
             let path = root.path().to_owned();
             if self.find(&path, None).is_some() {
                 continue;

@@ -113,6 +113,9 @@ pub fn details(scene: &Scene<'_>, wanted: &Wanted, width: usize) -> Vec<Line<'st
         for text in [figures(&row)].into_iter().chain(trend) {
             lines.extend(wrapped(&text, width));
         }
+        if row.gpu.is_some_and(|gpu| gpu.refusals > Some(0)) {
+            lines.push("why: gpulimit why".into());
+        }
         let states = row.gpu.map(states).into_iter().flatten();
         lines.extend(states.map(|state| Line::styled(state, ALARM)));
         match (past, pasts) {

@@ -306,6 +306,7 @@ function figuresOf(group, gpu, state) {
     const says = number && value != null && !(sparse && value === 0);
     if (says) facts.push([head, text(gpu), hint?.(gpu)]);
   }
+    if (gpu.refusals) facts.push(["Why", `gpulimit why ${foreign(group.name)}`]);
   if (gpu.waits)
     facts.push(["Waited", `${many(gpu.waits, "time")}, ${span(gpu.waited_ms)} in all`]);
   const now = conditions(group, gpu, state).map(([, text]) => text);

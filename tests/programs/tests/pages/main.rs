@@ -125,8 +125,18 @@ fn the_page_for_lab_servers() {
 }
 
 #[test]
+fn the_page_about_out_of_memory() {
+    follows("docs/out-of-memory.md", 20);
+}
+
+#[test]
 fn the_other_pages() {
-    let own = ["README.md", "docs/workstation.md", "docs/lab-server.md"];
+    let own = [
+        "README.md",
+        "docs/workstation.md",
+        "docs/lab-server.md",
+        "docs/out-of-memory.md",
+    ];
     let pages = pages();
     let others = pages.iter().filter(|path| !own.contains(&path.as_str()));
     let counts: Vec<(&String, usize)> = others.map(|path| (path, follow(path))).collect();

@@ -55,4 +55,5 @@ mod unmeasured;
 mod updates;
 mod view;
 mod waiting;
+mod why;
 mod wrong_input;

@@ -1,0 +1,356 @@
+//! The last refusal of a program, as its record tells, and how full its groups and GPU are now.
+
+pub mod advice;
+
+use super::event::Line;
+use super::fields::{self, Field, fields, path, right};
+use super::processes::{Commands, Process, processes};
+use super::waiting::Waiters;
+use crate::groups::sizes::bytes;
+use crate::groups::{self, Purpose, Seen, Selection, View};
+use crate::machine::obstacles;
+use crate::machine::{accounts, look, nvml::Driver};
+use advice::Advice;
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::identity::Identity;
+use gpulimit_base::proc;
+use gpulimit_group::{Group, Kind, effective_user, upwards};
+use gpulimit_ledger::{Cause, EventKind, ProcessUsage};
+use gpulimit_limits::{Key, LimitSet, OnLimit, Selector};
+use rustix::fs::{Access, AtFlags, CWD, accessat};
+use serde_json::{Value, json};
+use std::cmp::Reverse;
+use std::fmt;
+use std::time::Duration;
+
+/// What keeps a refused request from being granted now, and what could give it room.
+pub struct Now {
+    /// NVML's index of the GPU, or its UUID.
+    pub gpu: String,
+    /// The memory of the GPU, and what no process uses of it, in bytes.
+    pub total: Option<u64>,
+    pub free: Option<u64>,
+    /// Whether the program has ended, and so has to start again.
+    pub has_ended: bool,
+    /// The bytes that the program needs to go on: the request, and `beside`.
+    pub need: u64,
+    /// The part of that which cannot be smaller: what an ended program held when it was refused,
+    /// the steps in which a pool grows, and a request that has a size of its own.
+    pub beside: u64,
+    /// The group that refused or that of the process, and the groups above it.
+    pub levels: Vec<Level>,
+    /// The other processes that use the GPU.
+    pub holders: Vec<Holder>,
+    /// The number and the bytes of the requests that wait in these groups.
+    pub line: Option<(usize, u64)>,
+    /// For a request that only the driver refused: what the host lacks.
+    pub host: Option<Vec<String>>,
+}
+
+/// What a process has in reserve at least, and what a pool has: the step of its growth, twice.
+const RESERVE: u64 = 4 << 20;
+const POOL: u64 = 64 << 20;
+
+/// A group that must grant the request; sizes in bytes.
+pub struct Level {
+    pub name: String,
+    pub max: Option<u64>,
+    /// What the group can still grant; `None` without a limit, or if the caller may not know it.
+    pub left: Option<u64>,
+    /// Whether the group was a job's and is gone: the program gets a new one.
+    pub is_gone: bool,
+    /// Whether the limit is for this GPU alone.
+    pub by_gpu: bool,
+    /// Whether the caller may change the limit.
+    pub may_set: bool,
+    /// How long requests wait in the group; `None` if they do not.
+    pub wait: Option<Duration>,
+}
+
+fields! { pub LEVELS(it: Level):
+    "group": Text, path("GROUP") => &*it.name;
+    "max": Bytes, right("MAX") => it.max;
+    "left": Bytes, right("LEFT") => it.left;
+    /// Whether the job's group is gone.
+    "gone": Flag => it.is_gone;
+    /// Whether you may change the limit.
+    "may_set": Flag => it.may_set;
+    "wait_ms": Ms => it.wait.and_then(|time| u64::try_from(time.as_millis()).ok());
+}
+
+/// A process that uses memory of the GPU.
+#[derive(Clone)]
+pub struct Holder {
+    pub pid: Option<u32>,
+    pub user: String,
+    pub command: String,
+    /// The process's group; `None` for one in none of the groups that the caller can see.
+    pub group: Option<String>,
+    pub in_use: u64,
+    /// Whether the process is one of the caller's own.
+    pub is_own: bool,
+    /// Whether the caller can suspend the process.
+    pub may_suspend: bool,
+}
+
+/// Formats the process: `process 4711 (python)`.
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.pid {
+            Some(pid) => write!(f, "process {pid} ({})", self.command),
+            None => write!(f, "a process ({}) of another pid namespace", self.command),
+        }
+    }
+}
+
+/// Returns whether the process of a refusal has got as much within a second: nothing has failed.
+pub fn has_recovered(refusal: &Line, lines: &[Line]) -> bool {
+    let process = |line: &Line| {
+        let Identity { pid, pid_ns, .. } = line.event.what.process;
+        (pid, pid_ns, line.device)
+    };
+    lines.iter().any(|line| {
+        line.event.what.kind == EventKind::Recovered
+            && process(line) == process(refusal)
+            && line.last_us() >= refusal.last_us()
+    })
+}
+
+/// Returns the group of the process of an event, if the process is still in a group.
+pub fn home(line: &Line, views: &[View]) -> Option<String> {
+    let wanted = &line.event.what.process;
+    let is_it = |one: &&ProcessUsage| {
+        let identity = &one.identity;
+        one.alive && (identity.pid, identity.pid_ns) == (wanted.pid, wanted.pid_ns)
+    };
+    let mut views = views.iter().filter(|view| view.group.root() == line.root);
+    views.find_map(|view| {
+        let found = view.processes.iter().find(is_it)?;
+        Some(groups::of_process(&view.group, found))
+    })
+}
+
+impl Now {
+    /// Reads how full the groups and the GPU of a refusal are. `may_suspend` tells whether the
+    /// caller can suspend a process of a group, by its pid.
+    pub fn read(
+        line: &Line,
+        id: DeviceId,
+        (selection, views): (&Selection, Vec<View>),
+        driver: Option<&Driver>,
+        may_suspend: impl Fn(&Group, u32) -> bool,
+    ) -> Self {
+        let what = &line.event.what;
+        let home = home(line, &views);
+        let has_ended = home.is_none();
+        let held = if has_ended {
+            line.held().saturating_add(RESERVE)
+        } else {
+            0
+        };
+        let function = line.function();
+        let is_pool = function.is_some_and(|name| name.contains("Async"));
+        let pool = if is_pool { POOL } else { 0 };
+        // Contexts and code have the size that they have.
+        let varies = ["cuMem", "cuArray", "cuMipmapped"];
+        let is_fixed = function.is_some_and(|name| !varies.iter().any(|it| name.starts_with(it)));
+        let fixed = if is_fixed { what.bytes } else { 0 };
+        let beside = held.saturating_add(pool).saturating_add(fixed);
+        let need = what.bytes.saturating_add(beside - fixed);
+        let leaf = home.as_deref().unwrap_or(&line.group);
+        let memory = driver.and_then(|driver| driver.memory_of(&id));
+        let index = groups::index(id, driver);
+        let is_host = line.cause() == Some(Cause::Host);
+        let mut now = Self {
+            gpu: index.map_or_else(|| id.to_string(), |index| index.to_string()),
+            total: memory.as_ref().map(|memory| memory.total),
+            free: memory.as_ref().map(|memory| memory.free),
+            has_ended,
+            need: need.checked_next_multiple_of(advice::BLOCK).unwrap_or(need),
+            beside,
+            levels: levels(line, leaf, id, &views, driver),
+            holders: Vec::new(),
+            line: None,
+            host: is_host.then(|| host(what.process.pid, what.bytes)),
+        };
+        let is_level = |view: &&View| {
+            now.levels
+                .iter()
+                .any(|level| level.name == view.group.name())
+        };
+        let full = views.iter().filter(|view| view.group.root() == line.root);
+        for view in full.filter(is_level) {
+            let device = view.devices.iter().find(|device| device.id == id);
+            let waits = view.processes.iter().filter_map(|process| process.waits);
+            for one in waits.filter(|one| device.is_some_and(|there| there.index == one.device)) {
+                let (count, bytes) = now.line.unwrap_or_default();
+                now.line = Some((count + 1, bytes.saturating_add(one.bytes)));
+            }
+        }
+        now.holders = holders(line, id, (selection, views), driver);
+        // Looks at a few processes only: each look starts a process.
+        const LOOKS: usize = 8;
+        if !now.fits(&[]) {
+            for at in 0..now.holders.len().min(LOOKS) {
+                let holder = &now.holders[at];
+                let is_its = |group: &&Group| {
+                    holder.group.as_deref() == Some(group.name()) && group.root() == line.root
+                };
+                let group = selection.groups.iter().find(is_its);
+                let (Some(group), Some(pid), true) = (group, holder.pid, now.fits(&[holder]))
+                else {
+                    continue;
+                };
+                now.holders[at].may_suspend = may_suspend(group, pid);
+            }
+        }
+        now
+    }
+
+    /// Returns the figures as JSON.
+    pub fn json(&self, advice: &[Advice]) -> Value {
+        json!({
+            "needed": self.need,
+            "beside": self.beside,
+            "ended": self.has_ended,
+            "gpu": { "index": self.gpu, "total": self.total, "free": self.free },
+            "groups": all(LEVELS, &self.levels),
+            "advice": all(advice::FIELDS, advice),
+        })
+    }
+}
+
+fn all<Row>(fields: &'static [Field<Row>], rows: &[Row]) -> Vec<Value> {
+    rows.iter()
+        .map(|row| fields::json(fields, row, None))
+        .collect()
+}
+
+/// Returns the groups from `leaf` upwards. A job's group that is gone is the first, with its limit.
+fn levels(
+    line: &Line,
+    leaf: &str,
+    id: DeviceId,
+    views: &[View],
+    driver: Option<&Driver>,
+) -> Vec<Level> {
+    let view = |name: &str| {
+        let is_it = |view: &&View| view.group.name() == name && view.group.root() == line.root;
+        views.iter().find(is_it)
+    };
+    // A job's group without living processes is about to go.
+    let is_left = |view: &&View| {
+        Kind::of(view.group.name()) == Kind::Named || view.processes.iter().any(|one| one.alive)
+    };
+    let nearest = upwards(leaf).find_map(|name| view(name).filter(is_left));
+    let mut levels = Vec::new();
+    if nearest.is_none_or(|view| view.group.name() != leaf) {
+        let max = Some(line.event.what.max).filter(|max| *max != u64::MAX);
+        levels.push(Level {
+            name: leaf.to_owned(),
+            max,
+            left: max,
+            is_gone: true,
+            by_gpu: false,
+            may_set: true,
+            wait: None,
+        });
+    }
+    let Some(view) = nearest else {
+        return levels;
+    };
+    let entry = view.devices.iter().find(|device| device.id == id);
+    let known = entry.map(|entry| entry.capacity).filter(|bytes| *bytes > 0);
+    let capacity = known.or_else(|| groups::gpu(id, driver)?.capacity);
+    let level = |group: &Group, rules: &LimitSet, taken: Option<u64>| {
+        let max = bytes(rules.for_device(id, Key::Max), capacity);
+        let waits = rules.options.on_limit == OnLimit::Wait;
+        Level {
+            name: group.name().to_owned(),
+            max,
+            left: max.zip(taken).map(|(max, taken)| max.saturating_sub(taken)),
+            is_gone: false,
+            by_gpu: rules.get(Selector::Device(id), Key::Max).is_some(),
+            may_set: may_set(group),
+            wait: waits.then_some(rules.options.wait_timeout),
+        }
+    };
+    let own = view.ledger.as_ref().map(|ledger| {
+        let usage = entry.map(|entry| ledger.usage_without(entry.index, &view.drained));
+        usage.map_or(0, |usage| usage.charged)
+    });
+    levels.push(level(&view.group, &view.rules, own));
+    levels.extend(view.above.iter().map(|above| {
+        let taken = above.taken(view.group.name(), id, capacity.unwrap_or(0));
+        level(&above.group, &above.rules, taken)
+    }));
+    levels
+}
+
+/// Returns whether the caller may change the group's limits, by the name that `set` gets.
+fn may_set(group: &Group) -> bool {
+    let is_meant = groups::meant(group.name(), Purpose::Change)
+        .is_ok_and(|(root, name)| root.path() == group.root() && name == group.name());
+    let path = group.limits_path();
+    is_meant && accessat(CWD, &path, Access::WRITE_OK, AtFlags::EACCESS).is_ok()
+}
+
+/// Returns the processes that use the GPU, without that of the refusal, the largest first.
+fn holders(
+    line: &Line,
+    id: DeviceId,
+    (selection, views): (&Selection, Vec<View>),
+    driver: Option<&Driver>,
+) -> Vec<Holder> {
+    let me = effective_user();
+    let seen: Vec<Seen> = views.into_iter().filter_map(View::into_seen).collect();
+    let mut commands = Commands::new(look::patience());
+    let members = processes(selection, &seen, &Waiters::default(), &mut commands);
+    let of_it = |process: &Process| {
+        let (_, parts) = process.gpu.as_ref().filter(|(gpu, _)| *gpu == id)?;
+        let is_near = process.root == line.root;
+        Some(Holder {
+            pid: process.pid,
+            user: accounts::user_name(process.uid),
+            command: process.command.clone().unwrap_or_default(),
+            group: is_near.then(|| process.group.clone()),
+            in_use: parts.total,
+            is_own: process.uid == me && process.alive,
+            may_suspend: false,
+        })
+    };
+    // The record has the pid that the process sees itself.
+    let refused = line.event.what.process.pid;
+    let others = members.iter().filter(|process| process.own_pid != refused);
+    let mut holders: Vec<Holder> = others.filter_map(of_it).collect();
+    let listed = driver.and_then(|driver| driver.figures(&id));
+    for (pid, in_use) in listed.unwrap_or_default() {
+        let is_member = members.iter().any(|process| process.pid == Some(pid));
+        // The name in this file never keeps the reader waiting.
+        if let (false, Ok(status)) = (is_member, proc::status(pid)) {
+            let field = |name| proc::field(&status, name).unwrap_or_default();
+            let uid = field("Uid")
+                .split_whitespace()
+                .next()
+                .and_then(|uid| uid.parse().ok());
+            holders.push(Holder {
+                pid: Some(pid),
+                user: uid.map_or_else(|| "an unknown user".to_owned(), accounts::user_name),
+                command: field("Name").to_owned(),
+                group: None,
+                in_use,
+                is_own: uid == Some(me),
+                may_suspend: false,
+            });
+        }
+    }
+    holders.retain(|holder| holder.in_use > 0);
+    holders.sort_by_key(|holder| Reverse(holder.in_use));
+    holders
+}
+
+/// Returns what the host lacks for a request that only the driver refused.
+fn host(pid: u32, bytes: u64) -> Vec<String> {
+    let found = obstacles::of_memory(&[(pid, bytes)]).into_iter();
+    found.map(|it| format!("{it}: {}", it.remedy)).collect()
+}

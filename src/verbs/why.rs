@@ -1,0 +1,224 @@
+//! `gpulimit why`: explains the last refusal, and says what to do now.
+
+use crate::figures::event::watch::Watch;
+use crate::figures::event::{HOLDER, Line};
+use crate::figures::why::advice::{Advice, advice};
+use crate::figures::why::{self, LEVELS, Now};
+use crate::figures::{Figures, Row};
+use crate::groups::{self, Purpose, SCHEMA, Selection};
+use crate::machine::{accounts, nvml::Driver};
+use crate::shown::output::{self, Escaped};
+use crate::shown::table::Table;
+use crate::suspension::subjects;
+use crate::words::failure::Failure;
+use gpulimit_base::units::gib;
+use gpulimit_group::{effective_user, is_within};
+use gpulimit_ledger::{Cause, EventKind};
+use serde_json::{Value, json};
+use std::process::ExitCode;
+
+/// Options of `why`.
+#[derive(clap::Args)]
+#[command(after_help = HELP)]
+pub struct Args {
+    /// Explain the last refusal of this group or job, or of a program in it
+    #[arg(value_name = "GROUP|JOB")]
+    group: Option<String>,
+
+    /// Explain the last refusal of this process, which may have ended
+    #[arg(long, value_name = "PID", conflicts_with = "group")]
+    pid: Option<u32>,
+
+    /// Explain all recorded refusals, the last one at the end
+    #[arg(long)]
+    all: bool,
+
+    /// Print JSON: sizes are in bytes, and unknown figures are null
+    #[arg(long)]
+    json: bool,
+}
+
+const HELP: &str = "\
+Without a group and a process, the last refusal of your own programs is
+explained; for root, that of any program. A refusal after which the program got
+as much within a second is skipped.
+
+The first part is the record of the refusal: what was asked for, which group
+had no room, what was left there, and the processes that held the most memory.
+The second part is how full the groups and the GPU are now, with advice, the
+best first. Advice is given only if it makes room for the request, and if you
+can follow it:
+
+  again    there is room now
+  raise    raise the limit that has no room
+  suspend  move the memory of a process to the host
+  end      end programs of yours
+  wait     wait until others have ended
+  smaller  ask for less
+  host     the host, not the GPU, has no room
+
+Without a refusal, the limits and the usage of the groups are shown.
+
+Examples:
+  gpulimit why
+  gpulimit why lab
+  gpulimit why --pid 4711 --json | jq '.now.advice[0]'";
+
+/// Explains the refusal.
+pub fn why(args: &Args) -> Result<ExitCode, Failure> {
+    let driver = Driver::load().ok();
+    let driver = driver.as_ref();
+    let named = args.group.as_deref();
+    let meant = named
+        .map(|name| groups::meant(name, Purpose::Use))
+        .transpose()?;
+    let selection = Selection::of(None)?;
+    let (views, mut notes) = selection.views(driver);
+    let mut watch = Watch::new(None, false);
+    watch.copies = true;
+    let (lines, _) = watch.round(&selection)?;
+    notes.lines.append(&mut watch.notes.lines);
+    let me = effective_user();
+    let is_meant = |line: &Line| match (&meant, args.pid) {
+        (Some((root, name)), _) => {
+            let within = |group: &str| is_within(group, name) && line.root == root.path();
+            within(&line.group) || why::home(line, &views).is_some_and(|home| within(&home))
+        }
+        (None, Some(pid)) => line.event.what.process.pid == pid,
+        (None, None) => me == 0 || line.event.what.process.uid == me,
+    };
+    let mut refusals: Vec<&Line> = lines
+        .iter()
+        .filter(|line| line.event.what.kind == EventKind::Refusal && is_meant(line))
+        .filter(|line| !why::has_recovered(line, &lines))
+        .collect();
+    if !args.all {
+        refusals.drain(..refusals.len().saturating_sub(1));
+    }
+    let status = output::told(&notes);
+    let Some(last) = refusals.last() else {
+        // An unknown group is an error.
+        let selection = named.map_or_else(|| Ok(selection), |name| Selection::of(Some(name)))?;
+        how_full(args, &selection, driver)?;
+        return Ok(status);
+    };
+    let may_suspend =
+        |group: &_, pid| driver.is_some_and(|driver| subjects::may_suspend(group, pid, driver));
+    let now = last
+        .device
+        .map(|id| Now::read(last, id, (&selection, views), driver, may_suspend));
+    let advice = now.as_ref().map(advice).unwrap_or_default();
+    if args.json {
+        let then: Vec<Value> = refusals
+            .iter()
+            .map(|line| line.json(driver, true))
+            .collect();
+        let now = now.as_ref().map(|now| now.json(&advice));
+        output::json(&json!({ "schema": SCHEMA, "refusals": then, "now": now }))?;
+        return Ok(status);
+    }
+    let mut text: String = refusals.iter().map(|line| then(line, driver)).collect();
+    if let Some(now) = &now {
+        text += &said(now, &advice);
+    }
+    output::print(&text)?;
+    Ok(status)
+}
+
+/// Shows how full the groups are, because nothing was refused.
+fn how_full(args: &Args, selection: &Selection, driver: Option<&Driver>) -> Result<(), Failure> {
+    let (groups, _) = Figures::all(selection, driver);
+    if args.json {
+        let groups: Vec<Value> = groups.iter().map(Figures::json).collect();
+        return output::json(&json!({
+            "schema": SCHEMA, "refusals": [], "now": null, "groups": groups,
+        }));
+    }
+    let rows: Vec<Row<'_>> = groups.iter().flat_map(Figures::rows).collect();
+    let table = Table::of(Row::FIELDS, &rows, driver).render();
+    output::print(&format!(
+        "No refusal is on record. How full the groups are:\n{table}"
+    ))
+}
+
+/// Formats what the record of a refusal says.
+fn then(line: &Line, driver: Option<&Driver>) -> String {
+    let what = &line.event.what;
+    let trail = line.trail.as_ref();
+    let left = trail
+        .map(|trail| trail.left)
+        .filter(|left| *left != u64::MAX);
+    let left = left.map(|left| gib(left).to_string());
+    let gpu = line.device.map_or_else(String::new, |id| {
+        format!(" on GPU {}", groups::label(id, driver))
+    });
+    let mut text = format!(
+        "Then, {}:\n  pid {} ({}) of {} asked for {}{}{gpu}\n",
+        line.time(),
+        what.process.pid,
+        what.process.command(),
+        accounts::user_name(what.process.uid),
+        gib(what.bytes),
+        line.function()
+            .map_or_else(String::new, |name| format!(" by {name}")),
+    );
+    let (max, left) = (
+        gib(what.max),
+        left.unwrap_or_else(|| "an unknown part".into()),
+    );
+    let limit = format!("{} had {left} left of {max}", line.title);
+    text += "  ";
+    text += &match line.cause() {
+        None | Some(Cause::Oom | Cause::Command | Cause::Limit) => limit,
+        Some(Cause::Standstill) => format!("{limit}, and its programs wait for each other"),
+        Some(Cause::Context) => format!("{limit}, less than a CUDA context takes"),
+        Some(Cause::Capacity) => format!("the GPU is smaller than that: {left} was left of it"),
+        Some(Cause::Outside) => format!(
+            "{} had room, the GPU had not: {left} was left of it, and {} was in use outside of \
+             the program's groups",
+            line.title,
+            gib(trail.map_or(0, |trail| trail.outside))
+        ),
+        Some(Cause::Host) => format!(
+            "{} and the GPU had room, and the driver refused: the host had no memory for it",
+            line.title
+        ),
+    };
+    if line.count() > 1 {
+        text += &format!("; {} requests like that were refused", line.count());
+    }
+    let lines = text
+        .lines()
+        .map(|line| output::fit(&Escaped(line).to_string(), 4) + "\n");
+    let mut text: String = lines.collect();
+    let table = Table::of(HOLDER, line.holders(), driver);
+    if table.has_rows() {
+        text += &indented(&table.render());
+    }
+    text + "\n"
+}
+
+/// Formats how full things are now, and the advice.
+fn said(now: &Now, advice: &[Advice]) -> String {
+    let mut text = "Now:\n".to_owned();
+    text += &indented(&Table::of(LEVELS, &now.levels, None).render());
+    if let (Some(total), Some(free)) = (now.total, now.free) {
+        let (free, total) = (gib(free), gib(total));
+        text += &format!("  GPU {} has {free} free of {total}\n", now.gpu);
+    }
+    if advice.is_empty() {
+        text += "  You can do nothing here: ask the administrator of the groups\n";
+    }
+    for (at, advice) in advice.iter().enumerate() {
+        let line = format!("  {}. {}", at + 1, Escaped(&advice.text));
+        text += &(output::fit(&line, 5) + "\n");
+        if let Some(command) = &advice.command {
+            text += &format!("       {}\n", Escaped(command));
+        }
+    }
+    text
+}
+
+fn indented(text: &str) -> String {
+    text.lines().map(|line| format!("  {line}\n")).collect()
+}
