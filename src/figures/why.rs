@@ -1,6 +1,7 @@
 //! The last refusal of a program, as its record tells, and how full its groups and GPU are now.
 
 pub mod advice;
+pub mod pytorch;
 
 use super::event::Line;
 use super::fields::{self, Field, fields, path, right};
@@ -45,6 +46,8 @@ pub struct Now {
     pub line: Option<(usize, u64)>,
     /// For a request that only the driver refused: what the host lacks.
     pub host: Option<Vec<String>>,
+    /// What PyTorch noted at the refusal.
+    pub pytorch: Option<pytorch::Note>,
 }
 
 /// What a process has in reserve at least, and what a pool has: the step of its growth, twice.
@@ -172,6 +175,7 @@ impl Now {
             holders: Vec::new(),
             line: None,
             host: is_host.then(|| host(what.process.pid, what.bytes)),
+            pytorch: pytorch::Note::of(line, selection),
         };
         let is_level = |view: &&View| {
             now.levels
@@ -215,6 +219,7 @@ impl Now {
             "ended": self.has_ended,
             "gpu": { "index": self.gpu, "total": self.total, "free": self.free },
             "groups": all(LEVELS, &self.levels),
+            "pytorch": self.pytorch.as_ref().map(|it| fields::json(pytorch::FIELDS, it, None)),
             "advice": all(advice::FIELDS, advice),
         })
     }

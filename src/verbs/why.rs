@@ -50,6 +50,7 @@ best first. Advice is given only if it makes room for the request, and if you
 can follow it:
 
   again    there is room now
+  expand   let PyTorch use what it has reserved
   raise    raise the limit that has no room
   suspend  move the memory of a process to the host
   end      end programs of yours
@@ -119,6 +120,9 @@ pub fn why(args: &Args) -> Result<ExitCode, Failure> {
     }
     let mut text: String = refusals.iter().map(|line| then(line, driver)).collect();
     if let Some(now) = &now {
+        if let Some(note) = &now.pytorch {
+            text += &format!("  {note}\n\n");
+        }
         text += &said(now, &advice);
     }
     output::print(&text)?;

@@ -13,8 +13,8 @@ use std::process::Command;
 
 const EVIL: &[u8] = b"\x1b]0;x\x07\x1b[2J\xc2\x9b2J\n";
 /// The length of a trail and of its entries in bytes; the trail is at the end of a ledger.
-const TRAIL: u64 = 2 << 20;
-const ENTRY: u64 = 512;
+const TRAIL: u64 = 4 << 20;
+const ENTRY: u64 = 1024;
 
 /// Adds events to a trail, as a member can: one that is possible, and others that are not.
 fn forge(ledger: &Ledger) {
@@ -58,7 +58,7 @@ fn forge(ledger: &Ledger) {
             count: u64::MAX,
             left: u64::MAX,
             outside: u64::MAX,
-            owner: Some(u32::MAX),
+            owner: None,
         };
         ledger.record_in(Some(ledger), &happening, &details);
     }

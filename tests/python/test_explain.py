@@ -43,6 +43,10 @@ class Explain(Case):
         self.assertEqual(note["reserved"], 100 * MIB)
         self.assertEqual(note["allocated"], 100 * MIB)
         self.assertEqual((note["largest_free"], note["expandable"]), (0, False))
+        said = json.loads(self.gpulimit("why", "--json"))["now"]["pytorch"]
+        self.assertEqual(said, {key: note[key] for key in said})
+        line = "PyTorch had reserved 100.0 MiB and used 100.0 MiB of it"
+        self.assertIn(line, self.gpulimit("why"))
         self.assertEqual(
             set(note) - {"pid", "time_ms"},
             {"asked", "reserved", "allocated", "largest_free", "expandable"},

@@ -12,7 +12,7 @@ pub const BLOCK: u64 = 2 << 20;
 /// A thing to do, after which the refused request is granted.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Advice {
-    /// `again`, `host`, `raise`, `suspend`, `end`, `wait` or `smaller`.
+    /// `again`, `host`, `expand`, `raise`, `suspend`, `end`, `wait` or `smaller`.
     pub what: &'static str,
     /// The name and the bytes of the figure that makes the advice true.
     pub figure: (&'static str, u64),
@@ -23,7 +23,7 @@ pub struct Advice {
 }
 
 fields! { pub FIELDS(it: Advice):
-    /// `again`, `raise`, `suspend`, `end`, `wait`, `smaller` or `host`.
+    /// `again`, `expand`, `raise`, `suspend`, `end`, `wait`, `smaller` or `host`.
     "advice": Text => it.what;
     /// What makes the advice true.
     "figure": Text => it.figure.0;
@@ -105,7 +105,14 @@ pub fn advice(now: &Now) -> Vec<Advice> {
         _ if now.fits(&[]) => return vec![again(now)],
         _ => {}
     }
-    let all = [raise(now), suspend(now), end(now), wait(now), smaller(now)];
+    let all = [
+        expand(now),
+        raise(now),
+        suspend(now),
+        end(now),
+        wait(now),
+        smaller(now),
+    ];
     all.into_iter().flatten().collect()
 }
 
@@ -117,6 +124,23 @@ fn host(need: u64, text: &str) -> Advice {
         command: None,
         pids: Vec::new(),
     }
+}
+
+/// PyTorch has enough memory, in blocks that are too small.
+fn expand(now: &Now) -> Option<Advice> {
+    let note = now.pytorch.as_ref().filter(|note| note.is_fragmented())?;
+    Some(Advice {
+        what: "expand",
+        figure: ("unused", note.unused()),
+        text: format!(
+            "start the program with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: {} of what \
+             PyTorch had reserved was free, in blocks of at most {}",
+            gib(note.unused()),
+            gib(note.largest_free)
+        ),
+        command: None,
+        pids: Vec::new(),
+    })
 }
 
 fn again(now: &Now) -> Advice {
@@ -345,6 +369,7 @@ mod tests {
             holders,
             line: None,
             host: None,
+            pytorch: None,
         }
     }
 
@@ -531,10 +556,29 @@ mod tests {
     }
 
     #[test]
+    fn pytorchs_own_memory_comes_first_if_it_would_suffice() {
+        let mut lab = now(1000, vec![level("lab", 3000, 0)], vec![]);
+        let note = |reserved: u64, expandable: bool| {
+            let text = serde_json::json!({
+                "pid": 1, "time_ms": 1, "asked": 1000 * MIB, "reserved": reserved * MIB,
+                "allocated": 1500 * MIB, "largest_free": 90 * MIB, "expandable": expandable,
+            });
+            serde_json::from_value(text).ok()
+        };
+        lab.pytorch = note(2500, false);
+        assert_eq!(words(&lab), ["expand", "raise"]);
+        assert!(first(&lab).text.ends_with("in blocks of at most 90.0 MiB"));
+        for other in [note(2400, false), note(2500, true)] {
+            lab.pytorch = other;
+            assert_eq!(words(&lab), ["raise"]);
+        }
+    }
+
+    #[test]
     fn a_full_host_is_named_only_if_the_group_has_room() {
         let mut lab = now(1000, vec![level("lab", 3000, 1000)], vec![]);
         lab.host = Some(vec!["the host leaves 5 B".into()]);
-        assert_eq!(first(&lab).figure, ("room", 5));
+        assert_eq!(first(&lab).what, "host");
         lab.host = Some(vec![]);
         assert_eq!(words(&lab), ["again"]);
         lab.levels[0].left = Some(0);

@@ -1,0 +1,80 @@
+//! What PyTorch noted when it ran out of memory (`gpulimit run --explain`).
+
+use crate::figures::event::Line;
+use crate::figures::fields::fields;
+use crate::groups::Selection;
+use gpulimit_base::units::gib;
+use rustix::fs::{Mode, OFlags, open};
+use serde::Deserialize;
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+
+/// A note of `python/gpulimit/_explain.py`; sizes in bytes.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Note {
+    pid: u32,
+    /// When it was written, in milliseconds since 1970.
+    time_ms: u64,
+    pub asked: u64,
+    pub reserved: u64,
+    pub allocated: u64,
+    pub largest_free: u64,
+    pub expandable: bool,
+}
+
+/// PyTorch empties its cache and asks once more before it notes anything.
+const LATE_MS: u64 = 10_000;
+/// A note is shorter.
+const MOST: u64 = 64 << 10;
+
+impl Note {
+    /// Returns the note on a refusal; `None` if there is none.
+    pub fn of(line: &Line, selection: &Selection) -> Option<Self> {
+        let (pid, refused) = (line.event.what.process.pid, line.last_us() / 1_000);
+        let is_its = |note: &Self| {
+            note.pid == pid && (refused..=refused.saturating_add(LATE_MS)).contains(&note.time_ms)
+        };
+        let read = |folder: &std::path::Path| -> Option<Self> {
+            // A program can have put anything in its place.
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            let path = folder.join(format!(".explained-{pid}"));
+            let file = File::from(open(path, flags, Mode::empty()).ok()?);
+            let mut text = String::new();
+            file.take(MOST).read_to_string(&mut text).ok()?;
+            serde_json::from_str(&text).ok().filter(is_its)
+        };
+        let mut roots = selection.roots().iter();
+        roots.find_map(|root| read(root.path()))
+    }
+
+    /// Returns what PyTorch had reserved and did not use.
+    pub const fn unused(&self) -> u64 {
+        self.reserved.saturating_sub(self.allocated)
+    }
+
+    /// Returns whether one block of what PyTorch did not use would have sufficed.
+    pub const fn is_fragmented(&self) -> bool {
+        !self.expandable && self.unused() >= self.asked
+    }
+}
+
+impl fmt::Display for Note {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "PyTorch had reserved {} and used {} of it; its largest free block had {}",
+            gib(self.reserved),
+            gib(self.allocated),
+            gib(self.largest_free)
+        )
+    }
+}
+
+fields! { pub FIELDS(it: Note):
+    "asked": Bytes => it.asked;
+    "reserved": Bytes => it.reserved;
+    "allocated": Bytes => it.allocated;
+    "largest_free": Bytes => it.largest_free;
+    "expandable": Flag => it.expandable;
+}
