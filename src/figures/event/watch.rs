@@ -338,10 +338,6 @@ impl Source {
     /// Returns the name of the group where an event of the trail happened; `None` if the event is
     /// forged. Below a group, only jobs have no trail of their own.
     fn place_of(&self, traced: &TrailEvent) -> Option<String> {
-        if traced.owner.is_some() {
-            // The group is in the root of another user.
-            return None;
-        }
         let below = &*traced.group;
         let (cut, whole) = match below.strip_prefix(TrailEvent::CUT) {
             Some(rest) => ("…", rest.split_once('/')?.1),
