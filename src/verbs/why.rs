@@ -120,7 +120,7 @@ pub fn why(args: &Args) -> Result<ExitCode, Failure> {
     }
     let mut text: String = refusals.iter().map(|line| then(line, driver)).collect();
     if let Some(now) = &now {
-        if let Some(note) = &now.pytorch {
+        if let Some(note) = now.pytorch.as_ref().filter(|note| note.reserved > 0) {
             text += &format!("  {note}\n\n");
         }
         text += &said(now, &advice);
@@ -141,7 +141,9 @@ fn how_full(args: &Args, selection: &Selection, driver: Option<&Driver>) -> Resu
     let rows: Vec<Row<'_>> = groups.iter().flat_map(Figures::rows).collect();
     let table = Table::of(Row::FIELDS, &rows, driver).render();
     output::print(&format!(
-        "No refusal is on record. How full the groups are:\n{table}"
+        "No refusal is on record after which the program did not get its memory. If a program failed\n\
+         all the same, its framework's own pool was full, or the memory of the host: see its message.\n\
+         \n{table}"
     ))
 }
 

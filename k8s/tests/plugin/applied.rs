@@ -134,7 +134,7 @@ fn a_container_gets_exactly_its_allocation() {
         assert!(usage.abs_diff(used) <= BLOCK, "{text}");
         let (status, errors) = program.end();
         assert!(status.success());
-        assert!(errors.contains(&format!("group {name}")), "{errors}");
+        assert!(errors.contains(&format!("in {name};")), "{errors}");
         wait_until("the memory is free", || {
             node.world.machine().gpu(1).used == 0
         });

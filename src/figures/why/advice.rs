@@ -133,12 +133,11 @@ fn expand(now: &Now) -> Option<Advice> {
         what: "expand",
         figure: ("unused", note.unused()),
         text: format!(
-            "start the program with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: {} of what \
-             PyTorch had reserved was free, in blocks of at most {}",
+            "let PyTorch use all that it reserves: {} of that was free, in blocks of at most {}",
             gib(note.unused()),
             gib(note.largest_free)
         ),
-        command: None,
+        command: Some("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True COMMAND".into()),
         pids: Vec::new(),
     })
 }
@@ -175,15 +174,21 @@ fn raise(now: &Now) -> Option<Advice> {
         false => String::new(),
     };
     let name = &level.name;
-    let (max_text, need) = (gib(max), gib(now.need));
+    let (max_text, lacking, need) = (gib(max), gib(lacking), gib(now.need));
+    let again = match now.has_ended {
+        true => " to start again",
+        false => "",
+    };
     let (text, command) = match level.is_gone {
         true => (
-            format!("start the program with {size}: it had {max_text}, and needs {need}"),
+            format!(
+                "start the program with {size}: its limit was {max_text}, and it lacked {lacking}"
+            ),
             format!("gpulimit run --max {size}{device} -- COMMAND"),
         ),
         false => (
             format!(
-                "raise `{name}` to {size}: of its {max_text} {} is left, and {need} is needed",
+                "raise `{name}` to {size}: of its {max_text} {} is left, and {need} is needed{again}",
                 gib(left)
             ),
             format!("gpulimit set {name} --max {size}{device}"),
@@ -269,7 +274,11 @@ fn named(now: &Now, what: &'static str, found: &[&Holder], begin: &str) -> Advic
     Advice {
         what,
         figure: ("in_use", bytes),
-        text: format!("{begin} {}; {} is full", names.join(" and "), now.place()),
+        text: format!(
+            "{begin} {}; {} lacks room",
+            names.join(" and "),
+            now.place()
+        ),
         command: None,
         pids: found.iter().filter_map(|one| one.pid).collect(),
     }
@@ -464,8 +473,8 @@ mod tests {
         let waited = |need, holders: &[Holder]| first(&now(need, vec![lab()], holders.into()));
         let advice = waited(1000, &holders);
         assert_eq!((advice.what, &*advice.pids), ("wait", &[2][..]));
-        let text = "wait for the end of process 2 (python) of bob, which uses 900.0 MiB; `lab` is \
-                    full";
+        let text = "wait for the end of process 2 (python) of bob, which uses 900.0 MiB; `lab` \
+                    lacks room";
         assert_eq!(advice.text, text);
         assert_eq!(waited(1001, &holders).pids, [1]);
         let advice = waited(1800, &holders[1..]);
@@ -558,17 +567,21 @@ mod tests {
     #[test]
     fn pytorchs_own_memory_comes_first_if_it_would_suffice() {
         let mut lab = now(1000, vec![level("lab", 3000, 0)], vec![]);
-        let note = |reserved: u64, expandable: bool| {
+        let note = |reserved: u64, allocated: u64, expandable: bool| {
             let text = serde_json::json!({
                 "pid": 1, "time_ms": 1, "asked": 1000 * MIB, "reserved": reserved * MIB,
-                "allocated": 1500 * MIB, "largest_free": 90 * MIB, "expandable": expandable,
+                "allocated": allocated * MIB, "largest_free": 90 * MIB, "expandable": expandable,
             });
             serde_json::from_value(text).ok()
         };
-        lab.pytorch = note(2500, false);
+        lab.pytorch = note(2500, 1500, false);
         assert_eq!(words(&lab), ["expand", "raise"]);
         assert!(first(&lab).text.ends_with("in blocks of at most 90.0 MiB"));
-        for other in [note(2400, false), note(2500, true)] {
+        for other in [
+            note(2400, 1500, false),
+            note(9000, 8000, false),
+            note(2500, 1500, true),
+        ] {
             lab.pytorch = other;
             assert_eq!(words(&lab), ["raise"]);
         }

@@ -345,7 +345,7 @@ fn a_refusal_is_found_by_group_and_process_and_skipped_after_a_recovery() {
     assert_eq!(recovered(None), 2, "another GPU");
     assert_eq!(recovered(refused.device), 0);
     let text = scene.said("gpulimit why lab");
-    assert!(text.starts_with("No refusal is on record."), "{text}");
+    assert!(text.starts_with("No refusal is on record"), "{text}");
 }
 
 /// A user who cannot read the system root's trail has a copy of their refusals in their own.
