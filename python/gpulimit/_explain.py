@@ -6,6 +6,7 @@ until the program itself imports torch. Python does not read PYTHONPATH with -I 
 `sitecustomize` with -S.
 """
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -79,7 +80,8 @@ class Finder:
 
             def exec_module(torch: Any) -> None:
                 execute(torch)
-                attach(torch)
+                with contextlib.suppress(Exception):  # Another module of this name.
+                    attach(torch)
 
             loader.exec_module = exec_module
         return spec

@@ -85,15 +85,19 @@ impl Line {
     /// holders, it held no more than the smallest of these; if they are unknown, no more than its
     /// group.
     pub fn held(&self) -> u64 {
+        /// The most holders that the trail names.
+        const MOST: usize = 5;
         let process = &self.event.what.process;
-        let mut all = self.holders().iter();
-        let own = all.find(|one| one.process.pid == process.pid && one.process.uid == process.uid);
+        let holders = self.holders();
         // A driver that finds the GPU full is shown with processes outside of the group.
-        let last = self.holders().last();
-        let known = own.or(last.filter(|_| self.cause() != Some(Cause::Outside)));
-        known.map_or(self.event.what.charged, |one| {
-            one.bytes.saturating_add(one.reserve)
-        })
+        if self.trail.is_none() || self.cause() == Some(Cause::Outside) {
+            return self.event.what.charged;
+        }
+        let is_own =
+            |one: &&Holding| one.process.pid == process.pid && one.process.uid == process.uid;
+        let own = holders.iter().find(is_own);
+        let known = own.or(holders.get(MOST - 1));
+        known.map_or(0, |one| one.bytes.saturating_add(one.reserve))
     }
 
     pub fn function(&self) -> Option<&str> {

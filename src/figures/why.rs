@@ -7,6 +7,7 @@ use super::event::Line;
 use super::fields::{self, Field, fields, path, right};
 use super::processes::{Commands, Process, processes};
 use super::waiting::Waiters;
+use crate::groups::above::Above;
 use crate::groups::sizes::bytes;
 use crate::groups::{self, Purpose, Seen, Selection, View};
 use crate::machine::obstacles;
@@ -280,10 +281,8 @@ fn levels(
             wait: waits.then_some(rules.options.wait_timeout),
         }
     };
-    let own = view.ledger.as_ref().map(|ledger| {
-        let usage = entry.map(|entry| ledger.usage_without(entry.index, &view.drained));
-        usage.map_or(0, |usage| usage.charged)
-    });
+    let own = Above::of(&view.group, &view.drained);
+    let own = own.and_then(|own| own.taken(leaf, id, capacity.unwrap_or(0)));
     levels.push(level(&view.group, &view.rules, own));
     levels.extend(view.above.iter().map(|above| {
         let taken = above.taken(view.group.name(), id, capacity.unwrap_or(0));

@@ -136,6 +136,11 @@ impl Above {
         })
     }
 
+    /// Returns the group itself, for what processes in it or below it can get.
+    pub fn of(group: &Group, drained: &[usize]) -> Option<Self> {
+        Self::open(group.clone(), &Rc::default(), drained.into())
+    }
+
     /// Returns the bytes of this group that processes of `leaf`, a group below, cannot get: the
     /// charged ones, and those that are kept for other child groups, by `min` or for jobs.
     /// `capacity` is the GPU's memory in bytes. Returns `None` if the caller cannot read the

@@ -125,7 +125,7 @@ pub fn why(args: &Args) -> Result<ExitCode, Failure> {
         }
         text += &said(now, &advice);
     }
-    output::print(&text)?;
+    output::table(&text)?;
     Ok(status)
 }
 
@@ -140,9 +140,9 @@ fn how_full(args: &Args, selection: &Selection, driver: Option<&Driver>) -> Resu
     }
     let rows: Vec<Row<'_>> = groups.iter().flat_map(Figures::rows).collect();
     let table = Table::of(Row::FIELDS, &rows, driver).render();
-    output::print(&format!(
-        "No refusal is on record after which the program did not get its memory. If a program failed\n\
-         all the same, its framework's own pool was full, or the memory of the host: see its message.\n\
+    output::table(&format!(
+        "No refusal is on record after which the program did not get its memory. If a program\n\
+         failed all the same, its framework's own pool was full, or the memory of the host.\n\
          \n{table}"
     ))
 }

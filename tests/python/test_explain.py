@@ -81,6 +81,14 @@ class Explain(Case):
             out, errors, notes = self.explained("import sys; print(len(sys.path) > 0)", option)
             self.assertEqual((out, errors, notes), ("True\n", "", []))
 
+    def test_another_module_called_torch_is_left_alone(self):
+        stub = self.folder / "stub"
+        stub.mkdir()
+        (stub / "torch.py").write_text("VALUE = 3\n")
+        path = f"{stub}:{self.environment['PYTHONPATH']}"
+        said = self.explained("import torch; print(torch.VALUE)", PYTHONPATH=path)
+        self.assertEqual(said, ("3\n", "", []))
+
     def test_old_notes_go_and_others_keep_their_files(self):
         root = self.folder / "root"
         root.mkdir()

@@ -158,7 +158,7 @@ pub(super) fn has_limits(directory: &Directory, proves: impl FnOnce(&File) -> bo
 
 /// The prefixes of the names of files that gpulimit makes directly in a root. Drafts of these files
 /// have the same prefixes.
-const IN_ROOT: [&str; 10] = [
+const IN_ROOT: [&str; 12] = [
     ".apply",
     ".rules",
     ".managed",
@@ -169,6 +169,8 @@ const IN_ROOT: [&str; 10] = [
     SECRET,
     ".trail",
     "..trail.",
+    ".python",
+    ".explained-",
 ];
 
 /// Returns whether an entry of a root has the name of a group's directory or of one of gpulimit's

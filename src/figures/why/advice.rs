@@ -175,21 +175,23 @@ fn raise(now: &Now) -> Option<Advice> {
     };
     let name = &level.name;
     let (max_text, lacking, need) = (gib(max), gib(lacking), gib(now.need));
-    let again = match now.has_ended {
-        true => " to start again",
-        false => "",
-    };
     let (text, command) = match level.is_gone {
         true => (
             format!(
                 "start the program with {size}: its limit was {max_text}, and it lacked {lacking}"
             ),
-            format!("gpulimit run --max {size}{device} -- COMMAND"),
+            match name.rsplit_once('/') {
+                Some((above, _)) => {
+                    format!("gpulimit run --group {above} --max {size}{device} -- COMMAND")
+                }
+                None => format!("gpulimit run --max {size}{device} -- COMMAND"),
+            },
         ),
         false => (
             format!(
-                "raise `{name}` to {size}: of its {max_text} {} is left, and {need} is needed{again}",
-                gib(left)
+                "raise `{name}` to {size}: of its {max_text} {} is left, and {need} is needed{}",
+                gib(left),
+                if now.has_ended { " to start again" } else { "" }
             ),
             format!("gpulimit set {name} --max {size}{device}"),
         ),

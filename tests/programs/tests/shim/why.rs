@@ -387,9 +387,63 @@ fn copies_of_refusals_are_explained_and_are_no_events() {
     assert_eq!(place, (Some("/run/gpulimit"), Some("run-1-2")));
     assert_eq!(
         json["now"]["advice"][0]["command"],
-        "gpulimit run --max 6.1G -- COMMAND"
+        "gpulimit run --max 5.1G -- COMMAND"
     );
     assert_eq!(said("events"), "");
+}
+
+#[test]
+fn an_ended_program_that_held_nothing_needs_only_what_it_asked_for() {
+    let case = Case {
+        groups: &[("lab", 0, "max=1G")],
+        asks: CONTEXT,
+        call: CONTEXTS,
+        later: Later::Ends,
+        ..CASE
+    };
+    differ(
+        Case {
+            others: &[("lab", ALICE, 1006)],
+            first: "suspend",
+            ..case
+        },
+        Case {
+            others: &[("lab", BOB, 1006)],
+            first: "wait",
+            ..case
+        },
+    );
+}
+
+#[test]
+fn what_min_keeps_is_no_room_for_a_program_that_starts_again() {
+    let case = Case {
+        place: "lab/job",
+        asks: 1200,
+        later: Later::Ends,
+        ..CASE
+    };
+    differ(
+        Case {
+            groups: &[
+                ("lab", 0, "max=2G"),
+                ("lab/job", 0, ""),
+                ("lab/kept", 0, "min=1000M"),
+            ],
+            first: "smaller",
+            ..case
+        },
+        Case {
+            groups: &[
+                ("lab", 0, "max=2G"),
+                ("lab/job", 0, ""),
+                ("lab/kept", 0, "min=500M"),
+            ],
+            asks: 1700,
+            first: "smaller",
+            ..case
+        },
+    );
 }
 
 const OWN: &[(&str, u32, &str)] = &[("lab", ALICE, "max=2G")];
