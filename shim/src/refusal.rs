@@ -74,7 +74,7 @@ pub fn plain(symbol: &str) -> &str {
     end.and_then(|end| symbol.get(..end)).unwrap_or(symbol)
 }
 
-/// What is known of a refusal besides the [`Refusal`].
+/// Figures for the line about a refusal that the [`Refusal`] does not have.
 pub struct Circumstances<'a> {
     pub gpu: Gpu,
     /// The size of the GPU's memory in bytes.

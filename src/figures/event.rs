@@ -9,7 +9,7 @@ use crate::words::{clock::Moment, text};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::units::gib;
-use gpulimit_ledger::{Cause, Event, EventKind, Holding, TrailEvent};
+use gpulimit_ledger::{Cause, Event, EventKind, HOLDERS, Holding, TrailEvent};
 use serde_json::Value;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -85,8 +85,6 @@ impl Line {
     /// holders, it held no more than the smallest of these; if they are unknown, no more than its
     /// group.
     pub fn held(&self) -> u64 {
-        /// The most holders that the trail names.
-        const MOST: usize = 5;
         let process = &self.event.what.process;
         let holders = self.holders();
         // A driver that finds the GPU full is shown with processes outside of the group.
@@ -96,7 +94,7 @@ impl Line {
         let is_own =
             |one: &&Holding| one.process.pid == process.pid && one.process.uid == process.uid;
         let own = holders.iter().find(is_own);
-        let known = own.or(holders.get(MOST - 1));
+        let known = own.or(holders.get(HOLDERS - 1));
         known.map_or(0, |one| one.bytes.saturating_add(one.reserve))
     }
 

@@ -271,7 +271,7 @@ fields! { pub OPTIONS(it: Options):
     "wait_timeout_ms": Ms    => u64::try_from(it.wait_timeout.as_millis()).ok();
     /// How long a request waits for members that give back memory.
     "pressure_timeout_ms": Ms => u64::try_from(it.pressure_timeout.as_millis()).ok();
-    /// Who is killed to make room: `none`, `largest`, `kill-group` and so on.
+    /// Which processes are killed to make room: `none`, `kill-largest` or `kill-group`.
     "oom": Text              => it.get(OptionKey::Oom);
     /// Whether the driver's memory for contexts counts.
     "count_context": Flag    => it.count_context;

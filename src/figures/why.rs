@@ -4,7 +4,7 @@ pub mod advice;
 pub mod pytorch;
 
 use super::event::Line;
-use super::fields::{self, Field, fields, path, right};
+use super::fields::{self, fields, path, right};
 use super::processes::{Commands, Process, processes};
 use super::waiting::Waiters;
 use crate::groups::above::Above;
@@ -25,7 +25,7 @@ use std::cmp::Reverse;
 use std::fmt;
 use std::time::Duration;
 
-/// What keeps a refused request from being granted now, and what could give it room.
+/// How full the groups and the GPU of a refused request are now, and who uses them.
 pub struct Now {
     /// NVML's index of the GPU, or its UUID.
     pub gpu: String,
@@ -219,17 +219,11 @@ impl Now {
             "beside": self.beside,
             "ended": self.has_ended,
             "gpu": { "index": self.gpu, "total": self.total, "free": self.free },
-            "groups": all(LEVELS, &self.levels),
+            "groups": fields::list(LEVELS, &self.levels),
             "pytorch": self.pytorch.as_ref().map(|it| fields::json(pytorch::FIELDS, it, None)),
-            "advice": all(advice::FIELDS, advice),
+            "advice": fields::list(advice::FIELDS, advice),
         })
     }
-}
-
-fn all<Row>(fields: &'static [Field<Row>], rows: &[Row]) -> Vec<Value> {
-    rows.iter()
-        .map(|row| fields::json(fields, row, None))
-        .collect()
 }
 
 /// Returns the groups from `leaf` upwards. A job's group that is gone is the first, with its limit.

@@ -122,7 +122,7 @@ pub struct Refusal<'a> {
     pub room: u64,
     /// Why the request was refused.
     pub cause: Cause,
-    /// What lies outside the process's groups, if the driver refused for lack of memory.
+    /// The memory that lies in none of the process's groups; `None` if a group refused.
     pub outside: Option<&'a Outside>,
 }
 

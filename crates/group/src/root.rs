@@ -77,7 +77,7 @@ impl Root {
     }
 
     /// Returns the default root of the calling user, unchecked.
-    pub(super) fn of_user() -> Self {
+    pub fn of_user() -> Self {
         let path = own_default();
         Self { path }
     }

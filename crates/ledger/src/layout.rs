@@ -415,7 +415,7 @@ pub(super) struct DeviceHistory {
 /// Number of events in the trail.
 pub(super) const TRAIL: usize = 4_096;
 /// Number of processes that an event of the trail names as the largest holders of memory.
-pub(super) const HOLDERS: usize = 5;
+pub const HOLDERS: usize = 5;
 /// Length of the name of the driver function in an event of the trail, in 64-bit words.
 pub(super) const FUNCTION_WORDS: usize = 4;
 /// Length of the name of the group in an event of the trail, in 64-bit words.

@@ -102,7 +102,7 @@ impl Holding {
     }
 }
 
-/// What lies on a device outside of a process's groups.
+/// The memory of a device that is used, and not charged to any group of the process.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
 pub struct Outside {
     /// Bytes in use.

@@ -4,7 +4,7 @@ use super::Line;
 use crate::groups::budget::{Budget, LINE, Purse, VERB};
 use crate::groups::{self, Selection};
 use crate::words::{environment::env, failure::Failure, notes::Notes};
-use gpulimit_group::{Kind, Root, SYSTEM, check_name, effective_user, is_within, upwards};
+use gpulimit_group::{Kind, Root, SYSTEM, check_name, is_within, upwards};
 use gpulimit_ledger::{Event, Ledger, TrailEvent};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -192,7 +192,7 @@ impl Watch {
                 }
             }
         }
-        let own = Root::at(format!("/dev/shm/gpulimit-{}", effective_user())).ok();
+        let own = Root::at(Root::of_user().path()).ok();
         let own = own.filter(|_| self.copies && env("GPULIMIT_ROOT").is_none());
         for root in selection.roots().iter().chain(&own) {
             let path = root.path().to_owned();
