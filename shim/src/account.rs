@@ -275,8 +275,9 @@ impl Process {
     /// Remembers the bytes of local memory that each thread of `kernel` needs. Skips a `CUkernel`
     /// that may have code in several contexts.
     pub fn learn_need(&'static self, kernel: Opaque, per_thread: u64) {
-        if self.context_count() == 1 || !self.launched.is_kernel(kernel) {
-            self.launched.learn_need(kernel, per_thread);
+        match self.context_count() == 1 || !self.launched.is_kernel(kernel) {
+            true => self.launched.learn_need(kernel, per_thread),
+            false => self.launched.note_unasked(),
         }
     }
 

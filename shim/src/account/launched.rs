@@ -4,7 +4,7 @@
 //! recognises a first launch in two steps: by a table of recent launches, and then by the set of
 //! all launched functions.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
@@ -96,6 +96,10 @@ pub struct Launched {
     /// The bytes of local memory per thread that kernels need. A kernel that needs none has the bit
     /// [`NEEDS_NONE`] in `functions` instead.
     needs: RwLock<Map<Opaque, u64>>,
+    /// The largest need that was ever learnt, in bytes of local memory per thread.
+    largest: AtomicU64,
+    /// Whether a graph may have a kernel whose need is unknown.
+    unasked: AtomicBool,
     /// Whether this process has launched any kernel. Loading code does not count as a launch.
     begun: AtomicBool,
     /// A lock that a thread holds during a launch on several devices, which may wait for other
@@ -114,6 +118,8 @@ impl Default for Launched {
             kernels: RwLock::default(),
             large: RwLock::default(),
             needs: RwLock::default(),
+            largest: AtomicU64::new(0),
+            unasked: AtomicBool::new(false),
             begun: AtomicBool::new(false),
             on_many: Mutex::new(()),
         }
@@ -217,10 +223,24 @@ impl Launched {
 
     /// Records the bytes of local memory that every thread of `kernel` needs.
     pub fn learn_need(&self, kernel: Opaque, per_thread: u64) {
+        self.largest.fetch_max(per_thread, Ordering::Relaxed);
         match per_thread {
             0 => self.insert(kernel | NEEDS_NONE),
             _ => drop(self.needs.write().insert(kernel, per_thread)),
         }
+    }
+
+    /// Records that a graph may have a kernel whose need is unknown. Stays so for the life of the
+    /// process, because nothing tells when the last such graph has ended.
+    pub fn note_unasked(&self) {
+        self.unasked.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns a need that no kernel of any graph exceeds, in bytes of local memory per thread;
+    /// `None` if a graph may have a kernel whose need is unknown.
+    pub fn largest_need(&self) -> Option<u64> {
+        let largest = self.largest.load(Ordering::Relaxed);
+        (!self.unasked.load(Ordering::Relaxed)).then_some(largest)
     }
 
     /// Forgets the launches, code and needs of all `CUkernel`s. Called for a new context, in which
@@ -230,10 +250,14 @@ impl Launched {
         let is_kernel = |handle: &Opaque| {
             kernels.contains_key(handle) || kernels.contains_key(&(handle & !NEEDS_NONE))
         };
-        self.needs.write().retain(|kernel, _| !is_kernel(kernel));
-        let mut functions = self.functions.write();
+        let (mut needs, mut functions) = (self.needs.write(), self.functions.write());
+        let known = needs.len() + functions.len();
+        needs.retain(|kernel, _| !is_kernel(kernel));
         functions.retain(|function| !is_kernel(function));
         sweep(&functions);
+        if needs.len() + functions.len() < known {
+            self.note_unasked();
+        }
     }
 
     /// Records that this process has launched a kernel.
@@ -385,6 +409,32 @@ mod tests {
         launched.learn_need(64, 0);
         launched.keep(|handle| handle != 128);
         assert_eq!(needs(&launched), [Some(0), None, None]);
+    }
+
+    #[test]
+    fn the_largest_need_is_known_while_every_kernel_in_a_graph_was_asked() {
+        let _alone = ALONE.lock();
+        let launched = Launched::default();
+        launched.note_kernel(64, 1);
+        launched.forget_kernels();
+        assert_eq!(launched.largest_need(), Some(0));
+        launched.learn_need(128, 4096);
+        launched.learn_need(192, 0);
+        launched.forget_kernels();
+        assert_eq!(
+            launched.largest_need(),
+            Some(4096),
+            "no kernel of a library"
+        );
+        for need in [0, 16] {
+            let launched = Launched::default();
+            launched.note_kernel(64, 1);
+            launched.learn_need(64, need);
+            launched.forget_kernels();
+            assert_eq!(launched.largest_need(), None);
+        }
+        launched.note_unasked();
+        assert_eq!(launched.largest_need(), None);
     }
 
     #[test]

@@ -7,14 +7,18 @@ use crate::abi::{
 };
 use crate::driver::Real;
 use crate::handler::Call;
-use crate::handler::lazy;
+use crate::handler::{lazy, loading};
 
 /// Runs `real`, which makes or changes a kernel node. Charges the memory for the kernel's code.
 fn keep(call: Call, params: Option<KernelNodeParams>, real: &dyn Real) -> Status {
     match params.and_then(|params| Some((params.handle()?, params.context))) {
         Some((kernel, context)) => {
             let context = (context != 0).then_some(context);
-            lazy::load(call, kernel, None, context, real)
+            let status = lazy::load(call, kernel, None, context, real);
+            if status == SUCCESS {
+                loading::ask_for_graph(call, kernel);
+            }
+            status
         }
         None => real.call(),
     }

@@ -52,10 +52,25 @@ fn change(call: Call, exec: GraphExec, source: Source, real: &dyn Real) -> Statu
         return change_unknown(call, exec, source, real);
     }
     let launched = &call.process.launched;
+    let bound = match source {
+        Source::Graph(_) => launched.largest_need(),
+        Source::Kernel(_) => None,
+    };
+    // Most programs get here with the same graphs before each launch, so no node is looked at: the
+    // executable graph counts with the largest need of all kernels that are in graphs.
+    if let Some(largest) = bound
+        && let Some(status) = match largest {
+            0 => Some(real.call()),
+            _ => change_within(call, exec, largest, real),
+        }
+    {
+        return status;
+    }
     let (mut known, mut unseen) = (0, Vec::new());
+    // The driver names a kernel of a library by a function that the program never got.
     source.each(call, &mut |kernel| match launched.need_of(kernel) {
-        Some(bytes) => known = known.max(bytes),
-        None => unseen.push(kernel),
+        None if bound.is_none() || handles.knows(Kind::Code, kernel) => unseen.push(kernel),
+        bytes => known = known.max(bytes.or(bound).unwrap_or(0)),
     });
     if !unseen.iter().all(|code| handles.knows(Kind::Code, *code)) {
         return change_unknown(call, exec, source, real);
@@ -63,19 +78,17 @@ fn change(call: Call, exec: GraphExec, source: Source, real: &dyn Real) -> Statu
     if known == 0 && unseen.is_empty() {
         return real.call();
     }
+    if unseen.is_empty()
+        && let Some(status) = change_within(call, exec, known, real)
+    {
+        return status;
+    }
     let device = match call.process.current_device() {
         Ok(device) => device,
         Err(failed) => return Aside::from(failed).answer(real),
     };
     let context = current_context();
     let most = Cell::new(known);
-    if unseen.is_empty() {
-        let memory = device.kernels.context(context);
-        let _stays = hold(Place::Alone, || memory.alone.read());
-        if device.kernels.growth(&memory, known) == 0 {
-            return remember(call, exec, known, real.call());
-        }
-    }
     order::sort(&mut unseen);
     unseen.dedup();
     // The driver's call also loads the lazily loaded CUDA libraries of the kernels, each library
@@ -109,6 +122,16 @@ fn change(call: Call, exec: GraphExec, source: Source, real: &dyn Real) -> Statu
         }
     }
     remember(call, exec, most.get(), status)
+}
+
+/// Does the work of [`change`] for kernels that have been launched or asked for, and need at most
+/// `per_thread` bytes of local memory per thread. Returns `None` if the context has less.
+fn change_within(call: Call, exec: GraphExec, per_thread: u64, real: &dyn Real) -> Option<Status> {
+    let device = call.process.current_device().ok()?;
+    let memory = device.kernels.context(current_context());
+    let _stays = hold(Place::Alone, || memory.alone.read());
+    let fits = device.kernels.growth(&memory, per_thread) == 0;
+    fits.then(|| remember(call, exec, per_thread, real.call()))
 }
 
 /// Does the work of [`change`] for an unknown handle. Asks the driver about the handle only after

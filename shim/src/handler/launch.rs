@@ -73,7 +73,9 @@ pub fn launch(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real) -> 
         if loads
             && (launched.contains(loaded(handle)) || launched.contains_in(loaded(handle), context))
         {
-            return Ok(real.call());
+            let status = real.call();
+            ask_for_graph(call, what, status);
+            return Ok(status);
         }
         // If less than `FIRST` bytes are left, charges what is left: most programs need less than
         // `FIRST`.
@@ -108,8 +110,9 @@ pub fn launch(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real) -> 
         let status = loading::run(call, device, context, usage, lazy.needs, more, real, None)?;
         if status == SUCCESS {
             lazy.loaded(call);
-            if !loads {
-                launched.begin();
+            match loads {
+                true => ask_for_graph(call, what, status),
+                false => launched.begin(),
             }
             if let (Target::Function(function) | Target::OneOfSeveral(function, _), false) =
                 (what, loads)
@@ -121,6 +124,15 @@ pub fn launch(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real) -> 
         }
         Ok(status)
     })
+}
+
+/// Learns the need of a kernel whose captured launch has become a node of a graph.
+fn ask_for_graph(call: Call, what: Target<'_>, status: Status) {
+    if let (SUCCESS, Target::Function(function) | Target::OneOfSeveral(function, _)) =
+        (status, what)
+    {
+        loading::ask_for_graph(call, function);
+    }
 }
 
 /// Remembers a launch of `seen` in `context`. Its kernels need `per_thread` bytes of local memory
@@ -172,11 +184,14 @@ fn launch_unknown(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real)
         None => device.capacity,
     };
     let status = measured::unknown(call, &most, real, None);
+    if is_capturing(call.symbol, stream) {
+        ask_for_graph(call, what, status);
+        return status;
+    }
     // gpulimit never learns the needs of an unknown graph, so each launch of the graph is handled
     // here.
     if let (SUCCESS, Target::Function(function) | Target::OneOfSeveral(function, _)) =
         (status, what)
-        && !is_capturing(call.symbol, stream)
         && let Some(context) = context_of_accepted(call, stream)
         && let Some(device) = call.process.context_device(context)
     {

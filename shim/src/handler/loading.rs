@@ -12,6 +12,7 @@ use crate::abi::{
 use crate::account::device::Device;
 use crate::account::device_runtime::Runtime;
 use crate::account::driver_part::{Measured, Prepaid};
+use crate::account::handles::Kind;
 use crate::account::kernel_memory::ContextMemory;
 use crate::account::locks::{Place, hold};
 use crate::account::{BLOCK, round_up};
@@ -49,6 +50,22 @@ pub fn per_thread(call: Call, device: &Device, function: Opaque) -> u64 {
         false => of_function(&mut bytes) || of_kernel(&mut bytes),
     });
     u64::try_from(bytes).ok().filter(|_| told).unwrap_or(0)
+}
+
+/// Learns the local memory of a kernel that the program has put into a graph, so that an update of
+/// an executable graph need not look at each node.
+pub fn ask_for_graph(call: Call, kernel: Opaque) {
+    let launched = &call.process.launched;
+    if launched.need_of(kernel).is_some() {
+        return;
+    }
+    match call.process.current_device() {
+        Ok(device) if call.process.handles.knows(Kind::Code, kernel) => {
+            call.process
+                .learn_need(kernel, per_thread(call, device, kernel));
+        }
+        _ => launched.note_unasked(),
+    }
 }
 
 /// Notes the growth of local memory in `context` after a measured call that was not charged ahead.

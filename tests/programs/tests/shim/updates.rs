@@ -83,6 +83,69 @@ fn another_kernel_is_refused_below_what_it_takes() {
     }
 }
 
+/// An update looks at no node if the need of each kernel in a graph is known, so each way to put a
+/// kernel into a graph asks for its need.
+#[test]
+fn every_way_into_a_graph_tells_the_need_of_its_kernel() {
+    let tight = GRAPHS + LOCAL + RESERVE - 2 * BLOCK;
+    for way in [
+        ["capture s", "launch big s", "end-capture s g2"],
+        ["capture s", "launch-handle listed s", "end-capture s g2"],
+        ["capture s", "launch-handle unseen s", "end-capture s g2"],
+        [
+            "graph g2",
+            "kernel-node cuGraphAddKernelNode_v2 g2 deep",
+            "",
+        ],
+        ["graph g2", "listed-node cuGraphAddKernelNode g2 big", ""],
+        [
+            "graph g2",
+            "kernel-node cuGraphAddNode g2 flat",
+            "kernel-node cuGraphNodeSetParams g2 deep",
+        ],
+    ] {
+        // Nothing tells the need of a kernel that the library has not seen: it is measured.
+        let measured = way[1].contains("unseen");
+        let cap = if measured { tight + 100 * MIB } else { tight };
+        let world = World::new(cap);
+        let mut program = world.on_gpu();
+        for line in [
+            "stream s",
+            "kernels small 0",
+            "launch small s",
+            "capture s",
+            "launch small s",
+            "end-capture s g",
+            "kernels big 8192",
+            "listed listed cuModuleEnumerateFunctions big",
+            "ask-listed cuFuncLoad big",
+            "kernel-library deep 8192",
+            "kernel-library flat 0",
+            "kernels other 8192",
+            "unseen-function unseen other",
+            "instantiate e g",
+            "launch-graph e s",
+        ]
+        .into_iter()
+        .chain(way)
+        .filter(|line| !line.is_empty())
+        {
+            program.expect(&[(line, "0")]);
+        }
+        let answer = if measured { "0" } else { "2" };
+        assert_eq!(program.say("update e g2"), answer, "{way:?}");
+        program.expect(&[("launch-graph e s", "0")]);
+        let taken = if measured { LOCAL } else { 0 };
+        assert_eq!(world.machine().used(), GRAPHS + taken, "{way:?}");
+        if measured {
+            program.expect(&[("alloc a 90M", "0"), ("alloc b 20M", "2")]);
+        }
+        world.judge(cap);
+        program.end();
+        world.judge_end(cap);
+    }
+}
+
 #[test]
 fn a_changed_graph_is_charged_again_after_a_lowered_limit() {
     let cap = GRAPHS + LOCAL + RESERVE;
