@@ -345,15 +345,30 @@ impl<'a> Request<'a, '_> {
         }
         let began = Instant::now();
         let waited = self.wait_in_line(refused, &mut asking, time.map(|time| began + time));
-        if let Some(asking) = &asking {
-            self.conclude(asking);
+        self.end_wait(began, time.map(|_| refused), asking, waited.is_ok());
+        waited
+    }
+
+    /// Records the end of a wait that began at `began`. `waits`: the refusal for which the request
+    /// waited, unless it only asked members.
+    pub(super) fn end_wait(
+        &self,
+        began: Instant,
+        waits: Option<Refused>,
+        asking: Option<Asking>,
+        is_granted: bool,
+    ) {
+        if let Some(waits) = waits.filter(|_| is_granted) {
+            self.record(EventKind::Granted, &waits);
+        }
+        if let Some(asking) = asking {
+            self.conclude(&asking);
         }
         for (at, station) in self.member.levels.iter().enumerate() {
             station
                 .ledger
                 .note_wait(self.device.index[at], began.elapsed());
         }
-        waited
     }
 
     /// Waits until the request is granted, the time is over, a signal arrives, or the other members
@@ -380,11 +395,6 @@ impl<'a> Request<'a, '_> {
         let mut last = refused;
         let mut still = Still::of(self.member);
         let (mut began, mut pause) = (Instant::now(), ANEW);
-        let granted = || {
-            if until.is_some() {
-                self.record(EventKind::Granted, &refused);
-            }
-        };
         loop {
             let asks = match asking {
                 Some(asking) if Instant::now() < asking.until => self.ask(asking, last.pending),
@@ -397,10 +407,7 @@ impl<'a> Request<'a, '_> {
             };
             match turn {
                 Turn::Yes => match self.attempt() {
-                    Ok(()) => {
-                        granted();
-                        return Ok(());
-                    }
+                    Ok(()) => return Ok(()),
                     Err(error) if error.level == level && self.bytes <= error.max => {
                         last = error;
                     }
@@ -414,11 +421,7 @@ impl<'a> Request<'a, '_> {
             }
             if !(asks || until.is_some()) || !station.others_hold(index) {
                 // The other members may have given their memory back since the attempt.
-                let last = self.attempt();
-                if last.is_ok() {
-                    granted();
-                }
-                return last;
+                return self.attempt();
             }
             // Only the first in line: what members give goes to it.
             if until.is_some() && !asks && turn == Turn::Yes && began.elapsed() >= pause {
@@ -431,7 +434,6 @@ impl<'a> Request<'a, '_> {
             if self.is_for_program && !asks && still.is_for_ever(station, index) {
                 // In line, the request may wait behind one that cannot be granted.
                 if self.attempt().is_ok() {
-                    granted();
                     return Ok(());
                 }
                 self.is_stuck.set(true);

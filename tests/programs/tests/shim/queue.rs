@@ -112,6 +112,32 @@ fn a_first_context_that_no_longer_fits_into_the_limit_is_refused() {
 }
 
 #[test]
+fn all_waits_for_first_contexts_are_on_record_at_once_also_those_that_are_refused() {
+    let (world, holder, mut other) = full_queue();
+    let inner = world.below("inner", &[]);
+    let start = |waits| {
+        let mut first = start_in(&world, &format!("{GROUP}/inner"));
+        first.tell("start");
+        assert!(eventually(|| world.events(EventKind::Wait).len() == waits));
+        first
+    };
+    let (mut one, mut two) = (start(2), start(3));
+    world.set(MIB);
+    assert_eq!(other.answer(), "2");
+    assert_eq!((one.answer(), two.answer()), ("0 2".into(), "0 2".into()));
+    assert_eq!(world.events(EventKind::Granted).len(), 0);
+    let ledger = inner.ledger().expect("a ledger");
+    let below = ledger.usage(ledger.devices()[0].index);
+    assert_eq!((world.usage(0).waits, below.waits), (3, 2));
+    assert!(below.waited_ms > 0, "{below:?}");
+    for program in [one, two, other] {
+        program.end();
+    }
+    holder.end_quietly();
+    world.judge_end(CAP);
+}
+
+#[test]
 fn the_next_first_context_waits_while_the_driver_makes_one() {
     let world = queue(CAP);
     let delay = format!("cuDevicePrimaryCtxRetain:{HOUR}");
