@@ -12,7 +12,8 @@ use gpulimit_programs::world::{
 
 use super::jobs::controller;
 
-const CAP: u64 = 4096 * MIB;
+const GIB: u64 = 1024 * MIB;
+const CAP: u64 = 4 * GIB;
 /// The limit of a job of 1.5 GiB, with its context and the driver's reserve.
 const JOB: &str = "max=2100M";
 
@@ -231,6 +232,34 @@ fn a_job_whose_limit_is_lowered_keeps_and_needs_no_more() {
     world.judge_end(CAP);
 }
 
+/// Returns what `show` says that a group can still get.
+fn free_of(world: &World, group: &str) -> Option<u64> {
+    let shown = finish(controller(world, &["show", group, "--json"]));
+    let shown: serde_json::Value = serde_json::from_str(&text(&shown.stdout)).expect("JSON");
+    shown["groups"][0]["gpus"][0]["free"].as_u64()
+}
+
+#[test]
+fn the_free_memory_of_a_group_includes_what_is_kept_for_jobs_below_it() {
+    let world = queue(CAP);
+    world.below("inner", &[]);
+    let groups = [("inner/run-1-1", "max=2G"), ("run-2-1", "max=1G")];
+    let groups = groups.map(|(job, max)| world.below(job, &[max]));
+    let jobs = ["inner/run-1-1", "run-2-1"].map(|job| world.on_gpu_in(job));
+    let [first, _] = groups.map(|group| {
+        let ledger = group.ledger().expect("a ledger");
+        ledger.charged(ledger.devices()[0].index)
+    });
+    let free = |group: &str| free_of(&world, &format!("{GROUP}/{group}"));
+    assert_eq!(free("inner/run-1-1"), Some(2 * GIB - first));
+    // All that is not kept for the second job.
+    assert_eq!(free("inner"), Some(CAP - first - GIB));
+    for job in jobs {
+        job.end_quietly();
+    }
+    world.judge_end(CAP);
+}
+
 #[test]
 fn a_process_of_a_job_that_began_without_waits_counts_in_the_limit_of_the_job() {
     let world = World::new(CAP);
@@ -244,13 +273,8 @@ fn a_process_of_a_job_that_began_without_waits_counts_in_the_limit_of_the_job() 
     let mut other = start_in(&world, &format!("{GROUP}/inner"));
     assert_eq!(other.say("start"), "0 0");
     other.expect(&[("alloc b 2M", "0")]);
-    let shown = finish(controller(
-        &world,
-        &["show", &format!("{GROUP}/inner"), "--json"],
-    ));
-    let shown: serde_json::Value = serde_json::from_str(&text(&shown.stdout)).expect("JSON");
-    let free = shown["groups"][0]["gpus"][0]["free"].as_u64();
-    assert!(free.is_some_and(|free| free < 600 * MIB), "{shown}");
+    let free = free_of(&world, &format!("{GROUP}/inner"));
+    assert!(free.is_some_and(|free| free < 600 * MIB), "{free:?}");
     other.tell("alloc a 600M");
     other.waits_on();
     first.expect(&[("alloc b 300M", "0")]);
