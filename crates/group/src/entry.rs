@@ -52,7 +52,8 @@ impl Member {
                 _ => request.options(level).wait_timeout,
             };
             if let Err(refused) = request.enter(level, bytes, time) {
-                let room = request.job_below(level).map_or(0, |(_, max)| max);
+                let job = request.job_below(level).filter(|_| refused.level == level);
+                let room = job.map_or(0, |(_, max)| max);
                 let refusal = request.refusal(refused);
                 return Err(Refusal { room, ..refusal });
             }
@@ -120,10 +121,12 @@ impl Request<'_, '_> {
         let entered = loop {
             // The limits may change meanwhile.
             let job = self.job_below(level);
-            self.bytes = bytes(job);
-            if self.bytes > station.bounds(self.device, index).max {
-                break Err(self.refused_at(level));
+            // A context that a group of the process can never have waits in no line.
+            if let Some(refused) = self.never_fits(context) {
+                self.bytes = context;
+                break Err(refused);
             }
+            self.bytes = bytes(job);
             let turn = match &mut line {
                 Some(line) => line.turn(),
                 None if Instant::now() >= until => Turn::Over,
@@ -170,6 +173,12 @@ impl Request<'_, '_> {
             self.end_wait(began, waits, asking, entered.is_ok());
         }
         entered
+    }
+
+    /// Returns a refusal by a group of the process whose limit is below `bytes`.
+    fn never_fits(&self, bytes: u64) -> Option<Refused> {
+        let mut levels = (0..self.member.levels.len()).map(|level| self.refused_at(level));
+        levels.find(|refused| refused.max < bytes)
     }
 
     /// Returns a key for the outermost job with a limit of its own that this process is in, below

@@ -310,6 +310,33 @@ fn a_job_whose_first_context_is_refused_keeps_nothing() {
 }
 
 #[test]
+fn a_job_that_no_context_fits_into_is_refused_at_once_by_its_own_limit() {
+    let (world, holder, mut other) = full_queue();
+    world.below("run-1-1", &["max=100M"]);
+    let mut small = start_in(&world, &format!("{GROUP}/run-1-1"));
+    assert_eq!(small.say("start"), "0 2");
+    let (_, line) = small.end();
+    let told = format!("left of 100.0 MiB in {GROUP}/run-1-1");
+    assert!(line.contains(&told), "{line}");
+    // A limit that is lowered while the job waits has the same effect.
+    world.below("run-3-1", &["max=2G"]);
+    let mut waiting = start_in(&world, &format!("{GROUP}/run-3-1"));
+    waiting.tell("start");
+    waiting.waits_on();
+    set_max(&world, "run-3-1", "100M");
+    assert_eq!(waiting.answer(), "0 2");
+    let (_, line) = waiting.end();
+    assert!(
+        line.contains("run-3-1") && !line.contains("whole limit"),
+        "{line}"
+    );
+    holder.end_quietly();
+    assert_eq!(other.answer(), "0");
+    other.end_quietly();
+    world.judge_end(CAP);
+}
+
+#[test]
 fn of_programs_that_wait_for_each_other_the_last_one_is_refused() {
     let cap = 2 * CONTEXT + 600 * MIB;
     let world = queue(cap);
