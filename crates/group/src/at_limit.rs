@@ -313,6 +313,8 @@ impl<'a> Request<'a, '_> {
     /// Refuses the request if less than `keep_free` would be free on the GPU after it, but for what
     /// this process can give back (`gives`). The answer to a request that waits holds for a second,
     /// unless a member gives memory back. Without an answer of the driver there is no refusal.
+    #[cold]
+    #[inline(never)]
     fn look(&self, gives: bool) -> Result<(), Refused> {
         let last = self.lack.take();
         let Some((keep, level)) = self.member.keep_free(self.device) else {

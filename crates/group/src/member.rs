@@ -411,14 +411,14 @@ impl Member {
 
     /// Returns the bytes that the process's groups keep free on the device, and the level of the
     /// group that keeps the most; `None` if no group keeps any.
+    #[inline(never)]
     pub fn keep_free(&self, device: &MemberDevice) -> Option<(u64, usize)> {
-        let stations = self.stations(device).enumerate();
-        let kept = stations.map(|(level, (station, index))| {
+        let mut most = None;
+        for (level, (station, index)) in self.stations(device).enumerate() {
             let keep = station.bounds(device, index).keep_free;
-            (keep.unwrap_or(0), level)
-        });
-        kept.max_by_key(|(keep, _)| *keep)
-            .filter(|(keep, _)| *keep > 0)
+            most = most.max(keep.filter(|keep| *keep > 0).map(|keep| (keep, level)));
+        }
+        most
     }
 
     /// Returns the refusal of memory that the process has just taken, if its groups keep more free
@@ -904,7 +904,6 @@ impl Station {
         self.ledger.charged(index) > self.slot.charged(index)
     }
 
-    #[inline]
     pub(super) fn bounds(&self, device: &MemberDevice, index: DeviceIndex) -> Bounds {
         let known = self.remembered(index, |words| {
             let [_, max, high, low, min, keep_free] =
