@@ -201,19 +201,18 @@ impl Making {
                 }
                 None => drop(charged),
             }
-            let undo = || {
-                if let Some(handle) = handle {
-                    end(call, handle.kind, handle.array, &|| {
-                        discard(handle);
-                        SUCCESS
-                    });
-                }
-            };
-            let status = device.conclude(call.symbol, bytes, status, &mut tries, &undo);
+            let concluded = device.conclude(call.symbol, bytes, status);
             device.renew(mark);
-            if let Some(status) = status {
+            let Err(left) = concluded else {
                 return Ok(status);
+            };
+            if let Some(handle) = handle {
+                end(call, handle.kind, handle.array, &|| {
+                    discard(handle);
+                    SUCCESS
+                });
             }
+            device.again(call.symbol, bytes, left, &mut tries)?;
         }
     }
 
