@@ -20,7 +20,6 @@ mod reading;
 mod refusal;
 mod routes;
 mod state;
-mod streams;
 #[cfg(test)]
 mod tests;
 mod token;

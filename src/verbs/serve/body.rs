@@ -5,15 +5,12 @@ use hyper::body::{Body, Bytes, Frame, SizeHint};
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use tokio::sync::mpsc::Receiver;
 
 /// The body of an answer.
 pub enum Content {
     Whole(Option<Bytes>),
     /// Metrics, made while the client reads.
     Metrics(Text),
-    /// Server-sent events, until the other end of the queue is dropped.
-    Events(Receiver<Bytes>),
 }
 
 impl From<String> for Content {
@@ -28,7 +25,7 @@ impl Body for Content {
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
+        _: &mut Context<'_>,
     ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         let bytes = match &mut *self {
             Self::Whole(bytes) => bytes.take(),
@@ -36,10 +33,6 @@ impl Body for Content {
                 Ok(piece) => (!piece.is_empty()).then(|| Bytes::from(piece)),
                 // The connection is closed in the middle of the answer, so that the client notices.
                 Err(dropped) => return Poll::Ready(Some(Err(dropped))),
-            },
-            Self::Events(queue) => match queue.poll_recv(context) {
-                Poll::Ready(bytes) => bytes,
-                Poll::Pending => return Poll::Pending,
             },
         };
         Poll::Ready(bytes.map(|bytes| Ok(Frame::data(bytes))))

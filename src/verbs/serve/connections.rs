@@ -5,7 +5,6 @@ use super::listen::{Listener, SocketFile};
 use super::peer::Peer;
 use super::places::{Lost, Place, Places};
 use super::routes::Site;
-use super::streams::{self, Streams};
 use super::worker::Worker;
 use crate::shown::output;
 use crate::words::failure::Failure;
@@ -56,7 +55,7 @@ pub fn run(listener: Listener, name: &str, access: Access, scope: Scope) -> Resu
         .enable_all()
         .build()
         .map_err(failed)?;
-    let worker = Arc::new(Worker::start(scope)?);
+    let worker = Worker::start(scope)?;
     let served = runtime.block_on(async {
         let (mut term, mut int) = (
             signal(SignalKind::terminate())?,
@@ -64,13 +63,10 @@ pub fn run(listener: Listener, name: &str, access: Access, scope: Scope) -> Resu
         );
         // The file is removed at the end of this block.
         let (sockets, _file) = Socket::of(listener)?;
-        let streams = Arc::new(Streams::default());
-        let news = tokio::spawn(streams::run(Arc::clone(&streams), Arc::clone(&worker)));
         let site = Arc::new(Site {
             access,
             scope,
             worker,
-            streams,
         });
         let places = Arc::new(Places::new(PLACES));
         for socket in sockets {
@@ -80,8 +76,6 @@ pub fn run(listener: Listener, name: &str, access: Access, scope: Scope) -> Resu
         tokio::select! {
             _ = term.recv() => {}
             _ = int.recv() => {}
-            // Without news for its streams the server is of no use; a supervisor starts it anew.
-            _ = news => return Err(io::Error::other("the task that sends events has ended")),
         }
         Ok(())
     });

@@ -4,45 +4,33 @@ use super::worker::Sources;
 use crate::figures::{Figures, snapshot::GpuMemory};
 use crate::groups::SCHEMA;
 use crate::words::{clock::Moment, failure::Failure};
+use hyper::header::HeaderValue;
 use serde_json::json;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// The state, and the part of it that changes only with the state.
-pub struct State {
-    head: String,
-    /// The rest of the object, without its opening brace.
-    pub rest: String,
-}
-
-impl State {
-    /// Reads the present state.
-    pub fn read(sources: &mut Sources) -> Result<Self, Failure> {
-        let reading = sources.reading_with_processes()?;
-        let scope = sources.scope;
-        let (driver, _) = sources.parts();
-        // A public reading has no processes.
-        let processes = reading.processes().iter();
-        let figures = reading.groups.iter().map(|group| &group.figures);
-        let rest = json!({
-            "gpus": reading.gpus.iter().map(GpuMemory::json).collect::<Vec<_>>(),
-            "groups": figures.map(Figures::json).collect::<Vec<_>>(),
-            "processes": processes.map(|process| process.json(driver)).collect::<Vec<_>>(),
-        });
-        let head = json!({
-            "schema": SCHEMA,
-            "version": env!("CARGO_PKG_VERSION"),
-            "time": Moment::from(reading.time).to_string(),
-            "public": scope.public,
-        });
-        let mut head = head.to_string();
-        head.pop();
-        Ok(Self {
-            head,
-            rest: rest.to_string().split_off(1),
-        })
-    }
-
-    /// Returns the whole object.
-    pub fn text(&self) -> String {
-        format!("{},{}", self.head, self.rest)
-    }
+/// Reads the present state. Returns it with a tag that changes only with the state: two states that
+/// differ in their time alone have the same one.
+pub fn read(sources: &mut Sources) -> Result<(String, HeaderValue), Failure> {
+    let reading = sources.reading_with_processes()?;
+    let scope = sources.scope;
+    let (driver, _) = sources.parts();
+    // A public reading has no processes.
+    let processes = reading.processes().iter();
+    let figures = reading.groups.iter().map(|group| &group.figures);
+    let mut state = json!({
+        "schema": SCHEMA,
+        "version": env!("CARGO_PKG_VERSION"),
+        "time": null,
+        "public": scope.public,
+        "gpus": reading.gpus.iter().map(GpuMemory::json).collect::<Vec<_>>(),
+        "groups": figures.map(Figures::json).collect::<Vec<_>>(),
+        "processes": processes.map(|process| process.json(driver)).collect::<Vec<_>>(),
+    });
+    let mut hasher = DefaultHasher::new();
+    state.hash(&mut hasher);
+    state["time"] = Moment::from(reading.time).to_string().into();
+    // The state is the same, byte for byte, except for its time: the tag is a weak one.
+    let tag = HeaderValue::try_from(format!("W/\"{:016x}\"", hasher.finish()));
+    let tag = tag.map_err(|error| Failure::new(error.to_string()))?;
+    Ok((state.to_string(), tag))
 }

@@ -3,7 +3,6 @@
 use super::access::Scope;
 use super::exposition::Page;
 use super::reading::{Memory, Reading};
-use crate::figures::event::watch::Watch;
 use crate::machine::nvml::Driver;
 use crate::words::{environment::env, failure::Failure};
 use gpulimit_group::Root;
@@ -56,15 +55,6 @@ impl Worker {
         &self,
         question: impl FnOnce(&mut Sources) -> T + Send + 'static,
     ) -> Result<T, Unanswered> {
-        let asked = tokio::time::timeout(PATIENCE, self.ask_patiently(question));
-        asked.await.unwrap_or(Err(Unanswered::Stuck))
-    }
-
-    /// Lets the worker answer a question, however long that takes. Fails if the queue is full.
-    pub async fn ask_patiently<T: Send + 'static>(
-        &self,
-        question: impl FnOnce(&mut Sources) -> T + Send + 'static,
-    ) -> Result<T, Unanswered> {
         let (answer, answered) = oneshot::channel();
         let job = move |sources: &mut Sources| {
             // Nobody waits for the answer any longer if the worker was stuck.
@@ -74,7 +64,10 @@ impl Worker {
         };
         let sent = self.0.try_send(Box::new(job));
         sent.map_err(|_| Unanswered::Stuck)?;
-        answered.await.map_err(|_| Unanswered::Failed)
+        match tokio::time::timeout(PATIENCE, answered).await {
+            Ok(answer) => answer.map_err(|_| Unanswered::Failed),
+            Err(_) => Err(Unanswered::Stuck),
+        }
     }
 }
 
@@ -111,8 +104,6 @@ fn note_gpus(driver: &Driver) {
 /// What answers are made of.
 pub struct Sources {
     pub scope: Scope,
-    /// The events that streams have not got yet; `None` without streams.
-    pub watch: Option<Watch>,
     memory: Memory,
     driver: Option<Driver>,
     driver_since: Instant,
@@ -125,7 +116,6 @@ impl Sources {
     fn new(scope: Scope) -> Self {
         Self {
             scope,
-            watch: None,
             memory: Memory::default(),
             driver: Driver::load().ok().inspect(note_gpus),
             driver_since: Instant::now(),
@@ -224,22 +214,9 @@ mod tests {
     fn a_question_that_panics_costs_only_its_own_answer() {
         let (worker, runtime) = started();
         runtime.block_on(async {
-            let panics = worker.ask_patiently(|_| panic!("this message is expected"));
+            let panics = worker.ask(|_| panic!("this message is expected"));
             assert_eq!(panics.await, Err::<(), _>(Unanswered::Failed));
-            assert_eq!(worker.ask_patiently(|_| 7).await, Ok(7));
-        });
-    }
-
-    #[test]
-    fn a_patient_question_is_answered_late() {
-        let (worker, runtime) = started();
-        let (free, blocked) = std::sync::mpsc::channel::<()>();
-        runtime.block_on(async {
-            let mut late = std::pin::pin!(worker.ask_patiently(move |_| blocked.recv()));
-            let looked = tokio::time::timeout(Duration::from_millis(1), &mut late);
-            assert!(looked.await.is_err(), "the worker waits");
-            free.send(()).expect("the worker waits");
-            assert_eq!(late.await, Ok(Ok(())));
+            assert_eq!(worker.ask(|_| 7).await, Ok(7));
         });
     }
 }
