@@ -3,13 +3,11 @@
 
 mod access;
 mod answer;
+mod api;
 mod assets;
-mod body;
 mod connections;
 mod counters;
-mod events;
 mod exposition;
-mod history;
 mod listen;
 mod metrics;
 mod peer;
@@ -17,9 +15,7 @@ mod places;
 mod pressure;
 mod query;
 mod reading;
-mod refusal;
 mod routes;
-mod state;
 #[cfg(test)]
 mod tests;
 mod token;

@@ -1,6 +1,6 @@
 //! Who may see: decides about a request by its head.
 
-use super::refusal::Refusal;
+use super::answer::Refusal;
 use super::token::Token;
 use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, COOKIE, HOST, TRANSFER_ENCODING};
 use hyper::http::request::Parts;

@@ -1,15 +1,12 @@
 //! What the server has at which path.
 
 use super::access::{Access, Admitted, Scope};
-use super::answer::{self, Answer, JSON};
+use super::answer::{self, Answer, Content, JSON, Refusal};
 use super::assets;
-use super::body::Content;
 use super::exposition::{self, Text};
 use super::places::Place;
-use super::refusal::Refusal;
-use super::state;
 use super::worker::{Sources, Unanswered, Worker};
-use super::{events, history, query};
+use super::{api, query};
 use hyper::StatusCode;
 use hyper::body::Bytes;
 use hyper::header::{CACHE_CONTROL, ETAG, HeaderValue, IF_NONE_MATCH, LOCATION, SET_COOKIE};
@@ -48,7 +45,7 @@ impl Site {
             }
             "/api/v1/state" => {
                 query::check(&query, &[])?;
-                let (text, tag) = self.ask(state::read).await?;
+                let (text, tag) = self.ask(api::state).await?;
                 let is_known = head.headers.get(IF_NONE_MATCH) == Some(&tag);
                 let mut answer = json(if is_known { String::new() } else { text });
                 if is_known {
@@ -57,14 +54,14 @@ impl Site {
                 answer.headers_mut().insert(ETAG, tag);
                 answer
             }
-            "/api/v1/history" => {
-                let asked = self.ask(move |sources| history::json(sources, &query));
-                json(asked.await?.to_string())
-            }
-            "/api/v1/events" => {
-                let asked = self.ask(move |sources| events::json(sources, &query));
-                json(asked.await?.to_string())
-            }
+            "/api/v1/history" => json(
+                self.ask(move |sources| api::history(sources, &query))
+                    .await?,
+            ),
+            "/api/v1/events" => json(
+                self.ask(move |sources| api::events(sources, &query))
+                    .await?,
+            ),
             path => {
                 let nothing =
                     || Refusal::new(StatusCode::NOT_FOUND, "there is nothing at this path");
