@@ -84,7 +84,7 @@ pub fn serve(args: Args) -> Result<ExitCode, Failure> {
     let token = args.token_file.as_deref().map(token::read).transpose()?;
     let (listener, name) = listen::listen(args.listen.as_ref())?;
     if listener.is_for_everybody() && token.is_none() && !args.public {
-        return Err(Failure::usage(match listener.port() {
+        return Err(Failure::usage(match listener.port {
             Some(_) => {
                 "every user of this machine can connect to a TCP port: pass --token-file FILE, or \
                  --public to show only totals"
@@ -109,7 +109,7 @@ pub fn serve(args: Args) -> Result<ExitCode, Failure> {
     }
     let access = Access {
         token,
-        port: listener.port(),
+        port: listener.port,
         hosts: args.allow_host,
     };
     let scope = Scope {

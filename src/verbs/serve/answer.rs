@@ -1,7 +1,7 @@
 //! Answers and refusals, with the headers that all answers have.
 
+use super::access::Refusal;
 use super::exposition::Text;
-use crate::words::failure::Failure;
 use hyper::body::{Body, Bytes, Frame, SizeHint};
 use hyper::header::{
     ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName,
@@ -70,32 +70,6 @@ pub fn data(kind: &'static str, content: Content) -> Answer {
         headers.insert(name, HeaderValue::from_static(value));
     }
     answer
-}
-
-/// The status of an answer without data, and the reason.
-#[derive(Debug, Eq, PartialEq)]
-pub struct Refusal(pub StatusCode, pub String);
-
-impl Refusal {
-    pub fn new(status: StatusCode, why: impl Into<String>) -> Self {
-        Self(status, why.into())
-    }
-
-    /// Returns the refusal of a wrong request.
-    pub fn wrong(why: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, why)
-    }
-
-    /// Returns the refusal of a request that the server can answer later.
-    pub fn unavailable(why: impl Into<String>) -> Self {
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, why)
-    }
-}
-
-impl From<Failure> for Refusal {
-    fn from(failure: Failure) -> Self {
-        Self::unavailable(failure.to_string())
-    }
 }
 
 /// The body of an answer.

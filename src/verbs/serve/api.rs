@@ -1,6 +1,6 @@
 //! The JSON of the server: the state, the past and events.
 
-use super::answer::Refusal;
+use super::access::Refusal;
 use super::query;
 use super::reading::Public;
 use super::worker::Sources;
@@ -16,7 +16,7 @@ use gpulimit_limits::Selector;
 use hyper::StatusCode;
 use hyper::header::HeaderValue;
 use serde_json::json;
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{DefaultHasher, Hasher};
 use std::path::Path;
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ pub fn state(sources: &mut Sources) -> Result<(String, HeaderValue), Refusal> {
     // A public reading has no processes.
     let processes = reading.processes().iter();
     let figures = reading.groups.iter().map(|group| &group.figures);
-    let mut state = json!({
+    let state = json!({
         "schema": SCHEMA,
         "version": env!("CARGO_PKG_VERSION"),
         "time": null,
@@ -38,13 +38,15 @@ pub fn state(sources: &mut Sources) -> Result<(String, HeaderValue), Refusal> {
         "groups": figures.map(Figures::json).collect::<Vec<_>>(),
         "processes": processes.map(|process| process.json(driver)).collect::<Vec<_>>(),
     });
+    let text = state.to_string();
     let mut hasher = DefaultHasher::new();
-    state.hash(&mut hasher);
-    state["time"] = Moment::from(reading.time).to_string().into();
-    // The state is the same, byte for byte, except for its time: the tag is a weak one.
+    hasher.write(text.as_bytes());
+    let time = format!("\"time\":\"{}\"", Moment::from(reading.time));
+    // Two states of a tag may differ in their time: the tag is a weak one.
     let tag = HeaderValue::try_from(format!("W/\"{:016x}\"", hasher.finish()));
     let tag = tag.map_err(|error| Refusal::unavailable(error.to_string()))?;
-    Ok((state.to_string(), tag))
+    // No text of others precedes the time.
+    Ok((text.replacen("\"time\":null", &time, 1), tag))
 }
 
 /// The most periods in one answer, which are about 20 MB of JSON.

@@ -1,7 +1,7 @@
 //! Connections and their limits.
 
 use super::access::{Access, Scope};
-use super::listen::{Listener, SocketFile};
+use super::listen::{self, Listener};
 use super::peer::Peer;
 use super::places::{Lost, Place, Places};
 use super::routes::Site;
@@ -61,15 +61,19 @@ pub fn run(listener: Listener, name: &str, access: Access, scope: Scope) -> Resu
             signal(SignalKind::terminate())?,
             signal(SignalKind::interrupt())?,
         );
-        // The file is removed at the end of this block.
-        let (sockets, _file) = Socket::of(listener)?;
+        // Its file is removed at the end of this block.
+        let _file = listener.file;
         let site = Arc::new(Site {
             access,
             scope,
             worker,
         });
         let places = Arc::new(Places::new(PLACES));
-        for socket in sockets {
+        for socket in listener.sockets {
+            let socket = match socket {
+                listen::Socket::Unix(socket) => Socket::Unix(UnixListener::from_std(socket)?),
+                listen::Socket::Tcp(socket) => Socket::Tcp(TcpListener::from_std(socket)?),
+            };
             tokio::spawn(accept(socket, Arc::clone(&site), Arc::clone(&places)));
         }
         output::note(&format!("serves at {name}"));
@@ -94,21 +98,6 @@ pub trait Stream: AsyncRead + AsyncWrite + Send {}
 impl<T: AsyncRead + AsyncWrite + Send> Stream for T {}
 
 impl Socket {
-    fn of(listener: Listener) -> io::Result<(Vec<Self>, Option<SocketFile>)> {
-        Ok(match listener {
-            Listener::Unix(listener, file) => {
-                (vec![Self::Unix(UnixListener::from_std(listener)?)], file)
-            }
-            Listener::Tcp { sockets, .. } => {
-                let tcp = |socket| TcpListener::from_std(socket).map(Self::Tcp);
-                (
-                    sockets.into_iter().map(tcp).collect::<io::Result<_>>()?,
-                    None,
-                )
-            }
-        })
-    }
-
     async fn accept(&self) -> io::Result<(Box<dyn Stream>, Peer)> {
         match self {
             Self::Unix(listener) => {

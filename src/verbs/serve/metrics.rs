@@ -121,9 +121,9 @@ metrics! {
     };
     /// The processes of the group that have used the GPU. Draining ones have ended, and the driver
     /// has not freed their memory yet.
-    "gpulimit_processes": GroupGpus((gpu, more), out) => {
-        for (state, count) in [("running", more.running), ("draining", more.draining)] {
-            gpu.usage.iter().for_each(|_| out.put(&[("state", state)], count));
+    "gpulimit_processes": GroupGpus((gpu, _), out) => {
+        for (state, count) in [("running", gpu.processes), ("draining", gpu.draining)] {
+            count.iter().for_each(|count| out.put(&[("state", state)], count));
         }
     };
     /// The processes of the group that wait for memory.

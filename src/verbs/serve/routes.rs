@@ -1,11 +1,11 @@
 //! What the server has at which path.
 
-use super::access::{Access, Admitted, Scope};
-use super::answer::{self, Answer, Content, JSON, Refusal};
+use super::access::{Access, Admitted, Refusal, Scope};
+use super::answer::{self, Answer, Content, JSON};
 use super::assets;
 use super::exposition::{self, Text};
 use super::places::Place;
-use super::worker::{Sources, Unanswered, Worker};
+use super::worker::{Sources, Worker};
 use super::{api, query};
 use hyper::StatusCode;
 use hyper::body::Bytes;
@@ -89,10 +89,7 @@ impl Site {
                 }
                 refusal => return Err(refusal),
             },
-            Err(Unanswered::Stuck) => "reading the groups or asking NVML takes too long; try again",
-            Err(Unanswered::Failed) => {
-                "reading the groups has failed; the log of the server says why"
-            }
+            Err(why) => why,
         };
         Err(Refusal::unavailable(why))
     }

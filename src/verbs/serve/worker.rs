@@ -31,14 +31,10 @@ type Job = Box<dyn FnOnce(&mut Sources) + Send>;
 /// The way to the worker.
 pub struct Worker(SyncSender<Job>);
 
-/// Why the worker does not answer.
-#[derive(Copy, Clone, Debug, Eq, PartialEq)]
-pub enum Unanswered {
-    /// The worker waits for a file system or for the driver, or has too much to do.
-    Stuck,
-    /// The question has made the worker panic, as a clock beyond the year 9999 does.
-    Failed,
-}
+/// The worker waits for a file system or for the driver, or has too much to do.
+const STUCK: &str = "reading the groups or asking NVML takes too long; try again";
+/// The question has made the worker panic, as a clock beyond the year 9999 does.
+const FAILED: &str = "reading the groups has failed; the log of the server says why";
 
 impl Worker {
     /// Starts the worker.
@@ -50,11 +46,11 @@ impl Worker {
         Ok(Self(sender))
     }
 
-    /// Lets the worker answer a question, if it can soon.
+    /// Lets the worker answer a question, if it can soon. Fails with the reason for the client.
     pub async fn ask<T: Send + 'static>(
         &self,
         question: impl FnOnce(&mut Sources) -> T + Send + 'static,
-    ) -> Result<T, Unanswered> {
+    ) -> Result<T, &'static str> {
         let (answer, answered) = oneshot::channel();
         let job = move |sources: &mut Sources| {
             // Nobody waits for the answer any longer if the worker was stuck.
@@ -63,10 +59,10 @@ impl Worker {
             }
         };
         let sent = self.0.try_send(Box::new(job));
-        sent.map_err(|_| Unanswered::Stuck)?;
+        sent.map_err(|_| STUCK)?;
         match tokio::time::timeout(PATIENCE, answered).await {
-            Ok(answer) => answer.map_err(|_| Unanswered::Failed),
-            Err(_) => Err(Unanswered::Stuck),
+            Ok(answer) => answer.map_err(|_| FAILED),
+            Err(_) => Err(STUCK),
         }
     }
 }
@@ -215,7 +211,7 @@ mod tests {
         let (worker, runtime) = started();
         runtime.block_on(async {
             let panics = worker.ask(|_| panic!("this message is expected"));
-            assert_eq!(panics.await, Err::<(), _>(Unanswered::Failed));
+            assert_eq!(panics.await, Err::<(), _>(FAILED));
             assert_eq!(worker.ask(|_| 7).await, Ok(7));
         });
     }

@@ -6,7 +6,7 @@ const EVERY = 1_000;
 /** The same after failures, one after the other. */
 const DELAYS = [500, 1_000, 1_000, 2_000, 2_000, 5_000];
 /** How long an answer may take. The server itself gives up after five seconds. */
-const PATIENCE = 8_000;
+export const PATIENCE = 8_000;
 
 /** A refusal of the server, with its status and its reason. */
 export class Refused extends Error {
