@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -56,7 +57,10 @@ class Pane:
         self.reader.start()
 
     def say(self, line: str) -> None:
-        self.lines.append(f"{self.side}| {line.rstrip().replace(self.folder, '/home/ada')}")
+        line = line.rstrip().replace(f"{self.folder}/", "")
+        # PyTorch's advice would fill the picture.
+        line = re.sub(r"(memory in use\.) Of the allocated memory .*", r"\1 […]", line)
+        self.lines.append(f"{self.side}| {line}")
 
     def read(self) -> None:
         assert self.process.stdout

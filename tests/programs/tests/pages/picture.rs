@@ -3,6 +3,8 @@
 use std::fs;
 use std::process::Command;
 
+use serde_json::Value;
+
 use gpulimit_programs::world::{self, World, finish, repository, text};
 
 #[test]
@@ -27,11 +29,11 @@ fn form(line: &str) -> Vec<&str> {
 /// A program that is refused on the simulated driver gets the lines of the recorded one.
 #[test]
 fn the_recorded_lines_are_those_of_this_version() {
-    let record = repository().join("tests/gpu/picture.txt");
-    let record = fs::read_to_string(record).expect("tests/gpu/picture.txt");
-    let recorded = record
-        .lines()
-        .filter_map(|line| line.strip_prefix("right| "));
+    let record = repository().join("tests/gpu/picture.json");
+    let record = fs::read_to_string(record).expect("tests/gpu/picture.json");
+    let record: Value = serde_json::from_str(&record).expect("JSON");
+    let lines = record["lines"].as_array().expect("lines").iter();
+    let recorded = lines.filter_map(|line| line.as_str()?.strip_prefix("right| "));
     let mut recorded: Vec<Vec<&str>> = recorded
         .filter(|line| line.starts_with("gpulimit: "))
         .map(form)
