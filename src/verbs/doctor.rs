@@ -9,6 +9,7 @@ mod process;
 mod program;
 mod python;
 mod root;
+mod slurm;
 mod suspension;
 mod user;
 
