@@ -56,8 +56,8 @@ pub struct Args {
 
 const HELP: &str = "\
 Checks the driver, NVML, the library and its hooks, the groups, and the
-environment; or one program, process, container or user. Makes a group to test whether
-that works, and removes it; changes nothing else.
+environment; or one program, process, container or user. Makes a group to test
+whether that works, and removes it; changes nothing else.
 
 Examples:
   gpulimit doctor

@@ -66,8 +66,9 @@ The server only reads. It shows what you may see, so by default only you can
 connect: it listens at $XDG_RUNTIME_DIR/gpulimit.sock, or for root at
 /run/gpulimit.sock. A TCP port is open to every user of the machine, so it needs
 --token-file or --public. Clients send `Authorization: Bearer TOKEN`; a browser
-opens /?token=TOKEN once. The port of a token must be one that other users cannot
-take when the server ends: from systemd (gpulimit-serve.socket), or below 1024.
+opens /?token=TOKEN once. The port of a token must be one that other users
+cannot take when the server ends: from systemd (gpulimit-serve.socket), or below
+1024.
 
 The server does not listen beyond this machine. Put a reverse proxy in front of
 it, or forward its port: `ssh -L 13900:127.0.0.1:13900 HOST`.

@@ -17,7 +17,7 @@ mod sample;
 mod tables;
 mod view;
 
-use crate::groups::{Selection, gpu};
+use crate::groups::{self, Purpose, Selection, gpu};
 use crate::machine::{accounts, nvml::Driver};
 use crate::shown::output::{self, Reader as Pipe};
 use crate::shown::screen::{self, Screen};
@@ -32,7 +32,6 @@ use reader::{Ask, Reader, Source};
 use round::{Name, Round};
 use rows::{Choice, Sort};
 use signal_hook::consts::signal::SIGCONT;
-use std::collections::BTreeSet;
 use std::process::ExitCode;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -154,12 +153,13 @@ fn view(args: &Args) -> Result<View, Failure> {
         None => String::new(),
     };
     // The group must exist at the start. It may go later, and come back.
-    let selection = Selection::of(args.group.as_deref())?;
+    Selection::of(args.group.as_deref())?;
     let folded = args.fold.iter().filter(|name| !name.is_empty());
-    let folded = folded.flat_map(|name| {
-        selection.roots().iter().map(move |root| Name {
-            root: root.path().into(),
-            name: name.clone(),
+    let folded = folded.map(|name| {
+        let group = groups::find(name, Purpose::Use)?;
+        Ok(Name {
+            root: group.root().into(),
+            name: group.name().into(),
         })
     });
     let choice = Choice {
@@ -168,7 +168,7 @@ fn view(args: &Args) -> Result<View, Failure> {
         filter: args.filter.clone(),
         user,
         gpus: gpus.collect(),
-        folded: folded.collect::<BTreeSet<_>>(),
+        folded: folded.collect::<Result<_, Failure>>()?,
         fold_all: args.fold.iter().any(String::is_empty),
     };
     Ok(View {
