@@ -1,6 +1,7 @@
 //! The words of the command line: its verbs, and what each calls.
 
 mod later;
+pub mod words;
 
 use crate::machine::{child, signals::Inherited};
 use crate::verbs::{
@@ -126,34 +127,6 @@ impl Cli {
             Verb::Probe(Later(args)) => probe::probe(&args, doctor::look_at),
         }
     }
-}
-
-/// The verbs of earlier versions, with what replaces them.
-const REPLACED: [(&str, &str); 6] = [
-    ("tree", "`gpulimit tree` is now `gpulimit show --tree`"),
-    ("ls", "`gpulimit ls` is now `gpulimit show --names`"),
-    ("check", "`gpulimit check` is now `gpulimit apply --check`"),
-    (
-        "man",
-        "packages contain the manual pages: `man gpulimit-run`, or `gpulimit run --help`",
-    ),
-    (
-        "completions",
-        "packages contain the completions of shells: `scripts/package tar` makes the files",
-    ),
-    (
-        "k8s-device-plugin",
-        "`gpulimit k8s-device-plugin` is now the program `gpulimit-k8s-device-plugin`",
-    ),
-];
-
-/// Returns what to use instead, if the command line has a verb of an earlier version.
-pub fn replaced(error: &clap::Error) -> Option<&'static str> {
-    let Some(ContextValue::String(verb)) = error.get(ContextKind::InvalidSubcommand) else {
-        return None;
-    };
-    let mut all = REPLACED.into_iter();
-    all.find_map(|(old, now)| (old == verb).then_some(now))
 }
 
 /// Removes clap's tip to pass an unknown option after `--`. `run` would take the option for the

@@ -142,6 +142,7 @@ use cli::Cli;
 use machine::signals::{self, Inherited};
 use machine::{child, library};
 use shown::output;
+use std::iter;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 use words::environment::env;
@@ -151,13 +152,19 @@ use words::failure;
 fn main() -> ExitCode {
     let before = Inherited::read();
     restart_without_library(&before);
-    let cli = match Cli::try_parse().map_err(cli::without_misleading_tip) {
+    let mut arguments = std::env::args_os();
+    let name = arguments.next().unwrap_or_default();
+    let words = match cli::words::own(arguments.collect()) {
+        Ok(words) => words,
+        Err(instead) => {
+            output::note(&instead);
+            return ExitCode::from(failure::USAGE);
+        }
+    };
+    let parsed = Cli::try_parse_from(iter::once(name).chain(words));
+    let cli = match parsed.map_err(cli::without_misleading_tip) {
         Ok(cli) => cli,
         Err(error) => {
-            if let Some(now) = cli::replaced(&error) {
-                output::note(now);
-                return ExitCode::from(failure::USAGE);
-            }
             // Help goes to standard output, with status 0. Mistakes in the arguments go to standard
             // error, with status 2.
             output::parsing(&error);

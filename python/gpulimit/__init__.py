@@ -13,9 +13,12 @@ figure is the device's own.
 from __future__ import annotations
 
 import importlib
+import os
+import sys
+import warnings
 from typing import TYPE_CHECKING, Any, List, Optional
 
-from . import _figures, _library
+from . import _figures, _library, _other
 from ._library import Device, Error
 from ._peak import Peak, peak
 from ._pressure import off_pressure, on_pressure
@@ -80,6 +83,20 @@ def available(device: Device = None) -> int:
     """
     return _figures.of(device).available
 
+
+def _warn() -> None:
+    """Warns of a limit that the environment asks for and that nothing keeps."""
+    asked = [name for name in ("GPULIMIT_MAX", "GPULIMIT_GROUP") if os.environ.get(name)]
+    # `python -m gpulimit` imports this module, too, before it loads the library.
+    if asked and sys.argv[:1] != ["-m"] and not _library.is_loaded():
+        text = (
+            f"{asked[0]} is set, but this program has not loaded libgpulimit.so, and has no limit: "
+            "start it with `python -m gpulimit`, or see `gpulimit doctor`"
+        )
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+
+
+_warn()
 
 # Checkers of types would take every name for one of this module.
 if not TYPE_CHECKING:

@@ -3,7 +3,8 @@
 The options are those of `gpulimit run`, and the script runs in this interpreter:
 
     python -m gpulimit --max 4G train.py --epochs 3
-    python -m gpulimit --max 4G -- -m package.train     # options of Python follow `--`
+    python -m gpulimit --max 4G -m package.train
+    python -m gpulimit --max 4G -- -O train.py      # other options of Python follow `--`
 
 `python -m gpulimit show`, and each other command of gpulimit, is that command.
 """

@@ -109,6 +109,11 @@ def _loaded() -> Optional[ctypes.CDLL]:
     return library
 
 
+def is_loaded() -> bool:
+    """Returns whether the process has loaded the library."""
+    return _loaded() is not None
+
+
 def group() -> Optional[str]:
     """Returns the name of the process's group, or None if the process is in no group."""
     library = _loaded()

@@ -16,6 +16,18 @@ fn script(shell: &str) -> String {
     found.expect("a shell").1
 }
 
+#[test]
+fn no_line_of_help_is_too_long_for_a_narrow_terminal() {
+    for verb in command().get_subcommands() {
+        let mut after = verb.clone();
+        after.build();
+        let after = after.get_after_help().map(ToString::to_string);
+        let after = after.unwrap_or_default();
+        let long = after.lines().find(|line| line.chars().count() > 80);
+        assert_eq!(long, None, "{}", verb.get_name());
+    }
+}
+
 /// Returns what bash offers for a command line, where groups have these names.
 fn offered(words: &[&str]) -> String {
     let script = script("bash");

@@ -108,6 +108,16 @@ fn generate(args: &Args) -> Result<ExitCode, Failure> {
         ))
     })?;
     let root = Root::locate(&env)?;
+    for device in &devices {
+        if let ("--group", name) = device.asked()
+            && let Err(error) = root.group(name)
+        {
+            let (why, device) = (error.with_known(), device.name());
+            output::note(&format!(
+                "containers with the device {device} cannot start: {why}"
+            ));
+        }
+    }
     if effective_user() == 0 {
         let all = Trusted::root();
         let checks = [

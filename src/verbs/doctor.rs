@@ -9,6 +9,7 @@ mod process;
 mod program;
 mod python;
 mod root;
+mod slurm;
 mod suspension;
 mod user;
 
@@ -55,8 +56,8 @@ pub struct Args {
 
 const HELP: &str = "\
 Checks the driver, NVML, the library and its hooks, the groups, and the
-environment; or one program, process, container or user. Makes a group to test whether
-that works, and removes it; changes nothing else.
+environment; or one program, process, container or user. Makes a group to test
+whether that works, and removes it; changes nothing else.
 
 Examples:
   gpulimit doctor

@@ -65,9 +65,9 @@ figures. Those of a user are GIB-HOURS alone. \"1.0 (up to 3.0)\" is the use of
 killed processes whose death was found later: up to 1.0 they surely lived.
 
 With --since, a group that was made after TIME has all figures, from then on. An
-older one has PEAK (the highest usage), REFUSED and WAITED for up to a week, from
-its history; its GIB-HOURS are unknown, shown as \"-\". With --from, figures are
-differences of saved lines, over all groups that had the name, also before a
+older one has PEAK (the highest usage), REFUSED and WAITED for up to a week,
+from its history; its GIB-HOURS are unknown, shown as \"-\". With --from, figures
+are differences of saved lines, over all groups that had the name, also before a
 reboot. They count from the last save before TIME or, if there is none, from the
 first one after it: see FROM. PEAK is \"-\" if it may be older. What a group used
 between its last save and its removal is missing.

@@ -68,6 +68,11 @@ pub fn rm(args: &Args) -> Result<ExitCode, Failure> {
     }
     if args.answer.json {
         args.answer.tell(&done);
+    } else if status != ExitCode::SUCCESS {
+        let removed = done
+            .iter()
+            .map(|(name, _)| format!("group '{name}' was removed"));
+        output::notes(&removed.collect::<Vec<_>>());
     }
     Ok(status)
 }

@@ -3,13 +3,11 @@
 
 mod access;
 mod answer;
+mod api;
 mod assets;
-mod body;
 mod connections;
 mod counters;
-mod events;
 mod exposition;
-mod history;
 mod listen;
 mod metrics;
 mod peer;
@@ -17,10 +15,7 @@ mod places;
 mod pressure;
 mod query;
 mod reading;
-mod refusal;
 mod routes;
-mod state;
-mod streams;
 #[cfg(test)]
 mod tests;
 mod token;
@@ -71,8 +66,9 @@ The server only reads. It shows what you may see, so by default only you can
 connect: it listens at $XDG_RUNTIME_DIR/gpulimit.sock, or for root at
 /run/gpulimit.sock. A TCP port is open to every user of the machine, so it needs
 --token-file or --public. Clients send `Authorization: Bearer TOKEN`; a browser
-opens /?token=TOKEN once. The port of a token must be one that other users cannot
-take when the server ends: from systemd (gpulimit-serve.socket), or below 1024.
+opens /?token=TOKEN once. The port of a token must be one that other users
+cannot take when the server ends: from systemd (gpulimit-serve.socket), or below
+1024.
 
 The server does not listen beyond this machine. Put a reverse proxy in front of
 it, or forward its port: `ssh -L 13900:127.0.0.1:13900 HOST`.
@@ -89,7 +85,7 @@ pub fn serve(args: Args) -> Result<ExitCode, Failure> {
     let token = args.token_file.as_deref().map(token::read).transpose()?;
     let (listener, name) = listen::listen(args.listen.as_ref())?;
     if listener.is_for_everybody() && token.is_none() && !args.public {
-        return Err(Failure::usage(match listener.port() {
+        return Err(Failure::usage(match listener.port {
             Some(_) => {
                 "every user of this machine can connect to a TCP port: pass --token-file FILE, or \
                  --public to show only totals"
@@ -114,7 +110,7 @@ pub fn serve(args: Args) -> Result<ExitCode, Failure> {
     }
     let access = Access {
         token,
-        port: listener.port(),
+        port: listener.port,
         hosts: args.allow_host,
     };
     let scope = Scope {

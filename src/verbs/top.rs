@@ -17,7 +17,7 @@ mod sample;
 mod tables;
 mod view;
 
-use crate::groups::{Selection, gpu};
+use crate::groups::{self, Purpose, Selection, gpu};
 use crate::machine::{accounts, nvml::Driver};
 use crate::shown::output::{self, Reader as Pipe};
 use crate::shown::screen::{self, Screen};
@@ -28,11 +28,10 @@ use gpulimit_limits::Selector;
 use jiff::tz::TimeZone;
 use look::Look;
 use ratatui::crossterm::event::{Event as Input, KeyEventKind};
-use reader::{Ask, News, Reader, Source};
+use reader::{Ask, Reader, Source};
 use round::{Name, Round};
 use rows::{Choice, Sort};
 use signal_hook::consts::signal::SIGCONT;
-use std::collections::BTreeSet;
 use std::process::ExitCode;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -154,12 +153,13 @@ fn view(args: &Args) -> Result<View, Failure> {
         None => String::new(),
     };
     // The group must exist at the start. It may go later, and come back.
-    let selection = Selection::of(args.group.as_deref())?;
+    Selection::of(args.group.as_deref())?;
     let folded = args.fold.iter().filter(|name| !name.is_empty());
-    let folded = folded.flat_map(|name| {
-        selection.roots().iter().map(move |root| Name {
-            root: root.path().into(),
-            name: name.clone(),
+    let folded = folded.map(|name| {
+        let group = groups::find(name, Purpose::Use)?;
+        Ok(Name {
+            root: group.root().into(),
+            name: group.name().into(),
         })
     });
     let choice = Choice {
@@ -168,10 +168,15 @@ fn view(args: &Args) -> Result<View, Failure> {
         filter: args.filter.clone(),
         user,
         gpus: gpus.collect(),
-        folded: folded.collect::<BTreeSet<_>>(),
+        folded: folded.collect::<Result<_, Failure>>()?,
         fold_all: args.fold.iter().any(String::is_empty),
     };
-    Ok(View::new(choice, args.interval, args.readonly))
+    Ok(View {
+        choice,
+        interval: args.interval,
+        readonly: args.readonly,
+        ..View::default()
+    })
 }
 
 /// Prints rounds to standard output: as JSON, or as plain text.
@@ -183,7 +188,6 @@ fn print(args: &Args, view: &View) -> Result<ExitCode, Failure> {
         let scene = Scene {
             round,
             view,
-            pasts: None,
             stuck: None,
             zone: &zone,
             look,
@@ -195,25 +199,25 @@ fn print(args: &Args, view: &View) -> Result<ExitCode, Failure> {
         let began = Instant::now();
         let read = source.read(None);
         // A message is printed only if it differs from that of the round before.
-        if let Ok(read) = &read
-            && read.notes.lines != printed
+        if let Ok(round) = &read
+            && round.notes.lines != printed
         {
-            output::notes(&read.notes.lines);
-            printed.clone_from(&read.notes.lines);
+            output::notes(&round.notes.lines);
+            printed.clone_from(&round.notes.lines);
         }
         let status = match &read {
-            Ok(read) => read.notes.status(),
+            Ok(round) => round.notes.status(),
             Err(_) => ExitCode::FAILURE,
         };
         let text = match read {
             Err(failure) if is_last => return Err(failure),
             Err(failure) if args.json => watch::json_of(&failure).to_string(),
-            Ok(read) if args.json => {
+            Ok(round) if args.json => {
                 let shows = |gpu| view.choice.shows(Some(gpu));
-                json::round(&read, source.driver(), shows).to_string()
+                json::round(&round, source.driver(), shows).to_string()
             }
             Err(failure) => format!("{gap}{}", plain(&Round::failed(&failure))),
-            Ok(read) => format!("{gap}{}", plain(&source.shown(read.round))),
+            Ok(round) => format!("{gap}{}", plain(&source.shown(round))),
         };
         gap = "\n";
         let text = text + "\n";
@@ -233,7 +237,7 @@ fn width() -> u16 {
 /// Something that the screen reacts to.
 enum Event {
     Input(Option<Input>),
-    News(Box<News>),
+    Round(Box<Round>),
     /// What an action said.
     Done(String),
     Signal(i32),
@@ -244,7 +248,6 @@ struct Program {
     view: View,
     seen: Seen,
     round: Round,
-    pasts: Option<(reader::Wanted, Vec<crate::figures::past::Past>)>,
     reader: Reader,
     events: mpsc::Receiver<Event>,
     sender: mpsc::Sender<Event>,
@@ -262,7 +265,7 @@ impl Program {
     fn new(args: &Args, view: View) -> Result<Self, Failure> {
         let (sender, events) = mpsc::channel();
         let (news, input, signals) = (sender.clone(), sender.clone(), sender.clone());
-        let tell = move |read| news.send(Event::News(Box::new(read))).is_ok();
+        let tell = move |round| news.send(Event::Round(Box::new(round))).is_ok();
         let reader = Reader::start(args.group.clone(), args.interval, tell)?;
         screen::watch_signals(move |signal| _ = signals.send(Event::Signal(signal)))?;
         let screen = Screen::open()?;
@@ -271,7 +274,6 @@ impl Program {
             view,
             seen: Seen::default(),
             round: Round::without("reading the groups".into()),
-            pasts: None,
             reader,
             events,
             sender,
@@ -312,7 +314,6 @@ impl Program {
         let scene = Scene {
             round: &self.round,
             view: &self.view,
-            pasts: self.pasts.as_ref(),
             stuck: self.stuck(),
             zone: &self.zone,
             look: self.look,
@@ -328,12 +329,7 @@ impl Program {
     /// Reacts to an event. Returns the exit status at the end.
     fn take(&mut self, event: Event) -> Result<Option<ExitCode>, Failure> {
         match event {
-            Event::News(news) => {
-                self.round = news.round;
-                if news.pasts.is_some() {
-                    self.pasts = news.pasts;
-                }
-            }
+            Event::Round(round) => self.round = *round,
             Event::Done(said) => {
                 self.view.message = said;
                 self.reader.ask(Ask::Now);

@@ -1,6 +1,7 @@
 //! Parts of texts for people.
 
 use gpulimit_base::name::hide_secrets;
+use std::ffi::OsStr;
 use std::fmt::Display;
 use std::path::Path;
 
@@ -23,6 +24,16 @@ pub fn some_paths(all: &[impl AsRef<Path>]) -> String {
         )
     };
     some(&all.iter().map(escaped).collect::<Vec<_>>())
+}
+
+/// Returns a word as a shell reads it.
+pub fn quoted(word: &OsStr) -> String {
+    let word = word.to_string_lossy();
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_@%+=:,./-".contains(c);
+    match !word.is_empty() && word.chars().all(is_plain) {
+        true => word.into_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
 }
 
 /// Returns a text without the secret names of jobs: see [`hide_secrets`].

@@ -16,6 +16,7 @@ fn rm_removes_empty_groups() {
         error.contains("no group 'x'") && error.contains("group 'a' has groups below it"),
         "{error}"
     );
+    assert!(error.contains("group 'd' was removed"), "{error}");
     assert_eq!(place.said(&["show", "--names"]), "a\na/b\na/b/c\ne\n");
     assert_eq!(place.said(&["rm", "--recursive", "a"]), "");
     assert_eq!(place.said(&["show", "--names"]), "e\n");

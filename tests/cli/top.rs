@@ -523,6 +523,8 @@ fn options_choose_rows() {
     assert_eq!(groups(&["--fold"]).len(), 2);
     assert_eq!(groups(&["--fold=lab"]).len(), 2);
     assert_eq!(groups(&["--fold=night"]).len(), 3);
+    let error = place.refused(1, &["top", "--once", "--fold=nihgt"]);
+    assert!(error.contains("did you mean night?"), "{error}");
     let user = fs::metadata("/proc/self").expect("it").uid().to_string();
     assert_eq!(groups(&["--user", &user]), ["night"]);
     assert_eq!(groups(&["--device", &GPU.to_string()])[2], "night");

@@ -128,6 +128,12 @@ fn names(spec: &Value) -> Vec<&str> {
 fn generated_devices_match_the_options() {
     let place = Place::new();
     let print = ["--output", "-"];
+    let unknown = generate(&place, &["--output", "-", "--group", "nolab"]);
+    let said = text(&unknown.stderr);
+    assert!(
+        said.contains("with the device nolab cannot start: no group 'nolab'"),
+        "{said}"
+    );
     let ladder = spec(&generate(&place, &print));
     let sizes = names(&ladder);
     assert!(

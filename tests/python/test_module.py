@@ -25,6 +25,14 @@ class Alone(Case):
             """,
         )
 
+    def test_a_limit_that_nothing_keeps_is_told(self):
+        for name, value in ("GPULIMIT_MAX", "4G"), ("GPULIMIT_GROUP", "lab"):
+            with self.subTest(name=name):
+                out, errors = self.run_python("print(gpulimit.active())", **{name: value})
+                self.assertEqual(out, "False\n")
+                self.assertIn(f"RuntimeWarning: {name} is set, but", errors)
+        self.says("", "", GPULIMIT_MAX="4G", preload=rig.LIBRARY)
+
     def test_works_without_a_gpu(self):
         self.says(
             """

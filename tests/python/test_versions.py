@@ -174,6 +174,10 @@ class Program(Case):
                 self.assertEqual(os.path.realpath(out[3]), expected.split(" ")[3])
         done = self.module("--max", "4G", "--", "-c", "import sys; print(sys.argv)", "a")
         self.assertEqual(done.stdout, "['-c', 'a']\n")
+        done = self.module("-m", "4G", "-m", "train", "--max", "3", status=3)
+        self.assertIn("/train.py', '--max', '3']", done.stdout)
+        done = self.module("--max=4G", "-c", "import gpulimit; print(gpulimit.active())")
+        self.assertEqual((done.stdout, done.stderr), ("True\n", ""))
 
     def test_a_signal_ends_it_as_without(self):
         (self.folder / "dies.py").write_text("import os, signal; os.kill(os.getpid(), 15)\n")

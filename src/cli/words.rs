@@ -1,0 +1,402 @@
+//! Words that are not gpulimit's own: those of other tools and of earlier versions.
+//!
+//! A word with one meaning is rewritten before the command line is parsed. For another one, an
+//! error prints the right command. No help mentions these words.
+
+use super::Cli;
+use crate::groups::sizes::is_setting;
+use crate::machine::program;
+use crate::words::text::quoted;
+use clap::{Arg, Command, CommandFactory};
+use gpulimit_base::units::Extent;
+use gpulimit_limits::Key;
+use std::ffi::{OsStr, OsString};
+
+/// Verbs, with what they mean.
+const VERBS: [(&str, &str); 3] = [("status", "show"), ("stats", "show"), ("logs", "events")];
+
+/// Options, with what they mean in a verb that has the other option.
+const OPTIONS: [(&str, &str); 4] = [
+    ("--memory", "--max"),
+    ("--limit", "--max"),
+    ("-m", "--max"),
+    ("--gpu", "--device"),
+];
+
+/// Options, with the settings that they begin in a verb that takes settings.
+const SETTINGS: [(&str, &str); 2] = [("--oom", "oom="), ("--wait", "on_limit=wait wait_timeout=")];
+
+/// Verbs that do not exist, with what to use instead.
+const INSTEAD: [(&str, &str); 7] = [
+    ("tree", "`gpulimit tree` is now `gpulimit show --tree`"),
+    ("ls", "`gpulimit ls` is now `gpulimit show --names`"),
+    ("check", "`gpulimit check` is now `gpulimit apply --check`"),
+    (
+        "man",
+        "packages contain the manual pages: `man gpulimit-run`, or `gpulimit run --help`",
+    ),
+    (
+        "completions",
+        "packages contain the completions of shells: `scripts/package tar` makes the files",
+    ),
+    (
+        "k8s-device-plugin",
+        "`gpulimit k8s-device-plugin` is now the program `gpulimit-k8s-device-plugin`",
+    ),
+    (
+        "rename",
+        "a group keeps its name: `gpulimit create NEW --max SIZE` makes another group, and \
+         `gpulimit rm OLD` removes the old one",
+    ),
+];
+
+/// Returns these arguments in gpulimit's own words. The error prints the right command.
+pub fn own(given: Vec<OsString>) -> Result<Vec<OsString>, String> {
+    let mut texts = given.iter().map(|word| word.to_str().unwrap_or_default());
+    let first = texts.next().unwrap_or_default();
+    let asked = texts.next().filter(|_| first == "help").unwrap_or(first);
+    if let Some((_, now)) = INSTEAD.iter().find(|(word, _)| *word == asked) {
+        return Err((*now).to_owned());
+    }
+    let verb = VERBS.iter().find(|(word, _)| *word == first);
+    let verb = verb.map_or(first, |(_, verb)| verb);
+    if let Some(verb) = Verb::of(verb) {
+        return verb.rewritten(given.get(1..).unwrap_or_default());
+    }
+    // A program, or an option of `run`, where the verb should be.
+    let run = Verb::of("run").ok_or_else(|| first.to_owned())?;
+    let is_of_run = match first.starts_with('-') {
+        true => run.option(parts(first).0).is_some(),
+        false => first.contains(['/', '.']) || program::find(OsStr::new(first)).is_some(),
+    };
+    if !is_of_run {
+        return Ok(given);
+    }
+    let mut words = run.rewritten(&given)?;
+    let is_max = |word: &OsString| word.to_str().is_some_and(|word| parts(word).0 == "--max");
+    if !words.iter().any(is_max) {
+        words.splice(1..1, ["--max", "4G"].map(OsString::from));
+    }
+    let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
+    let words = words.join(" ");
+    Err(format!("'{first}' is no verb: use `gpulimit {words}`"))
+}
+
+/// A verb of gpulimit, with its options.
+struct Verb(Command);
+
+impl Verb {
+    fn of(name: &str) -> Option<Self> {
+        let mut verb = Cli::command().find_subcommand(name)?.clone();
+        verb.build();
+        Some(Self(verb))
+    }
+
+    /// Returns the verb's own option that a name means; `None` for options without values.
+    fn option<'a>(&self, name: &'a str) -> Option<&'a str> {
+        let has = |name: &&str| {
+            let mut longs = self.0.get_opts().filter_map(Arg::get_long);
+            longs.any(|long| name.strip_prefix("--") == Some(long))
+        };
+        let meant = || OPTIONS.iter().find(|(other, _)| *other == name);
+        Some(name)
+            .filter(has)
+            .or_else(|| Some(meant()?.1).filter(has))
+    }
+
+    fn rewritten(&self, given: &[OsString]) -> Result<Vec<OsString>, String> {
+        let is_run = self.0.get_name() == "run";
+        let has_settings = self.0.get_positionals().any(|it| it.get_id() == "changes");
+        let own = |word: &OsString| self.option(parts(word.to_str()?).0).map(str::to_owned);
+        let given_options: Vec<String> = given.iter().filter_map(own).collect();
+        let is_given = |name: &str| given_options.iter().any(|own| own == name);
+        let mut done = vec![OsString::from(self.0.get_name())];
+        let mut left = given.iter().peekable();
+        while let Some(word) = left.next() {
+            let text = word.to_str().unwrap_or_default();
+            let (name, inline) = parts(text);
+            let next = left.peek().and_then(|next| next.to_str());
+            let value = inline.or(next).unwrap_or_default();
+            let setting = SETTINGS
+                .iter()
+                .find(|(other, _)| *other == name && has_settings);
+            let is_pythons = is_given("--interpreter") && ["-m", "-c"].contains(&name);
+            if is_run && is_size(text) && next == Some("--") {
+                done.extend(["--max".into(), word.clone()]);
+            } else if text == "--" {
+                done.push(word.clone());
+                break;
+            } else if is_run && !text.starts_with('-') && !is_setting(text)
+                || is_pythons && !is_size(value)
+            {
+                // The command begins here, or Python's own options.
+                done.extend((!text.is_empty()).then(|| "--".into()));
+                done.push(word.clone());
+                break;
+            } else if let Some(own) = self.option(name) {
+                check(own, value)?;
+                match value.split_once('=') {
+                    Some((gpu, size)) if own == "--max" && !is_given("--device") => {
+                        done.extend(["--device", gpu, "--max", size].map(OsString::from));
+                    }
+                    _ if inline.is_some() => done.push(format!("{own}={value}").into()),
+                    _ => done.extend(
+                        [own.into()]
+                            .into_iter()
+                            .chain(left.peek().copied().cloned()),
+                    ),
+                }
+                left.next_if(|_| inline.is_none());
+            } else if let Some((_, setting)) = setting {
+                done.extend(format!("{setting}{value}").split(' ').map(OsString::from));
+                left.next_if(|_| inline.is_none());
+            } else {
+                check(name, value)?;
+                done.push(word.clone());
+            }
+        }
+        done.extend(left.cloned());
+        Ok(done)
+    }
+}
+
+/// Splits `--max=4G` and `-m4G`.
+fn parts(word: &str) -> (&str, Option<&str>) {
+    match word.strip_prefix("-m").filter(|size| is_size(size)) {
+        Some(size) => ("-m", Some(size)),
+        None => word
+            .split_once('=')
+            .map_or((word, None), |(name, value)| (name, Some(value))),
+    }
+}
+
+/// Returns whether a word can only be a size: a number with a unit.
+fn is_size(word: &str) -> bool {
+    let is_digit = |c: char| c.is_ascii_digit();
+    word.starts_with(is_digit) && !word.ends_with(is_digit) && word.parse::<Extent>().is_ok()
+}
+
+/// Fails for a size such as 0.5.
+fn check(name: &str, value: &str) -> Result<(), String> {
+    let is_size = Key::ALL
+        .iter()
+        .any(|key| name.trim_start_matches('-') == key.name());
+    match value.parse::<f64>() {
+        Ok(part) if is_size && 0.0 < part && part < 1.0 => Err(format!(
+            "{name} {value} has no unit: {}% or {}M?",
+            part * 100.0,
+            (part * 1024.0).round()
+        )),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+    use std::path::PathBuf;
+
+    fn words(text: &str) -> Vec<String> {
+        text.split_whitespace().map(str::to_owned).collect()
+    }
+
+    fn own_words(given: &[String]) -> Result<String, String> {
+        let own = own(given.iter().map(OsString::from).collect())?;
+        let own: Vec<_> = own.iter().map(|word| word.to_string_lossy()).collect();
+        Ok(own.join(" "))
+    }
+
+    #[test]
+    fn words_with_one_meaning_are_accepted() {
+        for (given, own) in [
+            ("run 4G -- a", "run --max 4G -- a"),
+            ("run --stat 25% -- a", "run --stat --max 25% -- a"),
+            ("run --memory 4G -- a", "run --max 4G -- a"),
+            ("run --memory=4G a -- b", "run --max=4G -- a -- b"),
+            ("run -m4G --name -m a", "run --max=4G --name -m -- a"),
+            (
+                "run -m 4G --gpu 1 a -m 2",
+                "run --max 4G --device 1 -- a -m 2",
+            ),
+            ("run --limit -2G -- a", "run --max -2G -- a"),
+            ("run --max 0=4G -- a", "run --device 0 --max 4G -- a"),
+            ("run max=4G a", "run max=4G -- a"),
+            (
+                "run --interpreter p --max 1G -m a",
+                "run --interpreter p --max 1G -- -m a",
+            ),
+            (
+                "run --interpreter p -m 1G -c a",
+                "run --interpreter p --max 1G -- -c a",
+            ),
+            (
+                "run --interpreter p -m 1G a -m b",
+                "run --interpreter p --max 1G -- a -m b",
+            ),
+            (
+                "create a --oom none --limit 1G",
+                "create a oom=none --max 1G",
+            ),
+            ("set a --wait=5m", "set a on_limit=wait wait_timeout=5m"),
+            ("status -- a", "show -- a"),
+            ("stats a --gpu 0", "show a --device 0"),
+            ("logs --json", "events --json"),
+        ] {
+            assert_eq!(own_words(&words(given)).as_deref(), Ok(own), "{given}");
+        }
+    }
+
+    #[test]
+    fn other_words_stay_for_the_parser() {
+        for (given, own) in [
+            ("run 4G a", "run -- 4G a"),
+            ("run max -- a", "run -- max -- a"),
+            ("run 50 -- a", "run -- 50 -- a"),
+            ("run -- 4G -- a", "run -- 4G -- a"),
+            ("run -max 4G -- a", "run -max --max 4G -- a"),
+            (
+                "run --max 0=4G --device 1 -- a",
+                "run --max 0=4G --device 1 -- a",
+            ),
+            (
+                "run --wait 30s --max 4G -- a",
+                "run --wait 30s --max 4G -- a",
+            ),
+            ("show --memory 4G --watch a", "show --memory 4G --watch a"),
+            ("rm -m a", "rm -m a"),
+            ("shwo a", "shwo a"),
+            ("--version", "--version"),
+            ("", ""),
+        ] {
+            assert_eq!(own_words(&words(given)).as_deref(), Ok(own), "{given}");
+        }
+    }
+
+    #[test]
+    fn an_error_prints_the_right_command() {
+        for (given, right) in [
+            ("sh a.sh", "`gpulimit run --max 4G -- sh a.sh`"),
+            ("./a -x", "`gpulimit run --max 4G -- ./a -x`"),
+            ("--max 2G a; b", "`gpulimit run --max 2G -- 'a;' b`"),
+            ("-m2G --stat a", "`gpulimit run --max=2G --stat -- a`"),
+            ("run --max 0.5 a", "50% or 512M?"),
+            ("run max=0.25 a", "25% or 256M?"),
+            ("set a --high=0.1", "10% or 102M?"),
+            ("rename a b", "`gpulimit create NEW --max SIZE`"),
+            ("tree", "`gpulimit show --tree`"),
+        ] {
+            let said = own_words(&words(given)).expect_err(given);
+            assert!(said.contains(right), "{given}: {said}");
+        }
+    }
+
+    /// Returns a word with one mistake of each kind and at each place.
+    fn mistyped(word: &str) -> BTreeSet<String> {
+        let mut all = BTreeSet::new();
+        let letters = "amx1G=-% ".chars();
+        for at in 0..=word.len() {
+            let (left, right) = word.split_at(at);
+            let rest = right.get(1..).unwrap_or_default();
+            all.extend([left.to_owned(), format!("{left}{rest}")]);
+            for letter in letters.clone() {
+                all.extend([
+                    format!("{left}{letter}{right}"),
+                    format!("{left}{letter}{rest}"),
+                ]);
+            }
+            if let (Some(first), Some(second)) = (right.get(..1), right.get(1..2)) {
+                all.insert(format!("{left}{second}{first}{}", &right[2..]));
+            }
+        }
+        all.remove(word);
+        all
+    }
+
+    /// Returns whether these arguments start the program `./PROGRAM`, or another one of this
+    /// machine, without a hard limit.
+    fn starts_without_limit(given: &[String]) -> bool {
+        let Ok(own) = own(given.iter().map(OsString::from).collect()) else {
+            return false;
+        };
+        let own = std::iter::once("gpulimit".into()).chain(own);
+        let Ok(all) = Cli::command().try_get_matches_from(own) else {
+            return false;
+        };
+        let Some(("run", run)) = all.subcommand() else {
+            return false;
+        };
+        let command = run.get_many::<OsString>("command").into_iter().flatten();
+        let command: Vec<_> = command.map(|word| word.to_string_lossy()).collect();
+        let settings = command.iter().take_while(|word| is_setting(word)).count();
+        let (settings, command) = command.split_at(settings);
+        let is_limit = |size: Extent| size.to_string() != "max";
+        let by_option = run.get_one::<Extent>("max").copied().is_some_and(is_limit);
+        let by_setting = settings.iter().any(|word| {
+            let size = word.strip_prefix("max=").map(str::parse);
+            // `run` refuses a wrong size.
+            size.is_some_and(|size| size.map_or(true, is_limit))
+        });
+        // `run` takes `--` away that follows settings.
+        let mut command = command.iter();
+        let is_end = |word: &&_| !settings.is_empty() && **word == "--";
+        let command = command.find(|word| !is_end(word)).map(|word| &**word);
+        let is_there = |path: PathBuf| path.is_file();
+        let starts = run.contains_id("interpreter")
+            || command == Some("./PROGRAM")
+            || command.is_some_and(|word| program::find(OsStr::new(word)).is_some_and(is_there));
+        // `run` refuses to start a program if no option and no setting asks for a limit.
+        let asks = |name: &&str| run.contains_id(name);
+        let is_refused =
+            settings.is_empty() && !["max", "high", "low", "min", "wait"].iter().any(asks);
+        starts && !by_option && !by_setting && !is_refused
+    }
+
+    #[test]
+    fn no_mistyped_word_starts_a_program_without_a_limit() {
+        for line in [
+            "run --max 1G -- ./PROGRAM -m 2 -- b",
+            "run --max=1G -- ./PROGRAM",
+            "run max=1G -- ./PROGRAM",
+            "run 1G -- ./PROGRAM",
+            "run -m 1G -- ./PROGRAM",
+            "run -m1G ./PROGRAM",
+            "run --memory 1G -- ./PROGRAM",
+            "run --max 0=1G -- ./PROGRAM",
+            "run --gpu 0 --max 1G -- ./PROGRAM",
+            "run --device 0 --wait 10s --max 1G --stat -- ./PROGRAM",
+            "run --interpreter ./PROGRAM --max 1G -m 2",
+            "run --interpreter ./PROGRAM -m 1G -c 2",
+        ] {
+            let line = words(line);
+            assert!(!starts_without_limit(&line), "{line:?}");
+            let end = line
+                .iter()
+                .position(|word| word == "./PROGRAM")
+                .expect("it is there");
+            let mut wrong: Vec<Vec<String>> = Vec::new();
+            for at in 0..end.max(5).min(line.len()) {
+                let with = |words: &[&str]| {
+                    let words = words.iter().map(|word| (*word).to_owned());
+                    let mut line = line.clone();
+                    line.splice(at..=at, words);
+                    line
+                };
+                wrong.push(with(&[]));
+                wrong.push(with(&[&line[at], &line[at]]));
+                for word in mistyped(&line[at]) {
+                    wrong.push(with(&[&word]));
+                    if let Some((left, right)) = word.split_once(' ') {
+                        wrong.push(with(&[left, right]));
+                    }
+                }
+                let mut swapped = line.clone();
+                swapped.swap(at, at + 1 - usize::from(at + 1 == line.len()));
+                wrong.push(swapped);
+            }
+            for wrong in wrong {
+                assert!(!starts_without_limit(&wrong), "{wrong:?}");
+            }
+        }
+    }
+}
