@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use gpulimit_base::device::DeviceId;
+use gpulimit_base::proc;
 use gpulimit_group::{Insistence, Member, Refusal};
 use gpulimit_ledger::{Pressure, Says};
 
@@ -53,6 +54,8 @@ pub struct Device {
     pub least_context: u64,
     /// The size of the GPU's memory in bytes, as CUDA reports it.
     pub capacity: u64,
+    /// Whether the GPU has no memory of its own: its memory is the host's.
+    pub shares_host: bool,
     pub book: Book,
     pub spares: Spares,
     pub driver_part: DriverPart,
@@ -102,12 +105,17 @@ impl Device {
             member.clean(&device, &Former::wait(&id));
         }
         let kernels = KernelMemory::of(ordinal);
+        let shares_host = devices::is_integrated(ordinal) && figures::lacks_memory(&id);
+        if shares_host {
+            devices::note_shared_host();
+        }
         Ok(Device {
             process,
             ordinal,
             id,
             least_context: kernels.start(),
             capacity,
+            shares_host,
             book: Book::new(ordinal, member, device),
             spares: Spares::default(),
             driver_part: DriverPart::default(),
@@ -126,13 +134,41 @@ impl Device {
 
     /// Returns the bytes that the GPU itself has free; `None` if unknown.
     pub fn machine_free(&self) -> Option<u64> {
+        if let Some(free) = self.host_free() {
+            return Some(free);
+        }
         let (mut free, mut total) = (0, 0);
         let is_current = answer(cuda::cuCtxGetDevice) == Ok(self.ordinal);
         if is_current && cuda::cuMemGetInfo_v2(Out::of(&mut free), Out::of(&mut total)) == SUCCESS {
             return Some(free as u64);
         }
-        let used = figures::used(&self.id, self.capacity)?;
-        Some(self.capacity.saturating_sub(used))
+        Some(self.capacity.saturating_sub(self.machine_used()?))
+    }
+
+    /// Returns the bytes of the GPU's memory that are in use; `None` if unknown.
+    fn machine_used(&self) -> Option<u64> {
+        match self.host_free() {
+            Some(free) => Some(self.capacity - free),
+            None => figures::used(&self.id, self.capacity),
+        }
+    }
+
+    /// Returns the bytes that the host's programs can still take, if the GPU shares the host's
+    /// memory. CUDA's own figure leaves out what the kernel would take back from its page cache.
+    #[inline]
+    pub fn host_free(&self) -> Option<u64> {
+        if self.shares_host {
+            self.read_host_free()
+        } else {
+            None
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn read_host_free(&self) -> Option<u64> {
+        let (_, available) = proc::host_memory()?;
+        Some(available.min(self.capacity))
     }
 
     /// Returns whether an allocation of `bytes` needs a charge. The driver itself refuses 0 bytes,

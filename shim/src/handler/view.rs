@@ -6,8 +6,8 @@
 use gpulimit_base::device::DeviceKind;
 
 use crate::abi::{
-    CUDA_ERROR_NOT_INITIALIZED, Device as Ordinal, NVML_MEMORY_V2, NvmlDevice, NvmlMemory,
-    NvmlMemoryV2, Out, SUCCESS, Status,
+    CUDA_ERROR_NOT_INITIALIZED, Device as Ordinal, NVML_ERROR_NOT_SUPPORTED, NVML_MEMORY_V2,
+    NvmlDevice, NvmlMemory, NvmlMemoryV2, Out, SUCCESS, Status,
 };
 use crate::account::device::Device;
 use crate::driver::figures;
@@ -23,7 +23,11 @@ pub fn mem_get_info(call: Call, real: &dyn Real, free: Out<usize>, total: Out<us
         && let Some((device, max)) = limited(call.process.current_device())
     {
         device.book.clean();
-        free.reduce(clamp(device.book.free()));
+        let left = device.book.free();
+        match device.host_free() {
+            Some(host) => free.write(clamp(left.min(host))),
+            None => free.reduce(clamp(left)),
+        }
         total.reduce(clamp(max));
     }
     status
@@ -155,9 +159,27 @@ pub fn before_cuda(call: Call, device: NvmlDevice) -> Option<([u64; 4], u64)> {
 /// that is unknown.
 pub fn is_unlimited(call: Call, device: NvmlDevice) -> bool {
     let mut memory = NvmlMemory::default();
-    nvml::nvmlDeviceGetMemoryInfo(device, Out::of(&mut memory)) == SUCCESS
-        && !figures::is_cut(device)
-        && total_and_used(call, device, memory.total).is_none()
+    let status = nvml::nvmlDeviceGetMemoryInfo(device, Out::of(&mut memory));
+    let total = total(call, device, status, memory.total);
+    total.is_some_and(|total| {
+        !figures::is_cut(device) && total_and_used(call, device, total).is_none()
+    })
+}
+
+/// Returns the memory of the whole device, after NVML's answer about it: `told`, or if the GPU
+/// shares the host's memory, what CUDA shows to this process. `None` if unknown.
+#[inline(never)]
+fn total(call: Call, device: NvmlDevice, status: Status, told: u64) -> Option<u64> {
+    match status {
+        SUCCESS => Some(told),
+        NVML_ERROR_NOT_SUPPORTED => {
+            let id = figures::identify(device)?;
+            let mut known = call.process.devices();
+            let shared = known.find(|known| known.shares_host && known.id == id)?;
+            Some(shared.capacity)
+        }
+        _ => None,
+    }
 }
 
 /// `nvmlDeviceGetMemoryInfo`: Returns the group's limit as total, and the group's usage as used;
@@ -169,14 +191,16 @@ pub fn nvml_memory_info(
     memory: Out<NvmlMemory>,
 ) -> Status {
     let status = real.call();
-    if let (SUCCESS, Some(machine)) = (status, memory.read())
-        && let Some((total, used)) = total_and_used(call, device, machine.total)
+    if let Some(machine) = memory.read()
+        && let Some(total) = total(call, device, status, machine.total)
+        && let Some((total, used)) = total_and_used(call, device, total)
     {
         memory.write(NvmlMemory {
             total,
             free: total - used,
             used,
         });
+        return SUCCESS;
     }
     status
 }
@@ -190,9 +214,10 @@ pub fn nvml_memory_info_v2(
     memory: Out<NvmlMemoryV2>,
 ) -> Status {
     let status = real.call();
-    if let (SUCCESS, Some(machine)) = (status, memory.read())
+    if let Some(machine) = memory.read()
         && machine.version == NVML_MEMORY_V2
-        && let Some((total, used)) = total_and_used(call, device, machine.total)
+        && let Some(total) = total(call, device, status, machine.total)
+        && let Some((total, used)) = total_and_used(call, device, total)
     {
         memory.write(NvmlMemoryV2 {
             version: machine.version,
@@ -201,6 +226,7 @@ pub fn nvml_memory_info_v2(
             free: total - used,
             used,
         });
+        return SUCCESS;
     }
     status
 }

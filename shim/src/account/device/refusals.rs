@@ -81,7 +81,7 @@ impl Device {
     /// Reports that the driver has refused `bytes` although the group had room.
     fn refused_by_driver(&self, symbol: &'static str, bytes: u64) {
         let _undisturbed = Undisturbed::new();
-        let used = figures::used(&self.id, self.capacity);
+        let used = self.machine_used();
         let free = used.map(|used| self.capacity.saturating_sub(used));
         let (cause, left) = match free {
             _ if bytes > self.capacity => (Cause::Capacity, self.capacity),
