@@ -443,6 +443,8 @@ impl<'a> Row<'a> {
         "low": Bytes, right("LOW").narrow(3).sparse() => it.limit(Key::Low);
         /// The memory that is kept for the group.
         "min": Bytes, right("MIN").narrow(2).sparse() => it.limit(Key::Min);
+        /// What the group's requests leave free on the GPU.
+        "keep_free": Bytes, right("KEEP FREE").narrow(1).sparse() => it.limit(Key::KeepFree);
         /// The smallest limit of the group and of the groups above.
         "effective_max": Bytes => it.of(Gpu::limit);
         /// The group that has the effective limit.

@@ -40,6 +40,7 @@ impl Member {
             pressure,
             idle: &(),
             is_for_program: insistence == Insistence::Full,
+            lack: Cell::new(None),
             is_stuck: Cell::new(false),
         };
         let levels = (0..self.levels.len()).rev();

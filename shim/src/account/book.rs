@@ -72,6 +72,11 @@ impl Book {
         self.member.max(&self.device)
     }
 
+    /// Returns the bytes that the group and its ancestors keep free on the GPU.
+    pub fn keep_free(&self) -> u64 {
+        (self.member.keep_free(&self.device)).map_or(0, |(keep, _)| keep)
+    }
+
     /// Returns the bytes that can still be charged to the group.
     pub fn group_free(&self) -> u64 {
         self.member.free(&self.device)

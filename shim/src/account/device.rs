@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::proc;
-use gpulimit_group::{Insistence, Member, Refusal};
+use gpulimit_group::{Insistence, Member, Refusal, Undisturbed};
 use gpulimit_ledger::{Pressure, Says};
 
 use super::book::Book;
@@ -71,6 +71,8 @@ pub struct Device {
     /// whose requests wait.
     has_entered: AtomicBool,
     others: Others,
+    /// Whether requests look at the GPU for a `keep_free`; true until the first look.
+    pub(super) looks: AtomicBool,
     pub unrecovered: Unrecovered,
     /// NVML's index of the GPU plus 1; 0 while it is unknown.
     index: AtomicU32,
@@ -127,30 +129,25 @@ impl Device {
             measuring: Measuring::default(),
             has_entered: AtomicBool::new(false),
             others: Others::default(),
+            looks: AtomicBool::new(true),
             unrecovered: Unrecovered::default(),
             index: AtomicU32::new(0),
         })
     }
 
-    /// Returns the bytes that the GPU itself has free; `None` if unknown.
+    /// Returns the bytes that the GPU itself has free, by NVML or else by CUDA; `None` if unknown.
     pub fn machine_free(&self) -> Option<u64> {
         if let Some(free) = self.host_free() {
             return Some(free);
         }
-        let (mut free, mut total) = (0, 0);
-        let is_current = answer(cuda::cuCtxGetDevice) == Ok(self.ordinal);
-        if is_current && cuda::cuMemGetInfo_v2(Out::of(&mut free), Out::of(&mut total)) == SUCCESS {
-            return Some(free as u64);
-        }
-        Some(self.capacity.saturating_sub(self.machine_used()?))
-    }
-
-    /// Returns the bytes of the GPU's memory that are in use; `None` if unknown.
-    fn machine_used(&self) -> Option<u64> {
-        match self.host_free() {
-            Some(free) => Some(self.capacity - free),
-            None => figures::used(&self.id, self.capacity),
-        }
+        let _undisturbed = Undisturbed::new();
+        self.measuring.nvml.free(&self.id).or_else(|| {
+            let (mut free, mut total) = (0, 0);
+            let places = (Out::of(&mut free), Out::of(&mut total));
+            let is_known = answer(cuda::cuCtxGetDevice) == Ok(self.ordinal)
+                && cuda::cuMemGetInfo_v2(places.0, places.1) == SUCCESS;
+            is_known.then_some(free as u64)
+        })
     }
 
     /// Returns the bytes that the host's programs can still take, if the GPU shares the host's

@@ -184,22 +184,36 @@ impl Making {
 
     /// Makes an array of `bytes` bytes that shares its blocks with no other array.
     fn large(&self, bytes: u64, real: &dyn Real) -> Result<Status, Aside> {
-        let device = self.device;
-        let mark = self.call.process.mark();
-        let charged = device.charge(Request::insisting(self.call.symbol, bytes))?;
-        fault::point("array");
-        let status = real.call();
-        match self.handle(status) {
-            Some(handle) => {
-                charged.spend();
-                device.book.add(Category::Arrays, bytes);
-                self.enter(handle, current_context(), Memory::Own(bytes));
+        let (call, device) = (self.call, self.device);
+        let mut tries = 0;
+        loop {
+            let mark = call.process.mark();
+            let charged = device.charge(Request::insisting(call.symbol, bytes))?;
+            fault::point("array");
+            let status = real.call();
+            let handle = self.handle(status);
+            match handle {
+                Some(handle) => {
+                    charged.spend();
+                    device.book.add(Category::Arrays, bytes);
+                    self.enter(handle, current_context(), Memory::Own(bytes));
+                }
+                None => drop(charged),
             }
-            None => drop(charged),
+            let undo = || {
+                if let Some(handle) = handle {
+                    end(call, handle.kind, handle.array, &|| {
+                        discard(handle);
+                        SUCCESS
+                    });
+                }
+            };
+            let status = device.conclude(call.symbol, bytes, status, &mut tries, &undo);
+            device.renew(mark);
+            if let Some(status) = status {
+                return Ok(status);
+            }
         }
-        device.note_answer(self.call.symbol, bytes, status);
-        device.renew(mark);
-        Ok(status)
     }
 
     /// Charges as many bytes as the driver's reserve paid for `grown` bytes of growth, and refills

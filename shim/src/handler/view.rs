@@ -20,14 +20,12 @@ use crate::membership;
 pub fn mem_get_info(call: Call, real: &dyn Real, free: Out<usize>, total: Out<usize>) -> Status {
     let status = real.call();
     if status == SUCCESS
-        && let Some((device, max)) = limited(call.process.current_device())
+        && let Some((device, max, keep)) = limited(call.process.current_device())
     {
         device.book.clean();
-        let left = device.book.free();
-        match device.host_free() {
-            Some(host) => free.write(clamp(left.min(host))),
-            None => free.reduce(clamp(left)),
-        }
+        let machine = device.host_free().or(free.read().map(|free| free as u64));
+        let machine = machine.unwrap_or(0).saturating_sub(keep);
+        free.write(clamp(device.book.free().min(machine)));
         total.reduce(clamp(max));
     }
     status
@@ -38,14 +36,15 @@ pub fn mem_get_info(call: Call, real: &dyn Real, free: Out<usize>, total: Out<us
 pub fn mem_get_info_v1(call: Call, real: &dyn Real, free: Out<u32>, total: Out<u32>) -> Status {
     let status = real.call();
     if status == SUCCESS
-        && let Some((device, max)) = limited(call.process.current_device())
+        && let Some((device, max, keep)) = limited(call.process.current_device())
     {
         device.book.clean();
         // Asks the 64-bit function, because the 32-bit function can cut off the upper half of a
         // number.
         let (mut real_free, mut real_total) = (0, 0);
         if cuda::cuMemGetInfo_v2(Out::of(&mut real_free), Out::of(&mut real_total)) == SUCCESS {
-            free.write(clamp_v1(device.book.free().min(real_free as u64)));
+            let left = (real_free as u64).saturating_sub(keep);
+            free.write(clamp_v1(device.book.free().min(left)));
             total.write(clamp_v1(max.min(real_total as u64)));
         }
     }
@@ -56,7 +55,7 @@ pub fn mem_get_info_v1(call: Call, real: &dyn Real, free: Out<u32>, total: Out<u
 pub fn device_total_mem(call: Call, real: &dyn Real, bytes: Out<usize>, device: Ordinal) -> Status {
     let status = real.call();
     if status == SUCCESS
-        && let Some((_, max)) = limited(call.process.device(device))
+        && let Some((_, max, _)) = limited(call.process.device(device))
     {
         bytes.reduce(clamp(max));
     }
@@ -73,7 +72,7 @@ pub fn device_total_mem_v1(
 ) -> Status {
     let status = real.call();
     if status == SUCCESS
-        && let Some((_, max)) = limited(call.process.device(device))
+        && let Some((_, max, _)) = limited(call.process.device(device))
     {
         let mut total = 0;
         if cuda::cuDeviceTotalMem_v2(Out::of(&mut total), device) == SUCCESS {
@@ -83,11 +82,12 @@ pub fn device_total_mem_v1(
     status
 }
 
-/// Returns the device with the group's limit on it; `None` if the group has no limit on the device.
-fn limited(device: Result<&'static Device, Status>) -> Option<(&'static Device, u64)> {
+/// Returns the device with the group's limit on it and with what the group keeps free; `None` if
+/// the group sets neither on the device.
+fn limited(device: Result<&'static Device, Status>) -> Option<(&'static Device, u64, u64)> {
     let device = device.ok()?;
-    let max = device.book.max();
-    (max != u64::MAX).then_some((device, max))
+    let (max, keep) = (device.book.max(), device.book.keep_free());
+    (max != u64::MAX || keep > 0).then_some((device, max, keep))
 }
 
 fn clamp(bytes: u64) -> usize {
@@ -98,16 +98,21 @@ fn clamp_v1(bytes: u64) -> u32 {
     u32::try_from(bytes).unwrap_or(u32::MAX)
 }
 
-/// Returns the group's limit and used bytes on the device; `None` without a limit. `total` is the
-/// memory of the whole device.
-fn total_and_used(call: Call, device: NvmlDevice, total: u64) -> Option<(u64, u64)> {
-    let [max, charged, ..] = figures_of(call, device, total)?;
-    (max < total).then_some((max, charged.min(max)))
+/// Returns the memory of the device that the program sees, and the free part of it; `None` without
+/// a limit. `machine` has the memory of the whole device, and `free` the free part of that.
+fn total_and_free(call: Call, device: NvmlDevice, machine: u64, free: u64) -> Option<(u64, u64)> {
+    let [max, charged, _, _, keep] = figures_of(call, device, machine)?;
+    let total = max.min(machine);
+    let left = total.saturating_sub(charged);
+    match keep {
+        0 => (max < machine).then_some((total, left)),
+        _ => Some((total, left.min(free.saturating_sub(keep)))),
+    }
 }
 
-/// Returns the group's limit, its charge, its usage, and the memory that CUDA shows of the device.
-/// `total` is the memory of the whole device.
-fn figures_of(call: Call, device: NvmlDevice, total: u64) -> Option<[u64; 4]> {
+/// Returns the group's limit, its charge, its usage, the memory that CUDA shows of the device, and
+/// what the group keeps free there. `total` is the memory of the whole device.
+fn figures_of(call: Call, device: NvmlDevice, total: u64) -> Option<[u64; 5]> {
     let id = figures::identify(device)?;
     // A GPU that is divided by MIG has no limit: limits apply to its MIG instances.
     if id.kind == DeviceKind::Gpu && figures::is_cut(device) {
@@ -129,28 +134,29 @@ fn figures_of(call: Call, device: NvmlDevice, total: u64) -> Option<[u64; 4]> {
         _ => 0,
     };
     let capacity = total.saturating_sub(reserved);
-    let (max, charged, used) = match member {
+    let (max, charged, used, keep) = match member {
         Ok(member) => {
             let member_device = member.device(id, capacity).ok()?;
             let max = member.max(&member_device);
             member.clean_at_times(&member_device, &figures::ProcessList);
             let (_, used) = member.limit_and_usage(&member_device);
-            (max, member.charged(&member_device), used)
+            let keep = (member.keep_free(&member_device)).map_or(0, |(keep, _)| keep);
+            (max, member.charged(&member_device), used, keep)
         }
         // CUDA has not numbered the GPUs yet. The only GPU of a machine has the ordinal 0.
         Err(_) => {
             let is_only =
                 id.kind == DeviceKind::Gpu && answer(nvml::nvmlDeviceGetCount_v2) == Ok(1);
             let (max, charged) = membership::outlook(id, is_only.then_some(0), capacity)?;
-            (max, charged, charged)
+            (max, charged, charged, 0)
         }
     };
-    Some([max, charged, used, capacity])
+    Some([max, charged, used, capacity, keep])
 }
 
 /// Returns what [`figures_of`] does, and the free bytes of the device, before CUDA has numbered the
 /// GPUs.
-pub fn before_cuda(call: Call, device: NvmlDevice) -> Option<([u64; 4], u64)> {
+pub fn before_cuda(call: Call, device: NvmlDevice) -> Option<([u64; 5], u64)> {
     let memory: NvmlMemory = answer(|memory| nvml::nvmlDeviceGetMemoryInfo(device, memory)).ok()?;
     Some((figures_of(call, device, memory.total)?, memory.free))
 }
@@ -160,23 +166,29 @@ pub fn before_cuda(call: Call, device: NvmlDevice) -> Option<([u64; 4], u64)> {
 pub fn is_unlimited(call: Call, device: NvmlDevice) -> bool {
     let mut memory = NvmlMemory::default();
     let status = nvml::nvmlDeviceGetMemoryInfo(device, Out::of(&mut memory));
-    let total = total(call, device, status, memory.total);
-    total.is_some_and(|total| {
-        !figures::is_cut(device) && total_and_used(call, device, total).is_none()
+    let machine = machine(call, device, status, memory.total, memory.free);
+    machine.is_some_and(|(total, _)| {
+        !figures::is_cut(device)
+            && figures_of(call, device, total).is_none_or(|[max, ..]| max >= total)
     })
 }
 
-/// Returns the memory of the whole device, after NVML's answer about it: `told`, or if the GPU
-/// shares the host's memory, what CUDA shows to this process. `None` if unknown.
+/// Returns the total and the free memory of the whole device, after NVML's answer about it: the
+/// same, or if the GPU shares the host's memory, what this process knows. `None` if unknown.
 #[inline(never)]
-fn total(call: Call, device: NvmlDevice, status: Status, told: u64) -> Option<u64> {
+fn machine(
+    call: Call,
+    device: NvmlDevice,
+    status: Status,
+    total: u64,
+    free: u64,
+) -> Option<(u64, u64)> {
     match status {
-        SUCCESS => Some(told),
+        SUCCESS => Some((total, free)),
         NVML_ERROR_NOT_SUPPORTED => {
             let id = figures::identify(device)?;
-            let mut known = call.process.devices();
-            let shared = known.find(|known| known.shares_host && known.id == id)?;
-            Some(shared.capacity)
+            let known = call.process.devices().find(|known| known.id == id)?;
+            Some((known.capacity, known.host_free()?))
         }
         _ => None,
     }
@@ -191,14 +203,14 @@ pub fn nvml_memory_info(
     memory: Out<NvmlMemory>,
 ) -> Status {
     let status = real.call();
-    if let Some(machine) = memory.read()
-        && let Some(total) = total(call, device, status, machine.total)
-        && let Some((total, used)) = total_and_used(call, device, total)
+    if let Some(told) = memory.read()
+        && let Some((total, free)) = machine(call, device, status, told.total, told.free)
+        && let Some((total, free)) = total_and_free(call, device, total, free)
     {
         memory.write(NvmlMemory {
             total,
-            free: total - used,
-            used,
+            free,
+            used: total - free,
         });
         return SUCCESS;
     }
@@ -214,17 +226,17 @@ pub fn nvml_memory_info_v2(
     memory: Out<NvmlMemoryV2>,
 ) -> Status {
     let status = real.call();
-    if let Some(machine) = memory.read()
-        && machine.version == NVML_MEMORY_V2
-        && let Some(total) = total(call, device, status, machine.total)
-        && let Some((total, used)) = total_and_used(call, device, total)
+    if let Some(told) = memory.read()
+        && told.version == NVML_MEMORY_V2
+        && let Some((total, free)) = machine(call, device, status, told.total, told.free)
+        && let Some((total, free)) = total_and_free(call, device, total, free)
     {
         memory.write(NvmlMemoryV2 {
-            version: machine.version,
+            version: told.version,
             total,
             reserved: 0,
-            free: total - used,
-            used,
+            free,
+            used: total - free,
         });
         return SUCCESS;
     }

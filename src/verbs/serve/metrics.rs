@@ -166,6 +166,11 @@ pub const METRICS: &[Metric] = &[
         Values::GroupGpus(|gpu, _, sample| sample.put_known(gpu.bytes(Key::Min))),
     ),
     metric(
+        "gpulimit_memory_keep_free_bytes",
+        "The memory that the group's requests leave free on the GPU.",
+        Values::GroupGpus(|gpu, _, sample| sample.put_known(gpu.bytes(Key::KeepFree))),
+    ),
+    metric(
         "gpulimit_memory_category_bytes",
         "The charged memory of the group by category.",
         Values::GroupGpus(|gpu, _, sample| {

@@ -2,6 +2,7 @@
 //! last one until a request for as much is granted.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use gpulimit_base::identity::Identity;
 use gpulimit_base::process;
@@ -19,6 +20,8 @@ use crate::{clock, message};
 
 /// The longest time from a refusal to the grant by which the program has recovered, milliseconds.
 const RECOVERY_MS: u64 = 1_000;
+/// How often one call is made before it fails, because each time less than `keep_free` was left.
+const TRIES: u32 = 4;
 
 /// The last refusal from which the program has not recovered.
 #[derive(Default)]
@@ -40,6 +43,69 @@ impl Device {
         if status != SUCCESS || self.unrecovered.since.load(Ordering::Relaxed) != 0 {
             self.look_at_answer(symbol, bytes, status);
         }
+    }
+
+    /// Does the same as [`Device::note_answer`] after a call that took memory of its own. If that
+    /// left less than `keep_free`, `undo` gives the memory back. The caller then makes the request
+    /// again (`None`), which waits or is refused, and after some `tries` fails.
+    #[inline]
+    pub fn conclude(
+        &self,
+        symbol: &'static str,
+        bytes: u64,
+        status: Status,
+        tries: &mut u32,
+        undo: &dyn Fn(),
+    ) -> Option<Status> {
+        if status == SUCCESS
+            && let Some(refusal) = self.below()
+        {
+            return self.take_back(symbol, bytes, &refusal, tries, undo);
+        }
+        self.note_answer(symbol, bytes, status);
+        Some(status)
+    }
+
+    #[cold]
+    fn take_back(
+        &self,
+        symbol: &'static str,
+        bytes: u64,
+        refusal: &Refusal<'_>,
+        tries: &mut u32,
+        undo: &dyn Fn(),
+    ) -> Option<Status> {
+        undo();
+        *tries += 1;
+        if *tries < TRIES {
+            // Others that ask at the same time look again at other times.
+            let time = std::process::id()
+                .wrapping_mul(*tries)
+                .wrapping_mul(0x9e37_79b9);
+            clock::nap(Duration::from_micros(u64::from(time >> 18)));
+            return None;
+        }
+        self.refused(symbol, bytes, refusal);
+        Some(CUDA_ERROR_OUT_OF_MEMORY)
+    }
+
+    /// Returns the refusal of a call that has left less than `keep_free`. Asks the driver only
+    /// where requests look at the GPU.
+    #[inline]
+    pub fn below(&self) -> Option<Refusal<'static>> {
+        (self.looks.load(Ordering::Relaxed)).then(|| self.look_below())?
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn look_below(&self) -> Option<Refusal<'static>> {
+        if self.book.keep_free() == 0 {
+            self.looks.store(false, Ordering::Relaxed);
+            return None;
+        }
+        self.book
+            .member
+            .below(&self.book.device, self.machine_free()?)
     }
 
     /// Notes the driver's answer to a request for about `bytes`, if the answer is a refusal. The
@@ -81,8 +147,8 @@ impl Device {
     /// Reports that the driver has refused `bytes` although the group had room.
     fn refused_by_driver(&self, symbol: &'static str, bytes: u64) {
         let _undisturbed = Undisturbed::new();
-        let used = self.machine_used();
-        let free = used.map(|used| self.capacity.saturating_sub(used));
+        let free = self.machine_free();
+        let used = free.map(|free| self.capacity.saturating_sub(free));
         let (cause, left) = match free {
             _ if bytes > self.capacity => (Cause::Capacity, self.capacity),
             // The driver may need a step more than the program asks for.
@@ -141,6 +207,7 @@ impl Device {
             max: self.book.max(),
             kept: 0,
             left: self.book.group_free(),
+            keep_free: 0,
             room: 0,
             cause: Cause::Limit,
             outside: None,
@@ -149,7 +216,17 @@ impl Device {
 
     /// Counts and reports a refusal that was decided without trying to charge the bytes.
     pub fn refuse(&self, symbol: &'static str, bytes: u64) -> Refused {
-        self.refused(symbol, bytes, &self.verdict())
+        self.refuse_for(symbol, bytes, None)
+    }
+
+    /// Does the same as [`Device::refuse`] for what [`Device::below`] has returned.
+    pub fn refuse_for(
+        &self,
+        symbol: &'static str,
+        bytes: u64,
+        below: Option<Refusal<'_>>,
+    ) -> Refused {
+        self.refused(symbol, bytes, &below.unwrap_or_else(|| self.verdict()))
     }
 
     /// Counts, records, remembers and reports a refusal.
@@ -166,7 +243,14 @@ impl Device {
             Cause::Limit if context > refusal.max => Cause::Context,
             cause => cause,
         };
-        let refusal = Refusal { cause, ..*refusal };
+        let outside = (cause == Cause::KeepFree)
+            .then(|| self.outside(self.capacity.saturating_sub(refusal.left)));
+        let outside = refusal.outside.or(outside.as_ref());
+        let refusal = Refusal {
+            cause,
+            outside,
+            ..*refusal
+        };
         let bytes = bytes.max(refusal.room);
         let level = member.count_refusal(device, refusal::plain(symbol), bytes, &refusal);
         let now = clock::monotonic_ms().max(1);
@@ -190,7 +274,7 @@ impl Device {
             return Refused;
         }
         let holders = match cause {
-            Cause::Capacity | Cause::Outside | Cause::Host => Vec::new(),
+            Cause::Capacity | Cause::Outside | Cause::Host | Cause::KeepFree => Vec::new(),
             _ => member.holders(device, refusal.group, &ProcessList),
         };
         let seen = Circumstances {
