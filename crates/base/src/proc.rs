@@ -40,6 +40,12 @@ pub fn host_memory() -> Option<(u64, u64)> {
     ))
 }
 
+/// Returns what requests leave free of a host's `total` bytes on a GPU that shares them, where no
+/// group has a `keep_free`: a tenth, and at least 8 GiB.
+pub fn host_reserve(total: u64) -> u64 {
+    (total / 10).max(8 << 30)
+}
+
 /// Reads `/proc/PID/status`, in [`directory`].
 ///
 /// # Errors

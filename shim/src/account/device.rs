@@ -110,6 +110,8 @@ impl Device {
         let shares_host = devices::is_integrated(ordinal) && figures::lacks_memory(&id);
         if shares_host {
             devices::note_shared_host();
+            let (total, _) = proc::host_memory().unwrap_or_default();
+            member.keep_by_default(&device, proc::host_reserve(total));
         }
         Ok(Device {
             process,

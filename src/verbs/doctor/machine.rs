@@ -1,8 +1,10 @@
 //! What kind of machine this is, where limits work otherwise or were not tried (docs/machines.md).
 
 use super::finding::{Check, Finding};
+use crate::groups::warnings::reserve;
 use crate::machine::nvml::Driver;
 use gpulimit_base::proc;
+use gpulimit_limits::LimitSet;
 
 /// Files of kinds of machines, a word in the file, and what is said of the machine.
 const KINDS: [(&str, &str, &str); 2] = [
@@ -23,12 +25,13 @@ const KINDS: [(&str, &str, &str); 2] = [
 pub(super) fn kind(driver: &Driver) -> Vec<Finding> {
     const CHECK: Check = Check("machine");
     let mut said = Vec::new();
+    said.extend(reserve(&LimitSet::default(), Some(driver)));
     for gpu in driver.gpus() {
         let index = gpu.index;
         if gpu.shares_host {
             said.push(format!(
-                "GPU {index} shares the host's memory: pinned host memory counts, and free memory \
-                 is MemAvailable; not tried on such hardware"
+                "GPU {index}: pinned host memory counts, and free memory is MemAvailable; not \
+                 tried on such hardware"
             ));
         }
         if ["GH200", "GB200", "GB300"]
