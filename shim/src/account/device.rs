@@ -166,6 +166,7 @@ impl Device {
     #[cold]
     #[inline(never)]
     fn read_host_free(&self) -> Option<u64> {
+        let _undisturbed = Undisturbed::new();
         let (_, available) = proc::host_memory()?;
         Some(available.min(self.capacity))
     }

@@ -3,8 +3,8 @@
 #![allow(unsafe_code, missing_docs)]
 
 use std::ffi::{CStr, c_char, c_int};
-use std::io::{Seek, Write};
-use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
+use std::io::Write;
+use std::os::fd::IntoRawFd;
 
 use gpulimit_sim::host;
 use gpulimit_sim::machine::Machine;
@@ -35,16 +35,12 @@ pub unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: libc::mod
     unsafe { open64(path, flags, mode) }
 }
 
-/// Returns a new file with the machine's `/proc/meminfo`; `None` if its GPUs have their own memory.
+/// Returns a pipe with the machine's `/proc/meminfo`; `None` if its GPUs have their own memory. A
+/// file would have to be within the limit on the size of files.
 fn meminfo() -> Option<c_int> {
     let machine = Machine::get().ok()?;
     host::is_shared(machine).then_some(())?;
-    // SAFETY: the name is a C string.
-    let file = unsafe { libc::memfd_create(c"meminfo".as_ptr(), libc::MFD_CLOEXEC) };
-    // SAFETY: the descriptor is new, and nothing else owns it.
-    let file = (file >= 0).then(|| unsafe { OwnedFd::from_raw_fd(file) })?;
-    let mut file = std::fs::File::from(file);
-    file.write_all(host::meminfo(machine).as_bytes()).ok()?;
-    file.rewind().ok()?;
-    Some(file.into_raw_fd())
+    let (reader, mut writer) = std::io::pipe().ok()?;
+    writer.write_all(host::meminfo(machine).as_bytes()).ok()?;
+    Some(reader.into_raw_fd())
 }

@@ -58,7 +58,8 @@ impl Machine {
                 value.unwrap_or(default)
             };
             let capacity: u64 = number("GPULIMIT_SIM_CAPACITY", 85_017_493_504);
-            let all = capacity * number("GPULIMIT_SIM_GPUS", 1);
+            // The default of `keep_free` leaves room for what the GPUs show.
+            let all = (capacity * number("GPULIMIT_SIM_GPUS", 1) + (8 << 30)) / 9 * 10;
             let knobs = [(HOST_MEMORY, all), ("GPULIMIT_SIM_CAPACITY", capacity)];
             let text = |(name, value): (&str, u64)| (name.to_owned(), value.to_string());
             machine.knobs.extend(knobs.map(text));
