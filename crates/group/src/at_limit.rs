@@ -60,8 +60,12 @@ impl Member {
         pressure: &dyn Pressure,
         insistence: Insistence,
     ) -> Result<(), Refusal<'_>> {
-        let at_once = |path: &[ledger::Level<'_>]| ledger::try_charge(path, bytes);
-        if self.try_sparing(device, Spared::Unseen, at_once) {
+        let at_once = || {
+            self.on_path(device, Spared::Unseen, |path| {
+                ledger::try_charge(path, bytes)
+            })
+        };
+        if !self.has_waiters() && at_once() {
             return Ok(());
         }
         charge(self, device, bytes, pressure, insistence, &())
@@ -76,8 +80,7 @@ impl Member {
         insistence: Insistence,
         idle: &dyn Idle,
     ) -> Result<(), Refusal<'_>> {
-        let at_once = |path: &[ledger::Level<'_>]| ledger::try_charge_ahead(path, bytes, idle);
-        if self.try_sparing(device, Spared::Unseen, at_once) {
+        if !self.has_waiters() && self.try_sparing(device, Spared::Unseen, bytes, idle) {
             return Ok(());
         }
         charge(self, device, bytes, pressure, insistence, idle)
@@ -212,9 +215,14 @@ impl<'a> Request<'a, '_> {
         }
         if insistence == Insistence::AtOnce {
             self.look(false)?;
-            let charge =
-                |path: &[ledger::Level<'_>]| ledger::try_charge_ahead(path, self.bytes, self.idle);
-            let granted = self.member.on_path(self.device, Spared::Low, charge);
+            let Self {
+                member,
+                device,
+                bytes,
+                idle,
+                ..
+            } = *self;
+            let granted = member.try_sparing(device, Spared::Low, bytes, idle);
             return granted.then_some(()).ok_or_else(|| self.refused_at(0));
         }
         self.attempt()
@@ -313,6 +321,8 @@ impl<'a> Request<'a, '_> {
     /// Refuses the request if less than `keep_free` would be free on the GPU after it, but for what
     /// this process can give back (`gives`). The answer to a request that waits holds for a second,
     /// unless a member gives memory back. Without an answer of the driver there is no refusal.
+    #[cold]
+    #[inline(never)]
     fn look(&self, gives: bool) -> Result<(), Refused> {
         let last = self.lack.take();
         let Some((keep, level)) = self.member.keep_free(self.device) else {

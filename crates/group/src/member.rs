@@ -266,28 +266,29 @@ impl Member {
     }
 
     /// Tries once to charge `bytes`, without reclaiming or waiting, below `high` and outside
-    /// protected memory. Does not look at the GPU for `keep_free`.
-    pub fn try_charge(&self, device: &MemberDevice, bytes: u64) -> bool {
-        self.try_sparing(device, Spared::High, |path| ledger::try_charge(path, bytes))
-    }
-
-    /// Does the same as [`Member::try_charge`], and adds the bytes to `idle`: they are not in use
-    /// yet.
+    /// protected memory, and adds them to `idle`: they are not in use yet. Does not look at the GPU
+    /// for `keep_free`.
     pub fn try_charge_ahead(&self, device: &MemberDevice, bytes: u64, idle: &dyn Idle) -> bool {
-        let charge = |path: &[Level<'_>]| ledger::try_charge_ahead(path, bytes, idle);
-        self.try_sparing(device, Spared::High, charge)
+        !self.has_waiters() && self.try_sparing(device, Spared::High, bytes, idle)
     }
 
-    /// Tries to charge with `charge`, unless requests wait.
-    #[inline]
+    /// Does the work of [`Member::try_charge_ahead`], and does not look at who waits.
     pub(super) fn try_sparing(
         &self,
         device: &MemberDevice,
         spared: Spared,
-        charge: impl FnOnce(&[Level<'_>]) -> bool,
+        bytes: u64,
+        idle: &dyn Idle,
     ) -> bool {
-        !self.levels.iter().any(|level| level.ledger.has_waiters())
-            && self.on_path(device, spared, charge)
+        self.on_path(device, spared, |path| {
+            ledger::try_charge_ahead(path, bytes, idle)
+        })
+    }
+
+    /// Returns whether requests wait, so that a new one must not go before them.
+    #[inline]
+    pub(super) fn has_waiters(&self) -> bool {
+        self.levels.iter().any(|level| level.ledger.has_waiters())
     }
 
     /// Charges `bytes` that the driver has already allocated, even above the limits.
@@ -412,17 +413,16 @@ impl Member {
     /// Returns the bytes that the process's groups keep free on the device, and the level of the
     /// group that keeps the most; `None` if no group keeps any. Where no group says, the device's
     /// own rule holds, which [`Member::keep_by_default`] has set.
+    #[inline(never)]
     pub fn keep_free(&self, device: &MemberDevice) -> Option<(u64, usize)> {
-        let stations = self.stations(device).enumerate();
-        let kept = stations.filter_map(|(level, (station, index))| {
+        let mut most = None;
+        for (level, (station, index)) in self.stations(device).enumerate() {
             let keep = station.bounds(device, index).keep_free;
-            keep.map(|keep| (keep, level))
-        });
-        let kept = kept.max_by_key(|(keep, _)| *keep).or_else(|| {
-            let own = self.leaf().bounds.get(device.index[0].get())?;
-            Some((own.by_default.load(Ordering::Relaxed), 0))
-        });
-        kept.filter(|(keep, _)| *keep > 0)
+            most = most.max(keep.map(|keep| (keep, level)));
+        }
+        let own = || self.leaf().bounds.get(device.index[0].get());
+        let by_default = || Some((own()?.by_default.load(Ordering::Relaxed), 0));
+        most.or_else(by_default).filter(|(keep, _)| *keep > 0)
     }
 
     /// Sets what requests of this process leave free on the device where none of its groups has a
@@ -878,11 +878,9 @@ impl Station {
         let (max, protection) = match spared {
             Spared::Nothing => (u64::MAX, None),
             Spared::Unseen | Spared::High | Spared::Low | Spared::Min => {
-                let bounds = || self.bounds(device, index);
                 let max = match spared {
                     Spared::Unseen => self.at_once(device, index),
-                    Spared::High => bounds().max.min(bounds().high),
-                    _ => bounds().max,
+                    _ => self.most(device, index, spared == Spared::High),
                 };
                 (max, self.protected.protection(&self.ledger))
             }
@@ -920,7 +918,6 @@ impl Station {
         self.ledger.charged(index) > self.slot.charged(index)
     }
 
-    #[inline]
     pub(super) fn bounds(&self, device: &MemberDevice, index: DeviceIndex) -> Bounds {
         let known = self.remembered(index, |words| {
             let [_, max, high, low, min, keep_free] =
@@ -934,6 +931,13 @@ impl Station {
             }
         });
         known.unwrap_or_else(|| self.renew(device, index))
+    }
+
+    /// Returns the most bytes that a charge may reach, with or without those above `high`.
+    #[inline(never)]
+    fn most(&self, device: &MemberDevice, index: DeviceIndex, spares_high: bool) -> u64 {
+        let Bounds { max, high, .. } = self.bounds(device, index);
+        if spares_high { max.min(high) } else { max }
     }
 
     /// Returns the bytes up to which a request is granted without further looks: `high`, or nothing

@@ -167,7 +167,7 @@ impl Book {
 
     /// Tries once to charge `bytes`. Neither waits nor reclaims bytes from other members.
     pub fn try_charge(&self, bytes: u64) -> bool {
-        self.member.try_charge(&self.device, bytes)
+        self.member.try_charge_ahead(&self.device, bytes, &())
     }
 
     /// Tries to charge `bytes` like [`Book::try_charge`], but as idle: charged and not in use yet.

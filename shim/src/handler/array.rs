@@ -116,7 +116,8 @@ fn make(call: Call, shape: Option<Shape>, array: Out<Array>, real: &dyn Real) ->
 /// Returns the bytes of an array of this shape; `None` if the driver does not tell or no limit
 /// applies.
 fn required(call: Call, device: &Device, shape: Shape) -> Option<u64> {
-    if device.book.max() == u64::MAX
+    let is_unlimited = device.book.max() == u64::MAX && device.book.keep_free() == 0;
+    if is_unlimited
         || !has::cuArrayGetMemoryRequirements()
         || !has::cuMipmappedArrayGetMemoryRequirements()
     {
@@ -200,19 +201,18 @@ impl Making {
                 }
                 None => drop(charged),
             }
-            let undo = || {
-                if let Some(handle) = handle {
-                    end(call, handle.kind, handle.array, &|| {
-                        discard(handle);
-                        SUCCESS
-                    });
-                }
-            };
-            let status = device.conclude(call.symbol, bytes, status, &mut tries, &undo);
+            let concluded = device.conclude(call.symbol, bytes, status);
             device.renew(mark);
-            if let Some(status) = status {
+            let Err(left) = concluded else {
                 return Ok(status);
+            };
+            if let Some(handle) = handle {
+                end(call, handle.kind, handle.array, &|| {
+                    discard(handle);
+                    SUCCESS
+                });
             }
+            device.again(call.symbol, bytes, left, &mut tries)?;
         }
     }
 
@@ -263,8 +263,9 @@ impl Making {
         };
         let after = part.packed(|packed| packed.end(context));
         let grown = after.saturating_sub(before);
-        if grown > 0 && measured.overrun > 0 {
-            device.refuse(symbol, grown);
+        let below = device.below();
+        if grown > 0 && (measured.overrun > 0 || below.is_some()) {
+            device.refuse_for(symbol, grown, below);
         } else if self.make_whole(grown).is_ok() {
             self.enter(handle, context, Memory::Packed { least, most });
             return Ok(status);

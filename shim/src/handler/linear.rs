@@ -176,12 +176,12 @@ fn small(
             paid.spend();
             device.book.add(Category::Linear, BLOCK);
             device.renew(mark);
-            let undo = || give_back(call, address);
-            if let Some(status) = device.conclude(call.symbol, estimate, status, &mut tries, &undo)
-            {
+            let Err(left) = device.conclude(call.symbol, estimate, status) else {
                 return status;
-            }
-            paid = match Block::charge(device, call.symbol) {
+            };
+            give_back(call, address);
+            let again = device.again(call.symbol, estimate, left, &mut tries);
+            paid = match again.and_then(|()| Block::charge(device, call.symbol)) {
                 Ok(paid) => paid,
                 Err(Refused) => return CUDA_ERROR_OUT_OF_MEMORY,
             };
@@ -241,11 +241,14 @@ fn large(
             }
             _ => drop(charged),
         }
-        let undo = || give_back(call, address.unwrap_or(0));
-        let status = device.conclude(call.symbol, estimate, status, &mut tries, &undo);
+        let concluded = device.conclude(call.symbol, estimate, status);
         device.renew(mark);
-        if let Some(status) = status {
+        let Err(left) = concluded else {
             return status;
+        };
+        give_back(call, address.unwrap_or(0));
+        if let Err(Refused) = device.again(call.symbol, estimate, left, &mut tries) {
+            return CUDA_ERROR_OUT_OF_MEMORY;
         }
     }
 }

@@ -54,16 +54,15 @@ pub fn create(
                 }
                 _ => drop(charged),
             }
-            let undo = || {
-                if let Some(created) = created {
-                    release(call, &|| cuda::cuMemRelease(created), created);
-                }
-            };
-            let status = device.conclude(call.symbol, asked, status, &mut tries, &undo);
+            let concluded = device.conclude(call.symbol, asked, status);
             device.renew(mark);
-            if let Some(status) = status {
+            let Err(left) = concluded else {
                 return Ok(status);
+            };
+            if let Some(created) = created {
+                release(call, &|| cuda::cuMemRelease(created), created);
             }
+            device.again(call.symbol, asked, left, &mut tries)?;
         }
     })
 }

@@ -45,67 +45,60 @@ impl Device {
         }
     }
 
-    /// Does the same as [`Device::note_answer`] after a call that took memory of its own. If that
-    /// left less than `keep_free`, `undo` gives the memory back. The caller then makes the request
-    /// again (`None`), which waits or is refused, and after some `tries` fails.
+    /// Does the same as [`Device::note_answer`] after a call that took memory of its own. Fails with
+    /// the bytes of [`Device::below`], if the caller has to give the memory back, and call
+    /// [`Device::again`].
     #[inline]
-    pub fn conclude(
-        &self,
-        symbol: &'static str,
-        bytes: u64,
-        status: Status,
-        tries: &mut u32,
-        undo: &dyn Fn(),
-    ) -> Option<Status> {
+    pub fn conclude(&self, symbol: &'static str, bytes: u64, status: Status) -> Result<(), u64> {
         if status == SUCCESS
-            && let Some(refusal) = self.below()
+            && let Some(left) = self.below()
         {
-            return self.take_back(symbol, bytes, &refusal, tries, undo);
+            return Err(left);
         }
         self.note_answer(symbol, bytes, status);
-        Some(status)
+        Ok(())
     }
 
+    /// Returns before a request is made again, whose memory was given back because it left no more
+    /// than `left` bytes free. The request then waits or is refused; after some `tries` it is
+    /// refused here.
     #[cold]
-    fn take_back(
+    #[inline(never)]
+    pub fn again(
         &self,
         symbol: &'static str,
         bytes: u64,
-        refusal: &Refusal<'_>,
+        left: u64,
         tries: &mut u32,
-        undo: &dyn Fn(),
-    ) -> Option<Status> {
-        undo();
+    ) -> Result<(), Refused> {
         *tries += 1;
-        if *tries < TRIES {
-            // Others that ask at the same time look again at other times.
-            let time = std::process::id()
-                .wrapping_mul(*tries)
-                .wrapping_mul(0x9e37_79b9);
-            clock::nap(Duration::from_micros(u64::from(time >> 18)));
-            return None;
+        if *tries == TRIES {
+            return Err(self.refuse_for(symbol, bytes, Some(left)));
         }
-        self.refused(symbol, bytes, refusal);
-        Some(CUDA_ERROR_OUT_OF_MEMORY)
+        // Others that ask at the same time look again at other times.
+        let time = std::process::id()
+            .wrapping_mul(*tries)
+            .wrapping_mul(0x9e37_79b9);
+        clock::nap(Duration::from_micros(u64::from(time >> 18)));
+        Ok(())
     }
 
-    /// Returns the refusal of a call that has left less than `keep_free`. Asks the driver only
-    /// where requests look at the GPU.
+    /// Returns the bytes that are free on the GPU, if a call has left less than `keep_free`. Asks
+    /// the driver only where requests look at the GPU.
     #[inline]
-    pub fn below(&self) -> Option<Refusal<'static>> {
+    pub fn below(&self) -> Option<u64> {
         (self.looks.load(Ordering::Relaxed)).then(|| self.look_below())?
     }
 
     #[cold]
     #[inline(never)]
-    fn look_below(&self) -> Option<Refusal<'static>> {
-        if self.book.keep_free() == 0 {
+    fn look_below(&self) -> Option<u64> {
+        let keep = self.book.keep_free();
+        if keep == 0 {
             self.looks.store(false, Ordering::Relaxed);
             return None;
         }
-        self.book
-            .member
-            .below(&self.book.device, self.machine_free()?)
+        self.machine_free().filter(|free| *free < keep)
     }
 
     /// Notes the driver's answer to a request for about `bytes`, if the answer is a refusal. The
@@ -220,12 +213,9 @@ impl Device {
     }
 
     /// Does the same as [`Device::refuse`] for what [`Device::below`] has returned.
-    pub fn refuse_for(
-        &self,
-        symbol: &'static str,
-        bytes: u64,
-        below: Option<Refusal<'_>>,
-    ) -> Refused {
+    pub fn refuse_for(&self, symbol: &'static str, bytes: u64, below: Option<u64>) -> Refused {
+        let Book { member, device, .. } = &self.book;
+        let below = below.and_then(|left| member.below(device, left));
         self.refused(symbol, bytes, &below.unwrap_or_else(|| self.verdict()))
     }
 
