@@ -127,7 +127,7 @@ fn contradictions(values: Values, capacity: Option<u64>) -> impl Iterator<Item =
         })
 }
 
-/// Says what requests leave free on a GPU that shares the host's memory, unless these limits say it.
+/// Says what requests leave free on a GPU that shares the host's memory, unless these limits do.
 pub fn reserve(limits: &LimitSet, driver: Option<&Driver>) -> Option<String> {
     let is_silent = |gpu: &&Gpu| rule(limits, gpu.id).get(Key::KeepFree).is_none();
     let mut shared = driver?.gpus().iter().filter(|gpu| gpu.shares_host);

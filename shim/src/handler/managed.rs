@@ -127,8 +127,8 @@ pub fn variables(
     })
 }
 
-/// Frees the managed or pinned memory with the address or code handle `dptr`. Returns `None`, without a
-/// driver call, for other values.
+/// Frees the managed or pinned memory with the address or code handle `dptr`. Returns `None`,
+/// without a driver call, for other values.
 pub fn free(call: Call, dptr: DevicePtr, real: &dyn Real) -> Option<Status> {
     let taken = call.process.managed.take(dptr)?;
     let status = real.call();
