@@ -168,7 +168,7 @@ impl Device {
     fn read_host_free(&self) -> Option<u64> {
         let _undisturbed = Undisturbed::new();
         let (_, available) = proc::host_memory()?;
-        Some(available.min(self.capacity))
+        Some(available)
     }
 
     /// Returns whether an allocation of `bytes` needs a charge. The driver itself refuses 0 bytes,

@@ -25,7 +25,7 @@ pub fn mem_get_info(call: Call, real: &dyn Real, free: Out<usize>, total: Out<us
         device.book.clean();
         let machine = device.host_free().or(free.read().map(|free| free as u64));
         let machine = machine.unwrap_or(0).saturating_sub(keep);
-        free.write(clamp(device.book.free().min(machine)));
+        free.write(clamp(device.book.free().min(machine).min(device.capacity)));
         total.reduce(clamp(max));
     }
     status
@@ -188,7 +188,7 @@ fn machine(
         NVML_ERROR_NOT_SUPPORTED => {
             let id = figures::identify(device)?;
             let known = call.process.devices().find(|known| known.id == id)?;
-            Some((known.capacity, known.host_free()?))
+            Some((known.capacity, known.host_free()?.min(known.capacity)))
         }
         _ => None,
     }

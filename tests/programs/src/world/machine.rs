@@ -1,6 +1,7 @@
 //! The simulated machine, as its own control program sees it.
 
 use std::ffi::OsString;
+use std::iter::repeat;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -53,16 +54,17 @@ impl Machine {
         };
         let is_asked = std::env::var_os("GPULIMIT_TEST_SHARED_HOST").is_some();
         if is_asked && !machine.shares_host() && machine.knob_of("GPULIMIT_SIM_MIG").is_none() {
-            let number = |name, default| {
-                let value = machine.knob_of(name).and_then(|value| value.parse().ok());
-                value.unwrap_or(default)
-            };
-            let capacity: u64 = number("GPULIMIT_SIM_CAPACITY", 85_017_493_504);
+            let text = |name, default| machine.knob_of(name).unwrap_or(default);
+            let number = |text: &str| text.parse::<u64>().expect("a number");
+            let capacity = text("GPULIMIT_SIM_CAPACITY", "85017493504").to_owned();
+            let last = capacity.split(',').next_back().map_or(0, number);
+            let sizes = capacity.split(',').map(number).chain(repeat(last));
+            let gpus = number(text("GPULIMIT_SIM_GPUS", "1")) as usize;
             // The default of `keep_free` leaves room for what the GPUs show.
-            let all = (capacity * number("GPULIMIT_SIM_GPUS", 1) + (8 << 30)) / 9 * 10;
-            let knobs = [(HOST_MEMORY, all), ("GPULIMIT_SIM_CAPACITY", capacity)];
-            let text = |(name, value): (&str, u64)| (name.to_owned(), value.to_string());
-            machine.knobs.extend(knobs.map(text));
+            let all = (sizes.take(gpus).sum::<u64>() + (8 << 30)) / 9 * 10;
+            machine.knobs.push((HOST_MEMORY.into(), all.to_string()));
+            let same = ("GPULIMIT_SIM_CAPACITY".into(), capacity);
+            machine.knobs.push(same);
         }
         // The first call makes the machine.
         machine.gpus();
