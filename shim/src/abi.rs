@@ -21,6 +21,7 @@ pub const CUDA_ERROR_NOT_PERMITTED: Status = 800;
 pub const CUDA_ERROR_UNKNOWN: Status = 999;
 
 pub const NVML_ERROR_UNINITIALIZED: Status = 1;
+pub const NVML_ERROR_NOT_SUPPORTED: Status = 3;
 pub const NVML_ERROR_INSUFFICIENT_SIZE: Status = 7;
 pub const NVML_ERROR_FUNCTION_NOT_FOUND: Status = 13;
 pub const NVML_ERROR_UNKNOWN: Status = 999;
@@ -50,6 +51,8 @@ pub type Opaque = usize;
 
 /// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`.
 pub const ATTRIBUTE_MULTIPROCESSORS: i32 = 16;
+/// `CU_DEVICE_ATTRIBUTE_INTEGRATED`, a boolean.
+pub const ATTRIBUTE_INTEGRATED: i32 = 18;
 /// `CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR`.
 pub const ATTRIBUTE_MULTIPROCESSOR_THREADS: i32 = 39;
 /// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR`.
@@ -508,6 +511,10 @@ mod tests {
             (
                 ATTRIBUTE_MULTIPROCESSORS,
                 sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as i32,
+            ),
+            (
+                ATTRIBUTE_INTEGRATED,
+                sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED as i32,
             ),
             (
                 ATTRIBUTE_MULTIPROCESSOR_THREADS,

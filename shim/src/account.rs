@@ -353,6 +353,13 @@ impl Process {
         self.device(self.current_ordinal()?)
     }
 
+    /// Returns the device that is charged for the driver's memory on the host: the current one, if
+    /// it shares the host's memory.
+    pub fn host_payer(&'static self) -> Option<Ordinal> {
+        let device = self.current_device().ok()?;
+        device.shares_host.then_some(device.ordinal)
+    }
+
     fn current_ordinal(&self) -> Result<Ordinal, Status> {
         if self.device_count() == 1 {
             return Ok(0);

@@ -41,6 +41,10 @@ macro_rules! table {
                 sized    cuMemAllocPitch(dptr: Out<DevicePtrV1>, pitch: Out<u32>, width: u32, height: u32, element: u32) => linear::alloc_pitch_v1, as patched, given (dptr, pitch, width, height);
                 sized    cuMemAllocPitch_v2(dptr: Out<DevicePtr>, pitch: Out<usize>, width: usize, height: usize, element: u32) => linear::alloc_pitch, as patched, given (dptr, pitch, width, height);
                 sized    cuMemAllocManaged(dptr: Out<DevicePtr>, bytesize: usize, flags: u32) => managed::alloc, as patched, given (dptr, bytesize);
+                sized    cuMemHostAlloc(pointer: Out<DevicePtr>, bytesize: usize, flags: u32) => managed::alloc_host, given (pointer, bytesize), unless have_memory: bytesize;
+                sized    cuMemAllocHost_v2(pointer: Out<DevicePtr>, bytesize: usize) => managed::alloc_host, given (pointer, bytesize), unless have_memory: bytesize;
+                sized    cuMemAllocHost(pointer: Out<DevicePtr>, bytesize: u32) => managed::alloc_host_v1, given (pointer, bytesize), unless have_memory: bytesize;
+                release  cuMemFreeHost(pointer: DevicePtr) => managed::free_host, as patched, given (pointer);
                 release  cuMemFree(dptr: DevicePtrV1) => linear::free_v1, as patched, given (dptr);
                 release  cuMemFree_v2(dptr: DevicePtr) => linear::free, as hot;
 

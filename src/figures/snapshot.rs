@@ -3,6 +3,7 @@
 use super::fields::{self, fields};
 use super::waiting::Waiters;
 use crate::figures::Figures;
+use crate::groups;
 use crate::groups::{Seen, View};
 use crate::machine::nvml::Driver;
 use gpulimit_base::device::DeviceId;
@@ -183,7 +184,10 @@ pub fn gpus(groups: &[Figures], is_whole: bool, driver: Option<&Driver>) -> Vec<
                 if usage > 0 {
                     gpu.parts.push((group.title.clone(), usage));
                 }
-                gpu.managed = gpu.managed.saturating_add(figures.managed());
+                // All memory of a GPU that shares the host's counts as used.
+                if groups::gpu(gpu.id, driver).is_none_or(|gpu| !gpu.shares_host) {
+                    gpu.managed = gpu.managed.saturating_add(figures.managed());
+                }
             }
         }
     }

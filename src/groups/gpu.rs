@@ -183,6 +183,7 @@ mod tests {
             bus: bus.into(),
             name: "Test".into(),
             capacity: Some(80 << 30),
+            shares_host: false,
             instances: None,
         };
         vec![gpu(0, "00000000:3B:00.0"), gpu(1, "00000001:3B:00.0")]

@@ -3,8 +3,9 @@
 
 use super::sizes::{is_above, rule};
 use crate::groups;
-use crate::machine::nvml::Driver;
+use crate::machine::nvml::{Driver, Gpu};
 use gpulimit_base::device::DeviceId;
+use gpulimit_base::proc;
 use gpulimit_base::units::{Size, gib};
 use gpulimit_ledger::Ledger;
 use gpulimit_limits::{Key, LimitSet, Selector, Values};
@@ -124,6 +125,18 @@ fn contradictions(values: Values, capacity: Option<u64>) -> impl Iterator<Item =
             };
             format!("{key}={size} is above max={max}: {effect}")
         })
+}
+
+/// Says what requests leave free on a GPU that shares the host's memory, unless these limits do.
+pub fn reserve(limits: &LimitSet, driver: Option<&Driver>) -> Option<String> {
+    let is_silent = |gpu: &&Gpu| rule(limits, gpu.id).get(Key::KeepFree).is_none();
+    let mut shared = driver?.gpus().iter().filter(|gpu| gpu.shares_host);
+    let index = shared.find(is_silent)?.index;
+    let bytes = gib(proc::host_reserve(proc::host_memory()?.0));
+    Some(format!(
+        "GPU {index} shares the host's memory: programs in groups leave {bytes} of it free; \
+         keep_free=0 ends that"
+    ))
 }
 
 /// Returns warnings with the name of the group that they are about.

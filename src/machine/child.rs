@@ -53,6 +53,17 @@ pub fn ask(what: &str, preload: Option<&Path>) -> Result<Answers, String> {
     ))
 }
 
+/// Returns the GPUs that CUDA calls integrated, with the bytes of memory that it shows of each.
+pub fn integrated_gpus() -> Vec<(DeviceId, u64)> {
+    let answers = ask("gpus", None).unwrap_or_default();
+    let lines = answers.all("integrated");
+    let gpu = |line: &str| {
+        let (id, bytes) = line.split_once(' ')?;
+        Some((id.parse().ok()?, bytes.parse().ok()?))
+    };
+    lines.filter_map(gpu).collect()
+}
+
 /// Returns the UUIDs of the GPUs that a CUDA program in this environment sees. Empty if the driver
 /// does not answer.
 pub fn visible_gpus() -> Vec<[u8; 16]> {

@@ -1,7 +1,9 @@
 //! The machine's GPUs and the processes that use them, from NVML.
 
+use super::child;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
+use gpulimit_base::proc;
 use gpulimit_base::process::FIRST_PID_NS;
 use gpulimit_ledger::{Figures, Witness};
 use gpulimit_limits::Capacity;
@@ -27,6 +29,8 @@ pub struct Gpu {
     pub name: String,
     /// The GPU's memory in bytes; `None` if unknown.
     pub capacity: Option<u64>,
+    /// Whether the GPU has no memory of its own: its memory is the host's.
+    pub shares_host: bool,
     /// The UUIDs of the GPU's MIG instances; `None` if the GPU is not split into instances.
     pub instances: Option<Vec<DeviceId>>,
 }
@@ -45,10 +49,38 @@ impl Driver {
             .lib_path(OsStr::new("libnvidia-ml.so.1"))
             .init()?;
         let count = nvml.device_count()?;
-        let gpus = (0..count)
-            .filter_map(|index| gpu(&nvml, index).ok())
-            .collect();
-        Ok(Self { nvml, gpus })
+        let gpus = (0..count).filter_map(|index| gpu(&nvml, index).ok());
+        let mut driver = Self {
+            gpus: gpus.collect(),
+            nvml,
+        };
+        driver.find_shared();
+        Ok(driver)
+    }
+
+    /// Finds the GPUs that share the host's memory: NVML has no figure of their memory, and CUDA
+    /// calls them integrated. A lost GPU has another answer in NVML, and so has a MIG instance.
+    fn find_shared(&mut self) {
+        let lacks_memory = |gpu: &Gpu| {
+            let device = self.nvml.device_by_index(gpu.index);
+            let memory = device.and_then(|device| device.memory_info().map(drop));
+            gpu.instances.is_none() && matches!(memory, Err(NvmlError::NotSupported))
+        };
+        let lacking: Vec<_> = self.gpus.iter().map(lacks_memory).collect();
+        if !lacking.contains(&true) {
+            return;
+        }
+        let integrated = child::integrated_gpus();
+        for (gpu, _) in self
+            .gpus
+            .iter_mut()
+            .zip(lacking)
+            .filter(|(_, lacks)| *lacks)
+        {
+            let found = integrated.iter().find(|(id, _)| *id == gpu.id);
+            gpu.shares_host = found.is_some();
+            gpu.capacity = found.map(|(_, bytes)| *bytes).or(gpu.capacity);
+        }
     }
 
     /// Returns all GPUs, ordered by NVML's index.
@@ -74,26 +106,33 @@ impl Driver {
     /// Returns every GPU or MIG instance with its memory as NVML counts it: its GPU, its UUID, and
     /// the figures, if known. Instances replace their split GPU.
     pub fn memory(&self) -> Vec<(&Gpu, DeviceId, Option<MemoryInfo>)> {
-        let memory = |device: Result<Device<'_>, NvmlError>| device.ok()?.memory_info().ok();
         let mut all = Vec::new();
         for gpu in &self.gpus {
-            match &gpu.instances {
-                None => {
-                    let device = self.nvml.device_by_index(gpu.index);
-                    all.push((gpu, gpu.id, memory(device)));
-                }
-                Some(instances) => all.extend(instances.iter().map(|id| {
-                    let device = self.nvml.device_by_uuid(id.to_string());
-                    (gpu, *id, memory(device))
-                })),
-            }
+            let ids = gpu.instances.clone().unwrap_or_else(|| vec![gpu.id]);
+            all.extend(ids.into_iter().map(|id| (gpu, id, self.memory_of(&id))));
         }
         all
     }
 
-    /// Returns the memory of a GPU or MIG instance; `None` if NVML does not tell.
+    /// Returns the memory of a GPU or MIG instance; `None` if unknown. If the GPU shares the host's
+    /// memory, free is what the host's programs can still take, and used is the rest.
     pub fn memory_of(&self, device: &DeviceId) -> Option<MemoryInfo> {
-        self.device(device)?.memory_info().ok()
+        let Some(gpu) = self
+            .gpus
+            .iter()
+            .find(|gpu| gpu.id == *device && gpu.shares_host)
+        else {
+            return self.device(device)?.memory_info().ok();
+        };
+        let (total, (_, available)) = gpu.capacity.zip(proc::host_memory())?;
+        let free = available.min(total);
+        Some(MemoryInfo {
+            free,
+            reserved: 0,
+            total,
+            used: total - free,
+            version: 0,
+        })
     }
 
     /// Returns the free bytes of a GPU or MIG instance; `None` if NVML does not tell.
@@ -234,6 +273,7 @@ fn gpu(nvml: &Nvml, index: u32) -> Result<Gpu, NvmlError> {
         bus: device.pci_info().map(|pci| pci.bus_id).unwrap_or_default(),
         name: device.name().unwrap_or_default(),
         capacity: device.memory_info().ok().map(|memory| memory.total),
+        shares_host: false,
         instances: instances(&device),
     })
 }

@@ -4,6 +4,7 @@ mod checks;
 mod container;
 mod files;
 mod finding;
+mod machine;
 mod policy;
 mod process;
 mod program;

@@ -124,6 +124,8 @@ fn close_inherited() {
 
 /// `CUresult cuInit(unsigned int)`.
 type Init = extern "C" fn(u32) -> c_int;
+/// `CU_DEVICE_ATTRIBUTE_INTEGRATED`.
+const INTEGRATED: c_int = 18;
 /// The type of a driver function that writes a number, such as the driver's version.
 type WriteNumber = extern "C" fn(*mut c_int) -> c_int;
 
@@ -172,8 +174,9 @@ fn driver() -> String {
     out
 }
 
-/// Returns a line `gpu UUID` for each GPU or MIG instance that CUDA shows. An instance's UUID is
-/// written like a GPU's.
+/// Returns a line `gpu UUID` for each GPU or MIG instance that CUDA shows, and a line `integrated
+/// UUID BYTES` for each that has no memory of its own, with the memory that CUDA shows. An
+/// instance's UUID is written like a GPU's.
 fn gpus() -> String {
     let mut out = String::new();
     // SAFETY: loading runs the driver's constructors, as in every CUDA program.
@@ -190,12 +193,23 @@ fn gpus() -> String {
         // Only the second version of cuDeviceGetUuid tells MIG instances apart.
         let uuid: WriteUuid = function(&library, b"cuDeviceGetUuid_v2\0")
             .or_else(|| function(&library, b"cuDeviceGetUuid\0"))?;
+        type Attribute = extern "C" fn(*mut c_int, c_int, c_int) -> c_int;
+        let attribute: Attribute = function(&library, b"cuDeviceGetAttribute\0")?;
+        type Bytes = extern "C" fn(*mut usize, c_int) -> c_int;
+        let bytes: Bytes = function(&library, b"cuDeviceTotalMem_v2\0")?;
         let mut number = 0;
         (init(0) == 0 && count(&mut number) == 0).then_some(())?;
         for ordinal in 0..number {
             let (mut device, mut id) = (0, [0; 16]);
             (get(&mut device, ordinal) == 0 && uuid(&mut id, device) == 0).then_some(())?;
-            let _ = writeln!(out, "gpu {}", DeviceId::gpu(id));
+            let id = DeviceId::gpu(id);
+            let _ = writeln!(out, "gpu {id}");
+            let (mut is_integrated, mut total) = (0, 0);
+            let known = attribute(&mut is_integrated, INTEGRATED, device) == 0
+                && bytes(&mut total, device) == 0;
+            if known && is_integrated == 1 {
+                let _ = writeln!(out, "integrated {id} {total}");
+            }
         }
         Some(())
     };

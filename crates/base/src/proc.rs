@@ -1,8 +1,8 @@
 //! Reading of files in `/proc`. They contain names that users choose, which may consist of almost
 //! any bytes.
 
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 /// Reads a file of `/proc`. Replaces invalid UTF-8, so that a process cannot hide by its name.
@@ -18,6 +18,32 @@ pub fn read(path: impl AsRef<Path>) -> io::Result<String> {
 pub fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     let value = |line: &'a str| line.strip_prefix(name)?.strip_prefix(':');
     text.lines().find_map(value).map(str::trim)
+}
+
+/// Returns a number in the text of `/proc/meminfo` or `/proc/PID/status`, in bytes.
+#[inline(never)]
+pub fn kibibytes(text: &str, name: &str) -> Option<u64> {
+    let number = field(text, name)?.strip_suffix("kB")?.trim();
+    number.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// Returns the bytes of the host's memory, and the bytes that programs can still take of it without
+/// swapping (`MemTotal` and `MemAvailable`). `None` if `/proc` does not tell. Allocates nothing.
+pub fn host_memory() -> Option<(u64, u64)> {
+    // The kernel writes these two numbers in the first three lines.
+    let mut text = [0; 256];
+    let length = File::open("/proc/meminfo").ok()?.read(&mut text).ok()?;
+    let text = str::from_utf8(text.get(..length)?).ok()?;
+    Some((
+        kibibytes(text, "MemTotal")?,
+        kibibytes(text, "MemAvailable")?,
+    ))
+}
+
+/// Returns what requests leave free of a host's `total` bytes on a GPU that shares them, where no
+/// group has a `keep_free`: a tenth, and at least 8 GiB.
+pub fn host_reserve(total: u64) -> u64 {
+    (total / 10).max(8 << 30)
 }
 
 /// Reads `/proc/PID/status`, in [`directory`].

@@ -411,15 +411,30 @@ impl Member {
     }
 
     /// Returns the bytes that the process's groups keep free on the device, and the level of the
-    /// group that keeps the most; `None` if no group keeps any.
+    /// group that keeps the most; `None` if no group keeps any. Where no group says, the device's
+    /// own rule holds, which [`Member::keep_by_default`] has set.
     #[inline(never)]
     pub fn keep_free(&self, device: &MemberDevice) -> Option<(u64, usize)> {
         let mut most = None;
         for (level, (station, index)) in self.stations(device).enumerate() {
             let keep = station.bounds(device, index).keep_free;
-            most = most.max(keep.filter(|keep| *keep > 0).map(|keep| (keep, level)));
+            most = most.max(keep.map(|keep| (keep, level)));
         }
-        most
+        let own = || self.leaf().bounds.get(device.index[0].get());
+        let by_default = || Some((own()?.by_default.load(Ordering::Relaxed), 0));
+        most.or_else(by_default).filter(|(keep, _)| *keep > 0)
+    }
+
+    /// Sets what requests of this process leave free on the device where none of its groups has a
+    /// `keep_free`.
+    pub fn keep_by_default(&self, device: &MemberDevice, bytes: u64) {
+        let (leaf, index) = (self.leaf(), device.index[0]);
+        if let Some(own) = leaf.bounds.get(index.get()) {
+            own.by_default.store(bytes, Ordering::Relaxed);
+            // Values of before this know nothing of it.
+            own.stamp.store(0, Ordering::Release);
+            leaf.renew(device, index);
+        }
     }
 
     /// Returns the refusal of memory that the process has just taken, if its groups keep more free
@@ -930,7 +945,11 @@ impl Station {
     #[inline]
     fn at_once(&self, device: &MemberDevice, index: DeviceIndex) -> u64 {
         let known = self.remembered(index, |words| words[0].load(Ordering::Relaxed));
-        known.unwrap_or_else(|| at_once(&self.renew(device, index)))
+        known.unwrap_or_else(|| {
+            let bounds = self.renew(device, index);
+            let remembered = self.bounds.get(index.get());
+            remembered.map_or(0, |remembered| remembered.at_once(&bounds))
+        })
     }
 
     #[inline]
@@ -949,13 +968,6 @@ impl Station {
     }
 }
 
-fn at_once(bounds: &Bounds) -> u64 {
-    match bounds.keep_free {
-        Some(1..) => 0,
-        _ => bounds.max.min(bounds.high),
-    }
-}
-
 /// What [`Station::at_once`] returns, then max, high, low, min, and keep_free plus 1; 0 if it is
 /// not set.
 type Words = [AtomicU64; 6];
@@ -968,9 +980,20 @@ struct Remembered {
     /// stored.
     stamp: AtomicU64,
     words: Words,
+    /// What requests leave free where no group on the path has a `keep_free`; 0 but in the
+    /// process's own group.
+    by_default: AtomicU64,
 }
 
 impl Remembered {
+    fn at_once(&self, bounds: &Bounds) -> u64 {
+        let by_default = self.by_default.load(Ordering::Relaxed);
+        match bounds.keep_free.unwrap_or(by_default) {
+            0 => bounds.max.min(bounds.high),
+            _ => 0,
+        }
+    }
+
     /// Returns what `read` reads, if the values are of this generation. Does not wait for a thread
     /// that is storing values.
     #[inline]
@@ -995,7 +1018,7 @@ impl Remembered {
         if mine {
             fence(Ordering::Release);
             let values = [
-                at_once(bounds),
+                self.at_once(bounds),
                 bounds.max,
                 bounds.high,
                 bounds.low,

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use gpulimit_base::device::DeviceId;
+use gpulimit_base::proc;
 use gpulimit_group::{Insistence, Member, Refusal, Undisturbed};
 use gpulimit_ledger::{Pressure, Says};
 
@@ -31,7 +32,7 @@ use crate::abi::{
     CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_UNKNOWN, Device as Ordinal, Out, SUCCESS, Status,
 };
 use crate::clock;
-use crate::driver::figures::Former;
+use crate::driver::figures::{self, Former};
 use crate::driver::{answer, cuda, devices, inside, suspension};
 use crate::message;
 use crate::refusal::Refused;
@@ -53,6 +54,8 @@ pub struct Device {
     pub least_context: u64,
     /// The size of the GPU's memory in bytes, as CUDA reports it.
     pub capacity: u64,
+    /// Whether the GPU has no memory of its own: its memory is the host's.
+    pub shares_host: bool,
     pub book: Book,
     pub spares: Spares,
     pub driver_part: DriverPart,
@@ -104,12 +107,19 @@ impl Device {
             member.clean(&device, &Former::wait(&id));
         }
         let kernels = KernelMemory::of(ordinal);
+        let shares_host = devices::is_integrated(ordinal) && figures::lacks_memory(&id);
+        if shares_host {
+            devices::note_shared_host();
+            let (total, _) = proc::host_memory().unwrap_or_default();
+            member.keep_by_default(&device, proc::host_reserve(total));
+        }
         Ok(Device {
             process,
             ordinal,
             id,
             least_context: kernels.start(),
             capacity,
+            shares_host,
             book: Book::new(ordinal, member, device),
             spares: Spares::default(),
             driver_part: DriverPart::default(),
@@ -129,6 +139,9 @@ impl Device {
 
     /// Returns the bytes that the GPU itself has free, by NVML or else by CUDA; `None` if unknown.
     pub fn machine_free(&self) -> Option<u64> {
+        if let Some(free) = self.host_free() {
+            return Some(free);
+        }
         let _undisturbed = Undisturbed::new();
         self.measuring.nvml.free(&self.id).or_else(|| {
             let (mut free, mut total) = (0, 0);
@@ -137,6 +150,25 @@ impl Device {
                 && cuda::cuMemGetInfo_v2(places.0, places.1) == SUCCESS;
             is_known.then_some(free as u64)
         })
+    }
+
+    /// Returns the bytes that the host's programs can still take, if the GPU shares the host's
+    /// memory. CUDA's own figure leaves out what the kernel would take back from its page cache.
+    #[inline]
+    pub fn host_free(&self) -> Option<u64> {
+        if self.shares_host {
+            self.read_host_free()
+        } else {
+            None
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn read_host_free(&self) -> Option<u64> {
+        let _undisturbed = Undisturbed::new();
+        let (_, available) = proc::host_memory()?;
+        Some(available)
     }
 
     /// Returns whether an allocation of `bytes` needs a charge. The driver itself refuses 0 bytes,

@@ -102,11 +102,13 @@ fn unlisted(used: u64, listed: &[(u32, u64)]) -> u64 {
 /// Returns the GPU's used bytes and NVML's figure for each process. `choose` chooses between
 /// unequal readings of the used bytes.
 fn look(device: &MemberDevice, choose: fn(u64, u64) -> u64) -> Option<(u64, Vec<(u32, u64)>)> {
-    steady(
-        || figures::used(&device.id(), device.capacity()),
-        || figures::processes(&device.id()),
-        choose,
-    )
+    let processes = || figures::processes(&device.id());
+    let used = || figures::used(&device.id(), device.capacity());
+    steady(used, processes, choose).or_else(|| {
+        // NVML does not tell what is used of memory that the GPU shares with the host.
+        let listed = processes()?;
+        Some((listed.iter().map(|(_, bytes)| bytes).sum(), listed))
+    })
 }
 
 /// Reads `used` before and after `processes`. Repeats the readings if `used` has changed in

@@ -1,9 +1,11 @@
 //! The GPUs that this process sees, as the CUDA driver numbers and describes them.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use gpulimit_base::device::{DeviceId, DeviceKind};
 
 use super::{answer, cuda};
-use crate::abi::{Device as Ordinal, Status};
+use crate::abi::{ATTRIBUTE_INTEGRATED, Device as Ordinal, Status};
 
 /// Returns the visible GPUs with their CUDA ordinals. The list is empty before `cuInit` or without
 /// a driver. Does not load the driver.
@@ -20,6 +22,26 @@ pub fn all() -> Vec<(u32, DeviceId)> {
 pub fn capacity(ordinal: Ordinal) -> Result<u64, Status> {
     let bytes = answer(|total| cuda::cuDeviceTotalMem_v2(total, ordinal))?;
     Ok(bytes as u64)
+}
+
+/// Whether a GPU that this process has used shares the host's memory.
+static SHARE_HOST: AtomicBool = AtomicBool::new(false);
+
+/// Notes that a GPU shares the host's memory.
+pub fn note_shared_host() {
+    SHARE_HOST.store(true, Ordering::Relaxed);
+}
+
+/// Returns whether all GPUs that this process has used have memory of their own. The hooks of host
+/// memory ask this, whatever `size` is.
+#[inline]
+pub fn have_memory(_size: impl Copy) -> bool {
+    !SHARE_HOST.load(Ordering::Relaxed)
+}
+
+/// Returns whether CUDA says that the GPU has no memory of its own.
+pub fn is_integrated(ordinal: Ordinal) -> bool {
+    attribute(ATTRIBUTE_INTEGRATED, ordinal) == Some(1)
 }
 
 /// Returns a `CUdevice_attribute` of the GPU; `None` if unknown, or if the value does not fit into

@@ -12,8 +12,9 @@ use gpulimit_group::Undisturbed;
 use gpulimit_ledger::Witness;
 
 use crate::abi::{
-    NVML_ERROR_INSUFFICIENT_SIZE, NVML_ERROR_UNINITIALIZED, NVML_NOT_AVAILABLE, NvmlDevice,
-    NvmlMemory, NvmlProcessDetail, NvmlProcessV1, NvmlProcessV2, Opaque, Out, SUCCESS, Status,
+    NVML_ERROR_INSUFFICIENT_SIZE, NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_UNINITIALIZED,
+    NVML_NOT_AVAILABLE, NvmlDevice, NvmlMemory, NvmlProcessDetail, NvmlProcessV1, NvmlProcessV2,
+    Opaque, Out, SUCCESS, Status,
 };
 use crate::clock::{self, monotonic_ms};
 use crate::driver::{answer, nvml};
@@ -71,8 +72,7 @@ impl Handle {
 }
 
 fn free(device: NvmlDevice) -> Option<u64> {
-    let memory: NvmlMemory = answer(|memory| nvml::nvmlDeviceGetMemoryInfo(device, memory)).ok()?;
-    Some(memory.free)
+    Some(memory(device).ok()?.free)
 }
 
 fn own_bytes(device: NvmlDevice) -> Option<u64> {
@@ -169,6 +169,17 @@ pub fn is_early_535() -> bool {
 /// Returns the used bytes of the device: `capacity`, the size in CUDA, minus NVML's free bytes.
 pub fn used(id: &DeviceId, capacity: u64) -> Option<u64> {
     Some(capacity.saturating_sub(free(find(id)?)?))
+}
+
+/// Returns whether NVML says that the device has no memory to tell about. A lost GPU has another
+/// answer, and so has a MIG instance.
+pub fn lacks_memory(id: &DeviceId) -> bool {
+    let answer = find(id).map(|device| memory(device).map(drop));
+    answer == Some(Err(NVML_ERROR_NOT_SUPPORTED))
+}
+
+fn memory(device: NvmlDevice) -> Result<NvmlMemory, Status> {
+    answer(|memory| nvml::nvmlDeviceGetMemoryInfo(device, memory))
 }
 
 /// Returns the pid and the bytes of every compute process on the device; `None` when NVML gives no

@@ -7,6 +7,7 @@
 
 use crate::abi::*;
 use crate::account::launched::is_recently_loaded as is_loaded;
+use crate::driver::devices::have_memory;
 use crate::entry::door::lookup;
 use crate::handler::{
     array, capture, code, context, context_limits, external, gate, graph, graph_node, graph_update,

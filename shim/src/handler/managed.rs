@@ -1,5 +1,9 @@
 //! Managed memory of `cuMemAllocManaged` and `__managed__` variables. It is charged in full,
 //! because the GPU can come to hold all of it.
+//!
+//! Where the GPU shares the host's memory, pinned host memory is charged with it: the driver takes
+//! both from the same pages, and NVML counts neither. `cuMemHostRegister` takes no new memory: it
+//! pins pages that the program has, and that are in its resident size and its memory cgroup.
 
 use gpulimit_base::obstacle::Obstacle;
 use gpulimit_ledger::Category;
@@ -15,21 +19,57 @@ use crate::fault;
 use crate::handler::Call;
 use crate::handler::aside::{Aside, attempt};
 
+/// The steps in which pinned host memory is charged, in bytes: the largest page of a kernel.
+const PAGE: u64 = 64 << 10;
+
 /// `cuMemAllocManaged`: Charges the whole size, in blocks of 2 MiB, on the current device before
 /// the call.
 pub fn alloc(call: Call, real: &dyn Real, dptr: Out<DevicePtr>, bytesize: usize) -> Status {
+    charged(call, real, dptr, bytesize, BLOCK)
+}
+
+/// `cuMemHostAlloc`, `cuMemAllocHost_v2`: If the current device shares the host's memory, charges
+/// the whole size before the call.
+pub fn alloc_host(call: Call, real: &dyn Real, pointer: Out<DevicePtr>, bytesize: usize) -> Status {
+    charged(call, real, pointer, bytesize, PAGE)
+}
+
+/// `cuMemAllocHost`: Like [`alloc_host`], with a 32-bit size.
+pub fn alloc_host_v1(
+    call: Call,
+    real: &dyn Real,
+    pointer: Out<DevicePtr>,
+    bytesize: u32,
+) -> Status {
+    charged(call, real, pointer, bytesize as usize, PAGE)
+}
+
+/// Charges managed memory, in steps of [`BLOCK`], or pinned host memory, in steps of [`PAGE`].
+fn charged(
+    call: Call,
+    real: &dyn Real,
+    dptr: Out<DevicePtr>,
+    bytesize: usize,
+    step: u64,
+) -> Status {
     attempt(real, || {
         let device = call.process.current_device()?;
-        if bytesize == 0 {
+        if bytesize == 0 || (step == PAGE && !device.shares_host) {
             return Err(Aside::NoSize);
         }
-        take(call, device, bytesize as u64, current_context(), &|| {
+        let bytes = round_up(bytesize as u64, step);
+        take(call, device, bytes, current_context(), &|| {
             (real.call(), dptr.read())
         })
     })
 }
 
-/// Charges `bytes` of managed memory in whole blocks, and runs `real`, which takes them.
+/// `cuMemFreeHost`: Uncharges the memory after the call.
+pub fn free_host(call: Call, real: &dyn Real, pointer: DevicePtr) -> Status {
+    free(call, pointer, real).unwrap_or_else(|| real.call())
+}
+
+/// Charges `bytes` of managed memory, and runs `real`, which takes them.
 ///
 /// The memory stays taken until `context` ends, or if `context` is 0, until it is freed. `real`
 /// returns the status and the address or handle.
@@ -40,7 +80,6 @@ fn take(
     context: Context,
     real: &dyn Fn() -> (Status, Option<DevicePtr>),
 ) -> Result<Status, Aside> {
-    let bytes = round_up(bytes, BLOCK);
     let charged = device.charge(Request::insisting(call.symbol, bytes))?;
     let possible = call.process.expect_obstacle(Obstacle::ManagedMemory);
     fault::point("managed");
@@ -82,14 +121,14 @@ pub fn variables(
     attempt(real, || {
         let current = call.process.current_device();
         let device = current.or_else(|_| call.process.device(0))?;
-        take(call, device, bytes, context, &|| {
+        take(call, device, round_up(bytes, BLOCK), context, &|| {
             (real.call(), code.read().map(|code| code as DevicePtr))
         })
     })
 }
 
-/// Frees the managed memory with the address or code handle `dptr`. Returns `None`, without a
-/// driver call, for other values.
+/// Frees the managed or pinned memory with the address or code handle `dptr`. Returns `None`,
+/// without a driver call, for other values.
 pub fn free(call: Call, dptr: DevicePtr, real: &dyn Real) -> Option<Status> {
     let taken = call.process.managed.take(dptr)?;
     let status = real.call();

@@ -151,7 +151,7 @@ fn allocate_unknown(
             (_, None) => device.current_pool().ok().flatten(),
             (Some(Kind::Managed), Some(pool)) => Some(known_managed(call, pool, device.ordinal)),
             (Some(kind), Some(pool)) => {
-                let counted = matches!(kind, Kind::Device);
+                let counted = matches!(kind, Kind::Device) || device.shares_host;
                 Some(pools.known_or(pool, || (device.ordinal, counted)))
             }
         };
@@ -509,9 +509,9 @@ pub fn create(
             enter_managed(call, handle, props.location);
             return status;
         }
-        let device = props
-            .location
-            .device()
+        let device = props.location.device();
+        let device = device
+            .or_else(|| call.process.host_payer())
             .filter(|_| props.allocation_type == ALLOCATION_PINNED);
         call.process
             .pools

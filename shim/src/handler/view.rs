@@ -6,8 +6,8 @@
 use gpulimit_base::device::DeviceKind;
 
 use crate::abi::{
-    CUDA_ERROR_NOT_INITIALIZED, Device as Ordinal, NVML_MEMORY_V2, NvmlDevice, NvmlMemory,
-    NvmlMemoryV2, Out, SUCCESS, Status,
+    CUDA_ERROR_NOT_INITIALIZED, Device as Ordinal, NVML_ERROR_NOT_SUPPORTED, NVML_MEMORY_V2,
+    NvmlDevice, NvmlMemory, NvmlMemoryV2, Out, SUCCESS, Status,
 };
 use crate::account::device::Device;
 use crate::driver::figures;
@@ -23,8 +23,9 @@ pub fn mem_get_info(call: Call, real: &dyn Real, free: Out<usize>, total: Out<us
         && let Some((device, max, keep)) = limited(call.process.current_device())
     {
         device.book.clean();
-        let machine = free.read().unwrap_or(0) as u64;
-        free.reduce(clamp(device.book.free().min(machine.saturating_sub(keep))));
+        let machine = device.host_free().or(free.read().map(|free| free as u64));
+        let machine = machine.unwrap_or(0).saturating_sub(keep);
+        free.write(clamp(device.book.free().min(machine).min(device.capacity)));
         total.reduce(clamp(max));
     }
     status
@@ -164,9 +165,33 @@ pub fn before_cuda(call: Call, device: NvmlDevice) -> Option<([u64; 5], u64)> {
 /// that is unknown.
 pub fn is_unlimited(call: Call, device: NvmlDevice) -> bool {
     let mut memory = NvmlMemory::default();
-    nvml::nvmlDeviceGetMemoryInfo(device, Out::of(&mut memory)) == SUCCESS
-        && !figures::is_cut(device)
-        && figures_of(call, device, memory.total).is_none_or(|[max, ..]| max >= memory.total)
+    let status = nvml::nvmlDeviceGetMemoryInfo(device, Out::of(&mut memory));
+    let machine = machine(call, device, status, memory.total, memory.free);
+    machine.is_some_and(|(total, _)| {
+        !figures::is_cut(device)
+            && figures_of(call, device, total).is_none_or(|[max, ..]| max >= total)
+    })
+}
+
+/// Returns the total and the free memory of the whole device, after NVML's answer about it: the
+/// same, or if the GPU shares the host's memory, what this process knows. `None` if unknown.
+#[inline(never)]
+fn machine(
+    call: Call,
+    device: NvmlDevice,
+    status: Status,
+    total: u64,
+    free: u64,
+) -> Option<(u64, u64)> {
+    match status {
+        SUCCESS => Some((total, free)),
+        NVML_ERROR_NOT_SUPPORTED => {
+            let id = figures::identify(device)?;
+            let known = call.process.devices().find(|known| known.id == id)?;
+            Some((known.capacity, known.host_free()?.min(known.capacity)))
+        }
+        _ => None,
+    }
 }
 
 /// `nvmlDeviceGetMemoryInfo`: Returns the group's limit as total, and the group's usage as used;
@@ -178,14 +203,16 @@ pub fn nvml_memory_info(
     memory: Out<NvmlMemory>,
 ) -> Status {
     let status = real.call();
-    if let (SUCCESS, Some(machine)) = (status, memory.read())
-        && let Some((total, free)) = total_and_free(call, device, machine.total, machine.free)
+    if let Some(told) = memory.read()
+        && let Some((total, free)) = machine(call, device, status, told.total, told.free)
+        && let Some((total, free)) = total_and_free(call, device, total, free)
     {
         memory.write(NvmlMemory {
             total,
             free,
             used: total - free,
         });
+        return SUCCESS;
     }
     status
 }
@@ -199,17 +226,19 @@ pub fn nvml_memory_info_v2(
     memory: Out<NvmlMemoryV2>,
 ) -> Status {
     let status = real.call();
-    if let (SUCCESS, Some(machine)) = (status, memory.read())
-        && machine.version == NVML_MEMORY_V2
-        && let Some((total, free)) = total_and_free(call, device, machine.total, machine.free)
+    if let Some(told) = memory.read()
+        && told.version == NVML_MEMORY_V2
+        && let Some((total, free)) = machine(call, device, status, told.total, told.free)
+        && let Some((total, free)) = total_and_free(call, device, total, free)
     {
         memory.write(NvmlMemoryV2 {
-            version: machine.version,
+            version: told.version,
             total,
             reserved: 0,
             free,
             used: total - free,
         });
+        return SUCCESS;
     }
     status
 }

@@ -19,7 +19,8 @@ use crate::handler::Call;
 use crate::handler::aside::{Aside, attempt};
 
 /// `cuMemCreate`: Charges whole blocks before the call, on the device that the allocation's
-/// properties name, whichever context is current.
+/// properties name, whichever context is current. Memory of the host is charged where it is the
+/// GPU's, too.
 pub fn create(
     call: Call,
     real: &dyn Real,
@@ -28,7 +29,8 @@ pub fn create(
     prop: In<AllocationProp>,
 ) -> Status {
     attempt(real, || {
-        let device = prop.read().and_then(|prop| prop.location.device());
+        let place = prop.read().ok_or(Aside::NothingToCharge)?.location;
+        let device = place.device().or_else(|| call.process.host_payer());
         let device = call.process.device(device.ok_or(Aside::NothingToCharge)?)?;
         let asked = size as u64;
         if !device.may_hold(asked) {

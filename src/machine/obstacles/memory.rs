@@ -2,7 +2,7 @@
 //! process's memory cgroups and its limits must have the room.
 
 use super::Obstacle;
-use gpulimit_base::proc::{self, field};
+use gpulimit_base::proc::{self, kibibytes};
 use gpulimit_base::units::gib;
 use std::collections::BTreeMap;
 use std::fs;
@@ -67,16 +67,6 @@ pub fn of_memory(processes: &[(u32, u64)]) -> Vec<Obstacle> {
         Some(Obstacle::new(text, remedy))
     };
     places.into_iter().filter_map(too_small).collect()
-}
-
-/// Returns a number in the text of `/proc/meminfo` or `/proc/PID/status`, in bytes.
-fn kibibytes(text: &str, name: &str) -> Option<u64> {
-    let number = field(text, name)?
-        .strip_suffix("kB")?
-        .trim()
-        .parse::<u64>()
-        .ok()?;
-    number.checked_mul(1024)
 }
 
 /// Returns a soft limit in the text of `/proc/PID/limits`; `None` if unlimited.

@@ -1,7 +1,7 @@
 //! Checks of the machine, such as its driver, its libgpulimit.so and its rules.
 
 use super::finding::{Check, Finding};
-use super::{policy, process, python, root, slurm, suspension};
+use super::{machine, policy, process, python, root, slurm, suspension};
 use crate::machine::child::{Answers, ask};
 use crate::machine::preload::{self, Preload};
 use crate::machine::{accounts::Database, library, nvml::Driver, trial, trust::Trusted};
@@ -95,6 +95,7 @@ fn nvml() -> Result<Vec<Finding>, Finding> {
             findings.push(GPU.fine(format!("{index} {instance} (MIG instance)")));
         }
     }
+    findings.extend(machine::kind(&driver));
     Ok(findings)
 }
 

@@ -266,6 +266,8 @@ impl Asked {
         for line in warnings::of(&limits, &warnings::capacities(driver, None), driver) {
             output::note(&format!("warning: {line}"));
         }
+        let said = warnings::reserve(&limits, driver);
+        said.iter().for_each(|line| output::note(line));
         let wait = args.wait;
         Ok(Self { changes, wait })
     }

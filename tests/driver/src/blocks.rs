@@ -179,6 +179,7 @@ pub fn allocate_managed(context: &Context, bytes: u64) -> Outcome<u64> {
         return Err(Status::INVALID_VALUE);
     }
     let address = allocate_large(context, bytes, Kind::Managed)?;
+    driver()?.take_host(bytes);
     checkpoint::count_managed(1);
     Ok(address)
 }
@@ -255,6 +256,9 @@ fn give_large(address: u64, request: Large) {
     space().mark(address, 1, Entry::NONE);
     if request.kind == Kind::Managed {
         checkpoint::count_managed(-1);
+        if let Ok(driver) = driver() {
+            driver.give_host(request.bytes);
+        }
     }
     if let Some(context) = context::by_index(request.context) {
         ipc::give(context.device(), address, request.physical);

@@ -14,7 +14,7 @@ use crate::driver::driver;
 use crate::machine::{BLOCK, Machine};
 use crate::pool::Pool;
 use crate::work::Ends;
-use crate::{Outcome, Status, array, capture, graph, ipc, vmm};
+use crate::{Outcome, Status, array, capture, graph, host, ipc, vmm};
 
 const MAGIC: u64 = 0x6374_7863_7478_6374;
 /// The number of shards of a context's small requests. Each shard has its own lock.
@@ -356,6 +356,7 @@ impl Context {
         blocks::clear(self);
         ipc::clear(self);
         array::clear(self);
+        host::clear(self)?;
         if driver.gpu(device).contexts.fetch_sub(1, SeqCst) == 1 {
             Pool::clear_all(device);
             vmm::clear_all(device);

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crate::context::STACK;
 use crate::machine::{BLOCK, MAX_DEVICES, Machine};
-use crate::{Outcome, Status};
+use crate::{Outcome, Status, host};
 
 /// The product name.
 pub const NAME: &str = "NVIDIA H100 80GB HBM3";
@@ -233,7 +233,8 @@ pub fn attribute(machine: &Machine, device: usize, attribute: i32) -> Option<i32
         14 => 512,
         15 => 1,
         16 => multiprocessors(machine) as i32,
-        17..=19 => 0,
+        18 => i32::from(host::is_shared(machine)),
+        17 | 19 => 0,
         20 => 0,
         21 => 131_072,
         22 => 131_072,

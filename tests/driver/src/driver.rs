@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::context::Context;
+use crate::host::{self, HOST};
 use crate::machine::{MAX_DEVICES, Machine};
 use crate::pool::Pool;
 use crate::process::Process;
@@ -133,6 +134,20 @@ impl Driver {
     pub fn give(&self, device: usize, bytes: u64) {
         if bytes > 0 {
             self.process.give(device, bytes);
+        }
+    }
+
+    /// Takes memory of a host that the GPUs share; 0 bytes, or a host of its own, nothing.
+    pub fn take_host(&self, bytes: u64) {
+        if bytes > 0 && host::is_shared(self.machine) {
+            self.process.take(HOST, bytes);
+        }
+    }
+
+    /// Frees memory of [`Driver::take_host`].
+    pub fn give_host(&self, bytes: u64) {
+        if bytes > 0 && host::is_shared(self.machine) {
+            self.process.give(HOST, bytes);
         }
     }
 

@@ -22,6 +22,7 @@
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
+use crate::host::{self, HOST};
 use crate::machine::{BLOCK, DeviceWords, Held, Machine};
 
 const COUNT_BITS: u32 = 24;
@@ -111,7 +112,10 @@ pub fn reset_peak(machine: &Machine, device: usize) {
 pub fn change(machine: &Machine, slot: usize, device: usize, blocks: i64) -> bool {
     let words: &DeviceWords = &machine.devices[device];
     let held: &Held = &machine.slots[slot].held[device];
-    let capacity = machine.knobs.capacity[device].load(Acquire) / BLOCK;
+    let capacity = match device == HOST && host::is_shared(machine) {
+        true => u64::MAX >> 1,
+        false => machine.knobs.capacity[device].load(Acquire) / BLOCK,
+    };
     settle(machine, device);
     let operation = (sequence(held.word.load(SeqCst)) + 1) & SEQUENCE;
     held.intent.store(intent_word(blocks, operation), SeqCst);

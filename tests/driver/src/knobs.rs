@@ -39,6 +39,16 @@ pub struct Knobs {
     pub devices: AtomicU32,
     /// The total memory of each GPU that `cuDeviceTotalMem` reports, in bytes.
     pub capacity: [AtomicU64; MAX_DEVICES],
+    /// The host's memory in bytes, which the GPUs share; 0 = the GPUs have their own.
+    pub host_memory: AtomicU64,
+    /// The bytes of the host's memory that other programs use.
+    pub host_used: AtomicU64,
+    /// The bytes of the kernel's page cache, which count as available and not as free.
+    pub page_cache: AtomicU64,
+    /// Not 0: NVML tells the memory of such GPUs.
+    pub nvml_memory: AtomicU32,
+    /// How often the machine used more than the host has: no setting.
+    pub overruns: AtomicU64,
     /// The bytes that a context takes.
     pub context_bytes: AtomicU64,
     /// The bytes that the first kernel launch of a process takes.
@@ -127,6 +137,10 @@ pub struct Settings(Vec<(&'static str, String)>);
 /// The environment variables, each with the knob that it sets.
 pub const NAMES: &[(&str, &str)] = &[
     ("GPULIMIT_SIM_GPUS", "gpus"),
+    ("GPULIMIT_SIM_HOST_MEMORY", "host-memory"),
+    ("GPULIMIT_SIM_HOST_USED", "host-used"),
+    ("GPULIMIT_SIM_PAGE_CACHE", "page-cache"),
+    ("GPULIMIT_SIM_NVML_MEMORY", "nvml-memory"),
     ("GPULIMIT_SIM_CAPACITY", "capacity"),
     ("GPULIMIT_SIM_CONTEXT_BYTES", "context-bytes"),
     ("GPULIMIT_SIM_FIRST_LAUNCH_BYTES", "first-launch-bytes"),
@@ -203,6 +217,16 @@ impl Knobs {
                     capacity.store(*sizes.get(index).unwrap_or(&last), Relaxed);
                 }
             }
+            "host-memory" => {
+                let bytes = number(value)?;
+                self.host_memory.store(bytes, Relaxed);
+                if bytes != 0 {
+                    self.set("capacity", value)?;
+                }
+            }
+            "host-used" => self.host_used.store(number(value)?, Relaxed),
+            "nvml-memory" => self.nvml_memory.store(number(value)? as u32, Relaxed),
+            "page-cache" => self.page_cache.store(number(value)?, Relaxed),
             "context-bytes" => self
                 .context_bytes
                 .store(number(value)?.next_multiple_of(BLOCK), Relaxed),

@@ -16,6 +16,7 @@ pub mod driver;
 pub mod grant;
 pub mod graph;
 pub mod heap;
+pub mod host;
 pub mod ipc;
 pub mod knobs;
 pub mod machine;

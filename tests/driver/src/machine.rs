@@ -27,7 +27,7 @@ pub const MAX_OBJECTS: usize = 90;
 /// total bytes do not.
 pub const RESERVED: u64 = 480 << 20;
 
-const MAGIC: u64 = 0x6770_756c_696d_000c;
+const MAGIC: u64 = 0x6770_756c_696d_000d;
 
 /// The contents of the shared file. A file of zeros is a valid machine without processes; `create`
 /// then sets its knobs.

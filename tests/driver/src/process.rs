@@ -16,7 +16,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::checkpoint::UnderWay;
 use crate::machine::{BLOCK, MAX_DEVICES, MAX_PROCESSES, Machine, Slot, monotonic, now_ms};
-use crate::{checkpoint, device, grant, shared};
+use crate::{checkpoint, device, grant, host, shared};
 
 /// The offset of the lock range in the machine's shared file, far beyond the file's data.
 const LOCKS: i64 = 1 << 40;
@@ -153,12 +153,15 @@ impl Process {
         let one = self.operations[device]
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        if grant::change(self.machine, self.slot, device, blocks) {
-            return true;
+        let mut taken = grant::change(self.machine, self.slot, device, blocks);
+        if !taken || host::is_overrun(self.machine) {
+            scan(self.machine, true);
         }
-        scan(self.machine, true);
-        let taken = grant::change(self.machine, self.slot, device, blocks);
+        if !taken {
+            taken = grant::change(self.machine, self.slot, device, blocks);
+        }
         drop(one);
+        host::check(self.machine);
         taken
     }
 

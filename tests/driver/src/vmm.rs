@@ -93,8 +93,9 @@ pub fn unreserve(address: u64, bytes: u64) -> Outcome<()> {
 /// `INVALID_VALUE` for an unaligned size, `OUT_OF_MEMORY`.
 pub fn create(device: Option<usize>, bytes: u64, properties: Properties) -> Outcome<u64> {
     aligned(bytes)?;
-    if let Some(device) = device {
-        driver()?.take(device, bytes)?;
+    match device {
+        Some(device) => driver()?.take(device, bytes)?,
+        None => driver()?.take_host(on_host(&properties, bytes)),
     }
     Ok(state().add(Physical {
         bytes,
@@ -133,10 +134,18 @@ impl Physical {
     fn give(self) {
         if let Some(shared) = self.shared {
             shared.let_go();
-        } else if let (Some(device), Ok(driver)) = (self.device, driver()) {
-            driver.give(device, self.bytes);
+        } else if let Ok(driver) = driver() {
+            match self.device {
+                Some(device) => driver.give(device, self.bytes),
+                None => driver.give_host(on_host(&self.properties, self.bytes)),
+            }
         }
     }
+}
+
+/// Returns `bytes` for memory of the host, and 0 for a multicast object, which names no location.
+fn on_host(properties: &Properties, bytes: u64) -> u64 {
+    if properties[8] == 0 { 0 } else { bytes }
 }
 
 /// Exports an allocation as a file descriptor that other processes can import.

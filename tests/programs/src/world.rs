@@ -150,7 +150,7 @@ impl World {
     /// Returns a program with the library and without a limit in its environment.
     pub fn preloaded(&self, program: &Path) -> Command {
         let mut command = self.bare(program);
-        command.env("LD_PRELOAD", shim());
+        command.env("LD_PRELOAD", self.machine.preload(Some(shim())));
         // scripts/prove-hooks names a hook to leave out, or records which functions a test calls.
         if let Some(hook) = std::env::var_os("GPULIMIT_DEBUG_MUTANT") {
             command.env("GPULIMIT_DEBUG_MUTANT", hook);
@@ -254,6 +254,7 @@ impl World {
     pub fn judge_end(&self, cap: u64) {
         self.settle();
         for (gpu, truth) in self.machine.gpus().iter().enumerate() {
+            assert_eq!(self.machine.host()[1], 0, "the host was out of memory");
             assert!(truth.peak <= cap, "peak {} of {cap}", truth.peak);
             let usage = self.usage(gpu);
             assert_eq!(

@@ -140,8 +140,8 @@ impl Device {
     /// Reports that the driver has refused `bytes` although the group had room.
     fn refused_by_driver(&self, symbol: &'static str, bytes: u64) {
         let _undisturbed = Undisturbed::new();
-        let used = figures::used(&self.id, self.capacity);
-        let free = used.map(|used| self.capacity.saturating_sub(used));
+        let free = self.machine_free();
+        let used = free.map(|free| self.capacity.saturating_sub(free));
         let (cause, left) = match free {
             _ if bytes > self.capacity => (Cause::Capacity, self.capacity),
             // The driver may need a step more than the program asks for.

@@ -1,9 +1,10 @@
 //! The driver's functions for pinned host memory: ordinary host memory, which takes no GPU memory.
+//! Where the GPUs share the host's memory, it counts there.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use gpulimit_sim::{Outcome, Status, capture};
+use gpulimit_sim::{Outcome, Status, capture, host};
 
 use crate::context::here;
 use gpulimit_sim::abi::Out;
@@ -35,7 +36,7 @@ pub fn allocate_plain(pointer: Out<usize>, bytes: usize) -> Outcome<()> {
 }
 
 pub fn allocate(pointer: Out<usize>, bytes: usize, flags: u32) -> Outcome<()> {
-    here()?;
+    let context = here()?;
     if bytes == 0 || pointer.is_null() {
         return Err(Status::INVALID_VALUE);
     }
@@ -56,7 +57,13 @@ pub fn allocate(pointer: Out<usize>, bytes: usize, flags: u32) -> Outcome<()> {
             allocated: true,
         },
     );
+    host::pin(context, address, bytes as u64)?;
     pointer.put(address)
+}
+
+/// The 32-bit variant of `cuMemAllocHost`.
+pub fn allocate_v1(pointer: Out<usize>, bytes: u32) -> Outcome<()> {
+    allocate(pointer, bytes as usize, 0)
 }
 
 pub fn free(address: usize) -> Outcome<()> {
@@ -68,6 +75,7 @@ pub fn free(address: usize) -> Outcome<()> {
         _ => return Err(Status::INVALID_VALUE),
     }
     all.remove(&address);
+    host::unpin(address)?;
     // SAFETY: the address came from `aligned_alloc`, and was just taken out of the list.
     unsafe { libc::free(address as *mut libc::c_void) };
     Ok(())

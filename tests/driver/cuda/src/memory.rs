@@ -2,6 +2,7 @@
 
 use gpulimit_sim::blocks::{self, Found};
 use gpulimit_sim::driver::driver;
+use gpulimit_sim::host as machine_host;
 use gpulimit_sim::machine::BLOCK;
 use gpulimit_sim::work::{self, Name};
 use gpulimit_sim::{Outcome, Status, capture, checkpoint, device as gpu, grant, ipc, process, vmm};
@@ -17,6 +18,9 @@ fn numbers() -> Outcome<(u64, u64)> {
     let machine = driver()?.machine;
     process::scan(machine, false);
     let total = gpu::capacity(machine, index);
+    if machine_host::is_shared(machine) {
+        return Ok((machine_host::free(machine).min(total), total));
+    }
     Ok((
         total.saturating_sub(grant::used(machine, index) * BLOCK),
         total,

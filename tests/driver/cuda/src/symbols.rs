@@ -243,6 +243,7 @@ symbols! {
     cuMemPrefetchAsync_v2(pointer: u64, count: usize, location: u64, flags: u32, stream: usize)
         "cuMemPrefetchAsync" 12020 | cuMemPrefetchAsync_v2_ptsz 12020 => memory::prefetch_v2;
 
+    cuMemAllocHost(pointer: Out<usize>, bytes: u32) "cuMemAllocHost" 2000 => host::allocate_v1;
     cuMemAllocHost_v2(pointer: Out<usize>, bytes: usize)
         "cuMemAllocHost" 3020 => host::allocate_plain;
     cuMemHostAlloc(pointer: Out<usize>, bytes: usize, flags: u32)

@@ -2,10 +2,11 @@
 //! to CUDA or not.
 
 use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
 
 use gpulimit_sim::abi::{Out, Text};
 use gpulimit_sim::machine::{BLOCK, Machine, RESERVED};
-use gpulimit_sim::{device, grant, process};
+use gpulimit_sim::{device, grant, host, process};
 
 use crate::code::{Answer, Code};
 use crate::own;
@@ -162,6 +163,9 @@ pub fn pci_info(handle: usize, out: Out<u8>) -> Answer {
 /// MIG instance. Reserved bytes are not used bytes.
 fn memory(handle: usize) -> Result<[u64; 4], Code> {
     let (machine, unit) = open(handle)?;
+    if host::is_shared(machine) && machine.knobs.nvml_memory.load(Relaxed) == 0 {
+        return Err(Code::NOT_SUPPORTED);
+    }
     process::scan(machine, false);
     let mut sums = [0; 4];
     for index in unit.devices(machine) {

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;
 
 use gpulimit_sim::machine::{BLOCK, Machine, remove_state};
-use gpulimit_sim::{device, grant, process};
+use gpulimit_sim::{device, grant, host, process};
 
 const USAGE: &str = "usage: gpulimit-sim-ctl usage | reset-peak | knob NAME VALUE | remove
   usage       print the usage of every GPU and process as JSON
@@ -38,8 +38,10 @@ fn usage(machine: &Machine) -> String {
         })
         .collect();
     format!(
-        "{{\"lag_ms\":{},\"devices\":[{}]}}",
+        "{{\"lag_ms\":{},\"host\":{},\"overruns\":{},\"devices\":[{}]}}",
         machine.knobs.kill_lag.load(Relaxed),
+        host::used(machine),
+        machine.knobs.overruns.load(Relaxed),
         devices.join(",")
     )
 }

@@ -1,11 +1,15 @@
 //! The simulated machine, as its own control program sees it.
 
+use std::ffi::OsString;
+use std::iter::repeat;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
 
 use super::artefacts;
+
+const HOST_MEMORY: &str = "GPULIMIT_SIM_HOST_MEMORY";
 
 /// A machine for a single test.
 pub struct Machine {
@@ -40,13 +44,28 @@ pub struct Holder {
 }
 
 impl Machine {
-    /// Makes a machine with its state in this file.
+    /// Makes a machine with its state in this file. With `GPULIMIT_TEST_SHARED_HOST` its GPUs share
+    /// the host's memory, unless they are divided.
     pub fn new(state: PathBuf, knobs: &[(&str, &str)]) -> Machine {
         let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
-        let machine = Machine {
+        let mut machine = Machine {
             state,
             knobs: knobs.iter().map(own).collect(),
         };
+        let is_asked = std::env::var_os("GPULIMIT_TEST_SHARED_HOST").is_some();
+        if is_asked && !machine.shares_host() && machine.knob_of("GPULIMIT_SIM_MIG").is_none() {
+            let text = |name, default| machine.knob_of(name).unwrap_or(default);
+            let number = |text: &str| text.parse::<u64>().expect("a number");
+            let capacity = text("GPULIMIT_SIM_CAPACITY", "85017493504").to_owned();
+            let last = capacity.split(',').next_back().map_or(0, number);
+            let sizes = capacity.split(',').map(number).chain(repeat(last));
+            let gpus = number(text("GPULIMIT_SIM_GPUS", "1")) as usize;
+            // The default of `keep_free` leaves room for what the GPUs show.
+            let all = (sizes.take(gpus).sum::<u64>() + (8 << 30)) / 9 * 10;
+            machine.knobs.push((HOST_MEMORY.into(), all.to_string()));
+            let same = ("GPULIMIT_SIM_CAPACITY".into(), capacity);
+            machine.knobs.push(same);
+        }
         // The first call makes the machine.
         machine.gpus();
         machine
@@ -57,8 +76,29 @@ impl Machine {
         &self.state
     }
 
+    fn knob_of(&self, name: &str) -> Option<&str> {
+        let mut found = self.knobs.iter().filter(|(known, _)| known == name);
+        found.next_back().map(|(_, value)| &**value)
+    }
+
+    /// Returns whether the GPUs share the host's memory.
+    pub fn shares_host(&self) -> bool {
+        self.knob_of(HOST_MEMORY).is_some()
+    }
+
+    /// Returns the value of `LD_PRELOAD` for a program with this library on this machine.
+    pub fn preload(&self, library: Option<PathBuf>) -> OsString {
+        let host = || artefacts::driver().join("libgpulimit-sim-host.so");
+        let all = library.into_iter().chain(self.shares_host().then(host));
+        let all: Vec<OsString> = all.map(PathBuf::into_os_string).collect();
+        all.join(":".as_ref())
+    }
+
     /// Makes a command run on this machine.
     pub fn enter(&self, command: &mut Command) {
+        if self.shares_host() {
+            command.env("LD_PRELOAD", self.preload(None));
+        }
         command
             .env("GPULIMIT_SIM_STATE", &self.state)
             .env("LD_LIBRARY_PATH", artefacts::driver())
@@ -83,9 +123,20 @@ impl Machine {
         self.control(&["reset-peak"]);
     }
 
+    /// Returns the bytes of the host's memory that are in use, and how often they were more than
+    /// the host has.
+    pub fn host(&self) -> [u64; 2] {
+        let usage = self.usage();
+        ["host", "overruns"].map(|key| usage[key].as_u64().expect("a number"))
+    }
+
+    fn usage(&self) -> Value {
+        serde_json::from_str(&self.control(&["usage"])).expect("JSON")
+    }
+
     /// Returns all GPUs in NVML's order.
     pub fn gpus(&self) -> Vec<Gpu> {
-        let usage: Value = serde_json::from_str(&self.control(&["usage"])).expect("JSON");
+        let usage = self.usage();
         let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
         let number = |value: &Value| value.as_u64().expect("a number");
         list(&usage["devices"])

@@ -44,6 +44,7 @@ mod refusal;
 mod runtime;
 mod sanitized;
 mod several_gpus;
+mod shared_host;
 mod shared_memory;
 mod sharing;
 mod sizes;

@@ -8,6 +8,7 @@
 //! | `green NAME D`, `use-green NAME`, `green-stream NAME GREEN`, `destroy-green NAME` | green contexts |
 //! | `limit N`, `set-limit N SIZE` | limits of the current context, by their numbers |
 //! | `alloc NAME SIZE`, `pitch NAME WIDTH HEIGHT`, `managed NAME SIZE`, `free NAME`, `free-number N` | linear and managed memory |
+//! | `pinned NAME SIZE [plain\|v1]`, `free-pinned NAME`, `register-host SIZE` | host memory, by `cuMemHostAlloc` or the versions of `cuMemAllocHost`, and registered memory of the program |
 //! | `alloc-v1 NAME SIZE`, `pitch-v1 NAME WIDTH HEIGHT`, `free-v1 NAME`, `info-v1`, `total-v1 D` | the 32-bit functions of before CUDA 3.2 |
 //! | `many NAME COUNT SIZE`, `fill NAME SIZE`, `free-many NAME` | COUNT allocations, or allocations until one is refused |
 //! | `create NAME SIZE D`, `reserve NAME SIZE`, `map NAME OFFSET HANDLE SIZE`, `access NAME OFFSET SIZE D FLAGS [D FLAGS]…`, `unmap NAME OFFSET SIZE`, `release NAME`, `retain-handle NEW NAME OFFSET`, `import NEW NAME`, `export FD NAME`, `import-from NEW PATH`, `close FD`, `offer FILE NAME`, `take NEW FILE`, `multicast NAME SIZE` | virtual memory |

@@ -1,4 +1,4 @@
-//! Linear and managed memory.
+//! Linear and managed memory, and pinned memory of the host.
 
 use super::narrow::{Narrow, dirty};
 use super::{Answer, plain};
@@ -40,6 +40,22 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
             words.at(1)?,
             driver.get("cuMemAllocManaged", &[words.size(2)?, 1]),
         ),
+        "pinned" => {
+            let size = words.size(2)?;
+            let made = match words.get(3) {
+                Some("plain") => driver.get("cuMemAllocHost_v2", &[size]),
+                Some("v1") => driver.get("cuMemAllocHost", &[dirty(size)]),
+                _ => driver.get("cuMemHostAlloc", &[size, 0]),
+            };
+            scope.keep(words.at(1)?, made)
+        }
+        "free-pinned" => plain(driver.call("cuMemFreeHost", &[scope.value(words.at(1)?)?])),
+        "register-host" => {
+            let size = words.size(1)?;
+            let own = Box::leak(vec![0u8; size].into_boxed_slice());
+            let arguments = [own.as_mut_ptr() as usize, size, 0];
+            plain(driver.call("cuMemHostRegister_v2", &arguments))
+        }
         "free" => plain(driver.call("cuMemFree_v2", &[scope.value(words.at(1)?)?])),
         "free-number" => plain(driver.call("cuMemFree_v2", &[words.size(1)?])),
         "many" | "fill" => {
