@@ -188,7 +188,9 @@ impl<'a> Request<'a, '_> {
     }
 
     fn first(&self, insistence: Insistence) -> Result<(), Refused> {
+        // A request that never fits waits behind no other one.
         if insistence != Insistence::None
+            && self.bytes <= self.member.max(self.device)
             && let Some(level) = self.line_ahead()
         {
             return Err(self.refused_at(level));
@@ -204,6 +206,7 @@ impl<'a> Request<'a, '_> {
 
     /// Builds the error for a refusal by the group at `level` (0 is the process's group), with its
     /// charge and limit.
+    #[cold]
     pub(super) fn refused_at(&self, level: usize) -> Refused {
         let (station, index) = (self.station(level), self.device.index[level]);
         Refused {
@@ -351,6 +354,7 @@ impl<'a> Request<'a, '_> {
 
     /// Records the end of a wait that began at `began`. `waits`: the refusal for which the request
     /// waited, unless it only asked members.
+    #[cold]
     pub(super) fn end_wait(
         &self,
         began: Instant,
@@ -451,6 +455,7 @@ impl<'a> Request<'a, '_> {
     }
 
     /// Records an event of this request in the group at `level`, with the group's charge and limit.
+    #[cold]
     pub(super) fn record_at(&self, level: usize, kind: EventKind, charged: u64, max: u64) {
         let happening = happening(kind, self.device.index[level], self.bytes, charged, max);
         self.member

@@ -52,8 +52,7 @@ impl Member {
                 _ => request.options(level).wait_timeout,
             };
             if let Err(refused) = request.enter(level, bytes, time) {
-                let job = request.job_below(level).filter(|_| refused.level == level);
-                let room = job.map_or(0, |(_, max)| max);
+                let room = request.job_below(level).map_or(0, |(_, max)| max);
                 let refusal = request.refusal(refused);
                 return Err(Refusal { room, ..refusal });
             }
@@ -121,19 +120,18 @@ impl Request<'_, '_> {
         let entered = loop {
             // The limits may change meanwhile.
             let job = self.job_below(level);
-            // A context that a group of the process can never have waits in no line.
-            if let Some(refused) = self.never_fits(context) {
-                self.bytes = context;
-                break Err(refused);
-            }
             self.bytes = bytes(job);
+            // A context that never fits does not wait: the request for its memory is refused.
+            if context > self.member.max(self.device) {
+                break Ok(false);
+            }
             let turn = match &mut line {
                 Some(line) => line.turn(),
                 None if Instant::now() >= until => Turn::Over,
                 None => Turn::Yes,
             };
             let (is_full, refused) = match self.try_to_enter(level, job.map(|(key, _)| key), turn) {
-                Ok(true) if self.job_below(level) == job => break Ok(()),
+                Ok(true) if self.job_below(level) == job => break Ok(true),
                 Ok(true) => continue,
                 Ok(false) => (false, self.refused_at(level)),
                 Err(refused) => (true, refused),
@@ -153,7 +151,7 @@ impl Request<'_, '_> {
             if turn == Turn::Over {
                 let may_kill = self.is_for_program;
                 if may_kill && self.make_room(level, options.oom, &mut Awaited::default()) {
-                    break Ok(());
+                    break Ok(true);
                 }
                 break Err(refused);
             }
@@ -170,15 +168,9 @@ impl Request<'_, '_> {
             }
         };
         if waits.is_some() {
-            self.end_wait(began, waits, asking, entered.is_ok());
+            self.end_wait(began, waits, asking, entered == Ok(true));
         }
-        entered
-    }
-
-    /// Returns a refusal by a group of the process whose limit is below `bytes`.
-    fn never_fits(&self, bytes: u64) -> Option<Refused> {
-        let mut levels = (0..self.member.levels.len()).map(|level| self.refused_at(level));
-        levels.find(|refused| refused.max < bytes)
+        entered.map(|_| ())
     }
 
     /// Returns a key for the outermost job with a limit of its own that this process is in, below
