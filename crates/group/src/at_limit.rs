@@ -348,25 +348,25 @@ impl<'a> Request<'a, '_> {
         }
         let began = Instant::now();
         let waited = self.wait_in_line(refused, &mut asking, time.map(|time| began + time));
-        self.end_wait(began, time.map(|_| refused), asking, waited.is_ok());
+        let is_granted = time.is_some() && waited.is_ok();
+        self.end_wait(began, &asking, is_granted.then_some(&refused));
         waited
     }
 
-    /// Records the end of a wait that began at `began`. `waits`: the refusal for which the request
-    /// waited, unless it only asked members.
+    /// Records the end of a wait that began at `began`. `granted`: the refusal for which a request
+    /// waited that is granted now.
     #[cold]
     pub(super) fn end_wait(
         &self,
         began: Instant,
-        waits: Option<Refused>,
-        asking: Option<Asking>,
-        is_granted: bool,
+        asking: &Option<Asking>,
+        granted: Option<&Refused>,
     ) {
-        if let Some(waits) = waits.filter(|_| is_granted) {
-            self.record(EventKind::Granted, &waits);
+        if let Some(refused) = granted {
+            self.record(EventKind::Granted, refused);
         }
         if let Some(asking) = asking {
-            self.conclude(&asking);
+            self.conclude(asking);
         }
         for (at, station) in self.member.levels.iter().enumerate() {
             station

@@ -148,14 +148,14 @@ impl Request<'_, '_> {
                 Some(asking) if Instant::now() < asking.until => self.ask(asking, refused.pending),
                 _ => false,
             };
-            if turn == Turn::Over {
-                let may_kill = self.is_for_program;
-                if may_kill && self.make_room(level, options.oom, &mut Awaited::default()) {
-                    break Ok(true);
-                }
-                break Err(refused);
+            let is_over = turn == Turn::Over;
+            if is_over
+                && self.is_for_program
+                && self.make_room(level, options.oom, &mut Awaited::default())
+            {
+                break Ok(true);
             }
-            if signals.has_pending() || self.pressure.is_needless() {
+            if is_over || signals.has_pending() || self.pressure.is_needless() {
                 break Err(refused);
             }
             if self.is_for_program && !asks && still.is_for_ever(station, index) {
@@ -167,14 +167,16 @@ impl Request<'_, '_> {
                 None => std::thread::sleep(NAP),
             }
         };
-        if waits.is_some() {
-            self.end_wait(began, waits, asking, entered == Ok(true));
+        if let Some(waits) = &waits {
+            let granted = (entered == Ok(true)).then_some(waits);
+            self.end_wait(began, &asking, granted);
         }
         entered.map(|_| ())
     }
 
     /// Returns a key for the outermost job with a limit of its own that this process is in, below
     /// the group at `level`, and the limit. A limit that the group never has free counts as none.
+    #[cold]
     fn job_below(&self, level: usize) -> Option<(u64, u64)> {
         let max_at = |at: usize| {
             self.station(at)
