@@ -208,7 +208,9 @@ impl<'a> Request<'a, '_> {
     }
 
     fn first(&self, insistence: Insistence) -> Result<(), Refused> {
+        // A request that never fits waits behind no other one.
         if insistence != Insistence::None
+            && self.bytes <= self.member.max(self.device)
             && let Some(level) = self.line_ahead()
         {
             return Err(self.refused_at(level));
@@ -230,6 +232,7 @@ impl<'a> Request<'a, '_> {
 
     /// Builds the error for a refusal by the group at `level` (0 is the process's group), with its
     /// charge and limit.
+    #[cold]
     pub(super) fn refused_at(&self, level: usize) -> Refused {
         let (station, index) = (self.station(level), self.device.index[level]);
         Refused {
@@ -423,24 +426,25 @@ impl<'a> Request<'a, '_> {
         }
         let began = Instant::now();
         let waited = self.wait_in_line(refused, &mut asking, time.map(|time| began + time));
-        self.end_wait(began, time.map(|_| refused), asking, waited.is_ok());
+        let is_granted = time.is_some() && waited.is_ok();
+        self.end_wait(began, &asking, is_granted.then_some(&refused));
         waited
     }
 
-    /// Records the end of a wait that began at `began`. `waits`: the refusal for which the request
-    /// waited, unless it only asked members.
+    /// Records the end of a wait that began at `began`. `granted`: the refusal for which a request
+    /// waited that is granted now.
+    #[cold]
     pub(super) fn end_wait(
         &self,
         began: Instant,
-        waits: Option<Refused>,
-        asking: Option<Asking>,
-        is_granted: bool,
+        asking: &Option<Asking>,
+        granted: Option<&Refused>,
     ) {
-        if let Some(waits) = waits.filter(|_| is_granted) {
-            self.record(EventKind::Granted, &waits);
+        if let Some(refused) = granted {
+            self.record(EventKind::Granted, refused);
         }
         if let Some(asking) = asking {
-            self.conclude(&asking);
+            self.conclude(asking);
         }
         for (at, station) in self.member.levels.iter().enumerate() {
             station
@@ -533,6 +537,7 @@ impl<'a> Request<'a, '_> {
     }
 
     /// Records an event of this request in the group at `level`, with the group's charge and limit.
+    #[cold]
     pub(super) fn record_at(&self, level: usize, kind: EventKind, charged: u64, max: u64) {
         let happening = happening(kind, self.device.index[level], self.bytes, charged, max);
         self.member

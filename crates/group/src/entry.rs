@@ -53,8 +53,7 @@ impl Member {
                 _ => request.options(level).wait_timeout,
             };
             if let Err(refused) = request.enter(level, bytes, time) {
-                let job = request.job_below(level).filter(|_| refused.level == level);
-                let room = job.map_or(0, |(_, max)| max);
+                let room = request.job_below(level).map_or(0, |(_, max)| max);
                 let refusal = request.refusal(refused);
                 return Err(Refusal { room, ..refusal });
             }
@@ -122,19 +121,18 @@ impl Request<'_, '_> {
         let entered = loop {
             // The limits may change meanwhile.
             let job = self.job_below(level);
-            // A context that a group of the process can never have waits in no line.
-            if let Some(refused) = self.never_fits(context) {
-                self.bytes = context;
-                break Err(refused);
-            }
             self.bytes = bytes(job);
+            // A context that never fits does not wait: the request for its memory is refused.
+            if context > self.member.max(self.device) {
+                break Ok(false);
+            }
             let turn = match &mut line {
                 Some(line) => line.turn(),
                 None if Instant::now() >= until => Turn::Over,
                 None => Turn::Yes,
             };
             let (is_full, refused) = match self.try_to_enter(level, job.map(|(key, _)| key), turn) {
-                Ok(true) if self.job_below(level) == job => break Ok(()),
+                Ok(true) if self.job_below(level) == job => break Ok(true),
                 Ok(true) => continue,
                 Ok(false) => (false, self.refused_at(level)),
                 Err(refused) => (true, refused),
@@ -151,14 +149,14 @@ impl Request<'_, '_> {
                 Some(asking) if Instant::now() < asking.until => self.ask(asking, refused.pending),
                 _ => false,
             };
-            if turn == Turn::Over {
-                let may_kill = self.is_for_program;
-                if may_kill && self.make_room(level, options.oom, &mut Awaited::default()) {
-                    break Ok(());
-                }
-                break Err(refused);
+            let is_over = turn == Turn::Over;
+            if is_over
+                && self.is_for_program
+                && self.make_room(level, options.oom, &mut Awaited::default())
+            {
+                break Ok(true);
             }
-            if signals.has_pending() || self.pressure.is_needless() {
+            if is_over || signals.has_pending() || self.pressure.is_needless() {
                 break Err(refused);
             }
             if self.is_for_program && !asks && still.is_for_ever(station, index) {
@@ -170,20 +168,16 @@ impl Request<'_, '_> {
                 None => std::thread::sleep(NAP),
             }
         };
-        if waits.is_some() {
-            self.end_wait(began, waits, asking, entered.is_ok());
+        if let Some(waits) = &waits {
+            let granted = (entered == Ok(true)).then_some(waits);
+            self.end_wait(began, &asking, granted);
         }
-        entered
-    }
-
-    /// Returns a refusal by a group of the process whose limit is below `bytes`.
-    fn never_fits(&self, bytes: u64) -> Option<Refused> {
-        let mut levels = (0..self.member.levels.len()).map(|level| self.refused_at(level));
-        levels.find(|refused| refused.max < bytes)
+        entered.map(|_| ())
     }
 
     /// Returns a key for the outermost job with a limit of its own that this process is in, below
     /// the group at `level`, and the limit. A limit that the group never has free counts as none.
+    #[cold]
     fn job_below(&self, level: usize) -> Option<(u64, u64)> {
         let max_at = |at: usize| {
             self.station(at)

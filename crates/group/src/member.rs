@@ -403,6 +403,7 @@ impl Member {
     }
 
     /// Returns the smallest limit of the process's groups, in bytes; `u64::MAX` without any limit.
+    #[cold]
     pub fn max(&self, device: &MemberDevice) -> u64 {
         let limits = self
             .stations(device)

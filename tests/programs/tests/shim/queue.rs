@@ -337,6 +337,24 @@ fn a_job_that_no_context_fits_into_is_refused_at_once_by_its_own_limit() {
 }
 
 #[test]
+fn a_request_above_the_limit_of_its_own_group_waits_behind_no_other_one() {
+    let world = queue(CAP);
+    world.below("inner", &["max=1G"]);
+    let (mut holder, mut other) = (world.on_gpu(), world.on_gpu());
+    let mut inner = world.on_gpu_in("inner");
+    holder.expect(&[("alloc a 1G", "0")]);
+    other.tell("alloc b 2500M");
+    assert!(eventually(|| !world.events(EventKind::Wait).is_empty()));
+    inner.expect(&[("alloc a 2G", "2")]);
+    let (_, line) = inner.end();
+    assert!(line.contains(&format!("in {GROUP}/inner")), "{line}");
+    holder.end_quietly();
+    assert_eq!(other.answer(), "0");
+    other.end_quietly();
+    world.judge_end(CAP);
+}
+
+#[test]
 fn of_programs_that_wait_for_each_other_the_last_one_is_refused() {
     let cap = 2 * CONTEXT + 600 * MIB;
     let world = queue(cap);
