@@ -15,6 +15,7 @@ from checks import (  # noqa: F401
     sharing,
     lent,
     groups,
+    keep_free,
     pressure,
     checkpoint,
     suspend,
