@@ -65,6 +65,8 @@ pub struct Level {
     pub is_gone: bool,
     /// Whether the limit is for this GPU alone.
     pub by_gpu: bool,
+    /// What the group keeps free on the GPU, whether for this GPU alone.
+    pub keep_free: (u64, bool),
     /// Whether the caller may change the limit.
     pub may_set: bool,
     /// How long requests wait in the group; `None` if they do not.
@@ -75,6 +77,7 @@ fields! { pub LEVELS(it: Level):
     "group": Text, path("GROUP") => &*it.name;
     "max": Bytes, right("MAX") => it.max;
     "left": Bytes, right("LEFT") => it.left;
+    "keep_free": Bytes, right("KEEP FREE").sparse() => Some(it.keep_free.0).filter(|keep| *keep > 0);
     /// Whether the job's group is gone.
     "gone": Flag => it.is_gone;
     /// Whether you may change the limit.
@@ -252,6 +255,7 @@ fn levels(
             left: max,
             is_gone: true,
             by_gpu: false,
+            keep_free: (0, false),
             may_set: true,
             wait: None,
         });
@@ -271,6 +275,10 @@ fn levels(
             left: max.zip(taken).map(|(max, taken)| max.saturating_sub(taken)),
             is_gone: false,
             by_gpu: rules.get(Selector::Device(id), Key::Max).is_some(),
+            keep_free: (
+                bytes(rules.for_device(id, Key::KeepFree), capacity).unwrap_or(0),
+                rules.get(Selector::Device(id), Key::KeepFree).is_some(),
+            ),
             may_set: may_set(group),
             wait: waits.then_some(rules.options.wait_timeout),
         }

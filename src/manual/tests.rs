@@ -63,8 +63,8 @@ fn bash_offers_only_words_that_fit() {
             .map(str::to_owned)
             .collect::<Vec<_>>()
     };
-    let keys = "max= high= low= min= on_limit= wait_timeout= pressure_timeout= oom= count_context= \
-                suspended.max=";
+    let keys = "max= high= low= min= keep_free= on_limit= wait_timeout= pressure_timeout= oom= \
+                count_context= suspended.max=";
     let keys: Vec<&str> = keys.split(' ').collect();
     assert_eq!(all(&["gpulimit", "set", ""]), ["lab", "lab/alice"]);
     assert_eq!(all(&["gpulimit", "set", "lab", ""]), keys);

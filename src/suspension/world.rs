@@ -402,7 +402,7 @@ impl<'a> Machine<'a> {
     fn coming(&self, set: impl Iterator<Item = usize>) -> BTreeMap<DeviceId, Coming> {
         let mut all: BTreeMap<DeviceId, Coming> = BTreeMap::new();
         for process in set.filter(|process| !self.subjects[*process].is_gone()) {
-            for (id, _, usage) in self.subjects[process].devices() {
+            for (id, capacity, usage) in self.subjects[process].devices() {
                 // The charge may leave out what the restore needs, as contexts that the group does
                 // not count.
                 let bytes = moved(&usage).max(usage.resident);
@@ -412,6 +412,10 @@ impl<'a> Machine<'a> {
                     coming.bytes = coming.bytes.saturating_add(bytes).saturating_add(MARGIN);
                     coming.charged = coming.charged.saturating_add(usage.suspended);
                     coming.processes += 1;
+                    let kept = self.rooms[process]
+                        .as_ref()
+                        .and_then(|member| member.keep_free(&member.device(id, capacity).ok()?));
+                    coming.keep_free = coming.keep_free.max(kept.map_or(0, |(keep, _)| keep));
                 }
             }
         }
@@ -427,6 +431,8 @@ struct Coming {
     /// The bytes that this process has charged.
     charged: u64,
     processes: usize,
+    /// What must be free beside them, because their groups keep it free.
+    keep_free: u64,
 }
 
 /// Calls the driver about a process. Says so if the process is stopped meanwhile: the driver waits
@@ -827,6 +833,11 @@ impl World for Machine<'_> {
                 let memory = self.checkpoints.gpus.memory_of(&id);
                 let (free, used) = memory.map_or((0, u64::MAX), |now| (now.free, now.used));
                 let mut held = coming.charged;
+                let left = free.saturating_sub(coming.bytes);
+                if left < coming.keep_free {
+                    tries = 0;
+                    return false;
+                }
                 if free < coming.bytes {
                     // A context takes more than the margin, so no program uses the GPU. There is
                     // room for one process, because it was there before. Several processes may
@@ -854,11 +865,15 @@ impl World for Machine<'_> {
             if !has_room {
                 self.go_on()?;
                 return Err(Failure::new(format_args!(
-                    "GPU {gpu} has {free} free, and {coming} are needed: other programs, which \
-                     `gpulimit top` and `nvidia-smi` show, use the rest; all processes stay \
+                    "GPU {gpu} has {free} free, and {coming} are needed{kept}: other programs, \
+                     which `gpulimit top` and `nvidia-smi` show, use the rest; all processes stay \
                      suspended",
                     free = gib(self.checkpoints.gpus.free(&id).unwrap_or(0)),
                     coming = gib(coming.bytes),
+                    kept = match coming.keep_free {
+                        0 => String::new(),
+                        keep => format!(", with {} left free (keep_free)", gib(keep)),
+                    },
                 )));
             }
             let placeholder = placeholder.map_err(|status| {

@@ -215,7 +215,11 @@ fn said(now: &Now, advice: &[Advice]) -> String {
     text += &indented(&Table::of(LEVELS, &now.levels, None).render());
     if let (Some(total), Some(free)) = (now.total, now.free) {
         let (free, total) = (gib(free), gib(total));
-        text += &format!("  GPU {} has {free} free of {total}\n", now.gpu);
+        let kept = now.keeper().map_or(String::new(), |level| {
+            let keep = gib(level.keep_free.0);
+            format!(", of which keep_free of {} keeps {keep}", level.name)
+        });
+        text += &format!("  GPU {} has {free} free of {total}{kept}\n", now.gpu);
     }
     if advice.is_empty() {
         text += "  You can do nothing here: ask the administrator of the groups\n";

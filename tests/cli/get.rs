@@ -10,7 +10,8 @@ fn output_of_get_is_accepted_by_set() {
     place.said(&["create", "lab", "max=8G", "oom=kill-largest"]);
     place.said(&["set", "lab", "max=4G", "--device", &uuid]);
     let expected = format!(
-        "max=8GiB\nmax=4GiB --device {uuid}\nhigh=max\nlow=0\nmin=0\non_limit=fail\n\
+        "max=8GiB\nmax=4GiB --device {uuid}\nhigh=max\nlow=0\nmin=0\nkeep_free=0\n\
+            on_limit=fail\n\
             wait_timeout=10m\npressure_timeout=2s\noom=kill-largest\ncount_context=yes\n\
             suspended.max=default\n"
     );

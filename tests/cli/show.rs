@@ -244,6 +244,7 @@ fn show_names_the_group_of_the_smallest_limit() {
         "lab/alice",
         "high=3G",
         "low=1G",
+        "keep_free=2G",
         "on_limit=wait",
         "wait_timeout=5s",
     ]);
@@ -277,6 +278,7 @@ fn show_names_the_group_of_the_smallest_limit() {
         ("max", 8 * GIB),
         ("high", 3 * GIB),
         ("low", GIB),
+        ("keep_free", 2 * GIB),
         ("effective_max", 4 * GIB),
         ("usage", GIB),
         ("free", 2 * GIB),
@@ -291,12 +293,12 @@ fn show_names_the_group_of_the_smallest_limit() {
     let lines: Vec<Vec<&str>> = out.lines().map(words).collect();
     assert_eq!(
         lines[0].join(" "),
-        "GROUP GPU MAX EFFECTIVE HIGH LOW USAGE PEAK FREE REFUSED PROCESSES OPTIONS"
+        "GROUP GPU MAX EFFECTIVE HIGH LOW KEEP FREE USAGE PEAK FREE REFUSED PROCESSES OPTIONS"
     );
     assert_eq!(
         lines[2].join(" "),
-        "lab/alice GPU-1a2b… 8.0 GiB 4.0 GiB (lab) 3.0 GiB 1.0 GiB 1.0 GiB 1.0 GiB 2.0 GiB 0 1 \
-         on_limit=wait wait_timeout=5s"
+        "lab/alice GPU-1a2b… 8.0 GiB 4.0 GiB (lab) 3.0 GiB 1.0 GiB 2.0 GiB 1.0 GiB 1.0 GiB 2.0 GiB 0 \
+         1 on_limit=wait wait_timeout=5s"
     );
     // A limit above what the GPU has makes no memory.
     place.said(&["set", "lab", "max=20T"]);

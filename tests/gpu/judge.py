@@ -104,9 +104,16 @@ class Nvml:
 
     def total(self) -> int:
         """Returns the GPU's memory in bytes, as NVML reports it."""
+        return self._memory(0)
+
+    def free(self) -> int:
+        """Returns the free bytes of the GPU, as NVML reports them."""
+        return self._memory(1)
+
+    def _memory(self, which: int) -> int:
         sizes = (ctypes.c_ulonglong * 3)()
         self._call("nvmlDeviceGetMemoryInfo", self._device, sizes)
-        return int(sizes[0])
+        return int(sizes[which])
 
 
 def session_of(pid: int) -> int | None:

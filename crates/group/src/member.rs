@@ -403,23 +403,21 @@ impl Member {
     }
 
     /// Returns the smallest limit of the process's groups, in bytes; `u64::MAX` without any limit.
-    #[cold]
     pub fn max(&self, device: &MemberDevice) -> u64 {
         let limits = self
             .stations(device)
-            .map(|(station, index)| station.bounds(device, index).max);
+            .map(|(station, index)| station.max(device, index));
         limits.min().unwrap_or(u64::MAX)
     }
 
     /// Returns the bytes that the process's groups keep free on the device, and the level of the
     /// group that keeps the most; `None` if no group keeps any. Where no group says, the device's
     /// own rule holds, which [`Member::keep_by_default`] has set.
-    #[inline(never)]
     pub fn keep_free(&self, device: &MemberDevice) -> Option<(u64, usize)> {
         let mut most = None;
         for (level, (station, index)) in self.stations(device).enumerate() {
-            let keep = station.bounds(device, index).keep_free;
-            most = most.max(keep.map(|keep| (keep, level)));
+            let [keep] = station.words(device, index, [KEEP_FREE]);
+            most = most.max(keep.checked_sub(1).map(|keep| (keep, level)));
         }
         let own = || self.leaf().bounds.get(device.index[0].get());
         let by_default = || Some((own()?.by_default.load(Ordering::Relaxed), 0));
@@ -446,7 +444,7 @@ impl Member {
         Some(Refusal {
             group: &station.name,
             charged: station.ledger.charged(index),
-            max: station.bounds(device, index).max,
+            max: station.max(device, index),
             kept: 0,
             left: free,
             keep_free: keep,
@@ -481,7 +479,7 @@ impl Member {
     /// need not give memory back.
     pub fn is_low(&self, device: &MemberDevice) -> bool {
         self.stations(device).any(|(station, index)| {
-            let Bounds { low, min, .. } = station.bounds(device, index);
+            let [low, min] = station.words(device, index, [LOW, MIN]);
             low.max(min) > 0 && station.ledger.charged(index) <= low.max(min)
         })
     }
@@ -526,7 +524,7 @@ impl Member {
         figures: &dyn Fn() -> Option<Figures>,
     ) -> bool {
         let has_others = |(station, index): (&Station, DeviceIndex)| {
-            station.bounds(device, index).max != u64::MAX
+            station.max(device, index) != u64::MAX
                 && station.ledger.has_others(station.slot.index())
         };
         let found = self.stations(device).any(has_others).then(|| {
@@ -581,7 +579,7 @@ impl Member {
     /// without any limit. Protected memory is not free.
     fn tightest(&self, device: &MemberDevice) -> Option<(u64, u64)> {
         let limited = self.stations(device).filter_map(|(station, index)| {
-            let max = station.bounds(device, index).max;
+            let max = station.max(device, index);
             (max != u64::MAX).then(|| {
                 let protected = station.kept(index).saturating_add(station.beyond(index));
                 let charged = station.ledger.charged(index);
@@ -602,7 +600,7 @@ impl Member {
     /// group.
     pub fn limit_and_usage(&self, device: &MemberDevice) -> (u64, u64) {
         let limited = self.stations(device).map(|(station, index)| {
-            let max = station.bounds(device, index).max;
+            let max = station.max(device, index);
             (max, station, index)
         });
         let smallest = limited.min_by_key(|(max, ..)| *max);
@@ -767,7 +765,7 @@ impl Member {
         };
         let index = device.index[level];
         let charged = station.ledger.charged(index);
-        let max = station.bounds(device, index).max;
+        let max = station.max(device, index);
         let granted = happening(EventKind::Recovered, index, bytes, charged, max);
         self.record(level, &granted, function);
     }
@@ -919,25 +917,10 @@ impl Station {
         self.ledger.charged(index) > self.slot.charged(index)
     }
 
-    pub(super) fn bounds(&self, device: &MemberDevice, index: DeviceIndex) -> Bounds {
-        let known = self.remembered(index, |words| {
-            let [_, max, high, low, min, keep_free] =
-                words.each_ref().map(|word| word.load(Ordering::Relaxed));
-            Bounds {
-                max,
-                high,
-                low,
-                min,
-                keep_free: keep_free.checked_sub(1),
-            }
-        });
-        known.unwrap_or_else(|| self.renew(device, index))
-    }
-
     /// Returns the most bytes that a charge may reach, with or without those above `high`.
     #[inline(never)]
     fn most(&self, device: &MemberDevice, index: DeviceIndex, spares_high: bool) -> u64 {
-        let Bounds { max, high, .. } = self.bounds(device, index);
+        let [max, high] = self.words(device, index, [MAX, HIGH]);
         if spares_high { max.min(high) } else { max }
     }
 
@@ -945,33 +928,89 @@ impl Station {
     /// in a group with a `keep_free`, whose requests look at the GPU.
     #[inline]
     fn at_once(&self, device: &MemberDevice, index: DeviceIndex) -> u64 {
-        let known = self.remembered(index, |words| words[0].load(Ordering::Relaxed));
-        known.unwrap_or_else(|| {
-            let bounds = self.renew(device, index);
-            let remembered = self.bounds.get(index.get());
-            remembered.map_or(0, |remembered| remembered.at_once(&bounds))
-        })
+        self.words(device, index, [AT_ONCE])[0]
     }
 
+    #[inline(never)]
+    fn max(&self, device: &MemberDevice, index: DeviceIndex) -> u64 {
+        self.words(device, index, [MAX])[0]
+    }
+
+    pub(super) fn bounds(&self, device: &MemberDevice, index: DeviceIndex) -> Bounds {
+        let words = [MAX, HIGH, LOW, MIN, KEEP_FREE];
+        let [max, high, low, min, keep_free] = self.words(device, index, words);
+        Bounds {
+            max,
+            high,
+            low,
+            min,
+            keep_free: keep_free.checked_sub(1),
+        }
+    }
+
+    /// Returns the words at these places of [`Remembered`] for the device.
     #[inline]
-    fn remembered<T>(&self, index: DeviceIndex, read: impl Fn(&Words) -> T) -> Option<T> {
-        let remembered = self.bounds.get(index.get())?;
-        remembered.get(self.limits.generation(), read)
+    fn words<const N: usize>(
+        &self,
+        device: &MemberDevice,
+        index: DeviceIndex,
+        at: [usize; N],
+    ) -> [u64; N] {
+        let remembered = self.bounds.get(index.get());
+        let known = remembered.and_then(|it| it.get(self.limits.generation(), at));
+        known.unwrap_or_else(|| self.renewed(device, index, at))
     }
 
     #[cold]
-    fn renew(&self, device: &MemberDevice, index: DeviceIndex) -> Bounds {
+    #[inline(never)]
+    fn renewed<const N: usize>(
+        &self,
+        device: &MemberDevice,
+        index: DeviceIndex,
+        at: [usize; N],
+    ) -> [u64; N] {
+        let words = self.renew(device, index);
+        at.map(|at| words[at])
+    }
+
+    #[inline(never)]
+    fn renew(&self, device: &MemberDevice, index: DeviceIndex) -> [u64; WORDS] {
         let (bounds, generation) = self.limits.bounds_at(&device.id, device.capacity);
-        if let Some(remembered) = self.bounds.get(index.get()) {
-            remembered.set(&bounds, generation);
+        let remembered = self.bounds.get(index.get());
+        let by_default = remembered.map_or(0, |it| it.by_default.load(Ordering::Relaxed));
+        let words = words(&bounds, by_default);
+        if let Some(remembered) = remembered {
+            remembered.set(&words, generation);
         }
-        bounds
+        words
     }
 }
 
-/// What [`Station::at_once`] returns, then max, high, low, min, and keep_free plus 1; 0 if it is
-/// not set.
-type Words = [AtomicU64; 6];
+/// The places of the words of [`Remembered`].
+const AT_ONCE: usize = 0;
+const MAX: usize = 1;
+const HIGH: usize = 2;
+const LOW: usize = 3;
+const MIN: usize = 4;
+/// `keep_free` plus 1; 0 if it is not set.
+const KEEP_FREE: usize = 5;
+const WORDS: usize = 6;
+
+fn words(bounds: &Bounds, by_default: u64) -> [u64; WORDS] {
+    let Bounds {
+        max,
+        high,
+        low,
+        min,
+        keep_free,
+    } = *bounds;
+    let at_once = match keep_free.unwrap_or(by_default) {
+        0 => max.min(high),
+        _ => 0,
+    };
+    let keep_free = keep_free.map_or(0, |keep| keep.saturating_add(1));
+    [at_once, max, high, low, min, keep_free]
+}
 
 /// The limits and the protection on a device, in bytes, for one version of the limits file. A
 /// sequence lock protects the values.
@@ -980,35 +1019,27 @@ struct Remembered {
     /// `2 * (generation + 1)`, plus 1 while a thread stores values; 0 before values were ever
     /// stored.
     stamp: AtomicU64,
-    words: Words,
+    words: [AtomicU64; WORDS],
     /// What requests leave free where no group on the path has a `keep_free`; 0 but in the
     /// process's own group.
     by_default: AtomicU64,
 }
 
 impl Remembered {
-    fn at_once(&self, bounds: &Bounds) -> u64 {
-        let by_default = self.by_default.load(Ordering::Relaxed);
-        match bounds.keep_free.unwrap_or(by_default) {
-            0 => bounds.max.min(bounds.high),
-            _ => 0,
-        }
-    }
-
-    /// Returns what `read` reads, if the values are of this generation. Does not wait for a thread
-    /// that is storing values.
+    /// Returns the words at these places, if they are of this generation. Does not wait for a
+    /// thread that is storing values.
     #[inline]
-    fn get<T>(&self, generation: u64, read: impl Fn(&Words) -> T) -> Option<T> {
+    fn get<const N: usize>(&self, generation: u64, at: [usize; N]) -> Option<[u64; N]> {
         let wanted = Self::stamp(generation);
         if self.stamp.load(Ordering::Acquire) != wanted {
             return None;
         }
-        let values = read(&self.words);
+        let words = at.map(|at| self.words[at].load(Ordering::Relaxed));
         fence(Ordering::Acquire);
-        (self.stamp.load(Ordering::Relaxed) == wanted).then_some(values)
+        (self.stamp.load(Ordering::Relaxed) == wanted).then_some(words)
     }
 
-    fn set(&self, bounds: &Bounds, generation: u64) {
+    fn set(&self, words: &[u64; WORDS], generation: u64) {
         let before = self.stamp.load(Ordering::Relaxed);
         let busy = before | 1;
         let mine = before & 1 == 0
@@ -1018,16 +1049,8 @@ impl Remembered {
                 .is_ok();
         if mine {
             fence(Ordering::Release);
-            let values = [
-                self.at_once(bounds),
-                bounds.max,
-                bounds.high,
-                bounds.low,
-                bounds.min,
-                bounds.keep_free.map_or(0, |keep| keep.saturating_add(1)),
-            ];
-            for (word, value) in self.words.iter().zip(values) {
-                word.store(value, Ordering::Relaxed);
+            for (word, value) in self.words.iter().zip(words) {
+                word.store(*value, Ordering::Relaxed);
             }
             self.stamp.store(Self::stamp(generation), Ordering::Release);
         }

@@ -176,7 +176,7 @@ fn small(
             paid.spend();
             device.book.add(Category::Linear, BLOCK);
             device.renew(mark);
-            let Err(left) = device.conclude(call.symbol, estimate, status) else {
+            let Some(left) = device.below() else {
                 return status;
             };
             give_back(call, address);

@@ -12,7 +12,7 @@ pub const BLOCK: u64 = 2 << 20;
 /// A thing to do, after which the refused request is granted.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Advice {
-    /// `again`, `host`, `expand`, `raise`, `suspend`, `end`, `wait` or `smaller`.
+    /// `again`, `host`, `expand`, `raise`, `lower`, `suspend`, `end`, `wait` or `smaller`.
     pub what: &'static str,
     /// The name and the bytes of the figure that makes the advice true.
     pub figure: (&'static str, u64),
@@ -23,7 +23,7 @@ pub struct Advice {
 }
 
 fields! { pub FIELDS(it: Advice):
-    /// `again`, `expand`, `raise`, `suspend`, `end`, `wait`, `smaller` or `host`.
+    /// `again`, `expand`, `raise`, `lower`, `suspend`, `end`, `wait`, `smaller` or `host`.
     "advice": Text => it.what;
     /// What makes the advice true.
     "figure": Text => it.figure.0;
@@ -61,8 +61,21 @@ impl Now {
             let freed = sum(&|holder| level.holds(holder));
             level.room().saturating_add(freed) < self.need
         };
-        let free = self.free.unwrap_or(u64::MAX).saturating_add(sum(&|_| true));
+        let free = self.unkept().unwrap_or(u64::MAX);
+        let free = free.saturating_add(sum(&|_| true));
         (self.levels.iter().filter(lacks).collect(), free < self.need)
+    }
+
+    /// Returns the group that keeps the most memory of the GPU free.
+    pub fn keeper(&self) -> Option<&Level> {
+        let keepers = self.levels.iter().filter(|level| level.keep_free.0 > 0);
+        keepers.max_by_key(|level| level.keep_free.0)
+    }
+
+    /// Returns the free memory of the GPU that no `keep_free` keeps.
+    fn unkept(&self) -> Option<u64> {
+        let keep = self.keeper().map_or(0, |level| level.keep_free.0);
+        Some(self.free?.saturating_sub(keep))
     }
 
     pub fn fits(&self, without: &[&Holder]) -> bool {
@@ -108,6 +121,7 @@ pub fn advice(now: &Now) -> Vec<Advice> {
     let all = [
         expand(now),
         raise(now),
+        lower(now),
         suspend(now),
         end(now),
         wait(now),
@@ -144,7 +158,7 @@ fn expand(now: &Now) -> Option<Advice> {
 
 fn again(now: &Now) -> Advice {
     let rooms = now.levels.iter().map(Level::room);
-    let left = rooms.chain(now.free).min().unwrap_or(u64::MAX);
+    let left = rooms.chain(now.unkept()).min().unwrap_or(u64::MAX);
     Advice {
         what: "again",
         figure: ("left", left),
@@ -201,6 +215,33 @@ fn raise(now: &Now) -> Option<Advice> {
         figure: ("max", max),
         text,
         command: Some(command),
+        pids: Vec::new(),
+    })
+}
+
+/// Only `keep_free` keeps from the request what the GPU has.
+fn lower(now: &Now) -> Option<Advice> {
+    let level = now.keeper().filter(|level| level.may_set)?;
+    let rest = now.free?.checked_sub(now.need)?;
+    let (keep, by_gpu) = level.keep_free;
+    let size = match below(rest) {
+        0 => "0".to_owned(),
+        bytes => format!("{}M", bytes >> 20),
+    };
+    let device = match by_gpu {
+        true => format!(" --device {}", now.gpu),
+        false => String::new(),
+    };
+    let name = &level.name;
+    now.lacking(&[]).0.is_empty().then(|| Advice {
+        what: "lower",
+        figure: ("keep_free", keep),
+        text: format!(
+            "lower keep_free of `{name}` to {size}: it keeps {} of the GPU free, and {} is needed",
+            gib(keep),
+            gib(now.need)
+        ),
+        command: Some(format!("gpulimit set {name} --keep-free {size}{device}")),
         pids: Vec::new(),
     })
 }
@@ -288,7 +329,7 @@ fn named(now: &Now, what: &'static str, found: &[&Holder], begin: &str) -> Advic
 
 fn smaller(now: &Now) -> Option<Advice> {
     let rooms = now.levels.iter().map(Level::room);
-    let left = rooms.chain(now.free).chain(now.total).min()?;
+    let left = rooms.chain(now.unkept()).chain(now.total).min()?;
     let bytes = below(left.checked_sub(now.beside)?);
     (bytes > 0).then(|| Advice {
         what: "smaller",
@@ -351,6 +392,7 @@ mod tests {
             left: Some(left * MIB),
             is_gone: false,
             by_gpu: false,
+            keep_free: (0, false),
             may_set: true,
             wait: None,
         }

@@ -16,6 +16,7 @@ from checks import (  # noqa: F401
     sharing,
     lent,
     groups,
+    keep_free,
     pressure,
     checkpoint,
     suspend,

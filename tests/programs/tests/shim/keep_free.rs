@@ -1,8 +1,11 @@
 //! `keep_free`: requests leave memory free on the GPU beside programs that gpulimit does not limit,
 //! and what went below is given back in the same call.
 
+use gpulimit_base::units::Size;
 use gpulimit_ledger::{Cause, EventKind};
+use gpulimit_limits::{Key, LimitSet, Selector};
 use gpulimit_programs::world::{self, CONTEXT, HOUR, MIB, Session, World};
+use gpulimit_support::wait_until;
 
 const CAPACITY: u64 = 8192 * MIB;
 const KEEP: u64 = 2048 * MIB;
@@ -116,5 +119,146 @@ fn what_went_below_is_given_back_in_the_same_call() {
         program.end();
         other.end_quietly();
         world.judge_end(CAPACITY);
+    }
+}
+
+#[test]
+fn a_request_waits_until_a_stranger_makes_room() {
+    let world = world();
+    world.settings(&["on_limit=wait", "wait_timeout=1h"]);
+    let (mut other, mut program) = (stranger(&world), world.on_gpu());
+    other.expect(&[("alloc a 4G", "0")]);
+    program.tell("alloc a 2G");
+    program.waits_on();
+    assert_eq!(world.events(EventKind::Wait).len(), 1);
+    other.expect(&[("free a", "0")]);
+    assert_eq!(program.answer(), "0");
+    assert_eq!(world.events(EventKind::Granted).len(), 1);
+    // Without any other program there would be no room: nothing is waited for.
+    program.expect(&[("alloc b 4G", "2")]);
+    program.end();
+    other.end_quietly();
+    world.judge_end(CAPACITY);
+}
+
+/// Two members that wait for each other's memory wait for ever; not so if a stranger has enough.
+#[test]
+fn a_standstill_counts_requests_that_wait_for_it() {
+    for (own, foreign) in [("2200M", "2M"), ("1G", "4G")] {
+        let world = world();
+        world.settings(&["on_limit=wait", "wait_timeout=1h"]);
+        let mut other = stranger(&world);
+        let mut programs = [world.on_gpu(), world.on_gpu()];
+        for program in &mut programs {
+            program.expect(&[(&format!("alloc a {own}"), "0")]);
+        }
+        other.expect(&[(&format!("alloc a {foreign}"), "0")]);
+        programs
+            .iter_mut()
+            .for_each(|program| program.tell("alloc b 1G"));
+        let [first, second] = &mut programs;
+        if foreign == "2M" {
+            let mut answers = [None, None];
+            wait_until("one of the two is refused", || {
+                answers = [first.printed(), second.printed()];
+                answers != [None, None]
+            });
+            let (refused, waits) = match answers[0] {
+                Some(_) => (first, second),
+                None => (second, first),
+            };
+            assert_eq!(
+                answers.into_iter().flatten().next().as_deref(),
+                Some("alloc b 1G = 2")
+            );
+            waits.waits_on();
+            refused.expect(&[("free a", "0")]);
+            assert_eq!(waits.answer(), "0");
+            assert_refused(&world, CAPACITY);
+        } else {
+            for _ in 0..4 {
+                first.waits_on();
+                second.waits_on();
+            }
+            other.expect(&[("free a", "0")]);
+            assert_eq!((first.answer(), second.answer()), ("0".into(), "0".into()));
+        }
+        for program in programs {
+            program.end();
+        }
+        other.end_quietly();
+        world.judge_end(CAPACITY);
+    }
+}
+
+/// Groups that share no ledger ask at once. What they keep in the end fits.
+#[test]
+fn what_racers_of_many_groups_keep_fits() {
+    const RACERS: usize = 64;
+    const CONTEXT: u64 = 10 * MIB;
+    let knobs = [
+        ("GPULIMIT_SIM_CAPACITY", CAPACITY.to_string()),
+        ("GPULIMIT_SIM_CONTEXT_BYTES", CONTEXT.to_string()),
+        ("GPULIMIT_SIM_LATENCY", "cuMemAlloc_v2:2000000".into()),
+        ("GPULIMIT_SIM_JITTER", "1".into()),
+    ];
+    let world = World::without_group(&knobs.each_ref().map(|(name, value)| (*name, &**value)));
+    let mut limits = LimitSet::default();
+    limits.set(Selector::All, Key::KeepFree, Size::Bytes(KEEP));
+    let go = world.file("go");
+    let racer = |number: usize| {
+        let group = format!("racer{number}");
+        let created = world.root().create(&group, &limits).expect("a group");
+        let mut command = world.limited(world::program());
+        command.env("GPULIMIT_GROUP", group);
+        let mut session = Session::start(command);
+        assert_eq!(session.say("start"), "0 0");
+        session.tell(&format!("wait {}\nalloc a 300M", go.display()));
+        (created, session)
+    };
+    let mut racers: Vec<_> = (0..RACERS).map(racer).collect();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let mut granted = 0;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut longest, mut since, mut dips, mut looks) =
+                (std::time::Duration::ZERO, None, 0, 0);
+            let mut least = u64::MAX;
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                let now = std::time::Instant::now();
+                let f = free(&world);
+                looks += 1;
+                least = least.min(f);
+                if f < KEEP {
+                    let at = *since.get_or_insert(now);
+                    longest = longest.max(now - at);
+                } else if since.take().is_some() {
+                    dips += 1;
+                }
+            }
+            eprintln!(
+                "MEASURED longest {longest:?} dips {dips} looks {looks} least {}M",
+                least >> 20
+            );
+        });
+        std::fs::write(&go, "").expect("written");
+        for (_, racer) in &mut racers {
+            racer.answer();
+            match &*racer.answer() {
+                "0" => granted += 1,
+                answer => assert_eq!(answer, "2"),
+            }
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        eprintln!("GRANTED {granted}");
+    });
+    assert!(
+        free(&world) >= KEEP,
+        "{granted} racers leave {}",
+        free(&world)
+    );
+    assert!(granted > 0, "somebody gets memory");
+    for (_, racer) in racers {
+        racer.end();
     }
 }

@@ -233,7 +233,7 @@ impl Scene {
                 let max = command.split_whitespace().nth(3).expect("a size");
                 place = format!("--max {max}");
             }
-            ("raise" | "suspend", Some(command)) => _ = self.said(command),
+            ("raise" | "lower" | "suspend", Some(command)) => _ = self.said(command),
             ("end", Some(command)) => {
                 self.said(command);
                 self.bury(&pids);
@@ -540,6 +540,43 @@ fn a_job_gets_more_while_it_runs_and_when_it_starts_again() {
             later: Later::Ends,
             ..case
         },
+    );
+}
+
+/// A stranger uses the GPU beside a group that keeps 2 GiB of it free.
+#[test]
+fn keep_free_is_lowered_only_by_who_may() {
+    let case = Case {
+        groups: &[("lab", ALICE, "keep_free=2G")],
+        others: &[("", BOB, 5000)],
+        ..CASE
+    };
+    let other = Case {
+        groups: &[("lab", 0, "keep_free=2G")],
+        first: "wait",
+        never: &["lower"],
+        ..case
+    };
+    differ(
+        Case {
+            first: "lower",
+            ..case
+        },
+        other,
+    );
+    // Lowered to 0, it leaves too little.
+    let full = Case {
+        others: &[("", BOB, 7200)],
+        first: "wait",
+        never: &["lower"],
+        ..case
+    };
+    differ(
+        Case {
+            first: "lower",
+            ..case
+        },
+        full,
     );
 }
 

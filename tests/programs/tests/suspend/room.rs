@@ -43,6 +43,27 @@ fn a_full_group_makes_resume_wait() {
     world.judge_end(CAP);
 }
 
+#[test]
+fn what_comes_back_leaves_keep_free() {
+    let world = tight();
+    world.settings(&["keep_free=256M"]);
+    let mut program = holder(&world, "800M");
+    done(&world, &["suspend", GROUP]);
+    let mut stranger = Session::start(world.bare(world::program()));
+    let left = CAP + 64 * MIB - 2 * CONTEXT - (800 + 200) * MIB;
+    let takes = format!("alloc a {left}");
+    stranger.expect(&[("start", "0 0"), (&takes, "0")]);
+    let late = run(&world, &["resume", GROUP, "--timeout", "300ms"]);
+    late.expect_failure("with 256.0 MiB left free (keep_free)");
+    assert_eq!(shown(&world, &program)["state"], "suspended");
+    stranger.expect(&[("free a", "0")]);
+    done(&world, &["resume", GROUP]);
+    goes_on(&mut program);
+    stranger.end_quietly();
+    program.end();
+    world.judge_end(CAP + 64 * MIB);
+}
+
 /// The room that others leave on their way to the host is theirs: it is not granted to a request
 /// whose own process is on the host, and who comes back finds it.
 #[test]
