@@ -21,12 +21,12 @@ pub(super) fn check() -> Option<Finding> {
 /// Returns the last value of a key in lines `KEY = VALUE`, without regard to case.
 fn value(text: &str, key: &str) -> String {
     let pairs = text.lines().filter_map(|line| line.split_once('='));
-    let named = pairs.filter(|(name, _)| name.trim().eq_ignore_ascii_case(key));
-    let last = named.last().map_or("", |(_, value)| value);
+    let mut named = pairs.filter(|(name, _)| name.trim().eq_ignore_ascii_case(key));
+    let last = named.next_back().map_or("", |(_, value)| value);
     let word = last.split(['#', ' ', '\t']).find(|word| !word.is_empty());
     word.unwrap_or_default()
         .trim_matches(['"', '\''])
-        .to_lowercase()
+        .to_owned()
 }
 
 /// `announced` is what Slurm tells a job, `regions` the kernel's list of device memories, and
@@ -38,7 +38,7 @@ fn found(announced: Option<&str>, conf: &str, regions: &str, settings: &str) -> 
              gpulimit, if the job's group has one, is met first"
         )));
     }
-    if value(conf, "ConstrainDeviceMemory") != "yes" {
+    if !value(conf, "ConstrainDeviceMemory").eq_ignore_ascii_case("yes") {
         return None;
     }
     let shard = value(settings, "shard");
@@ -95,7 +95,7 @@ mod tests {
                 REGIONS,
                 "shard=1G\nshard='2G'\n",
                 Warning,
-                "two limits are set for shards: 2g each",
+                "two limits are set for shards: 2G each",
             ),
         ] {
             let found = of(CONF, regions, settings).expect("a finding");
