@@ -112,6 +112,7 @@ mod machine {
     pub mod dlsym;
     pub mod elf;
     pub mod file;
+    pub mod inside;
     pub mod library;
     pub mod look;
     pub mod nvml;

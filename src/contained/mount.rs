@@ -1,14 +1,14 @@
 //! Mounts a container's view of the groups at /run/gpulimit, where the container's programs look
 //! for groups.
 
+use crate::machine::inside;
 use crate::words::failure::Failure;
 use gpulimit_group::SYSTEM;
+use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, mount_bind, mount_remount};
-use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Component, Path, PathBuf};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
 
 /// The flags of the view's mounts: nothing in a view can be executed or used as a device.
 const QUIET: MountFlags = MountFlags::NOSUID
@@ -44,43 +44,24 @@ pub fn mount_view(view: &Path, writable: &[PathBuf], rootfs: &Path) -> Result<()
     Ok(())
 }
 
-/// Opens a path in the container's file system. Refuses symbolic links, which may lead out of that
-/// file system.
-fn open_in(rootfs: &Path, path: &Path) -> io::Result<File> {
-    let open = |path: &Path, flags| {
-        let mut options = OpenOptions::new();
-        options
-            .read(true)
-            .custom_flags(libc::O_PATH | libc::O_CLOEXEC | flags);
-        options.open(path)
-    };
-    let mut file = open(rootfs, libc::O_DIRECTORY)?;
-    for part in path.components() {
-        if let Component::Normal(part) = part {
-            file = open(&through(&file).join(part), libc::O_NOFOLLOW)?;
-            if file.metadata()?.is_symlink() {
-                let why = format!(
-                    "{} is a symbolic link in the image, expected a directory",
-                    Path::new(part).display()
-                );
-                return Err(io::Error::other(why));
-            }
-        }
-    }
-    Ok(file)
+/// Opens a path in the container's file system.
+fn open_in(rootfs: &Path, path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::DIRECTORY;
+    let root = rustix::fs::open(rootfs, flags, Mode::empty())?;
+    inside::open(root.as_fd(), path)
 }
 
 /// Returns a path under `/proc/self/fd` that leads to this open file.
-fn through(file: &File) -> PathBuf {
+fn through(file: &OwnedFd) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }
 
-fn bind(source: &Path, target: &File) -> io::Result<()> {
+fn bind(source: &Path, target: &OwnedFd) -> io::Result<()> {
     Ok(mount_bind(source, through(target))?)
 }
 
 /// Changes the flags of a mount.
-fn remount(target: &File, flags: MountFlags) -> io::Result<()> {
+fn remount(target: &OwnedFd, flags: MountFlags) -> io::Result<()> {
     Ok(mount_remount(
         through(target),
         MountFlags::BIND | flags,

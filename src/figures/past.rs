@@ -9,7 +9,7 @@ use crate::machine::nvml::Driver;
 use crate::words::clock::{self, Moment};
 use crate::words::text;
 use gpulimit_base::units::gib;
-use gpulimit_ledger::{DeviceEntry, DeviceIndex, EventKind, Ledger, NoWitness, Period, Resolution};
+use gpulimit_ledger::{DeviceEntry, DeviceIndex, EventKind, Ledger, NoWitness, Resolution};
 use gpulimit_limits::Selector;
 use jiff::Timestamp;
 use serde_json::Value;
@@ -94,42 +94,6 @@ fn grower(ledger: &Ledger, device: DeviceIndex) -> Option<Grower> {
             Grower::of(process.identity, &floors).filter(|_| process.alive)
         });
     growers.max_by(|one, other| one.rate.total_cmp(&other.rate))
-}
-
-/// The figures of a history, summed up since a time.
-pub struct Sums {
-    /// Begin of the first period, in seconds since 1970.
-    pub from: u64,
-    /// The highest usage in bytes.
-    pub peak: u64,
-    /// Number of refused requests; `None` if a period has more than it can count.
-    pub refusals: Option<u64>,
-    /// Seconds for which requests waited; `None` if a period has more than it can count.
-    pub waited: Option<u64>,
-}
-
-/// Returns what the history says of a GPU since a time in seconds since 1970. `usage` is the
-/// present usage in bytes. Returns `None` if the history does not reach back so far.
-///
-/// The highest usage is exact: the first change of a charge in a second records the usage before
-/// it, so that memory which was charged earlier is in it, too.
-pub fn sums(ledger: &Ledger, device: DeviceIndex, since: u64, usage: u64) -> Option<Sums> {
-    let window = Window::new(since, second(Timestamp::now()), usage);
-    if !ledger.records(device) || window.since > since {
-        return None;
-    }
-    let spans = window.spans(|resolution| ledger.history(device, resolution));
-    let sum = |count: fn(&Span) -> u32| {
-        let is_whole = spans.iter().all(|span| count(span) < Period::MOST);
-        is_whole.then(|| spans.iter().map(|span| u64::from(count(span))).sum())
-    };
-    let usages = spans.iter().filter_map(|span| span.known);
-    Some(Sums {
-        from: spans.first().map_or(since, |span| span.start),
-        peak: usages.map(|usage| usage.max).max().unwrap_or(usage),
-        refusals: sum(|span| span.refusals),
-        waited: sum(|span| span.waited),
-    })
 }
 
 /// The highest usage of a group on one GPU in each part of the last ten minutes, oldest first;

@@ -140,22 +140,27 @@ fn some(text: &str) -> Option<&str> {
 /// know.
 pub fn gpus(groups: &[Figures], is_whole: bool, driver: Option<&Driver>) -> Vec<GpuMemory> {
     let listed = driver.map(Driver::memory).unwrap_or_default();
-    let mut gpus: Vec<GpuMemory> = listed
-        .into_iter()
-        .map(|(gpu, id, memory)| GpuMemory {
-            id,
-            index: (id == gpu.id).then_some(gpu.index),
-            name: gpu.name.clone(),
-            bus: gpu.bus.clone(),
-            total: memory.as_ref().map(|memory| memory.total),
-            used: memory.as_ref().map(|memory| memory.used),
-            grouped: 0,
-            parts: Vec::new(),
-            managed: 0,
-            limits: None,
-            is_whole,
-        })
-        .collect();
+    let unlisted = |id, total| GpuMemory {
+        id,
+        index: None,
+        name: String::new(),
+        bus: String::new(),
+        total,
+        used: None,
+        grouped: 0,
+        parts: Vec::new(),
+        managed: 0,
+        limits: None,
+        is_whole,
+    };
+    let listed = listed.into_iter().map(|(gpu, id, memory)| GpuMemory {
+        index: (id == gpu.id).then_some(gpu.index),
+        name: gpu.name.clone(),
+        bus: gpu.bus.clone(),
+        used: memory.as_ref().map(|memory| memory.used),
+        ..unlisted(id, memory.as_ref().map(|memory| memory.total))
+    });
+    let mut gpus: Vec<GpuMemory> = listed.collect();
     // The usage of a group whose ledger cannot be read is unknown; its child groups count instead.
     let readable = names(groups.iter().filter(|group| group.processes.is_some()));
     for group in groups {
@@ -163,19 +168,7 @@ pub fn gpus(groups: &[Figures], is_whole: bool, driver: Option<&Driver>) -> Vec<
         for figures in &group.gpus {
             let at = gpus.iter().position(|gpu| gpu.id == figures.id);
             let at = at.unwrap_or_else(|| {
-                gpus.push(GpuMemory {
-                    id: figures.id,
-                    index: None,
-                    name: String::new(),
-                    bus: String::new(),
-                    total: figures.capacity,
-                    used: None,
-                    grouped: 0,
-                    parts: Vec::new(),
-                    managed: 0,
-                    limits: None,
-                    is_whole,
-                });
+                gpus.push(unlisted(figures.id, figures.capacity));
                 gpus.len() - 1
             });
             if is_top {

@@ -7,7 +7,7 @@ mod span;
 mod uses;
 
 use crate::figures::fields;
-use crate::groups::{self, Selection};
+use crate::groups::Selection;
 use crate::machine::nvml::Driver;
 use crate::shown::table::Table;
 use crate::shown::{csv, output};
@@ -91,16 +91,10 @@ pub fn report(args: &Args) -> Result<ExitCode, Failure> {
     if let Some(directory) = &args.save {
         return save::append(directory, &selection, driver.as_ref());
     }
-    let (mut found, mut unreadable) = (Vec::new(), None);
+    let mut found = Vec::new();
     let (status, is_told) = visit(&selection, driver.as_ref(), |at, view| {
-        if at == 0 && view.ledger.is_none() {
-            unreadable = Some(view.group.ledger_path());
-        }
         found.push((at, Line::of(view, args.by)));
-    });
-    if let Some(path) = unreadable.filter(|_| selection.named) {
-        return Err(groups::unreadable(path));
-    }
+    })?;
     found.sort_by_key(|(at, _)| *at);
     let lines: Vec<Line> = found.into_iter().flat_map(|(_, lines)| lines).collect();
     let is_printed = print(args, &selection, &lines, driver.as_ref())?;

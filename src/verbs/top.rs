@@ -3,7 +3,6 @@
 mod actions;
 mod bars;
 mod frame;
-mod json;
 mod look;
 mod pages;
 mod place;
@@ -214,7 +213,7 @@ fn print(args: &Args, view: &View) -> Result<ExitCode, Failure> {
             Err(failure) if args.json => watch::json_of(&failure).to_string(),
             Ok(round) if args.json => {
                 let shows = |gpu| view.choice.shows(Some(gpu));
-                json::round(&round, source.driver(), shows).to_string()
+                round.json(source.driver(), shows).to_string()
             }
             Err(failure) => format!("{gap}{}", plain(&Round::failed(&failure))),
             Ok(round) => format!("{gap}{}", plain(&source.shown(round))),

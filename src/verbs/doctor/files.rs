@@ -3,6 +3,7 @@
 //! The process's user may have put links, pipes or endless files there. So paths are resolved in
 //! the process's root directory, only regular files are opened, and reads are bounded.
 
+use crate::machine::inside;
 use gpulimit_base::proc;
 use gpulimit_group::{Lowered, Rights, effective_user};
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
@@ -10,7 +11,7 @@ use rustix::io::Errno;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
 /// The files that a process sees, to be read with the rights of the process's user.
 #[derive(Debug)]
@@ -111,35 +112,9 @@ fn in_root(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     match rustix::fs::openat2(root, path, flags, Mode::empty(), how) {
         // Linux before 5.6 has no `openat2`, and a container's seccomp filter may block it.
-        Err(Errno::NOSYS | Errno::PERM) => step_by_step(root, path),
+        Err(Errno::NOSYS | Errno::PERM) => inside::open(root, path),
         found => Ok(found?),
     }
-}
-
-/// Does the work of [`in_root`] without `openat2`: opens one component at a time, and refuses
-/// symbolic links.
-fn step_by_step(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let mut way = vec![root.try_clone_to_owned()?];
-    for component in path.components() {
-        // As in the kernel, `..` in the root directory leads to the root directory.
-        if component == Component::ParentDir && way.len() > 1 {
-            way.pop();
-        }
-        let Component::Normal(name) = component else {
-            continue;
-        };
-        let here = way.last().map_or(root, AsFd::as_fd);
-        let found = rustix::fs::openat(here, name, flags, Mode::empty())?;
-        let mode = rustix::fs::fstat(&found)?.st_mode;
-        if FileType::from_raw_mode(mode) == FileType::Symlink {
-            let why = "the file's path has a symbolic link, which this kernel cannot follow safely \
-                       (openat2 needs Linux 5.6)";
-            return Err(io::Error::new(ErrorKind::Unsupported, why));
-        }
-        way.push(found);
-    }
-    way.pop().ok_or_else(|| ErrorKind::NotFound.into())
 }
 
 /// Returns a process's rights to files: those of its real user and groups, also for a setuid
@@ -190,7 +165,7 @@ mod tests {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(scratch.0.join("root"), flags, Mode::empty()).expect("opened");
         type Way = fn(BorrowedFd<'_>, &Path) -> io::Result<OwnedFd>;
-        for (way, follows) in [(in_root as Way, true), (step_by_step as Way, false)] {
+        for (way, follows) in [(in_root as Way, true), (inside::open as Way, false)] {
             let read = |name: &str| {
                 way(root.as_fd(), Path::new(name)).and_then(|found| read(found.as_fd(), 100))
             };

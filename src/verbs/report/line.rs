@@ -5,7 +5,7 @@ use crate::figures::fields::{Cell, Field, fields, left, right};
 use crate::groups::{self, Selection, View, beliefs, budget::LINE};
 use crate::machine::{accounts, nvml::Driver};
 use crate::shown::output;
-use crate::words::clock;
+use crate::words::{clock, failure::Failure};
 use gpulimit_base::device::DeviceId;
 use gpulimit_ledger::Ledger;
 use jiff::Timestamp;
@@ -22,15 +22,18 @@ pub enum By {
 
 /// Opens the selected groups one after the other, and passes each to `see` with its place. Names
 /// those without figures. Returns the exit status, and whether there are groups that keep no
-/// history.
+/// history. Fails if the group that the caller named cannot be read.
 pub fn visit(
     selection: &Selection,
     driver: Option<&Driver>,
     mut see: impl FnMut(usize, &View),
-) -> (ExitCode, bool) {
-    let (mut unrecorded, mut damages) = (Vec::new(), Vec::new());
+) -> Result<(ExitCode, bool), Failure> {
+    let (mut unrecorded, mut damages, mut unreadable) = (Vec::new(), Vec::new(), None);
     let mut notes = selection.visit(driver, |at, view| {
         see(at, &view);
+        if at == 0 && selection.named && view.ledger.is_none() {
+            unreadable = Some(groups::unreadable(view.group.ledger_path()));
+        }
         if let Some(damage) = view.ledger.as_ref().and_then(Ledger::damage) {
             damages.push(damage.to_string());
         }
@@ -38,9 +41,12 @@ pub fn visit(
             unrecorded.push(view.title);
         }
     });
+    if let Some(failure) = unreadable {
+        return Err(failure);
+    }
     notes.lines.extend(groups::unrecorded_note(&unrecorded));
     notes.add_unopened(damages);
-    (output::told(&notes), !unrecorded.is_empty())
+    Ok((output::told(&notes), !unrecorded.is_empty()))
 }
 
 /// The use of one GPU by a group, or by a user in a group: since the group was made, or in a span

@@ -63,7 +63,7 @@ pub fn append(
                 .map_err(|failure| Error::other(failure.to_string()))
                 .and_then(|text| file.write_all(text.as_bytes()));
         }
-    });
+    })?;
     written.map_err(|error| {
         // If this fails, the next report still begins a line of its own.
         let _ = file.set_len(length);

@@ -1,8 +1,7 @@
 //! Reads the files that `report --save` has written.
 
-use super::line::{Subject, UNCERTAIN, User, csv_fields};
+use super::line::{Subject, User};
 use super::span::{Sample, Use};
-use crate::figures::fields;
 use crate::shown::output;
 use crate::words::failure::{Failure, cannot};
 use ::csv::{ReaderBuilder, StringRecord};
@@ -53,26 +52,17 @@ fn read_file(path: &Path, lines: &mut Vec<(Subject, Sample)>) -> std::io::Result
     if !file.metadata()?.is_file() {
         return Err(std::io::Error::other("not a regular file"));
     }
-    let mut reader = ReaderBuilder::new()
-        .has_headers(false)
-        .flexible(true)
-        .from_reader(file);
-    let mut heads = None;
-    let mut wrong = 0;
+    let mut reader = ReaderBuilder::new().flexible(true).from_reader(file);
+    let heads = reader.headers().cloned().unwrap_or_default();
+    let mut wrong = usize::from(heads.get(0).is_some_and(|head| head != TIME));
     for row in reader.records() {
         let line = match row {
             Err(error) => match error.into_kind() {
                 ::csv::ErrorKind::Io(error) => return Err(error),
                 _ => None,
             },
-            Ok(row) if heads.is_none() || row.get(0) == Some(TIME) => {
-                heads = Some(row).filter(are_heads);
-                match heads {
-                    Some(_) => continue,
-                    None => None,
-                }
-            }
-            Ok(row) => line(&row, heads.as_ref()),
+            Ok(row) if row == heads => continue,
+            Ok(row) => line(&row, &heads),
         };
         match line {
             Some(line) => lines.push(line),
@@ -84,16 +74,6 @@ fn read_file(path: &Path, lines: &mut Vec<(Subject, Sample)>) -> std::io::Result
 
 /// The head of the first column.
 pub const TIME: &str = "time";
-
-/// Returns whether a row has the heads of all columns that are read.
-fn are_heads(row: &StringRecord) -> bool {
-    let mut needed = fields::heads(csv_fields(false));
-    needed.retain(|head| head != UNCERTAIN);
-    needed.push(TIME.into());
-    needed
-        .iter()
-        .all(|head| row.iter().any(|there| there == head))
-}
 
 /// A line of a file.
 #[derive(serde::Deserialize)]
@@ -112,8 +92,8 @@ struct Saved<'a> {
     made: &'a str,
 }
 
-fn line(row: &StringRecord, heads: Option<&StringRecord>) -> Option<(Subject, Sample)> {
-    let saved: Saved<'_> = row.deserialize(heads).ok()?;
+fn line(row: &StringRecord, heads: &StringRecord) -> Option<(Subject, Sample)> {
+    let saved: Saved<'_> = row.deserialize(Some(heads)).ok()?;
     let user = match (saved.uid, saved.user) {
         (None, "") => None,
         (None, _) => Some(User::Others),

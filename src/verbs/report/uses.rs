@@ -1,14 +1,17 @@
 //! The report of a span of time, `--since`.
 
-use super::line::{By, Line, Subject};
+use super::line::{By, Line, Subject, visit};
 use super::span::{Sample, Samples, Use};
 use super::{Args, print, saved};
-use crate::figures::{Gpu, past};
+use crate::figures::{past::Past, spans};
 use crate::groups::{self, Purpose, Selection, View};
 use crate::machine::nvml::Driver;
 use crate::shown::output;
 use crate::words::{clock::Moment, failure::Failure};
+use gpulimit_base::device::DeviceId;
 use gpulimit_group::is_within;
+use gpulimit_ledger::Period;
+use gpulimit_limits::Selector;
 use jiff::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -60,12 +63,7 @@ pub fn report(args: &Args, since: u64) -> Result<ExitCode, Failure> {
     }
     let mut status = ExitCode::SUCCESS;
     if until.is_none() {
-        let (views, mut notes) = selection.readable(driver)?;
-        notes
-            .lines
-            .extend(groups::unrecorded_note(&groups::unrecorded(&views)));
-        status = output::told(&notes);
-        views.iter().for_each(|view| span.add_view(view, driver));
+        (status, _) = visit(&selection, driver, |_, view| span.add_view(view, driver))?;
     }
     let lines = span.lines(&selection);
     let is_printed = print(args, &selection, &lines, driver)?;
@@ -124,7 +122,7 @@ impl Span {
             };
             let subject = line.subject;
             if self.by == By::Group
-                && let Some(recorded) = recorded(view, &subject, self.since, driver)
+                && let Some(recorded) = recorded(view, subject.gpu, self.since, driver)
             {
                 self.recorded.insert(subject.clone(), recorded);
             }
@@ -182,20 +180,25 @@ fn is_one(samples: &[Sample]) -> bool {
 }
 
 /// Returns what the history of a group says of a GPU; `None` if it does not reach back so far.
-fn recorded(view: &View, subject: &Subject, since: u64, driver: Option<&Driver>) -> Option<Use> {
-    let ledger = view.ledger.as_ref()?;
-    let device = view
-        .devices
-        .iter()
-        .find(|device| device.id == subject.gpu)?;
-    let usage = Gpu::of(view, subject.gpu, driver).usage.unwrap_or(0);
-    let sums = past::sums(ledger, device.index, since / 1_000, usage)?;
+///
+/// The highest usage is exact: the first change of a charge in a second records the usage before
+/// it, so that memory which was charged earlier is in it, too.
+fn recorded(view: &View, gpu: DeviceId, since: u64, driver: Option<&Driver>) -> Option<Use> {
+    let (since, now) = (since / 1_000, Timestamp::now());
+    let past = Past::all(view, &[Selector::Device(gpu)], since, now, driver).pop()?;
+    let from = past.spans.first().map(|span| span.start);
+    let from = from.filter(|from| *from <= since)?;
+    // A period does not count beyond a number.
+    let sum = |count: fn(&spans::Span) -> u32| {
+        let is_whole = past.spans.iter().all(|span| count(span) < Period::MOST);
+        is_whole.then(|| past.spans.iter().map(|span| u64::from(count(span))).sum())
+    };
+    let usages = past.spans.iter().filter_map(|span| span.known);
     Some(Use {
-        from: Some(sums.from * 1_000),
-        gib_hours: None,
-        peak: Some(sums.peak),
-        refusals: sums.refusals,
-        waits: None,
-        waited_ms: sums.waited.map(|seconds| seconds * 1_000),
+        from: Some(from * 1_000),
+        peak: usages.map(|usage| usage.max).max().or(past.gpu.usage),
+        refusals: sum(|span| span.refusals),
+        waited_ms: sum(|span| span.waited).map(|seconds: u64| seconds * 1_000),
+        ..Use::default()
     })
 }

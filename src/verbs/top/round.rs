@@ -3,12 +3,15 @@
 use crate::figures::processes::Process;
 use crate::figures::snapshot::GpuMemory;
 use crate::figures::{Figures, past::Past};
+use crate::groups::SCHEMA;
+use crate::machine::nvml::Driver;
 use crate::shown::output::Escaped;
 use crate::shown::table::figure;
-use crate::words::{failure::Failure, notes::Notes};
+use crate::words::{clock::Moment, failure::Failure, notes::Notes};
 use gpulimit_base::device::DeviceId;
 use gpulimit_group::parent;
 use jiff::Timestamp;
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -103,6 +106,22 @@ impl Round {
                 .chain(&mut process.command)
                 .for_each(escape);
         }
+    }
+
+    /// Returns the round of the chosen GPUs as one object, with the names of `show --json` and
+    /// `ps --json`. `shows` returns whether a GPU was chosen.
+    pub fn json(&self, driver: Option<&Driver>, shows: impl Fn(DeviceId) -> bool) -> Value {
+        let processes = self.processes.iter();
+        let processes = processes.filter(|it| it.gpu.as_ref().is_none_or(|(id, _)| shows(*id)));
+        let gpus = self.gpus.iter().filter(|gpu| shows(gpu.id));
+        json!({
+            "schema": SCHEMA,
+            "root": self.root,
+            "time": Moment::from(self.time).to_string(),
+            "gpus": gpus.map(GpuMemory::json).collect::<Vec<_>>(),
+            "groups": self.groups.iter().map(Figures::json).collect::<Vec<_>>(),
+            "processes": processes.map(|it| it.json(driver)).collect::<Vec<_>>(),
+        })
     }
 
     /// Returns the round after a failure, which shows only its message.
