@@ -6,7 +6,6 @@ mod frame;
 mod json;
 mod look;
 mod pages;
-mod place;
 mod plain;
 mod prompt;
 mod reader;

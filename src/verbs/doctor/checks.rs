@@ -31,7 +31,7 @@ pub(super) fn all(loaded: bool) -> Vec<Finding> {
     findings.extend(policy::checks());
     findings.extend(rules());
     findings.extend(environment(loaded));
-    findings.extend(process::uncounted());
+    findings.extend(process::uncounted(None));
     findings
 }
 

@@ -1,8 +1,8 @@
 //! Reads the rounds of `top`, in a thread of its own. A read that blocks does not block the keys.
 
-use super::place;
 use super::round::{Name, Round};
 use crate::figures::past::{self, Past, Recent};
+use crate::figures::place;
 use crate::figures::processes::{Commands, Process, processes};
 use crate::figures::snapshot::{self, GpuMemory};
 use crate::figures::{Figures, kept::Kept};
