@@ -271,7 +271,7 @@ case $old in
 esac
 case :$PATH: in
     *:"$prefix/bin":*) ;;
-    *) echo "add $prefix/bin to PATH, or run $prefix/bin/gpulimit" ;;
+    *) echo "$prefix/bin is not in PATH: type export PATH=$prefix/bin:\$PATH" ;;
 esac
 echo "to see what works here, run: gpulimit doctor"
 echo "to remove gpulimit, run: $prefix/lib/gpulimit/install.sh --uninstall"

@@ -18,7 +18,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any, List, Optional
 
-from . import _figures, _library
+from . import _figures, _library, _other
 from ._library import Device, Error
 from ._peak import Peak, peak
 from ._pressure import off_pressure, on_pressure

@@ -107,9 +107,14 @@ impl fmt::Display for Why<'_> {
                 "the group and the GPU have room. The driver lacks memory of the host, or a limit \
                  such as `ulimit -v` or that of a container is reached",
             ),
-            Cause::Outside => {
-                let (left, capacity) = (gib(refusal.left), gib(seen.capacity));
-                write!(f, "{left} left of {capacity} on the GPU")?;
+            Cause::Outside | Cause::KeepFree => {
+                match refusal.cause {
+                    Cause::KeepFree => write!(f, "{refusal}")?,
+                    _ => {
+                        let (left, capacity) = (gib(refusal.left), gib(seen.capacity));
+                        write!(f, "{left} left of {capacity} on the GPU")?;
+                    }
+                }
                 match refusal.outside {
                     Some(outside) => outsiders(f, refusal.group, outside),
                     None => Ok(()),

@@ -88,7 +88,7 @@ impl Line {
         let process = &self.event.what.process;
         let holders = self.holders();
         // A driver that finds the GPU full is shown with processes outside of the group.
-        if self.trail.is_none() || self.cause() == Some(Cause::Outside) {
+        if self.trail.is_none() || matches!(self.cause(), Some(Cause::Outside | Cause::KeepFree)) {
             return self.event.what.charged;
         }
         let is_own =
@@ -112,6 +112,10 @@ impl Line {
     fn refusal(&self) -> Option<&TrailEvent> {
         let trail = self.trail.as_ref();
         trail.filter(|_| self.event.what.kind == EventKind::Refusal)
+    }
+
+    fn kept_free(&self) -> Option<u64> {
+        (self.cause() == Some(Cause::KeepFree)).then_some(self.event.count)
     }
 
     fn by(&self) -> Option<&Holding> {
@@ -205,6 +209,10 @@ impl Line {
                 Some(Cause::Context) => "; a CUDA context needs more than the limit".to_owned(),
                 Some(Cause::Capacity) => "; larger than the GPU".to_owned(),
                 Some(Cause::Host) => "; by the driver, with room on the GPU".to_owned(),
+                Some(Cause::KeepFree) => {
+                    let (keep, left) = (gib(self.event.count), gib(refusal.left));
+                    format!("; keep_free keeps {keep} free: {left} was free")
+                }
                 Some(Cause::Outside) => {
                     let (left, outside) = (gib(refusal.left), gib(refusal.outside));
                     format!("; by the driver, with {left} left and {outside} used outside")
@@ -288,6 +296,8 @@ impl<'a> Shown<'a> {
         "left": Bytes => it.line.refusal().and_then(|refusal| known(refusal.left));
         /// What was used on the GPU outside of the process's groups; only of `refusal`.
         "outside": Bytes => it.line.refusal().map(|refusal| refusal.outside);
+        /// What `keep_free` keeps; only of `refusal` with this cause.
+        "keep_free": Bytes => it.line.kept_free();
         /// The process that requested the kill, or suspended or resumed the process.
         "by": One("holder") => it.by();
     }

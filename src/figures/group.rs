@@ -6,7 +6,7 @@ use super::trend::Trend;
 use super::waiting::{Waiter, Waiters};
 pub use crate::groups::sizes::{bytes, size};
 use crate::groups::sizes::{is_above, rule};
-use crate::groups::{self, Selection, View, above::Above};
+use crate::groups::{self, Selection, View, above::Above, of_process};
 use crate::machine::nvml::Driver;
 use crate::words::{notes::Notes, text::shown_path};
 use gpulimit_base::device::DeviceId;
@@ -328,8 +328,15 @@ impl Gpu {
         let own_left = own
             .zip(usage)
             .map(|(max, usage)| left_of(max, usage.charged));
+        // Also what is kept for jobs below this group.
+        let inner = (view.processes.iter()).map(|process| of_process(&view.group, process));
+        let inner: Vec<String> = if above.is_empty() {
+            Vec::new()
+        } else {
+            inner.collect()
+        };
         let left = above.iter().filter_map(|(max, above)| {
-            let taken = above.taken(view.group.name(), id, capacity.unwrap_or(0))?;
+            let taken = above.taken(view.group.name(), &inner, id, capacity.unwrap_or(0))?;
             Some(left_of(*max, taken))
         });
         let in_use = usage.map(|usage| usage.charged.saturating_sub(usage.idle));
@@ -443,6 +450,8 @@ impl<'a> Row<'a> {
         "low": Bytes, right("LOW").narrow(3).sparse() => it.limit(Key::Low);
         /// The memory that is kept for the group.
         "min": Bytes, right("MIN").narrow(2).sparse() => it.limit(Key::Min);
+        /// What the group's requests leave free on the GPU.
+        "keep_free": Bytes, right("KEEP FREE").narrow(1).sparse() => it.limit(Key::KeepFree);
         /// The smallest limit of the group and of the groups above.
         "effective_max": Bytes => it.of(Gpu::limit);
         /// The group that has the effective limit.

@@ -12,6 +12,7 @@
 //! The rate is the median of the slopes between all pairs of floors in the window (Theil–Sen).
 
 use super::fields::{self, fields};
+use crate::words::clock::coarse;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::units::gib;
 use serde_json::Value;
@@ -261,17 +262,6 @@ const fn per_hour(rate: f64) -> i64 {
 
 fn ms(time: Duration) -> Option<u64> {
     u64::try_from(time.as_millis()).ok()
-}
-
-/// Formats a duration in one unit: `34 min`, `5 h`, `3 days`.
-fn coarse(time: Duration) -> String {
-    let minutes = time.as_secs() / 60;
-    match minutes {
-        0 => "less than a minute".into(),
-        1..120 => format!("{minutes} min"),
-        120..2_880 => format!("{} h", minutes / 60),
-        _ => format!("{} days", minutes / 1_440),
-    }
 }
 
 #[cfg(test)]

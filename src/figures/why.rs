@@ -276,10 +276,10 @@ fn levels(
         }
     };
     let own = Above::of(&view.group, &view.drained);
-    let own = own.and_then(|own| own.taken(leaf, id, capacity.unwrap_or(0)));
+    let own = own.and_then(|own| own.taken(leaf, &[], id, capacity.unwrap_or(0)));
     levels.push(level(&view.group, &view.rules, own));
     levels.extend(view.above.iter().map(|above| {
-        let taken = above.taken(view.group.name(), id, capacity.unwrap_or(0));
+        let taken = above.taken(view.group.name(), &[], id, capacity.unwrap_or(0));
         level(&above.group, &above.rules, taken)
     }));
     levels

@@ -10,6 +10,7 @@ use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
+use std::iter;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -141,11 +142,11 @@ impl Above {
         Self::open(group.clone(), &Rc::default(), drained.into())
     }
 
-    /// Returns the bytes of this group that processes of `leaf`, a group below, cannot get: the
-    /// charged ones, and those that are kept for other child groups, by `min` or for jobs.
-    /// `capacity` is the GPU's memory in bytes. Returns `None` if the caller cannot read the
-    /// ledger.
-    pub fn taken(&self, leaf: &str, id: DeviceId, capacity: u64) -> Option<u64> {
+    /// Returns the bytes of this group that processes of `leaf`, a group below, and of the groups
+    /// `inner` below that one cannot get: the charged ones, and those that are kept for other child
+    /// groups, by `min` or for jobs. `capacity` is the GPU's memory in bytes. Returns `None` if the
+    /// caller cannot read the ledger.
+    pub fn taken(&self, leaf: &str, inner: &[String], id: DeviceId, capacity: u64) -> Option<u64> {
         let ledger = self.ledger.as_ref()?;
         let mut taken = self.taken.borrow_mut();
         let read = || self.read_taken(ledger, id, capacity);
@@ -154,8 +155,15 @@ impl Above {
         let own = child_key(below.split('/').next().unwrap_or_default());
         let own = taken.kept.get(&own).copied().unwrap_or(0);
         let kept = u64::try_from(taken.kept_in_all - u128::from(own)).unwrap_or(u64::MAX);
-        let job = job_key(self.group.name(), leaf);
-        let rooms = (ledger.find_device(&id)).map_or(0, |device| ledger.rooms_but(device, job));
+        let key = |leaf: &str| job_key(self.group.name(), leaf);
+        let keys = || {
+            iter::once(leaf)
+                .chain(inner.iter().map(|name| &**name))
+                .map(key)
+        };
+        let own = OnceCell::<Vec<u64>>::new();
+        let is_own = |job| own.get_or_init(|| keys().collect()).contains(&job);
+        let rooms = (ledger.find_device(&id)).map_or(0, |device| ledger.rooms_but(device, is_own));
         let kept = kept.saturating_add(rooms);
         Some(taken.charged.saturating_add(kept))
     }

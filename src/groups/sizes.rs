@@ -24,6 +24,11 @@ pub struct Sizes {
     /// Memory reserved for this group: groups with the same parent group never get it
     #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
     pub min: Option<Extent>,
+
+    /// Memory to leave free on the GPU, whoever uses the rest: 8G, 10% or 0. Programs that size
+    /// themselves by the total, as JAX and vLLM do, need --max as well
+    #[arg(long, value_name = "SIZE", allow_hyphen_values = true)]
+    pub keep_free: Option<Extent>,
 }
 
 impl Sizes {
@@ -34,6 +39,7 @@ impl Sizes {
             (Key::High, self.high),
             (Key::Low, self.low),
             (Key::Min, self.min),
+            (Key::KeepFree, self.keep_free),
         ];
         all.into_iter()
             .filter_map(|(key, extent)| Some(Setting::Size(key, extent?)))

@@ -95,6 +95,7 @@ pub fn of(limits: &LimitSet, gpus: &[(DeviceId, u64)], driver: Option<&Driver>) 
                         gpu = groups::label(*id, driver),
                         effect = match key {
                             Key::Max | Key::High => ": the limit has no effect on that GPU",
+                            Key::KeepFree => ": all requests are refused there",
                             Key::Low | Key::Min => "",
                         }
                     ));

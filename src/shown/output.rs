@@ -9,7 +9,7 @@ use crate::groups::SCHEMA;
 use crate::machine::signals;
 use crate::words::failure::Failure;
 use crate::words::notes::{Change, Done, Notes};
-pub use crate::words::text::{shown_path, some, some_paths, without_secrets};
+pub use crate::words::text::{some, some_paths, without_secrets};
 pub use gpulimit_base::escaped::Escaped;
 use gpulimit_base::escaped::lines;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

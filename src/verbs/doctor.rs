@@ -8,6 +8,7 @@ mod process;
 mod program;
 mod python;
 mod root;
+mod slurm;
 mod suspension;
 mod user;
 

@@ -3,13 +3,11 @@
 
 mod access;
 mod answer;
+mod api;
 mod assets;
-mod body;
 mod connections;
 mod counters;
-mod events;
 mod exposition;
-mod history;
 mod listen;
 mod metrics;
 mod peer;
@@ -17,10 +15,7 @@ mod places;
 mod pressure;
 mod query;
 mod reading;
-mod refusal;
 mod routes;
-mod state;
-mod streams;
 #[cfg(test)]
 mod tests;
 mod token;
@@ -90,7 +85,7 @@ pub fn serve(args: Args) -> Result<ExitCode, Failure> {
     let token = args.token_file.as_deref().map(token::read).transpose()?;
     let (listener, name) = listen::listen(args.listen.as_ref())?;
     if listener.is_for_everybody() && token.is_none() && !args.public {
-        return Err(Failure::usage(match listener.port() {
+        return Err(Failure::usage(match listener.port {
             Some(_) => {
                 "every user of this machine can connect to a TCP port: pass --token-file FILE, or \
                  --public to show only totals"
@@ -115,7 +110,7 @@ pub fn serve(args: Args) -> Result<ExitCode, Failure> {
     }
     let access = Access {
         token,
-        port: listener.port(),
+        port: listener.port,
         hosts: args.allow_host,
     };
     let scope = Scope {

@@ -44,7 +44,7 @@ Keys of the group:
 
 const EXAMPLES: &str = "\
 These are the defaults. The default of --max and --high is max (none), that of
---low and --min is 0.
+--low, --min and --keep-free is 0.
 
 Examples:
   gpulimit set lab --max 8G

@@ -27,7 +27,7 @@ use gpulimit_limits::Selector;
 use jiff::tz::TimeZone;
 use look::Look;
 use ratatui::crossterm::event::{Event as Input, KeyEventKind};
-use reader::{Ask, News, Reader, Source};
+use reader::{Ask, Reader, Source};
 use round::{Name, Round};
 use rows::{Choice, Sort};
 use signal_hook::consts::signal::SIGCONT;
@@ -170,7 +170,12 @@ fn view(args: &Args) -> Result<View, Failure> {
         folded: folded.collect::<Result<_, Failure>>()?,
         fold_all: args.fold.iter().any(String::is_empty),
     };
-    Ok(View::new(choice, args.interval, args.readonly))
+    Ok(View {
+        choice,
+        interval: args.interval,
+        readonly: args.readonly,
+        ..View::default()
+    })
 }
 
 /// Prints rounds to standard output: as JSON, or as plain text.
@@ -182,7 +187,6 @@ fn print(args: &Args, view: &View) -> Result<ExitCode, Failure> {
         let scene = Scene {
             round,
             view,
-            pasts: None,
             stuck: None,
             zone: &zone,
             look,
@@ -194,25 +198,25 @@ fn print(args: &Args, view: &View) -> Result<ExitCode, Failure> {
         let began = Instant::now();
         let read = source.read(None);
         // A message is printed only if it differs from that of the round before.
-        if let Ok(read) = &read
-            && read.notes.lines != printed
+        if let Ok(round) = &read
+            && round.notes.lines != printed
         {
-            output::notes(&read.notes.lines);
-            printed.clone_from(&read.notes.lines);
+            output::notes(&round.notes.lines);
+            printed.clone_from(&round.notes.lines);
         }
         let status = match &read {
-            Ok(read) => read.notes.status(),
+            Ok(round) => round.notes.status(),
             Err(_) => ExitCode::FAILURE,
         };
         let text = match read {
             Err(failure) if is_last => return Err(failure),
             Err(failure) if args.json => watch::json_of(&failure).to_string(),
-            Ok(read) if args.json => {
+            Ok(round) if args.json => {
                 let shows = |gpu| view.choice.shows(Some(gpu));
-                json::round(&read, source.driver(), shows).to_string()
+                json::round(&round, source.driver(), shows).to_string()
             }
             Err(failure) => format!("{gap}{}", plain(&Round::failed(&failure))),
-            Ok(read) => format!("{gap}{}", plain(&source.shown(read.round))),
+            Ok(round) => format!("{gap}{}", plain(&source.shown(round))),
         };
         gap = "\n";
         let text = text + "\n";
@@ -232,7 +236,7 @@ fn width() -> u16 {
 /// Something that the screen reacts to.
 enum Event {
     Input(Option<Input>),
-    News(Box<News>),
+    Round(Box<Round>),
     /// What an action said.
     Done(String),
     Signal(i32),
@@ -243,7 +247,6 @@ struct Program {
     view: View,
     seen: Seen,
     round: Round,
-    pasts: Option<(reader::Wanted, Vec<crate::figures::past::Past>)>,
     reader: Reader,
     events: mpsc::Receiver<Event>,
     sender: mpsc::Sender<Event>,
@@ -261,7 +264,7 @@ impl Program {
     fn new(args: &Args, view: View) -> Result<Self, Failure> {
         let (sender, events) = mpsc::channel();
         let (news, input, signals) = (sender.clone(), sender.clone(), sender.clone());
-        let tell = move |read| news.send(Event::News(Box::new(read))).is_ok();
+        let tell = move |round| news.send(Event::Round(Box::new(round))).is_ok();
         let reader = Reader::start(args.group.clone(), args.interval, tell)?;
         screen::watch_signals(move |signal| _ = signals.send(Event::Signal(signal)))?;
         let screen = Screen::open()?;
@@ -270,7 +273,6 @@ impl Program {
             view,
             seen: Seen::default(),
             round: Round::without("reading the groups".into()),
-            pasts: None,
             reader,
             events,
             sender,
@@ -311,7 +313,6 @@ impl Program {
         let scene = Scene {
             round: &self.round,
             view: &self.view,
-            pasts: self.pasts.as_ref(),
             stuck: self.stuck(),
             zone: &self.zone,
             look: self.look,
@@ -327,12 +328,7 @@ impl Program {
     /// Reacts to an event. Returns the exit status at the end.
     fn take(&mut self, event: Event) -> Result<Option<ExitCode>, Failure> {
         match event {
-            Event::News(news) => {
-                self.round = news.round;
-                if news.pasts.is_some() {
-                    self.pasts = news.pasts;
-                }
-            }
+            Event::Round(round) => self.round = *round,
             Event::Done(said) => {
                 self.view.message = said;
                 self.reader.ask(Ask::Now);

@@ -185,6 +185,11 @@ fn then(line: &Line, driver: Option<&Driver>) -> String {
             line.title,
             gib(trail.map_or(0, |trail| trail.outside))
         ),
+        Some(Cause::KeepFree) => format!(
+            "keep_free of {} keeps {} free: {left} was free",
+            line.title,
+            gib(line.event.count)
+        ),
         Some(Cause::Host) => format!(
             "{} and the GPU had room, and the driver refused: the host had no memory for it",
             line.title

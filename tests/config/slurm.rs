@@ -140,6 +140,42 @@ fn a_job_has_a_group_from_prolog_to_epilog() {
     });
 }
 
+/// Where Slurm's own limit of device memory holds, there is no second one; in doubt there is one of
+/// gpulimit, and the log names both.
+#[test]
+fn the_limit_of_slurm_itself_is_not_set_twice() {
+    in_each_shell(|shell| {
+        let node = Node::new(shell, "");
+        let of_slurm = node
+            .place
+            .write("cgroup.conf", " ConstrainDeviceMemory = Yes\n");
+        node.settings(&format!("shard=2G\ncgroup_conf={}", of_slurm.display()));
+        assert_eq!((node.prolog(""), &*node.max()), (0, "4GiB"));
+        let log = node.log();
+        assert!(log.contains("shard=2G of gpulimit holds; "), "{log}");
+        assert!(log.contains("ConstrainDeviceMemory=yes, too"), "{log}");
+        node.epilog();
+        let announced = [
+            ("SLURM_JOB_GPUS", "0"),
+            ("SLURM_SHARD_MEM_PER_GPU", "0000:3b:00.0=9216M"),
+        ];
+        assert!(node.run("prolog", &announced).status.success());
+        assert_eq!(node.max(), "max");
+        assert!(node.log().contains("gpulimit sets none for shards"));
+        node.epilog();
+        // With this limit off, nothing is said.
+        fs::remove_file(node.place.at("log")).expect("removed");
+        node.place.write(
+            "cgroup.conf",
+            "#ConstrainDeviceMemory=yes\nConstrainDeviceMemory=no\n",
+        );
+        assert_eq!((node.prolog(""), &*node.max()), (0, "4GiB"));
+        assert_eq!(node.log(), "");
+        node.epilog();
+        node.clean();
+    });
+}
+
 /// Removes the group of the job, and returns what the Epilog says of its use, in lines.
 fn used(node: &Node<'_>) -> String {
     let output = node.run("epilog", &[("SLURM_JOB_GPUS", "0")]);

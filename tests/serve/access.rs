@@ -10,7 +10,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 
 pub const TOKEN: &str = "0123456789abcdef+/==";
 
-/// Every kind of answer, except event streams.
+/// Every kind of answer.
 const PATHS: [&str; 6] = [
     "/",
     "/metrics",

@@ -138,9 +138,6 @@ fn the_history_is_what_history_prints() {
     let why = why.as_str().expect("text");
     let named = why.contains("'gruop'") && why.contains("since, group, root, gpu");
     assert!(named, "{why}");
-    let stream = ["Accept: text/event-stream"];
-    let answer = server.place.ask("GET", "/api/v1/events?since=1h", &stream);
-    assert_eq!(answer.status, 400, "{answer:?}");
     // Prometheus may be told to send keys of its own.
     assert_eq!(server.place.get("/metrics?format=prometheus").status, 200);
 }

@@ -79,7 +79,7 @@ impl Answer {
 }
 
 /// Reads a chunk of a body; empty at the end.
-pub fn chunk(stream: &mut dyn Stream) -> io::Result<Vec<u8>> {
+fn chunk(stream: &mut dyn Stream) -> io::Result<Vec<u8>> {
     let mut size = Vec::new();
     while !size.ends_with(b"\r\n") {
         let mut byte = [0];

@@ -1,7 +1,7 @@
 //! Limits: heads, bodies, silent and slow clients, many connections.
 
 use super::access::{TOKEN, with_token, with_token_and};
-use super::client::{Answer, Place, Stream, chunk};
+use super::client::{Answer, Place, Stream};
 use super::rig::{GIB, Rig};
 use gpulimit_base::units::Size;
 use gpulimit_support::{eventually, is_root, skip};
@@ -98,12 +98,6 @@ fn a_client_that_sends_nothing_more_is_answered() {
         assert!(!answer.body.is_empty(), "{path}");
         assert_eq!(rest(&mut stream), "", "the server closes the connection");
     }
-    let mut stream = half_closed(
-        "GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n",
-    );
-    assert_eq!(Answer::head(&mut stream).expect("a head").status, 200);
-    let first = String::from_utf8(chunk(&mut stream).expect("a chunk")).expect("UTF-8");
-    assert!(first.contains("event: state\n"), "{first}");
     // Half a request is none.
     let said = rest(&mut half_closed("GET /metrics HTTP/1.1\r\nHost: loc"));
     assert!(!said.contains("200 OK"), "{said}");
@@ -196,7 +190,7 @@ fn silent_clients_lose_their_places() {
     }
 }
 
-/// A client that opens an event stream and does not read it is dropped, and others are not delayed.
+/// A client that asks for the state and does not read it is dropped, and others are not delayed.
 #[test]
 fn a_client_that_does_not_read_is_dropped() {
     let rig = Rig::new();
@@ -206,10 +200,8 @@ fn a_client_that_does_not_read_is_dropped() {
     }
     let server = rig.unix_with(&[], &[("GPULIMIT_DEBUG_WRITE_MS", "2000")]);
     let mut slow = server.place.connect();
-    slow.write_all(
-        b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n",
-    )
-    .unwrap();
+    slow.write_all(b"GET /api/v1/state HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        .unwrap();
     assert_eq!(Answer::head(&mut *slow).expect("a head").status, 200);
     let mut metrics = server.place.connect();
     metrics

@@ -60,7 +60,12 @@ impl Member {
         pressure: &dyn Pressure,
         insistence: Insistence,
     ) -> Result<(), Refusal<'_>> {
-        if self.try_charge(device, bytes) {
+        let at_once = || {
+            self.on_path(device, Spared::Unseen, |path| {
+                ledger::try_charge(path, bytes)
+            })
+        };
+        if !self.has_waiters() && at_once() {
             return Ok(());
         }
         charge(self, device, bytes, pressure, insistence, &())
@@ -75,7 +80,7 @@ impl Member {
         insistence: Insistence,
         idle: &dyn Idle,
     ) -> Result<(), Refusal<'_>> {
-        if self.try_charge_ahead(device, bytes, idle) {
+        if !self.has_waiters() && self.try_sparing(device, Spared::Unseen, bytes, idle) {
             return Ok(());
         }
         charge(self, device, bytes, pressure, insistence, idle)
@@ -101,6 +106,7 @@ fn charge<'a>(
         idle,
         is_for_program: insistence == Insistence::Full,
         is_stuck: Cell::new(false),
+        lack: Cell::new(None),
     };
     let above = match insistence {
         Insistence::AtOnce => [false; MAX_DEPTH],
@@ -176,6 +182,20 @@ pub(super) struct Request<'a, 'b> {
     pub(super) is_for_program: bool,
     /// Whether the members of the group wait for each other.
     pub(super) is_stuck: Cell<bool>,
+    /// What `keep_free` lacked at the last attempt; `None` if it was left free.
+    pub(super) lack: Cell<Option<Lack>>,
+}
+
+/// A look at the GPU that showed less free memory than a request and `keep_free` need.
+#[derive(Copy, Clone)]
+pub(super) struct Lack {
+    /// The group with the `keep_free`, and what it keeps free, in bytes.
+    level: usize,
+    keep: u64,
+    free: u64,
+    /// The group's charge at the look, and the time of the look.
+    charged: u64,
+    at: Instant,
 }
 
 impl<'a> Request<'a, '_> {
@@ -194,9 +214,15 @@ impl<'a> Request<'a, '_> {
             return Err(self.refused_at(level));
         }
         if insistence == Insistence::AtOnce {
-            let charge =
-                |path: &[ledger::Level<'_>]| ledger::try_charge_ahead(path, self.bytes, self.idle);
-            let granted = self.member.on_path(self.device, Spared::Low, charge);
+            self.look(false)?;
+            let Self {
+                member,
+                device,
+                bytes,
+                idle,
+                ..
+            } = *self;
+            let granted = member.try_sparing(device, Spared::Low, bytes, idle);
             return granted.then_some(()).ok_or_else(|| self.refused_at(0));
         }
         self.attempt()
@@ -265,6 +291,7 @@ impl<'a> Request<'a, '_> {
     /// Tries to charge the request: reclaims, removes dead members, asks other members, and finally
     /// takes memory that `low` protects.
     fn attempt(&self) -> Result<(), Refused> {
+        self.look(true)?;
         let charge = |spared| {
             for _ in 0..CHANGES {
                 let current = Current::new(self.member, self.pressure);
@@ -291,15 +318,65 @@ impl<'a> Request<'a, '_> {
         }
     }
 
+    /// Refuses the request if less than `keep_free` would be free on the GPU after it, but for what
+    /// this process can give back (`gives`). The answer to a request that waits holds for a second,
+    /// unless a member gives memory back. Without an answer of the driver there is no refusal.
+    #[cold]
+    #[inline(never)]
+    fn look(&self, gives: bool) -> Result<(), Refused> {
+        let last = self.lack.take();
+        let Some((keep, level)) = self.member.keep_free(self.device) else {
+            return Ok(());
+        };
+        let charged = self.refused_at(level).charged;
+        let lack = last
+            .filter(|last| {
+                let is_same = (last.keep, last.level) == (keep, level);
+                is_same && charged >= last.charged && last.at.elapsed() < ANEW
+            })
+            .or_else(|| {
+                let look = || {
+                    let free = self.pressure.machine_free()?;
+                    (free < self.bytes.saturating_add(keep)).then_some(free)
+                };
+                let mut free = look()?;
+                if gives && self.pressure.reclaim(self.device.index[0]) {
+                    free = look()?;
+                }
+                Some(Lack {
+                    level,
+                    keep,
+                    free,
+                    charged: self.refused_at(level).charged,
+                    at: Instant::now(),
+                })
+            });
+        self.lack.set(lack);
+        lack.map_or(Ok(()), |_| Err(self.refused_at(level)))
+    }
+
+    /// Returns whether `keep_free` would be left free if the GPU had nothing but the `held` bytes.
+    /// Without a `keep_free` in the way there is no such memory of others: returns false.
+    fn is_for_outsiders(&self, held: u64) -> bool {
+        self.lack.get().is_some_and(|lack| {
+            let needed = held.saturating_add(self.bytes).saturating_add(lack.keep);
+            needed <= self.device.capacity()
+        })
+    }
+
     /// Asks registered members, waits and kills processes, if the options of the group that refused
     /// the request say so. With the time `until`, waits until then instead.
     fn insist(&self, mut refused: Refused, until: Option<Instant>) -> Result<(), Refused> {
-        let mut waited = false;
+        let mut waited = [false; MAX_DEPTH];
         let mut asked = [false; MAX_DEPTH];
         let mut awaited = Awaited::default();
         for _ in 0..=VICTIMS {
             let options = self.options(refused.level);
-            let fits_ever = self.bytes <= refused.max;
+            let station = self.station(refused.level);
+            let own = station.slot.charged(self.device.index[refused.level]);
+            let lack = self.lack.get();
+            let fits_ever =
+                self.bytes <= refused.max && (lack.is_none() || self.is_for_outsiders(own));
             if !fits_ever || self.pressure.is_needless() {
                 return Err(refused);
             }
@@ -310,15 +387,16 @@ impl<'a> Request<'a, '_> {
             };
             let time = match until {
                 Some(until) => until.checked_duration_since(Instant::now()),
-                None => {
-                    (options.on_limit == OnLimit::Wait && !waited).then_some(options.wait_timeout)
-                }
+                None => (options.on_limit == OnLimit::Wait && !waited[level])
+                    .then_some(options.wait_timeout),
             };
             let again = if asking.is_some() || time.is_some() {
-                waited |= time.is_some();
+                waited[level] |= time.is_some();
                 Some(self.wait(refused, asking, time))
             } else {
-                (until.is_none() && self.make_room(level, options.oom, &mut awaited))
+                // What outsiders use is no reason to kill members.
+                let may_kill = until.is_none() && lack.is_none();
+                (may_kill && self.make_room(level, options.oom, &mut awaited))
                     .then(|| self.attempt())
             };
             match again {
@@ -339,21 +417,36 @@ impl<'a> Request<'a, '_> {
         time: Option<Duration>,
     ) -> Result<(), Refused> {
         let station = self.station(refused.level);
-        if !station.others_hold(self.device.index[refused.level]) {
+        if self.lack.get().is_none() && !station.others_hold(self.device.index[refused.level]) {
             // The other members may have given their memory back since the refusal.
             return self.attempt();
         }
         let began = Instant::now();
         let waited = self.wait_in_line(refused, &mut asking, time.map(|time| began + time));
-        if let Some(asking) = &asking {
-            self.conclude(asking);
+        self.end_wait(began, time.map(|_| refused), asking, waited.is_ok());
+        waited
+    }
+
+    /// Records the end of a wait that began at `began`. `waits`: the refusal for which the request
+    /// waited, unless it only asked members.
+    pub(super) fn end_wait(
+        &self,
+        began: Instant,
+        waits: Option<Refused>,
+        asking: Option<Asking>,
+        is_granted: bool,
+    ) {
+        if let Some(waits) = waits.filter(|_| is_granted) {
+            self.record(EventKind::Granted, &waits);
+        }
+        if let Some(asking) = asking {
+            self.conclude(&asking);
         }
         for (at, station) in self.member.levels.iter().enumerate() {
             station
                 .ledger
                 .note_wait(self.device.index[at], began.elapsed());
         }
-        waited
     }
 
     /// Waits until the request is granted, the time is over, a signal arrives, or the other members
@@ -380,11 +473,6 @@ impl<'a> Request<'a, '_> {
         let mut last = refused;
         let mut still = Still::of(self.member);
         let (mut began, mut pause) = (Instant::now(), ANEW);
-        let granted = || {
-            if until.is_some() {
-                self.record(EventKind::Granted, &refused);
-            }
-        };
         loop {
             let asks = match asking {
                 Some(asking) if Instant::now() < asking.until => self.ask(asking, last.pending),
@@ -397,10 +485,7 @@ impl<'a> Request<'a, '_> {
             };
             match turn {
                 Turn::Yes => match self.attempt() {
-                    Ok(()) => {
-                        granted();
-                        return Ok(());
-                    }
+                    Ok(()) => return Ok(()),
                     Err(error) if error.level == level && self.bytes <= error.max => {
                         last = error;
                     }
@@ -412,13 +497,10 @@ impl<'a> Request<'a, '_> {
             if signals.has_pending() || self.pressure.is_needless() {
                 return Err(last);
             }
-            if !(asks || until.is_some()) || !station.others_hold(index) {
+            let others_hold = station.others_hold(index) || self.lack.get().is_some();
+            if !(asks || until.is_some()) || !others_hold {
                 // The other members may have given their memory back since the attempt.
-                let last = self.attempt();
-                if last.is_ok() {
-                    granted();
-                }
-                return last;
+                return self.attempt();
             }
             // Only the first in line: what members give goes to it.
             if until.is_some() && !asks && turn == Turn::Yes && began.elapsed() >= pause {
@@ -428,10 +510,12 @@ impl<'a> Request<'a, '_> {
                     continue;
                 }
             }
-            if self.is_for_program && !asks && still.is_for_ever(station, index) {
+            // Outsiders may end what `keep_free` lacks.
+            let is_for_ever = still.is_for_ever(station, index)
+                && !self.is_for_outsiders(station.ledger.charged(index));
+            if self.is_for_program && !asks && is_for_ever {
                 // In line, the request may wait behind one that cannot be granted.
                 if self.attempt().is_ok() {
-                    granted();
                     return Ok(());
                 }
                 self.is_stuck.set(true);
@@ -460,14 +544,18 @@ impl<'a> Request<'a, '_> {
         let index = self.device.index[refused.level];
         let kept = station.kept(index);
         let taken = kept.saturating_add(station.beyond(index));
+        let left = (refused.max.saturating_sub(refused.charged)).saturating_sub(taken);
+        let lack = self.lack.get();
         Refusal {
             group: &station.name,
             charged: refused.charged,
             max: refused.max,
             kept,
-            left: (refused.max.saturating_sub(refused.charged)).saturating_sub(taken),
+            left: lack.map_or(left, |lack| lack.free),
+            keep_free: lack.map_or(0, |lack| lack.keep),
             room: 0,
             cause: match self.is_stuck.get() {
+                _ if lack.is_some() => Cause::KeepFree,
                 true => Cause::Standstill,
                 false => Cause::Limit,
             },

@@ -40,6 +40,7 @@ impl Member {
             pressure,
             idle: &(),
             is_for_program: insistence == Insistence::Full,
+            lack: Cell::new(None),
             is_stuck: Cell::new(false),
         };
         let levels = (0..self.levels.len()).rev();
@@ -52,7 +53,8 @@ impl Member {
                 _ => request.options(level).wait_timeout,
             };
             if let Err(refused) = request.enter(level, bytes, time) {
-                let room = request.job_below(level).map_or(0, |(_, max)| max);
+                let job = request.job_below(level).filter(|_| refused.level == level);
+                let room = job.map_or(0, |(_, max)| max);
                 let refusal = request.refusal(refused);
                 return Err(Refusal { room, ..refusal });
             }
@@ -115,69 +117,69 @@ impl Request<'_, '_> {
         let awaited = bytes(self.job_below(level));
         let mut line = Line::join_first(&station.slot, index, awaited, until);
         let mut still = Still::of(self.member);
-        let mut refused: Option<Refused> = None;
+        let mut waits: Option<Refused> = None;
         let (mut asking, mut asked, mut pause) = (None, began, Duration::ZERO);
-        loop {
+        let entered = loop {
             // The limits may change meanwhile.
             let job = self.job_below(level);
-            self.bytes = bytes(job);
-            // The limit was lowered: what asks for the memory is refused, as in other groups.
-            if self.bytes > station.bounds(self.device, index).max {
-                return Ok(());
+            // A context that a group of the process can never have waits in no line.
+            if let Some(refused) = self.never_fits(context) {
+                self.bytes = context;
+                break Err(refused);
             }
+            self.bytes = bytes(job);
             let turn = match &mut line {
                 Some(line) => line.turn(),
                 None if Instant::now() >= until => Turn::Over,
                 None => Turn::Yes,
             };
-            match self.try_to_enter(level, job.map(|(key, _)| key), turn) {
-                Ok(true) if self.job_below(level) == job => break,
+            let (is_full, refused) = match self.try_to_enter(level, job.map(|(key, _)| key), turn) {
+                Ok(true) if self.job_below(level) == job => break Ok(()),
                 Ok(true) => continue,
-                Ok(false) => {}
-                Err(error) => {
-                    if refused.is_none() {
-                        self.record(EventKind::Wait, &error);
-                    }
-                    refused = Some(error);
-                    if asked.elapsed() >= pause && self.ask_anew(&mut asking, &error) {
-                        (asked, pause) = (Instant::now(), ANEW.max(2 * pause).min(ANEW_MOST));
-                    }
-                }
+                Ok(false) => (false, self.refused_at(level)),
+                Err(refused) => (true, refused),
+            };
+            // For the entrance alone, the first in line waits seconds at most: no wait for memory.
+            if waits.is_none() && (is_full || turn != Turn::Yes) {
+                self.record(EventKind::Wait, &refused);
+                waits = Some(refused);
             }
-            let last = || refused.unwrap_or_else(|| self.refused_at(level));
-            let asks = match (&mut asking, refused) {
-                (Some(asking), Some(refused)) if Instant::now() < asking.until => {
-                    self.ask(asking, refused.pending)
-                }
+            if is_full && asked.elapsed() >= pause && self.ask_anew(&mut asking, &refused) {
+                (asked, pause) = (Instant::now(), ANEW.max(2 * pause).min(ANEW_MOST));
+            }
+            let asks = match &mut asking {
+                Some(asking) if Instant::now() < asking.until => self.ask(asking, refused.pending),
                 _ => false,
             };
             if turn == Turn::Over {
                 let may_kill = self.is_for_program;
                 if may_kill && self.make_room(level, options.oom, &mut Awaited::default()) {
-                    break;
+                    break Ok(());
                 }
-                return Err(last());
+                break Err(refused);
             }
             if signals.has_pending() || self.pressure.is_needless() {
-                return Err(last());
+                break Err(refused);
             }
             if self.is_for_program && !asks && still.is_for_ever(station, index) {
                 self.is_stuck.set(true);
-                return Err(last());
+                break Err(refused);
             }
             match &line {
                 Some(line) => line.sleep(),
                 None => std::thread::sleep(NAP),
             }
+        };
+        if waits.is_some() {
+            self.end_wait(began, waits, asking, entered.is_ok());
         }
-        if let Some(asking) = &asking {
-            self.conclude(asking);
-        }
-        if let Some(refused) = refused {
-            self.record(EventKind::Granted, &refused);
-            station.ledger.note_wait(index, began.elapsed());
-        }
-        Ok(())
+        entered
+    }
+
+    /// Returns a refusal by a group of the process whose limit is below `bytes`.
+    fn never_fits(&self, bytes: u64) -> Option<Refused> {
+        let mut levels = (0..self.member.levels.len()).map(|level| self.refused_at(level));
+        levels.find(|refused| refused.max < bytes)
     }
 
     /// Returns a key for the outermost job with a limit of its own that this process is in, below

@@ -3,6 +3,7 @@
 //! `gpulimit run` records itself, and then becomes the command by `exec`. The group stays as long
 //! as the recorded process lives, even before the command uses CUDA.
 
+use super::carriers;
 use super::descent::Descent;
 use super::directory::Directory;
 use super::{Group, GroupError, JOB, Kind};
@@ -283,21 +284,36 @@ impl Group {
         }
     }
 
-    /// Returns whether this is a job's group whose job and members have ended. The next clean-up
-    /// removes such a group.
+    /// Returns whether this is a job's group whose job and members have ended, and which no process
+    /// could join. The next clean-up removes such a group.
     pub fn has_ended(&self) -> bool {
         Self::ended(std::slice::from_ref(self)) == [true]
     }
 
     /// Returns the results of [`Group::has_ended`] for several groups, in the same order.
     pub fn ended(groups: &[Self]) -> Vec<bool> {
+        Self::unused(groups).iter().map(Option::is_some).collect()
+    }
+
+    /// Returns the records of those of `groups` that are jobs' groups which no process uses, or
+    /// could join; `None` for the others.
+    pub(super) fn unused(groups: &[Self]) -> Vec<Option<Record>> {
         let records = Records::of(groups);
-        let states = groups.iter().zip(records.states());
-        states
-            .map(|(group, (_, state))| {
-                group.kind() == Kind::Job && state == JobState::Ended && group.is_idle()
-            })
-            .collect()
+        let record = |(group, (record, state)): (&Self, (&Record, _))| {
+            let has_ended = group.kind() == Kind::Job && state == JobState::Ended;
+            (has_ended && group.is_idle()).then(|| record.clone())
+        };
+        let mut unused: Vec<_> = groups.iter().zip(records.states()).map(record).collect();
+        let candidates = groups
+            .iter()
+            .zip(&unused)
+            .filter(|(_, record)| record.is_some());
+        let candidates: Vec<_> = candidates.map(|(group, _)| group).collect();
+        let mut carriers = carriers::of(&candidates).into_iter();
+        for record in &mut unused {
+            record.take_if(|_| carriers.next().flatten().is_some());
+        }
+        unused
     }
 
     /// Returns whether the group has no living member, and the driver has freed the memory of its

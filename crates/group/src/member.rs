@@ -65,6 +65,9 @@ impl MemberDevice {
 /// The memory that a charge must leave to other groups.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
 pub(super) enum Spared {
+    /// As [`Self::High`], and all memory if the group has a `keep_free`: see
+    /// [`Station::at_once`].
+    Unseen,
     /// The memory above the limit `high`, and memory that `low` or `min` protects for other groups.
     High,
     /// Memory that `low` or `min` protects for other groups.
@@ -117,6 +120,9 @@ pub struct Refusal<'a> {
     pub kept: u64,
     /// The bytes that the group could still charge.
     pub left: u64,
+    /// What the group keeps free on the GPU, in bytes; 0 but for [`Cause::KeepFree`], where `left`
+    /// is what was free there.
+    pub keep_free: u64,
     /// The bytes that the job of the process needs at once, because its first context waits until
     /// its whole limit is free; 0 for other requests.
     pub room: u64,
@@ -129,6 +135,14 @@ pub struct Refusal<'a> {
 impl fmt::Display for Refusal<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         use gpulimit_base::units::gib;
+        if self.cause == Cause::KeepFree {
+            let (keep, free) = (gib(self.keep_free), gib(self.left));
+            return write!(
+                f,
+                "keep_free of {} keeps {keep} free: {free} was free",
+                self.group
+            );
+        }
         let (left, max) = (gib(self.left), gib(self.max));
         write!(f, "{left} left of {max} in {}", self.group)
     }
@@ -251,21 +265,30 @@ impl Member {
         })
     }
 
-    /// Does the same as [`Member::try_charge`], and adds the bytes to `idle`: they are not in use
-    /// yet.
+    /// Tries once to charge `bytes`, without reclaiming or waiting, below `high` and outside
+    /// protected memory, and adds them to `idle`: they are not in use yet. Does not look at the GPU
+    /// for `keep_free`.
     pub fn try_charge_ahead(&self, device: &MemberDevice, bytes: u64, idle: &dyn Idle) -> bool {
-        !self.levels.iter().any(|level| level.ledger.has_waiters())
-            && self.on_path(device, Spared::High, |path| {
-                ledger::try_charge_ahead(path, bytes, idle)
-            })
+        !self.has_waiters() && self.try_sparing(device, Spared::High, bytes, idle)
     }
 
-    /// Tries once to charge `bytes`, without reclaiming or waiting, below `high` and outside
-    /// protected memory.
+    /// Does the work of [`Member::try_charge_ahead`], and does not look at who waits.
+    pub(super) fn try_sparing(
+        &self,
+        device: &MemberDevice,
+        spared: Spared,
+        bytes: u64,
+        idle: &dyn Idle,
+    ) -> bool {
+        self.on_path(device, spared, |path| {
+            ledger::try_charge_ahead(path, bytes, idle)
+        })
+    }
+
+    /// Returns whether requests wait, so that a new one must not go before them.
     #[inline]
-    pub fn try_charge(&self, device: &MemberDevice, bytes: u64) -> bool {
-        !self.levels.iter().any(|level| level.ledger.has_waiters())
-            && self.on_path(device, Spared::High, |path| ledger::try_charge(path, bytes))
+    pub(super) fn has_waiters(&self) -> bool {
+        self.levels.iter().any(|level| level.ledger.has_waiters())
     }
 
     /// Charges `bytes` that the driver has already allocated, even above the limits.
@@ -385,6 +408,36 @@ impl Member {
             .stations(device)
             .map(|(station, index)| station.bounds(device, index).max);
         limits.min().unwrap_or(u64::MAX)
+    }
+
+    /// Returns the bytes that the process's groups keep free on the device, and the level of the
+    /// group that keeps the most; `None` if no group keeps any.
+    #[inline(never)]
+    pub fn keep_free(&self, device: &MemberDevice) -> Option<(u64, usize)> {
+        let mut most = None;
+        for (level, (station, index)) in self.stations(device).enumerate() {
+            let keep = station.bounds(device, index).keep_free;
+            most = most.max(keep.filter(|keep| *keep > 0).map(|keep| (keep, level)));
+        }
+        most
+    }
+
+    /// Returns the refusal of memory that the process has just taken, if its groups keep more free
+    /// than the `free` bytes that are left on the device.
+    pub fn below(&self, device: &MemberDevice, free: u64) -> Option<Refusal<'_>> {
+        let (keep, level) = self.keep_free(device).filter(|(keep, _)| free < *keep)?;
+        let (station, index) = (&self.levels[level], device.index[level]);
+        Some(Refusal {
+            group: &station.name,
+            charged: station.ledger.charged(index),
+            max: station.bounds(device, index).max,
+            kept: 0,
+            left: free,
+            keep_free: keep,
+            room: 0,
+            cause: Cause::KeepFree,
+            outside: None,
+        })
     }
 
     /// Returns whether a process has asked for unused memory since this function last returned
@@ -675,6 +728,7 @@ impl Member {
             function,
             cause: Some(refusal.cause),
             left: refusal.left,
+            count: refusal.keep_free,
             outside: outside.bytes,
             holders: outside.holders,
             ..Details::default()
@@ -808,12 +862,10 @@ impl Station {
         let index = device.index[at];
         let (max, protection) = match spared {
             Spared::Nothing => (u64::MAX, None),
-            Spared::High | Spared::Low | Spared::Min => {
-                let Bounds { max, high, .. } = self.bounds(device, index);
-                let max = if spared == Spared::High {
-                    max.min(high)
-                } else {
-                    max
+            Spared::Unseen | Spared::High | Spared::Low | Spared::Min => {
+                let max = match spared {
+                    Spared::Unseen => self.at_once(device, index),
+                    _ => self.most(device, index, spared == Spared::High),
                 };
                 (max, self.protected.protection(&self.ledger))
             }
@@ -823,7 +875,7 @@ impl Station {
             device: index,
             max,
             protection,
-            keeps_low: matches!(spared, Spared::High | Spared::Low),
+            keeps_low: matches!(spared, Spared::Unseen | Spared::High | Spared::Low),
             uncovered: (spared != Spared::Nothing).then(|| &self.uncovered[index.get()]),
         }
     }
@@ -851,15 +903,62 @@ impl Station {
         self.ledger.charged(index) > self.slot.charged(index)
     }
 
-    #[inline]
     pub(super) fn bounds(&self, device: &MemberDevice, index: DeviceIndex) -> Bounds {
-        let compute = || self.limits.bounds_at(&device.id, device.capacity);
-        match self.bounds.get(index.get()) {
-            Some(remembered) => remembered.get(self.limits.generation(), compute),
-            None => compute().0,
+        let known = self.remembered(index, |words| {
+            let [_, max, high, low, min, keep_free] =
+                words.each_ref().map(|word| word.load(Ordering::Relaxed));
+            Bounds {
+                max,
+                high,
+                low,
+                min,
+                keep_free: keep_free.checked_sub(1),
+            }
+        });
+        known.unwrap_or_else(|| self.renew(device, index))
+    }
+
+    /// Returns the most bytes that a charge may reach, with or without those above `high`.
+    #[inline(never)]
+    fn most(&self, device: &MemberDevice, index: DeviceIndex, spares_high: bool) -> u64 {
+        let Bounds { max, high, .. } = self.bounds(device, index);
+        if spares_high { max.min(high) } else { max }
+    }
+
+    /// Returns the bytes up to which a request is granted without further looks: `high`, or nothing
+    /// in a group with a `keep_free`, whose requests look at the GPU.
+    #[inline]
+    fn at_once(&self, device: &MemberDevice, index: DeviceIndex) -> u64 {
+        let known = self.remembered(index, |words| words[0].load(Ordering::Relaxed));
+        known.unwrap_or_else(|| at_once(&self.renew(device, index)))
+    }
+
+    #[inline]
+    fn remembered<T>(&self, index: DeviceIndex, read: impl Fn(&Words) -> T) -> Option<T> {
+        let remembered = self.bounds.get(index.get())?;
+        remembered.get(self.limits.generation(), read)
+    }
+
+    #[cold]
+    fn renew(&self, device: &MemberDevice, index: DeviceIndex) -> Bounds {
+        let (bounds, generation) = self.limits.bounds_at(&device.id, device.capacity);
+        if let Some(remembered) = self.bounds.get(index.get()) {
+            remembered.set(&bounds, generation);
         }
+        bounds
     }
 }
+
+fn at_once(bounds: &Bounds) -> u64 {
+    match bounds.keep_free {
+        Some(1..) => 0,
+        _ => bounds.max.min(bounds.high),
+    }
+}
+
+/// What [`Station::at_once`] returns, then max, high, low, min, and keep_free plus 1; 0 if it is
+/// not set.
+type Words = [AtomicU64; 6];
 
 /// The limits and the protection on a device, in bytes, for one version of the limits file. A
 /// sequence lock protects the values.
@@ -868,34 +967,25 @@ struct Remembered {
     /// `2 * (generation + 1)`, plus 1 while a thread stores values; 0 before values were ever
     /// stored.
     stamp: AtomicU64,
-    /// The values of max, high, low and min.
-    words: [AtomicU64; 4],
+    words: Words,
 }
 
 impl Remembered {
+    /// Returns what `read` reads, if the values are of this generation. Does not wait for a thread
+    /// that is storing values.
     #[inline]
-    fn get(&self, generation: u64, compute: impl FnOnce() -> (Bounds, u64)) -> Bounds {
+    fn get<T>(&self, generation: u64, read: impl Fn(&Words) -> T) -> Option<T> {
         let wanted = Self::stamp(generation);
-        let before = self.stamp.load(Ordering::Acquire);
-        if before == wanted {
-            let [max, high, low, min] =
-                std::array::from_fn(|word| self.words[word].load(Ordering::Relaxed));
-            fence(Ordering::Acquire);
-            if self.stamp.load(Ordering::Relaxed) == wanted {
-                return Bounds {
-                    max,
-                    high,
-                    low,
-                    min,
-                };
-            }
+        if self.stamp.load(Ordering::Acquire) != wanted {
+            return None;
         }
-        // Do not wait for a thread that is storing values: compute them again.
-        self.renew(before, compute())
+        let values = read(&self.words);
+        fence(Ordering::Acquire);
+        (self.stamp.load(Ordering::Relaxed) == wanted).then_some(values)
     }
 
-    #[cold]
-    fn renew(&self, before: u64, (bounds, generation): (Bounds, u64)) -> Bounds {
+    fn set(&self, bounds: &Bounds, generation: u64) {
+        let before = self.stamp.load(Ordering::Relaxed);
         let busy = before | 1;
         let mine = before & 1 == 0
             && self
@@ -904,13 +994,19 @@ impl Remembered {
                 .is_ok();
         if mine {
             fence(Ordering::Release);
-            let values = [bounds.max, bounds.high, bounds.low, bounds.min];
+            let values = [
+                at_once(bounds),
+                bounds.max,
+                bounds.high,
+                bounds.low,
+                bounds.min,
+                bounds.keep_free.map_or(0, |keep| keep.saturating_add(1)),
+            ];
             for (word, value) in self.words.iter().zip(values) {
                 word.store(value, Ordering::Relaxed);
             }
             self.stamp.store(Self::stamp(generation), Ordering::Release);
         }
-        bounds
     }
 
     const fn stamp(generation: u64) -> u64 {

@@ -8,7 +8,7 @@ use super::contents::{self, Contents, Verdict};
 use super::descent::Descent;
 use super::directory::{Directory, EntryKind};
 use super::hold::Hold;
-use super::job::{Everybody, JobState, Record, Records};
+use super::job::{Everybody, JobState, Record};
 use super::trail::Traced;
 use super::{BELOW, Group, GroupError, Kind, LEDGER, LIMITS, LOCK, MAX_DEPTH, Root, name, user};
 use gpulimit_base::file_system;
@@ -263,26 +263,19 @@ impl Root {
     /// Removes those of `groups` whose jobs have ended, and returns their names. A group whose job
     /// may still run stays.
     fn remove_ended(&self, mut groups: Vec<Group>) -> Vec<String> {
-        groups.retain(|group| group.kind() == Kind::Job);
         // Sort each group before the group above it: the groups below must be removed first.
         order::sort_by(&mut groups, |one, other| one.name > other.name);
-        let records = Records::of(&groups);
-        let ended: Vec<_> = (groups.iter().zip(records.states()))
-            .filter(|(group, (_, state))| *state == JobState::Ended && group.is_idle())
-            .map(|(group, (record, _))| (group, record))
-            .collect();
-        let candidates: Vec<_> = ended.iter().map(|(group, _)| *group).collect();
-        let carriers = carriers::of(&candidates);
-        let free = ended.into_iter().zip(carriers);
-        let free = free.filter(|(_, carrier)| carrier.is_none());
-        let removed = free.filter(|((group, then), _)| {
+        let unused = Group::unused(&groups).into_iter().zip(groups);
+        let removed = unused.filter_map(|(then, group)| {
+            let then = then?;
             // A changed record means that a process makes the group again. Leave such a group to
             // the next clean-up.
-            let has_ended = |now: &Record| now == *then;
+            let has_ended = |now: &Record| *now == then;
             let idle = |ledger: &Ledger| group.clean_in(ledger, &NoWitness).draining == 0;
-            self.remove_if(group, has_ended, idle).is_ok()
+            let removed = self.remove_if(&group, has_ended, idle);
+            removed.is_ok().then_some(group.name)
         });
-        removed.map(|((group, _), _)| group.name.clone()).collect()
+        removed.collect()
     }
 
     /// Removes incomplete groups that no process is making, and returns their paths. Keeps

@@ -119,7 +119,7 @@ fn a_charge_reaches_every_level_or_none() {
         let member = place.join(&name);
         assert_eq!(member.0.group(), name);
         charge(&member, 5).expect("no limit");
-        assert!(member.0.try_charge(&member.1, UNIT));
+        assert!(member.0.try_charge_ahead(&member.1, UNIT, &()));
         member.0.charge_unchecked(&member.1, 3 * UNIT);
         assert_eq!(units(&member), vec![9; depth]);
         member.0.uncharge(&member.1, 2 * UNIT);
@@ -145,6 +145,7 @@ fn a_refusal_names_the_refusing_group_and_its_figures() {
         max: max * UNIT,
         kept: 0,
         left: (max - charged) * UNIT,
+        keep_free: 0,
         room: 0,
         cause: Cause::Limit,
         outside: None,
@@ -226,7 +227,10 @@ fn memory_protected_for_others_is_not_free() {
         "a group's own protection does not limit its members"
     );
     // Memory that `low` protects for other groups is taken last.
-    assert!(!bob.0.try_charge(&bob.1, 4 * UNIT) && bob.0.try_charge(&bob.1, 3 * UNIT));
+    assert!(
+        !bob.0.try_charge_ahead(&bob.1, 4 * UNIT, &())
+            && bob.0.try_charge_ahead(&bob.1, 3 * UNIT, &())
+    );
     assert_eq!(
         charge(&bob, 5).expect_err("min stays protected").group,
         "lab"
@@ -528,7 +532,10 @@ fn a_request_waits_until_another_gives_back() {
         (6 * UNIT, 10 * UNIT)
     );
     assert_eq!(waits(&one), 1);
-    assert!(one.0.try_charge(&one.1, UNIT), "no request waits any more");
+    assert!(
+        one.0.try_charge_ahead(&one.1, UNIT, &()),
+        "no request waits any more"
+    );
 }
 
 #[test]
@@ -587,7 +594,7 @@ fn a_request_does_not_overtake_a_waiter() {
     charge(&other, 8).expect("room");
     let act = || {
         // The third member's request would fit, but another request waits ahead of it.
-        assert!(!third.0.try_charge(&third.1, UNIT));
+        assert!(!third.0.try_charge_ahead(&third.1, UNIT, &()));
         let insists = third
             .0
             .charge(&third.1, UNIT, &Poor::default(), Insistence::None);
@@ -760,7 +767,7 @@ fn above_high_members_are_asked_for_unused_memory_before_growth() {
     };
     assert_eq!(request(6), (true, 0));
     assert!(
-        !member.0.try_charge(&member.1, UNIT),
+        !member.0.try_charge_ahead(&member.1, UNIT, &()),
         "`try_charge` refuses memory above `high`"
     );
     assert_eq!((kinds(&group), member.0.is_asked()), (vec![], false));

@@ -253,7 +253,7 @@ impl Member {
         };
         let holders = match (happening.kind, happening.device) {
             // These holders are no members.
-            _ if details.cause == Some(Cause::Outside) => details.holders,
+            _ if matches!(details.cause, Some(Cause::Outside | Cause::KeepFree)) => details.holders,
             (EventKind::Refusal | EventKind::Oom | EventKind::Kill, Some(index)) => {
                 own.ledger.largest(index)
             }

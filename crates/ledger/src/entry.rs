@@ -166,23 +166,25 @@ impl Slot {
         let ledger = self.ledger();
         match ledger.header().rooms.load(Ordering::Relaxed) {
             0 => 0,
-            _ => ledger.rooms_but(device, ledger.job(self.index())),
+            _ => {
+                let own = ledger.job(self.index());
+                ledger.rooms_but(device, |job| job == own)
+            }
         }
     }
 }
 
 impl Ledger {
-    /// Returns the bytes that are kept for jobs, but for the one with the key `own`, and not
-    /// charged.
+    /// Returns the bytes that are kept for jobs and not charged, but for those whose keys are own.
     #[cold]
-    pub fn rooms_but(&self, device: DeviceIndex, own: u64) -> u64 {
+    pub fn rooms_but(&self, device: DeviceIndex, is_own: impl Fn(u64) -> bool) -> u64 {
         let ledger = self;
         // The keys of other jobs, with their rooms.
         let (mut jobs, mut count) = ([(0, 0); MOST_ROOMS], 0);
         for slot in 0..ledger.high_water() {
             let (room, job) = (ledger.room(slot, device), ledger.job(slot));
             let is_known = |job| jobs[..count].iter().any(|(known, _)| *known == job);
-            if room != 0 && job != own && count < MOST_ROOMS && !is_known(job) {
+            if room != 0 && !is_own(job) && count < MOST_ROOMS && !is_known(job) {
                 jobs[count] = (job, room);
                 count += 1;
             }

@@ -49,6 +49,10 @@ pub trait Pressure {
     fn is_needless(&self) -> bool {
         false
     }
+    /// Returns the bytes that are free on the GPU itself, whoever uses the rest; `None` if unknown.
+    fn machine_free(&self) -> Option<u64> {
+        None
+    }
     /// Returns the name of the function that makes the request; empty if it has no name.
     fn function(&self) -> &str {
         ""

@@ -39,6 +39,8 @@ pub enum Cause {
     /// The group and the GPU had room, and the driver refused: memory of the host, an address space
     /// or a container was full.
     Host = 8,
+    /// After the request, less would be free on the GPU than `keep_free` keeps.
+    KeepFree = 9,
 }
 
 impl Cause {
@@ -53,11 +55,12 @@ impl Cause {
             Self::Capacity => "capacity",
             Self::Outside => "outside",
             Self::Host => "host",
+            Self::KeepFree => "keep_free",
         }
     }
 
     /// All causes.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Oom,
         Self::Command,
         Self::Limit,
@@ -66,6 +69,7 @@ impl Cause {
         Self::Capacity,
         Self::Outside,
         Self::Host,
+        Self::KeepFree,
     ];
 
     fn of(word: u64) -> Option<Self> {
@@ -120,17 +124,17 @@ pub struct Details<'a> {
     /// The name of the function that made the request; empty if unknown.
     pub function: &'a str,
     /// The processes that used the most memory of the device at the time of the event: members of
-    /// the group, or for [`Cause::Outside`] those of [`Outside`].
+    /// the group, or for [`Cause::Outside`] and [`Cause::KeepFree`] those of [`Outside`].
     pub holders: [Option<Holding>; HOLDERS],
     /// Why a process was killed, or a request refused.
     pub cause: Option<Cause>,
     /// The process that requested a kill, or that has suspended or resumed the process.
     pub by: Option<Holding>,
     /// The number of processes that were asked ([`super::EventKind::Asked`]), or the milliseconds
-    /// since then ([`super::EventKind::Given`]).
+    /// since then ([`super::EventKind::Given`]), or the bytes that [`Cause::KeepFree`] keeps.
     pub count: u64,
     /// For a refusal, the bytes of the device that were left: of the group's limit, or for
-    /// [`Cause::Outside`] and [`Cause::Capacity`] of the GPU.
+    /// [`Cause::Outside`], [`Cause::Capacity`] and [`Cause::KeepFree`] of the GPU.
     pub left: u64,
     /// For a refusal by the driver, the bytes of the device that are used outside this process's
     /// groups.

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 /// A key whose value is a size for each GPU. The names and meanings are those of the kernel's
-/// memory cgroup.
+/// memory cgroup, which has no `keep_free`.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, Hash)]
 #[repr(u32)]
 pub enum Key {
@@ -23,13 +23,16 @@ pub enum Key {
     /// Hard protection. Other groups that share an ancestor with this group can never charge this
     /// memory. Default: 0.
     Min,
+    /// What requests for new memory leave free on the GPU, whoever uses the rest. Default: 0.
+    KeepFree,
 }
 
 impl Key {
     /// The number of keys whose value is a size.
-    pub const COUNT: usize = 4;
+    pub const COUNT: usize = 5;
     /// All keys whose value is a size.
-    pub const ALL: [Self; Self::COUNT] = [Self::Max, Self::High, Self::Low, Self::Min];
+    pub const ALL: [Self; Self::COUNT] =
+        [Self::Max, Self::High, Self::Low, Self::Min, Self::KeepFree];
 
     /// Returns the key as text.
     pub const fn name(self) -> &'static str {
@@ -38,6 +41,7 @@ impl Key {
             Self::High => "high",
             Self::Low => "low",
             Self::Min => "min",
+            Self::KeepFree => "keep_free",
         }
     }
 
@@ -45,7 +49,7 @@ impl Key {
     pub const fn default(self) -> Size {
         match self {
             Self::Max | Self::High => Size::Max,
-            Self::Low | Self::Min => Size::Bytes(0),
+            Self::Low | Self::Min | Self::KeepFree => Size::Bytes(0),
         }
     }
 }
@@ -94,6 +98,9 @@ impl Values {
             high: bytes(Key::High),
             low: bytes(Key::Low).min(capacity),
             min: bytes(Key::Min).min(capacity),
+            keep_free: self
+                .get(Key::KeepFree)
+                .map(|size| size.resolve(capacity).min(capacity)),
         }
     }
 }
@@ -109,6 +116,8 @@ pub struct Bounds {
     pub low: u64,
     /// The hard protection; 0 means no protection.
     pub min: u64,
+    /// What requests leave free on the GPU; `None` if the group does not set it.
+    pub keep_free: Option<u64>,
 }
 
 impl Bounds {
@@ -118,6 +127,7 @@ impl Bounds {
         high: u64::MAX,
         low: 0,
         min: 0,
+        keep_free: None,
     };
     /// A limit of 0 bytes, which allows no memory.
     pub(super) const NOTHING: Self = Self {
@@ -530,8 +540,8 @@ mod tests {
             ("suspend.max=4G", "did you mean suspended.max?"),
             (
                 "colour=red",
-                "unknown key 'colour' (keys: max, high, low, min, on_limit, wait_timeout, \
-                 pressure_timeout, oom, count_context, suspended.max)",
+                "unknown key 'colour' (keys: max, high, low, min, keep_free, on_limit, \
+                 wait_timeout, pressure_timeout, oom, count_context, suspended.max)",
             ),
         ] {
             let error = text.parse::<Setting>().expect_err(text).to_string();

@@ -35,28 +35,17 @@ pub(super) struct File {
     reserved: [AtomicU64; 5],
     /// The number of changes so far; its lowest bit is the number of the valid bank.
     active: AtomicU64,
-    /// For each bank, `suspended.max` in bytes, plus 1, and the checksum of this word. Both are 0
-    /// for the default. Older builds leave both words of an earlier change, whose checksum does not
-    /// match: they are the default, too.
-    suspended_max: [[AtomicU64; 2]; 2],
-    padding: [AtomicU64; 3],
+    padding: [AtomicU64; 7],
     banks: [Bank; 2],
 }
 
 #[repr(C)]
 struct Bank {
-    rules: AtomicU64,
-    /// The group's options begin here and end with `uncounted_context`. Zeros mean the defaults.
-    on_limit: AtomicU64,
-    /// `wait_timeout` in milliseconds, plus 1.
-    wait_timeout: AtomicU64,
-    oom: AtomicU64,
-    uncounted_context: AtomicU64,
-    /// The checksum of the number of rules, the options and the used entries; see [`sum`].
+    /// The number of rules, and the options in the order of [`head_words`]. Zeros mean the
+    /// defaults. The other words are spare: an older build writes zeros there.
+    head: [AtomicU64; HEAD],
+    /// The checksum of the head and the used entries; see [`sum`].
     sum: AtomicU64,
-    /// `pressure_timeout` in milliseconds, plus 1, and the complement of this word. Both are 0 for
-    /// the default. Older builds leave them out of the checksum and write zeros.
-    pressure_timeout: [AtomicU64; 2],
     entries: [Entry; MAX_RULES],
 }
 
@@ -67,22 +56,27 @@ struct Entry {
     uuid: [AtomicU64; 2],
     /// How each key's size is given: bytes, percent, `max` or not set. One byte per key.
     tags: AtomicU64,
-    values: [AtomicU64; Key::COUNT],
+    values: [AtomicU64; MAX_KEYS],
 }
 
+/// The words of a bank's head.
+const HEAD: usize = 15;
+/// The most keys that an entry holds.
+const MAX_KEYS: usize = 8;
+
 const _: () = {
-    assert!(size_of::<File>() == SIZE && SIZE == 8448);
+    assert!(size_of::<File>() == SIZE && SIZE == 12_672);
+    assert!(Key::COUNT <= MAX_KEYS);
     assert!(offset_of!(File, magic) == 0);
     assert!(offset_of!(File, format) == 8);
     assert!(offset_of!(File, size) == 16);
     assert!(offset_of!(File, active) == 64);
-    assert!(offset_of!(File, suspended_max) == 72);
     assert!(offset_of!(File, banks) == 128);
-    assert!(size_of::<Bank>() == 4160);
-    assert!(offset_of!(Bank, rules) == 0);
-    assert!(offset_of!(Bank, sum) == 40);
-    assert!(offset_of!(Bank, entries) == 64);
-    assert!(size_of::<Entry>() == 64);
+    assert!(size_of::<Bank>() == 6272);
+    assert!(offset_of!(Bank, head) == 0);
+    assert!(offset_of!(Bank, sum) == 120);
+    assert!(offset_of!(Bank, entries) == 128);
+    assert!(size_of::<Entry>() == 96);
     assert!(offset_of!(Entry, selector) == 0);
     assert!(offset_of!(Entry, uuid) == 8);
     assert!(offset_of!(Entry, tags) == 24);
@@ -90,7 +84,7 @@ const _: () = {
 };
 
 /// The size of a limits file in bytes.
-pub(super) const SIZE: usize = 128 + 2 * (64 + MAX_RULES * 64);
+pub(super) const SIZE: usize = 128 + 2 * (128 + MAX_RULES * 96);
 
 const SELECT_ALL: u64 = 1;
 const SELECT_GPU: u64 = 2;
@@ -153,33 +147,21 @@ impl File {
 
     /// Returns the group's options; the default options where the file is damaged.
     pub(super) fn options(&self) -> Options {
-        let seen = self.look(|bank, changes| self.options_of(bank, changes));
+        let seen = self.look(|bank, _| bank.options());
         seen.and_then(|(options, _)| options).unwrap_or_default()
     }
 
     /// Returns all rules and options; `None` where the file is damaged.
     pub(super) fn rules(&self) -> Option<LimitSet> {
-        let read = |bank: &Bank, changes| {
+        let read = |bank: &Bank, _| {
             let rule = |entry: &Entry| Some((entry.selector()?, entry.values()?));
             let rules = bank.used().iter().map(rule).collect::<Option<Vec<_>>>();
             Some(LimitSet {
                 rules: rules?,
-                options: self.options_of(bank, changes)?,
+                options: bank.options()?,
             })
         };
         self.look(read)?.0
-    }
-
-    fn options_of(&self, bank: &Bank, changes: u64) -> Option<Options> {
-        let words = self.suspended_max[bank_of(changes)].each_ref();
-        let [word, check] = words.map(|word| word.load(Ordering::Relaxed));
-        Some(Options {
-            suspended_max: word
-                .checked_sub(1)
-                .filter(|_| check == sum(changes, [word].into_iter()))
-                .map(|bytes| if word == u64::MAX { word } else { bytes }),
-            ..bank.options()?
-        })
     }
 
     /// Replaces all rules and options by `set`, which has at most [`MAX_RULES`] rules. The caller
@@ -189,11 +171,8 @@ impl File {
         // A reader may still read this bank. The fence makes a reader of new words see the last
         // change and read again.
         fence(Ordering::Release);
-        let bank = bank_of(next);
-        let suspended = self.suspended_max[bank].iter();
-        let suspended = suspended.zip(suspended_words(&set.options, next));
-        let words = self.banks[bank].words().zip(bank_words(set, next));
-        for (word, value) in words.chain(suspended) {
+        let words = self.banks[bank_of(next)].words();
+        for (word, value) in words.zip(bank_words(set, next)) {
             word.store(value, Ordering::Relaxed);
         }
         self.active.store(next, Ordering::Release);
@@ -204,8 +183,6 @@ impl File {
         let mut words = [0; SIZE / 8];
         words[..3].copy_from_slice(&[MAGIC, version::limits(), SIZE as u64]);
         words[offset_of!(Self, active) / 8] = 1;
-        let suspended = offset_of!(Self, suspended_max) / 8 + 2;
-        words[suspended..suspended + 2].copy_from_slice(&suspended_words(&set.options, 1));
         let second = (offset_of!(Self, banks) + size_of::<Bank>()) / 8;
         for (word, value) in words[second..].iter_mut().zip(bank_words(set, 1)) {
             *word = value;
@@ -219,41 +196,35 @@ fn bank_of(changes: u64) -> usize {
     usize::from(changes & 1 == 1)
 }
 
-/// Returns the two words of `suspended.max` for change number `changes`.
-fn suspended_words(options: &Options, changes: u64) -> [u64; 2] {
-    let word = options.suspended_max.map(|bytes| bytes.saturating_add(1));
-    word.map_or([0, 0], |word| [word, sum(changes, [word].into_iter())])
-}
-
 /// Returns the words of a bank that holds `set`, up to the last used entry, for change number
 /// `changes`.
 fn bank_words(set: &LimitSet, changes: u64) -> Vec<u64> {
-    let options = &set.options;
-    let millis = u64::try_from(options.wait_timeout.as_millis()).unwrap_or(u64::MAX);
     let rules = &set.rules[..set.rules.len().min(MAX_RULES)];
-    let head = [
-        rules.len() as u64,
-        options.on_limit as u64,
-        millis.saturating_add(1),
-        options.oom as u64,
-        u64::from(!options.count_context),
-    ];
+    let head = head_words(rules.len(), &set.options);
     let entries = rules
         .iter()
         .flat_map(|(selector, values)| entry_words(selector, values));
     let entries: Vec<u64> = entries.collect();
     let sum = sum(changes, head.iter().chain(&entries).copied());
-    let pressure = pressure_words(options.pressure_timeout);
-    [&head[..], &[sum], &pressure, &entries].concat()
+    [&head[..], &[sum], &entries].concat()
 }
 
-/// Returns the two words of a `pressure_timeout`.
-fn pressure_words(time: Duration) -> [u64; 2] {
-    if time == Options::default().pressure_timeout {
-        return [0, 0];
-    }
-    let word = u64::try_from(time.as_millis()).map_or(u64::MAX, |millis| millis.saturating_add(1));
-    [word, !word]
+/// Returns the words of a bank's head. Times are in milliseconds, plus 1.
+fn head_words(rules: usize, options: &Options) -> [u64; HEAD] {
+    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let mut words = [0; HEAD];
+    words[..7].copy_from_slice(&[
+        rules as u64,
+        options.on_limit as u64,
+        millis(options.wait_timeout).saturating_add(1),
+        millis(options.pressure_timeout).saturating_add(1),
+        options.oom as u64,
+        u64::from(!options.count_context),
+        options
+            .suspended_max
+            .map_or(0, |bytes| bytes.saturating_add(1)),
+    ]);
+    words
 }
 
 fn entry_words(selector: &Selector, values: &Values) -> [u64; size_of::<Entry>() / 8] {
@@ -294,59 +265,37 @@ fn sum(changes: u64, words: impl Iterator<Item = u64>) -> u64 {
 
 impl Bank {
     fn used(&self) -> &[Entry] {
-        let rules = usize::try_from(self.rules.load(Ordering::Relaxed)).unwrap_or(MAX_RULES);
+        let rules = usize::try_from(self.head[0].load(Ordering::Relaxed)).unwrap_or(MAX_RULES);
         &self.entries[..rules.min(MAX_RULES)]
     }
 
     /// Returns the checksum of this bank if change number `changes` has made it valid.
     fn sum(&self, changes: u64) -> u64 {
-        let head = self.words().take(5);
-        let words = head.chain(self.used().iter().flat_map(Entry::words));
+        let words = self.head.iter();
+        let words = words.chain(self.used().iter().flat_map(Entry::words));
         sum(changes, words.map(|word| word.load(Ordering::Relaxed)))
     }
 
     /// Iterates over the bank's words in the order of the file.
     fn words(&self) -> impl Iterator<Item = &AtomicU64> {
-        let head = [
-            &self.rules,
-            &self.on_limit,
-            &self.wait_timeout,
-            &self.oom,
-            &self.uncounted_context,
-            &self.sum,
-        ];
-        let rest = self.pressure_timeout.iter();
         let entries = self.entries.iter().flat_map(Entry::words);
-        head.into_iter().chain(rest).chain(entries)
+        self.head.iter().chain([&self.sum]).chain(entries)
     }
 
-    /// Returns the options that are in the bank: all but `suspended.max`.
     fn options(&self) -> Option<Options> {
-        let words = [
-            &self.on_limit,
-            &self.wait_timeout,
-            &self.oom,
-            &self.uncounted_context,
-        ];
-        let [on_limit, wait_timeout, oom, uncounted] =
+        let words = self.head.each_ref();
+        let [_, on_limit, wait, pressure, oom, uncounted, suspended, ..] =
             words.map(|word| word.load(Ordering::Relaxed));
         let defaults = Options::default();
-        let pressure = self.pressure_timeout.each_ref();
-        let pressure = pressure.map(|word| word.load(Ordering::Relaxed));
+        let time = |word: u64, default| word.checked_sub(1).map_or(default, Duration::from_millis);
         Some(Options {
             on_limit: match on_limit {
                 0 => OnLimit::Fail,
                 1 => OnLimit::Wait,
                 _ => return None,
             },
-            wait_timeout: wait_timeout
-                .checked_sub(1)
-                .map_or(defaults.wait_timeout, Duration::from_millis),
-            pressure_timeout: match pressure {
-                [0, 0] => defaults.pressure_timeout,
-                [word, check] if word > 0 && check == !word => Duration::from_millis(word - 1),
-                _ => return None,
-            },
+            wait_timeout: time(wait, defaults.wait_timeout),
+            pressure_timeout: time(pressure, defaults.pressure_timeout),
             oom: match oom {
                 0 => Oom::None,
                 1 => Oom::KillLargest,
@@ -358,7 +307,10 @@ impl Bank {
                 1 => false,
                 _ => return None,
             },
-            suspended_max: defaults.suspended_max,
+            suspended_max: match suspended {
+                u64::MAX => Some(u64::MAX),
+                word => word.checked_sub(1),
+            },
         })
     }
 }

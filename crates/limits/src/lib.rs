@@ -396,6 +396,8 @@ mod tests {
     use std::os::unix::fs::{FileExt, symlink};
     use std::sync::atomic::AtomicBool;
 
+    /// The place of the second bank, which holds the rules of a new limits file.
+    const BANK: usize = 128 + 6272;
     const A: DeviceId = DeviceId::gpu([1; 16]);
     const B: DeviceId = DeviceId::mig([2; 16]);
 
@@ -404,6 +406,7 @@ mod tests {
         set.set(Selector::Device(A), Key::Max, Size::Bytes(4 << 30));
         set.set(Selector::Device(A), Key::High, Size::Bytes(3 << 30));
         set.set(Selector::All, Key::Min, Size::Bytes(1 << 30));
+        set.set(Selector::All, Key::KeepFree, Size::Percent(1000));
         set.options.on_limit = OnLimit::Wait;
         set.options.wait_timeout = Duration::from_secs(5);
         set.options.pressure_timeout = Duration::from_millis(1500);
@@ -443,6 +446,7 @@ mod tests {
         assert_eq!(limits.bounds(&B, 80 << 30).max, 40 << 30);
         let own = limits.bounds(&A, 80 << 30);
         assert_eq!((own.high, own.low, own.min), (3 << 30, 0, 1 << 30));
+        assert_eq!(own.keep_free, Some(8 << 30));
         assert_eq!(limits.options(), set().options);
         assert_eq!(fs::read_dir(&place.0).expect("listed").count(), 1);
     }
@@ -572,15 +576,14 @@ mod tests {
                 .expect("written");
         };
         poke(8, 1);
-        refused("has file format 1, but this gpulimit reads file format 3");
+        refused("has file format 1, but this gpulimit reads file format 4");
         poke(16, 12);
         refused("wrong size");
-        // Damage the second bank, which holds the rules of a new limits file.
-        poke(128 + 4160 + 64, 77);
+        poke(BANK as u64 + 128, 77);
         refused("do not match their checksum");
-        poke(128 + 4160 + 64 + 24, 77);
+        poke(BANK as u64 + 128 + 24, 77);
         refused("do not match their checksum");
-        poke(128 + 4160, u64::MAX);
+        poke(BANK as u64, u64::MAX);
         refused("do not match their checksum");
         fs::remove_file(&path).expect("removed");
         symlink("/etc/passwd", &path).expect("linked");
@@ -601,8 +604,8 @@ mod tests {
             .expect("opened");
         let good = layout::File::bytes(&set());
         // These offsets hold the count of changes, the number of rules, and the parts of a rule.
-        let bank = 128 + 4160;
-        for at in [64, bank, bank + 64, bank + 64 + 24, bank + 64 + 32] {
+        let bank = BANK as u64;
+        for at in [64, bank, bank + 128, bank + 128 + 24, bank + 128 + 32] {
             for value in [0, 2, 77, u64::MAX] {
                 file.write_all_at(&value.to_ne_bytes(), at)
                     .expect("written");
@@ -616,60 +619,28 @@ mod tests {
         assert_eq!(limits.bounds(&B, 80 << 30).max, 40 << 30);
     }
 
-    /// Older builds write zeros to the two words, and leave them out of the checksum.
     #[test]
-    fn the_words_of_pressure_timeout_are_default_right_or_damaged() {
+    fn suspended_max_is_read_as_it_was_written() {
         let place = Scratch::new();
-        Limits::create(&place.at("limits"), 0o600, &set()).expect("created");
-        let limits = Limits::open(&place.at("limits")).expect("opened");
-        let file = OpenOptions::new().write(true).open(place.at("limits"));
-        let file = file.expect("opened");
-        let put = |words: [u64; 2]| {
-            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-            file.write_all_at(&bytes, 128 + 4160 + 48).expect("written");
-            limits
-                .rules()
-                .map(|rules| rules.options.pressure_timeout)
-                .ok()
-        };
-        assert_eq!(put([0, 0]), Some(Duration::from_secs(2)));
-        assert_eq!(put([1, !1]), Some(Duration::ZERO));
-        assert_eq!(
-            put([u64::MAX, 0]),
-            Some(Duration::from_millis(u64::MAX - 1))
-        );
-        for wrong in [[1, 0], [0, 1], [1, 1], [0, u64::MAX], [77, 7]] {
-            assert_eq!(put(wrong), None, "{wrong:?}");
-            assert_eq!(limits.bounds(&B, 80 << 30).max, 40 << 30, "the limit holds");
+        let path = place.at("limits");
+        Limits::create(&path, 0o600, &set()).expect("created");
+        for bytes in [Some(0), Some(u64::MAX), None, Some(5)] {
+            Limits::write(&path, |set| set.options.suspended_max = bytes).expect("written");
+            let read = Limits::read(&path).expect("read").options.suspended_max;
+            assert_eq!(read, bytes);
         }
     }
 
-    /// Older builds leave the words of `suspended.max` as they are.
+    /// A later build may use the spare words without a new format.
     #[test]
-    fn suspended_max_is_the_default_after_a_change_by_an_older_build() {
+    fn spare_words_change_nothing_and_are_in_the_checksum() {
         let place = Scratch::new();
         let path = place.at("limits");
-        let read = || Limits::read(&path).expect("read").options.suspended_max;
-        let write = |bytes| {
-            Limits::write(&path, |set| set.options.suspended_max = bytes).expect("written");
-        };
-        Limits::create(&path, 0o600, &set()).expect("created");
-        assert_eq!(read(), Some(64 << 30));
-        for bytes in [Some(0), Some(u64::MAX), None, Some(5), Some(7), Some(9)] {
-            write(bytes);
-            assert_eq!(read(), bytes);
-        }
-        let file = OpenOptions::new().read(true).write(true).open(&path);
-        let file = file.expect("opened");
-        let mut words = [0; 32];
-        file.read_exact_at(&mut words, 72).expect("read");
-        write(Some(11));
-        write(Some(13));
-        assert_eq!(read(), Some(13));
-        file.write_all_at(&words, 72).expect("written");
-        assert_eq!(read(), None);
-        write(Some(15));
-        assert_eq!(read(), Some(15));
+        let mut bytes = layout::File::bytes(&set());
+        let spare = BANK + 14 * 8;
+        bytes[spare..spare + 8].copy_from_slice(&1u64.to_ne_bytes());
+        fs::write(&path, &bytes).expect("written");
+        assert!(Limits::read(&path).is_err());
     }
 
     #[test]

@@ -72,6 +72,11 @@ impl Book {
         self.member.max(&self.device)
     }
 
+    /// Returns the bytes that the group and its ancestors keep free on the GPU.
+    pub fn keep_free(&self) -> u64 {
+        (self.member.keep_free(&self.device)).map_or(0, |(keep, _)| keep)
+    }
+
     /// Returns the bytes that can still be charged to the group.
     pub fn group_free(&self) -> u64 {
         self.member.free(&self.device)
@@ -162,7 +167,7 @@ impl Book {
 
     /// Tries once to charge `bytes`. Neither waits nor reclaims bytes from other members.
     pub fn try_charge(&self, bytes: u64) -> bool {
-        self.member.try_charge(&self.device, bytes)
+        self.member.try_charge_ahead(&self.device, bytes, &())
     }
 
     /// Tries to charge `bytes` like [`Book::try_charge`], but as idle: charged and not in use yet.

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use gpulimit_base::device::DeviceId;
-use gpulimit_group::{Insistence, Member, Refusal};
+use gpulimit_group::{Insistence, Member, Refusal, Undisturbed};
 use gpulimit_ledger::{Pressure, Says};
 
 use super::book::Book;
@@ -31,7 +31,7 @@ use crate::abi::{
     CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_UNKNOWN, Device as Ordinal, Out, SUCCESS, Status,
 };
 use crate::clock;
-use crate::driver::figures::{self, Former};
+use crate::driver::figures::Former;
 use crate::driver::{answer, cuda, devices, inside, suspension};
 use crate::message;
 use crate::refusal::Refused;
@@ -68,6 +68,8 @@ pub struct Device {
     /// whose requests wait.
     has_entered: AtomicBool,
     others: Others,
+    /// Whether requests look at the GPU for a `keep_free`; true until the first look.
+    pub(super) looks: AtomicBool,
     pub unrecovered: Unrecovered,
     /// NVML's index of the GPU plus 1; 0 while it is unknown.
     index: AtomicU32,
@@ -119,20 +121,22 @@ impl Device {
             measuring: Measuring::default(),
             has_entered: AtomicBool::new(false),
             others: Others::default(),
+            looks: AtomicBool::new(true),
             unrecovered: Unrecovered::default(),
             index: AtomicU32::new(0),
         })
     }
 
-    /// Returns the bytes that the GPU itself has free; `None` if unknown.
+    /// Returns the bytes that the GPU itself has free, by NVML or else by CUDA; `None` if unknown.
     pub fn machine_free(&self) -> Option<u64> {
-        let (mut free, mut total) = (0, 0);
-        let is_current = answer(cuda::cuCtxGetDevice) == Ok(self.ordinal);
-        if is_current && cuda::cuMemGetInfo_v2(Out::of(&mut free), Out::of(&mut total)) == SUCCESS {
-            return Some(free as u64);
-        }
-        let used = figures::used(&self.id, self.capacity)?;
-        Some(self.capacity.saturating_sub(used))
+        let _undisturbed = Undisturbed::new();
+        self.measuring.nvml.free(&self.id).or_else(|| {
+            let (mut free, mut total) = (0, 0);
+            let places = (Out::of(&mut free), Out::of(&mut total));
+            let is_known = answer(cuda::cuCtxGetDevice) == Ok(self.ordinal)
+                && cuda::cuMemGetInfo_v2(places.0, places.1) == SUCCESS;
+            is_known.then_some(free as u64)
+        })
     }
 
     /// Returns whether an allocation of `bytes` needs a charge. The driver itself refuses 0 bytes,

@@ -51,14 +51,28 @@ impl Handle {
     /// Returns the bytes of this process on the device, 0 when NVML does not list the process;
     /// `None` when NVML fails, also with NVML and the handle made anew.
     pub fn own_bytes(&self, id: &DeviceId) -> Option<u64> {
+        self.ask(id, own_bytes)
+    }
+
+    /// Returns the free bytes of the device; `None` as for [`Handle::own_bytes`].
+    pub fn free(&self, id: &DeviceId) -> Option<u64> {
+        self.ask(id, free)
+    }
+
+    fn ask(&self, id: &DeviceId, ask: fn(NvmlDevice) -> Option<u64>) -> Option<u64> {
         let known = self.0.load(Ordering::Acquire);
-        let answer = (known != 0).then(|| own_bytes(known)).flatten();
+        let answer = (known != 0).then(|| ask(known)).flatten();
         answer.or_else(|| {
             let found = find(id)?;
             self.0.store(found, Ordering::Release);
-            own_bytes(found)
+            ask(found)
         })
     }
+}
+
+fn free(device: NvmlDevice) -> Option<u64> {
+    let memory: NvmlMemory = answer(|memory| nvml::nvmlDeviceGetMemoryInfo(device, memory)).ok()?;
+    Some(memory.free)
 }
 
 fn own_bytes(device: NvmlDevice) -> Option<u64> {
@@ -154,9 +168,7 @@ pub fn is_early_535() -> bool {
 
 /// Returns the used bytes of the device: `capacity`, the size in CUDA, minus NVML's free bytes.
 pub fn used(id: &DeviceId, capacity: u64) -> Option<u64> {
-    let device = find(id)?;
-    let memory: NvmlMemory = answer(|memory| nvml::nvmlDeviceGetMemoryInfo(device, memory)).ok()?;
-    Some(capacity.saturating_sub(memory.free))
+    Some(capacity.saturating_sub(free(find(id)?)?))
 }
 
 /// Returns the pid and the bytes of every compute process on the device; `None` when NVML gives no

@@ -468,7 +468,7 @@ fn before_cuda(name: &str) -> Option<Memory> {
     };
     let (process, symbol) = (Process::current(), "gpulimit_memory");
     let call = Call { process, symbol };
-    let ([limit, charged, usage, total], free) = view::before_cuda(call, device)?;
+    let ([limit, charged, usage, total, _], free) = view::before_cuda(call, device)?;
     Some(Memory {
         limit,
         usage,
@@ -484,6 +484,7 @@ fn figures(device: &Device) -> Memory {
     let (limit, usage) = book.limit_and_usage();
     let own = book.own_usage();
     let machine = device.machine_free().unwrap_or(u64::MAX);
+    let machine = machine.saturating_sub(book.keep_free());
     Memory {
         size: 0,
         limit,

@@ -116,7 +116,8 @@ fn make(call: Call, shape: Option<Shape>, array: Out<Array>, real: &dyn Real) ->
 /// Returns the bytes of an array of this shape; `None` if the driver does not tell or no limit
 /// applies.
 fn required(call: Call, device: &Device, shape: Shape) -> Option<u64> {
-    if device.book.max() == u64::MAX
+    let is_unlimited = device.book.max() == u64::MAX && device.book.keep_free() == 0;
+    if is_unlimited
         || !has::cuArrayGetMemoryRequirements()
         || !has::cuMipmappedArrayGetMemoryRequirements()
     {
@@ -184,22 +185,35 @@ impl Making {
 
     /// Makes an array of `bytes` bytes that shares its blocks with no other array.
     fn large(&self, bytes: u64, real: &dyn Real) -> Result<Status, Aside> {
-        let device = self.device;
-        let mark = self.call.process.mark();
-        let charged = device.charge(Request::insisting(self.call.symbol, bytes))?;
-        fault::point("array");
-        let status = real.call();
-        match self.handle(status) {
-            Some(handle) => {
-                charged.spend();
-                device.book.add(Category::Arrays, bytes);
-                self.enter(handle, current_context(), Memory::Own(bytes));
+        let (call, device) = (self.call, self.device);
+        let mut tries = 0;
+        loop {
+            let mark = call.process.mark();
+            let charged = device.charge(Request::insisting(call.symbol, bytes))?;
+            fault::point("array");
+            let status = real.call();
+            let handle = self.handle(status);
+            match handle {
+                Some(handle) => {
+                    charged.spend();
+                    device.book.add(Category::Arrays, bytes);
+                    self.enter(handle, current_context(), Memory::Own(bytes));
+                }
+                None => drop(charged),
             }
-            None => drop(charged),
+            let concluded = device.conclude(call.symbol, bytes, status);
+            device.renew(mark);
+            let Err(left) = concluded else {
+                return Ok(status);
+            };
+            if let Some(handle) = handle {
+                end(call, handle.kind, handle.array, &|| {
+                    discard(handle);
+                    SUCCESS
+                });
+            }
+            device.again(call.symbol, bytes, left, &mut tries)?;
         }
-        device.note_answer(self.call.symbol, bytes, status);
-        device.renew(mark);
-        Ok(status)
     }
 
     /// Charges as many bytes as the driver's reserve paid for `grown` bytes of growth, and refills
@@ -249,8 +263,9 @@ impl Making {
         };
         let after = part.packed(|packed| packed.end(context));
         let grown = after.saturating_sub(before);
-        if grown > 0 && measured.overrun > 0 {
-            device.refuse(symbol, grown);
+        let below = device.below();
+        if grown > 0 && (measured.overrun > 0 || below.is_some()) {
+            device.refuse_for(symbol, grown, below);
         } else if self.make_whole(grown).is_ok() {
             self.enter(handle, context, Memory::Packed { least, most });
             return Ok(status);

@@ -101,7 +101,8 @@ fn make(
             device.contexts.insert(context);
             call.process.launched.forget_kernels();
         }
-        if context.is_some() && hint > 0 && !device.has_measured() {
+        let below = context.and_then(|_| device.below());
+        if context.is_some() && hint > 0 && !device.has_measured() && below.is_none() {
             // Charges the known size without a measurement, because starting NVML for the
             // measurement takes 12 ms. A measurement under way might not have seen the context, and
             // would take its charge away.
@@ -121,7 +122,8 @@ fn make(
                 return Ok(status);
             }
         };
-        let Some(context) = context.filter(|_| hint == 0 || size > 0) else {
+        let is_judged = hint == 0 || size > 0 || below.is_some();
+        let Some(context) = context.filter(|_| is_judged) else {
             return Ok(status);
         };
         let grown = measured.used.saturating_sub(before);
@@ -130,7 +132,7 @@ fn make(
         if grown > 0 && !measured.at_least {
             device.book.set_context_hint(grown);
         }
-        if measured.overrun > 0 {
+        if measured.overrun > 0 || below.is_some() {
             undo(context);
             if matches!(kind, Kind::Primary) {
                 device.contexts.released(true);
@@ -141,7 +143,7 @@ fn make(
                 drop((alone, entered));
                 return Ok(make(call, kind, ordinal, real, made, undo, grown));
             }
-            device.refuse(call.symbol, grown);
+            device.refuse_for(call.symbol, grown, below);
             return Err(Aside::Refused);
         }
         Ok(status)

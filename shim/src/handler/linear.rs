@@ -149,6 +149,7 @@ fn small(
         return CUDA_ERROR_OUT_OF_MEMORY;
     };
     // At most two tries: a lent block can lead to a second try, which has a charged block.
+    let mut tries = 0;
     loop {
         let mark = call.process.mark();
         fault::point("small");
@@ -175,7 +176,16 @@ fn small(
             paid.spend();
             device.book.add(Category::Linear, BLOCK);
             device.renew(mark);
-            return status;
+            let Err(left) = device.conclude(call.symbol, estimate, status) else {
+                return status;
+            };
+            give_back(call, address);
+            let again = device.again(call.symbol, estimate, left, &mut tries);
+            paid = match again.and_then(|()| Block::charge(device, call.symbol)) {
+                Ok(paid) => paid,
+                Err(Refused) => return CUDA_ERROR_OUT_OF_MEMORY,
+            };
+            continue;
         }
         paid = match undo_unpaid(call, device, paid, address, mark) {
             Ok(paid) => paid,
@@ -215,22 +225,37 @@ fn large(
     real: impl Fn() -> Status,
     result: impl Fn() -> (Option<DevicePtr>, Option<u64>),
 ) -> Status {
-    let mark = call.process.mark();
-    let request = Request::insisting(call.symbol, round_up(estimate, BLOCK));
-    let Ok(charged) = device.charge(request) else {
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    };
-    fault::point("large");
-    let status = real();
-    match (status, result()) {
-        (SUCCESS, (Some(address), size)) => {
-            enter_large(charged, device, address, size.unwrap_or(estimate))
+    let mut tries = 0;
+    loop {
+        let mark = call.process.mark();
+        let request = Request::insisting(call.symbol, round_up(estimate, BLOCK));
+        let Ok(charged) = device.charge(request) else {
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        };
+        fault::point("large");
+        let status = real();
+        let (address, size) = result();
+        match (status, address) {
+            (SUCCESS, Some(address)) => {
+                enter_large(charged, device, address, size.unwrap_or(estimate))
+            }
+            _ => drop(charged),
         }
-        _ => drop(charged),
+        let concluded = device.conclude(call.symbol, estimate, status);
+        device.renew(mark);
+        let Err(left) = concluded else {
+            return status;
+        };
+        give_back(call, address.unwrap_or(0));
+        if let Err(Refused) = device.again(call.symbol, estimate, left, &mut tries) {
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
     }
-    device.note_answer(call.symbol, estimate, status);
-    device.renew(mark);
-    status
+}
+
+/// Frees an allocation that this call has made, and that left less than `keep_free`.
+fn give_back(call: Call, address: DevicePtr) {
+    free_undisturbed(call, address, &|| cuda::cuMemFree_v2(address));
 }
 
 /// Returns the number of blocks of 2 MiB that `size` bytes at `address` touch.

@@ -71,16 +71,17 @@ pub fn judge(
     status: Status,
     undo: Option<&dyn Fn()>,
 ) -> Status {
-    if status == SUCCESS
-        && measured.overrun > 0
-        && let Some(undo) = undo
-    {
-        undo();
-        device.measure();
-        device.refuse(call.symbol, measured.used.saturating_sub(before));
-        return CUDA_ERROR_OUT_OF_MEMORY;
+    let Some(undo) = undo.filter(|_| status == SUCCESS) else {
+        return status;
+    };
+    let below = device.below();
+    if measured.overrun == 0 && below.is_none() {
+        return status;
     }
-    status
+    undo();
+    device.measure();
+    device.refuse_for(call.symbol, measured.used.saturating_sub(before), below);
+    CUDA_ERROR_OUT_OF_MEMORY
 }
 
 /// A function that returns the most bytes that a call can take on a device.

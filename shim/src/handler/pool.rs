@@ -343,7 +343,14 @@ impl Allocation {
                     undisturbed.get_or_insert_with(Undisturbed::new);
                     pay(call, device, pool, bytes, stream)?;
                     match self.make(real) {
-                        (status, true) => return Ok(status),
+                        (status, true) => {
+                            let below = (status == SUCCESS).then(|| device.below()).flatten();
+                            if below.is_none() {
+                                return Ok(status);
+                            }
+                            take_back(call.symbol, device, pool, growth, dptr, stream);
+                            return Err(device.refuse_for(call.symbol, bytes, below).into());
+                        }
                         (status, false) => status,
                     }
                 }

@@ -20,10 +20,11 @@ use crate::membership;
 pub fn mem_get_info(call: Call, real: &dyn Real, free: Out<usize>, total: Out<usize>) -> Status {
     let status = real.call();
     if status == SUCCESS
-        && let Some((device, max)) = limited(call.process.current_device())
+        && let Some((device, max, keep)) = limited(call.process.current_device())
     {
         device.book.clean();
-        free.reduce(clamp(device.book.free()));
+        let machine = free.read().unwrap_or(0) as u64;
+        free.reduce(clamp(device.book.free().min(machine.saturating_sub(keep))));
         total.reduce(clamp(max));
     }
     status
@@ -34,14 +35,15 @@ pub fn mem_get_info(call: Call, real: &dyn Real, free: Out<usize>, total: Out<us
 pub fn mem_get_info_v1(call: Call, real: &dyn Real, free: Out<u32>, total: Out<u32>) -> Status {
     let status = real.call();
     if status == SUCCESS
-        && let Some((device, max)) = limited(call.process.current_device())
+        && let Some((device, max, keep)) = limited(call.process.current_device())
     {
         device.book.clean();
         // Asks the 64-bit function, because the 32-bit function can cut off the upper half of a
         // number.
         let (mut real_free, mut real_total) = (0, 0);
         if cuda::cuMemGetInfo_v2(Out::of(&mut real_free), Out::of(&mut real_total)) == SUCCESS {
-            free.write(clamp_v1(device.book.free().min(real_free as u64)));
+            let left = (real_free as u64).saturating_sub(keep);
+            free.write(clamp_v1(device.book.free().min(left)));
             total.write(clamp_v1(max.min(real_total as u64)));
         }
     }
@@ -52,7 +54,7 @@ pub fn mem_get_info_v1(call: Call, real: &dyn Real, free: Out<u32>, total: Out<u
 pub fn device_total_mem(call: Call, real: &dyn Real, bytes: Out<usize>, device: Ordinal) -> Status {
     let status = real.call();
     if status == SUCCESS
-        && let Some((_, max)) = limited(call.process.device(device))
+        && let Some((_, max, _)) = limited(call.process.device(device))
     {
         bytes.reduce(clamp(max));
     }
@@ -69,7 +71,7 @@ pub fn device_total_mem_v1(
 ) -> Status {
     let status = real.call();
     if status == SUCCESS
-        && let Some((_, max)) = limited(call.process.device(device))
+        && let Some((_, max, _)) = limited(call.process.device(device))
     {
         let mut total = 0;
         if cuda::cuDeviceTotalMem_v2(Out::of(&mut total), device) == SUCCESS {
@@ -79,11 +81,12 @@ pub fn device_total_mem_v1(
     status
 }
 
-/// Returns the device with the group's limit on it; `None` if the group has no limit on the device.
-fn limited(device: Result<&'static Device, Status>) -> Option<(&'static Device, u64)> {
+/// Returns the device with the group's limit on it and with what the group keeps free; `None` if
+/// the group sets neither on the device.
+fn limited(device: Result<&'static Device, Status>) -> Option<(&'static Device, u64, u64)> {
     let device = device.ok()?;
-    let max = device.book.max();
-    (max != u64::MAX).then_some((device, max))
+    let (max, keep) = (device.book.max(), device.book.keep_free());
+    (max != u64::MAX || keep > 0).then_some((device, max, keep))
 }
 
 fn clamp(bytes: u64) -> usize {
@@ -94,16 +97,21 @@ fn clamp_v1(bytes: u64) -> u32 {
     u32::try_from(bytes).unwrap_or(u32::MAX)
 }
 
-/// Returns the group's limit and used bytes on the device; `None` without a limit. `total` is the
-/// memory of the whole device.
-fn total_and_used(call: Call, device: NvmlDevice, total: u64) -> Option<(u64, u64)> {
-    let [max, charged, ..] = figures_of(call, device, total)?;
-    (max < total).then_some((max, charged.min(max)))
+/// Returns the memory of the device that the program sees, and the free part of it; `None` without
+/// a limit. `machine` has the memory of the whole device, and `free` the free part of that.
+fn total_and_free(call: Call, device: NvmlDevice, machine: u64, free: u64) -> Option<(u64, u64)> {
+    let [max, charged, _, _, keep] = figures_of(call, device, machine)?;
+    let total = max.min(machine);
+    let left = total.saturating_sub(charged);
+    match keep {
+        0 => (max < machine).then_some((total, left)),
+        _ => Some((total, left.min(free.saturating_sub(keep)))),
+    }
 }
 
-/// Returns the group's limit, its charge, its usage, and the memory that CUDA shows of the device.
-/// `total` is the memory of the whole device.
-fn figures_of(call: Call, device: NvmlDevice, total: u64) -> Option<[u64; 4]> {
+/// Returns the group's limit, its charge, its usage, the memory that CUDA shows of the device, and
+/// what the group keeps free there. `total` is the memory of the whole device.
+fn figures_of(call: Call, device: NvmlDevice, total: u64) -> Option<[u64; 5]> {
     let id = figures::identify(device)?;
     // A GPU that is divided by MIG has no limit: limits apply to its MIG instances.
     if id.kind == DeviceKind::Gpu && figures::is_cut(device) {
@@ -125,28 +133,29 @@ fn figures_of(call: Call, device: NvmlDevice, total: u64) -> Option<[u64; 4]> {
         _ => 0,
     };
     let capacity = total.saturating_sub(reserved);
-    let (max, charged, used) = match member {
+    let (max, charged, used, keep) = match member {
         Ok(member) => {
             let member_device = member.device(id, capacity).ok()?;
             let max = member.max(&member_device);
             member.clean_at_times(&member_device, &figures::ProcessList);
             let (_, used) = member.limit_and_usage(&member_device);
-            (max, member.charged(&member_device), used)
+            let keep = (member.keep_free(&member_device)).map_or(0, |(keep, _)| keep);
+            (max, member.charged(&member_device), used, keep)
         }
         // CUDA has not numbered the GPUs yet. The only GPU of a machine has the ordinal 0.
         Err(_) => {
             let is_only =
                 id.kind == DeviceKind::Gpu && answer(nvml::nvmlDeviceGetCount_v2) == Ok(1);
             let (max, charged) = membership::outlook(id, is_only.then_some(0), capacity)?;
-            (max, charged, charged)
+            (max, charged, charged, 0)
         }
     };
-    Some([max, charged, used, capacity])
+    Some([max, charged, used, capacity, keep])
 }
 
 /// Returns what [`figures_of`] does, and the free bytes of the device, before CUDA has numbered the
 /// GPUs.
-pub fn before_cuda(call: Call, device: NvmlDevice) -> Option<([u64; 4], u64)> {
+pub fn before_cuda(call: Call, device: NvmlDevice) -> Option<([u64; 5], u64)> {
     let memory: NvmlMemory = answer(|memory| nvml::nvmlDeviceGetMemoryInfo(device, memory)).ok()?;
     Some((figures_of(call, device, memory.total)?, memory.free))
 }
@@ -157,7 +166,7 @@ pub fn is_unlimited(call: Call, device: NvmlDevice) -> bool {
     let mut memory = NvmlMemory::default();
     nvml::nvmlDeviceGetMemoryInfo(device, Out::of(&mut memory)) == SUCCESS
         && !figures::is_cut(device)
-        && total_and_used(call, device, memory.total).is_none()
+        && figures_of(call, device, memory.total).is_none_or(|[max, ..]| max >= memory.total)
 }
 
 /// `nvmlDeviceGetMemoryInfo`: Returns the group's limit as total, and the group's usage as used;
@@ -170,12 +179,12 @@ pub fn nvml_memory_info(
 ) -> Status {
     let status = real.call();
     if let (SUCCESS, Some(machine)) = (status, memory.read())
-        && let Some((total, used)) = total_and_used(call, device, machine.total)
+        && let Some((total, free)) = total_and_free(call, device, machine.total, machine.free)
     {
         memory.write(NvmlMemory {
             total,
-            free: total - used,
-            used,
+            free,
+            used: total - free,
         });
     }
     status
@@ -192,14 +201,14 @@ pub fn nvml_memory_info_v2(
     let status = real.call();
     if let (SUCCESS, Some(machine)) = (status, memory.read())
         && machine.version == NVML_MEMORY_V2
-        && let Some((total, used)) = total_and_used(call, device, machine.total)
+        && let Some((total, free)) = total_and_free(call, device, machine.total, machine.free)
     {
         memory.write(NvmlMemoryV2 {
             version: machine.version,
             total,
             reserved: 0,
-            free: total - used,
-            used,
+            free,
+            used: total - free,
         });
     }
     status

@@ -37,21 +37,31 @@ pub fn create(
             return Ok(status);
         }
         let bytes = round_up(asked, BLOCK);
-        let mark = call.process.mark();
-        let charged = device.charge(Request::insisting(call.symbol, bytes))?;
-        fault::point("vmm");
-        let status = real.call();
-        match (status, handle.read()) {
-            (SUCCESS, Some(created)) => {
-                charged.spend();
-                device.book.add(Category::Vmm, bytes);
-                call.process.vmm.created(created, device.ordinal, bytes);
+        let mut tries = 0;
+        loop {
+            let mark = call.process.mark();
+            let charged = device.charge(Request::insisting(call.symbol, bytes))?;
+            fault::point("vmm");
+            let status = real.call();
+            let created = handle.read();
+            match (status, created) {
+                (SUCCESS, Some(created)) => {
+                    charged.spend();
+                    device.book.add(Category::Vmm, bytes);
+                    call.process.vmm.created(created, device.ordinal, bytes);
+                }
+                _ => drop(charged),
             }
-            _ => drop(charged),
+            let concluded = device.conclude(call.symbol, asked, status);
+            device.renew(mark);
+            let Err(left) = concluded else {
+                return Ok(status);
+            };
+            if let Some(created) = created {
+                release(call, &|| cuda::cuMemRelease(created), created);
+            }
+            device.again(call.symbol, asked, left, &mut tries)?;
         }
-        device.note_answer(call.symbol, asked, status);
-        device.renew(mark);
-        Ok(status)
     })
 }
 

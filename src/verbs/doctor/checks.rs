@@ -1,7 +1,7 @@
 //! Checks of the machine, such as its driver, its libgpulimit.so and its rules.
 
 use super::finding::{Check, Finding};
-use super::{policy, process, python, root, suspension};
+use super::{policy, process, python, root, slurm, suspension};
 use crate::machine::child::{Answers, ask};
 use crate::machine::preload::{self, Preload};
 use crate::machine::{accounts::Database, library, nvml::Driver, trial, trust::Trusted};
@@ -30,6 +30,7 @@ pub(super) fn all(loaded: bool) -> Vec<Finding> {
     findings.extend(root::checks().unwrap_or_else(|finding| vec![finding]));
     findings.extend(policy::checks());
     findings.extend(rules());
+    findings.extend(slurm::check());
     findings.extend(environment(loaded));
     findings.extend(process::uncounted(None));
     findings

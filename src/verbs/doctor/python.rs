@@ -51,7 +51,8 @@ fn check(folder: &Path) -> Option<Finding> {
                 "the package {OTHER} {other} of PyPI in {place} has the same module name as \
                  gpulimit-cap {own}: `import gpulimit` may load the other one"
             ),
-            "run `pip uninstall gpulimit`, then `pip install --force-reinstall gpulimit-cap`",
+            "run `pip uninstall gpulimit`, then `pip install --force-reinstall` with the wheel of \
+             gpulimit-cap",
         ),
         None => CHECK.fine(format!("gpulimit-cap {own} in {place}")),
     })

@@ -41,7 +41,7 @@ const ASSETS: &[Asset] = assets! {
     SCRIPT "" [
         "app.js" "chart.js" "colours.js" "connection.js" "curves.js" "dom.js" "events.js"
         "format.js" "gpus.js" "grid.js" "groups.js" "history.js" "keys.js" "processes.js"
-        "state.js" "stream.js" "theme.js" "waiters.js"
+        "server.js" "state.js" "theme.js" "waiters.js"
     ]
     SCRIPT "vendor/" ["uPlot.iife.min.js"]
     STYLE "" ["style.css"]

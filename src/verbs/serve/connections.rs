@@ -1,11 +1,10 @@
 //! Connections and their limits.
 
 use super::access::{Access, Scope};
-use super::listen::{Listener, SocketFile};
+use super::listen::{self, Listener};
 use super::peer::Peer;
 use super::places::{Lost, Place, Places};
 use super::routes::Site;
-use super::streams::{self, Streams};
 use super::worker::Worker;
 use crate::shown::output;
 use crate::words::failure::Failure;
@@ -56,32 +55,31 @@ pub fn run(listener: Listener, name: &str, access: Access, scope: Scope) -> Resu
         .enable_all()
         .build()
         .map_err(failed)?;
-    let worker = Arc::new(Worker::start(scope)?);
+    let worker = Worker::start(scope)?;
     let served = runtime.block_on(async {
         let (mut term, mut int) = (
             signal(SignalKind::terminate())?,
             signal(SignalKind::interrupt())?,
         );
-        // The file is removed at the end of this block.
-        let (sockets, _file) = Socket::of(listener)?;
-        let streams = Arc::new(Streams::default());
-        let news = tokio::spawn(streams::run(Arc::clone(&streams), Arc::clone(&worker)));
+        // Its file is removed at the end of this block.
+        let _file = listener.file;
         let site = Arc::new(Site {
             access,
             scope,
             worker,
-            streams,
         });
         let places = Arc::new(Places::new(PLACES));
-        for socket in sockets {
+        for socket in listener.sockets {
+            let socket = match socket {
+                listen::Socket::Unix(socket) => Socket::Unix(UnixListener::from_std(socket)?),
+                listen::Socket::Tcp(socket) => Socket::Tcp(TcpListener::from_std(socket)?),
+            };
             tokio::spawn(accept(socket, Arc::clone(&site), Arc::clone(&places)));
         }
         output::note(&format!("serves at {name}"));
         tokio::select! {
             _ = term.recv() => {}
             _ = int.recv() => {}
-            // Without news for its streams the server is of no use; a supervisor starts it anew.
-            _ = news => return Err(io::Error::other("the task that sends events has ended")),
         }
         Ok(())
     });
@@ -100,21 +98,6 @@ pub trait Stream: AsyncRead + AsyncWrite + Send {}
 impl<T: AsyncRead + AsyncWrite + Send> Stream for T {}
 
 impl Socket {
-    fn of(listener: Listener) -> io::Result<(Vec<Self>, Option<SocketFile>)> {
-        Ok(match listener {
-            Listener::Unix(listener, file) => {
-                (vec![Self::Unix(UnixListener::from_std(listener)?)], file)
-            }
-            Listener::Tcp { sockets, .. } => {
-                let tcp = |socket| TcpListener::from_std(socket).map(Self::Tcp);
-                (
-                    sockets.into_iter().map(tcp).collect::<io::Result<_>>()?,
-                    None,
-                )
-            }
-        })
-    }
-
     async fn accept(&self) -> io::Result<(Box<dyn Stream>, Peer)> {
         match self {
             Self::Unix(listener) => {

@@ -5,7 +5,7 @@
 use super::access::Scope;
 use super::metrics::{METRICS, Metric, Values};
 use super::reading::Reading;
-use crate::figures::processes::Process;
+use crate::figures::{processes::Process, snapshot::GpuMemory};
 use crate::machine::accounts;
 use crate::shown::output::Escaped;
 use gpulimit_base::device::DeviceId;
@@ -94,11 +94,13 @@ fn labels(pairs: &[(&str, &str)]) -> String {
     out
 }
 
-/// A reading with the labels of its series. All clients that read its metrics share it.
+/// A reading with the labels of its series as text. All clients that read its metrics share it.
 pub struct Page {
     reading: Arc<Reading>,
     scope: Scope,
-    labels: Labels,
+    gpus: Vec<String>,
+    groups: Vec<String>,
+    processes: Vec<Option<String>>,
 }
 
 /// The text of all metrics, in pieces.
@@ -107,51 +109,6 @@ pub struct Text {
     page: Weak<Page>,
     /// The next metric of the table, and the next item of this metric.
     next: (usize, usize),
-}
-
-/// The labels of all items, as text.
-struct Labels {
-    gpus: Vec<String>,
-    groups: Vec<String>,
-    processes: Vec<Option<String>>,
-}
-
-impl Labels {
-    fn of(reading: &Reading, scope: Scope) -> Self {
-        let of_gpu = |id: DeviceId| {
-            let gpu = reading.gpus.iter().find(|gpu| gpu.id == id);
-            let index = gpu.and_then(|gpu| gpu.index);
-            let uuid = id.to_string();
-            // Queries that group by `gpu` must not merge the MIG instances of a machine.
-            let short = || uuid.chars().take(SHORT).collect();
-            let name = index.map_or_else(short, |index| index.to_string());
-            labels(&[("gpu", &name), ("uuid", &uuid)])
-        };
-        let of_process = |process: &Process| {
-            // A process of another pid namespace has no number here.
-            let (pid, (id, _)) = (process.pid?, process.gpu.as_ref()?);
-            process.alive.then(|| {
-                let command = Escaped(process.command.as_deref().unwrap_or("")).to_string();
-                let gpu = of_gpu(*id);
-                let rest = labels(&[
-                    ("pid", &pid.to_string()),
-                    ("user", &accounts::user_name(process.uid)),
-                    ("command", &command),
-                ]);
-                format!("{},{gpu},{rest}", labels(&[("group", &process.title)]))
-            })
-        };
-        Self {
-            processes: match scope.processes {
-                true => reading.processes().iter().map(of_process).collect(),
-                false => Vec::new(),
-            },
-            groups: (reading.groups.iter())
-                .map(|group| labels(&[("group", &group.figures.title)]))
-                .collect(),
-            gpus: reading.gpus.iter().map(|gpu| of_gpu(gpu.id)).collect(),
-        }
-    }
 }
 
 impl Text {
@@ -176,11 +133,48 @@ impl Page {
     /// Returns the metrics of a reading. Call in the thread that reads groups: the names of users
     /// are looked up.
     pub fn of(reading: Arc<Reading>, scope: Scope) -> Self {
-        Self {
-            labels: Labels::of(&reading, scope),
+        let of_gpu = |gpu: &GpuMemory| {
+            let uuid = gpu.id.to_string();
+            // Queries that group by `gpu` must not merge the MIG instances of a machine.
+            let short = || uuid.chars().take(SHORT).collect();
+            let name = gpu.index.map_or_else(short, |index| index.to_string());
+            labels(&[("gpu", &name), ("uuid", &uuid)])
+        };
+        let mut page = Self {
+            gpus: reading.gpus.iter().map(of_gpu).collect(),
+            groups: (reading.groups.iter())
+                .map(|group| labels(&[("group", &group.figures.title)]))
+                .collect(),
+            processes: Vec::new(),
             reading,
             scope,
+        };
+        if scope.processes {
+            let processes = page.reading.processes().iter();
+            page.processes = processes.map(|process| page.of_process(process)).collect();
         }
+        page
+    }
+
+    /// Returns the labels of a live process of this pid namespace on a GPU.
+    fn of_process(&self, process: &Process) -> Option<String> {
+        let (pid, (id, _)) = (process.pid?, process.gpu.as_ref()?);
+        process.alive.then(|| {
+            let command = Escaped(process.command.as_deref().unwrap_or("")).to_string();
+            let rest = labels(&[
+                ("pid", &pid.to_string()),
+                ("user", &accounts::user_name(process.uid)),
+                ("command", &command),
+            ]);
+            let group = labels(&[("group", &process.title)]);
+            format!("{group},{},{rest}", self.gpu(*id))
+        })
+    }
+
+    /// Returns the labels of a GPU. Every GPU of a group is in the list of GPUs.
+    fn gpu(&self, id: DeviceId) -> &str {
+        let at = self.reading.gpus.iter().position(|gpu| gpu.id == id);
+        at.map_or("", |at| &self.gpus[at])
     }
 
     /// Returns whether these are the metrics of this reading.
@@ -191,16 +185,24 @@ impl Page {
     /// Writes a piece, from a metric of the table and an item of this metric on. Returns where the
     /// next piece begins; beyond the table after the last one.
     fn write(&self, (first, mut item): (usize, usize), out: &mut String) -> (usize, usize) {
-        for (at, metric) in METRICS.iter().enumerate().skip(first) {
-            if metric.is_shown(self.scope) {
-                if item == 0 {
-                    Self::head(metric, out);
-                }
-                for item in item..self.items(metric) {
-                    self.item(metric, item, out);
-                    if out.len() >= PIECE {
-                        return (at, item + 1);
-                    }
+        let shown = METRICS.iter().enumerate().skip(first);
+        for (at, metric) in shown.filter(|(_, metric)| metric.is_shown(self.scope)) {
+            if item == 0 {
+                let Metric { name, help, .. } = metric;
+                let is_counter = name.ends_with("_total");
+                let kind = if is_counter { "counter" } else { "gauge" };
+                let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
+            }
+            let items = match metric.values {
+                Values::Server(_) => 1,
+                Values::Gpus(_) => self.gpus.len(),
+                Values::Groups(_) | Values::GroupGpus(_) | Values::Counts(_) => self.groups.len(),
+                Values::Processes(_) => self.processes.len(),
+            };
+            for item in item..items {
+                self.item(metric, item, out);
+                if out.len() >= PIECE {
+                    return (at, item + 1);
                 }
             }
             item = 0;
@@ -208,66 +210,34 @@ impl Page {
         (METRICS.len(), 0)
     }
 
-    /// Writes the lines about a metric itself.
-    fn head(Metric { name, help, .. }: &Metric, out: &mut String) {
-        let kind = match name.ends_with("_total") {
-            true => "counter",
-            false => "gauge",
-        };
-        let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
-    }
-
-    /// Returns the number of items that a metric has values of.
-    fn items(&self, metric: &Metric) -> usize {
-        match metric.values {
-            Values::Server(_) => 1,
-            Values::Gpus(_) => self.labels.gpus.len(),
-            Values::Groups(_) | Values::GroupGpus(_) | Values::Counts(_) => {
-                self.labels.groups.len()
-            }
-            Values::Processes(_) => self.labels.processes.len(),
-        }
-    }
-
     /// Writes the lines of one item of a metric.
     fn item(&self, metric: &Metric, at: usize, out: &mut String) {
-        let (reading, known, name) = (&*self.reading, &self.labels, metric.name);
-        let of_gpu = |id: DeviceId| {
-            // Every GPU of a group is in the list of GPUs.
-            let at = reading.gpus.iter().position(|gpu| gpu.id == id);
-            at.map_or("", |at| &*known.gpus[at])
-        };
-        let labels = ["", ""];
+        let (reading, name, labels) = (&*self.reading, metric.name, ["", ""]);
         let mut sample = Sample { out, name, labels };
         match metric.values {
-            Values::Server(value) => value(&mut sample),
+            Values::Server(value) => value((), &mut sample),
             Values::Gpus(value) => {
-                sample.labels[1] = &known.gpus[at];
-                value(reading, &reading.gpus[at], &mut sample);
+                sample.labels[1] = &self.gpus[at];
+                value((reading, &reading.gpus[at]), &mut sample);
             }
             Values::Groups(value) => {
-                sample.labels[0] = &known.groups[at];
+                sample.labels[0] = &self.groups[at];
                 value(&reading.groups[at], &mut sample);
             }
-            Values::GroupGpus(value) => {
-                sample.labels[0] = &known.groups[at];
+            Values::GroupGpus(value) | Values::Counts(value) => {
+                sample.labels[0] = &self.groups[at];
                 for (gpu, more) in reading.groups[at].gpus() {
-                    sample.labels[1] = of_gpu(gpu.id);
-                    value(gpu, more, &mut sample);
+                    sample.labels[1] = self.gpu(gpu.id);
+                    value((gpu, more), &mut sample);
                 }
-            }
-            Values::Counts(value) => {
-                sample.labels[0] = &known.groups[at];
-                let used = reading.groups[at].gpus();
-                let used = used.map(|(gpu, _)| (gpu.id, value(gpu)));
-                let unused = reading.groups[at].unused.iter().map(|id| (*id, Some(0)));
-                for (id, value) in used.chain(unused) {
-                    sample.labels[1] = of_gpu(id);
-                    sample.put_known(value);
+                let counts = matches!(metric.values, Values::Counts(_));
+                for id in reading.groups[at].unused.iter().filter(|_| counts) {
+                    sample.labels[1] = self.gpu(*id);
+                    sample.put(&[], 0);
                 }
             }
             Values::Processes(value) => {
-                if let Some(labels) = &known.processes[at] {
+                if let Some(labels) = &self.processes[at] {
                     sample.labels[0] = labels;
                     value(&reading.processes()[at], &mut sample);
                 }

@@ -58,57 +58,51 @@ impl FromStr for Address {
     }
 }
 
-/// An open socket that accepts connections.
-pub enum Listener {
-    Unix(UnixListener, Option<SocketFile>),
-    Tcp {
-        sockets: Vec<TcpListener>,
-        port: u16,
-        /// Whether systemd has opened the port, and keeps it when the server ends.
-        is_kept: bool,
-    },
+/// Where the server accepts connections: at a Unix socket, or at one or two TCP sockets.
+pub struct Listener {
+    pub sockets: Vec<Socket>,
+    /// The TCP port; `None` at a Unix socket.
+    pub port: Option<u16>,
+    /// Whether systemd has opened the port, and keeps it when the server ends.
+    is_kept: bool,
+    /// The file of a Unix socket; `None` for one from systemd.
+    pub file: Option<SocketFile>,
+}
+
+/// An open socket.
+pub enum Socket {
+    Unix(UnixListener),
+    Tcp(TcpListener),
 }
 
 impl Listener {
+    /// Returns the path of a Unix socket.
+    fn path(&self) -> Option<PathBuf> {
+        let [Socket::Unix(socket)] = &self.sockets[..] else {
+            return None;
+        };
+        Some(socket.local_addr().ok()?.as_pathname()?.to_owned())
+    }
+
     /// Returns whether every user of the machine can connect: to a TCP port, to a socket without a
     /// file, and to a socket from systemd with the mode 0666, which is systemd's default.
     pub fn is_for_everybody(&self) -> bool {
-        match self {
-            Self::Tcp { .. } => true,
-            Self::Unix(_, Some(_)) => false,
-            Self::Unix(listener, None) => {
-                let address = listener.local_addr().ok();
-                let path = address.as_ref().and_then(|address| address.as_pathname());
-                let about = path.and_then(|path| fs::symlink_metadata(path).ok());
-                about.is_none_or(|about| about.mode() & 0o002 != 0)
-            }
-        }
-    }
-
-    /// Returns the TCP port.
-    pub fn port(&self) -> Option<u16> {
-        match self {
-            Self::Unix(..) => None,
-            Self::Tcp { port, .. } => Some(*port),
-        }
+        let about = self.path().and_then(|path| fs::symlink_metadata(path).ok());
+        self.file.is_none() && about.is_none_or(|about| about.mode() & 0o002 != 0)
     }
 
     /// Returns why another user can listen here when the server does not, and gets the tokens of
     /// clients then; `None` if no other user can.
     pub fn can_be_taken(&self) -> Option<String> {
-        let (port, is_kept) = match self {
-            Self::Tcp { port, is_kept, .. } => (*port, *is_kept),
-            Self::Unix(listener, _) => {
-                // A socket from systemd without a file is kept.
-                let address = listener.local_addr().ok()?;
-                let directory = address.as_pathname()?.parent()?;
-                return Trusted::of_user(effective_user()).check(directory).err();
-            }
+        let Some(port) = self.port else {
+            // A socket from systemd without a file is kept.
+            let trusted = Trusted::of_user(effective_user());
+            return trusted.check(self.path()?.parent()?).err();
         };
         // Ports of IPv6 follow the same rule.
         let start = fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start");
         let start = start.ok().and_then(|start| start.trim().parse().ok());
-        let is_free = !is_kept && start.is_none_or(|start: u32| u32::from(port) >= start);
+        let is_free = !self.is_kept && start.is_none_or(|start: u32| u32::from(port) >= start);
         is_free.then(|| format!("port {port} is free for every user"))
     }
 }
@@ -151,12 +145,10 @@ pub fn listen(address: Option<&Address>) -> Result<(Listener, String), Failure> 
             None => unix(&default_path()?)?,
         },
     };
-    let nonblocking = match &listener {
-        Listener::Unix(listener, _) => listener.set_nonblocking(true),
-        Listener::Tcp { sockets, .. } => {
-            (sockets.iter()).try_for_each(|socket| socket.set_nonblocking(true))
-        }
-    };
+    let nonblocking = listener.sockets.iter().try_for_each(|socket| match socket {
+        Socket::Unix(socket) => socket.set_nonblocking(true),
+        Socket::Tcp(socket) => socket.set_nonblocking(true),
+    });
     nonblocking.map_err(|error| Failure::new(format_args!("cannot use the socket: {error}")))?;
     Ok((listener, name))
 }
@@ -219,10 +211,11 @@ fn tcp(sockets: Vec<TcpListener>, is_kept: bool) -> Result<(Listener, String), F
              listen: add ListenStream={other} to the socket unit"
         ));
     }
-    let listener = Listener::Tcp {
-        sockets,
-        port,
+    let listener = Listener {
+        sockets: sockets.into_iter().map(Socket::Tcp).collect(),
+        port: Some(port),
         is_kept,
+        file: None,
     };
     Ok((listener, format!("http://{first}/")))
 }
@@ -248,7 +241,7 @@ fn passed() -> Result<Option<(Listener, String)>, Failure> {
             return Err(too_many(number));
         }
         let name = "the socket from systemd".to_owned();
-        return Ok(Some((Listener::Unix(listener, None), name)));
+        return Ok(Some((at_unix(listener, None), name)));
     }
     // With `Accept=yes`, systemd passes a connection.
     let listens = |socket: &TcpListener| socket_acceptconn(socket).unwrap_or(false);
@@ -300,10 +293,17 @@ fn unix(path: &Path) -> Result<(Listener, String), Failure> {
         path: path.into(),
         identity: identity(path),
     };
-    Ok((
-        Listener::Unix(listener, Some(file)),
-        format!("unix:{}", path.display()),
-    ))
+    let listener = at_unix(listener, Some(file));
+    Ok((listener, format!("unix:{}", path.display())))
+}
+
+fn at_unix(socket: UnixListener, file: Option<SocketFile>) -> Listener {
+    Listener {
+        sockets: vec![Socket::Unix(socket)],
+        port: None,
+        is_kept: false,
+        file,
+    }
 }
 
 fn remove_stale(path: &Path) -> Result<(), Failure> {

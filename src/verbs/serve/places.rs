@@ -1,12 +1,12 @@
-//! The places of connections and of event streams, which users share.
+//! The places of connections, which users share.
 
 use super::peer::Peer;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Notify, Semaphore, oneshot};
 
-/// The places of all connections, or of all event streams. Without a free place, a user with fewer
-/// of them takes the place of the oldest one of the user with the most; others wait. A connection
-/// that has shown the token has a place of another kind, and is never dropped for another one.
+/// The places of all connections. Without a free place, a user with fewer of them takes the place
+/// of the oldest one of the user with the most; others wait. A connection that has shown the token
+/// has a place of another kind, and is never dropped for another one.
 pub struct Places {
     /// The most that have not shown the token, and the most that have.
     most: usize,
@@ -34,7 +34,6 @@ struct Taken {
 pub struct Place {
     places: Arc<Places>,
     number: u64,
-    pub peer: Peer,
 }
 
 /// Resolves when the place is lost.
@@ -48,11 +47,6 @@ impl Places {
             freed: Notify::new(),
             waiting: Semaphore::new(most),
         }
-    }
-
-    /// Returns whether no place is taken.
-    pub fn is_empty(&self) -> bool {
-        self.lock().taken.is_empty()
     }
 
     /// Waits for a place. Returns `None` if too many connections wait already.
@@ -72,7 +66,7 @@ impl Places {
     }
 
     /// Takes a place, if there is one for this user.
-    pub fn take(self: &Arc<Self>, peer: Peer) -> Option<(Place, Lost)> {
+    fn take(self: &Arc<Self>, peer: Peer) -> Option<(Place, Lost)> {
         let mut all = self.lock();
         let without: Vec<Peer> = all.without_token().map(|taken| taken.peer).collect();
         if without.len() >= self.most {
@@ -97,11 +91,7 @@ impl Places {
             _keep: keep,
         });
         let places = Arc::clone(self);
-        let place = Place {
-            places,
-            number,
-            peer,
-        };
+        let place = Place { places, number };
         Some((place, lost))
     }
 

@@ -1,6 +1,6 @@
 //! The part of an address after the question mark.
 
-use super::refusal::Refusal;
+use super::access::Refusal;
 use crate::words::since;
 use jiff::Zoned;
 use percent_encoding::percent_decode_str;

@@ -14,7 +14,7 @@ use crate::words::{clock::Moment, failure::Failure};
 use gpulimit_base::device::DeviceId;
 use gpulimit_group::pod::Pod;
 use gpulimit_group::{Kind, Root};
-use gpulimit_ledger::{DeviceUsage, EventKind, Ledger, ProcessUsage, Resolution};
+use gpulimit_ledger::{EventKind, Ledger, Resolution};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -60,10 +60,6 @@ pub struct OfLedger {
 /// Figures of a group on a GPU that no table shows. All are zero if the group has not used the GPU.
 #[derive(Default)]
 pub struct More {
-    /// The number of live processes that have used the GPU.
-    pub running: usize,
-    /// The number of ended processes whose memory the driver has not freed yet.
-    pub draining: usize,
     /// The bytes times seconds that all users have used.
     pub byte_seconds: f64,
     /// The bytes times seconds that each user has used. The name is `(others)` for all users that
@@ -242,15 +238,8 @@ impl OfLedger {
         let more = |gpu: &Gpu| {
             let ledger = ledger?;
             let entry = view.devices.iter().find(|device| device.id == gpu.id)?;
-            let has_used = |process: &&ProcessUsage| {
-                let is_it = |device: &DeviceUsage| device.device == entry.index;
-                process.devices.iter().any(is_it)
-            };
-            let on_it = || view.processes.iter().filter(has_used);
             let its = all_bills.iter().filter(|bill| bill.device == entry.index);
             Some(More {
-                running: on_it().filter(|process| process.alive).count(),
-                draining: on_it().filter(|process| !process.alive).count(),
                 bills: its
                     .map(|bill| (bill.uid, bill.byte_seconds as f64))
                     .collect(),

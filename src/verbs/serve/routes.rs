@@ -1,29 +1,22 @@
 //! What the server has at which path.
 
-use super::access::{Access, Admitted, Scope};
-use super::answer::{self, Answer, JSON};
+use super::access::{Access, Admitted, Refusal, Scope};
+use super::answer::{self, Answer, Content, JSON};
 use super::assets;
-use super::body::Content;
 use super::exposition::{self, Text};
-use super::peer::Peer;
 use super::places::Place;
-use super::refusal::Refusal;
-use super::state::State;
-use super::streams::Streams;
-use super::worker::{Sources, Unanswered, Worker};
-use super::{events, history, query};
+use super::worker::{Sources, Worker};
+use super::{api, query};
+use hyper::StatusCode;
 use hyper::body::Bytes;
-use hyper::header::{ACCEPT, CACHE_CONTROL, HeaderValue, LOCATION, SET_COOKIE};
+use hyper::header::{CACHE_CONTROL, ETAG, HeaderValue, IF_NONE_MATCH, LOCATION, SET_COOKIE};
 use hyper::http::request::Parts;
-use hyper::{Method, StatusCode};
-use std::sync::Arc;
 
 /// What all connections share.
 pub struct Site {
     pub access: Access,
     pub scope: Scope,
-    pub worker: Arc<Worker>,
-    pub streams: Arc<Streams>,
+    pub worker: Worker,
 }
 
 impl Site {
@@ -52,20 +45,23 @@ impl Site {
             }
             "/api/v1/state" => {
                 query::check(&query, &[])?;
-                json(self.ask(State::read).await?.text())
+                let (text, tag) = self.ask(api::state).await?;
+                let is_known = head.headers.get(IF_NONE_MATCH) == Some(&tag);
+                let mut answer = json(if is_known { String::new() } else { text });
+                if is_known {
+                    *answer.status_mut() = StatusCode::NOT_MODIFIED;
+                }
+                answer.headers_mut().insert(ETAG, tag);
+                answer
             }
-            "/api/v1/history" => {
-                let asked = self.ask(move |sources| history::json(sources, &query));
-                json(asked.await?.to_string())
-            }
-            "/api/v1/events" if accepts_events(head) => {
-                query::check(&query, &[])?;
-                self.stream(head.method == Method::HEAD, place.peer).await?
-            }
-            "/api/v1/events" => {
-                let asked = self.ask(move |sources| events::json(sources, &query));
-                json(asked.await?.to_string())
-            }
+            "/api/v1/history" => json(
+                self.ask(move |sources| api::history(sources, &query))
+                    .await?,
+            ),
+            "/api/v1/events" => json(
+                self.ask(move |sources| api::events(sources, &query))
+                    .await?,
+            ),
             path => {
                 let nothing =
                     || Refusal::new(StatusCode::NOT_FOUND, "there is nothing at this path");
@@ -93,10 +89,7 @@ impl Site {
                 }
                 refusal => return Err(refusal),
             },
-            Err(Unanswered::Stuck) => "reading the groups or asking NVML takes too long; try again",
-            Err(Unanswered::Failed) => {
-                "reading the groups has failed; the log of the server says why"
-            }
+            Err(why) => why,
         };
         Err(Refusal::unavailable(why))
     }
@@ -115,31 +108,4 @@ impl Site {
         }
         answer
     }
-
-    async fn stream(&self, is_head: bool, peer: Peer) -> Result<Answer, Refusal> {
-        const KIND: &str = "text/event-stream";
-        if is_head {
-            return Ok(answer::data(KIND, Content::Whole(None)));
-        }
-        let full = || Refusal::unavailable("too many event streams are open; close some");
-        let place = self.streams.place(peer).ok_or_else(full)?;
-        // Events that come after the state are sent, so collect them from now on.
-        let state = self.ask(|sources| {
-            events::begin(sources);
-            State::read(sources)
-        });
-        let queue = self.streams.open(&state.await?, place);
-        Ok(answer::data(KIND, Content::Events(queue)))
-    }
-}
-
-/// Returns whether the client takes a stream of events.
-fn accepts_events(head: &Parts) -> bool {
-    let texts = head.headers.get_all(ACCEPT).iter();
-    texts.filter_map(|text| text.to_str().ok()).any(|text| {
-        let kinds = text.split(',').filter_map(|range| range.split(';').next());
-        kinds
-            .map(str::trim)
-            .any(|kind| kind.eq_ignore_ascii_case("text/event-stream"))
-    })
 }

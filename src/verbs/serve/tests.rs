@@ -66,8 +66,7 @@ fn measure(scrapes: usize) {
             hosts: Vec::new(),
         },
         scope,
-        worker: Arc::new(Worker::start(scope).expect("started")),
-        streams: Arc::default(),
+        worker: Worker::start(scope).expect("started"),
     });
     let places = Arc::new(Places::new(4));
     let runtime = tokio::runtime::Builder::new_current_thread()

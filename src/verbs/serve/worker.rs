@@ -3,7 +3,6 @@
 use super::access::Scope;
 use super::exposition::Page;
 use super::reading::{Memory, Reading};
-use crate::figures::event::watch::Watch;
 use crate::machine::nvml::Driver;
 use crate::words::{environment::env, failure::Failure};
 use gpulimit_group::Root;
@@ -32,14 +31,10 @@ type Job = Box<dyn FnOnce(&mut Sources) + Send>;
 /// The way to the worker.
 pub struct Worker(SyncSender<Job>);
 
-/// Why the worker does not answer.
-#[derive(Copy, Clone, Debug, Eq, PartialEq)]
-pub enum Unanswered {
-    /// The worker waits for a file system or for the driver, or has too much to do.
-    Stuck,
-    /// The question has made the worker panic, as a clock beyond the year 9999 does.
-    Failed,
-}
+/// The worker waits for a file system or for the driver, or has too much to do.
+const STUCK: &str = "reading the groups or asking NVML takes too long; try again";
+/// The question has made the worker panic, as a clock beyond the year 9999 does.
+const FAILED: &str = "reading the groups has failed; the log of the server says why";
 
 impl Worker {
     /// Starts the worker.
@@ -51,20 +46,11 @@ impl Worker {
         Ok(Self(sender))
     }
 
-    /// Lets the worker answer a question, if it can soon.
+    /// Lets the worker answer a question, if it can soon. Fails with the reason for the client.
     pub async fn ask<T: Send + 'static>(
         &self,
         question: impl FnOnce(&mut Sources) -> T + Send + 'static,
-    ) -> Result<T, Unanswered> {
-        let asked = tokio::time::timeout(PATIENCE, self.ask_patiently(question));
-        asked.await.unwrap_or(Err(Unanswered::Stuck))
-    }
-
-    /// Lets the worker answer a question, however long that takes. Fails if the queue is full.
-    pub async fn ask_patiently<T: Send + 'static>(
-        &self,
-        question: impl FnOnce(&mut Sources) -> T + Send + 'static,
-    ) -> Result<T, Unanswered> {
+    ) -> Result<T, &'static str> {
         let (answer, answered) = oneshot::channel();
         let job = move |sources: &mut Sources| {
             // Nobody waits for the answer any longer if the worker was stuck.
@@ -73,8 +59,11 @@ impl Worker {
             }
         };
         let sent = self.0.try_send(Box::new(job));
-        sent.map_err(|_| Unanswered::Stuck)?;
-        answered.await.map_err(|_| Unanswered::Failed)
+        sent.map_err(|_| STUCK)?;
+        match tokio::time::timeout(PATIENCE, answered).await {
+            Ok(answer) => answer.map_err(|_| FAILED),
+            Err(_) => Err(STUCK),
+        }
     }
 }
 
@@ -111,8 +100,6 @@ fn note_gpus(driver: &Driver) {
 /// What answers are made of.
 pub struct Sources {
     pub scope: Scope,
-    /// The events that streams have not got yet; `None` without streams.
-    pub watch: Option<Watch>,
     memory: Memory,
     driver: Option<Driver>,
     driver_since: Instant,
@@ -125,7 +112,6 @@ impl Sources {
     fn new(scope: Scope) -> Self {
         Self {
             scope,
-            watch: None,
             memory: Memory::default(),
             driver: Driver::load().ok().inspect(note_gpus),
             driver_since: Instant::now(),
@@ -224,22 +210,9 @@ mod tests {
     fn a_question_that_panics_costs_only_its_own_answer() {
         let (worker, runtime) = started();
         runtime.block_on(async {
-            let panics = worker.ask_patiently(|_| panic!("this message is expected"));
-            assert_eq!(panics.await, Err::<(), _>(Unanswered::Failed));
-            assert_eq!(worker.ask_patiently(|_| 7).await, Ok(7));
-        });
-    }
-
-    #[test]
-    fn a_patient_question_is_answered_late() {
-        let (worker, runtime) = started();
-        let (free, blocked) = std::sync::mpsc::channel::<()>();
-        runtime.block_on(async {
-            let mut late = std::pin::pin!(worker.ask_patiently(move |_| blocked.recv()));
-            let looked = tokio::time::timeout(Duration::from_millis(1), &mut late);
-            assert!(looked.await.is_err(), "the worker waits");
-            free.send(()).expect("the worker waits");
-            assert_eq!(late.await, Ok(Ok(())));
+            let panics = worker.ask(|_| panic!("this message is expected"));
+            assert_eq!(panics.await, Err::<(), _>(FAILED));
+            assert_eq!(worker.ask(|_| 7).await, Ok(7));
         });
     }
 }

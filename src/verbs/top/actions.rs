@@ -17,7 +17,7 @@ pub fn act(act: Act) -> String {
             changes::set(&group.name, vec![max], gpu.as_slice())
         }),
         Act::Signal(group, process, signal) => is_meant(&group).and_then(|()| {
-            let pid = process.map(|process| process.pid);
+            let pid = process.and_then(|process| process.pid);
             let start_time = process.map(|process| process.start_time);
             let group = groups::find(&group.name, Purpose::Use)?;
             kill::kill(&group, pid.as_slice(), start_time, signal)

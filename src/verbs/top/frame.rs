@@ -4,12 +4,10 @@ use super::bars::Plan;
 use super::look::{ALARM, KEY, Look, SELECTED, TITLE};
 use super::pages::{self, wrapped};
 use super::prompt::{Prompt, Question, SIGNALS};
-use super::reader::Wanted;
 use super::round::{Name, Round, Who};
 use super::rows::{Rows, Sort};
 use super::tables::{self, fitted};
 use super::view::{Page, View};
-use crate::figures::past::Past;
 use crate::figures::snapshot::GpuMemory;
 use crate::shown::terminal::cut;
 use crate::words::{clock, signal};
@@ -33,8 +31,6 @@ const LEAST_HEIGHT: u16 = 8;
 pub struct Scene<'a> {
     pub round: &'a Round,
     pub view: &'a View,
-    /// The curves that were read last, and of which group.
-    pub pasts: Option<&'a (Wanted, Vec<Past>)>,
     /// For how long there has been no answer, if that is unusual.
     pub stuck: Option<Duration>,
     pub zone: &'a TimeZone,

@@ -2,12 +2,12 @@
 
 use super::frame::Scene;
 use super::look::{self, ALARM, TITLE};
-use super::reader::Wanted;
-use super::round::Name;
+use super::round::{Name, Wanted};
 use super::tables::states;
 use crate::figures::{Figures, Row};
 use crate::shown::terminal::{NO_BREAK, wrap};
 use crate::shown::{curve, output::Escaped};
+use crate::words::clock::coarse;
 use gpulimit_limits::Selector;
 use ratatui::text::{Line, Span};
 use std::iter::once;
@@ -95,10 +95,14 @@ pub fn details(scene: &Scene<'_>, wanted: &Wanted, width: usize) -> Vec<Line<'st
     };
     let mut lines = vec![Line::from_iter([
         Span::styled(group.title.clone(), TITLE),
-        format!("  the last {}", span(wanted.since.as_secs())).into(),
+        format!("  the last {}", coarse(wanted.since)).into(),
     ])];
     lines.extend(wrapped(&Escaped(&settings(group)).to_string(), width));
-    let pasts = scene.pasts.filter(|(read, _)| read == wanted);
+    let pasts = scene
+        .round
+        .pasts
+        .as_ref()
+        .filter(|(read, _)| read == wanted);
     for row in group.rows() {
         let past = pasts.and_then(|(_, pasts)| {
             let mut pasts = pasts.iter();
@@ -130,15 +134,6 @@ pub fn details(scene: &Scene<'_>, wanted: &Wanted, width: usize) -> Vec<Line<'st
         }
     }
     lines
-}
-
-/// Formats one of the times that curves can show.
-fn span(seconds: u64) -> String {
-    match seconds {
-        0..3_600 => format!("{} min", seconds / 60),
-        3_600..172_800 => format!("{} h", seconds / 3_600),
-        _ => format!("{} days", seconds / 86_400),
-    }
 }
 
 /// Returns the settings of a group as text: `all GPUs max=8GiB; on_limit=wait`.

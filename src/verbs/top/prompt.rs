@@ -1,18 +1,8 @@
 //! The questions that `top` asks before it changes something, and the lines that filter rows.
 
-use super::round::Name;
+use super::round::{Name, Who};
 use libc::{SIGCONT, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGSTOP, SIGTERM, SIGUSR1, SIGUSR2};
 use ratatui::crossterm::event::KeyCode;
-
-/// A process that the caller has seen before. Its pid may belong to another process now, with
-/// another start time.
-#[derive(Copy, Clone, Debug, Eq, PartialEq)]
-pub struct Seen {
-    /// The pid in the caller's pid namespace.
-    pub pid: u32,
-    /// The start time in the process's slot, in clock ticks since boot; 0 if unknown.
-    pub start_time: u64,
-}
 
 /// The longest line that can be typed, in bytes.
 const LONGEST: usize = 256;
@@ -32,7 +22,7 @@ pub enum Question {
     /// The same `max` again.
     Again(Name, Option<String>, String),
     /// The signal for a process, or for all processes of a group.
-    Signal(Name, Option<Seen>),
+    Signal(Name, Option<Who>),
 }
 
 /// A question, and the answer so far. Enter answers the question, and Esc drops it.

@@ -1,6 +1,6 @@
 //! Reads the rounds of `top`, in a thread of its own. A read that blocks does not block the keys.
 
-use super::round::{Name, Round};
+use super::round::{Name, Round, Wanted};
 use crate::figures::past::{self, Past, Recent};
 use crate::figures::place;
 use crate::figures::processes::{Commands, Process, processes};
@@ -9,7 +9,7 @@ use crate::figures::{Figures, kept::Kept};
 use crate::groups::{Purpose, Selection, View, meant};
 use crate::machine::nvml::Driver;
 use crate::shown::{output::Escaped, screen};
-use crate::words::{failure::Failure, notes::Notes};
+use crate::words::{failure::Failure, text::shown_path};
 use gpulimit_base::device::DeviceId;
 use gpulimit_limits::Selector;
 use jiff::Timestamp;
@@ -57,23 +57,6 @@ pub struct Source {
     commands: Commands,
 }
 
-/// A group whose curves are shown, and from when on.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Wanted {
-    pub group: Name,
-    pub since: Duration,
-}
-
-/// What was read.
-pub struct Read {
-    pub selection: Selection,
-    pub round: Round,
-    /// What could not be read.
-    pub notes: Notes,
-    /// The past usage of the group that is wanted.
-    pasts: Vec<Past>,
-}
-
 impl Source {
     pub fn new(group: Option<String>) -> Self {
         Self {
@@ -97,41 +80,39 @@ impl Source {
     }
 
     /// Reads the groups, and the past usage of the group that is wanted.
-    pub fn read(&mut self, wanted: Option<&Wanted>) -> Result<Read, Failure> {
+    pub fn read(&mut self, wanted: Option<&Wanted>) -> Result<Round, Failure> {
         self.driver();
         let driver = self.driver.as_ref().map(|(driver, _)| driver);
         let selection = Selection::of(self.group.as_deref())?;
         let (mut reader, trends) = (snapshot::Reader::default(), &mut self.trends);
-        let mut pasts = Vec::new();
+        let mut found = Vec::new();
         let notes = selection.visit(driver, |at, view| {
             let mut trend = |view: &_, device: &_, usage| trends.trend(view, device, usage);
             let mut figures = Figures::read(&view, driver, &mut trend);
             for gpu in &mut figures.gpus {
                 gpu.recent = recent(&view, gpu.id, gpu.usage);
             }
-            pasts.extend(wanted.into_iter().flat_map(|it| it.pasts(&view, driver)));
+            found.extend(wanted.into_iter().flat_map(|it| pasts(it, &view, driver)));
             reader.add(at, view, figures, driver);
         });
         self.trends.end_round();
         let read = reader.end(driver);
         let commands = &mut self.commands;
         let round = Round {
+            root: shown_path(selection.root()),
             time: Timestamp::now(),
             gpus: snapshot::gpus(&read.groups, !selection.named, driver),
             processes: processes(&selection, &read.seen, &read.waiters, commands),
             groups: read.groups,
             problem: String::new(),
+            notes,
+            pasts: wanted.map(|wanted| (wanted.clone(), found)),
         };
         let is_lost = |gpu: &GpuMemory| gpu.index.is_some() && gpu.used.is_none();
         if round.gpus.iter().any(is_lost) {
             self.driver = None;
         }
-        Ok(Read {
-            selection,
-            round,
-            notes,
-            pasts,
-        })
+        Ok(round)
     }
 
     /// Returns a round that was read as it is shown to people.
@@ -145,16 +126,14 @@ impl Source {
     }
 }
 
-impl Wanted {
-    /// Returns the past usage, if this is the group.
-    fn pasts(&self, view: &View, driver: Option<&Driver>) -> Vec<Past> {
-        if view.group.root() != self.group.root || view.group.name() != self.group.name {
-            return Vec::new();
-        }
-        let now = Timestamp::now();
-        let since = past::second(now).saturating_sub(self.since.as_secs());
-        Past::all(view, &[Selector::All], since, now, driver)
+/// Returns the past usage of a group, if it is the wanted one.
+fn pasts(wanted: &Wanted, view: &View, driver: Option<&Driver>) -> Vec<Past> {
+    if Name::new(view.group.root(), view.group.name()) != wanted.group {
+        return Vec::new();
     }
+    let now = Timestamp::now();
+    let since = past::second(now).saturating_sub(wanted.since.as_secs());
+    Past::all(view, &[Selector::All], since, now, driver)
 }
 
 fn recent(view: &View, gpu: DeviceId, usage: Option<u64>) -> Recent {
@@ -163,13 +142,6 @@ fn recent(view: &View, gpu: DeviceId, usage: Option<u64>) -> Recent {
         Some(past::recent(view.ledger.as_ref()?, entry.index, usage?))
     };
     found().unwrap_or_default()
-}
-
-/// What the thread has read.
-pub struct News {
-    pub round: Round,
-    /// The curves that were asked for.
-    pub pasts: Option<(Wanted, Vec<Past>)>,
 }
 
 /// A request to the thread.
@@ -196,7 +168,7 @@ impl Reader {
     pub fn start(
         group: Option<String>,
         interval: Duration,
-        tell: impl Fn(News) -> bool + Send + 'static,
+        tell: impl Fn(Round) -> bool + Send + 'static,
     ) -> Result<Self, Failure> {
         // A name of a group means the same group in all rounds.
         if let Some(name) = &group {
@@ -227,16 +199,22 @@ fn run(
     mut interval: Duration,
     asked: &mpsc::Receiver<Ask>,
     clock: &Mutex<Option<Instant>>,
-    tell: impl Fn(News) -> bool,
+    tell: impl Fn(Round) -> bool,
 ) {
     let set = |began| *clock.lock().unwrap_or_else(PoisonError::into_inner) = began;
     let (mut wanted, mut paused) = (None, false);
     loop {
         let began = Instant::now();
         set(Some(began));
-        let news = news(source, wanted.as_ref());
+        let mut round = match source.read(wanted.as_ref()) {
+            Ok(round) => source.shown(round),
+            Err(failure) => Round::failed(&failure),
+        };
         set(None);
-        if !tell(news) {
+        if let Some(note) = round.notes.lines.first() {
+            round.problem = Escaped(note).to_string();
+        }
+        if !tell(round) {
             return;
         }
         // A machine on which a round takes long rests as long between rounds.
@@ -264,23 +242,4 @@ fn run(
             }
         }
     }
-}
-
-fn news(source: &mut Source, wanted: Option<&Wanted>) -> News {
-    let read = match source.read(wanted) {
-        Ok(read) => read,
-        Err(failure) => {
-            let round = Round::failed(&failure);
-            return News { round, pasts: None };
-        }
-    };
-    let mut round = source.shown(read.round);
-    let note = read
-        .notes
-        .lines
-        .first()
-        .map(|note| Escaped(note).to_string());
-    round.problem = note.unwrap_or_default();
-    let pasts = wanted.map(|wanted| (wanted.clone(), read.pasts));
-    News { round, pasts }
 }

@@ -1,20 +1,23 @@
 //! What a round of `top` shows. Texts of other users are escaped.
 
-use crate::figures::Figures;
 use crate::figures::processes::Process;
 use crate::figures::snapshot::GpuMemory;
+use crate::figures::{Figures, past::Past};
 use crate::shown::output::Escaped;
 use crate::shown::table::figure;
-use crate::words::failure::Failure;
+use crate::words::{failure::Failure, notes::Notes};
 use gpulimit_base::device::DeviceId;
 use gpulimit_group::parent;
 use jiff::Timestamp;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The GPUs, the groups and the processes at one moment.
 #[derive(Default)]
 pub struct Round {
     pub time: Timestamp,
+    /// The root, as it is printed.
+    pub root: String,
     pub gpus: Vec<GpuMemory>,
     /// Each group comes before the groups below it.
     pub groups: Vec<Figures>,
@@ -22,6 +25,17 @@ pub struct Round {
     pub processes: Vec<Process>,
     /// What could not be read, and why; empty if all could be read.
     pub problem: String,
+    /// What could not be read, for standard error.
+    pub notes: Notes,
+    /// The past usage of the group that is wanted.
+    pub pasts: Option<(Wanted, Vec<Past>)>,
+}
+
+/// A group whose curves are shown, and from when on.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Wanted {
+    pub group: Name,
+    pub since: Duration,
 }
 
 /// A group's root and full name.

@@ -4,7 +4,7 @@ use super::frame::{Scene, Seen, draw};
 use super::look::Look;
 use super::plain;
 use super::round::{Name, Round};
-use super::rows::{Choice, Item};
+use super::rows::Item;
 use super::view::View;
 use crate::figures::processes::{Parts, Process};
 use crate::figures::snapshot::GpuMemory;
@@ -181,7 +181,7 @@ pub fn round() -> Round {
             contained,
             draining,
         ],
-        problem: String::new(),
+        ..Round::default()
     }
 }
 
@@ -207,7 +207,10 @@ pub fn crowded() -> Round {
 }
 
 pub fn view() -> View {
-    View::new(Choice::default(), Duration::from_secs(1), false)
+    View {
+        interval: Duration::from_secs(1),
+        ..View::default()
+    }
 }
 
 pub fn scene<'a>(round: &'a Round, view: &'a View) -> Scene<'a> {
@@ -215,7 +218,6 @@ pub fn scene<'a>(round: &'a Round, view: &'a View) -> Scene<'a> {
     Scene {
         round,
         view,
-        pasts: None,
         stuck: None,
         zone: &ZONE,
         look: Look {

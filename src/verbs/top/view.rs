@@ -1,8 +1,8 @@
 //! What the user of `top` sees and does: the state that keys change. Reads and writes nothing.
 
-use super::prompt::{Prompt, Question, SIGNALS, Seen};
-use super::reader::{Ask, Wanted};
-use super::round::{Name, Round, Who};
+use super::prompt::{Prompt, Question, SIGNALS};
+use super::reader::Ask;
+use super::round::{Name, Round, Wanted, Who};
 use super::rows::{Choice, Item, Rows};
 use crate::figures::Row;
 use crate::figures::processes::Process;
@@ -42,7 +42,7 @@ pub enum Act {
     /// Set the `max` of a group, for one GPU or for all.
     Limit(Name, String, Option<String>),
     /// Send a signal to a process, or to all processes of a group.
-    Signal(Name, Option<Seen>, i32),
+    Signal(Name, Option<Who>, i32),
 }
 
 /// The state of the screen.
@@ -54,7 +54,7 @@ pub struct View {
     pub question: Option<Prompt>,
     pub selected: Option<Item>,
     /// The selected row when its item was last there.
-    at: usize,
+    pub at: usize,
     /// The first shown rows of the tables, and of a page.
     pub offsets: [usize; 2],
     pub scroll: usize,
@@ -66,15 +66,6 @@ pub struct View {
 }
 
 impl View {
-    pub fn new(choice: Choice, interval: Duration, readonly: bool) -> Self {
-        Self {
-            choice,
-            interval,
-            readonly,
-            ..Self::default()
-        }
-    }
-
     /// Returns the place of the selected row; `None` if there are no rows or none is selected. If
     /// the selected item is gone, the row in its place is selected.
     pub fn position(&self, rows: &Rows<'_>) -> Option<usize> {
@@ -285,7 +276,7 @@ impl View {
 
     fn ask_signal(&mut self, round: &Round) -> Option<Act> {
         let item = self.chosen(round)?;
-        let (mut whom, mut command, mut seen) = ("all processes".into(), String::new(), None);
+        let (mut whom, mut command) = ("all processes".into(), String::new());
         if let Some(who) = item.process {
             let Some(pid) = who.pid else {
                 let pid = who.own_pid;
@@ -297,13 +288,12 @@ impl View {
             if let Some(process) = processes.find(is_it) {
                 command = format!(" Command: {}", figure(process.command.as_deref()));
             }
-            let start_time = who.start_time;
-            (whom, seen) = (format!("process {pid}"), Some(Seen { pid, start_time }));
+            whom = format!("process {pid}");
         }
         let whom = format!("{whom} of {}", item.group.name);
         let keys = "arrows choose, Enter sends, Esc does not.";
         let about = format!("Signal to {whom}: {keys}{command}");
-        self.ask(Question::Signal(item.group, seen), about, "")
+        self.ask(Question::Signal(item.group, item.process), about, "")
     }
 
     /// Passes a key to the question. An answer ends the question.

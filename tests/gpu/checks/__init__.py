@@ -9,6 +9,7 @@ from checks import (  # noqa: F401
     cuda_c,
     training,
     examples,
+    picture,
     exactness,
     ways,
     managed,

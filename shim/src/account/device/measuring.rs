@@ -21,7 +21,7 @@ pub(super) const ATTEMPTS: u32 = 12;
 /// State that is shared by measurements and by the calls that run at the same time.
 #[derive(Default)]
 pub(super) struct Measuring {
-    nvml: figures::Handle,
+    pub(super) nvml: figures::Handle,
     /// The number of measurements of the driver's own memory that have begun.
     pub(super) begun: AtomicU64,
     /// The time of the last measurement, in milliseconds of the monotonic clock.

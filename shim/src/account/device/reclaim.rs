@@ -1,5 +1,7 @@
 //! Reclaim: in a full group, this process uncharges bytes that it has charged but does not use.
 
+use std::sync::atomic::Ordering;
+
 use gpulimit_ledger::{DeviceIndex, Pressure, Witness};
 
 use super::Device;
@@ -86,6 +88,11 @@ impl Pressure for Reclaim<'_> {
     fn is_needless(&self) -> bool {
         // A suspended process does not wait in line before others.
         self.request.is_needless() || self.device.is_away()
+    }
+
+    fn machine_free(&self) -> Option<u64> {
+        self.device.looks.store(true, Ordering::Relaxed);
+        self.device.machine_free()
     }
 
     fn function(&self) -> &str {

@@ -2,6 +2,7 @@
 //! last one until a request for as much is granted.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use gpulimit_base::identity::Identity;
 use gpulimit_base::process;
@@ -19,6 +20,8 @@ use crate::{clock, message};
 
 /// The longest time from a refusal to the grant by which the program has recovered, milliseconds.
 const RECOVERY_MS: u64 = 1_000;
+/// How often one call is made before it fails, because each time less than `keep_free` was left.
+const TRIES: u32 = 4;
 
 /// The last refusal from which the program has not recovered.
 #[derive(Default)]
@@ -40,6 +43,62 @@ impl Device {
         if status != SUCCESS || self.unrecovered.since.load(Ordering::Relaxed) != 0 {
             self.look_at_answer(symbol, bytes, status);
         }
+    }
+
+    /// Does the same as [`Device::note_answer`] after a call that took memory of its own. Fails with
+    /// the bytes of [`Device::below`], if the caller has to give the memory back, and call
+    /// [`Device::again`].
+    #[inline]
+    pub fn conclude(&self, symbol: &'static str, bytes: u64, status: Status) -> Result<(), u64> {
+        if status == SUCCESS
+            && let Some(left) = self.below()
+        {
+            return Err(left);
+        }
+        self.note_answer(symbol, bytes, status);
+        Ok(())
+    }
+
+    /// Returns before a request is made again, whose memory was given back because it left no more
+    /// than `left` bytes free. The request then waits or is refused; after some `tries` it is
+    /// refused here.
+    #[cold]
+    #[inline(never)]
+    pub fn again(
+        &self,
+        symbol: &'static str,
+        bytes: u64,
+        left: u64,
+        tries: &mut u32,
+    ) -> Result<(), Refused> {
+        *tries += 1;
+        if *tries == TRIES {
+            return Err(self.refuse_for(symbol, bytes, Some(left)));
+        }
+        // Others that ask at the same time look again at other times.
+        let time = std::process::id()
+            .wrapping_mul(*tries)
+            .wrapping_mul(0x9e37_79b9);
+        clock::nap(Duration::from_micros(u64::from(time >> 18)));
+        Ok(())
+    }
+
+    /// Returns the bytes that are free on the GPU, if a call has left less than `keep_free`. Asks
+    /// the driver only where requests look at the GPU.
+    #[inline]
+    pub fn below(&self) -> Option<u64> {
+        (self.looks.load(Ordering::Relaxed)).then(|| self.look_below())?
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn look_below(&self) -> Option<u64> {
+        let keep = self.book.keep_free();
+        if keep == 0 {
+            self.looks.store(false, Ordering::Relaxed);
+            return None;
+        }
+        self.machine_free().filter(|free| *free < keep)
     }
 
     /// Notes the driver's answer to a request for about `bytes`, if the answer is a refusal. The
@@ -141,6 +200,7 @@ impl Device {
             max: self.book.max(),
             kept: 0,
             left: self.book.group_free(),
+            keep_free: 0,
             room: 0,
             cause: Cause::Limit,
             outside: None,
@@ -149,7 +209,14 @@ impl Device {
 
     /// Counts and reports a refusal that was decided without trying to charge the bytes.
     pub fn refuse(&self, symbol: &'static str, bytes: u64) -> Refused {
-        self.refused(symbol, bytes, &self.verdict())
+        self.refuse_for(symbol, bytes, None)
+    }
+
+    /// Does the same as [`Device::refuse`] for what [`Device::below`] has returned.
+    pub fn refuse_for(&self, symbol: &'static str, bytes: u64, below: Option<u64>) -> Refused {
+        let Book { member, device, .. } = &self.book;
+        let below = below.and_then(|left| member.below(device, left));
+        self.refused(symbol, bytes, &below.unwrap_or_else(|| self.verdict()))
     }
 
     /// Counts, records, remembers and reports a refusal.
@@ -166,7 +233,14 @@ impl Device {
             Cause::Limit if context > refusal.max => Cause::Context,
             cause => cause,
         };
-        let refusal = Refusal { cause, ..*refusal };
+        let outside = (cause == Cause::KeepFree)
+            .then(|| self.outside(self.capacity.saturating_sub(refusal.left)));
+        let outside = refusal.outside.or(outside.as_ref());
+        let refusal = Refusal {
+            cause,
+            outside,
+            ..*refusal
+        };
         let bytes = bytes.max(refusal.room);
         let level = member.count_refusal(device, refusal::plain(symbol), bytes, &refusal);
         let now = clock::monotonic_ms().max(1);
@@ -190,7 +264,7 @@ impl Device {
             return Refused;
         }
         let holders = match cause {
-            Cause::Capacity | Cause::Outside | Cause::Host => Vec::new(),
+            Cause::Capacity | Cause::Outside | Cause::Host | Cause::KeepFree => Vec::new(),
             _ => member.holders(device, refusal.group, &ProcessList),
         };
         let seen = Circumstances {

@@ -11,7 +11,7 @@ import { whenHoursArrive } from "./history.js";
 import { setUpKeys } from "./keys.js";
 import { Processes } from "./processes.js";
 import { State } from "./state.js";
-import { follow } from "./stream.js";
+import { follow } from "./server.js";
 import { Theme } from "./theme.js";
 import { showWaiters } from "./waiters.js";
 
@@ -93,11 +93,12 @@ function pause() {
   }
 }
 
-/** Moves on what changes with time alone: the curves, and the refusals of the last hour. */
+/** Moves on what changes with time alone: the curves, and the events of the last hour. */
 function moveOn() {
   if (shown === null || document.hidden || connection.mode() !== "live") return;
   curves.showState(shown);
   summarize(shown);
+  events.load();
 }
 
 setInterval(moveOn, 5_000);
@@ -107,25 +108,18 @@ whenHoursArrive(() => !isPaused && groups.grid.soon());
 say(byId("zone"), zoneName());
 
 follow({
-  open() {
-    connection.open();
-    events.follow();
-  },
   state(said) {
     connection.state(new Date(said.time));
     version ??= said.version;
     if (said.version !== version) connection.outdated(said.version);
     latest = new State(said);
     soon();
-  },
-  event(said) {
-    events.add(said);
+    events.load();
   },
   alive() {
     connection.alive();
   },
   lost(error) {
-    events.rest();
     connection.lost(error);
   },
 });

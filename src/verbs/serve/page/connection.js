@@ -17,26 +17,22 @@ export class Connection {
     this.render();
   }
 
-  open() {
+  /** Notes a state that the server has read at this time. */
+  state(said) {
+    this.said = said;
+    this.begun = performance.now();
+    this.alive();
+  }
+
+  /** Notes that the server has answered: without a new state, the last one still holds. */
+  alive() {
+    this.received = performance.now();
     this.isLive = true;
     this.error = null;
     if (this.isAnnounced) announce("Connected again. The data is live.");
     this.isAnnounced = false;
     this.lostAt = null;
     this.render();
-  }
-
-  /** Notes that a state has arrived, which the server has read at this time. */
-  state(said) {
-    this.said = said;
-    this.begun = performance.now();
-    this.received = this.begun;
-    this.render();
-  }
-
-  /** Notes that the server has sent something: without a new state, the last one still holds. */
-  alive() {
-    this.received = performance.now();
   }
 
   /** Returns the time on the server's clock up to which the data is known to hold. */

@@ -266,7 +266,8 @@ function factsOf(group, state) {
     ["Processes", count(group.processes)],
   ];
   for (const limit of group.limits ?? []) {
-    const keys = ["max", "high", "low", "min"].filter((key) => limit[key] != null);
+    const all = ["max", "high", "low", "min", "keep_free"];
+    const keys = all.filter((key) => limit[key] != null);
     const where = limit.gpu === "all" ? "all GPUs" : foreign(limit.gpu);
     const said = keys.map((key) => `${key} ${setting(limit[key])}`).join(", ");
     if (keys.length > 0) settings.push([`Set for ${where}`, said]);

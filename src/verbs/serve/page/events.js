@@ -13,7 +13,7 @@ import {
   recent,
   size,
 } from "./format.js";
-import { get } from "./stream.js";
+import { PATIENCE, get } from "./server.js";
 
 const KINDS = [
   "refusal", "asked", "given", "wait", "granted", "high", "oom", "kill", "reap",
@@ -23,8 +23,9 @@ const KINDS = [
 const [KEPT, SHOWN] = [4_096, 100];
 /** How far back the page looks when it is opened. */
 const SINCE = "24h";
-/** When the events are fetched after the begin of a stream, in milliseconds. */
-const [SOON, AGAIN] = [2_000, 30_000];
+
+/** Returns the time of the last event that an entry stands for. */
+const last = (event) => event.until ?? event.time;
 
 const key = (event) => `${event.time}\u0000${event.root}\u0000${event.group}\u0000${event.number}`;
 
@@ -36,6 +37,7 @@ export class Events {
   constructor({ onChange }) {
     this.onChange = onChange;
     this.byKey = new Map();
+    this.next = 0;
     this.hidden = new Set();
     this.most = SHOWN;
     this.boxes = new Map();
@@ -63,42 +65,31 @@ export class Events {
     this.boxes.set(kind, number);
   }
 
-  /** Fetches the events now and again: a stream has no events of the moment before it begins. */
-  follow() {
-    this.rest();
-    this.load();
-    this.timers = [setTimeout(() => this.load(), SOON), setInterval(() => this.load(), AGAIN)];
-  }
-
-  /** Fetches nothing as long as there is no connection. */
-  rest() {
-    for (const timer of this.timers ?? []) clearTimeout(timer);
-  }
-
   /** Fetches the events of the last day, or those since the newest one that is known. */
   async load() {
-    const newest = [...this.byKey.values()].reduce(
-      (last, { time }) => (time > last ? time : last),
-      "",
-    );
+    const begun = performance.now();
+    if (begun < this.next) return;
+    this.next = Infinity;
+    const known = [...this.byKey.values()];
+    const newest = known.map(last).reduce((one, other) => (other > one ? other : one), "");
     try {
-      const said = await get("api/v1/events", { since: newest || SINCE });
-      const known = this.byKey.size;
-      for (const event of said.events) this.byKey.set(key(event), event);
-      if (this.byKey.size > known || !this.sorted) this.changed();
+      const late = AbortSignal.timeout(PATIENCE);
+      const said = await get("api/v1/events", { since: newest || SINCE }, late);
       byId("events-error").hidden = true;
+      const text = JSON.stringify(said.events);
+      if (text === this.text) return;
+      this.text = text;
+      // The answer has all events since this second; equal ones may share an entry now.
+      const older = known.filter((event) => last(event) < newest.slice(0, 19));
+      this.byKey = new Map([...older, ...said.events].map((event) => [key(event), event]));
+      this.changed();
     } catch (error) {
       byId("events-error").hidden = false;
       say(byId("events-error"), `The events could not be fetched: ${error.message}.`);
+    } finally {
+      // Where reading events takes long, most of the server's time is for others.
+      this.next = 4 * (performance.now() - begun) + performance.now();
     }
-  }
-
-  add(event) {
-    this.byKey.set(key(event), event);
-    this.soon ??= requestAnimationFrame(() => {
-      this.soon = null;
-      this.changed();
-    });
   }
 
   changed() {
@@ -128,7 +119,8 @@ export class Events {
     }
     const wanted = all.filter((event) => !this.hidden.has(event.event));
     const shown = wanted.slice(0, this.most);
-    keyed(byId("event-list"), shown, key, make, update);
+    // An entry that stands for more events than before is another one.
+    keyed(byId("event-list"), shown, (event) => key(event) + last(event), make, update);
     byId("event-list").hidden = shown.length === 0;
     byId("older-events").hidden = wanted.length <= this.most;
     const none = byId("no-events");

@@ -1,6 +1,6 @@
 // The past of groups, fetched when it is needed and kept for as long as it is fresh.
 
-import { get } from "./stream.js";
+import { get } from "./server.js";
 
 /** How long the last hour of a group is kept before it is fetched again, in milliseconds. */
 const FRESH = 60_000;

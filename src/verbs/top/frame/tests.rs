@@ -4,7 +4,7 @@
 
 use super::*;
 use crate::verbs::top::plain;
-use crate::verbs::top::round::Round;
+use crate::verbs::top::round::{Round, Wanted};
 use crate::verbs::top::rows::Item;
 use crate::verbs::top::sample::{self, drawn, id, item, lines, name, scene, view};
 use ratatui::crossterm::event::KeyCode;

@@ -342,10 +342,8 @@ fn a_signal_is_chosen() {
     keys.press(KeyCode::Down).press(KeyCode::Enter);
     let signal =
         |process, signal| Some(Act::Signal(name("lab/alice/run-4711-88"), process, signal));
-    let process = Seen {
-        pid: 4711,
-        start_time: 471_100,
-    };
+    let mut processes = keys.round.processes.iter().map(Who::of);
+    let process = processes.find(|it| it.pid == Some(4711)).unwrap();
     assert_eq!(keys.act, signal(Some(process), libc::SIGINT));
     assert_eq!(keys.press(KeyCode::Char('k')).press(KeyCode::Esc).act, None);
     assert!(keys.view.question.is_none());

@@ -63,8 +63,9 @@ fn links_lead_to_files(folder: &Path) {
     assert!(pages.contains("/docs/README.md"), "{pages}");
     for page in pages.lines().map(Path::new) {
         let content = fs::read_to_string(page).expect("a page");
-        let targets = content.split("](").skip(1);
-        let targets = targets.filter_map(|rest| rest.split([')', '#']).next());
+        let starts = ["](", " src=\"", "\nsrc=\"", " srcset=\""];
+        let targets = starts.iter().flat_map(|start| content.split(start).skip(1));
+        let targets = targets.filter_map(|rest| rest.split([')', '#', '"']).next());
         for target in targets.filter(|it| !it.is_empty() && !it.starts_with("http")) {
             let there = page.parent().expect("a folder").join(target);
             assert!(there.exists(), "{}: {target}", page.display());

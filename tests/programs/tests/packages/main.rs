@@ -6,6 +6,7 @@ mod contents;
 mod deb;
 mod life;
 mod mixed;
+mod release;
 mod rpm;
 mod system;
 mod tarball;

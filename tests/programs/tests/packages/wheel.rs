@@ -92,6 +92,12 @@ fn python_has_the_module() {
     );
     let packages = "import sysconfig; print(sysconfig.get_path('purelib'))";
     let packages = python(&world, &environment, &["-c", packages]);
+    let said = python(
+        &world,
+        &environment,
+        &["-W", "error", "-c", "import gpulimit"],
+    );
+    assert_eq!(said, "");
     let other = Path::new(packages.trim()).join("gpulimit-0.2.1.dist-info");
     std::fs::create_dir(other).expect("made");
     let both = doctor(&world, &environment);
@@ -100,6 +106,14 @@ fn python_has_the_module() {
         "{both}"
     );
     assert!(both.contains("-> run `pip uninstall gpulimit`"), "{both}");
+    let warned = "import warnings\n\
+        with warnings.catch_warnings(record=True) as all:\n    import gpulimit\n\
+        print(*(one.message for one in all))";
+    let said = python(&world, &environment, &["-c", warned]);
+    assert!(
+        said.contains(" package gpulimit-0.2.1, too,") && said.contains("`pip uninstall gpulimit`"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -73,6 +73,8 @@ fn a_jobs_group_lives_as_long_as_its_programs() {
     for command in ["PROGRAM", "setsid PROGRAM", "nohup env NAME=VALUE PROGRAM"] {
         let (mut job, group) = in_background(&world, "", command);
         clean_up(&world);
+        let shown = || text(&output(&world, &["show", "--names"]).stdout);
+        assert!(shown().contains(&group), "{command}");
         let refused = output(&world, &["rm", &group]);
         assert!(!refused.status.success(), "{refused:?}");
         let error = text(&refused.stderr);

@@ -22,6 +22,7 @@ mod install;
 mod interface;
 mod ipc;
 mod jobs;
+mod keep_free;
 mod lazy;
 mod life;
 mod limits;

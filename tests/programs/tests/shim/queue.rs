@@ -12,7 +12,8 @@ use gpulimit_programs::world::{
 
 use super::jobs::controller;
 
-const CAP: u64 = 4096 * MIB;
+const GIB: u64 = 1024 * MIB;
+const CAP: u64 = 4 * GIB;
 /// The limit of a job of 1.5 GiB, with its context and the driver's reserve.
 const JOB: &str = "max=2100M";
 
@@ -112,6 +113,32 @@ fn a_first_context_that_no_longer_fits_into_the_limit_is_refused() {
 }
 
 #[test]
+fn all_waits_for_first_contexts_are_on_record_at_once_also_those_that_are_refused() {
+    let (world, holder, mut other) = full_queue();
+    let inner = world.below("inner", &[]);
+    let start = |waits| {
+        let mut first = start_in(&world, &format!("{GROUP}/inner"));
+        first.tell("start");
+        assert!(eventually(|| world.events(EventKind::Wait).len() == waits));
+        first
+    };
+    let (mut one, mut two) = (start(2), start(3));
+    world.set(MIB);
+    assert_eq!(other.answer(), "2");
+    assert_eq!((one.answer(), two.answer()), ("0 2".into(), "0 2".into()));
+    assert_eq!(world.events(EventKind::Granted).len(), 0);
+    let ledger = inner.ledger().expect("a ledger");
+    let below = ledger.usage(ledger.devices()[0].index);
+    assert_eq!((world.usage(0).waits, below.waits), (3, 2));
+    assert!(below.waited_ms > 0, "{below:?}");
+    for program in [one, two, other] {
+        program.end();
+    }
+    holder.end_quietly();
+    world.judge_end(CAP);
+}
+
+#[test]
 fn the_next_first_context_waits_while_the_driver_makes_one() {
     let world = queue(CAP);
     let delay = format!("cuDevicePrimaryCtxRetain:{HOUR}");
@@ -205,6 +232,34 @@ fn a_job_whose_limit_is_lowered_keeps_and_needs_no_more() {
     world.judge_end(CAP);
 }
 
+/// Returns what `show` says that a group can still get.
+fn free_of(world: &World, group: &str) -> Option<u64> {
+    let shown = finish(controller(world, &["show", group, "--json"]));
+    let shown: serde_json::Value = serde_json::from_str(&text(&shown.stdout)).expect("JSON");
+    shown["groups"][0]["gpus"][0]["free"].as_u64()
+}
+
+#[test]
+fn the_free_memory_of_a_group_includes_what_is_kept_for_jobs_below_it() {
+    let world = queue(CAP);
+    world.below("inner", &[]);
+    let groups = [("inner/run-1-1", "max=2G"), ("run-2-1", "max=1G")];
+    let groups = groups.map(|(job, max)| world.below(job, &[max]));
+    let jobs = ["inner/run-1-1", "run-2-1"].map(|job| world.on_gpu_in(job));
+    let [first, _] = groups.map(|group| {
+        let ledger = group.ledger().expect("a ledger");
+        ledger.charged(ledger.devices()[0].index)
+    });
+    let free = |group: &str| free_of(&world, &format!("{GROUP}/{group}"));
+    assert_eq!(free("inner/run-1-1"), Some(2 * GIB - first));
+    // All that is not kept for the second job.
+    assert_eq!(free("inner"), Some(CAP - first - GIB));
+    for job in jobs {
+        job.end_quietly();
+    }
+    world.judge_end(CAP);
+}
+
 #[test]
 fn a_process_of_a_job_that_began_without_waits_counts_in_the_limit_of_the_job() {
     let world = World::new(CAP);
@@ -218,13 +273,8 @@ fn a_process_of_a_job_that_began_without_waits_counts_in_the_limit_of_the_job() 
     let mut other = start_in(&world, &format!("{GROUP}/inner"));
     assert_eq!(other.say("start"), "0 0");
     other.expect(&[("alloc b 2M", "0")]);
-    let shown = finish(controller(
-        &world,
-        &["show", &format!("{GROUP}/inner"), "--json"],
-    ));
-    let shown: serde_json::Value = serde_json::from_str(&text(&shown.stdout)).expect("JSON");
-    let free = shown["groups"][0]["gpus"][0]["free"].as_u64();
-    assert!(free.is_some_and(|free| free < 600 * MIB), "{shown}");
+    let free = free_of(&world, &format!("{GROUP}/inner"));
+    assert!(free.is_some_and(|free| free < 600 * MIB), "{free:?}");
     other.tell("alloc a 600M");
     other.waits_on();
     first.expect(&[("alloc b 300M", "0")]);
@@ -256,6 +306,33 @@ fn a_job_whose_first_context_is_refused_keeps_nothing() {
     assert!(line.contains(told), "{line}");
     let why = "A job with a limit of its own begins when its whole limit is free";
     assert!(line.contains(why), "{line}");
+    world.judge_end(CAP);
+}
+
+#[test]
+fn a_job_that_no_context_fits_into_is_refused_at_once_by_its_own_limit() {
+    let (world, holder, mut other) = full_queue();
+    world.below("run-1-1", &["max=100M"]);
+    let mut small = start_in(&world, &format!("{GROUP}/run-1-1"));
+    assert_eq!(small.say("start"), "0 2");
+    let (_, line) = small.end();
+    let told = format!("left of 100.0 MiB in {GROUP}/run-1-1");
+    assert!(line.contains(&told), "{line}");
+    // A limit that is lowered while the job waits has the same effect.
+    world.below("run-3-1", &["max=2G"]);
+    let mut waiting = start_in(&world, &format!("{GROUP}/run-3-1"));
+    waiting.tell("start");
+    waiting.waits_on();
+    set_max(&world, "run-3-1", "100M");
+    assert_eq!(waiting.answer(), "0 2");
+    let (_, line) = waiting.end();
+    assert!(
+        line.contains("run-3-1") && !line.contains("whole limit"),
+        "{line}"
+    );
+    holder.end_quietly();
+    assert_eq!(other.answer(), "0");
+    other.end_quietly();
     world.judge_end(CAP);
 }
 

@@ -1,18 +1,53 @@
-//! The past usage of groups as JSON.
+//! The JSON of the server: the state, the past and events.
 
+use super::access::Refusal;
 use super::query;
 use super::reading::Public;
-use super::refusal::Refusal;
 use super::worker::Sources;
+use crate::figures::event::{Line, watch::Watch};
 use crate::figures::past::{self, Past};
+use crate::figures::{Figures, snapshot::GpuMemory};
 use crate::groups::{SCHEMA, Selection, View, budget::SCRAPE, gpu};
+use crate::shown::output;
+use crate::words::clock::{self, Moment};
 use gpulimit_base::device::DeviceId;
 use gpulimit_group::Root;
 use gpulimit_limits::Selector;
 use hyper::StatusCode;
-use serde_json::{Value, json};
+use hyper::header::HeaderValue;
+use serde_json::json;
+use std::hash::{DefaultHasher, Hasher};
 use std::path::Path;
 use std::time::Duration;
+
+/// Reads the present state. Returns it with a tag that changes only with the state: two states that
+/// differ in their time alone have the same one.
+pub fn state(sources: &mut Sources) -> Result<(String, HeaderValue), Refusal> {
+    let reading = sources.reading_with_processes()?;
+    let scope = sources.scope;
+    let (driver, _) = sources.parts();
+    // A public reading has no processes.
+    let processes = reading.processes().iter();
+    let figures = reading.groups.iter().map(|group| &group.figures);
+    let state = json!({
+        "schema": SCHEMA,
+        "version": env!("CARGO_PKG_VERSION"),
+        "time": null,
+        "public": scope.public,
+        "gpus": reading.gpus.iter().map(GpuMemory::json).collect::<Vec<_>>(),
+        "groups": figures.map(Figures::json).collect::<Vec<_>>(),
+        "processes": processes.map(|process| process.json(driver)).collect::<Vec<_>>(),
+    });
+    let text = state.to_string();
+    let mut hasher = DefaultHasher::new();
+    hasher.write(text.as_bytes());
+    let time = format!("\"time\":\"{}\"", Moment::from(reading.time));
+    // Two states of a tag may differ in their time: the tag is a weak one.
+    let tag = HeaderValue::try_from(format!("W/\"{:016x}\"", hasher.finish()));
+    let tag = tag.map_err(|error| Refusal::unavailable(error.to_string()))?;
+    // No text of others precedes the time.
+    Ok((text.replacen("\"time\":null", &time, 1), tag))
+}
 
 /// The most periods in one answer, which are about 20 MB of JSON.
 const MOST_PERIODS: usize = 100_000;
@@ -20,13 +55,10 @@ const MOST_PERIODS: usize = 100_000;
 /// The length of a history without the key `since`.
 const USUAL: Duration = Duration::from_secs(600);
 
-/// The keys of a query.
-const KEYS: [&str; 4] = ["since", "group", "root", "gpu"];
-
 /// Returns the histories that the query asks for.
-pub fn json(sources: &mut Sources, asked: &str) -> Result<Value, Refusal> {
-    query::check(asked, &KEYS)?;
-    let now = crate::words::clock::now();
+pub fn history(sources: &mut Sources, asked: &str) -> Result<String, Refusal> {
+    query::check(asked, &["since", "group", "root", "gpu"])?;
+    let now = clock::now();
     let usual = past::second(now.timestamp()).saturating_sub(USUAL.as_secs());
     let since = query::since(asked, &now)?.unwrap_or(usual);
     let group = query::value(asked, "group");
@@ -81,6 +113,22 @@ pub fn json(sources: &mut Sources, asked: &str) -> Result<Value, Refusal> {
             "the answer has more than {MOST_PERIODS} periods: ask for one group, or for a shorter \
              time"
         ))),
-        false => Ok(json!({ "schema": SCHEMA, "histories": histories })),
+        false => Ok(json!({ "schema": SCHEMA, "histories": histories }).to_string()),
     }
+}
+
+/// Returns the events that the query asks for.
+pub fn events(sources: &mut Sources, asked: &str) -> Result<String, Refusal> {
+    query::check(asked, &["since"])?;
+    let since = query::since(asked, &clock::now())?.unwrap_or(0);
+    let mut watch = Watch::new(None, false);
+    let (mut lines, _) = watch.round(&Selection::all()?)?;
+    output::notes(&watch.notes.lines);
+    let mut public = Public::default();
+    let mut is_shown = |line: &Line| !sources.scope.public || public.has(&line.root, &line.group);
+    lines.retain(|line| line.last_us() / 1_000_000 >= since && is_shown(line));
+    let with_processes = !sources.scope.public;
+    let (driver, _) = sources.parts();
+    let events = lines.iter().map(|line| line.json(driver, with_processes));
+    Ok(json!({ "schema": SCHEMA, "events": events.collect::<Vec<_>>() }).to_string())
 }

@@ -1,0 +1,120 @@
+//! `keep_free`: requests leave memory free on the GPU beside programs that gpulimit does not limit,
+//! and what went below is given back in the same call.
+
+use gpulimit_ledger::{Cause, EventKind};
+use gpulimit_programs::world::{self, CONTEXT, HOUR, MIB, Session, World};
+
+const CAPACITY: u64 = 8192 * MIB;
+const KEEP: u64 = 2048 * MIB;
+
+/// Makes a world whose group has no limit and a `keep_free`.
+fn world() -> World {
+    let world = World::with(
+        u64::MAX,
+        &[("GPULIMIT_SIM_CAPACITY", &CAPACITY.to_string())],
+    );
+    world.settings(&["max=max", "keep_free=2G"]);
+    world
+}
+
+/// Starts a program without the library, with a context.
+fn stranger(world: &World) -> Session {
+    let mut session = Session::start(world.bare(world::program()));
+    assert_eq!(session.say("start"), "0 0");
+    session
+}
+
+fn free(world: &World) -> u64 {
+    CAPACITY - world.machine().used()
+}
+
+/// Asserts that the group has refused a request for its `keep_free` with at most `left` bytes free.
+#[track_caller]
+fn assert_refused(world: &World, left: u64) {
+    let ledger = world.ledger();
+    let trail = ledger.trail(0);
+    let refusal = trail.last().expect("an event");
+    assert_eq!(refusal.event.what.kind, EventKind::Refusal);
+    assert_eq!(refusal.cause, Some(Cause::KeepFree));
+    assert_eq!(refusal.event.count, KEEP);
+    assert!(refusal.left <= left, "{} left", refusal.left);
+}
+
+#[test]
+fn requests_leave_it_free_beside_a_stranger() {
+    let world = world();
+    let (mut other, mut program) = (stranger(&world), world.on_gpu());
+    other.expect(&[("alloc a 3G", "0")]);
+    let left = free(&world) - KEEP;
+    assert_eq!(left, CAPACITY - 2 * CONTEXT - (3 << 30) - KEEP);
+    // The view says what can be had, and the total stays.
+    program.expect(&[("info", &format!("0 {left} {CAPACITY}"))]);
+    let nvml = program.numbers("nvml 0");
+    assert_eq!((nvml[3] + nvml[4], nvml[3]), (nvml[2], left), "{nvml:?}");
+    program.expect(&[
+        ("alloc a 1024M", "0"),
+        ("info", &format!("0 {} {CAPACITY}", left - (1 << 30))),
+        ("alloc b 2048M", "2"),
+        ("create c 2048M 0", "2"),
+        ("array d 1024,1024,128", "2"),
+        ("async e 2048M", "2"),
+        ("managed f 2048M", "2"),
+    ]);
+    assert_refused(&world, left + KEEP - (1 << 30));
+    let rest = format!("alloc b {}", left - (1 << 30));
+    program.expect(&[(&rest, "0"), ("info", &format!("0 0 {CAPACITY}"))]);
+    assert_eq!(free(&world), KEEP);
+    // What lies in blocks that the program has takes nothing of the GPU.
+    other.expect(&[("alloc b 1G", "0")]);
+    program.expect(&[("alloc c 1M", "2"), ("free a", "0"), ("alloc c 1M", "2")]);
+    other.expect(&[("free b", "0")]);
+    program.expect(&[("alloc c 1M", "0"), ("alloc d 1M", "0")]);
+    // Without the key, no request looks at the GPU.
+    world.settings(&["keep_free=0"]);
+    program.expect(&[("alloc e 2G", "0")]);
+    world.settings(&["keep_free=2G"]);
+    program.expect(&[("alloc g 3M", "2")]);
+    let (_, errors) = program.end();
+    let line = "keep_free of world keeps 2.0 GiB free: 3.0 GiB was free";
+    assert!(errors.contains(line), "{errors}");
+    assert!(errors.contains("outside of group world: pid"), "{errors}");
+    other.end_quietly();
+    world.judge_end(CAPACITY);
+}
+
+/// A stranger takes memory between the look and the driver's answer. What the program then has too
+/// much is given back in the same call.
+#[test]
+fn what_went_below_is_given_back_in_the_same_call() {
+    for (call, function) in [
+        ("alloc a 2G", "cuMemAlloc_v2"),
+        ("alloc a 1M", "cuMemAlloc_v2"),
+        ("pitch a 1048576 2048", "cuMemAllocPitch_v2"),
+        ("create a 2G 0", "cuMemCreate"),
+        ("array a 1024,1024,64", "cuArray3DCreate_v2"),
+        ("async a 2G", "cuMemAllocAsync"),
+        ("context a 0 v2", "cuCtxCreate_v2"),
+        ("module a 256M", "cuModuleLoadData"),
+    ] {
+        let world = world();
+        let (mut other, mut program) = (stranger(&world), world.on_gpu());
+        world
+            .machine()
+            .knob("latency", &format!("{function}:{HOUR}"));
+        program.expect(&[(&format!("aside {{\n{call}\n}}"), "0")]);
+        program.sleeps_again();
+        let rest = free(&world) - KEEP;
+        let takes = match function {
+            "cuMemCreate" => format!("alloc a {rest}"),
+            _ => format!("create a {rest} 0"),
+        };
+        other.expect(&[(&takes, "0")]);
+        world.machine().knob("latency", "0");
+        assert_eq!(program.say("await"), "2:1", "{call}");
+        assert_eq!(free(&world), KEEP, "{call}");
+        assert_refused(&world, KEEP);
+        program.end();
+        other.end_quietly();
+        world.judge_end(CAPACITY);
+    }
+}
