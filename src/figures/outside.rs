@@ -12,11 +12,13 @@ use crate::machine::look::{self, Candidate, Question};
 use crate::machine::{accounts, nvml::Driver};
 use crate::words::{environment::env, failure::Failure};
 use gpulimit_base::device::DeviceId;
-use gpulimit_base::identity::SeenProcess;
+use gpulimit_base::identity::{Identity, SeenProcess};
 use gpulimit_base::proc;
+use gpulimit_base::process::FIRST_PID_NS;
 use gpulimit_group::Root;
-use gpulimit_ledger::{Ledger, NoWitness, ProcessUsage};
+use gpulimit_ledger::{Ledger, NoWitness};
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 /// Why a process is outside, if the caller may not know.
 pub const UNKNOWN: &str = "unknown";
@@ -67,52 +69,113 @@ impl Outside {
     }
 }
 
+/// Finds the processes outside. A process whose memory map cannot be read in time is left alone for
+/// a while, so that it does not delay each round of `top` or `serve`.
+pub struct Finder {
+    patience: Duration,
+    /// The processes that were late, by pid and start time.
+    late: BTreeMap<(u32, Option<u64>), Instant>,
+}
+
 /// Returns the processes outside, by GPU and pid. Fails if the groups cannot be read.
 pub fn outside(driver: &Driver) -> Result<Vec<Outside>, Failure> {
-    let gpus = driver.memory().into_iter().map(|(_, id, _)| id);
-    let listed: Vec<(DeviceId, BTreeMap<u32, Option<u64>>)> = gpus
-        .filter_map(|id| Some((id, driver.processes(&id)?)))
-        .collect();
-    let pids: Vec<u32> = listed
-        .iter()
-        .flat_map(|(_, all)| all.keys().copied())
-        .collect();
-    let answers = look::ask(Question::Candidate, &pids, look::patience()).map_err(Failure::new)?;
-    let ledgers = match answers.is_empty() {
-        true => Vec::new(),
-        false => top_ledgers()?,
+    Finder::new(look::patience()).find(driver)
+}
+
+impl Finder {
+    /// How long a late process is left alone.
+    const LATE: Duration = Duration::from_secs(60);
+
+    /// Each search waits at most so long for memory maps.
+    pub fn new(patience: Duration) -> Self {
+        let late = BTreeMap::new();
+        Self { patience, late }
+    }
+
+    /// Returns the processes outside, by GPU and pid; `None` if they are not known.
+    pub fn known(&mut self, driver: Option<&Driver>) -> Option<Vec<Outside>> {
+        // Elsewhere NVML leaves out processes.
+        let is_first = Identity::of_self().pid_ns == FIRST_PID_NS;
+        self.find(driver.filter(|_| is_first)?).ok()
+    }
+
+    fn find(&mut self, driver: &Driver) -> Result<Vec<Outside>, Failure> {
+        let gpus = driver.memory().into_iter().map(|(_, id, _)| id);
+        let of_gpu = |id| {
+            let listed = driver.processes(&id).unwrap_or_default();
+            listed.into_iter().map(move |(pid, bytes)| (id, pid, bytes))
+        };
+        let listed: Vec<(DeviceId, u32, Option<u64>)> = gpus.flat_map(of_gpu).collect();
+        let key = |pid: u32| (pid, SeenProcess::by_pid(pid).start_time());
+        self.late.retain(|_, since| since.elapsed() < Self::LATE);
+        let pids = listed.iter().map(|(_, pid, _)| *pid);
+        let pids: Vec<u32> = pids
+            .filter(|pid| !self.late.contains_key(&key(*pid)))
+            .collect();
+        let answers = look::ask(Question::Candidate, &pids, self.patience).map_err(Failure::new)?;
+        let late = pids.iter().filter(|pid| !answers.contains_key(pid));
+        self.late
+            .extend(late.map(|pid| (key(*pid), Instant::now())));
+        // A process maps its ledger after its group was made, so these are opened last.
+        let tops = match listed.is_empty() {
+            true => Vec::new(),
+            false => Top::all()?,
+        };
+        let found = listed.into_iter().filter_map(|(gpu, pid, bytes)| {
+            let facts = answers
+                .get(&pid)
+                .and_then(|text| serde_json::from_str(text).ok());
+            is_outside(pid, facts.as_ref(), &tops).then(|| of(pid, gpu, bytes, facts))
+        });
+        Ok(found.collect())
+    }
+}
+
+/// Returns whether a process is outside, by what was read of it.
+fn is_outside(pid: u32, facts: Option<&Candidate>, tops: &[Top]) -> bool {
+    let names = |top: &Top| {
+        let seen = SeenProcess::by_pid(pid);
+        let members = top.ledger.processes(&NoWitness).into_iter();
+        members
+            .filter(|it| it.alive)
+            .any(|it| seen.is(&it.identity))
     };
-    let files: Vec<String> = (ledgers.iter())
-        .filter_map(|ledger| Some(ledger.mapped_file().ok()?.to_string()))
-        .collect();
-    let members: Vec<ProcessUsage> = (ledgers.iter())
-        .flat_map(|ledger| ledger.processes(&NoWitness))
-        .filter(|process| process.alive)
-        .collect();
-    let is_outside = |pid: u32, facts: Option<&Candidate>| match facts {
+    match facts {
         Some(facts) if facts.has_ended => false,
         Some(Candidate {
             ledgers: Some(mapped),
             ..
-        }) => !mapped.iter().any(|it| files.contains(it)),
-        _ => {
-            let seen = SeenProcess::by_pid(pid);
-            !members.iter().any(|process| seen.is(&process.identity))
+        }) => {
+            // The group of a process that ends now may be gone already.
+            let has_ended = proc::status(pid).map_or(true, |status| proc::has_ended(&status));
+            !has_ended && !tops.iter().any(|top| mapped.contains(&top.file))
         }
-    };
-    let mut found = Vec::new();
-    for (gpu, all) in listed {
-        for (pid, bytes) in all {
-            let facts = answers
-                .get(&pid)
-                .and_then(|text| serde_json::from_str(text).ok());
-            let facts: Option<Candidate> = facts;
-            if is_outside(pid, facts.as_ref()) {
-                found.push(of(pid, gpu, bytes, facts));
+        _ => !tops.iter().any(names),
+    }
+}
+
+/// The ledger of a group without a group above it, and its file as members map it.
+struct Top {
+    ledger: Ledger,
+    file: String,
+}
+
+impl Top {
+    /// Opens these ledgers, as far as the caller may read them.
+    fn all() -> Result<Vec<Self>, Failure> {
+        let mut tops = Vec::new();
+        for root in Root::locate_all(&env)? {
+            for group in root.groups_below(None)? {
+                if let Ok(Some(ledger)) = groups::readable(&group)
+                    && let Ok(file) = ledger.mapped_file()
+                {
+                    let file = file.to_string();
+                    tops.push(Self { ledger, file });
+                }
             }
         }
+        Ok(tops)
     }
-    Ok(found)
 }
 
 fn of(pid: u32, gpu: DeviceId, bytes: Option<u64>, facts: Option<Candidate>) -> Outside {
@@ -142,15 +205,4 @@ fn of(pid: u32, gpu: DeviceId, bytes: Option<u64>, facts: Option<Candidate>) -> 
         why,
         says,
     }
-}
-
-/// Opens the ledgers of the groups without a group above them, as far as the caller may read them.
-fn top_ledgers() -> Result<Vec<Ledger>, Failure> {
-    let mut ledgers = Vec::new();
-    for root in Root::locate_all(&env)? {
-        for group in root.groups_below(None)? {
-            ledgers.extend(groups::readable(&group).ok().flatten());
-        }
-    }
-    Ok(ledgers)
 }
