@@ -124,7 +124,7 @@ impl Cli {
             Verb::Uninstall(Later(args)) => install::uninstall(args),
             Verb::Cdi(Later(args)) => cdi::cdi(&args),
             Verb::OciHook(Later(args)) => oci_hook::oci_hook(&args),
-            Verb::Probe(Later(args)) => probe::probe(&args, doctor::look_at),
+            Verb::Probe(Later(args)) => probe::probe(&args, doctor::look_at, doctor::candidate),
         }
     }
 }

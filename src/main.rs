@@ -76,7 +76,9 @@ mod figures {
     pub mod fields;
     pub mod group;
     pub mod kept;
+    pub mod outside;
     pub mod past;
+    pub mod place;
     pub mod processes;
     pub mod snapshot;
     pub mod spans;
@@ -112,6 +114,7 @@ mod machine {
     pub mod dlsym;
     pub mod elf;
     pub mod file;
+    pub mod files;
     pub mod inside;
     pub mod library;
     pub mod look;

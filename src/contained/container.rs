@@ -4,9 +4,10 @@ use super::mount::mount_view;
 use super::process::Process;
 use super::record::{Place, Record, name_of};
 use super::state::State;
-use crate::machine::{nvml::Driver, trust::is_in_user_namespace};
+use crate::machine::{files::Files, library, nvml::Driver, trust::is_in_user_namespace};
 use crate::shown::output;
 use crate::words::failure::{Failure, cannot};
+use clap::ValueEnum;
 use gpulimit_base::units::Extent;
 use gpulimit_group::{Access, Group, GroupError, Hold, Members, Root, effective_user};
 use gpulimit_limits::{Key, LimitSet, Selector};
@@ -15,6 +16,7 @@ use std::fmt;
 use std::fs::{self, Permissions};
 use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -34,6 +36,15 @@ impl fmt::Display for Wanted {
             Self::Group(name) => write!(f, "group {name}"),
         }
     }
+}
+
+/// What happens to a container whose image cannot load the library.
+#[derive(Copy, Clone, Debug, Eq, PartialEq, ValueEnum)]
+pub enum OnError {
+    /// It runs, and its programs have no limit.
+    Run,
+    /// It does not start.
+    Refuse,
 }
 
 /// The lock file for changes of the containers' records.
@@ -59,9 +70,23 @@ fn lock_records(root: &Root) -> Result<Hold, Failure> {
 }
 
 /// Makes the container's group and view. A second call for the same container changes nothing.
-pub fn create(root: &Root, state: &State, wanted: &Wanted) -> Result<(), Failure> {
+pub fn create(
+    root: &Root,
+    state: &State,
+    wanted: &Wanted,
+    on_error: OnError,
+) -> Result<(), Failure> {
     only_for_root(root)?;
     let bundle = state.bundle()?;
+    if on_error == OnError::Refuse {
+        check_image(&bundle.rootfs).map_err(|why| {
+            Failure::new(format_args!(
+                "the image of container {} cannot load libgpulimit.so: {why}: use an image with \
+                 glibc 2.17 or later, or `cdi generate --on-error run`",
+                state.id
+            ))
+        })?;
+    }
     let init = Process::living(state.pid).ok_or_else(|| {
         Failure::new(format_args!(
             "container {} has no process {}: call this hook at createRuntime, in the runtime's \
@@ -125,6 +150,15 @@ pub fn create(root: &Root, state: &State, wanted: &Wanted) -> Result<(), Failure
         let _ = take_away(root, &place, &record);
     }
     made
+}
+
+/// Checks that programs of an image can load the library. Reads files of the image, and starts no
+/// program.
+fn check_image(rootfs: &Path) -> Result<(), String> {
+    let library = library::find().map_err(|failure| failure.to_string())?;
+    let library = fs::read(library).map_err(|error| error.to_string())?;
+    let files = Files::of_image(rootfs).map_err(|error| error.to_string())?;
+    files.can_load(&library, &[])
 }
 
 /// Returns whether the caller is root of the host, and not root of a user namespace.

@@ -1,6 +1,7 @@
 //! Everything that `top` and `serve` show, read in one round.
 
 use super::fields::{self, fields};
+use super::outside::Outside;
 use super::waiting::Waiters;
 use crate::figures::Figures;
 use crate::groups;
@@ -35,8 +36,8 @@ pub struct GpuMemory {
     /// The sum of the limits of the top groups on this GPU; `None` if one of them has no limit, or
     /// if there are no groups.
     pub limits: Option<u64>,
-    /// Whether the groups are all groups of the machine.
-    pub is_whole: bool,
+    /// The number and the bytes of the processes outside of all groups; `None` if unknown.
+    pub outside: Option<(usize, u64)>,
 }
 
 /// Reads groups one after the other, each open only while it is read: a thousand open ledgers would
@@ -96,11 +97,6 @@ impl GpuMemory {
         Some(self.used?.saturating_sub(grouped))
     }
 
-    /// Returns the used memory that belongs to no group; `None` if not all groups are shown.
-    pub fn outside(&self) -> Option<u64> {
-        self.others().filter(|_| self.is_whole)
-    }
-
     /// Returns the memory as JSON. Bytes are integers; unknown figures are null.
     pub fn json(&self) -> Value {
         fields::json(FIELDS, self, None)
@@ -126,8 +122,12 @@ fields! { pub FIELDS(it: GpuMemory):
     "free": Bytes => it.free();
     /// The usage of the top groups.
     "groups": Bytes => it.grouped;
-    /// The memory outside all groups; null if not all groups are shown.
-    "outside": Bytes => it.outside();
+    /// The used memory of no shown group: other processes, the driver, and groups not shown.
+    "others": Bytes => it.others();
+    /// The memory of the processes outside of all groups, as `ps --outside` lists them.
+    "outside": Bytes => it.outside.map(|(_, bytes)| bytes);
+    /// The number of these processes.
+    "outsiders": Count => it.outside.map(|(count, _)| count);
     /// The sum of the limits of the top groups; null if one of them has none.
     "limits": Bytes => it.limits;
 }
@@ -138,7 +138,11 @@ fn some(text: &str) -> Option<&str> {
 
 /// Returns the memory of the machine's GPUs and MIG instances, then of GPUs that only these groups
 /// know.
-pub fn gpus(groups: &[Figures], is_whole: bool, driver: Option<&Driver>) -> Vec<GpuMemory> {
+pub fn gpus(
+    groups: &[Figures],
+    outside: Option<&[Outside]>,
+    driver: Option<&Driver>,
+) -> Vec<GpuMemory> {
     let listed = driver.map(Driver::memory).unwrap_or_default();
     let unlisted = |id, total| GpuMemory {
         id,
@@ -151,7 +155,7 @@ pub fn gpus(groups: &[Figures], is_whole: bool, driver: Option<&Driver>) -> Vec<
         parts: Vec::new(),
         managed: 0,
         limits: None,
-        is_whole,
+        outside: None,
     };
     let listed = listed.into_iter().map(|(gpu, id, memory)| GpuMemory {
         index: (id == gpu.id).then_some(gpu.index),
@@ -190,6 +194,12 @@ pub fn gpus(groups: &[Figures], is_whole: bool, driver: Option<&Driver>) -> Vec<
         .collect();
     for gpu in &mut gpus {
         gpu.limits = limits(&tops, gpu);
+        gpu.outside = outside.map(|all| {
+            let on_it = all.iter().filter(|one| one.gpu == gpu.id);
+            on_it.fold((0, 0), |(count, sum), one| {
+                (count + 1, one.bytes.unwrap_or(0).saturating_add(sum))
+            })
+        });
     }
     gpus
 }

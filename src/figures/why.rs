@@ -5,6 +5,7 @@ pub mod pytorch;
 
 use super::event::Line;
 use super::fields::{self, fields, path, right};
+use super::outside::{self, Outside};
 use super::processes::{Commands, Process, processes};
 use super::waiting::Waiters;
 use crate::groups::above::Above;
@@ -15,7 +16,6 @@ use crate::machine::{accounts, look, nvml::Driver};
 use advice::Advice;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
-use gpulimit_base::proc;
 use gpulimit_group::{Group, Kind, effective_user, upwards};
 use gpulimit_ledger::{Cause, EventKind, ProcessUsage};
 use gpulimit_limits::{Key, LimitSet, OnLimit, Selector};
@@ -329,27 +329,18 @@ fn holders(
     let refused = line.event.what.process.pid;
     let others = members.iter().filter(|process| process.own_pid != refused);
     let mut holders: Vec<Holder> = others.filter_map(of_it).collect();
-    let listed = driver.and_then(|driver| driver.figures(&id));
-    for (pid, in_use) in listed.unwrap_or_default() {
-        let is_member = members.iter().any(|process| process.pid == Some(pid));
-        // The name in this file never keeps the reader waiting.
-        if let (false, Ok(status)) = (is_member, proc::status(pid)) {
-            let field = |name| proc::field(&status, name).unwrap_or_default();
-            let uid = field("Uid")
-                .split_whitespace()
-                .next()
-                .and_then(|uid| uid.parse().ok());
-            holders.push(Holder {
-                pid: Some(pid),
-                user: uid.map_or_else(|| "an unknown user".to_owned(), accounts::user_name),
-                command: field("Name").to_owned(),
-                group: None,
-                in_use,
-                is_own: uid == Some(me),
-                may_suspend: false,
-            });
-        }
-    }
+    let outside = driver.and_then(|driver| outside::outside(driver).ok());
+    let is_there = |one: &Outside| one.gpu == id && one.uid.is_some();
+    let outside = outside.into_iter().flatten().filter(is_there);
+    holders.extend(outside.map(|one| Holder {
+        pid: Some(one.pid),
+        user: one.user().unwrap_or_else(|| "an unknown user".to_owned()),
+        command: one.command,
+        group: None,
+        in_use: one.bytes.unwrap_or(0),
+        is_own: one.uid == Some(me),
+        may_suspend: false,
+    }));
     holders.retain(|holder| holder.in_use > 0);
     holders.sort_by_key(|holder| Reverse(holder.in_use));
     holders

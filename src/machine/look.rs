@@ -6,6 +6,7 @@
 use super::child::VERB;
 use gpulimit_base::patience;
 use gpulimit_ledger::MappedFile;
+use serde::{Deserialize, Serialize};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::OsStr;
@@ -103,6 +104,24 @@ pub enum Question<'a> {
     /// Which obstacles to suspending the process are seen in its memory, memory map and
     /// environment? The answer is that of [`super::obstacles::answer`].
     Contents,
+    /// Which facts tell whether the process is outside of all groups? The answer is a [`Candidate`] as
+    /// JSON.
+    Candidate,
+}
+
+/// What a child process has read of a process that may be outside of all groups.
+#[derive(Debug, Deserialize, Serialize)]
+pub struct Candidate {
+    /// The ledgers of which the process has the mappings of a member; `None` if the caller may not
+    /// read its memory map.
+    pub ledgers: Option<Vec<String>>,
+    pub has_ended: bool,
+    /// Whether a rule or the process's environment puts it into a group.
+    pub is_to_join: bool,
+    /// Why the process is outside, if it is: in a word or two, and in a sentence.
+    pub why: String,
+    pub says: String,
+    pub command: Option<String>,
 }
 
 /// The answer if the caller may not read the process's memory map.
@@ -130,6 +149,7 @@ pub fn ask(
         Question::Uses(path) => &["uses".as_ref(), path],
         Question::Command => &["command".as_ref()],
         Question::Contents => &["contents".as_ref()],
+        Question::Candidate => &["candidate".as_ref()],
     };
     let input = pids.iter().map(|pid| format!("{pid}\n")).collect();
     let looked = in_child(arguments, input, patience, |line| {

@@ -12,6 +12,7 @@ use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::{MemoryInfo, ProcessInfo};
 use nvml_wrapper::{Device, Nvml};
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -221,17 +222,36 @@ impl Driver {
         indices.filter(is_one).collect()
     }
 
-    /// Returns the entries of a process in the lists of a GPU: compute, graphics and MPS.
+    /// Returns the pid and the bytes of every process on a GPU or MIG instance, of all lists;
+    /// `None` if NVML does not tell the list, or the bytes.
+    pub fn processes(&self, device: &DeviceId) -> Option<BTreeMap<u32, Option<u64>>> {
+        let mut all = BTreeMap::new();
+        for process in self.listed(device)? {
+            let known: &mut Option<u64> = all.entry(process.pid).or_default();
+            if let UsedGpuMemory::Used(bytes) = process.used_gpu_memory {
+                *known = (*known).max(Some(bytes));
+            }
+        }
+        Some(all)
+    }
+
+    /// Returns the entries of a process in the lists of a GPU.
     fn entries(
         &self,
         pid: u32,
         device: &DeviceId,
     ) -> Option<impl Iterator<Item = ProcessInfo> + use<>> {
+        let all = self.listed(device)?.into_iter();
+        Some(all.filter(move |process| process.pid == pid))
+    }
+
+    /// Returns the lists of a GPU: compute, graphics and MPS.
+    fn listed(&self, device: &DeviceId) -> Option<Vec<ProcessInfo>> {
         let device = self.device(device)?;
         let mut all = list(|| device.running_compute_processes())?;
         all.extend(list(|| device.running_graphics_processes())?);
         all.extend(list(|| device.mps_running_compute_processes())?);
-        Some(all.into_iter().filter(move |process| process.pid == pid))
+        Some(all)
     }
 
     fn device(&self, id: &DeviceId) -> Option<Device<'_>> {

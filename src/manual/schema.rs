@@ -1,7 +1,7 @@
 //! docs/schema.json: what the JSON of verbs has, made of the declared fields.
 
 use crate::figures::fields::{Field, Unit};
-use crate::figures::{self, Row, event, past, processes, snapshot, trend, waiting};
+use crate::figures::{self, Row, event, outside, past, processes, snapshot, trend, waiting};
 use crate::verbs::{ps, report};
 use gpulimit_limits::Key;
 use serde_json::{Value, json};
@@ -19,9 +19,10 @@ fn schema() -> String {
         ("processes", "process"),
     ]);
     top.push(("time", of_type(Unit::Time)));
-    let objects: [(&str, Object); 23] = [
+    let objects: [(&str, Object); 25] = [
         ("show", listed("groups", "group")),
         ("ps", listed("processes", "process")),
+        ("ps --outside", listed("outside", "outsider")),
         ("ps --by user", listed("users", "user")),
         ("top", top),
         ("events", object(event::Shown::FIELDS)),
@@ -34,6 +35,7 @@ fn schema() -> String {
         ("trend", object(trend::FIELDS)),
         ("grower", object(trend::GROWER)),
         ("process", object(processes::FIELDS)),
+        ("outsider", object(outside::FIELDS)),
         ("wait", object(waiting::FIELDS)),
         ("user", object(ps::users::FIELDS)),
         ("gpu", object(snapshot::FIELDS)),

@@ -3,6 +3,7 @@
 
 mod name;
 
+use crate::contained::container::OnError;
 use crate::machine::file::{absolute, make_directories, replace, write_named};
 use crate::machine::{library, preload::FILE, trust::Trusted};
 use crate::shown::output::{self, Answer};
@@ -35,6 +36,11 @@ pub struct Args {
     /// host. Repeat for more devices
     #[arg(long = "group", value_name = "NAME", value_parser = Device::group)]
     groups: Vec<Device>,
+
+    /// Whether a container of an image that cannot load the library, because it has no glibc or one
+    /// before 2.17, runs without a limit or is refused
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t = OnError::Run)]
+    on_error: OnError,
 
     /// The file to write; - for standard output
     #[arg(long, value_name = "FILE", default_value = "/etc/cdi/gpulimit.json")]
@@ -154,7 +160,12 @@ fn generate(args: &Args) -> Result<ExitCode, Failure> {
     };
     let device = |device: &Device| {
         let (option, value) = device.asked();
-        let hooks = [hook("createRuntime", "create", &[option, value])];
+        let on_error = match args.on_error {
+            OnError::Run => &[][..],
+            OnError::Refuse => &["--on-error", "refuse"],
+        };
+        let asked = [&[option, value], on_error].concat();
+        let hooks = [hook("createRuntime", "create", &asked)];
         json!({ "name": device.name(), "containerEdits": { "hooks": hooks } })
     };
     let is_number = |device: &Device| device.name().starts_with(|c: char| c.is_ascii_digit());

@@ -2,7 +2,6 @@
 
 mod checks;
 mod container;
-mod files;
 mod finding;
 mod machine;
 mod policy;
@@ -76,6 +75,10 @@ marked `error`).";
 pub fn look_at(pid: u32) -> Value {
     json!(process::look(pid))
 }
+
+/// Returns what tells whether a process is in a group. Call only in a child process, because
+/// reading may block forever.
+pub use process::candidate;
 
 /// Runs the checks and prints the findings.
 pub fn doctor(args: &Args) -> Result<ExitCode, Failure> {

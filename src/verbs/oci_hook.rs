@@ -1,6 +1,6 @@
 //! `gpulimit oci-hook`: called by OCI runtimes while they make a container, and after it has ended.
 
-use crate::contained::container::{self, Wanted};
+use crate::contained::container::{self, OnError, Wanted};
 use crate::contained::state::State;
 use crate::words::{environment::env, failure::Failure};
 use clap::ValueEnum;
@@ -28,6 +28,11 @@ pub struct Args {
     /// For create: put the container into this group
     #[arg(long, value_name = "NAME")]
     group: Option<String>,
+
+    /// For create: whether a container of an image that cannot load the library runs without a
+    /// limit, or is refused
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t = OnError::Run)]
+    on_error: OnError,
 
     /// The directory that contains all groups
     #[arg(long, value_name = "DIR")]
@@ -76,7 +81,7 @@ pub fn oci_hook(args: &Args) -> Result<ExitCode, Failure> {
     };
     let state = State::read()?;
     match (args.stage, wanted) {
-        (Stage::Create, Some(wanted)) => container::create(&root, &state, &wanted)?,
+        (Stage::Create, Some(wanted)) => container::create(&root, &state, &wanted, args.on_error)?,
         (Stage::Create, None) => {
             return Err(Failure::usage(
                 "create needs a limit or a group: add --cap SIZE or --group NAME",

@@ -6,7 +6,7 @@
 //! process.
 #![allow(unsafe_code)]
 
-use crate::machine::{library::mapped, look, obstacles, trial};
+use crate::machine::{library::mapped, look, look::Candidate, obstacles, trial};
 use crate::shown::output;
 use crate::suspension::checkpoint::Checkpoints;
 use crate::words::failure::Failure;
@@ -14,7 +14,7 @@ use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_ledger::{MappedFile, Mappings};
 use libloading::os::unix::Library;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -52,10 +52,17 @@ enum What {
     /// For each pid on standard input: the obstacles to suspending the process that its memory,
     /// memory map and environment show.
     Contents,
+    /// For each pid on standard input: the facts that tell whether the process is in a group.
+    Candidate,
 }
 
-/// Runs the probe. `look_at` returns what `gpulimit doctor --pid` finds.
-pub fn probe(args: &Args, look_at: impl Fn(u32) -> Value) -> Result<ExitCode, Failure> {
+/// Runs the probe. `look_at` returns what `gpulimit doctor --pid` finds, and `facts` what tells
+/// whether a process is in a group.
+pub fn probe(
+    args: &Args,
+    look_at: impl Fn(u32) -> Value,
+    facts: impl Fn(u32) -> Candidate + Sync,
+) -> Result<ExitCode, Failure> {
     let answer = match args.what {
         What::Driver => driver(),
         What::Gpus => gpus(),
@@ -72,9 +79,9 @@ pub fn probe(args: &Args, look_at: impl Fn(u32) -> Value) -> Result<ExitCode, Fa
             output::json(&look_at(pid))?;
             return Ok(ExitCode::SUCCESS);
         }
-        What::Member | What::Uses | What::Command | What::Contents => {
+        What::Member | What::Uses | What::Command | What::Contents | What::Candidate => {
             close_inherited();
-            return processes(args.what, args.about.clone().unwrap_or_default());
+            return processes(args.what, args.about.clone().unwrap_or_default(), facts);
         }
     };
     output::print(&answer)?;
@@ -82,7 +89,11 @@ pub fn probe(args: &Args, look_at: impl Fn(u32) -> Value) -> Result<ExitCode, Fa
 }
 
 /// Answers one question about each process whose pid is on standard input.
-fn processes(what: What, about: PathBuf) -> Result<ExitCode, Failure> {
+fn processes(
+    what: What,
+    about: PathBuf,
+    facts: impl Fn(u32) -> Candidate + Sync,
+) -> Result<ExitCode, Failure> {
     let input = io::read_to_string(io::stdin()).map_err(Failure::new)?;
     let pids = input.lines().filter_map(|line| line.parse().ok()).collect();
     let file = MappedFile::from(about.to_string_lossy().into_owned());
@@ -94,6 +105,7 @@ fn processes(what: What, about: PathBuf) -> Result<ExitCode, Failure> {
         },
         What::Uses => yes(trial::uses(pid, &about).unwrap_or(false)),
         What::Contents => obstacles::answer(pid),
+        What::Candidate => json!(facts(pid)).to_string(),
         _ => {
             let line = Identity::command_line(pid);
             let bytes = line.iter().flatten();

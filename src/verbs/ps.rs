@@ -2,16 +2,18 @@
 
 pub mod users;
 
-use crate::figures::fields;
 use crate::figures::processes::{Commands, FIELDS, Process, processes};
 use crate::figures::waiting::{Waiter, Waiters};
+use crate::figures::{fields, outside};
 use crate::groups::{self, Seen, Selection, View, gpu};
 use crate::machine::{look, nvml::Driver};
 use crate::shown::table::Table;
 use crate::shown::watch::{self, Round, Shown};
 use crate::suspension::abandoned::confirmed;
 use crate::words::order::{self, Place};
-use crate::words::{failure::Failure, text};
+use crate::words::{failure::Failure, notes::Notes, text};
+use gpulimit_base::identity::Identity;
+use gpulimit_base::process::FIRST_PID_NS;
 use gpulimit_base::units::gib;
 use gpulimit_ledger::DeviceEntry;
 use gpulimit_limits::Selector;
@@ -30,6 +32,10 @@ pub struct Args {
     /// What gets a line: each process, or each user
     #[arg(long, value_enum, default_value_t = By::Process)]
     by: By,
+
+    /// Show the processes that use a GPU and are in no group, and why
+    #[arg(long, conflicts_with_all = ["group", "by", "sort"])]
+    outside: bool,
 
     #[command(flatten)]
     devices: gpu::Args,
@@ -63,6 +69,14 @@ With --by user, PROCESSES counts the live processes of a user on a GPU, WAITING
 those that wait for room, and WAITED is the longest wait. SUSPENDED is on the
 host.
 
+With --outside, a process is listed if NVML lists it and its memory map does not
+show that it is in a group below /run/gpulimit or, for other users than root,
+below a root of your own. WHY is why the library does not count its memory:
+static, musl, foreign (another processor), environment cleared, started before
+(`gpulimit install`), no file (its container has no library), setuid, not
+loaded, another libcuda, private root, no group (nothing asks for one), no door
+(no call passes the library), or unknown. JSON says it in a sentence.
+
 If the terminal is too narrow, these columns are left out, one after the other:
 MANAGED, ALLOCATIONS, POOLS, DRIVER, USER, COMMAND, STATE; columns of zeros or
 of the same `running` go first. Long texts are cut; in JSON they are not.
@@ -71,7 +85,10 @@ Examples:
   gpulimit ps
   gpulimit ps lab --sort total
   gpulimit ps --by user --device 0
-  gpulimit ps lab --json | jq '.processes[].total'";
+  gpulimit ps lab --json | jq '.processes[].total'
+  gpulimit ps --outside || mail -s 'GPU memory without a limit' root
+
+Exit status: 3 if --outside finds a process.";
 
 /// What gets a line.
 #[derive(Copy, Clone, Debug, Eq, PartialEq, clap::ValueEnum)]
@@ -126,8 +143,58 @@ pub fn ps(args: &Args) -> Result<ExitCode, Failure> {
     let driver = Driver::load().ok();
     let driver = driver.as_ref();
     let devices = gpu::shown(&args.devices.names, driver)?;
+    if args.outside {
+        return outside(args, &devices, driver);
+    }
     let away = confirmed(&Selection::of(args.group.as_deref())?);
     args.watch.rounds(|| round(args, &devices, driver, &away))
+}
+
+/// Shows the processes in no group.
+fn outside(
+    args: &Args,
+    devices: &[Selector],
+    driver: Option<&Driver>,
+) -> Result<ExitCode, Failure> {
+    /// The exit status if there is such a process.
+    const FOUND: u8 = 3;
+    let driver = driver.ok_or_else(|| {
+        Failure::new("NVML does not answer, so nobody knows the processes: run `gpulimit doctor`")
+    })?;
+    let mut is_any = false;
+    let status = args.watch.rounds(|| {
+        let mut lines = outside::outside(driver)?;
+        let is_shown =
+            |id| devices.contains(&Selector::All) || devices.contains(&Selector::Device(id));
+        lines.retain(|line| is_shown(line.gpu));
+        is_any = !lines.is_empty();
+        let mut notes = Notes::default();
+        if Identity::of_self().pid_ns != FIRST_PID_NS {
+            notes.lines.push(
+                "this is not the first pid namespace of the machine, and NVML may leave out \
+                 processes of others"
+                    .into(),
+            );
+        } else if !is_any && !args.json {
+            notes
+                .lines
+                .push("each process that NVML lists is in a group".into());
+        }
+        let json = |line| fields::json(outside::FIELDS, line, Some(driver));
+        let shown = match args.json {
+            true => {
+                let lines = lines.iter().map(json).collect();
+                Shown::Json(Selection::of(None)?.json("outside", lines))
+            }
+            false if !is_any => Shown::Text(String::new()),
+            false => Shown::Text(Table::of(outside::FIELDS, &lines, Some(driver)).render()),
+        };
+        Ok(Round { shown, notes })
+    })?;
+    Ok(match status == ExitCode::SUCCESS && is_any {
+        true => ExitCode::from(FOUND),
+        false => status,
+    })
 }
 
 /// `away`: the processes that are suspended, as the driver says.

@@ -5,7 +5,6 @@ mod bars;
 mod frame;
 mod look;
 mod pages;
-mod place;
 mod plain;
 mod prompt;
 mod reader;

@@ -112,7 +112,7 @@ class Figures(PageTest):
         self.assertEqual(len(cards), len(state["gpus"]))
         for card, gpu in zip(cards, state["gpus"]):
             self.assertIn(f"GPU {gpu['index']}", card)
-            for text in (gpu["name"], size(gpu["free"]), size(gpu["outside"])):
+            for text in (gpu["name"], size(gpu["free"]), size(gpu["others"])):
                 self.assertIn(text, card)
 
         rows = {row.get_attribute("data-pid"): row.text for row in self.browser.all("[data-pid]")}

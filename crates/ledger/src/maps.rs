@@ -41,6 +41,17 @@ impl Mappings {
         }
         Ok(Self(files))
     }
+
+    /// Returns the ledgers of which the process has the mappings of a member; `None` if it has
+    /// ended. The process's user can block this call forever.
+    pub fn ledgers(&self) -> io::Result<Option<Vec<MappedFile>>> {
+        for path in &self.0 {
+            if let Some(found) = members_in(File::open(path)?)? {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
 }
 
 /// A parsed line of a `maps` file.
@@ -119,6 +130,21 @@ struct Seen {
     anchor: bool,
 }
 
+/// Returns the files of which a process has the mappings of a member; `None` if it has none at all.
+fn members_in(maps: impl Read) -> io::Result<Option<Vec<MappedFile>>> {
+    let (mut contents, mut anchors, mut is_empty) = (Vec::new(), Vec::new(), true);
+    each_line(maps, |line| {
+        is_empty = false;
+        for (access, files) in [("rw-s", &mut contents), ("---s", &mut anchors)] {
+            if line.access.starts_with(access) && !files.iter().any(|it| line.is_of(it)) {
+                files.push(line.file());
+            }
+        }
+    })?;
+    contents.retain(|file| anchors.contains(file));
+    Ok((!is_empty).then_some(contents))
+}
+
 fn seen_in(maps: impl Read, file: &MappedFile) -> io::Result<Option<Seen>> {
     let mut seen = None;
     each_line(maps, |line| {
@@ -183,6 +209,14 @@ mod tests {
             assert_eq!(member(&maps), Some(false), "{other}");
         }
         assert_eq!(member(""), None, "the process has no mappings");
+        let other = anchor.replace("00:1b 12", "00:1b 13");
+        let found = |maps: String| members_in(maps.as_bytes()).expect("read");
+        assert_eq!(
+            found(format!("{content}{other}{anchor}")),
+            Some(vec![file.clone()])
+        );
+        assert_eq!(found(format!("{content}{other}")), Some(vec![]));
+        assert_eq!(found(String::new()), None);
         // One path is longer than the kept part of a line, and one path is not UTF-8.
         let long = content.replace("/x", &format!("/{}", "x/".repeat(LONGEST_LINE)));
         assert_eq!(member(&format!("{long}{anchor}")), Some(true));

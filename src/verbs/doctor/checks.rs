@@ -32,7 +32,7 @@ pub(super) fn all(loaded: bool) -> Vec<Finding> {
     findings.extend(rules());
     findings.extend(slurm::check());
     findings.extend(environment(loaded));
-    findings.extend(process::uncounted());
+    findings.extend(process::uncounted(None));
     findings
 }
 

@@ -1,32 +1,37 @@
 //! Checks a running process: whether it has loaded libgpulimit.so and which group it is in.
 
-use super::files::Files;
 use super::finding::{Check, Finding, Level};
 use super::suspension;
+use crate::figures::outside::{self, Outside};
 use crate::groups;
+use crate::machine::files::{Files, LONGEST_LIBRARY};
+use crate::machine::look::{self, Candidate};
 use crate::machine::obstacles::{self, Obstacle};
-use crate::machine::{accounts, elf, library, look, nvml::Driver, preload, program};
-use crate::words::environment::env as own_env;
-use gpulimit_base::identity::SeenProcess;
+use crate::machine::{accounts, elf, library, nvml::Driver, preload, program};
+use crate::words::{environment::env as own_env, failure::Failure};
+use gpulimit_base::identity::{Identity, SeenProcess};
 use gpulimit_base::proc;
+use gpulimit_base::process::FIRST_PID_NS;
 use gpulimit_base::units::gib;
-use gpulimit_group::{Group, Root};
-use gpulimit_ledger::{NoWitness, ProcessUsage};
+use gpulimit_group::{Group, Root, effective_user};
+use gpulimit_ledger::{MappedFile, Mappings, NoWitness, ProcessUsage};
 use gpulimit_policy::rules::{Assigned, Rules, RulesError, Source};
 use gpulimit_policy::{self as policy, Assignment, Facts};
-use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::io::{ErrorKind, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 use std::{fs, io};
 
 /// The maximum number of bytes to read of a process's environment or memory map.
 const LONGEST: u64 = 16 << 20;
 /// The maximum number of bytes to read of an `ld.so.preload` file.
 const LONGEST_PRELOAD: u64 = 64 << 10;
+
+/// The end of the path of a mapped file that is gone.
+const DELETED: &str = " (deleted)";
 
 /// The facts about a process that the caller is allowed to read.
 pub(super) struct Process {
@@ -54,7 +59,8 @@ pub(super) struct Membership {
 
 /// Checks a process. Returns after a bounded time, even if the process's files cannot be read.
 pub(super) fn checks(pid: u32) -> Vec<Finding> {
-    let mut findings = look_in_child(pid).unwrap_or_else(|error| {
+    let looked = look_in_child(pid).map(|found| [found, uncounted(Some(pid))].concat());
+    let mut findings = looked.unwrap_or_else(|error| {
         let seconds = look::patience().as_secs();
         let (why, remedy) = match error.kind() {
             ErrorKind::TimedOut => (
@@ -123,26 +129,75 @@ pub(super) fn look(pid: u32) -> Vec<Finding> {
         findings.extend(suspension::of_process(pid, member.as_ref()));
     }
     findings.extend(belongs);
-    if wanted && member.is_none() {
-        findings.extend(process.uncounted());
-    }
     findings
 }
 
-/// Finds the processes whose GPU memory no group counts, although they are to have a limit.
-pub(super) fn uncounted() -> Vec<Finding> {
-    let driver = Driver::load().ok();
-    let gpus = driver.iter().flat_map(Driver::gpus);
-    let listed = gpus.filter_map(|gpu| driver.as_ref()?.figures(&gpu.id));
-    let pids: BTreeSet<u32> = listed.flatten().map(|(pid, _)| pid).collect();
-    let until = Instant::now() + look::patience();
-    let looked = pids.into_iter().take_while(|_| Instant::now() < until);
-    let found = looked.flat_map(|pid| look_in_child(pid).unwrap_or_default());
-    found.filter(|found| found.check == UNCOUNTED.0).collect()
+/// Reports the GPU memory of processes outside of all groups that a rule or their environment puts
+/// into a group: of one process, or of all.
+pub(super) fn uncounted(only: Option<u32>) -> Vec<Finding> {
+    let found = Driver::load().map_err(Failure::new);
+    let found = found.and_then(|driver| outside::outside(&driver));
+    let found = found
+        .unwrap_or_default()
+        .into_iter()
+        .filter(|it| only.is_none_or(|pid| it.pid == pid));
+    let found = found.filter(|it| it.is_to_join && it.bytes != Some(0));
+    let finding = |it: Outside| {
+        let bytes = it
+            .bytes
+            .map_or("some".to_owned(), |bytes| gib(bytes).to_string());
+        let text = format!(
+            "process {} has {bytes} of GPU memory that no group counts: {}",
+            it.pid, it.says
+        );
+        Check("memory").warning(text, "`gpulimit ps --outside` lists such processes")
+    };
+    found.map(finding).collect()
 }
 
-/// The check that finds memory of a process that no group counts.
-const UNCOUNTED: Check = Check("memory");
+/// Returns the facts that tell whether a process is in a group. Reading them may block forever.
+pub fn candidate(pid: u32) -> Candidate {
+    let mut facts = Candidate {
+        ledgers: None,
+        has_ended: false,
+        is_to_join: false,
+        why: outside::UNKNOWN.into(),
+        says: "you may not read its memory map".into(),
+        command: Identity::command_line(pid).map(|command| {
+            let identity = Identity::of_self();
+            Identity {
+                command,
+                ..identity
+            }
+            .command()
+            .to_string()
+        }),
+    };
+    let Ok(process) = Process::read(pid) else {
+        // Only root of the first pid namespace sees all processes.
+        let sees_all = Identity::of_self().pid_ns == FIRST_PID_NS && effective_user() == 0;
+        facts.has_ended = sees_all;
+        facts.says = "the process is not visible here".into();
+        return facts;
+    };
+    let rule = process.rule();
+    let is_ruled = !matches!(rule, Ok(None));
+    let wanted = |rule| policy::assignment_by(rule, &|name| process.variable(name));
+    facts.is_to_join = is_ruled || !matches!(rule.map(wanted), Ok(Ok(None)));
+    match Mappings::of(pid).and_then(|maps| maps.ledgers()) {
+        Ok(None) => facts.has_ended = true,
+        Err(error) => facts.has_ended = error.kind() == ErrorKind::NotFound,
+        Ok(Some(ledgers)) => {
+            let is_member = !ledgers.is_empty();
+            let (why, says) = process.why_outside(facts.is_to_join, is_member);
+            // A limit that a user has set themselves below a root of their own holds.
+            facts.is_to_join &= is_ruled || !is_member;
+            (facts.why, facts.says) = (why.into(), says);
+            facts.ledgers = Some(ledgers.iter().map(MappedFile::to_string).collect());
+        }
+    }
+    facts
+}
 
 impl Process {
     fn read(pid: u32) -> io::Result<Self> {
@@ -203,20 +258,25 @@ impl Process {
         Check("process").fine(format!("{pid} {name} of {user}{place}"))
     }
 
-    /// Reports whether the process has loaded libgpulimit.so. A missing library is an error if a
-    /// limit is `wanted`.
-    fn library(&self, wanted: bool) -> Option<Finding> {
-        const CHECK: Check = Check("library");
-        const DELETED: &str = " (deleted)";
+    /// Returns the paths of libgpulimit.so that the process has mapped.
+    fn copies(&self) -> Option<Vec<&str>> {
         let is_library = |path: &&str| {
             library::is_library(Path::new(path.strip_suffix(DELETED).unwrap_or(path)))
         };
         let mapped = self.mapped.as_ref()?.iter().map(String::as_str);
         let mut copies: Vec<&str> = mapped.filter(is_library).collect();
         copies.dedup();
+        Some(copies)
+    }
+
+    /// Reports whether the process has loaded libgpulimit.so. A missing library is an error if a
+    /// limit is `wanted`.
+    fn library(&self, wanted: bool) -> Option<Finding> {
+        const CHECK: Check = Check("library");
+        let copies = self.copies()?;
         Some(match copies[..] {
             [] => {
-                let (why, remedy) = self.why_not();
+                let (_, why, remedy) = self.why_not();
                 let level = if wanted { Level::Error } else { Level::Warning };
                 let text = format!("the process has not loaded libgpulimit.so: {why}");
                 CHECK.found(level, text, remedy)
@@ -240,52 +300,126 @@ impl Process {
         })
     }
 
-    /// Returns why the process has not loaded libgpulimit.so, and the remedy.
-    fn why_not(&self) -> (String, &'static str) {
+    /// Returns why the process is in no group, if it is not: in a word or two, and in a sentence.
+    fn why_outside(&self, is_to_join: bool, is_member: bool) -> (&'static str, String) {
+        let is_driver = |path: &&String| path.contains("/libcuda.so");
+        let drivers: Vec<&str> = (self.mapped.iter().flatten())
+            .filter(is_driver)
+            .map(String::as_str)
+            .collect();
+        if self.copies().is_none_or(|copies| copies.is_empty()) {
+            let (why, says, _) = self.why_not();
+            (why, says)
+        } else if is_member {
+            let root = self.variable("GPULIMIT_ROOT").unwrap_or_default();
+            let says = format!("it is in a group below another root: {}", root.display());
+            ("private root", says)
+        } else if drivers.len() > 1 {
+            let says = format!("it has loaded several CUDA drivers: {}", drivers.join(", "));
+            ("another libcuda", says)
+        } else if !is_to_join {
+            (
+                "no group",
+                "neither a rule nor its environment puts it into a group".into(),
+            )
+        } else {
+            let says = "its calls do not pass the library, as those of OpenCL, Vulkan, OpenGL and \
+                        video";
+            ("no door", says.into())
+        }
+    }
+
+    /// Returns why the process has not loaded libgpulimit.so, in a word or two and in a sentence,
+    /// and the remedy.
+    fn why_not(&self) -> (&'static str, String, &'static str) {
         let file = self.files.as_ref().and_then(|files| files.program().ok());
         let kind = file.and_then(|file| elf::kind(&file).ok());
-        if let Some(unable) = kind.as_ref().and_then(program::unable) {
-            return unable;
+        // The program can be the dynamic linker, which has no linker of its own and loads libraries.
+        let mut mapped = self.mapped.iter().flatten();
+        let is_linker = kind == Some(elf::Kind::Static) && mapped.any(|it| it.contains("/libc.so"));
+        let kind = kind.filter(|_| !is_linker);
+        if let Some((why, remedy)) = kind.as_ref().and_then(program::unable) {
+            let word = match kind {
+                Some(elf::Kind::Static) => "static",
+                Some(elf::Kind::Dynamic(_)) => "musl",
+                _ => "foreign",
+            };
+            return (word, why, remedy);
         }
         let about = |path: &Path| self.files.as_ref()?.about(path).ok();
         let named = self.named();
         if let Some((path, by)) = named.iter().find(|(path, _)| about(path).is_none()) {
             let path = path.display();
             return (
+                "no file",
                 format!("{by} names {path}, which does not exist in the process's file system"),
                 "put the library at that path (in a container, mount the library), or correct the \
                  path",
             );
         }
         let Some((path, by)) = named.first() else {
-            let text = "neither LD_PRELOAD in the process's environment nor /etc/ld.so.preload \
-                        names the library";
             let remedy = "start the program with `gpulimit run`, or load the library into every \
                           program with `gpulimit install`; for containers see docs/containers.md";
-            return (text.into(), remedy);
+            if let Some(by) = self.cleared() {
+                let text = format!("{by}, and LD_PRELOAD of the process does not name the library");
+                return ("environment cleared", text, remedy);
+            }
+            let text = "neither LD_PRELOAD in the process's environment nor /etc/ld.so.preload \
+                        names the library";
+            return ("not loaded", text.into(), remedy);
         };
         let path = path.display();
         if *by != preload::FILE {
-            let why = if self.is_privileged() {
-                "the process's LD_PRELOAD is ignored, because the program has more rights than \
-                 the user who started it"
-            } else {
-                "the process's LD_PRELOAD names the library, but the dynamic linker did not load it"
+            let (word, why) = match self.is_privileged() {
+                true => (
+                    "setuid",
+                    "the process's LD_PRELOAD is ignored, because the program has more rights than \
+                     the user who started it",
+                ),
+                false => (
+                    "not loaded",
+                    "the process's LD_PRELOAD names the library, but the dynamic linker did not \
+                     load it",
+                ),
             };
             let remedy = "load the library into every program with `gpulimit install`";
-            return (format!("{why} ({path})"), remedy);
+            return (word, format!("{why} ({path})"), remedy);
         }
         let changed = about(Path::new(by)).and_then(|about| about.modified().ok());
         let since = changed.zip(started(self.pid));
         if since.is_some_and(|(changed, started)| changed > started) {
             let why = format!("the process started before {path} was added to {by}");
-            return (why, "restart the process");
+            return ("started before", why, "restart the process");
         }
         (
+            "not loaded",
             format!("{by} names {path}, but the dynamic linker did not load the library"),
             "run `gpulimit doctor` to see whether the library loads; in a container, check that \
              the container's glibc is 2.17 or later",
         )
+    }
+
+    /// Returns what shows that the library was taken out of the process's environment.
+    fn cleared(&self) -> Option<String> {
+        /// The most processes above that are looked at.
+        const MOST: usize = 32;
+        // `run` sets the variable together with LD_PRELOAD.
+        if self.env(policy::GROUP).is_some() {
+            return Some(format!("{} is set", policy::GROUP));
+        }
+        let mut pid = self.pid;
+        for _ in 0..MOST {
+            let above = proc::field(&proc::status(pid).ok()?, "PPid")?.parse().ok();
+            pid = above.filter(|pid| *pid > 0)?;
+            let environment = start_of(&proc::directory(pid).join("environ")).ok()?;
+            let has_library = |(name, value): &(OsString, OsString)| {
+                name == "LD_PRELOAD" && !library::copies_in(value).is_empty()
+            };
+            if variables(&environment).iter().any(has_library) {
+                return Some(format!("LD_PRELOAD of process {pid} names the library"));
+            }
+        }
+        None
     }
 
     /// Returns whether the kernel told the process's dynamic linker to ignore the environment
@@ -352,20 +486,6 @@ impl Process {
         (findings, is_wanted)
     }
 
-    /// Reports the GPU memory that NVML shows for a process of no group. A program that uses CUDA
-    /// joins its group before it has any.
-    fn uncounted(&self) -> Option<Finding> {
-        let bytes = Driver::load().ok()?.used(self.pid);
-        let text = format!(
-            "process {} has {} of GPU memory that no group counts",
-            self.pid,
-            gib(bytes)
-        );
-        let remedy = "the library has no hooks for OpenCL, Vulkan, OpenGL and video; where a \
-                      program of CUDA has not loaded the library, see `gpulimit doctor --pid`";
-        (bytes > 0).then(|| UNCOUNTED.warning(text, remedy))
-    }
-
     /// Returns an environment variable of the process. A missing `GPULIMIT_ROOT` of another user
     /// gets that user's default.
     fn variable(&self, name: &str) -> Option<OsString> {
@@ -413,7 +533,10 @@ impl Process {
             let text = "neither LD_PRELOAD nor /etc/ld.so.preload of the process names the library";
             return Some(CHECK.fine(text));
         };
-        let loads = library_in(files, path, self.mapped.as_deref());
+        let mapped = self.mapped.as_deref().unwrap_or_default();
+        let read = files.read(path, LONGEST_LIBRARY);
+        let loads = read.map_err(|error| error.to_string());
+        let loads = loads.and_then(|library| files.can_load(&library, mapped));
         let path = path.display();
         Some(match loads {
             Ok(()) => CHECK.fine(format!(
@@ -425,38 +548,6 @@ impl Process {
                  later",
             ),
         })
-    }
-}
-
-/// Checks that a container's dynamic linker can load this libgpulimit.so. The error says why it
-/// cannot.
-fn library_in(files: &Files, path: &Path, mapped: Option<&[String]>) -> Result<(), String> {
-    /// The maximum size of a library file: far above that of libgpulimit.so or of any C library.
-    const LONGEST: u64 = 256 << 20;
-    /// The usual paths of the C library, for a process whose memory map does not name it.
-    const PLACES: [&str; 6] = [
-        "/lib/x86_64-linux-gnu/libc.so.6",
-        "/lib/aarch64-linux-gnu/libc.so.6",
-        "/lib64/libc.so.6",
-        "/usr/lib64/libc.so.6",
-        "/usr/lib/libc.so.6",
-        "/lib/libc.so.6",
-    ];
-    let bytes = files.read(path, LONGEST);
-    let bytes = bytes.map_err(|error| error.to_string())?;
-    let needs = elf::Library::parse(&bytes)?.needs();
-    let is_libc = |path: &&String| path.ends_with("/libc.so.6") || path.contains("/libc-2.");
-    let own = mapped.into_iter().flatten().filter(is_libc);
-    let places = own.map(String::as_str).chain(PLACES);
-    let mut found = places.filter_map(|place| files.read(Path::new(place), LONGEST).ok());
-    let Some(libc) = found.next() else {
-        return Err("the container has no glibc".into());
-    };
-    let has = elf::Library::parse(&libc)?.has();
-    let lacks: Vec<&str> = needs.difference(&has).map(String::as_str).collect();
-    match lacks[..] {
-        [] => Ok(()),
-        _ => Err(format!("the container's glibc lacks {}", lacks.join(", "))),
     }
 }
 

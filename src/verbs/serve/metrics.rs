@@ -92,7 +92,11 @@ metrics! {
     /// The memory of the GPU that is not used.
     "gpulimit_gpu_memory_free_bytes": Gpus((_, gpu)) => gpu.free();
     /// The used memory that belongs to no group: other processes and the driver.
-    "gpulimit_gpu_memory_outside_bytes": Gpus((_, gpu)) => gpu.outside();
+    "gpulimit_gpu_memory_others_bytes": Gpus((_, gpu)) => gpu.others();
+    /// The memory of the processes outside of all groups.
+    "gpulimit_gpu_memory_outside_bytes": Gpus((_, gpu)) => gpu.outside.map(|(_, bytes)| bytes);
+    /// The processes outside of all groups that use the GPU.
+    "gpulimit_gpu_processes_outside": Gpus((_, gpu)) => gpu.outside.map(|(count, _)| count);
     /// The memory that the group uses. It includes the groups below: add up only top groups.
     "gpulimit_memory_usage_bytes": GroupGpus((gpu, _)) => gpu.usage;
     /// The memory of suspended processes, which is on the host. No part of the usage.

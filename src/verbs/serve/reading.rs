@@ -3,6 +3,7 @@
 use super::access::Scope;
 use super::counters::{Counters, Events};
 use super::pressure::{WINDOWS, Waits};
+use crate::figures::outside::Finder;
 use crate::figures::processes::{Commands, Process, processes};
 use crate::figures::snapshot::{self, GpuMemory, Reader};
 use crate::figures::{Figures, Gpu, kept::Kept, waiting::Waiters};
@@ -77,6 +78,7 @@ pub struct More {
 /// What is kept between rounds.
 pub struct Memory {
     commands: Commands,
+    outside: Finder,
     trends: Kept,
     counters: Counters,
     /// The messages about groups that cannot be read. Each is printed once.
@@ -94,6 +96,7 @@ impl Default for Memory {
         const PATIENCE: Duration = Duration::from_secs(1);
         Self {
             commands: Commands::new(PATIENCE),
+            outside: Finder::new(PATIENCE),
             trends: Kept::default(),
             counters: Counters::default(),
             told: BTreeSet::new(),
@@ -161,7 +164,8 @@ impl Reading {
         }
         memory.tell_cut(cut);
         let round = reader.end(driver);
-        let gpus = snapshot::gpus(&round.groups, true, driver);
+        let outside = memory.outside.known(driver);
+        let gpus = snapshot::gpus(&round.groups, outside.as_deref(), driver);
         let now = Moment::from(time).unix_ms;
         let listed: Vec<DeviceId> = (gpus.iter())
             .filter(|gpu| gpu.total.is_some() && gpu.used.is_some())

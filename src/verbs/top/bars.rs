@@ -131,15 +131,18 @@ fn figures(gpu: &GpuMemory, is_wide: bool) -> String {
 
 /// Draws a line with the bytes of each part of a bar.
 fn explain(gpu: &GpuMemory, area: Rect, label: u16, buffer: &mut Buffer) {
-    let name = if gpu.is_whole { "outside" } else { "others" };
-    let (outside, free) = (size(gpu.others()), size(gpu.free()));
-    let outside = (OUTSIDE, format!(" {name} {outside}  free {free}"));
+    let (others, free) = (size(gpu.others()), size(gpu.free()));
+    let outside = gpu.outside.filter(|(count, _)| *count > 0);
+    let outside = outside.map_or_else(String::new, |(count, bytes)| {
+        format!("  {count} outside {}", short(bytes))
+    });
+    let others = (OUTSIDE, format!(" others {others}{outside}  free {free}"));
     let limits = gpu
         .limits
         .map(|limits| (LIMIT, format!(" limits {}", short(limits))));
     let parts = gpu.parts.iter().zip(FILLS.iter().cycle());
     let parts = parts.map(|((title, bytes), fill)| (*fill, format!(" {title} {}", short(*bytes))));
-    let parts = [outside].into_iter().chain(limits).chain(parts);
+    let parts = [others].into_iter().chain(limits).chain(parts);
     let spans = parts
         .flat_map(|((fill, style), text)| [Span::styled(fill, style), text.into(), "  ".into()]);
     let (indent, width) = (label + 2, area.width - label - 2);

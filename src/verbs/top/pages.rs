@@ -41,7 +41,7 @@ k F9                send a signal to the process, or to the group's; asks first"
 
 /// What the columns and characters mean.
 const MEANINGS: [&str; 7] = [
-    "In a bar, each filling is a top group. The last filling is memory outside all groups: other \
+    "In a bar, each filling is a top group. The last filling is memory of no shown group: other \
      programs and the driver. The mark is the sum of the limits of the top groups, \
      if all have one.",
     "MAX is the group's own limit, and % the used part of the limit that applies, which can be \

@@ -1,8 +1,9 @@
 //! Reads the rounds of `top`, in a thread of its own. A read that blocks does not block the keys.
 
-use super::place;
 use super::round::{Name, Round, Wanted};
+use crate::figures::outside::Finder;
 use crate::figures::past::{self, Past, Recent};
+use crate::figures::place;
 use crate::figures::processes::{Commands, Process, processes};
 use crate::figures::snapshot::{self, GpuMemory};
 use crate::figures::{Figures, kept::Kept};
@@ -55,6 +56,7 @@ pub struct Source {
     known: Known,
     trends: Kept,
     commands: Commands,
+    outside: Finder,
 }
 
 impl Source {
@@ -65,6 +67,7 @@ impl Source {
             known: Known::default(),
             trends: Kept::default(),
             commands: Commands::new(COMMANDS),
+            outside: Finder::new(COMMANDS),
         }
     }
 
@@ -97,11 +100,12 @@ impl Source {
         });
         self.trends.end_round();
         let read = reader.end(driver);
+        let outside = self.outside.known(driver);
         let commands = &mut self.commands;
         let round = Round {
             root: shown_path(selection.root()),
             time: Timestamp::now(),
-            gpus: snapshot::gpus(&read.groups, !selection.named, driver),
+            gpus: snapshot::gpus(&read.groups, outside.as_deref(), driver),
             processes: processes(&selection, &read.seen, &read.waiters, commands),
             groups: read.groups,
             problem: String::new(),

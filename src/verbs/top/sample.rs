@@ -51,7 +51,7 @@ pub fn gpu(index: u8, parts: &[(&str, u64)], outside: u64, limits: Option<u64>) 
             .collect(),
         managed: 0,
         limits: limits.map(|limits| limits * GIB),
-        is_whole: true,
+        outside: Some((usize::from(outside > 0), outside * GIB)),
     }
 }
 

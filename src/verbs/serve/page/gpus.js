@@ -61,10 +61,10 @@ function updateCard(card, gpu, state) {
   const grouped = groups.reduce((sum, one) => sum + one.bytes, 0);
   const taken = gpu.used ?? grouped;
   label(used, part(taken, gpu.total), `${exact(taken)} of ${exact(gpu.total)}`);
-  const whole = Math.max(gpu.total ?? 0, grouped + (gpu.outside ?? 0), 1);
+  const whole = Math.max(gpu.total ?? 0, grouped + (gpu.others ?? 0), 1);
   const all = [...groups];
-  if (gpu.outside != null) {
-    all.push({ id: "outside", class: "outside", name: "Outside all groups", bytes: gpu.outside });
+  if (gpu.others != null) {
+    all.push({ id: "outside", class: "outside", name: "Others", bytes: gpu.others });
   }
   if (gpu.free != null) all.push({ id: "free", class: "free", name: "Free", bytes: gpu.free });
 
@@ -94,6 +94,9 @@ function updateCard(card, gpu, state) {
   keyed(legend, all, (one) => one.id, makeEntry, updateEntry);
 
   const notes = [];
+  if (gpu.outsiders > 0) {
+    notes.push(`In no group: ${gpu.outsiders} processes with ${size(gpu.outside)}.`);
+  }
   if (gpu.used == null) notes.push("NVML does not tell how much memory of this GPU is in use.");
   if (sum != null && gpu.total != null) {
     const more = sum > gpu.total ? ", more than the GPU has" : "";

@@ -32,6 +32,7 @@ mod mapped;
 mod mig;
 mod negative;
 mod obstacles;
+mod outside;
 mod panics;
 mod policy;
 mod pools;

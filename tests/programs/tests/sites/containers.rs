@@ -4,11 +4,12 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::process::Command;
 
 use gpulimit_programs::world::{self, CONTEXT, MIB, Session, eventually, text};
 use gpulimit_support::{have, skip};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::engine::{Engine, Start};
 
@@ -359,6 +360,59 @@ fn an_image_that_brings_the_library_is_limited_by_a_variable() {
 }
 
 /// Calls the hook directly, with states that runtimes could pass.
+#[test]
+fn an_image_that_cannot_load_the_library_is_refused_on_demand() {
+    let Some(engine) = Engine::new(&["--cap", "1g", "--on-error", "refuse"]) else {
+        return;
+    };
+    let devices = fs::read_to_string(engine.path("cdi/gpulimit.json")).expect("there");
+    let devices: Value = serde_json::from_str(&devices).expect("JSON");
+    let hook = &devices["devices"][0]["containerEdits"]["hooks"][0]["args"];
+    let hook: Vec<&str> = (hook.as_array().expect("a list").iter())
+        .map(|word| word.as_str().expect("a text"))
+        .collect();
+    // These files are those of an image for musl: there is no C library by the name of glibc's.
+    let bundle = engine.world.file("hand");
+    fs::create_dir_all(bundle.join("rootfs/lib")).expect("made");
+    fs::write(bundle.join("rootfs/lib/ld-musl-x86_64.so.1"), "").expect("written");
+    let init = Session::start(Command::new("cat"));
+    let state = json!({
+        "ociVersion": "1.0.2",
+        "id": "c",
+        "pid": init.pid(),
+        "status": "creating",
+        "bundle": bundle,
+    });
+    let image = |path: &Path| {
+        let config = json!({ "root": { "path": path } });
+        fs::write(bundle.join("config.json"), config.to_string()).expect("written");
+    };
+    image("rootfs".as_ref());
+    let (status, said) = engine.hook(&hook[2..], &state);
+    assert!(
+        status == 1 && said.contains("cannot load libgpulimit.so: it has no glibc"),
+        "{said}"
+    );
+    assert_eq!(engine.groups(), <[&str; 0]>::default());
+    image("/".as_ref());
+    assert_eq!(engine.hook(&hook[2..], &state), (0, String::new()));
+    image("rootfs".as_ref());
+    assert_eq!(engine.hook(&["remove"], &state).0, 1, "it lives");
+    init.signal(libc::SIGKILL);
+    assert_eq!(engine.hook(&["remove"], &state), (0, String::new()));
+    let run = ["create", "--cap", "1g"];
+    let init = Session::start(Command::new("cat"));
+    let mut state = state;
+    state["pid"] = json!(init.pid());
+    assert_eq!(
+        engine.hook(&run, &state),
+        (0, String::new()),
+        "without the option it runs"
+    );
+    init.signal(libc::SIGKILL);
+    assert_eq!(engine.hook(&["remove"], &state), (0, String::new()));
+}
+
 #[test]
 fn the_hook_handles_repeated_and_conflicting_calls() {
     let Some(engine) = Engine::new(&CAPS) else {

@@ -3,7 +3,7 @@
 //! The process's user may have put links, pipes or endless files there. So paths are resolved in
 //! the process's root directory, only regular files are opened, and reads are bounded.
 
-use crate::machine::inside;
+use super::{elf, inside};
 use gpulimit_base::proc;
 use gpulimit_group::{Lowered, Rights, effective_user};
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
@@ -13,9 +13,11 @@ use std::io::{self, ErrorKind, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+/// The maximum size of a library file: far above that of libgpulimit.so or of any C library.
+pub const LONGEST_LIBRARY: u64 = 256 << 20;
+
 /// The files that a process sees, to be read with the rights of the process's user.
-#[derive(Debug)]
-pub(super) struct Files {
+pub struct Files {
     root: OwnedFd,
     /// The file of the program that the process runs.
     program: OwnedFd,
@@ -25,7 +27,7 @@ pub(super) struct Files {
 impl Files {
     /// Opens the root directory of a process. Fails if the caller is not allowed to access the
     /// process's files.
-    pub(super) fn of(pid: u32) -> io::Result<Self> {
+    pub fn of(pid: u32) -> io::Result<Self> {
         let directory = proc::directory(pid);
         let open = |name: &str, flags| {
             let path = directory.join(name);
@@ -38,9 +40,20 @@ impl Files {
         })
     }
 
+    /// Opens the root directory of a container that has not started.
+    pub fn of_image(root: &Path) -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::open(root, flags, Mode::empty())?;
+        Ok(Self {
+            program: root.try_clone()?,
+            root,
+            rights: rights(std::process::id())?,
+        })
+    }
+
     /// Gives this thread the user's file access rights until the result is dropped; `None` if no
     /// change is needed.
-    pub(super) fn lower(&self) -> io::Result<Option<Lowered>> {
+    pub fn lower(&self) -> io::Result<Option<Lowered>> {
         if effective_user() != 0 || self.rights.user == 0 {
             return Ok(None);
         }
@@ -49,27 +62,56 @@ impl Files {
 
     /// Returns a path in `/proc` for a file. Links can lead to untrusted files: call
     /// [`Self::lower`] first.
-    pub(super) fn path(&self, inside: &Path) -> PathBuf {
+    pub fn path(&self, inside: &Path) -> PathBuf {
         let root = PathBuf::from(format!("/proc/self/fd/{}", self.root.as_raw_fd()));
         root.join(inside.strip_prefix("/").unwrap_or(inside))
     }
 
     /// Returns the metadata of a file in the process's root directory.
-    pub(super) fn about(&self, path: &Path) -> io::Result<fs::Metadata> {
+    pub fn about(&self, path: &Path) -> io::Result<fs::Metadata> {
         let _lowered = self.lower()?;
         File::from(in_root(self.root.as_fd(), path)?).metadata()
     }
 
     /// Reads a regular file of at most `most` bytes. Files that report length 0, as in `/proc`,
     /// give no bytes.
-    pub(super) fn read(&self, path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    pub fn read(&self, path: &Path, most: u64) -> io::Result<Vec<u8>> {
         let _lowered = self.lower()?;
         let found = in_root(self.root.as_fd(), path)?;
         read(found.as_fd(), most)
     }
 
+    /// Checks that a dynamic linker of these files can load libgpulimit.so, whose content is
+    /// `library`. `mapped`: the files that a process has mapped. The error says why it cannot.
+    pub fn can_load(&self, library: &[u8], mapped: &[String]) -> Result<(), String> {
+        /// The usual paths of the C library, for a process whose memory map does not name it.
+        const PLACES: [&str; 6] = [
+            "/lib/x86_64-linux-gnu/libc.so.6",
+            "/lib/aarch64-linux-gnu/libc.so.6",
+            "/lib64/libc.so.6",
+            "/usr/lib64/libc.so.6",
+            "/usr/lib/libc.so.6",
+            "/lib/libc.so.6",
+        ];
+        let needs = elf::Library::parse(library)?.needs();
+        let is_libc = |path: &&String| path.ends_with("/libc.so.6") || path.contains("/libc-2.");
+        let own = mapped.iter().filter(is_libc);
+        let places = own.map(String::as_str).chain(PLACES);
+        let mut found =
+            places.filter_map(|place| self.read(Path::new(place), LONGEST_LIBRARY).ok());
+        let Some(libc) = found.next() else {
+            return Err("it has no glibc".into());
+        };
+        let has = elf::Library::parse(&libc)?.has();
+        let lacks: Vec<&str> = needs.difference(&has).map(String::as_str).collect();
+        match lacks[..] {
+            [] => Ok(()),
+            _ => Err(format!("its glibc lacks {}", lacks.join(", "))),
+        }
+    }
+
     /// Opens the file of the program that the process runs.
-    pub(super) fn program(&self) -> io::Result<File> {
+    pub fn program(&self) -> io::Result<File> {
         let _lowered = self.lower()?;
         regular(self.program.as_fd()).map(|(file, _)| file)
     }
