@@ -85,6 +85,17 @@ impl Now {
         Some(found)
     }
 
+    /// Returns what each place lacks: `lab` lacks 48.0 MiB, GPU 0 lacks 2.0 GiB.
+    pub fn shortages(&self) -> String {
+        let (levels, gpu) = self.lacking(&[]);
+        let of =
+            |name: &str, room: u64| format!("{name} lacks {}", gib(self.need.saturating_sub(room)));
+        let levels = levels.into_iter();
+        let groups = levels.map(|level| of(&format!("`{}`", level.name), level.room()));
+        let gpu = gpu.then(|| of(&format!("GPU {}", self.gpu), self.free.unwrap_or(0)));
+        groups.chain(gpu).collect::<Vec<_>>().join(", ")
+    }
+
     /// Returns where room is lacking, for texts.
     fn place(&self) -> String {
         let (levels, _) = self.lacking(&[]);
@@ -174,7 +185,7 @@ fn raise(now: &Now) -> Option<Advice> {
         false => String::new(),
     };
     let name = &level.name;
-    let (max_text, lacking, need) = (gib(max), gib(lacking), gib(now.need));
+    let (max_text, lacking) = (gib(max), gib(lacking));
     let (text, command) = match level.is_gone {
         true => (
             format!(
@@ -184,12 +195,16 @@ fn raise(now: &Now) -> Option<Advice> {
                 Some((above, _)) => {
                     format!("gpulimit run --group {above} --max {size}{device} -- COMMAND")
                 }
-                None => format!("gpulimit run --max {size}{device} -- COMMAND"),
+                None => {
+                    let outside = &now.outside;
+                    format!("{outside}gpulimit run --max {size}{device} -- COMMAND")
+                }
             },
         ),
         false => (
             format!(
-                "raise `{name}` to {size}: of its {max_text} {} is left, and {need} is needed{}",
+                "raise `{name}` to {size}: of its {max_text} {} is left, and {lacking} more is \
+                 needed{}",
                 gib(left),
                 if now.has_ended { " to start again" } else { "" }
             ),
@@ -294,8 +309,12 @@ fn smaller(now: &Now) -> Option<Advice> {
         what: "smaller",
         figure: ("left", bytes),
         text: format!(
-            "ask for less: up to {} fits{}",
+            "ask for less: up to {} fits{}{}",
             gib(bytes),
+            match now.pytorch.as_ref().and_then(|note| note.batch(bytes)) {
+                Some(batch) => format!("; a batch of {batch} does, by what `find_batch` measured"),
+                None => String::new(),
+            },
             match now.total.filter(|total| *total < now.need) {
                 Some(total) => format!("; the GPU has {} in all", gib(total)),
                 None => String::new(),
@@ -381,6 +400,7 @@ mod tests {
             line: None,
             host: None,
             pytorch: None,
+            outside: String::new(),
         }
     }
 
@@ -405,7 +425,8 @@ mod tests {
         let command = raised.command.as_deref();
         assert_eq!(command, Some("gpulimit set lab --max 3.1G"));
         assert_eq!(raised.figure, ("max", 3072 * MIB));
-        let text = "raise `lab` to 3.1G: of its 3.0 GiB 976.0 MiB is left, and 1.0 GiB is needed";
+        let text =
+            "raise `lab` to 3.1G: of its 3.0 GiB 976.0 MiB is left, and 48.0 MiB more is needed";
         assert_eq!(raised.text, text);
         let by_gpu = Level {
             by_gpu: true,
@@ -586,6 +607,34 @@ mod tests {
         ] {
             lab.pytorch = other;
             assert_eq!(words(&lab), ["raise"]);
+        }
+    }
+
+    #[test]
+    fn a_batch_is_named_if_one_was_measured() {
+        let lab = Level {
+            may_set: false,
+            ..level("lab", 3000, 400)
+        };
+        let mut lab = now(1000, vec![lab], vec![]);
+        let said = |lab: &mut Now, reserved: u64, batch: Option<[u64; 3]>| {
+            let text = serde_json::json!({
+                "pid": 1, "time_ms": 1, "asked": 1000 * MIB, "reserved": reserved * MIB,
+                "allocated": reserved * MIB, "largest_free": 0, "expandable": false,
+                "batch": batch.map(|[count, took, each]| [count, took * MIB, each * MIB]),
+            });
+            lab.pytorch = serde_json::from_value(text).ok();
+            assert!(lab.pytorch.is_some());
+            first(lab).text
+        };
+        let fits = "ask for less: up to 400.0 MiB fits";
+        let batch =
+            |count| format!("{fits}; a batch of {count} does, by what `find_batch` measured");
+        // 92 % of 2,000 MiB, of which a batch of 32 takes 1,600.
+        assert_eq!(said(&mut lab, 1600, Some([32, 1600, 40])), batch(38));
+        assert_eq!(said(&mut lab, 1600, Some([32, 2000, 40])), batch(28));
+        for unknown in [None, Some([32, 3200, 40]), Some([32, 1600, 0])] {
+            assert_eq!(said(&mut lab, 1600, unknown), fits);
         }
     }
 

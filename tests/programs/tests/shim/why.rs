@@ -345,12 +345,20 @@ fn a_refusal_is_found_by_group_and_process_and_skipped_after_a_recovery() {
     assert_eq!(recovered(None), 2, "another GPU");
     assert_eq!(recovered(refused.device), 0);
     let text = scene.said("gpulimit why lab");
-    assert!(text.starts_with("No refusal is on record"), "{text}");
+    assert!(
+        text.starts_with("Nothing is to be done: after each refusal of `lab`"),
+        "{text}"
+    );
+    let text = scene.said("gpulimit why --pid 1");
+    assert!(
+        text.starts_with("No refusal of process 1 is on record. "),
+        "{text}"
+    );
 }
 
 /// A user who cannot read the system root's trail has a copy of their refusals in their own.
 #[test]
-fn copies_of_refusals_are_explained_and_are_no_events() {
+fn copies_of_refusals_are_events_and_are_explained() {
     let world = World::without_group(&[]);
     let path = world.root().path().join(".trail");
     Ledger::create_with_history(&path, 0o600).expect("made");
@@ -389,7 +397,23 @@ fn copies_of_refusals_are_explained_and_are_no_events() {
         json["now"]["advice"][0]["command"],
         "gpulimit run --max 5.1G -- COMMAND"
     );
-    assert_eq!(said("events"), "");
+    assert!(said("events").contains("run-1-2"), "an event, too");
+}
+
+#[test]
+fn a_refusal_above_is_found_by_the_group_of_a_program_that_has_ended() {
+    if !is_root() {
+        return;
+    }
+    let scene = Scene::new(Case {
+        groups: &[("lab", 0, "max=2G"), ("lab/a", 0, ""), ("lab/b", 0, "")],
+        place: "lab/a",
+        asks: 3000,
+        later: Later::Ends,
+        ..CASE
+    });
+    assert_eq!(explained(&scene, "gpulimit why --json lab/a"), 1);
+    assert_eq!(explained(&scene, "gpulimit why --json lab/b"), 0);
 }
 
 #[test]
@@ -541,6 +565,36 @@ fn a_job_gets_more_while_it_runs_and_when_it_starts_again() {
             ..case
         },
     );
+}
+
+/// The command that is printed works as it stands where the library is in all programs, and the
+/// shell exports a limit.
+#[test]
+fn a_printed_run_is_no_part_of_the_callers_own_job() {
+    if !is_root() {
+        return;
+    }
+    let scene = Scene::new(Case {
+        place: "--max 1G",
+        groups: &[],
+        later: Later::Ends,
+        ..CASE
+    });
+    let library = world::shim();
+    let shell = format!("export GPULIMIT_MAX=1G LD_PRELOAD={}; ", library.display());
+    let json = scene.said(&format!("{shell} gpulimit why --json"));
+    let json: Value = serde_json::from_str(&json).expect("JSON");
+    let command = json["now"]["advice"][0]["command"].as_str().expect("text");
+    let begin = "env -u GPULIMIT_GROUP -u GPULIMIT_MAX gpulimit run --max ";
+    assert!(command.starts_with(begin), "{command}");
+    let program = world::program().display().to_string();
+    let line = format!("{shell} exec {}", command.replace("COMMAND", &program));
+    let mut program = Session::start(scene.verb(&line));
+    program.expect(&[
+        ("start", "0 0"),
+        ("alloc held 100M", "0"),
+        ("alloc asked 1000M", "0"),
+    ]);
 }
 
 #[test]
