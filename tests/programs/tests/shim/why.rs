@@ -9,7 +9,7 @@ use std::process::Command;
 use gpulimit_base::identity::Identity;
 use gpulimit_ledger::{Details, EventKind, Happening, Ledger};
 use gpulimit_programs::world::{self, MIB, Session, World, eventually};
-use gpulimit_support::is_root;
+use gpulimit_support::{is_root, may_unshare};
 use serde_json::Value;
 
 /// The user who asks, and another one.
@@ -414,6 +414,46 @@ fn a_refusal_above_is_found_by_the_group_of_a_program_that_has_ended() {
     });
     assert_eq!(explained(&scene, "gpulimit why --json lab/a"), 1);
     assert_eq!(explained(&scene, "gpulimit why --json lab/b"), 0);
+}
+
+/// Programs of root's jobs that run as another user leave their refusals to that user and to root.
+#[test]
+fn refusals_of_roots_jobs_are_found_by_their_user_and_by_root() {
+    if !is_root() || !may_unshare(&["--mount"]) {
+        return;
+    }
+    let world = World::without_group(&[]);
+    let open = std::fs::Permissions::from_mode(0o666);
+    std::fs::set_permissions(world.machine().state(), open).expect("for all users");
+    let script = "
+        mount -t tmpfs -o mode=755 tmpfs /run
+        user() { setpriv --reuid 40077 --regid 40077 --clear-groups \"$@\"; }
+        refuse() { printf 'start 0\\nalloc a 2G\\n' | \"$@\" $PROGRAM >&2; }
+        refuse gpulimit run --user 40077:40077 --max 1G --
+        refuse gpulimit run --max 1G -- setpriv --reuid 40077 --regid 40077 --clear-groups
+        gpulimit why --all --json
+        user gpulimit why --all --json
+        gpulimit events --kind refusal --json
+        user gpulimit events --kind refusal --json
+        rm -r /dev/shm/gpulimit-40077";
+    let mut shell = world.bare("unshare".as_ref());
+    let controller = world::controller();
+    let folder = controller.parent().expect("a folder").display();
+    let path = std::env::var("PATH").unwrap_or_default();
+    shell
+        .args(["--mount", "sh", "-c", script])
+        .env_remove("GPULIMIT_ROOT")
+        .env("PROGRAM", world::program())
+        .env("PATH", format!("{folder}:{path}"))
+        .env("GPULIMIT_LIBRARY", world::shim());
+    let output = world::finish(shell);
+    let said = serde_json::Deserializer::from_slice(&output.stdout).into_iter::<Value>();
+    let counts = said.map(|json| match &json.expect("JSON")["refusals"] {
+        Value::Array(refusals) => refusals.len(),
+        _ => 1,
+    });
+    let counts: Vec<usize> = counts.collect();
+    assert_eq!(counts, [2, 2, 1, 1, 1, 1], "{output:?}");
 }
 
 #[test]
