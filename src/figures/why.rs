@@ -266,7 +266,16 @@ fn levels(line: &Line, id: DeviceId, near: &[&View], driver: Option<&Driver>) ->
     let entry = view.devices.iter().find(|device| device.id == id);
     let known = entry.map(|entry| entry.capacity).filter(|bytes| *bytes > 0);
     let capacity = known.or_else(|| groups::gpu(id, driver)?.capacity);
+    // Memory of dead processes comes back by itself, at the next request at the latest.
+    let dying = |group: &Group| {
+        let view = near.iter().find(|view| view.group == *group)?;
+        let device = view.devices.iter().find(|device| device.id == id)?;
+        let dead = view.processes.iter().filter(|one| !one.alive);
+        let dead = dead.filter(|one| !view.drained.contains(&one.slot));
+        Some(dead.map(|one| one.on(device.index).charged).sum::<u64>())
+    };
     let level = |group: &Group, rules: &LimitSet, taken: Option<u64>| {
+        let taken = taken.map(|bytes| bytes.saturating_sub(dying(group).unwrap_or(0)));
         let max = bytes(rules.for_device(id, Key::Max), capacity);
         let waits = rules.options.on_limit == OnLimit::Wait;
         Level {
@@ -317,13 +326,15 @@ fn holders(
             command: process.command.clone().unwrap_or_default(),
             group: is_near.then(|| process.group.clone()),
             in_use: parts.total,
-            is_own: process.uid == me && process.alive,
+            is_own: process.uid == me,
             may_suspend: false,
         })
     };
     // The record has the pid that the process sees itself.
     let refused = line.event.what.process.pid;
-    let others = members.iter().filter(|process| process.own_pid != refused);
+    let others = members
+        .iter()
+        .filter(|one| one.alive && one.own_pid != refused);
     let mut holders: Vec<Holder> = others.filter_map(of_it).collect();
     let listed = driver.and_then(|driver| driver.figures(&id));
     for (pid, in_use) in listed.unwrap_or_default() {

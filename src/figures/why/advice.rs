@@ -252,7 +252,8 @@ fn end(now: &Now) -> Option<Advice> {
 
 fn wait(now: &Now) -> Option<Advice> {
     let others = now.enough(|one| !one.is_own);
-    let found = others.or_else(|| now.enough(|_| true).filter(|all| all.len() > 1))?;
+    let some = |all: &Vec<&Holder>| all.len() > 1 && all.iter().any(|one| !one.is_own);
+    let found = others.or_else(|| now.enough(|_| true).filter(some))?;
     let mut advice = named(now, "wait", &found, "wait for the end of");
     let refuser = now.lacking(&[]).0.first().copied();
     if let Some(level) = refuser {
@@ -286,16 +287,21 @@ fn named(now: &Now, what: &'static str, found: &[&Holder], begin: &str) -> Advic
         };
         format!("{one}{user}, which uses {}{place}", gib(one.in_use))
     };
-    let names: Vec<String> = found.iter().map(one).collect();
     let bytes = found.iter().map(|one| one.in_use).sum();
+    let names = match found {
+        [] | [_] | [_, _] | [_, _, _] => found.iter().map(one).collect::<Vec<_>>().join(" and "),
+        [first, rest @ ..] => {
+            let count = rest.len();
+            format!(
+                "{first} and {count} others, which use {} in all",
+                gib(bytes)
+            )
+        }
+    };
     Advice {
         what,
         figure: ("in_use", bytes),
-        text: format!(
-            "{begin} {}; {} lacks room",
-            names.join(" and "),
-            now.place()
-        ),
+        text: format!("{begin} {names}; {} lacks room", now.place()),
         command: None,
         pids: found.iter().filter_map(|one| one.pid).collect(),
     }
@@ -503,6 +509,24 @@ mod tests {
         let advice = waited(1800, &holders[1..]);
         assert_eq!((&*advice.pids, advice.figure.1), (&[2, 4][..], 1700 * MIB));
         assert_eq!(waited(1801, &holders[1..]).what, "smaller");
+    }
+
+    #[test]
+    fn many_processes_are_counted() {
+        let lab = Level {
+            may_set: false,
+            ..level("lab", 3000, 0)
+        };
+        let holders = (1..=9).map(|pid| Holder {
+            is_own: true,
+            ..holder(pid, Some("lab"), 100)
+        });
+        let lab = now(400, vec![lab], holders.collect());
+        assert_eq!(words(&lab), ["end"], "nobody waits for own processes");
+        let said = "process 1 (python) and 3 others, which use 400.0 MiB in all; `lab` lacks room";
+        let advice = first(&lab);
+        assert!(advice.text.ends_with(said), "{}", advice.text);
+        assert_eq!(advice.command.as_deref(), Some("kill 1 2 3 4"));
     }
 
     #[test]

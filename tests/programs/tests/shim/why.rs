@@ -456,6 +456,30 @@ fn refusals_of_roots_jobs_are_found_by_their_user_and_by_root() {
     assert_eq!(counts, [2, 2, 1, 1, 1, 1], "{output:?}");
 }
 
+/// The driver may hold the memory of a dead program for a while.
+#[test]
+fn what_a_dead_program_still_holds_is_not_counted_twice() {
+    if !is_root() {
+        return;
+    }
+    let mut scene = Scene::new(Case {
+        others: &[("lab", BOB, 300)],
+        holds: 800,
+        ..CASE
+    });
+    let knob = |scene: &Scene, value| scene.world.machine().knob("kill-lag-ms", value);
+    knob(&scene, "3600000");
+    let program = scene.program.take().expect("started");
+    let pid = program.pid();
+    program.kill();
+    scene.others[0].expect(&[("free a", "0")]);
+    let advice = scene.advice();
+    assert_eq!(advice[0]["advice"], "again", "{advice:#?}");
+    knob(&scene, "0");
+    scene.bury(&[pid]);
+    scene.obey(&advice[0]);
+}
+
 #[test]
 fn an_ended_program_that_held_nothing_needs_only_what_it_asked_for() {
     let case = Case {
