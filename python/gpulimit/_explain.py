@@ -3,7 +3,7 @@
 `gpulimit run --explain` copies this file to a folder in front of PYTHONPATH as `sitecustomize.py`,
 so it imports nothing but the standard library. It runs the `sitecustomize` that it hides, and waits
 until the program itself imports torch. Python does not read PYTHONPATH with -I or -E, nor
-`sitecustomize` with -S.
+`sitecustomize` with -S: the variable HEARD is then missing, which the record of a refusal says.
 """
 
 import contextlib
@@ -17,8 +17,13 @@ from typing import Any, Optional
 
 ROOT = "GPULIMIT_EXPLAIN"
 """The variable that names the folder for the notes."""
+HEARD = "GPULIMIT_HEARD"
+"""The variable with the pid of a process that has read this file."""
 NAME = ".explained-"
 """The beginning of the name of a note; the pid follows."""
+BATCH = "_gpulimit_batch"
+"""The name in torch of the last measurement of `find_batch`: a batch, what PyTorch reserved for it,
+and what each further element takes, in bytes."""
 MOST_NOTES = 16
 
 
@@ -40,6 +45,7 @@ def note(device: int, size: int) -> None:
         "allocated": torch.cuda.memory_allocated(device),
         "largest_free": max(free, default=0),
         "expandable": any(segment.get("is_expandable") for segment in segments),
+        "batch": getattr(torch, BATCH, None),
     }
     forget_old(root)
     path = os.path.join(root, f"{NAME}{os.getpid()}")
@@ -94,9 +100,16 @@ def attach(torch: Any) -> None:
         torch.cuda._lazy_call(lambda: attach(observe))
 
 
+def hear() -> None:
+    """Notes that this process has read this file."""
+    os.environ[HEARD] = str(os.getpid())
+
+
 def begin() -> None:
     """Runs the hidden `sitecustomize`, and waits for torch."""
     sys.meta_path.insert(0, Finder())
+    hear()
+    os.register_at_fork(after_in_child=hear)
     own = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [path for path in sys.path if path != own]
     hidden = PathFinder.find_spec(__name__, sys.path)

@@ -193,6 +193,10 @@ def _find(torch: Any, step: Callable[[int], object], start: int, most: int) -> i
         else:
             refused += 1
             ceiling = fits + max(1, (size - fits) * 3 // 4)
+    (small, low), (large, high) = known
+    if large > small and high > low:
+        # `gpulimit why` computes from it which batch fits.
+        setattr(torch, _explain.BATCH, [large, high, (high - low) // (large - small)])
     return fits
 
 

@@ -460,6 +460,7 @@ fn join() -> Result<Member, Failed> {
     let mut joined = membership::join(&devices::all, &capacity);
     if let Ok(member) = &mut joined {
         member.confirm_suspensions_by(suspension::is_suspended);
+        member.is_unheard = membership::is_unheard();
         current::note_end_at_exit();
     }
     if let Err(Failed::Open) = joined {

@@ -134,6 +134,13 @@ pub fn is_quiet() -> bool {
     variable("GPULIMIT_QUIET").is_some_and(|value| !value.is_empty())
 }
 
+/// Returns whether `run --explain` has started the program, and its Python has not read the file
+/// that then notes what PyTorch holds (`python/gpulimit/_explain.py`).
+pub fn is_unheard() -> bool {
+    let heard = || variable("GPULIMIT_HEARD").and_then(|pid| pid.to_str()?.parse().ok());
+    variable("GPULIMIT_EXPLAIN").is_some() && heard() != Some(std::process::id())
+}
+
 /// Returns the limit and the charged bytes of a device for a process that cannot join yet; `None`
 /// without a limit. See [`Assignment::outlook`].
 pub fn outlook(device: DeviceId, ordinal: Option<u32>, capacity: u64) -> Option<(u64, u64)> {

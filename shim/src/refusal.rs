@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::units::gib;
-use gpulimit_group::{Holder, Refusal};
-use gpulimit_ledger::{Category, Cause, Outside};
+use gpulimit_group::Refusal;
+use gpulimit_ledger::{Cause, Holding};
 
 use crate::{clock, message};
 use users::Users;
@@ -77,20 +77,21 @@ pub fn plain(symbol: &str) -> &str {
 /// Figures for the line about a refusal that the [`Refusal`] does not have.
 pub struct Circumstances<'a> {
     pub gpu: Gpu,
+    /// The bytes that the program asked for.
+    pub asked: u64,
     /// The size of the GPU's memory in bytes.
     pub capacity: u64,
     /// The least bytes that a CUDA context takes on this GPU; 0 where that size is unknown.
     pub context: u64,
-    /// The processes that use the group's memory, the largest first.
-    pub members: &'a [Holder],
+    /// The processes on record that hold the memory, the largest first.
+    pub holders: &'a [Option<Holding>],
 }
 
 /// Writes a line about a refused request for memory to standard error.
-pub fn report(symbol: &str, bytes: u64, refusal: &Refusal<'_>, seen: &Circumstances<'_>) {
+pub fn report(name: &str, refusal: &Refusal<'_>, seen: &Circumstances<'_>) {
     message::line(format_args!(
-        "refused {} of {} on GPU {}: {}. `gpulimit why` explains it",
-        plain(symbol),
-        gib(bytes),
+        "refused {name} of {} on GPU {}: {}. `gpulimit why` explains it",
+        gib(seen.asked),
         seen.gpu,
         Why(refusal, seen),
     ));
@@ -101,6 +102,7 @@ struct Why<'a>(&'a Refusal<'a>, &'a Circumstances<'a>);
 impl fmt::Display for Why<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(refusal, seen) = *self;
+        let less = gib(refusal.left).less_than(seen.asked);
         match refusal.cause {
             Cause::Capacity => write!(f, "the GPU has {}", gib(seen.capacity)),
             Cause::Host => f.write_str(
@@ -112,16 +114,20 @@ impl fmt::Display for Why<'_> {
                     Cause::KeepFree => write!(f, "{refusal}")?,
                     _ => {
                         let (left, capacity) = (gib(refusal.left), gib(seen.capacity));
-                        write!(f, "{left} left of {capacity} on the GPU")?;
+                        write!(f, "{less}{left} left of {capacity} on the GPU")?;
                     }
                 }
-                match refusal.outside {
-                    Some(outside) => outsiders(f, refusal.group, outside),
-                    None => Ok(()),
-                }
+                let Some(outside) = refusal.outside else {
+                    return Ok(());
+                };
+                let bytes = outside.bytes;
+                write!(f, "; {} outside of group {}:", gib(bytes), refusal.group)?;
+                let named = names(f, "", seen.holders)?;
+                let comma = if named > 0 { "," } else { "" };
+                write!(f, "{comma} others {}", gib(bytes.saturating_sub(named)))
             }
             _ => {
-                write!(f, "{refusal}")?;
+                write!(f, "{less}{refusal}")?;
                 if refusal.kept > 0 {
                     write!(f, ", with {} kept for other groups", gib(refusal.kept))?;
                 }
@@ -131,7 +137,7 @@ impl fmt::Display for Why<'_> {
                     let beyond = gib(beyond);
                     write!(f, ", and processes hold {beyond} beyond their charges")?;
                 }
-                members(f, seen.members)?;
+                names(f, "; most is used by", seen.holders)?;
                 match refusal.cause {
                     Cause::Context => write!(
                         f,
@@ -152,48 +158,23 @@ impl fmt::Display for Why<'_> {
     }
 }
 
-/// Writes the largest members: `; pid 4711 (python) 3.6 GiB: allocations 3.1, driver 0.5`. A
-/// process of another user has that user's name: `(python, alice)`.
-fn members(f: &mut fmt::Formatter<'_>, holders: &[Holder]) -> fmt::Result {
-    let named = holders.iter().take(NAMED);
-    let users = Users::of(named.clone().map(|holder| holder.identity.uid));
-    for holder in named {
-        let total = holder.usage.in_use();
-        let ended = if holder.alive { "" } else { ", ended" };
-        let process = users.process(&holder.identity);
-        write!(f, "; {process}{ended}) {}:", gib(total))?;
-        let parts = [
-            ("allocations", holder.usage.allocations()),
-            ("pools", holder.usage.of(Category::Pools)),
-            ("managed", holder.usage.of(Category::Managed)),
-            ("driver", holder.usage.of(Category::Driver)),
-        ];
-        let parts = parts.into_iter().filter(|(_, bytes)| *bytes > 0);
-        for (at, (name, bytes)) in parts.enumerate() {
-            let comma = if at == 0 { "" } else { "," };
-            write!(f, "{comma} {name} {}", gib(bytes).in_unit_of(total))?;
-        }
-    }
-    match holders.len().saturating_sub(NAMED) {
-        0 => Ok(()),
-        1 => f.write_str("; and 1 other process"),
-        others => write!(f, "; and {others} other processes"),
-    }
-}
-
-/// Writes what lies outside of the group: `; 70.0 GiB outside of group lab: pid 4711 (python,
-/// alice) 60.0 GiB, others 10.0 GiB`.
-fn outsiders(f: &mut fmt::Formatter<'_>, group: &str, outside: &Outside) -> fmt::Result {
-    let named = outside.holders.iter().flatten().take(NAMED);
-    let users = Users::of(named.clone().map(|holding| holding.process.uid));
-    write!(f, "; {} outside of group {group}:", gib(outside.bytes))?;
-    let mut others = outside.bytes;
-    for holding in named {
+/// Writes the largest holders after `begin`, and returns what they hold: ` pid 4711 (python) 3.6
+/// GiB, pid 4712 (python, alice) 1.0 GiB`. A process of another user has that user's name.
+fn names(
+    f: &mut fmt::Formatter<'_>,
+    begin: &str,
+    holders: &[Option<Holding>],
+) -> Result<u64, fmt::Error> {
+    let named = || holders.iter().flatten().take(NAMED);
+    let users = Users::of(named().map(|holding| holding.process.uid));
+    let mut sum = 0_u64;
+    for (at, holding) in named().enumerate() {
+        let comma = if at == 0 { begin } else { "," };
         let process = users.process(&holding.process);
-        write!(f, " {process}) {},", gib(holding.bytes))?;
-        others = others.saturating_sub(holding.bytes);
+        write!(f, "{comma} {process}) {}", gib(holding.bytes))?;
+        sum = sum.saturating_add(holding.bytes);
     }
-    write!(f, " others {}", gib(others))
+    Ok(sum)
 }
 
 #[cfg(test)]

@@ -98,6 +98,15 @@ impl Line {
         known.map_or(0, |one| one.bytes.saturating_add(one.reserve))
     }
 
+    /// Returns the name of the group of the process, as far as it is known.
+    pub fn home(&self) -> String {
+        let below = self.trail.as_ref().map_or("", |trail| &*trail.home);
+        match below.is_empty() || below.starts_with(TrailEvent::CUT) {
+            true => self.group.clone(),
+            false => format!("{}/{below}", self.group),
+        }
+    }
+
     pub fn function(&self) -> Option<&str> {
         let trail = self.trail.as_ref();
         let function = trail.map(|trail| &*trail.function);
@@ -109,7 +118,7 @@ impl Line {
     }
 
     /// Returns the trail's record of a refusal.
-    fn refusal(&self) -> Option<&TrailEvent> {
+    pub fn refusal(&self) -> Option<&TrailEvent> {
         let trail = self.trail.as_ref();
         trail.filter(|_| self.event.what.kind == EventKind::Refusal)
     }
@@ -219,6 +228,9 @@ impl Line {
                 }
                 _ => String::new(),
             };
+            if refusal.kept > 0 {
+                text += &format!("; {} kept for other groups", gib(refusal.kept));
+            }
         }
         if let Some(by) = self.by() {
             let who = format!("pid {} ({})", by.process.pid, by.process.command());
@@ -294,6 +306,10 @@ impl<'a> Shown<'a> {
         "cause": Text => it.line.cause().map(Cause::name);
         /// What was left for a refused request: of the limit, or of the GPU; only of `refusal`.
         "left": Bytes => it.line.refusal().and_then(|refusal| known(refusal.left));
+        /// The part of the limit that was kept for other groups; only of `refusal`.
+        "kept": Bytes => it.line.refusal().map(|refusal| refusal.kept);
+        /// The group of the process, which may be below the group of the event.
+        "home": Text => it.line.home();
         /// What was used on the GPU outside of the process's groups; only of `refusal`.
         "outside": Bytes => it.line.refusal().map(|refusal| refusal.outside);
         /// What `keep_free` keeps; only of `refusal` with this cause.

@@ -12,13 +12,15 @@ use crate::groups::above::Above;
 use crate::groups::sizes::bytes;
 use crate::groups::{self, Purpose, Seen, Selection, View};
 use crate::machine::obstacles;
-use crate::machine::{accounts, look, nvml::Driver};
+use crate::machine::{look, nvml::Driver};
+use crate::words::environment::env;
 use advice::Advice;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_group::{Group, Kind, effective_user, upwards};
 use gpulimit_ledger::{Cause, EventKind, ProcessUsage};
 use gpulimit_limits::{Key, LimitSet, OnLimit, Selector};
+use gpulimit_policy as policy;
 use rustix::fs::{Access, AtFlags, CWD, accessat};
 use serde_json::{Value, json};
 use std::cmp::Reverse;
@@ -49,6 +51,8 @@ pub struct Now {
     pub host: Option<Vec<String>>,
     /// What PyTorch noted at the refusal.
     pub pytorch: Option<pytorch::Note>,
+    /// What a command begins with that must not be a part of the caller's own job.
+    pub outside: String,
 }
 
 /// What a process has in reserve at least, and what a pool has: the step of its growth, twice.
@@ -123,20 +127,6 @@ pub fn has_recovered(refusal: &Line, lines: &[Line]) -> bool {
     })
 }
 
-/// Returns the group of the process of an event, if the process is still in a group.
-pub fn home(line: &Line, views: &[View]) -> Option<String> {
-    let wanted = &line.event.what.process;
-    let is_it = |one: &&ProcessUsage| {
-        let identity = &one.identity;
-        one.alive && (identity.pid, identity.pid_ns) == (wanted.pid, wanted.pid_ns)
-    };
-    let mut views = views.iter().filter(|view| view.group.root() == line.root);
-    views.find_map(|view| {
-        let found = view.processes.iter().find(is_it)?;
-        Some(groups::of_process(&view.group, found))
-    })
-}
-
 impl Now {
     /// Reads how full the groups and the GPU of a refusal are. `may_suspend` tells whether the
     /// caller can suspend a process of a group, by its pid.
@@ -148,12 +138,17 @@ impl Now {
         may_suspend: impl Fn(&Group, u32) -> bool,
     ) -> Self {
         let what = &line.event.what;
-        let home = home(line, &views);
-        let has_ended = home.is_none();
-        let held = if has_ended {
-            line.held().saturating_add(RESERVE)
-        } else {
-            0
+        let near = views.iter().filter(|view| view.group.root() == line.root);
+        let near: Vec<&View> = near.collect();
+        let is_it = |one: &ProcessUsage| {
+            let (one, it) = (&one.identity, &what.process);
+            (one.pid, one.pid_ns) == (it.pid, it.pid_ns)
+        };
+        let mut members = near.iter().flat_map(|view| &view.processes);
+        let has_ended = !members.any(|one| one.alive && is_it(one));
+        let held = match has_ended {
+            true => line.held().saturating_add(RESERVE),
+            false => 0,
         };
         let function = line.function();
         let is_pool = function.is_some_and(|name| name.contains("Async"));
@@ -164,10 +159,21 @@ impl Now {
         let fixed = if is_fixed { what.bytes } else { 0 };
         let beside = held.saturating_add(pool).saturating_add(fixed);
         let need = what.bytes.saturating_add(beside - fixed);
-        let leaf = home.as_deref().unwrap_or(&line.group);
         let memory = driver.and_then(|driver| driver.memory_of(&id));
         let index = groups::index(id, driver);
         let is_host = line.cause() == Some(Cause::Host);
+        let levels = levels(line, id, &near, driver);
+        let waits = near
+            .iter()
+            .filter(|view| levels.iter().any(|level| level.name == view.group.name()))
+            .flat_map(|view| {
+                let device = view.devices.iter().find(|device| device.id == id);
+                let waits = view.processes.iter().filter_map(|process| process.waits);
+                waits.filter(move |one| device.is_some_and(|it| it.index == one.device))
+            });
+        let (count, bytes) = waits.fold((0, 0_u64), |(count, bytes), one| {
+            (count + 1, bytes.saturating_add(one.bytes))
+        });
         let mut now = Self {
             gpu: index.map_or_else(|| id.to_string(), |index| index.to_string()),
             total: memory.as_ref().map(|memory| memory.total),
@@ -175,26 +181,13 @@ impl Now {
             has_ended,
             need: need.checked_next_multiple_of(advice::BLOCK).unwrap_or(need),
             beside,
-            levels: levels(line, leaf, id, &views, driver),
+            levels,
             holders: Vec::new(),
-            line: None,
+            line: (count > 0).then_some((count, bytes)),
             host: is_host.then(|| host(what.process.pid, what.bytes)),
             pytorch: pytorch::Note::of(line, selection),
+            outside: outside_of(),
         };
-        let is_level = |view: &&View| {
-            now.levels
-                .iter()
-                .any(|level| level.name == view.group.name())
-        };
-        let full = views.iter().filter(|view| view.group.root() == line.root);
-        for view in full.filter(is_level) {
-            let device = view.devices.iter().find(|device| device.id == id);
-            let waits = view.processes.iter().filter_map(|process| process.waits);
-            for one in waits.filter(|one| device.is_some_and(|there| there.index == one.device)) {
-                let (count, bytes) = now.line.unwrap_or_default();
-                now.line = Some((count + 1, bytes.saturating_add(one.bytes)));
-            }
-        }
         now.holders = holders(line, id, (selection, views), driver);
         // Looks at a few processes only: each look starts a process.
         const LOOKS: usize = 8;
@@ -205,11 +198,9 @@ impl Now {
                     holder.group.as_deref() == Some(group.name()) && group.root() == line.root
                 };
                 let group = selection.groups.iter().find(is_its);
-                let (Some(group), Some(pid), true) = (group, holder.pid, now.fits(&[holder]))
-                else {
-                    continue;
-                };
-                now.holders[at].may_suspend = may_suspend(group, pid);
+                if let (Some(group), Some(pid), true) = (group, holder.pid, now.fits(&[holder])) {
+                    now.holders[at].may_suspend = may_suspend(group, pid);
+                }
             }
         }
         now
@@ -229,23 +220,36 @@ impl Now {
     }
 }
 
-/// Returns the groups from `leaf` upwards. A job's group that is gone is the first, with its limit.
-fn levels(
-    line: &Line,
-    leaf: &str,
-    id: DeviceId,
-    views: &[View],
-    driver: Option<&Driver>,
-) -> Vec<Level> {
-    let view = |name: &str| {
-        let is_it = |view: &&View| view.group.name() == name && view.group.root() == line.root;
-        views.iter().find(is_it)
-    };
+/// Returns the words in front of a command that must not be a part of the caller's own job.
+fn outside_of() -> String {
+    let set = [policy::GROUP, policy::MAX]
+        .into_iter()
+        .filter(|name| env(name).is_some());
+    let unset: String = set.map(|name| format!(" -u {name}")).collect();
+    match unset.is_empty() {
+        true => String::new(),
+        false => format!("env{unset} "),
+    }
+}
+
+/// Returns the groups from that of the process upwards. A job's group that has refused and is gone
+/// is the first, with its limit.
+fn levels(line: &Line, id: DeviceId, near: &[&View], driver: Option<&Driver>) -> Vec<Level> {
     // A job's group without living processes is about to go.
-    let is_left = |view: &&View| {
+    let is_left = |view: &&&View| {
         Kind::of(view.group.name()) == Kind::Named || view.processes.iter().any(|one| one.alive)
     };
-    let nearest = upwards(leaf).find_map(|name| view(name).filter(is_left));
+    let view = |name: &str| {
+        let found = near.iter().find(|view| view.group.name() == name);
+        found.filter(is_left)
+    };
+    let home = line.home();
+    let leaf = if view(&home).is_some() {
+        &home
+    } else {
+        &line.group
+    };
+    let nearest = upwards(leaf).find_map(view);
     let mut levels = Vec::new();
     if nearest.is_none_or(|view| view.group.name() != leaf) {
         let max = Some(line.event.what.max).filter(|max| *max != u64::MAX);
@@ -266,7 +270,16 @@ fn levels(
     let entry = view.devices.iter().find(|device| device.id == id);
     let known = entry.map(|entry| entry.capacity).filter(|bytes| *bytes > 0);
     let capacity = known.or_else(|| groups::gpu(id, driver)?.capacity);
+    // Memory of dead processes comes back by itself, at the next request at the latest.
+    let dying = |group: &Group| {
+        let view = near.iter().find(|view| view.group == *group)?;
+        let device = view.devices.iter().find(|device| device.id == id)?;
+        let dead = view.processes.iter().filter(|one| !one.alive);
+        let dead = dead.filter(|one| !view.drained.contains(&one.slot));
+        Some(dead.map(|one| one.on(device.index).charged).sum::<u64>())
+    };
     let level = |group: &Group, rules: &LimitSet, taken: Option<u64>| {
+        let taken = taken.map(|bytes| bytes.saturating_sub(dying(group).unwrap_or(0)));
         let max = bytes(rules.for_device(id, Key::Max), capacity);
         let waits = rules.options.on_limit == OnLimit::Wait;
         Level {
@@ -317,17 +330,19 @@ fn holders(
         let is_near = process.root == line.root;
         Some(Holder {
             pid: process.pid,
-            user: accounts::user_name(process.uid),
+            user: process.user.clone(),
             command: process.command.clone().unwrap_or_default(),
             group: is_near.then(|| process.group.clone()),
             in_use: parts.total,
-            is_own: process.uid == me && process.alive,
+            is_own: process.uid == me,
             may_suspend: false,
         })
     };
     // The record has the pid that the process sees itself.
     let refused = line.event.what.process.pid;
-    let others = members.iter().filter(|process| process.own_pid != refused);
+    let others = members
+        .iter()
+        .filter(|one| one.alive && one.own_pid != refused);
     let mut holders: Vec<Holder> = others.filter_map(of_it).collect();
     let outside = driver.and_then(|driver| outside::outside(driver).ok());
     let is_there = |one: &Outside| one.gpu == id && one.uid.is_some();

@@ -45,7 +45,7 @@ group whose limit it concerns. A named group keeps its last 4,096 events, also
 those of jobs below it that are gone. The events of a job outside all named
 groups are kept in the file .trail in the directory of the groups, such as
 /run/gpulimit/.trail. If a process repeats a request, its equal events of up to
-ten minutes share a line with their number and the figures of the first. With
+ten minutes share a line with their number and the figures of the last. With
 --follow, a line tells of the new ones of about a second.
 
   refusal  a request was refused, by the group or by the driver

@@ -65,6 +65,13 @@ Examples:
   gpulimit why lab
   gpulimit why --pid 4711 --json | jq '.now.advice[0]'";
 
+/// Of a program under `run --explain`, without a note.
+const UNHEARD: &str = "\
+  PyTorch noted nothing: --explain does nothing in a Python with -I, -E or -S,
+  in an isolated one, and in other programs
+
+";
+
 /// Explains the refusal.
 pub fn why(args: &Args) -> Result<ExitCode, Failure> {
     let driver = Driver::load().ok();
@@ -76,23 +83,19 @@ pub fn why(args: &Args) -> Result<ExitCode, Failure> {
     let selection = Selection::of(None)?;
     let (views, mut notes) = selection.views(driver);
     let mut watch = Watch::new(None, false);
-    watch.copies = true;
     let (lines, _) = watch.round(&selection)?;
     notes.lines.append(&mut watch.notes.lines);
     let me = effective_user();
     let is_meant = |line: &Line| match (&meant, args.pid) {
-        (Some((root, name)), _) => {
-            let within = |group: &str| is_within(group, name) && line.root == root.path();
-            within(&line.group) || why::home(line, &views).is_some_and(|home| within(&home))
-        }
+        (Some((root, name)), _) => is_within(&line.home(), name) && line.root == root.path(),
         (None, Some(pid)) => line.event.what.process.pid == pid,
         (None, None) => me == 0 || line.event.what.process.uid == me,
     };
-    let mut refusals: Vec<&Line> = lines
+    let refusals = lines
         .iter()
-        .filter(|line| line.event.what.kind == EventKind::Refusal && is_meant(line))
-        .filter(|line| !why::has_recovered(line, &lines))
-        .collect();
+        .filter(|line| line.event.what.kind == EventKind::Refusal && is_meant(line));
+    let (recovered, mut refusals): (Vec<&Line>, Vec<&Line>) =
+        refusals.partition(|line| why::has_recovered(line, &lines));
     if !args.all {
         refusals.drain(..refusals.len().saturating_sub(1));
     }
@@ -100,7 +103,7 @@ pub fn why(args: &Args) -> Result<ExitCode, Failure> {
     let Some(last) = refusals.last() else {
         // An unknown group is an error.
         let selection = named.map_or_else(|| Ok(selection), |name| Selection::of(Some(name)))?;
-        how_full(args, &selection, driver)?;
+        how_full(args, &selection, driver, recovered.len())?;
         return Ok(status);
     };
     let may_suspend =
@@ -120,8 +123,11 @@ pub fn why(args: &Args) -> Result<ExitCode, Failure> {
     }
     let mut text: String = refusals.iter().map(|line| then(line, driver)).collect();
     if let Some(now) = &now {
-        if let Some(note) = now.pytorch.as_ref().filter(|note| note.reserved > 0) {
-            text += &format!("  {note}\n\n");
+        let is_unheard = || last.refusal().is_some_and(|refusal| refusal.is_unheard);
+        match &now.pytorch {
+            Some(note) if note.reserved > 0 => text += &format!("  {note}\n\n"),
+            None if is_unheard() => text += UNHEARD,
+            _ => {}
         }
         text += &said(now, &advice);
     }
@@ -129,8 +135,13 @@ pub fn why(args: &Args) -> Result<ExitCode, Failure> {
     Ok(status)
 }
 
-/// Shows how full the groups are, because nothing was refused.
-fn how_full(args: &Args, selection: &Selection, driver: Option<&Driver>) -> Result<(), Failure> {
+/// Shows how full the groups are, because nothing was refused for good.
+fn how_full(
+    args: &Args,
+    selection: &Selection,
+    driver: Option<&Driver>,
+    recovered: usize,
+) -> Result<(), Failure> {
     let (groups, _) = Figures::all(selection, driver);
     if args.json {
         let groups: Vec<Value> = groups.iter().map(Figures::json).collect();
@@ -140,21 +151,28 @@ fn how_full(args: &Args, selection: &Selection, driver: Option<&Driver>) -> Resu
     }
     let rows: Vec<Row<'_>> = groups.iter().flat_map(Figures::rows).collect();
     let table = Table::of(Row::FIELDS, &rows, driver).render();
-    output::table(&format!(
-        "No refusal is on record after which the program did not get its memory. If a program\n\
-         failed all the same, its framework's own pool was full, or the memory of the host.\n\
-         \n{table}"
-    ))
+    let of = match (&args.group, args.pid) {
+        (Some(group), _) => format!(" of `{group}`"),
+        (None, Some(pid)) => format!(" of process {pid}"),
+        (None, None) => String::new(),
+    };
+    let text = match recovered {
+        0 => format!(
+            "No refusal{of} is on record. A program that failed all the same had asked the full \
+             pool of its framework (JAX, TensorFlow), had looked at the free memory and not asked \
+             (vLLM), or lacked memory of the host."
+        ),
+        _ => format!(
+            "Nothing is to be done: after each refusal{of} on record the program got as much \
+             within a second, as when a framework empties its cache and asks again."
+        ),
+    };
+    output::table(&format!("{}\n\n{table}", output::fit(&text, 0)))
 }
 
 /// Formats what the record of a refusal says.
 fn then(line: &Line, driver: Option<&Driver>) -> String {
     let what = &line.event.what;
-    let trail = line.trail.as_ref();
-    let left = trail
-        .map(|trail| trail.left)
-        .filter(|left| *left != u64::MAX);
-    let left = left.map(|left| gib(left).to_string());
     let gpu = line.device.map_or_else(String::new, |id| {
         format!(" on GPU {}", groups::label(id, driver))
     });
@@ -168,11 +186,20 @@ fn then(line: &Line, driver: Option<&Driver>) -> String {
         line.function()
             .map_or_else(String::new, |name| format!(" by {name}")),
     );
-    let (max, left) = (
-        gib(what.max),
-        left.unwrap_or_else(|| "an unknown part".into()),
+    let refusal = line.refusal();
+    let left = refusal
+        .map(|refusal| refusal.left)
+        .filter(|left| *left != u64::MAX);
+    let left = left.map_or_else(
+        || "an unknown part".into(),
+        |left| format!("{}{}", gib(left).less_than(what.bytes), gib(left)),
     );
-    let limit = format!("{} had {left} left of {max}", line.title);
+    let kept = refusal.map_or(0, |refusal| refusal.kept);
+    let kept = match kept {
+        0 => String::new(),
+        kept => format!(", and {} was kept for other groups", gib(kept)),
+    };
+    let limit = format!("{} had {left} left of {}{kept}", line.title, gib(what.max));
     text += "  ";
     text += &match line.cause() {
         None | Some(Cause::Oom | Cause::Command | Cause::Limit) => limit,
@@ -183,7 +210,7 @@ fn then(line: &Line, driver: Option<&Driver>) -> String {
             "{} had room, the GPU had not: {left} was left of it, and {} was in use outside of \
              the program's groups",
             line.title,
-            gib(trail.map_or(0, |trail| trail.outside))
+            gib(refusal.map_or(0, |refusal| refusal.outside))
         ),
         Some(Cause::KeepFree) => format!(
             "keep_free of {} keeps {} free: {left} was free",
@@ -222,7 +249,13 @@ fn said(now: &Now, advice: &[Advice]) -> String {
         text += &format!("  GPU {} has {free} free of {total}{kept}\n", now.gpu);
     }
     if advice.is_empty() {
-        text += "  You can do nothing here: ask the administrator of the groups\n";
+        let ask = match effective_user() {
+            0 => "",
+            _ => ": ask the administrator of the groups",
+        };
+        let lacks = now.shortages();
+        let line = format!("  {lacks}, and no single step of yours makes room{ask}");
+        text += &(output::fit(&line, 2) + "\n");
     }
     for (at, advice) in advice.iter().enumerate() {
         let line = format!("  {}. {}", at + 1, Escaped(&advice.text));

@@ -55,7 +55,7 @@ said admin get night max
             assert!(part.contains(answer), "{command}: {answer}\n{out}");
         }
     };
-    let remedy = "make the group with `gpulimit create lab/65533/night --max SIZE`";
+    let remedy = "make the group with `gpulimit create lab/65533/night --max SIZE --parents`";
     expect("alice set night", &["no group 'lab/65533/night'", remedy]);
     let made = "\nlab/65533/night: created, max 4GiB";
     expect("alice create night", &[made]);

@@ -58,6 +58,9 @@ fn forge(ledger: &Ledger) {
             count: u64::MAX,
             left: u64::MAX,
             outside: u64::MAX,
+            kept: u64::MAX,
+            home: group,
+            is_unheard: true,
             owner: None,
         };
         ledger.record_in(Some(ledger), &happening, &details);

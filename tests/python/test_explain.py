@@ -16,6 +16,16 @@ REFUSED = """
 """
 
 
+ASKS = """
+    import ctypes
+    cuda, word = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+    assert cuda.cuInit(0) == 0
+    assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(word), 0) == 0
+    assert cuda.cuCtxSetCurrent(word) == 0
+    assert cuda.cuMemAlloc_v2(ctypes.byref(word), ctypes.c_size_t(3 << 30)) == 2
+"""
+
+
 class Explain(Case):
     def setUp(self):
         super().setUp()
@@ -49,8 +59,14 @@ class Explain(Case):
         self.assertIn(line, self.gpulimit("why"))
         self.assertEqual(
             set(note) - {"pid", "time_ms"},
-            {"asked", "reserved", "allocated", "largest_free", "expandable"},
+            {"asked", "reserved", "allocated", "largest_free", "expandable", "batch"},
         )
+
+    def test_the_last_measurement_of_find_batch_is_noted(self):
+        measured = "import torch\ntorch._gpulimit_batch = [32, 64 << 20, 2 << 20]\n"
+        _, _, [note] = self.explained(measured + textwrap.dedent(REFUSED))
+        self.assertEqual(note["batch"], [32, 64 * MIB, 2 * MIB])
+        self.assertIn("by what `find_batch` measured", self.gpulimit("why"))
 
     def test_a_program_sees_no_difference(self):
         code = "import sys; print(sys.path, 'torch' in sys.modules)"
@@ -80,6 +96,13 @@ class Explain(Case):
         for option in ("-I", "-E", "-S"):
             out, errors, notes = self.explained("import sys; print(len(sys.path) > 0)", option)
             self.assertEqual((out, errors, notes), ("True\n", "", []))
+            self.explained(ASKS, option)
+            self.assertIn("PyTorch noted nothing: --explain does nothing", self.gpulimit("why"))
+        self.explained(ASKS)
+        self.assertNotIn("PyTorch noted nothing", self.gpulimit("why"))
+        forked = "import os, sys\nif pid := os.fork(): sys.exit(os.waitpid(pid, 0)[1])\n"
+        self.explained(forked + textwrap.dedent(ASKS))
+        self.assertNotIn("PyTorch noted nothing", self.gpulimit("why"))
 
     def test_another_module_called_torch_is_left_alone(self):
         stub = self.folder / "stub"

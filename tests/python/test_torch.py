@@ -226,6 +226,13 @@ class Batches(Case):
         super().setUp()
         self.on_driver(capacity=8192 * MIB)
 
+    def test_the_last_measurement_is_left_for_why(self):
+        code = self.search + "print(*torch._gpulimit_batch)\n"
+        code = code.replace("FIXED", "100").replace("EACH", "1024").replace("OPTIONS", "most=32")
+        best, *_, batch, took, each = map(int, self.run_python(code)[0].split())
+        self.assertEqual((batch, each), (best, MIB))
+        self.assertGreaterEqual(took, (100 + batch) * MIB)
+
     def test_the_batch_fills_the_room_without_a_storm_of_refusals(self):
         for fixed, each, options in [
             (100, 1024, ""),

@@ -317,6 +317,19 @@ impl Gib {
         }
     }
 
+    /// Returns what stands before this byte count where it is less than another one and reads the
+    /// same: `less than `.
+    pub fn less_than(self, other: u64) -> &'static str {
+        let reads = |bytes: Gib| match bytes.unit() {
+            (_, 0) => (0, bytes.0),
+            (_, shift) => (shift, bytes.tenths(shift)),
+        };
+        match self.0 < other && reads(self) == reads(Gib(other)) {
+            true => "less than ",
+            false => "",
+        }
+    }
+
     /// Returns this byte count in tenths of a unit of at least 16 bytes, rounded.
     fn tenths(self, shift: u32) -> u64 {
         ((u128::from(self.0) * 10 + (1 << (shift - 1))) >> shift) as u64
@@ -370,6 +383,15 @@ mod tests {
             Ok(Size::Bytes(bytes)) => bytes,
             other => panic!("{text}: {other:?}"),
         }
+    }
+
+    #[test]
+    fn less_that_reads_the_same_is_said_to_be_less() {
+        let said = |bytes: u64, other| format!("{}{}", gib(bytes).less_than(other), gib(bytes));
+        assert_eq!(said((2 << 30) - 1, 2 << 30), "less than 2.0 GiB");
+        assert_eq!(said(2 << 30, 2 << 30), "2.0 GiB");
+        assert_eq!(said(1900 << 20, 2 << 30), "1.9 GiB");
+        assert_eq!(said(1022, 1023), "1022 B");
     }
 
     #[test]

@@ -259,7 +259,8 @@ impl fmt::Display for GroupError {
                     ),
                     Kind::Named => write!(
                         f,
-                        ": make the group with `gpulimit create {name} --max SIZE`"
+                        ": make the group with `gpulimit create {name} --max SIZE{}`",
+                        if name.contains('/') { " --parents" } else { "" }
                     ),
                 }
             }

@@ -7,11 +7,10 @@ use super::{Group, GroupError, Kind, Root, context_size};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::file_system;
 use gpulimit_base::identity::Identity;
-use gpulimit_base::order;
 use gpulimit_ledger::{
     self as ledger, Category, Cause, Compared, Details, DeviceIndex, DeviceUsage, EventKind,
-    Figures, Gate, Happening, Idle, Ledger, Level, MAX_DEVICES, NoWitness, Outside, ProcessUsage,
-    Slot, Unmoved, Witness,
+    Figures, Gate, HOLDERS, Happening, Holding, Idle, Ledger, Level, MAX_DEVICES, NoWitness,
+    Outside, Slot, Unmoved, Witness,
 };
 use gpulimit_limits::{Bounds, Limits};
 use once_cell::race::OnceBox;
@@ -37,6 +36,8 @@ pub struct Member {
     pub(super) root_trail: OnceBox<Option<Ledger>>,
     /// The trail of the own root of the process's user: see [`Member::users_trail`].
     pub(super) users_trail: OnceBox<Option<Ledger>>,
+    /// See [`Details::is_unheard`].
+    pub is_unheard: bool,
 }
 
 /// A device on which a member is charged. Cheap to copy; may be used only with the [`Member`] that
@@ -101,8 +102,6 @@ pub(super) struct Station {
 pub struct Holder {
     /// The identity of the process.
     pub identity: Identity,
-    /// Whether the process lives. The driver may still hold memory of a dead process.
-    pub alive: bool,
     /// The process's usage of the device.
     pub usage: DeviceUsage,
 }
@@ -182,6 +181,7 @@ impl Member {
                         root: root.path().into(),
                         root_trail: OnceBox::new(),
                         users_trail: OnceBox::new(),
+                        is_unheard: false,
                     });
                 }
             }
@@ -711,22 +711,21 @@ impl Member {
             .filter(|process| process.alive)
             .map(|process| Holder {
                 identity: process.identity,
-                alive: true,
                 usage: process.on(device.index[level]),
             })
             .collect()
     }
 
     /// Counts a refusal in the process's group and in every group above it. Records it as an event
-    /// in the group that refused, and returns that group's level. `function` is the function that
-    /// made the request.
+    /// in the group that refused. Returns that group's level, and the largest holders on record.
+    /// `function` is the function that made the request.
     pub fn count_refusal(
         &self,
         device: &MemberDevice,
         function: &str,
         bytes: u64,
         refusal: &Refusal<'_>,
-    ) -> usize {
+    ) -> (usize, [Option<Holding>; HOLDERS]) {
         let mut level = 0;
         for (at, (station, index)) in self.stations(device).enumerate() {
             station.slot.count_refusal(index);
@@ -743,12 +742,13 @@ impl Member {
             cause: Some(refusal.cause),
             left: refusal.left,
             count: refusal.keep_free,
+            kept: refusal.kept,
             outside: outside.bytes,
             holders: outside.holders,
+            is_unheard: self.is_unheard,
             ..Details::default()
         };
-        self.record_with(level, &refused, details);
-        level
+        (level, self.record_with(level, &refused, details))
     }
 
     /// Records that this process was granted `bytes` shortly after the group at `level` had refused
@@ -794,35 +794,6 @@ impl Member {
         for (station, index) in self.stations(device) {
             station.ledger.set_context_hint(index, bytes);
         }
-    }
-
-    /// Returns the processes that use memory of this device in the group called `group`, the
-    /// largest first. The group is the process's own or one above it.
-    pub fn holders(
-        &self,
-        device: &MemberDevice,
-        group: &str,
-        witness: &dyn Witness,
-    ) -> Vec<Holder> {
-        let mut stations = self.stations(device);
-        let Some((station, index)) = stations.find(|(station, _)| *station.name == *group) else {
-            return Vec::new();
-        };
-        let of_device = |process: ProcessUsage| {
-            let usage = process
-                .devices
-                .into_iter()
-                .find(|usage| usage.device == index && usage.in_use() > 0)?;
-            Some(Holder {
-                identity: process.identity,
-                alive: process.alive,
-                usage,
-            })
-        };
-        let processes = station.ledger.processes(witness).into_iter();
-        let mut holders: Vec<Holder> = processes.filter_map(of_device).collect();
-        order::sort_by(&mut holders, |a, b| a.usage.in_use() > b.usage.in_use());
-        holders
     }
 
     /// Returns the ledger of the process's own group.

@@ -155,7 +155,7 @@ impl Request<'_, '_> {
         let (charged, max) = (refused.charged, refused.max);
         self.record_at(level, EventKind::Oom, charged, max);
         self.pressure.tell(format_args!(
-            "group {} has no room for {} on GPU {}, requested by this process ({}): killing {} \
+            "group {} has no room for {} on {}, requested by this process ({}): killing {} \
              (oom={})",
             station.name,
             gib(self.bytes),
@@ -165,7 +165,7 @@ impl Request<'_, '_> {
             oom.name(),
         ));
         system_log::warn(format_args!(
-            "group {} has no room for {} on GPU {}, requested by pid {} ({}) of user {}: killing \
+            "group {} has no room for {} on {}, requested by pid {} ({}) of user {}: killing \
              {} (oom={})",
             station.name,
             gib(self.bytes),

@@ -21,6 +21,9 @@ use std::time::Instant;
 /// The root for all users of a machine. The user root makes this directory.
 pub const SYSTEM: &str = "/run/gpulimit";
 
+/// The beginning of the name of a user's own root; the uid follows.
+const OWN: &str = "gpulimit-";
+
 /// The most attempts to make a group that other processes keep removing.
 const TRIES: u32 = 1_000;
 
@@ -80,6 +83,24 @@ impl Root {
     pub fn of_user() -> Self {
         let path = own_default();
         Self { path }
+    }
+
+    /// Returns the default root of the calling user; for root, those of all users.
+    pub fn of_users() -> Vec<Self> {
+        let own = own_default();
+        if user::effective() != 0 {
+            return vec![Self { path: own }];
+        }
+        let users = fs::read_dir(own.parent().unwrap_or(&own));
+        let root = |entry: fs::DirEntry| {
+            let name = entry.file_name().into_string().ok()?;
+            let uid: u32 = name.strip_prefix(OWN)?.parse().ok()?;
+            let path = entry.path();
+            let is_theirs = fs::symlink_metadata(&path).is_ok_and(|about| about.uid() == uid);
+            is_theirs.then_some(Self { path })
+        };
+        let users = users.into_iter().flatten().flatten();
+        users.filter_map(root).collect()
     }
 
     /// Finds the root of the group `name`: [`SYSTEM`] if it has the group's topmost directory and
@@ -460,7 +481,7 @@ impl Root {
 
 /// Returns the default root of the calling user.
 fn own_default() -> PathBuf {
-    format!("/dev/shm/gpulimit-{}", user::effective()).into()
+    format!("/dev/shm/{OWN}{}", user::effective()).into()
 }
 
 /// Returns whether making the first group would make [`SYSTEM`]: the caller is the user root, and

@@ -13,7 +13,8 @@ use super::{Access, Group, GroupError, Kind, Members, Root, SYSTEM, contents, us
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_ledger::{
-    Cause, Details, DeviceIndex, EventKind, Happening, Holding, Ledger, LedgerError, Witness,
+    Cause, Details, DeviceIndex, EventKind, HOLDERS, Happening, Holding, Ledger, LedgerError,
+    Witness,
 };
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -233,7 +234,13 @@ impl Member {
         self.record_with(at, kill, details);
     }
 
-    pub(super) fn record_with(&self, at: usize, happening: &Happening, details: Details<'_>) {
+    /// Records an event with these details, and returns the largest holders on record.
+    pub(super) fn record_with(
+        &self,
+        at: usize,
+        happening: &Happening,
+        details: Details<'_>,
+    ) -> [Option<Holding>; HOLDERS] {
         let own = &self.levels[at];
         let lasting = self.levels[at..]
             .iter()
@@ -262,10 +269,12 @@ impl Member {
         let details = Details {
             group,
             holders,
+            home: relative(self.group(), &own.name),
             owner: of_user.map(|_| SYSTEMS_OWNER),
             ..details
         };
         own.ledger.record_in(of_user.or(trail), happening, &details);
+        holders
     }
 
     fn root_trail(&self) -> Option<&Ledger> {
@@ -277,7 +286,8 @@ impl Member {
     /// system root.
     fn users_trail(&self) -> Option<&Ledger> {
         let open = || {
-            let is_system = *self.root == *Path::new(SYSTEM);
+            // A job of root has a view below the system root.
+            let is_system = self.root.starts_with(SYSTEM);
             let is_foreign = is_system && user::effective() != SYSTEMS_OWNER;
             is_foreign.then(|| Root::of_user().own_trail()).flatten()
         };

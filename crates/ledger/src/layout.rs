@@ -465,12 +465,17 @@ pub(super) struct TrailEntry {
     pub by: Holder,
     /// Later equal events that share the entry: see `trail::repeats`.
     pub repeats: AtomicU64,
-    /// These three are of [`super::Details`]; the owner is stored plus 1, and 0 is none.
+    /// These are of [`super::Details`]; the owner is stored plus 1, and 0 is none.
     pub count: AtomicU64,
     pub left: AtomicU64,
     pub outside: AtomicU64,
     pub owner: AtomicU64,
-    spare: [AtomicU64; 40],
+    pub kept: AtomicU64,
+    pub is_unheard: AtomicU64,
+    /// The end of the name of the process's own group below the group of the event, padded with
+    /// zeros.
+    pub home: [AtomicU64; TRAIL_GROUP_WORDS],
+    spare: [AtomicU64; 22],
 }
 
 /// The events of a group and of the groups below it. A group that keeps no history has no trail.

@@ -139,6 +139,14 @@ pub struct Details<'a> {
     /// For a refusal by the driver, the bytes of the device that are used outside this process's
     /// groups.
     pub outside: u64,
+    /// For a refusal, the bytes of the group's limit that were kept for other groups.
+    pub kept: u64,
+    /// The name of the process's own group relative to the group of the event; empty for that
+    /// group itself.
+    pub home: &'a str,
+    /// Whether the program runs under `gpulimit run --explain`, and its Python, if any, has not
+    /// read our file.
+    pub is_unheard: bool,
     /// The owner of the root where the group is, for the trail of another root: that of the
     /// process's own user, who cannot read the trail where the event is too.
     pub owner: Option<u32>,
@@ -168,10 +176,16 @@ pub struct TrailEvent {
     pub left: u64,
     /// See [`Details::outside`].
     pub outside: u64,
+    /// See [`Details::kept`].
+    pub kept: u64,
+    /// See [`Details::home`]. Like [`Self::group`].
+    pub home: String,
+    /// See [`Details::is_unheard`].
+    pub is_unheard: bool,
     /// See [`Details::owner`].
     pub owner: Option<u32>,
-    /// Number of later events that share the entry: equal ones of the same process, which may have
-    /// other figures.
+    /// Number of later events that share the entry: equal ones of the same process. The figures
+    /// are those of the last one, and the number in the ring that of the first.
     pub repeats: u64,
     /// The time of the last of these events, in microseconds since 1970, exact in milliseconds.
     pub last_us: u64,
@@ -227,43 +241,50 @@ impl Ledger {
             function: padded(details.function.as_bytes()),
             group: end_of(details.group.as_bytes()),
         };
-        if self.add_repeat(happening.kind, time_us, &key) {
-            return;
+        let process = &happening.process;
+        let write = |entry: &TrailEntry, number, skipped| {
+            let values = [
+                time_us,
+                in_ring,
+                Repeats::default().word(number),
+                key.what,
+                u64::from(process.pid),
+                process.pid_ns,
+                u64::from(process.uid),
+                happening.bytes,
+                happening.charged,
+                happening.max,
+                key.cause,
+                details.count,
+                details.left,
+                details.outside,
+                details.owner.map_or(0, |owner| u64::from(owner) + 1),
+                details.kept,
+                details.is_unheard.into(),
+            ];
+            for (word, value) in words(entry).into_iter().zip(values).skip(skipped) {
+                word.store(value, Ordering::Relaxed);
+            }
+            for (holder, holding) in entry.holders.iter().zip(&details.holders) {
+                holder.store(holding.as_ref());
+            }
+        };
+        if let Some(entry) = self.add_repeat(happening.kind, time_us, &key) {
+            // The time and the numbers stay. A reader may see figures of two of the events.
+            return write(entry, 0, 3);
         }
         let reserve = |number| self.reserve_trail(place(number) as u64);
         let Some(number) = take_number(&self.header().trail_head, reserve) else {
             return;
         };
         let entry = self.trail_entry(number);
-        let process = &happening.process;
-        let values = [
-            time_us,
-            key.what,
-            u64::from(process.pid),
-            process.pid_ns,
-            u64::from(process.uid),
-            happening.bytes,
-            happening.charged,
-            happening.max,
-            in_ring,
-            key.cause,
-            Repeats::default().word(number),
-            details.count,
-            details.left,
-            details.outside,
-            details.owner.map_or(0, |owner| u64::from(owner) + 1),
-        ];
         stamp::write(&entry.stamp, number, || {
-            for (word, value) in words(entry).into_iter().zip(values) {
-                word.store(value, Ordering::Relaxed);
-            }
+            write(entry, number, 0);
             store_bytes(&entry.command, &process.command);
             store_bytes(&entry.function, &key.function);
             store_bytes(&entry.group, &key.group);
+            store_bytes(&entry.home, &end_of(details.home.as_bytes()));
             entry.by.store(details.by.as_ref());
-            for (holder, holding) in entry.holders.iter().zip(&details.holders) {
-                holder.store(holding.as_ref());
-            }
         });
         self.remember(happening.kind, number);
     }
@@ -312,14 +333,16 @@ impl Ledger {
             let numbers = words(entry).map(|word| word.load(Ordering::Relaxed));
             let command = load_bytes(&entry.command);
             let function: [u8; FUNCTION_BYTES] = load_bytes(&entry.function);
-            let group: [u8; GROUP_BYTES] = load_bytes(&entry.group);
+            let groups = [&entry.group, &entry.home].map(|name| load_bytes(name));
             let holders: Vec<Holding> = entry.holders.iter().filter_map(Holder::load).collect();
-            (numbers, command, function, group, holders, entry.by.load())
+            (numbers, command, function, groups, holders, entry.by.load())
         };
-        let (numbers, command, function, group, holders, by) =
+        let (numbers, command, function, [group, home], holders, by) =
             stamp::read(&entry.stamp, number, read)?;
         let [
             time_us,
+            in_ring,
+            repeats,
             what,
             pid,
             pid_ns,
@@ -327,14 +350,15 @@ impl Ledger {
             bytes,
             charged,
             max,
-            in_ring,
             cause,
-            repeats,
             count,
             left,
             outside,
             owner,
+            kept,
+            is_unheard,
         ] = numbers;
+        let name = |bytes: &[u8; GROUP_BYTES]| text(bytes, "._-/~");
         let (kind, device) = unpack(what)?;
         let process = Identity {
             pid: u32::try_from(pid).ok()?,
@@ -361,13 +385,16 @@ impl Ledger {
                 what,
                 count: kind.counted(count),
             },
-            group: text(&group, "._-/~")?,
+            group: name(&group)?,
+            home: name(&home)?,
             function: text(&function, "_")?,
             holders,
             cause: Cause::of(cause),
             by,
             left,
             outside,
+            kept,
+            is_unheard: is_unheard != 0,
             owner: owner.checked_sub(1).and_then(|uid| uid.try_into().ok()),
             repeats: repeats.count,
             last_us: repeats.last_us(time_us),
@@ -479,9 +506,11 @@ const fn place(number: u64) -> usize {
     (number % TRAIL as u64) as usize
 }
 
-fn words(entry: &TrailEntry) -> [&AtomicU64; 15] {
+fn words(entry: &TrailEntry) -> [&AtomicU64; 17] {
     [
         &entry.time,
+        &entry.in_ring,
+        &entry.repeats,
         &entry.what,
         &entry.pid,
         &entry.pid_ns,
@@ -489,13 +518,13 @@ fn words(entry: &TrailEntry) -> [&AtomicU64; 15] {
         &entry.bytes,
         &entry.charged,
         &entry.max,
-        &entry.in_ring,
         &entry.cause,
-        &entry.repeats,
         &entry.count,
         &entry.left,
         &entry.outside,
         &entry.owner,
+        &entry.kept,
+        &entry.is_unheard,
     ]
 }
 

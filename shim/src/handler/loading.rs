@@ -185,7 +185,7 @@ pub fn run(
     let real = &|| {
         let status = real.call();
         // A launch on several devices fails with code 2 to try again.
-        if !launches {
+        if shortage.is_none() {
             device.note_failure(call.symbol, large + growth, status);
         }
         status

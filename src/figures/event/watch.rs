@@ -7,6 +7,7 @@ use crate::words::{environment::env, failure::Failure, notes::Notes};
 use gpulimit_group::{Kind, Root, SYSTEM, check_name, is_within, upwards};
 use gpulimit_ledger::{Event, Ledger, TrailEvent};
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -38,9 +39,6 @@ const EVENT: usize = 8;
 pub struct Watch {
     scope: Option<Scope>,
     follows: bool,
-    /// Whether the copies of refusals in the trail of the user's own root are read: refusals of
-    /// groups of the system root, whose trail the user cannot read.
-    pub copies: bool,
     sources: Vec<Source>,
     /// The files that could not be opened. Each is reported only once, and tried again each round.
     failed: BTreeSet<PathBuf>,
@@ -61,7 +59,6 @@ impl Watch {
         Self {
             scope,
             follows,
-            copies: false,
             sources: Vec::new(),
             failed: BTreeSet::new(),
             cut: BTreeSet::new(),
@@ -101,9 +98,21 @@ impl Watch {
             let trail = (source.purse).timed(|| source.ledger.trail(source.trail.next));
             let trail = source.trail.take(trail, |one| one.number);
             source.purse.spend(trail.len() * EVENT);
+            let mut roots = selection.roots().iter();
+            let is_selected = source.group.is_some() || roots.any(|it| it.path() == source.root);
+            let about = source.ledger.metadata().ok();
+            let owner = about
+                .filter(|_| source.group.is_none())
+                .map(|about| about.uid());
             for traced in trail {
+                // A user's own trail has copies of their refusals in the system root, whose trail
+                // they cannot write.
                 let is_copy = traced.owner.is_some();
-                if is_copy && (!self.copies || source.group.is_some()) {
+                let admits = match is_copy {
+                    true => owner == Some(traced.event.what.process.uid),
+                    false => is_selected,
+                };
+                if !admits {
                     continue;
                 }
                 let Some(group) = source.place_of(&traced) else {
@@ -192,9 +201,11 @@ impl Watch {
                 }
             }
         }
-        let own = Root::at(Root::of_user().path()).ok();
-        let own = own.filter(|_| self.copies && env("GPULIMIT_ROOT").is_none());
-        for root in selection.roots().iter().chain(&own) {
+        let users = match env("GPULIMIT_ROOT") {
+            None => Root::of_users(),
+            Some(_) => Vec::new(),
+        };
+        for root in selection.roots().iter().chain(&users) {
             let path = root.path().to_owned();
             if self.find(&path, None).is_some() {
                 continue;

@@ -98,6 +98,17 @@ impl Now {
         Some(found)
     }
 
+    /// Returns what each place lacks: `lab` lacks 48.0 MiB, GPU 0 lacks 2.0 GiB.
+    pub fn shortages(&self) -> String {
+        let (levels, gpu) = self.lacking(&[]);
+        let of =
+            |name: &str, room: u64| format!("{name} lacks {}", gib(self.need.saturating_sub(room)));
+        let levels = levels.into_iter();
+        let groups = levels.map(|level| of(&format!("`{}`", level.name), level.room()));
+        let gpu = gpu.then(|| of(&format!("GPU {}", self.gpu), self.free.unwrap_or(0)));
+        groups.chain(gpu).collect::<Vec<_>>().join(", ")
+    }
+
     /// Returns where room is lacking, for texts.
     fn place(&self) -> String {
         let (levels, _) = self.lacking(&[]);
@@ -188,7 +199,7 @@ fn raise(now: &Now) -> Option<Advice> {
         false => String::new(),
     };
     let name = &level.name;
-    let (max_text, lacking, need) = (gib(max), gib(lacking), gib(now.need));
+    let (max_text, lacking) = (gib(max), gib(lacking));
     let (text, command) = match level.is_gone {
         true => (
             format!(
@@ -198,12 +209,16 @@ fn raise(now: &Now) -> Option<Advice> {
                 Some((above, _)) => {
                     format!("gpulimit run --group {above} --max {size}{device} -- COMMAND")
                 }
-                None => format!("gpulimit run --max {size}{device} -- COMMAND"),
+                None => {
+                    let outside = &now.outside;
+                    format!("{outside}gpulimit run --max {size}{device} -- COMMAND")
+                }
             },
         ),
         false => (
             format!(
-                "raise `{name}` to {size}: of its {max_text} {} is left, and {need} is needed{}",
+                "raise `{name}` to {size}: of its {max_text} {} is left, and {lacking} more is \
+                 needed{}",
                 gib(left),
                 if now.has_ended { " to start again" } else { "" }
             ),
@@ -278,7 +293,8 @@ fn end(now: &Now) -> Option<Advice> {
 
 fn wait(now: &Now) -> Option<Advice> {
     let others = now.enough(|one| !one.is_own);
-    let found = others.or_else(|| now.enough(|_| true).filter(|all| all.len() > 1))?;
+    let some = |all: &Vec<&Holder>| all.len() > 1 && all.iter().any(|one| !one.is_own);
+    let found = others.or_else(|| now.enough(|_| true).filter(some))?;
     let mut advice = named(now, "wait", &found, "wait for the end of");
     let refuser = now.lacking(&[]).0.first().copied();
     if let Some(level) = refuser {
@@ -312,16 +328,21 @@ fn named(now: &Now, what: &'static str, found: &[&Holder], begin: &str) -> Advic
         };
         format!("{one}{user}, which uses {}{place}", gib(one.in_use))
     };
-    let names: Vec<String> = found.iter().map(one).collect();
     let bytes = found.iter().map(|one| one.in_use).sum();
+    let names = match found {
+        [] | [_] | [_, _] | [_, _, _] => found.iter().map(one).collect::<Vec<_>>().join(" and "),
+        [first, rest @ ..] => {
+            let count = rest.len();
+            format!(
+                "{first} and {count} others, which use {} in all",
+                gib(bytes)
+            )
+        }
+    };
     Advice {
         what,
         figure: ("in_use", bytes),
-        text: format!(
-            "{begin} {}; {} lacks room",
-            names.join(" and "),
-            now.place()
-        ),
+        text: format!("{begin} {names}; {} lacks room", now.place()),
         command: None,
         pids: found.iter().filter_map(|one| one.pid).collect(),
     }
@@ -335,8 +356,12 @@ fn smaller(now: &Now) -> Option<Advice> {
         what: "smaller",
         figure: ("left", bytes),
         text: format!(
-            "ask for less: up to {} fits{}",
+            "ask for less: up to {} fits{}{}",
             gib(bytes),
+            match now.pytorch.as_ref().and_then(|note| note.batch(bytes)) {
+                Some(batch) => format!("; a batch of {batch} does, by what `find_batch` measured"),
+                None => String::new(),
+            },
             match now.total.filter(|total| *total < now.need) {
                 Some(total) => format!("; the GPU has {} in all", gib(total)),
                 None => String::new(),
@@ -423,6 +448,7 @@ mod tests {
             line: None,
             host: None,
             pytorch: None,
+            outside: String::new(),
         }
     }
 
@@ -447,7 +473,8 @@ mod tests {
         let command = raised.command.as_deref();
         assert_eq!(command, Some("gpulimit set lab --max 3.1G"));
         assert_eq!(raised.figure, ("max", 3072 * MIB));
-        let text = "raise `lab` to 3.1G: of its 3.0 GiB 976.0 MiB is left, and 1.0 GiB is needed";
+        let text =
+            "raise `lab` to 3.1G: of its 3.0 GiB 976.0 MiB is left, and 48.0 MiB more is needed";
         assert_eq!(raised.text, text);
         let by_gpu = Level {
             by_gpu: true,
@@ -524,6 +551,24 @@ mod tests {
         let advice = waited(1800, &holders[1..]);
         assert_eq!((&*advice.pids, advice.figure.1), (&[2, 4][..], 1700 * MIB));
         assert_eq!(waited(1801, &holders[1..]).what, "smaller");
+    }
+
+    #[test]
+    fn many_processes_are_counted() {
+        let lab = Level {
+            may_set: false,
+            ..level("lab", 3000, 0)
+        };
+        let holders = (1..=9).map(|pid| Holder {
+            is_own: true,
+            ..holder(pid, Some("lab"), 100)
+        });
+        let lab = now(400, vec![lab], holders.collect());
+        assert_eq!(words(&lab), ["end"], "nobody waits for own processes");
+        let said = "process 1 (python) and 3 others, which use 400.0 MiB in all; `lab` lacks room";
+        let advice = first(&lab);
+        assert!(advice.text.ends_with(said), "{}", advice.text);
+        assert_eq!(advice.command.as_deref(), Some("kill 1 2 3 4"));
     }
 
     #[test]
@@ -628,6 +673,34 @@ mod tests {
         ] {
             lab.pytorch = other;
             assert_eq!(words(&lab), ["raise"]);
+        }
+    }
+
+    #[test]
+    fn a_batch_is_named_if_one_was_measured() {
+        let lab = Level {
+            may_set: false,
+            ..level("lab", 3000, 400)
+        };
+        let mut lab = now(1000, vec![lab], vec![]);
+        let said = |lab: &mut Now, reserved: u64, batch: Option<[u64; 3]>| {
+            let text = serde_json::json!({
+                "pid": 1, "time_ms": 1, "asked": 1000 * MIB, "reserved": reserved * MIB,
+                "allocated": reserved * MIB, "largest_free": 0, "expandable": false,
+                "batch": batch.map(|[count, took, each]| [count, took * MIB, each * MIB]),
+            });
+            lab.pytorch = serde_json::from_value(text).ok();
+            assert!(lab.pytorch.is_some());
+            first(lab).text
+        };
+        let fits = "ask for less: up to 400.0 MiB fits";
+        let batch =
+            |count| format!("{fits}; a batch of {count} does, by what `find_batch` measured");
+        // 92 % of 2,000 MiB, of which a batch of 32 takes 1,600.
+        assert_eq!(said(&mut lab, 1600, Some([32, 1600, 40])), batch(38));
+        assert_eq!(said(&mut lab, 1600, Some([32, 2000, 40])), batch(28));
+        for unknown in [None, Some([32, 3200, 40]), Some([32, 1600, 0])] {
+            assert_eq!(said(&mut lab, 1600, unknown), fits);
         }
     }
 

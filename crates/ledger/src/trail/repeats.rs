@@ -1,5 +1,5 @@
-//! Repeated events: the trail keeps the first of several equal events of a process, and counts the
-//! others in its entry.
+//! Repeated events: several equal events of a process share an entry of the trail, which counts
+//! them. It has the figures of the last one.
 //!
 //! A program that tries a refused request again without pause would otherwise replace all other
 //! events of the trail within seconds. Each process remembers the entries that it has written last,
@@ -96,18 +96,23 @@ impl EventKind {
 
 impl Ledger {
     /// Counts an event of this process in the entry of an equal one that this process has added
-    /// shortly before. Returns false if there is none.
-    pub(super) fn add_repeat(&self, kind: EventKind, time_us: u64, key: &Key<'_>) -> bool {
-        kind.repeats()
-            && self.recent.0.iter().any(|recent| {
-                let next = recent.load(Ordering::Relaxed);
-                next.checked_sub(1).is_some_and(|number| {
-                    let entry = self.trail_entry(number);
-                    entry.stamp.load(Ordering::Acquire) == next
-                        && is_equal(entry, key)
-                        && extend(entry, number, time_us)
-                })
-            })
+    /// shortly before, and returns that entry.
+    pub(super) fn add_repeat(
+        &self,
+        kind: EventKind,
+        time_us: u64,
+        key: &Key<'_>,
+    ) -> Option<&TrailEntry> {
+        let mut recent = self.recent.0.iter().filter(|_| kind.repeats());
+        recent.find_map(|recent| {
+            let next = recent.load(Ordering::Relaxed);
+            let number = next.checked_sub(1)?;
+            let entry = self.trail_entry(number);
+            let is_it = entry.stamp.load(Ordering::Acquire) == next
+                && is_equal(entry, key)
+                && extend(entry, number, time_us);
+            is_it.then_some(entry)
+        })
     }
 
     /// Remembers an event that later equal ones can share.
@@ -193,8 +198,12 @@ mod tests {
         assert_eq!(numbers(&events), [0, 1], "the other event is still there");
         let looped = &events[1];
         assert_eq!(looped.repeats, all - 1);
-        // The figures are those of the first.
-        assert_eq!((looped.event.number, looped.event.what.bytes), (0, 0));
+        let figures = (looped.event.number, looped.event.what.bytes);
+        assert_eq!(
+            figures,
+            (0, all - 1),
+            "the place of the first, the figures of the last"
+        );
         let ring = below.events(0);
         let last = ring.last().expect("the ring has each event");
         assert_eq!(last.number, all - 1);

@@ -67,6 +67,9 @@ fn an_event_of_a_group_below_is_read_as_it_was_written() {
         count: 0,
         left: 7,
         outside: u64::MAX,
+        kept: 8,
+        home: "a/b",
+        is_unheard: true,
         owner: Some(u32::MAX),
     };
     below.record_in(Some(&lasting), &kill, &details);
@@ -99,6 +102,8 @@ fn an_event_of_a_group_below_is_read_as_it_was_written() {
     assert!(others.eq([true, false]));
     assert_eq!((event.left, event.outside), (7, u64::MAX));
     assert_eq!(event.owner, Some(u32::MAX));
+    assert_eq!((event.kept, &*event.home), (8, "a/b"));
+    assert!(event.is_unheard);
     let name = event.holders[0].process.command().to_string();
     assert_eq!(name, "a-name-of-more-t");
     assert_eq!(
@@ -198,7 +203,7 @@ fn impossible_entries_are_left_out() {
     }
     set(&entry(&scratch, 8).stamp, 0);
     let event = entry(&scratch, 9);
-    for word in words(event).iter().skip(4) {
+    for word in words(event).iter().skip(5) {
         set(word, u32::MAX.into());
     }
     set(&event.repeats, u64::MAX);

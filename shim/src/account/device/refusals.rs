@@ -14,7 +14,7 @@ use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, SUCCESS, Status};
 use crate::account::book::Book;
 use crate::account::current;
 use crate::account::pools::STEP;
-use crate::driver::figures::{self, ProcessList};
+use crate::driver::figures;
 use crate::refusal::{self, Circumstances, Gpu, Refused};
 use crate::{clock, message};
 
@@ -242,7 +242,8 @@ impl Device {
             ..*refusal
         };
         let bytes = bytes.max(refusal.room);
-        let level = member.count_refusal(device, refusal::plain(symbol), bytes, &refusal);
+        let name = refusal::plain(symbol);
+        let (level, holders) = member.count_refusal(device, name, bytes, &refusal);
         let now = clock::monotonic_ms().max(1);
         let Unrecovered { since, at, .. } = &self.unrecovered;
         for (word, value) in [
@@ -259,21 +260,17 @@ impl Device {
         }
         let gpu = self.gpu();
         if let Some(damage) = member.damage() {
-            let name = refusal::plain(symbol);
             message::line(format_args!("refused {name} on GPU {gpu}: {damage}"));
             return Refused;
         }
-        let holders = match cause {
-            Cause::Capacity | Cause::Outside | Cause::Host | Cause::KeepFree => Vec::new(),
-            _ => member.holders(device, refusal.group, &ProcessList),
-        };
         let seen = Circumstances {
             gpu,
+            asked: bytes,
             capacity: self.capacity,
             context,
-            members: &holders,
+            holders: &holders,
         };
-        refusal::report(symbol, bytes, &refusal, &seen);
+        refusal::report(name, &refusal, &seen);
         Refused
     }
 

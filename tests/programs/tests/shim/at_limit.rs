@@ -401,7 +401,7 @@ fn kill_group_kills_every_process() {
         let (status, errors) = killed.end();
         assert!(!status.success());
         let line = format!(
-            "group world has no room for 300.0 MiB on GPU GPU-46a9\u{2026}, requested by this \
+            "group world has no room for 300.0 MiB on GPU-46a9\u{2026}, requested by this \
              process ({asker}): killing pid {holder} (gpu-script), pid {asker} (gpu-script) \
              (oom=kill-group)"
         );

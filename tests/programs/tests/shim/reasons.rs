@@ -144,6 +144,19 @@ fn a_context_that_finds_the_gpu_full_is_a_refusal() {
     program.end();
 }
 
+#[test]
+fn a_launch_that_finds_the_gpu_full_is_a_refusal() {
+    let world = World::new(AMPLE);
+    let outside = outsider(&world, "74G");
+    let mut program = world.on_gpu();
+    program.expect(&[("kernels big 262144", "0"), ("launch big", "2")]);
+    let one = the_refusal(&world, Cause::Outside);
+    assert_eq!(one.function, "cuLaunchKernel");
+    assert_eq!(one.holders[0].process.pid, outside.pid());
+    program.end();
+    outside.end_quietly();
+}
+
 /// NVML's pids are of another namespace if it does not list the process itself.
 #[test]
 fn outsiders_that_nvml_does_not_list_are_others() {

@@ -9,7 +9,7 @@ use std::process::Command;
 use gpulimit_base::identity::Identity;
 use gpulimit_ledger::{Details, EventKind, Happening, Ledger};
 use gpulimit_programs::world::{self, MIB, Session, World, eventually};
-use gpulimit_support::is_root;
+use gpulimit_support::{is_root, may_unshare};
 use serde_json::Value;
 
 /// The user who asks, and another one.
@@ -345,12 +345,20 @@ fn a_refusal_is_found_by_group_and_process_and_skipped_after_a_recovery() {
     assert_eq!(recovered(None), 2, "another GPU");
     assert_eq!(recovered(refused.device), 0);
     let text = scene.said("gpulimit why lab");
-    assert!(text.starts_with("No refusal is on record"), "{text}");
+    assert!(
+        text.starts_with("Nothing is to be done: after each refusal of `lab`"),
+        "{text}"
+    );
+    let text = scene.said("gpulimit why --pid 1");
+    assert!(
+        text.starts_with("No refusal of process 1 is on record. "),
+        "{text}"
+    );
 }
 
 /// A user who cannot read the system root's trail has a copy of their refusals in their own.
 #[test]
-fn copies_of_refusals_are_explained_and_are_no_events() {
+fn copies_of_refusals_are_events_and_are_explained() {
     let world = World::without_group(&[]);
     let path = world.root().path().join(".trail");
     Ledger::create_with_history(&path, 0o600).expect("made");
@@ -389,7 +397,87 @@ fn copies_of_refusals_are_explained_and_are_no_events() {
         json["now"]["advice"][0]["command"],
         "gpulimit run --max 5.1G -- COMMAND"
     );
-    assert_eq!(said("events"), "");
+    assert!(said("events").contains("run-1-2"), "an event, too");
+}
+
+#[test]
+fn a_refusal_above_is_found_by_the_group_of_a_program_that_has_ended() {
+    if !is_root() {
+        return;
+    }
+    let scene = Scene::new(Case {
+        groups: &[("lab", 0, "max=2G"), ("lab/a", 0, ""), ("lab/b", 0, "")],
+        place: "lab/a",
+        asks: 3000,
+        later: Later::Ends,
+        ..CASE
+    });
+    assert_eq!(explained(&scene, "gpulimit why --json lab/a"), 1);
+    assert_eq!(explained(&scene, "gpulimit why --json lab/b"), 0);
+}
+
+/// Programs of root's jobs that run as another user leave their refusals to that user and to root.
+#[test]
+fn refusals_of_roots_jobs_are_found_by_their_user_and_by_root() {
+    if !is_root() || !may_unshare(&["--mount"]) {
+        return;
+    }
+    let world = World::without_group(&[]);
+    let open = std::fs::Permissions::from_mode(0o666);
+    std::fs::set_permissions(world.machine().state(), open).expect("for all users");
+    let script = "
+        mount -t tmpfs -o mode=755 tmpfs /run
+        user() { setpriv --reuid 40077 --regid 40077 --clear-groups \"$@\"; }
+        refuse() { printf 'start 0\\nalloc a 2G\\n' | \"$@\" $PROGRAM >&2; }
+        refuse gpulimit run --user 40077:40077 --max 1G --
+        refuse gpulimit run --max 1G -- setpriv --reuid 40077 --regid 40077 --clear-groups
+        gpulimit why --all --json
+        user gpulimit why --all --json
+        gpulimit events --kind refusal --json
+        user gpulimit events --kind refusal --json
+        rm -r /dev/shm/gpulimit-40077";
+    let mut shell = world.bare("unshare".as_ref());
+    let controller = world::controller();
+    let folder = controller.parent().expect("a folder").display();
+    let path = std::env::var("PATH").unwrap_or_default();
+    shell
+        .args(["--mount", "sh", "-c", script])
+        .env_remove("GPULIMIT_ROOT")
+        .env("PROGRAM", world::program())
+        .env("PATH", format!("{folder}:{path}"))
+        .env("GPULIMIT_LIBRARY", world::shim());
+    let output = world::finish(shell);
+    let said = serde_json::Deserializer::from_slice(&output.stdout).into_iter::<Value>();
+    let counts = said.map(|json| match &json.expect("JSON")["refusals"] {
+        Value::Array(refusals) => refusals.len(),
+        _ => 1,
+    });
+    let counts: Vec<usize> = counts.collect();
+    assert_eq!(counts, [2, 2, 1, 1, 1, 1], "{output:?}");
+}
+
+/// The driver may hold the memory of a dead program for a while.
+#[test]
+fn what_a_dead_program_still_holds_is_not_counted_twice() {
+    if !is_root() {
+        return;
+    }
+    let mut scene = Scene::new(Case {
+        others: &[("lab", BOB, 300)],
+        holds: 800,
+        ..CASE
+    });
+    let knob = |scene: &Scene, value| scene.world.machine().knob("kill-lag-ms", value);
+    knob(&scene, "3600000");
+    let program = scene.program.take().expect("started");
+    let pid = program.pid();
+    program.kill();
+    scene.others[0].expect(&[("free a", "0")]);
+    let advice = scene.advice();
+    assert_eq!(advice[0]["advice"], "again", "{advice:#?}");
+    knob(&scene, "0");
+    scene.bury(&[pid]);
+    scene.obey(&advice[0]);
 }
 
 #[test]
@@ -578,6 +666,36 @@ fn keep_free_is_lowered_only_by_who_may() {
         },
         full,
     );
+}
+
+/// The command that is printed works as it stands where the library is in all programs, and the
+/// shell exports a limit.
+#[test]
+fn a_printed_run_is_no_part_of_the_callers_own_job() {
+    if !is_root() {
+        return;
+    }
+    let scene = Scene::new(Case {
+        place: "--max 1G",
+        groups: &[],
+        later: Later::Ends,
+        ..CASE
+    });
+    let library = world::shim();
+    let shell = format!("export GPULIMIT_MAX=1G LD_PRELOAD={}; ", library.display());
+    let json = scene.said(&format!("{shell} gpulimit why --json"));
+    let json: Value = serde_json::from_str(&json).expect("JSON");
+    let command = json["now"]["advice"][0]["command"].as_str().expect("text");
+    let begin = "env -u GPULIMIT_GROUP -u GPULIMIT_MAX gpulimit run --max ";
+    assert!(command.starts_with(begin), "{command}");
+    let program = world::program().display().to_string();
+    let line = format!("{shell} exec {}", command.replace("COMMAND", &program));
+    let mut program = Session::start(scene.verb(&line));
+    program.expect(&[
+        ("start", "0 0"),
+        ("alloc held 100M", "0"),
+        ("alloc asked 1000M", "0"),
+    ]);
 }
 
 #[test]
