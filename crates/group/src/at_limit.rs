@@ -411,22 +411,91 @@ impl<'a> Request<'a, '_> {
         Err(refused)
     }
 
-    /// Waits in line for room in the group: while it asks members for memory, and for the `time` of
-    /// the group's options. Does not wait if the other members have no charge.
+    /// Waits in line for room in the group, until the request is granted, the time is over, a signal
+    /// arrives, or the other members have no charge left. Without the `time` of the group's options,
+    /// waits only while the members that are asked hold enough.
     fn wait(
         &self,
         refused: Refused,
         mut asking: Option<Asking>,
         time: Option<Duration>,
     ) -> Result<(), Refused> {
-        let station = self.station(refused.level);
-        if self.lack.get().is_none() && !station.others_hold(self.device.index[refused.level]) {
+        let level = refused.level;
+        let station = self.station(level);
+        let index = self.device.index[level];
+        if self.lack.get().is_none() && !station.others_hold(index) {
             // The other members may have given their memory back since the refusal.
             return self.attempt();
         }
         let began = Instant::now();
-        let waited = self.wait_in_line(refused, &mut asking, time.map(|time| began + time));
-        let is_granted = time.is_some() && waited.is_ok();
+        let until = time.map(|time| began + time);
+        // Dropping `signals` runs signal handlers. A handler may jump out of this function, so hold
+        // no lock here.
+        let signals = Deferred::new();
+        let asks_until = asking.as_ref().map(|asking| asking.until);
+        let end = until.max(asks_until).unwrap_or_else(Instant::now);
+        let mut line = Line::join(&station.slot, index, self.bytes, end);
+        if until.is_some() {
+            self.record(EventKind::Wait, &refused);
+        }
+        let mut last = refused;
+        let mut still = Still::of(self.member);
+        let (mut asked, mut pause) = (began, ANEW);
+        let waited = loop {
+            let asks = match &mut asking {
+                Some(asking) if Instant::now() < asking.until => self.ask(asking, last.pending),
+                _ => false,
+            };
+            let turn = match &mut line {
+                Some(line) => line.turn(),
+                None if Instant::now() >= end => Turn::Over,
+                None => Turn::Yes,
+            };
+            match turn {
+                Turn::Yes => match self.attempt() {
+                    Ok(()) => break Ok(()),
+                    Err(error) if error.level == level && self.bytes <= error.max => {
+                        last = error;
+                    }
+                    Err(error) => break Err(error),
+                },
+                Turn::NotYet => {}
+                Turn::Over => break Err(last),
+            }
+            if signals.has_pending() || self.pressure.is_needless() {
+                break Err(last);
+            }
+            let others_hold = station.others_hold(index) || self.lack.get().is_some();
+            if !(asks || until.is_some()) || !others_hold {
+                // The other members may have given their memory back since the attempt.
+                break self.attempt();
+            }
+            // Only the first in line: what members give goes to it.
+            if until.is_some() && !asks && turn == Turn::Yes && asked.elapsed() >= pause {
+                asked = Instant::now();
+                if self.ask_anew(&mut asking, &last) {
+                    pause = ANEW_MOST.min(2 * pause);
+                    continue;
+                }
+            }
+            // Outsiders may end what `keep_free` lacks.
+            let is_for_ever = still.is_for_ever(station, index)
+                && !self.is_for_outsiders(station.ledger.charged(index));
+            if self.is_for_program && !asks && is_for_ever {
+                // In line, the request may wait behind one that cannot be granted.
+                if self.attempt().is_ok() {
+                    break Ok(());
+                }
+                self.is_stuck.set(true);
+                break Err(last);
+            }
+            match &line {
+                Some(line) => line.sleep(),
+                None => std::thread::sleep(NAP),
+            }
+        };
+        // The next in line is granted its request after that.
+        let is_granted = until.is_some() && waited.is_ok();
         self.end_wait(began, &asking, is_granted.then_some(&refused));
         waited
     }
@@ -450,85 +519,6 @@ impl<'a> Request<'a, '_> {
             station
                 .ledger
                 .note_wait(self.device.index[at], began.elapsed());
-        }
-    }
-
-    /// Waits until the request is granted, the time is over, a signal arrives, or the other members
-    /// have no charge left. Without the time `until` of the group's options, waits only while the
-    /// members that are asked hold enough.
-    fn wait_in_line(
-        &self,
-        refused: Refused,
-        asking: &mut Option<Asking>,
-        until: Option<Instant>,
-    ) -> Result<(), Refused> {
-        let level = refused.level;
-        let station = self.station(level);
-        let index = self.device.index[level];
-        // Dropping `signals` runs signal handlers. A handler may jump out of this function, so hold
-        // no lock here.
-        let signals = Deferred::new();
-        let asks_until = asking.as_ref().map(|asking| asking.until);
-        let end = until.max(asks_until).unwrap_or_else(Instant::now);
-        let mut line = Line::join(&station.slot, index, self.bytes, end);
-        if until.is_some() {
-            self.record(EventKind::Wait, &refused);
-        }
-        let mut last = refused;
-        let mut still = Still::of(self.member);
-        let (mut began, mut pause) = (Instant::now(), ANEW);
-        loop {
-            let asks = match asking {
-                Some(asking) if Instant::now() < asking.until => self.ask(asking, last.pending),
-                _ => false,
-            };
-            let turn = match &mut line {
-                Some(line) => line.turn(),
-                None if Instant::now() >= end => Turn::Over,
-                None => Turn::Yes,
-            };
-            match turn {
-                Turn::Yes => match self.attempt() {
-                    Ok(()) => return Ok(()),
-                    Err(error) if error.level == level && self.bytes <= error.max => {
-                        last = error;
-                    }
-                    Err(error) => return Err(error),
-                },
-                Turn::NotYet => {}
-                Turn::Over => return Err(last),
-            }
-            if signals.has_pending() || self.pressure.is_needless() {
-                return Err(last);
-            }
-            let others_hold = station.others_hold(index) || self.lack.get().is_some();
-            if !(asks || until.is_some()) || !others_hold {
-                // The other members may have given their memory back since the attempt.
-                return self.attempt();
-            }
-            // Only the first in line: what members give goes to it.
-            if until.is_some() && !asks && turn == Turn::Yes && began.elapsed() >= pause {
-                began = Instant::now();
-                if self.ask_anew(asking, &last) {
-                    pause = ANEW_MOST.min(2 * pause);
-                    continue;
-                }
-            }
-            // Outsiders may end what `keep_free` lacks.
-            let is_for_ever = still.is_for_ever(station, index)
-                && !self.is_for_outsiders(station.ledger.charged(index));
-            if self.is_for_program && !asks && is_for_ever {
-                // In line, the request may wait behind one that cannot be granted.
-                if self.attempt().is_ok() {
-                    return Ok(());
-                }
-                self.is_stuck.set(true);
-                return Err(last);
-            }
-            match &line {
-                Some(line) => line.sleep(),
-                None => std::thread::sleep(NAP),
-            }
         }
     }
 
