@@ -149,7 +149,7 @@ impl Line {
 
     pub fn text(&self, driver: Option<&Driver>) -> String {
         let what = &self.event.what;
-        let who = format!("pid {} ({})", what.process.pid, what.process.command());
+        let who = who(&what.process);
         let bytes = gib(what.bytes);
         let state = match self.max() {
             Some(max) => format!("{} of {}", gib(what.charged).in_unit_of(max), gib(max)),
@@ -233,7 +233,7 @@ impl Line {
             }
         }
         if let Some(by) = self.by() {
-            let who = format!("pid {} ({})", by.process.pid, by.process.command());
+            let who = who(&by.process);
             text += &match (self.cause(), self.event.what.kind) {
                 (Some(Cause::Oom), _) => format!("; to make room for {} of {who}", gib(by.bytes)),
                 (_, EventKind::Suspend | EventKind::Resume) => format!(" by {who}"),
@@ -244,17 +244,18 @@ impl Line {
         if let Some(function) = self.function() {
             text += &format!("; by {function}");
         }
-        let holder = |held: &Holding| {
-            let process = &held.process;
-            let bytes = gib(held.bytes);
-            format!("pid {} ({}) {bytes}", process.pid, process.command())
-        };
+        let holder = |held: &Holding| format!("{} {}", who(&held.process), gib(held.bytes));
         let holders: Vec<String> = self.holders().iter().map(holder).collect();
         match holders.is_empty() {
             true => text,
             false => format!("{text}; most used by {}", holders.join(", ")),
         }
     }
+}
+
+/// Formats a process: `pid 4711 (python)`.
+pub fn who(process: &Identity) -> String {
+    format!("pid {} ({})", process.pid, process.command())
 }
 
 /// Returns an event's bytes; `None` for the largest number, which means "no limit" or "unknown".

@@ -60,6 +60,7 @@ const RESERVE: u64 = 4 << 20;
 const POOL: u64 = 64 << 20;
 
 /// A group that must grant the request; sizes in bytes.
+#[derive(Default)]
 pub struct Level {
     pub name: String,
     pub max: Option<u64>,
@@ -258,10 +259,8 @@ fn levels(line: &Line, id: DeviceId, near: &[&View], driver: Option<&Driver>) ->
             max,
             left: max,
             is_gone: true,
-            by_gpu: false,
-            keep_free: (0, false),
             may_set: true,
-            wait: None,
+            ..Level::default()
         });
     }
     let Some(view) = nearest else {

@@ -1,7 +1,7 @@
 //! `gpulimit why`: explains the last refusal, and says what to do now.
 
 use crate::figures::event::watch::Watch;
-use crate::figures::event::{HOLDER, Line};
+use crate::figures::event::{HOLDER, Line, who};
 use crate::figures::why::advice::{Advice, advice};
 use crate::figures::why::{self, LEVELS, Now};
 use crate::figures::{Figures, Row};
@@ -177,10 +177,9 @@ fn then(line: &Line, driver: Option<&Driver>) -> String {
         format!(" on GPU {}", groups::label(id, driver))
     });
     let mut text = format!(
-        "Then, {}:\n  pid {} ({}) of {} asked for {}{}{gpu}\n",
+        "Then, {}:\n  {} of {} asked for {}{}{gpu}\n",
         line.time(),
-        what.process.pid,
-        what.process.command(),
+        who(&what.process),
         accounts::user_name(what.process.uid),
         gib(what.bytes),
         line.function()

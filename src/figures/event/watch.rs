@@ -108,21 +108,15 @@ impl Watch {
                 // A user's own trail has copies of their refusals in the system root, whose trail
                 // they cannot write.
                 let is_copy = traced.owner.is_some();
-                let admits = match is_copy {
-                    true => owner == Some(traced.event.what.process.uid),
-                    false => is_selected,
-                };
-                if !admits {
+                let is_own = owner == Some(traced.event.what.process.uid);
+                if !(if is_copy { is_own } else { is_selected }) {
                     continue;
                 }
                 let Some(group) = source.place_of(&traced) else {
                     continue;
                 };
-                if self
-                    .scope
-                    .as_ref()
-                    .is_some_and(|scope| !is_within(&group, &scope.name))
-                {
+                let scope = self.scope.as_ref();
+                if scope.is_some_and(|scope| !is_within(&group, &scope.name)) {
                     continue;
                 }
                 let mut line = source.line(group, traced.event, Some(traced), selection);

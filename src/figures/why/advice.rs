@@ -10,7 +10,7 @@ use gpulimit_group::is_within;
 pub const BLOCK: u64 = 2 << 20;
 
 /// A thing to do, after which the refused request is granted.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Advice {
     /// `again`, `host`, `expand`, `raise`, `lower`, `suspend`, `end`, `wait` or `smaller`.
     pub what: &'static str,
@@ -146,8 +146,7 @@ fn host(need: u64, text: &str) -> Advice {
         what: "host",
         figure: ("needed", need),
         text: text.to_owned(),
-        command: None,
-        pids: Vec::new(),
+        ..Advice::default()
     }
 }
 
@@ -163,7 +162,7 @@ fn expand(now: &Now) -> Option<Advice> {
             gib(note.largest_free)
         ),
         command: Some("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True COMMAND".into()),
-        pids: Vec::new(),
+        ..Advice::default()
     })
 }
 
@@ -182,8 +181,7 @@ fn again(now: &Now) -> Advice {
             gib(now.need),
             gib(left)
         ),
-        command: None,
-        pids: Vec::new(),
+        ..Advice::default()
     }
 }
 
@@ -217,8 +215,7 @@ fn raise(now: &Now) -> Option<Advice> {
         ),
         false => (
             format!(
-                "raise `{name}` to {size}: of its {max_text} {} is left, and {lacking} more is \
-                 needed{}",
+                "raise `{name}` to {size}: {} of its {max_text} is left, {lacking} too little{}",
                 gib(left),
                 if now.has_ended { " to start again" } else { "" }
             ),
@@ -230,7 +227,7 @@ fn raise(now: &Now) -> Option<Advice> {
         figure: ("max", max),
         text,
         command: Some(command),
-        pids: Vec::new(),
+        ..Advice::default()
     })
 }
 
@@ -343,8 +340,8 @@ fn named(now: &Now, what: &'static str, found: &[&Holder], begin: &str) -> Advic
         what,
         figure: ("in_use", bytes),
         text: format!("{begin} {names}; {} lacks room", now.place()),
-        command: None,
         pids: found.iter().filter_map(|one| one.pid).collect(),
+        ..Advice::default()
     }
 }
 
@@ -367,8 +364,7 @@ fn smaller(now: &Now) -> Option<Advice> {
                 None => String::new(),
             }
         ),
-        command: None,
-        pids: Vec::new(),
+        ..Advice::default()
     })
 }
 
@@ -473,8 +469,7 @@ mod tests {
         let command = raised.command.as_deref();
         assert_eq!(command, Some("gpulimit set lab --max 3.1G"));
         assert_eq!(raised.figure, ("max", 3072 * MIB));
-        let text =
-            "raise `lab` to 3.1G: of its 3.0 GiB 976.0 MiB is left, and 48.0 MiB more is needed";
+        let text = "raise `lab` to 3.1G: 976.0 MiB of its 3.0 GiB is left, 48.0 MiB too little";
         assert_eq!(raised.text, text);
         let by_gpu = Level {
             by_gpu: true,
