@@ -12,9 +12,8 @@ use crate::machine::look::{self, Candidate, Question};
 use crate::machine::{accounts, nvml::Driver};
 use crate::words::{environment::env, failure::Failure};
 use gpulimit_base::device::DeviceId;
-use gpulimit_base::identity::{Identity, SeenProcess};
+use gpulimit_base::identity::SeenProcess;
 use gpulimit_base::proc;
-use gpulimit_base::process::FIRST_PID_NS;
 use gpulimit_group::Root;
 use gpulimit_ledger::{Ledger, NoWitness};
 use std::collections::BTreeMap;
@@ -94,9 +93,7 @@ impl Finder {
 
     /// Returns the processes outside, by GPU and pid; `None` if they are not known.
     pub fn known(&mut self, driver: Option<&Driver>) -> Option<Vec<Outside>> {
-        // Elsewhere NVML leaves out processes.
-        let is_first = Identity::of_self().pid_ns == FIRST_PID_NS;
-        self.find(driver.filter(|_| is_first)?).ok()
+        self.find(driver?).ok()
     }
 
     fn find(&mut self, driver: &Driver) -> Result<Vec<Outside>, Failure> {

@@ -104,8 +104,8 @@ pub enum Question<'a> {
     /// Which obstacles to suspending the process are seen in its memory, memory map and
     /// environment? The answer is that of [`super::obstacles::answer`].
     Contents,
-    /// Which facts tell whether the process is outside of all groups? The answer is a [`Candidate`] as
-    /// JSON.
+    /// Which facts tell whether the process is outside of all groups? The answer is a [`Candidate`]
+    /// as JSON.
     Candidate,
 }
 

@@ -60,11 +60,22 @@ fn the_state_is_what_show_and_ps_print() {
     );
     assert!(gpu["bus"].is_string() && gpu["name"].is_string(), "{gpu}");
     // No program has memory of the simulated driver.
-    assert_eq!((&gpu["used"], &gpu["outside"]), (&0.into(), &0.into()));
+    assert_eq!((&gpu["used"], &gpu["others"]), (&0.into(), &0.into()));
     assert_eq!(gpu["free"], gpu["total"]);
     let names: Vec<&String> = gpu.as_object().unwrap().keys().collect();
     let all = [
-        "uuid", "index", "name", "bus", "total", "used", "free", "groups", "outside", "limits",
+        "uuid",
+        "index",
+        "name",
+        "bus",
+        "total",
+        "used",
+        "free",
+        "groups",
+        "others",
+        "outside",
+        "outsiders",
+        "limits",
     ];
     assert_eq!(names, all);
 }

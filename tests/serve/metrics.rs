@@ -292,12 +292,18 @@ fn memory_outside_all_groups_is_shown() {
             .as_u64()
             .unwrap()
     };
-    assert_eq!((gpu("used"), gpu("outside")), (used, used));
+    assert_eq!((gpu("used"), gpu("others")), (used, used));
+    assert_eq!((gpu("outside"), gpu("outsiders")), (used, 1));
+    let metrics = server.place.metrics();
+    let count = metrics
+        .lines()
+        .find(|line| line.starts_with("gpulimit_gpu_processes_outside{"));
+    assert!(count.is_some_and(|line| line.ends_with(" 1")), "{metrics}");
     // Managed memory of a group is charged, but NVML does not show it.
     charge(&member, &device, used);
     member.publish(&device, Category::Managed, used / 2);
     server.until(|state| state["gpus"][0]["groups"] == used);
-    assert_eq!(gpu("outside"), used - used / 2);
+    assert_eq!((gpu("others"), gpu("outside")), (used - used / 2, used));
     let (_, errors) = program.end();
     assert_eq!(errors, "");
 }

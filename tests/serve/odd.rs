@@ -92,7 +92,10 @@ fn a_server_without_a_driver_shows_groups() {
     }
     assert_eq!(state["groups"][0]["gpus"][0]["usage"], GIB);
     let gpu = &state["gpus"][0];
-    assert!(gpu["used"].is_null() && gpu["outside"].is_null(), "{gpu}");
+    assert!(
+        gpu["used"].is_null() && gpu["others"].is_null() && gpu["outside"].is_null(),
+        "{gpu}"
+    );
     assert_eq!(gpu["groups"], GIB);
     let text = server.place.metrics();
     let uuid = gpu["uuid"].as_str().unwrap();

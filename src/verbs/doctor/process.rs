@@ -187,6 +187,10 @@ pub fn candidate(pid: u32) -> Candidate {
     match Mappings::of(pid).and_then(|maps| maps.ledgers()) {
         Ok(None) => facts.has_ended = true,
         Err(error) => facts.has_ended = error.kind() == ErrorKind::NotFound,
+        // In a container NVML says the host's pids, which there are those of other processes.
+        Ok(Some(_)) if !process.uses_gpu() => {
+            facts.says = "NVML lists a process of another pid namespace: look on the host".into();
+        }
         Ok(Some(ledgers)) => {
             let is_member = !ledgers.is_empty();
             let (why, says) = process.why_outside(facts.is_to_join, is_member);
@@ -334,7 +338,7 @@ impl Process {
     fn why_not(&self) -> (&'static str, String, &'static str) {
         let file = self.files.as_ref().and_then(|files| files.program().ok());
         let kind = file.and_then(|file| elf::kind(&file).ok());
-        // The program can be the dynamic linker, which has no linker of its own and loads libraries.
+        // The dynamic linker has no linker of its own, and starts programs in bundles.
         let mut mapped = self.mapped.iter().flatten();
         let is_linker = kind == Some(elf::Kind::Static) && mapped.any(|it| it.contains("/libc.so"));
         let kind = kind.filter(|_| !is_linker);
@@ -430,6 +434,12 @@ impl Process {
         let words: Vec<u64> = words.map(|word| u64::from_ne_bytes(*word)).collect();
         let is_set = |pair: &[u64]| pair[0] == libc::AT_SECURE && pair[1] != 0;
         words.chunks_exact(2).any(is_set)
+    }
+
+    /// Returns whether the process has mapped a device or a library of NVIDIA.
+    fn uses_gpu(&self) -> bool {
+        let mut mapped = self.mapped.iter().flatten();
+        mapped.any(|path| path.contains("nvidia") || path.contains("libcuda"))
     }
 
     /// Returns the path of the CUDA driver that the process has loaded.
@@ -668,6 +678,15 @@ mod tests {
     use super::*;
     use gpulimit_support::{Running, wait_until};
     use std::process::{Command, Stdio};
+
+    #[test]
+    fn a_process_without_a_gpu_is_not_the_one_that_nvml_means() {
+        let found = candidate(std::process::id());
+        assert_eq!((&*found.why, found.ledgers), (outside::UNKNOWN, None));
+        assert!(!found.has_ended && found.command.is_some());
+        let gone = candidate(u32::MAX);
+        assert_eq!((&*gone.why, gone.ledgers), (outside::UNKNOWN, None));
+    }
 
     #[test]
     fn an_environment_is_parsed() {

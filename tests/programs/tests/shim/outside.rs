@@ -5,7 +5,6 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use gpulimit_base::identity::{Identity, SeenProcess};
-use gpulimit_base::process::FIRST_PID_NS;
 use gpulimit_base::units::Size;
 use gpulimit_group::Root;
 use gpulimit_limits::LimitSet;
@@ -115,20 +114,18 @@ fn each_process_in_no_group_is_listed_with_the_reason() {
     assert_eq!(outside(&world, &["--device", "0"]).len(), cases.len());
     let table = text(&controller(&world, &["ps", "--outside"]).stdout);
     assert_eq!(table.lines().count(), 1 + cases.len(), "{table}");
-    // `top` counts them where NVML lists all processes.
+    // `top` counts the same processes.
     let top = controller(&world, &["top", "--once", "--json"]);
     let top: Value = serde_json::from_slice(&top.stdout).expect("JSON");
     let gpu = &top["gpus"][0];
-    if Identity::of_self().pid_ns == FIRST_PID_NS {
-        assert_eq!(gpu["outsiders"], cases.len(), "{gpu}");
-        let sum: u64 = found.iter().filter_map(|it| it["bytes"].as_u64()).sum();
-        assert_eq!(gpu["outside"], sum, "{gpu}");
-        let shown = text(&controller(&world, &["top", "--once"]).stdout);
-        assert!(
-            shown.contains(&format!("  {} outside ", cases.len())),
-            "{shown}"
-        );
-    }
+    assert_eq!(gpu["outsiders"], cases.len(), "{gpu}");
+    let sum: u64 = found.iter().filter_map(|it| it["bytes"].as_u64()).sum();
+    assert_eq!(gpu["outside"], sum, "{gpu}");
+    let shown = text(&controller(&world, &["top", "--once"]).stdout);
+    assert!(
+        shown.contains(&format!("  {} outside ", cases.len())),
+        "{shown}"
+    );
     // `doctor` warns of processes that ought to be in a group, by the same list.
     let doctor = text(&controller(&world, &["doctor"]).stdout);
     let warned = format!("process {} has", cases[1].2.pid());
