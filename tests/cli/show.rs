@@ -297,8 +297,8 @@ fn show_names_the_group_of_the_smallest_limit() {
     );
     assert_eq!(
         lines[2].join(" "),
-        "lab/alice GPU-1a2b… 8.0 GiB 4.0 GiB (lab) 3.0 GiB 1.0 GiB 2.0 GiB 1.0 GiB 1.0 GiB 2.0 GiB 0 \
-         1 on_limit=wait wait_timeout=5s"
+        "lab/alice GPU-1a2b… 8.0 GiB 4.0 GiB (lab) 3.0 GiB 1.0 GiB 2.0 GiB 1.0 GiB 1.0 GiB \
+         2.0 GiB 0 1 on_limit=wait wait_timeout=5s"
     );
     // A limit above what the GPU has makes no memory.
     place.said(&["set", "lab", "max=20T"]);

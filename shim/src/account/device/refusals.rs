@@ -45,17 +45,17 @@ impl Device {
         }
     }
 
-    /// Does the same as [`Device::note_answer`] after a call that took memory of its own. Fails with
+    /// Does the same as [`Device::note_answer`] after a call that took new memory. Fails with
     /// the bytes of [`Device::below`], if the caller has to give the memory back, and call
     /// [`Device::again`].
     #[inline]
-    pub fn conclude(&self, symbol: &'static str, bytes: u64, status: Status) -> Result<(), u64> {
-        if status == SUCCESS
+    pub fn conclude(&self, symbol: &'static str, bytes: u64, it: Status) -> Result<(), u64> {
+        if it == SUCCESS
             && let Some(left) = self.below()
         {
             return Err(left);
         }
-        self.note_answer(symbol, bytes, status);
+        self.note_answer(symbol, bytes, it);
         Ok(())
     }
 

@@ -636,7 +636,7 @@ fn a_job_gets_more_while_it_runs_and_when_it_starts_again() {
 fn keep_free_is_lowered_only_by_who_may() {
     let case = Case {
         groups: &[("lab", ALICE, "keep_free=2G")],
-        others: &[("", BOB, 5000)],
+        others: &[("", BOB, 5100)],
         ..CASE
     };
     let other = Case {
@@ -654,7 +654,7 @@ fn keep_free_is_lowered_only_by_who_may() {
     );
     // Lowered to 0, it leaves too little.
     let full = Case {
-        others: &[("", BOB, 7200)],
+        asks: 3000,
         first: "wait",
         never: &["lower"],
         ..case
@@ -902,7 +902,7 @@ fn a_gpu_that_others_fill_is_freed_by_their_users() {
         },
         Case {
             first: "wait",
-            others: &[("", BOB, 5000)],
+            others: &[("", BOB, 5100)],
             never: &["raise", "end"],
             ..case
         },
