@@ -38,6 +38,8 @@ pub struct Subject {
     pub group: Group,
     pub usage: ProcessUsage,
     pub target: Target,
+    /// When the program has joined: see [`Ledger::claimed_at`].
+    joined: u64,
     /// The ledgers of the process's own group, and of the groups above it.
     pub ledgers: Vec<Ledger>,
 }
@@ -162,11 +164,13 @@ fn writable(group: &Group) -> Result<Ledger, Failure> {
 impl Subject {
     fn of(group: &Group, usage: ProcessUsage, target: Target) -> Result<Self, Failure> {
         let levels = group.upwards().map(|level| writable(&level));
+        let ledgers: Vec<Ledger> = levels.collect::<Result<_, _>>()?;
         Ok(Self {
             group: group.clone(),
-            usage,
             target,
-            ledgers: levels.collect::<Result<_, _>>()?,
+            joined: ledgers[0].claimed_at(usage.slot),
+            usage,
+            ledgers,
         })
     }
 
@@ -185,11 +189,26 @@ impl Subject {
         format!("process {pid} ({command})")
     }
 
-    /// Returns whether the process has ended. The slot alone is no proof that it has not: another
-    /// process may hold it, and the pid may be that of a stranger.
+    /// Returns whether the process has ended, or has called exec. The slot alone is no proof that
+    /// it has not: another process may hold it, and the pid may be that of a stranger.
     pub fn is_gone(&self) -> bool {
+        self.has_left() || self.has_ended()
+    }
+
+    /// Returns whether the process has called exec. The driver takes its pid for the next program.
+    pub fn has_executed(&self) -> bool {
+        self.has_left() && !self.has_ended()
+    }
+
+    /// Returns whether the slot is not that of the program any more.
+    fn has_left(&self) -> bool {
+        let (ledger, slot) = (self.ledger(), self.usage.slot);
+        !ledger.is_held(slot) || ledger.claimed_at(slot) != self.joined
+    }
+
+    fn has_ended(&self) -> bool {
         let ended = |error: std::io::Error| error.kind() == std::io::ErrorKind::NotFound;
-        !self.ledger().is_held(self.usage.slot) || self.target.send(0).is_err_and(ended)
+        self.target.send(0).is_err_and(ended)
     }
 
     /// Returns what an actor does with the process, and whether an actor has stopped the process.

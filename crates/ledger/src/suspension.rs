@@ -122,6 +122,14 @@ impl fmt::Debug for Actor<'_> {
     }
 }
 
+impl Actor<'_> {
+    /// Returns whether another actor works on the process, whose next program has another slot.
+    pub fn has_rival(&self, process: &Identity) -> bool {
+        let slot = self.ledger.slot_of(process);
+        slot.is_some_and(|slot| slot != self.slot && self.ledger.is_acted_on(slot))
+    }
+}
+
 impl Drop for Actor<'_> {
     fn drop(&mut self) {
         let _ = lock::unlock(&self.file, Bytes::actor(self.slot));
