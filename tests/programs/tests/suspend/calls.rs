@@ -143,6 +143,24 @@ fn held_calls_go_on_after_another_tool_has_resumed_the_program() {
     program.end();
 }
 
+/// The program charges its memory before it asks for more, also if it has not waited at the gate.
+#[test]
+fn a_program_that_another_tool_has_resumed_gets_what_it_asks_for() {
+    let world = World::new(CAP);
+    let mut program = holder(&world, "1000M");
+    let mut looker = Looker::new(&world);
+    let before = figures(&world).0;
+    done(&world, &["suspend", GROUP]);
+    assert_eq!(looker.say("restore-process", &program), "0");
+    assert_eq!(looker.say("unlock-process", &program), "0");
+    program.expect(&[("alloc b 100M", "0")]);
+    assert_eq!(figures(&world), (before + 100 * MIB, 0));
+    assert!(!world.ledger().has_suspended(), "what `ps` shows");
+    world.judge(CAP);
+    program.end();
+    world.judge_end(CAP);
+}
+
 /// The memory of a suspended program is charged once another tool has brought it back, whoever
 /// looks, also if others have its room by then.
 #[test]
