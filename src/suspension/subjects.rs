@@ -106,14 +106,22 @@ pub fn candidates(
     if processes.is_empty() {
         return Ok(Vec::new());
     }
+    let joined = |usage: &ProcessUsage| ledger.claimed_at(usage.slot);
+    let before: Vec<u64> = processes.iter().map(joined).collect();
     let look = look::members();
     let targets = proven(group, &ledger, &look)?;
     let named = targets.named(processes.iter().map(|process| &process.identity));
-    let proven = processes.into_iter().zip(named);
-    let subjects = proven.filter_map(|(usage, target)| match target {
-        Ok(target) => Some(Subject::of(group, usage, target)),
-        // The process has ended meanwhile.
-        Err(_) if !targets.is_held(&usage) => None,
+    let proven = processes.into_iter().zip(before).zip(named);
+    let subjects = proven.filter_map(|((usage, before), target)| match target {
+        Ok(target) => Some(Subject::of(group, usage, before, target)),
+        // The process has ended meanwhile, or is about to. Another one may have its slot.
+        Err(_)
+            if !targets.is_held(&usage)
+                || joined(&usage) != before
+                || usage.identity.is_ending(own.pid_ns) =>
+        {
+            None
+        }
         Err(error) => Some(Err(Failure::new(format_args!(
             "process {process} of group '{group}' cannot be proven to be a member: {why}{instead}",
             process = by_own_pid(&usage.identity),
@@ -162,15 +170,19 @@ fn writable(group: &Group) -> Result<Ledger, Failure> {
 }
 
 impl Subject {
-    fn of(group: &Group, usage: ProcessUsage, target: Target) -> Result<Self, Failure> {
+    fn of(
+        group: &Group,
+        usage: ProcessUsage,
+        joined: u64,
+        target: Target,
+    ) -> Result<Self, Failure> {
         let levels = group.upwards().map(|level| writable(&level));
-        let ledgers: Vec<Ledger> = levels.collect::<Result<_, _>>()?;
         Ok(Self {
             group: group.clone(),
-            target,
-            joined: ledgers[0].claimed_at(usage.slot),
             usage,
-            ledgers,
+            joined,
+            target,
+            ledgers: levels.collect::<Result<_, _>>()?,
         })
     }
 
@@ -193,6 +205,11 @@ impl Subject {
     /// it has not: another process may hold it, and the pid may be that of a stranger.
     pub fn is_gone(&self) -> bool {
         self.has_left() || self.has_ended()
+    }
+
+    /// Returns whether the process has ended, or is about to drop its slot.
+    pub fn is_ending(&self) -> bool {
+        self.is_gone() || self.identity().is_ending(Identity::of_self().pid_ns)
     }
 
     /// Returns whether the process has called exec. The driver takes its pid for the next program.

@@ -55,8 +55,8 @@ const ENDING: Duration = Duration::from_secs(1);
 pub struct Machine<'a> {
     checkpoints: &'a Checkpoints,
     subjects: &'a [Subject],
-    /// The right to act on each process.
-    actors: Vec<Actor<'a>>,
+    /// The right to act on each process; `None` for one that has ended before.
+    actors: Vec<Option<Actor<'a>>>,
     /// The memberships by which this process charges the room for each process.
     rooms: Vec<Option<Member>>,
     /// The processes for which this process charges the room, and holds it on the GPUs.
@@ -111,7 +111,8 @@ impl<'a> Machine<'a> {
         let mut actors = Vec::new();
         for subject in subjects {
             match subject.ledger().act_on(subject.identity()) {
-                Ok(actor) => actors.push(actor),
+                Ok(actor) => actors.push(Some(actor)),
+                Err(Unmoved::Gone) => actors.push(None),
                 Err(error) => return Err(refused(subject, &error)),
             }
         }
@@ -194,7 +195,12 @@ impl<'a> Machine<'a> {
     /// Returns whether the process has called exec, and another command works on its next program.
     fn belongs_to_another(&self, process: usize) -> bool {
         let subject = &self.subjects[process];
-        subject.is_gone() && self.actors[process].has_rival(subject.identity())
+        let (actor, identity) = (self.actors[process].as_ref(), subject.identity());
+        let has_rival = || match actor {
+            Some(actor) => actor.has_rival(identity),
+            None => subject.ledger().has_actor(identity),
+        };
+        subject.is_gone() && has_rival()
     }
 
     /// Unlocks the next program of a process that has called exec: the driver knows processes by
