@@ -697,7 +697,7 @@ impl World for Machine<'_> {
             return Ok(());
         }
         let unseen = self.note_resident(subject);
-        // NVML lists a former program for a while. Without figures, nobody could resume the process.
+        // NVML lists a former program for a while. Without figures, nobody could resume it.
         if subject.bytes(None) == 0 {
             return Ok(());
         }
