@@ -38,6 +38,8 @@ pub struct Subject {
     pub group: Group,
     pub usage: ProcessUsage,
     pub target: Target,
+    /// When the program has joined: see [`Ledger::claimed_at`].
+    joined: u64,
     /// The ledgers of the process's own group, and of the groups above it.
     pub ledgers: Vec<Ledger>,
 }
@@ -104,14 +106,22 @@ pub fn candidates(
     if processes.is_empty() {
         return Ok(Vec::new());
     }
+    let joined = |usage: &ProcessUsage| ledger.claimed_at(usage.slot);
+    let before: Vec<u64> = processes.iter().map(joined).collect();
     let look = look::members();
     let targets = proven(group, &ledger, &look)?;
     let named = targets.named(processes.iter().map(|process| &process.identity));
-    let proven = processes.into_iter().zip(named);
-    let subjects = proven.filter_map(|(usage, target)| match target {
-        Ok(target) => Some(Subject::of(group, usage, target)),
-        // The process has ended meanwhile.
-        Err(_) if !targets.is_held(&usage) => None,
+    let proven = processes.into_iter().zip(before).zip(named);
+    let subjects = proven.filter_map(|((usage, before), target)| match target {
+        Ok(target) => Some(Subject::of(group, usage, before, target)),
+        // The process has ended meanwhile, or is about to. Another one may have its slot.
+        Err(_)
+            if !targets.is_held(&usage)
+                || joined(&usage) != before
+                || usage.identity.is_ending(own.pid_ns) =>
+        {
+            None
+        }
         Err(error) => Some(Err(Failure::new(format_args!(
             "process {process} of group '{group}' cannot be proven to be a member: {why}{instead}",
             process = by_own_pid(&usage.identity),
@@ -160,11 +170,17 @@ fn writable(group: &Group) -> Result<Ledger, Failure> {
 }
 
 impl Subject {
-    fn of(group: &Group, usage: ProcessUsage, target: Target) -> Result<Self, Failure> {
+    fn of(
+        group: &Group,
+        usage: ProcessUsage,
+        joined: u64,
+        target: Target,
+    ) -> Result<Self, Failure> {
         let levels = group.upwards().map(|level| writable(&level));
         Ok(Self {
             group: group.clone(),
             usage,
+            joined,
             target,
             ledgers: levels.collect::<Result<_, _>>()?,
         })
@@ -185,11 +201,31 @@ impl Subject {
         format!("process {pid} ({command})")
     }
 
-    /// Returns whether the process has ended. The slot alone is no proof that it has not: another
-    /// process may hold it, and the pid may be that of a stranger.
+    /// Returns whether the process has ended, or has called exec. The slot alone is no proof that
+    /// it has not: another process may hold it, and the pid may be that of a stranger.
     pub fn is_gone(&self) -> bool {
+        self.has_left() || self.has_ended()
+    }
+
+    /// Returns whether the process has ended, or is about to drop its slot.
+    pub fn is_ending(&self) -> bool {
+        self.is_gone() || self.identity().is_ending(Identity::of_self().pid_ns)
+    }
+
+    /// Returns whether the process has called exec. The driver takes its pid for the next program.
+    pub fn has_executed(&self) -> bool {
+        self.has_left() && !self.has_ended()
+    }
+
+    /// Returns whether the slot is not that of the program any more.
+    fn has_left(&self) -> bool {
+        let (ledger, slot) = (self.ledger(), self.usage.slot);
+        !ledger.is_held(slot) || ledger.claimed_at(slot) != self.joined
+    }
+
+    fn has_ended(&self) -> bool {
         let ended = |error: std::io::Error| error.kind() == std::io::ErrorKind::NotFound;
-        !self.ledger().is_held(self.usage.slot) || self.target.send(0).is_err_and(ended)
+        self.target.send(0).is_err_and(ended)
     }
 
     /// Returns what an actor does with the process, and whether an actor has stopped the process.

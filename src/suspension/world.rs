@@ -55,8 +55,8 @@ const ENDING: Duration = Duration::from_secs(1);
 pub struct Machine<'a> {
     checkpoints: &'a Checkpoints,
     subjects: &'a [Subject],
-    /// The right to act on each process.
-    _actors: Vec<Actor<'a>>,
+    /// The right to act on each process; `None` for one that has ended before.
+    actors: Vec<Option<Actor<'a>>>,
     /// The memberships by which this process charges the room for each process.
     rooms: Vec<Option<Member>>,
     /// The processes for which this process charges the room, and holds it on the GPUs.
@@ -111,14 +111,15 @@ impl<'a> Machine<'a> {
         let mut actors = Vec::new();
         for subject in subjects {
             match subject.ledger().act_on(subject.identity()) {
-                Ok(actor) => actors.push(actor),
+                Ok(actor) => actors.push(Some(actor)),
+                Err(Unmoved::Gone) => actors.push(None),
                 Err(error) => return Err(refused(subject, &error)),
             }
         }
         Ok(Self {
             checkpoints,
             subjects,
-            _actors: actors,
+            actors,
             rooms: subjects.iter().map(|_| None).collect(),
             set: Vec::new(),
             held: BTreeMap::new(),
@@ -194,7 +195,22 @@ impl<'a> Machine<'a> {
     /// Returns whether the process has called exec, and another command works on its next program.
     fn belongs_to_another(&self, process: usize) -> bool {
         let subject = &self.subjects[process];
-        subject.is_gone() && subject.ledger().has_actor(subject.identity())
+        let (actor, identity) = (self.actors[process].as_ref(), subject.identity());
+        let has_rival = || match actor {
+            Some(actor) => actor.has_rival(identity),
+            None => subject.ledger().has_actor(identity),
+        };
+        subject.is_gone() && has_rival()
+    }
+
+    /// Unlocks the next program of a process that has called exec: the driver knows processes by
+    /// their pids, so it may have locked that one. Any member can make a program look like one
+    /// that is gone, so this is done once more at the end.
+    fn unlock_next(&self, process: usize) {
+        let subject = &self.subjects[process];
+        if subject.has_executed() && subject.check_runs().is_ok() {
+            let _ = self.checkpoints.unlock(subject.target.pid);
+        }
     }
 
     /// Closes the gate of a process, and waits until no call that it holds back is under way. While
@@ -665,6 +681,10 @@ impl World for Machine<'_> {
                 name = self.subjects[process].name(),
                 time = rough_span(self.timeout.unwrap_or(left))
             ))),
+            State::Gone => {
+                self.unlock_next(process);
+                Ok(())
+            }
             _ => Ok(()),
         }
     }
@@ -673,6 +693,7 @@ impl World for Machine<'_> {
         let subject = &self.subjects[process];
         if !self.belongs_to_another(process) {
             subject.ledger().open_gate(subject.identity());
+            self.unlock_next(process);
         }
     }
 
@@ -682,6 +703,10 @@ impl World for Machine<'_> {
             return Ok(());
         }
         let unseen = self.note_resident(subject);
+        // NVML lists a former program for a while. Without figures, nobody could resume it.
+        if subject.bytes(None) == 0 {
+            return Ok(());
+        }
         self.drive(process, "suspend", |pid| self.checkpoints.checkpoint(pid))?;
         for each in &unseen {
             self.note_freed(subject, each);
@@ -748,8 +773,8 @@ impl World for Machine<'_> {
 
     fn await_absence(&self, process: usize) -> Result<(), Failure> {
         let subject = &self.subjects[process];
-        let is_absent =
-            || subject.is_gone() || self.checkpoints.gpus.lists(subject.target.pid) == Some(false);
+        let is_listed = || self.checkpoints.gpus.lists(subject.target.pid) != Some(false);
+        let is_absent = || subject.is_gone() || subject.bytes(None) == 0 || !is_listed();
         let until = Instant::now() + PATIENCE;
         match self.wait_for(Some(until), is_absent) {
             true => Ok(()),

@@ -80,7 +80,7 @@ pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
             _ => set.push(at),
         }
     }
-    check(gpus, &machine, &subjects, &set)?;
+    check(gpus, &machine, &subjects, &set, !args.which.pids.is_empty())?;
     if let Err(failure) = gpulimit_suspend::suspend(&mut machine, &set) {
         // The driver may have given up a process while its memory was on the GPUs.
         let is_lost = |subject: &&Subject| subject.errand().0 == Errand::Lost;
@@ -141,7 +141,8 @@ fn nothing(error: impl fmt::Display) -> Failure {
     Failure::new(format_args!("{error}; nothing was suspended"))
 }
 
-/// Looks at all processes of a set before anything is touched.
+/// Looks at all processes of a set before anything is touched. Members of a group may end
+/// meanwhile, but not processes that the caller has `named`.
 ///
 /// # Errors
 /// All reasons why the set must not be suspended.
@@ -150,6 +151,7 @@ fn check(
     machine: &Machine<'_>,
     subjects: &[Subject],
     set: &[usize],
+    named: bool,
 ) -> Result<(), Failure> {
     let wanted: Vec<&Subject> = set.iter().map(|at| &subjects[*at]).collect();
     let sizes: Vec<(u32, u64)> = (wanted.iter())
@@ -159,7 +161,9 @@ fn check(
     for (pid, obstacle) in obstacles::all(gpus, &sizes) {
         let mut all = wanted.iter().copied();
         let subject = all.find(|subject| Some(subject.target.pid) == pid);
-        reasons.push(reason(subject, &obstacle));
+        if named || !subject.is_some_and(Subject::is_ending) {
+            reasons.push(reason(subject, &obstacle));
+        }
     }
     for subject in wanted {
         let own = obstacles::of_word(subject.ledger().obstacles_of(subject.identity()));

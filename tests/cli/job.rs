@@ -59,7 +59,7 @@ fn a_group_stays_for_a_command_that_uses_cuda_late() {
         place.said(&["gc"]);
         assert_eq!(place.said(&["show", "--names"]), format!("{group}\n"));
         let error = place.refused(1, &["rm", &group]);
-        assert!(error.contains("can still use group"), "{error}");
+        assert!(error.contains("may still use group"), "{error}");
         let mut input = child.stdin.take().expect("piped");
         input.write_all(b"go\n").expect("written");
         assert!(

@@ -284,7 +284,8 @@ impl fmt::Display for GroupError {
             }
             Self::Carried { name, pid } => write!(
                 f,
-                "process {pid} can still use group '{name}', in which it was started: end it first"
+                "process {pid} may still use group '{name}': its environment names the group, or \
+                 cannot be read; end it first"
             ),
             Self::Delegated { name, owner } => write!(
                 f,

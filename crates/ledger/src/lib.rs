@@ -487,6 +487,13 @@ impl Ledger {
         self.is_locked(Bytes::owner(slot))
     }
 
+    /// Returns when a slot was claimed, in milliseconds since boot; 0 for an empty slot. A program
+    /// that follows another one in the same process, and in the same slot, has another time.
+    pub fn claimed_at(&self, slot: usize) -> u64 {
+        let owner = &self.content().slots[slot].owner;
+        owner.birth.load(Ordering::Acquire)
+    }
+
     /// Returns whether a process has locked any of the given bytes; true if that is unknown.
     fn is_locked(&self, bytes: Bytes) -> bool {
         let file = self.open_file(false);

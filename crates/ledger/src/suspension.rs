@@ -122,6 +122,14 @@ impl fmt::Debug for Actor<'_> {
     }
 }
 
+impl Actor<'_> {
+    /// Returns whether another actor works on the process, whose next program has another slot.
+    pub fn has_rival(&self, process: &Identity) -> bool {
+        let slot = self.ledger.slot_of(process);
+        slot.is_some_and(|slot| slot != self.slot && self.ledger.is_acted_on(slot))
+    }
+}
+
 impl Drop for Actor<'_> {
     fn drop(&mut self) {
         let _ = lock::unlock(&self.file, Bytes::actor(self.slot));
@@ -172,9 +180,12 @@ impl Ledger {
         if let Some(slot) = self.slot_of(process)
             && self.map.writable()
         {
-            let stats = &self.content().slots[slot].stats[device.get()];
-            stats.resident.store(bytes, Ordering::Relaxed);
+            self.resident(slot, device).store(bytes, Ordering::Relaxed);
         }
+    }
+
+    fn resident(&self, slot: usize, device: DeviceIndex) -> &AtomicU64 {
+        &self.content().slots[slot].stats[device.get()].resident
     }
 
     /// Returns the work of an actor on a living member, and whether an actor has stopped the
@@ -205,12 +216,15 @@ impl Ledger {
         slots.filter_map(owner).collect()
     }
 
-    /// Returns whether a slot has suspended bytes. Reads only words.
+    /// Returns whether a slot says that its owner is suspended. Reads only words.
     pub fn has_suspended(&self) -> bool {
         let devices = self.devices();
         let is_away = |slot| {
             let mut devices = devices.iter();
-            devices.any(|device| self.suspended(slot, device.index) != 0)
+            devices.any(|device| {
+                let resident = self.resident(slot, device.index).load(Ordering::Relaxed);
+                self.suspended(slot, device.index) != 0 || resident != 0
+            })
         };
         (0..self.high_water()).any(is_away)
     }
@@ -265,6 +279,7 @@ impl Ledger {
             for device in DeviceIndex::all().filter(|_| is_due()) {
                 let is_away = self.suspended(slot, device) > 0;
                 move_back(self, slot, device, &|| true);
+                self.resident(slot, device).store(0, Ordering::Relaxed);
                 if is_away {
                     self.note_use(device, os::wall_tick().second(), 0);
                 }

@@ -39,7 +39,7 @@ pub trait World {
     /// Lets the driver's calls of a process wait, after those under way. Fails if that takes too
     /// long.
     fn lock(&self, process: Self::Process) -> Result<(), Self::Error>;
-    /// Moves the memory of a locked process to the host.
+    /// Moves the memory of a locked process to the host. A process without memory stays locked.
     fn checkpoint(&self, process: Self::Process) -> Result<(), Self::Error>;
     /// Moves the memory of a checkpointed process back to the GPUs. The process stays locked, and
     /// its threads unlock it if the actor dies. Returns the driver's answer. Fails at once if the

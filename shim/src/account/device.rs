@@ -264,6 +264,9 @@ impl Device {
             locks::assert_none_held();
         }
         self.watch_others();
+        if self.book.member.has_suspended(&self.book.device) {
+            self.take_back();
+        }
         let pressure = Reclaim::new(self, request);
         loop {
             let answer = charge(&pressure, insistence);
@@ -291,6 +294,17 @@ impl Device {
         let Book { member, device, .. } = &self.book;
         let is_held = || member.gate().is_closed() && !inside::is_nested();
         (member.has_suspended(device) || is_held()) && suspension::says() != Says::Runs
+    }
+
+    /// Charges this process's suspended bytes if another tool has brought them back.
+    #[cold]
+    fn take_back(&self) {
+        let _undisturbed = Undisturbed::new();
+        let is_back = || suspension::says() == Says::Runs;
+        if is_back() {
+            // After an error, the request is refused, and restores the charge.
+            let _ = self.book.member.take_back(&is_back);
+        }
     }
 
     #[cold]

@@ -79,12 +79,14 @@ fn a_charge_is_taken_back_above_the_limit() {
     let ((slot, process), (other, _)) = (member(&scratch, 1, 60, 0), member(&scratch, 2, 0, 0));
     let path = [level(&other, scratch.device, MAX)];
     scratch.move_out(&process).expect("moved");
+    scratch.set_resident(&process, scratch.device, UNIT);
     assert!(try_charge(&path, 70 * UNIT));
     // Another actor has begun to suspend the process again.
     assert_eq!(scratch.take_back(&process, &|| false), Ok(()));
     assert_eq!(figures(&scratch, &slot), (0, 60));
     for _ in 0..2 {
         assert_eq!(scratch.take_back(&process, &|| true), Ok(()));
+        assert!(!scratch.has_suspended());
         assert_eq!(figures(&scratch, &slot), (60, 0));
         assert_eq!(scratch.charged(scratch.device), 130 * UNIT);
     }

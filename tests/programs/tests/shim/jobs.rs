@@ -78,7 +78,7 @@ fn a_jobs_group_lives_as_long_as_its_programs() {
         let refused = output(&world, &["rm", &group]);
         assert!(!refused.status.success(), "{refused:?}");
         let error = text(&refused.stderr);
-        assert!(error.contains("can still use group"), "{error}");
+        assert!(error.contains("may still use group"), "{error}");
         job.tell("go");
         assert_limited(&mut job);
         assert!(text(&output(&world, &["ps"]).stdout).contains(&group));

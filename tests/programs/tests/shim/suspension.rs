@@ -186,10 +186,9 @@ fn the_verbs_show_a_suspended_program() {
     world.judge_end(CAP);
 }
 
-/// Figures that no checkpoint confirms are a falsified charge: the program restores it at its next
-/// call, and refuses requests for a second.
+/// Figures that no checkpoint confirms: the program charges its memory before it gets more.
 #[test]
-fn a_suspension_that_the_driver_does_not_confirm_is_tampering() {
+fn a_suspension_that_the_driver_does_not_confirm_is_charged_again() {
     let world = World::new(CAP);
     let mut program = world.on_gpu();
     program.expect(&[("alloc a 2000M", "0")]);
@@ -198,11 +197,11 @@ fn a_suspension_that_the_driver_does_not_confirm_is_tampering() {
     let process = Actor::new(&world).identity(&program);
     assert!(ledger.move_out(&process).is_ok());
     assert!(world.usage(0).charged < before - 2000 * MIB);
-    let refused = program.say("alloc b 100M");
+    let refused = program.say("alloc b 2000M");
     assert!(refused.starts_with('2'), "{refused}");
     let usage = world.usage(0);
     assert_eq!((usage.charged, usage.suspended), (before, 0));
-    program.expect(&[("free a", "0")]);
+    program.expect(&[("alloc b 100M", "0"), ("free a", "0")]);
     program.end();
     assert_eq!(ledger.move_out(&process), Err(Unmoved::Gone));
     world.judge_end(CAP);

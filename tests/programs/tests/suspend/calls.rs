@@ -1,6 +1,7 @@
 //! Programs whose threads call, all the time, the functions that crash or fail in a checkpointed
 //! process (tests/driver/README.md, "Checkpoints").
 
+use std::fs;
 use std::time::Duration;
 
 use gpulimit_ledger::{Calls, NoWitness};
@@ -140,6 +141,24 @@ fn held_calls_go_on_after_another_tool_has_resumed_the_program() {
     goes_on(&mut program);
     world.judge(CAP);
     program.end();
+}
+
+/// The program charges its memory before it asks for more, also if it has not waited at the gate.
+#[test]
+fn a_program_that_another_tool_has_resumed_gets_what_it_asks_for() {
+    let world = World::new(CAP);
+    let mut program = holder(&world, "1000M");
+    let mut looker = Looker::new(&world);
+    let before = figures(&world).0;
+    done(&world, &["suspend", GROUP]);
+    assert_eq!(looker.say("restore-process", &program), "0");
+    assert_eq!(looker.say("unlock-process", &program), "0");
+    program.expect(&[("alloc b 100M", "0")]);
+    assert_eq!(figures(&world), (before + 100 * MIB, 0));
+    assert!(!world.ledger().has_suspended(), "what `ps` shows");
+    world.judge(CAP);
+    program.end();
+    world.judge_end(CAP);
 }
 
 /// The memory of a suspended program is charged once another tool has brought it back, whoever
@@ -311,6 +330,63 @@ fn the_next_program_of_a_process_is_left_alone() {
     world.machine().knob("latency", "0");
     program.expect(&[("query", "0")]);
     assert_eq!(shown(&world, &program)["state"], "running");
+    program.end();
+    world.judge_end(CAP);
+}
+
+/// Begins to suspend the group, until the driver is asked to lock the program.
+fn suspend_until_the_lock(world: &World) -> Session {
+    let lock = format!("cuCheckpointProcessLock:{HOUR}");
+    world.machine().knob("latency", &lock);
+    let actor = begin(world, &["suspend", GROUP, "--timeout", "1h"]);
+    await_errand(world);
+    // A second thread watches the call of the driver.
+    let threads = format!("/proc/{}/task", actor.pid());
+    let asks = || fs::read_dir(&threads).is_ok_and(|threads| threads.count() == 2);
+    wait_until("the driver is asked", asks);
+    actor
+}
+
+/// The driver knows the process by its pid, so it locks the next program.
+#[test]
+fn the_next_program_of_a_process_does_not_stay_locked() {
+    for has_same_slot in [false, true] {
+        let world = World::new(CAP);
+        let mut program = holder(&world, "500M");
+        let actor = suspend_until_the_lock(&world);
+        program.expect(&[("exec", "0")]);
+        if has_same_slot {
+            world.bury();
+        }
+        program.expect(&[("start", "0 0"), ("alloc a 100M", "0")]);
+        world.machine().knob("latency", "0");
+        let (status, said) = actor.end();
+        assert!(!status.success() && said.contains("have ended"), "{said}");
+        assert_eq!(Looker::new(&world).state(&program), "0 0");
+        goes_on(&mut program);
+        assert_eq!(shown(&world, &program)["state"], "running");
+        program.end();
+        world.judge_end(CAP);
+    }
+}
+
+/// NVML lists the former program's memory when the command looks, and not any more when it acts:
+/// no figure would tell `resume` that the process is suspended.
+#[test]
+fn a_program_without_memory_is_not_suspended() {
+    let world = World::with(CAP, &[("GPULIMIT_SIM_KILL_LAG_MS", "3600000")]);
+    let mut program = holder(&world, "500M");
+    let total = format!("0 {CAP}");
+    program.expect(&[("exec", "0"), ("init", "0"), ("total 0", &total)]);
+    let actor = suspend_until_the_lock(&world);
+    world.machine().knob("kill-lag-ms", "0");
+    let is_free = || world.machine().gpus()[0].holders.is_empty();
+    wait_until("the former program's memory is free", is_free);
+    world.machine().knob("latency", "0");
+    let (status, said) = actor.end();
+    assert!(status.success(), "{said}");
+    assert_eq!(Looker::new(&world).state(&program), "0 0");
+    program.expect(&[("start", "0 0"), ("alloc a 100M", "0")]);
     program.end();
     world.judge_end(CAP);
 }
