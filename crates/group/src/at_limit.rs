@@ -213,6 +213,8 @@ impl<'a> Request<'a, '_> {
             && self.bytes <= self.member.max(self.device)
             && let Some(level) = self.line_ahead()
         {
+            // Whether outsiders may make room is known only after a look.
+            let _ = self.look(false);
             return Err(self.refused_at(level));
         }
         if insistence == Insistence::AtOnce {
@@ -478,16 +480,17 @@ impl<'a> Request<'a, '_> {
                     continue;
                 }
             }
-            // Outsiders may end what `keep_free` lacks.
-            let is_for_ever = still.is_for_ever(station, index)
-                && !self.is_for_outsiders(station.ledger.charged(index));
-            if self.is_for_program && !asks && is_for_ever {
+            if self.is_for_program && !asks && still.is_for_ever(station, index) {
                 // In line, the request may wait behind one that cannot be granted.
-                if self.attempt().is_ok() {
-                    break Ok(());
+                match self.attempt() {
+                    Ok(()) => break Ok(()),
+                    // Outsiders may end what `keep_free` lacks.
+                    Err(_) if self.is_for_outsiders(station.ledger.charged(index)) => {}
+                    Err(error) => {
+                        self.is_stuck.set(true);
+                        break Err(error);
+                    }
                 }
-                self.is_stuck.set(true);
-                break Err(last);
             }
             match &line {
                 Some(line) => line.sleep(),
