@@ -133,7 +133,7 @@ fn show_reports_a_group_of_another_version() {
     assert_eq!(output.status.code(), Some(1));
     let error = text(&output.stderr);
     assert!(
-        error.contains("new/limits has file format 1, but this gpulimit reads file format 3"),
+        error.contains("new/limits has file format 1, but this gpulimit reads file format 4"),
         "{error}"
     );
     let json: Value = serde_json::from_slice(&output.stdout).expect("JSON");

@@ -11,8 +11,8 @@ LINE = re.compile(
     rf"^gpulimit: refused (?P<call>\w+) of (?P<size>{SIZE}) on GPU (?P<gpu>\d+)"
     r" \((?P<uuid>(?:GPU|MIG)-[0-9a-f]+…?[^)]*)\): "
     rf"(?P<left>{SIZE}) left of (?P<max>{SIZE}) in (?P<group>[\w.-]+); "
-    rf"pid (?P<pid>\d+) \((?P<command>.+?)\) (?P<own>{SIZE}): "
-    r"(?P<parts>.*allocations [\d.]+.*driver [\d.]+.*)$"
+    rf"most is used by pid (?P<pid>\d+) \((?P<command>.+?)\) (?P<own>{SIZE})\. "
+    r"`gpulimit why` explains it$"
 )
 
 
