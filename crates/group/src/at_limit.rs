@@ -411,9 +411,9 @@ impl<'a> Request<'a, '_> {
         Err(refused)
     }
 
-    /// Waits in line for room in the group, until the request is granted, the time is over, a signal
-    /// arrives, or the other members have no charge left. Without the `time` of the group's options,
-    /// waits only while the members that are asked hold enough.
+    /// Waits in line for room in the group, until the request is granted, the time is over, a
+    /// signal arrives, or the other members have no charge left. Without the `time` of the group's
+    /// options, waits only while the members that are asked hold enough.
     fn wait(
         &self,
         refused: Refused,
