@@ -213,8 +213,6 @@ impl<'a> Request<'a, '_> {
             && self.bytes <= self.member.max(self.device)
             && let Some(level) = self.line_ahead()
         {
-            // Whether outsiders may make room is known only after a look.
-            let _ = self.look(false);
             return Err(self.refused_at(level));
         }
         if insistence == Insistence::AtOnce {

@@ -72,16 +72,15 @@ fn change(call: Call, exec: GraphExec, source: Source, real: &dyn Real) -> Statu
         None if bound.is_none() || handles.knows(Kind::Code, kernel) => unseen.push(kernel),
         bytes => known = known.max(bytes.or(bound).unwrap_or(0)),
     });
-    if !unseen.iter().all(|code| handles.knows(Kind::Code, *code)) {
+    if unseen.is_empty() {
+        if known == 0 {
+            return real.call();
+        }
+        if let Some(status) = change_within(call, exec, known, real) {
+            return status;
+        }
+    } else if !unseen.iter().all(|code| handles.knows(Kind::Code, *code)) {
         return change_unknown(call, exec, source, real);
-    }
-    if known == 0 && unseen.is_empty() {
-        return real.call();
-    }
-    if unseen.is_empty()
-        && let Some(status) = change_within(call, exec, known, real)
-    {
-        return status;
     }
     let device = match call.process.current_device() {
         Ok(device) => device,

@@ -142,27 +142,6 @@ fn a_request_waits_until_a_stranger_makes_room() {
     world.judge_end(CAPACITY);
 }
 
-/// In line, too, a request waits for a stranger, though no other member has memory to give back.
-#[test]
-fn a_request_waits_behind_one_that_waits_for_a_stranger() {
-    let world = world();
-    world.settings(&["on_limit=wait", "wait_timeout=1h", "count_context=no"]);
-    let mut other = stranger(&world);
-    let mut programs = [world.on_gpu(), world.on_gpu()];
-    other.expect(&[("alloc a 5G", "0")]);
-    for program in &mut programs {
-        program.tell("alloc a 512M");
-        program.waits_on();
-    }
-    other.expect(&[("free a", "0")]);
-    for mut program in programs {
-        assert_eq!(program.answer(), "0");
-        program.end();
-    }
-    other.end_quietly();
-    world.judge_end(CAPACITY);
-}
-
 /// Two members that wait for each other's memory wait for ever; not so if a stranger has enough.
 #[test]
 fn a_standstill_counts_requests_that_wait_for_it() {
