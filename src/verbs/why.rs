@@ -158,9 +158,9 @@ fn how_full(
     };
     let text = match recovered {
         0 => format!(
-            "No refusal{of} is on record. If a program failed all the same, the pool of its framework \
-             was full (JAX, TensorFlow), or it looked at the free memory and did not ask (vLLM): \
-             give it a larger limit or share. Else the host lacked memory (RAM)."
+            "No refusal{of} is on record. If a program failed all the same, the pool of its \
+             framework was full (JAX, TensorFlow), or it looked at the free memory and did not \
+             ask (vLLM): give it a larger limit or share. Else the host lacked memory (RAM)."
         ),
         _ => format!(
             "Nothing is to be done: after each refusal{of} on record the program got as much \
