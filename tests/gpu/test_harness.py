@@ -265,7 +265,7 @@ class Refusal(Case):
     def test_the_line_as_documented(self) -> None:
         line = (
             "gpulimit: refused cuMemAlloc of 2.0 GiB on GPU 0 (GPU-1a2b…): 500.0 MiB left"
-            " of 4.0 GiB in train; pid 4711 (python) 3.6 GiB: allocations 3.1, driver 0.5."
+            " of 4.0 GiB in train; most is used by pid 4711 (python) 3.6 GiB."
             " `gpulimit why` explains it"
         )
         found = LINE.match(line)

@@ -184,7 +184,7 @@ fn launch_unknown(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real)
         None => device.capacity,
     };
     let status = measured::unknown(call, &most, real, None);
-    if is_capturing(call.symbol, stream) {
+    if status != SUCCESS || is_capturing(call.symbol, stream) {
         ask_for_graph(call, what, status);
         return status;
     }

@@ -28,11 +28,17 @@ fn the_level_without_room_refuses_and_is_named() {
     assert!(charged(&world, "a") >= CONTEXT + 300 * MIB);
     assert!(charged(&world, "b") >= CONTEXT + 200 * MIB);
     world.judge(cap);
-    let holder = format!("; pid {} (gpu-script) ", a.pid());
+    let holder = format!("pid {} (gpu-script) ", a.pid());
     let (_, errors) = a.end();
-    assert!(errors.contains(" in world/a; pid"), "{errors}");
+    assert!(
+        errors.contains(" in world/a; most is used by pid"),
+        "{errors}"
+    );
     let (_, errors) = b.end();
-    assert!(errors.contains(" in world; pid"), "{errors}");
+    assert!(
+        errors.contains(" in world; most is used by pid"),
+        "{errors}"
+    );
     // The line names the holders in the group that is full, and the command that explains it.
     assert!(errors.contains(&holder), "{errors}");
     let next = ". `gpulimit why` explains it\n";
@@ -136,7 +142,10 @@ fn other_groups_never_get_memory_kept_by_min() {
     kept.expect(&[("alloc y 300M", "2")]);
     world.judge(cap);
     let (_, errors) = other.end();
-    assert!(errors.contains(" for other groups; pid"), "{errors}");
+    assert!(
+        errors.contains(" for other groups; most is used by pid"),
+        "{errors}"
+    );
     drop(kept);
     world.judge_end(cap);
 }

@@ -189,9 +189,12 @@ fn an_empty_environment_is_limited_by_a_rule() {
         ("alloc a 400M", "0"),
     ]);
     let (_, errors) = bob.end();
-    assert!(errors.contains(" in lab; pid"), "{errors}");
+    assert!(errors.contains(" in lab; most is used by pid"), "{errors}");
     let (_, errors) = alice.end();
-    assert!(errors.contains(" in lab/alice; pid"), "{errors}");
+    assert!(
+        errors.contains(" in lab/alice; most is used by pid"),
+        "{errors}"
+    );
     assert!(machine.world.machine().peak() <= 3000 * MIB);
     // The policy exempts root.
     let mut root = machine.start(0, &[]);
@@ -372,10 +375,10 @@ fn a_refusal_names_the_other_users() {
     bob.expect(&[("start", "0 0"), ("alloc a 600M", "2")]);
     let (own, other) = (bob.pid(), alice.pid());
     let (_, errors) = bob.end();
-    assert!(errors.contains(" in lab; pid"), "{errors}");
+    assert!(errors.contains(" in lab; most is used by pid"), "{errors}");
     for holder in [
-        format!("; pid {other} (gpu-script, alice) 1.9 GiB: "),
-        format!("; pid {own} (gpu-script) 518.0 MiB: "),
+        format!(" pid {other} (gpu-script, alice) 1.9 GiB, "),
+        format!(" pid {own} (gpu-script) 518.0 MiB. "),
     ] {
         assert!(errors.contains(&holder), "{holder}: {errors}");
     }

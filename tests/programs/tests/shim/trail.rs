@@ -54,9 +54,9 @@ fn a_refused_job_leaves_its_events() {
 
     let refused = events(&world, &["--kind", "refusal"]);
     assert_eq!(refused.len(), 2, "{refused:#?}");
-    // Later requests of a process share a line with its first.
+    // The requests of a process share a line, which has the figures of the last one.
     for (event, kind, pid, bytes, used, count) in [
-        (&refused[0], "run-", pid, 600 * MIB, CONTEXT + 100 * MIB, 3),
+        (&refused[0], "run-", pid, 700 * MIB, CONTEXT + 100 * MIB, 3),
         (&refused[1], "job-", other_pid, 700 * MIB, CONTEXT, 1),
     ] {
         assert_eq!(event["count"], count, "{event}");

@@ -76,7 +76,7 @@ impl Load {
             "queue",
             &["max=2G", "on_limit=wait", "wait_timeout=1h", "low=1G"],
         );
-        world.below("other", &["max=1G", "min=512M"]);
+        world.below("other", &["max=1G", "min=512M", "keep_free=1M"]);
         let mut holder = world.on_gpu_in("queue");
         holder.expect(&[("alloc a 900M", "0")]);
         let mut waiter = world.on_gpu_in("queue");
