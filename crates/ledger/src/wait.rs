@@ -343,10 +343,15 @@ impl Standstill {
     }
 
     /// Returns whether all members that hold memory stand still, of the device or of any, so that
-    /// none of them will give memory back, and this process has waited the shortest of them.
+    /// none of them will give memory back, and this process has waited the shortest of them. A
+    /// suspended member gives nothing back, either: its reserve stays charged.
     pub fn is_for_ever(&self, slot: &Slot, device: DeviceIndex) -> bool {
+        let ledger = slot.ledger();
+        let is_suspended =
+            |index| DeviceIndex::all().any(|device| ledger.suspended(index, device) > 0);
         let holds = |index: usize, device| {
-            granted(slot.ledger().word(index, device).load(Ordering::Relaxed)) > 0
+            let word = ledger.word(index, device).load(Ordering::Relaxed);
+            granted(word) > 0 && (index == slot.index() || !is_suspended(index))
         };
         self.stops_all(slot, |index| holds(index, device))
             || self.stops_all(slot, |index| DeviceIndex::all().any(|it| holds(index, it)))
@@ -580,6 +585,10 @@ mod tests {
         assert_eq!(verdict(), (false, true));
         other.word(device).store(1, Ordering::Relaxed);
         assert_eq!(verdict(), (false, false));
+        let suspended = &other.stats(scratch.other).suspended;
+        suspended.store(1, Ordering::Relaxed);
+        assert_eq!(verdict(), (false, true), "its reserve alone is charged");
+        suspended.store(0, Ordering::Relaxed);
         for (waited, stands, seen) in [(8_500, 10, 0), (8_500, STILL_MS, ABSENT_MS + 1_000)] {
             still(&other, device, waited, stands);
             let looked = &other.waiting().still_seen;
