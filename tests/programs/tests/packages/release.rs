@@ -119,9 +119,11 @@ fn the_image_shows_the_demo() {
         skip("the image's base could not be fetched");
         return;
     }
-    // Images in memory and of the test's own. Limits that a sandbox allows, and no network.
+    // Images in memory and of the test's own. Limits that a sandbox allows, and no network. Podman
+    // wants a short path for what runs.
     let run = format!(
-        "podman --root \"$0/images\" --runroot \"$0/run\" --storage-driver vfs run --rm \
+        "run=$(TMPDIR=/tmp mktemp -d); trap 'rm -rf \"$run\"' EXIT
+         podman --root \"$0/images\" --runroot \"$run\" --storage-driver vfs run --rm \
          --network none --ulimit nofile=1024:1024 --ulimit nproc=1024:1024 oci-archive:{} --fast",
         image.display()
     );
