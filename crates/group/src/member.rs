@@ -883,9 +883,11 @@ impl Station {
         self.protected.above(&self.ledger, index, child)
     }
 
-    /// Returns whether members other than this process have anything charged on the device.
+    /// Returns whether members other than this process have anything charged on the device, or
+    /// anything is kept for their jobs.
     pub(super) fn others_hold(&self, index: DeviceIndex) -> bool {
         self.ledger.charged(index) > self.slot.charged(index)
+            || self.slot.rooms_of_others(index) > 0
     }
 
     /// Returns the most bytes that a charge may reach, with or without those above `high`.
