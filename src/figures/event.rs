@@ -167,7 +167,7 @@ impl Line {
             EventKind::Reap => {
                 format!("{who} ended, and the {bytes} that it held were given back to the group")
             }
-            EventKind::Kill => format!("{who} was killed or told to end while it used {bytes}"),
+            EventKind::Kill => format!("{who} was killed or told to end while it held {bytes}"),
             EventKind::Limits => format!("changed by {who}"),
             EventKind::Oom => {
                 format!(

@@ -8,6 +8,7 @@ use crate::machine::{accounts, nvml::Driver, pids::Pids};
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_base::proc;
+use gpulimit_base::units::gib;
 use gpulimit_group::{Group, is_within};
 use gpulimit_ledger::{Category, DeviceUsage, Errand, ProcessUsage};
 use serde_json::Value;
@@ -335,16 +336,29 @@ impl Process {
         }
     }
 
-    /// Notes which processes are suspended, as the driver says.
+    /// Notes which processes are suspended, as the driver says; also by another tool.
     pub fn confirm(&mut self, away: &[u32]) {
         self.is_confirmed = self.pid.is_some_and(|pid| away.contains(&pid));
+        if self.is_confirmed && self.state == "running" {
+            self.state = "suspended";
+        }
+    }
+
+    /// Returns the bytes for which a command that resumes the process waits: charges come back
+    /// before the memory.
+    pub fn returning(&self) -> Option<u64> {
+        let bytes = self.bytes(|parts| parts.suspended);
+        bytes.filter(|bytes| *bytes > 0 && self.state == "resuming")
     }
 
     /// Returns the state for printing: one with a question mark has only been read in the ledger.
     fn state_text(&self) -> String {
         let is_doubtful = matches!(self.state, "suspended" | "frozen") && !self.is_confirmed;
-        let state = || self.state.to_owned() + if is_doubtful { "?" } else { "" };
-        self.waits.as_ref().map_or_else(state, Waiter::to_string)
+        match (&self.waits, self.returning()) {
+            (Some(waits), _) => waits.to_string(),
+            (None, Some(bytes)) => format!("waits for {}", gib(bytes)),
+            (None, None) => self.state.to_owned() + if is_doubtful { "?" } else { "" },
+        }
     }
 
     fn state_by(&self) -> &'static str {

@@ -330,10 +330,11 @@ fn above_max(view: &View, driver: Option<&Driver>) -> Vec<String> {
         let usage = usage.charged.saturating_sub(usage.idle);
         (usage > max).then(|| {
             format!(
-                "applied; usage {usage} of GPU {gpu} is above the new max {max}: growth is refused \
-                 until the usage falls",
+                "applied; usage {usage} of GPU {gpu} is {more} above the new max {max}: growth is \
+                 refused until the usage falls",
                 usage = gib(usage),
                 gpu = groups::label(device.id, driver),
+                more = gib(usage - max),
                 max = gib(max)
             )
         })

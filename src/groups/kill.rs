@@ -9,7 +9,7 @@ use gpulimit_base::identity::Identity;
 use gpulimit_base::proc;
 use gpulimit_group::{Group, Look, Target, Targets, system_log};
 use gpulimit_ledger::{
-    Cause, Details, EventKind, Happening, Holding, Ledger, NoWitness, ProcessUsage,
+    Cause, Details, DeviceUsage, EventKind, Happening, Holding, Ledger, NoWitness, ProcessUsage,
 };
 use std::collections::BTreeSet;
 use std::io::{Error, ErrorKind};
@@ -227,12 +227,13 @@ pub fn send(
 
 /// Records that this process has sent a signal to a process of a group.
 fn record(group: &Group, ledger: &Ledger, process: &ProcessUsage, signal: i32) {
-    let most = process.devices.iter().max_by_key(|usage| usage.charged);
+    let held = |usage: &DeviceUsage| usage.charged.saturating_add(usage.suspended);
+    let most = process.devices.iter().max_by_key(|usage| held(usage));
     let happening = Happening {
         kind: EventKind::Kill,
         device: most.map(|usage| usage.device),
         process: process.identity,
-        bytes: most.map_or(0, |usage| usage.charged),
+        bytes: most.map_or(0, held),
         charged: most.map_or(0, |usage| ledger.charged(usage.device)),
         max: u64::MAX,
     };

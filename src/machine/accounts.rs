@@ -55,9 +55,13 @@ impl Accounts for Database {
     }
 }
 
-/// Returns the name of a user, or the number if the user has no name.
+/// Returns the name of a user, or the number if the user has no name. The largest number stands for
+/// a user who is not known.
 pub fn user_name(uid: u32) -> String {
-    known_name(uid).unwrap_or_else(|| uid.to_string())
+    match uid {
+        u32::MAX => "unknown".into(),
+        uid => known_name(uid).unwrap_or_else(|| uid.to_string()),
+    }
 }
 
 /// Returns the name of a user; `None` if the database does not know the user.
@@ -160,6 +164,7 @@ mod tests {
     fn numbers_and_names() {
         assert_eq!(user_name(0), "root");
         assert_eq!(user_name(4_123_456_789), "4123456789");
+        assert_eq!(user_name(u32::MAX), "unknown");
         for lookup in [user_id, unix_group_id] {
             assert_eq!(lookup("root"), Some(0));
             assert_eq!(lookup("4123456789"), Some(4_123_456_789));

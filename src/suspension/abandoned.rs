@@ -7,9 +7,11 @@ use super::subjects::{Subject, candidates};
 use super::world::{Machine, Stop};
 use crate::groups::Selection;
 use crate::groups::budget::{Budget, VERB};
+use crate::machine::nvml::Driver;
 use crate::shown::output;
+use gpulimit_base::process::FIRST_PID_NS;
 use gpulimit_group::Group;
-use gpulimit_ledger::Ledger;
+use gpulimit_ledger::{Category, Ledger, NoWitness};
 use gpulimit_suspend::State;
 use std::sync::mpsc;
 use std::thread;
@@ -52,22 +54,41 @@ pub fn settle_abandoned(selection: &Selection) {
     }
 }
 
-/// Returns the pids of the processes of these groups that are suspended, as the driver says.
-/// Changes nothing. Call before this process starts threads.
-pub fn confirmed(selection: &Selection) -> Vec<u32> {
+/// Returns the pids of the processes of these groups that are suspended, as the driver says. Loading
+/// the driver may take seconds, so it is asked only about processes that are suspended or that NVML
+/// does not list. Changes nothing. Call before this process starts threads.
+pub fn confirmed(selection: &Selection, gpus: Option<&Driver>) -> Vec<u32> {
     let mut away = Vec::new();
-    let groups = groups_with(selection, Ledger::has_suspended);
+    let groups = groups_with(selection, |ledger| {
+        ledger.has_suspended() || gpus.is_some_and(|gpus| has_hidden(ledger, gpus))
+    });
     if !groups.is_empty()
         && let Ok(checkpoints) = Checkpoints::load()
     {
-        let is_away = |state| state == Some(State::Checkpointed);
-        let of = move |group: &Group, checkpoints: &Checkpoints| {
-            let away = subjects(group).filter(|one| is_away(driver_state(one, checkpoints)));
+        let of = |group: &Group, checkpoints: &Checkpoints| {
+            let state = |one: &Subject| driver_state(one, checkpoints);
+            let away = subjects(group).filter(|one| state(one) == Some(State::Checkpointed));
             away.map(|one| one.target.pid).collect()
         };
         ask(groups, checkpoints, of, |pid| away.push(pid));
     }
     away
+}
+
+/// Returns whether a process is charged for memory which NVML does not show: another tool may have
+/// suspended it. Only in the first pid namespace does NVML show all processes.
+fn has_hidden(ledger: &Ledger, gpus: &Driver) -> bool {
+    let processes = ledger.processes(&NoWitness);
+    ledger.devices().iter().any(|device| {
+        let listed = gpus.processes(&device.id);
+        let is_hidden = |pid| listed.as_ref().is_some_and(|them| !them.contains_key(pid));
+        processes.iter().any(|process| {
+            let (usage, identity) = (process.on(device.index), &process.identity);
+            let is_seen = process.alive && identity.pid_ns == FIRST_PID_NS;
+            let managed = usage.by[Category::Managed as usize];
+            is_seen && usage.in_use() > managed && is_hidden(&identity.pid)
+        })
+    })
 }
 
 /// Asks the driver in a thread about the processes of each group, and tells what it finds. Returns
@@ -109,17 +130,17 @@ pub fn groups_with(selection: &Selection, is_so: impl Fn(&Ledger) -> bool) -> Ve
     selection.groups.iter().filter(is_so).cloned().collect()
 }
 
-/// Returns the driver's state of a suspended process. Takes no lock: a command that resumes the
-/// process does not notice the look.
+/// Returns the driver's state of a process on which no command is at work. Takes no lock: a command
+/// that resumes the process does not notice the look.
 fn driver_state(subject: &Subject, checkpoints: &Checkpoints) -> Option<State> {
-    let is_left = subject.is_suspended() && !subject.ledger().has_actor(subject.identity());
-    let may_ask = is_left && subject.is_answered_for();
+    let may_ask = !subject.ledger().has_actor(subject.identity()) && subject.is_answered_for();
     may_ask.then(|| checkpoints.state(subject.target.pid).ok())?
 }
 
 /// Ends the work of dead commands on the processes of a group. Returns a line for each process.
 fn settle_in(group: &Group, checkpoints: &Checkpoints) -> Vec<String> {
-    let found = subjects(group).filter_map(|subject| {
+    let left = subjects(group).filter(|one| one.is_suspended() || one.is_abandoned());
+    let found = left.filter_map(|subject| {
         let is_abandoned = subject.is_abandoned() && subject.is_answered_for();
         match driver_state(&subject, checkpoints) {
             _ if is_abandoned => {}

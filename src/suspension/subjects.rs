@@ -89,6 +89,9 @@ pub fn candidates(
     let ledger = match (group.ledger(), pids) {
         (Ok(ledger), _) => ledger,
         (Err(_), Some(_)) => return Ok(Vec::new()),
+        (Err(error), None) if groups::is_denied(&error) => {
+            return Err(groups::unreadable(group.ledger_path()));
+        }
         (Err(error), None) => return Err(error.into()),
     };
     let own = Identity::of_self();

@@ -889,11 +889,12 @@ impl World for Machine<'_> {
             fits?;
             if !has_room {
                 self.go_on()?;
+                let free = gib(self.checkpoints.gpus.free(&id).unwrap_or(0));
                 return Err(Failure::new(format_args!(
-                    "GPU {gpu} has {free} free, and {coming} are needed{kept}: other programs, \
-                     which `gpulimit top` and `nvidia-smi` show, use the rest; all processes stay \
-                     suspended",
-                    free = gib(self.checkpoints.gpus.free(&id).unwrap_or(0)),
+                    "GPU {gpu} has {less}{free} free, and {coming} are needed{kept}: other \
+                     programs, which `gpulimit top` and `nvidia-smi` show, use the rest; all \
+                     processes stay suspended",
+                    less = free.less_than(coming.bytes),
                     coming = gib(coming.bytes),
                     kept = match coming.keep_free {
                         0 => String::new(),

@@ -146,7 +146,7 @@ pub fn ps(args: &Args) -> Result<ExitCode, Failure> {
     if args.outside {
         return outside(args, &devices, driver);
     }
-    let away = confirmed(&Selection::of(args.group.as_deref())?);
+    let away = confirmed(&Selection::of(args.group.as_deref())?, driver);
     args.watch.rounds(|| round(args, &devices, driver, &away))
 }
 

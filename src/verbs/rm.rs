@@ -69,10 +69,8 @@ pub fn rm(args: &Args) -> Result<ExitCode, Failure> {
     if args.answer.json {
         args.answer.tell(&done);
     } else if status != ExitCode::SUCCESS {
-        let removed = done
-            .iter()
-            .map(|(name, _)| format!("group '{name}' was removed"));
-        output::notes(&removed.collect::<Vec<_>>());
+        let removed = |(name, _): &Change| format!("group '{name}' was removed");
+        output::notes(&done.iter().map(removed).collect::<Vec<_>>());
     }
     Ok(status)
 }
@@ -165,6 +163,14 @@ fn remove_one(
                 }
                 thread::sleep(Duration::from_millis(5));
                 wait.set(wait.get().saturating_sub(start.elapsed()));
+            }
+            Err(GroupError::InUse { name }) if !Ledger::is_used(&group.ledger_path()) => {
+                // `run` names the group after its process.
+                let pid = group.name().rsplit('-').nth(1).unwrap_or_default();
+                return Err(Failure::new(format_args!(
+                    "group '{name}' was made for process {pid}, which still runs and may use it: \
+                     end it first"
+                )));
             }
             removed => {
                 removed?;

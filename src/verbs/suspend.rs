@@ -111,7 +111,7 @@ pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
     let group = args.which.group.as_deref();
     let status = report(&subjects, &before, &[], group, args.json)?;
     match !subjects.is_empty() && subjects.iter().all(Subject::is_gone) {
-        true => Err(nothing("all processes have ended meanwhile")),
+        true => Err(nothing("all processes have ended or called exec meanwhile")),
         false if starts => Ok(ExitCode::FAILURE),
         false => Ok(status),
     }

@@ -70,6 +70,31 @@ fn a_group_stays_for_a_command_that_uses_cuda_late() {
 }
 
 #[test]
+fn the_process_that_keeps_a_jobs_group_is_named() {
+    let place = Place::new();
+    let script = "echo $GPULIMIT_GROUP; exec env -i cat";
+    let (mut child, group) = start(&place, &["--max", "4G"], script);
+    let pid = child.id();
+    let expected = format!("group '{group}' was made for process {pid}, which still runs");
+    // Until `env` runs, the environment names the group.
+    wait_until("the process is named", || {
+        let error = place.refused(1, &["rm", "--recursive", "--force", &group]);
+        assert!(error.contains(&format!("process {pid}")), "{error}");
+        error.contains(&expected)
+    });
+    drop(child.stdin.take());
+    child.wait().expect("ended");
+    place.said(&["rm", &group]);
+}
+
+#[test]
+fn a_jobs_group_that_is_elsewhere_need_not_have_ended() {
+    let error = Place::new().refused(1, &["set", "run-1-2", "max=1G"]);
+    let expected = "its job has ended, or is in another root; name another group";
+    assert!(error.contains(expected), "{error}");
+}
+
+#[test]
 fn ended_jobs_are_hidden_until_the_next_cleanup() {
     let place = Place::new();
     place.said(&["create", "lab", "max=8G"]);

@@ -1,8 +1,9 @@
 //! `run`
 
-use crate::place::{GIB, GPU, Place, Running, library, text};
+use crate::place::{GIB, GPU, Nothing, Place, Running, library, text, wait_until};
 use crate::signals::shell;
 use gpulimit_base::units::Size;
+use gpulimit_group::Insistence;
 use gpulimit_limits::{Key, LimitSet, Selector};
 use gpulimit_support::executable;
 use std::fs;
@@ -359,6 +360,26 @@ fn a_group_of_the_deepest_level_has_no_jobs_below() {
         "echo $GPULIMIT_GROUP",
     ]);
     assert_eq!(out.trim(), deep);
+}
+
+/// A named group has the peak of all its jobs on record. That of this second may be an older one.
+#[test]
+fn stat_says_the_peak_since_the_command_began() {
+    let place = Place::new();
+    place.group("lab", Size::Bytes(8 * GIB));
+    let (other, device) = place.member("lab");
+    let charged = other.charge(&device, 5 * GIB, &Nothing, Insistence::Full);
+    charged.expect("fits");
+    other.uncharge(&device, 5 * GIB);
+    drop(other);
+    let member = member();
+    let mut arguments = vec!["run", "--stat", "--name", "lab", "--"];
+    arguments.extend(member.iter().map(String::as_str));
+    wait_until("no older figure is in the way", || {
+        let said = text(&place.output(&arguments).stderr);
+        assert!(!said.contains(", peak 5.0 GiB,"), "{said}");
+        said.contains("1.0 GiB, refused 0")
+    });
 }
 
 #[test]

@@ -25,8 +25,8 @@ fn set_takes_effect_for_members_at_once() {
     let out = place.said(&["set", "lab", "max=4G"]);
     assert!(
         out.contains(
-            "applied; usage 6.0 GiB of GPU GPU-1a2b… is above the new max 4.0 GiB: \
-             growth is refused until the usage falls"
+            "applied; usage 6.0 GiB of GPU GPU-1a2b… is 2.0 GiB above the new max \
+             4.0 GiB: growth is refused until the usage falls"
         ),
         "{out}"
     );

@@ -314,6 +314,7 @@ fn root_runs_a_command_as_another_user() {
         root("65533:65533", &["--name", "all"], "id -u"),
         (Some(0), "65533\n".into())
     );
+    machine.place.group("run-1-2", Size::Max);
     for (user, options, expected) in [
         (
             "65533:65533",
@@ -324,6 +325,11 @@ fn root_runs_a_command_as_another_user() {
             "65533:65533",
             &["--group", "lab"],
             "user 65533 may not run in group 'lab'",
+        ),
+        (
+            "65533:65533",
+            &["--group", "run-1-2"],
+            "user 65533 may not run in group 'run-1-2': name another group, such as one that was",
         ),
         ("65529", &["--max", "1G"], "write UID:GID"),
         ("nobody-here", &["--max", "1G"], "there is no such user"),

@@ -254,8 +254,8 @@ impl fmt::Display for GroupError {
                 match Kind::of(name) {
                     // A user cannot make a group of this name.
                     Kind::Job => f.write_str(
-                        ": its job has ended; name another group, or leave the job with \
-                         `unset GPULIMIT_GROUP`",
+                        ": its job has ended, or is in another root; name another group, or leave \
+                         the job with `unset GPULIMIT_GROUP`",
                     ),
                     Kind::Named => write!(
                         f,
@@ -285,7 +285,7 @@ impl fmt::Display for GroupError {
             Self::Carried { name, pid } => write!(
                 f,
                 "process {pid} may still use group '{name}': its environment names the group, or \
-                 cannot be read; end it first"
+                 cannot be read; end it first, as with `kill {pid}`"
             ),
             Self::Delegated { name, owner } => write!(
                 f,

@@ -61,7 +61,9 @@ impl fmt::Display for Unmoved {
         f.write_str(match self {
             Self::Gone => "the process has ended",
             Self::Unable => "the process has a library that does not know suspensions",
-            Self::Busy => "another command suspends or resumes the process",
+            Self::Busy => {
+                "another command suspends or resumes the process, or waits for room to resume it"
+            }
             Self::Contended => "the group has no room",
             Self::Closed => "the ledger cannot be opened for writing",
         })

@@ -58,6 +58,8 @@ impl fmt::Display for Process<'_> {
         match users.name(process.uid) {
             _ if process.uid == process::uid() => Ok(()),
             Some(name) => write!(f, ", {name}"),
+            // The process was not found.
+            None if process.uid == u32::MAX => Ok(()),
             None => write!(f, ", uid {}", process.uid),
         }
     }
@@ -92,6 +94,9 @@ mod tests {
         for unnamed in [1, 2, 3, 4, 5, u32::MAX] {
             assert_eq!(named(unnamed), format!("uid {unnamed}"));
         }
+        let gone = Identity::of_other(1 << 23);
+        let gone = Users::read(&path).process(&gone).to_string();
+        assert!(!gone.contains("uid"), "{gone}");
         let long = format!("{}:x:9:9::\ncarol:x:10:10::", "n".repeat(33));
         fs::write(&path, &long).expect("written");
         assert_eq!((named(9), named(10)), ("uid 9".into(), "carol".into()));

@@ -63,9 +63,9 @@ fn yama() -> Option<u8> {
 /// about users and Yama are not told apart.
 fn why(own: u32, other: Option<u32>, yama: Option<u8>) -> Denied {
     match (other, yama) {
-        (Some(other), _) if own != 0 && other != own => Denied {
+        (Some(other), scope) if other != own && (own != 0 || scope <= Some(2)) => Denied {
             cause: format!("the process belongs to the user with id {other}"),
-            remedy: "run gpulimit as that user or as root",
+            remedy: "run gpulimit as that user, or as root outside of containers",
         },
         (_, Some(scope @ 1..)) if own != 0 || scope > 2 => Denied::by_yama(scope),
         _ => Denied {
@@ -91,8 +91,13 @@ mod tests {
         assert_eq!(root, "the process belongs to the user with id 0");
         assert_eq!(why(1000, user, Some(1)), Denied::by_yama(1));
         assert_eq!(why(0, user, Some(3)), Denied::by_yama(3), "even root");
-        for (own, yama) in [(1000, Some(0)), (1000, None), (0, Some(1)), (0, None)] {
-            assert!(cause(own, user, yama).contains("a security module"));
+        // Root of a container may lack CAP_SYS_PTRACE.
+        for yama in [Some(0), Some(1), None] {
+            assert!(cause(0, user, yama).ends_with("the user with id 1000"));
+            assert!(cause(0, Some(0), yama).contains("a security module"));
+        }
+        for yama in [Some(0), None] {
+            assert!(cause(1000, user, yama).contains("a security module"));
         }
     }
 

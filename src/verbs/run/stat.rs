@@ -1,6 +1,6 @@
 //! Prints the summary of `run --stat`.
 
-use crate::figures::Gpu;
+use crate::figures::{Gpu, past::second, spans::Span, spans::Window};
 use crate::groups::{self, View};
 use crate::machine::{nvml::Driver, signals::End};
 use crate::shown::output;
@@ -8,12 +8,15 @@ use crate::words::{clock::span, signal};
 use gpulimit_base::units::gib;
 use gpulimit_group::Group;
 use gpulimit_ledger::{DeviceIndex, Ledger, Usage};
+use jiff::Timestamp;
 use std::time::{Duration, Instant};
 
 /// The state of the group when the command began, to compare with at the end.
 pub struct Stat {
     group: Group,
     start: Instant,
+    /// The same time in seconds since 1970.
+    since: u64,
     before: Vec<(DeviceIndex, Usage)>,
 }
 
@@ -30,6 +33,7 @@ impl Stat {
         Self {
             group: group.clone(),
             start: Instant::now(),
+            since: second(Timestamp::now()),
             before: ledger.as_ref().map(usage).unwrap_or_default(),
         }
     }
@@ -73,7 +77,10 @@ impl Stat {
             output::note(&format!(
                 "{name}: GPU {gpu}: {limit}, peak {peak}, refused {refusals}{waited}",
                 gpu = groups::label(device.id, driver),
-                peak = gib(usage.peak)
+                peak = match usage.peak.max(1) > before.peak {
+                    true => gib(usage.peak).to_string(),
+                    false => self.peak(ledger, device.index, &usage),
+                }
             ));
             refused += refusals;
         }
@@ -83,6 +90,18 @@ impl Stat {
                 "{name}: `gpulimit why {name}` explains the refusals"
             ));
         }
+    }
+
+    /// Returns the highest usage of a GPU since the command began, where it was higher before, as
+    /// the group's history says. The first period there may have begun before the command.
+    fn peak(&self, ledger: &Ledger, at: DeviceIndex, usage: &Usage) -> String {
+        let now = usage.charged.saturating_sub(usage.idle);
+        let window = Window::new(self.since, second(Timestamp::now()), now);
+        let spans = window.spans(|resolution| ledger.history(at, resolution));
+        let highest: Vec<_> = spans.iter().map(Span::highest).collect();
+        let most = highest.iter().max().copied().flatten();
+        let at_most = if most == highest[0] { "at most " } else { "" };
+        format!("{at_most}{}", gib(most.unwrap_or(usage.peak)))
     }
 }
 

@@ -106,11 +106,10 @@ impl User {
             };
             if !access.admits(self.uid) && !by_group {
                 return Err(Failure::new(format_args!(
-                    "user {} may not run in group '{}': name another group, or remove this one \
-                     and make it for all users with `gpulimit create {} --members all`",
+                    "user {} may not run in group '{}': name another group, such as one that was \
+                     made for all users (`gpulimit create NAME --members all`)",
                     self.name(),
-                    group.name(),
-                    above.name()
+                    group.name()
                 )));
             }
         }

@@ -292,6 +292,7 @@ fn state(process: &Process) -> String {
     match (&process.waits, process.state) {
         (Some(waits), _) => waits.to_string(),
         (None, "running") => String::new(),
+        (None, "resuming") => sized("waits for", process.returning()).unwrap_or("resuming".into()),
         // On a GPU of which nothing is on the host, there is no figure.
         (None, "suspended") => parts
             .and_then(|parts| sized("suspended", Some(parts.suspended)))

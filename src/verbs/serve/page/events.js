@@ -147,7 +147,7 @@ function sentence(event) {
     case "reap":
       return [...who, ` ended, and the ${bytes} that it held were given back to the group`];
     case "kill":
-      return [...who, ` was killed or told to end while it used ${bytes}`];
+      return [...who, ` was killed or told to end while it held ${bytes}`];
     case "limits":
       return ["limits changed by ", ...who];
     case "asked":

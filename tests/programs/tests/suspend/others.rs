@@ -1,5 +1,7 @@
 //! Suspensions, and what other commands, shells and namespaces make of them.
 
+use gpulimit_base::identity::Identity;
+use gpulimit_base::process::FIRST_PID_NS;
 use gpulimit_programs::world::{self, GROUP, Session, World};
 use serde_json::Value;
 use std::process::Command;
@@ -104,6 +106,33 @@ fn ps_marks_a_state_that_the_driver_does_not_confirm() {
     goes_on(&mut program);
     assert_eq!(shown(&world, &program)["state_by"], "ledger");
     program.end();
+}
+
+/// NVML shows that a process has no memory only in the first pid namespace.
+#[test]
+fn ps_shows_that_another_tool_has_suspended_a_process() {
+    let world = World::new(CAP);
+    let mut program = holder(&world, "300M");
+    let mut looker = Looker::new(&world);
+    let down = match Identity::of_self().pid_ns {
+        FIRST_PID_NS => ("suspended", "driver"),
+        _ => ("running", "ledger"),
+    };
+    let up = ("running", "ledger");
+    for (step, (state, by)) in [
+        ("lock", up),
+        ("checkpoint", down),
+        ("restore", up),
+        ("unlock", up),
+    ] {
+        assert_eq!(looker.say(&format!("{step}-process"), &program), "0");
+        let process = shown(&world, &program);
+        assert_eq!(process["state"], state, "{step}: {process}");
+        assert_eq!(process["state_by"], by, "{step}: {process}");
+    }
+    goes_on(&mut program);
+    program.end();
+    world.judge_end(CAP);
 }
 
 /// The verbs that show leave the work of a dead command as it is, and `ps` names the one that ends

@@ -374,6 +374,7 @@ fn another_users_process_is_refused() {
             refused.expect_failure("the process belongs to the user with id 0; run gpulimit as");
             assert_eq!(looker.state(&program), state);
         }
+        as_stranger(&["suspend", GROUP]).expect_failure("you are not allowed to read");
         // These look only.
         as_stranger(&["ps"]);
         as_stranger(&["gc"]);

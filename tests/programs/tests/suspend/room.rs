@@ -329,9 +329,9 @@ fn a_gpu_that_a_stranger_has_filled_makes_resume_wait() {
     done(&world, &["suspend", GROUP]);
     let before = figures(&world);
     let mut stranger = Session::start(world.bare(world::program()));
-    stranger.expect(&[("start", "0 0"), ("alloc a 2500M", "0")]);
+    stranger.expect(&[("start", "0 0"), ("alloc a 2120M", "0")]);
     let late = run(&world, &["resume", GROUP, "--timeout", "300ms"]);
-    late.expect_failure("use the rest");
+    late.expect_failure("has less than 1.5 GiB free, and 1.5 GiB are needed");
     assert!(
         late.errors.contains("all processes stay suspended"),
         "{late:?}"
@@ -340,6 +340,14 @@ fn a_gpu_that_a_stranger_has_filled_makes_resume_wait() {
     let actor = begin(&world, &["resume", GROUP]);
     assert!(world::eventually(|| world.usage(0).charged >= before.1));
     assert_eq!(shown(&world, &program)["state"], "resuming");
+    for shows in [&["ps"][..], &["top", "--once"]] {
+        let out = done(&world, shows).out;
+        assert!(out.contains("waits for 1.5 GiB"), "{out}");
+    }
+    let other = run(&world, &["suspend", GROUP]);
+    other.expect_failure(
+        "another command suspends or resumes the process, or waits for room to resume it",
+    );
     let command = shown(&world, &actor);
     assert_eq!(command["state"], "running", "{command}");
     assert_eq!(command["total"], before.1, "{command}");

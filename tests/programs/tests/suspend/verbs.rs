@@ -366,6 +366,19 @@ fn processes_that_end_meanwhile_have_no_events() {
 }
 
 #[test]
+fn the_event_of_a_kill_has_what_is_on_the_host() {
+    let world = World::new(CAP);
+    let program = holder(&world, "300M");
+    done(&world, &["suspend", GROUP]);
+    let suspended = figures(&world).1;
+    done(&world, &["kill", GROUP, "--signal", "KILL"]);
+    let killed = world.events(EventKind::Kill)[0].what.bytes;
+    assert!(killed >= suspended, "{killed} of {suspended}");
+    program.kill();
+    world.judge_end(CAP);
+}
+
+#[test]
 fn a_suspension_of_ended_programs_alone_has_failed() {
     let world = World::new(CAP);
     let program = holder(&world, "300M");
@@ -377,7 +390,7 @@ fn a_suspension_of_ended_programs_alone_has_failed() {
     program.kill();
     world.machine().knob("delay", "0");
     let (status, errors) = actor.end();
-    let expected = "all processes have ended meanwhile; nothing was suspended";
+    let expected = "all processes have ended or called exec meanwhile; nothing was suspended";
     assert!(!status.success() && errors.contains(expected), "{errors}");
     world.bury();
     world.judge_end(CAP);
