@@ -33,12 +33,9 @@ impl Line {
         }
     }
 
-    /// Returns the group's limit at the time of the event; `None` for no limit or an unknown one. A
-    /// process that gives back the memory of a dead one does not know the limit; earlier versions
-    /// recorded 0.
+    /// Returns the group's limit at the time of the event; `None` for no limit or an unknown one.
     pub fn max(&self) -> Option<u64> {
-        let is_known = self.event.what.kind != EventKind::Reap;
-        known(self.event.what.max).filter(|_| is_known)
+        known(self.event.what.max)
     }
 
     /// Returns the time of the last event that the line stands for, in microseconds since 1970.

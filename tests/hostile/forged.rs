@@ -35,7 +35,7 @@ const SLOT: u64 = 8 << 10;
 const RING: u64 = 4_096;
 const EVENT: u64 = 128;
 const TRAIL: u64 = BILLS + (64 << 10) + (2 << 20);
-const TRACED: u64 = 512;
+const TRACED: u64 = 1_024;
 
 /// Makes the machine; `None` without root.
 fn world() -> Option<World> {
@@ -142,19 +142,13 @@ fn fill_events(ledger: &Path) {
             bytes,
         ])
     };
-    for number in 0..95 {
-        let at = RING + 64 + number * EVENT;
+    let ring = (0..95).map(|number| (number, RING + 64 + number * EVENT));
+    let trail = (0..4_096).map(|number| (number, TRAIL + number * TRACED));
+    for (number, at) in ring.chain(trail) {
         write(ledger, at, &event(number));
         write(ledger, at + 96, &command);
     }
     write(ledger, RING, &words(&[95]));
-    for number in 0..4_096 {
-        write(
-            ledger,
-            TRAIL + number * TRACED,
-            &[event(number), command.clone()].concat(),
-        );
-    }
     write(ledger, 392, &words(&[4_096, 4_096]));
 }
 

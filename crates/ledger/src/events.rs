@@ -136,24 +136,8 @@ pub(super) fn take(ring: &Ring) -> u64 {
 /// Writes the event whose number was taken.
 pub(super) fn record(ring: &Ring, number: u64, time_us: u64, happening: &Happening, count: u64) {
     let entry = &ring.entries[(number % EVENTS as u64) as usize];
-    let process = &happening.process;
-    let values = [
-        time_us,
-        pack(happening.kind, happening.device),
-        u64::from(process.pid),
-        process.pid_ns,
-        u64::from(process.uid),
-        happening.bytes,
-        happening.charged,
-        happening.max,
-        count,
-    ];
-    stamp::write(&entry.stamp, number, || {
-        for (word, value) in words(entry).into_iter().zip(values) {
-            word.store(value, Ordering::Relaxed);
-        }
-        store_bytes(&entry.command, &process.command);
-    });
+    let write = || entry.store(time_us, happening, count);
+    stamp::write(&entry.stamp, number, write);
 }
 
 /// Returns the time by the wall clock, in microseconds since 1970.
@@ -170,7 +154,7 @@ pub(super) fn pack(kind: EventKind, device: Option<DeviceIndex>) -> u64 {
 }
 
 /// Returns the kind and the device of a word that [`pack`] has made; `None` for an unknown kind.
-pub(super) fn unpack(what: u64) -> Option<(EventKind, Option<DeviceIndex>)> {
+fn unpack(what: u64) -> Option<(EventKind, Option<DeviceIndex>)> {
     let kind = what & ((1 << DEVICE_SHIFT) - 1);
     let kind = EventKind::ALL
         .into_iter()
@@ -179,61 +163,65 @@ pub(super) fn unpack(what: u64) -> Option<(EventKind, Option<DeviceIndex>)> {
     Some((kind, device.and_then(DeviceIndex::new)))
 }
 
-fn words(entry: &EventEntry) -> [&AtomicU64; 9] {
-    [
-        &entry.time,
-        &entry.what,
-        &entry.pid,
-        &entry.pid_ns,
-        &entry.uid,
-        &entry.bytes,
-        &entry.charged,
-        &entry.max,
-        &entry.count,
-    ]
+impl EventEntry {
+    /// Writes an event, without the stamp.
+    pub fn store(&self, time_us: u64, happening: &Happening, count: u64) {
+        let process = &happening.process;
+        for (word, value) in [
+            (&self.time, time_us),
+            (&self.what, pack(happening.kind, happening.device)),
+            (&self.pid, process.pid.into()),
+            (&self.pid_ns, process.pid_ns),
+            (&self.uid, process.uid.into()),
+            (&self.bytes, happening.bytes),
+            (&self.charged, happening.charged),
+            (&self.max, happening.max),
+            (&self.count, count),
+        ] {
+            word.store(value, Ordering::Relaxed);
+        }
+        store_bytes(&self.command, &process.command);
+    }
+
+    /// Reads event `number`. Any member can write any entry: returns `None` for an unknown kind, an
+    /// impossible process or an impossible time.
+    pub fn load(&self, number: u64) -> Option<Event> {
+        let read = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        let (kind, device) = unpack(read(&self.what))?;
+        let time_us = Some(read(&self.time)).filter(|time| *time <= LATEST_US)?;
+        Some(Event {
+            number,
+            time_us,
+            what: Happening {
+                kind,
+                device,
+                process: Identity {
+                    pid: read(&self.pid).try_into().ok()?,
+                    pid_ns: read(&self.pid_ns),
+                    start_time: 0,
+                    uid: read(&self.uid).try_into().ok()?,
+                    command: load_bytes(&self.command),
+                },
+                bytes: read(&self.bytes),
+                charged: read(&self.charged),
+                max: read(&self.max),
+            },
+            count: kind.counted(read(&self.count)),
+        })
+    }
 }
 
-/// Returns the events whose number is `since` or higher. Any member can write any entry, so events
-/// of impossible times are left out.
+/// Returns the events whose number is `since` or higher. Leaves out events that a newer one has
+/// replaced, that a process is writing, and that are impossible.
 pub(super) fn read(ring: &Ring, since: u64) -> Vec<Event> {
     let head = ring.head.load(Ordering::Acquire);
     let first = since.max(head.saturating_sub(EVENTS as u64));
     (first..head)
-        .filter_map(|number| one(ring, number))
-        .filter(|event| event.time_us <= LATEST_US)
+        .filter_map(|number| {
+            let entry = &ring.entries[(number % EVENTS as u64) as usize];
+            stamp::read(&entry.stamp, number, || entry.load(number))?
+        })
         .collect()
-}
-
-/// Reads event `number` from the ring buffer. `None` if a newer event replaced the event or a
-/// process is writing its entry.
-fn one(ring: &Ring, number: u64) -> Option<Event> {
-    let entry = &ring.entries[(number % EVENTS as u64) as usize];
-    let read = || {
-        let numbers = words(entry).map(|word| word.load(Ordering::Relaxed));
-        (numbers, load_bytes(&entry.command))
-    };
-    let (numbers, command) = stamp::read(&entry.stamp, number, read)?;
-    let [time_us, what, pid, pid_ns, uid, bytes, charged, max, count] = numbers;
-    let (kind, device) = unpack(what)?;
-    Some(Event {
-        number,
-        time_us,
-        what: Happening {
-            kind,
-            device,
-            process: Identity {
-                pid: pid as u32,
-                pid_ns,
-                start_time: 0,
-                uid: uid as u32,
-                command,
-            },
-            bytes,
-            charged,
-            max,
-        },
-        count: kind.counted(count),
-    })
 }
 
 #[cfg(all(test, not(loom)))]

@@ -138,7 +138,8 @@ pub(super) struct Signals {
     pub recorded: AtomicU64,
 }
 
-/// One entry of the ring buffer: an event of the group. See `events`.
+/// One event: an entry of the ring buffer, and the beginning of an entry of the trail. See
+/// `events`.
 #[repr(C, align(64))]
 pub(super) struct EventEntry {
     /// The event's number plus 1. The stamp is 0 in an unused entry, and while the event is
@@ -154,7 +155,7 @@ pub(super) struct EventEntry {
     pub bytes: AtomicU64,
     pub charged: AtomicU64,
     pub max: AtomicU64,
-    /// See [`super::Details::count`]. Older builds leave the word of an earlier event.
+    /// See [`super::Details::count`].
     pub count: AtomicU64,
     spare: [AtomicU64; 2],
     pub command: [AtomicU64; EVENT_COMMAND_WORDS],
@@ -437,20 +438,8 @@ pub(super) struct Holder {
 /// An event of the trail.
 #[repr(C, align(64))]
 pub(super) struct TrailEntry {
-    /// The event's number plus 1; 0 while the event is being written, and if the entry was never
-    /// used.
-    pub stamp: AtomicU64,
-    /// Time of the event by the wall clock, in microseconds since 1970.
-    pub time: AtomicU64,
-    /// The kind of the event in the low half, and the device's index plus 1 in the high half.
-    pub what: AtomicU64,
-    pub pid: AtomicU64,
-    pub pid_ns: AtomicU64,
-    pub uid: AtomicU64,
-    pub bytes: AtomicU64,
-    pub charged: AtomicU64,
-    pub max: AtomicU64,
-    pub command: [AtomicU64; EVENT_COMMAND_WORDS],
+    /// The event as in the ring, numbered in the trail.
+    pub event: EventEntry,
     /// Name of the driver function that made the request, padded with zeros.
     pub function: [AtomicU64; FUNCTION_WORDS],
     /// The end of the name of the group where the event happened, relative to the ledger's group,
@@ -463,10 +452,11 @@ pub(super) struct TrailEntry {
     pub cause: AtomicU64,
     /// For a kill, the process that requested it. The pid is 0 if there is none.
     pub by: Holder,
-    /// Later equal events that share the entry: see `trail::repeats`.
+    /// Number of later equal events that share the entry: see `trail::repeats`.
     pub repeats: AtomicU64,
+    /// Time of the last of these, in microseconds since 1970.
+    pub last: AtomicU64,
     /// These are of [`super::Details`]; the owner is stored plus 1, and 0 is none.
-    pub count: AtomicU64,
     pub left: AtomicU64,
     pub outside: AtomicU64,
     pub owner: AtomicU64,
@@ -475,7 +465,7 @@ pub(super) struct TrailEntry {
     /// The end of the name of the process's own group below the group of the event, padded with
     /// zeros.
     pub home: [AtomicU64; TRAIL_GROUP_WORDS],
-    spare: [AtomicU64; 22],
+    spare: [AtomicU64; 19],
 }
 
 /// The events of a group and of the groups below it. A group that keeps no history has no trail.
@@ -598,10 +588,10 @@ const _: () = {
     assert!(offset_of!(DeviceHistory, minutes) == 14_400);
     assert!(offset_of!(DeviceHistory, quarters) == 48_960);
     assert!(offset_of!(DeviceHistory, uncertain) == 65_088);
-    assert!(size_of::<TrailEntry>() == 1024 && offset_of!(TrailEntry, command) == 72);
-    assert!(offset_of!(TrailEntry, group) == 136 && offset_of!(TrailEntry, holders) == 264);
-    assert!(offset_of!(TrailEntry, in_ring) == 584 && offset_of!(TrailEntry, by) == 600);
-    assert!(offset_of!(TrailEntry, repeats) == 664);
+    assert!(size_of::<TrailEntry>() == 1024 && offset_of!(TrailEntry, function) == 128);
+    assert!(offset_of!(TrailEntry, group) == 160 && offset_of!(TrailEntry, holders) == 288);
+    assert!(offset_of!(TrailEntry, in_ring) == 608 && offset_of!(TrailEntry, by) == 624);
+    assert!(offset_of!(TrailEntry, repeats) == 688 && offset_of!(TrailEntry, last) == 696);
     assert!(size_of::<Content>() == (4 + 512 + 8192 + 16 + 512 + 1024) * PAGE);
 };
 

@@ -1,20 +1,19 @@
 //! The trail: the most recent events of a lasting group and of the groups below it, in the ledger
 //! of the lasting group. The trail keeps the events of groups that are gone.
 //!
-//! Entries have stamps, as in `events`. The space for the trail is reserved page by page, when an
-//! event first needs a page. If the file system has no room, the event is left out. Readers touch
-//! only reserved pages.
+//! An entry begins like one of `events`, and adds details. The space for the trail is reserved page
+//! by page, when an event first needs a page. If the file system has no room, the event is left
+//! out. Readers touch only reserved pages.
 
 mod repeats;
 
 pub(super) use repeats::Recent;
 
 use super::atomic::{AtomicU64, Ordering, Word};
-use super::events::{pack, unpack};
+use super::events::pack;
 use super::layout::{self, HOLDERS, Holder, TRAIL, TrailEntry, load_bytes, store_bytes};
 use super::{DeviceIndex, Event, Happening, Ledger, charge, os, stamp};
 use gpulimit_base::identity::Identity;
-use repeats::Repeats;
 
 /// Why a process was killed, or a request refused.
 #[derive(Copy, Clone, Debug, Eq, PartialEq)]
@@ -187,7 +186,7 @@ pub struct TrailEvent {
     /// Number of later events that share the entry: equal ones of the same process. The figures
     /// are those of the last one, and the number in the ring that of the first.
     pub repeats: u64,
-    /// The time of the last of these events, in microseconds since 1970, exact in milliseconds.
+    /// The time of the last of these events, in microseconds since 1970.
     pub last_us: u64,
 }
 
@@ -234,6 +233,10 @@ impl Ledger {
                 .and_then(|entry| self.device(entry.id, entry.capacity).ok()),
             device => device,
         };
+        let happening = &Happening {
+            device,
+            ..*happening
+        };
         let key = Key {
             what: pack(happening.kind, device),
             cause: details.cause.map_or(0, |cause| cause as u64),
@@ -241,46 +244,41 @@ impl Ledger {
             function: padded(details.function.as_bytes()),
             group: end_of(details.group.as_bytes()),
         };
-        let process = &happening.process;
-        let write = |entry: &TrailEntry, number, skipped| {
-            let values = [
-                time_us,
-                in_ring,
-                Repeats::default().word(number),
-                key.what,
-                u64::from(process.pid),
-                process.pid_ns,
-                u64::from(process.uid),
-                happening.bytes,
-                happening.charged,
-                happening.max,
-                key.cause,
-                details.count,
-                details.left,
-                details.outside,
-                details.owner.map_or(0, |owner| u64::from(owner) + 1),
-                details.kept,
-                details.is_unheard.into(),
-            ];
-            for (word, value) in words(entry).into_iter().zip(values).skip(skipped) {
+        let write = |entry: &TrailEntry, first_us| {
+            entry.event.store(first_us, happening, details.count);
+            for (word, value) in [
+                (&entry.last, time_us),
+                (&entry.cause, key.cause),
+                (&entry.left, details.left),
+                (&entry.outside, details.outside),
+                (
+                    &entry.owner,
+                    details.owner.map_or(0, |uid| u64::from(uid) + 1),
+                ),
+                (&entry.kept, details.kept),
+                (&entry.is_unheard, details.is_unheard.into()),
+            ] {
                 word.store(value, Ordering::Relaxed);
             }
             for (holder, holding) in entry.holders.iter().zip(&details.holders) {
                 holder.store(holding.as_ref());
             }
         };
-        if let Some(entry) = self.add_repeat(happening.kind, time_us, &key) {
-            // The time and the numbers stay. A reader may see figures of two of the events.
-            return write(entry, 0, 3);
+        if let Some(entry) = self.repeated(happening.kind, time_us, &key) {
+            // The first time and the numbers stay. A reader may see figures of two of the events.
+            write(entry, entry.event.time.load(Ordering::Relaxed));
+            entry.repeats.fetch_add(1, Ordering::Relaxed);
+            return;
         }
         let reserve = |number| self.reserve_trail(place(number) as u64);
         let Some(number) = take_number(&self.header().trail_head, reserve) else {
             return;
         };
         let entry = self.trail_entry(number);
-        stamp::write(&entry.stamp, number, || {
-            write(entry, number, 0);
-            store_bytes(&entry.command, &process.command);
+        stamp::write(&entry.event.stamp, number, || {
+            write(entry, time_us);
+            entry.in_ring.store(in_ring, Ordering::Relaxed);
+            entry.repeats.store(0, Ordering::Relaxed);
             store_bytes(&entry.function, &key.function);
             store_bytes(&entry.group, &key.group);
             store_bytes(&entry.home, &end_of(details.home.as_bytes()));
@@ -322,83 +320,11 @@ impl Ledger {
         let reserved = self.header().trail_reserved.load(Ordering::Relaxed);
         (first..head)
             .filter(|number| (place(*number) as u64) < reserved)
-            .filter_map(|number| self.one_of_trail(number))
-            .filter(|event| event.last_us <= LATEST_US)
+            .filter_map(|number| {
+                let entry = self.trail_entry(number);
+                stamp::read(&entry.event.stamp, number, || entry.load(number))?
+            })
             .collect()
-    }
-
-    fn one_of_trail(&self, number: u64) -> Option<TrailEvent> {
-        let entry = self.trail_entry(number);
-        let read = || {
-            let numbers = words(entry).map(|word| word.load(Ordering::Relaxed));
-            let command = load_bytes(&entry.command);
-            let function: [u8; FUNCTION_BYTES] = load_bytes(&entry.function);
-            let groups = [&entry.group, &entry.home].map(|name| load_bytes(name));
-            let holders: Vec<Holding> = entry.holders.iter().filter_map(Holder::load).collect();
-            (numbers, command, function, groups, holders, entry.by.load())
-        };
-        let (numbers, command, function, [group, home], holders, by) =
-            stamp::read(&entry.stamp, number, read)?;
-        let [
-            time_us,
-            in_ring,
-            repeats,
-            what,
-            pid,
-            pid_ns,
-            uid,
-            bytes,
-            charged,
-            max,
-            cause,
-            count,
-            left,
-            outside,
-            owner,
-            kept,
-            is_unheard,
-        ] = numbers;
-        let name = |bytes: &[u8; GROUP_BYTES]| text(bytes, "._-/~");
-        let (kind, device) = unpack(what)?;
-        let process = Identity {
-            pid: u32::try_from(pid).ok()?,
-            pid_ns,
-            start_time: 0,
-            uid: u32::try_from(uid).ok()?,
-            command,
-        };
-        let what = Happening {
-            kind,
-            device,
-            process,
-            bytes,
-            charged,
-            max,
-        };
-        let repeats = Repeats::of(repeats, number).filter(|_| kind.repeats());
-        let repeats = repeats.unwrap_or_default();
-        Some(TrailEvent {
-            number,
-            event: Event {
-                number: in_ring,
-                time_us,
-                what,
-                count: kind.counted(count),
-            },
-            group: name(&group)?,
-            home: name(&home)?,
-            function: text(&function, "_")?,
-            holders,
-            cause: Cause::of(cause),
-            by,
-            left,
-            outside,
-            kept,
-            is_unheard: is_unheard != 0,
-            owner: owner.checked_sub(1).and_then(|uid| uid.try_into().ok()),
-            repeats: repeats.count,
-            last_us: repeats.last_us(time_us),
-        })
     }
 
     /// Returns the processes that use the most memory of a device, the largest first. Looks at each
@@ -445,6 +371,36 @@ pub(super) fn take_number(
         }
     }
     None
+}
+
+impl TrailEntry {
+    /// Reads event `number` of the trail; `None` for an impossible one.
+    fn load(&self, number: u64) -> Option<TrailEvent> {
+        let read = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        let event = Event {
+            number: read(&self.in_ring),
+            ..self.event.load(number)?
+        };
+        let name = |words| text(&load_bytes::<GROUP_BYTES>(words), "._-/~");
+        let (repeats, last_us) = self.repeats_of(&event);
+        Some(TrailEvent {
+            number,
+            event,
+            group: name(&self.group)?,
+            home: name(&self.home)?,
+            function: text(&load_bytes::<FUNCTION_BYTES>(&self.function), "_")?,
+            holders: self.holders.iter().filter_map(Holder::load).collect(),
+            cause: Cause::of(read(&self.cause)),
+            by: self.by.load(),
+            left: read(&self.left),
+            outside: read(&self.outside),
+            kept: read(&self.kept),
+            is_unheard: read(&self.is_unheard) != 0,
+            owner: (read(&self.owner).checked_sub(1)).and_then(|uid| uid.try_into().ok()),
+            repeats,
+            last_us,
+        })
+    }
 }
 
 impl Holder {
@@ -504,28 +460,6 @@ const GROUP_BYTES: usize = 8 * layout::TRAIL_GROUP_WORDS;
 /// Returns the index of the entry of an event.
 const fn place(number: u64) -> usize {
     (number % TRAIL as u64) as usize
-}
-
-fn words(entry: &TrailEntry) -> [&AtomicU64; 17] {
-    [
-        &entry.time,
-        &entry.in_ring,
-        &entry.repeats,
-        &entry.what,
-        &entry.pid,
-        &entry.pid_ns,
-        &entry.uid,
-        &entry.bytes,
-        &entry.charged,
-        &entry.max,
-        &entry.cause,
-        &entry.count,
-        &entry.left,
-        &entry.outside,
-        &entry.owner,
-        &entry.kept,
-        &entry.is_unheard,
-    ]
 }
 
 /// Returns bytes padded with zeros. Bytes that do not fit are cut off.

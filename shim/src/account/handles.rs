@@ -4,8 +4,9 @@
 //! Some driver functions crash when they get the handle of a destroyed object (measured). So,
 //! before the program's call, gpulimit passes only handles of this table to driver functions.
 //!
-//! The table can lack a valid handle, because hooks do not see every object. The program's call is
-//! then charged for the most memory that the call can take.
+//! The table can lack a valid handle, because hooks do not see every object. Every handler then
+//! goes one way: it charges the most memory that the call can take (`measured::unknown`), lets the
+//! driver answer, adopts the code that the driver has accepted, and measures.
 
 use parking_lot::RwLock;
 
@@ -50,6 +51,12 @@ impl Handles {
     /// Records a handle that the driver has handed out.
     pub fn insert(&self, kind: Kind, handle: usize, origin: Origin) {
         self.0.write().insert((kind, handle), origin);
+    }
+
+    /// Records a handle that the driver has just handed out or accepted. A known handle keeps its
+    /// origin.
+    pub fn adopt(&self, kind: Kind, handle: usize, origin: Origin) {
+        self.0.write().entry((kind, handle)).or_insert(origin);
     }
 
     /// Returns whether the driver has handed out `handle` and the handle is not destroyed yet.

@@ -11,6 +11,7 @@ use crate::abi::{
     ArrayMemoryRequirements, Context, Device as Ordinal, In, Out, SUCCESS, Status,
 };
 use crate::account::arrays::{Entry, Handle, Kind, Memory, Shape};
+use crate::account::charged::Charged;
 use crate::account::contexts::current_context;
 use crate::account::device::Device;
 use crate::account::driver_part::Prepaid;
@@ -186,14 +187,10 @@ impl Making {
     /// Makes an array of `bytes` bytes that shares its blocks with no other array.
     fn large(&self, bytes: u64, real: &dyn Real) -> Result<Status, Aside> {
         let (call, device) = (self.call, self.device);
-        let mut tries = 0;
-        loop {
-            let mark = call.process.mark();
-            let charged = device.charge(Request::insisting(call.symbol, bytes))?;
+        let make = |charged: Charged<'_>| {
             fault::point("array");
             let status = real.call();
-            let handle = self.handle(status);
-            match handle {
+            match self.handle(status) {
                 Some(handle) => {
                     charged.spend();
                     device.book.add(Category::Arrays, bytes);
@@ -201,19 +198,17 @@ impl Making {
                 }
                 None => drop(charged),
             }
-            let concluded = device.conclude(call.symbol, bytes, status);
-            device.renew(mark);
-            let Err(left) = concluded else {
-                return Ok(status);
-            };
-            if let Some(handle) = handle {
+            status
+        };
+        let undo = || {
+            if let Some(handle) = self.handle(SUCCESS) {
                 end(call, handle.kind, handle.array, &|| {
                     discard(handle);
                     SUCCESS
                 });
             }
-            device.again(call.symbol, bytes, left, &mut tries)?;
-        }
+        };
+        Ok(device.take(call.symbol, bytes, make, undo)?)
     }
 
     /// Charges as many bytes as the driver's reserve paid for `grown` bytes of growth, and refills

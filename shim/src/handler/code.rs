@@ -78,11 +78,10 @@ fn remember_handle(
     status: Status,
     origin: impl Fn() -> Origin,
 ) {
-    let known = &call.process.handles;
     if let (SUCCESS, Some(handle)) = (status, handle.read())
-        && !known.knows(kind, handle)
+        && !call.process.handles.knows(kind, handle)
     {
-        known.insert(kind, handle, origin());
+        call.process.handles.adopt(kind, handle, origin());
     }
 }
 

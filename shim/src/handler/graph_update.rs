@@ -145,10 +145,8 @@ fn change_unknown(call: Call, exec: GraphExec, source: Source, real: &dyn Real) 
         return status;
     }
     let handles = &call.process.handles;
-    if let Source::Kernel(Some(kernel)) = source
-        && !handles.knows(Kind::Code, kernel)
-    {
-        handles.insert(Kind::Code, kernel, Origin::default());
+    if let Source::Kernel(Some(kernel)) = source {
+        handles.adopt(Kind::Code, kernel, Origin::default());
     }
     let (mut most, mut all_known) = (0, true);
     source.each(

@@ -123,9 +123,7 @@ fn listed(
     let count = are().map_or(0, |all| all.min(room));
     let handles = &call.process.handles;
     for code in (0..count as usize).filter_map(|at| list.at(at).read()) {
-        if !handles.knows(Kind::Code, code) {
-            handles.insert(Kind::Code, code, Origin { context, owner });
-        }
+        handles.adopt(Kind::Code, code, Origin { context, owner });
     }
     status
 }

@@ -162,42 +162,19 @@ fn is_known(call: Call, what: Target<'_>, stream: Stream) -> bool {
 /// the launch.
 #[cold]
 fn launch_unknown(call: Call, what: Target<'_>, stream: Stream, real: &dyn Real) -> Status {
-    let handles = &call.process.handles;
-    let per_thread = || match what {
-        Target::Function(function) | Target::OneOfSeveral(function, _)
-            if handles.knows(Kind::Code, function) =>
-        {
-            let device = call.process.current_device().ok()?;
-            // If the function's CUDA library is not loaded yet, the launch also takes memory of
-            // unknown size.
-            let is_there = Lazy::of(call, None, function, 0).is_empty();
-            is_there.then(|| loading::per_thread(call, device, function))
-        }
-        Target::Graph(exec) if handles.knows(Kind::Exec, exec & !1) => {
-            Some(call.process.execs.per_thread(exec & !1))
-        }
-        _ => None,
-    };
-    let per_thread = per_thread();
-    let most = |device: &Device| match per_thread {
-        Some(bytes) => device.kernels.backing(bytes) + FIRST,
-        None => device.capacity,
-    };
-    let status = measured::unknown(call, &most, real, None);
+    let status = measured::unknown(call, measured::ALL, real, None);
     if status != SUCCESS || is_capturing(call.symbol, stream) {
         ask_for_graph(call, what, status);
         return status;
     }
     // gpulimit never learns the needs of an unknown graph, so each launch of the graph is handled
     // here.
-    if let (SUCCESS, Target::Function(function) | Target::OneOfSeveral(function, _)) =
-        (status, what)
+    if let Target::Function(function) | Target::OneOfSeveral(function, _) = what
         && let Some(context) = context_of_accepted(call, stream)
         && let Some(device) = call.process.context_device(context)
     {
-        if !handles.knows(Kind::Code, function) {
-            handles.insert(Kind::Code, function, Origin::default());
-        }
+        let handles = &call.process.handles;
+        handles.adopt(Kind::Code, function, Origin::default());
         Lazy::of(call, None, function, context).loaded(call);
         let need = loading::per_thread(call, device, function);
         loading::has_grown(device, context, need);

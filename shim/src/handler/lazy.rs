@@ -64,9 +64,9 @@ pub fn load(
         let loads = Use::Load;
         let status = loading::run(call, device, holder, loads, lazy.needs, 0, real, None)?;
         if status == SUCCESS {
-            if library.is_none() && !call.process.handles.knows(Kind::Code, handle) {
+            if library.is_none() {
                 let handles = &call.process.handles;
-                handles.insert(Kind::Code, handle, Origin::default());
+                handles.adopt(Kind::Code, handle, Origin::default());
             }
             lazy.loaded(call);
             // Records the load for this context only, because the code of a kernel is loaded in
@@ -105,7 +105,7 @@ pub fn everywhere(call: Call, real: &dyn Real, kernel: Opaque, ordinal: Ordinal)
             let status = measured::unknown(call, &most, real, None);
             if status == SUCCESS {
                 let handles = &call.process.handles;
-                handles.insert(Kind::Code, kernel, Origin::default());
+                handles.adopt(Kind::Code, kernel, Origin::default());
             }
             return Ok(status);
         }

@@ -13,7 +13,6 @@ use crate::account::blocks::{Departure, Large, Taken};
 use crate::account::charged::Charged;
 use crate::account::contexts::{self, current_context};
 use crate::account::device::Device;
-use crate::account::request::Request;
 use crate::account::{BLOCK, round_up};
 use crate::driver::Real;
 use crate::driver::cuda;
@@ -222,32 +221,20 @@ fn large(
     real: impl Fn() -> Status,
     result: impl Fn() -> (Option<DevicePtr>, Option<u64>),
 ) -> Status {
-    let mut tries = 0;
-    loop {
-        let mark = call.process.mark();
-        let request = Request::insisting(call.symbol, round_up(estimate, BLOCK));
-        let Ok(charged) = device.charge(request) else {
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        };
+    let make = |charged: Charged<'_>| {
         fault::point("large");
         let status = real();
-        let (address, size) = result();
-        match (status, address) {
-            (SUCCESS, Some(address)) => {
+        match (status, result()) {
+            (SUCCESS, (Some(address), size)) => {
                 enter_large(charged, device, address, size.unwrap_or(estimate))
             }
             _ => drop(charged),
         }
-        let concluded = device.conclude(call.symbol, estimate, status);
-        device.renew(mark);
-        let Err(left) = concluded else {
-            return status;
-        };
-        give_back(call, address.unwrap_or(0));
-        if let Err(Refused) = device.again(call.symbol, estimate, left, &mut tries) {
-            return CUDA_ERROR_OUT_OF_MEMORY;
-        }
-    }
+        status
+    };
+    let undo = || give_back(call, result().0.unwrap_or(0));
+    let made = device.take(call.symbol, estimate, make, undo);
+    made.unwrap_or(CUDA_ERROR_OUT_OF_MEMORY)
 }
 
 /// Frees an allocation that this call has made, and that left less than `keep_free`.

@@ -7,8 +7,8 @@ use gpulimit_ledger::Category;
 use crate::abi::{
     AllocationHandle, AllocationProp, Device as Ordinal, DevicePtr, In, Out, SUCCESS, Status,
 };
+use crate::account::charged::Charged;
 use crate::account::device::Device;
-use crate::account::request::Request;
 use crate::account::vmm::Announced;
 use crate::account::{BLOCK, round_up};
 use crate::driver::Real;
@@ -36,32 +36,26 @@ pub fn create(
         if !device.may_hold(asked) {
             return Ok(device.note_answer(call.symbol, asked, real.call()));
         }
-        let bytes = round_up(asked, BLOCK);
-        let mut tries = 0;
-        loop {
-            let mark = call.process.mark();
-            let charged = device.charge(Request::insisting(call.symbol, bytes))?;
+        let make = |charged: Charged<'_>| {
             fault::point("vmm");
             let status = real.call();
-            let created = handle.read();
-            match (status, created) {
+            match (status, handle.read()) {
                 (SUCCESS, Some(created)) => {
+                    let bytes = round_up(asked, BLOCK);
                     charged.spend();
                     device.book.add(Category::Vmm, bytes);
                     call.process.vmm.created(created, device.ordinal, bytes);
                 }
                 _ => drop(charged),
             }
-            let concluded = device.conclude(call.symbol, asked, status);
-            device.renew(mark);
-            let Err(left) = concluded else {
-                return Ok(status);
-            };
-            if let Some(created) = created {
+            status
+        };
+        let undo = || {
+            if let Some(created) = handle.read() {
                 release(call, &|| cuda::cuMemRelease(created), created);
             }
-            device.again(call.symbol, asked, left, &mut tries)?;
-        }
+        };
+        Ok(device.take(call.symbol, asked, make, undo)?)
     })
 }
 

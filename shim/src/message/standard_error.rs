@@ -6,12 +6,11 @@
 //! | file | call |
 //! |---|---|
 //! | socket | `sendto` with `MSG_DONTWAIT` and `MSG_NOSIGNAL` |
-//! | pipe | `pwritev2` with `RWF_NOWAIT` (Linux 6.5); before that `vmsplice` with `SPLICE_F_NONBLOCK` |
-//! | terminal | `write` to a separate open file description with `O_NONBLOCK` |
+//! | pipe, terminal | `write` to a separate open file description with `O_NONBLOCK` |
 //! | any other | `write` |
 //!
-//! Where these calls are missing or forbidden, gpulimit uses `poll` and `write`, which seldom
-//! waits.
+//! Pipes and devices first say by `poll` that they have room. Where the file cannot be opened
+//! again, such as a pipe of another user, gpulimit then uses `write`, which seldom waits.
 //!
 //! A cancelled thread can end in the C library's functions, so all system calls are made directly.
 #![allow(unsafe_code)]
@@ -20,7 +19,7 @@ use gpulimit_base::held_signals;
 use std::ffi::{CStr, c_int, c_long};
 use std::io;
 use std::mem::MaybeUninit;
-use std::ptr::{null, null_mut};
+use std::ptr::null;
 
 const DESCRIPTOR: c_int = libc::STDERR_FILENO;
 
@@ -35,8 +34,8 @@ const KERNEL_SET: usize = 8;
 pub fn write(line: &[u8]) {
     match kind() {
         libc::S_IFSOCK => send(line),
-        libc::S_IFIFO => without_signals(|| write_pipe(line)),
-        libc::S_IFCHR => without_signals(|| write_device(line)),
+        libc::S_IFIFO => without_signals(|| write_ready(line, true)),
+        libc::S_IFCHR => without_signals(|| write_ready(line, is_terminal())),
         _ => without_signals(|| plain(DESCRIPTOR, line)),
     }
 }
@@ -92,86 +91,13 @@ fn send(line: &[u8]) {
     };
 }
 
-/// Writes a line to the pipe behind standard error. Returns the error number of the write, 0 on
-/// success.
-fn write_pipe(line: &[u8]) -> c_int {
+/// Writes a line to the pipe or device behind standard error, if it has room. With `again`, opens
+/// the file again. Returns the error number of the write, 0 on success.
+fn write_ready(line: &[u8], again: bool) -> c_int {
     if !is_writable() {
         return 0;
     }
-    let at_once = match write_at_once(line) {
-        libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL => splice(line),
-        written => return written,
-    };
-    match at_once {
-        libc::ENOSYS | libc::EPERM | libc::EACCES => plain(DESCRIPTOR, line),
-        spliced => spliced,
-    }
-}
-
-/// Writes a line with `RWF_NOWAIT`, which pipes support since Linux 6.5. Returns the error number,
-/// 0 on success.
-fn write_at_once(line: &[u8]) -> c_int {
-    let part = part(line);
-    let from_here: c_long = -1;
-    // SAFETY: passes one buffer, which is valid for its length.
-    error(unsafe {
-        libc::syscall(
-            libc::SYS_pwritev2,
-            wide(DESCRIPTOR),
-            &raw const part,
-            1usize,
-            from_here,
-            from_here,
-            wide(libc::RWF_NOWAIT),
-        )
-    })
-}
-
-/// Moves a memory page with the line into the pipe, so that the page cannot change. Returns the
-/// error number or 0.
-fn splice(line: &[u8]) -> c_int {
-    // SAFETY: makes a new anonymous private mapping of at least the line's length.
-    let page = unsafe {
-        libc::mmap(
-            null_mut(),
-            line.len(),
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-            -1,
-            0,
-        )
-    };
-    if page == libc::MAP_FAILED {
-        return libc::ENOMEM;
-    }
-    // SAFETY: the new page has room for the line, as `part` says. The page is not used after
-    // `munmap`.
-    unsafe {
-        page.cast::<u8>()
-            .copy_from_nonoverlapping(line.as_ptr(), line.len());
-        let part = libc::iovec {
-            iov_base: page,
-            iov_len: line.len(),
-        };
-        let spliced = error(libc::syscall(
-            libc::SYS_vmsplice,
-            wide(DESCRIPTOR),
-            &raw const part,
-            1usize,
-            c_long::from(libc::SPLICE_F_NONBLOCK),
-        ));
-        libc::munmap(page, line.len());
-        spliced
-    }
-}
-
-/// Writes a line to the character device behind standard error. Returns the error number of the
-/// write, 0 on success.
-fn write_device(line: &[u8]) -> c_int {
-    if !is_writable() {
-        return 0;
-    }
-    let Some(own) = is_terminal().then(open_terminal).flatten() else {
+    let Some(own) = again.then(open_again).flatten() else {
         return plain(DESCRIPTOR, line);
     };
     let written = plain(own, line);
@@ -186,8 +112,8 @@ fn is_terminal() -> bool {
     unsafe { libc::ioctl(DESCRIPTOR, libc::TCGETS, settings.as_mut_ptr()) == 0 }
 }
 
-/// Opens the terminal once more, because only gpulimit's own writes are allowed to be non-blocking.
-fn open_terminal() -> Option<c_int> {
+/// Opens the file once more, because only gpulimit's own writes are allowed to be non-blocking.
+fn open_again() -> Option<c_int> {
     let flags = libc::O_WRONLY | libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
     // SAFETY: passes a NUL-terminated path.
     let own = unsafe {
@@ -230,13 +156,6 @@ fn is_writable() -> bool {
 fn plain(descriptor: c_int, line: &[u8]) -> c_int {
     // SAFETY: the line is valid for its length.
     error(unsafe { libc::syscall(libc::SYS_write, wide(descriptor), line.as_ptr(), line.len()) })
-}
-
-fn part(line: &[u8]) -> libc::iovec {
-    libc::iovec {
-        iov_base: line.as_ptr().cast_mut().cast(),
-        iov_len: line.len(),
-    }
 }
 
 /// Runs `write`, which returns an error number, and holds back the signals that a failed write

@@ -45,6 +45,13 @@ static void make_pipe(void) {
     reader = ends[0];
 }
 
+// Makes a pipe that this process may not open again.
+static void make_held_pipe(void) {
+    make_pipe();
+    check(fchmod(2, 0) == 0, "fchmod");
+    check(getuid() || setuid(40001) == 0, "setuid");
+}
+
 static void make_sockets(int type) {
     int ends[2];
     check(socketpair(AF_UNIX, type, 0, ends) == 0, "socketpair");
@@ -114,6 +121,12 @@ int main(int count, char **arguments) {
         }
     } else if (!strcmp(kind, "full-pipe")) {
         make_pipe();
+        fill(2);
+    } else if (!strcmp(kind, "held-pipe")) {
+        make_held_pipe();
+        heard = 1;
+    } else if (!strcmp(kind, "full-held-pipe")) {
+        make_held_pipe();
         fill(2);
     } else if (!strcmp(kind, "socket")) {
         make_sockets(SOCK_STREAM);

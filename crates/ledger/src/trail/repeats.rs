@@ -1,19 +1,25 @@
-//! Repeated events: several equal events of a process share an entry of the trail, which counts
-//! them. It has the figures of the last one.
+//! Repeated events: several equal events of a process share an entry of the trail. The entry has
+//! their number, and the figures of the last one.
 //!
 //! A program that tries a refused request again without pause would otherwise replace all other
-//! events of the trail within seconds. Each process remembers the entries that it has written last,
-//! so that it searches no entry of others.
+//! events of the trail within seconds. Only the process that repeats an event counts: it remembers
+//! the entries that it has written last, so that it searches no entry of others.
+//!
+//! Accepted: the entry may lack the last repeat of a process that is killed meanwhile. A process
+//! that stops after its look at an entry, and goes on once the trail has replaced that entry,
+//! leaves its figures and one repeat at another event. [`Ledger::event_count`] is exact.
 
 use super::super::atomic::{AtomicU64, Ordering};
-use super::super::layout::{self, TRAIL, TrailEntry, load_bytes};
-use super::super::{EventKind, Ledger};
-use super::{ATTEMPTS, Key};
+use super::super::layout::{self, TrailEntry, load_bytes};
+use super::super::{Event, EventKind, Ledger};
+use super::Key;
 
-/// The longest pause between two equal events that share an entry, in milliseconds.
-const PAUSE_MS: u64 = 10_000;
-/// The longest time between the first and the last event that share an entry, in milliseconds.
-const SPAN_MS: u64 = 600_000;
+/// The longest pause between two equal events that share an entry, in microseconds.
+const PAUSE_US: u64 = 10_000_000;
+/// The longest time between the first and the last event that share an entry, in microseconds.
+const SPAN_US: u64 = 600_000_000;
+/// The largest number of repeats that is read. Any member can write any number.
+const MOST: u64 = u32::MAX as u64;
 /// Number of entries that a process remembers.
 const RECENT: usize = 16;
 
@@ -27,57 +33,6 @@ impl Recent {
         let place = &self.0[number as usize % RECENT];
         place.store(number.wrapping_add(1), Ordering::Relaxed);
     }
-}
-
-/// The later events that share an entry with their first.
-#[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
-pub(super) struct Repeats {
-    /// Number of later events.
-    pub count: u64,
-    /// Milliseconds from the first event to the last one; the times of both count in whole
-    /// milliseconds.
-    pub span_ms: u64,
-}
-
-impl Repeats {
-    /// Returns the time of the last event, from that of the first, in microseconds: the end of its
-    /// millisecond, which is exact in milliseconds and not before the event.
-    pub fn last_us(self, first_us: u64) -> u64 {
-        match self.count {
-            0 => first_us,
-            _ => (first_us / 1_000 + self.span_ms)
-                .saturating_mul(1_000)
-                .saturating_add(999),
-        }
-    }
-
-    const COUNT: u64 = (1 << 28) - 1;
-    const SPAN_SHIFT: u32 = 28;
-    const SPAN: u64 = (1 << 20) - 1;
-    const LAP_SHIFT: u32 = 48;
-
-    /// Returns the word for the entry of this event. The word names the lap of the trail, so that
-    /// a process that was stopped meanwhile does not count in the entry of another event.
-    pub fn word(self, number: u64) -> u64 {
-        lap(number) << Self::LAP_SHIFT
-            | self.span_ms.min(Self::SPAN) << Self::SPAN_SHIFT
-            | self.count.min(Self::COUNT)
-    }
-
-    /// Reads the word of this event's entry; `None` if the word is of another event or impossible.
-    pub fn of(word: u64, number: u64) -> Option<Self> {
-        let repeats = Self {
-            count: word & Self::COUNT,
-            span_ms: word >> Self::SPAN_SHIFT & Self::SPAN,
-        };
-        let is_possible = word >> Self::LAP_SHIFT == lap(number) && repeats.span_ms <= SPAN_MS;
-        is_possible.then_some(repeats)
-    }
-}
-
-/// Returns how often the trail was full before this event, in 16 bits.
-fn lap(number: u64) -> u64 {
-    (number / TRAIL as u64) & 0xffff
 }
 
 impl EventKind {
@@ -95,9 +50,8 @@ impl EventKind {
 }
 
 impl Ledger {
-    /// Counts an event of this process in the entry of an equal one that this process has added
-    /// shortly before, and returns that entry.
-    pub(super) fn add_repeat(
+    /// Returns the entry of an equal event that this process has added shortly before.
+    pub(super) fn repeated(
         &self,
         kind: EventKind,
         time_us: u64,
@@ -106,11 +60,10 @@ impl Ledger {
         let mut recent = self.recent.0.iter().filter(|_| kind.repeats());
         recent.find_map(|recent| {
             let next = recent.load(Ordering::Relaxed);
-            let number = next.checked_sub(1)?;
-            let entry = self.trail_entry(number);
-            let is_it = entry.stamp.load(Ordering::Acquire) == next
+            let entry = self.trail_entry(next.checked_sub(1)?);
+            let is_it = entry.event.stamp.load(Ordering::Acquire) == next
                 && is_equal(entry, key)
-                && extend(entry, number, time_us);
+                && is_fresh(entry, time_us);
             is_it.then_some(entry)
         })
     }
@@ -125,40 +78,35 @@ impl Ledger {
 
 fn is_equal(entry: &TrailEntry, key: &Key<'_>) -> bool {
     let is = |word: &AtomicU64, value: u64| word.load(Ordering::Relaxed) == value;
-    is(&entry.what, key.what)
+    is(&entry.event.what, key.what)
         && is(&entry.cause, key.cause)
-        && is(&entry.pid, u64::from(key.process.pid))
-        && is(&entry.pid_ns, key.process.pid_ns)
+        && is(&entry.event.pid, u64::from(key.process.pid))
+        && is(&entry.event.pid_ns, key.process.pid_ns)
         && load_bytes::<{ 8 * layout::FUNCTION_WORDS }>(&entry.function) == key.function
         && load_bytes::<{ 8 * layout::TRAIL_GROUP_WORDS }>(&entry.group) == key.group
 }
 
-/// Counts an event in the entry of an earlier one. Returns false if that one is too old.
-fn extend(entry: &TrailEntry, number: u64, time_us: u64) -> bool {
-    let first_us = entry.time.load(Ordering::Relaxed);
-    if time_us < first_us {
-        return false;
-    }
-    let since_ms = time_us / 1_000 - first_us / 1_000;
-    let mut seen = entry.repeats.load(Ordering::Relaxed);
-    for _ in 0..ATTEMPTS {
-        let Some(before) = Repeats::of(seen, number) else {
-            return false;
-        };
-        if since_ms > SPAN_MS || since_ms > before.span_ms + PAUSE_MS {
-            return false;
-        }
-        let after = Repeats {
-            count: before.count + 1,
-            span_ms: before.span_ms.max(since_ms),
-        };
-        let (order, wanted) = (Ordering::Relaxed, after.word(number));
-        match entry.repeats.compare_exchange(seen, wanted, order, order) {
-            Ok(_) => return true,
-            Err(now) => seen = now,
+/// Returns whether an event at this time may share the entry.
+fn is_fresh(entry: &TrailEntry, time_us: u64) -> bool {
+    let [first, last] = [&entry.event.time, &entry.last].map(|word| word.load(Ordering::Relaxed));
+    let is_within = time_us
+        .checked_sub(first)
+        .is_some_and(|since| since <= SPAN_US);
+    is_within && time_us.saturating_sub(last) <= PAUSE_US
+}
+
+impl TrailEntry {
+    /// Returns the number of repeats of the entry's event, and the time of the last one.
+    pub(super) fn repeats_of(&self, event: &Event) -> (u64, u64) {
+        let [count, last] = [&self.repeats, &self.last].map(|word| word.load(Ordering::Relaxed));
+        let is_within = last
+            .checked_sub(event.time_us)
+            .is_some_and(|span| span <= SPAN_US);
+        match count.min(MOST) {
+            count @ 1.. if event.what.kind.repeats() && is_within => (count, last),
+            _ => (0, event.time_us),
         }
     }
-    false
 }
 
 #[cfg(all(test, not(loom)))]
@@ -167,6 +115,7 @@ mod tests {
     use super::super::{Cause, Details, TrailEvent};
     use super::*;
     use crate::Happening;
+    use crate::layout::TRAIL;
     use crate::scratch::Scratch;
     use gpulimit_base::identity::Identity;
 
@@ -208,9 +157,8 @@ mod tests {
         let last = ring.last().expect("the ring has each event");
         assert_eq!(last.number, all - 1);
         let (first, until) = (looped.event.time_us, looped.last_us);
-        assert!(first <= last.time_us && last.time_us <= until);
-        assert!(until < last.time_us + 1_000, "rounded up");
-        assert_eq!(until / 1_000, last.time_us / 1_000, "the same millisecond");
+        assert!(first <= last.time_us);
+        assert_eq!(until, last.time_us);
     }
 
     #[test]
@@ -277,28 +225,27 @@ mod tests {
     #[test]
     fn a_pause_and_a_long_loop_begin_new_entries() {
         let scratch = Scratch::with_history();
-        let age = |number: u64, ms: u64, span_ms: u64| {
+        let age = |number: u64, first_us: u64, span_us: u64| {
             let entry = scratch.trail_entry(number);
-            let now = crate::events::now_us();
-            entry.time.store(now - ms * 1_000, Ordering::Relaxed);
-            let repeats = Repeats { count: 5, span_ms };
-            let word = repeats.word(number);
-            entry.repeats.store(word, Ordering::Relaxed);
+            let first = crate::events::now_us() - first_us;
+            entry.event.time.store(first, Ordering::Relaxed);
+            entry.last.store(first + span_us, Ordering::Relaxed);
+            entry.repeats.store(5, Ordering::Relaxed);
         };
         scratch.record(&refusal(1));
-        age(0, PAUSE_MS / 2, 0);
+        age(0, PAUSE_US / 2, 0);
         scratch.record(&refusal(1));
         assert_eq!(counts(&scratch.trail(0)), [6]);
-        age(0, PAUSE_MS + 1, 0);
+        age(0, PAUSE_US + 1_000, 0);
         scratch.record(&refusal(1));
         assert_eq!(counts(&scratch.trail(0)), [5, 0], "after a pause");
-        age(1, SPAN_MS + 1, SPAN_MS);
+        age(1, SPAN_US + 1_000, SPAN_US);
         scratch.record(&refusal(1));
         assert_eq!(counts(&scratch.trail(0)), [5, 5, 0], "after ten minutes");
         // The wall clock was set back.
         let later = crate::events::now_us() + 5_000_000;
         let entry = scratch.trail_entry(2);
-        entry.time.store(later, Ordering::Relaxed);
+        entry.event.time.store(later, Ordering::Relaxed);
         scratch.record(&refusal(1));
         assert_eq!(counts(&scratch.trail(0)), [5, 5, 0, 0]);
     }
@@ -316,47 +263,35 @@ mod tests {
         let events = scratch.trail(0);
         assert!(events.iter().all(|event| event.repeats == 0));
         assert_eq!(events.last().map(|last| last.event.what.bytes), Some(3));
-        // Its former writer looked at the entry before, and continues now.
-        let (entry, now) = (scratch.trail_entry(0), crate::events::now_us());
-        assert!(!extend(entry, 0, now));
     }
 
     #[test]
-    fn words_that_another_build_or_a_forger_left_count_nothing() {
+    fn words_that_a_forger_left_count_nothing() {
         let scratch = Scratch::with_history();
         scratch.record(&refusal(1));
         let entry = scratch.trail_entry(0);
-        let long = Repeats {
-            count: 9,
-            span_ms: SPAN_MS + 1,
-        };
-        let some = Repeats {
-            count: 9,
-            span_ms: 1,
-        };
+        let what = entry.event.what.load(Ordering::Relaxed);
+        let time = entry.event.time.load(Ordering::Relaxed);
         let kill = EventKind::Kill as u64;
-        for (word, kind) in [
-            (u64::MAX, None),
-            (1 << 48 | 9, None),
-            (long.word(0), None),
-            (some.word(0), Some(kill)),
+        for (last, kind) in [
+            (u64::MAX, what),
+            (time + SPAN_US + 1, what),
+            (time - 1, what),
+            (0, what),
+            (time + 1, kill),
         ] {
-            let what = entry.what.load(Ordering::Relaxed);
-            entry.repeats.store(word, Ordering::Relaxed);
-            entry.what.store(kind.unwrap_or(what), Ordering::Relaxed);
+            entry.repeats.store(9, Ordering::Relaxed);
+            entry.last.store(last, Ordering::Relaxed);
+            entry.event.what.store(kind, Ordering::Relaxed);
             let events = scratch.trail(0);
             assert_eq!(counts(&events), [0]);
-            assert_eq!(events[0].last_us, events[0].event.time_us);
-            entry.what.store(what, Ordering::Relaxed);
+            assert_eq!(events[0].last_us, time);
         }
-        // The count stays at its largest value.
-        let most = Repeats {
-            count: u64::MAX,
-            span_ms: 0,
-        };
-        entry.repeats.store(most.word(0), Ordering::Relaxed);
+        entry.event.what.store(what, Ordering::Relaxed);
+        entry.last.store(time, Ordering::Relaxed);
+        entry.repeats.store(u64::MAX - 1, Ordering::Relaxed);
         scratch.record(&refusal(1));
-        assert_eq!(counts(&scratch.trail(0)), [Repeats::COUNT]);
+        assert_eq!(counts(&scratch.trail(0)), [MOST]);
     }
 
     #[test]

@@ -194,24 +194,38 @@ fn impossible_entries_are_left_out() {
         scratch.record(&happening(bytes));
     }
     let set = |word: &AtomicU64, value| word.store(value, Ordering::Relaxed);
-    set(&entry(&scratch, 0).time, LATEST_US + 1);
-    set(&entry(&scratch, 1).what, 99);
-    set(&entry(&scratch, 2).pid, 1 << 40);
-    set(&entry(&scratch, 3).uid, u64::MAX);
+    set(&entry(&scratch, 0).event.time, LATEST_US + 1);
+    set(&entry(&scratch, 1).event.what, 99);
+    set(&entry(&scratch, 2).event.pid, 1 << 40);
+    set(&entry(&scratch, 3).event.uid, u64::MAX);
     for (number, name) in [(4, "\u{1b}[2J"), (5, "a b"), (6, "a\nb"), (7, "\u{e9}")] {
         store_bytes(&entry(&scratch, number).group, name.as_bytes());
     }
-    set(&entry(&scratch, 8).stamp, 0);
-    let event = entry(&scratch, 9);
-    for word in words(event).iter().skip(5) {
-        set(word, u32::MAX.into());
+    set(&entry(&scratch, 8).event.stamp, 0);
+    let forged = entry(&scratch, 9);
+    for word in [
+        &forged.event.pid_ns,
+        &forged.event.bytes,
+        &forged.event.charged,
+        &forged.event.max,
+        &forged.event.count,
+        &forged.in_ring,
+        &forged.repeats,
+        &forged.last,
+        &forged.cause,
+        &forged.left,
+        &forged.outside,
+        &forged.kept,
+        &forged.is_unheard,
+        &forged.owner,
+        &forged.holders[0].pid,
+    ] {
+        set(word, u64::MAX);
     }
-    set(&event.repeats, u64::MAX);
-    set(&event.what, EventKind::Refusal as u64 | u64::MAX << 32);
-    set(&event.bytes, u64::MAX);
-    set(&event.cause, u64::MAX);
-    set(&event.owner, u64::MAX);
-    set(&event.holders[0].pid, u64::MAX);
+    set(
+        &forged.event.what,
+        EventKind::Refusal as u64 | u64::MAX << 32,
+    );
     let events = scratch.trail(0);
     assert_eq!(numbers(&events), [9]);
     assert_eq!(events[0].event.what.device, None, "of {MAX_DEVICES}");

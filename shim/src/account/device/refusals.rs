@@ -12,7 +12,10 @@ use gpulimit_ledger::{Cause, Holding, Outside};
 use super::Device;
 use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, SUCCESS, Status};
 use crate::account::book::Book;
+use crate::account::charged::Charged;
 use crate::account::pools::STEP;
+use crate::account::request::Request;
+use crate::account::{BLOCK, round_up};
 use crate::driver::figures;
 use crate::refusal::{self, Circumstances, Gpu, Refused};
 use crate::{clock, message};
@@ -46,18 +49,31 @@ impl Device {
         status
     }
 
-    /// Does the same as [`Device::note_answer`] after a call that took new memory. Fails with
-    /// the bytes of [`Device::below`], if the caller has to give the memory back, and call
-    /// [`Device::again`].
+    /// Charges `asked` bytes in whole blocks, and runs `make`, the call that takes them. Where that
+    /// leaves less than `keep_free`, runs `give_back`, and makes the request again.
     #[inline]
-    pub fn conclude(&self, symbol: &'static str, bytes: u64, it: Status) -> Result<(), u64> {
-        if it == SUCCESS
-            && let Some(left) = self.below()
-        {
-            return Err(left);
+    pub fn take(
+        &self,
+        symbol: &'static str,
+        asked: u64,
+        make: impl Fn(Charged<'_>) -> Status,
+        give_back: impl Fn(),
+    ) -> Result<Status, Refused> {
+        let mut tries = 0;
+        loop {
+            let mark = self.process.mark();
+            let status = make(self.charge(Request::insisting(symbol, round_up(asked, BLOCK)))?);
+            let below = (status == SUCCESS).then(|| self.below()).flatten();
+            if below.is_none() {
+                self.note_answer(symbol, asked, status);
+            }
+            self.renew(mark);
+            let Some(left) = below else {
+                return Ok(status);
+            };
+            give_back();
+            self.again(symbol, asked, left, &mut tries)?;
         }
-        self.note_answer(symbol, bytes, it);
-        Ok(())
     }
 
     /// Returns before a request is made again, whose memory was given back because it left no more

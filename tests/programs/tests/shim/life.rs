@@ -236,6 +236,8 @@ fn an_unread_standard_error_blocks_no_program() {
         "pipe",
         "closed-pipe",
         "full-pipe",
+        "held-pipe",
+        "full-held-pipe",
         "pending",
         "socket",
         "closed-socket",
@@ -250,18 +252,6 @@ fn an_unread_standard_error_blocks_no_program() {
     ] {
         let program = world::compile("unread", &[]);
         same_life(&program, &[kind]);
-    }
-}
-
-#[test]
-fn unread_pipes_block_no_program_on_old_kernels() {
-    let (old_kernel, program) = (
-        world::compile("old_kernel", &[]),
-        world::compile("unread", &[]),
-    );
-    let program = program.to_str().expect("UTF-8");
-    for kind in ["pipe", "closed-pipe", "full-pipe"] {
-        same_life(&old_kernel, &["4.13", program, kind]);
     }
 }
 
