@@ -36,7 +36,7 @@ impl Line {
     /// Returns the group's limit at the time of the event; `None` for no limit or an unknown one. A
     /// process that gives back the memory of a dead one does not know the limit; earlier versions
     /// recorded 0.
-    fn max(&self) -> Option<u64> {
+    pub fn max(&self) -> Option<u64> {
         let is_known = self.event.what.kind != EventKind::Reap;
         known(self.event.what.max).filter(|_| is_known)
     }
@@ -206,31 +206,58 @@ impl Line {
         )
     }
 
+    /// Returns whether a limit of the group was the cause of a refusal, as far as it is known.
+    pub fn is_of_group(&self) -> bool {
+        use Cause::{Capacity, Host, KeepFree, Outside};
+        !matches!(self.cause(), Some(Capacity | Host | KeepFree | Outside))
+    }
+
+    /// Returns why the request of a refusal was refused, besides the figures of the limit.
+    pub fn reasons(&self) -> Vec<String> {
+        let Some(refusal) = self.refusal() else {
+            return Vec::new();
+        };
+        let (left, outside) = (gib(refusal.left), gib(refusal.outside));
+        let cause = match refusal.cause {
+            Some(Cause::Standstill) => "its programs wait for each other".to_owned(),
+            Some(Cause::Context) => "a CUDA context needs more than the limit".to_owned(),
+            Some(Cause::Capacity) => format!("larger than the GPU, which has {left}"),
+            Some(Cause::Host) => "by the driver, with room in the group and on the GPU: the host \
+                                  had no memory for it"
+                .to_owned(),
+            Some(Cause::KeepFree) => {
+                let keep = gib(self.event.count);
+                format!(
+                    "keep_free of {} keeps {keep} free: {left} was free",
+                    self.title
+                )
+            }
+            Some(Cause::Outside) => format!(
+                "by the driver: the GPU had {left} left, and {outside} was used outside of the \
+                 program's groups"
+            ),
+            _ => String::new(),
+        };
+        let kept = format!("{} was kept for other groups", gib(refusal.kept));
+        let kept = if refusal.kept > 0 {
+            kept
+        } else {
+            String::new()
+        };
+        [cause, kept]
+            .into_iter()
+            .filter(|it| !it.is_empty())
+            .collect()
+    }
+
     /// Returns what the trail adds to the text.
     fn details(&self) -> String {
         let mut text = String::new();
         if let Some(until) = self.until() {
             text += &format!("; {} times until {until}", self.count());
         }
-        if let Some(refusal) = self.refusal() {
-            text += &match refusal.cause {
-                Some(Cause::Standstill) => "; its programs wait for each other".to_owned(),
-                Some(Cause::Context) => "; a CUDA context needs more than the limit".to_owned(),
-                Some(Cause::Capacity) => "; larger than the GPU".to_owned(),
-                Some(Cause::Host) => "; by the driver, with room on the GPU".to_owned(),
-                Some(Cause::KeepFree) => {
-                    let (keep, left) = (gib(self.event.count), gib(refusal.left));
-                    format!("; keep_free keeps {keep} free: {left} was free")
-                }
-                Some(Cause::Outside) => {
-                    let (left, outside) = (gib(refusal.left), gib(refusal.outside));
-                    format!("; by the driver, with {left} left and {outside} used outside")
-                }
-                _ => String::new(),
-            };
-            if refusal.kept > 0 {
-                text += &format!("; {} kept for other groups", gib(refusal.kept));
-            }
+        for reason in self.reasons() {
+            text += &format!("; {reason}");
         }
         if let Some(by) = self.by() {
             let who = who(&by.process);

@@ -348,10 +348,7 @@ impl Gpu {
     /// used the GPU, its usage is 0.
     pub fn of(view: &View, id: DeviceId, driver: Option<&Driver>) -> Self {
         let entry = view.devices.iter().find(|device| device.id == id);
-        let capacity = entry
-            .map(|entry| entry.capacity)
-            .filter(|capacity| *capacity != 0)
-            .or_else(|| groups::gpu(id, driver)?.capacity);
+        let capacity = view.capacity(id, driver);
         let own = bytes(view.rules.for_device(id, Key::Max), capacity);
         let usage = view.ledger.as_ref().map(|ledger| {
             let seen = entry.map(|entry| ledger.usage_without(entry.index, &view.drained));

@@ -106,8 +106,8 @@ pub fn trend(series: &[Series]) -> Option<Trend> {
         lengths.map(move |length| (at, length))
     });
     let rising = windows.filter_map(|(at, length)| {
-        let window = Window::of(&series[at], length)?;
-        let rate = window.rises().then(|| slope(&window.floors))?;
+        let floors = window(&series[at], length)?;
+        let rate = rises(&floors).then(|| slope(&floors))?;
         // The seconds do not reach back before their shortest window.
         let before = series[at.max(1).min(series.len() - 1)].highest_before(length);
         let is_new = seconds.tops.last().copied().flatten() > before;
@@ -138,10 +138,9 @@ impl Series {
         let first = self.floors.len().saturating_sub(self.count(SHORTEST));
         let lowest = self.floors[first..].iter().flatten().min();
         let highest = self.tops[first..].iter().flatten().max();
-        let moved = highest
-            .zip(lowest)
-            .map(|(highest, lowest)| highest.saturating_sub(*lowest));
-        moved.is_some_and(|moved| (moved as f64) < rate * SHORTEST as f64 / 2.0)
+        let both = highest.zip(lowest);
+        let moved = both.map(|(highest, lowest)| highest.saturating_sub(*lowest) as f64);
+        moved.is_some_and(|moved| moved < rate * SHORTEST as f64 / 2.0)
     }
 
     /// Returns the number of periods in a time, rounded up.
@@ -150,48 +149,37 @@ impl Series {
     }
 }
 
-/// The floors of a window.
-struct Window {
-    /// Begin of the time of a floor in seconds, and the floor in bytes.
-    floors: Vec<(u64, u64)>,
+/// Returns the floors of a window of this many seconds up to now: the begin of the time of each in
+/// seconds, and the bytes. Returns `None` if the window is too short, or if the history does not
+/// reach back so far.
+fn window(series: &Series, seconds: u64) -> Option<Vec<(u64, u64)>> {
+    let count = series.count(seconds);
+    let first = series.floors.len().checked_sub(count)?;
+    let periods = &series.floors[first..];
+    if seconds < SHORTEST || count < PARTS {
+        return None;
+    }
+    // The number of floors is a multiple of the number of parts.
+    let points = POINTS.min(count / PARTS * PARTS);
+    let point = |at: usize| {
+        let (begin, end) = (at * count / points, (at + 1) * count / points);
+        Some((begin as u64 * series.length, floor(&periods[begin..end])?))
+    };
+    (0..points).map(point).collect()
 }
 
-impl Window {
-    /// Returns the window of this many seconds up to now. Returns `None` if it is too short, or if
-    /// the history does not reach back so far.
-    fn of(series: &Series, seconds: u64) -> Option<Self> {
-        let count = series.count(seconds);
-        let first = series.floors.len().checked_sub(count)?;
-        let periods = &series.floors[first..];
-        if seconds < SHORTEST || count < PARTS {
-            return None;
-        }
-        // The number of floors is a multiple of the number of parts.
-        let points = POINTS.min(count / PARTS * PARTS);
-        let point = |at: usize| {
-            let (begin, end) = (at * count / points, (at + 1) * count / points);
-            Some((begin as u64 * series.length, floor(&periods[begin..end])?))
-        };
-        let floors = (0..points).map(point).collect::<Option<_>>()?;
-        Some(Self { floors })
-    }
-
-    /// Returns whether the floor rises from each part to the next.
-    fn rises(&self) -> bool {
-        let floors: Vec<u64> = self.parts().collect();
-        let (Some(first), Some(last)) = (floors.first(), floors.last()) else {
-            return false;
-        };
-        let rise = last.saturating_sub(*first);
-        let least = rise / (PARTS as u64 - 1) / 3;
-        let rises = |pair: &[u64]| pair[1] >= pair[0].saturating_add(least);
-        rise >= LEAST_RISE && floors.windows(2).all(rises)
-    }
-
-    fn parts(&self) -> impl Iterator<Item = u64> {
-        let parts = self.floors.chunks(self.floors.len() / PARTS);
-        parts.filter_map(|part| part.iter().map(|(_, floor)| *floor).min())
-    }
+/// Returns whether the floor rises from each part of a window to the next.
+fn rises(floors: &[(u64, u64)]) -> bool {
+    let parts = floors.chunks(floors.len() / PARTS);
+    let parts = parts.filter_map(|part| part.iter().map(|(_, floor)| *floor).min());
+    let parts: Vec<u64> = parts.collect();
+    let [first, .., last] = parts[..] else {
+        return false;
+    };
+    let rise = last.saturating_sub(first);
+    let least = rise / (PARTS as u64 - 1) / 3;
+    let rises = |pair: &[u64]| pair[1] >= pair[0].saturating_add(least);
+    rise >= LEAST_RISE && parts.windows(2).all(rises)
 }
 
 impl Trend {

@@ -26,10 +26,10 @@ pub struct Waiter {
     group: String,
     process: (u32, u64, u64),
     gpu: DeviceId,
-    bytes: u64,
+    pub bytes: u64,
     waited: Duration,
     /// The name of the full group.
-    line: String,
+    pub line: String,
 }
 
 /// The requests that wait for memory in some groups, in the groups above and in the groups below.

@@ -5,26 +5,28 @@ pub mod pytorch;
 
 use super::event::Line;
 use super::fields::{self, fields, path, right};
-use super::outside::{self, Outside};
+use super::outside;
 use super::processes::{Commands, Process, processes};
-use super::waiting::Waiters;
+use super::waiting::{Waiter, Waiters};
 use crate::groups::above::Above;
 use crate::groups::sizes::bytes;
 use crate::groups::{self, Purpose, Seen, Selection, View};
-use crate::machine::obstacles;
-use crate::machine::{look, nvml::Driver};
+use crate::machine::look;
+use crate::machine::nvml::Driver;
+use crate::machine::obstacles::{self, Obstacle};
 use crate::words::environment::env;
 use advice::Advice;
 use gpulimit_base::device::DeviceId;
 use gpulimit_base::identity::Identity;
 use gpulimit_group::{Group, Kind, effective_user, upwards};
-use gpulimit_ledger::{Cause, EventKind, ProcessUsage};
-use gpulimit_limits::{Key, LimitSet, OnLimit, Selector};
+use gpulimit_ledger::{Cause, EventKind};
+use gpulimit_limits::{Key, OnLimit, Selector};
 use gpulimit_policy as policy;
 use rustix::fs::{Access, AtFlags, CWD, accessat};
 use serde_json::{Value, json};
 use std::cmp::Reverse;
 use std::fmt;
+use std::rc::Rc;
 use std::time::Duration;
 
 /// How full the groups and the GPU of a refused request are now, and who uses them.
@@ -91,7 +93,7 @@ fields! { pub LEVELS(it: Level):
 }
 
 /// A process that uses memory of the GPU.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Holder {
     pub pid: Option<u32>,
     pub user: String,
@@ -117,92 +119,69 @@ impl fmt::Display for Holder {
 
 /// Returns whether the process of a refusal has got as much within a second: nothing has failed.
 pub fn has_recovered(refusal: &Line, lines: &[Line]) -> bool {
-    let process = |line: &Line| {
-        let Identity { pid, pid_ns, .. } = line.event.what.process;
-        (pid, pid_ns, line.device)
-    };
     lines.iter().any(|line| {
         line.event.what.kind == EventKind::Recovered
-            && process(line) == process(refusal)
+            && is_of(&line.event.what.process, refusal)
+            && line.device == refusal.device
             && line.last_us() >= refusal.last_us()
     })
 }
 
+/// Returns whether a process is the one that was refused.
+fn is_of(process: &Identity, refusal: &Line) -> bool {
+    let refused = &refusal.event.what.process;
+    (process.pid, process.pid_ns) == (refused.pid, refused.pid_ns)
+}
+
 impl Now {
     /// Reads how full the groups and the GPU of a refusal are. `may_suspend` tells whether the
-    /// caller can suspend a process of a group, by its pid.
+    /// caller can suspend a process of a group below the same root.
     pub fn read(
         line: &Line,
         id: DeviceId,
         (selection, views): (&Selection, Vec<View>),
         driver: Option<&Driver>,
-        may_suspend: impl Fn(&Group, u32) -> bool,
+        may_suspend: impl Fn(&Holder) -> Option<bool>,
     ) -> Self {
-        let what = &line.event.what;
         let near = views.iter().filter(|view| view.group.root() == line.root);
         let near: Vec<&View> = near.collect();
-        let is_it = |one: &ProcessUsage| {
-            let (one, it) = (&one.identity, &what.process);
-            (one.pid, one.pid_ns) == (it.pid, it.pid_ns)
-        };
         let mut members = near.iter().flat_map(|view| &view.processes);
-        let has_ended = !members.any(|one| one.alive && is_it(one));
-        let held = match has_ended {
-            true => line.held().saturating_add(RESERVE),
-            false => 0,
-        };
-        let function = line.function();
-        let is_pool = function.is_some_and(|name| name.contains("Async"));
-        let pool = if is_pool { POOL } else { 0 };
-        // Contexts and code have the size that they have.
-        let varies = ["cuMem", "cuArray", "cuMipmapped"];
-        let is_fixed = function.is_some_and(|name| !varies.iter().any(|it| name.starts_with(it)));
-        let fixed = if is_fixed { what.bytes } else { 0 };
-        let beside = held.saturating_add(pool).saturating_add(fixed);
-        let need = what.bytes.saturating_add(beside - fixed);
+        let has_ended = !members.any(|one| one.alive && is_of(&one.identity, line));
+        let (need, beside) = needs(line, has_ended);
         let memory = driver.and_then(|driver| driver.memory_of(&id));
         let index = groups::index(id, driver);
-        let is_host = line.cause() == Some(Cause::Host);
+        let (refused, is_host) = (&line.event.what, line.cause() == Some(Cause::Host));
         let levels = levels(line, id, &near, driver);
-        let waits = near
+        let (holders, waits) = users(line, id, (selection, views), driver);
+        let is_before = |one: &&Waiter| levels.iter().any(|level| level.name == one.line);
+        let before: Vec<u64> = waits
             .iter()
-            .filter(|view| levels.iter().any(|level| level.name == view.group.name()))
-            .flat_map(|view| {
-                let device = view.devices.iter().find(|device| device.id == id);
-                let waits = view.processes.iter().filter_map(|process| process.waits);
-                waits.filter(move |one| device.is_some_and(|it| it.index == one.device))
-            });
-        let (count, bytes) = waits.fold((0, 0_u64), |(count, bytes), one| {
-            (count + 1, bytes.saturating_add(one.bytes))
-        });
+            .filter(is_before)
+            .map(|one| one.bytes)
+            .collect();
+        let lacks = || obstacles::of_memory(&[(refused.process.pid, refused.bytes)]);
+        let remedy = |lack: Obstacle| format!("{lack}: {}", lack.remedy);
         let mut now = Self {
             gpu: index.map_or_else(|| id.to_string(), |index| index.to_string()),
             total: memory.as_ref().map(|memory| memory.total),
             free: memory.as_ref().map(|memory| memory.free),
             has_ended,
-            need: need.checked_next_multiple_of(advice::BLOCK).unwrap_or(need),
+            need,
             beside,
             levels,
-            holders: Vec::new(),
-            line: (count > 0).then_some((count, bytes)),
-            host: is_host.then(|| host(what.process.pid, what.bytes)),
+            holders,
+            line: (!before.is_empty()).then(|| (before.len(), sum(before))),
+            host: is_host.then(|| lacks().into_iter().map(remedy).collect()),
             pytorch: pytorch::Note::of(line, selection),
             outside: outside_of(),
         };
-        now.holders = holders(line, id, (selection, views), driver);
         // Looks at a few processes only: each look starts a process.
         const LOOKS: usize = 8;
-        if !now.fits(&[]) {
-            for at in 0..now.holders.len().min(LOOKS) {
-                let holder = &now.holders[at];
-                let is_its = |group: &&Group| {
-                    holder.group.as_deref() == Some(group.name()) && group.root() == line.root
-                };
-                let group = selection.groups.iter().find(is_its);
-                if let (Some(group), Some(pid), true) = (group, holder.pid, now.fits(&[holder])) {
-                    now.holders[at].may_suspend = may_suspend(group, pid);
-                }
-            }
+        let may =
+            |one: &Holder| !now.fits(&[]) && now.fits(&[one]) && may_suspend(one).unwrap_or(false);
+        let may: Vec<bool> = now.holders.iter().take(LOOKS).map(may).collect();
+        for (holder, may) in now.holders.iter_mut().zip(may) {
+            holder.may_suspend = may;
         }
         now
     }
@@ -215,93 +194,96 @@ impl Now {
             "ended": self.has_ended,
             "gpu": { "index": self.gpu, "total": self.total, "free": self.free },
             "groups": fields::list(LEVELS, &self.levels),
-            "pytorch": self.pytorch.as_ref().map(|it| fields::json(pytorch::FIELDS, it, None)),
-            "advice": fields::list(advice::FIELDS, advice),
+            "pytorch": self.pytorch,
+            "advice": advice,
         })
     }
 }
 
+/// Returns the bytes that the program of a refusal needs to go on, in whole blocks, and the part of
+/// them that cannot be smaller.
+fn needs(line: &Line, has_ended: bool) -> (u64, u64) {
+    let (bytes, function) = (line.event.what.bytes, line.function());
+    let held = match has_ended {
+        true => line.held().saturating_add(RESERVE),
+        false => 0,
+    };
+    let is_pool = function.is_some_and(|name| name.contains("Async"));
+    let beside = held.saturating_add(if is_pool { POOL } else { 0 });
+    let need = bytes.saturating_add(beside);
+    // Contexts and code have the size that they have.
+    let varies = ["cuMem", "cuArray", "cuMipmapped"];
+    let is_fixed = function.is_some_and(|name| !varies.iter().any(|it| name.starts_with(it)));
+    (
+        need.checked_next_multiple_of(advice::BLOCK).unwrap_or(need),
+        if is_fixed { need } else { beside },
+    )
+}
+
 /// Returns the words in front of a command that must not be a part of the caller's own job.
 fn outside_of() -> String {
-    let set = [policy::GROUP, policy::MAX]
-        .into_iter()
-        .filter(|name| env(name).is_some());
-    let unset: String = set.map(|name| format!(" -u {name}")).collect();
-    match unset.is_empty() {
-        true => String::new(),
-        false => format!("env{unset} "),
+    let set = [policy::GROUP, policy::MAX].map(|name| env(name).map(|_| format!(" -u {name}")));
+    match set.into_iter().flatten().collect::<String>() {
+        unset if unset.is_empty() => unset,
+        unset => format!("env{unset} "),
     }
 }
 
 /// Returns the groups from that of the process upwards. A job's group that has refused and is gone
 /// is the first, with its limit.
 fn levels(line: &Line, id: DeviceId, near: &[&View], driver: Option<&Driver>) -> Vec<Level> {
+    let view = |name: &str| near.iter().find(|view| view.group.name() == name);
     // A job's group without living processes is about to go.
-    let is_left = |view: &&&View| {
-        Kind::of(view.group.name()) == Kind::Named || view.processes.iter().any(|one| one.alive)
-    };
-    let view = |name: &str| {
-        let found = near.iter().find(|view| view.group.name() == name);
-        found.filter(is_left)
+    let lasts = |view: &&&View| {
+        view.group.kind() == Kind::Named || view.processes.iter().any(|one| one.alive)
     };
     let home = line.home();
-    let leaf = if view(&home).is_some() {
-        &home
-    } else {
-        &line.group
-    };
-    let nearest = upwards(leaf).find_map(view);
+    let is_home_left = view(&home).filter(lasts).is_some();
+    let leaf = if is_home_left { &home } else { &line.group };
+    let nearest = upwards(leaf).find_map(|name| view(name).filter(lasts));
     let mut levels = Vec::new();
     if nearest.is_none_or(|view| view.group.name() != leaf) {
-        let max = Some(line.event.what.max).filter(|max| *max != u64::MAX);
         levels.push(Level {
             name: leaf.to_owned(),
-            max,
-            left: max,
+            max: line.max(),
+            left: line.max(),
             is_gone: true,
             may_set: true,
             ..Level::default()
         });
     }
-    let Some(view) = nearest else {
+    let Some(nearest) = nearest else {
         return levels;
     };
-    let entry = view.devices.iter().find(|device| device.id == id);
-    let known = entry.map(|entry| entry.capacity).filter(|bytes| *bytes > 0);
-    let capacity = known.or_else(|| groups::gpu(id, driver)?.capacity);
-    // Memory of dead processes comes back by itself, at the next request at the latest.
-    let dying = |group: &Group| {
-        let view = near.iter().find(|view| view.group == *group)?;
-        let device = view.devices.iter().find(|device| device.id == id)?;
-        let dead = view.processes.iter().filter(|one| !one.alive);
-        let dead = dead.filter(|one| !view.drained.contains(&one.slot));
-        Some(dead.map(|one| one.on(device.index).charged).sum::<u64>())
-    };
-    let level = |group: &Group, rules: &LimitSet, taken: Option<u64>| {
-        let taken = taken.map(|bytes| bytes.saturating_sub(dying(group).unwrap_or(0)));
-        let max = bytes(rules.for_device(id, Key::Max), capacity);
-        let waits = rules.options.on_limit == OnLimit::Wait;
+    let capacity = nearest.capacity(id, driver);
+    let level = |above: &Rc<Above>| {
+        let (group, rules) = (&above.group, &above.rules);
+        let size = |key| {
+            let is_by_gpu = rules.get(Selector::Device(id), key).is_some();
+            (bytes(rules.for_device(id, key), capacity), is_by_gpu)
+        };
+        let ((max, by_gpu), (keep, keeps_by_gpu)) = (size(Key::Max), size(Key::KeepFree));
+        // Memory of dead processes comes back by itself, at the next request at the latest.
+        let dead = view(group.name()).map_or(0, |view| {
+            let index = view.devices.iter().find(|device| device.id == id);
+            let dead = view.processes.iter().filter(|one| !one.alive);
+            sum(dead.filter_map(|one| Some(one.on(index?.index).charged)))
+        });
+        let left = above.taken(leaf, &[], id, capacity.unwrap_or(0));
+        let left = left.map(|taken| max.unwrap_or(0).saturating_sub(taken.saturating_sub(dead)));
         Level {
             name: group.name().to_owned(),
             max,
-            left: max.zip(taken).map(|(max, taken)| max.saturating_sub(taken)),
+            left: left.filter(|_| max.is_some()),
             is_gone: false,
-            by_gpu: rules.get(Selector::Device(id), Key::Max).is_some(),
-            keep_free: (
-                bytes(rules.for_device(id, Key::KeepFree), capacity).unwrap_or(0),
-                rules.get(Selector::Device(id), Key::KeepFree).is_some(),
-            ),
+            by_gpu,
+            keep_free: (keep.unwrap_or(0), keeps_by_gpu),
             may_set: may_set(group),
-            wait: waits.then_some(rules.options.wait_timeout),
+            wait: (rules.options.on_limit == OnLimit::Wait).then_some(rules.options.wait_timeout),
         }
     };
-    let own = Above::of(&view.group, &view.drained);
-    let own = own.and_then(|own| own.taken(leaf, &[], id, capacity.unwrap_or(0)));
-    levels.push(level(&view.group, &view.rules, own));
-    levels.extend(view.above.iter().map(|above| {
-        let taken = above.taken(view.group.name(), &[], id, capacity.unwrap_or(0));
-        level(&above.group, &above.rules, taken)
-    }));
+    let own = Above::of(&nearest.group, &nearest.drained).map(Rc::new);
+    levels.extend(own.iter().chain(&nearest.above).map(level));
     levels
 }
 
@@ -313,55 +295,57 @@ fn may_set(group: &Group) -> bool {
     is_meant && accessat(CWD, &path, Access::WRITE_OK, AtFlags::EACCESS).is_ok()
 }
 
-/// Returns the processes that use the GPU, without that of the refusal, the largest first.
-fn holders(
+/// Returns the processes that use the GPU, without that of the refusal, the largest first, and the
+/// requests that wait for its memory.
+fn users(
     line: &Line,
     id: DeviceId,
     (selection, views): (&Selection, Vec<View>),
     driver: Option<&Driver>,
-) -> Vec<Holder> {
+) -> (Vec<Holder>, Vec<Waiter>) {
     let me = effective_user();
+    let waiters = Waiters::of(&views, driver);
     let seen: Vec<Seen> = views.into_iter().filter_map(View::into_seen).collect();
-    let mut commands = Commands::new(look::patience());
-    let members = processes(selection, &seen, &Waiters::default(), &mut commands);
-    let of_it = |process: &Process| {
-        let (_, parts) = process.gpu.as_ref().filter(|(gpu, _)| *gpu == id)?;
-        let is_near = process.root == line.root;
-        Some(Holder {
-            pid: process.pid,
-            user: process.user.clone(),
-            command: process.command.clone().unwrap_or_default(),
-            group: is_near.then(|| process.group.clone()),
-            in_use: parts.total,
-            is_own: process.uid == me,
-            may_suspend: false,
-        })
-    };
+    let mut members = processes(
+        selection,
+        &seen,
+        &waiters,
+        &mut Commands::new(look::patience()),
+    );
+    let is_here = |one: &Process| one.gpu.as_ref().is_some_and(|(gpu, _)| *gpu == id);
     // The record has the pid that the process sees itself.
     let refused = line.event.what.process.pid;
-    let others = members
-        .iter()
-        .filter(|one| one.alive && one.own_pid != refused);
-    let mut holders: Vec<Holder> = others.filter_map(of_it).collect();
+    members.retain(|one| one.alive && one.own_pid != refused && is_here(one));
+    let waits = members.iter().filter(|one| one.root == line.root);
+    let waits = waits.filter_map(|one| one.waits.clone()).collect();
+    let inside = members.into_iter().map(|one| Holder {
+        pid: one.pid,
+        user: one.user,
+        command: one.command.unwrap_or_default(),
+        group: (one.root == line.root).then_some(one.group),
+        in_use: one.gpu.map_or(0, |(_, parts)| parts.total),
+        is_own: one.uid == me,
+        ..Holder::default()
+    });
     let outside = driver.and_then(|driver| outside::outside(driver).ok());
-    let is_there = |one: &Outside| one.gpu == id && one.uid.is_some();
-    let outside = outside.into_iter().flatten().filter(is_there);
-    holders.extend(outside.map(|one| Holder {
-        pid: Some(one.pid),
-        user: one.user().unwrap_or_else(|| "an unknown user".to_owned()),
-        command: one.command,
-        group: None,
-        in_use: one.bytes.unwrap_or(0),
-        is_own: one.uid == Some(me),
-        may_suspend: false,
-    }));
+    let outside = outside.into_iter().flatten().filter(|one| one.gpu == id);
+    let outside = outside.filter_map(|one| {
+        Some(Holder {
+            pid: Some(one.pid),
+            user: one.user()?,
+            command: one.command,
+            in_use: one.bytes?,
+            is_own: one.uid == Some(me),
+            ..Holder::default()
+        })
+    });
+    let mut holders: Vec<Holder> = inside.chain(outside).collect();
     holders.retain(|holder| holder.in_use > 0);
     holders.sort_by_key(|holder| Reverse(holder.in_use));
-    holders
+    (holders, waits)
 }
 
-/// Returns what the host lacks for a request that only the driver refused.
-fn host(pid: u32, bytes: u64) -> Vec<String> {
-    let found = obstacles::of_memory(&[(pid, bytes)]).into_iter();
-    found.map(|it| format!("{it}: {}", it.remedy)).collect()
+/// Adds up figures, some of which other users can write.
+fn sum(bytes: impl IntoIterator<Item = u64>) -> u64 {
+    bytes.into_iter().fold(0, u64::saturating_add)
 }

@@ -427,6 +427,13 @@ impl View {
         damage.map_or(Ok(view), |damage| Err(damage.into()))
     }
 
+    /// Returns the memory of a GPU in bytes, as the group or NVML knows it.
+    pub fn capacity(&self, id: DeviceId, driver: Option<&Driver>) -> Option<u64> {
+        let entry = self.devices.iter().find(|device| device.id == id);
+        let known = entry.map(|entry| entry.capacity).filter(|bytes| *bytes > 0);
+        known.or_else(|| gpu(id, driver)?.capacity)
+    }
+
     /// Returns the bytes of a GPU that members hold beyond their charges; `None` if NVML does not
     /// tell.
     pub fn uncovered(&self, entry: &DeviceEntry, driver: Option<&Driver>) -> Option<u64> {

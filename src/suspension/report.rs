@@ -66,7 +66,8 @@ pub fn report(
     Ok(status)
 }
 
-/// Returns the state of a process: `running`, `suspended`, `frozen`, `locked`, `lost` or `ended`.
+/// Returns the state of a process: `running`, `waiting`, `suspended`, `frozen`, `locked`, `lost` or
+/// `ended`.
 fn state(subject: &Subject) -> &'static str {
     match subject.errand() {
         _ if subject.is_gone() => "ended",
@@ -75,6 +76,7 @@ fn state(subject: &Subject) -> &'static str {
         _ if subject.is_suspended() => "suspended",
         // The process was left half-done: its memory is back, and its calls of CUDA wait.
         (Errand::Suspend | Errand::Resume, _) => "locked",
+        _ if subject.bytes(None) == 0 && subject.waits() => "waiting",
         _ => "running",
     }
 }

@@ -346,6 +346,16 @@ impl Subject {
         self.devices().iter().any(|(_, _, usage)| usage.is_away())
     }
 
+    /// Returns whether the process waits in line for memory, in its group or in one above.
+    pub fn waits(&self) -> bool {
+        let own = self.identity();
+        let mut levels = self.ledgers.iter();
+        levels.any(|ledger| {
+            let processes = ledger.processes(&NoWitness);
+            (processes.iter()).any(|one| one.waits.is_some() && one.identity.is_same(own))
+        })
+    }
+
     /// Returns the suspended bytes of the process on all GPUs.
     pub fn suspended(&self) -> u64 {
         let all = self.devices().into_iter();

@@ -39,6 +39,9 @@ second, and frees it on the GPUs for other programs. The processes live on: a
 call of CUDA that they make waits until `gpulimit resume`. Either all processes
 are suspended or none; processes that are suspended already stay so.
 
+A process without memory on a GPU runs on, and nothing holds it back if it
+takes some later. If it is known to use CUDA, standard error names it.
+
 If the driver could not bring a process back, nothing is suspended, and the
 reasons are printed; `gpulimit doctor --pid PID` shows them at any time. What
 you need: driver 570 or newer on x86-64, the right to trace the processes (your
@@ -46,7 +49,8 @@ own, or root), and free memory on the host. The key suspended.max of a group
 bounds how much may be there.
 
 Ctrl-C brings back what is down already. The exit status is 1 if nothing was
-suspended, as when all processes have ended meanwhile, or if a process is lost.
+suspended, as when all processes have ended meanwhile, if a process is lost, or
+if one runs on because it waits for its first memory on a GPU.
 
 Examples:
   gpulimit suspend lab/notebooks
@@ -62,17 +66,24 @@ pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
     settle_all(&machine, &subjects)?;
     let before: Vec<u64> = subjects.iter().map(Subject::suspended).collect();
     let gpus = &checkpoints.gpus;
-    let mut set = Vec::new();
+    let (mut set, mut starts) = (Vec::new(), false);
     for (at, subject) in subjects.iter().enumerate() {
         if subject.is_suspended() {
             continue;
         }
         match subject.bytes(Some(gpus)) {
-            0 if subject.counts_contexts() => {
-                if !args.which.pids.is_empty() {
-                    output::note(&format!("{} has no memory on a GPU", subject.name()));
-                }
+            0 if subject.waits() => {
+                starts = true;
+                output::note(&format!(
+                    "{name} runs on: it waits for its first memory on a GPU, and starts when there \
+                     is room",
+                    name = subject.name()
+                ));
             }
+            0 if subject.counts_contexts() => output::note(&format!(
+                "{name} runs on: it has no memory on a GPU, but may take some later",
+                name = subject.name()
+            )),
             0 => output::note(&format!(
                 "{name} runs on: NVML shows no memory of it, and its group does not count contexts",
                 name = subject.name()
@@ -101,6 +112,7 @@ pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
     let status = report(&subjects, &before, &[], group, args.json)?;
     match !subjects.is_empty() && subjects.iter().all(Subject::is_gone) {
         true => Err(nothing("all processes have ended meanwhile")),
+        false if starts => Ok(ExitCode::FAILURE),
         false => Ok(status),
     }
 }

@@ -3,7 +3,7 @@
 use crate::figures::event::watch::Watch;
 use crate::figures::event::{HOLDER, Line, who};
 use crate::figures::why::advice::{Advice, advice};
-use crate::figures::why::{self, LEVELS, Now};
+use crate::figures::why::{self, Holder, LEVELS, Now};
 use crate::figures::{Figures, Row};
 use crate::groups::{self, Purpose, SCHEMA, Selection};
 use crate::machine::{accounts, nvml::Driver};
@@ -12,8 +12,8 @@ use crate::shown::table::Table;
 use crate::suspension::subjects;
 use crate::words::failure::Failure;
 use gpulimit_base::units::gib;
-use gpulimit_group::{effective_user, is_within};
-use gpulimit_ledger::{Cause, EventKind};
+use gpulimit_group::{Root, effective_user, is_within};
+use gpulimit_ledger::EventKind;
 use serde_json::{Value, json};
 use std::process::ExitCode;
 
@@ -86,16 +86,14 @@ pub fn why(args: &Args) -> Result<ExitCode, Failure> {
     let (lines, _) = watch.round(&selection)?;
     notes.lines.append(&mut watch.notes.lines);
     let me = effective_user();
-    let is_meant = |line: &Line| match (&meant, args.pid) {
+    let is_meant = |line: &&Line| match (&meant, args.pid) {
+        _ if line.event.what.kind != EventKind::Refusal => false,
         (Some((root, name)), _) => is_within(&line.home(), name) && line.root == root.path(),
         (None, Some(pid)) => line.event.what.process.pid == pid,
         (None, None) => me == 0 || line.event.what.process.uid == me,
     };
-    let refusals = lines
-        .iter()
-        .filter(|line| line.event.what.kind == EventKind::Refusal && is_meant(line));
     let (recovered, mut refusals): (Vec<&Line>, Vec<&Line>) =
-        refusals.partition(|line| why::has_recovered(line, &lines));
+        (lines.iter().filter(is_meant)).partition(|line| why::has_recovered(line, &lines));
     if !args.all {
         refusals.drain(..refusals.len().saturating_sub(1));
     }
@@ -103,21 +101,20 @@ pub fn why(args: &Args) -> Result<ExitCode, Failure> {
     let Some(last) = refusals.last() else {
         // An unknown group is an error.
         let selection = named.map_or_else(|| Ok(selection), |name| Selection::of(Some(name)))?;
-        how_full(args, &selection, driver, recovered.len())?;
+        how_full(args, &selection, driver, !recovered.is_empty())?;
         return Ok(status);
     };
-    let may_suspend =
-        |group: &_, pid| driver.is_some_and(|driver| subjects::may_suspend(group, pid, driver));
+    let may_suspend = |one: &Holder| {
+        let group = Root::at(&last.root).ok()?.group(one.group.as_deref()?);
+        Some(subjects::may_suspend(&group.ok()?, one.pid?, driver?))
+    };
     let now = last
         .device
         .map(|id| Now::read(last, id, (&selection, views), driver, may_suspend));
     let advice = now.as_ref().map(advice).unwrap_or_default();
     if args.json {
-        let then: Vec<Value> = refusals
-            .iter()
-            .map(|line| line.json(driver, true))
-            .collect();
-        let now = now.as_ref().map(|now| now.json(&advice));
+        let then = refusals.iter().map(|line| line.json(driver, true));
+        let (then, now) = (then.collect::<Value>(), now.map(|now| now.json(&advice)));
         output::json(&json!({ "schema": SCHEMA, "refusals": then, "now": now }))?;
         return Ok(status);
     }
@@ -140,11 +137,11 @@ fn how_full(
     args: &Args,
     selection: &Selection,
     driver: Option<&Driver>,
-    recovered: usize,
+    has_recovered: bool,
 ) -> Result<(), Failure> {
     let (groups, _) = Figures::all(selection, driver);
     if args.json {
-        let groups: Vec<Value> = groups.iter().map(Figures::json).collect();
+        let groups: Value = groups.iter().map(Figures::json).collect();
         return output::json(&json!({
             "schema": SCHEMA, "refusals": [], "now": null, "groups": groups,
         }));
@@ -156,13 +153,13 @@ fn how_full(
         (None, Some(pid)) => format!(" of process {pid}"),
         (None, None) => String::new(),
     };
-    let text = match recovered {
-        0 => format!(
+    let text = match has_recovered {
+        false => format!(
             "No refusal{of} is on record. If a program failed all the same, the pool of its \
              framework was full (JAX, TensorFlow), or it looked at the free memory and did not \
              ask (vLLM): give it a larger limit or share. Else the host lacked memory (RAM)."
         ),
-        _ => format!(
+        true => format!(
             "Nothing is to be done: after each refusal{of} on record the program got as much \
              within a second, as when a framework empties its cache and asks again."
         ),
@@ -173,66 +170,37 @@ fn how_full(
 /// Formats what the record of a refusal says.
 fn then(line: &Line, driver: Option<&Driver>) -> String {
     let what = &line.event.what;
-    let gpu = line.device.map_or_else(String::new, |id| {
-        format!(" on GPU {}", groups::label(id, driver))
-    });
-    let mut text = format!(
-        "Then, {}:\n  {} of {} asked for {}{}{gpu}\n",
-        line.time(),
+    let by = line.function().map(|name| format!(" by {name}"));
+    let gpu = line
+        .device
+        .map(|id| format!(" on GPU {}", groups::label(id, driver)));
+    let asked = format!(
+        "{} of {} asked for {}{}{}",
         who(&what.process),
         accounts::user_name(what.process.uid),
         gib(what.bytes),
-        line.function()
-            .map_or_else(String::new, |name| format!(" by {name}")),
+        by.unwrap_or_default(),
+        gpu.unwrap_or_default()
     );
-    let refusal = line.refusal();
-    let left = refusal
-        .map(|refusal| refusal.left)
-        .filter(|left| *left != u64::MAX);
-    let left = left.map_or_else(
-        || "an unknown part".into(),
-        |left| format!("{}{}", gib(left).less_than(what.bytes), gib(left)),
-    );
-    let kept = refusal.map_or(0, |refusal| refusal.kept);
-    let kept = match kept {
-        0 => String::new(),
-        kept => format!(", and {} was kept for other groups", gib(kept)),
-    };
-    let limit = format!("{} had {left} left of {}{kept}", line.title, gib(what.max));
-    text += "  ";
-    text += &match line.cause() {
-        None | Some(Cause::Oom | Cause::Command | Cause::Limit) => limit,
-        Some(Cause::Standstill) => format!("{limit}, and its programs wait for each other"),
-        Some(Cause::Context) => format!("{limit}, less than a CUDA context takes"),
-        Some(Cause::Capacity) => format!("the GPU is smaller than that: {left} was left of it"),
-        Some(Cause::Outside) => format!(
-            "{} had room, the GPU had not: {left} was left of it, and {} was in use outside of \
-             the program's groups",
-            line.title,
-            gib(refusal.map_or(0, |refusal| refusal.outside))
-        ),
-        Some(Cause::KeepFree) => format!(
-            "keep_free of {} keeps {} free: {left} was free",
-            line.title,
-            gib(line.event.count)
-        ),
-        Some(Cause::Host) => format!(
-            "{} and the GPU had room, and the driver refused: the host had no memory for it",
-            line.title
-        ),
-    };
-    if line.count() > 1 {
-        text += &format!("; {} requests like that were refused", line.count());
-    }
-    let lines = text
-        .lines()
-        .map(|line| output::fit(&Escaped(line).to_string(), 4) + "\n");
-    let mut text: String = lines.collect();
+    let limit = line.is_of_group().then(|| {
+        let left = line.refusal().map_or(u64::MAX, |refusal| refusal.left);
+        let left = match left {
+            u64::MAX => "an unknown part".to_owned(),
+            left => format!("{}{}", gib(left).less_than(what.bytes), gib(left)),
+        };
+        format!("{} had {left} left of {}", line.title, gib(what.max))
+    });
+    let count = line.count();
+    let repeats = (count > 1).then(|| format!("{count} requests like that were refused"));
+    let reasons = limit.into_iter().chain(line.reasons()).chain(repeats);
+    let reasons = reasons.collect::<Vec<_>>().join("; ");
     let table = Table::of(HOLDER, line.holders(), driver);
-    if table.has_rows() {
-        text += &indented(&table.render());
-    }
-    text + "\n"
+    let table = match table.has_rows() {
+        true => indented(&table.render()),
+        false => String::new(),
+    };
+    let [asked, reasons] = [asked, reasons].map(|it| paragraph("  ", &it));
+    format!("Then, {}:\n{asked}{reasons}{table}\n", line.time())
 }
 
 /// Formats how full things are now, and the advice.
@@ -253,17 +221,23 @@ fn said(now: &Now, advice: &[Advice]) -> String {
             _ => ": ask the administrator of the groups",
         };
         let lacks = now.shortages();
-        let line = format!("  {lacks}, and no single step of yours makes room{ask}");
-        text += &(output::fit(&line, 2) + "\n");
+        text += &paragraph(
+            "  ",
+            &format!("{lacks}, and no single step of yours makes room{ask}"),
+        );
     }
     for (at, advice) in advice.iter().enumerate() {
-        let line = format!("  {}. {}", at + 1, Escaped(&advice.text));
-        text += &(output::fit(&line, 5) + "\n");
+        text += &paragraph(&format!("  {}. ", at + 1), &advice.text);
         if let Some(command) = &advice.command {
             text += &format!("       {}\n", Escaped(command));
         }
     }
     text
+}
+
+/// Breaks a text into lines of the terminal's width.
+fn paragraph(begin: &str, text: &str) -> String {
+    output::fit(&format!("{begin}{}", Escaped(text)), begin.len()) + "\n"
 }
 
 fn indented(text: &str) -> String {

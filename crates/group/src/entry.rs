@@ -232,9 +232,7 @@ impl Request<'_, '_> {
                 Ok(entered)
             }
             // The request itself says what a process that is alone gets.
-            Err(_) if !station.others_hold(index) && slot.rooms_of_others(index) == 0 => {
-                Ok(slot.take_entrance(index) || is_over)
-            }
+            Err(_) if !station.others_hold(index) => Ok(slot.take_entrance(index) || is_over),
             Err(refused) => Err(Refused { level, ..refused }),
         }
     }

@@ -9,8 +9,8 @@ use gpulimit_base::file_system;
 use gpulimit_base::identity::Identity;
 use gpulimit_ledger::{
     self as ledger, Category, Cause, Compared, Details, DeviceIndex, DeviceUsage, EventKind,
-    Figures, Gate, HOLDERS, Happening, Holding, Idle, Ledger, Level, MAX_DEVICES, NoWitness,
-    Outside, Slot, Unmoved, Witness,
+    Figures, Gate, HOLDERS, Happening, Holding, Idle, Ledger, Level, MAX_DEPTH, MAX_DEVICES,
+    NoWitness, Outside, Slot, Unmoved, Witness,
 };
 use gpulimit_limits::{Bounds, Limits};
 use once_cell::race::OnceBox;
@@ -19,9 +19,6 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
-
-/// The most levels of groups: a group together with the groups above it has at most this many.
-pub const MAX_DEPTH: usize = 8;
 
 /// The most attempts of a process to join a group that other processes remove and make again.
 const ATTEMPTS: u32 = 16;
@@ -883,9 +880,11 @@ impl Station {
         self.protected.above(&self.ledger, index, child)
     }
 
-    /// Returns whether members other than this process have anything charged on the device.
+    /// Returns whether members other than this process have anything charged on the device, or
+    /// anything is kept for their jobs.
     pub(super) fn others_hold(&self, index: DeviceIndex) -> bool {
         self.ledger.charged(index) > self.slot.charged(index)
+            || self.slot.rooms_of_others(index) > 0
     }
 
     /// Returns the most bytes that a charge may reach, with or without those above `high`.

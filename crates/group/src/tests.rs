@@ -535,6 +535,20 @@ fn a_wait_is_bounded_and_never_for_memory_that_cannot_come() {
     assert_eq!((waits(&one), kinds(&group)), (1, vec![EventKind::Wait]));
 }
 
+/// A job may have its room before its first charge, or after its last one.
+#[test]
+fn a_request_waits_for_the_room_of_a_job_that_has_no_charge() {
+    let place = Place::new();
+    let group = waiting_group(&place, long());
+    let (one, other) = (place.join("lab"), place.join("lab"));
+    let (slot, index) = (&other.0.levels[0].slot, other.1.index[0]);
+    slot.keep_room(index, 7, 8 * UNIT);
+    let leave = || slot.leave_room(index);
+    meanwhile(&group.ledger().expect("there"), leave, || charge(&one, 6))
+        .expect("the job gave its room up");
+    assert_eq!(kinds(&group), [EventKind::Wait, EventKind::Granted]);
+}
+
 #[test]
 fn a_waiter_gives_up_when_the_others_have_nothing_left() {
     let place = Place::new();

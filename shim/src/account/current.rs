@@ -9,7 +9,7 @@
 #![allow(unsafe_code)]
 
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use gpulimit_group::Undisturbed;
 use gpulimit_ledger::Gate;
@@ -37,29 +37,9 @@ struct Owned {
 }
 
 /// Notes the end of this program in the history of its groups, if the program ends by `exit`, as
-/// most do. What it has used until then is certain.
+/// most do. What it has used until then is certain. Makes a program that fails say that it was
+/// refused: see [`Process::explain_end`].
 pub fn note_end_at_exit() {
-    extern "C" fn note() {
-        let page = PAGE.load(Ordering::Acquire);
-        // SAFETY: the page is never unmapped, and an account is leaked.
-        let process = unsafe {
-            page.as_ref()
-                .and_then(|page| page.process.load(Ordering::Acquire).as_ref())
-        };
-        // In a forked child, the page is empty until the child has an account.
-        if let Some(Ok(member)) = process.and_then(Process::joined) {
-            member.note_life();
-        }
-    }
-    // SAFETY: the function is never unloaded, as it belongs to a preloaded library. A program
-    // without room for another function only leaves no note.
-    unsafe { libc::atexit(note) };
-}
-
-/// Makes this program say at its end that it was refused: see [`Process::explain_end`]. Registered
-/// at the first refusal. A child that is forked afterwards keeps the function, but has no account
-/// until it uses a GPU itself.
-pub fn explain_at_exit() {
     unsafe extern "C" {
         // The libc crate does not declare this function of glibc.
         fn on_exit(
@@ -67,18 +47,22 @@ pub fn explain_at_exit() {
             argument: *mut libc::c_void,
         ) -> libc::c_int;
     }
-    extern "C" fn explain(status: libc::c_int, _: *mut libc::c_void) {
+    extern "C" fn note(status: libc::c_int, _: *mut libc::c_void) {
+        // A forked child has no account until it uses a GPU itself.
+        let Some(process) = Process::existing() else {
+            return;
+        };
+        if let Some(Ok(member)) = process.joined() {
+            member.note_life();
+        }
         // The parent of the program sees only these bits.
-        if let (1.., Some(process)) = (status & 0xff, Process::existing()) {
-            process.explain_end(status & 0xff);
+        if let status @ 1.. = status & 0xff {
+            process.explain_end(status);
         }
     }
-    static REGISTERED: AtomicBool = AtomicBool::new(false);
-    if !REGISTERED.swap(true, Ordering::Relaxed) {
-        // SAFETY: the function is never unloaded, as it belongs to a library that is linked with
-        // `nodelete`. A program without room for another function only says nothing.
-        unsafe { on_exit(explain, null_mut()) };
-    }
+    // SAFETY: the function is never unloaded, as it belongs to a library that is linked with
+    // `nodelete`. A program without room for another function only leaves no note.
+    unsafe { on_exit(note, null_mut()) };
 }
 
 impl Process {

@@ -94,9 +94,9 @@ fn make(
         }
         let hint = hint.get();
         let before = device.driver_part.used();
-        let status = real.call();
+        let size = hint.max(device.least_context);
+        let status = device.note_answer(call.symbol, size, real.call());
         let context = made.read().filter(|_| status == SUCCESS);
-        device.note_failure(call.symbol, hint.max(device.least_context), status);
         if let Some(context) = context {
             device.contexts.insert(context);
             call.process.launched.forget_kernels();

@@ -124,10 +124,8 @@ fn allocate(
 #[cold]
 fn answer(call: Call, bytes: u64, aside: Aside, real: &dyn Real) -> Status {
     let status = aside.answer(real);
-    if let Ok(device) = call.process.current_device() {
-        device.note_failure(call.symbol, bytes, status);
-    }
-    status
+    let device = call.process.current_device();
+    device.map_or(status, |it| it.note_answer(call.symbol, bytes, status))
 }
 
 #[inline(always)]
@@ -156,8 +154,7 @@ fn small(
         let status = real();
         let (SUCCESS, (Some(address), size)) = (status, result()) else {
             paid.give_back();
-            device.note_failure(call.symbol, estimate, status);
-            return status;
+            return device.note_answer(call.symbol, estimate, status);
         };
         let size = size.unwrap_or(estimate);
         if blocks_touched(address, size) > 1 {

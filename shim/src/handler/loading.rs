@@ -182,13 +182,10 @@ pub fn run(
     let (alone, mut paid) = paid?;
     let (growth, runtime) = extra.get();
     paid.add_some(more);
-    let real = &|| {
-        let status = real.call();
+    let real = &|| match shortage {
         // A launch on several devices fails with code 2 to try again.
-        if shortage.is_none() {
-            device.note_failure(call.symbol, large + growth, status);
-        }
-        status
+        Some(_) => real.call(),
+        None => device.note_answer(call.symbol, large + growth, real.call()),
     };
     if alone.is_none() {
         return Ok(measured::conclude(call, device, paid, large, real, undo));

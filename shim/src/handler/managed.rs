@@ -100,8 +100,7 @@ fn take(
         }
         _ => drop(charged),
     }
-    device.note_answer(call.symbol, bytes, status);
-    Ok(status)
+    Ok(device.note_answer(call.symbol, bytes, status))
 }
 
 /// Charges `bytes` of `__managed__` variables, and runs `real`, which loads their code.

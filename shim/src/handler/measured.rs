@@ -27,11 +27,7 @@ pub fn run(
 ) -> Status {
     match Prepaid::pay(device, Request::insisting(call.symbol, estimate)) {
         Ok(paid) => {
-            let real = || {
-                let status = real.call();
-                device.note_failure(call.symbol, estimate, status);
-                status
-            };
+            let real = || device.note_answer(call.symbol, estimate, real.call());
             conclude(call, device, paid, 0, &real, undo)
         }
         Err(Refused) => CUDA_ERROR_OUT_OF_MEMORY,
@@ -124,8 +120,7 @@ pub fn stream(call: Call, real: &dyn Real, stream: Out<Stream>) -> Status {
     let status = attempt(real, || {
         let device = call.process.current_device()?;
         let paid = Prepaid::pay(device, Request::insisting(call.symbol, RESERVE))?;
-        let status = real.call();
-        device.note_failure(call.symbol, RESERVE, status);
+        let status = device.note_answer(call.symbol, RESERVE, real.call());
         let measure = |paid| conclude(call, device, paid, RESERVE - STREAM, &|| status, None);
         Ok(paid.defer().map_or_else(measure, |()| status))
     });

@@ -227,8 +227,11 @@ fn allocate(
         true => (1..TOO_MUCH).contains(&bytes),
         false => device.may_hold(bytes),
     };
-    if !pool.counted || !may_hold {
-        return unpaid(call, device, pool, bytes, &real);
+    if !pool.counted {
+        return real.call();
+    }
+    if !may_hold {
+        return device.note_answer(call.symbol, bytes, real.call());
     }
     let allocation = Allocation {
         call,
@@ -244,21 +247,9 @@ fn allocate(
     }
     match allocation.make(&real) {
         (SUCCESS, true) => SUCCESS,
-        (status, true) => allocation.failed(status),
+        (status, true) => device.note_answer(call.symbol, bytes, status),
         (status, false) => allocation.insist(Some(status), &real),
     }
-}
-
-/// Returns the driver's answer to a request that it gets as it is. More bytes than the GPU has are
-/// a refusal.
-#[cold]
-#[inline(never)]
-fn unpaid(call: Call, device: &Device, pool: &Pool, bytes: u64, real: &dyn Real) -> Status {
-    let status = real.call();
-    if pool.counted {
-        device.note_failure(call.symbol, bytes, status);
-    }
-    status
 }
 
 /// An allocation from a pool.
@@ -290,19 +281,6 @@ impl Allocation {
         (status, whole)
     }
 
-    #[cold]
-    #[inline(never)]
-    fn failed(self, status: Status) -> Status {
-        let Self {
-            call,
-            device,
-            bytes,
-            ..
-        } = self;
-        device.note_failure(call.symbol, bytes, status);
-        status
-    }
-
     /// Allocates where the pool's headroom does not suffice. `made` is the status if the driver's
     /// call exceeded the payment.
     #[cold]
@@ -310,14 +288,7 @@ impl Allocation {
     fn insist(self, made: Option<Status>, real: &dyn Real) -> Status {
         attempt(real, || {
             let status = self.try_again(made, real)?;
-            let Self {
-                call,
-                device,
-                bytes,
-                ..
-            } = self;
-            device.note_answer(call.symbol, bytes, status);
-            Ok(status)
+            Ok((self.device).note_answer(self.call.symbol, self.bytes, status))
         })
     }
 

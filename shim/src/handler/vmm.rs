@@ -34,9 +34,7 @@ pub fn create(
         let device = call.process.device(device.ok_or(Aside::NothingToCharge)?)?;
         let asked = size as u64;
         if !device.may_hold(asked) {
-            let status = real.call();
-            device.note_failure(call.symbol, asked, status);
-            return Ok(status);
+            return Ok(device.note_answer(call.symbol, asked, real.call()));
         }
         let bytes = round_up(asked, BLOCK);
         let mut tries = 0;

@@ -1,46 +1,55 @@
 //! What gives a refused request room now: pure functions from figures to advice.
 
-use super::{Holder, Level, Now};
-use crate::figures::fields::fields;
+use super::{Holder, Level, Now, sum};
 use crate::words::clock::rough_span;
 use gpulimit_base::units::gib;
 use gpulimit_group::is_within;
+use serde::Serialize;
 
 /// The driver gives memory by blocks of so many bytes.
 pub const BLOCK: u64 = 2 << 20;
 
 /// A thing to do, after which the refused request is granted.
-#[derive(Clone, Debug, Default, Eq, PartialEq)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Advice {
     /// `again`, `host`, `expand`, `raise`, `lower`, `suspend`, `end`, `wait` or `smaller`.
+    #[serde(rename = "advice")]
     pub what: &'static str,
-    /// The name and the bytes of the figure that makes the advice true.
-    pub figure: (&'static str, u64),
+    /// The name of the figure that makes the advice true.
+    pub figure: &'static str,
+    /// That figure.
+    pub bytes: u64,
     pub text: String,
     pub command: Option<String>,
     /// The processes that the advice names.
     pub pids: Vec<u32>,
 }
 
-fields! { pub FIELDS(it: Advice):
-    /// `again`, `expand`, `raise`, `lower`, `suspend`, `end`, `wait`, `smaller` or `host`.
-    "advice": Text => it.what;
-    /// What makes the advice true.
-    "figure": Text => it.figure.0;
-    "bytes": Bytes => it.figure.1;
-    "text": Text => &*it.text;
-    "command": Text => it.command.as_deref();
-    "pids": Many("pid") => it.pids.clone();
+impl Advice {
+    fn new(what: &'static str, (figure, bytes): (&'static str, u64), text: String) -> Self {
+        Self {
+            what,
+            figure,
+            bytes,
+            text,
+            ..Self::default()
+        }
+    }
+
+    fn by(self, command: String) -> Self {
+        let command = Some(command);
+        Self { command, ..self }
+    }
 }
+
+/// A group or the GPU (`None`), and the bytes that it can still grant.
+type Place<'a> = (Option<&'a Level>, u64);
 
 impl Level {
     /// Returns the bytes that the group can still grant. A group whose ledger the caller cannot
     /// read is taken for full.
     fn room(&self) -> u64 {
-        match (self.max, self.left) {
-            (None, _) => u64::MAX,
-            (_, left) => left.unwrap_or(0),
-        }
+        self.max.map_or(u64::MAX, |_| self.left.unwrap_or(0))
     }
 
     fn holds(&self, holder: &Holder) -> bool {
@@ -49,38 +58,49 @@ impl Level {
     }
 }
 
+impl Holder {
+    /// Returns the process with its user and what it uses.
+    fn said(&self) -> String {
+        let user = match self.is_own {
+            true => String::new(),
+            false => format!(" of {}", self.user),
+        };
+        let place = match self.group {
+            Some(_) => "",
+            None => ", outside of the groups",
+        };
+        format!("{self}{user}, which uses {}{place}", gib(self.in_use))
+    }
+}
+
 impl Now {
-    /// Returns the groups that lack room once these processes hold nothing, and whether the GPU
-    /// lacks room too.
-    fn lacking(&self, without: &[&Holder]) -> (Vec<&Level>, bool) {
-        let sum = |counts: &dyn Fn(&Holder) -> bool| {
-            let all = without.iter().filter(|holder| counts(holder));
-            all.fold(0_u64, |sum, holder| sum.saturating_add(holder.in_use))
+    /// Returns all that must grant the request.
+    fn places(&self) -> impl Iterator<Item = Place<'_>> {
+        let levels = self.levels.iter().map(|level| (Some(level), level.room()));
+        let keep = self.keeper().map_or(0, |level| level.keep_free.0);
+        let free = self.free.map_or(u64::MAX, |free| free.saturating_sub(keep));
+        levels.chain([(None, free)])
+    }
+
+    /// Returns the places that lack room once these processes hold nothing.
+    fn lacking(&self, without: &[&Holder]) -> Vec<Place<'_>> {
+        let lacks = |(level, room): &Place<'_>| {
+            let freed = without
+                .iter()
+                .filter(|one| level.is_none_or(|it| it.holds(one)));
+            room.saturating_add(sum(freed.map(|one| one.in_use))) < self.need
         };
-        let lacks = |level: &&Level| {
-            let freed = sum(&|holder| level.holds(holder));
-            level.room().saturating_add(freed) < self.need
-        };
-        let free = self.unkept().unwrap_or(u64::MAX);
-        let free = free.saturating_add(sum(&|_| true));
-        (self.levels.iter().filter(lacks).collect(), free < self.need)
+        self.places().filter(lacks).collect()
+    }
+
+    pub fn fits(&self, without: &[&Holder]) -> bool {
+        self.lacking(without).is_empty()
     }
 
     /// Returns the group that keeps the most memory of the GPU free.
     pub fn keeper(&self) -> Option<&Level> {
         let keepers = self.levels.iter().filter(|level| level.keep_free.0 > 0);
         keepers.max_by_key(|level| level.keep_free.0)
-    }
-
-    /// Returns the free memory of the GPU that no `keep_free` keeps.
-    fn unkept(&self) -> Option<u64> {
-        let keep = self.keeper().map_or(0, |level| level.keep_free.0);
-        Some(self.free?.saturating_sub(keep))
-    }
-
-    pub fn fits(&self, without: &[&Holder]) -> bool {
-        let (levels, gpu) = self.lacking(without);
-        levels.is_empty() && !gpu
     }
 
     /// Returns the smallest of these processes whose memory suffices, or else the fewest of them.
@@ -91,8 +111,13 @@ impl Now {
             return Some(vec![one]);
         }
         // A process that frees nothing where room is lacking is left out.
-        let (levels, gpu) = self.lacking(&[]);
-        found.retain(|one| gpu || levels.iter().any(|level| level.holds(one)));
+        let places = self.lacking(&[]);
+        let frees = |one: &&Holder| {
+            places
+                .iter()
+                .any(|(it, _)| it.is_none_or(|it| it.holds(one)))
+        };
+        found.retain(frees);
         let count = (2..=found.len()).find(|count| self.fits(&found[..*count]))?;
         found.truncate(count);
         Some(found)
@@ -100,162 +125,167 @@ impl Now {
 
     /// Returns what each place lacks: `lab` lacks 48.0 MiB, GPU 0 lacks 2.0 GiB.
     pub fn shortages(&self) -> String {
-        let (levels, gpu) = self.lacking(&[]);
-        let of =
-            |name: &str, room: u64| format!("{name} lacks {}", gib(self.need.saturating_sub(room)));
-        let levels = levels.into_iter();
-        let groups = levels.map(|level| of(&format!("`{}`", level.name), level.room()));
-        let gpu = gpu.then(|| of(&format!("GPU {}", self.gpu), self.free.unwrap_or(0)));
-        groups.chain(gpu).collect::<Vec<_>>().join(", ")
+        let lacks = |(place, room): Place<'_>| {
+            format!(
+                "{} lacks {}",
+                self.name(place),
+                gib(self.need.saturating_sub(room))
+            )
+        };
+        self.lacking(&[])
+            .into_iter()
+            .map(lacks)
+            .collect::<Vec<_>>()
+            .join(", ")
     }
 
-    /// Returns where room is lacking, for texts.
+    fn name(&self, place: Option<&Level>) -> String {
+        place.map_or_else(
+            || format!("GPU {}", self.gpu),
+            |level| format!("`{}`", level.name),
+        )
+    }
+
+    /// Returns where room is lacking first, for texts.
     fn place(&self) -> String {
-        let (levels, _) = self.lacking(&[]);
-        let gpu = || format!("GPU {}", self.gpu);
-        levels
-            .first()
-            .map_or_else(gpu, |level| format!("`{}`", level.name))
+        let places = self.lacking(&[]);
+        self.name(places.first().and_then(|(place, _)| *place))
+    }
+
+    /// Returns the least room of a place.
+    fn left(&self) -> u64 {
+        self.places()
+            .map(|(_, room)| room)
+            .min()
+            .unwrap_or(u64::MAX)
+    }
+
+    /// Returns the option for a setting that is for this GPU alone.
+    fn device(&self, by_gpu: bool) -> String {
+        match by_gpu {
+            true => format!(" --device {}", self.gpu),
+            false => String::new(),
+        }
+    }
+
+    /// Returns advice that names processes with what they use.
+    fn named(&self, what: &'static str, found: &[&Holder], begin: &str) -> Advice {
+        let bytes = sum(found.iter().map(|one| one.in_use));
+        let names = match found {
+            [first, rest @ ..] if rest.len() > 2 => {
+                let (count, all) = (rest.len(), gib(bytes));
+                format!("{first} and {count} others, which use {all} in all")
+            }
+            few => few
+                .iter()
+                .map(|one| one.said())
+                .collect::<Vec<_>>()
+                .join(" and "),
+        };
+        let text = format!("{begin} {names}; {} lacks room", self.place());
+        Advice {
+            pids: found.iter().filter_map(|one| one.pid).collect(),
+            ..Advice::new(what, ("in_use", bytes), text)
+        }
     }
 }
 
 /// Returns what to do, the best first; empty if nothing that the caller can do or wait for makes
 /// room.
 pub fn advice(now: &Now) -> Vec<Advice> {
-    match &now.host {
-        Some(lacks) if now.fits(&[]) && !lacks.is_empty() => {
-            return lacks.iter().map(|text| host(now.need, text)).collect();
+    let lacks = now.host.iter().flatten();
+    let host = |text: &String| Advice::new("host", ("needed", now.need), text.clone());
+    match (now.fits(&[]), lacks.map(host).collect::<Vec<_>>()) {
+        (true, lacks) if lacks.is_empty() => vec![again(now)],
+        (true, lacks) => lacks,
+        (false, _) => {
+            let all = [expand, raise, lower, suspend, end, wait, smaller];
+            all.iter().filter_map(|advice| advice(now)).collect()
         }
-        _ if now.fits(&[]) => return vec![again(now)],
-        _ => {}
     }
-    let all = [
-        expand(now),
-        raise(now),
-        lower(now),
-        suspend(now),
-        end(now),
-        wait(now),
-        smaller(now),
-    ];
-    all.into_iter().flatten().collect()
 }
 
-fn host(need: u64, text: &str) -> Advice {
-    Advice {
-        what: "host",
-        figure: ("needed", need),
-        text: text.to_owned(),
-        ..Advice::default()
-    }
+fn again(now: &Now) -> Advice {
+    let what = match now.has_ended {
+        true => "start the program again",
+        false => "repeat the request",
+    };
+    let (need, left) = (gib(now.need), now.left());
+    let text = format!("{what}: {need} is needed, and {} is left now", gib(left));
+    Advice::new("again", ("left", left), text)
 }
 
 /// PyTorch has enough memory, in blocks that are too small.
 fn expand(now: &Now) -> Option<Advice> {
     let note = now.pytorch.as_ref().filter(|note| note.is_fragmented())?;
-    Some(Advice {
-        what: "expand",
-        figure: ("unused", note.unused()),
-        text: format!(
-            "let PyTorch use all that it reserves: {} of that was free, in blocks of at most {}",
-            gib(note.unused()),
-            gib(note.largest_free)
-        ),
-        command: Some("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True COMMAND".into()),
-        ..Advice::default()
-    })
-}
-
-fn again(now: &Now) -> Advice {
-    let rooms = now.levels.iter().map(Level::room);
-    let left = rooms.chain(now.unkept()).min().unwrap_or(u64::MAX);
-    Advice {
-        what: "again",
-        figure: ("left", left),
-        text: format!(
-            "{}: {} is needed, and {} is left now",
-            match now.has_ended {
-                true => "start the program again",
-                false => "repeat the request",
-            },
-            gib(now.need),
-            gib(left)
-        ),
-        ..Advice::default()
-    }
+    let (unused, largest) = (gib(note.unused()), gib(note.largest_free));
+    let text = format!(
+        "let PyTorch use all that it reserves: {unused} of that was free, in blocks of at most \
+         {largest}"
+    );
+    let command = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True COMMAND";
+    Some(Advice::new("expand", ("unused", note.unused()), text).by(command.into()))
 }
 
 fn raise(now: &Now) -> Option<Advice> {
-    let ([level], false) = (&*now.lacking(&[]).0, now.lacking(&[]).1) else {
+    let [(Some(level), _)] = now.lacking(&[])[..] else {
         return None;
     };
-    let (max, left) = (level.max?, level.left?);
+    let Level {
+        name, max, left, ..
+    } = level;
+    let (max, left) = ((*max)?, (*left)?);
     let lacking = now.need.saturating_sub(left);
     let size = above(max.checked_add(lacking)?);
-    let device = match level.by_gpu {
-        true => format!(" --device {}", now.gpu),
-        false => String::new(),
+    let set = format!("--max {size}{}", now.device(level.by_gpu));
+    let (lacking, of) = (gib(lacking), gib(max));
+    let (text, command) = match (level.is_gone, name.rsplit_once('/')) {
+        (true, above) => {
+            let run = match above {
+                Some((above, _)) => format!("gpulimit run --group {above}"),
+                None => format!("{}gpulimit run", now.outside),
+            };
+            let text = format!("start the program with {size}: its limit was {of}, and it lacked");
+            (
+                format!("{text} {lacking}"),
+                format!("{run} {set} -- COMMAND"),
+            )
+        }
+        (false, _) => {
+            let end = if now.has_ended { " to start again" } else { "" };
+            let left = gib(left);
+            let text = format!("raise `{name}` to {size}: {left} of its {of} is left, {lacking}");
+            (
+                format!("{text} too little{end}"),
+                format!("gpulimit set {name} {set}"),
+            )
+        }
     };
-    let name = &level.name;
-    let (max_text, lacking) = (gib(max), gib(lacking));
-    let (text, command) = match level.is_gone {
-        true => (
-            format!(
-                "start the program with {size}: its limit was {max_text}, and it lacked {lacking}"
-            ),
-            match name.rsplit_once('/') {
-                Some((above, _)) => {
-                    format!("gpulimit run --group {above} --max {size}{device} -- COMMAND")
-                }
-                None => {
-                    let outside = &now.outside;
-                    format!("{outside}gpulimit run --max {size}{device} -- COMMAND")
-                }
-            },
-        ),
-        false => (
-            format!(
-                "raise `{name}` to {size}: {} of its {max_text} is left, {lacking} too little{}",
-                gib(left),
-                if now.has_ended { " to start again" } else { "" }
-            ),
-            format!("gpulimit set {name} --max {size}{device}"),
-        ),
-    };
-    level.may_set.then(|| Advice {
-        what: "raise",
-        figure: ("max", max),
-        text,
-        command: Some(command),
-        ..Advice::default()
-    })
+    let advice = Advice::new("raise", ("max", max), text).by(command);
+    level.may_set.then_some(advice)
 }
 
 /// Only `keep_free` keeps from the request what the GPU has.
 fn lower(now: &Now) -> Option<Advice> {
+    let [(None, _)] = now.lacking(&[])[..] else {
+        return None;
+    };
     let level = now.keeper().filter(|level| level.may_set)?;
-    let rest = now.free?.checked_sub(now.need)?;
-    let (keep, by_gpu) = level.keep_free;
-    let size = match below(rest) {
+    let size = match below(now.free?.checked_sub(now.need)?) {
         0 => "0".to_owned(),
         bytes => format!("{}M", bytes >> 20),
     };
-    let device = match by_gpu {
-        true => format!(" --device {}", now.gpu),
-        false => String::new(),
-    };
-    let name = &level.name;
-    now.lacking(&[]).0.is_empty().then(|| Advice {
-        what: "lower",
-        figure: ("keep_free", keep),
-        text: format!(
-            "lower keep_free of `{name}` to {size}: it keeps {} of the GPU free, and {} is needed",
-            gib(keep),
-            gib(now.need)
-        ),
-        command: Some(format!("gpulimit set {name} --keep-free {size}{device}")),
-        pids: Vec::new(),
-    })
+    let (name, (keep, by_gpu)) = (&level.name, level.keep_free);
+    let text = format!(
+        "lower keep_free of `{name}` to {size}: it keeps {} of the GPU free, and {} is needed",
+        gib(keep),
+        gib(now.need)
+    );
+    let command = format!(
+        "gpulimit set {name} --keep-free {size}{}",
+        now.device(by_gpu)
+    );
+    Some(Advice::new("lower", ("keep_free", keep), text).by(command))
 }
 
 fn suspend(now: &Now) -> Option<Advice> {
@@ -265,138 +295,76 @@ fn suspend(now: &Now) -> Option<Advice> {
         return None;
     };
     let pid = one.pid?;
+    let text = format!(
+        "move {one} to the host until `gpulimit resume --pid {pid}`: it uses {} of {}",
+        gib(one.in_use),
+        now.place()
+    );
     Some(Advice {
-        what: "suspend",
-        figure: ("in_use", one.in_use),
-        text: format!(
-            "move {one} to the host until `gpulimit resume --pid {pid}`: it uses {} of {}",
-            gib(one.in_use),
-            now.place()
-        ),
-        command: Some(format!("gpulimit suspend --pid {pid}")),
         pids: vec![pid],
+        ..Advice::new("suspend", ("in_use", one.in_use), text)
+            .by(format!("gpulimit suspend --pid {pid}"))
     })
 }
 
 fn end(now: &Now) -> Option<Advice> {
     let found = now.enough(|one| one.is_own && one.pid.is_some())?;
-    let advice = named(now, "end", &found, "end what you no longer need:");
-    let pids: Vec<String> = advice.pids.iter().map(u32::to_string).collect();
-    Some(Advice {
-        command: Some(format!("kill {}", pids.join(" "))),
-        ..advice
-    })
+    let advice = now.named("end", &found, "end what you no longer need:");
+    let pids: String = advice.pids.iter().map(|pid| format!(" {pid}")).collect();
+    Some(advice.by(format!("kill{pids}")))
 }
 
 fn wait(now: &Now) -> Option<Advice> {
     let others = now.enough(|one| !one.is_own);
     let some = |all: &Vec<&Holder>| all.len() > 1 && all.iter().any(|one| !one.is_own);
     let found = others.or_else(|| now.enough(|_| true).filter(some))?;
-    let mut advice = named(now, "wait", &found, "wait for the end of");
-    let refuser = now.lacking(&[]).0.first().copied();
-    if let Some(level) = refuser {
-        if let Some(time) = level.wait {
-            let time = rough_span(time);
+    let mut advice = now.named("wait", &found, "wait for the end of");
+    if let [(Some(level), _), ..] = now.lacking(&[])[..] {
+        if let Some(time) = level.wait.map(rough_span) {
             advice.text += &format!("; a request waits in `{}` for at most {time}", level.name);
         }
         if let Some((count, bytes)) = now.line {
-            advice.text += &format!(
-                "; before you {count} request{} for {} wait{}",
-                if count == 1 { "" } else { "s" },
-                gib(bytes),
-                if count == 1 { "s" } else { "" },
-            );
+            let requests = match count {
+                1 => "1 request".to_owned(),
+                _ => format!("{count} requests"),
+            };
+            let waits = if count == 1 { "waits" } else { "wait" };
+            advice.text += &format!("; before you {requests} for {} {waits}", gib(bytes));
         }
     }
     Some(advice)
 }
 
-/// Returns advice that names processes with what they use.
-fn named(now: &Now, what: &'static str, found: &[&Holder], begin: &str) -> Advice {
-    let one = |one: &&Holder| {
-        let user = match one.is_own {
-            true => String::new(),
-            false => format!(" of {}", one.user),
-        };
-        let place = if one.group.is_none() {
-            ", outside of the groups"
-        } else {
-            ""
-        };
-        format!("{one}{user}, which uses {}{place}", gib(one.in_use))
-    };
-    let bytes = found.iter().map(|one| one.in_use).sum();
-    let names = match found {
-        [] | [_] | [_, _] | [_, _, _] => found.iter().map(one).collect::<Vec<_>>().join(" and "),
-        [first, rest @ ..] => {
-            let count = rest.len();
-            format!(
-                "{first} and {count} others, which use {} in all",
-                gib(bytes)
-            )
-        }
-    };
-    Advice {
-        what,
-        figure: ("in_use", bytes),
-        text: format!("{begin} {names}; {} lacks room", now.place()),
-        pids: found.iter().filter_map(|one| one.pid).collect(),
-        ..Advice::default()
-    }
-}
-
 fn smaller(now: &Now) -> Option<Advice> {
-    let rooms = now.levels.iter().map(Level::room);
-    let left = rooms.chain(now.unkept()).chain(now.total).min()?;
-    let bytes = below(left.checked_sub(now.beside)?);
-    (bytes > 0).then(|| Advice {
-        what: "smaller",
-        figure: ("left", bytes),
-        text: format!(
-            "ask for less: up to {} fits{}{}",
-            gib(bytes),
-            match now.pytorch.as_ref().and_then(|note| note.batch(bytes)) {
-                Some(batch) => format!("; a batch of {batch} does, by what `find_batch` measured"),
-                None => String::new(),
-            },
-            match now.total.filter(|total| *total < now.need) {
-                Some(total) => format!("; the GPU has {} in all", gib(total)),
-                None => String::new(),
-            }
-        ),
-        ..Advice::default()
-    })
+    let bytes = below(now.left().checked_sub(now.beside)?);
+    let mut text = format!("ask for less: up to {} fits", gib(bytes));
+    if let Some(batch) = now.pytorch.as_ref().and_then(|note| note.batch(bytes)) {
+        text += &format!("; a batch of {batch} does, by what `find_batch` measured");
+    }
+    if let Some(total) = now.total.filter(|total| *total < now.need) {
+        text += &format!("; the GPU has {} in all", gib(total));
+    }
+    (bytes > 0).then(|| Advice::new("smaller", ("left", bytes), text))
 }
 
-/// Returns whether a size is said in tenths of a GiB.
-const fn is_large(bytes: u64) -> bool {
-    bytes >= 1 << 30
-}
+/// From this size on, sizes are said in tenths of a GiB.
+const GIB: u64 = 1 << 30;
 
 /// Returns the largest size of whole units that is at most `bytes` and printed exactly.
 fn below(bytes: u64) -> u64 {
-    let bytes = bytes / BLOCK * BLOCK;
-    match is_large(bytes) {
-        true => tenths((u128::from(bytes) * 10) >> 30),
-        false => bytes,
+    match bytes / BLOCK * BLOCK {
+        bytes @ ..GIB => bytes,
+        bytes => (((u128::from(bytes) * 10) >> 30 << 30) / 10) as u64,
     }
 }
 
 /// Returns the smallest size for the command line that is at least `bytes`.
 fn above(bytes: u64) -> String {
-    if !is_large(bytes) {
+    if bytes < GIB {
         return format!("{}M", bytes.div_ceil(1 << 20));
     }
-    let mut count = (u128::from(bytes) * 10) >> 30;
-    while tenths(count) < bytes {
-        count += 1;
-    }
-    format!("{}.{}G", count / 10, count % 10)
-}
-
-/// Returns tenths of a GiB in bytes, rounded down.
-fn tenths(count: u128) -> u64 {
-    u64::try_from((count << 30) / 10).unwrap_or(u64::MAX)
+    let tenths = (u128::from(bytes) * 10).div_ceil(GIB.into());
+    format!("{}.{}G", tenths / 10, tenths % 10)
 }
 
 #[cfg(test)]
@@ -468,7 +436,7 @@ mod tests {
         let raised = first(&now(1024, vec![level("lab", 3072, 976)], vec![]));
         let command = raised.command.as_deref();
         assert_eq!(command, Some("gpulimit set lab --max 3.1G"));
-        assert_eq!(raised.figure, ("max", 3072 * MIB));
+        assert_eq!((raised.figure, raised.bytes), ("max", 3072 * MIB));
         let text = "raise `lab` to 3.1G: 976.0 MiB of its 3.0 GiB is left, 48.0 MiB too little";
         assert_eq!(raised.text, text);
         let by_gpu = Level {
@@ -544,7 +512,7 @@ mod tests {
         assert_eq!(advice.text, text);
         assert_eq!(waited(1001, &holders).pids, [1]);
         let advice = waited(1800, &holders[1..]);
-        assert_eq!((&*advice.pids, advice.figure.1), (&[2, 4][..], 1700 * MIB));
+        assert_eq!((&*advice.pids, advice.bytes), (&[2, 4][..], 1700 * MIB));
         assert_eq!(waited(1801, &holders[1..]).what, "smaller");
     }
 
@@ -623,7 +591,7 @@ mod tests {
             lab.levels[0].left = Some(left);
             lab.beside = held;
             let found = advice(&lab);
-            found.first().map(|advice| (advice.what, advice.figure.1))
+            found.first().map(|advice| (advice.what, advice.bytes))
         };
         assert_eq!(less(977 * MIB, 0), Some(("smaller", 976 * MIB)));
         assert_eq!(less(977 * MIB, 900 * MIB), Some(("smaller", 76 * MIB)));

@@ -1,20 +1,19 @@
 //! What PyTorch noted when it ran out of memory (`gpulimit run --explain`).
 
 use crate::figures::event::Line;
-use crate::figures::fields::fields;
 use crate::groups::Selection;
+use gpulimit_base::text_file;
 use gpulimit_base::units::gib;
-use rustix::fs::{Mode, OFlags, open};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::fmt;
-use std::fs::File;
-use std::io::Read;
 
 /// A note of `python/gpulimit/_explain.py`; sizes in bytes.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Debug, Deserialize, Serialize)]
 pub struct Note {
+    #[serde(skip_serializing)]
     pid: u32,
     /// When it was written, in milliseconds since 1970.
+    #[serde(skip_serializing)]
     time_ms: u64,
     pub asked: u64,
     pub reserved: u64,
@@ -23,6 +22,7 @@ pub struct Note {
     pub expandable: bool,
     /// What `find_batch` has measured last: a batch, what PyTorch reserved for it, and what each
     /// further element takes.
+    #[serde(skip_serializing)]
     batch: Option<(u64, u64, u64)>,
 }
 
@@ -35,20 +35,13 @@ impl Note {
     /// Returns the note on a refusal; `None` if there is none.
     pub fn of(line: &Line, selection: &Selection) -> Option<Self> {
         let (pid, refused) = (line.event.what.process.pid, line.last_us() / 1_000);
-        let is_its = |note: &Self| {
-            note.pid == pid && (refused..=refused.saturating_add(LATE_MS)).contains(&note.time_ms)
-        };
-        let read = |folder: &std::path::Path| -> Option<Self> {
-            // A program can have put anything in its place.
-            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-            let path = folder.join(format!(".explained-{pid}"));
-            let file = File::from(open(path, flags, Mode::empty()).ok()?);
-            let mut text = String::new();
-            file.take(MOST).read_to_string(&mut text).ok()?;
-            serde_json::from_str(&text).ok().filter(is_its)
-        };
+        let times = refused..=refused.saturating_add(LATE_MS);
         let mut roots = selection.roots().iter();
-        roots.find_map(|root| read(root.path()))
+        roots.find_map(|root| {
+            let path = root.path().join(format!(".explained-{pid}"));
+            let note: Self = serde_json::from_slice(&text_file::read(&path, MOST).ok()?).ok()?;
+            (note.pid == pid && times.contains(&note.time_ms)).then_some(note)
+        })
     }
 
     /// Returns what PyTorch had reserved and did not use.
@@ -86,12 +79,4 @@ impl fmt::Display for Note {
             gib(self.largest_free)
         )
     }
-}
-
-fields! { pub FIELDS(it: Note):
-    "asked": Bytes => it.asked;
-    "reserved": Bytes => it.reserved;
-    "allocated": Bytes => it.allocated;
-    "largest_free": Bytes => it.largest_free;
-    "expandable": Flag => it.expandable;
 }

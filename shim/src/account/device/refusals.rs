@@ -12,7 +12,6 @@ use gpulimit_ledger::{Cause, Holding, Outside};
 use super::Device;
 use crate::abi::{CUDA_ERROR_OUT_OF_MEMORY, SUCCESS, Status};
 use crate::account::book::Book;
-use crate::account::current;
 use crate::account::pools::STEP;
 use crate::driver::figures;
 use crate::refusal::{self, Circumstances, Gpu, Refused};
@@ -36,13 +35,15 @@ pub struct Unrecovered {
 }
 
 impl Device {
-    /// Notes the driver's answer to a request for `bytes`: a refusal, or that the program has
-    /// recovered from one. Call where a request has reached the ledger or has failed.
+    /// Notes the driver's answer to a request for about `bytes`, and returns the answer: a refusal,
+    /// or that the program has recovered from one. The refusal of an unknown need, 0 bytes, is not
+    /// noted.
     #[inline]
-    pub fn note_answer(&self, symbol: &'static str, bytes: u64, status: Status) {
+    pub fn note_answer(&self, symbol: &'static str, bytes: u64, status: Status) -> Status {
         if status != SUCCESS || self.unrecovered.since.load(Ordering::Relaxed) != 0 {
             self.look_at_answer(symbol, bytes, status);
         }
+        status
     }
 
     /// Does the same as [`Device::note_answer`] after a call that took new memory. Fails with
@@ -101,21 +102,12 @@ impl Device {
         self.machine_free().filter(|free| *free < keep)
     }
 
-    /// Notes the driver's answer to a request for about `bytes`, if the answer is a refusal. The
-    /// refusal of an unknown need, 0 bytes, is not noted.
-    #[inline]
-    pub fn note_failure(&self, symbol: &'static str, bytes: u64, status: Status) {
-        if status != SUCCESS && bytes > 0 {
-            self.look_at_answer(symbol, bytes, status);
-        }
-    }
-
     #[cold]
     #[inline(never)]
     fn look_at_answer(&self, symbol: &'static str, bytes: u64, status: Status) {
         match status {
             SUCCESS => self.note_recovery(symbol, bytes),
-            CUDA_ERROR_OUT_OF_MEMORY => self.refused_by_driver(symbol, bytes),
+            CUDA_ERROR_OUT_OF_MEMORY if bytes > 0 => self.refused_by_driver(symbol, bytes),
             _ => {}
         }
     }
@@ -254,7 +246,6 @@ impl Device {
         ] {
             word.store(value, Ordering::Relaxed);
         }
-        current::explain_at_exit();
         if !refusal::may_tell() {
             return Refused;
         }

@@ -4,7 +4,7 @@ use gpulimit_ledger::EventKind;
 use gpulimit_programs::world::{self, CONTEXT, GROUP, HOUR, MIB, Session, World};
 use gpulimit_support::wait_until;
 
-use crate::{CAP, Looker, begin, done, figures, goes_on, holder, run, shown};
+use crate::{CAP, Looker, await_line, begin, done, figures, goes_on, holder, run, shown};
 
 #[test]
 fn a_process_goes_down_and_comes_back() {
@@ -181,11 +181,51 @@ fn a_group_without_gpu_memory() {
     assert!(empty.errors.contains(&text), "{empty:?}");
     let mut program = world.start();
     program.expect(&[("init", "0")]);
-    done(&world, &["suspend", GROUP]);
+    // The program joins the group, and has no context yet.
+    program.say("total 0");
+    let left_out = done(&world, &["suspend", GROUP]);
+    let text = format!(
+        "process {} (gpu-script) runs on: it has no memory",
+        program.pid()
+    );
+    assert!(left_out.errors.contains(&text), "{left_out:?}");
+    assert!(left_out.out.ends_with(": running\n"), "{left_out:?}");
     done(&world, &["resume", GROUP]);
     goes_on_after_start(&mut program);
     run(&world, &["suspend", "--pid", "1"]).expect_failure("no process 1 in any group");
     program.end();
+    world.judge_end(CAP);
+}
+
+/// A process that waits in line for its first context takes the room that the others leave, also if
+/// it waits in the group above.
+#[test]
+fn a_process_that_waits_for_its_first_memory_is_named() {
+    let world = World::new(CAP);
+    world.settings(&["on_limit=wait", "wait_timeout=600s"]);
+    world.below("inner", &[]);
+    let name = format!("{GROUP}/inner");
+    let mut first = world.on_gpu_in("inner");
+    first.expect(&[("alloc a 3400M", "0")]);
+    let mut command = world.limited(world::program());
+    command.env("GPULIMIT_GROUP", &name);
+    let mut second = Session::start(command);
+    second.tell("start");
+    await_line(&world, 1);
+    let down = run(&world, &["suspend", &name]);
+    let (one, two) = (first.pid(), second.pid());
+    let text = format!("process {two} (gpu-script) runs on: it waits for its first memory");
+    down.expect_failure(&text);
+    let line = format!("{name}: process {one} (gpu-script): suspended, ");
+    assert!(down.out.contains(&line), "{down:?}");
+    assert_eq!(second.answer(), "0 0");
+    // Now it has memory, so it is suspended with the other one.
+    done(&world, &["suspend", &name]);
+    assert_eq!(shown(&world, &second)["state"], "suspended");
+    second.kill();
+    done(&world, &["resume", &name]);
+    goes_on(&mut first);
+    first.end();
     world.judge_end(CAP);
 }
 
