@@ -49,7 +49,7 @@ pub(super) fn of(groups: &[&Group]) -> Vec<Option<u32>> {
         if new.is_empty() {
             return jobs.into_iter().map(|job| job.carrier).collect();
         }
-        look_at(&new, &mut jobs, LOOKS);
+        look_at_all(&new, &mut jobs, LOOKS);
     }
     let me = std::process::id();
     jobs.into_iter()
@@ -144,12 +144,23 @@ fn parent(status: &str) -> Option<u32> {
 
 /// Looks for processes among `pids` that could join one of the jobs; up to `looks` times at those
 /// whose environment is unknown.
-fn look_at(pids: &[u32], jobs: &mut [Job<'_>], looks: u32) {
+fn look_at_all(pids: &[u32], jobs: &mut [Job<'_>], looks: u32) {
     let mut names: Vec<&str> = jobs.iter().map(|job| job.name).collect();
     order::sort(&mut names);
     let carriers: Vec<_> = names.iter().map(|_| AtomicU32::new(0)).collect();
     let unknown: Vec<_> = pids.iter().map(|_| AtomicBool::new(false)).collect();
     let next = AtomicUsize::new(0);
+    let look_at = |pid: u32| {
+        environment(pid, |name: &[u8]| {
+            let found = names.binary_search_by(|each| each.as_bytes().cmp(name));
+            if let Some(carrier) = found.ok().and_then(|at| carriers.get(at)) {
+                carrier.store(pid, Ordering::Relaxed);
+            }
+        })
+    };
+    // Nobody delays a look at this process, and the child may be too slow on a busy machine.
+    let own = std::process::id();
+    let is_known = pids.contains(&own) && look_at(own);
     // Runs in another process, which shares this memory: it allocates nothing and takes no lock.
     let look = || {
         loop {
@@ -157,13 +168,7 @@ fn look_at(pids: &[u32], jobs: &mut [Job<'_>], looks: u32) {
             let (Some(pid), Some(unknown)) = (pids.get(at), unknown.get(at)) else {
                 return 0;
             };
-            let carried = |name: &[u8]| {
-                let found = names.binary_search_by(|each| each.as_bytes().cmp(name));
-                if let Some(carrier) = found.ok().and_then(|at| carriers.get(at)) {
-                    carrier.store(*pid, Ordering::Relaxed);
-                }
-            };
-            if !environment(*pid, carried) {
+            if !look_at(*pid) {
                 unknown.store(true, Ordering::Relaxed);
             }
             next.store(at + 1, Ordering::Relaxed);
@@ -182,8 +187,10 @@ fn look_at(pids: &[u32], jobs: &mut [Job<'_>], looks: u32) {
             break;
         }
     }
-    let unknown = unknown.iter().zip(pids);
-    let unknown = unknown.filter(|(unknown, _)| unknown.load(Ordering::Relaxed));
+    let unknown = unknown
+        .iter()
+        .zip(pids)
+        .filter(|(unknown, pid)| unknown.load(Ordering::Relaxed) && !(is_known && **pid == own));
     let unknown = unknown.filter_map(|(_, pid)| Unknown::of(*pid, jobs));
     let unknown: Vec<_> = unknown.collect();
     for job in jobs.iter_mut().filter(|job| job.carrier.is_none()) {
@@ -199,7 +206,7 @@ fn look_at(pids: &[u32], jobs: &mut [Job<'_>], looks: u32) {
     let left: Vec<u32> = (unknown.iter().filter(left).map(|process| process.pid)).collect();
     if !left.is_empty() && looks > 1 {
         std::thread::sleep(EXEC);
-        return look_at(&left, jobs, looks - 1);
+        return look_at_all(&left, jobs, looks - 1);
     }
     for job in jobs.iter_mut() {
         let could = unknown.iter().find(|process| job.lacks(process));
@@ -292,7 +299,7 @@ mod tests {
     /// Returns whether a look at one process finds that it could join the job.
     fn finds(job: Job<'_>, pid: u32) -> bool {
         let mut jobs = [job];
-        look_at(&[pid], &mut jobs, LOOKS);
+        look_at_all(&[pid], &mut jobs, LOOKS);
         assert!(jobs[0].carrier.is_none_or(|carrier| carrier == pid));
         jobs[0].carrier.is_some()
     }
@@ -318,7 +325,7 @@ mod tests {
             assert_eq!(finds(job(name, u64::MAX), pid), is_carried, "{name}");
         }
         let mut jobs = ["run-1-1", "run-7-8", "job-7-8"].map(|name| job(name, u64::MAX));
-        look_at(&[std::process::id(), pid], &mut jobs, LOOKS);
+        look_at_all(&[std::process::id(), pid], &mut jobs, LOOKS);
         assert_eq!(jobs.map(|job| job.carrier), [None, Some(pid), None]);
         drop(carrier);
         assert!(!finds(job("run-7-8", 0), pid), "it has ended");
