@@ -16,6 +16,7 @@ mod verbs {
     pub mod events;
     pub mod gc;
     pub mod get;
+    pub mod glance;
     pub mod history;
     pub mod install;
     pub mod kill;
@@ -145,12 +146,12 @@ use clap::Parser;
 use cli::Cli;
 use machine::signals::{self, Inherited};
 use machine::{child, library};
-use shown::output;
+use shown::{output, terminal};
 use std::iter;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 use words::environment::env;
-use words::failure;
+use words::failure::{self, Failure};
 
 /// Runs the verb on the command line, and returns its exit status.
 fn main() -> ExitCode {
@@ -165,6 +166,9 @@ fn main() -> ExitCode {
             return ExitCode::from(failure::USAGE);
         }
     };
+    if words.is_empty() && terminal::takes_screen() {
+        return ended(verbs::glance::glance());
+    }
     let parsed = Cli::try_parse_from(iter::once(name).chain(words));
     let cli = match parsed.map_err(cli::without_misleading_tip) {
         Ok(cli) => cli,
@@ -179,7 +183,12 @@ fn main() -> ExitCode {
             });
         }
     };
-    cli.run(&before).unwrap_or_else(|failure| {
+    ended(cli.run(&before))
+}
+
+/// Returns the exit status of a verb, and prints why it has failed.
+fn ended(done: Result<ExitCode, Failure>) -> ExitCode {
+    done.unwrap_or_else(|failure| {
         output::note(&failure.to_string());
         ExitCode::from(failure.status)
     })

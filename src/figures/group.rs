@@ -38,6 +38,8 @@ pub struct Figures {
     /// GPUs that members have used or that have their own limit; all GPUs if another limit applies
     /// to the rest.
     pub gpus: Vec<Gpu>,
+    /// The sum of the figures of several GPUs, if [`Figures::add_up`] was called.
+    pub sum: Option<Gpu>,
 }
 
 /// A group's limits and usage on one GPU; sizes in bytes.
@@ -167,7 +169,58 @@ impl Figures {
                 _ => None,
             },
             gpus: ids.into_iter().map(&mut gpu).collect(),
+            sum: None,
         }
+    }
+
+    /// Adds up the figures of the GPUs, if there are several. A sum with an unknown part is
+    /// unknown. The trend and the wait are those of one GPU.
+    pub fn add_up(&mut self) {
+        let [first, _, ..] = &self.gpus[..] else {
+            return;
+        };
+        let gpus = &self.gpus;
+        let sum = |figure: fn(&Gpu) -> Option<u64>| {
+            let parts = gpus.iter().map(figure);
+            parts.reduce(|sum, part| Some(sum?.saturating_add(part?)))?
+        };
+        let count = |figure: fn(&Gpu) -> Option<usize>| gpus.iter().map(figure).sum();
+        let parts = gpus.iter().map(|gpu| gpu.recent.len()).max().unwrap_or(0);
+        let at = |part| gpus.iter().filter_map(move |gpu| *gpu.recent.get(part)?);
+        let by = (first.effective.clone()).map_or_else(String::new, |(_, group)| group);
+        self.sum = Some(Gpu {
+            id: first.id,
+            label: String::new(),
+            index: None,
+            rule: Values::default(),
+            capacity: sum(|gpu| gpu.capacity),
+            max: sum(|gpu| gpu.max),
+            effective: sum(Gpu::limit).map(|max| (max, by)),
+            usage: sum(|gpu| gpu.usage),
+            peak: sum(|gpu| gpu.peak),
+            free: sum(|gpu| gpu.free),
+            refusals: sum(|gpu| gpu.refusals),
+            waits: sum(|gpu| gpu.waits),
+            waited_ms: sum(|gpu| gpu.waited_ms),
+            processes: self.processes,
+            trend: gpus.iter().find_map(|gpu| gpu.trend),
+            recent: (0..parts)
+                .map(|part| at(part).reduce(u64::saturating_add))
+                .collect(),
+            draining: count(|gpu| gpu.draining),
+            waiting: count(|gpu| gpu.waiting),
+            longest_wait: (gpus.iter().filter_map(|gpu| gpu.longest_wait.clone()))
+                .max_by_key(Waiter::waited),
+            by: None,
+            suspended: sum(|gpu| gpu.suspended),
+            uncovered: sum(|gpu| gpu.uncovered),
+        });
+    }
+
+    /// Returns whether nobody is in the group and nothing of it is on a GPU or on the host.
+    pub fn is_idle(&self) -> bool {
+        let holds = |gpu: &Gpu| gpu.usage > Some(0) || gpu.suspended > Some(0);
+        self.processes == Some(0) && !self.gpus.iter().any(holds)
     }
 
     /// Drops the figures of all GPUs but these. Returns whether a row of the group is left.
@@ -477,6 +530,11 @@ impl<'a> Row<'a> {
         /// The processes that wait for memory now.
         "waiting": Count, right("WAITING").sparse() => it.of(|gpu| gpu.waiting);
         "": Text, left("OPTIONS").narrow(1).sparse() => it.options();
+    }
+
+    /// Returns whether the row has the sum of the figures of several GPUs.
+    pub fn is_sum(&self) -> bool {
+        self.gpu.is_some_and(|gpu| gpu.label.is_empty())
     }
 
     fn of<T>(&self, figure: impl Fn(&'a Gpu) -> Option<T>) -> Option<T> {

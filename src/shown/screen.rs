@@ -9,7 +9,9 @@ use crate::words::failure::Failure;
 use ratatui::backend::CrosstermBackend;
 use ratatui::buffer::Buffer;
 use ratatui::crossterm::cursor::{Hide, Show};
-use ratatui::crossterm::event::{DisableBracketedPaste, EnableBracketedPaste};
+use ratatui::crossterm::event::{
+    DisableBracketedPaste, DisableMouseCapture, EnableBracketedPaste, EnableMouseCapture,
+};
 use ratatui::crossterm::terminal::{
     Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
 };
@@ -118,6 +120,7 @@ fn take() -> Result<Terminal<CrosstermBackend<BufWriter<Stdout>>>, Failure> {
         out,
         EnterAlternateScreen,
         EnableBracketedPaste,
+        EnableMouseCapture,
         Hide,
         Clear(ClearType::All)
     )
@@ -143,6 +146,7 @@ fn restore() {
     if TAKEN.swap(false, Ordering::SeqCst) {
         let _ = execute!(
             io::stdout(),
+            DisableMouseCapture,
             DisableBracketedPaste,
             LeaveAlternateScreen,
             Show

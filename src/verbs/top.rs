@@ -48,7 +48,7 @@ pub struct Args {
     interval: Duration,
 
     /// What to sort by; groups are sorted below their parent
-    #[arg(long, value_name = "COLUMN", default_value = "group")]
+    #[arg(long, value_name = "COLUMN", default_value = "usage")]
     sort: Sort,
 
     /// Show only rows with this text in a name or a command
@@ -59,6 +59,10 @@ pub struct Args {
         hide_default_value = true
     )]
     filter: String,
+
+    /// Show also groups without processes and memory
+    #[arg(long)]
+    idle: bool,
 
     /// Show only processes of this user, by name or number, and their groups
     #[arg(long, value_name = "USER")]
@@ -98,7 +102,7 @@ pub struct Args {
 const HELP: &str = "\
 Press ? for the keys. A bar for each GPU shows the top groups, the memory
 outside all groups, and what is free. `gpulimit top` only reads, except for the
-keys s (set a limit) and k (send a signal), which ask first. If the output is
+keys s (set a limit), K (send a signal) and S (suspend, resume), which ask first. If the output is
 not a terminal, it prints one round. Without a UTF-8 locale it draws with ASCII,
 and with NO_COLOR or on a monochrome terminal without colours.
 
@@ -168,6 +172,7 @@ fn view(args: &Args) -> Result<View, Failure> {
         gpus: gpus.collect(),
         folded: folded.collect::<Result<_, Failure>>()?,
         fold_all: args.fold.iter().any(String::is_empty),
+        idle: args.idle,
     };
     Ok(View {
         choice,
@@ -337,6 +342,10 @@ impl Program {
                 let act = self.view.key(key, &self.round, self.seen.page);
                 return act.map_or(Ok(None), |act| self.act(act));
             }
+            Event::Input(Some(Input::Mouse(mouse))) => {
+                let act = self.view.mouse(mouse, &self.round, &self.seen);
+                return act.map_or(Ok(None), |act| self.act(act));
+            }
             Event::Input(Some(Input::Paste(text))) => self.view.paste(&text),
             // The next frame has the terminal's new size.
             Event::Input(Some(_)) => {}
@@ -358,7 +367,7 @@ impl Program {
             Act::Stop => self.screen.stop()?,
             Act::Redraw => self.screen.reopen()?,
             Act::Ask(ask) => self.reader.ask(ask),
-            Act::Limit(..) | Act::Signal(..) => {
+            Act::Limit(..) | Act::Signal(..) | Act::Move(..) => {
                 self.view.message = "working".into();
                 let done = self.sender.clone();
                 let work = move || _ = done.send(Event::Done(actions::act(act)));

@@ -1,7 +1,9 @@
 //! Output on a terminal: lines broken at its width, and bold letters if it supports them. Other
 //! outputs get plain lines.
 
-use crate::place::{GPU, Place, set_environment, text};
+use crate::place::{GIB, GPU, Nothing, Place, set_environment, text};
+use gpulimit_base::units::Size;
+use gpulimit_group::Insistence;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 use std::process::Command;
@@ -125,4 +127,31 @@ fn bold_letters_are_printed_only_on_capable_terminals() {
             assert!(!said.contains('\u{1b}'), "{arguments} with {name}: {said}");
         }
     }
+}
+
+/// Without a verb, a terminal gets one short screen. Other outputs get the help, as a mistake.
+#[test]
+fn a_screen_says_who_has_what_and_what_to_type_next() {
+    let place = Place::new();
+    assert!(seen(&place, 80, &[], "").contains("No group limits a program of yours now."));
+    place.group("lab", Size::Bytes(2 * GIB));
+    place.group("idle", Size::Bytes(GIB));
+    let (member, device) = place.member("lab");
+    let charge = |bytes| member.charge(&device, bytes, &Nothing, Insistence::Full);
+    charge(GIB).expect("room");
+    let refusal = charge(3 * GIB).expect_err("no room");
+    member.count_refusal(&device, "cuMemAlloc", 3 * GIB, &refusal);
+    let screen = seen(&place, 80, &[("NO_COLOR", "1")], "");
+    for expected in [
+        "lab    GPU-1a2b…: 1.0 of 2.0 GiB",
+        " in lab: 3.0 GiB",
+        "\ngpulimit why ",
+    ] {
+        assert!(screen.contains(expected), "{expected}: {screen}");
+    }
+    assert!(!screen.contains("idle"), "{screen}");
+    let widest = screen.lines().map(|line| line.chars().count()).max();
+    assert!(widest <= Some(80), "{screen}");
+    let help = place.refused(2, &[]);
+    assert!(help.contains("Usage: gpulimit <COMMAND>"), "{help}");
 }

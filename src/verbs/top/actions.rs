@@ -1,4 +1,5 @@
-//! What `top` changes: by the very functions of `gpulimit set` and `gpulimit kill`.
+//! What `top` changes: by the very functions of `gpulimit set` and `gpulimit kill`, and by running
+//! `gpulimit suspend` and `gpulimit resume`.
 
 use super::round::Name;
 use super::view::Act;
@@ -7,6 +8,10 @@ use crate::shown::output::{Escaped, text};
 use crate::words::{failure::Failure, notes::Done};
 use gpulimit_base::units::Extent;
 use gpulimit_limits::{Key, Setting};
+use std::process::{Command, Stdio};
+
+/// How long to wait for work on the GPUs, or for room.
+const PATIENCE: &str = "30s";
 
 /// Does what the user has confirmed, and returns what was done. Can take a minute.
 pub fn act(act: Act) -> String {
@@ -21,6 +26,22 @@ pub fn act(act: Act) -> String {
             let start_time = process.map(|process| process.start_time);
             let group = groups::find(&group.name, Purpose::Use)?;
             kill::kill(&group, pid.as_slice(), start_time, signal)
+        }),
+        Act::Move(group, process, moved) => is_meant(&group).and_then(|()| {
+            let pid = process.and_then(|process| process.pid);
+            let whom = pid.map_or(vec![group.name], |pid| {
+                vec!["--pid".into(), pid.to_string()]
+            });
+            let mut command = Command::new("/proc/self/exe");
+            command
+                .args([moved.verb(), "--timeout", PATIENCE])
+                .args(whom);
+            let output = command.stdin(Stdio::null()).output();
+            let output = output.map_err(|error| Failure::new(format_args!("{error}")))?;
+            let said = [output.stderr, output.stdout].concat();
+            let mut done = Done::default();
+            done.notes.add(String::from_utf8_lossy(&said).into_owned());
+            Ok(done)
         }),
         _ => Ok(Done::default()),
     };

@@ -1,7 +1,7 @@
 //! The bars of the GPUs: how much of each GPU's memory top groups and others use.
 
-use super::look::{FILLS, LIMIT, OUTSIDE, TITLE, WEAK};
-use super::round::label;
+use super::look::{LIMIT, OUTSIDE, TITLE, WEAK};
+use super::round::{Tops, label};
 use super::tables::{self, short, size};
 use crate::figures::percent;
 use crate::figures::snapshot::GpuMemory;
@@ -48,7 +48,7 @@ impl Plan {
     }
 
     /// Draws the bars. The first column has the first GPUs.
-    pub fn draw(self, gpus: &[&GpuMemory], area: Rect, buffer: &mut Buffer) {
+    pub fn draw(self, gpus: &[&GpuMemory], tops: &Tops<'_>, area: Rect, buffer: &mut Buffer) {
         let each = (area.width + 1) / self.columns as u16;
         let right = |gpu: &&GpuMemory| figures(gpu, each > WIDE);
         let name = |gpu: &&GpuMemory| label(gpu.index, gpu.id);
@@ -64,9 +64,10 @@ impl Plan {
                 Span::styled(name(gpu), TITLE).render(line, buffer);
                 Line::from(right(gpu)).right_aligned().render(line, buffer);
                 let width = line.width.saturating_sub(label + figures + 2);
-                bar(gpu, Rect::new(line.x + label + 1, line.y, width, 1), buffer);
+                let inner = Rect::new(line.x + label + 1, line.y, width, 1);
+                bar(gpu, tops, inner, buffer);
                 if let Some(line) = self.explained.then(|| lines.next()).flatten() {
-                    explain(gpu, line, label, buffer);
+                    explain(gpu, tops, line, label, buffer);
                 }
             }
         }
@@ -74,7 +75,7 @@ impl Plan {
 }
 
 /// Draws a bar. Names of groups are in their parts where there is room.
-fn bar(gpu: &GpuMemory, area: Rect, buffer: &mut Buffer) {
+fn bar(gpu: &GpuMemory, tops: &Tops<'_>, area: Rect, buffer: &mut Buffer) {
     const LEAST_NAME: usize = 4;
     let inside = usize::from(area.width.saturating_sub(2));
     let known = gpu.limits.unwrap_or(0).max(gpu.grouped);
@@ -86,9 +87,9 @@ fn bar(gpu: &GpuMemory, area: Rect, buffer: &mut Buffer) {
     };
     let mut spans = vec![Span::styled("[", WEAK)];
     let (mut sum, mut from) = (0_u64, 0);
-    let parts = gpu.parts.iter().zip(FILLS.iter().cycle());
-    let parts = parts.map(|((title, bytes), fill)| (title.as_str(), *bytes, fill));
-    let outside = ("", gpu.others().unwrap_or(0), &OUTSIDE);
+    let parts = gpu.parts.iter();
+    let parts = parts.map(|(title, bytes)| (title.as_str(), *bytes, tops.fill(title)));
+    let outside = ("", gpu.others().unwrap_or(0), OUTSIDE);
     for (title, usage, (fill, style)) in parts.chain([outside]) {
         sum = sum.saturating_add(usage);
         let width = column(sum) - from;
@@ -100,7 +101,7 @@ fn bar(gpu: &GpuMemory, area: Rect, buffer: &mut Buffer) {
         };
         let rest = fill.repeat(width - name.width());
         spans.push(Span::styled(name, style.patch(TITLE)));
-        spans.push(Span::styled(rest, *style));
+        spans.push(Span::styled(rest, style));
     }
     spans.push(" ".repeat(inside - from).into());
     spans.push(Span::styled("]", WEAK));
@@ -130,7 +131,7 @@ fn figures(gpu: &GpuMemory, is_wide: bool) -> String {
 }
 
 /// Draws a line with the bytes of each part of a bar.
-fn explain(gpu: &GpuMemory, area: Rect, label: u16, buffer: &mut Buffer) {
+fn explain(gpu: &GpuMemory, tops: &Tops<'_>, area: Rect, label: u16, buffer: &mut Buffer) {
     let (others, free) = (size(gpu.others()), size(gpu.free()));
     let outside = gpu.outside.filter(|(count, _)| *count > 0);
     let outside = outside.map_or_else(String::new, |(count, bytes)| {
@@ -140,8 +141,9 @@ fn explain(gpu: &GpuMemory, area: Rect, label: u16, buffer: &mut Buffer) {
     let limits = gpu
         .limits
         .map(|limits| (LIMIT, format!(" limits {}", short(limits))));
-    let parts = gpu.parts.iter().zip(FILLS.iter().cycle());
-    let parts = parts.map(|((title, bytes), fill)| (*fill, format!(" {title} {}", short(*bytes))));
+    let parts = gpu.parts.iter();
+    let parts =
+        parts.map(|(title, bytes)| (tops.fill(title), format!(" {title} {}", short(*bytes))));
     let parts = [others].into_iter().chain(limits).chain(parts);
     let spans = parts
         .flat_map(|((fill, style), text)| [Span::styled(fill, style), text.into(), "  ".into()]);

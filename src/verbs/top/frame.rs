@@ -42,6 +42,8 @@ pub struct Scene<'a> {
 pub struct Seen {
     /// The first shown rows of the tables.
     pub offsets: [usize; 2],
+    /// The areas of the tables, with their heads.
+    pub tables: [Rect; 2],
     /// The number of rows of a page.
     pub page: usize,
     /// The first shown line of a page of text.
@@ -114,7 +116,8 @@ fn tables(scene: &Scene<'_>, area: Rect, buffer: &mut Buffer) -> Seen {
     let [of_groups, of_processes] = rooms.map(|room| room as u16 + 1);
     let heights = [1, plan.lines, problem, of_groups, of_processes];
     let [head, bars, why, groups, processes] = Layout::vertical(heights).areas(area);
-    plan.draw(&gpus, bars, buffer);
+    let tops = round.tops();
+    plan.draw(&gpus, &tops, bars, buffer);
     tables::line(Line::styled(&round.problem, ALARM), why, buffer);
     let selected = view.position(&rows);
     let of_groups = selected.filter(|at| *at < lengths[0]);
@@ -123,11 +126,16 @@ fn tables(scene: &Scene<'_>, area: Rect, buffer: &mut Buffer) -> Seen {
         offset(view.offsets[0], rooms[0], lengths[0], of_groups),
         offset(view.offsets[1], rooms[1], lengths[1], of_processes),
     ];
-    tables::groups(&rows).draw(groups, buffer, offsets[0], of_groups);
+    tables::groups(&rows, &gpus, &tops).draw(groups, buffer, offsets[0], of_groups);
     if let (true, Some(row)) = (rows.groups.is_empty(), groups.rows().nth(1)) {
-        without_groups(scene).render(row, buffer);
+        without_groups(scene, &rows).render(row, buffer);
     }
-    tables::processes(&rows, round).draw(processes, buffer, offsets[1], of_processes);
+    tables::processes(rows.processes.clone(), round).draw(
+        processes,
+        buffer,
+        offsets[1],
+        of_processes,
+    );
     let counts = counts(&rows);
     let ranged = [0, 1].map(
         |at| match (&counts[at], offsets[at], rooms[at], lengths[at]) {
@@ -140,21 +148,29 @@ fn tables(scene: &Scene<'_>, area: Rect, buffer: &mut Buffer) -> Seen {
     header(scene, [&ranged, &counts], head, buffer);
     Seen {
         offsets,
+        tables: [groups, processes],
         page: rooms[usize::from(of_processes.is_some())],
         scroll: 0,
     }
 }
 
 /// Returns why there are no rows of groups.
-pub fn without_groups(scene: &Scene<'_>) -> &'static str {
+pub fn without_groups(scene: &Scene<'_>, rows: &Rows<'_>) -> String {
     let choice = &scene.view.choice;
     if !scene.round.problem.is_empty() {
-        ""
+        String::new()
+    } else if rows.idle > 0 {
+        format!("{} idle: the key i or --idle shows them", groups(rows.idle))
     } else if choice.filter.is_empty() && choice.user.is_empty() {
-        "no groups: `gpulimit run --max 4G -- COMMAND` makes one"
+        "no groups: `gpulimit run --max 4G -- COMMAND` makes one".into()
     } else {
-        "no group matches the filter"
+        "no group matches the filter".into()
     }
+}
+
+/// Returns a number of groups as text.
+fn groups(count: usize) -> String {
+    format!("{count} group{}", if count == 1 { "" } else { "s" })
 }
 
 /// Returns the first shown row, such that the selected row is shown.
@@ -196,15 +212,21 @@ fn header(scene: &Scene<'_>, counts: [&[String; 2]; 2], area: Rect, buffer: &mut
 
 /// Returns the numbers of groups and of processes as text. Each can have several rows.
 pub fn counts(rows: &Rows<'_>) -> [String; 2] {
-    let groups = rows.groups.iter().filter(|row| row.first).count();
+    let count = rows.groups.iter().filter(|row| row.first).count();
+    let idle = match rows.idle {
+        0 => String::new(),
+        idle => format!(" (+{idle} idle)"),
+    };
     let processes = rows
         .processes
         .iter()
         .map(|it| (Name::of_process(it), Who::of(it)));
     let processes: BTreeSet<_> = processes.collect();
-    let groups = format!("{groups} group{}", if groups == 1 { "" } else { "s" });
     let several = if processes.len() == 1 { "" } else { "es" };
-    [groups, format!("{} process{several}", processes.len())]
+    [
+        groups(count) + &idle,
+        format!("{} process{several}", processes.len()),
+    ]
 }
 
 /// Returns the time of the round in the caller's zone.
@@ -220,7 +242,7 @@ fn choices(scene: &Scene<'_>) -> Vec<String> {
     let label = |id: &DeviceId| scene.round.label(Some(*id));
     let gpus: Vec<String> = choice.gpus.iter().map(label).collect();
     let texts = [
-        (choice.sort != Sort::Group || choice.inverted)
+        (choice.sort != Sort::default() || choice.inverted)
             .then(|| format!("by {}{inverted}", choice.sort.name())),
         (!gpus.is_empty()).then(|| format!("GPU {}", gpus.join(","))),
         (!choice.user.is_empty()).then(|| format!("user {}", choice.user)),
@@ -255,7 +277,7 @@ fn footer(scene: &Scene<'_>, area: Rect, buffer: &mut Buffer) {
 fn keys(view: &View, width: usize) -> Line<'static> {
     let keys = match view.page {
         Page::Tables => {
-            "? help  q quit  / filter  ,. sort  Space fold  Enter details  s set  k signal  p pause"
+            "? help  q quit  / filter  ,. sort  i idle  Space fold  Enter details  s set  K signal  S suspend  p pause"
         }
         Page::Help => "Esc back  Up/Down scroll",
         Page::Details(_) => "Esc back  [] other time  Up/Down scroll",
@@ -265,7 +287,7 @@ fn keys(view: &View, width: usize) -> Line<'static> {
         if line.width() + key.len() + does.len() + 1 > width {
             break;
         }
-        if !(view.readonly && ["s", "k"].contains(&key)) {
+        if !(view.readonly && ["s", "K", "S"].contains(&key)) {
             let does = format!(" {does}  ");
             line.extend([Span::styled(key, KEY), does.into()]);
         }
@@ -282,6 +304,7 @@ fn answer(prompt: &Prompt, width: usize) -> Line<'static> {
         Question::User => "User (empty: all): ".into(),
         Question::Limit(..) => "New max (4G, 50%, -2G, max): ".into(),
         Question::Again(_, _, max) => format!("Type {max} again to set it: "),
+        Question::Move(_, _, moved) => format!("Enter {}s, Esc does not: ", moved.verb()),
         Question::Signal(..) => {
             let names = SIGNALS.map(|signal| signal::name(signal).replace("SIG", ""));
             // On a narrow screen the list begins at the chosen signal.

@@ -16,11 +16,15 @@ pub const WEAK: Style = PLAIN.add_modifier(Modifier::DIM);
 /// Something that needs attention.
 pub const ALARM: Style = TITLE.fg(Color::Red);
 pub const CURVE: Style = PLAIN.fg(Color::Green);
-/// The fillings of a bar for groups, in turn.
-pub const FILLS: [(&str, Style); 3] = [
+/// The fillings of bars and the colours of names for top groups, in turn. Red and yellow have other
+/// meanings.
+pub const FILLS: [(&str, Style); 6] = [
     ("█", PLAIN.fg(Color::Green)),
     ("▓", PLAIN.fg(Color::Blue)),
     ("▒", PLAIN.fg(Color::Magenta)),
+    ("█", PLAIN.fg(Color::Cyan)),
+    ("▓", PLAIN.fg(Color::LightGreen)),
+    ("▒", PLAIN.fg(Color::LightBlue)),
 ];
 /// The filling of a bar for memory outside all groups.
 pub const OUTSIDE: (&str, Style) = ("░", PLAIN.fg(Color::Yellow));
@@ -30,7 +34,7 @@ pub const LIMIT: (&str, Style) = ("│", ALARM);
 pub const HEIGHTS: [&str; 8] = ["▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"];
 
 /// The characters of the screen, and what terminals without UTF-8 show instead.
-const DRAWN: [&str; 2] = ["█▓▒░│…├└─▸▁▂▃▄▅▆▇", "#=%:|~|`-+_.:-=+*"];
+const DRAWN: [&str; 2] = ["█▓▒░│…├└─▸▁▂▃▄▅▆▇·", "#=%:|~|`-+_.:-=+*."];
 
 /// What a terminal shows.
 #[derive(Copy, Clone, Debug)]

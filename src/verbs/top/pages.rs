@@ -1,28 +1,36 @@
 //! The pages of `top` that are lines of text: the help, and the details of a group.
 
 use super::frame::Scene;
-use super::look::{self, ALARM, TITLE};
-use super::round::{Name, Wanted};
-use super::tables::states;
+use super::look::{self, TITLE};
+use super::round::{Name, Round, Wanted};
+use super::tables::{self, states};
+use crate::figures::processes::Process;
 use crate::figures::{Figures, Row};
 use crate::shown::terminal::{NO_BREAK, wrap};
 use crate::shown::{curve, output::Escaped};
 use crate::words::clock::coarse;
+use gpulimit_group::is_within;
 use gpulimit_limits::Selector;
+use ratatui::buffer::{Buffer, Cell};
+use ratatui::layout::Rect;
 use ratatui::text::{Line, Span};
 use std::iter::once;
+
+/// The most processes that the details of a group list.
+const MOST: usize = 8;
 
 /// The columns of the names of keys in [`KEYS`].
 const KEY: usize = 20;
 
 /// The keys, and what each does.
 const KEYS: &str = "\
-Up Down j K         select a row
+Up Down j k wheel   select a row; a click does, too
 PgUp PgDn Home End  select a row further away
 Tab                 select the first row of the other table
-Enter               details of the group, with curves; [ ] choose the time
+Enter               the group's curves, refusals and processes; [ ] choose the time
 Space t             fold or unfold the group
 T                   fold or unfold all groups (--fold)
+i                   show idle groups, or hide them (--idle)
 , . < > F6          sort by another column (--sort)
 I                   invert the order
 / F4                filter names and commands; Esc clears the filter (--filter)
@@ -37,7 +45,8 @@ Ctrl-L              draw the screen anew
 q F10 Ctrl-C        quit
 Ctrl-Z              stop; fg goes on
 s                   set the limit of the group; asks twice
-k F9                send a signal to the process, or to the group's; asks first";
+K F9                send a signal to the process, or to the group's; asks first
+S                   suspend the process, or the group's, or resume them; asks first";
 
 /// What the columns and characters mean.
 const MEANINGS: [&str; 7] = [
@@ -54,13 +63,16 @@ const MEANINGS: [&str; 7] = [
      program with a leak.",
     "ALLOC are plain and virtual memory, arrays and graphs. JOB is the container or the job that \
      the process is in.",
-    "A group's limit for one GPU is changed only in that GPU's row.",
+    "A group on several GPUs has one row with the sums of its figures; % is that of its fullest \
+     GPU. The cells below the digits of the GPUs are what the group uses of its limit there. \
+     d shows one GPU, and its row changes the group's limit for this GPU, if it has one.",
     "The same in other verbs: gpulimit show, ps, history, set, kill.",
 ];
 
 /// Returns the lines of the help.
 pub fn help(width: usize, readonly: bool) -> Vec<Line<'static>> {
-    let changes = |line: &str| line.starts_with("s ") || line.starts_with("k F9");
+    let changes =
+        |line: &str| line.starts_with("s ") || line.starts_with("K F9") || line.starts_with("S ");
     let mut lines = Vec::new();
     for key in KEYS.lines().filter(|line| !readonly || !changes(line)) {
         for line in wrap(key, KEY, width) {
@@ -102,9 +114,16 @@ pub fn details(scene: &Scene<'_>, wanted: &Wanted, width: usize) -> Vec<Line<'st
         .round
         .pasts
         .as_ref()
-        .filter(|(read, _)| read == wanted);
+        .filter(|(read, ..)| read == wanted);
+    lines.extend(processes(scene.round, &wanted.group, width));
+    let refusals = pasts.map_or(&[][..], |(_, _, refusals)| refusals);
+    if !refusals.is_empty() {
+        let title = "Refused (`gpulimit why` explains the last one)";
+        lines.extend([Line::default(), Line::styled(title, TITLE)]);
+        lines.extend(refusals.iter().flat_map(|text| wrapped(text, width)));
+    }
     for row in group.rows() {
-        let past = pasts.and_then(|(_, pasts)| {
+        let past = pasts.and_then(|(_, pasts, _)| {
             let mut pasts = pasts.iter();
             pasts.find(|past| Some(past.gpu.id) == row.gpu.map(|gpu| gpu.id))
         });
@@ -117,11 +136,7 @@ pub fn details(scene: &Scene<'_>, wanted: &Wanted, width: usize) -> Vec<Line<'st
         for text in [figures(&row)].into_iter().chain(trend) {
             lines.extend(wrapped(&text, width));
         }
-        if row.gpu.is_some_and(|gpu| gpu.refusals > Some(0)) {
-            lines.push("why: gpulimit why".into());
-        }
-        let states = row.gpu.map(states).into_iter().flatten();
-        lines.extend(states.map(|state| Line::styled(state, ALARM)));
+        lines.extend(states(&row).into_iter().map(Line::from));
         match (past, pasts) {
             (Some(past), _) => {
                 let curve = curve::of(past, scene.zone, width, scene.look.unicode);
@@ -134,6 +149,28 @@ pub fn details(scene: &Scene<'_>, wanted: &Wanted, width: usize) -> Vec<Line<'st
         }
     }
     lines
+}
+
+/// Returns the processes in a group and in the groups below it as lines.
+fn processes(round: &Round, group: &Name, width: usize) -> Vec<Line<'static>> {
+    let is_in = |it: &&Process| it.root == group.root && is_within(&it.group, &group.name);
+    let found: Vec<&Process> = round.processes.iter().filter(is_in).collect();
+    let table = tables::processes(found, round);
+    let area = Rect::new(0, 0, width as u16, table.rows.len().min(MOST) as u16 + 1);
+    let mut buffer = Buffer::empty(area);
+    table.draw(area, &mut buffer, 0, None);
+    let line = |y| {
+        let cells = &buffer.content[usize::from(y) * width..][..width];
+        let span = |cell: &Cell| Span::styled(cell.symbol().to_owned(), cell.style());
+        Line::from_iter(cells.iter().map(span))
+    };
+    if table.rows.is_empty() {
+        return Vec::new();
+    }
+    let more = table.rows.len().saturating_sub(MOST);
+    let more = (more > 0).then(|| format!("and {more} more: gpulimit ps {}", group.name).into());
+    let lines = (0..area.height).map(line).chain(more);
+    once(Line::default()).chain(lines).collect()
 }
 
 /// Returns the settings of a group as text: `all GPUs max=8GiB; on_limit=wait`.

@@ -21,13 +21,16 @@ pub fn lines(scene: &Scene<'_>, width: u16) -> Vec<String> {
         "gpulimit  {}  {groups}  {processes}",
         frame::time(scene)
     ));
-    text.draw(plan.lines, |area, buffer| plan.draw(&gpus, area, buffer));
+    let tops = scene.round.tops();
+    text.draw(plan.lines, |area, buffer| {
+        plan.draw(&gpus, &tops, area, buffer)
+    });
     text.line(&scene.round.problem);
     match rows.groups.is_empty() {
-        true => text.line(frame::without_groups(scene)),
-        false => text.table(&tables::groups(&rows)),
+        true => text.line(&frame::without_groups(scene, &rows)),
+        false => text.table(&tables::groups(&rows, &gpus, &tops)),
     }
-    text.table(&tables::processes(&rows, scene.round));
+    text.table(&tables::processes(rows.processes, scene.round));
     text.2
 }
 

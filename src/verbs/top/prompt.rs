@@ -23,6 +23,24 @@ pub enum Question {
     Again(Name, Option<String>, String),
     /// The signal for a process, or for all processes of a group.
     Signal(Name, Option<Who>),
+    /// Whether to suspend a process, or all of a group, or to resume them.
+    Move(Name, Option<Who>, Moved),
+}
+
+/// What is to be done with the memory of processes: a verb of the command line.
+#[derive(Copy, Clone, Debug, Eq, PartialEq)]
+pub enum Moved {
+    Suspend,
+    Resume,
+}
+
+impl Moved {
+    pub fn verb(self) -> &'static str {
+        match self {
+            Self::Suspend => "suspend",
+            Self::Resume => "resume",
+        }
+    }
 }
 
 /// A question, and the answer so far. Enter answers the question, and Esc drops it.
@@ -51,7 +69,7 @@ impl Prompt {
     /// Adds the first line of a pasted text to the line that the user types. Returns false if the
     /// question has no such line.
     pub fn paste(&mut self, text: &str) -> bool {
-        let is_line = !matches!(self.question, Question::Signal(..));
+        let is_line = !matches!(self.question, Question::Signal(..) | Question::Move(..));
         for c in text.lines().take(usize::from(is_line)).flat_map(str::chars) {
             self.key(KeyCode::Char(c));
         }

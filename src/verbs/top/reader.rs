@@ -1,6 +1,8 @@
 //! Reads the rounds of `top`, in a thread of its own. A read that blocks does not block the keys.
 
 use super::round::{Name, Round, Wanted};
+use crate::figures::event::Line;
+use crate::figures::event::watch::{Scope, Watch};
 use crate::figures::outside::Finder;
 use crate::figures::past::{self, Past, Recent};
 use crate::figures::place;
@@ -12,6 +14,7 @@ use crate::machine::nvml::Driver;
 use crate::shown::{output::Escaped, screen};
 use crate::words::{failure::Failure, text::shown_path};
 use gpulimit_base::device::DeviceId;
+use gpulimit_ledger::EventKind;
 use gpulimit_limits::Selector;
 use jiff::Timestamp;
 use std::collections::BTreeMap;
@@ -99,7 +102,8 @@ impl Source {
             reader.add(at, view, figures, driver);
         });
         self.trends.end_round();
-        let read = reader.end(driver);
+        let mut read = reader.end(driver);
+        read.groups.iter_mut().for_each(Figures::add_up);
         let outside = self.outside.known(driver);
         let commands = &mut self.commands;
         let round = Round {
@@ -110,7 +114,7 @@ impl Source {
             groups: read.groups,
             problem: String::new(),
             notes,
-            pasts: wanted.map(|wanted| (wanted.clone(), found)),
+            pasts: wanted.map(|wanted| (wanted.clone(), found, refusals(wanted, driver))),
         };
         let is_lost = |gpu: &GpuMemory| gpu.index.is_some() && gpu.used.is_none();
         if round.gpus.iter().any(is_lost) {
@@ -138,6 +142,22 @@ fn pasts(wanted: &Wanted, view: &View, driver: Option<&Driver>) -> Vec<Past> {
     let now = Timestamp::now();
     let since = past::second(now).saturating_sub(wanted.since.as_secs());
     Past::all(view, &[Selector::All], since, now, driver)
+}
+
+/// Returns the last refusals of a group as text.
+fn refusals(wanted: &Wanted, driver: Option<&Driver>) -> Vec<String> {
+    const LAST: usize = 5;
+    let name = &wanted.group.name;
+    let read = || {
+        let scope = Scope::of(meant(name, Purpose::Use).ok()?);
+        let selection = Selection::of(Some(name)).ok()?;
+        Watch::new(Some(scope), false).round(&selection).ok()
+    };
+    let (mut lines, _) = read().unwrap_or_default();
+    lines.retain(|line| line.event.what.kind == EventKind::Refusal);
+    let last = &lines[lines.len().saturating_sub(LAST)..];
+    let text = |line: &Line| Escaped(&line.text(driver)).to_string();
+    last.iter().map(text).collect()
 }
 
 fn recent(view: &View, gpu: DeviceId, usage: Option<u64>) -> Recent {

@@ -1,8 +1,9 @@
 //! What a round of `top` shows. Texts of other users are escaped.
 
+use super::look::FILLS;
 use crate::figures::processes::Process;
 use crate::figures::snapshot::GpuMemory;
-use crate::figures::{Figures, past::Past};
+use crate::figures::{Figures, past::Past, tree::Node};
 use crate::groups::SCHEMA;
 use crate::machine::nvml::Driver;
 use crate::shown::output::Escaped;
@@ -11,6 +12,7 @@ use crate::words::{clock::Moment, failure::Failure, notes::Notes};
 use gpulimit_base::device::DeviceId;
 use gpulimit_group::parent;
 use jiff::Timestamp;
+use ratatui::style::Style;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -30,8 +32,18 @@ pub struct Round {
     pub problem: String,
     /// What could not be read, for standard error.
     pub notes: Notes,
-    /// The past usage of the group that is wanted.
-    pub pasts: Option<(Wanted, Vec<Past>)>,
+    /// The past usage of the group that is wanted, and its last refusals.
+    pub pasts: Option<(Wanted, Vec<Past>, Vec<String>)>,
+}
+
+/// The names of the top groups. A group's place tells its filling and its colour on all GPUs.
+pub struct Tops<'a>(Vec<&'a str>);
+
+impl Tops<'_> {
+    pub fn fill(&self, top: &str) -> (&'static str, Style) {
+        let place = self.0.binary_search(&top).unwrap_or(0);
+        FILLS[place % FILLS.len()]
+    }
 }
 
 /// A group whose curves are shown, and from when on.
@@ -136,6 +148,15 @@ impl Round {
             problem: why,
             ..Self::default()
         }
+    }
+
+    /// Returns the names of the top groups, in order.
+    pub fn tops(&self) -> Tops<'_> {
+        let groups: Vec<&Figures> = self.groups.iter().collect();
+        let tops = Node::tops(&groups).into_iter();
+        let mut names: Vec<&str> = tops.map(|top| &*top.group.title).collect();
+        names.sort_unstable();
+        Tops(names)
     }
 
     /// Returns NVML's index of a GPU, or else the beginning of its UUID; `-` for none.

@@ -17,11 +17,11 @@ use std::iter::successors;
 /// What the rows are sorted by.
 #[derive(Copy, Clone, Debug, Default, Eq, PartialEq, ValueEnum)]
 pub enum Sort {
-    /// Names of groups, then pids
-    #[default]
-    Group,
     /// Memory in use, the largest first
+    #[default]
     Usage,
+    /// Names of groups, then pids
+    Group,
     /// The used part of the limit, the largest first
     Percent,
     /// The limit, the largest first
@@ -65,6 +65,8 @@ pub struct Choice {
     pub folded: BTreeSet<Name>,
     /// Whether the subtrees of all other groups are hidden, and the groups in `folded` are not.
     pub fold_all: bool,
+    /// Whether groups without processes and memory are shown.
+    pub idle: bool,
 }
 
 impl Choice {
@@ -87,9 +89,9 @@ impl Choice {
             Sort::Peak => |gpu| gpu.peak,
             Sort::User | Sort::Pid => return None,
         };
-        // The largest figure of those on the chosen GPUs.
-        let gpus = group.gpus.iter().filter(|gpu| self.shows(Some(gpu.id)));
-        Place::figure(gpus.filter_map(figure).max())
+        // The largest figure of those that are shown.
+        let rows = rows(group, self).into_iter();
+        Place::figure(rows.filter_map(|row| figure(row.gpu?)).max())
     }
 
     fn place_of_process(&self, process: &Process) -> Option<Place> {
@@ -113,19 +115,23 @@ pub struct Item {
     pub process: Option<Who>,
 }
 
-/// A row of the table of groups: a group on one GPU.
+/// A row of the table of groups: a group on all GPUs, or on one of those that the user has chosen.
 pub struct GroupRow<'a> {
     pub row: Row<'a>,
     /// The group's name behind the branches of the tree; further rows of the group have none.
     pub name: String,
     /// Whether this is the first row of the group.
     pub first: bool,
+    /// The name of the top group that the group is in.
+    pub top: &'a str,
 }
 
 /// The rows of both tables.
 pub struct Rows<'a> {
     pub groups: Vec<GroupRow<'a>>,
     pub processes: Vec<&'a Process>,
+    /// The number of idle groups that are not shown.
+    pub idle: usize,
 }
 
 impl<'a> Rows<'a> {
@@ -137,6 +143,12 @@ impl<'a> Rows<'a> {
             shown.is_none_or(|shown| shown.contains(&Name::of(group)))
         };
         let mut chosen: Vec<&Figures> = round.groups.iter().filter(is_shown).collect();
+        let all = chosen.len();
+        // A filter asks for what it finds.
+        if !choice.idle && shown.is_none() {
+            chosen.retain(|group| !group.is_idle());
+        }
+        let idle = all - chosen.len();
         chosen.sort_by_key(|group| (last_name(&group.name), &group.root));
         order::sort(&mut chosen, choice.inverted, |group| choice.place(group));
         let mut groups = Vec::new();
@@ -154,18 +166,26 @@ impl<'a> Rows<'a> {
                         row,
                         name,
                         first: at == 0,
+                        top: &top.group.title,
                     });
                 }
                 !is_folded
             });
         }
-        Self { groups, processes }
+        Self {
+            groups,
+            processes,
+            idle,
+        }
     }
 
     /// Returns what a row shows. Rows of processes follow those of groups.
     pub fn item(&self, at: usize) -> Option<Item> {
         let (group, gpu, process) = match self.groups.get(at) {
-            Some(GroupRow { row, .. }) => (Name::of(row.group), row.gpu.map(|gpu| gpu.id), None),
+            Some(GroupRow { row, .. }) => {
+                let gpu = row.gpu.filter(|_| !row.is_sum());
+                (Name::of(row.group), gpu.map(|gpu| gpu.id), None)
+            }
             None => {
                 let process = self.processes.get(at - self.groups.len())?;
                 (
@@ -192,8 +212,12 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Returns the rows of a group on the chosen GPUs; never empty.
+/// Returns the row of a group, or those on the chosen GPUs; never empty.
 fn rows<'a>(group: &'a Figures, choice: &Choice) -> Vec<Row<'a>> {
+    if choice.gpus.is_empty() {
+        let gpu = group.sum.as_ref().or(group.gpus.first());
+        return vec![Row { group, gpu }];
+    }
     let is_shown = |row: &Row<'_>| choice.shows(row.gpu.map(|gpu| gpu.id));
     let mut rows: Vec<_> = group.rows().filter(is_shown).collect();
     if rows.is_empty() {

@@ -96,7 +96,7 @@ pub fn group(full: &str, mut gpus: Vec<Gpu>) -> Figures {
     }
     let mut rules = LimitSet::default();
     rules.set(Selector::All, Key::Max, Size::Bytes(20 * GIB));
-    Figures {
+    let mut group = Figures {
         name: full.into(),
         title: full.into(),
         root: "/run/gpulimit".into(),
@@ -105,7 +105,10 @@ pub fn group(full: &str, mut gpus: Vec<Gpu>) -> Figures {
         above_all: None,
         others: None,
         gpus,
-    }
+        sum: None,
+    };
+    group.add_up();
+    group
 }
 
 pub fn process(full: &str, pid: u32, user: &str, command: &str) -> Process {
@@ -192,7 +195,7 @@ pub fn crowded() -> Round {
         ..Round::default()
     };
     for index in 0..8 {
-        let parts = [("alpha", 10), ("beta", 20 + u64::from(index))];
+        let parts = [("group00", 10), ("group01", 20 + u64::from(index))];
         round.gpus.push(gpu(index, &parts, 3, Some(60)));
     }
     for at in 0..40 {

@@ -1,11 +1,12 @@
 //! The tables of groups and of processes: their columns, and which of them a width has room for.
 
-use super::look::{ALARM, CURVE, HEADS, HEIGHTS, PLAIN, SELECTED};
-use super::round::{Round, label};
+use super::look::{ALARM, CURVE, HEADS, HEIGHTS, PLAIN, SELECTED, TITLE, WEAK};
+use super::round::{Round, Tops};
 use super::rows::{GroupRow, Rows, gpu_of};
 use crate::figures::fields::{Field, Look, Unit};
 use crate::figures::processes::{self, Process};
-use crate::figures::{Gpu, Row};
+use crate::figures::snapshot::GpuMemory;
+use crate::figures::{Figures, Gpu, Row};
 use crate::shown::output::Escaped;
 use crate::shown::table::figure;
 use crate::shown::terminal::cut;
@@ -15,13 +16,17 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::{Alignment, Rect};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::Widget;
+use std::slice;
 
 /// Columns of this rank and more are shown only if all others have what they need.
 const EXTRA: u8 = 20;
 
+/// From this part of its limit on, in percent, a group is nearly full.
+const NEARLY: u64 = 90;
+
 /// A column that a table can have.
 struct Column<'a, R> {
-    head: &'static str,
+    head: String,
     align: Alignment,
     /// The least width, with which the column is shown at all; the width that the cells need; and
     /// the width up to which the column takes what is left.
@@ -48,7 +53,7 @@ impl<'a, R: Copy + 'a> Table<'a, R> {
     /// need the width of their longest text, up to the second width.
     fn column<L: Into<Line<'a>>>(
         mut self,
-        (head, look): (&'static str, Look),
+        (head, look): (&str, Look),
         [least, wanted, most]: [usize; 3],
         rank: u8,
         cell: impl Fn(R, usize) -> L + 'a,
@@ -62,7 +67,7 @@ impl<'a, R: Copy + 'a> Table<'a, R> {
             _ => wanted,
         };
         self.columns.push(Column {
-            head,
+            head: head.into(),
             align: match look {
                 Look::Right => Alignment::Right,
                 Look::Left | Look::Path => Alignment::Left,
@@ -156,7 +161,10 @@ impl<'a, R: Copy + 'a> Table<'a, R> {
             }
             buffer.set_style(line, style);
         };
-        draw(&|column, _| Span::styled(column.head, HEADS).into(), PLAIN);
+        draw(
+            &|column, _| Span::styled(column.head.clone(), HEADS).into(),
+            PLAIN,
+        );
         for at in (first..self.rows.len()).take(area.height.saturating_sub(1).into()) {
             let style = if selected == Some(at) {
                 SELECTED
@@ -193,46 +201,108 @@ fn text<F>(field: &Field<F>, row: &F) -> String {
     }
 }
 
-/// Returns the table of groups.
-pub fn groups<'a>(rows: &'a Rows<'a>) -> Table<'a, &'a GroupRow<'a>> {
+/// Returns the table of groups, with a cell for each of these GPUs.
+pub fn groups<'a>(
+    rows: &'a Rows<'a>,
+    gpus: &'a [&'a GpuMemory],
+    tops: &'a Tops<'a>,
+) -> Table<'a, &'a GroupRow<'a>> {
+    let heads = gpus.iter().map(|gpu| last_digit(gpu.index));
+    let cells = gpus.len();
     Table::new(rows.groups.iter().collect())
-        .column(("GROUP", Look::Left), [12, 32, 0], 0, |it, _| &*it.name)
-        .column(("GPU", Look::Left), [9, 9, 0], 3, |it, _| {
-            let label = |gpu: &Gpu| label(gpu.index, gpu.id);
-            it.row.gpu.map_or_else(|| it.row.label().into(), label)
+        .column(("GROUP", Look::Left), [12, 32, 0], 0, |it, _| {
+            Span::styled(&*it.name, tops.fill(it.top).1)
         })
+        .column(
+            (&heads.collect::<String>(), Look::Left),
+            [cells; 3],
+            3,
+            |it, _| Line::from_iter(gpus.iter().map(|gpu| cell(it.row.group, gpu))),
+        )
         .declared(Row::FIELDS, |it| &it.row)
         .column(("%", Look::Right), [3; 3], 4, |it, _| {
-            figure(it.row.gpu.and_then(Gpu::percent))
+            let percent = fullest(&it.row);
+            let style = if percent >= Some(NEARLY) {
+                ALARM
+            } else {
+                PLAIN
+            };
+            Span::styled(figure(percent), style)
         })
         .column(("10 MIN", Look::Left), [8, 8, 60], 7, |it, width| {
             let recent = it.row.gpu.map(|gpu| recent(gpu, width));
             Line::styled(recent.unwrap_or_default(), CURVE)
         })
         .column(("STATE", Look::Left), [8, 36, 0], 5, |it, _| {
-            let states = it.row.gpu.map(states).unwrap_or_default();
-            Line::styled(states.join(", "), ALARM)
+            let states = states(&it.row)
+                .into_iter()
+                .map(|state| [state, ", ".into()]);
+            let mut spans: Vec<_> = states.flatten().collect();
+            spans.pop();
+            Line::from(spans)
         })
 }
 
-/// Returns the unusual states of a group on a GPU: requests that wait, usage above a limit,
-/// suspended, uncovered and draining memory, a leak.
-pub fn states(gpu: &Gpu) -> Vec<String> {
-    let above = |limit: Option<u64>| limit.is_some() && gpu.usage > limit;
+/// Returns the last digit of a GPU's index, as the head of its cells.
+fn last_digit(index: Option<u32>) -> char {
+    index.map_or('-', |index| char::from(b'0' + (index % 10) as u8))
+}
+
+/// Returns the cell of a group for a GPU: the used part of the group's limit there, or of the GPU.
+fn cell(group: &Figures, gpu: &GpuMemory) -> Span<'static> {
+    let on = group.gpus.iter().find(|on| on.id == gpu.id);
+    let Some((on, used)) = on.and_then(|on| Some((on, on.usage.filter(|used| *used > 0)?))) else {
+        return Span::styled("·", WEAK);
+    };
+    let is_alarm = on.waiting > Some(0) || on.percent() >= Some(NEARLY);
+    let whole = on.limit().or(gpu.total).unwrap_or(used);
+    Span::styled(height(used, whole), if is_alarm { ALARM } else { CURVE })
+}
+
+/// Returns the used part of the limit in percent, on the GPU where it is largest.
+fn fullest(row: &Row<'_>) -> Option<u64> {
+    match row.is_sum() {
+        true => row.group.gpus.iter().filter_map(Gpu::percent).max(),
+        false => row.gpu?.percent(),
+    }
+}
+
+/// Returns the unusual states of a group: requests that wait, usage above a limit, suspended,
+/// uncovered and draining memory, a leak. Those that need attention have the style of an alarm.
+pub fn states(row: &Row<'_>) -> Vec<Span<'static>> {
+    let Some(gpu) = row.gpu else {
+        return Vec::new();
+    };
+    let parts = if row.is_sum() {
+        &row.group.gpus[..]
+    } else {
+        slice::from_ref(gpu)
+    };
+    let is_above = |limit: fn(&Gpu) -> Option<u64>| {
+        let above = |gpu: &Gpu| limit(gpu).is_some_and(|limit| gpu.usage > Some(limit));
+        parts.iter().any(above)
+    };
     let waits = gpu.longest_wait.as_ref().map(|longest| match gpu.waiting {
         Some(waiting @ 2..) => format!("{longest} (+{})", waiting - 1),
         _ => longest.to_string(),
     });
+    let (is_above_max, is_above_high) = (is_above(Gpu::limit), is_above(|it| it.bytes(Key::High)));
     let states = [
-        waits,
-        above(gpu.limit()).then(|| "above max".into()),
-        (above(gpu.bytes(Key::High)) && !above(gpu.limit())).then(|| "above high".into()),
-        sized("suspended", gpu.suspended),
-        sized("uncovered", gpu.uncovered),
-        (gpu.draining > Some(0)).then(|| "draining".into()),
-        gpu.trend.as_ref().map(|_| "may leak".into()),
+        (ALARM, waits),
+        (ALARM, is_above_max.then(|| "above max".into())),
+        (
+            ALARM,
+            (is_above_high && !is_above_max).then(|| "above high".into()),
+        ),
+        (ALARM, sized("uncovered", gpu.uncovered)),
+        (ALARM, gpu.trend.map(|_| "may leak".into())),
+        (PLAIN, sized("suspended", gpu.suspended)),
+        (PLAIN, (gpu.draining > Some(0)).then(|| "draining".into())),
     ];
-    states.into_iter().flatten().collect()
+    let states = states.into_iter();
+    states
+        .filter_map(|(style, state)| Some(Span::styled(state?, style)))
+        .collect()
 }
 
 /// Returns a state with its bytes: `suspended 2.0 GiB`; `None` for none.
@@ -249,20 +319,23 @@ fn recent(usage: &Gpu, width: usize) -> String {
     let columns = width.min(parts);
     let column = |column: usize| {
         let parts = &usage.recent[column * parts / columns..(column + 1) * parts / columns];
-        let highest = parts.iter().flatten().max().copied().unwrap_or(0);
-        let steps = HEIGHTS.len() as u128;
-        let level = (u128::from(highest) * steps).div_ceil(whole.into());
-        match level.min(steps) {
-            0 => " ",
-            level => HEIGHTS[level as usize - 1],
-        }
+        height(parts.iter().flatten().max().copied().unwrap_or(0), whole)
     };
     (0..columns).map(column).collect()
 }
 
+/// Returns a bar of one character for a part of `whole` bytes.
+fn height(part: u64, whole: u64) -> &'static str {
+    let steps = HEIGHTS.len() as u128;
+    let level = (u128::from(part) * steps).div_ceil(whole.max(1).into());
+    match level.min(steps) {
+        0 => " ",
+        level => HEIGHTS[level as usize - 1],
+    }
+}
+
 /// Returns the table of processes.
-pub fn processes<'a>(rows: &Rows<'a>, round: &'a Round) -> Table<'a, &'a Process> {
-    let rows = rows.processes.clone();
+pub fn processes<'a>(rows: Vec<&'a Process>, round: &'a Round) -> Table<'a, &'a Process> {
     // The group's name contains the name of a job of gpulimit.
     let is_new = |it: &&Process| !it.title.contains(&it.place);
     let job_rank = 7 + if rows.iter().any(is_new) { 0 } else { EXTRA };
@@ -282,7 +355,8 @@ pub fn processes<'a>(rows: &Rows<'a>, round: &'a Round) -> Table<'a, &'a Process
         .column(("COMMAND", Look::Left), [8, 24, usize::MAX], 5, |it, _| {
             let (state, command) = (state(it), figure(it.command.as_deref()));
             let gap = if state.is_empty() { "" } else { " " };
-            Line::from_iter([Span::styled(state, ALARM), gap.into(), command.into()])
+            let style = if it.waits.is_some() { ALARM } else { TITLE };
+            Line::from_iter([Span::styled(state, style), gap.into(), command.into()])
         })
 }
 

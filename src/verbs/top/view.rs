@@ -1,6 +1,7 @@
 //! What the user of `top` sees and does: the state that keys change. Reads and writes nothing.
 
-use super::prompt::{Prompt, Question, SIGNALS};
+use super::frame::Seen;
+use super::prompt::{Moved, Prompt, Question, SIGNALS};
 use super::reader::Ask;
 use super::round::{Name, Round, Wanted, Who};
 use super::rows::{Choice, Item, Rows};
@@ -8,8 +9,12 @@ use crate::figures::Row;
 use crate::figures::processes::Process;
 use crate::shown::table::figure;
 use gpulimit_base::units::Extent;
+use gpulimit_group::is_within;
 use gpulimit_limits::{Key, Selector};
-use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use ratatui::crossterm::event::{
+    KeyCode, KeyEvent, KeyModifiers, MouseButton, MouseEvent, MouseEventKind,
+};
+use ratatui::layout::Position;
 use std::time::Duration;
 
 /// The intervals that the keys + and - choose, in milliseconds.
@@ -43,6 +48,8 @@ pub enum Act {
     Limit(Name, String, Option<String>),
     /// Send a signal to a process, or to all processes of a group.
     Signal(Name, Option<Who>, i32),
+    /// Suspend or resume a process, or all processes of a group.
+    Move(Name, Option<Who>, Moved),
 }
 
 /// The state of the screen.
@@ -142,6 +149,7 @@ impl View {
             KeyCode::Char('.' | '>') | KeyCode::F(6) => choice.sort = choice.sort.other(true),
             KeyCode::Char(',' | '<') => choice.sort = choice.sort.other(false),
             KeyCode::Char('I') => choice.inverted = !choice.inverted,
+            KeyCode::Char('i') => choice.idle = !choice.idle,
             KeyCode::Char('/') | KeyCode::F(4) => {
                 let filter = choice.filter.clone();
                 return self.ask(Question::Filter, String::new(), &filter);
@@ -158,8 +166,9 @@ impl View {
             KeyCode::Char('t' | ' ') => self.fold(round),
             KeyCode::Enter => return self.details(round),
             KeyCode::Char('s') if !self.readonly => return self.ask_limit(round),
-            KeyCode::Char('k') | KeyCode::F(9) if !self.readonly => return self.ask_signal(round),
-            KeyCode::Char('s' | 'k') | KeyCode::F(9) => {
+            KeyCode::Char('K') | KeyCode::F(9) if !self.readonly => return self.ask_signal(round),
+            KeyCode::Char('S') if !self.readonly => return self.ask_move(round),
+            KeyCode::Char('s' | 'K' | 'S') | KeyCode::F(9) => {
                 self.message = "--readonly: limits and processes cannot be changed".into();
             }
             KeyCode::Esc if self.selected.take().is_none() => {
@@ -168,6 +177,38 @@ impl View {
                 choice.gpus.clear();
             }
             key => self.move_selection(key, round, page),
+        }
+        None
+    }
+
+    /// Changes the state for a click or a turn of the wheel. A click on the selected row opens it.
+    pub fn mouse(&mut self, mouse: MouseEvent, round: &Round, seen: &Seen) -> Option<Act> {
+        const LINES: usize = 3;
+        if self.question.is_some() {
+            return None;
+        }
+        let (key, times) = match mouse.kind {
+            MouseEventKind::ScrollDown => (KeyCode::Down, LINES),
+            MouseEventKind::ScrollUp => (KeyCode::Up, LINES),
+            MouseEventKind::Down(MouseButton::Left) if matches!(self.page, Page::Tables) => {
+                let rows = Rows::of(round, &self.choice);
+                let place = Position::new(mouse.column, mouse.row);
+                let of = seen.tables.iter().position(|area| area.contains(place))?;
+                let line = usize::from(mouse.row - seen.tables[of].y).checked_sub(1)?;
+                let tables = [(0, rows.groups.len()), (rows.groups.len(), rows.len())];
+                let (first, end) = tables[of];
+                let at = first + seen.offsets[of] + line;
+                let item = rows.item(at).filter(|_| at < end)?;
+                if self.selected.as_ref() == Some(&item) {
+                    return self.details(round);
+                }
+                (self.at, self.selected) = (at, Some(item));
+                return None;
+            }
+            _ => return None,
+        };
+        for _ in 0..times {
+            self.key(key.into(), round, 1);
         }
         None
     }
@@ -181,7 +222,7 @@ impl View {
         let groups = rows.groups.len();
         let next = match key {
             KeyCode::Down | KeyCode::Char('j' | 'J') => now.map_or(0, |now| now + 1),
-            KeyCode::Up | KeyCode::Char('K') => now.map_or(last, |now| now.saturating_sub(1)),
+            KeyCode::Up | KeyCode::Char('k') => now.map_or(last, |now| now.saturating_sub(1)),
             KeyCode::PageDown => now.map_or(page - 1, |now| now + page),
             KeyCode::PageUp => now.unwrap_or(0).saturating_sub(page),
             KeyCode::Home | KeyCode::Char('g') => 0,
@@ -275,6 +316,30 @@ impl View {
     }
 
     fn ask_signal(&mut self, round: &Round) -> Option<Act> {
+        let (item, whom, command) = self.chosen_processes(round)?;
+        let keys = "arrows choose, Enter sends, Esc does not.";
+        let about = format!("Signal to {whom}: {keys}{command}");
+        self.ask(Question::Signal(item.group, item.process), about, "")
+    }
+
+    /// Asks whether to resume what is selected, if some of it is suspended, or else to suspend it.
+    fn ask_move(&mut self, round: &Round) -> Option<Act> {
+        let (item, whom, command) = self.chosen_processes(round)?;
+        let is_it = |it: &&Process| match item.process {
+            Some(who) => Who::of(it) == who,
+            None => it.root == item.group.root && is_within(&it.group, &item.group.name),
+        };
+        let mut its = round.processes.iter().filter(is_it);
+        let moved = match its.any(|it| it.state == "suspended") {
+            true => Moved::Resume,
+            false => Moved::Suspend,
+        };
+        let about = format!("{} {whom}?{command}", moved.verb());
+        self.ask(Question::Move(item.group, item.process, moved), about, "")
+    }
+
+    /// Returns the selected process, or the group of the selected row, and who they are as text.
+    fn chosen_processes(&mut self, round: &Round) -> Option<(Item, String, String)> {
         let item = self.chosen(round)?;
         let (mut whom, mut command) = ("all processes".into(), String::new());
         if let Some(who) = item.process {
@@ -291,9 +356,7 @@ impl View {
             whom = format!("process {pid}");
         }
         let whom = format!("{whom} of {}", item.group.name);
-        let keys = "arrows choose, Enter sends, Esc does not.";
-        let about = format!("Signal to {whom}: {keys}{command}");
-        self.ask(Question::Signal(item.group, item.process), about, "")
+        Some((item, whom, command))
     }
 
     /// Passes a key to the question. An answer ends the question.
@@ -347,6 +410,9 @@ impl View {
             }
             Question::Again(_, _, max) => {
                 self.message = format!("'{}' is not '{max}': nothing changed", prompt.text);
+            }
+            Question::Move(group, process, moved) => {
+                return Some(Act::Move(group, process, moved));
             }
             Question::Signal(group, process) => {
                 return Some(Act::Signal(group, process, SIGNALS[prompt.at]));

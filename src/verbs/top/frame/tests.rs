@@ -59,6 +59,7 @@ fn eight_gpus_fit_and_rows_scroll() {
     same("80x24-eight-gpus.txt", &lines(&buffer));
     assert_eq!(seen.offsets, [0, 0]);
     // The selected row is on the screen, and the row above it does not move.
+    view.choice.sort = Sort::Group;
     view.selected = Some(Item {
         gpu: Some(id(30 % 8)),
         ..item("group30")
@@ -158,15 +159,16 @@ fn a_chosen_gpu_that_has_disappeared_is_named() {
 fn narrow_screens_show_whole_questions() {
     let round = sample::round();
     for (key, size, text) in [
-        ('k', (32, 8), "Esc does not. Command: nvidia-smi"),
+        ('K', (32, 8), "Esc does not. Command: nvidia-smi"),
         (
             's',
             (32, 8),
             "lab: max on all GPUs is 60.0 GiB. Esc changes nothing.",
         ),
-        ('k', (40, 12), "Esc does not. Command: nvidia-smi"),
+        ('K', (40, 12), "Esc does not. Command: nvidia-smi"),
     ] {
         let mut view = view();
+        view.choice.sort = Sort::Group;
         view.key(KeyCode::Tab.into(), &round, 5);
         view.key(KeyCode::Char(key).into(), &round, 5);
         let (buffer, _) = drawn(&scene(&round, &view), size, true, false);

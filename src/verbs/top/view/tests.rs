@@ -14,8 +14,10 @@ struct Keys {
 
 impl Keys {
     fn new() -> Self {
+        let mut view = view();
+        view.choice.sort = Sort::Group;
         Self {
-            view: view(),
+            view,
             round: sample::round(),
             act: None,
         }
@@ -71,38 +73,38 @@ fn arrows_select_rows_of_both_tables() {
         (KeyCode::Char('j'), 1),
         (KeyCode::PageDown, 6),
         (KeyCode::Up, 5),
-        (KeyCode::Char('K'), 4),
+        (KeyCode::Char('k'), 4),
         (KeyCode::PageUp, 0),
         (KeyCode::Up, 0),
-        (KeyCode::Tab, 6),
+        (KeyCode::Tab, 5),
         (KeyCode::Tab, 0),
-        (KeyCode::End, 10),
-        (KeyCode::Down, 10),
+        (KeyCode::End, 9),
+        (KeyCode::Down, 9),
         (KeyCode::Home, 0),
     ] {
         assert_eq!(keys.press(key).at(), Some(at), "{key:?}");
     }
     assert_eq!(keys.press(KeyCode::Esc).at(), None);
     // Without a selection, the first key selects an end of the list.
-    assert_eq!(keys.press(KeyCode::Up).at(), Some(10));
+    assert_eq!(keys.press(KeyCode::Up).at(), Some(9));
 }
 
 #[test]
 fn the_selection_follows_its_item_and_survives_it() {
     let mut keys = Keys::new();
     keys.press(KeyCode::Tab).press(KeyCode::Down);
-    assert_eq!(keys.at(), Some(7));
+    assert_eq!(keys.at(), Some(6));
     // Another order moves the row, and the selection with it.
     keys.press(KeyCode::Char('I'));
-    assert_eq!(keys.pids()[keys.at().expect("a row") - 6], 4711);
+    assert_eq!(keys.pids()[keys.at().expect("a row") - 5], 4711);
     keys.press(KeyCode::Char('I'));
     keys.round.processes.remove(1);
-    assert_eq!(keys.at(), Some(7), "the row in its place");
+    assert_eq!(keys.at(), Some(6), "the row in its place");
     keys.round.processes.clear();
-    assert_eq!(keys.at(), Some(5), "the last row");
+    assert_eq!(keys.at(), Some(4), "the last row");
     keys.round = Round::default();
     assert_eq!(keys.at(), None);
-    for key in ['j', 's', 'k', 't', 'd', '.'] {
+    for key in ['j', 's', 'K', 'S', 't', 'd', '.'] {
         assert_eq!(keys.press(KeyCode::Char(key)).act, None);
     }
 }
@@ -120,7 +122,7 @@ fn keys_sort_and_invert() {
             "night"
         ]
     );
-    keys.press(KeyCode::Char('.'));
+    keys.press(KeyCode::Char(','));
     assert_eq!(keys.view.choice.sort, Sort::Usage);
     assert_eq!(
         keys.groups(),
@@ -139,7 +141,7 @@ fn keys_sort_and_invert() {
         .press(KeyCode::F(6))
         .press(KeyCode::Char('<'));
     assert_eq!(keys.view.choice.sort, Sort::Usage);
-    keys.press(KeyCode::Char(',')).press(KeyCode::Char(','));
+    keys.press(KeyCode::Char(','));
     assert_eq!(keys.view.choice.sort, Sort::Pid);
     assert_eq!(keys.pids(), [4711, 4713, 4714, 4715, 4716]);
     keys.press(KeyCode::Char(','));
@@ -210,7 +212,7 @@ fn pasted_text_is_typed_and_never_taken_for_keys() {
     keys.press(KeyCode::Tab).view.paste("q\rk\r");
     assert!(keys.view.question.is_none());
     assert!(keys.view.message.contains("pasted text"));
-    keys.press(KeyCode::Char('k')).view.paste("\r");
+    keys.press(KeyCode::Char('K')).view.paste("\r");
     assert!(keys.view.question.is_some());
     keys.press(KeyCode::Esc).press(KeyCode::Char('/'));
     keys.view.paste("b\u{1b}o\u{7}\nk\n");
@@ -284,13 +286,15 @@ fn a_limit_is_typed_twice() {
     assert_eq!(keys.act, None, "not yet");
     keys.write("8G").press(KeyCode::Enter);
     let limit = |gpu: Option<String>| Act::Limit(name("lab"), "8G".into(), gpu);
-    assert_eq!(keys.act, Some(limit(None)));
+    assert_eq!(keys.act, Some(limit(None)), "the row of all GPUs");
     // Only a limit for this GPU alone counts where there is one.
     let only = Selector::Device(id(0));
     keys.round.groups[0]
         .rules
         .set(only, Key::Max, Size::Bytes(1));
-    keys.press(KeyCode::Char('s'))
+    keys.press(KeyCode::Char('d'))
+        .press(KeyCode::Home)
+        .press(KeyCode::Char('s'))
         .write("8G")
         .press(KeyCode::Enter);
     keys.write("8G").press(KeyCode::Enter);
@@ -337,7 +341,7 @@ fn a_signal_is_chosen() {
     let mut keys = Keys::new();
     keys.press(KeyCode::Tab)
         .press(KeyCode::Down)
-        .press(KeyCode::Char('k'));
+        .press(KeyCode::Char('K'));
     assert_eq!(keys.act, None);
     keys.press(KeyCode::Down).press(KeyCode::Enter);
     let signal =
@@ -345,7 +349,7 @@ fn a_signal_is_chosen() {
     let mut processes = keys.round.processes.iter().map(Who::of);
     let process = processes.find(|it| it.pid == Some(4711)).unwrap();
     assert_eq!(keys.act, signal(Some(process), libc::SIGINT));
-    assert_eq!(keys.press(KeyCode::Char('k')).press(KeyCode::Esc).act, None);
+    assert_eq!(keys.press(KeyCode::Char('K')).press(KeyCode::Esc).act, None);
     assert!(keys.view.question.is_none());
     // In the row of a group, for all of its processes.
     keys.view.selected = Some(item("lab/alice/run-4711-88"));
@@ -357,7 +361,7 @@ fn a_signal_is_chosen() {
 fn changes_need_a_selected_row() {
     for key in [
         KeyCode::Char('s'),
-        KeyCode::Char('k'),
+        KeyCode::Char('K'),
         KeyCode::F(9),
         KeyCode::Enter,
     ] {
@@ -370,7 +374,7 @@ fn changes_need_a_selected_row() {
 
 #[test]
 fn readonly_takes_changes_away() {
-    for key in [KeyCode::Char('s'), KeyCode::Char('k'), KeyCode::F(9)] {
+    for key in [KeyCode::Char('s'), KeyCode::Char('K'), KeyCode::Char('S')] {
         let mut keys = Keys::new();
         keys.view.readonly = true;
         keys.press(KeyCode::Down).press(key);
@@ -449,4 +453,86 @@ fn the_program_ends_stops_and_pauses() {
     assert_eq!(keys.control('z'), Some(Act::Stop));
     assert_eq!(keys.control('l'), Some(Act::Redraw));
     assert_eq!(keys.control('x'), None);
+}
+
+#[test]
+fn idle_groups_are_shown_on_demand() {
+    let mut keys = Keys::new();
+    let mut idle = sample::group("idle", vec![sample::usage(0, 0, Some(5))]);
+    idle.processes = Some(0);
+    keys.round.groups.push(idle);
+    assert_eq!((keys.groups().len(), keys.rows().idle), (5, 1));
+    keys.press(KeyCode::Char('i'));
+    assert_eq!((keys.groups().len(), keys.rows().idle), (6, 0));
+    keys.press(KeyCode::Char('i'))
+        .press(KeyCode::Char('/'))
+        .write("idl");
+    assert_eq!(keys.groups(), ["idle"], "a filter finds them");
+}
+
+#[test]
+fn what_is_suspended_is_resumed_and_the_rest_suspended() {
+    let mut keys = Keys::new();
+    for (pid, moved) in [(4714, Moved::Resume), (4713, Moved::Suspend)] {
+        let its = |it: &&Process| it.pid == Some(pid);
+        let process = keys
+            .round
+            .processes
+            .iter()
+            .find(its)
+            .cloned()
+            .expect("a process");
+        keys.view.selected = Some(Item {
+            group: name("lab/bob"),
+            gpu: Some(id(0)),
+            process: Some(Who::of(&process)),
+        });
+        keys.press(KeyCode::Char('S'));
+        assert_eq!(keys.act, None, "not yet");
+        keys.press(KeyCode::Enter);
+        let who = Some(Who::of(&process));
+        assert_eq!(keys.act, Some(Act::Move(name("lab/bob"), who, moved)));
+        assert_eq!(keys.press(KeyCode::Char('S')).press(KeyCode::Esc).act, None);
+    }
+    keys.view.selected = Some(item("lab"));
+    keys.press(KeyCode::Char('S')).press(KeyCode::Enter);
+    assert_eq!(keys.act, Some(Act::Move(name("lab"), None, Moved::Resume)));
+}
+
+#[test]
+fn the_mouse_selects_opens_and_scrolls() {
+    let mut keys = Keys::new();
+    let (_, seen) = sample::drawn(
+        &sample::scene(&keys.round, &keys.view),
+        (80, 24),
+        true,
+        false,
+    );
+    let mouse = |kind, row| MouseEvent {
+        kind,
+        column: 3,
+        row,
+        modifiers: KeyModifiers::NONE,
+    };
+    let mut act =
+        |keys: &mut Keys, kind, row| keys.view.mouse(mouse(kind, row), &keys.round, &seen);
+    let click = MouseEventKind::Down(MouseButton::Left);
+    let [groups, processes] = seen.tables.map(|area| area.y);
+    assert_eq!(act(&mut keys, click, groups), None, "the heads");
+    assert_eq!(keys.at(), None);
+    act(&mut keys, click, groups + 2);
+    assert_eq!(keys.at(), Some(1));
+    act(&mut keys, MouseEventKind::ScrollDown, 0);
+    assert_eq!(keys.at(), Some(4));
+    act(&mut keys, MouseEventKind::ScrollUp, 0);
+    act(&mut keys, click, processes + 1);
+    assert_eq!(keys.at(), Some(5), "the first process");
+    assert!(
+        act(&mut keys, click, processes + 1).is_some(),
+        "a second click opens the row"
+    );
+    assert!(matches!(keys.view.page, Page::Details(_)));
+    keys.press(KeyCode::Esc).press(KeyCode::Char('K'));
+    act(&mut keys, click, groups + 1);
+    assert_eq!(keys.at(), Some(5), "not while a question is open");
 }

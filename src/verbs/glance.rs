@@ -1,0 +1,188 @@
+//! `gpulimit` without a verb, on a terminal: the GPUs, the caller's groups, who waits, the last
+//! refusals, and what to type next.
+
+use crate::figures::event::watch::Watch;
+use crate::figures::event::{Line, who};
+use crate::figures::fields::{left, right};
+use crate::figures::processes::{Commands, Process, processes};
+use crate::figures::snapshot::{self, GpuMemory};
+use crate::figures::{Figures, Gpu, outside::Finder};
+use crate::groups::Selection;
+use crate::machine::nvml::Driver;
+use crate::shown::output::{self, Escaped};
+use crate::shown::table::{Table, figure};
+use crate::words::failure::Failure;
+use gpulimit_base::device::DeviceId;
+use gpulimit_base::units::gib;
+use gpulimit_group::{Kind, effective_user, is_within};
+use gpulimit_ledger::EventKind;
+use std::cmp::Reverse;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// The most lines of a part of the screen.
+const LINES: usize = 6;
+
+/// How long reading command lines and memory maps of processes may take.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Prints the screen.
+pub fn glance() -> Result<ExitCode, Failure> {
+    let driver = Driver::load().ok();
+    let driver = driver.as_ref();
+    let selection = Selection::of(None)?;
+    let mut reader = snapshot::Reader::default();
+    let notes = selection.visit(driver, |at, view| {
+        let figures = Figures::read(&view, driver, &mut |_, _, _| None);
+        reader.add(at, view, figures, driver);
+    });
+    let mut read = reader.end(driver);
+    let outside = Finder::new(PATIENCE).known(driver);
+    let gpus = snapshot::gpus(&read.groups, outside.as_deref(), driver);
+    let mut commands = Commands::new(PATIENCE);
+    let processes = processes(&selection, &read.seen, &read.waiters, &mut commands);
+    let user = effective_user();
+    let is_mine = |uid: u32| user == 0 || uid == user;
+    read.groups.retain(|group| {
+        let is_in = |it: &&Process| it.root == group.root && is_within(&it.group, &group.name);
+        let mut its = processes.iter().filter(is_in);
+        !group.is_idle() && its.any(|it| is_mine(it.uid))
+    });
+    let waits = processes.iter().filter_map(waits).collect();
+    let mut watch = Watch::new(None, false);
+    let (mut refused, _) = watch.round(&selection)?;
+    refused.retain(|line| {
+        let what = &line.event.what;
+        what.kind == EventKind::Refusal && is_mine(what.process.uid)
+    });
+    let newest = refused.iter().rev().map(brief);
+    let mut text = table_of_gpus(&gpus).render();
+    text += &table_of_groups(&read.groups);
+    text += &part("Waiting", waits);
+    text += &part("Refused, the last first", newest.collect());
+    let next = match (refused.is_empty(), read.groups.is_empty()) {
+        (false, _) => [NEXT[1], NEXT[2], NEXT[3]],
+        (true, false) => [NEXT[2], NEXT[3], NEXT[0]],
+        (true, true) => [NEXT[0], NEXT[4], NEXT[2]],
+    };
+    let next = next.map(|(command, what)| format!("{command:34}{what}\n"));
+    output::table(&format!("{text}\n{}", next.concat()))?;
+    output::notes(&notes.lines);
+    Ok(notes.status())
+}
+
+/// What the caller may type next.
+const NEXT: [(&str, &str); 5] = [
+    (
+        "gpulimit run --max 4G -- COMMAND",
+        "run a command under a limit",
+    ),
+    (
+        "gpulimit why",
+        "explain the last refusal, with what to do now",
+    ),
+    ("gpulimit top", "watch GPUs, groups and processes"),
+    ("gpulimit ps", "see each process and its memory"),
+    ("gpulimit doctor", "check this machine"),
+];
+
+fn table_of_gpus(gpus: &[GpuMemory]) -> Table {
+    let columns = [
+        left("GPU"),
+        right("USED"),
+        right("FREE"),
+        right("OUTSIDE"),
+        left("GROUPS"),
+    ];
+    let mut table = Table::new(&columns.map(|column| column.sparse()));
+    for gpu in gpus {
+        let groups = gpu.parts.iter();
+        let groups = groups.map(|(title, bytes)| format!("{title} {}", gib(*bytes)));
+        let outside = gpu.outside.filter(|(count, _)| *count > 0);
+        table.row(vec![
+            short_label(gpu.index, gpu.id),
+            figure(gpu.used.map(gib)),
+            figure(gpu.free().map(gib)),
+            figure(outside.map(|(_, bytes)| gib(bytes))),
+            groups.collect::<Vec<_>>().join(", "),
+        ]);
+    }
+    table
+}
+
+/// Returns the table of groups, those that use the most first. Leaves out jobs without a limit of
+/// their own.
+fn table_of_groups(groups: &[Figures]) -> String {
+    let has_limit =
+        |group: &&Figures| Kind::of(&group.name) == Kind::Named || !group.rules.rules.is_empty();
+    let mut groups: Vec<&Figures> = groups.iter().filter(has_limit).collect();
+    let usage = |group: &Figures| -> u64 {
+        let usages = group.gpus.iter().filter_map(|gpu| gpu.usage);
+        usages.fold(0, u64::saturating_add)
+    };
+    groups.sort_by_cached_key(|group| (Reverse(usage(group)), group.title.clone()));
+    let mut table = Table::new(&[left("GROUP"), left("GPU: USAGE")]);
+    for group in groups.iter().take(LINES) {
+        let on = |gpu: &Gpu| {
+            let used = gpu.usage.unwrap_or(0);
+            let used = match gpu.limit() {
+                Some(max) => format!("{} of {}", gib(used).in_unit_of(max), gib(max)),
+                None => gib(used).to_string(),
+            };
+            format!("{}: {used}", short_label(gpu.index, gpu.id))
+        };
+        let on = group.gpus.iter().map(on).collect::<Vec<_>>().join(", ");
+        table.row(vec![group.title.clone(), on]);
+    }
+    let more = match groups.len().saturating_sub(LINES) {
+        0 => String::new(),
+        more => format!("and {more} more: gpulimit show\n"),
+    };
+    match table.has_rows() {
+        true => format!("\n{}{more}", table.render()),
+        false => "\nNo group limits a program of yours now.\n".into(),
+    }
+}
+
+/// Returns NVML's index of a GPU, or else the beginning of its UUID.
+fn short_label(index: Option<u32>, id: DeviceId) -> String {
+    index.map_or_else(|| id.short().to_string(), |index| index.to_string())
+}
+
+/// Returns who was refused what, in one line.
+fn brief(line: &Line) -> String {
+    let what = &line.event.what;
+    let times = match line.count() {
+        1 => String::new(),
+        count => format!(", {count} times"),
+    };
+    let (time, bytes) = (line.time(), gib(what.bytes));
+    let (who, group) = (who(&what.process), &line.title);
+    format!("{time} {who} in {group}: {bytes}{times}")
+}
+
+/// Returns who waits for what, if the process waits.
+fn waits(process: &Process) -> Option<String> {
+    let waits = process.waits.as_ref()?;
+    let (pid, command) = (figure(process.pid), figure(process.command.as_deref()));
+    let (user, group) = (&process.user, &process.title);
+    Some(format!(
+        "pid {pid} ({command}) of {user} in {group} {waits}"
+    ))
+}
+
+/// Returns a part of the screen with its title; nothing without lines.
+fn part(title: &str, lines: Vec<String>) -> String {
+    if lines.is_empty() {
+        return String::new();
+    }
+    let more = lines.len().saturating_sub(LINES);
+    let lines = lines.into_iter().take(LINES);
+    let lines = lines.map(|line| output::fit(&Escaped(&line).to_string(), 2) + "\n");
+    let more = if more > 0 {
+        format!("and {more} more\n")
+    } else {
+        String::new()
+    };
+    format!("\n{title}:\n{}{more}", lines.collect::<String>())
+}
