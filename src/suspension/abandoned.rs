@@ -54,9 +54,9 @@ pub fn settle_abandoned(selection: &Selection) {
     }
 }
 
-/// Returns the pids of the processes of these groups that are suspended, as the driver says. Loading
-/// the driver may take seconds, so it is asked only about processes that are suspended or that NVML
-/// does not list. Changes nothing. Call before this process starts threads.
+/// Returns the pids of the processes of these groups that are suspended, as the driver says. It may
+/// take seconds to load the driver, which is asked only about groups with processes that are
+/// suspended or that NVML does not list. Changes nothing. Call before this process starts threads.
 pub fn confirmed(selection: &Selection, gpus: Option<&Driver>) -> Vec<u32> {
     let mut away = Vec::new();
     let groups = groups_with(selection, |ledger| {

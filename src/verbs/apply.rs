@@ -324,10 +324,13 @@ fn shrink(group: &Group) -> Result<String, GroupError> {
     };
     let driver = Driver::load().ok();
     let gpus = warnings::capacities(driver.as_ref(), None);
+    let mut living = ledger.processes(&NoWitness);
+    living.retain(|process| process.alive);
     for device in ledger.devices() {
-        let usage = ledger.usage(device.index);
-        // A suspended process comes back to its group.
-        let usage = Size::Bytes(usage.charged.saturating_add(usage.suspended));
+        let usage = living.iter().map(|process| process.on(device.index));
+        // A suspended process comes back to its group. What the dead used is not used again.
+        let usage = usage.map(|usage| usage.charged.saturating_add(usage.suspended));
+        let usage = Size::Bytes(usage.fold(0, u64::saturating_add));
         // Members can forge figures in the ledger, so usage never raises the limit.
         let capacity = gpus.iter().find(|(id, _)| *id == device.id);
         let max = match (there.for_device(device.id, Key::Max), capacity) {
@@ -344,8 +347,7 @@ fn shrink(group: &Group) -> Result<String, GroupError> {
         bounded.set(Selector::Device(device.id), Key::Max, max);
     }
     group.write_limits(|set| *set = bounded.clone())?;
-    let processes = ledger.processes(&NoWitness);
-    let users: BTreeSet<u32> = processes.iter().map(|one| one.identity.uid).collect();
+    let users: BTreeSet<u32> = living.iter().map(|one| one.identity.uid).collect();
     let users: Vec<String> = users.into_iter().map(accounts::user_name).collect();
     Ok(format!(
         "; users: {}; its max is now its usage, so that it only shrinks",

@@ -113,8 +113,7 @@ impl Request<'_, '_> {
         let (began, options) = (Instant::now(), self.options(level));
         let until = began + time;
         let bytes = |job: Option<(u64, u64)>| job.map_or(context, |(_, max)| max);
-        let awaited = bytes(self.job_below(level));
-        let mut line = Line::join_first(&station.slot, index, awaited, until);
+        let mut line = Line::join_first(&station.slot, index, context, until);
         let mut still = Still::of(self.member);
         let mut waits: Option<Refused> = None;
         let (mut asking, mut asked, mut pause) = (None, began, Duration::ZERO);
@@ -127,7 +126,10 @@ impl Request<'_, '_> {
                 break Ok(false);
             }
             let turn = match &mut line {
-                Some(line) => line.turn(),
+                Some(line) => {
+                    line.note_bytes(self.bytes);
+                    line.turn()
+                }
                 None if Instant::now() >= until => Turn::Over,
                 None => Turn::Yes,
             };

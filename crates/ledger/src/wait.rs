@@ -195,6 +195,11 @@ impl<'a> Line<'a> {
         }
     }
 
+    /// Tells readers that the request waits for this many bytes from now on.
+    pub fn note_bytes(&self, bytes: u64) {
+        self.slot.waiting().bytes.store(bytes, Ordering::Relaxed);
+    }
+
     /// Sleeps until another process gives memory back, but only for a bounded time.
     pub fn sleep(&self) {
         let left = self.until.saturating_duration_since(os::now());

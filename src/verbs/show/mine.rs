@@ -168,6 +168,8 @@ impl Mine {
             if !figures.gpus.iter().any(|gpu| gpu.id == id) {
                 figures.gpus.push(Gpu::of(&own, id, driver));
             }
+            // Each GPU of the machine has a row of its own.
+            figures.others = None;
         }
         figures
             .gpus

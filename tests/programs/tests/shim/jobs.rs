@@ -68,6 +68,17 @@ fn assert_limited(job: &mut Session) {
 }
 
 #[test]
+fn the_callers_limit_has_a_row_for_each_gpu_and_no_other() {
+    let world = World::with(1024 * MIB, &[("GPULIMIT_SIM_GPUS", "2")]);
+    let mut command = controller(&world, &["show", "--mine"]);
+    command.env("GPULIMIT_GROUP", GROUP);
+    let out = text(&command.output().expect("it starts").stdout);
+    let is_before = |line: &&str| !line.starts_with("GPU ");
+    let rows: Vec<&str> = out.lines().skip_while(is_before).collect();
+    assert!(rows.len() == 3 && rows[2].starts_with("1 (GPU-"), "{out}");
+}
+
+#[test]
 fn a_jobs_group_lives_as_long_as_its_programs() {
     let world = World::without_group(&[]);
     for command in ["PROGRAM", "setsid PROGRAM", "nohup env NAME=VALUE PROGRAM"] {

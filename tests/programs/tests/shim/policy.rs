@@ -361,6 +361,34 @@ fn a_renamed_rules_old_group_keeps_what_it_has_and_no_more() {
     assert_eq!(apply(), [bytes(usage.charged + usage.suspended), bytes(0)]);
 }
 
+#[test]
+fn an_old_group_gets_no_memory_of_its_dead_programs() {
+    if !may_run() {
+        return;
+    }
+    let machine = Machine::new(1);
+    machine.apply(POLICY);
+    let [mut lives, mut dies] = [(); 2].map(|()| machine.start(ALICE, &[]));
+    for program in [&mut lives, &mut dies] {
+        program.expect(&[("start", "0 0"), ("alloc a 100M", "0")]);
+    }
+    machine.world.machine().knob("kill-lag-ms", "3600000");
+    dies.kill();
+    machine.apply(&POLICY.replace("lab/", "x/").replace("group.lab", "group.x"));
+    let group = machine.world.root().group("lab/alice").expect("a group");
+    let ledger = Ledger::open(&group.ledger_path()).expect("a ledger");
+    let processes = ledger.processes(&NoWitness);
+    assert_eq!(processes.len(), 2, "one drains");
+    let living = processes.iter().find(|process| process.alive);
+    let used = ledger.devices()[0];
+    let charged = living.expect("it lives").on(used.index).charged;
+    let limits = group.limits().and_then(|text| Ok(text.rules()?));
+    let max = limits.expect("limits").for_device(used.id, Key::Max);
+    assert_eq!(max, Some(Size::Bytes(charged)));
+    machine.world.machine().knob("kill-lag-ms", "0");
+    lives.end();
+}
+
 /// The line of a refusal names the users who hold the memory of the full group.
 #[test]
 fn a_refusal_names_the_other_users() {

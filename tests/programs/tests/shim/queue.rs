@@ -5,10 +5,12 @@ use std::fs;
 use std::sync::Mutex;
 use std::thread;
 
-use gpulimit_ledger::EventKind;
+use gpulimit_ledger::{EventKind, NoWitness};
 use gpulimit_programs::world::{
     self, CONTEXT, GROUP, HOUR, MIB, Session, World, eventually, finish, text,
 };
+
+use gpulimit_support::wait_until;
 
 use super::jobs::controller;
 
@@ -94,6 +96,29 @@ fn a_first_context_waits_for_requests_and_not_for_programs_that_ask_for_nothing(
     other.end_quietly();
     first.end_quietly();
     world.judge_end(CAP);
+}
+
+/// The limit of a job counts as none while it is above that of the queue.
+#[test]
+fn a_wait_says_what_it_is_for_also_after_a_change_of_the_limit() {
+    let world = queue(2 * GIB);
+    let mut holder = world.on_gpu();
+    holder.expect(&[("alloc a 1200M", "0")]);
+    world.below("run-1-1", &["max=3G"]);
+    let mut job = start_in(&world, &format!("{GROUP}/run-1-1"));
+    job.tell("start");
+    let awaited = || {
+        let processes = world.ledger().processes(&NoWitness).into_iter();
+        let waits = processes.filter_map(|process| process.waits);
+        waits.map(|waits| waits.bytes).next()
+    };
+    wait_until("it waits for a context", || awaited() == Some(CONTEXT));
+    world.set(4 * GIB);
+    wait_until("it waits for its limit", || awaited() == Some(3 * GIB));
+    holder.end_quietly();
+    assert_eq!(job.answer(), "0 0");
+    job.end_quietly();
+    world.judge_end(4 * GIB);
 }
 
 #[test]
