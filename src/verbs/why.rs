@@ -194,11 +194,15 @@ fn then(line: &Line, driver: Option<&Driver>) -> String {
         |left| format!("{}{}", gib(left).less_than(what.bytes), gib(left)),
     );
     let kept = refusal.map_or(0, |refusal| refusal.kept);
-    let kept = match kept {
+    let others = match kept {
         0 => String::new(),
         kept => format!(", and {} was kept for other groups", gib(kept)),
     };
-    let limit = format!("{} had {left} left of {}{kept}", line.title, gib(what.max));
+    let limit = format!(
+        "{} had {left} left of {}{others}",
+        line.title,
+        gib(what.max)
+    );
     text += "  ";
     text += &match line.cause() {
         None | Some(Cause::Oom | Cause::Command | Cause::Limit) => limit,
@@ -214,7 +218,7 @@ fn then(line: &Line, driver: Option<&Driver>) -> String {
         Some(Cause::KeepFree) => format!(
             "keep_free of {} keeps {} free: {left} was free",
             line.title,
-            gib(line.event.count)
+            gib(kept)
         ),
         Some(Cause::Host) => format!(
             "{} and the GPU had room, and the driver refused: the host had no memory for it",
