@@ -296,8 +296,8 @@ impl fmt::Display for Stamp {
     }
 }
 
-/// Returns the file that gets a line for each call while a knob is set: the function, its answer, and the
-/// [`Stamp`] of the thread before and after the work. `GPULIMIT_SIM_TRACE` names it.
+/// Returns the file that gets a line for each call while a knob is set: the function, its answer,
+/// and the [`Stamp`] of the thread before and after the work. `GPULIMIT_SIM_TRACE` names it.
 fn trace() -> Option<&'static File> {
     static FILE: OnceLock<Option<File>> = OnceLock::new();
     FILE.get_or_init(|| journal("GPULIMIT_SIM_TRACE")).as_ref()
