@@ -7,74 +7,57 @@ use super::Cli;
 use crate::groups::sizes::is_setting;
 use crate::machine::program;
 use crate::words::text::quoted;
-use clap::{Arg, Command, CommandFactory};
+use clap::{Command, CommandFactory};
 use gpulimit_base::units::Extent;
 use gpulimit_limits::Key;
 use std::ffi::{OsStr, OsString};
 
-/// Verbs, with what they mean.
-const VERBS: [(&str, &str); 3] = [("status", "show"), ("stats", "show"), ("logs", "events")];
-
-/// Options, with what they mean in a verb that has the other option.
-const OPTIONS: [(&str, &str); 4] = [
-    ("--memory", "--max"),
-    ("--limit", "--max"),
-    ("-m", "--max"),
-    ("--gpu", "--device"),
-];
-
-/// Options, with the settings that they begin in a verb that takes settings.
-const SETTINGS: [(&str, &str); 2] = [("--oom", "oom="), ("--wait", "on_limit=wait wait_timeout=")];
-
-/// Verbs that do not exist, with what to use instead.
-const INSTEAD: [(&str, &str); 7] = [
-    ("tree", "`gpulimit tree` is now `gpulimit show --tree`"),
-    ("ls", "`gpulimit ls` is now `gpulimit show --names`"),
-    ("check", "`gpulimit check` is now `gpulimit apply --check`"),
-    (
-        "man",
-        "packages contain the manual pages: `man gpulimit-run`, or `gpulimit run --help`",
-    ),
-    (
-        "completions",
-        "packages contain the completions of shells: `scripts/package tar` makes the files",
-    ),
-    (
-        "k8s-device-plugin",
-        "`gpulimit k8s-device-plugin` is now the program `gpulimit-k8s-device-plugin`",
-    ),
-    (
-        "rename",
-        "a group keeps its name: `gpulimit create NEW --max SIZE` makes another group, and \
-         `gpulimit rm OLD` removes the old one",
-    ),
-];
+/// Returns what a word means: a verb; an option, in a verb that has it; the beginning of settings
+/// (`=`), in a verb that takes settings; or an error (`` ` ``) in the place of a verb.
+fn meaning(word: &str) -> Option<&'static str> {
+    Some(match word {
+        "status" | "stats" => "show",
+        "logs" => "events",
+        "--memory" | "--limit" | "-m" => "--max",
+        "--gpu" => "--device",
+        "--oom" => "oom=",
+        "--wait" => "on_limit=wait wait_timeout=",
+        "tree" => "`gpulimit tree` is now `gpulimit show --tree`",
+        "ls" => "`gpulimit ls` is now `gpulimit show --names`",
+        "check" => "`gpulimit check` is now `gpulimit apply --check`",
+        "man" => "packages have manual pages: `man gpulimit-run`, or `gpulimit run --help`",
+        "completions" => "packages have completions of shells: `scripts/package tar` makes them",
+        "k8s-device-plugin" => "this is now the program `gpulimit-k8s-device-plugin`",
+        "rename" => "a group keeps its name: `gpulimit create NEW --max SIZE`, `gpulimit rm OLD`",
+        _ => return None,
+    })
+}
 
 /// Returns these arguments in gpulimit's own words. The error prints the right command.
 pub fn own(given: Vec<OsString>) -> Result<Vec<OsString>, String> {
-    let mut texts = given.iter().map(|word| word.to_str().unwrap_or_default());
-    let first = texts.next().unwrap_or_default();
-    let asked = texts.next().filter(|_| first == "help").unwrap_or(first);
-    if let Some((_, now)) = INSTEAD.iter().find(|(word, _)| *word == asked) {
-        return Err((*now).to_owned());
+    let word = |at: usize| given.get(at).map_or("", text);
+    let (first, asked) = (word(0), word(usize::from(word(0) == "help")));
+    if let Some(instead) = meaning(asked).filter(|meaning| meaning.contains('`')) {
+        return Err(instead.to_owned());
     }
-    let verb = VERBS.iter().find(|(word, _)| *word == first);
-    let verb = verb.map_or(first, |(_, verb)| verb);
-    if let Some(verb) = Verb::of(verb) {
-        return verb.rewritten(given.get(1..).unwrap_or_default());
+    let cli = Cli::command();
+    let verb = |name: &str| {
+        let mut verb = cli.find_subcommand(name)?.clone();
+        verb.build();
+        Some(verb)
+    };
+    if let Some(verb) = verb(meaning(first).unwrap_or(first)) {
+        return rewritten(&verb, given.get(1..).unwrap_or_default());
     }
     // A program, or an option of `run`, where the verb should be.
-    let run = Verb::of("run").ok_or_else(|| first.to_owned())?;
-    let is_of_run = match first.starts_with('-') {
-        true => run.option(parts(first).0).is_some(),
-        false => first.contains(['/', '.']) || program::find(OsStr::new(first)).is_some(),
-    };
-    if !is_of_run {
+    let run = verb("run").ok_or_else(|| first.to_owned())?;
+    let is_program = first.contains(['/', '.']) || program::find(OsStr::new(first)).is_some();
+    let is_option = option(&run, parts(first).0).is_some();
+    if !is_option && (first.starts_with('-') || !is_program) {
         return Ok(given);
     }
-    let mut words = run.rewritten(&given)?;
-    let is_max = |word: &OsString| word.to_str().is_some_and(|word| parts(word).0 == "--max");
-    if !words.iter().any(is_max) {
+    let mut words = rewritten(&run, &given)?;
+    if !words.iter().any(|word| parts(text(word)).0 == "--max") {
         words.splice(1..1, ["--max", "4G"].map(OsString::from));
     }
     let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
@@ -82,91 +65,75 @@ pub fn own(given: Vec<OsString>) -> Result<Vec<OsString>, String> {
     Err(format!("'{first}' is no verb: use `gpulimit {words}`"))
 }
 
-/// A verb of gpulimit, with its options.
-struct Verb(Command);
+fn text(word: &OsString) -> &str {
+    word.to_str().unwrap_or_default()
+}
 
-impl Verb {
-    fn of(name: &str) -> Option<Self> {
-        let mut verb = Cli::command().find_subcommand(name)?.clone();
-        verb.build();
-        Some(Self(verb))
-    }
+/// Returns the verb's own option that a name means; `None` for options without values.
+fn option<'a>(verb: &Command, name: &'a str) -> Option<&'a str> {
+    let has = |name: &&str| {
+        let long = name.strip_prefix("--");
+        long.is_some() && verb.get_opts().any(|option| option.get_long() == long)
+    };
+    let own = Some(name).filter(has);
+    own.or_else(|| meaning(name).filter(has))
+}
 
-    /// Returns the verb's own option that a name means; `None` for options without values.
-    fn option<'a>(&self, name: &'a str) -> Option<&'a str> {
-        let has = |name: &&str| {
-            let mut longs = self.0.get_opts().filter_map(Arg::get_long);
-            longs.any(|long| name.strip_prefix("--") == Some(long))
-        };
-        let meant = || OPTIONS.iter().find(|(other, _)| *other == name);
-        Some(name)
-            .filter(has)
-            .or_else(|| Some(meant()?.1).filter(has))
-    }
-
-    fn rewritten(&self, given: &[OsString]) -> Result<Vec<OsString>, String> {
-        let is_run = self.0.get_name() == "run";
-        let has_settings = self.0.get_positionals().any(|it| it.get_id() == "changes");
-        let own = |word: &OsString| self.option(parts(word.to_str()?).0).map(str::to_owned);
-        let given_options: Vec<String> = given.iter().filter_map(own).collect();
-        let is_given = |name: &str| given_options.iter().any(|own| own == name);
-        let mut done = vec![OsString::from(self.0.get_name())];
-        let mut left = given.iter().peekable();
-        while let Some(word) = left.next() {
-            let text = word.to_str().unwrap_or_default();
-            let (name, inline) = parts(text);
-            let next = left.peek().and_then(|next| next.to_str());
-            let value = inline.or(next).unwrap_or_default();
-            let setting = SETTINGS
-                .iter()
-                .find(|(other, _)| *other == name && has_settings);
-            let is_pythons = is_given("--interpreter") && ["-m", "-c"].contains(&name);
-            if is_run && is_size(text) && next == Some("--") {
-                done.extend(["--max".into(), word.clone()]);
-            } else if text == "--" {
-                done.push(word.clone());
-                break;
-            } else if is_run && !text.starts_with('-') && !is_setting(text)
-                || is_pythons && !is_size(value)
-            {
-                // The command begins here, or Python's own options.
-                done.extend((!text.is_empty()).then(|| "--".into()));
-                done.push(word.clone());
-                break;
-            } else if let Some(own) = self.option(name) {
-                check(own, value)?;
-                match value.split_once('=') {
-                    Some((gpu, size)) if own == "--max" && !is_given("--device") => {
-                        done.extend(["--device", gpu, "--max", size].map(OsString::from));
-                    }
-                    _ if inline.is_some() => done.push(format!("{own}={value}").into()),
-                    _ => done.extend(
-                        [own.into()]
-                            .into_iter()
-                            .chain(left.peek().copied().cloned()),
-                    ),
+/// Returns the words after the name of a verb in gpulimit's own words, after that name.
+fn rewritten(verb: &Command, given: &[OsString]) -> Result<Vec<OsString>, String> {
+    let is_run = verb.get_name() == "run";
+    let has_settings = verb.get_positionals().any(|it| it.get_id() == "changes");
+    let options = given.iter().map(|word| option(verb, parts(text(word)).0));
+    let options: Vec<&str> = options.flatten().collect();
+    let mut done = vec![OsString::from(verb.get_name())];
+    let mut left = given.iter().peekable();
+    while let Some(word) = left.next() {
+        let (name, inline) = parts(text(word));
+        let next = left.peek().map(|next| text(next));
+        let value = inline.or(next).unwrap_or_default();
+        let setting = meaning(name).filter(|it| has_settings && it.ends_with('='));
+        // The command, or the options of Python.
+        let is_rest = is_run && !name.starts_with('-') && !is_setting(text(word))
+            || ["-m", "-c"].contains(&name)
+                && !is_size(value)
+                && options.contains(&"--interpreter");
+        if is_run && is_size(name) && next == Some("--") {
+            done.extend(["--max".into(), word.clone()]);
+        } else if word == "--" || is_rest {
+            done.extend((word != "--" && !text(word).is_empty()).then(|| "--".into()));
+            done.push(word.clone());
+            break;
+        } else if let Some(own) = option(verb, name).or(setting) {
+            check(own, value)?;
+            let pair = value.split_once('=');
+            let pair = pair.filter(|_| own == "--max" && !options.contains(&"--device"));
+            let rest = left.next_if(|_| inline.is_none());
+            match (pair, rest) {
+                _ if own.ends_with('=') => {
+                    done.extend(format!("{own}{value}").split(' ').map(OsString::from));
                 }
-                left.next_if(|_| inline.is_none());
-            } else if let Some((_, setting)) = setting {
-                done.extend(format!("{setting}{value}").split(' ').map(OsString::from));
-                left.next_if(|_| inline.is_none());
-            } else {
-                check(name, value)?;
-                done.push(word.clone());
+                (Some((gpu, size)), _) => {
+                    done.extend(["--device", gpu, own, size].map(OsString::from));
+                }
+                (None, Some(rest)) => done.extend([own.into(), rest.clone()]),
+                (None, None) if inline.is_none() => done.push(own.into()),
+                (None, None) => done.push(format!("{own}={value}").into()),
             }
+        } else {
+            check(name, value)?;
+            done.push(word.clone());
         }
-        done.extend(left.cloned());
-        Ok(done)
     }
+    done.extend(left.cloned());
+    Ok(done)
 }
 
 /// Splits `--max=4G` and `-m4G`.
 fn parts(word: &str) -> (&str, Option<&str>) {
-    match word.strip_prefix("-m").filter(|size| is_size(size)) {
-        Some(size) => ("-m", Some(size)),
-        None => word
-            .split_once('=')
-            .map_or((word, None), |(name, value)| (name, Some(value))),
+    match (word.strip_prefix("-m"), word.split_once('=')) {
+        (Some(size), _) if is_size(size) => ("-m", Some(size)),
+        (_, Some((name, value))) => (name, Some(value)),
+        _ => (word, None),
     }
 }
 
@@ -178,17 +145,16 @@ fn is_size(word: &str) -> bool {
 
 /// Fails for a size such as 0.5.
 fn check(name: &str, value: &str) -> Result<(), String> {
-    let is_size = Key::ALL
-        .iter()
-        .any(|key| name.trim_start_matches('-') == key.name());
-    match value.parse::<f64>() {
-        Ok(part) if is_size && 0.0 < part && part < 1.0 => Err(format!(
-            "{name} {value} has no unit: {}% or {}M?",
-            part * 100.0,
-            (part * 1024.0).round()
-        )),
-        _ => Ok(()),
-    }
+    let key = name.trim_start_matches('-').replace('-', "_");
+    let is_size = Key::ALL.iter().any(|it| it.name() == key);
+    let part = value.parse().ok();
+    let part = part.filter(|part: &f64| is_size && 0.0 < *part && *part < 1.0);
+    part.map_or(Ok(()), |part| {
+        let (percent, mebibytes) = (part * 100.0, (part * 1024.0).round());
+        Err(format!(
+            "{name} {value} has no unit: {percent}% or {mebibytes}M?"
+        ))
+    })
 }
 
 #[cfg(test)]
@@ -282,6 +248,7 @@ mod tests {
             ("-m2G --stat a", "`gpulimit run --max=2G --stat -- a`"),
             ("run --max 0.5 a", "50% or 512M?"),
             ("run max=0.25 a", "25% or 256M?"),
+            ("run --keep-free 0.1 a", "10% or 102M?"),
             ("set a --high=0.1", "10% or 102M?"),
             ("rename a b", "`gpulimit create NEW --max SIZE`"),
             ("tree", "`gpulimit show --tree`"),

@@ -120,8 +120,10 @@ impl Line {
         trail.filter(|_| self.event.what.kind == EventKind::Refusal)
     }
 
-    fn kept_free(&self) -> Option<u64> {
-        (self.cause() == Some(Cause::KeepFree)).then_some(self.event.count)
+    /// Returns what was kept from a refused request: by `keep_free`, or for other groups.
+    fn kept(&self, by_keep_free: bool) -> Option<u64> {
+        let refusal = self.refusal()?;
+        (by_keep_free == (refusal.cause == Some(Cause::KeepFree))).then_some(refusal.kept)
     }
 
     fn by(&self) -> Option<&Holding> {
@@ -223,7 +225,7 @@ impl Line {
                                   had no memory for it"
                 .to_owned(),
             Some(Cause::KeepFree) => {
-                let keep = gib(self.event.count);
+                let keep = gib(refusal.kept);
                 format!(
                     "keep_free of {} keeps {keep} free: {left} was free",
                     self.title
@@ -235,12 +237,10 @@ impl Line {
             ),
             _ => String::new(),
         };
-        let kept = format!("{} was kept for other groups", gib(refusal.kept));
-        let kept = if refusal.kept > 0 {
-            kept
-        } else {
-            String::new()
-        };
+        let kept = self.kept(false).filter(|kept| *kept > 0);
+        let kept = kept.map_or_else(String::new, |kept| {
+            format!("{} was kept for other groups", gib(kept))
+        });
         [cause, kept]
             .into_iter()
             .filter(|it| !it.is_empty())
@@ -331,14 +331,15 @@ impl<'a> Shown<'a> {
         "cause": Text => it.line.cause().map(Cause::name);
         /// What was left for a refused request: of the limit, or of the GPU; only of `refusal`.
         "left": Bytes => it.line.refusal().and_then(|refusal| known(refusal.left));
-        /// The part of the limit that was kept for other groups; only of `refusal`.
-        "kept": Bytes => it.line.refusal().map(|refusal| refusal.kept);
+        /// The part of the limit that was kept for other groups; only of `refusal`, but not of one
+        /// with the cause `keep_free`.
+        "kept": Bytes => it.line.kept(false);
         /// The group of the process, which may be below the group of the event.
         "home": Text => it.line.home();
         /// What was used on the GPU outside of the process's groups; only of `refusal`.
         "outside": Bytes => it.line.refusal().map(|refusal| refusal.outside);
         /// What `keep_free` keeps; only of `refusal` with this cause.
-        "keep_free": Bytes => it.line.kept_free();
+        "keep_free": Bytes => it.line.kept(true);
         /// The process that requested the kill, or suspended or resumed the process.
         "by": One("holder") => it.by();
     }

@@ -41,9 +41,9 @@ pub fn host_memory() -> Option<(u64, u64)> {
 }
 
 /// Returns what requests leave free of a host's `total` bytes on a GPU that shares them, where no
-/// group has a `keep_free`: a tenth, and at least 8 GiB.
+/// group has a `keep_free`: a tenth, and at least 8 GiB, but no more than half.
 pub fn host_reserve(total: u64) -> u64 {
-    (total / 10).max(8 << 30)
+    (total / 10).max(8 << 30).min(total / 2)
 }
 
 /// Reads `/proc/PID/status`, in [`directory`].

@@ -546,9 +546,8 @@ impl<'a> Request<'a, '_> {
             group: &station.name,
             charged: refused.charged,
             max: refused.max,
-            kept,
+            kept: lack.map_or(kept, |lack| lack.keep),
             left: lack.map_or(left, |lack| lack.free),
-            keep_free: lack.map_or(0, |lack| lack.keep),
             room: 0,
             cause: match self.is_stuck.get() {
                 _ if lack.is_some() => Cause::KeepFree,

@@ -113,12 +113,11 @@ pub struct Refusal<'a> {
     /// The group's limit at the moment of the refusal, in bytes.
     pub max: u64,
     /// The bytes that are kept for other groups: by `min`, or for jobs with a limit of their own.
+    /// For [`Cause::KeepFree`] those that the group keeps free on the GPU.
     pub kept: u64,
-    /// The bytes that the group could still charge.
+    /// The bytes that the group could still charge; for [`Cause::KeepFree`] those that were free on
+    /// the GPU.
     pub left: u64,
-    /// What the group keeps free on the GPU, in bytes; 0 but for [`Cause::KeepFree`], where `left`
-    /// is what was free there.
-    pub keep_free: u64,
     /// The bytes that the job of the process needs at once, because its first context waits until
     /// its whole limit is free; 0 for other requests.
     pub room: u64,
@@ -132,7 +131,7 @@ impl fmt::Display for Refusal<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         use gpulimit_base::units::gib;
         if self.cause == Cause::KeepFree {
-            let (keep, free) = (gib(self.keep_free), gib(self.left));
+            let (keep, free) = (gib(self.kept), gib(self.left));
             return write!(
                 f,
                 "keep_free of {} keeps {keep} free: {free} was free",
@@ -442,9 +441,8 @@ impl Member {
             group: &station.name,
             charged: station.ledger.charged(index),
             max: station.max(device, index),
-            kept: 0,
+            kept: keep,
             left: free,
-            keep_free: keep,
             room: 0,
             cause: Cause::KeepFree,
             outside: None,
@@ -738,7 +736,6 @@ impl Member {
             function,
             cause: Some(refusal.cause),
             left: refusal.left,
-            count: refusal.keep_free,
             kept: refusal.kept,
             outside: outside.bytes,
             holders: outside.holders,

@@ -145,7 +145,6 @@ fn a_refusal_names_the_refusing_group_and_its_figures() {
         max: max * UNIT,
         kept: 0,
         left: (max - charged) * UNIT,
-        keep_free: 0,
         room: 0,
         cause: Cause::Limit,
         outside: None,

@@ -66,7 +66,7 @@ impl EventKind {
     /// Returns the word `count` of an event; 0 for kinds that do not have it.
     pub(super) fn counted(self, count: u64) -> u64 {
         match self {
-            Self::Asked | Self::Given | Self::Refusal => count,
+            Self::Asked | Self::Given => count,
             _ => 0,
         }
     }

@@ -130,7 +130,7 @@ pub struct Details<'a> {
     /// The process that requested a kill, or that has suspended or resumed the process.
     pub by: Option<Holding>,
     /// The number of processes that were asked ([`super::EventKind::Asked`]), or the milliseconds
-    /// since then ([`super::EventKind::Given`]), or the bytes that [`Cause::KeepFree`] keeps.
+    /// since then ([`super::EventKind::Given`]).
     pub count: u64,
     /// For a refusal, the bytes of the device that were left: of the group's limit, or for
     /// [`Cause::Outside`], [`Cause::Capacity`] and [`Cause::KeepFree`] of the GPU.
@@ -138,7 +138,8 @@ pub struct Details<'a> {
     /// For a refusal by the driver, the bytes of the device that are used outside this process's
     /// groups.
     pub outside: u64,
-    /// For a refusal, the bytes of the group's limit that were kept for other groups.
+    /// For a refusal, the bytes of the group's limit that were kept for other groups, or for
+    /// [`Cause::KeepFree`] those of the GPU that the group keeps free.
     pub kept: u64,
     /// The name of the process's own group relative to the group of the event; empty for that
     /// group itself.

@@ -14,7 +14,7 @@ use crate::account::device::Device;
 use crate::account::managed::Allocation;
 use crate::account::request::Request;
 use crate::account::{BLOCK, round_up};
-use crate::driver::Real;
+use crate::driver::{Real, cuda};
 use crate::fault;
 use crate::handler::Call;
 use crate::handler::aside::{Aside, attempt};
@@ -25,13 +25,13 @@ const PAGE: u64 = 64 << 10;
 /// `cuMemAllocManaged`: Charges the whole size, in blocks of 2 MiB, on the current device before
 /// the call.
 pub fn alloc(call: Call, real: &dyn Real, dptr: Out<DevicePtr>, bytesize: usize) -> Status {
-    charged(call, real, dptr, bytesize, BLOCK)
+    charged(call, real, dptr, bytesize, BLOCK, cuda::cuMemFree_v2)
 }
 
 /// `cuMemHostAlloc`, `cuMemAllocHost_v2`: If the current device shares the host's memory, charges
 /// the whole size before the call.
 pub fn alloc_host(call: Call, real: &dyn Real, pointer: Out<DevicePtr>, bytesize: usize) -> Status {
-    charged(call, real, pointer, bytesize, PAGE)
+    charged(call, real, pointer, bytesize, PAGE, cuda::cuMemFreeHost)
 }
 
 /// `cuMemAllocHost`: Like [`alloc_host`], with a 32-bit size.
@@ -41,16 +41,18 @@ pub fn alloc_host_v1(
     pointer: Out<DevicePtr>,
     bytesize: u32,
 ) -> Status {
-    charged(call, real, pointer, bytesize as usize, PAGE)
+    alloc_host(call, real, pointer, bytesize as usize)
 }
 
 /// Charges managed memory, in steps of [`BLOCK`], or pinned host memory, in steps of [`PAGE`].
+/// `undo` frees what left less than `keep_free`.
 fn charged(
     call: Call,
     real: &dyn Real,
     dptr: Out<DevicePtr>,
     bytesize: usize,
     step: u64,
+    undo: fn(DevicePtr) -> Status,
 ) -> Status {
     attempt(real, || {
         let device = call.process.current_device()?;
@@ -58,9 +60,19 @@ fn charged(
             return Err(Aside::NoSize);
         }
         let bytes = round_up(bytesize as u64, step);
-        take(call, device, bytes, current_context(), &|| {
-            (real.call(), dptr.read())
-        })
+        let mut tries = 0;
+        loop {
+            let status = take(call, device, bytes, current_context(), &|| {
+                (real.call(), dptr.read())
+            })?;
+            let Some(left) = (status == SUCCESS).then(|| device.below()).flatten() else {
+                return Ok(device.note_answer(call.symbol, bytes, status));
+            };
+            if let Some(address) = dptr.read() {
+                free(call, address, &|| undo(address));
+            }
+            device.again(call.symbol, bytes, left, &mut tries)?;
+        }
     })
 }
 
@@ -100,7 +112,7 @@ fn take(
         }
         _ => drop(charged),
     }
-    Ok(device.note_answer(call.symbol, bytes, status))
+    Ok(status)
 }
 
 /// Charges `bytes` of `__managed__` variables, and runs `real`, which loads their code.
@@ -120,9 +132,11 @@ pub fn variables(
     attempt(real, || {
         let current = call.process.current_device();
         let device = current.or_else(|_| call.process.device(0))?;
-        take(call, device, round_up(bytes, BLOCK), context, &|| {
+        let bytes = round_up(bytes, BLOCK);
+        let status = take(call, device, bytes, context, &|| {
             (real.call(), code.read().map(|code| code as DevicePtr))
-        })
+        })?;
+        Ok(device.note_answer(call.symbol, bytes, status))
     })
 }
 

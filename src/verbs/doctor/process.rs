@@ -30,6 +30,10 @@ const LONGEST: u64 = 16 << 20;
 /// The maximum number of bytes to read of an `ld.so.preload` file.
 const LONGEST_PRELOAD: u64 = 64 << 10;
 
+/// Reasons why a process is outside that more than one cause has.
+const NOT_LOADED: &str = "not loaded";
+const CLEARED: &str = "environment cleared";
+
 /// The end of the path of a mapped file that is gone.
 const DELETED: &str = " (deleted)";
 
@@ -328,7 +332,7 @@ impl Process {
             )
         } else {
             let says = "its calls do not pass the library, as those of OpenCL, Vulkan, OpenGL and \
-                        video";
+                        video, and of a driver that dlmopen has loaded";
             ("no door", says.into())
         }
     }
@@ -346,7 +350,7 @@ impl Process {
             let word = match kind {
                 Some(elf::Kind::Static) => "static",
                 Some(elf::Kind::Dynamic(_)) => "musl",
-                _ => "foreign",
+                _ => NOT_LOADED,
             };
             return (word, why, remedy);
         }
@@ -355,7 +359,7 @@ impl Process {
         if let Some((path, by)) = named.iter().find(|(path, _)| about(path).is_none()) {
             let path = path.display();
             return (
-                "no file",
+                NOT_LOADED,
                 format!("{by} names {path}, which does not exist in the process's file system"),
                 "put the library at that path (in a container, mount the library), or correct the \
                  path",
@@ -366,22 +370,22 @@ impl Process {
                           program with `gpulimit install`; for containers see docs/containers.md";
             if let Some(by) = self.cleared() {
                 let text = format!("{by}, and LD_PRELOAD of the process does not name the library");
-                return ("environment cleared", text, remedy);
+                return (CLEARED, text, remedy);
             }
             let text = "neither LD_PRELOAD in the process's environment nor /etc/ld.so.preload \
                         names the library";
-            return ("not loaded", text.into(), remedy);
+            return (NOT_LOADED, text.into(), remedy);
         };
         let path = path.display();
         if *by != preload::FILE {
             let (word, why) = match self.is_privileged() {
                 true => (
-                    "setuid",
+                    CLEARED,
                     "the process's LD_PRELOAD is ignored, because the program has more rights than \
                      the user who started it",
                 ),
                 false => (
-                    "not loaded",
+                    NOT_LOADED,
                     "the process's LD_PRELOAD names the library, but the dynamic linker did not \
                      load it",
                 ),
@@ -396,7 +400,7 @@ impl Process {
             return ("started before", why, "restart the process");
         }
         (
-            "not loaded",
+            NOT_LOADED,
             format!("{by} names {path}, but the dynamic linker did not load the library"),
             "run `gpulimit doctor` to see whether the library loads; in a container, check that \
              the container's glibc is 2.17 or later",
@@ -676,7 +680,7 @@ fn started(pid: u32) -> Option<SystemTime> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpulimit_support::{Running, wait_until};
+    use gpulimit_support::{Running, Scratch, executable, wait_until};
     use std::process::{Command, Stdio};
 
     #[test]
@@ -686,6 +690,109 @@ mod tests {
         assert!(!found.has_ended && found.command.is_some());
         let gone = candidate(u32::MAX);
         assert_eq!((&*gone.why, gone.ledgers), (outside::UNKNOWN, None));
+    }
+
+    /// Returns a program that maps the files of its arguments, says so, and waits.
+    fn compiled(scratch: &Scratch, name: &str, options: &[&str]) -> PathBuf {
+        let code = "#include <fcntl.h>\n#include <sys/mman.h>\n#include <unistd.h>\n\
+            int main(int count, char **files) { char c; while (--count) mmap(0, 1, PROT_READ, \
+            MAP_PRIVATE, open(files[count], O_RDONLY), 0); return write(1, \"\\n\", 1) + \
+            read(0, &c, 1); }\n";
+        executable::compiled(&scratch.0, name, code, options)
+    }
+
+    /// Returns the reason for a running program that maps these files.
+    fn reason(program: &Path, maps: &[PathBuf], variables: &[(&str, &str)]) -> String {
+        let mut command = Command::new(program);
+        command.args(maps).envs(variables.iter().copied());
+        command.env_remove("LD_PRELOAD");
+        let mut child = Running::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()));
+        let said = child.stdout.take().expect("piped").read(&mut [0]);
+        assert_eq!(said.expect("it starts"), 1);
+        candidate(child.id()).why
+    }
+
+    #[test]
+    fn each_reason_is_told() {
+        let scratch = Scratch::new();
+        let file = |name: &str| {
+            let path = scratch.0.join(name);
+            fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+            fs::write(&path, "x").expect("written");
+            path
+        };
+        let [gpu, own] = ["nvidia0", "libgpulimit.so"].map(file);
+        let [cuda, other] = ["a/libcuda.so.1", "b/libcuda.so.1"].map(file);
+        let musl = scratch.0.join("ld-musl-x86_64.so.1");
+        let plain = compiled(&scratch, "plain", &[]);
+        let elf::Kind::Dynamic(linker) =
+            elf::kind(&fs::File::open(&plain).expect("built")).expect("ELF")
+        else {
+            panic!("a dynamic program");
+        };
+        std::os::unix::fs::symlink(linker, &musl).expect("linked");
+        let musl = format!("-Wl,--dynamic-linker={}", musl.display());
+        let limit = [("GPULIMIT_MAX", "1G")];
+        let preload = own.display().to_string();
+        let preload = [("LD_PRELOAD", preload.as_str())];
+        let gpu = [gpu];
+        for (program, maps, variables, why) in [
+            (
+                &compiled(&scratch, "static", &["-static"]),
+                &gpu[..],
+                &[][..],
+                "static",
+            ),
+            (&compiled(&scratch, "musl", &[&musl]), &gpu, &[], "musl"),
+            (&plain, &gpu, &[], "not loaded"),
+            (
+                &plain,
+                &gpu,
+                &[("GPULIMIT_GROUP", "lab")],
+                "environment cleared",
+            ),
+            // The dynamic linker refuses the file.
+            (&plain, &gpu, &preload, "not loaded"),
+            (&plain, &[own.clone(), cuda.clone()], &[], "no group"),
+            (&plain, &[own.clone(), cuda.clone()], &limit, "no door"),
+            (
+                &plain,
+                &[own.clone(), cuda.clone(), other],
+                &limit,
+                "another libcuda",
+            ),
+            (&plain, &[], &[], outside::UNKNOWN),
+        ] {
+            assert_eq!(
+                reason(program, maps, variables),
+                why,
+                "{maps:?} {variables:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_process_is_older_than_the_file_that_names_the_library() {
+        let scratch = Scratch::new();
+        let root = &scratch.0;
+        let mut child = Command::new("cat");
+        let child = Running::start(child.stdin(Stdio::piped()));
+        for path in ["etc/ld.so.preload", "lib/libgpulimit.so"] {
+            let path = root.join(path);
+            fs::create_dir_all(path.parent().expect("a folder")).expect("made");
+            fs::write(path, "/lib/libgpulimit.so\n").expect("written");
+        }
+        let process = Process {
+            pid: child.id(),
+            uid: 0,
+            files: Some(Files::of_image(root).expect("a directory")),
+            environment: None,
+            mapped: None,
+        };
+        assert_eq!(process.why_not().0, "started before");
+        let file = fs::File::open(root.join("etc/ld.so.preload")).expect("there");
+        file.set_modified(SystemTime::UNIX_EPOCH).expect("set");
+        assert_eq!(process.why_not().0, "not loaded");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char};
+use std::fmt;
 use std::fs::File;
 use std::io::Write;
 use std::sync::OnceLock;
@@ -222,11 +223,7 @@ impl Site {
             crash();
         }
         static FILE: OnceLock<Option<File>> = OnceLock::new();
-        let open = || {
-            let path = std::env::var_os("GPULIMIT_SIM_FAILED")?;
-            File::options().create(true).append(true).open(path).ok()
-        };
-        if let Some(mut file) = FILE.get_or_init(open).as_ref() {
+        if let Some(mut file) = FILE.get_or_init(|| journal("GPULIMIT_SIM_FAILED")).as_ref() {
             let _ = file.write_all(format!("{}\n", self.name).as_bytes());
         }
     }
@@ -263,11 +260,53 @@ impl Site {
             }
         };
         end(false);
+        let began = trace().map(|_| Stamp::now());
         let code = orders.failure.unwrap_or_else(work);
+        if let Some((began, mut file)) = began.zip(trace()) {
+            let (name, ended) = (self.name, Stamp::now());
+            let _ = file.write_all(format!("{name} {code} {began} {ended}\n").as_bytes());
+        }
         end(true);
         wait(orders.delay, || machine.knobs.waits(self.name).1);
         code
     }
+}
+
+/// A thread's own time: the nanoseconds that it has run, and how often it has gone to sleep. A busy
+/// machine lets the thread wait for a processor, which changes neither.
+struct Stamp(u64, u64);
+
+impl Stamp {
+    fn now() -> Self {
+        // SAFETY: zeros are valid values of these structures of numbers.
+        let (mut time, mut usage): (libc::timespec, libc::rusage) = unsafe { std::mem::zeroed() };
+        // SAFETY: both are valid places to write to.
+        unsafe {
+            libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time);
+            libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage);
+        }
+        let nanoseconds = time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64;
+        Self(nanoseconds, usage.ru_nvcsw as u64)
+    }
+}
+
+impl fmt::Display for Stamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.0, self.1)
+    }
+}
+
+/// Returns the file that gets a line for each call while a knob is set: the function, its answer,
+/// and the [`Stamp`] of the thread before and after the work. `GPULIMIT_SIM_TRACE` names it.
+fn trace() -> Option<&'static File> {
+    static FILE: OnceLock<Option<File>> = OnceLock::new();
+    FILE.get_or_init(|| journal("GPULIMIT_SIM_TRACE")).as_ref()
+}
+
+/// Opens the file with this path in the environment, to append lines.
+fn journal(variable: &str) -> Option<File> {
+    let path = std::env::var_os(variable)?;
+    File::options().create(true).append(true).open(path).ok()
 }
 
 /// Waits after the work of a function of NVML, if the knob `delay` names it.

@@ -208,7 +208,6 @@ impl Device {
             max: self.book.max(),
             kept: 0,
             left: self.book.group_free(),
-            keep_free: 0,
             room: 0,
             cause: Cause::Limit,
             outside: None,

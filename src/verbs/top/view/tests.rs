@@ -514,7 +514,7 @@ fn the_mouse_selects_opens_and_scrolls() {
         row,
         modifiers: KeyModifiers::NONE,
     };
-    let mut act =
+    let act =
         |keys: &mut Keys, kind, row| keys.view.mouse(mouse(kind, row), &keys.round, &seen);
     let click = MouseEventKind::Down(MouseButton::Left);
     let [groups, processes] = seen.tables.map(|area| area.y);

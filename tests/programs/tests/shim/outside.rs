@@ -75,7 +75,7 @@ fn each_process_in_no_group_is_listed_with_the_reason() {
             with(&[("GPULIMIT_GROUP", GROUP)], world.bare(program)),
         ),
         (
-            "no file",
+            "not loaded",
             false,
             with(
                 &[("LD_PRELOAD", "/nowhere/libgpulimit.so")],

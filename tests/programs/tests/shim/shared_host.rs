@@ -2,14 +2,15 @@
 //! the host is never out of memory. CUDA and NVML say that it is such a machine.
 
 use gpulimit_programs::world::{
-    self, CONTEXT, GROUP, MIB, Session, World, controller, finish, text,
+    self, CONTEXT, GROUP, HOUR, MIB, Session, World, controller, finish, text,
 };
 
 const GIB: u64 = 1024 * MIB;
 const CAP: u64 = 4 * GIB;
 /// The library's reserve, which is not shown as free.
 const RESERVE: u64 = 4 * MIB;
-/// A host of 16 GiB, and one of 200 GiB.
+/// A host of 8 GiB, one of 16, and one of 200.
+const BOARD: (&str, &str) = ("GPULIMIT_SIM_HOST_MEMORY", "8589934592");
 const MEMORY: (&str, &str) = ("GPULIMIT_SIM_HOST_MEMORY", "17179869184");
 const LARGE: (&str, &str) = ("GPULIMIT_SIM_HOST_MEMORY", "214748364800");
 
@@ -155,8 +156,12 @@ fn room(memory: (&str, &str), others: u64, settings: &[&str]) -> u64 {
 
 #[test]
 fn a_tenth_of_the_host_stays_free_unless_a_group_says_otherwise() {
-    // At least 8 GiB, to a request that does not fit any more.
-    for (memory, total, keep) in [(MEMORY, 16 * GIB, 8 * GIB), (LARGE, 200 * GIB, 20 * GIB)] {
+    // At least 8 GiB, to a request that does not fit any more, and at most half of a small board.
+    for (memory, total, keep) in [
+        (BOARD, 8 * GIB, 4 * GIB),
+        (MEMORY, 16 * GIB, 8 * GIB),
+        (LARGE, 200 * GIB, 20 * GIB),
+    ] {
         let used = room(memory, 3 * GIB, &[]);
         assert!(
             used <= total - keep && used + 256 * MIB > total - keep,
@@ -185,6 +190,33 @@ fn zero_ends_the_default() {
         program.expect(&[("alloc a 10G", answer)]);
         program.end();
         assert_eq!(world.machine().host()[1], 0);
+    }
+}
+
+/// The host's programs take memory between the look and the driver's answer.
+#[test]
+fn what_went_below_on_the_host_is_given_back() {
+    for (call, function) in [
+        ("managed a 2G", "cuMemAllocManaged"),
+        ("pinned a 2G", "cuMemHostAlloc"),
+        ("pinned a 2G plain", "cuMemAllocHost_v2"),
+        ("pinned a 2G v1", "cuMemAllocHost"),
+    ] {
+        let world = World::with(1000 * GIB, &[MEMORY]);
+        let mut program = world.on_gpu();
+        let (charged, [used, _]) = (world.usage(0).charged, world.machine().host());
+        world
+            .machine()
+            .knob("latency", &format!("{function}:{HOUR}"));
+        program.expect(&[(&format!("aside {{\n{call}\n}}"), "0")]);
+        program.sleeps_again();
+        let others = (8 * GIB - used).to_string();
+        world.machine().knob("host-used", &others);
+        world.machine().knob("latency", "0");
+        assert_eq!(program.say("await"), "2:1", "{call}");
+        assert_eq!(world.machine().host(), [8 * GIB, 0], "{call}");
+        assert_eq!(world.usage(0).charged, charged, "{call}");
+        program.end();
     }
 }
 
