@@ -194,15 +194,11 @@ fn then(line: &Line, driver: Option<&Driver>) -> String {
         |left| format!("{}{}", gib(left).less_than(what.bytes), gib(left)),
     );
     let kept = refusal.map_or(0, |refusal| refusal.kept);
-    let others = match kept {
+    let more = match kept {
         0 => String::new(),
         kept => format!(", and {} was kept for other groups", gib(kept)),
     };
-    let limit = format!(
-        "{} had {left} left of {}{others}",
-        line.title,
-        gib(what.max)
-    );
+    let limit = format!("{} had {left} left of {}{more}", line.title, gib(what.max));
     text += "  ";
     text += &match line.cause() {
         None | Some(Cause::Oom | Cause::Command | Cause::Limit) => limit,
