@@ -170,8 +170,9 @@ fn names(
     let mut sum = 0_u64;
     for (at, holding) in named().enumerate() {
         let comma = if at == 0 { begin } else { "," };
-        let process = users.process(&holding.process);
-        write!(f, "{comma} {process}) {}", gib(holding.bytes))?;
+        write!(f, "{comma} ")?;
+        users.write(f, &holding.process)?;
+        write!(f, " {}", gib(holding.bytes))?;
         sum = sum.saturating_add(holding.bytes);
     }
     Ok(sum)

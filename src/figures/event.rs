@@ -216,35 +216,26 @@ impl Line {
         let Some(refusal) = self.refusal() else {
             return Vec::new();
         };
-        let (left, outside) = (gib(refusal.left), gib(refusal.outside));
+        let (left, outside, keep) = (refusal.left, refusal.outside, refusal.kept);
+        let (left, outside, keep) = (gib(left), gib(outside), gib(keep));
         let cause = match refusal.cause {
             Some(Cause::Standstill) => "its programs wait for each other".to_owned(),
             Some(Cause::Context) => "a CUDA context needs more than the limit".to_owned(),
             Some(Cause::Capacity) => format!("larger than the GPU, which has {left}"),
-            Some(Cause::Host) => "by the driver, with room in the group and on the GPU: the host \
-                                  had no memory for it"
-                .to_owned(),
-            Some(Cause::KeepFree) => {
-                let keep = gib(refusal.kept);
-                format!(
-                    "keep_free of {} keeps {keep} free: {left} was free",
-                    self.title
-                )
-            }
+            Some(Cause::KeepFree) => format!("keep_free keeps {keep} free: {left} was free"),
             Some(Cause::Outside) => format!(
                 "by the driver: the GPU had {left} left, and {outside} was used outside of the \
                  program's groups"
             ),
+            Some(Cause::Host) => "by the driver, with room in the group and on the GPU: the host \
+                                  had no memory for it"
+                .to_owned(),
             _ => String::new(),
         };
         let kept = self.kept(false).filter(|kept| *kept > 0);
-        let kept = kept.map_or_else(String::new, |kept| {
-            format!("{} was kept for other groups", gib(kept))
-        });
-        [cause, kept]
-            .into_iter()
-            .filter(|it| !it.is_empty())
-            .collect()
+        let kept = kept.map(|kept| format!("{} was kept for other groups", gib(kept)));
+        let cause = Some(cause).filter(|cause| !cause.is_empty());
+        cause.into_iter().chain(kept).collect()
     }
 
     /// Returns what the trail adds to the text.

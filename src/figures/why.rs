@@ -61,12 +61,14 @@ pub struct Now {
 const RESERVE: u64 = 4 << 20;
 const POOL: u64 = 64 << 20;
 
-/// A group that must grant the request; sizes in bytes.
-#[derive(Default)]
+/// A group, or the GPU, that must grant the request; sizes in bytes.
+#[derive(Clone, Default)]
 pub struct Level {
     pub name: String,
+    pub is_gpu: bool,
+    /// The limit, or the memory of the GPU.
     pub max: Option<u64>,
-    /// What the group can still grant; `None` without a limit, or if the caller may not know it.
+    /// What can still be granted; `None` without a limit, or if the caller may not know it.
     pub left: Option<u64>,
     /// Whether the group was a job's and is gone: the program gets a new one.
     pub is_gone: bool,
@@ -275,11 +277,11 @@ fn levels(line: &Line, id: DeviceId, near: &[&View], driver: Option<&Driver>) ->
             name: group.name().to_owned(),
             max,
             left: left.filter(|_| max.is_some()),
-            is_gone: false,
             by_gpu,
             keep_free: (keep.unwrap_or(0), keeps_by_gpu),
             may_set: may_set(group),
             wait: (rules.options.on_limit == OnLimit::Wait).then_some(rules.options.wait_timeout),
+            ..Level::default()
         }
     };
     let own = Above::of(&nearest.group, &nearest.drained).map(Rc::new);

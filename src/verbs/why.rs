@@ -101,16 +101,25 @@ pub fn why(args: &Args) -> Result<ExitCode, Failure> {
     let Some(last) = refusals.last() else {
         // An unknown group is an error.
         let selection = named.map_or_else(|| Ok(selection), |name| Selection::of(Some(name)))?;
-        how_full(args, &selection, driver, !recovered.is_empty())?;
+        let (groups, _) = Figures::all(&selection, driver);
+        if args.json {
+            let groups: Value = groups.iter().map(Figures::json).collect();
+            let all = json!({ "schema": SCHEMA, "refusals": [], "now": null, "groups": groups });
+            output::json(&all)?;
+        } else {
+            let rows: Vec<Row<'_>> = groups.iter().flat_map(Figures::rows).collect();
+            let text = output::fit(&nothing(args, !recovered.is_empty()), 0);
+            let table = Table::of(Row::FIELDS, &rows, driver).render();
+            output::table(&format!("{text}\n\n{table}"))?;
+        }
         return Ok(status);
     };
     let may_suspend = |one: &Holder| {
         let group = Root::at(&last.root).ok()?.group(one.group.as_deref()?);
         Some(subjects::may_suspend(&group.ok()?, one.pid?, driver?))
     };
-    let now = last
-        .device
-        .map(|id| Now::read(last, id, (&selection, views), driver, may_suspend));
+    let views = (&selection, views);
+    let now = (last.device).map(|id| Now::read(last, id, views, driver, may_suspend));
     let advice = now.as_ref().map(advice).unwrap_or_default();
     if args.json {
         let then = refusals.iter().map(|line| line.json(driver, true));
@@ -132,28 +141,14 @@ pub fn why(args: &Args) -> Result<ExitCode, Failure> {
     Ok(status)
 }
 
-/// Shows how full the groups are, because nothing was refused for good.
-fn how_full(
-    args: &Args,
-    selection: &Selection,
-    driver: Option<&Driver>,
-    has_recovered: bool,
-) -> Result<(), Failure> {
-    let (groups, _) = Figures::all(selection, driver);
-    if args.json {
-        let groups: Value = groups.iter().map(Figures::json).collect();
-        return output::json(&json!({
-            "schema": SCHEMA, "refusals": [], "now": null, "groups": groups,
-        }));
-    }
-    let rows: Vec<Row<'_>> = groups.iter().flat_map(Figures::rows).collect();
-    let table = Table::of(Row::FIELDS, &rows, driver).render();
+/// Says that nothing was refused for good.
+fn nothing(args: &Args, has_recovered: bool) -> String {
     let of = match (&args.group, args.pid) {
         (Some(group), _) => format!(" of `{group}`"),
         (None, Some(pid)) => format!(" of process {pid}"),
         (None, None) => String::new(),
     };
-    let text = match has_recovered {
+    match has_recovered {
         false => format!(
             "No refusal{of} is on record. If a program failed all the same, the pool of its \
              framework was full (JAX, TensorFlow), or it looked at the free memory and did not \
@@ -163,8 +158,7 @@ fn how_full(
             "Nothing is to be done: after each refusal{of} on record the program got as much \
              within a second, as when a framework empties its cache and asks again."
         ),
-    };
-    output::table(&format!("{}\n\n{table}", output::fit(&text, 0)))
+    }
 }
 
 /// Formats what the record of a refusal says.
@@ -205,16 +199,8 @@ fn then(line: &Line, driver: Option<&Driver>) -> String {
 
 /// Formats how full things are now, and the advice.
 fn said(now: &Now, advice: &[Advice]) -> String {
-    let mut text = "Now:\n".to_owned();
-    text += &indented(&Table::of(LEVELS, &now.levels, None).render());
-    if let (Some(total), Some(free)) = (now.total, now.free) {
-        let (free, total) = (gib(free), gib(total));
-        let kept = now.keeper().map_or(String::new(), |level| {
-            let keep = gib(level.keep_free.0);
-            format!(", of which keep_free of {} keeps {keep}", level.name)
-        });
-        text += &format!("  GPU {} has {free} free of {total}{kept}\n", now.gpu);
-    }
+    let table = Table::of(LEVELS, &now.places(), None).render();
+    let mut text = format!("Now:\n{}", indented(&table));
     if advice.is_empty() {
         let ask = match effective_user() {
             0 => "",

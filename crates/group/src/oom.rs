@@ -8,7 +8,8 @@ use super::{system_log, user};
 use gpulimit_base::identity::Identity;
 use gpulimit_base::order;
 use gpulimit_base::units::gib;
-use gpulimit_ledger::{Cause, DeviceIndex, EventKind, Happening, Holding, Ledger, ProcessUsage};
+use gpulimit_ledger::ProcessUsage;
+use gpulimit_ledger::{Cause, Details, DeviceIndex, EventKind, Happening, Holding, Ledger};
 use gpulimit_limits::Oom;
 use std::fmt;
 use std::fs;
@@ -176,15 +177,18 @@ impl Request<'_, '_> {
             Names(victims),
             oom.name(),
         ));
-        let by = Holding::new(*own, self.bytes);
+        let details = Details {
+            function: self.pressure.function(),
+            cause: Some(Cause::Oom),
+            by: Some(Holding::new(*own, self.bytes)),
+            ..Details::default()
+        };
         for (_, process) in victims {
             let kill = Happening {
                 process: process.identity,
                 ..happening(EventKind::Kill, index, uses(process, index), charged, max)
             };
-            let function = self.pressure.function();
-            self.member
-                .record_kill(level, &kill, function, Cause::Oom, by);
+            self.member.record_with(level, &kill, details);
         }
     }
 }

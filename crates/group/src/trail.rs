@@ -216,24 +216,6 @@ impl Member {
         self.record_with(at, happening, details);
     }
 
-    /// Records that a process is being killed for the process `by`.
-    pub(super) fn record_kill(
-        &self,
-        at: usize,
-        kill: &Happening,
-        function: &str,
-        cause: Cause,
-        by: Holding,
-    ) {
-        let details = Details {
-            function,
-            cause: Some(cause),
-            by: Some(by),
-            ..Details::default()
-        };
-        self.record_with(at, kill, details);
-    }
-
     /// Records an event with these details, and returns the largest holders on record.
     pub(super) fn record_with(
         &self,

@@ -43,36 +43,28 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// Returns the name of the cause, as users see it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Oom => "oom",
-            Self::Command => "command",
-            Self::Limit => "limit",
-            Self::Standstill => "standstill",
-            Self::Context => "context",
-            Self::Capacity => "capacity",
-            Self::Outside => "outside",
-            Self::Host => "host",
-            Self::KeepFree => "keep_free",
-        }
-    }
-
-    /// All causes.
-    pub const ALL: [Self; 9] = [
-        Self::Oom,
-        Self::Command,
-        Self::Limit,
-        Self::Standstill,
-        Self::Context,
-        Self::Capacity,
-        Self::Outside,
-        Self::Host,
-        Self::KeepFree,
+    /// All causes with their names.
+    const ALL: [(Self, &str); 9] = [
+        (Self::Oom, "oom"),
+        (Self::Command, "command"),
+        (Self::Limit, "limit"),
+        (Self::Standstill, "standstill"),
+        (Self::Context, "context"),
+        (Self::Capacity, "capacity"),
+        (Self::Outside, "outside"),
+        (Self::Host, "host"),
+        (Self::KeepFree, "keep_free"),
     ];
 
+    /// Returns the name of the cause, as users see it.
+    pub fn name(self) -> &'static str {
+        let named = Self::ALL.iter().find(|(cause, _)| *cause == self);
+        named.map_or("", |(_, name)| name)
+    }
+
     fn of(word: u64) -> Option<Self> {
-        Self::ALL.into_iter().find(|cause| *cause as u64 == word)
+        let mut all = Self::ALL.into_iter().map(|(cause, _)| cause);
+        all.find(|cause| *cause as u64 == word)
     }
 }
 

@@ -28,11 +28,18 @@ impl Users {
         Users(text_file::read(path, LONGEST).unwrap_or_default())
     }
 
-    /// Returns a process for display, without the closing parenthesis: `pid 4711 (python`. A
-    /// process of another user has that user's name, or the id of a user who is not in the file, or
-    /// whose name has unusual characters: `pid 4711 (python, uid 1001`.
-    pub fn process<'a>(&'a self, process: &'a Identity) -> impl fmt::Display + 'a {
-        Process(self, process)
+    /// Writes a process: `pid 4711 (python)`. A process of another user has that user's name, or
+    /// the id of a user who is not in the file, or whose name has unusual characters:
+    /// `pid 4711 (python, uid 1001)`.
+    pub fn write(&self, f: &mut fmt::Formatter<'_>, it: &Identity) -> fmt::Result {
+        write!(f, "pid {} ({}", it.pid, it.command())?;
+        match self.name(it.uid) {
+            _ if it.uid == process::uid() => f.write_str(")"),
+            Some(name) => write!(f, ", {name})"),
+            // The process was not found.
+            None if it.uid == u32::MAX => f.write_str(")"),
+            None => write!(f, ", uid {})", it.uid),
+        }
     }
 
     fn name(&self, uid: u32) -> Option<&str> {
@@ -46,22 +53,6 @@ impl Users {
         let is_usual = |byte: &u8| byte.is_ascii_alphanumeric() || b"._-$@".contains(byte);
         let is_name = (1..=32).contains(&name.len()) && name.iter().all(is_usual);
         std::str::from_utf8(name).ok().filter(|_| is_name)
-    }
-}
-
-struct Process<'a>(&'a Users, &'a Identity);
-
-impl fmt::Display for Process<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(users, process) = self;
-        write!(f, "pid {} ({}", process.pid, process.command())?;
-        match users.name(process.uid) {
-            _ if process.uid == process::uid() => Ok(()),
-            Some(name) => write!(f, ", {name}"),
-            // The process was not found.
-            None if process.uid == u32::MAX => Ok(()),
-            None => write!(f, ", uid {}", process.uid),
-        }
     }
 }
 

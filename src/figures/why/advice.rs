@@ -26,7 +26,7 @@ pub struct Advice {
 }
 
 impl Advice {
-    fn new(what: &'static str, (figure, bytes): (&'static str, u64), text: String) -> Self {
+    fn new(what: &'static str, figure: &'static str, bytes: u64, text: String) -> Self {
         Self {
             what,
             figure,
@@ -36,61 +36,74 @@ impl Advice {
         }
     }
 
+    /// Adds the command that follows the advice.
     fn by(self, command: String) -> Self {
         let command = Some(command);
         Self { command, ..self }
     }
 }
 
-/// A group or the GPU (`None`), and the bytes that it can still grant.
-type Place<'a> = (Option<&'a Level>, u64);
-
 impl Level {
-    /// Returns the bytes that the group can still grant. A group whose ledger the caller cannot
+    /// Returns the bytes that can still be granted here. A group whose ledger the caller cannot
     /// read is taken for full.
     fn room(&self) -> u64 {
         self.max.map_or(u64::MAX, |_| self.left.unwrap_or(0))
     }
 
+    /// Returns whether the memory of a process counts here.
     fn holds(&self, holder: &Holder) -> bool {
-        let group = holder.group.as_deref();
-        group.is_some_and(|group| is_within(group, &self.name))
+        let mut group = holder.group.iter();
+        self.is_gpu || group.any(|group| is_within(group, &self.name))
+    }
+
+    fn title(&self) -> String {
+        match self.is_gpu {
+            true => self.name.clone(),
+            false => format!("`{}`", self.name),
+        }
     }
 }
 
 impl Holder {
     /// Returns the process with its user and what it uses.
     fn said(&self) -> String {
-        let user = match self.is_own {
-            true => String::new(),
-            false => format!(" of {}", self.user),
-        };
-        let place = match self.group {
-            Some(_) => "",
-            None => ", outside of the groups",
-        };
-        format!("{self}{user}, which uses {}{place}", gib(self.in_use))
+        let mut text = self.to_string();
+        if !self.is_own {
+            text += &format!(" of {}", self.user);
+        }
+        text += &format!(", which uses {}", gib(self.in_use));
+        text + self
+            .group
+            .as_ref()
+            .map_or(", outside of the groups", |_| "")
     }
 }
 
 impl Now {
-    /// Returns all that must grant the request.
-    fn places(&self) -> impl Iterator<Item = Place<'_>> {
-        let levels = self.levels.iter().map(|level| (Some(level), level.room()));
+    /// Returns all that must grant the request: the groups, and the GPU if its memory is known.
+    pub fn places(&self) -> Vec<Level> {
         let keep = self.keeper().map_or(0, |level| level.keep_free.0);
-        let free = self.free.map_or(u64::MAX, |free| free.saturating_sub(keep));
-        levels.chain([(None, free)])
+        let gpu = self.free.map(|free| Level {
+            name: format!("GPU {}", self.gpu),
+            is_gpu: true,
+            max: self.total,
+            left: Some(free.saturating_sub(keep)),
+            ..Level::default()
+        });
+        self.levels.iter().cloned().chain(gpu).collect()
     }
 
     /// Returns the places that lack room once these processes hold nothing.
-    fn lacking(&self, without: &[&Holder]) -> Vec<Place<'_>> {
-        let lacks = |(level, room): &Place<'_>| {
-            let freed = without
-                .iter()
-                .filter(|one| level.is_none_or(|it| it.holds(one)));
-            room.saturating_add(sum(freed.map(|one| one.in_use))) < self.need
-        };
-        self.places().filter(lacks).collect()
+    fn lacking(&self, without: &[&Holder]) -> Vec<Level> {
+        let mut places = self.places();
+        places.retain(|place| {
+            let freed = without.iter().filter(|one| place.holds(one));
+            place
+                .room()
+                .saturating_add(sum(freed.map(|one| one.in_use)))
+                < self.need
+        });
+        places
     }
 
     pub fn fits(&self, without: &[&Holder]) -> bool {
@@ -98,94 +111,71 @@ impl Now {
     }
 
     /// Returns the group that keeps the most memory of the GPU free.
-    pub fn keeper(&self) -> Option<&Level> {
+    fn keeper(&self) -> Option<&Level> {
         let keepers = self.levels.iter().filter(|level| level.keep_free.0 > 0);
         keepers.max_by_key(|level| level.keep_free.0)
     }
 
-    /// Returns the smallest of these processes whose memory suffices, or else the fewest of them.
+    /// Returns the smallest of these processes whose memory suffices, or else the fewest of them. A
+    /// process that frees nothing where room is lacking is left out.
     fn enough(&self, may: impl Fn(&Holder) -> bool) -> Option<Vec<&Holder>> {
-        let mut found: Vec<&Holder> = self.holders.iter().filter(|one| may(one)).collect();
-        found.sort_by_key(|holder| std::cmp::Reverse(holder.in_use));
-        if let Some(one) = found.iter().rev().find(|one| self.fits(&[one])) {
-            return Some(vec![one]);
-        }
-        // A process that frees nothing where room is lacking is left out.
         let places = self.lacking(&[]);
-        let frees = |one: &&Holder| {
-            places
-                .iter()
-                .any(|(it, _)| it.is_none_or(|it| it.holds(one)))
-        };
-        found.retain(frees);
-        let count = (2..=found.len()).find(|count| self.fits(&found[..*count]))?;
-        found.truncate(count);
-        Some(found)
+        let frees = |one: &Holder| places.iter().any(|place| place.holds(one));
+        let found = self.holders.iter().filter(|one| may(one) && frees(one));
+        let found: Vec<&Holder> = found.collect();
+        let one = found.iter().rev().map(std::slice::from_ref);
+        let some = (2..=found.len()).map(|count| &found[..count]);
+        one.chain(some)
+            .find(|few| self.fits(few))
+            .map(<[_]>::to_vec)
     }
 
     /// Returns what each place lacks: `lab` lacks 48.0 MiB, GPU 0 lacks 2.0 GiB.
     pub fn shortages(&self) -> String {
-        let lacks = |(place, room): Place<'_>| {
-            format!(
-                "{} lacks {}",
-                self.name(place),
-                gib(self.need.saturating_sub(room))
-            )
+        let lacks = |place: &Level| {
+            let bytes = gib(self.need.saturating_sub(place.room()));
+            format!("{} lacks {bytes}", place.title())
         };
-        self.lacking(&[])
-            .into_iter()
-            .map(lacks)
-            .collect::<Vec<_>>()
-            .join(", ")
-    }
-
-    fn name(&self, place: Option<&Level>) -> String {
-        place.map_or_else(
-            || format!("GPU {}", self.gpu),
-            |level| format!("`{}`", level.name),
-        )
+        let lacks: Vec<String> = self.lacking(&[]).iter().map(lacks).collect();
+        lacks.join(", ")
     }
 
     /// Returns where room is lacking first, for texts.
     fn place(&self) -> String {
-        let places = self.lacking(&[]);
-        self.name(places.first().and_then(|(place, _)| *place))
+        self.lacking(&[])
+            .first()
+            .map_or_else(String::new, Level::title)
     }
 
     /// Returns the least room of a place.
     fn left(&self) -> u64 {
-        self.places()
-            .map(|(_, room)| room)
-            .min()
-            .unwrap_or(u64::MAX)
+        let rooms = self.places().iter().map(Level::room).min();
+        rooms.unwrap_or(u64::MAX)
     }
 
     /// Returns the option for a setting that is for this GPU alone.
     fn device(&self, by_gpu: bool) -> String {
-        match by_gpu {
-            true => format!(" --device {}", self.gpu),
-            false => String::new(),
-        }
+        let option = by_gpu.then(|| format!(" --device {}", self.gpu));
+        option.unwrap_or_default()
     }
 
     /// Returns advice that names processes with what they use.
     fn named(&self, what: &'static str, found: &[&Holder], begin: &str) -> Advice {
         let bytes = sum(found.iter().map(|one| one.in_use));
         let names = match found {
-            [first, rest @ ..] if rest.len() > 2 => {
-                let (count, all) = (rest.len(), gib(bytes));
+            [first, _, _, _, ..] => {
+                let (count, all) = (found.len() - 1, gib(bytes));
                 format!("{first} and {count} others, which use {all} in all")
             }
-            few => few
-                .iter()
-                .map(|one| one.said())
-                .collect::<Vec<_>>()
-                .join(" and "),
+            few => {
+                let names: Vec<String> = few.iter().map(|one| one.said()).collect();
+                names.join(" and ")
+            }
         };
         let text = format!("{begin} {names}; {} lacks room", self.place());
         Advice {
             pids: found.iter().filter_map(|one| one.pid).collect(),
-            ..Advice::new(what, ("in_use", bytes), text)
+            ..Advice::new(what, "in_use", bytes, text)
         }
     }
 }
@@ -193,12 +183,12 @@ impl Now {
 /// Returns what to do, the best first; empty if nothing that the caller can do or wait for makes
 /// room.
 pub fn advice(now: &Now) -> Vec<Advice> {
-    let lacks = now.host.iter().flatten();
-    let host = |text: &String| Advice::new("host", ("needed", now.need), text.clone());
-    match (now.fits(&[]), lacks.map(host).collect::<Vec<_>>()) {
-        (true, lacks) if lacks.is_empty() => vec![again(now)],
-        (true, lacks) => lacks,
-        (false, _) => {
+    let host = |text: &String| Advice::new("host", "needed", now.need, text.clone());
+    let host: Vec<Advice> = now.host.iter().flatten().map(host).collect();
+    match now.fits(&[]) {
+        true if host.is_empty() => vec![again(now)],
+        true => host,
+        false => {
             let all = [expand, raise, lower, suspend, end, wait, smaller];
             all.iter().filter_map(|advice| advice(now)).collect()
         }
@@ -212,7 +202,7 @@ fn again(now: &Now) -> Advice {
     };
     let (need, left) = (gib(now.need), now.left());
     let text = format!("{what}: {need} is needed, and {} is left now", gib(left));
-    Advice::new("again", ("left", left), text)
+    Advice::new("again", "left", left, text)
 }
 
 /// PyTorch has enough memory, in blocks that are too small.
@@ -224,68 +214,49 @@ fn expand(now: &Now) -> Option<Advice> {
          {largest}"
     );
     let command = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True COMMAND";
-    Some(Advice::new("expand", ("unused", note.unused()), text).by(command.into()))
+    Some(Advice::new("expand", "unused", note.unused(), text).by(command.into()))
 }
 
 fn raise(now: &Now) -> Option<Advice> {
-    let [(Some(level), _)] = now.lacking(&[])[..] else {
+    let [level] = &now.lacking(&[])[..] else {
         return None;
     };
-    let Level {
-        name, max, left, ..
-    } = level;
-    let (max, left) = ((*max)?, (*left)?);
+    let (name, max, left) = (&level.name, level.max?, level.left?);
     let lacking = now.need.saturating_sub(left);
     let size = above(max.checked_add(lacking)?);
     let set = format!("--max {size}{}", now.device(level.by_gpu));
-    let (lacking, of) = (gib(lacking), gib(max));
-    let (text, command) = match (level.is_gone, name.rsplit_once('/')) {
-        (true, above) => {
-            let run = match above {
-                Some((above, _)) => format!("gpulimit run --group {above}"),
-                None => format!("{}gpulimit run", now.outside),
-            };
-            let text = format!("start the program with {size}: its limit was {of}, and it lacked");
-            (
-                format!("{text} {lacking}"),
-                format!("{run} {set} -- COMMAND"),
-            )
-        }
-        (false, _) => {
-            let end = if now.has_ended { " to start again" } else { "" };
-            let left = gib(left);
-            let text = format!("raise `{name}` to {size}: {left} of its {of} is left, {lacking}");
-            (
-                format!("{text} too little{end}"),
-                format!("gpulimit set {name} {set}"),
-            )
-        }
+    let (of, left, lacking) = (gib(max), gib(left), gib(lacking));
+    let (text, command) = if level.is_gone {
+        let run = match name.rsplit_once('/') {
+            Some((above, _)) => format!("gpulimit run --group {above}"),
+            None => format!("{}gpulimit run", now.outside),
+        };
+        let why = format!("its limit was {of}, and it lacked {lacking}");
+        let text = format!("start the program with {size}: {why}");
+        (text, format!("{run} {set} -- COMMAND"))
+    } else {
+        let end = if now.has_ended { " to start again" } else { "" };
+        let why = format!("{left} of its {of} is left, {lacking} too little{end}");
+        let text = format!("raise `{name}` to {size}: {why}");
+        (text, format!("gpulimit set {name} {set}"))
     };
-    let advice = Advice::new("raise", ("max", max), text).by(command);
+    let advice = Advice::new("raise", "max", max, text).by(command);
     level.may_set.then_some(advice)
 }
 
 /// Only `keep_free` keeps from the request what the GPU has.
 fn lower(now: &Now) -> Option<Advice> {
-    let [(None, _)] = now.lacking(&[])[..] else {
-        return None;
-    };
     let level = now.keeper().filter(|level| level.may_set)?;
-    let size = match below(now.free?.checked_sub(now.need)?) {
-        0 => "0".to_owned(),
-        bytes => format!("{}M", bytes >> 20),
-    };
+    let rest = now.free?.checked_sub(now.need)?;
     let (name, (keep, by_gpu)) = (&level.name, level.keep_free);
-    let text = format!(
-        "lower keep_free of `{name}` to {size}: it keeps {} of the GPU free, and {} is needed",
-        gib(keep),
-        gib(now.need)
-    );
-    let command = format!(
-        "gpulimit set {name} --keep-free {size}{}",
-        now.device(by_gpu)
-    );
-    Some(Advice::new("lower", ("keep_free", keep), text).by(command))
+    let size = format!("{}M", below(rest) >> 20);
+    let (kept, need) = (gib(keep), gib(now.need));
+    let why = format!("it keeps {kept} of the GPU free, and {need} is needed");
+    let text = format!("lower keep_free of `{name}` to {size}: {why}");
+    let device = now.device(by_gpu);
+    let command = format!("gpulimit set {name} --keep-free {size}{device}");
+    let is_alone = now.lacking(&[]).iter().all(|place| place.is_gpu);
+    is_alone.then(|| Advice::new("lower", "keep_free", keep, text).by(command))
 }
 
 fn suspend(now: &Now) -> Option<Advice> {
@@ -294,16 +265,13 @@ fn suspend(now: &Now) -> Option<Advice> {
     let [one] = found[..] else {
         return None;
     };
-    let pid = one.pid?;
-    let text = format!(
-        "move {one} to the host until `gpulimit resume --pid {pid}`: it uses {} of {}",
-        gib(one.in_use),
-        now.place()
-    );
+    let (pid, bytes) = (one.pid?, one.in_use);
+    let why = format!("it uses {} of {}", gib(bytes), now.place());
+    let text = format!("move {one} to the host until `gpulimit resume --pid {pid}`: {why}");
+    let advice = Advice::new("suspend", "in_use", bytes, text);
     Some(Advice {
         pids: vec![pid],
-        ..Advice::new("suspend", ("in_use", one.in_use), text)
-            .by(format!("gpulimit suspend --pid {pid}"))
+        ..advice.by(format!("gpulimit suspend --pid {pid}"))
     })
 }
 
@@ -319,18 +287,21 @@ fn wait(now: &Now) -> Option<Advice> {
     let some = |all: &Vec<&Holder>| all.len() > 1 && all.iter().any(|one| !one.is_own);
     let found = others.or_else(|| now.enough(|_| true).filter(some))?;
     let mut advice = now.named("wait", &found, "wait for the end of");
-    if let [(Some(level), _), ..] = now.lacking(&[])[..] {
-        if let Some(time) = level.wait.map(rough_span) {
-            advice.text += &format!("; a request waits in `{}` for at most {time}", level.name);
-        }
-        if let Some((count, bytes)) = now.line {
-            let requests = match count {
-                1 => "1 request".to_owned(),
-                _ => format!("{count} requests"),
-            };
-            let waits = if count == 1 { "waits" } else { "wait" };
-            advice.text += &format!("; before you {requests} for {} {waits}", gib(bytes));
-        }
+    let full = now.lacking(&[]);
+    let [full, ..] = &full[..] else {
+        return Some(advice);
+    };
+    if let Some(time) = full.wait.map(rough_span) {
+        advice.text += &format!("; a request waits in `{}` for at most {time}", full.name);
+    }
+    if let Some((count, bytes)) = now.line.filter(|_| !full.is_gpu) {
+        let (s, wait) = if count == 1 {
+            ("", "waits")
+        } else {
+            ("s", "wait")
+        };
+        let bytes = gib(bytes);
+        advice.text += &format!("; before you {count} request{s} for {bytes} {wait}");
     }
     Some(advice)
 }
@@ -344,7 +315,7 @@ fn smaller(now: &Now) -> Option<Advice> {
     if let Some(total) = now.total.filter(|total| *total < now.need) {
         text += &format!("; the GPU has {} in all", gib(total));
     }
-    (bytes > 0).then(|| Advice::new("smaller", ("left", bytes), text))
+    (bytes > 0).then(|| Advice::new("smaller", "left", bytes, text))
 }
 
 /// From this size on, sizes are said in tenths of a GiB.
@@ -384,6 +355,7 @@ mod tests {
             keep_free: (0, false),
             may_set: true,
             wait: None,
+            is_gpu: false,
         }
     }
 

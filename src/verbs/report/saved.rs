@@ -33,7 +33,8 @@ pub fn read(directory: &Path, since: u64) -> Result<Vec<(Subject, Sample)>, Fail
         let wrong = read_file(path, &mut lines).map_err(|error| cannot("read", path)(error))?;
         if wrong > 0 {
             output::note(&format!(
-                "left out {wrong} lines of {} that are not lines of a report",
+                "left out {wrong} line{} of {}: not written by a report",
+                if wrong == 1 { "" } else { "s" },
                 path.display()
             ));
         }

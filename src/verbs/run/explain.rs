@@ -3,15 +3,13 @@
 //! Programs in Python read a file of ours first, which waits until they import torch. It is written
 //! to the caller's own root, since every way to install gpulimit has the controller.
 
+use crate::machine::file;
 use crate::words::environment::env;
-use crate::words::failure::Failure;
-use crate::words::text;
+use crate::words::failure::{Failure, cannot};
 use gpulimit_group::Root;
 use std::ffi::OsString;
-use std::fs::{self, DirBuilder};
+use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
-use std::path::Path;
-use std::{io, process};
 
 /// Runs in each Python as its `sitecustomize`.
 const MODULE: &str = include_str!("../../../python/gpulimit/_explain.py");
@@ -20,29 +18,21 @@ const PATH: &str = "PYTHONPATH";
 /// The variable that names the folder for the notes.
 const NOTES: &str = "GPULIMIT_EXPLAIN";
 
-/// Writes the file, and returns the variables for the command.
+/// Writes the file, which running programs may read meanwhile, and returns the variables for the
+/// command.
 pub fn begin() -> Result<[(&'static str, OsString); 2], Failure> {
     let root = Root::locate(&env)?;
     let folder = root.path().join(".python");
-    write(&folder).map_err(|error| {
-        let shown = text::shown_path(&folder);
-        Failure::new(format_args!("cannot write to {shown}: {error}"))
-    })?;
+    let made = DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&folder);
+    made.map_err(cannot("write to", &folder))?;
+    file::replace(&folder.join("sitecustomize.py"), MODULE.as_bytes(), 0o644)?;
     let mut path = OsString::from(folder);
     if let Some(theirs) = env(PATH).filter(|theirs| !theirs.is_empty()) {
         path.push(":");
         path.push(theirs);
     }
     Ok([(PATH, path), (NOTES, root.path().into())])
-}
-
-/// Writes the file, which running programs may read meanwhile.
-fn write(folder: &Path) -> io::Result<()> {
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(folder)?;
-    let draft = folder.join(format!("draft-{}", process::id()));
-    fs::write(&draft, MODULE)?;
-    fs::rename(draft, folder.join("sitecustomize.py"))
 }
