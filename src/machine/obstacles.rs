@@ -95,11 +95,6 @@ const ENDED: Obstacle = Obstacle::of(
     "the process has ended, or is ending",
     "remove the process from the command line",
 );
-/// The library of the process is of a version that does not know its obstacles.
-const OLD_LIBRARY: Obstacle = Obstacle::of(
-    "the process has a library that does not know suspensions",
-    "start the program again",
-);
 /// The ledger of the process's group cannot be read, which has the process's own obstacles.
 pub const UNREAD_LEDGER: Obstacle = Obstacle::of(
     "the ledger of the process's group cannot be read",
@@ -152,7 +147,7 @@ pub fn all(gpus: &nvml::Driver, processes: &[(u32, u64)]) -> Vec<Found> {
 }
 
 /// Returns the obstacles that the library of a living process has written into the ledger of the
-/// process's own group; `None` is the word of a library that writes none.
+/// process's own group; `None` if the process is not in the ledger any more.
 pub fn of_word(word: Option<u64>) -> Vec<Obstacle> {
     let own = |(text, lasts)| {
         let remedy = match lasts {
@@ -161,10 +156,7 @@ pub fn of_word(word: Option<u64>) -> Vec<Obstacle> {
         };
         Obstacle::new(format!("the process {text}"), remedy)
     };
-    word.map_or_else(
-        || vec![OLD_LIBRARY],
-        |word| Inner::told(word).map(own).collect(),
-    )
+    word.into_iter().flat_map(Inner::told).map(own).collect()
 }
 
 /// Returns the obstacles for every process of this machine.

@@ -753,7 +753,7 @@ impl World for Machine<'_> {
         let subject = &self.subjects[process];
         let obstacle = match subject.ledger().obstacles_of(subject.identity()) {
             Some(word) => Obstacle::texts(word).next(),
-            None => Some("has a library that does not know suspensions"),
+            None => Some("is not in the ledger of its group"),
         };
         match obstacle {
             Some(text) if !subject.is_gone() => {
@@ -812,7 +812,7 @@ impl World for Machine<'_> {
         let subject = &self.subjects[process];
         for ledger in &subject.ledgers {
             match ledger.take_back(subject.identity(), &|| true) {
-                Ok(()) | Err(Unmoved::Gone | Unmoved::Unable) => {}
+                Ok(()) | Err(Unmoved::Gone) => {}
                 Err(error) => return Err(refused(subject, &error)),
             }
         }

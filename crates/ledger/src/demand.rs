@@ -10,7 +10,7 @@
 
 use super::atomic::{AtomicU64, Ordering, Word};
 use super::charge::{UNIT, granted};
-use super::layout::{self, PressureWords};
+use super::layout::PressureWords;
 use super::owner::is_dead;
 use super::{Category, DeviceIndex, Ledger, MAX_SLOTS, Slot, os};
 use std::time::Duration;
@@ -148,12 +148,10 @@ impl Ledger {
         for slot in 0..self.high_water() {
             let page = &self.content().slots[slot];
             let registered = page.pressure.registered.load(Ordering::Acquire);
-            let capabilities = page.owner.capabilities.load(Ordering::Relaxed);
             // A member whose own request waits cannot answer: frameworks hold the lock of their
             // allocator meanwhile.
             if registered == 0
                 || page.waiting.ticket.load(Ordering::Acquire) != 0
-                || capabilities & layout::PRESSURE == 0
                 || but.is_some_and(|but| but.index() == slot)
             {
                 continue;
@@ -423,9 +421,6 @@ mod tests {
             [(large_at, UNIT)],
             "a context cannot be given back"
         );
-        let capabilities = &large.page().owner.capabilities;
-        capabilities.store(layout::RECORDS, Ordering::Relaxed);
-        assert_eq!(found(Some(&asker)), [], "an older build has the slot");
     }
 
     #[test]
@@ -444,9 +439,6 @@ mod tests {
         }
         let dead = scratch.dead(&stranger(1), 5, 0);
         let page = &scratch.content().slots[dead];
-        page.owner
-            .capabilities
-            .store(layout::PRESSURE, Ordering::Relaxed);
         page.pressure
             .registered
             .store(dead as u64 + 1, Ordering::Relaxed);

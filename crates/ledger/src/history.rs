@@ -570,8 +570,7 @@ pub(super) struct Left(u32);
 impl UserBill {
     /// The user id of the entry for all users without an entry.
     const OTHERS: u64 = u64::MAX;
-    /// The bit of a user id whose entry holds the uncertain charge over time. Older builds leave
-    /// such entries out.
+    /// The bit of a user id whose entry holds the uncertain charge over time.
     const UNCERTAIN: u64 = 1 << 33;
 
     /// Returns the user id in the first word of an entry, `None` for that of all other users, and

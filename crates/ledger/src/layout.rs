@@ -221,8 +221,7 @@ pub(super) struct Header {
     /// For each device, the time when a process last began to check all owners, in milliseconds
     /// since boot: see `reap::sweep`.
     pub swept_at: [AtomicU64; MAX_DEVICES],
-    /// Number of events of each kind since the group was created, by the number of the kind. Older
-    /// builds count no events.
+    /// Number of events of each kind since the group was created, by the number of the kind.
     pub event_counts: [AtomicU64; EVENT_COUNTS],
     spare_high: [AtomicU64; 32 - EVENT_COUNTS],
     pub ring: Ring,
@@ -261,8 +260,7 @@ pub(super) struct Owner {
     /// A key (`child_key`) for the child group that contains the owner, directly or below. 0 for
     /// owners in the ledger's own group.
     pub child: AtomicU64,
-    /// The additions to this format that the owner takes part in, one bit for each: see
-    /// [`RECORDS`].
+    /// The additions to this format that the owner takes part in, one bit for each. There are none.
     pub capabilities: AtomicU64,
     pub command: [AtomicU64; COMMAND_WORDS],
 }
@@ -296,12 +294,6 @@ pub(super) struct DeviceStats {
     pub room: AtomicU64,
 }
 
-/// The bit of [`Owner::capabilities`] of a process that records its charges in the history.
-pub(super) const RECORDS: u64 = 1;
-/// The bit of [`Owner::capabilities`] of a process that knows that its charge may be suspended, and
-/// has a gate of today's form. Libraries with one of the two bits before had another or none.
-pub(super) const SUSPENDS: u64 = 1 << 4;
-
 /// The request of the slot's owner that is waiting for memory.
 #[repr(C, align(64))]
 pub(super) struct Waiting {
@@ -326,9 +318,6 @@ pub(super) struct Waiting {
     /// Time when the owner last looked at that.
     pub still_seen: AtomicU64,
 }
-
-/// The bit of [`Owner::capabilities`] of a process that can be asked to give back memory in use.
-pub(super) const PRESSURE: u64 = 2;
 
 /// The pressure on the slot's owner: how much memory it is asked to give back. See `demand`. All
 /// words but the first are used in the topmost ledger of the owner's groups.

@@ -650,11 +650,12 @@ impl Candidate<'_> {
         page.owner
             .child
             .store(child.map_or(0, child_key), Ordering::Relaxed);
-        page.owner.capabilities.store(
-            layout::RECORDS | layout::PRESSURE | layout::SUSPENDS,
-            Ordering::Relaxed,
-        );
-        for word in [&page.pressure.registered, &page.obstacles, &page.errand] {
+        for word in [
+            &page.owner.capabilities,
+            &page.pressure.registered,
+            &page.obstacles,
+            &page.errand,
+        ] {
             word.store(0, Ordering::Relaxed);
         }
         page.gate.clear();

@@ -31,7 +31,6 @@
 
 use super::atomic::{AtomicU64, Ordering, fence};
 use super::charge::{self, MOVING, UNIT};
-use super::layout::SUSPENDS;
 use super::level::Level;
 use super::lock::{self, Bytes, Description};
 use super::owner::is_dead;
@@ -46,8 +45,6 @@ use std::time::Duration;
 pub enum Unmoved {
     /// The ledger has no living member with this identity.
     Gone,
-    /// The process has a library that does not know suspensions.
-    Unable,
     /// Another actor works on the process, or another process has locked its slot for long.
     Busy,
     /// Requests of other processes are undecided and may take the room, or the limit was lowered.
@@ -60,7 +57,6 @@ impl fmt::Display for Unmoved {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Gone => "the process has ended",
-            Self::Unable => "the process has a library that does not know suspensions",
             Self::Busy => {
                 "another command suspends or resumes the process, or waits for room to resume it"
             }
@@ -323,16 +319,11 @@ impl Ledger {
             }
             os::sleep(PAUSE);
         }
-        let owner = &self.content().slots[slot].owner;
         // The owner is checked again: the slot may have changed its owner before the lock.
-        let result = if is_dead(&file, slot)
-            || !self.owner(slot).is_some_and(|owner| owner.is_same(process))
-        {
-            Err(Unmoved::Gone)
-        } else if owner.capabilities.load(Ordering::Relaxed) & SUSPENDS == 0 {
-            Err(Unmoved::Unable)
-        } else {
-            Ok(work(slot))
+        let owner = self.owner(slot).filter(|_| !is_dead(&file, slot));
+        let result = match owner {
+            Some(owner) if owner.is_same(process) => Ok(work(slot)),
+            _ => Err(Unmoved::Gone),
         };
         let _ = lock::unlock(&file, Bytes::claim(slot));
         result
@@ -351,8 +342,7 @@ impl Ledger {
     }
 
     /// Returns the bits that say why a living member must not be suspended
-    /// (`gpulimit_base::obstacle`). `None`: there is no such member, or its library does not know
-    /// suspensions and keeps no bits.
+    /// (`gpulimit_base::obstacle`); `None` if there is no such member.
     ///
     /// Look before the driver locks the process's calls, and again afterwards: a call under way may
     /// set a bit. Any member can write any bits for another one. Wrong bits refuse a suspension; if
@@ -360,8 +350,7 @@ impl Ledger {
     /// gives anybody memory.
     pub fn obstacles_of(&self, process: &Identity) -> Option<u64> {
         let page = &self.content().slots[self.slot_of(process)?];
-        let knows = page.owner.capabilities.load(Ordering::Relaxed) & SUSPENDS != 0;
-        knows.then(|| page.obstacles.load(Ordering::SeqCst))
+        Some(page.obstacles.load(Ordering::SeqCst))
     }
 
     /// Returns the suspended bytes of a living member on one device; 0 without such a member.

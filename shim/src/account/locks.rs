@@ -18,7 +18,7 @@
 //! | `Peaks` | the open measurements of peaks | the ledger is read |
 //! | `Launched::{kernels, needs, functions, large}`, in this order | the launched functions and their needs | the driver and the ledger are not called |
 //! | `Obstacles` | the number of each obstacle to a suspension, and the word of them in the ledger | the ledger is changed |
-//! | all others (`Blocks`, `Arrays`, `Handles`, `Managed`, `Libraries`, `Greens`, `Execs`, `Bodies`, `Contexts`, `KernelMemory`, `Variables`, `Lent`, `Pools::destroyed`) | one map | neither the driver nor the ledger is called, and no other lock is taken |
+//! | all others (`Blocks`, `Arrays`, `Handles`, `Captures`, `Managed`, `Libraries`, `Greens`, `Execs`, `Bodies`, `Contexts`, `KernelMemory`, `Variables`, `Lent`, `Pools::destroyed`) | one map | neither the driver nor the ledger is called, and no other lock is taken |
 //!
 //! **While a thread holds a lock, its requests never wait for room in the group and never have
 //! other processes killed**, because a thread that is about to free memory may need the lock. Such

@@ -15,14 +15,11 @@ pub fn begin(call: Call, real: &dyn Real, stream: Stream) -> Status {
     let context = handles::current_origin().context;
     let number = stream::number(call.symbol, stream, context);
     let possible = call.process.expect_obstacle(Obstacle::Capture);
-    let begun = call.process.captures.begin(number, context);
+    let captures = &call.process.captures;
+    captures.begin(number, context);
     let status = real.call();
-    let stays = match status {
-        SUCCESS => begun.is_counted(),
-        // If another thread has removed the capture meanwhile, its obstacle has ended already.
-        _ => !begun.undo(),
-    };
-    if stays {
+    // If another thread has removed the capture meanwhile, its obstacle has ended already.
+    if status == SUCCESS || !captures.undo(number, context) {
         possible.stay();
     }
     status

@@ -34,10 +34,10 @@ pub fn destroy_stream(call: Call, real: &dyn Real, stream: Stream) -> Status {
     let captured = captures.end(stream) as u64;
     let status = destroy(call, real, Kind::Stream, stream);
     if captured > 0 {
-        let stays = status != SUCCESS
-            && captures
-                .begin(stream, current_origin().context)
-                .is_counted();
+        let stays = status != SUCCESS;
+        if stays {
+            captures.begin(stream, current_origin().context);
+        }
         let ended = captured - u64::from(stays);
         call.process.end_obstacle(Obstacle::Capture, ended);
     }

@@ -370,16 +370,11 @@ fn two_actors_exclude_each_other() {
 }
 
 #[test]
-fn only_living_members_that_know_suspensions_are_moved() {
+fn only_living_members_are_moved() {
     let scratch = Scratch::new();
     let (slot, process) = member(&scratch, 1, 60, 0);
     assert_eq!(scratch.move_out(&stranger(9)), Err(Unmoved::Gone));
     assert_eq!(scratch.act_on(&stranger(9)).err(), Some(Unmoved::Gone));
-    let capabilities = &scratch.content().slots[slot.index()].owner.capabilities;
-    let before = capabilities.swap(0, Ordering::Relaxed);
-    assert_eq!(scratch.move_out(&process), Err(Unmoved::Unable));
-    assert_eq!(figures(&scratch, &slot), (60, 0));
-    capabilities.store(before, Ordering::Relaxed);
     let file = scratch.place.open(true).expect("open");
     assert!(lock::try_lock(&file, Bytes::claim(slot.index())).expect("asked"));
     assert_eq!(scratch.move_out(&process), Err(Unmoved::Busy));
@@ -442,7 +437,6 @@ fn forged_suspended_bytes_are_corrected_before_they_are_in_the_word() {
 fn errors_say_what_is_in_the_way() {
     for (error, said) in [
         (Unmoved::Gone, "has ended"),
-        (Unmoved::Unable, "a library that does not know suspensions"),
         (Unmoved::Busy, "another command"),
         (Unmoved::Contended, "no room"),
         (Unmoved::Closed, "cannot be opened"),
@@ -557,11 +551,6 @@ fn others_see_the_obstacles_of_a_living_member() {
     slot.show_obstacles(4);
     assert_eq!(scratch.obstacles_of(&process), Some(4));
     let index = slot.index();
-    // An older library keeps no obstacles.
-    let capabilities = &scratch.content().slots[index].owner.capabilities;
-    let before = capabilities.swap(0, Ordering::Relaxed);
-    assert_eq!(scratch.obstacles_of(&process), None);
-    capabilities.store(before, Ordering::Relaxed);
     drop(slot);
     assert_eq!(scratch.obstacles_of(&process), None);
     // The next owner of the slot begins without obstacles.

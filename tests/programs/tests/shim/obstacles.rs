@@ -463,6 +463,9 @@ fn multicast_objects_and_captures_are_obstacles() {
     follow(&world, &mut program, steps);
     let ahead = "cuStreamBeginCapture_v2";
     fails(&world, &mut program, ahead, "capture s");
+    // The driver captures no default stream.
+    program.expect(&[("capture", "900")]);
+    assert_has(&world, &program, &[]);
     is_ahead(&world, &mut program, ahead, "capture s", capture[0]);
     let steps: &[(&str, &[Obstacle])] = &[
         ("capture s", capture),

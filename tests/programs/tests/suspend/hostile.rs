@@ -19,7 +19,6 @@ const SLOTS: u64 = (16 << 10) + (2 << 20);
 const SLOT: u64 = 8192;
 const PID: u64 = 0;
 const START: u64 = 16;
-const CAPABILITIES: u64 = 56;
 const OBSTACLES: u64 = 840;
 const ERRAND: u64 = 848;
 const GATE: u64 = 856;
@@ -280,9 +279,6 @@ fn forged_obstacles_only_refuse() {
     write(&world, &other, OBSTACLES, u64::MAX);
     run(&world, &["suspend", GROUP]).expect_failure("has opened memory of another process");
     write(&world, &other, OBSTACLES, 0);
-    let known = write(&world, &other, CAPABILITIES, 0);
-    run(&world, &["suspend", GROUP]).expect_failure("has a library that does not know suspensions");
-    write(&world, &other, CAPABILITIES, known);
     for program in [&mut program, &mut other] {
         goes_on(program);
     }

@@ -34,7 +34,7 @@ pub fn run(driver: &Driver, scope: &mut Scope, words: &Words<'_>) -> Answer<Opti
             plain(driver.get("cuEventElapsedTime", &events).0)
         }
         "capture" => {
-            let stream = scope.stream(Some(words.at(1)?))?;
+            let stream = scope.stream(words.get(1))?;
             plain(driver.call("cuStreamBeginCapture_v2", &[stream, 0]))
         }
         "capture-v1" => {
