@@ -34,6 +34,7 @@ pub mod peaks;
 pub mod pools;
 pub mod registration;
 pub mod request;
+pub mod reserve;
 mod rounding;
 #[cfg(test)]
 mod scratch;

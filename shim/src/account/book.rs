@@ -39,8 +39,7 @@ pub struct Book {
     idle: AtomicI64,
     /// The number of changes of the field `idle` so far.
     idle_changes: AtomicU64,
-    /// Idle bytes (charged, not in use) that are kept for pools, for launches of graphs and for
-    /// contexts.
+    /// Idle bytes (charged, not in use) that the reserves of the GPU need.
     headroom: AtomicI64,
     /// What is charged in advance for the growth of pools.
     pub pools: Headroom,
@@ -120,7 +119,7 @@ impl Book {
 
     /// Returns the idle bytes (charged, not in use) that are kept for a fixed purpose.
     fn stays_idle(&self) -> u64 {
-        RESERVE + u64::try_from(self.headroom.load(Ordering::Relaxed)).unwrap_or(0)
+        u64::try_from(self.headroom.load(Ordering::Relaxed)).unwrap_or(0)
     }
 
     /// Returns the smallest limit of the group and its ancestors, in bytes, and the bytes in use in

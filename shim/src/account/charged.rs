@@ -56,10 +56,10 @@ fn give_back(device: &Device, bytes: u64, is_idle: bool) {
     match (std::thread::panicking(), is_idle) {
         // After a panic it is unknown whether the driver was called. So the bytes stay charged
         // until `Process::recover` measures.
-        (true, true) => device.driver_part.keep(bytes),
+        (true, true) => device.driver_part.keep(&device.book, bytes),
         (true, false) => {
             device.book.add_idle(bytes);
-            device.driver_part.keep(bytes);
+            device.driver_part.keep(&device.book, bytes);
         }
         (false, true) => device.book.uncharge_idle(bytes),
         (false, false) => device.book.uncharge(bytes),

@@ -26,32 +26,112 @@ pub mod bodies;
 pub mod execs;
 pub mod nodes;
 mod state;
-mod under_way;
 
 use std::time::Instant;
 
 use gpulimit_ledger::Category;
-use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::book::Book;
+use super::reserve::{Changes, Promise, Reserve};
 use crate::abi::GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT;
 use crate::driver::capture::relaxed;
 use crate::driver::{answer, cuda, inside};
 use execs::Need;
-use state::State;
-pub use state::{Hope, Identity, Launch};
-use under_way::Paying;
-pub use under_way::UnderWay;
+pub use state::{Hope, Identity};
+use state::{Launch, Launches};
 
 /// Graph memory grows in multiples of this many bytes (measured).
 pub const STEP: u64 = 32 << 20;
 
 /// The graph memory of one device.
 #[derive(Default)]
-pub struct GraphMemory {
-    state: Mutex<State>,
-    /// Notified when a launch under way has ended.
-    settled: Condvar,
+pub struct GraphMemory(Reserve<Launches>);
+
+/// A graph launch under way, until the driver's launch function has returned.
+pub struct UnderWay<'a> {
+    memory: &'a GraphMemory,
+    launch: Launch<'a>,
+    promise: Promise<'a, Launches>,
+}
+
+impl UnderWay<'_> {
+    /// Returns the most bytes of graph memory that the launch takes.
+    pub fn bytes(&self) -> u64 {
+        self.launch.bytes
+    }
+
+    /// Promises the bytes that the launch may take: first unused graph memory, then bytes that
+    /// `charge` charges. Waits for other launches until `until`.
+    pub fn pay<E>(
+        &mut self,
+        until: Option<Instant>,
+        charge: &dyn Fn(u64) -> Result<(), E>,
+    ) -> Result<(), E> {
+        if self.launch.backed {
+            return Ok(());
+        }
+        let mut state = self.promise.change();
+        state.approach(&mut self.launch);
+        if let Some(until) = until {
+            while state.may_gain(&self.launch) && state.wait(until) {}
+        }
+        drop(state);
+        self.pay_now(charge)
+    }
+
+    /// Trims the device's graph memory, and then works like [`UnderWay::pay`] without waiting.
+    pub fn pay_by_trim<E>(&mut self, charge: &dyn Fn(u64) -> Result<(), E>) -> Result<(), E> {
+        relaxed(|| cuda::cuDeviceGraphMemTrim(self.promise.book.ordinal));
+        let mut state = self.promise.change();
+        look(&mut state);
+        state.begin_anew(&mut self.launch);
+        drop(state);
+        self.pay_now(charge)
+    }
+
+    fn pay_now<E>(&mut self, charge: &dyn Fn(u64) -> Result<(), E>) -> Result<(), E> {
+        let due = self.promise.change().due(&self.launch);
+        let paid = self.promise.raise(due, charge);
+        let mut state = self.promise.change();
+        match paid {
+            Ok(()) => state.paid(&mut self.launch, self.promise.bytes),
+            Err(_) => self.promise.end(&mut state),
+        }
+        paid
+    }
+
+    /// Returns the event for which the launch can wait after a refusal. `waited`: the launch has
+    /// waited for its own stream.
+    pub fn hope(&self, waited: bool) -> Option<Hope> {
+        self.memory.0.read().hope(&self.launch, waited)
+    }
+
+    /// Ends the launch: reads how much graph memory the driver has reserved now. `succeeded`: the
+    /// driver's launch function has succeeded. After a failed launch, trims the memory that the
+    /// launch may have kept.
+    pub fn settle(mut self, succeeded: bool) {
+        let mut state = self.promise.change();
+        self.promise.end(&mut state);
+        state.end(&self.launch);
+        look(&mut state);
+        let left = state.conclude(&self.launch, succeeded);
+        state.give_back();
+        drop(state);
+        if left {
+            self.memory.trim(self.promise.book);
+        }
+        std::mem::forget(self);
+    }
+}
+
+/// Only a panic drops this guard without `settle`. The bytes stay charged until `Process::recover`
+/// reads the reserved bytes.
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        let mut state = self.promise.change();
+        state.end(&self.launch);
+        state.conclude(&self.launch, false);
+    }
 }
 
 impl GraphMemory {
@@ -64,94 +144,11 @@ impl GraphMemory {
         keeps: bool,
         stream: Option<Identity>,
     ) -> UnderWay<'a> {
-        let launch = self.state.lock().begin(need, keeps, stream);
         UnderWay {
             memory: self,
-            book,
-            launch,
+            launch: self.0.change(book).begin(need, keeps, stream),
+            promise: Promise::lent(&self.0, book, 0),
         }
-    }
-
-    /// Promises the bytes that `launch` may take: first unused graph memory, then bytes that
-    /// `charge` charges. Waits for other launches until `until`.
-    pub fn pay<E>(
-        &self,
-        book: &Book,
-        launch: &mut Launch<'_>,
-        until: Option<Instant>,
-        charge: impl FnOnce(u64) -> Result<(), E>,
-    ) -> Result<(), E> {
-        if launch.backed {
-            return Ok(());
-        }
-        let mut state = self.state.lock();
-        state.approach(launch);
-        if let Some(until) = until {
-            while state.may_gain(launch) {
-                if self.settled.wait_until(&mut state, until).timed_out() {
-                    break;
-                }
-            }
-        }
-        self.pay_now(book, state, launch, charge)
-    }
-
-    /// Trims the device's graph memory, and then works like [`GraphMemory::pay`] without waiting.
-    pub fn pay_by_trim<E>(
-        &self,
-        book: &Book,
-        launch: &mut Launch<'_>,
-        charge: impl FnOnce(u64) -> Result<(), E>,
-    ) -> Result<(), E> {
-        relaxed(|| cuda::cuDeviceGraphMemTrim(book.ordinal));
-        let mut state = self.state.lock();
-        self.look(book, &mut state);
-        state.begin_anew(launch);
-        self.pay_now(book, state, launch, charge)
-    }
-
-    fn pay_now<E>(
-        &self,
-        book: &Book,
-        mut state: MutexGuard<'_, State>,
-        launch: &mut Launch<'_>,
-        charge: impl FnOnce(u64) -> Result<(), E>,
-    ) -> Result<(), E> {
-        let payment = state.lend(launch);
-        drop(state);
-        let mut paying = Paying {
-            memory: self,
-            book,
-            launch,
-            payment: &payment,
-            charged: false,
-        };
-        // `charge` can wait for room in the group. So no lock is held during the call.
-        let charged = payment.complete(charge);
-        paying.charged = charged.is_ok();
-        charged
-    }
-
-    /// Ends a launch: reads the reserved graph memory. After a failed launch, trims the memory that
-    /// the launch may have kept.
-    fn settle(&self, book: &Book, launch: &Launch<'_>, succeeded: bool) {
-        let mut state = self.state.lock();
-        state.end(launch);
-        book.adjust_headroom((launch.paid as i64).wrapping_neg());
-        self.look(book, &mut state);
-        let left = state.conclude(launch, succeeded);
-        self.give_back(book, &mut state);
-        self.settled.notify_all();
-        drop(state);
-        if left {
-            self.trim(book);
-        }
-    }
-
-    /// Returns the event for which a refused launch can wait. `waited`: the launch has waited for
-    /// its own stream.
-    pub fn hope(&self, launch: &Launch<'_>, waited: bool) -> Option<Hope> {
-        self.state.lock().hope(launch, waited)
     }
 
     /// Reads how much graph memory the driver has reserved. Call outside of a launch.
@@ -159,9 +156,9 @@ impl GraphMemory {
         if inside::is_closed() {
             return;
         }
-        let mut state = self.state.lock();
-        self.look(book, &mut state);
-        self.give_back(book, &mut state);
+        let mut state = self.0.change(book);
+        look(&mut state);
+        state.give_back();
     }
 
     /// Lets the driver free the graph memory that no graph uses.
@@ -172,14 +169,14 @@ impl GraphMemory {
 
     /// Records that the driver was asked to free the graph memory that no graph uses.
     pub fn trimmed(&self, book: &Book) {
-        self.state.lock().trimmed();
+        self.0.own(Launches::trimmed);
         self.refresh(book);
     }
 
     /// Uncharges graph memory that no launch needs. `trim`: the driver first frees unused graph
     /// memory. Returns true if bytes were uncharged.
     pub fn reclaim(&self, book: &Book, trim: bool) -> bool {
-        let before = self.state.lock().held();
+        let before = self.0.read().held;
         if before == 0 {
             return false;
         }
@@ -188,49 +185,34 @@ impl GraphMemory {
         } else {
             self.refresh(book);
         }
-        self.state.lock().held() < before
+        self.0.read().held < before
     }
 
     /// Records that the device's last context was destroyed, which frees all graph memory.
     pub fn clear(&self, book: &Book) {
-        let mut state = self.state.lock();
+        let mut state = self.0.change(book);
         let gone = state.clear();
-        book.remove(Category::Graphs, gone.reserved());
-        book.add_idle(gone.reserved());
-        book.uncharge_idle(gone.held());
+        book.remove(Category::Graphs, gone.used);
+        drop(state);
+        book.uncharge_idle(gone.held);
     }
+}
 
-    fn look(&self, book: &Book, state: &mut State) {
-        // The lock keeps readings in order. No deadlock: the query takes no lock that the driver
-        // holds while it calls gpulimit.
-        let which = GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT;
-        let ask = |bytes| cuda::cuDeviceGetGraphMemAttribute(book.ordinal, which, bytes);
-        let before = state.reserved();
-        // The query fails in a context with a sticky error. Such a context keeps its graph memory,
-        // so the previous figure holds.
-        let reserved = inside::closed(|| relaxed(|| answer(ask))).unwrap_or(before);
-        if reserved == before {
-            return;
-        }
-        let beyond = state.see(reserved);
-        if let Some(shrunk) = before.checked_sub(reserved) {
-            book.remove(Category::Graphs, shrunk);
-            book.add_idle(shrunk);
-            return;
-        }
-        let grown = reserved - before;
-        book.add(Category::Graphs, grown);
-        book.remove_idle(grown);
-        if beyond > 0 {
-            // The driver has taken more graph memory than was charged in advance. No driver was
-            // ever observed to do so.
-            book.charge_over(beyond);
-            book.add_idle(beyond);
-        }
-        book.note_usage();
+fn look(state: &mut Changes<'_, Launches>) {
+    // The lock keeps readings in order. No deadlock: the query takes no lock that the driver holds
+    // while it calls gpulimit.
+    let (book, which) = (state.book, GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT);
+    let ask = |bytes| cuda::cuDeviceGetGraphMemAttribute(book.ordinal, which, bytes);
+    let before = state.used;
+    // The query fails in a context with a sticky error. Such a context keeps its graph memory, so
+    // the previous figure holds.
+    let used = inside::closed(|| relaxed(|| answer(ask))).unwrap_or(before);
+    if used == before {
+        return;
     }
-
-    fn give_back(&self, book: &Book, state: &mut State) {
-        book.uncharge_idle(state.release());
-    }
+    // No driver was ever observed to take more graph memory than was charged in advance.
+    let beyond = state.see(used);
+    state.cover(beyond);
+    book.add(Category::Graphs, used.saturating_sub(before));
+    book.remove(Category::Graphs, before.saturating_sub(used));
 }

@@ -11,9 +11,8 @@
 //! | `Contexts::making` | making a context, so that two threads that retain the same context make it once | the driver is called |
 //! | `ContextMemory::alone` | the memory that a context sets aside for kernels: a change holds the lock exclusively, and launches that rely on this memory share it; a thread holds several of these locks only while it holds `on_many` | the driver is called |
 //! | `Pools::by_handle`, `Pools::unused`, in this order | the lists of pools | the driver and the ledger are not called: a thread copies the list first |
-//! | `GraphMemory::state`, `Pool::state` | figures of a pool | the driver is asked for the pool's reserved bytes (so that readings are recorded in order) or told to trim the pool; the ledger is changed |
-//! | `Book::pools` | what is charged in advance for the growth of pools | neither the driver nor the ledger is called |
-//! | `DriverPart::state` | figures of the driver's own memory | the ledger is changed |
+//! | `GraphMemory`, `Pool::state` | figures of a pool | the driver is asked for the pool's reserved bytes (so that readings are recorded in order) or told to trim the pool; the ledger is changed |
+//! | `Book::pools`, `DriverPart` | the reserves of pools and of the driver's own memory | the ledger is changed |
 //! | `Vmm::state`, `Openings::open` | memory that processes share | the ledger is changed |
 //! | `Peaks` | the open measurements of peaks | the ledger is read |
 //! | `Launched::{kernels, needs, functions, large}`, in this order | the launched functions and their needs | the driver and the ledger are not called |
@@ -29,7 +28,7 @@
 //! **A nested call** (`driver/inside.rs`), which the program makes inside of one of the driver's
 //! that this table allows under a lock, takes none of the locks from `on_many` to `alone`. What two
 //! calls then take in the same moment is charged for both, and corrected by a measurement. While
-//! the outer call holds `joining`, `GraphMemory::state` or `Pool::state`, the thread is marked as
+//! the outer call holds `joining`, `GraphMemory` or `Pool::state`, the thread is marked as
 //! *closed*: nested calls measure nothing, and only those that need no such lock are handled
 //! (`hook.rs`).
 //!

@@ -31,6 +31,7 @@ use gpulimit_ledger::Category;
 use parking_lot::{Mutex, RwLock};
 
 use super::book::Book;
+use super::reserve;
 use super::rounding::round_up;
 use crate::abi::{
     Device as Ordinal, DevicePtr, MEMPOOL_ATTR_RESERVED_MEM_CURRENT, MEMPOOL_ATTR_USED_MEM_CURRENT,
@@ -40,7 +41,7 @@ use crate::account::maps::{Map, Set};
 use crate::clock::monotonic_ms;
 use crate::driver::capture::relaxed;
 use crate::driver::{answer, cuda, inside};
-use headroom::Headroom;
+use headroom::Calls;
 use lent::Lent;
 use promise::Promise;
 use steps::Steps;
@@ -142,14 +143,18 @@ impl State {
     /// `headroom`, but not less than `least`. Returns the bytes that are promised.
     #[cold]
     #[inline(never)]
-    fn take(&mut self, headroom: &Headroom, bytes: u64, least: u64) -> Option<u64> {
-        let mut headroom = headroom.lock();
+    fn take(
+        &mut self,
+        headroom: &mut reserve::State<Calls>,
+        bytes: u64,
+        least: u64,
+    ) -> Option<u64> {
         let missing = bytes.saturating_sub(self.idle());
         if headroom.idle() + bytes - missing < least {
             return None;
         }
-        self.lent += headroom.lend(missing);
-        headroom.begin(monotonic_ms);
+        self.lent += headroom.promise(missing);
+        headroom.own.begin(monotonic_ms);
         self.takers += 1;
         let paid = self.idle().min(bytes);
         self.begin(paid, bytes);
@@ -164,9 +169,10 @@ impl State {
     /// Ends the calls that have taken headroom, once no call is under way.
     #[cold]
     #[inline(never)]
-    fn end_takers(&mut self, headroom: &Headroom) {
+    fn end_takers(&mut self, book: &Book) {
         if self.promised == 0 {
-            headroom.lock().end(std::mem::take(&mut self.takers));
+            let mut headroom = book.pools.change(book);
+            headroom.own.end(std::mem::take(&mut self.takers));
         }
     }
 }
@@ -286,7 +292,8 @@ impl Pool {
             state.begin(bytes, bytes);
             return true;
         }
-        state.take(&book.pools, bytes, bytes).is_some()
+        let headroom = &mut book.pools.change(book);
+        state.take(headroom, bytes, bytes).is_some()
     }
 
     /// Lets a managed pool grow by `bytes` out of its charge for returned memory. Returns false if
@@ -325,7 +332,8 @@ impl Pool {
             let mut state = self.state.lock();
             self.look_for(book, &mut state, bytes);
             state.lent += ahead;
-            state.take(&book.pools, bytes, 0).unwrap_or(0)
+            let headroom = &mut book.pools.change(book);
+            state.take(headroom, bytes, 0).unwrap_or(0)
         };
         let promise = Promise::partly(self, book, paid, bytes);
         let rest = bytes - paid;
@@ -339,7 +347,7 @@ impl Pool {
 
     /// Promises `bytes` to a call for which they were charged.
     fn charged(&self, book: &Book, state: &mut State, bytes: u64) {
-        book.pools.lock().charge(bytes);
+        book.pools.change(book).charge(bytes);
         state.lent += bytes;
         state.promised += bytes;
     }
@@ -362,7 +370,7 @@ impl Pool {
         let mut state = self.state.lock();
         state.end(bytes, bytes);
         if state.takers > 0 {
-            state.end_takers(&book.pools);
+            state.end_takers(book);
         }
         if let Some(range) = &range
             && !self.managed
@@ -390,11 +398,9 @@ impl Pool {
         if let Some(range) = range.as_ref().filter(|_| !self.managed) {
             state.steps.learn(range);
         }
-        let mut headroom = book.pools.lock();
+        let mut headroom = book.pools.change(book);
         let whole = headroom.short() == 0;
-        headroom.growing += u32::from(!whole);
-        drop(headroom);
-        book.pools.notify();
+        headroom.own.growing += u32::from(!whole);
         whole
     }
 
@@ -406,18 +412,17 @@ impl Pool {
         if !std::thread::panicking() {
             self.give_back(book, &mut state);
         }
-        state.end_takers(&book.pools);
-        book.pools.notify();
+        state.end_takers(book);
     }
 
     /// Charges a new headroom with `charge`. After a refusal, trims the pool and tries again.
     /// Returns false after two refusals.
     pub fn restore_headroom<E>(&self, book: &Book, charge: impl Fn(u64) -> Result<(), E>) -> bool {
         let restore = || {
-            let short = book.pools.lock().short();
+            let short = book.pools.change(book).short();
             let charged = short == 0 || charge(short).is_ok();
             if charged {
-                book.pools.lock().held += short;
+                book.pools.change(book).held += short;
             }
             charged
         };
@@ -464,11 +469,7 @@ impl Pool {
         if reserved != before || current != state.current() {
             self.record(book, state, reserved, current);
         }
-        let uncharged = self.give_back(book, state);
-        if reserved > before {
-            book.note_usage();
-        }
-        uncharged
+        self.give_back(book, state)
     }
 
     /// Records the pool's figures. Headroom pays for growth, first what the pool has of it.
@@ -476,25 +477,20 @@ impl Pool {
         let before = state.reserved;
         let grown = reserved.saturating_sub(before);
         let shrunk = before.saturating_sub(reserved);
-        let mut headroom = book.pools.lock();
-        state.lent += headroom.lend(grown.saturating_sub(state.lent));
+        let mut headroom = book.pools.change(book);
+        state.lent += headroom.promise(grown.saturating_sub(state.lent));
         let paid = state.lent.min(grown);
-        headroom.spend(paid);
-        headroom.held += shrunk;
-        book.adjust_headroom(headroom.reserve(state.current(), current));
-        drop(headroom);
-        state.lent -= paid;
-        (state.reserved, state.kept) = (reserved, reserved - current);
+        headroom.release(paid);
+        headroom.used = (headroom.used + reserved).saturating_sub(before);
+        headroom.reserve(state.current(), current);
+        // The pool may have grown by more bytes than were charged in advance. This was observed
+        // only with managed pools.
+        state.overrun |= grown > paid;
+        headroom.cover(grown - paid);
         book.add(self.category(), grown);
         book.remove(self.category(), shrunk);
-        book.adjust_idle(before.wrapping_sub(reserved) as i64);
-        if grown > paid {
-            // The pool has grown by more bytes than were charged in advance. This was observed
-            // only with managed pools.
-            state.overrun = true;
-            book.charge_over(grown - paid);
-            book.add_idle(grown - paid);
-        }
+        state.lent -= paid;
+        (state.reserved, state.kept) = (reserved, reserved - current);
     }
 
     /// Gives headroom back that no call under way uses, unless growth may be unread. Uncharges what
@@ -505,13 +501,9 @@ impl Pool {
             _ => 0,
         };
         state.lent -= idle;
-        let excess = {
-            let mut headroom = book.pools.lock();
-            headroom.take_back(idle);
-            headroom.take_excess(false, monotonic_ms)
-        };
-        book.uncharge_idle(excess);
-        excess
+        let mut headroom = book.pools.change(book);
+        headroom.release(idle);
+        headroom.give_back_steps(false, monotonic_ms)
     }
 
     /// Records that the pool was destroyed. Returns the bytes that stay charged until the caller
@@ -524,13 +516,13 @@ impl Pool {
             ..State::default()
         };
         let state = std::mem::replace(&mut *state, retired);
-        let mut headroom = book.pools.lock();
-        headroom.take_back(state.lent);
-        headroom.end(state.takers);
-        book.adjust_headroom(headroom.reserve(state.current(), 0));
-        drop(headroom);
+        let mut headroom = book.pools.change(book);
+        headroom.release(state.lent);
+        headroom.own.end(state.takers);
+        headroom.reserve(state.current(), 0);
+        headroom.used = headroom.used.saturating_sub(state.reserved);
+        headroom.held = headroom.held.saturating_sub(state.reserved);
         book.remove(self.category(), state.reserved);
-        book.add_idle(state.reserved);
         state.reserved
     }
 
@@ -787,16 +779,14 @@ impl Pools {
     /// the number of bytes lent to the caller.
     pub fn await_headroom(&self, book: &Book, bytes: u64, until: Instant) -> u64 {
         let look = || self.refresh_on(book);
-        book.pools.await_some(bytes, until, look)
+        book.pools.await_some(book, bytes, until, look)
     }
 }
 
 /// Uncharges headroom that the device does not need. `full`: the group is full. Returns the number
 /// of bytes uncharged.
 pub fn uncharge_excess(book: &Book, full: bool) -> u64 {
-    let excess = book.pools.lock().take_excess(full, monotonic_ms);
-    book.uncharge_idle(excess);
-    excess
+    (book.pools.change(book)).give_back_steps(full, monotonic_ms)
 }
 
 /// The current pool of a device, from which `cuMemAllocAsync` takes memory. Null until the driver
@@ -906,20 +896,19 @@ mod tests {
 
     #[test]
     fn a_call_takes_what_the_pool_lacks_or_nothing() {
-        let (mut state, headroom) = (state(1, 1), Headroom::default());
-        headroom.lock().charge(STEP);
-        headroom.lock().held += 2 * STEP;
+        let mut state = state(1, 1);
+        let headroom = &mut reserve::State::<Calls>::default();
+        headroom.charge(STEP);
+        headroom.held += 2 * STEP;
         let (steps, all) = (4 * STEP, 3 * STEP);
-        assert_eq!(state.take(&headroom, steps, steps), None);
+        assert_eq!(state.take(headroom, steps, steps), None);
         assert_eq!((state.promised, state.large), (0, 0));
-        assert_eq!(state.take(&headroom, all, all), Some(all));
+        assert_eq!(state.take(headroom, all, all), Some(all));
         assert_eq!((state.lent, state.idle(), state.large), (all, 0, 1));
-        assert_eq!(headroom.lock().idle(), 0);
-        assert_eq!(state.take(&headroom, STEP, 0), Some(0));
+        assert_eq!(headroom.idle(), 0);
+        assert_eq!(state.take(headroom, STEP, 0), Some(0));
         state.end(all, all);
         assert_eq!((state.idle(), state.large, state.takers), (all, 0, 2));
-        state.end_takers(&headroom);
-        assert_eq!(state.takers, 0);
     }
 
     #[test]

@@ -219,7 +219,7 @@ impl Making {
         if missing > 0 {
             let request = Request::insisting(self.call.symbol, missing);
             self.device.charge_ahead(request)?.spend();
-            part.keep(missing);
+            part.keep(&self.device.book, missing);
         }
         Ok(())
     }
@@ -314,7 +314,7 @@ fn end(call: Call, kind: Kind, array: Array, real: &dyn Real) -> Status {
             } else if matches!(entry.memory, Memory::Estimated(_)) && !device.is_unlisted() {
                 // Only a measurement tells what the driver has freed.
                 device.book.add_idle(bytes);
-                device.driver_part.keep(bytes);
+                device.driver_part.keep(&device.book, bytes);
                 device.measure();
                 return status;
             } else {

@@ -14,7 +14,7 @@ use crate::account::contexts::current_context;
 use crate::account::device::Device;
 use crate::account::graphs::execs::{Exec, Need};
 use crate::account::graphs::nodes::Nodes;
-use crate::account::graphs::{Hope, Launch};
+use crate::account::graphs::{Hope, UnderWay};
 use crate::account::handles::Kind;
 use crate::account::pools::patience;
 use crate::account::request::Request;
@@ -197,14 +197,13 @@ fn with_memory(call: Call, exec: &Exec, needs: &[Need], stream: Stream, real: &d
     let next = || with_memory(call, exec, others, stream, real);
     attempt(&next, || {
         let device = call.process.device(need.device)?;
-        let (memory, book) = (&device.graphs, &device.book);
         let stream_of = identity(call.symbol, stream);
-        let mut under_way = memory.begin(book, need, exec.keeps, stream_of);
-        let launch = &mut under_way.launch;
+        let memory = &device.graphs;
+        let mut under_way = memory.begin(&device.book, need, exec.keeps, stream_of);
         let quietly = |rest| pay_ahead(device, Request::reclaiming(rest));
-        let paid = memory
-            .pay(book, launch, None, quietly)
-            .or_else(|_| pay(call, device, launch, stream));
+        let paid = under_way
+            .pay(None, &quietly)
+            .or_else(|_| pay(call, device, &mut under_way, stream));
         fault::point("graph");
         let status = paid.map(|()| next());
         under_way.settle(status == Ok(SUCCESS));
@@ -223,30 +222,29 @@ fn pay_ahead(device: &Device, request: Request<'_>) -> Result<(), Refused> {
 fn pay(
     call: Call,
     device: &'static Device,
-    launch: &mut Launch<'_>,
+    under_way: &mut UnderWay<'_>,
     stream: Stream,
 ) -> Result<(), Refused> {
     if capturing(call.symbol, stream) {
         // The graph launch is captured: it becomes a node of another graph and takes no memory now.
         return Ok(());
     }
-    let (memory, book) = (&device.graphs, &device.book);
     let until = Instant::now() + patience();
     let mut waited = false;
     loop {
         let quietly = |rest| pay_ahead(device, Request::reclaiming(rest));
-        if memory.pay(book, launch, Some(until), quietly).is_ok() {
+        if under_way.pay(Some(until), &quietly).is_ok() {
             return Ok(());
         }
         // Trims unused memory of graphs first, and then reclaims other unused memory.
         let quietly = |rest| pay_ahead(device, Request::trimming(rest));
-        if memory.pay_by_trim(book, launch, quietly).is_ok() {
+        if under_way.pay_by_trim(&quietly).is_ok() {
             return Ok(());
         }
         if Instant::now() >= until {
             break;
         }
-        match memory.hope(launch, waited) {
+        match under_way.hope(waited) {
             Some(Hope::Others) => {}
             Some(Hope::OwnWork) => {
                 await_work(call.symbol, stream, until);
@@ -255,8 +253,8 @@ fn pay(
             None => break,
         }
     }
-    let asked = launch.bytes;
-    memory.pay(book, launch, None, |rest| {
+    let asked = under_way.bytes();
+    under_way.pay(None, &|rest| {
         let request = Request::insisting(call.symbol, rest).of(asked);
         pay_ahead(device, request)
     })

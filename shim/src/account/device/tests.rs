@@ -133,7 +133,7 @@ fn requests_under_way_are_not_free() {
                 let Some(free) = device.book.settled_free() else {
                     continue;
                 };
-                assert_eq!(free, 46 * MIB);
+                assert_eq!(free, 50 * MIB);
                 looks.fetch_add(1, Ordering::Relaxed);
             }
         });
@@ -574,7 +574,7 @@ fn prepaid_bytes_go_back_by_themselves() {
     assert_eq!(charged(device), (0, 0));
     panics(|| {
         let mut paid = Prepaid::none(device);
-        let _ = paid.raise_by(30 * MIB, &|_| panic!("a test"));
+        let _ = paid.promise.raise::<()>(30 * MIB, &|_| panic!("a test"));
     });
     assert!(
         !device.driver_part.await_others(Instant::now()),
@@ -674,9 +674,10 @@ fn bytes_charged_for_a_call_are_promised_at_once() {
             let mut paid = Prepaid::none(device);
             let charge = |missing| {
                 charges.set(charges.get() + 1);
-                device.charge_ahead(Request::reclaiming(missing))
+                let charged = device.charge_ahead(Request::reclaiming(missing));
+                charged.map(Charged::spend)
             };
-            paid.raise_by(8 * MIB, &charge).expect("room");
+            paid.promise.raise(8 * MIB, &charge).expect("room");
             most = most.max(charges.get());
         }
         over.store(true, Ordering::Relaxed);

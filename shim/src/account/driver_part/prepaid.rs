@@ -1,9 +1,10 @@
 //! A guard for bytes that are charged before a call in which the driver's own memory may grow.
 
-use super::{DriverPart, Measured, RESERVE, State};
+use super::{Measured, Part, RESERVE, conclude, enter};
 use crate::account::charged::Charged;
 use crate::account::device::Device;
 use crate::account::request::Request;
+use crate::account::reserve::{Promise, State};
 use crate::account::rounding::BLOCK;
 use crate::refusal::Refused;
 
@@ -14,8 +15,8 @@ const DEFERRED: u64 = 4 * RESERVE;
 #[must_use = "dropping the guard uncharges its bytes"]
 pub struct Prepaid<'a> {
     device: &'a Device,
-    bytes: u64,
-    /// Further bytes that this call may use. They were kept for memory that contexts take later.
+    pub(in crate::account) promise: Promise<'a, Part>,
+    /// Further bytes that this call may use. They are kept for memory that contexts take later.
     offered: u64,
     /// The size of the driver's own memory when `offered` was set. Another thread's measurement may
     /// change the recorded size.
@@ -41,26 +42,17 @@ impl<'a> Prepaid<'a> {
     /// Promises `bytes` of [`RESERVE`] to a call. Returns false if fewer are left. Creates no
     /// guard, to save time.
     pub fn lend(device: &Device, bytes: u64) -> bool {
-        let mut state = device.driver_part.state.lock();
-        let enough = state.idle() >= bytes;
-        if enough {
-            state.promise(bytes);
-        }
-        enough
+        Promise::lend(&device.driver_part.0, bytes)
     }
 
     /// Makes a guard for `bytes` that [`Prepaid::lend`] has promised.
     pub fn lent(device: &'a Device, bytes: u64) -> Self {
         Prepaid {
             device,
-            bytes,
+            promise: Promise::lent(&device.driver_part.0, &device.book, bytes),
             offered: 0,
             before: 0,
         }
-    }
-
-    fn part(&self) -> &'a DriverPart {
-        &self.device.driver_part
     }
 
     /// Raises the promised bytes to the bytes of `request`. Charged, unused bytes are promised
@@ -69,43 +61,12 @@ impl<'a> Prepaid<'a> {
     /// A refusal keeps the bytes promised before. `Err` holds the bytes that the call needs.
     pub fn raise(&mut self, request: Request<'_>) -> Result<(), u64> {
         let device = self.device;
-        self.raise_by(request.bytes, &|missing| {
-            device.charge_for_driver(request.with_bytes(missing))
-        })
-        .map_err(|Refused| request.bytes)
-    }
-
-    /// Raises the promised bytes to `to` like [`Prepaid::raise`]. Calls `charge` with the bytes to
-    /// charge in advance.
-    pub(in crate::account) fn raise_by(
-        &mut self,
-        to: u64,
-        charge: &dyn Fn(u64) -> Result<Charged<'a>, Refused>,
-    ) -> Result<(), Refused> {
-        // The loop ends, because each round charges bytes and leaves fewer bytes missing.
-        loop {
-            let (missing, paying) = {
-                let mut state = self.part().state.lock();
-                let more = to.saturating_sub(self.bytes);
-                let missing = more.saturating_sub(state.idle());
-                if missing == 0 {
-                    self.bytes += state.promise(more);
-                    return Ok(());
-                }
-                (missing, Paying::begin(self.part(), &mut state))
-            };
-            // `charge` can wait for room in the group. So no lock is held during the call.
-            let charged = charge(missing)?;
-            let more = to.saturating_sub(self.bytes);
-            // The new bytes are recorded and promised under one lock. Otherwise another thread
-            // might uncharge them in between.
-            let mut state = self.part().state.lock();
-            charged.spend();
-            state.held += missing;
-            self.bytes += state.promise(more);
-            drop(state);
-            drop(paying);
-        }
+        let charge = |missing| {
+            let charged = device.charge_for_driver(request.with_bytes(missing));
+            charged.map(Charged::spend)
+        };
+        let raised = self.promise.raise(request.bytes, &charge);
+        raised.map_err(|Refused| request.bytes)
     }
 
     /// Raises the promised bytes to `bytes` plus [`RESERVE`], for a call whose need is unknown.
@@ -122,8 +83,8 @@ impl<'a> Prepaid<'a> {
     /// Returns `bytes` plus the unused rest of [`RESERVE`], or plus a whole [`RESERVE`] if the rest
     /// is below 2 MiB.
     fn with_reserve(&self, bytes: u64) -> u64 {
-        let idle = self.part().state.lock().idle();
-        match (idle + self.bytes.saturating_sub(bytes)).min(RESERVE) {
+        let idle = self.device.driver_part.0.read().idle();
+        match (idle + self.promise.bytes.saturating_sub(bytes)).min(RESERVE) {
             left if left >= BLOCK => bytes + left,
             _ => bytes + RESERVE,
         }
@@ -136,60 +97,52 @@ impl<'a> Prepaid<'a> {
             return;
         }
         if let Ok(charged) = self.device.charge_for_driver(Request::reclaiming(bytes)) {
-            let mut state = self.part().state.lock();
             charged.spend();
-            state.held += bytes;
-            self.bytes += state.promise(bytes);
+            self.promise.add(bytes, self.promise.bytes + bytes);
         }
     }
 
     /// Keeps up to `bytes` of the guard charged for memory that the context will take later.
     pub fn reserve(&mut self, bytes: u64) {
-        let book = &self.device.book;
-        let mut state = self.part().state.lock();
-        let kept = bytes.min(self.bytes);
+        let mut state = self.promise.change();
+        let kept = bytes.min(self.promise.bytes);
         state.release(kept);
-        self.bytes -= kept;
-        state.reserved += kept;
-        book.adjust_headroom(kept as i64);
-        self.part().refill(book, &mut state);
+        self.promise.bytes -= kept;
+        state.kept += kept;
+        state.refill();
     }
 
     /// Lets the call use `bytes` that are kept for contexts. Returns the size of the driver's own
     /// memory before the call.
     pub fn offer(&mut self, bytes: u64) -> u64 {
-        let mut state = self.part().state.lock();
-        state.offer(bytes);
-        (self.offered, self.before) = (bytes, state.used);
+        (self.offered, self.before) = (bytes, self.device.driver_part.used());
         self.before
     }
 
     /// Hands the promised bytes over to another record of the account. They stay charged.
     pub fn hand_over(mut self) {
-        let mut state = self.part().state.lock();
-        let bytes = self.bytes;
+        let mut state = self.promise.change();
+        state.held = state.held.saturating_sub(self.promise.bytes);
+        self.device.book.remove_idle(self.promise.bytes);
         self.release(&mut state, 0);
-        state.held = state.held.saturating_sub(bytes);
-        self.device.book.remove_idle(bytes);
     }
 
     /// Ends the call and leaves its measurement to a later call, until which its bytes stay
     /// promised. They must be the most that the call can have taken, and [`RESERVE`] must be whole
     /// besides. Returns `Err(self)` if the call has to be measured now.
     pub fn defer(mut self) -> Result<(), Self> {
-        let (device, part) = (self.device, self.part());
         // The figure of a measurement under way may be older than the call.
-        let is_seen_later = device.has_measured() && !device.is_measuring();
-        let mut state = part.state.lock();
-        part.refill(&device.book, &mut state);
-        let deferred = state.deferred + self.bytes;
+        let is_seen_later = self.device.has_measured() && !self.device.is_measuring();
+        let mut state = self.promise.change();
+        state.refill();
+        let deferred = state.own.deferred + self.promise.bytes;
         if !is_seen_later || deferred > DEFERRED || state.short() > 0 {
             drop(state);
             return Err(self);
         }
+        state.promised += self.promise.bytes;
         self.release(&mut state, 0);
-        state.deferred = deferred;
-        part.settled.notify_all();
+        state.own.deferred = deferred;
         Ok(())
     }
 
@@ -202,15 +155,14 @@ impl<'a> Prepaid<'a> {
     /// Ends the call like [`Prepaid::settle`]. `taken` converts the growth of the driver's own
     /// memory into the used bytes of [`Prepaid::offer`].
     pub fn settle_offer(mut self, taken: impl FnOnce(u64) -> u64) -> Result<Measured, Self> {
-        let (Device { book, contexts, .. }, part) = (self.device, self.part());
         let (number, total) = self.device.look();
         let Some(total) = total else {
             return Err(self);
         };
-        let mut state = part.state.lock();
+        let mut state = self.promise.change();
         let grown = total.beyond_named().saturating_sub(self.before);
         self.release(&mut state, taken(grown));
-        Ok(part.conclude_with(book, contexts, &mut state, number, total))
+        Ok(conclude(&self.device.contexts, state, number, total))
     }
 
     /// Ends a call that cannot be measured. Its bytes count as the driver's until a measurement
@@ -220,73 +172,30 @@ impl<'a> Prepaid<'a> {
         if self.device.is_unlisted() {
             return;
         }
-        let (Device { book, contexts, .. }, part) = (self.device, self.part());
-        let mut state = part.state.lock();
-        let used = state.used + self.bytes.saturating_sub(known);
+        let mut state = self.promise.change();
+        let used = state.own.size + self.promise.bytes.saturating_sub(known);
         self.release(&mut state, 0);
-        state.alive = true;
-        part.enter(book, contexts, &mut state, used);
-        part.give_back(book, &mut state);
-        part.refill(book, &mut state);
+        state.headroom = RESERVE;
+        enter(&self.device.contexts, &mut state, used);
+        state.give_back();
+        state.refill();
     }
 
     /// Ends a call that has made a context, where NVML gives no figure. The context is assumed to
     /// take `bytes`.
     pub fn settle_assumed(mut self, bytes: u64) {
-        let (Device { book, contexts, .. }, part) = (self.device, self.part());
-        let mut state = part.state.lock();
+        let mut state = self.promise.change();
         self.release(&mut state, 0);
-        state.assumed.push(bytes);
-        let used = state.used + bytes;
-        part.enter(book, contexts, &mut state, used);
-        part.give_back(book, &mut state);
+        state.own.assumed.push(bytes);
+        let used = state.own.size + bytes;
+        enter(&self.device.contexts, &mut state, used);
+        state.give_back();
     }
 
-    /// Ends the promise of bytes to the call. Offered bytes beyond `taken` are kept for contexts
-    /// again.
-    fn release(&mut self, state: &mut State, taken: u64) {
-        let taken = taken.min(self.offered);
-        state.release(self.bytes);
-        state.end_offer(self.offered, taken);
-        self.device
-            .book
-            .adjust_headroom((taken as i64).wrapping_neg());
-        (self.bytes, self.offered) = (0, 0);
-    }
-}
-
-/// The guard is dropped when the call was not made or has taken no memory.
-impl Drop for Prepaid<'_> {
-    fn drop(&mut self) {
-        if self.bytes == 0 && self.offered == 0 {
-            return;
-        }
-        let part = self.part();
-        let mut state = part.state.lock();
-        self.release(&mut state, 0);
-        // After a panic it is unknown whether the driver was called. So the bytes stay charged
-        // until `Process::recover` measures.
-        if !std::thread::panicking() {
-            part.give_back(&self.device.book, &mut state);
-        }
-        part.settled.notify_all();
-    }
-}
-
-/// A guard that exists while bytes are being charged for a call.
-struct Paying<'a>(&'a DriverPart);
-
-impl<'a> Paying<'a> {
-    fn begin(part: &'a DriverPart, state: &mut State) -> Self {
-        state.paying += 1;
-        Paying(part)
-    }
-}
-
-impl Drop for Paying<'_> {
-    fn drop(&mut self) {
-        let mut state = self.0.state.lock();
-        state.paying = state.paying.saturating_sub(1);
-        self.0.settled.notify_all();
+    /// Ends the promise of bytes to the call, which has taken `taken` of the offered ones.
+    fn release(&mut self, state: &mut State<Part>, taken: u64) {
+        self.promise.end(state);
+        let taken = taken.min(std::mem::take(&mut self.offered));
+        state.kept = state.kept.saturating_sub(taken);
     }
 }

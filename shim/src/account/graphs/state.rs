@@ -1,27 +1,19 @@
-//! The state of a device's graph memory: the charged, promised and reserved bytes, and the current
-//! epoch (see [`super`]). This code calls neither the driver nor the ledger.
+//! The launches of a device's graphs: which graphs still have their memory, and the current epoch
+//! (see [`super`]). This code calls neither the driver nor the ledger.
 
 use super::execs::Need;
+use crate::account::reserve::State;
 
 /// The identity of a stream: the driver's number, and the thread's number for a thread's default
 /// stream.
 pub type Identity = (u64, u64);
 
 #[derive(Default)]
-pub struct State {
-    /// Bytes that are charged for graph memory.
-    held: u64,
-    /// Bytes of `held` that are promised to launches under way.
-    prepaid: u64,
-    /// Bytes of graph memory that the driver had reserved when it was last asked.
-    reserved: u64,
-    /// The number of launches for which bytes are being charged.
-    paying: u32,
+pub struct Launches {
     /// The total bytes of the backed launches under way. A launch is backed when its graph still
     /// has its memory.
     backed: u64,
-    /// Bytes that stay charged while backed launches are under way. A launch is backed when its
-    /// graph still has its memory.
+    /// Bytes that stay charged while backed launches are under way.
     floor: u64,
     /// The number of launches under way that began an epoch. During such a launch, other graphs may
     /// lose their memory.
@@ -39,16 +31,14 @@ pub struct Launch<'a> {
     need: &'a Need,
     /// The most bytes of graph memory that the launch takes.
     pub bytes: u64,
-    /// Bytes that are charged and promised to the launch.
-    pub(super) paid: u64,
     /// Whether the launch is backed: its graph still has its memory.
     pub(super) backed: bool,
     /// Whether the launch begins an epoch, so that other graphs may lose their memory.
     begins: bool,
     epoch: u64,
     number: u64,
-    /// Bytes of graph memory that were reserved before the launch.
-    reserved: u64,
+    /// Bytes of graph memory that were in use before the launch.
+    used: u64,
     /// Whether the device had no graph memory and no other launch under way when this launch was
     /// charged.
     alone: bool,
@@ -66,47 +56,24 @@ pub enum Hope {
     OwnWork,
 }
 
-/// The bytes that a launch must pay for. `lent`: the part that was charged already and is now
-/// promised to the launch.
-pub struct Payment {
-    due: u64,
-    lent: u64,
-}
-
-impl Payment {
-    /// Calls `charge` with the bytes of the launch that were not charged already, if there are any.
-    pub fn complete<E>(&self, charge: impl FnOnce(u64) -> Result<(), E>) -> Result<(), E> {
-        match self.rest() {
-            0 => Ok(()),
-            rest => charge(rest),
-        }
-    }
-
-    fn rest(&self) -> u64 {
-        self.due - self.lent
+impl Launches {
+    /// Records that the device's graph memory was trimmed. Any graph may have lost its memory.
+    pub fn trimmed(&mut self) {
+        self.epoch += 1;
     }
 }
 
-impl State {
-    /// Returns the bytes that are charged for graph memory.
-    pub fn held(&self) -> u64 {
-        self.held
-    }
-
-    /// Returns the bytes of graph memory that the driver had reserved when it was last asked.
-    pub fn reserved(&self) -> u64 {
-        self.reserved
-    }
-
-    fn idle(&self) -> u64 {
-        let floor = if self.backed > 0 { self.floor } else { 0 };
-        self.held
-            .saturating_sub(self.reserved.max(floor) + self.prepaid)
+impl State<Launches> {
+    /// Keeps bytes charged that backed launches under way may need.
+    fn keep_floor(&mut self) {
+        let own = &mut self.own;
+        own.floor = if own.backed > 0 { own.floor } else { 0 };
+        self.kept = own.floor.saturating_sub(self.used);
     }
 
     /// Returns whether any launch is under way, charged or backed.
     fn under_way(&self) -> bool {
-        self.prepaid > 0 || self.paying > 0 || self.backed > 0
+        self.callers > 0 || self.own.backed > 0
     }
 
     /// Begins a launch of a graph in `stream`; `None` is an unknown stream. `keeps`: the graph
@@ -117,33 +84,31 @@ impl State {
         keeps: bool,
         stream: Option<Identity>,
     ) -> Launch<'a> {
-        let bytes = need.bytes();
-        let same = stream.is_some() && stream == self.stream;
+        let (own, bytes) = (&mut self.own, need.bytes());
+        let same = stream.is_some() && stream == own.stream;
         // A launch is not backed beside a launch that began an epoch. A launch that keeps memory is
         // not backed beside another.
-        let apart = self.beginning == 0 && !(keeps && self.backed > 0);
-        let backed = same && apart && need.epoch() == self.epoch;
+        let apart = own.beginning == 0 && !(keeps && own.backed > 0);
+        let backed = same && apart && need.epoch() == own.epoch;
         let begins = keeps || !same;
         if begins {
-            self.epoch += 1;
-            self.stream = stream;
-            self.beginning += 1;
+            own.epoch += 1;
+            own.stream = stream;
+            own.beginning += 1;
         }
         if backed {
-            let floor = if self.backed > 0 { self.floor } else { 0 };
-            self.floor = self.reserved.max(floor);
-            self.backed = self.backed.saturating_add(bytes);
+            own.floor = own.floor.max(self.used);
+            own.backed = own.backed.saturating_add(bytes);
         }
-        self.begun += 1;
+        own.begun += 1;
         Launch {
             need,
             bytes,
-            paid: 0,
             backed,
             begins,
-            epoch: self.epoch,
-            number: self.begun,
-            reserved: self.reserved,
+            epoch: own.epoch,
+            number: own.begun,
+            used: self.used,
             alone: false,
             ended: 0,
         }
@@ -151,26 +116,26 @@ impl State {
 
     /// Returns the bytes to charge before a launch. A launch that begins an epoch also pays for the
     /// backed launches under way.
-    fn due(&self, launch: &Launch<'_>) -> u64 {
+    pub fn due(&self, launch: &Launch<'_>) -> u64 {
         match (launch.backed, launch.begins) {
             (true, _) => 0,
-            (false, true) => launch.bytes.saturating_add(self.backed),
+            (false, true) => launch.bytes.saturating_add(self.own.backed),
             (false, false) => launch.bytes,
         }
     }
 
     /// Records how many launches have ended. Call before each attempt to pay for a launch.
     pub fn approach(&self, launch: &mut Launch<'_>) {
-        launch.ended = self.ended;
+        launch.ended = self.own.ended;
     }
 
     /// Returns the event for which a refused launch can wait. `waited`: the launch has waited for
     /// its own stream.
     pub fn hope(&self, launch: &Launch<'_>, waited: bool) -> Option<Hope> {
-        if self.under_way() || self.ended != launch.ended {
+        if self.under_way() || self.own.ended != launch.ended {
             return Some(Hope::Others);
         }
-        (!waited && self.reserved > 0).then_some(Hope::OwnWork)
+        (!waited && self.used > 0).then_some(Hope::OwnWork)
     }
 
     /// Returns whether waiting can help `launch`: other launches under way may leave the unused
@@ -182,94 +147,66 @@ impl State {
     /// Records that the device's graph memory was trimmed for a launch. The launch's graph has lost
     /// its earlier memory.
     pub fn begin_anew(&mut self, launch: &mut Launch<'_>) {
-        self.epoch += 1;
-        launch.epoch = self.epoch;
-        launch.reserved = self.reserved;
+        self.own.epoch += 1;
+        launch.epoch = self.own.epoch;
+        launch.used = self.used;
     }
 
-    /// Promises charged, unused bytes to a launch. The caller charges the missing bytes and then
-    /// calls [`State::pay`].
-    pub fn lend(&mut self, launch: &Launch<'_>) -> Payment {
-        let due = self.due(launch);
-        let lent = self.idle().min(due);
-        self.prepaid += lent;
-        self.paying += 1;
-        Payment { due, lent }
+    /// Records that `promised` bytes are charged for a launch.
+    pub fn paid(&self, launch: &mut Launch<'_>, promised: u64) {
+        launch.alone = self.used == 0 && self.promised == promised && self.own.backed == 0;
     }
 
-    /// Ends the attempt to charge bytes for a launch. If it failed (`charged` is false), the launch
-    /// gets no bytes at all.
-    pub fn pay(&mut self, launch: &mut Launch<'_>, payment: &Payment, charged: bool) {
-        self.paying -= 1;
-        if charged {
-            self.held += payment.rest();
-            self.prepaid += payment.rest();
-            launch.paid = payment.due;
-            launch.alone = self.reserved == 0 && self.prepaid == launch.paid && self.backed == 0;
-        } else {
-            self.prepaid = self.prepaid.saturating_sub(payment.lent);
-        }
+    /// Records that the driver has `used` bytes of graph memory. Returns the bytes of them that the
+    /// caller has to charge.
+    pub fn see(&mut self, used: u64) -> u64 {
+        self.own.epoch += u64::from(used < self.used);
+        self.used = used;
+        self.keep_floor();
+        used.saturating_sub(self.held)
     }
 
-    /// Records that the driver has `reserved` bytes of graph memory. Returns the bytes of them that
-    /// the caller has to charge.
-    pub fn see(&mut self, reserved: u64) -> u64 {
-        self.epoch += u64::from(reserved < self.reserved);
-        self.reserved = reserved;
-        let beyond = reserved.saturating_sub(self.held);
-        self.held += beyond;
-        beyond
-    }
-
-    /// Ends the promise of bytes to a launch.
+    /// Records the end of a launch.
     pub fn end(&mut self, launch: &Launch<'_>) {
-        self.prepaid = self.prepaid.saturating_sub(launch.paid);
         if launch.backed {
-            self.backed = self.backed.saturating_sub(launch.bytes);
+            self.own.backed = self.own.backed.saturating_sub(launch.bytes);
+            self.keep_floor();
         }
-        self.ended += 1;
+        self.own.ended += 1;
     }
 
-    /// Concludes an ended launch. Call after the reserved bytes were read. Returns true if a failed
+    /// Concludes an ended launch. Call after the bytes in use were read. Returns true if a failed
     /// launch has left unused memory.
     pub fn conclude(&mut self, launch: &Launch<'_>, succeeded: bool) -> bool {
+        let own = &mut self.own;
         if launch.begins {
-            self.beginning = self.beginning.saturating_sub(1);
+            own.beginning = own.beginning.saturating_sub(1);
             // If another epoch has begun meanwhile, this launch may have taken memory of graphs in
             // that epoch. So a further epoch begins.
-            self.epoch += u64::from(self.epoch != launch.epoch);
+            own.epoch += u64::from(own.epoch != launch.epoch);
         }
         if !succeeded {
-            return self.reserved > launch.reserved;
+            return self.used > launch.used;
         }
-        if self.epoch == launch.epoch {
+        if own.epoch == launch.epoch {
             launch.need.set_epoch(launch.epoch);
         }
-        if launch.alone && launch.number == self.begun && self.reserved > 0 {
-            launch.need.learn(self.reserved);
+        if launch.alone && launch.number == own.begun && self.used > 0 {
+            launch.need.learn(self.used);
         }
         false
     }
 
-    /// Ends the charge for bytes that no launch needs. Returns the number of these bytes.
-    pub fn release(&mut self) -> u64 {
-        let idle = self.idle();
-        self.held -= idle;
-        idle
-    }
-
-    /// Records that the device's graph memory was trimmed. Any graph may have lost its memory.
-    pub fn trimmed(&mut self) {
-        self.epoch += 1;
-    }
-
     /// Records that all graph memory of the device is gone. Returns the state before this change.
-    pub fn clear(&mut self) -> State {
+    pub fn clear(&mut self) -> Self {
         let gone = State {
-            epoch: self.epoch + 1,
-            paying: self.paying,
-            begun: self.begun,
-            ended: self.ended,
+            callers: self.callers,
+            own: Launches {
+                epoch: self.own.epoch + 1,
+                begun: self.own.begun,
+                ended: self.own.ended,
+                ..Launches::default()
+            },
             ..State::default()
         };
         std::mem::replace(self, gone)
@@ -278,6 +215,8 @@ impl State {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::{Deref, DerefMut};
+
     use super::*;
 
     const S: Option<Identity> = Some((1, 0));
@@ -287,14 +226,40 @@ mod tests {
         Need::new(0, bytes)
     }
 
-    /// Begins a launch and charges its bytes. Returns the launch and the charged bytes.
-    fn start<'a>(
-        state: &mut State,
+    /// A launch, and the bytes that are promised to it.
+    struct Paid<'a>(Launch<'a>, u64);
+
+    impl<'a> Deref for Paid<'a> {
+        type Target = Launch<'a>;
+
+        fn deref(&self) -> &Launch<'a> {
+            &self.0
+        }
+    }
+
+    impl DerefMut for Paid<'_> {
+        fn deref_mut(&mut self) -> &mut Self::Target {
+            &mut self.0
+        }
+    }
+
+    fn begin<'a>(
+        state: &mut State<Launches>,
         need: &'a Need,
         keeps: bool,
         stream: Option<Identity>,
-    ) -> (Launch<'a>, u64) {
-        let mut launch = state.begin(need, keeps, stream);
+    ) -> Paid<'a> {
+        Paid(state.begin(need, keeps, stream), 0)
+    }
+
+    /// Begins a launch and charges its bytes. Returns the launch and the charged bytes.
+    fn start<'a>(
+        state: &mut State<Launches>,
+        need: &'a Need,
+        keeps: bool,
+        stream: Option<Identity>,
+    ) -> (Paid<'a>, u64) {
+        let mut launch = begin(state, need, keeps, stream);
         let charged = if launch.backed {
             0
         } else {
@@ -303,37 +268,59 @@ mod tests {
         (launch, charged)
     }
 
-    fn pay(state: &mut State, launch: &mut Launch<'_>) -> u64 {
-        let payment = state.lend(launch);
-        let mut charged = 0;
-        let all = payment.complete(|rest| {
-            assert_ne!(rest, 0, "`charge` is not called for 0 bytes");
-            charged = rest;
-            Ok::<_, ()>(())
-        });
-        state.pay(launch, &payment, all.is_ok());
+    /// Pays for a launch as [`crate::account::reserve::Promise::raise`] does.
+    fn pay(state: &mut State<Launches>, launch: &mut Paid<'_>) -> u64 {
+        let due = state.due(launch);
+        let charged = due - state.idle().min(due);
+        state.held += charged;
+        launch.1 = state.promise(due);
+        state.callers += 1;
+        state.paid(&mut launch.0, due);
         charged
+    }
+
+    fn give_back(state: &mut State<Launches>) -> u64 {
+        let excess = state.held.saturating_sub(state.wanted());
+        state.held -= excess;
+        excess
+    }
+
+    fn end(state: &mut State<Launches>, launch: &Paid<'_>) {
+        state.release(launch.1);
+        state.callers -= u32::from(!launch.backed);
+        state.end(launch);
     }
 
     /// Ends `launch`, after which the driver has `reserved` bytes of graph memory. Returns the
     /// bytes that are uncharged.
-    fn finish(state: &mut State, launch: &Launch<'_>, reserved: u64) -> u64 {
-        state.end(launch);
+    fn finish(state: &mut State<Launches>, launch: &Paid<'_>, reserved: u64) -> u64 {
+        end(state, launch);
         assert_eq!(state.see(reserved), 0);
         assert!(!state.conclude(launch, true));
-        state.release()
+        give_back(state)
     }
 
     /// Runs a launch from its beginning to its end.
-    fn run(state: &mut State, need: &Need, keeps: bool, stream: Option<Identity>, reserved: u64) {
+    fn run(
+        state: &mut State<Launches>,
+        need: &Need,
+        keeps: bool,
+        stream: Option<Identity>,
+        reserved: u64,
+    ) {
         let (launch, _) = start(state, need, keeps, stream);
         finish(state, &launch, reserved);
     }
 
     /// Returns whether a launch needs no charge, because its graph still has its memory.
-    fn is_backed(state: &mut State, need: &Need, keeps: bool, stream: Option<Identity>) -> bool {
+    fn is_backed(
+        state: &mut State<Launches>,
+        need: &Need,
+        keeps: bool,
+        stream: Option<Identity>,
+    ) -> bool {
         let (launch, _) = start(state, need, keeps, stream);
-        let reserved = state.reserved();
+        let reserved = state.used;
         finish(state, &launch, reserved);
         launch.backed
     }
@@ -342,11 +329,15 @@ mod tests {
     fn a_launch_pays_ahead_and_gets_back_what_it_did_not_need() {
         let (mut state, graph) = (State::default(), need(100));
         let (launch, charged) = start(&mut state, &graph, false, S);
-        assert_eq!((charged, launch.bytes, launch.paid), (100, 100, 100));
-        assert_eq!((state.held(), state.reserved(), state.ended), (100, 0, 0));
-        assert_eq!(state.release(), 0, "every byte is promised to a launch");
+        assert_eq!((charged, launch.bytes, launch.1), (100, 100, 100));
+        assert_eq!((state.held, state.used, state.own.ended), (100, 0, 0));
+        assert_eq!(
+            give_back(&mut state),
+            0,
+            "every byte is promised to a launch"
+        );
         assert_eq!(finish(&mut state, &launch, 64), 36);
-        assert_eq!((state.held(), state.reserved(), state.ended), (64, 64, 1));
+        assert_eq!((state.held, state.used, state.own.ended), (64, 64, 1));
         assert!(!state.under_way());
     }
 
@@ -356,14 +347,14 @@ mod tests {
         run(&mut state, &graph, false, S, 100);
         assert_eq!(state.see(30), 0);
         let (launch, charged) = start(&mut state, &graph, false, S);
-        assert_eq!((charged, launch.paid), (30, 100));
-        assert_eq!(state.release(), 0);
+        assert_eq!((charged, launch.1), (30, 100));
+        assert_eq!(give_back(&mut state), 0);
         // The launch needs no new charge: the charged but unused graph memory is enough.
         assert_eq!(state.see(0), 0);
         let small = need(20);
         let (other, charged) = start(&mut state, &small, false, S);
-        assert_eq!((charged, other.paid, state.held()), (0, 20, 130));
-        assert_eq!(state.release(), 10);
+        assert_eq!((charged, other.1, state.held), (0, 20, 130));
+        assert_eq!(give_back(&mut state), 10);
         assert_eq!(
             finish(&mut state, &other, 20),
             0,
@@ -373,28 +364,15 @@ mod tests {
     }
 
     #[test]
-    fn a_payment_that_fails_promises_no_bytes() {
-        let (mut state, graph) = (State::default(), need(100));
-        run(&mut state, &graph, false, S, 100);
-        state.see(60);
-        let mut launch = state.begin(&graph, false, S);
-        let payment = state.lend(&launch);
-        assert!(state.under_way());
-        assert_eq!(payment.complete(Err), Err(60));
-        state.pay(&mut launch, &payment, false);
-        assert!(!state.under_way());
-        assert_eq!((launch.paid, state.release()), (0, 40));
-    }
-
-    #[test]
     fn launches_are_under_way_while_they_pay_run_or_have_their_memory() {
         let (mut state, graph) = (State::default(), need(100));
         assert!(!state.under_way());
-        let mut launch = state.begin(&graph, false, S);
+        let mut launch = begin(&mut state, &graph, false, S);
         assert!(!state.under_way(), "no charge for the launch has begun");
-        let payment = state.lend(&launch);
+        state.callers += 1;
         assert!(state.under_way(), "bytes are being charged for the launch");
-        state.pay(&mut launch, &payment, true);
+        state.callers -= 1;
+        pay(&mut state, &mut launch);
         assert!(state.under_way(), "the bytes of the launch are charged");
         finish(&mut state, &launch, 100);
         assert!(!state.under_way());
@@ -408,15 +386,15 @@ mod tests {
     fn a_launch_short_of_bytes_may_gain_by_others_under_way() {
         let (mut state, first, second) = (State::default(), need(100), need(60));
         let (launch, _) = start(&mut state, &first, false, S);
-        let other = state.begin(&second, false, S);
+        let other = begin(&mut state, &second, false, S);
         assert!(state.may_gain(&other));
-        state.end(&launch);
+        end(&mut state, &launch);
         assert!(!state.may_gain(&other), "no other launch is under way");
         let (_, charged) = start(&mut state, &second, false, S);
-        assert_eq!((charged, state.held()), (0, 100));
+        assert_eq!((charged, state.held), (0, 100));
         // 40 bytes of graph memory are charged but not in use.
         let (fits, more) = (need(40), need(41));
-        let launches = [&fits, &more].map(|need| state.begin(need, false, S));
+        let launches = [&fits, &more].map(|need| begin(&mut state, need, false, S));
         assert_eq!(
             launches.map(|launch| state.may_gain(&launch)),
             [false, true]
@@ -426,7 +404,7 @@ mod tests {
     #[test]
     fn an_unpaid_launch_waits_for_others_and_then_once_for_its_own_work() {
         let (mut state, graph, large) = (State::default(), need(100), need(200));
-        let mut launch = state.begin(&large, false, S);
+        let mut launch = begin(&mut state, &large, false, S);
         state.approach(&mut launch);
         assert_eq!(state.hope(&launch, false), None, "nothing is reserved");
         let (other, _) = start(&mut state, &graph, false, S);
@@ -450,7 +428,7 @@ mod tests {
         assert!(is_backed(&mut state, &graph, false, T));
         assert!(!is_backed(&mut state, &other, false, T));
         assert!(!is_backed(&mut state, &graph, false, S));
-        state.trimmed();
+        state.own.trimmed();
         assert!(!is_backed(&mut state, &graph, false, S), "trimmed");
         assert!(is_backed(&mut state, &graph, false, S));
         state.see(100);
@@ -492,7 +470,7 @@ mod tests {
         assert_eq!(charged, 130);
         // While a launch that began an epoch is under way, all other launches are charged, even
         // launches of the same graph.
-        other.set_epoch(state.epoch);
+        other.set_epoch(state.own.epoch);
         let (late, charged) = start(&mut state, &other, false, T);
         assert!(!late.backed && charged == 30);
         finish(&mut state, &late, 100);
@@ -522,7 +500,7 @@ mod tests {
     fn an_epoch_that_passes_during_a_launch_leaves_it_unsure() {
         let (mut state, graph, other) = (State::default(), need(100), need(100));
         let (launch, _) = start(&mut state, &graph, false, S);
-        state.trimmed();
+        state.own.trimmed();
         let (second, _) = start(&mut state, &other, false, S);
         finish(&mut state, &second, 100);
         finish(&mut state, &launch, 100);
@@ -538,7 +516,7 @@ mod tests {
         let (mut state, graph, other) = (State::default(), need(100), need(100));
         run(&mut state, &graph, false, S, 100);
         run(&mut state, &other, false, S, 100);
-        let mut launch = state.begin(&graph, false, T);
+        let mut launch = begin(&mut state, &graph, false, T);
         assert_eq!(state.see(0), 0);
         state.begin_anew(&mut launch);
         assert_eq!(pay(&mut state, &mut launch), 0, "the trimmed bytes suffice");
@@ -551,7 +529,7 @@ mod tests {
     fn after_a_trim_that_freed_nothing_only_the_launched_graph_is_backed() {
         let (mut state, graph, other, third) = (State::default(), need(9), need(9), need(9));
         run(&mut state, &other, false, S, 9);
-        let mut launch = state.begin(&graph, false, S);
+        let mut launch = begin(&mut state, &graph, false, S);
         state.begin_anew(&mut launch);
         pay(&mut state, &mut launch);
         finish(&mut state, &launch, 9);
@@ -566,16 +544,16 @@ mod tests {
         let (mut state, graph, other) = (State::default(), need(128), need(128));
         run(&mut state, &graph, false, S, 128);
         let (first, _) = start(&mut state, &graph, false, S);
-        let mut anew = state.begin(&other, false, S);
+        let mut anew = begin(&mut state, &other, false, S);
         assert!(first.backed && !anew.backed);
-        assert_eq!((state.see(64), state.release()), (0, 0));
+        assert_eq!((state.see(64), give_back(&mut state)), (0, 0));
         // A second launch whose graph still has its memory begins after the trim.
         state.begin_anew(&mut anew);
         assert_eq!(pay(&mut state, &mut anew), 128);
         assert_eq!(finish(&mut state, &anew, 64), 128);
         let (second, _) = start(&mut state, &other, false, S);
         assert!(second.backed);
-        assert_eq!((state.see(0), state.release()), (0, 0));
+        assert_eq!((state.see(0), give_back(&mut state)), (0, 0));
         assert_eq!(finish(&mut state, &first, 0), 0);
         assert_eq!(finish(&mut state, &second, 0), 128);
     }
@@ -586,7 +564,7 @@ mod tests {
         run(&mut state, &graph, false, S, 128);
         assert!(is_backed(&mut state, &graph, false, S));
         state.see(60);
-        assert_eq!(state.release(), 68);
+        assert_eq!(give_back(&mut state), 68);
         run(&mut state, &graph, false, S, 60);
         let (backed, _) = start(&mut state, &graph, false, S);
         assert!(backed.backed);
@@ -633,10 +611,10 @@ mod tests {
         for (reserved, left) in [(64, true), (64, false), (32, false)] {
             let (launch, _) = start(&mut state, &graph, false, S);
             assert!(!launch.backed);
-            state.end(&launch);
+            end(&mut state, &launch);
             state.see(reserved);
             assert_eq!(state.conclude(&launch, false), left, "{reserved}");
-            state.release();
+            give_back(&mut state);
         }
         assert_eq!((graph.bytes(), graph.epoch()), (100, 0));
     }
@@ -645,11 +623,11 @@ mod tests {
     fn a_failed_launch_after_a_trim_is_known_to_have_taken_memory() {
         let (mut state, graph) = (State::default(), need(100));
         run(&mut state, &graph, false, S, 100);
-        let mut launch = state.begin(&graph, false, T);
+        let mut launch = begin(&mut state, &graph, false, T);
         state.see(40);
         state.begin_anew(&mut launch);
         pay(&mut state, &mut launch);
-        state.end(&launch);
+        end(&mut state, &launch);
         state.see(80);
         assert!(state.conclude(&launch, false));
     }
@@ -658,27 +636,29 @@ mod tests {
     fn unpaid_growth_is_charged() {
         let (mut state, graph) = (State::default(), need(100));
         run(&mut state, &graph, false, S, 100);
-        assert_eq!((state.see(164), state.held()), (64, 164));
-        assert_eq!((state.see(164), state.release()), (0, 0));
+        assert_eq!(state.see(164), 64);
+        state.held += 64;
+        assert_eq!((state.see(164), give_back(&mut state)), (0, 0));
     }
 
     #[test]
     fn launches_under_way_survive_the_end_of_the_last_context() {
         let (mut state, graph, other) = (State::default(), need(100), need(100));
         run(&mut state, &graph, false, S, 64);
-        assert_eq!(graph.epoch(), state.epoch);
+        assert_eq!(graph.epoch(), state.own.epoch);
         let gone = state.clear();
-        assert_eq!((gone.held(), gone.reserved()), (64, 64));
-        assert_eq!((state.held(), state.reserved(), state.ended), (0, 0, 1));
+        assert_eq!((gone.held, gone.used), (64, 64));
+        assert_eq!((state.held, state.used, state.own.ended), (0, 0, 1));
         // A second graph belongs to a context of another device, which still exists.
         run(&mut state, &other, false, S, 100);
         assert!(!is_backed(&mut state, &graph, false, S));
         // Bytes for a launch are being charged.
-        let mut paying = state.begin(&other, true, T);
-        let payment = state.lend(&paying);
+        let mut paying = begin(&mut state, &other, true, T);
+        state.callers += 1;
         state.clear();
         assert!(state.under_way());
-        state.pay(&mut paying, &payment, true);
+        state.callers -= 1;
+        pay(&mut state, &mut paying);
         finish(&mut state, &paying, 0);
         assert!(!state.under_way());
     }
@@ -689,7 +669,7 @@ mod tests {
         let (launch, _) = start(&mut state, &graph, false, S);
         state.clear();
         run(&mut state, &other, false, S, 0);
-        state.end(&launch);
+        end(&mut state, &launch);
         state.see(50);
         state.conclude(&launch, true);
         assert_eq!(graph.bytes(), 100, "another launch ran in between");

@@ -12,23 +12,21 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
-
 use super::STEP;
+use crate::account::book::Book;
 use crate::account::ongoing::Ongoing;
+use crate::account::reserve::{Changes, Reserve, State};
 
 /// How long the steps stay that calls needed at once, in milliseconds.
 const STAY_MS: u64 = 1_000;
 
-/// The figures of a device's headroom, in bytes.
+/// The calls that take headroom. In the reserve of a device's pools, the bytes in use are those of
+/// all pools, and the promised ones those that pools have for calls under way, and for growth that
+/// was not read yet.
 #[derive(Default)]
-pub struct State {
-    /// Bytes that are charged beyond the reserved bytes of the pools.
-    pub(super) held: u64,
-    /// Bytes of `held` that pools have, for calls under way and for growth that was not read yet.
-    pub(super) lent: u64,
+pub struct Calls {
     /// The reserved bytes of all pools as the driver last reported them.
-    pub(super) reserved: u64,
+    reserved: u64,
     /// The number of calls that have made a pool grow and whose growth is neither charged nor
     /// undone yet.
     pub(super) growing: u32,
@@ -39,53 +37,7 @@ pub struct State {
     at: u64,
 }
 
-impl State {
-    pub(super) fn idle(&self) -> u64 {
-        self.held.saturating_sub(self.lent)
-    }
-
-    /// Returns the bytes that stay charged as long as pools have memory.
-    pub(super) fn least(&self) -> u64 {
-        if self.reserved > 0 { STEP } else { 0 }
-    }
-
-    /// Counts `after` reserved bytes of a pool instead of `before`. Returns the change of
-    /// [`State::least`].
-    pub(super) fn reserve(&mut self, before: u64, after: u64) -> i64 {
-        let least = self.least();
-        self.reserved = (self.reserved + after).saturating_sub(before);
-        self.least().wrapping_sub(least) as i64
-    }
-
-    /// Returns how many bytes of the headroom's last step are not charged.
-    pub(super) fn short(&self) -> u64 {
-        self.least().saturating_sub(self.held)
-    }
-
-    /// Lends up to `bytes` to a pool. Returns the number of bytes lent.
-    pub(super) fn lend(&mut self, bytes: u64) -> u64 {
-        let lent = self.idle().min(bytes);
-        self.lent += lent;
-        lent
-    }
-
-    /// Adds `bytes`, newly charged, and lends them to a pool.
-    pub(super) fn charge(&mut self, bytes: u64) {
-        self.held += bytes;
-        self.lent += bytes;
-    }
-
-    /// Takes out `bytes` that a pool had, because its memory has grown into them.
-    pub(super) fn spend(&mut self, bytes: u64) {
-        self.held = self.held.saturating_sub(bytes);
-        self.lent = self.lent.saturating_sub(bytes);
-    }
-
-    /// Takes back `bytes` that a pool had.
-    pub(super) fn take_back(&mut self, bytes: u64) {
-        self.lent = self.lent.saturating_sub(bytes);
-    }
-
+impl Calls {
     /// Counts a call that takes headroom.
     pub(super) fn begin(&mut self, now: impl Fn() -> u64) {
         self.calls += 1;
@@ -98,37 +50,56 @@ impl State {
     pub(super) fn end(&mut self, calls: u32) {
         self.calls = self.calls.saturating_sub(calls);
     }
+}
 
-    /// Takes out the bytes that are not needed, and returns their number. `full`: the group is
-    /// full, so nothing stays that was only needed before.
-    pub(super) fn take_excess(&mut self, full: bool, now: impl Fn() -> u64) -> u64 {
-        let needed = self.lent.max(self.least());
-        if self.held <= needed {
-            return 0;
+impl State<Calls> {
+    /// Counts `after` reserved bytes of a pool instead of `before`. One step stays charged as long
+    /// as pools have memory.
+    pub(super) fn reserve(&mut self, before: u64, after: u64) {
+        self.own.reserved = (self.own.reserved + after).saturating_sub(before);
+        self.least = if self.own.reserved > 0 { STEP } else { 0 };
+    }
+
+    /// Adds `bytes`, newly charged, and promises them to a pool.
+    pub(super) fn charge(&mut self, bytes: u64) {
+        self.held += bytes;
+        self.promised += bytes;
+    }
+
+    /// Returns the bytes that stay charged. `full`: the group is full, so nothing stays that was
+    /// only needed before.
+    fn staying(&mut self, full: bool, now: impl Fn() -> u64) -> u64 {
+        let wanted = self.wanted();
+        if self.held <= wanted {
+            return wanted;
         }
-        if full || self.reserved == 0 || now().saturating_sub(self.at) > STAY_MS {
-            self.most = 0;
+        let own = &mut self.own;
+        if full || own.reserved == 0 || now().saturating_sub(own.at) > STAY_MS {
+            own.most = 0;
         }
-        let stays = needed.max(u64::from(self.most) * STEP);
-        let excess = self.held.saturating_sub(stays);
-        self.held -= excess;
-        excess
+        wanted.max(self.used + u64::from(own.most) * STEP)
+    }
+}
+
+impl Changes<'_, Calls> {
+    /// Uncharges the bytes that do not stay, and returns their number.
+    pub(super) fn give_back_steps(&mut self, full: bool, now: impl Fn() -> u64) -> u64 {
+        let stays = self.staying(full, now);
+        self.keep(stays)
     }
 }
 
 /// The headroom of one device.
 #[derive(Default)]
 pub struct Headroom {
-    state: Mutex<State>,
+    reserve: Reserve<Calls>,
     /// The number of calls that wait for headroom.
     waiting: AtomicU32,
-    /// Notified when a call has ended while others wait.
-    settled: Condvar,
 }
 
 impl Headroom {
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
+    pub(super) fn change<'a>(&'a self, book: &'a Book) -> Changes<'a, Calls> {
+        self.reserve.change(book)
     }
 
     /// Returns whether a call waits for headroom. Asked under a pool's lock: a waiting call looks
@@ -138,96 +109,110 @@ impl Headroom {
         self.waiting.load(Ordering::Relaxed) > 0
     }
 
-    pub(super) fn notify(&self) {
-        if self.is_awaited() {
-            self.settled.notify_all();
-        }
-    }
-
     /// Waits, until `until` at most, while calls under way have so much of the headroom that too
     /// little is left for `bytes`. Returns the number of bytes lent to the caller.
     ///
     /// `look` looks at all pools of the device, which then keep only what calls under way have.
-    pub(super) fn await_some(&self, bytes: u64, until: Instant, look: impl FnOnce()) -> u64 {
+    pub(super) fn await_some(
+        &self,
+        book: &Book,
+        bytes: u64,
+        until: Instant,
+        look: impl FnOnce(),
+    ) -> u64 {
         let _waits = Ongoing::begin(&self.waiting);
         look();
-        let mut state = self.lock();
-        while state.idle() < bytes.min(state.least()) && (state.lent > 0 || state.growing > 0) {
-            if self.settled.wait_until(&mut state, until).timed_out() {
-                break;
-            }
-        }
-        state.lend(bytes)
+        let mut state = self.change(book);
+        while state.idle() < bytes.min(state.least)
+            && (state.promised > 0 || state.own.growing > 0)
+            && state.wait(until)
+        {}
+        state.promise(bytes)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use gpulimit_base::device::DeviceId;
 
-    fn excess(state: &mut State, full: bool, now: u64) -> u64 {
-        state.take_excess(full, || now) / STEP
+    use super::*;
+    use crate::account::scratch::Scratch;
+
+    fn excess(state: &mut State<Calls>, full: bool, now: u64) -> u64 {
+        let excess = state.held - state.staying(full, || now);
+        state.held -= excess;
+        excess / STEP
+    }
+
+    fn state(used: u64, unused: u64) -> State<Calls> {
+        let mut state = State {
+            held: (used + unused) * STEP,
+            used: used * STEP,
+            ..State::default()
+        };
+        state.reserve(0, used * STEP);
+        state
     }
 
     #[test]
     fn one_step_stays_for_all_pools_with_memory() {
-        let mut state = State {
-            held: 3 * STEP,
-            reserved: 70 * STEP,
-            ..State::default()
-        };
+        let mut state = state(70, 3);
         assert_eq!((excess(&mut state, false, 0), state.short()), (2, 0));
-        assert_eq!(state.lend(2 * STEP), STEP);
-        state.spend(STEP);
-        assert_eq!((state.held, state.lent, state.short()), (0, 0, STEP));
+        assert_eq!(state.promise(2 * STEP), STEP);
+        state.release(STEP);
+        state.used += STEP;
+        assert_eq!((state.idle(), state.promised, state.short()), (0, 0, STEP));
         state.charge(2 * STEP);
         assert_eq!(excess(&mut state, true, 0), 0, "pools have both steps");
-        state.take_back(2 * STEP);
-        state.reserved = 0;
+        state.release(2 * STEP);
+        state.reserve(70 * STEP, 0);
         assert_eq!((excess(&mut state, false, 0), state.short()), (2, 0));
     }
 
     #[test]
     fn steps_of_calls_at_once_stay_for_a_second() {
-        let mut state = State {
-            held: 4 * STEP,
-            reserved: STEP,
-            ..State::default()
-        };
+        let mut state = state(1, 4);
         for _ in 0..3 {
-            state.begin(|| 5_000);
+            state.own.begin(|| 5_000);
         }
-        state.end(3);
+        state.own.end(3);
         assert_eq!(excess(&mut state, false, 5_000 + STAY_MS), 1);
-        state.begin(|| 9_000);
+        state.own.begin(|| 9_000);
         assert_eq!(excess(&mut state, false, 5_001 + STAY_MS), 2);
-        state.begin(|| 9_000);
-        state.held = 4 * STEP;
+        state.own.begin(|| 9_000);
+        state.held = 5 * STEP;
         assert_eq!(excess(&mut state, false, 9_000), 2);
         assert_eq!(excess(&mut state, true, 9_000), 1, "the group is full");
     }
 
     #[test]
     fn a_call_waits_for_headroom_only_while_others_have_it() {
-        let headroom = Headroom::default();
+        let group = Scratch::new(&["max=100G"]);
+        let member = group.member();
+        let device = member.device(DeviceId::gpu([7; 16]), STEP);
+        let book = &Book::new(0, member, device.expect("a device"));
+        let headroom = &book.pools;
         let hour = Instant::now() + std::time::Duration::from_secs(3600);
-        let wait = |until, looks: &dyn Fn()| headroom.await_some(STEP, until, looks);
+        let wait = |until, looks: &dyn Fn()| headroom.await_some(book, STEP, until, looks);
+        let take_back = || {
+            let mut state = headroom.change(book);
+            state.release(STEP);
+        };
         assert_eq!(wait(hour, &|| ()), 0, "no pool has memory");
-        headroom.lock().reserved = STEP;
+        headroom.change(book).reserve(0, STEP);
         assert_eq!(wait(hour, &|| ()), 0, "no call is under way");
-        headroom.lock().charge(STEP);
+        headroom.change(book).charge(STEP);
         assert_eq!(wait(Instant::now(), &|| ()), 0, "the time is over");
-        assert_eq!(wait(hour, &|| headroom.lock().take_back(STEP)), STEP);
+        assert_eq!(wait(hour, &take_back), STEP);
         std::thread::scope(|threads| {
             let waits = threads.spawn(|| wait(hour, &|| ()));
             while !headroom.is_awaited() {
                 std::thread::yield_now();
             }
-            headroom.lock().take_back(STEP);
-            headroom.notify();
+            take_back();
             assert_eq!(waits.join().expect("an answer"), STEP);
         });
-        headroom.lock().growing = 1;
+        headroom.change(book).own.growing = 1;
         assert_eq!(wait(Instant::now(), &|| ()), 0);
     }
 }

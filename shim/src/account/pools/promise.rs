@@ -71,8 +71,7 @@ pub struct Growth<'a>(pub &'a Book);
 
 impl Drop for Growth<'_> {
     fn drop(&mut self) {
-        let mut headroom = self.0.pools.lock();
-        headroom.growing = headroom.growing.saturating_sub(1);
-        self.0.pools.notify();
+        let mut headroom = self.0.pools.change(self.0);
+        headroom.own.growing = headroom.own.growing.saturating_sub(1);
     }
 }

@@ -133,11 +133,11 @@ fn abandon(device: &Device, means: Means<'_>) {
     match means {
         Means::Spare(spare) => {
             spare.consume();
-            device.driver_part.keep(BLOCK);
+            device.driver_part.keep(&device.book, BLOCK);
         }
         Means::Charged => {
             device.book.add_idle(BLOCK);
-            device.driver_part.keep(BLOCK);
+            device.driver_part.keep(&device.book, BLOCK);
         }
         Means::Lent => drop(Prepaid::lent(device, BLOCK)),
     }
