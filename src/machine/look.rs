@@ -73,9 +73,20 @@ pub fn in_child(
         }
     });
     let _ = child.kill();
-    ending().push(child);
+    // Process 1 of a container may reap no child that this process leaves behind.
+    let ends = Instant::now() + ENDS;
+    while matches!(child.try_wait(), Ok(None)) {
+        if Instant::now() > ends {
+            ending().push(child);
+            break;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
     ended
 }
+
+/// How long a killed child process has time to end.
+const ENDS: Duration = Duration::from_millis(500);
 
 /// Child processes that were killed and had not ended yet. Do not wait for them: they may be
 /// blocked forever. When this process ends, init reaps them.
@@ -245,6 +256,14 @@ pub fn answer(
 mod tests {
     use super::*;
     use std::sync::{Condvar, PoisonError};
+
+    #[test]
+    fn no_child_is_left_behind() {
+        let looked = in_child(&[], String::new(), patience(), |_| true);
+        assert!(looked.is_ok(), "{looked:?}");
+        let ending = ENDING.lock().unwrap_or_else(PoisonError::into_inner);
+        assert!(ending.is_empty(), "{ending:?}");
+    }
 
     #[test]
     fn processes_that_never_answer_do_not_block_the_others() {

@@ -11,12 +11,13 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 
 /// Prints the state of each process of a set after the work, in text or JSON. `before` are their
-/// suspended bytes before the work, `killed` the pids of lost processes that were killed, and
-/// `group` is the group that the caller named. The exit status is 1 if a process is lost or locked.
+/// suspended bytes before the work, `known` has pids with states that ledgers do not tell (`killed`,
+/// `locked` by another program), and `group` is the group that the caller named. The exit status is
+/// 1 if a process is lost or locked.
 pub fn report(
     subjects: &[Subject],
     before: &[u64],
-    killed: &[u32],
+    known: &[(u32, &'static str)],
     group: Option<&str>,
     json: bool,
 ) -> Result<ExitCode, Failure> {
@@ -24,10 +25,8 @@ pub fn report(
     let mut entries = Vec::new();
     let mut status = ExitCode::SUCCESS;
     for (subject, before) in subjects.iter().zip(before) {
-        let state = match killed.contains(&subject.target.pid) {
-            true => "killed",
-            false => state(subject),
-        };
+        let known = known.iter().find(|(pid, _)| *pid == subject.target.pid);
+        let state = known.map_or_else(|| state(subject), |(_, state)| state);
         let bytes = subject.suspended().max(*before);
         if matches!(state, "locked" | "lost" | "killed") {
             status = ExitCode::FAILURE;

@@ -105,8 +105,21 @@ pub fn resume(args: &Args) -> Result<ExitCode, Failure> {
             _ => record(subject, EventKind::Resume, &moved),
         }
     }
+    let mut known: Vec<_> = killed.into_iter().map(|pid| (pid, "killed")).collect();
+    // Another tool has brought the process back, and has not unlocked it.
+    let is_locked = |(at, subject): &(usize, &Subject)| {
+        let is_back = subject.errand().0 == Errand::None && !subject.is_suspended();
+        is_back && !subject.is_gone() && matches!(machine.state(*at), Ok(State::Locked))
+    };
+    for (_, subject) in subjects.iter().enumerate().filter(is_locked) {
+        let name = subject.name();
+        output::note(&format!(
+            "another program has locked {name}, and must unlock it"
+        ));
+        known.push((subject.target.pid, "locked"));
+    }
     let group = args.which.group.as_deref();
-    let status = report(&subjects, &before, &killed, group, args.json)?;
+    let status = report(&subjects, &before, &known, group, args.json)?;
     done.map(|()| status)
 }
 

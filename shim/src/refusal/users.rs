@@ -62,6 +62,14 @@ mod tests {
     use gpulimit_support::Scratch;
     use std::fs;
 
+    struct Gone(Users, Identity);
+
+    impl fmt::Display for Gone {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            self.0.write(f, &self.1)
+        }
+    }
+
     #[test]
     fn names_come_from_a_file_that_may_be_hostile() {
         let scratch = Scratch::new();
@@ -86,7 +94,8 @@ mod tests {
             assert_eq!(named(unnamed), format!("uid {unnamed}"));
         }
         let gone = Identity::of_other(1 << 23);
-        let gone = Users::read(&path).process(&gone).to_string();
+        let users = Users::read(&path);
+        let gone = Gone(users, gone).to_string();
         assert!(!gone.contains("uid"), "{gone}");
         let long = format!("{}:x:9:9::\ncarol:x:10:10::", "n".repeat(33));
         fs::write(&path, &long).expect("written");

@@ -514,8 +514,7 @@ fn the_mouse_selects_opens_and_scrolls() {
         row,
         modifiers: KeyModifiers::NONE,
     };
-    let act =
-        |keys: &mut Keys, kind, row| keys.view.mouse(mouse(kind, row), &keys.round, &seen);
+    let act = |keys: &mut Keys, kind, row| keys.view.mouse(mouse(kind, row), &keys.round, &seen);
     let click = MouseEventKind::Down(MouseButton::Left);
     let [groups, processes] = seen.tables.map(|area| area.y);
     assert_eq!(act(&mut keys, click, groups), None, "the heads");

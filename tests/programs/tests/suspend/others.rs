@@ -135,6 +135,28 @@ fn ps_shows_that_another_tool_has_suspended_a_process() {
     world.judge_end(CAP);
 }
 
+/// Another tool may bring a process back and leave it locked, so that its calls of CUDA wait.
+#[test]
+fn resume_says_that_another_tool_holds_a_process() {
+    let world = World::new(CAP);
+    let mut program = holder(&world, "300M");
+    let mut looker = Looker::new(&world);
+    done(&world, &["suspend", GROUP]);
+    assert_eq!(looker.say("restore-process", &program), "0");
+    let ended = run(&world, &["resume", GROUP]);
+    assert_eq!(ended.status, Some(1), "{ended:?}");
+    assert!(ended.out.contains(": locked"), "{ended:?}");
+    assert!(
+        ended.errors.contains("another program has locked"),
+        "{ended:?}"
+    );
+    assert_eq!(looker.say("unlock-process", &program), "0");
+    done(&world, &["resume", GROUP]);
+    goes_on(&mut program);
+    program.end();
+    world.judge_end(CAP);
+}
+
 /// The verbs that show leave the work of a dead command as it is, and `ps` names the one that ends
 /// it.
 #[test]
