@@ -55,15 +55,15 @@ const HELP: &str = "\
 TOTAL counts against the limit: allocations, pools, managed memory, and the
 driver's memory for contexts and code. nvidia-smi shows the same without managed
 memory. A `draining` process has ended, but the driver has not freed its memory
-yet; `waits for 2.0 GiB, 40 s` is a request that waits for room, and how long it
-has waited; `suspended?` is a process of which the driver does not say that it
-is still suspended; `abandoned` is one that a killed `suspend` or `resume` has
-left half-done, which `gpulimit gc` ends. ALLOCATIONS are plain and virtual
-memory, arrays and graphs; --json shows each. PID is the pid in the caller's pid
-namespace, and `-` for a process that is not visible there; `own_pid` in JSON is
-the pid in the process's own namespace. COMMAND has at most 64 bytes, also in
-JSON. It shows arguments only if the caller may read them in /proc, and `-` if
-reading them takes too long.
+yet; `waits for 2.0 GiB, 40 s` is a request that waits for room, and how long,
+and without a time a process that `resume` brings back; `suspended?` is one of
+which the driver does not say that it is still suspended; `abandoned` is one
+that a killed `suspend` or `resume` has left half-done, which `gpulimit gc`
+ends. ALLOCATIONS are plain and virtual memory, arrays and graphs; --json shows
+each. PID is the pid in the caller's pid namespace, and `-` for a process that
+is not visible there; `own_pid` in JSON is the pid in the process's own
+namespace. COMMAND has at most 64 bytes, also in JSON. It shows arguments only
+if the caller may read them in /proc, and `-` if reading them takes too long.
 
 With --by user, PROCESSES counts the live processes of a user on a GPU, WAITING
 those that wait for room, and WAITED is the longest wait. SUSPENDED is on the
