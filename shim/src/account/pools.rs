@@ -934,6 +934,27 @@ mod tests {
     }
 
     #[test]
+    fn a_call_with_the_ticket_counts_under_the_lock() {
+        let (pool, range) = (Pool::new(1, 0, false), 8 * STEP..9 * STEP);
+        pool.lock().lent = STEP;
+        pool.ticket.put(7, &range);
+        let figures = || {
+            let state = pool.lock();
+            (state.idle(), state.promised, state.large, state.unseen)
+        };
+        assert_eq!(figures(), (STEP, 0, 0, 7), "no call has begun");
+        pool.ticket.put(8, &range);
+        assert!(pool.ticket.begin());
+        assert_eq!(figures(), (0, STEP, 0, 8));
+        assert!(
+            !pool.ticket.end(&range, UNSEEN),
+            "the call ends by the state"
+        );
+        pool.lock().end(STEP, STEP);
+        assert_eq!(figures(), (STEP, 0, 0, 8));
+    }
+
+    #[test]
     fn a_call_takes_what_the_pool_lacks_or_nothing() {
         let mut state = state(1, 1);
         let headroom = &mut reserve::State::<Calls>::default();
