@@ -20,6 +20,7 @@ pub mod headroom;
 pub mod lent;
 pub mod promise;
 mod steps;
+mod ticket;
 
 use std::ops::Range;
 use std::ptr::null;
@@ -28,7 +29,7 @@ use std::time::{Duration, Instant};
 
 use gpulimit_base::obstacle::Obstacle;
 use gpulimit_ledger::Category;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use super::book::Book;
 use super::reserve;
@@ -45,6 +46,7 @@ use headroom::Calls;
 use lent::Lent;
 use promise::Promise;
 use steps::Steps;
+use ticket::{Taken, Ticket};
 
 /// The reserved bytes of a pool grow in multiples of this many bytes (measured).
 pub const STEP: u64 = 32 << 20;
@@ -192,6 +194,8 @@ pub struct Pool {
     exports: AtomicU64,
     /// Whether the program has made the pool a device's current pool.
     was_current: AtomicBool,
+    ticket: Ticket,
+    /// See [`Pool::lock`].
     state: Mutex<State>,
 }
 
@@ -205,12 +209,28 @@ impl Pool {
             imported: false,
             exports: AtomicU64::new(0),
             was_current: AtomicBool::new(false),
+            ticket: Ticket::new(),
             state: Mutex::default(),
         };
         if counted && pool.attribute(MEMPOOL_ATTR_RESERVED_MEM_CURRENT) != Some(0) {
             pool.state.lock().steps = Steps::incomplete();
         }
         pool
+    }
+
+    /// Locks the state. A call that has the ticket counts as any other from then on.
+    #[inline(never)]
+    fn lock(&self) -> MutexGuard<'_, State> {
+        let mut state = self.state.lock();
+        match self.ticket.take_back() {
+            Taken::Nothing => {}
+            Taken::Back { unseen } => state.unseen = unseen,
+            Taken::FromCall { unseen } => {
+                state.unseen = unseen;
+                state.begin(STEP, STEP);
+            }
+        }
+        state
     }
 
     fn handle(&self) -> MemPool {
@@ -252,7 +272,7 @@ impl Pool {
 
     /// Returns whether the pool is exported and memory of it is in use, or may be.
     pub fn is_exported_in_use(&self) -> bool {
-        let state = self.state.lock();
+        let state = self.lock();
         self.exports.load(Ordering::Acquire) > 0
             && !state.retired
             && self.attribute(MEMPOOL_ATTR_USED_MEM_CURRENT) != Some(0)
@@ -286,7 +306,12 @@ impl Pool {
     /// if too few are left; then use [`Pool::pay`].
     #[inline(always)]
     pub fn prepay(&self, book: &Book, bytes: u64) -> bool {
-        let mut state = self.state.lock();
+        (bytes == STEP && self.ticket.begin()) || self.prepay_locked(book, bytes)
+    }
+
+    #[inline(never)]
+    fn prepay_locked(&self, book: &Book, bytes: u64) -> bool {
+        let mut state = self.lock();
         self.look_for(book, &mut state, bytes);
         if state.idle() >= bytes {
             state.begin(bytes, bytes);
@@ -299,7 +324,7 @@ impl Pool {
     /// Lets a managed pool grow by `bytes` out of its charge for returned memory. Returns false if
     /// this charge is too small.
     pub fn borrow(&self, bytes: u64) -> bool {
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         let enough = self.managed && state.credit() >= bytes;
         if enough {
             state.begin(bytes, bytes);
@@ -309,7 +334,7 @@ impl Pool {
 
     /// Returns whether the pool has outgrown its charge since the last call of this function.
     pub fn has_overrun(&self) -> bool {
-        std::mem::take(&mut self.state.lock().overrun)
+        std::mem::take(&mut self.lock().overrun)
     }
 
     #[inline]
@@ -329,7 +354,7 @@ impl Pool {
         charge: impl FnOnce(u64) -> Result<(), E>,
     ) -> Result<(), E> {
         let paid = {
-            let mut state = self.state.lock();
+            let mut state = self.lock();
             self.look_for(book, &mut state, bytes);
             state.lent += ahead;
             let headroom = &mut book.pools.change(book);
@@ -339,7 +364,7 @@ impl Pool {
         let rest = bytes - paid;
         if rest > 0 {
             charge(rest)?;
-            self.charged(book, &mut self.state.lock(), rest);
+            self.charged(book, &mut self.lock(), rest);
         }
         promise.stays();
         Ok(())
@@ -354,7 +379,7 @@ impl Pool {
 
     /// Takes over `bytes` that were charged for a call before its pool was known.
     pub fn adopt<'a>(&'a self, book: &'a Book, bytes: u64) -> Promise<'a> {
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         state.begin(0, bytes);
         self.charged(book, &mut state, bytes);
         Promise::new(self, book, bytes)
@@ -367,7 +392,13 @@ impl Pool {
     /// growth under a [`promise::Growth`].
     #[inline(always)]
     fn settle(&self, book: &Book, bytes: u64, range: Option<Range<DevicePtr>>) -> bool {
-        let mut state = self.state.lock();
+        let ends = |range| bytes == STEP && self.ticket.end(range, UNSEEN);
+        range.as_ref().is_some_and(ends) || self.settle_locked(book, bytes, range)
+    }
+
+    #[inline(never)]
+    fn settle_locked(&self, book: &Book, bytes: u64, range: Option<Range<DevicePtr>>) -> bool {
+        let mut state = self.lock();
         state.end(bytes, bytes);
         if state.takers > 0 {
             state.end_takers(book);
@@ -377,6 +408,9 @@ impl Pool {
             && !book.pools.is_awaited()
             && state.spare_look(bytes, range)
         {
+            if state.promised == 0 {
+                self.ticket.put(state.unseen, range);
+            }
             return true;
         }
         self.settle_by_look(book, &mut state, range)
@@ -406,7 +440,7 @@ impl Pool {
 
     /// Ends a promise to a call that was not made or has panicked.
     fn abandon(&self, book: &Book, paid: u64, bytes: u64) {
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         state.end(paid, bytes);
         // After a panic the pool may have grown. It then keeps the bytes until it is looked at.
         if !std::thread::panicking() {
@@ -435,7 +469,7 @@ impl Pool {
     /// Reads the pool's reserved bytes. Call outside of an allocation. Returns the bytes uncharged.
     pub fn refresh(&self, book: &Book) -> u64 {
         match self.counted && !inside::is_closed() {
-            true => self.look(book, &mut self.state.lock()),
+            true => self.look(book, &mut self.lock()),
             false => 0,
         }
     }
@@ -457,6 +491,9 @@ impl Pool {
             Some(0) => state.steps = Steps::default(),
             None => state.steps = Steps::incomplete(),
             _ => {}
+        }
+        if state.steps.bytes() == 0 {
+            self.ticket.forget_steps();
         }
         // If the driver fails, the pool counts as empty.
         let current = seen.unwrap_or(0);
@@ -509,7 +546,7 @@ impl Pool {
     /// Records that the pool was destroyed. Returns the bytes that stay charged until the caller
     /// has measured the remaining memory; the caller then uncharges excess headroom, too.
     pub fn close(&self, book: &Book) -> u64 {
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         let retired = State {
             retired: true,
             promised: state.promised,
@@ -529,13 +566,13 @@ impl Pool {
     /// Records that the program is about to destroy the pool. From now on no thread asks the driver
     /// about it.
     pub fn retire(&self) {
-        self.state.lock().retired = true;
+        self.lock().retired = true;
     }
 
     /// Returns the reserved bytes of the pool that no allocation uses.
     pub fn unused(&self) -> u64 {
         // The lock is held during the query, so that the program cannot destroy the pool meanwhile.
-        let state = self.state.lock();
+        let state = self.lock();
         if state.retired {
             return 0;
         }
@@ -546,14 +583,14 @@ impl Pool {
 
     /// Returns whether the pool has memory or headroom.
     fn has_memory(&self) -> bool {
-        let state = self.state.lock();
+        let state = self.lock();
         state.reserved + state.lent > 0
     }
 
     /// Lets the driver free up to `bytes` of the pool's unused memory. Returns the bytes uncharged.
     pub fn trim(&self, book: &Book, bytes: u64) -> u64 {
         // The lock is held during the query, so that the program cannot destroy the pool meanwhile.
-        let mut state = self.state.lock();
+        let mut state = self.lock();
         if state.retired {
             return 0;
         }
@@ -640,7 +677,7 @@ impl Pools {
     fn reuse(&self, pool: Pool) -> &'static Pool {
         let kind = |pool: &Pool| (pool.device, pool.counted, pool.managed, pool.imported);
         let mut unused = self.unused.lock();
-        let fits = |known: &&Pool| kind(known) == kind(&pool) && known.state.lock().promised == 0;
+        let fits = |known: &&Pool| kind(known) == kind(&pool) && known.lock().promised == 0;
         let Some(at) = unused.iter().position(fits) else {
             return Box::leak(Box::new(pool));
         };
@@ -648,7 +685,9 @@ impl Pools {
         known.handle.store(pool.handle(), Ordering::Relaxed);
         known.was_current.store(false, Ordering::Relaxed);
         known.exports.store(0, Ordering::Relaxed);
-        *known.state.lock() = pool.state.into_inner();
+        let mut state = known.lock();
+        known.ticket.forget_steps();
+        *state = pool.state.into_inner();
         known
     }
 
@@ -699,7 +738,7 @@ impl Pools {
 
     /// Puts back the record of a pool whose destruction failed.
     pub fn restore(&self, pool: &'static Pool) {
-        pool.state.lock().retired = false;
+        pool.lock().retired = false;
         self.note_created(pool.handle());
         self.by_handle.write().insert(pool.handle(), pool);
     }
@@ -892,6 +931,27 @@ mod tests {
                 .get(20_003)
                 .is_some_and(|known| known.handle() == 20_003)
         );
+    }
+
+    #[test]
+    fn a_call_with_the_ticket_counts_under_the_lock() {
+        let (pool, range) = (Pool::new(1, 0, false), 8 * STEP..9 * STEP);
+        pool.lock().lent = STEP;
+        pool.ticket.put(7, &range);
+        let figures = || {
+            let state = pool.lock();
+            (state.idle(), state.promised, state.large, state.unseen)
+        };
+        assert_eq!(figures(), (STEP, 0, 0, 7), "no call has begun");
+        pool.ticket.put(8, &range);
+        assert!(pool.ticket.begin());
+        assert_eq!(figures(), (0, STEP, 0, 8));
+        assert!(
+            !pool.ticket.end(&range, UNSEEN),
+            "the call ends by the state"
+        );
+        pool.lock().end(STEP, STEP);
+        assert_eq!(figures(), (STEP, 0, 0, 8));
     }
 
     #[test]

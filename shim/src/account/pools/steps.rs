@@ -72,7 +72,9 @@ impl Steps {
     }
 }
 
-fn within(range: &Range<DevicePtr>) -> Range<u64> {
+/// Returns the steps in which `range` lies.
+#[inline]
+pub(super) fn within(range: &Range<DevicePtr>) -> Range<u64> {
     range.start / STEP..range.end.div_ceil(STEP)
 }
 
