@@ -147,6 +147,7 @@ fn a_refusal_names_the_refusing_group_and_its_figures() {
         left: (max - charged) * UNIT,
         keep_free: 0,
         room: 0,
+        waited: 0,
         cause: Cause::Limit,
         outside: None,
     };

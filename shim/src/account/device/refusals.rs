@@ -202,6 +202,7 @@ impl Device {
             left: self.book.group_free(),
             keep_free: 0,
             room: 0,
+            waited: 0,
             cause: Cause::Limit,
             outside: None,
         }
