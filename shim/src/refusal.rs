@@ -101,6 +101,22 @@ struct Why<'a>(&'a Refusal<'a>, &'a Circumstances<'a>);
 
 impl fmt::Display for Why<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.reason(f)?;
+        let Self(refusal, seen) = *self;
+        let others = if refusal.left < seen.asked {
+            ""
+        } else {
+            " behind others"
+        };
+        match refusal.waited {
+            0 => Ok(()),
+            waited => write!(f, ". It waited {waited} s in line{others}"),
+        }
+    }
+}
+
+impl Why<'_> {
+    fn reason(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(refusal, seen) = *self;
         let less = gib(refusal.left).less_than(seen.asked);
         match refusal.cause {

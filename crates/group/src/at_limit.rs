@@ -106,6 +106,7 @@ fn charge<'a>(
         idle,
         is_for_program: insistence == Insistence::Full,
         is_stuck: Cell::new(false),
+        waited: Cell::default(),
         lack: Cell::new(None),
     };
     let above = match insistence {
@@ -182,6 +183,8 @@ pub(super) struct Request<'a, 'b> {
     pub(super) is_for_program: bool,
     /// Whether the members of the group wait for each other.
     pub(super) is_stuck: Cell<bool>,
+    /// How long the request has waited, in whole seconds.
+    pub(super) waited: Cell<u64>,
     /// What `keep_free` lacked at the last attempt; `None` if it was left free.
     pub(super) lack: Cell<Option<Lack>>,
 }
@@ -212,6 +215,7 @@ impl<'a> Request<'a, '_> {
         if insistence != Insistence::None
             && self.bytes <= self.member.max(self.device)
             && let Some(level) = self.line_ahead()
+            && !self.is_full_below(level, self.bytes)
         {
             return Err(self.refused_at(level));
         }
@@ -228,6 +232,15 @@ impl<'a> Request<'a, '_> {
             return granted.then_some(()).ok_or_else(|| self.refused_at(0));
         }
         self.attempt()
+    }
+
+    /// Returns whether a group below `level` refuses `bytes` at once (`on_limit=fail`): the line of
+    /// the group at `level` does not help.
+    pub(super) fn is_full_below(&self, level: usize, bytes: u64) -> bool {
+        (0..level).any(|at| {
+            let Refused { charged, max, .. } = self.refused_at(at);
+            self.options(at).on_limit == OnLimit::Fail && charged.saturating_add(bytes) > max
+        })
     }
 
     /// Builds the error for a refusal by the group at `level` (0 is the process's group), with its
@@ -502,7 +515,7 @@ impl<'a> Request<'a, '_> {
     }
 
     /// Records the end of a wait that began at `began`. `granted`: the refusal for which a request
-    /// waited that is granted now.
+    /// waited that is granted now. A suspended process does not keep what it was granted.
     #[cold]
     pub(super) fn end_wait(
         &self,
@@ -510,16 +523,16 @@ impl<'a> Request<'a, '_> {
         asking: &Option<Asking>,
         granted: Option<&Refused>,
     ) {
-        if let Some(refused) = granted {
+        if let Some(refused) = granted.filter(|_| !self.pressure.is_needless()) {
             self.record(EventKind::Granted, refused);
         }
         if let Some(asking) = asking {
             self.conclude(asking);
         }
+        let waited = began.elapsed();
+        self.waited.set(waited.as_secs());
         for (at, station) in self.member.levels.iter().enumerate() {
-            station
-                .ledger
-                .note_wait(self.device.index[at], began.elapsed());
+            station.ledger.note_wait(self.device.index[at], waited);
         }
     }
 
@@ -549,6 +562,7 @@ impl<'a> Request<'a, '_> {
             kept: lack.map_or(kept, |lack| lack.keep),
             left: lack.map_or(left, |lack| lack.free),
             room: 0,
+            waited: self.waited.get(),
             cause: match self.is_stuck.get() {
                 _ if lack.is_some() => Cause::KeepFree,
                 true => Cause::Standstill,

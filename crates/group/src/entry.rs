@@ -42,6 +42,7 @@ impl Member {
             is_for_program: insistence == Insistence::Full,
             lack: Cell::new(None),
             is_stuck: Cell::new(false),
+            waited: Cell::default(),
         };
         let levels = (0..self.levels.len()).rev();
         for level in levels.filter(|level| self.makes_wait(device, *level)) {
@@ -121,8 +122,9 @@ impl Request<'_, '_> {
             // The limits may change meanwhile.
             let job = self.job_below(level);
             self.bytes = bytes(job);
-            // A context that never fits does not wait: the request for its memory is refused.
-            if context > self.member.max(self.device) {
+            // A context that never fits, or not into a group that refuses at once, does not wait:
+            // the request for its memory is refused.
+            if context > self.member.max(self.device) || self.is_full_below(level, context) {
                 break Ok(false);
             }
             let turn = match &mut line {

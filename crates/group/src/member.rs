@@ -121,6 +121,8 @@ pub struct Refusal<'a> {
     /// The bytes that the job of the process needs at once, because its first context waits until
     /// its whole limit is free; 0 for other requests.
     pub room: u64,
+    /// How long the request has waited in line, in whole seconds.
+    pub waited: u64,
     /// Why the request was refused.
     pub cause: Cause,
     /// The memory that lies in none of the process's groups; `None` if a group refused.
@@ -444,6 +446,7 @@ impl Member {
             kept: keep,
             left: free,
             room: 0,
+            waited: 0,
             cause: Cause::KeepFree,
             outside: None,
         })

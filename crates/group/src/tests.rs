@@ -146,6 +146,7 @@ fn a_refusal_names_the_refusing_group_and_its_figures() {
         kept: 0,
         left: (max - charged) * UNIT,
         room: 0,
+        waited: 0,
         cause: Cause::Limit,
         outside: None,
     };

@@ -22,7 +22,7 @@ use crate::driver::capture::relaxed;
 use crate::driver::cuda::{self, has};
 use crate::fault;
 use crate::handler::Call;
-use crate::handler::aside::{Aside, attempt};
+use crate::handler::aside::{self, Aside, attempt};
 use crate::refusal::Refused;
 
 /// `cuArrayCreate_v2`: Charges the array's bytes before the call. Arrays below 2 MiB share blocks
@@ -95,6 +95,7 @@ fn make(call: Call, shape: Option<Shape>, array: Out<Array>, real: &dyn Real) ->
             return Err(Aside::NothingToCharge);
         }
         let device = call.process.current_device()?;
+        aside::check_context()?;
         let making = Making {
             call,
             device,

@@ -2,6 +2,7 @@
 //! or the call fails.
 
 use crate::abi::{CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_OUT_OF_MEMORY, Status};
+use crate::account::contexts::current_context;
 use crate::account::device::Device;
 use crate::driver::Real;
 use crate::refusal::Refused;
@@ -31,6 +32,16 @@ pub enum Aside {
 #[inline(always)]
 pub fn attempt(real: &dyn Real, work: impl FnOnce() -> Result<Status, Aside>) -> Status {
     work().unwrap_or_else(|aside| aside.answer(real))
+}
+
+/// Fails if the calling thread has no current context: the driver refuses the call then, however
+/// much room there is.
+#[inline(never)]
+pub fn check_context() -> Result<(), Aside> {
+    match current_context() {
+        0 => Err(Aside::NoDevice),
+        _ => Ok(()),
+    }
 }
 
 /// Returns `bytes` if a GPU of this size can hold that many.

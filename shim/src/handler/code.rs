@@ -60,6 +60,9 @@ fn load_module(
         }
     };
     let context = current_context();
+    if context == 0 {
+        return real.call();
+    }
     let load = || load(call, needs, real, Some(&unload));
     let status = managed::variables(call, needs.managed, module, context, &load);
     remember_handle(call, Kind::Module, module, status, handles::current_origin);

@@ -18,7 +18,7 @@ use crate::driver::Real;
 use crate::driver::cuda;
 use crate::fault;
 use crate::handler::Call;
-use crate::handler::aside::{Aside, size_on};
+use crate::handler::aside::{self, Aside, size_on};
 use crate::handler::managed;
 use crate::refusal::Refused;
 use block::Block;
@@ -142,8 +142,10 @@ fn small(
     real: impl Fn() -> Status,
     result: impl Fn() -> (Option<DevicePtr>, Option<u64>),
 ) -> Status {
-    let Ok(mut paid) = Block::pay(device, call.symbol) else {
-        return CUDA_ERROR_OUT_OF_MEMORY;
+    let mut paid = match Block::pay(device, call.symbol) {
+        Ok(paid) => paid,
+        Err(Aside::Refused) => return CUDA_ERROR_OUT_OF_MEMORY,
+        Err(_) => return real(),
     };
     // At most two tries: a lent block can lead to a second try, which has a charged block.
     let mut tries = 0;
@@ -221,6 +223,9 @@ fn large(
     real: impl Fn() -> Status,
     result: impl Fn() -> (Option<DevicePtr>, Option<u64>),
 ) -> Status {
+    if aside::check_context().is_err() {
+        return real();
+    }
     let make = |charged: Charged<'_>| {
         fault::point("large");
         let status = real();

@@ -17,7 +17,7 @@ use crate::account::{BLOCK, round_up};
 use crate::driver::{Real, cuda};
 use crate::fault;
 use crate::handler::Call;
-use crate::handler::aside::{Aside, attempt};
+use crate::handler::aside::{self, Aside, attempt};
 
 /// The steps in which pinned host memory is charged, in bytes: the largest page of a kernel.
 const PAGE: u64 = 64 << 10;
@@ -59,6 +59,7 @@ fn charged(
         if bytesize == 0 || (step == PAGE && !device.shares_host) {
             return Err(Aside::NoSize);
         }
+        aside::check_context()?;
         let bytes = round_up(bytesize as u64, step);
         let mut tries = 0;
         loop {

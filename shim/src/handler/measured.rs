@@ -10,7 +10,7 @@ use crate::account::request::Request;
 use crate::driver::Real;
 use crate::fault;
 use crate::handler::Call;
-use crate::handler::aside::attempt;
+use crate::handler::aside::{self, attempt};
 use crate::handler::handles;
 use crate::refusal::Refused;
 
@@ -119,6 +119,7 @@ const STREAM: u64 = 1 << 20;
 pub fn stream(call: Call, real: &dyn Real, stream: Out<Stream>) -> Status {
     let status = attempt(real, || {
         let device = call.process.current_device()?;
+        aside::check_context()?;
         let paid = Prepaid::pay(device, Request::insisting(call.symbol, RESERVE))?;
         let status = device.note_answer(call.symbol, RESERVE, real.call());
         let measure = |paid| conclude(call, device, paid, RESERVE - STREAM, &|| status, None);

@@ -21,7 +21,7 @@ use crate::driver::capture::relaxed;
 use crate::driver::cuda;
 use crate::fault;
 use crate::handler::Call;
-use crate::handler::aside::{Aside, attempt};
+use crate::handler::aside::{self, Aside, attempt};
 use crate::handler::stream::{await_work, capturing, own_stream};
 
 /// `cuMemAllocAsync`: Charges the most by which the stream's pool can grow, in steps of 32 MiB.
@@ -361,6 +361,9 @@ fn pay(
     asked: u64,
     stream: Stream,
 ) -> Result<(), Aside> {
+    if stream <= 2 {
+        aside::check_context()?;
+    }
     let growth = growth(asked);
     let until = Instant::now() + patience();
     let book = &device.book;

@@ -209,6 +209,7 @@ impl Device {
             kept: 0,
             left: self.book.group_free(),
             room: 0,
+            waited: 0,
             cause: Cause::Limit,
             outside: None,
         }

@@ -9,6 +9,7 @@ use crate::account::device::Device;
 use crate::account::driver_part::Prepaid;
 use crate::account::request::Request;
 use crate::account::spare::Spare;
+use crate::handler::aside::{self, Aside};
 use crate::refusal::Refused;
 
 /// The means by which a block is paid for.
@@ -39,7 +40,7 @@ impl<'a> Block<'a> {
     /// - a block lent from the driver's reserve
     /// - a charge that waits for room
     #[inline]
-    pub fn pay(device: &'a Device, symbol: &'static str) -> Result<Self, Refused> {
+    pub fn pay(device: &'a Device, symbol: &'static str) -> Result<Self, Aside> {
         let spare = device.spares.own();
         let means = if spare.take() {
             Means::Spare(spare)
@@ -100,7 +101,8 @@ impl<'a> Block<'a> {
 
 /// Pays for a block where this thread has no spare block.
 #[cold]
-fn find<'a>(device: &'a Device, symbol: &'static str) -> Result<Means<'a>, Refused> {
+fn find<'a>(device: &'a Device, symbol: &'static str) -> Result<Means<'a>, Aside> {
+    aside::check_context()?;
     if let Ok(charged) = device.charge(Request::trimming(BLOCK)) {
         charged.spend();
         device.note_answer(symbol, BLOCK, SUCCESS);

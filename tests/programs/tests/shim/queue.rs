@@ -335,6 +335,52 @@ fn a_job_whose_first_context_is_refused_keeps_nothing() {
 }
 
 #[test]
+fn a_refusal_after_a_wait_says_how_long_it_was() {
+    let world = queue(CAP);
+    let [mut holder, mut first, mut second] = [world.on_gpu(), world.on_gpu(), world.on_gpu()];
+    holder.expect(&[("alloc a 1G", "0")]);
+    first.tell("alloc b 2500M");
+    assert!(eventually(|| !world.events(EventKind::Wait).is_empty()));
+    world.settings(&["wait_timeout=1s"]);
+    // There is room for it, behind the other one.
+    second.expect(&[("alloc c 100M", "2")]);
+    world.set(3 * GIB);
+    world.set(2 * GIB);
+    assert_eq!(first.answer(), "2");
+    holder.end_quietly();
+    let [(_, first), (_, second)] = [first, second].map(Session::end);
+    assert!(first.contains(" s in line. `gpulimit why`"), "{first}");
+    let behind = " s in line behind others. `gpulimit why`";
+    assert!(second.contains(behind), "{second}");
+    world.judge_end(CAP);
+}
+
+/// The line of the group above does not help it.
+#[test]
+fn a_full_group_that_makes_no_request_wait_refuses_at_once_beside_a_line_above() {
+    let world = queue(CAP);
+    world.below("inner", &["max=1500M"]);
+    let (mut holder, mut first) = (world.on_gpu(), world.on_gpu());
+    let mut inner = world.on_gpu_in("inner");
+    holder.expect(&[("alloc a 1G", "0")]);
+    inner.expect(&[("alloc a 600M", "0")]);
+    first.tell("alloc b 2200M");
+    assert!(eventually(|| !world.events(EventKind::Wait).is_empty()));
+    inner.expect(&[("alloc b 500M", "2")]);
+    let mut next = start_in(&world, &format!("{GROUP}/inner"));
+    assert_eq!(next.say("start"), "0 2");
+    assert_eq!(world.events(EventKind::Wait).len(), 1);
+    holder.end_quietly();
+    assert_eq!(first.answer(), "0");
+    first.end_quietly();
+    for refused in [inner, next] {
+        let (_, line) = refused.end();
+        assert!(line.contains(&format!(" in {GROUP}/inner")), "{line}");
+    }
+    world.judge_end(CAP);
+}
+
+#[test]
 fn a_job_that_no_context_fits_into_is_refused_at_once_by_its_own_limit() {
     let (world, holder, mut other) = full_queue();
     world.below("run-1-1", &["max=100M"]);

@@ -1,6 +1,7 @@
 //! A refusal at the limit returns the driver's own code and prints one clear line; repeated
 //! refusals do not flood standard error.
 
+use gpulimit_ledger::EventKind;
 use gpulimit_programs::world::{CONTEXT, MIB, Session, World};
 
 const CAP: u64 = 1024 * MIB;
@@ -217,4 +218,45 @@ fn a_refusal_says_what_is_left() {
     let (_, errors) = program.end();
     let said = ": 96.0 MiB left of 618.0 MiB in world; most";
     assert!(errors.contains(said), "{errors}");
+}
+
+/// The driver refuses these calls without a current context (measured on an H200, driver 580), so
+/// the group is not asked: nothing is refused, charged or waited for.
+#[test]
+fn a_call_without_a_context_gets_the_drivers_answer() {
+    let world = World::new(2048 * MIB);
+    world.settings(&["on_limit=wait", "wait_timeout=100ms"]);
+    let mut program = world.on_gpu();
+    let mut other = world.on_gpu();
+    program.expect(&[("async a 2M", "0"), ("default-pool p 0", "0")]);
+    other.expect(&[("alloc a 500M", "0")]);
+    program.expect(&[("pop", "0")]);
+    let before = world.usage(0);
+    for call in [
+        "alloc b 1900M",
+        "alloc b 100M",
+        "alloc b 4K",
+        "alloc-v1 b 1900M",
+        "pitch b 1M 1900",
+        "managed b 1900M",
+        "array b 16384,16384,0,32,4",
+        "array b 64,64,0,32,4",
+        "mipmap b 16384,16384,0,32,4 3",
+        "async b 1900M",
+        "async-from b p 1900M",
+        "stream s",
+        "module-ex m 1900000000",
+        "set-limit 0 1M",
+    ] {
+        let answer = program.say(call);
+        assert_eq!(answer.split(' ').next(), Some("201"), "{call}: {answer}");
+        let (charged, peak) = (world.usage(0).charged, world.usage(0).peak);
+        assert_eq!((charged, peak), (before.charged, before.peak), "{call}");
+    }
+    program.expect(&[("current 0", "0"), ("alloc b 2M", "0")]);
+    assert_eq!(world.events(EventKind::Refusal).len(), 0);
+    assert_eq!(world.events(EventKind::Wait).len(), 0);
+    program.end();
+    other.end();
+    world.judge_end(2048 * MIB);
 }

@@ -96,6 +96,29 @@ fn a_request_that_waits_gets_no_room_while_its_process_is_suspended() {
     world.judge_end(CAP);
 }
 
+/// The suspension makes room for the request while its process goes to the host, too: it does not
+/// keep that room.
+#[test]
+fn a_request_of_a_suspended_process_is_not_recorded_as_granted() {
+    let world = World::new(CAP);
+    world.settings(&["on_limit=wait", "wait_timeout=1h"]);
+    let mut first = holder(&world, "1800M");
+    let mut second = world.on_gpu();
+    second.tell("alloc a 1800M");
+    await_line(&world, 1);
+    done(&world, &["suspend", GROUP]);
+    second.waits_on();
+    assert_eq!(world.events(EventKind::Granted).len(), 0);
+    done(&world, &["resume", GROUP]);
+    await_line(&world, 1);
+    first.expect(&[("free a", "0")]);
+    assert_eq!(second.answer(), "0");
+    assert_eq!(world.events(EventKind::Granted).len(), 1);
+    first.end();
+    second.end();
+    world.judge_end(CAP);
+}
+
 /// Waiting for room that can never be there would keep room from others.
 #[test]
 fn a_set_beyond_the_limit_does_not_wait() {
