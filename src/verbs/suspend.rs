@@ -75,8 +75,8 @@ pub fn suspend(args: &Args) -> Result<ExitCode, Failure> {
             0 if subject.waits() => {
                 starts = true;
                 output::note(&format!(
-                    "{name} runs on: it waits for its first memory on a GPU, and starts when there \
-                     is room",
+                    "{name} runs on: it has no memory on a GPU, and waits for some; it starts when \
+                     there is room",
                     name = subject.name()
                 ));
             }

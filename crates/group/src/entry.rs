@@ -122,9 +122,12 @@ impl Request<'_, '_> {
             // The limits may change meanwhile.
             let job = self.job_below(level);
             self.bytes = bytes(job);
-            // A context that never fits, or not into a group that refuses at once, does not wait:
-            // the request for its memory is refused.
-            if context > self.member.max(self.device) || self.is_full_below(level, context) {
+            // A context that never fits does not wait: the request for its memory is refused. Nor
+            // does one that does not fit into a group that refuses at once. A job, of which dead
+            // processes may fill the group, enters with its whole limit.
+            if context > self.member.max(self.device)
+                || job.is_none() && self.is_full_below(level, context)
+            {
                 break Ok(false);
             }
             let turn = match &mut line {

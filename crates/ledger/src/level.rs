@@ -116,7 +116,7 @@ pub fn try_charge(levels: &[Level<'_>], bytes: u64) -> bool {
 
 /// Charges `bytes` as [`try_charge`] does, and counts them in `idle` at the moment of the grant.
 #[inline]
-pub fn try_charge_ahead(levels: &[Level<'_>], bytes: u64, idle: &(impl Idle + ?Sized)) -> bool {
+pub fn try_charge_ahead(levels: &[Level<'_>], bytes: u64, idle: &dyn Idle) -> bool {
     let n = bytes.div_ceil(UNIT);
     n <= charge::REQUEST_MAX && charge::attempt(levels, n, idle).is_ok()
 }

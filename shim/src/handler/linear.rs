@@ -7,7 +7,8 @@ use gpulimit_group::Undisturbed;
 use gpulimit_ledger::Category;
 
 use crate::abi::{
-    CUDA_ERROR_OUT_OF_MEMORY, Device as Ordinal, DevicePtr, DevicePtrV1, Out, SUCCESS, Status,
+    CUDA_ERROR_OUT_OF_MEMORY, Context, Device as Ordinal, DevicePtr, DevicePtrV1, Out, SUCCESS,
+    Status,
 };
 use crate::account::blocks::{Departure, Large, Taken};
 use crate::account::charged::Charged;
@@ -18,7 +19,7 @@ use crate::driver::Real;
 use crate::driver::cuda;
 use crate::fault;
 use crate::handler::Call;
-use crate::handler::aside::{self, Aside, size_on};
+use crate::handler::aside::{Aside, size_on};
 use crate::handler::managed;
 use crate::refusal::Refused;
 use block::Block;
@@ -161,7 +162,8 @@ fn small(
         if blocks_touched(address, size) > 1 {
             // The driver chose a pitch with which the allocation is too large for one block.
             paid.spend();
-            enter_large(Charged::new(device, BLOCK, false), device, address, size);
+            let charged = Charged::new(device, BLOCK, false);
+            enter_large(charged, device, current_context(), address, size);
             device.renew(mark);
             return status;
         }
@@ -223,7 +225,8 @@ fn large(
     real: impl Fn() -> Status,
     result: impl Fn() -> (Option<DevicePtr>, Option<u64>),
 ) -> Status {
-    if aside::check_context().is_err() {
+    let context = current_context();
+    if context == 0 {
         return real();
     }
     let make = |charged: Charged<'_>| {
@@ -231,7 +234,7 @@ fn large(
         let status = real();
         match (status, result()) {
             (SUCCESS, (Some(address), size)) => {
-                enter_large(charged, device, address, size.unwrap_or(estimate))
+                enter_large(charged, device, context, address, size.unwrap_or(estimate))
             }
             _ => drop(charged),
         }
@@ -252,9 +255,15 @@ pub fn blocks_touched(address: DevicePtr, size: u64) -> u64 {
     address.saturating_add(size.saturating_sub(1)) / BLOCK - address / BLOCK + 1
 }
 
-/// Records an allocation of `size` bytes that has blocks of its own. `charged` is the charge for
-/// it.
-fn enter_large(charged: Charged<'_>, device: &'static Device, address: DevicePtr, size: u64) {
+/// Records an allocation of `size` bytes in `context` that has blocks of its own. `charged` is the
+/// charge for it.
+fn enter_large(
+    charged: Charged<'_>,
+    device: &'static Device,
+    context: Context,
+    address: DevicePtr,
+    size: u64,
+) {
     let bytes = blocks_touched(address, size) * BLOCK;
     charged.spend_as(bytes);
     device.book.add(Category::Linear, bytes);
@@ -262,7 +271,7 @@ fn enter_large(charged: Charged<'_>, device: &'static Device, address: DevicePtr
         address,
         Large {
             device: device.ordinal,
-            context: current_context(),
+            context,
             blocks: bytes / BLOCK,
             exports: 0,
         },

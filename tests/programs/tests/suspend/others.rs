@@ -249,9 +249,9 @@ fn suspending_a_process_without_gpu_memory_says_so() {
     let actor = begin(&world, &["resume", GROUP]);
     await_line(&world, 1);
     let pid = actor.pid().to_string();
-    let said = done(&world, &["suspend", "--pid", &pid]);
-    let note = format!("process {pid} (gpulimit) has no memory on a GPU");
-    assert!(said.errors.contains(&note), "{said:?}");
+    let said = run(&world, &["suspend", "--pid", &pid]);
+    let note = format!("process {pid} (gpulimit) runs on: it has no memory on a GPU, and waits");
+    said.expect_failure(&note);
     other.expect(&[("free a", "0")]);
     assert!(actor.end().0.success());
     goes_on(&mut program);

@@ -214,7 +214,7 @@ fn a_process_that_waits_for_its_first_memory_is_named() {
     await_line(&world, 1);
     let down = run(&world, &["suspend", &name]);
     let (one, two) = (first.pid(), second.pid());
-    let text = format!("process {two} (gpu-script) runs on: it waits for its first memory");
+    let text = format!("process {two} (gpu-script) runs on: it has no memory on a GPU, and waits");
     down.expect_failure(&text);
     let line = format!("{name}: process {one} (gpu-script): suspended, ");
     assert!(down.out.contains(&line), "{down:?}");
