@@ -49,7 +49,7 @@ struct Output {
 }
 
 impl Terminal {
-    /// Starts a script on a terminal of 80 columns. In it, `$TOP` is `gpulimit top`.
+    /// Starts a script on a terminal of 80 columns. In it, `$TOP` is `gpulimit top --idle`.
     fn start(place: &Place, environment: &[(&str, &str)], script: &str) -> Self {
         let controller = place.gpulimit(&[]);
         let mut command = terminal::script();
@@ -60,7 +60,10 @@ impl Terminal {
                 "/dev/null",
             ])
             .env("SCRIPT", script)
-            .env("TOP", format!("{} top", controller.get_program().display()))
+            .env(
+                "TOP",
+                format!("{} top --idle", controller.get_program().display()),
+            )
             .env("SHELL", "/bin/sh")
             .env("TERM", "xterm-256color")
             .env("LANG", "C.UTF-8")
@@ -357,7 +360,7 @@ fn keys_send_a_signal() {
     let mut terminal = Terminal::start(&place, &[], "exec $TOP");
     terminal.shows("1 process ");
     // Tab selects the first process.
-    terminal.write("\tk");
+    terminal.write("\tK");
     terminal.shows("Signal to process");
     assert!(child.try_wait().expect("a child").is_none(), "not yet");
     terminal.write("\r");
@@ -381,7 +384,7 @@ fn a_signal_is_not_sent_to_another_process_with_the_pid() {
     let slot = ledger.claim(&before, "").expect("a slot");
     let mut terminal = Terminal::start(&place, &[], "exec $TOP");
     terminal.shows("1 process ");
-    terminal.write("\tk");
+    terminal.write("\tK");
     terminal.shows("Signal to process");
     drop(slot);
     let _slot = ledger.claim(&after, "").expect("a slot");
@@ -446,7 +449,7 @@ fn details_have_a_curve() {
 #[test]
 fn a_root_that_goes_and_comes_back_is_shown() {
     let place = place();
-    let mut command = place.gpulimit(&["top", "--batch", "--interval", "0.1"]);
+    let mut command = place.gpulimit(&["top", "--idle", "--batch", "--interval", "0.1"]);
     command.stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = Running::start(&mut command);
     let mut out = BufReader::new(child.stdout.take().expect("piped")).lines();
@@ -508,7 +511,7 @@ fn options_choose_rows() {
         .charge(&device, GIB, &Nothing, Insistence::Full)
         .expect("fits");
     let groups = |arguments: &[&str]| -> Vec<String> {
-        let said = place.said(&[&["top", "--once"], arguments].concat());
+        let said = place.said(&[&["top", "--once", "--idle"], arguments].concat());
         let rows = said
             .lines()
             .skip_while(|line| !line.starts_with("GROUP"))
@@ -527,16 +530,16 @@ fn options_choose_rows() {
     assert!(error.contains("did you mean night?"), "{error}");
     let user = fs::metadata("/proc/self").expect("it").uid().to_string();
     assert_eq!(groups(&["--user", &user]), ["night"]);
-    assert_eq!(groups(&["--device", &GPU.to_string()])[2], "night");
+    assert_eq!(groups(&["--device", &GPU.to_string()])[0], "night");
     // The limit for all GPUs applies to a GPU that the group has not used.
     let group = place.root().group("night").expect("there");
     group
         .write_limits(|set| set.set(Selector::All, Key::Max, Size::Bytes(3 * GIB)))
         .expect("written");
-    let other = place.said(&["top", "--once", "--device", &OTHER.to_string()]);
+    let other = place.said(&["top", "--once", "--idle", "--device", &OTHER.to_string()]);
     let row = other.lines().find(|line| line.starts_with("night"));
     let row = words(row.expect("a row"));
-    assert_eq!(row[1..4], ["others", "3.0G", "-"], "{other}");
+    assert_eq!(row[1..3], ["3.0G", "-"], "{other}");
     for (arguments, why) in [
         (&["--interval", "0"][..], "0.1 to 86400"),
         (&["--sort", "colour"], "possible values"),
@@ -589,7 +592,7 @@ fn a_round_that_fails_says_why_and_the_next_one_follows() {
     let place = place();
     place.group("night", Size::Max);
     let start = |form| {
-        let mut command = place.gpulimit(&["top", "lab", form, "--interval", "0.1"]);
+        let mut command = place.gpulimit(&["top", "lab", "--idle", form, "--interval", "0.1"]);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = Running::start(&mut command);
         let out = BufReader::new(child.stdout.take().expect("piped")).lines();
@@ -649,7 +652,7 @@ fn thousands_of_members_are_shown() {
     // To the last row.
     terminal.write("G");
     terminal.shows("-4000 of 4000)");
-    terminal.write("k");
+    terminal.write("K");
     terminal.shows("process 4000 is in another pid namespace");
     terminal.write("q");
     terminal.wrote(CLOSES);

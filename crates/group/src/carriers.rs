@@ -21,9 +21,10 @@ use std::time::Duration;
 const LISTS: usize = 16;
 /// The most processes whose environment takes so long to read that its reader is ended.
 const MAX_SLOW: usize = 2;
-/// How often a process is looked at while its environment is unknown, and the pause between two
-/// looks: during `exec` a process has no environment for a moment.
-const LOOKS: u32 = 4;
+/// How often a process is looked at while its environment is unknown, and the first pause between
+/// two looks, which doubles: during `exec` a process has no environment for a moment, on a busy
+/// machine for longer.
+const LOOKS: u32 = 6;
 const EXEC: Duration = Duration::from_millis(1);
 /// The bytes of an environment that are read at a time: more than the name of a group.
 const CHUNK: usize = 16 << 10;
@@ -205,7 +206,7 @@ fn look_at_all(pids: &[u32], jobs: &mut [Job<'_>], looks: u32) {
     let left = |process: &&Unknown| jobs.iter().any(|job| job.lacks(process));
     let left: Vec<u32> = (unknown.iter().filter(left).map(|process| process.pid)).collect();
     if !left.is_empty() && looks > 1 {
-        std::thread::sleep(EXEC);
+        std::thread::sleep(EXEC * (1 << LOOKS.saturating_sub(looks)));
         return look_at_all(&left, jobs, looks - 1);
     }
     for job in jobs.iter_mut() {
