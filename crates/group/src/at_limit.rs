@@ -9,14 +9,14 @@
 //! 7. The request is refused.
 
 use super::demand::Asking;
-use super::member::{Member, MemberDevice, Refusal, Spared, Station};
+use super::member::{MAX_DEPTH, Member, MemberDevice, Refusal, Spared, Station};
 use super::oom::Awaited;
 use super::signals::Deferred;
 use super::trail::{Traced, happening};
 use super::undisturbed::Undisturbed;
 use gpulimit_ledger::{
-    self as ledger, Cause, DeviceIndex, EventKind, Idle, Line, MAX_DEPTH, Pressure, Refused,
-    Standstill, Turn, Witness,
+    self as ledger, Cause, DeviceIndex, EventKind, Idle, Line, Pressure, Refused, Standstill, Turn,
+    Witness,
 };
 use gpulimit_limits::{OnLimit, Options};
 use std::cell::Cell;

@@ -9,8 +9,8 @@ use gpulimit_base::file_system;
 use gpulimit_base::identity::Identity;
 use gpulimit_ledger::{
     self as ledger, Category, Cause, Compared, Details, DeviceIndex, DeviceUsage, EventKind,
-    Figures, Gate, HOLDERS, Happening, Holding, Idle, Ledger, Level, MAX_DEPTH, MAX_DEVICES,
-    NoWitness, Outside, Slot, Unmoved, Witness,
+    Figures, Gate, HOLDERS, Happening, Holding, Idle, Ledger, Level, MAX_DEVICES, NoWitness,
+    Outside, Slot, Unmoved, Witness,
 };
 use gpulimit_limits::{Bounds, Limits};
 use once_cell::race::OnceBox;
@@ -19,6 +19,9 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+/// The most levels of groups: a group together with the groups above it has at most this many.
+pub const MAX_DEPTH: usize = 8;
 
 /// The most attempts of a process to join a group that other processes remove and make again.
 const ATTEMPTS: u32 = 16;

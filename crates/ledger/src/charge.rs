@@ -1,9 +1,8 @@
 //! The charge algorithm. It uses neither a lock nor a shared total.
 //!
 //! Each process counts its charged memory in its own ledger word. To *publish* a request, the
-//! process adds the requested memory to its word, marked as undecided, in its own group first and
-//! in the root group last. Only then does it add up all words of each group and compare the sums
-//! with the limits. The request is granted in all groups, or withdrawn from all.
+//! process adds the requested memory to its word, marked as undecided. Only then does it add up all
+//! words and compare the sum with the limit.
 //!
 //! If two processes race for the last bytes, at least one of them sees the request of the other. If
 //! both do, both withdraw their requests and try again.
@@ -27,8 +26,6 @@ const LOOKS: u32 = if cfg!(loom) { 1 } else { 64 };
 const CONTENDED: u32 = if cfg!(loom) { 2 } else { 8 };
 /// How often the recorder looks at an undecided charge.
 const DECIDING: u32 = 8;
-/// The most levels of groups: a group together with the groups above it has at most this many.
-pub const MAX_DEPTH: usize = 8;
 /// Largest number of times that one request reclaims idle memory of its own process.
 const RECLAIMS: u32 = 16;
 
@@ -196,6 +193,17 @@ impl Idle for () {
     }
 }
 
+/// Tries once to charge `n` units in every group. On failure, returns the index of the group that
+/// refused the request.
+#[inline]
+pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
+    rungs: &[R],
+    n: u64,
+    idle: &I,
+) -> Result<(), usize> {
+    climb(rungs, 0, n, idle, None)
+}
+
 /// Returns the present time if the ledger records the usage. All levels share one look at the
 /// clock, which is most of the cost of a recorded change.
 #[inline]
@@ -203,80 +211,74 @@ fn now<R: Rung>(rung: &R, clock: &mut Option<Tick>) -> Option<Tick> {
     (rung.records()).then(|| *clock.get_or_insert_with(os::wall_tick))
 }
 
-/// Tries once to charge `n` units in every group. On failure, returns the index of the group that
-/// refused the request.
+/// Tries once to charge `n` units in the groups from `level` upwards.
 // Not `inline`, so that the library contains the function only once.
-pub(super) fn attempt<R: Rung, I: Idle + ?Sized>(
+fn climb<R: Rung, I: Idle + ?Sized>(
     rungs: &[R],
+    level: usize,
     n: u64,
     idle: &I,
+    mut clock: Option<Tick>,
 ) -> Result<(), usize> {
-    let (mut clock, mut looks) = (None, [(0, Total::default()); MAX_DEPTH]);
-    for (level, rung) in rungs.iter().enumerate() {
-        let own = rung.own().word;
-        let is_trusted = rung.begin(own, now(rung, &mut clock));
-        let max = looks.get_mut(level).map(|(max, _)| {
-            *max = rung.max();
-            *max
-        });
-        // A request that never fits stands in nobody's way.
-        if !is_trusted || max.is_none_or(|max| n > max) || word_is_full(own, n) {
-            rung.withdrawn();
-            withdraw(&rungs[..level], n);
-            return Err(level);
-        }
-        // `Release`: a process that sees moved memory in this slot also sees that the memory has
-        // left the other slot.
-        own.fetch_add(published(n), Ordering::Release);
-    }
-    // Of two processes that publish requests, the process with the later fence sees the request of
-    // the other, at each level that both have.
-    R::Word::fence(Ordering::SeqCst);
-    for (level, (rung, (max, seen))) in rungs.iter().zip(&mut looks).enumerate() {
-        // `high_water` is read after the fence. Processes with later slots will publish later, and
-        // see this request.
-        let high_water = rung.high_water().load(Ordering::Relaxed);
-        *seen = match rung.records() {
-            true => total_with_idle(rung.charges(high_water)),
-            false => total(rung.charges(high_water), Ordering::Relaxed, |_, _| {}),
-        };
-        if seen.charged > *max || rung.is_lost() {
-            withdraw(rungs, n);
-            return Err(level);
-        }
-    }
-    // A process that sees the counter's change also sees the request, because the request was
-    // published before the fence.
-    idle.add();
-    // The request stays undecided until it fits in all groups. Otherwise a request that fails later
-    // could make other requests fail. The process's own group comes last: see [`Slot::is_decided`].
-    for (rung, (_, seen)) in rungs.iter().zip(&looks).rev() {
-        let Charged {
-            word: own,
-            idle: own_idle,
-        } = rung.own();
-        let before = own.fetch_sub(n << 32, Ordering::Release);
-        rung.added(n);
-        // The peak counts granted units and this request, but not the undecided units of others.
-        let others = seen.undecided.saturating_sub(n);
-        rung.note(
-            seen.charged.saturating_sub(others),
-            granted(before.wrapping_sub(n << 32)),
-            own_idle,
-        );
-        if let Some(now) = now(rung, &mut clock) {
-            let rise = if idle.is_used() { n } else { 0 };
-            rung.record(now, seen.in_use(n), rise);
-        }
-    }
-    Ok(())
-}
-
-/// Withdraws a request of `n` units that was published in these groups.
-fn withdraw<R: Rung>(rungs: &[R], n: u64) {
-    for rung in rungs.iter().rev() {
-        rung.own().word.fetch_sub(published(n), Ordering::Release);
+    let Some((rung, above)) = rungs.split_first() else {
+        // A process that sees the counter's change also sees the request, because the request was
+        // published before the last fence.
+        idle.add();
+        return Ok(());
+    };
+    let Charged {
+        word: own,
+        idle: own_idle,
+    } = rung.own();
+    let now = now(rung, &mut clock);
+    if !rung.begin(own, now) || word_is_full(own, n) {
         rung.withdrawn();
+        return Err(level);
+    }
+    let max = rung.max();
+    // `Release`: a process that sees moved memory in this slot also sees that the memory has left
+    // the other slot.
+    own.fetch_add(published(n), Ordering::Release);
+    // Of two processes that publish requests, the process with the later fence sees the request of
+    // the other.
+    R::Word::fence(Ordering::SeqCst);
+    // `high_water` is read after the fence. Processes with later slots will publish later, and see
+    // this request.
+    let high_water = rung.high_water().load(Ordering::Relaxed);
+    let seen = match now {
+        Some(_) => total_with_idle(rung.charges(high_water)),
+        None => total(rung.charges(high_water), Ordering::Relaxed, |_, _| {}),
+    };
+    if seen.charged > max || rung.is_lost() {
+        own.fetch_sub(published(n), Ordering::Release);
+        rung.withdrawn();
+        return Err(level);
+    }
+    match climb(above, level + 1, n, idle, clock) {
+        Ok(()) => {
+            // The request stays undecided until it fits in all groups. Otherwise a request that
+            // fails later could make other requests fail.
+            let before = own.fetch_sub(n << 32, Ordering::Release);
+            rung.added(n);
+            // The peak counts granted units and this request, but not the undecided units of
+            // others.
+            let others = seen.undecided.saturating_sub(n);
+            rung.note(
+                seen.charged.saturating_sub(others),
+                granted(before.wrapping_sub(n << 32)),
+                own_idle,
+            );
+            if let Some(now) = now {
+                let rise = if idle.is_used() { n } else { 0 };
+                rung.record(now, seen.in_use(n), rise);
+            }
+            Ok(())
+        }
+        Err(refusing) => {
+            own.fetch_sub(published(n), Ordering::Release);
+            rung.withdrawn();
+            Err(refusing)
+        }
     }
 }
 
@@ -355,26 +357,27 @@ pub(super) fn hand_over<R: Rung, E>(
 }
 
 /// Uncharges `n` units that were charged ahead and never used. Also removes them from the counter
-/// `idle`, while the units are undecided at every level.
+/// `idle`.
 pub(super) fn uncharge_idle<R: Rung>(rungs: &[R], n: u64, idle: &dyn Idle) {
-    let (mut clock, mut there) = (None, [0; MAX_DEPTH]);
-    for (rung, there) in rungs.iter().zip(&mut there) {
-        let own = rung.own().word;
-        rung.begin(own, now(rung, &mut clock));
-        *there = change_granted(own, n, |word, there| word + (there << 32));
-    }
-    R::Word::fence(Ordering::SeqCst);
-    idle.remove();
-    for (rung, there) in rungs.iter().zip(there).rev() {
-        // `SeqCst`: the caller checks for waiting processes next. A process that begins to wait
-        // later finds the units gone.
-        rung.own()
-            .word
-            .fetch_sub(published(there), Ordering::SeqCst);
-        rung.taken(there);
-        if there < n {
-            rung.lacked(n - there);
-        }
+    descend(rungs, n, idle, None);
+}
+
+fn descend<R: Rung>(rungs: &[R], n: u64, idle: &dyn Idle, mut clock: Option<Tick>) {
+    let Some((rung, above)) = rungs.split_first() else {
+        R::Word::fence(Ordering::SeqCst);
+        idle.remove();
+        return;
+    };
+    let own = rung.own().word;
+    rung.begin(own, now(rung, &mut clock));
+    let there = change_granted(own, n, |word, there| word + (there << 32));
+    descend(above, n, idle, clock);
+    // `SeqCst`: the caller checks for waiting processes next. A process that begins to wait later
+    // finds the units gone.
+    own.fetch_sub(published(there), Ordering::SeqCst);
+    rung.taken(there);
+    if there < n {
+        rung.lacked(n - there);
     }
 }
 
@@ -446,7 +449,6 @@ fn word_is_full(own: &impl Word, n: u64) -> bool {
 }
 
 /// The sums over the charges of one ledger, in units.
-#[derive(Copy, Clone, Default)]
 struct Total {
     /// Includes undecided units.
     charged: u64,

@@ -52,7 +52,7 @@ mod uncovered;
 mod usage;
 mod wait;
 
-pub use charge::{Idle, MAX_DEPTH};
+pub use charge::Idle;
 pub use demand::{Answer, Askable, Demand, OFTEN, Reason};
 pub use error::LedgerError;
 pub use events::{Event, EventKind, Happening};
