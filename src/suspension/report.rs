@@ -11,9 +11,9 @@ use std::fmt::Write as _;
 use std::process::ExitCode;
 
 /// Prints the state of each process of a set after the work, in text or JSON. `before` are their
-/// suspended bytes before the work, `known` has pids with states that ledgers do not tell (`killed`,
-/// `locked` by another program), and `group` is the group that the caller named. The exit status is
-/// 1 if a process is lost or locked.
+/// suspended bytes before the work, `known` has pids with states that ledgers do not tell
+/// (`killed`, `locked` by another program), and `group` is the group that the caller named. The exit
+/// status is 1 if a process is lost or locked.
 pub fn report(
     subjects: &[Subject],
     before: &[u64],

@@ -21,7 +21,7 @@ use crate::shown::output::{self, Reader as Pipe};
 use crate::shown::screen::{self, Screen};
 use crate::shown::{terminal, watch};
 use crate::words::failure::Failure;
-use frame::{Scene, Seen};
+use frame::Scene;
 use gpulimit_limits::Selector;
 use jiff::tz::TimeZone;
 use look::Look;
@@ -34,7 +34,7 @@ use std::process::ExitCode;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
-use view::{Act, View};
+use view::{Act, Seen, View};
 
 /// Options of `top`.
 #[derive(clap::Args)]
@@ -102,9 +102,10 @@ pub struct Args {
 const HELP: &str = "\
 Press ? for the keys. A bar for each GPU shows the top groups, the memory
 outside all groups, and what is free. `gpulimit top` only reads, except for the
-keys s (set a limit), K (send a signal) and S (suspend, resume), which ask first. If the output is
-not a terminal, it prints one round. Without a UTF-8 locale it draws with ASCII,
-and with NO_COLOR or on a monochrome terminal without colours.
+keys s (set a limit), K (send a signal) and S (suspend, resume), which ask
+first. If the output is not a terminal, it prints one round. Without a UTF-8
+locale it draws with ASCII, and with NO_COLOR or on a monochrome terminal
+without colours.
 
 Examples:
   gpulimit top

@@ -94,8 +94,8 @@ fn make(
         }
         let hint = hint.get();
         let before = device.driver_part.used();
-        let size = hint.max(device.least_context);
-        let status = device.note_answer(call.symbol, size, real.call());
+        let asked = hint.max(device.least_context);
+        let status = device.note_answer(call.symbol, asked, real.call());
         let context = made.read().filter(|_| status == SUCCESS);
         if let Some(context) = context {
             device.contexts.insert(context);

@@ -7,7 +7,7 @@ use super::prompt::{Prompt, Question, SIGNALS};
 use super::round::{Name, Round, Who};
 use super::rows::{Rows, Sort};
 use super::tables::{self, fitted};
-use super::view::{Page, View};
+use super::view::{Page, Seen, View};
 use crate::figures::snapshot::GpuMemory;
 use crate::shown::terminal::cut;
 use crate::words::{clock, signal};
@@ -35,19 +35,6 @@ pub struct Scene<'a> {
     pub stuck: Option<Duration>,
     pub zone: &'a TimeZone,
     pub look: Look,
-}
-
-/// Where the tables were drawn, for the next key and the next frame.
-#[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
-pub struct Seen {
-    /// The first shown rows of the tables.
-    pub offsets: [usize; 2],
-    /// The areas of the tables, with their heads.
-    pub tables: [Rect; 2],
-    /// The number of rows of a page.
-    pub page: usize,
-    /// The first shown line of a page of text.
-    pub scroll: usize,
 }
 
 /// Draws the screen.
@@ -277,7 +264,8 @@ fn footer(scene: &Scene<'_>, area: Rect, buffer: &mut Buffer) {
 fn keys(view: &View, width: usize) -> Line<'static> {
     let keys = match view.page {
         Page::Tables => {
-            "? help  q quit  / filter  ,. sort  i idle  Space fold  Enter details  s set  K signal  S suspend  p pause"
+            "? help  q quit  / filter  ,. sort  i idle  Space fold  Enter details  s set  K signal  \
+             S suspend  p pause"
         }
         Page::Help => "Esc back  Up/Down scroll",
         Page::Details(_) => "Esc back  [] other time  Up/Down scroll",

@@ -1,11 +1,11 @@
 //! Rounds for tests, made by hand.
 
-use super::frame::{Scene, Seen, draw};
+use super::frame::{Scene, draw};
 use super::look::Look;
 use super::plain;
 use super::round::{Name, Round};
 use super::rows::Item;
-use super::view::View;
+use super::view::{Seen, View};
 use crate::figures::processes::{Parts, Process};
 use crate::figures::snapshot::GpuMemory;
 use crate::figures::trend::Trend;

@@ -1,6 +1,5 @@
 //! What the user of `top` sees and does: the state that keys change. Reads and writes nothing.
 
-use super::frame::Seen;
 use super::prompt::{Moved, Prompt, Question, SIGNALS};
 use super::reader::Ask;
 use super::round::{Name, Round, Wanted, Who};
@@ -14,7 +13,7 @@ use gpulimit_limits::{Key, Selector};
 use ratatui::crossterm::event::{
     KeyCode, KeyEvent, KeyModifiers, MouseButton, MouseEvent, MouseEventKind,
 };
-use ratatui::layout::Position;
+use ratatui::layout::{Position, Rect};
 use std::time::Duration;
 
 /// The intervals that the keys + and - choose, in milliseconds.
@@ -50,6 +49,19 @@ pub enum Act {
     Signal(Name, Option<Who>, i32),
     /// Suspend or resume a process, or all processes of a group.
     Move(Name, Option<Who>, Moved),
+}
+
+/// Where the tables were drawn, for the next key and the next frame.
+#[derive(Copy, Clone, Debug, Default, Eq, PartialEq)]
+pub struct Seen {
+    /// The first shown rows of the tables.
+    pub offsets: [usize; 2],
+    /// The areas of the tables, with their heads.
+    pub tables: [Rect; 2],
+    /// The number of rows of a page.
+    pub page: usize,
+    /// The first shown line of a page of text.
+    pub scroll: usize,
 }
 
 /// The state of the screen.

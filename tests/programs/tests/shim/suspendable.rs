@@ -208,7 +208,10 @@ fn a_process_of_another_user_or_pid_namespace() {
     let program = start(&world, &[]);
     let mut stranger = doctor(&world, &["--pid", &program.pid().to_string()]);
     stranger.uid(65_534).gid(65_534);
-    let denied = ("belongs to the user with id 0", "as that user or as root");
+    let denied = (
+        "belongs to the user with id 0",
+        "as that user, or as root outside of containers",
+    );
     expect(&found(stranger), &[denied]);
     let mut command = Command::new("unshare");
     command.args(["--pid", "--fork"]).arg(world::program());
