@@ -331,7 +331,7 @@ fn a_killed_process_is_named_with_the_user_of_gpulimit_kill() {
     let out = place.said(&["events"]);
     let said = format!("pid {} (", member.id());
     assert!(
-        out.contains(&said) && out.contains("used 1.0 GiB; by pid "),
+        out.contains(&said) && out.contains("held 1.0 GiB; by pid "),
         "{out}"
     );
 }
