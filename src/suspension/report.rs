@@ -12,8 +12,8 @@ use std::process::ExitCode;
 
 /// Prints the state of each process of a set after the work, in text or JSON. `before` are their
 /// suspended bytes before the work, `known` has pids with states that ledgers do not tell
-/// (`killed`, `locked` by another program), and `group` is the group that the caller named. The exit
-/// status is 1 if a process is lost or locked.
+/// (`killed`, `locked` by another program), and `group` is the group that the caller named. The
+/// exit status is 1 if a process is lost or locked.
 pub fn report(
     subjects: &[Subject],
     before: &[u64],

@@ -264,8 +264,8 @@ fn footer(scene: &Scene<'_>, area: Rect, buffer: &mut Buffer) {
 fn keys(view: &View, width: usize) -> Line<'static> {
     let keys = match view.page {
         Page::Tables => {
-            "? help  q quit  / filter  ,. sort  i idle  Space fold  Enter details  s set  K signal  \
-             S suspend  p pause"
+            "? help  q quit  / filter  ,. sort  i idle  Space fold  Enter details  s set  \
+             K signal  S suspend  p pause"
         }
         Page::Help => "Esc back  Up/Down scroll",
         Page::Details(_) => "Esc back  [] other time  Up/Down scroll",
