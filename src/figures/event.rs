@@ -188,6 +188,10 @@ impl Line {
             EventKind::Suspend => format!("{bytes} of {who} suspended"),
             EventKind::Resume => format!("{bytes} of {who} resumed"),
             EventKind::Recovered => format!("{who} got {bytes} after all"),
+            EventKind::Outside => match known(what.bytes) {
+                Some(_) => format!("{who} is outside of all groups, with {bytes}"),
+                None => format!("{who} is outside of all groups"),
+            },
             EventKind::Lost => {
                 format!("{who} is lost: the driver could not bring its {bytes} back")
             }
@@ -200,7 +204,9 @@ impl Line {
             "{time}  {kind:<7}  {group}  {device}{said}{details}",
             time = self.time(),
             kind = what.kind.name(),
-            group = self.title,
+            group = Some(&*self.title)
+                .filter(|title| !title.is_empty())
+                .unwrap_or("-"),
             details = self.details()
         )
     }
@@ -287,8 +293,8 @@ pub struct Shown<'a> {
 impl<'a> Shown<'a> {
     fields! { pub FIELDS<'a>(it: Shown<'a>):
         "time": Time => it.line.time().to_string();
-        /// The full name of the group.
-        "group": Text => &*it.line.group;
+        /// The full name of the group; null for `outside`.
+        "group": Text => Some(&*it.line.group).filter(|group| !group.is_empty());
         /// The group root.
         "root": Text => text::shown_path(&it.line.root);
         /// The number of the event in its group.

@@ -62,6 +62,8 @@ ten minutes share a line with their number and the figures of the last. With
   resume   the memory of a suspended process was moved back
   lost     the driver could not bring the memory of a suspended process back
   limits   the limits were changed
+  outside  a process outside of all groups uses a GPU (only while a `gpulimit
+           serve` looks: each round that it reads, for a page or a scrape)
 
 Examples:
   gpulimit events --since 1h

@@ -73,15 +73,35 @@ impl Root {
     /// Notes GPUs in the root's trail, which is made if it is missing. Does nothing in a root of
     /// another user. Errors are ignored: only GPUs that NVML has lost are then unknown.
     pub fn note_gpus(&self, gpus: &[(DeviceId, Option<u64>)]) {
-        let owner = fs::symlink_metadata(&self.path).map(|about| about.uid());
-        if !owner.is_ok_and(|owner| owner == user::effective()) {
-            return;
-        }
-        if let Some(trail) = self.own_trail() {
+        if let Some(trail) = self.owners_trail() {
             for (id, capacity) in gpus {
                 let _ = trail.device(*id, capacity.unwrap_or(0));
             }
         }
+    }
+
+    /// Records in the root's trail that a process outside of all groups uses these bytes of a GPU.
+    /// Does nothing where [`Self::note_gpus`] does nothing.
+    pub fn record_outside(&self, process: Identity, gpu: DeviceId, bytes: u64) {
+        if let Some(trail) = self.owners_trail()
+            && let Ok(index) = trail.device(gpu, 0)
+        {
+            let happening = Happening {
+                kind: EventKind::Outside,
+                device: Some(index),
+                process,
+                bytes,
+                charged: 0,
+                max: u64::MAX,
+            };
+            trail.record_in(Some(&trail), &happening, &Details::default());
+        }
+    }
+
+    /// Returns the trail of the caller's own root, which is made if it is missing.
+    fn owners_trail(&self) -> Option<Ledger> {
+        let owner = fs::symlink_metadata(&self.path).ok()?.uid();
+        (owner == user::effective()).then(|| self.own_trail())?
     }
 
     /// Returns whether a file in the root is a draft of the trail, which a killed process left.

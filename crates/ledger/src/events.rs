@@ -42,11 +42,13 @@ pub enum EventKind {
     Lost = 13,
     /// A process was granted as much as it was refused within the second before.
     Recovered = 14,
+    /// A process outside of all groups uses memory of the device.
+    Outside = 15,
 }
 
 impl EventKind {
     /// All kinds.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Refusal,
         Self::Wait,
         Self::Granted,
@@ -61,6 +63,7 @@ impl EventKind {
         Self::Resume,
         Self::Lost,
         Self::Recovered,
+        Self::Outside,
     ];
 
     /// Returns the word `count` of an event; 0 for kinds that do not have it.
@@ -88,6 +91,7 @@ impl EventKind {
             Self::Resume => "resume",
             Self::Lost => "lost",
             Self::Recovered => "recovered",
+            Self::Outside => "outside",
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::groups::budget::{Budget, LINE, Purse, VERB};
 use crate::groups::{self, Selection};
 use crate::words::{environment::env, failure::Failure, notes::Notes};
 use gpulimit_group::{Kind, Root, SYSTEM, check_name, is_within, upwards};
-use gpulimit_ledger::{Event, Ledger, TrailEvent};
+use gpulimit_ledger::{Event, EventKind, Ledger, TrailEvent};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -341,7 +341,7 @@ impl Source {
     }
 
     /// Returns the name of the group where an event of the trail happened; `None` if the event is
-    /// forged. Below a group, only jobs have no trail of their own.
+    /// forged. Below a group, only jobs have no trail of their own. A process outside has no group.
     fn place_of(&self, traced: &TrailEvent) -> Option<String> {
         let below = &*traced.group;
         let (cut, whole) = match below.strip_prefix(TrailEvent::CUT) {
@@ -357,6 +357,7 @@ impl Source {
                 Some(format!("{group}/{cut}{whole}"))
             }
             (Some(_), _) => None,
+            (None, "") if traced.event.what.kind == EventKind::Outside => Some(String::new()),
             (None, _) => {
                 check_name(whole).ok()?;
                 Some(format!("{cut}{whole}"))

@@ -3,7 +3,7 @@
 use super::access::Scope;
 use super::counters::{Counters, Events};
 use super::pressure::{WINDOWS, Waits};
-use crate::figures::outside::Finder;
+use crate::figures::outside::{Finder, Outside};
 use crate::figures::processes::{Commands, Process, processes};
 use crate::figures::snapshot::{self, GpuMemory, Reader};
 use crate::figures::{Figures, Gpu, kept::Kept, waiting::Waiters};
@@ -11,8 +11,9 @@ use crate::groups::budget::{LINE, SCRAPE};
 use crate::groups::{Seen, Selection, View, beliefs};
 use crate::machine::{accounts, nvml::Driver};
 use crate::shown::output;
-use crate::words::{clock::Moment, failure::Failure};
+use crate::words::{clock::Moment, environment::env, failure::Failure};
 use gpulimit_base::device::DeviceId;
+use gpulimit_base::identity::{Identity, SeenProcess};
 use gpulimit_group::pod::Pod;
 use gpulimit_group::{Kind, Root};
 use gpulimit_ledger::{EventKind, Ledger, Resolution};
@@ -79,6 +80,8 @@ pub struct More {
 pub struct Memory {
     commands: Commands,
     outside: Finder,
+    /// The processes outside in the last round, by pid, start time and GPU: each has an event.
+    recorded: BTreeSet<(u32, u64, DeviceId)>,
     trends: Kept,
     counters: Counters,
     /// The messages about groups that cannot be read. Each is printed once.
@@ -97,6 +100,7 @@ impl Default for Memory {
         Self {
             commands: Commands::new(PATIENCE),
             outside: Finder::new(PATIENCE),
+            recorded: BTreeSet::new(),
             trends: Kept::default(),
             counters: Counters::default(),
             told: BTreeSet::new(),
@@ -112,6 +116,25 @@ impl Memory {
             output::note(&text);
             self.told.insert(text);
         }
+    }
+
+    /// Records an event for each process that was not outside in the last round.
+    fn record_outside(&mut self, found: &[Outside]) {
+        let roots = Root::locate_all(&env).unwrap_or_default();
+        let mut now = BTreeSet::new();
+        for it in found {
+            let process = Identity {
+                start_time: SeenProcess::by_pid(it.pid).start_time().unwrap_or(0),
+                ..Identity::of_other(it.pid)
+            };
+            let key = (it.pid, process.start_time, it.gpu);
+            if !self.recorded.contains(&key) {
+                let bytes = it.bytes.unwrap_or(u64::MAX);
+                (roots.iter()).for_each(|root| root.record_outside(process, it.gpu, bytes));
+            }
+            now.insert(key);
+        }
+        self.recorded = now;
     }
 
     /// Prints the lines about users whose groups were left out, once for each user.
@@ -165,6 +188,7 @@ impl Reading {
         memory.tell_cut(cut);
         let round = reader.end(driver);
         let outside = memory.outside.known(driver);
+        memory.record_outside(outside.as_deref().unwrap_or_default());
         let gpus = snapshot::gpus(&round.groups, outside.as_deref(), driver);
         let now = Moment::from(time).unix_ms;
         let listed: Vec<DeviceId> = (gpus.iter())

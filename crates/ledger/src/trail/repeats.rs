@@ -40,7 +40,7 @@ impl EventKind {
     pub(super) const fn repeats(self) -> bool {
         match self {
             Self::Refusal | Self::Recovered | Self::Wait | Self::Granted | Self::High => true,
-            Self::Reap | Self::Kill | Self::Limits | Self::Oom => false,
+            Self::Reap | Self::Kill | Self::Limits | Self::Oom | Self::Outside => false,
             // Each has figures of its own, and a process is asked five times a second at most.
             Self::Asked | Self::Given => false,
             // The driver needs a third of a second for each.

@@ -344,26 +344,84 @@ fn check(answer: &str) {
     assert!(output.status.success() && silent, "{output:?}");
 }
 
+/// A server that answers on a socket.
+struct Socket<'a> {
+    world: &'a World,
+    _server: Running,
+}
+
+impl<'a> Socket<'a> {
+    fn new(world: &'a World) -> Self {
+        let mut command = world.bare(&controller());
+        let listen = format!("unix:{}", world.file("socket").display());
+        command
+            .args(["serve", "--listen", &listen])
+            .stderr(fs::File::create(world.file("serve.log")).expect("a log"));
+        let _server = Running(command.spawn().expect("started"));
+        let it = Self { world, _server };
+        assert!(eventually(|| it.read().is_some()), "it answers");
+        it
+    }
+
+    fn read(&self) -> Option<String> {
+        let stream = UnixStream::connect(self.world.file("socket")).ok()?;
+        ask(stream, "/metrics", "Host: localhost\r\n")
+    }
+}
+
 /// What docs/monitoring.md reads for the textfile collector of node_exporter.
 #[test]
 fn the_socket_gives_metrics_without_a_token() {
     let world = World::with(8 << 30, &[]);
     let _program = world.on_gpu();
-    let socket = world.file("socket");
-    let mut command = world.bare(&controller());
-    command
-        .args(["serve", "--listen", &format!("unix:{}", socket.display())])
-        .stderr(fs::File::create(world.file("serve.log")).expect("a log"));
-    let _server = Running(command.spawn().expect("started"));
-    let read = || {
-        ask(
-            UnixStream::connect(&socket).ok()?,
-            "/metrics",
-            "Host: localhost\r\n",
-        )
-    };
-    assert!(eventually(|| read().is_some()), "it answers");
-    let answer = read().expect("metrics");
+    let answer = Socket::new(&world).read().expect("metrics");
     assert!(answer.contains("gpulimit_memory_usage_bytes{group=\"world\""));
     check(&answer);
+}
+
+#[test]
+fn a_process_outside_gets_one_event() {
+    let world = World::with(8 << 30, &[]);
+    let _member = world.on_gpu();
+    let start = || {
+        let mut outsider = Session::start(world.bare(world::program()));
+        outsider.expect(&[("start", "0 0"), ("alloc a 100M", "0")]);
+        outsider
+    };
+    let first = start();
+    let server = Socket::new(&world);
+    let second = start();
+    let events = || -> Vec<Value> {
+        let mut command = world.bare(&controller());
+        command.args(["events", "--kind", "outside", "--json"]);
+        let said = text(&world::finish(command).stdout);
+        let event = |line| serde_json::from_str(line).expect("JSON");
+        said.lines().map(event).collect()
+    };
+    let pids = || -> Vec<Value> { events().iter().map(|it| it["pid"].clone()).collect() };
+    let both = [first.pid(), second.pid()].map(Value::from);
+    let are_recorded = || {
+        server.read();
+        pids() == both
+    };
+    assert!(eventually(are_recorded), "{:?}", events());
+    // A later round finds the first one again.
+    second.end();
+    let one = |answer: &str| {
+        let figure = |line: &str| {
+            line.starts_with("gpulimit_gpu_processes_outside{") && line.ends_with(" 1")
+        };
+        answer.lines().any(figure)
+    };
+    assert!(eventually(|| server
+        .read()
+        .is_some_and(|answer| one(&answer))));
+    let answer = server.read().expect("metrics");
+    assert_eq!(pids(), both);
+    let event = &events()[0];
+    assert_eq!(event["group"], Value::Null, "{event}");
+    assert!(event["bytes"].as_u64() >= Some(100 << 20), "{event}");
+    assert!(answer.contains("event=\"refusal\""), "{answer}");
+    assert!(!answer.contains("event=\"outside\""), "no group has them");
+    first.end();
 }
