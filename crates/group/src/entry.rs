@@ -97,13 +97,18 @@ pub fn job_key(above: &str, leaf: &str) -> u64 {
 }
 
 /// Returns the outermost job with a limit of its own among the groups `below` a group with the
-/// limit `max`: the names and limits, the outermost last. A limit above `max` counts as none.
+/// limit `max`: the names and limits, the outermost last. A limit above that of a group above it
+/// counts as none.
 pub fn job_of<'a>(
     below: impl DoubleEndedIterator<Item = (&'a str, u64)>,
     max: u64,
 ) -> Option<(&'a str, u64)> {
-    let mut outermost = below.rev();
-    outermost.find(|(name, own)| *own <= max && Kind::of(name) == Kind::Job)
+    let mut least = max;
+    below.rev().find(|(name, own)| {
+        let is_own = *own <= least && Kind::of(name) == Kind::Job;
+        least = least.min(*own);
+        is_own
+    })
 }
 
 impl Request<'_, '_> {
@@ -259,5 +264,25 @@ impl Idle for Trial<'_> {
 
     fn remove(&self) {
         self.slot.publish_idle(self.index, 0);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_above_that_of_a_group_above_it_counts_as_none() {
+        let job = |limits: [u64; 3]| {
+            let names = ["lab/a/run-1-1/run-2-2", "lab/a/run-1-1", "lab/a"];
+            job_of(names.into_iter().zip(limits), 6)
+        };
+        let none = u64::MAX;
+        assert_eq!(job([none, 3, 4]), Some(("lab/a/run-1-1", 3)));
+        assert_eq!(job([none, 5, none]), Some(("lab/a/run-1-1", 5)));
+        assert_eq!(job([none, 5, 4]), None);
+        assert_eq!(job([none, 7, none]), None);
+        assert_eq!(job([2, 5, 4]), Some(("lab/a/run-1-1/run-2-2", 2)));
+        assert_eq!(job([5, 5, 4]), None);
     }
 }

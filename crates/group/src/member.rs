@@ -872,9 +872,14 @@ impl Station {
 
     /// Returns the bytes of the device that are kept for other groups: by `min`, or for jobs.
     pub(super) fn kept(&self, index: DeviceIndex) -> u64 {
+        self.untaken(index)
+            .saturating_add(self.slot.rooms_of_others(index))
+    }
+
+    /// Returns the bytes of the device that `min` keeps for other groups.
+    pub(super) fn untaken(&self, index: DeviceIndex) -> u64 {
         let protected = self.protected.protection(&self.ledger);
-        let kept = protected.map_or(0, |it| it.untaken(&self.ledger, index, false));
-        kept.saturating_add(self.slot.rooms_of_others(index))
+        protected.map_or(0, |it| it.untaken(&self.ledger, index, false))
     }
 
     /// Returns the bytes that the child group with this key has charged above its protection;

@@ -4,13 +4,15 @@ use super::at_limit::Request;
 use super::look;
 use super::proven::Targets;
 use super::trail::happening;
-use super::{system_log, user};
+use super::{name, system_log, user};
 use gpulimit_base::identity::Identity;
 use gpulimit_base::order;
 use gpulimit_base::units::gib;
-use gpulimit_ledger::ProcessUsage;
-use gpulimit_ledger::{Cause, Details, DeviceIndex, EventKind, Happening, Holding, Ledger};
-use gpulimit_limits::Oom;
+use gpulimit_ledger::{
+    Cause, Details, DeviceIndex, EventKind, Happening, Holding, Ledger, ProcessUsage, Refused,
+    child_key,
+};
+use gpulimit_limits::{OnLimit, Oom, Options};
 use std::fmt;
 use std::fs;
 use std::io;
@@ -134,17 +136,58 @@ impl Request<'_, '_> {
         processes.retain(|process| process.alive);
         match oom {
             Oom::None => processes.clear(),
-            // With `oom=kill-largest` a process never kills itself. Its request is refused instead.
             Oom::KillLargest => {
                 order::sort_by(processes, |a, b| uses(a, index) > uses(b, index));
-                processes.truncate(1);
-                processes.retain(|one| uses(one, index) > 0 && one.identity.key() != own.key());
+                // A process never kills itself, nor a smaller one. Its request is refused instead.
+                let is_own = |one: &ProcessUsage| one.identity.key() == own.key();
+                processes.truncate(processes.iter().position(is_own).unwrap_or(processes.len()));
+                let gained = self.retain_useful(processes, level);
+                processes.truncate(if self.fits_without(level, gained) {
+                    1
+                } else {
+                    0
+                });
             }
             // Kill this process last, so that it can kill the other processes first.
             Oom::KillGroup => order::sort_by(processes, |a, b| {
                 a.identity.key() != own.key() && b.identity.key() == own.key()
             }),
         }
+    }
+
+    /// Leaves the processes whose end gives the group at `level` room, and returns how much all
+    /// give. What a child group protects stays kept for it when its processes end.
+    fn retain_useful(&self, processes: &mut Vec<ProcessUsage>, level: usize) -> u64 {
+        let (station, index) = (self.station(level), self.device.index[level]);
+        let (mut groups, mut gained) = (Vec::<(u64, u64)>::new(), 0u64);
+        processes.retain(|process| {
+            let child = name::upwards(&process.below).last().map_or(0, child_key);
+            let at = groups.iter().position(|(group, _)| *group == child);
+            let at = at.unwrap_or_else(|| {
+                groups.push((child, station.unprotected(index, child)));
+                groups.len() - 1
+            });
+            let gives = uses(process, index).min(groups[at].1);
+            groups[at].1 -= gives;
+            gained = gained.saturating_add(gives);
+            gives > 0
+        });
+        gained
+    }
+
+    /// Returns whether the request fits into the group at `level`, and into those above it that
+    /// would refuse it at once, if these bytes of the group are given back.
+    fn fits_without(&self, level: usize, bytes: u64) -> bool {
+        (level..self.member.levels.len()).all(|at| {
+            let (Options { on_limit, oom, .. }, station) = (self.options(at), self.station(at));
+            let Refused { charged, max, .. } = self.refused_at(at);
+            let kept = station.untaken(self.device.index[at]);
+            let needed = (charged.saturating_sub(bytes))
+                .saturating_add(kept)
+                .saturating_add(self.bytes);
+            let refuses = at == level || (on_limit, oom) == (OnLimit::Fail, Oom::None);
+            !refuses || needed <= max
+        })
     }
 
     /// Reports that these processes are about to be killed. This comes first, because this process

@@ -378,6 +378,54 @@ fn kill_largest_refuses_the_largest_process_itself() {
     world.judge_end(cap);
 }
 
+/// What `min` keeps for a child group stays kept when its processes end, so their end is no help.
+#[test]
+fn kill_largest_kills_only_processes_whose_end_helps() {
+    let cap = 3 * CONTEXT + 600 * MIB;
+    let world = World::new(cap);
+    world.settings(&["oom=kill-largest"]);
+    world.below("kept", &[&format!("min={}", CONTEXT + 400 * MIB)]);
+    let (mut kept, mut small, mut other) =
+        (world.on_gpu_in("kept"), world.on_gpu(), world.on_gpu());
+    kept.expect(&[("alloc a 300M", "0")]);
+    small.expect(&[("alloc a 100M", "0")]);
+    // Too much even after the end of all others, of which that of `kept` gives nothing.
+    let too_much = format!("alloc b {}", CONTEXT + 250 * MIB);
+    other.expect(&[(&too_much, "2")]);
+    assert_eq!(world.events(EventKind::Kill).len(), 0);
+    other.expect(&[("alloc b 250M", "0")]);
+    let killed = world.events(EventKind::Kill);
+    assert_eq!(killed.len(), 1);
+    assert_eq!(killed[0].what.process.pid, small.pid());
+    kept.expect(&[("alloc b 10M", "0")]);
+    world.judge(cap);
+    drop((kept, small, other));
+    world.judge_end(cap);
+}
+
+#[test]
+fn kill_largest_kills_nobody_if_a_group_above_refuses_all_the_same() {
+    let cap = 3 * CONTEXT + 600 * MIB;
+    let world = World::new(cap);
+    let max = format!("max={}", 2 * CONTEXT + 400 * MIB);
+    world.below("job", &[&max, "oom=kill-largest"]);
+    let mut outsider = world.on_gpu();
+    let (mut largest, mut other) = (world.on_gpu_in("job"), world.on_gpu_in("job"));
+    outsider.expect(&[("alloc a 400M", "0")]);
+    largest.expect(&[("alloc a 150M", "0")]);
+    let request = format!("alloc b {}", CONTEXT + 300 * MIB);
+    other.expect(&[(&request, "2")]);
+    largest.expect(&[("alloc b 10M", "0")]);
+    // With room above, the same request has the largest killed.
+    outsider.expect(&[("free a", "0")]);
+    other.expect(&[(&request, "0")]);
+    world.judge(cap);
+    let (status, _) = largest.end();
+    assert!(!status.success());
+    drop((outsider, other));
+    world.judge_end(cap);
+}
+
 /// The event and the message name the asking process and the killed ones before any is killed,
 /// since the asking process is among them.
 #[test]
