@@ -316,6 +316,8 @@ fn record(group: &Group, ledger: &Ledger, changes: &Changes, now: &LimitSet) {
         max,
     };
     group.record(ledger, &happening, Details::default());
+    // What they charge can depend on the limits (`count_context`).
+    ledger.call_members();
 }
 
 /// Returns a warning for each GPU on which the usage is above the new limit.

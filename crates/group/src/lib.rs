@@ -192,22 +192,32 @@ impl Group {
         if before || now.protects() {
             self.notify_parent();
         }
-        if self.kind() == Kind::Job {
-            self.bound_rooms();
-        }
+        self.bound_rooms();
         Ok(now)
     }
 
-    /// Lowers what the groups above keep for this job to its limits. Without write access, they
-    /// keep it until the job ends.
+    /// Lowers what the groups above keep for this job, or for the jobs below this group, to the
+    /// group's limits. Without write access, they keep it until the job ends.
     fn bound_rooms(&self) {
         let Ok(limits) = self.limits() else {
             return;
         };
         let max = |device: &DeviceEntry| limits.bounds(&device.id, device.capacity).max;
+        let root = Root {
+            path: self.root.clone(),
+        };
+        let below = root
+            .list(Some(self))
+            .map_or(Vec::new(), |listing| listing.groups);
+        let jobs = || {
+            below
+                .iter()
+                .chain([self])
+                .filter(|group| group.kind() == Kind::Job)
+        };
         for above in self.upwards().skip(1) {
             if let Ok(ledger) = Ledger::open(&above.ledger_path()) {
-                ledger.bound_rooms(child_key(&self.name), max);
+                jobs().for_each(|job| ledger.bound_rooms(child_key(&job.name), max));
             }
         }
     }

@@ -359,8 +359,15 @@ impl Ledger {
             return false;
         }
         signals.asked_at.store(now, Ordering::Relaxed);
-        signals.asked.fetch_add(1, Ordering::Relaxed);
+        self.call_members();
         true
+    }
+
+    /// Asks members as [`Self::ask_members`] does, however often they were asked.
+    pub fn call_members(&self) {
+        if self.map.writable() {
+            self.signals().asked.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Returns whether a process may be waiting for memory of this group. Costs one load.

@@ -13,7 +13,7 @@
 //! - A small allocation in an exported block is removed before the call too. Another process keeps
 //!   the old block alive, while the driver may reuse the address in a new block.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
@@ -116,6 +116,9 @@ pub struct Blocks {
     shards: Box<[Shard]>,
     /// Whether this process has ever exported an allocation to other processes.
     has_exports: AtomicBool,
+    /// The lowest and the highest block so far.
+    lowest: AtomicU64,
+    highest: AtomicU64,
 }
 
 impl Default for Blocks {
@@ -123,6 +126,8 @@ impl Default for Blocks {
         Blocks {
             shards: (0..SHARDS).map(|_| Shard::default()).collect(),
             has_exports: AtomicBool::new(false),
+            lowest: AtomicU64::new(u64::MAX),
+            highest: AtomicU64::new(0),
         }
     }
 }
@@ -130,6 +135,26 @@ impl Default for Blocks {
 impl Blocks {
     fn shard(&self, block: u64) -> &Shard {
         &self.shards[(block % SHARDS as u64) as usize]
+    }
+
+    /// Returns whether `address` lies between addresses that this process has had. Pools have
+    /// addresses of their own, at least on NVIDIA's driver.
+    #[inline(always)]
+    pub fn may_have(&self, address: DevicePtr) -> bool {
+        let block = address / BLOCK;
+        self.lowest.load(Ordering::Relaxed) <= block
+            && block <= self.highest.load(Ordering::Relaxed)
+    }
+
+    /// Notes the address of a block for [`Blocks::may_have`].
+    #[inline(always)]
+    fn note(&self, block: u64) {
+        if block < self.lowest.load(Ordering::Relaxed) {
+            self.lowest.fetch_min(block, Ordering::Relaxed);
+        }
+        if block > self.highest.load(Ordering::Relaxed) {
+            self.highest.fetch_max(block, Ordering::Relaxed);
+        }
     }
 
     /// Records a small allocation at `address`. Returns true for the first in its block. `context`
@@ -154,6 +179,7 @@ impl Blocks {
             if let Some(context) = known {
                 let empty = Block::empty(device, context);
                 shard.insert(block, Block { small: 1, ..empty });
+                self.note(block);
                 return true;
             }
             // No lock is held while the driver is asked for the context.
@@ -282,6 +308,7 @@ impl Blocks {
     /// Records a large allocation at `address`.
     pub fn enter_large(&self, address: DevicePtr, large: Large) {
         let block = address / BLOCK;
+        self.note(block);
         let mut shard = self.shard(block).lock();
         shard
             .entry(block)

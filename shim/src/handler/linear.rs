@@ -376,6 +376,55 @@ fn leave_small(call: Call, dptr: DevicePtr, mark: u64, status: Status) {
     }
 }
 
+/// `cuMemFreeAsync` of a large allocation of `cuMemAlloc`, which the driver keeps until a
+/// synchronise call (measured). Returns `None` for other addresses.
+#[cold]
+pub fn free_later(call: Call, dptr: DevicePtr, real: &dyn Real) -> Option<Status> {
+    let blocks = &call.process.blocks;
+    let taken = (dptr.is_multiple_of(BLOCK)).then(|| blocks.take_large(dptr))??;
+    let device = call.process.device(taken.device).ok()?;
+    device.book.remove(Category::Linear, taken.bytes());
+    let before = (taken.exports > 0).then(|| device.hidden()).flatten();
+    let status = real.call();
+    if status == SUCCESS {
+        let_go(device, taken.bytes(), taken.exports, before);
+    } else {
+        blocks.enter_large(dptr, taken);
+        device.book.add(Category::Linear, taken.bytes());
+    }
+    Some(status)
+}
+
+/// Forgets a small allocation of `cuMemAlloc` that `cuMemFreeAsync` has freed.
+#[cold]
+pub fn leave_small_later(call: Call, dptr: DevicePtr) {
+    let blocks = &call.process.blocks;
+    let (device, exports) = match blocks.take_shared(dptr) {
+        Some(taken) if taken.last => (taken.device, taken.exports),
+        Some(_) => return,
+        None => match blocks.leave_small(dptr) {
+            Departure::Emptied(device) => (device, 0),
+            Departure::Held | Departure::Unknown => return,
+        },
+    };
+    if let Ok(device) = call.process.device(device) {
+        device.book.remove(Category::Linear, BLOCK);
+        let_go(device, BLOCK, exports, None);
+    }
+}
+
+fn let_go(device: &'static Device, bytes: u64, exports: u32, before: Option<u64>) {
+    match exports {
+        0 => device.let_go(bytes),
+        _ => {
+            let shared = Obstacle::SharedMemory;
+            device.process().end_obstacle(shared, exports.into());
+            device.part_with(bytes, bytes, before);
+            device.let_go(0);
+        }
+    }
+}
+
 /// Keeps a block without allocations as a spare block, or uncharges it.
 #[inline(never)]
 fn empty_block(call: Call, device: Ordinal, mark: u64) {

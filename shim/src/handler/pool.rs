@@ -22,6 +22,7 @@ use crate::driver::cuda;
 use crate::fault;
 use crate::handler::Call;
 use crate::handler::aside::{self, Aside, attempt};
+use crate::handler::linear;
 use crate::handler::stream::{await_work, capturing, own_stream};
 
 /// `cuMemAllocAsync`: Charges the most by which the stream's pool can grow, in steps of 32 MiB.
@@ -447,17 +448,24 @@ fn take_back(
 }
 
 /// `cuMemFreeAsync`: Uncharges nothing, because the pool keeps the memory. The hook of a later
-/// synchronise call uncharges shrunk pools.
+/// synchronise call uncharges shrunk pools, and memory of `cuMemAlloc` that was freed here.
 pub fn free(
     call: Call,
     real: impl Fn(DevicePtr, Stream) -> Status,
     dptr: DevicePtr,
     stream: Stream,
 ) -> Status {
+    let may_be_linear = call.process.blocks.may_have(dptr);
+    if may_be_linear && let Some(status) = linear::free_later(call, dptr, &|| real(dptr, stream)) {
+        return status;
+    }
     let lent = call.process.pools.lent.take(dptr);
     let status = real(dptr, stream);
     if status == SUCCESS {
         call.process.pools.touch();
+        if may_be_linear {
+            linear::leave_small_later(call, dptr);
+        }
     }
     if let Some(pool) = lent
         && (status != SUCCESS || capturing(call.symbol, stream))

@@ -16,7 +16,7 @@ use crate::driver::{Driver, driver};
 use crate::machine::BLOCK;
 use crate::space::{Entry, Gaps, Use, space};
 use crate::work::{self, Name, Queue};
-use crate::{Outcome, Status, checkpoint};
+use crate::{Outcome, Status, blocks, checkpoint};
 
 /// A memory pool grows in steps of this many bytes (measured).
 pub const STEP: u64 = 32 << 20;
@@ -299,9 +299,11 @@ impl Pool {
         Ok(())
     }
 
-    /// Trims the pools of a GPU to their release thresholds, as a synchronising driver call does.
+    /// Trims the pools of a GPU to their release thresholds, and ends what `cuMemFreeAsync` has begun,
+    /// as a synchronising driver call does.
     pub fn synchronize_all(device: usize) {
         let Ok(driver) = driver() else { return };
+        blocks::synchronize(device);
         for pool in Pool::on(device) {
             let mut state = pool.state();
             // A destroyed pool without live pointers gives back everything.

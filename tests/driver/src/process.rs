@@ -262,7 +262,8 @@ fn birth() -> u64 {
     (ns >> 8).wrapping_add(COUNTER.fetch_add(1, Relaxed)) & 0xffff_ffff
 }
 
-/// Maps the file, so that its locks stay. Forked children do not inherit the mapping.
+/// Maps the file, so that its locks stay. A forked child inherits the mapping, and keeps the memory
+/// of its parent until it ends or runs another program, as with NVIDIA's driver.
 fn keep(file: &File) -> io::Result<()> {
     // SAFETY: a new mapping, which is never dereferenced.
     unsafe {
@@ -274,7 +275,7 @@ fn keep(file: &File) -> io::Result<()> {
             file.as_raw_fd(),
             0,
         );
-        if page == libc::MAP_FAILED || libc::madvise(page, 4096, libc::MADV_DONTFORK) != 0 {
+        if page == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
     }

@@ -103,6 +103,21 @@ impl Device {
         }
     }
 
+    /// Counts charged bytes as the driver's own that the program has freed, and that the driver gives
+    /// back at a later synchronise call, which measures again.
+    pub fn let_go(&self, bytes: u64) {
+        let (part, book) = (&self.driver_part, &self.book);
+        let before = part.used();
+        book.add_idle(bytes);
+        part.keep(book, bytes);
+        if self.measure().is_none() {
+            self.assume(if self.is_unlisted() { 0 } else { bytes as i64 });
+        }
+        let pools = &self.process.pools;
+        pools.note_left_in_use(part.used().saturating_sub(before));
+        pools.touch();
+    }
+
     /// Changes the recorded size of the driver's own memory, where NVML gives no figure. The change
     /// belongs to the newest context.
     pub fn assume(&self, change: i64) {

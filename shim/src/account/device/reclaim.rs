@@ -15,6 +15,8 @@ impl Device {
     /// and uncharges unused bytes, unless `low` or `min` protects the group.
     pub fn give_back_unused(&self) {
         self.restore();
+        // The group may have begun or ceased to count contexts.
+        self.assume(0);
         if !self.book.member.is_low(&self.book.device) {
             self.reclaim(true);
         }
@@ -29,7 +31,9 @@ impl Device {
     /// bytes.
     fn reclaim(&self, trim: bool) -> bool {
         // The charge of calls that were not measured is an estimate, which may be too high.
-        let is_due = self.is_inexact() || self.driver_part.has_deferred();
+        let is_due = self.is_inexact()
+            || self.driver_part.has_deferred()
+            || self.process.pools.left_in_use() > 0;
         let measured = is_due && self.measure().is_some();
         let orphans = self.settle_orphans();
         let spares = self.release_spares();

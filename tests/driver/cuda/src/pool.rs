@@ -58,7 +58,7 @@ pub fn free(dptr: u64, handle: usize, twin: bool) -> Outcome<()> {
     driver()?;
     match Stream::from_handle(handle)? {
         Some(stream) if stream.captures()? => capture::free(stream, dptr),
-        _ => blocks::free(dptr, Name { handle, twin }),
+        _ => blocks::free_async(dptr, Name { handle, twin }),
     }
 }
 

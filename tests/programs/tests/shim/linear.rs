@@ -278,6 +278,34 @@ fn the_32_bit_functions_are_charged() {
     world.judge_end(cap);
 }
 
+/// `cuMemFreeAsync` takes memory of `cuMemAlloc`, too. The driver keeps it until a synchronise call.
+#[test]
+fn linear_memory_freed_in_a_stream_is_charged_until_the_driver_gives_it_back() {
+    let cap = CONTEXT + 1000 * MIB;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    for (bytes, held) in [("600M", 600 * MIB), ("1000", 2 * MIB)] {
+        let allocate = format!("alloc a {bytes}");
+        program.expect(&[(&allocate, "0"), ("free-async a", "0")]);
+        assert_eq!(world.machine().used(), CONTEXT + held);
+        program.expect(&[("alloc b 998M", "2")]);
+        world.judge(cap);
+        program.expect(&[("sync", "0")]);
+        assert_eq!(world.machine().used(), CONTEXT);
+        world.judge(cap);
+        program.expect(&[("alloc b 990M", "0"), ("free b", "0")]);
+    }
+    // The driver refuses managed memory, which stays.
+    program.expect(&[("managed m 400M", "0"), ("free-async m", "801")]);
+    program.expect(&[
+        ("alloc b 700M", "2"),
+        ("free m", "0"),
+        ("alloc b 990M", "0"),
+    ]);
+    program.end();
+    world.judge_end(cap);
+}
+
 /// Memory that the driver has given and the library has not recorded yet looks to another thread's
 /// measurement like the driver's own.
 #[test]

@@ -1,6 +1,6 @@
 //! Limits that change while programs run.
 
-use gpulimit_programs::world::{MIB, World};
+use gpulimit_programs::world::{self, CONTEXT, MIB, World};
 use gpulimit_support::wait_until;
 
 #[test]
@@ -114,4 +114,29 @@ fn a_request_waiting_for_a_dead_process_sees_a_changed_limit() {
         world.machine().used() > 3000 * MIB,
         "the dead program's memory is already free"
     );
+}
+
+#[test]
+fn contexts_of_running_programs_begin_and_cease_to_count() {
+    let cap = CONTEXT + 400 * MIB;
+    let world = World::new(cap);
+    let mut program = world.on_gpu();
+    let set = |value: &str| {
+        let mut command = world.bare(&world::controller());
+        command.args(["set", "world", &format!("count_context={value}")]);
+        let output = world::finish(command);
+        assert!(output.status.success(), "{output:?}");
+    };
+    program.expect(&[("alloc a 300M", "0"), ("alloc b 500M", "2")]);
+    set("no");
+    program.expect(&[("alloc b 500M", "0")]);
+    // The last is what the driver may still take.
+    let charged = world.usage(0).charged;
+    assert!((800 * MIB..=804 * MIB).contains(&charged), "{charged}");
+    // Together with the context that is more than the limit, so that nothing more fits.
+    set("yes");
+    program.expect(&[("alloc c 10M", "2"), ("free b", "0"), ("alloc c 10M", "0")]);
+    world.judge(cap + 800 * MIB);
+    program.end();
+    world.judge_end(cap + 800 * MIB);
 }

@@ -257,6 +257,22 @@ fn a_job_whose_limit_is_lowered_keeps_and_needs_no_more() {
     world.judge_end(CAP);
 }
 
+#[test]
+fn a_job_keeps_no_more_than_the_lowered_limit_of_a_group_above_it() {
+    let world = queue(CAP);
+    world.below("a", &[]);
+    world.below("a/run-1-1", &["max=3G"]);
+    let first = world.on_gpu_in("a/run-1-1");
+    let mut other = world.on_gpu();
+    other.tell("alloc b 1G");
+    other.waits_on();
+    set_max(&world, "a", "2G");
+    assert_eq!(other.answer(), "0");
+    first.end_quietly();
+    other.end_quietly();
+    world.judge_end(CAP);
+}
+
 /// Returns what `show` says that a group can still get.
 fn free_of(world: &World, group: &str) -> Option<u64> {
     let shown = finish(controller(world, &["show", group, "--json"]));
