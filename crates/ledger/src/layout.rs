@@ -36,6 +36,8 @@ pub(super) const LINE_DEVICES: usize = 4;
 pub(super) const BLOCKS: usize = MAX_DEVICES / LINE_DEVICES;
 /// Number of periods of which a slot keeps the owner's smallest charge.
 pub(super) const FLOORS: usize = 12;
+/// The words for the floors of the devices of a line.
+pub(super) type Floors = [[AtomicU64; FLOORS]; LINE_DEVICES];
 /// Length of the name of the owner's program in a slot, in 64-bit words.
 pub(super) const COMMAND_WORDS: usize = 8;
 /// Length of the name of the owner's group in a slot, in 64-bit words.
@@ -360,7 +362,7 @@ pub(super) struct SlotPage {
     spare_low: [AtomicU64; 3],
     pub gate: Gate,
     /// The smallest charges of the last hour, by device and time: see `floors`.
-    pub floors: [[AtomicU64; FLOORS]; LINE_DEVICES],
+    pub floors: Floors,
     pub stats: [DeviceStats; MAX_DEVICES],
 }
 

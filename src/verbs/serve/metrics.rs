@@ -163,8 +163,8 @@ metrics! {
     };
     /// The events of the group by kind, without those of the groups below.
     "gpulimit_events_total": Groups(group, out) => {
-        for (kind, count) in EventKind::ALL.iter().zip(group.ledger.events.iter().flatten()) {
-            out.put(&[("event", kind.name())], count);
+        for ((_, name), count) in EventKind::ALL.iter().zip(group.ledger.events.iter().flatten()) {
+            out.put(&[("event", name)], count);
         }
     };
     /// The time in which at least one request waited, since the server first saw the group.
