@@ -456,7 +456,9 @@ pub(super) struct TrailEntry {
     /// The end of the name of the process's own group below the group of the event, padded with
     /// zeros.
     pub home: [AtomicU64; TRAIL_GROUP_WORDS],
-    spare: [AtomicU64; 19],
+    /// See [`super::Details::takes`].
+    pub takes: AtomicU64,
+    spare: [AtomicU64; 18],
 }
 
 /// The events of a group and of the groups below it. A group that keeps no history has no trail.
